@@ -25,16 +25,16 @@ class SourceCounts:
     counted as the accepted ones.
 
     Attributes:
-        target_steps: rows that emitted tokens, once per row and engine step, counted for the source of the row's first
-            token.
+        target_steps: rows that emitted tokens for a client, once per row and engine step, counted for the source of
+            the row's first token.
         proposed: tokens proposed for verification, after trimming; these are the "drafted" of `acceptance_rate`.
-        verified: proposed tokens that went through the target.
+        verified: proposed tokens that went through the target, up to the request's end.
         tested: verified tokens that were decided: the accepted ones and the rejected one.  Verified tokens after a
             rejection are not decided.
         accepted: tested tokens that were kept, bonus excluded.
         cut_by_grammar: proposed tokens that a grammar removed before verification.
-        emitted: tokens appended to requests, bonus and recovered tokens included, attributed like `target_steps`.
-        after_stop: emitted tokens after a stop, which no client sees.
+        emitted: tokens that reach clients, bonus and recovered tokens included, attributed like `target_steps`.
+        after_stop: tokens after a stop, which no client sees and `emitted` leaves out, attributed likewise.
         verified_at, tested_at, accepted_at: the same counts by position in the draft, up to the longest draft.  For
             trees, only `accepted_at` is meaningful, by depth.
     """
@@ -63,7 +63,7 @@ class SourceCounts:
 
     @property
     def never_verified(self) -> int:
-        """Draft tokens that the engine dropped for its own reasons, for example because the request finished first."""
+        """Draft tokens that the engine dropped for its own reasons, most often because the request ended first."""
         return self.proposed - self.verified - self.cut_by_grammar
 
     @property
@@ -229,11 +229,12 @@ class SpecMetrics:
     def record_on_host(self, num_rows: int, after_stop: int = 0) -> None:
         """Count rows that emitted one token each in a step without drafts, without using the device (host).
 
-        Engines that know these numbers on the host call this in place of `record`; `after_stop` of the tokens came
-        after a stop.
+        Engines that know these numbers on the host call this in place of `record`; `after_stop` of the rows had ended
+        before the step.
         """
         rows, emitted, after = self._host_counts
-        self._host_counts = rows + num_rows, emitted + num_rows, after + after_stop
+        live = num_rows - after_stop
+        self._host_counts = rows + live, emitted + live, after + after_stop
 
     def _record_tokens(self, bucket: Tensor, verdict: Verdict, tested: Tensor) -> None:
         """Count every draft position once: by `bucket` [B, N], position, and the stage that it reached."""
@@ -278,7 +279,8 @@ class SpecMetrics:
 
 def _row_counts(verdict: Verdict, dim: int) -> Tensor:
     """Stack the figures of `_ROW_COUNTS`."""
-    return torch.stack((verdict.emitted > 0, verdict.emitted, verdict.after_stop), dim)
+    seen = verdict.emitted - verdict.after_stop
+    return torch.stack((seen > 0, seen, verdict.after_stop), dim)
 
 
 def _ratio(part: int, whole: int) -> float | None:

@@ -82,8 +82,8 @@ class PaddedPlanner(Planner):
     def observe(self, report: StepReport) -> None:
         """Learn from a step's results and cost."""
         self._acceptance.observe(report)
-        if report.requests:
-            self._emitted += (1.0 + report.accepted / report.requests - self._emitted) / _EMITTED_STEPS
+        if report.batch_size:
+            self._emitted += (1.0 + report.accepted / report.batch_size - self._emitted) / _EMITTED_STEPS
         if report.cost is not None:
             self._costs.observe(report.cost)
 

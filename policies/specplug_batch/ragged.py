@@ -87,7 +87,7 @@ class RaggedPlanner(Planner):
         if self._learns and report.step == EARLY:
             self._gains.forget()  # the first prices were those of assumed costs
         cost = max(float(np.interp(verified / requests, *self._curve)), 1.0)  # no draft makes a step cheaper
-        self._gains.observe(requests, tokens, cost)
+        self._gains.observe(report.batch_size, tokens, cost, requests / report.batch_size)
         if not self._is_on:
             self._is_hopeful = tokens > cost
             if self._is_hopeful:

@@ -182,7 +182,7 @@ def _row(measured: Sequence[Measured], first_look: int | None) -> Row:
         on=_side(on),
         throughput=ratio([math.log(_throughput(b) / _throughput(a)) for a, b in pairs], LEVEL / 2**looked),
         time_per_token=_speed_ratio([(_ms_per_token([a]), _ms_per_token([b])) for a, b in pairs]),
-        tokens_per_step=(counts["emitted"] - counts["after_stop"]) / steps if steps else None,
+        tokens_per_step=counts["emitted"] / steps if steps else None,
         acceptance_rate=counts["accepted"] / drafted if drafted else None,
         pairs=len(pairs),
     )

@@ -14,7 +14,7 @@ from specplug.bench.prompts import Mode, Prompt
 from specplug.errors import EngineError, describe
 from specplug.operator.status import counting
 
-COUNTS = ("target_steps", "proposed", "accepted", "emitted", "after_stop")
+COUNTS = ("target_steps", "proposed", "accepted", "emitted")
 """Counters of `/specplug/status` from which a block's tokens per step are computed."""
 
 

@@ -210,8 +210,26 @@ def test_tokens_behind_a_stop_are_counted_and_dropped(make_engine):
     [output] = engine.generate([GenerateRequest(prompt=PROMPT, params=params, request_id="mine")])
     assert output.token_ids == (10, 11, 12)
     total = engine.metrics.snapshot().total
-    assert (total.proposed, total.accepted, total.emitted, total.after_stop) == (6, 6, 7, 4)
+    assert (total.proposed, total.accepted, total.emitted, total.after_stop) == (6, 2, 3, 4)
+    assert total.tau == len(output.token_ids) / output.steps == 3
+    assert (output.verified, output.accepted) == (2, 2)
     assert Recorder.newest.after_stop == 4
+
+
+def test_tau_is_what_clients_receive_by_steps(make_engine, monkeypatch):
+    """Answers of 3 tokens and the end of sequence, drafted with 12 further tokens; policies learn from the same."""
+    answer, reports = [10, 11, 12, EOS], []
+    monkeypatch.setattr("specplug_fixed.policy.ConstantGamma.observe", lambda _, report: reports.append(report))
+    engine = make_engine(proposer="oracle", num_speculative_tokens=16, policy="fixed")
+    Oracle.answers = {f"request-{index}": [*answer, *range(20, 32)] for index in range(50)}
+    params = {"max_tokens": 40, "allowed_tokens": _only([*answer, *range(20, 32)])}
+    outputs = engine.generate(requests_of([PROMPT] * 50, **params))
+    assert {output.token_ids for output in outputs} == {tuple(answer)}
+    total = engine.metrics.snapshot().total
+    assert total.tau == sum(len(output.token_ids) for output in outputs) / sum(output.steps for output in outputs)
+    assert (total.emitted, total.after_stop > 0, total.rejected) == (50 * 4, True, 0)
+    received = sum(report.requests + report.accepted for report in reports)
+    assert received == total.emitted
 
 
 def test_skipped_tokens_do_not_stall_the_stream():

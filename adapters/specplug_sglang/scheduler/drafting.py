@@ -36,6 +36,7 @@ from specplug_sglang.scheduler.drafts import Decoding, Drafts
 from specplug_sglang.scheduler.grammar import Grammars
 from specplug_sglang.scheduler.rows import Rows
 from specplug_sglang.scheduler.stream_drafts import StreamDrafts
+from specplug_sglang.scheduler.unsettled import Unsettled
 from specplug_sglang.verification.captured import least_captured
 from specplug_sglang.verification.table import TokenTable
 
@@ -106,6 +107,7 @@ class Drafting:
         self.arrivals = Arrivals(self.allocator, self._describe, self.table.write, self._forget)
         self._rows: Rows | None = None
         self._launched: deque[_Launched] = deque()
+        self._unsettled: Unsettled | None = None
         self._began, self._prefills = 0.0, False
         self._scheduler: weakref.ref[Any] | None = None
 
@@ -147,6 +149,7 @@ class Drafting:
         SGLang has waited for the step's results by then, and the draft lengths were copied to the host before them.
         """
         ended = perf_counter()
+        self._settle()
         if not self._launched:
             return
         step, reqs, lengths, completed = self._launched.popleft()
@@ -160,8 +163,13 @@ class Drafting:
             return
         if completed is not None and self.drafts is not None:
             self.drafts.count_grammars(completed, lengths, accepted)
-        names = [req.rid for req in reqs]
-        self.step_planner.finish(step, [*zip(names, lengths.tolist(), accepted, strict=True)], ended)
+        self._unsettled = Unsettled.of(step, ended, reqs, lengths.tolist(), accepted)
+
+    def _settle(self) -> None:
+        """Report the newest verified step to the planner, as its ends are known by now."""
+        step, self._unsettled = self._unsettled, None
+        if step is not None:
+            self.step_planner.finish(step.launched, step.fates(step.received()), step.ended)
 
     # -- one step ------------------------------------------------------------------------------------------------
 
@@ -179,6 +187,7 @@ class Drafting:
     def plan(self, reqs: Sequence[Any]) -> int:
         """Plan a decode step and return its draft length, which covers the longest row."""
         self._began = perf_counter()
+        self._settle()
         if self._rows is None or not self._rows.hold(self.allocator, reqs):
             self.arrivals.admit(reqs)
             self._rows = Rows(self.allocator, reqs, self.device)
@@ -263,6 +272,7 @@ class Drafting:
         return replace(described, tokens=text) if isinstance(self.drafts, StreamDrafts) else described
 
     def _forget(self, rid: str) -> None:
+        self._settle()
         self.step_planner.forget([rid])
 
     def _queue(self) -> Sequence[Any]:

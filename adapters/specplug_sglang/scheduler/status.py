@@ -54,6 +54,7 @@ def scheduler_status(scheduler: Any) -> dict[str, Any]:
     drafting = scheduler.draft_worker.drafting
     step_planner, caps, drafter = drafting.step_planner, drafting.caps, {}
     if isinstance(drafting, EngineDrafting):
+        drafting.settle()
         counted = drafting.counts.snapshot({})
         drafter = {"engine_drafter": drafting.method, "metrics": _with_lossy(counted)}
     return {

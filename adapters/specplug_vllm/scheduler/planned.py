@@ -15,7 +15,7 @@ from typing import Any
 from specplug.errors import EngineError
 from specplug.interfaces import PluginContext
 from specplug.requests import wire
-from specplug.runtime.step_planner import UNREPORTED, Bounds, Fate, Launched, StepPlanner
+from specplug.runtime.step_planner import UNREPORTED, Bounds, Fate, Launched, StepPlanner, until_stop
 from specplug.types.caps import DraftLengthChange
 from specplug.types.plan import StepPlan
 from specplug_vllm import seams, step_metadata
@@ -77,12 +77,21 @@ class Planned:
         )
         if costs := step_metadata.profiled(model_runner_output):
             self.step_planner.stage.calibrate(costs)
+        fates = self._settled(outputs)
         if self._launched:
             step, admitted = self._launched.popleft(), step_metadata.admitted(model_runner_output)
-            self.step_planner.finish(step if admitted is None else step.drafting(admitted), self._fates, ended)
-        if self._fates:
-            self._fates = []
+            self.step_planner.finish(step if admitted is None else step.drafting(admitted), fates, ended)
         return outputs
+
+    def _settled(self, outputs: Any) -> list[Fate]:
+        """Return the fates of a step's drafts up to the ends of their requests, once vLLM's `outputs` are known."""
+        fates = self._fates
+        if not fates:
+            return fates
+        self._fates = []
+        sent = [each for of_client in outputs.values() for each in of_client.outputs]
+        ended = {each.request_id: len(each.new_token_ids) for each in sent if each.finish_reason is not None}
+        return [until_stop(fate, ended.get(fate[0], fate[2] + 1)) for fate in fates] if ended else fates
 
     def make_spec_decoding_stats(self, *args: Any, **kwargs: Any) -> Any:
         """Record how many draft tokens of one request were accepted."""

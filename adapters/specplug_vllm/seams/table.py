@@ -107,6 +107,8 @@ _SCHEDULER = (
         "scheduler",
         named="num_accepted_tokens num_draft_tokens request_id",
     ),
+    seam("vllm.v1.engine:EngineCoreOutput", "scheduler", holds="finish_reason new_token_ids request_id"),
+    seam("vllm.v1.engine:EngineCoreOutputs", "scheduler", holds="outputs"),
     seam("vllm.v1.core.sched.scheduler:Scheduler.update_draft_token_ids", "scheduler", takes="draft_token_ids"),
     seam("vllm.v1.outputs:DraftTokenIds", "scheduler", holds="draft_token_ids req_ids"),
     seam(
