@@ -79,7 +79,8 @@ class Planned:
             self.step_planner.stage.calibrate(costs)
         if self._launched:
             step, admitted = self._launched.popleft(), step_metadata.admitted(model_runner_output)
-            self.step_planner.finish(step if admitted is None else step.drafting(admitted), self._fates, ended)
+            step = step if admitted is None else step.drafting(admitted)
+            self.step_planner.finish(step, self._fates, ended, late=step_metadata.late(model_runner_output))
         if self._fates:
             self._fates = []
         return outputs
