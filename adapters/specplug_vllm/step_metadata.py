@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
@@ -13,6 +13,7 @@ from specplug.types.request import EngineEventKind
 from specplug.types.verdict import Forced, Outcome
 
 _ATTRIBUTE, _ADMITTED, _PROFILED = "specplug_metadata", "specplug_admitted", "specplug_profiled"
+_LATE = "specplug_late"
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +103,17 @@ def profiled(output: Any) -> tuple[StepCost, ...]:
     """Return the step costs that a runner's output brings; () with most."""
     found: tuple[StepCost, ...] = getattr(output, _PROFILED, ())
     return found
+
+
+def state_late(output: Any, rows: Iterable[str] | None) -> None:
+    """Attach to a runner's output the requests that could not draft for the step, to be read once it has ended."""
+    if rows is not None:
+        setattr(output, _LATE, rows)
+
+
+def late(output: Any) -> tuple[str, ...]:
+    """Return the requests that could not draft for a step; see `specplug.runtime.late_rows`."""
+    return tuple(getattr(output, _LATE, ()))
 
 
 def drafts_nothing(scheduler_output: Any) -> bool:

@@ -6,6 +6,7 @@ import numpy as np
 import numpy.typing as npt
 
 from specplug.types.plan import StepReport
+from specplug_batch.gains import kept_share
 
 Array = npt.NDArray[np.float64]
 
@@ -14,9 +15,6 @@ _FIRST_RATE = 0.6
 
 _PRIOR_ROWS = 4.0
 """Rows that the assumed acceptance counts as much as."""
-
-_MEMORY_STEPS, _MEMORY_ROWS = 48.0, 768.0
-"""Steps after which an observation counts a third: at least the first number, and enough for so many rows."""
 
 _SETTLED = 32
 """Steps at a new draft length after which what it emits is compared with what was expected of it."""
@@ -45,7 +43,7 @@ class AcceptanceLengths:
         self._sizes = np.arange(1, most + 2)  # most tokens of a row and step, by draft length
         assumed = np.cumsum(_FIRST_RATE ** np.arange(most + 1))
         self._tokens, self._steps = _PRIOR_ROWS, _PRIOR_ROWS / assumed
-        self._rows = 0.0
+        self._rows, self._step = 0.0, 0  # the step of the newest report
         self._corrections = np.zeros(most + 1)  # logarithms
         self._present, self._at_present = 0, (0, 0, 0)  # draft length; steps, tokens and rows at it
         self._expected: float | None = None  # what the length before expected of the present one
@@ -56,7 +54,8 @@ class AcceptanceLengths:
             return
         undrafted = [(0, 1)] * (report.requests - len(report.runs))
         before, after = np.array([*report.runs, *undrafted], np.int64).T
-        keep = 1.0 - 1.0 / max(_MEMORY_STEPS, _MEMORY_ROWS / len(after))
+        keep = kept_share(len(after), report.step - self._step, self._rows)
+        self._step = report.step
         sizes = self._sizes[:, None]
         self._steps = self._steps * keep + (-(-after // sizes) + -before // sizes).sum(axis=1)
         emitted = int((after - before).sum())

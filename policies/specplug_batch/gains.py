@@ -11,6 +11,23 @@ _KNOWN_ROWS = 128
 _MEMORY_STEPS, _MEMORY_ROWS = 48.0, 768.0
 """Steps after which one counts a third: at least the first number, and enough for so many rows."""
 
+_REMEMBERED_ROWS = 16.0
+"""Rows that earlier observations count for at least, so that one probe of few rows does not decide alone."""
+
+
+def kept_share(rows: float, steps: int, known: float) -> float:
+    """Return what share of earlier observations still counts beside those of a step with so many rows.
+
+    What was observed ages faster in steps without drafts: after many of them, probes tell what drafts are worth.
+
+    Args:
+        rows: with drafts.
+        steps: since the observation before.
+        known: rows that the earlier observations count for.
+    """
+    aged = max((1.0 - 1.0 / _MEMORY_STEPS) ** max(0, steps - 1), min(1.0, _REMEMBERED_ROWS / max(known, 1.0)))
+    return (1.0 - 1.0 / max(_MEMORY_STEPS, _MEMORY_ROWS / rows)) * aged
+
 
 class Gains:
     """The speed-up of drafting per class of batch sizes: tokens per row and step over the relative cost of the steps.
@@ -22,7 +39,7 @@ class Gains:
     def __init__(self) -> None:
         self._sums: dict[int, tuple[float, float, float]] = {}  # by class: tokens, cost, and how many were entered
 
-    def observe(self, requests: int, tokens: float, cost: float, share: float = 1.0) -> None:
+    def observe(self, requests: int, tokens: float, cost: float, *, share: float = 1.0, steps: int = 1) -> None:
         """Enter a step.
 
         Args:
@@ -30,10 +47,11 @@ class Gains:
             tokens: tokens that each row that might draft emitted, on average.
             cost: of the step, as a multiple of one without drafts, if all rows draft as much as those.
             share: the rows that might draft, as a share of all.
+            steps: since the step entered before; what was entered ages in steps without drafts, too.
         """
-        keep = 1.0 - 1.0 / max(_MEMORY_STEPS, _MEMORY_ROWS / (requests * share))
         first = _TRUST * self.speed_up(requests), _TRUST, 0.0
         all_tokens, all_cost, count = self._sums.get(requests.bit_length(), first)
+        keep = kept_share(requests * share, steps, all_cost * requests * share)
         self._sums[requests.bit_length()] = all_tokens * keep + tokens, all_cost * keep + cost, count + share
 
     def speed_up(self, requests: int) -> float:

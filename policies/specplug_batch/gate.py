@@ -25,29 +25,46 @@ REST = 32
 _FIRST, _LAST = 4, 512
 """Steps to the next probe: at first, and at most, as probes that cost no more than other steps change nothing."""
 
+_LAST_OFF, _PER_REQUEST = 256, 64
+"""The most steps, and the most per request, to the next probe while nothing is drafted, as probes alone tell then when
+drafts have become good, and those of few rows may miss it.
+"""
+
+_LAG, _FOLLOWING = 4, 8
+"""Steps after a probe in which its report arrives, and up to which a probe that found something goes on."""
+
 
 class Probes:
     """Steps at which a plan half tries something else; they become rare while they change nothing."""
 
     def __init__(self) -> None:
-        self._wait, self._next, self._until = _FIRST, _FIRST, 0
+        self._wait, self._next, self._probe, self._until = _FIRST, _FIRST, 0, 0
 
-    def is_due(self, step: int, *, resumes: bool = False, cost: float = 1.0) -> bool:
+    def is_due(self, step: int, *, resumes: int = 0, cost: float = 1.0) -> bool:
         """Return whether this step is a probe; then the next one is due after twice the time.
 
-        One that `resumes` drafting takes two steps, because the first one's cost is that of catching up, and the next
-        one is due after three times the time.  Probes that take `cost` times as long as other steps become so much
-        rarer.
+        Args:
+            step: its number.
+            resumes: requests that decode without drafts, so that the probe resumes drafting; 0 while others draft.
+            cost: time of a probe relative to other steps; probes that take more than twice as long become rarer.
         """
         if step < self._next:
             return step < self._until
-        self._until = step + 1 + resumes
-        longest = round(_LAST * max(1.0, cost))
-        self._next, self._wait = step + self._wait, min((2 + resumes) * self._wait, longest)
+        self._probe, self._until = step, step + 1
+        most = min(_LAST_OFF, _PER_REQUEST * resumes) if resumes else _LAST
+        longest = round(most * max(1.0, cost - 1.0))
+        self._next, self._wait = step + self._wait, min(2 * self._wait, longest)
         return True
+
+    def follow(self, step: int) -> None:
+        """Let a probe that may have found something at `step`, its first, go on for a few steps."""
+        if step == self._probe:
+            self._until = step + _FOLLOWING
 
     def rest(self, step: int) -> int:
         """Return for how many steps from this one nothing need be decided."""
+        if step < self._until + _LAG:
+            return 1
         return max(1, min(REST, self._next - step))
 
     def hasten(self) -> None:

@@ -23,6 +23,9 @@ _GAIN_TO_CHANGE = 0.01
 _MOST_OVER = 4
 """Most tokens of a step that are considered, as a multiple of the setting `saturation`."""
 
+_CHANCE = 1.5
+"""Accepted tokens of a probe's many rows that may be chance."""
+
 _EMITTED_STEPS = 32
 """Number of steps over which the emitted tokens are averaged, about as many as prompts are counted over."""
 
@@ -70,7 +73,8 @@ class PaddedPlanner(Planner):
             and (trial := self._trial(requests, stats, trials)) is not None
         ):
             return StepPlan(trial, self._options.token_budget)
-        if self._probes.is_due(stats.step, resumes=not length, cost=1.0 if length else self._cost_of_probe):
+        resumes, cost = (0, 1.0) if length else (requests, self._cost_of_probe)
+        if self._probes.is_due(stats.step, resumes=resumes, cost=cost):
             length = self._probe(requests, stats, length)
         rests = not length and stats.step >= EARLY and self._costs.is_measured
         return StepPlan(length, self._options.token_budget, num_steps=self._probes.rest(stats.step) if rests else 1)
@@ -84,6 +88,9 @@ class PaddedPlanner(Planner):
         self._acceptance.observe(report)
         if report.batch_size:
             self._emitted += (1.0 + report.accepted / report.batch_size - self._emitted) / _EMITTED_STEPS
+            least = report.requests * (self._cost_of_probe - 1.0) / 2  # longer drafts may gain where one token loses
+            if not self._planned[0] and report.accepted > max(least, min(_CHANCE, report.requests / 8)):
+                self._probes.follow(report.step)
         if report.cost is not None:
             self._costs.observe(report.cost)
 
@@ -125,6 +132,8 @@ class PaddedPlanner(Planner):
             best = lengths.index(present)
         if lengths[best] != present:
             self._probes.hasten()
+            if not present:  # what longer drafts cost was not worth finding out before
+                self._trials.pop(size_class(requests), None)
         return lengths[best]
 
     def _trial(self, requests: int, stats: HostStats, trials: Counter[int]) -> int | None:

@@ -47,6 +47,7 @@ class RaggedPlanner(Planner):
         self._trials: Counter[tuple[int, bool]] = Counter()  # steps of `_trial`, by class of batch sizes
         self._is_on = self._is_hopeful = True
         self._plan, self._requests, self._step = NO_SPECULATION, 0, 0  # the newest decision
+        self._observed = 0  # the step of the newest report with drafts
         self._context = 0.0  # context tokens per request
         self._curve = np.zeros(1), np.ones(1)  # the newest: draft tokens per request, cost relative to none
 
@@ -63,7 +64,8 @@ class RaggedPlanner(Planner):
             return self._plan
         if (trial := self._trial(requests)) is not None:
             return trial
-        if self._probes.is_due(stats.step, resumes=not self._is_on, cost=1.0 if self._is_on else self._curve[1][0]):
+        resumes, cost = (0, 1.0) if self._is_on else (requests, float(self._curve[1][0]))
+        if self._probes.is_due(stats.step, resumes=resumes, cost=cost):
             return self._probe(requests)
         if self._is_on or stats.step < EARLY:
             return self._plan
@@ -87,11 +89,13 @@ class RaggedPlanner(Planner):
         if self._learns and report.step == EARLY:
             self._gains.forget()  # the first prices were those of assumed costs
         cost = max(float(np.interp(verified / requests, *self._curve)), 1.0)  # no draft makes a step cheaper
-        self._gains.observe(report.batch_size, tokens, cost, requests / report.batch_size)
+        share, steps = requests / report.batch_size, report.step - self._observed
+        self._gains.observe(report.batch_size, tokens, cost, share=share, steps=steps)
+        self._observed = report.step
         if not self._is_on:
             self._is_hopeful = tokens > cost
             if self._is_hopeful:
-                self._probes.hasten()
+                self._probes.follow(report.step)
 
     def longest_draft(self, batch_size: int) -> int:
         """Return the draft length at this batch size, the only one planned but 0."""

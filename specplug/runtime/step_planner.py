@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Generic, NamedTuple, TypeVar
 
@@ -205,15 +205,20 @@ class StepPlanner(Generic[R]):
         cost = (requests, tokens, context_tokens, draft_length, prompt_tokens) if timed else None
         return Launched((self.steps - 1, self._drafting, self.plan, self._planned), began, cost)
 
-    def finish(self, step: Launched, fates: Sequence[Fate], ended: float) -> None:
+    def finish(self, step: Launched, fates: Sequence[Fate], ended: float, late: Collection[str] = ()) -> None:
         """Count the outcome of a step's drafts, whose results arrived at `ended`; steps finish in launch order.
 
+        Requests that are `late` could not draft, as the proposer had not ingested their texts yet.  They are left out,
+        as are those that might not draft: neither padding nor missing drafts of theirs tell what drafts are worth.
+
         If the host runs ahead, a step waits for the preceding one, so its time counts from the end of that one.
-        Requests that might not draft are left out: what was verified of theirs is padding.
         """
         number, requests, plan, batch_size = step.plan
-        if plan.caps:
-            fates = [fate for fate in fates if plan.caps.get(fate[0]) != 0]
+        could_not = {name for name, cap in plan.caps.items() if cap == 0}
+        if could_not or late:
+            requests = max(0, requests - len(set(late) - could_not))
+            could_not.update(late)
+            fates = [fate for fate in fates if fate[0] not in could_not]
         runs = []
         for request_id, verified, accepted in fates:
             tally = self._tallies.get(request_id)

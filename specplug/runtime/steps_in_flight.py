@@ -15,6 +15,7 @@ from specplug.pipeline.cpu.columns import Columns
 from specplug.pipeline.cpu.trimming import StepCut
 from specplug.pipeline.draft import DraftStage
 from specplug.pipeline.stream.buffers import StepBuffers
+from specplug.runtime.late_rows import LateRows
 from specplug.runtime.rows import RowFacts
 from specplug.runtime.slots import NO_CAP, SlotTable
 from specplug.types.batch import EngineBatch
@@ -30,6 +31,7 @@ class StepInFlight:
         slots: the table of slots, on the CPU.
         shared: what all steps share.
         vocab_size: V.
+        window: the most new tokens of a row.
         pinned: whether a GPU reads and writes the buffers.
 
     Attributes:
@@ -37,16 +39,17 @@ class StepInFlight:
         num_rows: all rows of the engine.
         batch_size: B, the rows that may draft.
         cut: the cut of its drafts.
+        late: the rows that could not draft.
         argument: the address that the host function takes.
     """
 
     def __init__(
-        self, stage: DraftStage, slots: SlotTable, shared: host.Shared, vocab_size: int, *, pinned: bool
+        self, stage: DraftStage, slots: SlotTable, shared: host.Shared, vocab_size: int, window: int, *, pinned: bool
     ) -> None:
         runner = stage.runners[0]
         max_slots, draft_length = runner.buffer.token_ids.shape
         self.buffers = StepBuffers.allocate(
-            max_slots, draft_length, draft_length + 1, pinned=pinned, trees=runner.buffer.parents is not None
+            max_slots, draft_length, window, pinned=pinned, trees=runner.buffer.parents is not None
         )
         self.num_rows = self.batch_size = 0
         self._shared = shared
@@ -73,6 +76,7 @@ class StepInFlight:
         )
         self.cut = StepCut(stage, (max_slots, draft_length))
         self._facts: RowFacts | None = None
+        self.late = LateRows(())
         self._has_caps = self._has_cuts = False
         self._record()
 
@@ -85,11 +89,6 @@ class StepInFlight:
     def longest(self) -> int:
         """The tokens of the longest draft, once the step has run."""
         return max(self._draft_lengths[: self.batch_size].tolist(), default=0)
-
-    def fit_window(self, window: int) -> None:
-        """Let the step take at most `window` new tokens a row."""
-        if self.buffers.fit_window(window):
-            self._record()
 
     def describe(
         self,
@@ -144,8 +143,9 @@ class StepInFlight:
             keeps: whether to store the drafts until their verdict.
         """
         sizes = self.batch_size, draft_length, self.buffers.packed
-        status = FAILED  # until it has run
-        self._numbers[host.BATCH_SIZE :] = *sizes, step.function, step.data, reports, admits, keeps, status
+        self.late = LateRows(() if self._facts is None else self._facts.names)
+        late, status = self.late.flags.ctypes.data, FAILED  # until it has run
+        self._numbers[host.BATCH_SIZE :] = *sizes, step.function, step.data, reports, admits, keeps, late, status
 
     def batch(self, vocab_size: int) -> EngineBatch:
         """Return the rows that may draft, once the step has run."""

@@ -21,6 +21,7 @@ from specplug.pipeline.stream.ring import Ring
 from specplug.pipeline.stream.tensors import DraftOutputs, EngineRows
 from specplug.pipeline.stream.transfers import Transfers, transfers_for
 from specplug.runtime.intake import Intake
+from specplug.runtime.late_rows import LateRows
 from specplug.runtime.rows import RowFacts
 from specplug.runtime.slots import SlotTable
 from specplug.runtime.steps_in_flight import StepInFlight
@@ -30,11 +31,17 @@ from specplug.types.draft import Draft
 from specplug.types.host_step import BUSY
 from specplug.types.plan import StepPlan
 
-AT_START = 2
-"""Steps whose memory is allocated at start-up, as many as engines have in flight: pinning memory can stall a GPU."""
+AT_START = 3
+"""Steps whose memory is allocated at start-up: pinning memory can stall a GPU.
 
-MOST_MISSED = 1024
-"""Most tokens of a row that steps without drafts may leave to a later step."""
+Engines have two in flight, and the memory of the one before these may not be free yet.
+"""
+
+MOST_MISSED = 240
+"""Most tokens of a row that steps without drafts may leave to a later step, whose memory has room for them.
+
+With drafts of 15 tokens that is a kilobyte for each row and step.
+"""
 
 
 class StreamSteps:
@@ -102,8 +109,8 @@ class StreamSteps:
     def skip(self, facts: RowFacts) -> bool:
         """Note a step without drafts, each of whose rows emits at most one token; return whether it may be left out.
 
-        Nothing is launched for most such steps.  Now and then one must be taken like any other, with a draft length of
-        0, because a step's memory has room for so many new tokens only.
+        Nothing is launched for most such steps.  Every `MOST_MISSED` steps one must be taken like any other, with a
+        draft length of 0.  The proposer ingests in it what it has missed, so that no backlog grows for ever.
         """
         own = self._slots_of(facts)
         if int(self._missed[own].max(initial=0)) >= MOST_MISSED:
@@ -112,8 +119,8 @@ class StreamSteps:
         self._has_missed = True
         return True
 
-    def take(self, facts: RowFacts, engine: EngineRows, plan: StepPlan, outputs: DraftOutputs) -> None:
-        """Report the verified step of a batch, and draft for its next one.
+    def take(self, facts: RowFacts, engine: EngineRows, plan: StepPlan, outputs: DraftOutputs) -> LateRows:
+        """Report the verified step of a batch, and draft for its next one; return the rows that could not draft.
 
         Args:
             facts: the rows that may draft; pass the same object while the same requests hold the same slots.
@@ -121,7 +128,9 @@ class StreamSteps:
             plan: the plan for the drafts.
             outputs: where the drafts go, [B, K].
         """
-        self.unpack(self.launch(facts, engine, plan), plan.draft_length, outputs)
+        step = self.launch(facts, engine, plan)
+        self.unpack(step, plan.draft_length, outputs)
+        return step.late
 
     def launch(
         self,
@@ -145,10 +154,11 @@ class StreamSteps:
         self._slots.take_resets()
         step.describe(facts, rows, self._slots, self.intake.first_lengths, plan.caps)
         step.cut_by_grammar(cut_by_grammar)
-        step.fit_window(self._draft_length + 1 + self._take_missed(facts))
+        missed = self._take_missed(facts)
+        step.buffers.packed = self._draft_length + 1 + missed
         self._runner.guard.call(self.intake.update)
         waits = not step.cut.state(plan, step.batch_size)
-        admits = plan.draft_length > 0 and self._runner.is_ready(())
+        admits = (plan.draft_length > 0 or missed >= MOST_MISSED) and self._runner.is_ready(())
         step.instruct(self._step, plan.draft_length, reports=reports, admits=admits, keeps=not waits)
         self._transfers.pack(step.buffers, rows, engine)
         self._stream.launch(self._function, step.argument)
@@ -221,7 +231,8 @@ class StreamSteps:
         return self._rows[1]
 
     def _new_step(self) -> StepInFlight:
-        return StepInFlight(self._stage, self._slots, self._shared, self._vocab_size, pinned=self._pinned)
+        window = self._draft_length + 1 + MOST_MISSED
+        return StepInFlight(self._stage, self._slots, self._shared, self._vocab_size, window, pinned=self._pinned)
 
     def _cut(self, step: StepInFlight, plan: StepPlan) -> None:
         """Wait for the drafts and let the stage cut them: its trim half is Python."""

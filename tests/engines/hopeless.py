@@ -41,8 +41,8 @@ def batch_policy(step_planner: Any) -> Iterator[Counts]:
         counts.append((report.step - first, verified, report.accepted))
         observe(report)
 
-    def stated(step: Any, fates: Any, ended: float) -> None:
-        finish(step._replace(began=ended), fates, ended + 1e-6 * (step.cost[1] if step.cost else 0))
+    def stated(step: Any, fates: Any, ended: float, **known: Any) -> None:
+        finish(step._replace(began=ended), fates, ended + 1e-6 * (step.cost[1] if step.cost else 0), **known)
 
     stage.observe, step_planner.finish = noting, stated  # type: ignore[method-assign]
     step_planner.stage, step_planner.reads_costs = stage, stage.reads_costs
@@ -65,3 +65,23 @@ def assert_given_up(counts: Counts, tokens: int, after: int) -> None:
     emitted = ROWS * (tokens - after) - sum(accepted for *_, accepted in early)
     assert emitted > ROWS * 10
     assert sum(verified - accepted for _, verified, accepted in late) <= SHARE * emitted + 2 * ROWS
+
+
+@contextmanager
+def withheld(owner: Any, method: str, runner: Any) -> Iterator[None]:
+    """Let the steps that `owner.method` launches find that the proposer has ingested no text."""
+    launch = getattr(owner, method)
+
+    def launching(*args: Any, **kwargs: Any) -> Any:
+        known = runner.generations.clone()
+        runner.generations.fill_(-1)
+        try:
+            return launch(*args, **kwargs)
+        finally:
+            runner.generations.copy_(known)
+
+    setattr(owner, method, launching)
+    try:
+        yield
+    finally:
+        delattr(owner, method)

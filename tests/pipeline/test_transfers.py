@@ -90,19 +90,6 @@ def test_buffers_have_one_entry_per_row_and_draft_token():
     assert buffers.window == buffers.newest.shape[1] == 8
 
 
-def test_the_window_only_grows():
-    buffers = StepBuffers.allocate(2, 1, 4, pinned=False)
-    newest = buffers.newest
-    buffers.fit_window(3)
-    buffers.fit_window(4)
-    assert buffers.newest is newest
-    assert buffers.fit_window(5)
-    assert (buffers.window, buffers.packed) == (8, 5)
-    assert buffers.newest.shape == (2, 8)
-    assert not buffers.fit_window(2)
-    assert (buffers.window, buffers.packed) == (8, 2), "a step packs no more than it needs, however wide it once was"
-
-
 def test_a_cpu_without_an_interpreter_has_its_own_kernels(monkeypatch):
     monkeypatch.setitem(sys.modules, KERNELS, None)
     assert transfers_for(torch.device("cpu")) is host_kernels

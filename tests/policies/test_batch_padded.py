@@ -7,11 +7,12 @@ import pytest
 
 from specplug.interfaces import PluginContext
 from specplug.types.caps import DraftLengthChange, EngineCaps, Feedback, PlanSite, Ragged
-from specplug.types.plan import HostStats, StepCost, StepReport
+from specplug.types.plan import HostStats, StepCost, StepPlan, StepReport
 from specplug_batch.options import BatchOptions
 from specplug_batch.padded import PaddedPlanner
 from specplug_batch.policy import FreePlanner, build
 from specplug_batch.ragged import RaggedPlanner
+from tests.policies.stream_limits import FormerLimits, StreamLimits
 
 LENGTHS = (0, 1, 3, 7, 15)
 CAPS = EngineCaps(
@@ -37,39 +38,64 @@ SURFACES = {
 
 
 class Server:
-    """An engine with padded rows whose plans come one step late; `fixed` plans the same length at every step."""
+    """An engine with padded rows whose plans come one step late, and whose drafts come from a proposer in its stream.
 
-    def __init__(self, surface, fixed=None, seed=1):
+    `fixed` plans the same length at every step.
+    """
+
+    def __init__(self, surface, fixed=None, seed=1, limits=None):
         self._surface, self._fixed, self._rng = SURFACES[surface], fixed, np.random.default_rng(seed)
         self._planner = PaddedPlanner(PluginContext(CAPS, options=BatchOptions()))
-        self._step = self._length = 0
-        self._last, self._run = None, np.zeros(0, int)
+        self._limits, self._can_draft = limits or StreamLimits(), None
+        self._step, self._plan, self._reported = 0, StepPlan(0), True
+        self._last, self._run, self._rests = None, np.zeros(0, int), 0
 
-    def serve(self, traffic, requests, tokens):
-        """Emit so many tokens; return the tokens per second, and the verified-and-rejected tokens per emitted one."""
-        seconds = emitted = wasted = 0
-        while emitted < tokens:
-            length = self._length
+    def serve(self, traffic, requests, tokens=0, *, steps=0):
+        """Emit so many tokens, or take so many steps.
+
+        Returns:
+            The tokens per second, and the verified-and-rejected tokens per emitted one.
+        """
+        seconds = emitted = wasted = taken = 0
+        while emitted < tokens or taken < steps:
+            length = self._plan.draft_length
             spent = self._surface(requests, requests * (length + 1), length) * 1e-3
             kept = (self._rng.random((requests, 15)) < TRAFFIC[traffic]).cumprod(1)[:, :length].sum(1)
+            could = self._can_draft if length and len(self._can_draft) == requests else np.ones(requests, bool)
+            kept *= could
             seconds, emitted = seconds + spent, emitted + requests + int(kept.sum())
             wasted += requests * length - int(kept.sum())
-            self._plan(requests, length, kept, spent)
+            taken += 1
+            self._decide(requests, length, kept, could, spent)
         return emitted / seconds, wasted / emitted
 
-    def _plan(self, requests, length, kept, spent):
+    def _decide(self, requests, length, kept, could, spent):
         noisy = spent * np.exp(self._rng.normal(0, 0.03)) * (10 if self._rng.random() < 0.003 else 1)
         if self._fixed is not None:
-            self._length = self._fixed
-            return
-        self._last = StepCost(requests, requests * (length + 1), 1500 * requests, length, noisy)
-        fates = [(length, int(count)) for count in kept] if length else []
+            self._plan = StepPlan(self._fixed)
+        else:
+            self._report(requests, length, kept, could, noisy)
+            self._rests -= 1
+            self._reported = self._rests <= 0
+            if self._reported:
+                stats = HostStats(self._step, range(requests), last_step=self._last)
+                self._plan = self._planner.plan(stats)
+                self._rests = 0 if self._plan.draft_length else self._plan.num_steps
+            self._step += 1
+        self._can_draft = self._limits.step(kept + 1, drafts=self._plan.draft_length > 0)
+
+    def _report(self, requests, length, kept, could, seconds):
+        """Report the step, unless it is one of a plan of several steps that was not made for it."""
         before = self._run if len(self._run) == requests else np.zeros(requests, int)
-        runs = list(zip(before, before + kept + 1, strict=True)) if length else []
         self._run = np.where(length and kept == length, before + kept + 1, 0)
-        self._planner.observe(StepReport.build(self._step, length, requests, fates, self._last, runs))
-        self._length = self._planner.plan(HostStats(self._step, range(requests), last_step=self._last)).draft_length
-        self._step += 1
+        if not self._reported:
+            return
+        self._last = StepCost(requests, requests * (length + 1), 1500 * requests, length, seconds)
+        rows = np.flatnonzero(self._limits.evidence(could)) if length else ()
+        fates = [(length, int(kept[row])) for row in rows]
+        runs = [(int(before[row]), int(before[row] + kept[row]) + 1) for row in rows]
+        late = requests - len(rows) if length else 0
+        self._planner.observe(StepReport.build(self._step - 1, length, requests - late, fates, self._last, runs))
 
 
 @pytest.mark.parametrize("surface", SURFACES)
@@ -104,6 +130,25 @@ def test_drafts_that_become_good_are_drafted_again():
     server.serve("hopeless", 8, 1000 * 8)
     server.serve("easy", 8, 3000 * 8)
     assert server.serve("easy", 8, 1000 * 8)[0] > 0.97 * Server("dense", 15).serve("easy", 8, 1000 * 8)[0]
+
+
+@pytest.mark.parametrize(
+    ("surface", "idle"), [("dense", 100), ("dense", 1000), ("dense", 10000), ("experts", 1000), ("draft model", 1000)]
+)
+@pytest.mark.parametrize("requests", [1, 8, 64])
+def test_drafting_is_back_soon_after_it_was_off(requests, surface, idle):
+    server = Server(surface)
+    server.serve("hopeless", requests, steps=idle)
+    server.serve("easy", requests, steps=300)
+    always = Server(surface, 15).serve("easy", requests, steps=300)[0]
+    assert server.serve("easy", requests, steps=300)[0] > 0.95 * always
+
+
+def test_under_the_former_limits_drafting_stayed_off():
+    server = Server("dense", limits=FormerLimits())
+    server.serve("hopeless", 8, steps=1000)
+    plain, found = Server("dense", 0).serve("easy", 8, steps=3000), server.serve("easy", 8, steps=3000)
+    assert found[0] < 1.01 * plain[0]
 
 
 def test_a_batch_that_grows_a_little_leaves_a_length_that_is_no_longer_considered():

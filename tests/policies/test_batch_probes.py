@@ -9,24 +9,38 @@ import pytest
 from specplug_batch.gate import REST, Probes
 
 
-def probes_until(last: int, *, resumes: bool) -> list[int]:
+def probes_until(last: int, *, resumes: int) -> list[int]:
     probes = Probes()
     return [step for step in range(last) if probes.is_due(step, resumes=resumes)]
 
 
 def test_probes_become_rare():
-    waits = [after - before for before, after in pairwise(probes_until(3000, resumes=False))]
+    waits = [after - before for before, after in pairwise(probes_until(3000, resumes=0))]
     assert waits[:9] == [4, 8, 16, 32, 64, 128, 256, 512, 512]
 
 
-def test_probes_that_resume_drafting_take_two_steps():
-    found = probes_until(3000, resumes=True)
-    assert found[:10] == [4, 5, 8, 9, 20, 21, 56, 57, 164, 165]
-    assert all(second == first + 1 for first, second in zip(found[::2], found[1::2], strict=True))
+def test_probes_that_resume_drafting_become_less_rare():
+    many, one = ([b - a for a, b in pairwise(probes_until(3000, resumes=requests))] for requests in (8, 1))
+    assert many[:9] == [4, 8, 16, 32, 64, 128, 256, 256, 256]
+    assert one[:9] == [4, 8, 16, 32, 64, 64, 64, 64, 64]
+
+
+@pytest.mark.parametrize("lag", [1, 2, 3])
+def test_a_probe_that_found_something_goes_on_once(lag):
+    """Its report comes `lag` steps later, and so do those of the steps in which it goes on."""
+    probes, found = Probes(), []
+    for step in range(300):
+        if step - lag in found:
+            probes.follow(step - lag)
+        if probes.is_due(step, resumes=8):
+            found.append(step)
+        elif found:
+            assert probes.rest(step) == 1 or step - found[-1] > lag
+    assert [step for step in found if step >= 128] == [128, *range(128 + lag, 136), 256, *range(256 + lag, 264)]
 
 
 def test_after_200_steps_they_are_at_most_half_a_per_cent():
-    found = probes_until(20000, resumes=True)
+    found = probes_until(20000, resumes=8)
     for last in range(600, 20000):
         assert sum(200 <= step < last for step in found) <= 0.005 * (last - 200) + 1
 
@@ -34,14 +48,14 @@ def test_after_200_steps_they_are_at_most_half_a_per_cent():
 def test_no_rest_is_longer_than_the_time_to_the_next_probe():
     probes = Probes()
     for step in range(1000):
-        if probes.is_due(step, resumes=True):
+        if probes.is_due(step, resumes=8):
             continue
         rest = probes.rest(step)
         assert 1 <= rest <= REST
         assert not any(probes.is_due(later) for later in range(step + 1, step + rest))
 
 
-@pytest.mark.parametrize("resumes", [False, True])
+@pytest.mark.parametrize("resumes", [0, 8])
 def test_a_change_lets_them_come_sooner(resumes):
     calm, changed = Probes(), Probes()
     for step in range(2000):

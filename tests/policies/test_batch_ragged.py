@@ -145,8 +145,8 @@ def test_a_budget_binds_too():
 def test_the_speed_up_is_the_running_one(data):
     """Held to plain arithmetic over a few steps, of batch sizes that allow the longest draft."""
     built, roofline = planner(saturation=16), Roofline(16, 0.02)
-    sums = {}  # by number of binary digits
-    for step in range(data.draw(st.integers(1, 5))):
+    sums, step = {}, 0  # by number of binary digits
+    for _ in range(data.draw(st.integers(1, 5))):
         counts = data.draw(st.lists(st.integers(0, 4), max_size=12))
         fates = [(count, data.draw(st.integers(0, count))) for count in counts]
         count, verified = len(fates), sum(verified for verified, _ in fates)
@@ -154,6 +154,7 @@ def test_the_speed_up_is_the_running_one(data):
         built.observe(StepReport.build(step, 4, count, fates))
         if count:
             digits, keep = len(f"{count:b}"), 1 - 1 / max(48, 768 / count)
+            step += 1
             near = min(sums, key=lambda known: abs(known - digits), default=digits)
             tokens, cost = sums.get(near, (1, 1))
             tokens, cost = (tokens, cost) if digits in sums else (8 * tokens / cost, 8)

@@ -13,6 +13,7 @@ from specplug.types.plan import HostStats, StepCost, StepPlan, StepReport
 from specplug_batch.gains import Gains
 from specplug_batch.options import BatchOptions
 from specplug_batch.ragged import RaggedPlanner
+from tests.policies.stream_limits import StreamLimits
 
 GAMMA = 16
 CAPS = EngineCaps(
@@ -54,36 +55,53 @@ class Fixed:
 
 
 class Server:
-    """An engine with ragged rows whose plans come one step late."""
+    """An engine with ragged rows whose plans come one step late, and drafts from a proposer in its stream."""
 
-    def __init__(self, surface, planner=None, seed=1):
+    def __init__(self, surface, planner=None, seed=1, limits=None):
         self._surface, self._rng = SURFACES[surface], np.random.default_rng(seed)
         self.planner = planner or RaggedPlanner(PluginContext(CAPS, options=BatchOptions()))
+        self._limits, self._can_draft = limits or StreamLimits(), None
         self._plan, self._step, self._kinds, self._last = StepPlan(0), 0, 0, None
+        self._rests, self._reported = 0, True
 
-    def serve(self, traffic, requests, tokens):
-        """Emit about so many tokens; return the tokens per second, and how many are rejected per emitted one."""
-        seconds = emitted = wasted = 0
-        while emitted < tokens:
+    def serve(self, traffic, requests, tokens=0, *, steps=0):
+        """Emit about so many tokens, or take so many steps.
+
+        Returns:
+            The tokens per second, and how many are rejected per emitted one.
+        """
+        seconds = emitted = wasted = taken = 0
+        while emitted < tokens or taken < steps:
             plan, confidences = self._plan, np.take(KINDS[traffic], self._kinds + np.arange(requests), mode="wrap")
             self._kinds += requests  # all kinds are equally frequent
             counts = kept(confidences, plan)
+            could = np.ones(requests, bool)
+            if plan.draft_length and len(self._can_draft) == requests:
+                could = self._can_draft
+            counts *= could
             hits = self._rng.random((requests, GAMMA)) < confidences[:, None]
             accepted = np.minimum(hits.cumprod(1).sum(1), counts)
             expected = (confidences * (1 - confidences**counts) / (1 - confidences)).sum()  # less noisy
             spent = self._surface(requests, counts.sum(), plan.draft_length) * 1e-3
-            seconds, emitted = seconds + spent, emitted + requests + expected
+            seconds, emitted, taken = seconds + spent, emitted + requests + expected, taken + 1
             wasted += counts.sum() - expected
-            self._decide(requests, plan, counts, accepted, spent)
+            self._decide(requests, plan, counts, accepted, could, spent)
         return emitted / seconds, wasted / emitted
 
-    def _decide(self, requests, plan, counts, accepted, spent):
+    def _decide(self, requests, plan, counts, accepted, could, spent):
         noisy = spent * np.exp(self._rng.normal(0, 0.03)) * (10 if self._rng.random() < 0.003 else 1)
-        self._last = StepCost(requests, requests + int(counts.sum()), 1500 * requests, plan.draft_length, noisy)
-        fates = list(zip(counts.tolist(), accepted.tolist(), strict=True))
-        self.planner.observe(StepReport.build(self._step, plan.draft_length, requests, fates, self._last))
-        self._plan = self.planner.plan(HostStats(self._step, range(requests), last_step=self._last))
+        if self._reported:
+            self._last = StepCost(requests, requests + int(counts.sum()), 1500 * requests, plan.draft_length, noisy)
+            rows = np.flatnonzero(self._limits.evidence(could)) if plan.draft_length else np.arange(requests)
+            fates = [(int(counts[row]), int(accepted[row])) for row in rows]
+            self.planner.observe(StepReport.build(self._step - 1, plan.draft_length, len(rows), fates, self._last))
+        self._rests -= 1
+        self._reported = self._rests <= 0
+        if self._reported:
+            self._plan = self.planner.plan(HostStats(self._step, range(requests), last_step=self._last))
+            self._rests = 0 if self._plan.draft_length else self._plan.num_steps
         self._step += 1
+        self._can_draft = self._limits.step(accepted + 1, drafts=self._plan.draft_length > 0)
 
 
 def best_constant(surface, traffic, requests):
@@ -120,6 +138,15 @@ def test_drafts_that_become_good_are_drafted_again():
     server.serve("hopeless", 8, 1000 * 8)
     server.serve("easy", 8, 3000 * 8)
     assert server.serve("easy", 8, 1000 * 8)[0] > 0.97 * full.serve("easy", 8, 1000 * 8)[0]
+
+
+@pytest.mark.parametrize(("requests", "idle"), [(1, 100), (1, 1000), (8, 100), (8, 1000), (8, 10000), (64, 1000)])
+def test_drafting_is_back_soon_after_it_was_off(requests, idle):
+    server = Server("dense")
+    server.serve("hopeless", requests, steps=idle)
+    server.serve("easy", requests, steps=300)
+    always = Server("dense", Fixed(StepPlan(GAMMA))).serve("easy", requests, steps=300)[0]
+    assert server.serve("easy", requests, steps=300)[0] > 0.95 * always
 
 
 def test_it_follows_the_load_and_comes_back():

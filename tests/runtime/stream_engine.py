@@ -145,7 +145,7 @@ class Engine:
         facts = self._facts_of(names)
         if self.steps is not None:
             engine = EngineRows(slots, self.lengths, self.texts, emitted, rejected)
-            self.steps.take(facts, engine, plan, DraftOutputs(out, confidence))
+            self.late = self.steps.take(facts, engine, plan, DraftOutputs(out, confidence))
             return out, confidence
         out[:], confidence[:] = self.last[slots.long()].expand(size, DRAFT_LENGTH), 0
         if facts.names:

@@ -139,22 +139,6 @@ def test_a_malformed_draft_is_a_fault_and_is_dropped():
     engine.close()
 
 
-def test_a_row_with_many_new_tokens_catches_up_over_several_steps():
-    """The work of one step is bounded, so that no row makes the engine's stream wait for long."""
-    engine = Engine(streamed=True)
-    engine.start("r", 0, TEXT)
-    for token in [2, 3, 0, 1] * 25:
-        engine.emit("r", [token])
-        engine.idle(["r"], 1)
-    ingested = engine.stage.runners[0].ingested
-    assert ingested[0] == len(TEXT)
-    drafts = [step(engine, "r", token=token) for token in (2, 3)]
-    assert ingested[0] == len(TEXT) + 102
-    assert torch.equal(drafts[0], NOTHING)
-    assert drafts[1][0, 0] > 0
-    engine.close()
-
-
 def test_tokens_of_skipped_steps_never_outgrow_a_steps_memory(monkeypatch):
     monkeypatch.setattr(stream_steps, "MOST_MISSED", 4)
     engine = Engine(streamed=True)

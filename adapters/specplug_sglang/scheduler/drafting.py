@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from operator import attrgetter
 from time import perf_counter
@@ -49,12 +49,14 @@ class _Launched(NamedTuple):
         reqs: its requests.
         lengths: [B] int32 on the host, tokens of the verified drafts; None without drafts.
         completed: what grammars made of the drafts, if it is still to be counted.
+        late: the requests that could not draft, to be read once the results have arrived.
     """
 
     step: Launched
     reqs: tuple[Any, ...]
     lengths: Tensor | None
     completed: Completed | None
+    late: Iterable[str]
 
 
 class Drafting:
@@ -152,24 +154,24 @@ class Drafting:
         self._settle()
         if not self._launched:
             return
-        step, reqs, lengths, completed = self._launched.popleft()
+        step, reqs, lengths, completed, late = self._launched.popleft()
         if len(reqs) != len(accepted):  # a step that the worker did not see
             self._launched.clear()
             return
         if lengths is None:
             if self.stage is not None:
                 self.stage.metrics.record_on_host(len(reqs), sum(req.finished() for req in reqs))
-            self.step_planner.finish(step, (), ended)
+            self.step_planner.finish(step, (), ended, tuple(late))
             return
         if completed is not None and self.drafts is not None:
             self.drafts.count_grammars(completed, lengths, accepted)
-        self._unsettled = Unsettled.of(step, ended, reqs, lengths.tolist(), accepted)
+        self._unsettled = Unsettled.of(step, ended, reqs, lengths.tolist(), accepted, late)
 
     def _settle(self) -> None:
         """Report the newest verified step to the planner, as its ends are known by now."""
         step, self._unsettled = self._unsettled, None
         if step is not None:
-            self.step_planner.finish(step.launched, step.fates(step.received()), step.ended)
+            self.step_planner.finish(step.launched, step.fates(step.received()), step.ended, step.late)
 
     # -- one step ------------------------------------------------------------------------------------------------
 
@@ -233,12 +235,14 @@ class Drafting:
             )
         self._prefills = False
         lengths = None if draft is None else draft.lengths.to("cpu", non_blocking=True, copy=True)
-        completed = None
+        completed: Completed | None = None
+        late: Iterable[str] = ()
         if self.drafts is not None:
             completed, self.drafts.completed = self.drafts.completed, None
+            late, self.drafts.late = self.drafts.late, ()
             if draft is None:
                 self.drafts.emits_one()
-        self._launched.append(_Launched(step, tuple(reqs), lengths, completed))
+        self._launched.append(_Launched(step, tuple(reqs), lengths, completed, late))
 
     def observe(self, reqs: Sequence[Any], slots: Tensor, before: Tensor, draft: Draft, accept_lens: Tensor) -> None:
         """Report a step that verified drafts to the draft stage; the table has its tokens already.

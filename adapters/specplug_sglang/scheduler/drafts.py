@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -42,12 +42,14 @@ class Drafts(ABC):
         grammars: completes the drafts.
         counts: its counters, for the status.
         completed: what grammars have made of the newest verified drafts; None if they are counted already.
+        late: the requests that could not draft in the newest step, to be read once that has ended.
     """
 
     stage: DraftStage
     grammars: Grammars
     counts: Counts
     completed: Completed | None = None
+    late: Iterable[str] = ()
 
     @abstractmethod
     def propose(self, batch: Decoding, draft_length: int, plan: StepPlan) -> Draft | None:

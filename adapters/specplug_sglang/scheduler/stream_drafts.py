@@ -56,6 +56,7 @@ class StreamDrafts(Drafts):
         """See `Drafts.propose`; waits for the drafts only on a CPU, or if a grammar completes them."""
         planned = plan if plan.draft_length == draft_length else replace(plan, draft_length=draft_length)
         step = self._launch(batch, planned)
+        self.late = step.late
         rows, longest = len(batch.reqs), draft_length
         if any(req.grammar is not None for req in batch.reqs):
             longest = self._complete(batch, step, draft_length, plan)

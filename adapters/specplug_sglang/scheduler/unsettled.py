@@ -24,23 +24,28 @@ class Unsettled(NamedTuple):
         launched: what the planner knows of it.
         ended: when its results arrived, in seconds.
         rows: the requests that had not ended before the step.
+        late: those that could not draft, see `StepPlanner.finish`.
     """
 
     launched: Launched
     ended: float
     rows: tuple[_Row, ...]
+    late: tuple[str, ...]
 
     @classmethod
     def of(
-        cls, launched: Launched, ended: float, reqs: Iterable[Any], verified: Iterable[int], accepted: Iterable[int]
+        cls,
+        launched: Launched,
+        ended: float,
+        reqs: Iterable[Any],
+        verified: Iterable[int],
+        accepted: Iterable[int],
+        late: Iterable[str] = (),
     ) -> Unsettled:
         """Note the step's requests, which SGLang may have let run a step beyond their end."""
         rows = zip(reqs, verified, accepted, strict=True)
-        return cls(
-            launched,
-            ended,
-            tuple([_Row(row[0], len(row[0].output_ids), *row[1:]) for row in rows if not row[0].finished()]),
-        )
+        running = [_Row(row[0], len(row[0].output_ids), *row[1:]) for row in rows if not row[0].finished()]
+        return cls(launched, ended, tuple(running), tuple(late))
 
     def received(self) -> list[int]:
         """Return how many tokens of the step each request's client receives, once the ends are known."""

@@ -80,7 +80,8 @@ class Planned:
         fates = self._settled(outputs)
         if self._launched:
             step, admitted = self._launched.popleft(), step_metadata.admitted(model_runner_output)
-            self.step_planner.finish(step if admitted is None else step.drafting(admitted), fates, ended)
+            step = step if admitted is None else step.drafting(admitted)
+            self.step_planner.finish(step, fates, ended, late=step_metadata.late(model_runner_output))
         return outputs
 
     def _settled(self, outputs: Any) -> list[Fate]:

@@ -86,7 +86,13 @@ _V2 = (
         takes="scheduler_output",
         named="dummy_run",
     ),
-    seam("vllm.v1.worker.gpu.model_runner:GPUModelRunner", "v2", holds="lora_config lora_state req_states speculator"),
+    seam(
+        "vllm.v1.worker.gpu.model_runner:GPUModelRunner",
+        "v2",
+        holds="lora_config lora_state req_states sample_tokens speculator",
+    ),
+    seam("vllm.v1.worker.gpu.async_utils:AsyncOutput", "v2", holds="model_runner_output"),
+    seam("vllm.v1.outputs:ModelRunnerOutput", "v2", holds="__dict__"),
     seam("vllm.v1.worker.gpu.lora_utils:LoraState.make_lora_inputs", "v2", takes="req_ids"),
     seam(
         "vllm.v1.worker.gpu.spec_decode.speculator:BaseSpeculator",
@@ -216,9 +222,7 @@ _ADAPTIVE = (
         "adaptive",
         holds="maybe_create_adaptive_verification_manager resolve_adaptive_cudagraph_mode",
     ),
-    seam("vllm.v1.worker.gpu.model_runner:GPUModelRunner", "adaptive", holds="adaptive_verification sample_tokens"),
-    seam("vllm.v1.worker.gpu.async_utils:AsyncOutput", "adaptive", holds="model_runner_output"),
-    seam("vllm.v1.outputs:ModelRunnerOutput", "adaptive", holds="__dict__"),
+    seam("vllm.v1.worker.gpu.model_runner:GPUModelRunner", "adaptive", holds="adaptive_verification"),
     seam(
         "vllm.v1.worker.gpu.spec_decode.adaptive_verification:maybe_create_adaptive_verification_manager",
         "adaptive",

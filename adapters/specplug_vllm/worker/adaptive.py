@@ -22,16 +22,11 @@ def install_manager() -> None:
 
     seams.require("adaptive")
     for name, wrapped in _WRAPPED.items():
-        _wrap(model_runner, name, wrapped)
-    _wrap(model_runner.GPUModelRunner, "sample_tokens", _our_sampling)
-
-
-def _wrap(owner: Any, name: str, wrapped: Callable[..., Any]) -> None:
-    original = getattr(owner, name)
-    if not hasattr(original, "_specplug"):
-        ours = wrapped(original)
-        ours._specplug = True
-        setattr(owner, name, ours)
+        original = getattr(model_runner, name)
+        if not hasattr(original, "_specplug"):
+            ours: Any = wrapped(original)
+            ours._specplug = True
+            setattr(model_runner, name, ours)
 
 
 def set_plan(runner: Any, scheduler_output: Any) -> None:
@@ -44,21 +39,16 @@ def set_plan(runner: Any, scheduler_output: Any) -> None:
         manager.plan = step_metadata.of(scheduler_output).plan
 
 
-def _our_sampling(original: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(original)
-    def sample_tokens(self: Any, *args: Any, **kwargs: Any) -> Any:
-        output = original(self, *args, **kwargs)
-        manager = self.adaptive_verification
-        if output is not None and hasattr(manager, "admitted"):
-            result = getattr(output, "model_runner_output", output)
-            step_metadata.state_admitted(result, manager.admitted)
-            manager.admitted = 0  # of the next step, if that has no drafts
-            if manager.profiled:  # with the first output; on several ranks that of rank 0 reaches the scheduler
-                step_metadata.state_profiled(result, manager.profiled)
-                manager.profiled = ()
-        return output
-
-    return sample_tokens
+def report(runner: Any, output: Any) -> None:
+    """Attach what a runner's manager knows of a step to the runner's output."""
+    manager = getattr(runner, "adaptive_verification", None)
+    if not hasattr(manager, "admitted"):
+        return
+    step_metadata.state_admitted(output, manager.admitted)
+    manager.admitted = 0  # of the next step, if that has no drafts
+    if manager.profiled:  # with the first output; on several ranks that of rank 0 reaches the scheduler
+        step_metadata.state_profiled(output, manager.profiled)
+        manager.profiled = ()
 
 
 def _our_manager(original: Callable[..., Any]) -> Callable[..., Any]:

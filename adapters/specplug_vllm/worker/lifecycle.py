@@ -1,4 +1,4 @@
-"""Hook on ``GPUModelRunner.execute_model`` that tracks arriving and leaving requests, for both runners.
+"""Hooks on ``GPUModelRunner``: arriving and leaving requests, for both runners, and what V2's outputs report.
 
 Requests are removed before the engine's step runs, as vLLM frees their slots then, and added after it, when vLLM has
 assigned slots.  V2's warm-up sends dummy requests through the same method; the hook ignores these.
@@ -50,6 +50,25 @@ def install(runner_class: Any) -> None:
 
     execute_model._specplug = True  # type: ignore[attr-defined]
     runner_class.execute_model = execute_model
+
+
+def install_reports(runner_class: Any) -> None:
+    """Hook `sample_tokens` of V2's runner class, once: its outputs bring what only the worker knows of a step."""
+    original = runner_class.sample_tokens
+    if hasattr(original, "_specplug"):
+        return
+
+    @functools.wraps(original)
+    def sample_tokens(self: Any, *args: Any, **kwargs: Any) -> Any:
+        output = original(self, *args, **kwargs)
+        if output is not None:
+            result = getattr(output, "model_runner_output", output)
+            step_metadata.state_late(result, getattr(_drafter(self), "late", None))
+            adaptive.report(self, result)
+        return output
+
+    sample_tokens._specplug = True  # type: ignore[attr-defined]
+    runner_class.sample_tokens = sample_tokens
 
 
 def is_warmup(runner: Any, scheduler_output: Any) -> bool:

@@ -14,6 +14,7 @@ from torch import Tensor
 from vllm.v1.worker.gpu.spec_decode.speculator import BaseSpeculator
 
 from specplug.pipeline.stream.tensors import DraftOutputs, EngineRows
+from specplug.runtime.late_rows import LateRows
 from specplug.runtime.rows import RowFacts
 from specplug.runtime.stream_steps import StreamSteps
 from specplug_vllm import config, step_metadata
@@ -48,6 +49,7 @@ class Speculator(BaseSpeculator):
             proposer states them.
         draft_token_confidence_probs: [S, K] float32 by row of the newest batch; 0 for padding.
         verifier: on every rank, the verifier that replaces the engine's; None if the engine verifies.
+        late: the requests that could not draft for the step that runs, see `LateRows`; None if nothing was drafted.
         enable_adaptive_verification: whether the runner cuts drafts by these confidences; see `adaptive`.
     """
 
@@ -76,6 +78,8 @@ class Speculator(BaseSpeculator):
         self._facts: RowFacts | None = None
         self._attached = self._is_warmup = self._is_idle = False
         self._verified: Mapping[str, Sequence[int]] = {}
+        self.late: LateRows | None = None
+        self._late: LateRows | None = None  # of the newest drafts, which the next step verifies
         if self.drafting is not None:
             self.drafting.allocator.engine_slot = lambda name: req_states.req_id_to_index[name]
             self.draft_logits = self.drafting.engine_distributions(device)
@@ -89,6 +93,7 @@ class Speculator(BaseSpeculator):
     def before_step(self, runner: Any, scheduler_output: Any) -> None:
         """Hook the runner at its first step, and store what this step verifies; called by the lifecycle hook."""
         self._verified = scheduler_output.scheduled_spec_decode_tokens
+        self.late, self._late = self._late, None
         self._is_warmup = lifecycle.is_warmup(runner, scheduler_output)
         self._is_idle = step_metadata.drafts_nothing(scheduler_output)
         if self._attached:
@@ -146,7 +151,7 @@ class Speculator(BaseSpeculator):
             rows = self._rows(input_batch.idx_mapping, num_sampled, num_rejected)
             outputs = DraftOutputs(out, self.draft_token_confidence_probs[: out.shape[0]])
             if self._steps is not None:
-                self._steps.take(facts, rows, self.drafting.plan, outputs)
+                self._late = self._steps.take(facts, rows, self.drafting.plan, outputs)
             elif self._on_device is not None:
                 self._on_device.take(facts, rows, outputs, last_sampled, temperature)
         if not self._is_idle:  # other ranks skip all such steps
@@ -198,3 +203,4 @@ def _hook_runner() -> None:
     from vllm.v1.worker.gpu.model_runner import GPUModelRunner
 
     lifecycle.install(GPUModelRunner)
+    lifecycle.install_reports(GPUModelRunner)

@@ -65,7 +65,7 @@ class HostStepCall:
             self._table, self._step = tokens, self._record(tokens)
         numbers, admits = self._numbers, self._runner.is_ready(())
         numbers[host.BATCH_SIZE : host.DRAFT_LENGTH + 1] = batch_size, draft_length
-        numbers[host.ADMITS : host.STATUS] = admits, keeps
+        numbers[host.ADMITS : host.LATE] = admits, keeps
         host.run_in_turn(self._step)
         status = int(numbers[host.STATUS])
         if admits and status != BUSY:

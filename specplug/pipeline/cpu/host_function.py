@@ -11,12 +11,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+from numba import carray  # type: ignore[attr-defined]
 
 from specplug.errors import ContractError
 from specplug.match.cpu.atomics import call_at, fetch_add, load, store
 from specplug.match.cpu.compiled import c_function, compiled
 from specplug.match.cpu.entries import call_kernel, handle_of, kernel_address
-from specplug.match.cpu.pointers import int64_at
+from specplug.match.cpu.pointers import int32_at, int64_at
 from specplug.match.cpu.records import Record, RecordType, borrowed, define
 from specplug.pipeline.cpu.kernels import (
     CAP,
@@ -33,18 +34,25 @@ from specplug.pipeline.cpu.kernels import (
 from specplug.pipeline.cpu.trimming import trim
 from specplug.types.host_step import OK, StepArgument
 
-MOST_NEW = 64
-"""Most tokens of a row that one step ingests.  A row with more catches up in several steps, and then drafts again."""
+MOST_NEW = 8192
+"""Tokens that one step ingests for all rows together, one or two milliseconds of work.
+
+Each row in turn gets all its new tokens while this lasts, and each of the others as many as a step can emit.  A row
+that is left with more drafts nothing until a later step has ingested them.
+"""
 
 MALFORMED = -1
 """Status of a step whose proposer wrote an impossible length or an id outside the vocabulary."""
 
-VOCAB_SIZE, NUM_SOURCES, BATCH_SIZE, DRAFT_LENGTH, WINDOW, FUNCTION, DATA, REPORTS, ADMITS, KEEPS, STATUS = range(11)
+VOCAB_SIZE, NUM_SOURCES, BATCH_SIZE, DRAFT_LENGTH, WINDOW, FUNCTION, DATA, REPORTS, ADMITS, KEEPS, LATE = range(11)
 """Indices of a step's numbers: V, the number of sources, B, K, how many of the newest tokens are packed, the C step and
 its data, 0 if others count what was emitted, 0 to leave the proposer out, 0 if the caller stores the drafts, and the
-status, which the function writes."""
+address of `LateRows.flags`, which the function writes."""
 
-NUMBERS = 11
+STATUS = 11
+"""Index of the status, which the function writes."""
+
+NUMBERS = 12
 
 # Numba takes plain integers for constants, but not the members of an enumeration.
 _DATA, _BATCH_SIZE, _SLOTS, _TABLE, _NUM_ROWS, _STRIDE, _TABLE_ROWS, _LENGTHS = map(int, list(StepArgument)[:8])
@@ -112,7 +120,7 @@ define(
 def run(record: Any) -> None:
     """Take the step."""
     step = borrowed(record)
-    memory, numbers = step.memory, step.numbers
+    memory, numbers, left = step.memory, step.numbers, MOST_NEW
     for row in range(numbers[BATCH_SIZE]):
         slot = memory.slots[row]
         facts = memory.table[slot]
@@ -122,8 +130,11 @@ def run(record: Any) -> None:
         else:
             detect_stop(memory, step.texts, row, slot, facts)
         describe_row(memory, row, facts)
-        _prepare(step, row, slot, facts, is_whole)
-    _finish(step, _draft(step))
+        _prepare(step, row, slot, facts, is_whole, left)
+        left -= memory.num_new[row]
+    status = _draft(step)
+    _note_late(step, status)
+    _finish(step, status)
     fetch_add(step.completed, 0, 1)
 
 
@@ -162,8 +173,8 @@ def _receive(step: Any, row: int, slot: int, generation: int) -> bool:
 
 
 @compiled
-def _prepare(step: Any, row: int, slot: int, facts: Any, is_whole: bool) -> None:
-    """Compute the tokens that a row's proposer ingests, and the most that it drafts.
+def _prepare(step: Any, row: int, slot: int, facts: Any, is_whole: bool, left: int) -> None:
+    """Compute the tokens that a row's proposer ingests, of `left` for it and the rows after it, and the most it drafts.
 
     A slot whose generation is not yet in `ingested_by` belongs to the thread that ingests its first text.
     """
@@ -174,7 +185,7 @@ def _prepare(step: Any, row: int, slot: int, facts: Any, is_whole: bool) -> None
     if not is_whole or load(memory.ingested_by, slot) != facts[GENERATION]:
         return
     known = memory.ingested[slot]
-    memory.num_new[row] = min(max(length - known, 0), MOST_NEW)
+    memory.num_new[row] = min(max(length - known, 0), max(left, memory.ids.shape[1] + 1))
     step.upto[row] = known + memory.num_new[row]
     if memory.emitted[row] > 0 and step.upto[row] == length:
         most = min(memory.room[row] - 1, min(facts[CAP], memory.caps[row]), draft_length)
@@ -200,6 +211,15 @@ def _draft(step: Any) -> int:
         memory.draft_lengths[:batch_size] = 0
     sanitize(memory, batch_size, draft_length, n[NUM_SOURCES])
     return status
+
+
+@compiled
+def _note_late(step: Any, status: int) -> None:
+    """Note the rows whose drafts, if there are none, tell nothing about the proposer."""
+    memory, batch_size = step.memory, step.numbers[BATCH_SIZE]
+    late = carray(int32_at(step.numbers[LATE]), batch_size)
+    for row in range(batch_size):
+        late[row] = status != OK or step.upto[row] != memory.lengths[row]
 
 
 @compiled

@@ -78,19 +78,6 @@ class StepBuffers:
         """W."""
         return self.newest.shape[1]
 
-    def fit_window(self, window: int) -> bool:
-        """Let a step pack `window` tokens; call this only when no step uses the buffers.
-
-        Returns:
-            Whether `newest` has been replaced by a larger tensor.
-        """
-        self.packed = window
-        if window <= self.window:
-            return False
-        shape = len(self.newest), _next_power_of_2(window)
-        self.newest = torch.zeros(shape, dtype=torch.int32, pin_memory=self.pinned)
-        return True
-
 
 def _next_power_of_2(n: int) -> int:
     return 1 << max(n - 1, 0).bit_length()

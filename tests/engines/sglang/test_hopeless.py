@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tests.engines.hopeless import TEXT, assert_given_up, batch_policy, file_prefixes
+from tests.engines.hopeless import TEXT, assert_given_up, batch_policy, file_prefixes, withheld
 from tests.engines.sglang import inside
 
 
@@ -28,3 +28,38 @@ def test_drafts_that_do_not_pay_are_given_up(engine):
     finally:
         counts = specplug.inside(end)
     assert_given_up(counts, 400, 200)
+
+
+def begin_without_texts(scheduler: Any) -> None:
+    """Let the policy plan, and note what steps with drafts report; the proposer never has a text."""
+    drafting, scheduler.reported = scheduler.draft_worker.drafting, []
+    begin(scheduler)
+    stage, steps = drafting.step_planner.stage, drafting.drafts._steps
+    scheduler.withheld = withheld(steps, "launch", drafting.stage.runners[0])
+    scheduler.withheld.__enter__()
+    observe = stage.observe
+
+    def noting(report: Any) -> None:
+        if report.draft_length:
+            scheduler.reported.append((report.requests, report.verified, len(report.runs)))
+        observe(report)
+
+    stage.observe = noting
+
+
+def end_without_texts(scheduler: Any) -> list[Any]:
+    """Return what was reported, and let everything be as before."""
+    scheduler.withheld.__exit__(None, None, None)
+    end(scheduler)
+    return list(scheduler.reported)
+
+
+def test_rows_that_could_not_draft_are_no_evidence(engine):
+    specplug = engine("SPECPLUG", name="specplug")
+    specplug.inside(begin_without_texts)
+    try:
+        specplug.call(inside.generate, prompts=file_prefixes()[:2], params={**TEXT, "max_new_tokens": 20})
+    finally:
+        found = specplug.inside(end_without_texts)
+    assert found
+    assert [report for report in found if any(report)] == []

@@ -259,11 +259,13 @@ def create(backend: Any, graphs: str, method: str = "custom_class", support: str
 
 def test_a_step_without_drafts_is_not_stated_to_verify_those_of_the_step_before():
     from specplug_vllm import step_metadata
-    from specplug_vllm.worker.adaptive import _our_sampling
+    from specplug_vllm.worker import adaptive
 
     runner = SimpleNamespace(adaptive_verification=SimpleNamespace(admitted=3, profiled=()))
-    sample_tokens = _our_sampling(lambda self: SimpleNamespace())
-    assert [step_metadata.admitted(sample_tokens(runner)) for _ in range(2)] == [3, 0]
+    outputs = [SimpleNamespace(), SimpleNamespace()]
+    for output in outputs:
+        adaptive.report(runner, output)
+    assert [step_metadata.admitted(output) for output in outputs] == [3, 0]
 
 
 @pytest.mark.parametrize("graphs", ["NONE", "FULL_AND_PIECEWISE"])
