@@ -38,6 +38,7 @@ class StepInFlight:
         batch_size: B, the rows that may draft.
         cut: the cut of its drafts.
         argument: the address that the host function takes.
+        is_lost: whether a fault of the stream has ended the step, so that its status says nothing.
     """
 
     def __init__(
@@ -73,7 +74,7 @@ class StepInFlight:
         )
         self.cut = StepCut(stage, (max_slots, draft_length))
         self._facts: RowFacts | None = None
-        self._has_caps = self._has_cuts = False
+        self._has_caps = self._has_cuts = self.is_lost = False
         self._record()
 
     @property
@@ -144,7 +145,7 @@ class StepInFlight:
             keeps: whether to store the drafts until their verdict.
         """
         sizes = self.batch_size, draft_length, self.buffers.packed
-        status = FAILED  # until it has run
+        status, self.is_lost = FAILED, False  # until it has run
         self._numbers[host.BATCH_SIZE :] = *sizes, step.function, step.data, reports, admits, keeps, status
 
     def batch(self, vocab_size: int) -> EngineBatch:
