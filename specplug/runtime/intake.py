@@ -67,6 +67,8 @@ class Intake(InlineHandle):
         self._worker = Worker(f"specplug-{handle.spec.name}") if on_thread else None
         self._jobs: deque[Future[None]] = deque()
         self._closed = False
+        first = int(self._ingested[0]), int(self._ingested_by[0])
+        hand_over(self._ingested, self._ingested_by, 0, *first)  # compiled now, not at the first request
 
     def on_event(self, event: Event) -> None:
         """Deliver an event, after the steps that were launched before it."""

@@ -147,7 +147,8 @@ class Engine(stream_engine.Engine):
         self._by_device: DeviceSteps | None = None
         if launches is not None:
             assert DeviceSteps.applies(self.stage)
-            self._by_device = DeviceSteps(self.stage, self.allocator.slots, self.stops, VOCAB, launches)
+            like = self._rows(*torch.zeros(3, 1, dtype=torch.int32, device=device)), self._outputs(1), self.last
+            self._by_device = DeviceSteps(self.stage, self.allocator.slots, self.stops, VOCAB, launches, like=like)
 
     def step(self, rows: list[tuple[str, int, int]], plan: StepPlan) -> stream_engine.Step:
         """Take a step of rows (name, tokens emitted, draft tokens rejected); return drafts."""
