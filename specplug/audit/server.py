@@ -15,6 +15,7 @@ from specplug.audit.dialects import CHAT_PATH, Dialect, Sglang, Vllm, chat_answe
 from specplug.audit.probe import Answer, DraftCounts, Probe
 from specplug.errors import EngineError, describe
 from specplug.operator.status import counting
+from specplug.text.chat import messages, server_has_chat_template
 
 REFUSALS = (400, 404, 422, 501)
 """Status codes by which a server says that it does not have or take something."""
@@ -33,12 +34,18 @@ class ServerSide:
         url: the server's address, with or without "/v1".
         api_key: key for requests; None sends none.
         operator_key: key for specplug's routes; None sends `api_key`.
+        raw: leave prompts as they are, where the model has a chat template.
+
+    Attributes:
+        has_template: whether prompts are put into the model's chat template.
 
     Raises:
         EngineError: no vLLM or SGLang server answers.
     """
 
-    def __init__(self, url: str, *, api_key: str | None = None, operator_key: str | None = None) -> None:
+    def __init__(
+        self, url: str, *, api_key: str | None = None, operator_key: str | None = None, raw: bool = False
+    ) -> None:
         self.url = url.rstrip("/").removesuffix("/v1")
         self._headers = _bearer(api_key)
         self._operator = _bearer(operator_key or api_key)
@@ -47,6 +54,7 @@ class ServerSide:
         self._mode: str | None = None
         self._dialect, self._version = self._recognise()
         self._model = str(self._call("GET", "/v1/models")["data"][0]["id"])
+        self.has_template = not raw and server_has_chat_template(self._post, self._model)
 
     def close(self) -> None:
         """Close the connection."""
@@ -54,7 +62,8 @@ class ServerSide:
 
     def tokenize(self, text: str) -> tuple[int, ...]:
         """Return the token ids of a prompt."""
-        return tuple(self._call("POST", "/tokenize", {"model": self._model, "prompt": text})["tokens"])
+        prompt = {"messages": messages(text)} if self.has_template else {"prompt": text}
+        return tuple(self._call("POST", "/tokenize", {"model": self._model, **prompt})["tokens"])
 
     def answer(self, probes: Sequence[Probe], together: int, done: Callable[[], None]) -> list[Answer]:
         """Answer probes with `together` requests in flight."""
@@ -115,6 +124,11 @@ class ServerSide:
         except ValueError:
             return None
 
+    def _post(self, path: str, body: Any) -> Any:
+        """Return the JSON of an answer, or None if the server refuses."""
+        found = self._request("POST", path, body)
+        return found.json() if found.status_code == 200 else None
+
     def _call(self, method: str, path: str, body: Any = None, headers: dict[str, str] | None = None) -> Any:
         found = self._request(method, path, body, headers)
         if found.status_code != 200:
@@ -160,15 +174,15 @@ class ServerSide:
 
 
 @contextmanager
-def connect(url: str, *, mode: Literal["on", "off"] | None = None, **keys: str | None) -> Iterator[ServerSide]:
+def connect(url: str, *, mode: Literal["on", "off"] | None = None, **given: Any) -> Iterator[ServerSide]:
     """Connect to a server, and switch speculation to `mode` meanwhile if one is given.
 
     Args:
         url: the server's address.
         mode: needs specplug's operator routes on the server, whose other clients it affects, too.
-        keys: `api_key` and `operator_key` of `ServerSide`.
+        given: further arguments of `ServerSide`.
     """
-    side = ServerSide(url, **keys)
+    side = ServerSide(url, **given)
     before = None if mode is None else side.set_mode(mode)
     try:
         yield side

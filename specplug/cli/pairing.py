@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import torch
 import typer
 
+from specplug.cli.chat import note, prompt_form
 from specplug.cli.findings import PairingFinding, finding, print_findings
 from specplug.cli.launch import find_model
 from specplug.cli.output import console, print_json
@@ -62,6 +63,7 @@ def doctor_of_pairing(
     file: Path | None,
     *,
     launch: str,
+    raw: bool,
     as_json: bool,
     **run: int,
 ) -> None:
@@ -71,6 +73,7 @@ def doctor_of_pairing(
         target, draft: folders, model ids, or names of shipped models.
         prompts, file: prompts of the quick run, and a file of further ones, one per line.
         launch: a launch line, which belongs to the other checks.
+        raw: leave prompts as they are, where the target has a chat template.
         run: `max_tokens` and `gamma` of the quick run.
 
     Raises:
@@ -89,7 +92,7 @@ def doctor_of_pairing(
         raise SettingsError.build("a launch line is no part of a pairing", who="--launch", remedy=remedy)
     texts = [*prompts, *([] if file is None else _lines(file))]
     with console(stderr=True).status("reading the configurations") as status:
-        findings = list(check_pairing(target, draft, texts, status.update, **run))
+        findings = list(check_pairing(target, draft, texts, status.update, raw=raw, **run))
     failed = any(each.status == "fail" for each in findings)
     if as_json:
         checks = [asdict(each) for each in findings]
@@ -101,12 +104,12 @@ def doctor_of_pairing(
 
 
 def check_pairing(
-    target: str, draft: str, prompts: Sequence[str], progress: Progress, *, max_tokens: int, gamma: int
+    target: str, draft: str, prompts: Sequence[str], progress: Progress, *, raw: bool, max_tokens: int, gamma: int
 ) -> Iterator[PairingFinding]:
     """Yield the results; those that need a check which failed before are left out.
 
     Args:
-        target, draft, prompts: see `doctor_of_pairing`.
+        target, draft, prompts, raw: see `doctor_of_pairing`.
         progress: called with what is being done.
         max_tokens, gamma: of the quick run.
     """
@@ -130,7 +133,10 @@ def check_pairing(
         yield finding("quick run", "ok", "left out, because it needs prompts", "Give --prompt TEXT or --prompts FILE")
         return
     try:
-        yield from quick_run(target, pair[1].path, prompts, progress, size.figures["draft_cost"], max_tokens, gamma)
+        form, described = prompt_form(target, raw=raw)
+        note(described)
+        given = [form(text) for text in prompts]
+        yield from quick_run(target, pair[1].path, given, progress, size.figures["draft_cost"], max_tokens, gamma)
     except Exception as error:  # engines raise many kinds, and the results above are to be shown
         yield finding("quick run", "fail", _explained(error), "Do what the message says, or leave out the prompts")
 

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.gpu.suffix import Corpus, SuffixDrafts
+from tests.pipeline.transfers import view_of
 
 
 def random_run(random: Random, device: torch.device) -> list[dict[str, Tensor]]:
@@ -31,7 +32,7 @@ def random_run(random: Random, device: torch.device) -> list[dict[str, Tensor]]:
         lengths[rows.long()] = torch.minimum(lengths[rows.long()] + num_sampled, torch.tensor(most)).int()
         out = torch.full((len(rows), gamma), -7, device=device)
         confidence = torch.full((len(rows), gamma), torch.nan, device=device)
-        given = [tensor.to(device) for tensor in (rows, lengths, texts, num_sampled)]
+        given = [view_of(random, tensor.to(device)) for tensor in (rows, lengths, texts, num_sampled)]
         drafts.draft(*given, out, confidence)
         written = {"out": out, "confidence": confidence, "last": drafts.last, "counts": drafts.counts}
         written |= {"ring": corpus.ring, "tables": corpus.tables}

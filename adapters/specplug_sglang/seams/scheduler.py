@@ -8,10 +8,12 @@ _REQUESTS = (
     seam(
         "sglang.srt.managers.schedule_batch:Req",
         "worker",
-        holds="cache_salt custom_logit_processor eos_token_ids extend_end extra_key finished finished_reason grammar "
-        "input_embeds kv lora_id multimodal_inputs origin_input_ids origin_input_ids_unpadded output_ids "
-        "output_ids_through_stop positional_embed_overrides retraction_count rid sampling_params tokenizer",
+        holds="cache_salt custom_logit_processor eos_token_ids extend_end extra_key finished finished_len "
+        "finished_reason grammar input_embeds kv lora_id multimodal_inputs origin_input_ids origin_input_ids_unpadded "
+        "output_ids output_ids_through_stop positional_embed_overrides reasoning_tokens retraction_count rid "
+        "sampling_params to_finish tokenizer",
     ),
+    seam("sglang.srt.managers.schedule_batch:Req.update_finish_state", "worker", takes="new_accepted_len"),
     seam("sglang.srt.managers.schedule_batch:ReqKvInfo", "worker", holds="kv_allocated_len req_pool_idx"),
     seam("sglang.srt.managers.schedule_batch:FINISH_ABORT", "worker"),
     seam("sglang.srt.managers.schedule_batch:FINISH_MATCHED_STR", "worker", holds="matched"),
@@ -21,8 +23,8 @@ _REQUESTS = (
         "sglang.srt.sampling.sampling_params:SamplingParams",
         "worker",
         holds="custom_params frequency_penalty ignore_eos max_new_tokens min_new_tokens min_p no_stop_trim "
-        "presence_penalty repetition_penalty sampling_seed skip_special_tokens stop_strs stop_token_ids temperature "
-        "top_k top_p",
+        "presence_penalty repetition_penalty sampling_seed skip_special_tokens stop_regex_strs stop_strs "
+        "stop_token_ids temperature top_k top_p",
     ),
 )
 

@@ -218,6 +218,7 @@ def begin(
         temperature: float32, by slot or by the engine's row, as the lengths of `engine` are.
         reports: whether the step is counted; stops are noted in any case.
     """
+    engine = engine.contiguous()
     num_counters, most = state.token_counts.shape[:2]
     begin_kernel[(batch_size,)](
         engine.idx_mapping,
@@ -227,7 +228,7 @@ def begin(
         engine.all_token_ids.stride(0),
         engine.num_sampled,
         engine.num_rejected,
-        temperature,
+        temperature.contiguous(),
         order,
         caps,
         *state,

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from benchmarks.gpu import scan
 from tests.engines.gpu_compiler import Launch, compiled
 from tests.engines.interpreted import imported_anew
+from tests.pipeline.transfers import view_of
 
 NAME = "benchmarks.gpu.scan_kernels"
 
@@ -31,7 +32,8 @@ def test_the_kernels_draft_what_the_reference_drafts(texts, draft_length, random
     scan.draft(slots, lengths, table, expected)
     with imported_anew(NAME, interpreted=True) as kernels:
         kernels.BLOCK = 16  # so that texts have several blocks
-        kernels.draft(slots, lengths, table, torch.full((len(texts),), 99), found)
+        given = (view_of(random, it) for it in (slots.to(random.choice([torch.int32, torch.int64])), lengths, table))
+        kernels.draft(*given, torch.full((len(texts),), 99), found)
     assert torch.equal(found, expected)
 
 
