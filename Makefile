@@ -143,10 +143,11 @@ endif
 MINUTES  ?= 10
 REQUESTS ?= 10000
 ENGINE   ?= all
-soak: setup-engines ## real servers under mixed requests and faults, MINUTES=10 each; ENGINE=vllm, vllm-v2, sglang or all
+MODE     ?= on
+soak: setup-engines ## real servers under mixed requests and faults, MINUTES=10 each; ENGINE=vllm, vllm-v2, sglang or all; MODE=off
 	@failed=0; for engine in $(if $(filter all,$(ENGINE)),vllm vllm-v2 sglang,$(ENGINE)); do \
 	  case $$engine in sglang) python=$(SGLANG)/bin/python;; *) python=$(VLLM)/bin/python;; esac; \
-	  $$python -m tests.soak --engine $$engine --minutes $(MINUTES) --requests $(REQUESTS) || failed=1; \
+	  $$python -m tests.soak --engine $$engine --minutes $(MINUTES) --requests $(REQUESTS) --mode $(MODE) || failed=1; \
 	done; exit $$failed
 
 format: setup ## let ruff format the code

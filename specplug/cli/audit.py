@@ -21,12 +21,14 @@ from specplug.cli.launch import (
     PluginOptions,
     Proposer,
     Threads,
+    Timeout,
     drafted_by,
     flags,
     nested_options,
     start_engine,
 )
 from specplug.cli.output import AsJson, console, print_json, print_line, print_table
+from specplug.client.http import PATIENCE
 from specplug.errors import EngineError, SettingsError
 
 POLICY = "fixed"
@@ -89,6 +91,7 @@ def audit(
     api_key: Annotated[
         str | None, typer.Option("--api-key", envvar="OPENAI_API_KEY", help="The servers' API key.")
     ] = None,
+    timeout: Timeout = PATIENCE,
     operator_key: Annotated[
         str | None,
         typer.Option("--operator-key", envvar="SPECPLUG_OPERATOR_KEY", help="The operator's key, if different."),
@@ -118,7 +121,7 @@ def audit(
 
     selected = chosen(checks or [], samples)
     if _is_url(audited):
-        sides = _servers(audited, control, api_key=api_key, operator_key=operator_key, raw=raw)
+        sides = _servers(audited, control, api_key=api_key, operator_key=operator_key, raw=raw, patience=timeout)
     elif control is None:
         overrides = drafted_by(draft, proposer) | flags(verifier=verifier, num_speculative_tokens=draft_length)
         overrides["policy"] = policy or POLICY

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import importlib.util
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -12,8 +12,10 @@ from typing import Annotated, Any
 import typer
 
 from specplug.cli.chat import Raw, note, server_form
+from specplug.cli.launch import Timeout
 from specplug.cli.numbers import ascending
 from specplug.cli.output import AsJson, console, print_error, print_json, print_line, print_table
+from specplug.client.http import PATIENCE
 from specplug.errors import EngineError
 
 SHIPPED = Path(__file__).parents[1] / "replay" / "traces"
@@ -53,6 +55,7 @@ def bench(
         str | None,
         typer.Option("--operator-key", envvar="SPECPLUG_OPERATOR_KEY", help="The operator's key, if different."),
     ] = None,
+    timeout: Timeout = PATIENCE,
     seed: Annotated[int, typer.Option("--seed", help="Seed for assigning prompts to blocks.")] = 0,
     as_json: AsJson = False,
 ) -> None:
@@ -86,9 +89,8 @@ def bench(
     most = max(pairs, most_pairs(len(found), in_flight)) if until else pairs
     blocks = deal(found, in_flight, most, seed)
     first_look = pairs if until else None
-    server = Server(url, api_key=api_key, operator_key=operator_key)
-    post = None if raw else _poster(server.url, api_key)
-    run = {"max_tokens": max_tokens, "first_look": first_look, "post": post, "quiet": as_json}
+    server = Server(url, api_key=api_key, operator_key=operator_key, patience=timeout)
+    run = {"max_tokens": max_tokens, "first_look": first_look, "raw": raw, "quiet": as_json}
     measured, same, about = asyncio.run(_run(server, model, blocks, found[:check], **run))
     compared, failures = rows(measured, first_look), errors(measured)
     checked = {"identical": same, "requested": len(found[:check])}
@@ -109,7 +111,7 @@ async def _run(
     *,
     max_tokens: int,
     first_look: int | None,
-    post: Callable[[str, Any], Any] | None,
+    raw: bool,
     quiet: bool,
 ) -> tuple[list[Any], int, dict[str, Any]]:
     """Return the results of the blocks, the number of texts identical in both modes, and the server's description."""
@@ -117,7 +119,6 @@ async def _run(
     from specplug.bench.report import looks, rows
     from specplug.bench.run import keeping_mode, measure_until, same_texts
     from specplug.cli.replay_inputs import progress
-    from specplug.text.chat import server_has_chat_template
 
     pairs = 1 + max(block.pair for block in blocks)
     stops = [pairs] if first_look is None else looks(first_look, pairs)
@@ -128,8 +129,8 @@ async def _run(
     async with server:
         status = await server.status()
         name = model or await server.model()
-        has_template = post is not None and server_has_chat_template(post, name)
-        note(server_form(has_template, raw=post is None))
+        has_template = not raw and await server.has_chat_template(name)
+        note(server_form(has_template, raw=raw))
         if has_template:
             check = as_chats(check)
             blocks = [replace(block, prompts=tuple(as_chats(block.prompts))) for block in blocks]
@@ -144,19 +145,7 @@ async def _run(
                 measured = await measure_until(server, name, blocks, max_tokens, advance, stops, is_known)
                 bar.update(task, description="comparing texts")
                 same = await same_texts(server, name, check, max_tokens)
-    return measured, same, {"url": server.url, "model": name, "versions": status["versions"]}
-
-
-def _poster(url: str, api_key: str | None) -> Callable[[str, Any], Any]:
-    """Return what sends a body to a route of the server, and returns the answer's JSON, or None if it refuses."""
-    import httpx
-
-    def post(path: str, body: Any) -> Any:
-        headers = {} if api_key is None else {"Authorization": f"Bearer {api_key}"}
-        answer = httpx.post(url + path, json=body, headers=headers, timeout=60.0, trust_env=False)
-        return answer.json() if answer.status_code == 200 else None
-
-    return post
+    return measured, same, {"url": server.url, "model": name, "versions": status.versions}
 
 
 def _print(rows: Sequence[Any], about: dict[str, Any], checked: dict[str, int], failures: Sequence[str]) -> None:

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
 from typing import Any
 
-from specplug.errors import RequestError
+from specplug.errors import RequestError, describe
 
 PROBE = "question"
-
-Post = Callable[[str, Mapping[str, Any]], Mapping[str, Any] | None]
-"""Sends a body to a server's route and returns the answer's JSON; None if the server refuses."""
 
 
 def has_chat_template(tokenizer: Any) -> bool:
     """Return whether the tokenizer, of Hugging Face's kind, has a chat template that marks roles."""
-    return bool(getattr(tokenizer, "chat_template", None)) and _marks_roles(_rendered(tokenizer, PROBE, tokenize=False))
+    return bool(getattr(tokenizer, "chat_template", None)) and marks_roles(_rendered(tokenizer, PROBE, tokenize=False))
 
 
 def chat_ids(tokenizer: Any, question: str, system: str | None = None) -> list[int]:
@@ -27,20 +23,13 @@ def chat_ids(tokenizer: Any, question: str, system: str | None = None) -> list[i
     return list(_rendered(tokenizer, question, system, tokenize=True))
 
 
-def server_has_chat_template(post: Post, model: str) -> bool:
-    """Return whether the model of a vLLM or SGLang server has a chat template that marks roles."""
-    tokens = (post("/tokenize", {"model": model, "messages": messages(PROBE)}) or {}).get("tokens")
-    shown = tokens and post("/detokenize", {"model": model, "tokens": tokens, "skip_special_tokens": False})
-    return bool(shown) and _marks_roles(str(shown.get("prompt") or shown.get("text")))
-
-
 def messages(question: str, system: str | None = None) -> list[dict[str, str]]:
     """Return a chat of one question in OpenAI's form."""
     message = {"role": "user", "content": question}
     return [message] if system is None else [{"role": "system", "content": system}, message]
 
 
-def _marks_roles(rendered: str) -> bool:
+def marks_roles(rendered: str) -> bool:
     """Return whether a template adds more than white space; otherwise the model was trained on no chats."""
     return rendered.strip() != PROBE
 
@@ -53,6 +42,6 @@ def _rendered(tokenizer: Any, question: str, system: str | None = None, *, token
         raise RequestError.build(
             "the model's chat template does not take the prompt",
             who=str(getattr(tokenizer, "name_or_path", "tokenizer")),
-            found=f"{type(error).__name__}: {error}",
+            found=describe(error),
             remedy="Leave out --system, or send the prompt as it is with --raw",
         ) from error

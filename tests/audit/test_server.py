@@ -159,7 +159,7 @@ def test_other_servers_are_refused(server):
 def test_a_server_that_is_not_there_ends_with_one_message():
     result = CliRunner().invoke(app, ["audit", "http://127.0.0.1:1", "http://127.0.0.1:2"])
     assert result.exit_code == 2
-    assert "http://127.0.0.1:1: the server does not answer as expected" in result.output
+    assert "GET http://127.0.0.1:1/version: the server does not answer as expected" in result.output
 
 
 @pytest.mark.parametrize(

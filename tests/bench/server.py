@@ -11,7 +11,7 @@ from typing import Any
 
 from tests.local_http import served
 
-COUNTS = {"target_steps": 0, "proposed": 0, "accepted": 0, "emitted": 0}
+COUNTS = {"target_steps": 0, "proposed": 0, "accepted": 0, "rejected": 0, "emitted": 0}
 
 
 class FakeServer:

@@ -171,7 +171,7 @@ def test_the_operators_key_is_requested_for_and_used(prompts):
 def test_no_server_is_one_line():
     result = bench("http://127.0.0.1:9", "--concurrency", "1", "--pairs", "1")
     assert result.exit_code == 2
-    assert "GET /specplug/status: the server does not answer as expected" in result.stderr
+    assert "/specplug/status: the server does not answer as expected" in result.stderr
 
 
 def test_too_few_prompts_say_how_many_it_takes(prompts):
