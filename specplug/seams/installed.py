@@ -37,15 +37,15 @@ def version_in(folder: Path) -> str:
     return UNKNOWN
 
 
-def import_result(engine: str, module: str, remedy: str) -> CheckResult:
+def import_result(engine: str, statement: str, remedy: str) -> CheckResult:
     """Return whether an installed engine imports, as a check result; another process tries it.
 
     Args:
         engine: its name, for the message.
-        module: the module that a server of it runs.
+        statement: imports what serves.
         remedy: what to do if it does not.
     """
-    command = [sys.executable, "-c", f"import {module}"]
+    command = [sys.executable, "-c", statement]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=IMPORT_PATIENCE)
     except subprocess.TimeoutExpired:

@@ -35,7 +35,7 @@ def imports(settings: Settings) -> list[CheckResult]:
     if package_folder() is None:
         return []
     remedy = "Install what the message names. SGLang's wheels are for GPUs; for a CPU see docs/serving.md, On a CPU"
-    return [installation.import_result("SGLang", "sglang.srt.entrypoints.engine", remedy)]
+    return [installation.import_result("SGLang", "import sglang.srt.entrypoints.engine", remedy)]
 
 
 def launch(settings: Settings, launch: str = "") -> list[CheckResult]:

@@ -35,7 +35,7 @@ def imports(settings: Settings) -> list[CheckResult]:
     if package_folder() is None:
         return []
     remedy = "Install what the message names, or vLLM's build for this machine"
-    return [installation.import_result("vLLM", "vllm.entrypoints.llm", remedy)]
+    return [installation.import_result("vLLM", "from vllm import LLM", remedy)]
 
 
 def launch(settings: Settings, launch: str = "") -> list[CheckResult]:
