@@ -10,7 +10,9 @@ import pytest
 from typer.testing import CliRunner
 
 from specplug.cli.app import app
+from specplug.cli.chat import prompt_form
 from specplug.demo import model_path
+from specplug.errors import RequestError
 
 runner = CliRunner()
 BINARY = str(model_path("tiny") / "model.safetensors")
@@ -129,6 +131,12 @@ def test_generate_puts_prompts_into_the_models_chat_template(chatty):
     raw = invoke("generate", chatty, "write", "--raw", "--max-tokens", "20", "--json")
     assert json.loads(raw.stdout)["answers"] == answers("write", "--max-tokens", "20")["answers"]
     assert "sent as they are (--raw)" in raw.stderr
+
+
+def test_a_tokenizer_that_cannot_be_read_names_the_remedy(tmp_path):
+    with pytest.raises(RequestError, match=r"no chat template can be read.*--raw"):
+        prompt_form(str(tmp_path), raw=False)
+    assert prompt_form(str(tmp_path), raw=True)[0]("x") == "x"
 
 
 def test_the_shipped_models_template_marks_no_roles_and_is_left_out():
