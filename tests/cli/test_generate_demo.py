@@ -150,6 +150,7 @@ def test_an_answer_that_ends_at_once_says_so():
     assert whole["finish_reason"] == "stop"
     for arguments, why in (
         ((EDIT + whole["text"],), "is empty: the model ended it at once"),
+        ((EDIT + whole["text"], "--raw"), "leave out --raw"),
         ((EDIT, "--stop", whole["text"][:2]), "or it began with a --stop text"),
         ((EDIT,), None),
     ):
