@@ -10,7 +10,7 @@ from rich.text import Text
 
 from specplug.cli.launch import find_model
 from specplug.cli.output import console
-from specplug.errors import RequestError
+from specplug.errors import RequestError, SettingsError
 
 Raw = Annotated[bool, typer.Option("--raw", help="Send plain prompts as they are, without the model's chat template.")]
 
@@ -28,13 +28,16 @@ def prompt_form(model: str, *, raw: bool, system: str | None = None) -> tuple[Ca
         system: a system prompt for the template.
 
     Raises:
-        RequestError: there is a system prompt, but no template to put it in.
-        SettingsError: the model's tokenizer cannot be read.
+        RequestError: the model's tokenizer cannot be read, or there is a system prompt but no template to put it in.
     """
     from specplug.text.chat import chat_ids, has_chat_template
-    from specplug.text.loading import load_tokenizer
+    from specplug.text.loading import automatic
 
-    tokenizer = None if raw else load_tokenizer(find_model(model)).library
+    try:
+        tokenizer = None if raw else automatic(find_model(model))
+    except SettingsError as error:
+        remedy = "Send prompts as they are with --raw"
+        raise RequestError.build("no chat template can be read", who=model, found=error, remedy=remedy) from error
     if has_chat_template(tokenizer):
         return lambda text: chat_ids(tokenizer, text, system), TEMPLATE
     if system is not None:

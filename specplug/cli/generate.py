@@ -28,6 +28,8 @@ from specplug.cli.output import AsJson, console, print_json
 from specplug.demo.loops import loop_mask
 from specplug.errors import RequestError
 
+RAW_ENDS = "; instruct models often do so with a raw prompt, so leave out --raw"
+
 
 def generate(
     model: Annotated[str, typer.Argument(help="A folder, a model id, or a shipped model: tiny.")],
@@ -122,7 +124,7 @@ def generate(
         statistics["identical"] = answers == expected if temperature == 0 else None
     for number, answer in enumerate(answers, 1):
         if why := _ended_at_once(answer, stop or [], max_tokens):
-            note(f"answer {number} of {len(answers)} {why}")
+            note(f"answer {number} of {len(answers)} {why}{RAW_ENDS if raw else ''}")
     if as_json:
         statistics["chat_template"] = described == TEMPLATE
         print_json({"answers": answers, "statistics": statistics})

@@ -27,6 +27,7 @@ from specplug.plugins.specs import ProposerSpec
 from specplug.settings import load_settings
 from specplug.settings.plugins import plugin_options
 from specplug.text.loading import load_tokenizer
+from specplug.text.translate.vocabulary import REMEDY
 
 ROUTES = {
     "auto": "text, and as common ids where a sampled request's are accepted more often",
@@ -147,8 +148,7 @@ def check_tokenizers(target: ModelFacts, draft: ModelFacts, route: str) -> Pairi
         own, other = (load_tokenizer(facts.path).library for facts in (target, draft))
         pair = Pair.of(own, other, target.vocab_size, draft.vocab_size)
     except Exception as error:  # libraries of tokenizers raise many kinds
-        remedy = "Choose a draft model with the target's own tokenizer, which needs no translation"
-        return finding("tokenizers", "fail", _explained(error), remedy)
+        return finding("tokenizers", "fail", _explained(error).removesuffix(f". {REMEDY}"), REMEDY)
     shared, is_same = pair.intersection, pair.translator is None
     summary = "the same, so drafts go as the same ids"
     if not is_same:
@@ -199,7 +199,8 @@ def check_size(target: PairedModel, draft: PairedModel) -> PairingFinding:
     )
     status, remedy = "ok", ""
     if speed <= 1:
-        status, remedy = "fail", "Choose a smaller draft model; are --target and --draft swapped?"
+        status, remedy = "fail", "Choose a smaller draft model"
+        remedy += "; are --target and --draft swapped?" if speed < 1 else ""
     elif speed < 2:
         status, remedy = "warn", "Choose a smaller draft model; this one takes more than half of the target's time"
     return finding(

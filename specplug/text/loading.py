@@ -44,7 +44,7 @@ def load_tokenizer(name: str) -> Tokenizer:
         name = str(path.resolve())  # a store records the name and is used from other folders
     has_transformers = importlib.util.find_spec("transformers") is not None
     if has_transformers and (path.is_dir() or (not path.exists() and _MODEL_ID.fullmatch(name))):
-        return wrap(_automatic(name), name)
+        return wrap(automatic(name), name)
     if path.is_dir():
         path = path / "tokenizer.json"
     if not path.is_file():
@@ -59,8 +59,12 @@ def load_tokenizer(name: str) -> Tokenizer:
     return _mistral(name, path)
 
 
-def _automatic(name: str) -> Any:
-    """Return transformers' tokenizer of a folder or model id.  Only this function needs transformers."""
+def automatic(name: str) -> Any:
+    """Return transformers' tokenizer of a folder or model id.  Only this function needs transformers.
+
+    Raises:
+        SettingsError: there is none, or transformers is not installed.
+    """
     try:
         return importlib.import_module("transformers").AutoTokenizer.from_pretrained(name)
     except Exception as error:  # the hub's client and the folder's files raise many kinds

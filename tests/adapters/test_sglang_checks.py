@@ -173,6 +173,21 @@ def test_without_sglang_its_checks_warn_and_its_launch_lines_fail(monkeypatch):
     assert (found.status, "not installed" in found.summary) == ("fail", True)
 
 
+def test_an_sglang_that_does_not_import_fails(package, tmp_path, monkeypatch):
+    entry = package / "srt" / "entrypoints"
+    entry.mkdir(parents=True)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    for text, status, summary in (
+        ("", "ok", "SGLang imports"),
+        ("import no_such_triton", "fail", "does not import: ModuleNotFoundError: No module named 'no_such_triton'"),
+    ):
+        (entry / "engine.py").write_text(text)
+        (found,) = checks.imports(Settings())
+        assert (found.status, summary in found.summary) == (status, True)
+    monkeypatch.setattr(checks, "package_folder", lambda: None)
+    assert checks.imports(Settings()) == []
+
+
 def test_every_seam_that_is_gone_fails_by_name(package):
     version, seams, entry_point = checks.installed(Settings())
     assert (version.status, "SGLang 0.5.23" in version.summary) == ("ok", True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from contextlib import closing
 from http.server import BaseHTTPRequestHandler
 from typing import Any, ClassVar
 
@@ -107,6 +108,26 @@ def test_completions_of_both_dialects(server, request):
         assert (sent["input_ids"], sent["top_logprobs_num"], params["top_k"]) == ([1, 2], 3, 20)
         assert params["custom_params"] == {"specplug_references": [1, 2, 7]}
     side.close()
+
+
+@pytest.mark.parametrize("server", [VLLM], indirect=True)
+@pytest.mark.parametrize(
+    ("shown", "raw", "is_chat"),
+    [
+        ({"prompt": "<user>question</user>"}, False, True),  # vLLM's answer
+        ({"text": "<user>question</user>"}, False, True),  # SGLang's
+        ({"prompt": "<user>question</user>"}, True, False),
+        ({"prompt": "question\n"}, False, False),
+        (None, False, False),
+    ],
+)
+def test_prompts_are_chats_where_the_model_has_a_template_that_marks_roles(server, shown, raw, is_chat):
+    Fake.routes["/detokenize"] = shown
+    with closing(ServerSide(server, raw=raw)) as side:
+        assert side.has_template is is_chat
+        assert side.tokenize("ab") == (1, 2)
+    sent = {"messages": [{"role": "user", "content": "ab"}]} if is_chat else {"prompt": "ab"}
+    assert Fake.received[-1] == {"model": "m", **sent}
 
 
 @pytest.mark.parametrize(("server", "key"), [(VLLM, "vllm_xargs"), (SGLANG, "custom_params")], indirect=["server"])

@@ -10,7 +10,9 @@ import pytest
 from typer.testing import CliRunner
 
 from specplug.cli.app import app
+from specplug.cli.chat import prompt_form
 from specplug.demo import model_path
+from specplug.errors import RequestError
 
 runner = CliRunner()
 BINARY = str(model_path("tiny") / "model.safetensors")
@@ -131,6 +133,12 @@ def test_generate_puts_prompts_into_the_models_chat_template(chatty):
     assert "sent as they are (--raw)" in raw.stderr
 
 
+def test_a_tokenizer_that_cannot_be_read_names_the_remedy(tmp_path):
+    with pytest.raises(RequestError, match=r"no chat template can be read.*--raw"):
+        prompt_form(str(tmp_path), raw=False)
+    assert prompt_form(str(tmp_path), raw=True)[0]("x") == "x"
+
+
 def test_the_shipped_models_template_marks_no_roles_and_is_left_out():
     result = invoke("generate", "tiny", PROMPT, "--max-tokens", "4")
     assert "has no chat template that marks roles" in " ".join(result.stderr.split())
@@ -142,6 +150,7 @@ def test_an_answer_that_ends_at_once_says_so():
     assert whole["finish_reason"] == "stop"
     for arguments, why in (
         ((EDIT + whole["text"],), "is empty: the model ended it at once"),
+        ((EDIT + whole["text"], "--raw"), "leave out --raw"),
         ((EDIT, "--stop", whole["text"][:2]), "or it began with a --stop text"),
         ((EDIT,), None),
     ):

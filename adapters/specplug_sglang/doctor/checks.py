@@ -1,4 +1,4 @@
-"""SGLang checks of ``specplug doctor``.  They read the installed SGLang's sources, because importing takes seconds."""
+"""SGLang checks of ``specplug doctor``.  Most read the installed sources, because importing SGLang takes seconds."""
 
 from __future__ import annotations
 
@@ -28,6 +28,14 @@ def installed(settings: Settings) -> list[CheckResult]:
         installation.seams_result(VERSIONS, version, folder, SEAMS, OPTIONAL),
         installation.entry_point_result("SGLang", GROUP, NAME, TARGET, allowing="SGLANG_PLUGINS", empty_allows=True),
     ]
+
+
+def imports(settings: Settings) -> list[CheckResult]:
+    """Report whether the installed SGLang imports; return nothing if there is none."""
+    if package_folder() is None:
+        return []
+    remedy = "Install what the message names. SGLang's wheels are for GPUs; for a CPU see docs/serving.md, On a CPU"
+    return [installation.import_result("SGLang", "import sglang.srt.entrypoints.engine", remedy)]
 
 
 def launch(settings: Settings, launch: str = "") -> list[CheckResult]:

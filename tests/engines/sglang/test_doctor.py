@@ -39,7 +39,7 @@ def test_doctor_looks_through_a_launch_line():
     done = subprocess.run(command, capture_output=True, text=True, timeout=900, env=config.variables())
     assert done.returncode == 0, done.stdout + done.stderr
     checks = json.loads(done.stdout)["checks"]
-    found = [check for check in checks if check["check"] in ("sglang", "sglang launch")]
+    found = [check for check in checks if check["check"] in ("sglang", "sglang import", "sglang launch")]
     assert {check["status"] for check in found} == {"ok"}
     text = "\n".join(check["summary"] for check in found)
     for part in (
