@@ -67,8 +67,13 @@ _CONFIG = (
     seam(
         "vllm.config.vllm:VllmConfig",
         "config",
-        holds="additional_config device_config model_config parallel_config scheduler_config speculative_config "
-        "use_v2_model_runner watermark_config",
+        holds="additional_config device_config model_config parallel_config reasoning_config scheduler_config "
+        "speculative_config use_v2_model_runner watermark_config",
+    ),
+    seam(
+        "vllm.config.reasoning:ReasoningConfig",
+        "config",
+        holds="reasoning_end_token_ids reasoning_start_token_ids",
     ),
     seam(
         "vllm.config.speculative:SpeculativeConfig",

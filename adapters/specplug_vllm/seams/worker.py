@@ -45,7 +45,7 @@ _WORKER = (
         "v1",
         "v2",
         holds="eos_token_id extra_args ignore_eos max_tokens min_p seed stop_token_ids structured_outputs temperature "
-        "top_k top_p",
+        "thinking_token_budget top_k top_p",
     ),
     seam("vllm.v1.worker.gpu_worker:Worker.determine_available_memory", "v1", "v2"),
     seam("vllm.v1.worker.worker_base:WorkerBase", "v1", "v2", holds="cache_config"),
