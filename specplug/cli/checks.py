@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import importlib.metadata
-import os
 import platform
 import re
 from collections.abc import Iterator
 
 from specplug.assembly import try_to_build
+from specplug.cores import usable_cores
 from specplug.errors import PluginError, SpecplugError
 from specplug.interfaces import PluginContext
 from specplug.plugins.registry import Registry, default_registry
@@ -123,7 +123,7 @@ def _devices() -> Iterator[CheckResult]:
         return
     gpus = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
     yield CheckResult("ok", f"devices: {', '.join(['cpu', *gpus])}")
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    cores = usable_cores()
     threads = torch.get_num_threads()
     if threads > cores:
         yield CheckResult("warn", f"{cores} cores, {threads} torch threads", f"Set OMP_NUM_THREADS={cores}")

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from specplug.cores import usable_cores
 from specplug.interfaces import PluginContext, Proposer
 from specplug.match.cpu.lookup import Lookup, LookupOptions
 from specplug.match.cpu.texts import NO_TEXT, Tokens
@@ -197,8 +197,7 @@ def default_threads(ranks: int) -> int:
     """
     if not torch.accelerator.is_available():
         return 1
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return min(4, max(1, cores // (4 * ranks)))
+    return min(4, max(1, usable_cores() // (4 * ranks)))
 
 
 def warm_up(*, trees: bool, threads: int = 1) -> None:

@@ -232,7 +232,7 @@ def test_it_does_without_threads_that_cannot_start(monkeypatch: pytest.MonkeyPat
 
 
 def test_it_does_without_semaphores(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("specplug.match.cpu.threads.ctypes.CDLL", lambda _: object())
+    monkeypatch.setattr("specplug.match.cpu.semaphores.ctypes.CDLL", lambda _: object())
     talk, (plain, shared) = players(1, 3)
     assert shared.lookup.pool.threads == 1
     first, second = step(talk, [plain, shared])
@@ -299,7 +299,7 @@ def test_the_default_leaves_cores_to_the_engine(
     monkeypatch: pytest.MonkeyPatch, accelerator: bool, cores: int, ranks: int, want: int
 ) -> None:
     monkeypatch.setattr(torch.accelerator, "is_available", lambda: accelerator)
-    monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(cores)), raising=False)
+    monkeypatch.setattr("specplug.match.proposer.usable_cores", lambda: cores)
     assert default_threads(ranks) == want
 
 
