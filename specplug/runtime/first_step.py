@@ -30,8 +30,7 @@ def started(start: Callable[[], T]) -> T | None:
     try:
         return start()
     except Exception as error:
-        why = f"{type(error).__name__}: {error}"
-        logger.warning("steps cannot be taken in the engine's stream, so they are taken without it: %s", why)
+        logger.warning("steps cannot be taken in the engine's stream, so they are taken without it", exc_info=error)
         return None
 
 
