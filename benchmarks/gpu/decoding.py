@@ -49,7 +49,7 @@ class Batch:
     Attributes:
         texts: [B, L] int32 on the host; texts overlap where the corpus is short.
         table: the same on the device.
-        slots: [B] int32, the slot of each row of the engine, on the device.
+        slots: [B] int64, the slot of each row of the engine, on the device, as vLLM's V2 runner and SGLang have them.
         vocab_size: V.
     """
 
@@ -62,7 +62,7 @@ class Batch:
         self.texts = np.stack([tokens.take(np.arange(start, start + length), mode="wrap") for start in starts])
         self.table = torch.from_numpy(self.texts).to(device)
         self.order = list(range(rows - 1, -1, -1))
-        self.slots = torch.tensor(self.order, device=device)  # int64, as on vLLM's V2 runner
+        self.slots = torch.tensor(self.order, dtype=torch.int64, device=device)
         self.vocab_size = int(tokens.max()) + 1
 
     @staticmethod

@@ -97,7 +97,8 @@ class Engine:
     def stream_by(self, **given: Any) -> None:
         """Take steps in a stream from now on; `given`: further arguments of `StreamSteps`."""
         assert StreamSteps.applies(self.stage)
-        like = self._rows(*torch.zeros(3, 1, dtype=torch.int32, device=self.device)), self._outputs(1)
+        numbers = torch.zeros(1, dtype=torch.int32, device=self.device)
+        like = self._rows(numbers.long(), numbers, numbers), self._outputs(1)
         self.steps = StreamSteps(self.stage, self.allocator.slots, LENGTH, VOCAB, self.device, like=like, **given)
 
     def _rows(self, slots: torch.Tensor, emitted: torch.Tensor, rejected: torch.Tensor) -> EngineRows:
@@ -150,7 +151,8 @@ class Engine:
         """Take a step of rows (name, tokens emitted, draft tokens rejected); return drafts, which are filled later."""
         names, size = [name for name, *_ in rows], len(rows)
         columns = [self.slot_of[name] for name in names], *([row[k] for row in rows] for k in (1, 2))
-        slots, emitted, rejected = (torch.tensor(it, dtype=torch.int32, device=self.device) for it in columns)
+        slots, emitted, rejected = (torch.tensor(it, device=self.device) for it in columns)
+        emitted, rejected = emitted.int(), rejected.int()  # slots are int64, as on V2 and SGLang
         outputs, facts = self._outputs(size), self._facts_of(names)
         out, confidence, *_ = outputs
         if self.steps is not None:

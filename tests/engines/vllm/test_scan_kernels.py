@@ -27,7 +27,7 @@ def test_the_kernels_draft_what_the_reference_drafts(texts, draft_length, random
         table[slot, : len(text)] = torch.tensor(text, dtype=torch.int32)
     order = list(range(len(texts)))
     random.shuffle(order)
-    slots = torch.tensor(order, dtype=torch.int32)
+    slots = torch.tensor(order)
     expected, found = torch.zeros(2, len(texts), draft_length, dtype=torch.int64)
     scan.draft(slots, lengths, table, expected)
     with imported_anew(NAME, interpreted=True) as kernels:
@@ -38,11 +38,11 @@ def test_the_kernels_draft_what_the_reference_drafts(texts, draft_length, random
 
 
 def test_the_kernels_compile_for_gpus(tmp_path: Path):
-    types = {**dict.fromkeys(("slots", "lengths", "texts"), "*i32"), "texts_stride": "i32", "best": "*i64"}
+    types = {"slots": "*i64", **dict.fromkeys(("lengths", "texts"), "*i32"), "texts_stride": "i32", "best": "*i64"}
     limits = {"SHORTEST": scan.SHORTEST, "LONGEST": scan.LONGEST, "BLOCK": 2048}
     more = {"out": "*i64", "out_stride": "i32", "draft_length": "i32"}
     match, copy = compiled(
-        [Launch(f"{NAME}:match_kernel", types, limits), Launch(f"{NAME}:copy_kernel", types | more, {"BLOCK": 8})],
+        [Launch(f"{NAME}:match_kernel", types, limits), Launch(f"{NAME}:copy_kernel", types | more, {"BLOCK": 16})],
         tmp_path,
     )
     assert "atom.global" in match.ptx
