@@ -19,6 +19,7 @@ Samples = dict[tuple[str, str], list[float]]
 """Values by metric and position, the latter "" where there is none, of all engines, models and sources."""
 
 _SPECPLUG, _VLLM, _SGLANG = "specplug_target_steps_total", "vllm:spec_decode_num_drafts_total", "sglang:spec_num_steps"
+_OFF = "off"  # `OFF_SOURCE` of specplug.metrics, which imports torch
 _REMEDY = "Start the server with speculation, and SGLang with --enable-metrics as well"
 
 
@@ -46,6 +47,8 @@ def parse(text: str, url: str) -> Samples:
     try:
         for family in text_string_to_metric_families(text):
             for sample in family.samples:
+                if sample.labels.get("source") == _OFF:
+                    continue  # no drafts were planned, so that the step tells nothing about them
                 key = sample.name, sample.labels.get("position", "")
                 samples.setdefault(key, []).append(sample.value)
     except ValueError as error:
@@ -76,7 +79,10 @@ def acceptance_of(samples: Samples, before: Samples, url: str) -> Acceptance:
 
 
 def _specplug(counted: Callable[..., float], positions: Sequence[str], url: str) -> Acceptance:
-    """Divide specplug's counts by position by all steps of requests, those without a draft included."""
+    """Divide specplug's counts by position by all steps of requests that drafts were planned for.
+
+    Those without a draft are included.
+    """
     steps = counted(_SPECPLUG)
     verified = [counted("specplug_position_verified_tokens_total", position) for position in positions]
     accepted = [counted("specplug_position_accepted_tokens_total", position) for position in positions]
