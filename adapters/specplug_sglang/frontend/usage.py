@@ -35,15 +35,13 @@ async def counted(answers: AsyncIterator[Any], of_request: Predicted, *, pieces:
 
 def detailed(answer: Any, of_request: Predicted) -> Any:
     """Return what OpenAI's endpoints answered, with the counts in its `usage`, or in its stream's."""
-    from fastapi.responses import JSONResponse, StreamingResponse
-
-    if isinstance(answer, StreamingResponse):
+    if hasattr(answer, "body_iterator"):
         answer.body_iterator = _events(answer.body_iterator, of_request)
         return answer
     counts = of_request.details()
     if not counts or getattr(answer, "usage", None) is None:
         return answer
-    return JSONResponse(_with_counts(answer.model_dump(mode="json", by_alias=True), counts))
+    return _with_counts(answer.model_dump(mode="json", by_alias=True), counts)
 
 
 async def _events(events: AsyncIterator[Any], of_request: Predicted) -> AsyncIterator[Any]:
