@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -138,13 +139,14 @@ def test_a_draft_model_as_large_as_the_target_is_not_taken_for_swapped():
         ("mamba", {"hidden_size": 64, "num_hidden_layers": 2}, "layers of the kinds linear_attention"),
         ("t5", {"d_model": 64, "num_layers": 2}, "an encoder-decoder, t5"),
         ("bart", {"d_model": 64}, "an encoder-decoder, bart"),
-        ("recurrent_gemma", {"num_hidden_layers": 3}, "keys and values of 1 of 3 layers"),
+        # From transformers 5.24 on its configuration names the kinds; before, its layers are tried.
+        ("recurrent_gemma", {"num_hidden_layers": 3}, "layers of the kinds|keys and values of 1 of 3 layers"),
         ("clip", {}, "no causal language model that transformers builds"),
     ],
 )
 def test_kinds_that_cannot_draft_fail(tmp_path, kind: str, sizes: dict[str, Any], reason: str):
     found = pairing("tiny", of_kind(tmp_path, kind, **sizes), code=1)
-    assert reason in found["kinds"]["summary"]
+    assert re.search(reason, found["kinds"]["summary"])
     assert not found.keys() & {"size", "memory", "quick run"}
 
 
