@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from specplug.errors import ContractError
-from specplug.metrics import NO_SOURCE, MetricsSnapshot, SourceCounts, SpecMetrics
+from specplug.metrics import NO_SOURCE, OFF_SOURCE, MetricsSnapshot, SourceCounts, SpecMetrics
 from specplug.types.verdict import Outcome, Verdict
 
 SOURCES = ("own text", "references")
@@ -186,6 +186,21 @@ def random_rows(draw):
         "emitted": emitted,
         "after_stop": draw(st.integers(0, emitted)),
     }
+
+
+class TestOff:
+    """Rows that no draft was planned for are no evidence of what drafts are worth."""
+
+    def test_they_have_a_source_of_their_own(self):
+        metrics = recorded([STEP[0]])
+        before = metrics.snapshot()
+        assert OFF_SOURCE not in before.by_source, "while there are none"
+        metrics.record_on_host(5, after_stop=1, planned=False)
+        metrics.record_on_host(2)
+        spent = metrics.snapshot() - before
+        assert (spent.by_source[OFF_SOURCE].target_steps, spent.by_source[OFF_SOURCE].emitted) == (4, 4)
+        assert (spent.by_source[NO_SOURCE].target_steps, spent.total.target_steps) == (2, 6)
+        assert spent.total.after_stop == 1
 
 
 class TestSnapshot:

@@ -21,6 +21,7 @@ Samples = dict[tuple[str, str], list[float]]
 
 _SPECPLUG, _VLLM, _SGLANG = "specplug_target_steps_total", "vllm:spec_decode_num_drafts_total", "sglang:spec_num_steps"
 _READ = "specplug_", "vllm:spec_decode_", "vllm:generation_tokens_total", "sglang:spec_"
+_OFF = "off"  # `OFF_SOURCE` of specplug.metrics, which imports torch
 MOST_POSITIONS = 1024
 """Longest draft that figures may describe."""
 
@@ -62,6 +63,8 @@ def parse(text: str, url: str) -> Samples:
     try:
         for family in text_string_to_metric_families(text):
             for sample in family.samples:
+                if sample.labels.get("source") == _OFF:
+                    continue  # no drafts were planned, so that the step tells nothing about them
                 key = sample.name, sample.labels.get("position", "")
                 if sample.name.startswith(_READ):
                     samples.setdefault(key, []).append(_checked(sample.value, *key))
@@ -105,7 +108,10 @@ def acceptance_of(samples: Samples, before: Samples, url: str) -> Acceptance:
 
 
 def _specplug(counted: Callable[..., float], positions: Sequence[str], url: str) -> Acceptance:
-    """Divide specplug's counts by position by all steps of requests, those without a draft included."""
+    """Divide specplug's counts by position by all steps of requests that drafts were planned for.
+
+    Those without a draft are included.
+    """
     steps = counted(_SPECPLUG)
     verified = [counted("specplug_position_verified_tokens_total", position) for position in positions]
     accepted = [counted("specplug_position_accepted_tokens_total", position) for position in positions]

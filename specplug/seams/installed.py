@@ -65,7 +65,8 @@ def version_result(versions: Range, version: str) -> CheckResult:
     if judgement == "untested":
         summary = f"{name} is untested; tested: {versions}"
         return CheckResult("warn", summary, f"{versions.remedy}, or go on if every seam is found")
-    return CheckResult("ok", f"{name} (supported: {versions})")
+    remark = "; no test runs it, its seams were compared" if versions.parse(version) in versions.compared else ""
+    return CheckResult("ok", f"{name} (supported: {versions}{remark})")
 
 
 def seams_result(

@@ -81,6 +81,7 @@ def step(drafting: EngineDrafting, reqs: list[Any], accepted: list[int]) -> int:
     length = drafting.get_steps_for_batch(len(reqs))
     drafting.launched(reqs)
     drafting.on_verify_complete(accepted, len(reqs))
+    drafting.settle()
     return length
 
 

@@ -171,6 +171,12 @@ def test_versions_are_judged(package, text: str, status: str):
     assert "vLLM 0.32 to 0.33" in version.summary
 
 
+def test_a_version_that_no_test_runs_is_reported(package):
+    assert "compared" not in checks.installed(Settings())[0].summary
+    (package / "_version.py").write_text("__version__ = version = '0.33.1'\n")
+    assert "no test runs it, its seams were compared" in checks.installed(Settings())[0].summary
+
+
 def test_a_vllm_that_does_not_say_its_version_is_untested(package):
     (package / "_version.py").unlink()
     version, *_ = checks.installed(Settings())

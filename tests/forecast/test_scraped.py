@@ -35,6 +35,14 @@ def test_specplugs_counts_are_divided_by_all_steps_of_requests():
     assert total.target_steps > total.verified_at[0], "there are steps without a draft"
 
 
+def test_steps_that_no_drafts_were_planned_for_change_nothing():
+    """Half of the requests of a benchmark run with the mode off."""
+    metrics, registry = recorded(STEP, STEP), CollectorRegistry()
+    metrics.record_on_host(500, planned=False)
+    register(metrics, registry)
+    assert found_in(generate_latest(registry).decode()) == found_in(specplug_text(STEP, STEP))
+
+
 def test_specplugs_counts_come_before_the_engines():
     assert found_in(specplug_text(STEP) + VLLM) == found_in(specplug_text(STEP))
     assert found_in(VLLM + SGLANG) == found_in(VLLM)

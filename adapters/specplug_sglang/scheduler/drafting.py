@@ -160,7 +160,8 @@ class Drafting:
             return
         if lengths is None:
             if self.stage is not None:
-                self.stage.metrics.record_on_host(len(reqs), sum(req.finished() for req in reqs))
+                ended_before, planned = sum(req.finished() for req in reqs), step.plan[2].draft_length > 0
+                self.stage.metrics.record_on_host(len(reqs), ended_before, planned=planned)
             self.step_planner.finish(step, (), ended, tuple(late))
             return
         if completed is not None and self.drafts is not None:
@@ -184,7 +185,7 @@ class Drafting:
         """Count the first tokens of `rows` requests, which a prefill emitted."""
         if self.drafts is not None:
             self.drafts.emits_one()
-            self.drafts.stage.metrics.record_on_host(rows)
+            self.drafts.stage.metrics.record_on_host(rows, planned=not self.step_planner.is_off)
 
     def plan(self, reqs: Sequence[Any]) -> int:
         """Plan a decode step and return its draft length, which covers the longest row."""

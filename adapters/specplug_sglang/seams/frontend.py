@@ -18,9 +18,9 @@ _API = (
     seam(
         "sglang.srt.managers.tokenizer_manager:TokenizerManager",
         "api",
-        holds="__dict__ model_config preferred_sampling_params server_args tokenizer",
+        holds="__dict__ incremental_streaming_output model_config preferred_sampling_params server_args tokenizer",
     ),
-    seam("sglang.srt.managers.io_struct:GenerateReqInput", "api", holds="sampling_params"),
+    seam("sglang.srt.managers.io_struct:GenerateReqInput", "api", holds="sampling_params stream"),
     seam(
         "sglang.srt.managers.multi_tokenizer_mixin:write_data_for_multi_tokenizer",
         "api",

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from specplug.seams.seam import Seam, Version, seam
+from specplug.seams.seam import Seam, seam
 from specplug.seams.support import Range
 from specplug_sglang.seams.engine_drafts import ENGINE_DRAFTS
 from specplug_sglang.seams.frontend import FRONT
@@ -26,10 +26,7 @@ OPTIONAL = {
 """Parts that correct serving does not need, and what is off if their seams have moved."""
 
 VERSIONS = Range(engine="SGLang", oldest=(0, 5, 22), newest=(0, 5, 23))
-"""Supported versions: `RUN`, and versions whose every seam was compared with it."""
-
-RUN: Version = (0, 5, 23)
-"""The version that the tests run."""
+"""Supported versions: `make test` runs the newest, `make test-versions` the others."""
 
 _ALGORITHM = (
     seam("sglang.srt.plugins.hook_registry:HookRegistry.register", "algorithm", takes="target hook hook_type"),

@@ -6,6 +6,7 @@ token, or later drafts would attend to missing entries (vLLM 53420, 53426).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
@@ -40,12 +41,10 @@ class _EngineDrafts(Planned):
         self._asks_ranks = ranks_step_together(self.vllm_config) and may_skip_drafts(self.vllm_config)
         self._takes_length = runner_of(self.vllm_config) == "v2" or method in TAKE_A_LENGTH
 
-    def _settled(self, outputs: Any) -> list[Fate]:
-        """Count a step's drafts, too."""
-        fates = super()._settled(outputs)
-        sent = [len(each.new_token_ids) for of_client in outputs.values() for each in of_client.outputs]
-        self.counts.record(fates, sum(map(bool, sent)), sum(sent))
-        return fates
+    def _count(self, fates: list[Fate], sent: Sequence[Any]) -> None:
+        """Count a step's drafts and tokens."""
+        emitted = [len(each.new_token_ids) for each in sent]
+        self.counts.record(fates, sum(map(bool, emitted)), sum(emitted))
 
     def _update_after_schedule(self, scheduler_output: Any) -> None:
         """Ask the other data-parallel ranks to skip the drafts of a step whose plan has none.

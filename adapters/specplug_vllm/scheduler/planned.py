@@ -8,6 +8,7 @@ data is one step older.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 from itertools import takewhile
 from operator import attrgetter
 from time import perf_counter
@@ -90,13 +91,16 @@ class Planned:
 
     def _settled(self, outputs: Any) -> list[Fate]:
         """Return the fates of a step's drafts up to the ends of their requests, once vLLM's `outputs` are known."""
-        fates = self._fates
-        if not fates:
-            return fates
-        self._fates = []
-        sent = [each for of_client in outputs.values() for each in of_client.outputs]
-        ended = {each.request_id: len(each.new_token_ids) for each in sent if each.finish_reason is not None}
-        return [until_stop(fate, ended.get(fate[0], fate[2] + 1)) for fate in fates] if ended else fates
+        fates, sent = self._fates, [each for of_client in outputs.values() for each in of_client.outputs]
+        if fates:
+            self._fates = []
+            ended = {each.request_id: len(each.new_token_ids) for each in sent if each.finish_reason is not None}
+            fates = [until_stop(fate, ended.get(fate[0], fate[2] + 1)) for fate in fates]
+        self._count(fates, sent)
+        return fates
+
+    def _count(self, fates: list[Fate], sent: Sequence[Any]) -> None:
+        """Count a step of which clients receive what was `sent`; by default nothing, as workers count."""
 
     def make_spec_decoding_stats(self, *args: Any, **kwargs: Any) -> Any:
         """Record how many draft tokens of one request were accepted."""

@@ -12,7 +12,7 @@ from specplug.seams.probe import imported, problems
 from specplug.seams.support import Range, Support
 from specplug_vllm.seams.table import DIFFERENCES, NEWEST, OLDEST, OPTIONAL, SEAMS
 
-VERSIONS = Range(engine="vLLM", oldest=OLDEST, newest=NEWEST)
+VERSIONS = Range(engine="vLLM", oldest=OLDEST, newest=NEWEST, compared=frozenset({NEWEST}))  # it has no CPU build
 SUPPORTED, REMEDY = str(VERSIONS), VERSIONS.remedy
 
 parse = VERSIONS.parse
