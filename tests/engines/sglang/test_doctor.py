@@ -46,7 +46,7 @@ def test_doctor_looks_through_a_launch_line():
         "seams found",
         "SGLang loads specplug",
         "settings of the launch: mode: off",
-        "drafts are chains of up to 8 tokens; overlap scheduling, up to 8 requests at a time, torch_native attention",
+        "drafts are chains of up to 8 tokens; overlap scheduling, up to 8 requests at a time (limited by",
         "every draft length from 0 to 8 may be chosen; cpu has no graphs",
         "get no drafts",
     ):

@@ -66,10 +66,10 @@ def follow_texts(scheduler: Any, regex: str | None) -> int:
 
 def test_rollbacks_copy_none_of_the_output(pair):
     """SGLang's own copy the whole list of accepted tokens, at each of a draft's nodes."""
-    assert pair.drafting.inside(roll_back, count=40) == (True, 25)
+    assert pair.drafting.inside(roll_back, count=40) == [True, 25]
 
 
-def roll_back(scheduler: Any, count: int) -> tuple[bool, int]:
+def roll_back(scheduler: Any, count: int) -> list[bool | int]:
     """Return whether XGrammar's list of accepted tokens is the same one after a rollback, and its length then."""
     grammar = state_of("[x]*", [])._grammar
     for _ in range(count):
@@ -77,7 +77,7 @@ def roll_back(scheduler: Any, count: int) -> tuple[bool, int]:
     accepted = grammar.accepted_tokens
     grammar.rollback(0)
     grammar.rollback(15)
-    return grammar.accepted_tokens is accepted, len(grammar.accepted_tokens)
+    return [grammar.accepted_tokens is accepted, len(grammar.accepted_tokens)]
 
 
 def test_grammars_that_cannot_go_back_get_no_drafts(expected, engine):
