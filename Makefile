@@ -6,12 +6,13 @@ STAMP  := $(VENV)/.ready
 VLLM   := .venv-vllm
 SGLANG := .venv-sglang
 PINS   := .ci/environments
+OLDER  := $(patsubst $(PINS)/versions/%.txt,%,$(wildcard $(PINS)/versions/*.txt))
 # On a terminal pip shows what it installs and how far it is; elsewhere, as in CI, it is quiet.
 PIP     = pip install $(if $(MAKE_TERMOUT),,-qq) --disable-pip-version-check
 
 .DEFAULT_GOAL := help
 .PHONY: help setup setup-engines setup-vllm setup-vllm-peers setup-sglang demo demo-crosstok demo-vllm demo-sglang demo-rag test test-all test-core \
-  soak then-vllm then-sglang test-vllm test-vllm-all test-sglang test-sglang-all lint format clean check-python check-vllm check-sglang
+  soak then-vllm then-sglang test-versions $(OLDER:%=test-%) test-vllm test-vllm-all test-sglang test-sglang-all lint format clean check-python check-vllm check-sglang
 
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 18
@@ -140,13 +141,36 @@ test-sglang test-sglang-all:
 	@echo "test-sglang: SKIPPED, because the tests run SGLang on Linux on x86-64 only; this is $$(uname -sm)."
 endif
 
+# Supported versions that no other tests run.  Each has an environment that holds what differs and finds the rest in its
+# engine's own; `python -m tests.compatibility` shows what ran.
+engine = $(firstword $(subst -, ,$1))
+BASE_transformers  := $(VENV)
+BASE_sglang        := $(SGLANG)
+TESTS_transformers := tests/transformers tests/draft_model
+TESTS_sglang       := $(patsubst %,tests/engines/sglang/test_%.py,greedy spec_greedy exact sampling spec_sampling seeds \
+  features grammar lifecycle server)
+
+test-versions: $(OLDER:%=test-%) ## the features on each supported version that no other tests run
+
+$(OLDER:%=test-%): test-%: .venv-%/.ready
+	.venv-$*/bin/python -m pytest $(TESTS_$(call engine,$*)) -m "not slow" --junitxml=.cache/compatibility/versions/$*.xml
+
+.SECONDEXPANSION:
+$(OLDER:%=.venv-%/.ready): .venv-%/.ready: $(PINS)/versions/%.txt $$(BASE_$$(call engine,$$*))/.ready
+	$(PYTHON) -m venv .venv-$*
+	.venv-$*/bin/$(PIP) --no-deps --ignore-installed -r $<
+	@cd .venv-$*/lib/python3*/site-packages && \
+	  echo "import site; site.addsitedir('$$(echo $(CURDIR)/$(BASE_$(call engine,$*))/lib/python3*/site-packages)')" >base.pth
+	@touch $@
+
 MINUTES  ?= 10
 REQUESTS ?= 10000
 ENGINE   ?= all
-soak: setup-engines ## real servers under mixed requests and faults, MINUTES=10 each; ENGINE=vllm, vllm-v2, sglang or all
+MODE     ?= on
+soak: setup-engines ## real servers under mixed requests and faults, MINUTES=10 each; ENGINE=vllm, vllm-v2, sglang or all; MODE=off
 	@failed=0; for engine in $(if $(filter all,$(ENGINE)),vllm vllm-v2 sglang,$(ENGINE)); do \
 	  case $$engine in sglang) python=$(SGLANG)/bin/python;; *) python=$(VLLM)/bin/python;; esac; \
-	  $$python -m tests.soak --engine $$engine --minutes $(MINUTES) --requests $(REQUESTS) || failed=1; \
+	  $$python -m tests.soak --engine $$engine --minutes $(MINUTES) --requests $(REQUESTS) --mode $(MODE) || failed=1; \
 	done; exit $$failed
 
 format: setup ## let ruff format the code

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from specplug.errors import PluginError, SpecplugError, ends_process
+from specplug.errors import PluginError, SpecplugError, describe, ends_process
 from specplug.faults import FaultGuard, FaultSink
 from specplug.grammar.drafts import SOURCE
 from specplug.interfaces import Planner, PluginContext, Proposer, Trimmer, Verifier
@@ -49,7 +49,7 @@ def build_plan_stage(settings: Settings, registry: Registry, context: PluginCont
     for spec in _policies(settings, registry):
         with _starting(spec):
             planner: Planner = _checked(spec.build(_context_for(spec, settings, context)), Planner, spec)
-        parts[spec.name] = PlanStage(planner, context.caps, _guard(settings, f"policy {spec.name}", sink))
+            parts[spec.name] = PlanStage(planner, context.caps, _guard(settings, f"policy {spec.name}", sink))
     if len(parts) > 1:
         stage = PlanStage(JoinedPlanner(parts), context.caps, _guard(settings, f"policy {settings.policy}", sink))
     else:
@@ -190,8 +190,8 @@ def _handle(
             memory.require(name, declared, memory.free_bytes(own.device))
         proposer: Proposer = _checked(spec.build(own), Proposer, spec)
         proposer.warmup()
-    deadline = settings.faults.host_deadline_ms
-    handle = make_handle(spec, proposer, None if deadline is None else deadline / 1000, context.device)
+        deadline = settings.faults.host_deadline_ms
+        handle = make_handle(spec, proposer, None if deadline is None else deadline / 1000, context.device)
     if own.device == context.device:
         handle.declared = declared + sum(part.handle.declared for part in parts)
         handle.to_allocate = max(0, handle.declared - (memory.allocated_bytes(own.device) - before))
@@ -229,7 +229,7 @@ def _starting(spec: PluginSpec) -> Iterator[None]:
         lines = "".join(traceback.format_list(frames[-_FRAMES_SHOWN:])).rstrip()
         raise PluginError.build(
             f"{spec.kind} {spec.name!r} does not start",
-            found=f"{type(error).__name__}: {error}",
+            found=describe(error),
             remedy="Report it to the plug-in's author, or choose another one"
             + (f". It was raised here:\n{lines}" if lines else ""),
         ) from error

@@ -15,7 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from specplug.interfaces import PluginContext, Proposer, ReportsStatus
+from specplug.faults import status_of
+from specplug.interfaces import PluginContext, Proposer
 from specplug.pipeline.buffers import shift_sources
 from specplug.pipeline.runner import ProposerRunner
 from specplug.types.batch import BatchView
@@ -100,8 +101,8 @@ class ComposedProposer(Proposer):
 
     def status(self) -> dict[str, Any]:
         """Return the parts' statuses, by name."""
-        proposers = {part.handle.spec.name: part.handle.proposer for part in self.parts}
-        return {name: proposer.status() for name, proposer in proposers.items() if isinstance(proposer, ReportsStatus)}
+        found = {part.handle.spec.name: status_of(part.guard.name, part.handle.proposer) for part in self.parts}
+        return {name: status for name, status in found.items() if status}
 
     def close(self) -> None:
         """Release the parts."""

@@ -10,8 +10,10 @@ import difflib
 import signal
 import threading
 import traceback
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from typing import Any
 
+_LONGEST_TEXT = 4000  # characters of an object's text and of a traceback
 _LONGEST_COMPARED = 256  # characters of a name: comparing takes 0.1 s per million, and clients send names
 
 
@@ -31,9 +33,9 @@ class SpecplugError(Exception):
         """Build an error whose message joins the parts that are given."""
         parts = [what if who is None else f"{who}: {what}"]
         if found is not None:
-            parts.append(f"found {found}")
+            parts.append(f"found {text_of(found)}")
         if expected is not None:
-            parts.append(f"expected {expected}")
+            parts.append(f"expected {text_of(expected)}")
         message = "; ".join(parts)
         return cls(message if remedy is None else f"{message}. {remedy}")
 
@@ -73,12 +75,60 @@ def ends_process(error: BaseException) -> bool:
     in a plug-in.  Engines exit on SIGTERM by such a `SystemExit`.  Any other one is a plug-in's own fault, and so is a
     panic of a Rust extension, which derives from `BaseException`.
     """
-    if isinstance(error, Exception) or threading.current_thread() is not threading.main_thread():
+    kind = type(error)  # the exception's own attributes, `__class__` and `__traceback__` included, may raise
+    if issubclass(kind, Exception) or threading.current_thread() is not threading.main_thread():
         return False
     handlers = [signal.getsignal(number) for number in signal.valid_signals()]
     codes = {getattr(handler, "__code__", None) for handler in handlers}
-    frames = traceback.walk_tb(error.__traceback__)
-    return isinstance(error, KeyboardInterrupt) or any(frame.f_code in codes for frame, _ in frames)
+    frames = traceback.walk_tb(_traceback(error))
+    return kind is KeyboardInterrupt or any(frame.f_code in codes for frame, _ in frames)
+
+
+def text_of(value: object, how: Callable[[Any], str] = str) -> str:
+    """Return the text of a plug-in's object, or of an exception, by `str` or `repr`, shortened and valid UTF-8.
+
+    Its own methods may raise, or return a subclass of `str` whose methods do; then its type's name stands for it.
+    """
+    try:
+        text = str.__str__(how(value))
+    except BaseException as error:
+        if ends_process(error):
+            raise
+        text = f"<{_type_name(value)} without a text>"
+    return _shortened(text)
+
+
+def describe(error: BaseException) -> str:
+    """Return an exception's type and text, whatever its own methods do; messages and logs use nothing else."""
+    return f"{_shortened(_type_name(error))}: {text_of(error)}"
+
+
+def first_line(error: BaseException) -> str:
+    """Return the first line of `describe`, without a full stop: libraries of models explain themselves at length."""
+    return describe(error).splitlines()[0].rstrip(".: ")
+
+
+def traceback_of(error: BaseException) -> str:
+    """Return an exception's traceback as text, whatever its own methods and attributes do."""
+    try:
+        text = "".join(traceback.format_exception(error))
+    except BaseException as failed:
+        if ends_process(failed):
+            raise
+        text = "".join([*traceback.format_tb(_traceback(error)), describe(error)])
+    return _shortened(text.rstrip(), from_end=True)
+
+
+_traceback = BaseException.__dict__["__traceback__"].__get__
+
+
+def _type_name(value: object) -> str:
+    return str.__str__(type.__dict__["__name__"].__get__(type(value)))
+
+
+def _shortened(text: str, *, from_end: bool = False) -> str:
+    cut = text if len(text) <= _LONGEST_TEXT else text[-_LONGEST_TEXT:] if from_end else text[:_LONGEST_TEXT] + "..."
+    return cut.encode("utf-8", "backslashreplace").decode()
 
 
 def suggest(name: str, known: Iterable[str]) -> str:

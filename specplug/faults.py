@@ -11,11 +11,13 @@ the draft: by a broadcast from rank 0, or by "no drafts" on all ranks from an ag
 
 from __future__ import annotations
 
+import json
 import logging
 from collections import Counter
 from collections.abc import Callable
+from typing import Any
 
-from specplug.errors import ContractError, ends_process
+from specplug.errors import ContractError, describe, ends_process, text_of, traceback_of
 
 logger = logging.getLogger("specplug")
 
@@ -85,11 +87,11 @@ class FaultGuard:
         except LateDraft:
             self._fault("late", "its draft is late")
         except ContractError as error:
-            self._fault("malformed", str(error))
+            self._fault("malformed", text_of(error))
         except BaseException as error:
             if ends_process(error):
                 raise
-            self._fault("raised", f"it raised {type(error).__name__}: {error}", error)
+            self._fault("raised", f"it raised {describe(error)}", traceback_of(error))
         else:
             return True
         return False
@@ -99,8 +101,8 @@ class FaultGuard:
         self._cooldown_left = self._in_a_row = 0
         self._on_trial = False
 
-    def _fault(self, kind: str, what: str, error: BaseException | None = None) -> None:
-        self._note(kind, f"{what}. This can cost speed, never the text", error)
+    def _fault(self, kind: str, what: str, trace: str = "") -> None:
+        self._note(kind, f"{what}. This can cost speed, never the text", trace)
         if self.is_off:  # it still receives events; a fault in one of them does not extend the cool-down
             return
         self._in_a_row += 1
@@ -109,10 +111,26 @@ class FaultGuard:
             self._cooldown_left = self._cooldown_steps
             self._note("switched off", f"switched off for {self._cooldown_steps} steps after repeated faults")
 
-    def _note(self, kind: str, what: str, error: BaseException | None = None) -> None:
+    def _note(self, kind: str, what: str, trace: str = "") -> None:
         """Count the event, and log the first of its kind."""
         self.counts[kind] += 1
         self._sink(self.name, kind)
         if kind not in self._logged:
             self._logged.add(kind)
-            logger.warning("%s: %s (logged once, counted from now on)", self.name, what, exc_info=error)
+            after = f"\n{trace}" if trace else ""
+            logger.warning("%s: %s (logged once, counted from now on)%s", self.name, what, after)
+
+
+def status_of(name: str, plugin: object) -> dict[str, Any]:
+    """Return what a plug-in reports of itself: {"error": ...} if that fails, empty if it reports nothing.
+
+    Engines send it between processes, so a report that is no JSON must fail here.
+    """
+    try:
+        report = getattr(plugin, "status", None)
+        return {} if report is None else dict(json.loads(json.dumps(report())))
+    except BaseException as error:
+        if ends_process(error):
+            raise
+        logger.warning("%s: status failed\n%s", name, traceback_of(error))
+        return {"error": describe(error)}

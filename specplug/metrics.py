@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 import torch
@@ -14,7 +14,8 @@ from specplug.errors import ContractError
 from specplug.types.departures import LossyCounter, LossyCounts
 from specplug.types.verdict import Verdict
 
-NO_SOURCE = "none"  # counts rows without a draft: plain decoding, the first token after a prefill
+NO_SOURCE = "none"  # counts rows without a draft although one was planned, and the first token after a prefill
+OFF_SOURCE = "off"  # counts rows of steps for which no drafts were planned, so that they are no evidence
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,16 +26,16 @@ class SourceCounts:
     counted as the accepted ones.
 
     Attributes:
-        target_steps: rows that emitted tokens, once per row and engine step, counted for the source of the row's first
-            token.
+        target_steps: rows that emitted tokens for a client, once per row and engine step, counted for the source of
+            the row's first token.
         proposed: tokens proposed for verification, after trimming; these are the "drafted" of `acceptance_rate`.
-        verified: proposed tokens that went through the target.
+        verified: proposed tokens that went through the target, up to the request's end.
         tested: verified tokens that were decided: the accepted ones and the rejected one.  Verified tokens after a
             rejection are not decided.
         accepted: tested tokens that were kept, bonus excluded.
         cut_by_grammar: proposed tokens that a grammar removed before verification.
-        emitted: tokens appended to requests, bonus and recovered tokens included, attributed like `target_steps`.
-        after_stop: emitted tokens after a stop, which no client sees.
+        emitted: tokens that reach clients, bonus and recovered tokens included, attributed like `target_steps`.
+        after_stop: tokens after a stop, which no client sees and `emitted` leaves out, attributed likewise.
         verified_at, tested_at, accepted_at: the same counts by position in the draft, up to the longest draft.  For
             trees, only `accepted_at` is meaningful, by depth.
     """
@@ -63,7 +64,7 @@ class SourceCounts:
 
     @property
     def never_verified(self) -> int:
-        """Draft tokens that the engine dropped for its own reasons, for example because the request finished first."""
+        """Draft tokens that the engine dropped for its own reasons, most often because the request ended first."""
         return self.proposed - self.verified - self.cut_by_grammar
 
     @property
@@ -129,7 +130,8 @@ class MetricsSnapshot:
     """The counts at one moment, on the host.  Subtract an earlier snapshot to get the counts in between.
 
     Attributes:
-        by_source: counts per source; rows without a draft are counted under `NO_SOURCE`.
+        by_source: counts per source; rows without a draft are counted under `NO_SOURCE`, and under `OFF_SOURCE`, which
+            is there if there were some, if no draft was planned.
         faults: for each plug-in, the number of times that it "raised", was "malformed" or "late", was "switched off"
             or "came back".
         lossy: counts of the rows that a lossy verifier decided.
@@ -155,7 +157,7 @@ class MetricsSnapshot:
         }
 
     def __sub__(self, earlier: MetricsSnapshot) -> MetricsSnapshot:
-        if list(self.by_source) != list(earlier.by_source):
+        if not earlier.by_source.keys() <= self.by_source.keys():
             raise ContractError.build(
                 "snapshots of different metrics",
                 who="MetricsSnapshot",
@@ -164,7 +166,10 @@ class MetricsSnapshot:
             )
         faults = {name: Counter(kinds) - Counter(earlier.faults.get(name, {})) for name, kinds in self.faults.items()}
         return MetricsSnapshot(
-            by_source={source: counts - earlier.by_source[source] for source, counts in self.by_source.items()},
+            by_source={
+                source: counts - earlier.by_source[source] if source in earlier.by_source else counts
+                for source, counts in self.by_source.items()
+            },
             faults={name: dict(kinds) for name, kinds in faults.items() if kinds},
             lossy=self.lossy - earlier.lossy,
         )
@@ -182,22 +187,22 @@ class SpecMetrics:
         lossy: the counter of lossy verification.
 
     Raises:
-        ContractError: a source has the name of another, or the reserved name "none".
+        ContractError: a source has the name of another, or a reserved name, "none" or "off".
     """
 
     def __init__(self, sources: Sequence[str], max_draft_length: int, device: torch.device | str = "cpu") -> None:
         self._names = (*sources, NO_SOURCE)
-        if len(set(self._names)) < len(self._names):
+        if len({*self._names, OFF_SOURCE}) <= len(self._names):
             raise ContractError.build(
                 "sources cannot be told apart",
                 who="SpecMetrics",
                 found=list(sources),
-                expected=f"distinct names other than {NO_SOURCE!r}",
+                expected=f"distinct names other than {NO_SOURCE!r} and {OFF_SOURCE!r}",
             )
         self._place = torch.arange(max_draft_length, device=device)
         self._rows = torch.zeros(len(self._names), len(_ROW_COUNTS), dtype=torch.int64, device=device)
         self._tokens = torch.zeros(len(self._names), max_draft_length, _FATES, dtype=torch.int64, device=device)
-        self._host_counts = 0, 0, 0  # `_ROW_COUNTS` by `record_on_host`
+        self._host_counts = {NO_SOURCE: (0, 0, 0), OFF_SOURCE: (0, 0, 0)}  # `_ROW_COUNTS` by `record_on_host`
         self._faults: defaultdict[str, Counter[str]] = defaultdict(Counter)
         self.lossy = LossyCounter()
 
@@ -226,14 +231,16 @@ class SpecMetrics:
         """Count a step of B rows without drafts, like `record` but in fewer operations."""
         self._rows[-1].add_(_row_counts(verdict, 0).sum(1))
 
-    def record_on_host(self, num_rows: int, after_stop: int = 0) -> None:
+    def record_on_host(self, num_rows: int, after_stop: int = 0, *, planned: bool = True) -> None:
         """Count rows that emitted one token each in a step without drafts, without using the device (host).
 
-        Engines that know these numbers on the host call this in place of `record`; `after_stop` of the tokens came
-        after a stop.
+        Engines that know these numbers on the host call this in place of `record`; `after_stop` of the rows had ended
+        before the step.  Where no drafts were `planned`, the rows count for `OFF_SOURCE`.
         """
-        rows, emitted, after = self._host_counts
-        self._host_counts = rows + num_rows, emitted + num_rows, after + after_stop
+        source = NO_SOURCE if planned else OFF_SOURCE
+        rows, emitted, after = self._host_counts[source]
+        live = num_rows - after_stop
+        self._host_counts[source] = rows + live, emitted + live, after + after_stop
 
     def _record_tokens(self, bucket: Tensor, verdict: Verdict, tested: Tensor) -> None:
         """Count every draft position once: by `bucket` [B, N], position, and the stage that it reached."""
@@ -262,7 +269,7 @@ class SpecMetrics:
         Without a copy the counters are read back, which on a GPU waits for the steps that are queued.
         """
         rows, tokens = (counts.to("cpu", copy=True) for counts in copied or self.tensors())
-        rows[-1] += torch.tensor(self._host_counts)
+        rows[-1] += torch.tensor(self._host_counts[NO_SOURCE])
         came = tokens.flip(2).cumsum(2).flip(2)  # reached at least this stage
         by_source = {}
         for name, of_rows, at in zip(self._names, rows.tolist(), came.transpose(1, 2).tolist(), strict=True):
@@ -272,13 +279,17 @@ class SpecMetrics:
             for name_at, places in zip(_AT_COUNTS, reached, strict=True):
                 named |= {name_at: tuple(places), name_at.removesuffix("_at"): sum(places)}
             by_source[name] = SourceCounts(**named)
+        if any(off := self._host_counts[OFF_SOURCE]):
+            none = by_source[NO_SOURCE] - by_source[NO_SOURCE]
+            by_source[OFF_SOURCE] = replace(none, **dict(zip(_ROW_COUNTS, off, strict=True)))
         faults = {name: dict(kinds) for name, kinds in self._faults.items()}
         return MetricsSnapshot(by_source, faults, self.lossy.read())
 
 
 def _row_counts(verdict: Verdict, dim: int) -> Tensor:
     """Stack the figures of `_ROW_COUNTS`."""
-    return torch.stack((verdict.emitted > 0, verdict.emitted, verdict.after_stop), dim)
+    seen = verdict.emitted - verdict.after_stop
+    return torch.stack((seen > 0, seen, verdict.after_stop), dim)
 
 
 def _ratio(part: int, whole: int) -> float | None:

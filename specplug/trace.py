@@ -15,7 +15,7 @@ from typing import Any, BinaryIO
 
 import torch
 
-from specplug.errors import SpecplugError, TraceError
+from specplug.errors import SpecplugError, TraceError, describe
 from specplug.metrics import NO_SOURCE
 from specplug.types.batch import EngineBatch
 from specplug.types.draft import Draft
@@ -161,7 +161,7 @@ def read_trace(path: str | Path, *, allow_torn: bool = False) -> Iterator[TraceR
     try:
         file = path.open("rb")
     except OSError as error:
-        found = f"{type(error).__name__}: {error}"
+        found = describe(error)
         raise TraceError.build("cannot read the trace", who=str(path), found=found) from error
     with file:
         header = file.readline()
@@ -196,7 +196,7 @@ def _open_for_rows(path: Path) -> BinaryIO:
         raise TraceError.build(
             "cannot write the trace",
             who=str(path),
-            found=f"{type(error).__name__}: {error}",
+            found=describe(error),
             expected="a file that can be created or continued",
             remedy="Choose another path",
         ) from error

@@ -9,12 +9,15 @@ that passed in `make test` is shown as such, and one that only `make test-all` r
 from __future__ import annotations
 
 import json
+import xml.etree.ElementTree as ElementTree
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "compatibility.md"
 RECORDS = ROOT / ".cache" / "compatibility"
+VERSIONS = ROOT / ".ci" / "environments" / "versions"
+"""Requirements of the older versions that `make test-versions` runs; the files are named after engine and version."""
 
 T, V1, V2, S = "transformers", "vLLM V1", "vLLM V2", "SGLang"
 ENGINES = (T, V1, V2, S)
@@ -266,11 +269,38 @@ def lacking(suite: str, passed: Iterable[str], slow: Iterable[str]) -> list[str]
     ]
 
 
-def render(records: Mapping[str, Mapping[str, list[str]]]) -> str:
+def older(reports: Path) -> dict[str, str]:
+    """Return what ran on each older version, by the name of its requirements.
+
+    Args:
+        reports: the folder of pytest's reports, in JUnit's format.
+
+    Raises:
+        SystemExit: a version was not run, or tests failed there.
+    """
+    found = {}
+    for name in sorted(path.stem for path in VERSIONS.glob("*.txt")):
+        file = reports / f"{name}.xml"
+        if not file.is_file():
+            raise SystemExit(f"{file}: no report; run make test-versions first")
+        suite = ElementTree.parse(file).getroot()[0]
+        tests, failed, skipped = (
+            sum(int(suite.attrib[key]) for key in keys) for keys in (["tests"], ["failures", "errors"], ["skipped"])
+        )
+        if failed:
+            raise SystemExit(f"{file}: {failed} of {tests} tests failed")
+        files = sorted({case.attrib["classname"].partition(".test_")[2].partition(".")[0] for case in suite})
+        minutes = float(suite.attrib["time"]) / 60
+        found[name] = f"{tests - skipped} passed, {skipped} skipped in {minutes:.1f} minutes: {', '.join(files)}"
+    return found
+
+
+def render(records: Mapping[str, Mapping[str, list[str]]], versions: Mapping[str, str]) -> str:
     """Return the page.
 
     Args:
         records: by suite, the ids under "passed" and "slow" of its newest run.
+        versions: what `older` returns.
     """
 
     def shown(engine: str, cell: str | None) -> str:
@@ -291,13 +321,15 @@ def render(records: Mapping[str, Mapping[str, list[str]]]) -> str:
             lines.append(f"| {row} | {' | '.join(shown(engine, found.get(engine)) for engine in ENGINES)} |")
         return "\n".join(lines)
 
-    return _PAGE.format(features=table("feature", FEATURES), proposers=table("proposer", PROPOSERS))
+    ran = "\n".join(f"| {name.replace('-', ' ')} | {what} |" for name, what in versions.items())
+    return _PAGE.format(features=table("feature", FEATURES), proposers=table("proposer", PROPOSERS), versions=ran)
 
 
 _PAGE = """# Compatibility
 
-What the tests run on the real engines, on CPUs: vLLM 0.32.0 (V2 in Triton's interpreter, mostly with async scheduling)
-and SGLang 0.5.23 (overlapped; its kernels by stand-ins in plain torch). Each word links to the file of the tests.
+What the tests run on the real engines, on CPUs: transformers 5.24.0, vLLM 0.32.0 (V2 in Triton's interpreter, mostly
+with async scheduling) and SGLang 0.5.23 (overlapped; its kernels by stand-ins in plain torch). Each word links to the
+file of the tests.
 `python -m tests.compatibility` writes this page from the table in [tests/compatibility.py](../tests/compatibility.py)
 and from what the suites recorded when they ran; a run of a whole suite fails if a cell's tests are gone.
 
@@ -312,6 +344,17 @@ and from what the suites recorded when they ran; a run of a whole suite fails if
 {proposers}
 
 [engines.md](engines.md) has the limits of each engine in words.
+
+## Other versions
+
+`make test-versions` runs the tests of features on the oldest supported versions:
+
+| version | tests |
+|---|---|
+{versions}
+| vLLM 0.33 | not run: it has no build for CPUs. `make test` finds [every seam](vllm-seams.md) in its sources |
+
+Versions of transformers between the oldest and the newest were not run.
 """
 
 
@@ -323,7 +366,7 @@ def main() -> None:
         if not file.is_file():
             raise SystemExit(f"{file}: no record; run the whole suite {suite} first")
         records[suite] = json.loads(file.read_text())
-    PAGE.write_text(render(records))
+    PAGE.write_text(render(records, older(RECORDS / "versions")))
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ import ast
 import pytest
 
 from tests import compatibility
-from tests.compatibility import FEATURES, PAGE, PROPOSERS, ROOT, cells, evidence, lacking, render
+from tests.compatibility import FEATURES, PAGE, PROPOSERS, ROOT, VERSIONS, cells, evidence, lacking, render
 
 
 @pytest.mark.parametrize(("row", "engine", "cell"), cells())
@@ -26,7 +26,8 @@ def test_a_cells_tests_exist(row, engine, cell):
 def test_the_page_has_all_rows():
     page = PAGE.read_text(encoding="utf-8")
     rows = [line.split("|")[1].strip() for line in page.splitlines() if line.startswith("|")]
-    assert set(rows) - {"feature", "proposer", "---"} == {*FEATURES, *PROPOSERS}
+    versions = {path.stem.replace("-", " ") for path in VERSIONS.glob("*.txt")}
+    assert set(rows) - {"feature", "proposer", "version", "---", "vLLM 0.33"} == {*FEATURES, *PROPOSERS, *versions}
 
 
 def test_what_did_not_run_is_noticed():
@@ -41,6 +42,26 @@ def test_what_did_not_run_is_noticed():
 def test_a_slow_test_is_shown_as_one():
     records = {suite: {"passed": [], "slow": []} for suite in compatibility.SUITES.values()}
     records["tests/transformers"]["passed"] = ["tests/transformers/test_seeds.py::test_x"]
-    line = next(line for line in render(records).splitlines() if line.startswith("| seeds"))
+    line = next(line for line in render(records, {}).splitlines() if line.startswith("| seeds"))
     assert "| [tested](../tests/transformers/test_seeds.py) |" in line
     assert "[tested, slow](../tests/engines/sglang/test_seeds.py)" in line
+
+
+REPORT = """<testsuites><testsuite errors="0" failures="{failures}" skipped="1" tests="3" time="90.0">
+<testcase classname="tests.engines.sglang.test_greedy" name="a"/>
+<testcase classname="tests.engines.sglang.test_server.TestChats" name="b"/>
+</testsuite></testsuites>"""
+
+
+def test_older_versions_are_shown_as_they_ran(tmp_path):
+    names = [path.stem for path in VERSIONS.glob("*.txt")]
+    for name in names:
+        (tmp_path / f"{name}.xml").write_text(REPORT.format(failures=0))
+    shown = "2 passed, 1 skipped in 1.5 minutes: greedy, server"
+    assert compatibility.older(tmp_path) == dict.fromkeys(sorted(names), shown)
+    (tmp_path / f"{names[0]}.xml").write_text(REPORT.format(failures=1))
+    with pytest.raises(SystemExit, match="1 of 3 tests failed"):
+        compatibility.older(tmp_path)
+    (tmp_path / f"{names[0]}.xml").unlink()
+    with pytest.raises(SystemExit, match="run make test-versions first"):
+        compatibility.older(tmp_path)

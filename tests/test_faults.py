@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import os
 import signal
+import sys
 import threading
 from contextlib import contextmanager
+from types import SimpleNamespace
 
 import pytest
 
-from specplug.errors import ContractError
-from specplug.faults import FaultGuard, LateDraft
+from specplug.errors import ContractError, PluginError, text_of
+from specplug.faults import FaultGuard, LateDraft, status_of
+from specplug.pipeline.worker import Worker
+from specplug.plugins.specs import PolicySpec
+from specplug.settings.mistakes import shown
 
 OFF, ON = False, True
 
@@ -72,6 +78,94 @@ def test_success_is_no_fault(guard, events):
     assert guard.call(works) is True
     assert not guard.counts
     assert not events
+
+
+def refuse(*_args):
+    raise ZeroDivisionError("of the object's own")
+
+
+class Hostile(BaseException):
+    """An exception whose every method raises, those that read its attributes included."""
+
+    __str__ = __repr__ = __getattribute__ = __del__ = refuse
+
+
+class HostileContractError(ContractError):
+    __str__ = refuse
+
+
+class HostileText(str):
+    """A string that can neither be shown, formatted nor looked up."""
+
+    __str__ = __repr__ = __format__ = __hash__ = __len__ = refuse
+
+
+class Unshown:
+    __repr__ = refuse
+
+
+class HostileInterrupt(KeyboardInterrupt):
+    __str__ = refuse
+
+
+class Notes(ValueError):
+    __notes__ = __cause__ = __traceback__ = property(refuse)
+
+
+@pytest.fixture
+def unraisable(monkeypatch):
+    """What Python does with an exception in `__del__`: nothing but to show it."""
+    monkeypatch.setattr(sys, "unraisablehook", lambda _: None)
+    yield
+    gc.collect()
+
+
+@pytest.mark.usefixtures("unraisable")
+@pytest.mark.parametrize("kind", [Hostile, HostileContractError, HostileInterrupt, Notes])
+def test_an_exception_whose_own_methods_raise_is_contained(guard, caplog, kind):
+    def action():
+        raise kind(HostileText("\ud800"))
+
+    assert guard.step(action) is False
+    assert guard.call(action) is False
+    assert sum(guard.counts.values()) == 3
+    assert kind.__name__ in caplog.text
+
+
+@pytest.mark.usefixtures("unraisable")
+@pytest.mark.parametrize("kind", [Hostile, HostileInterrupt])
+def test_a_worker_survives_it(kind):
+    def job():
+        raise kind
+
+    worker = Worker("test")
+    for done in [worker.submit(job), worker.submit(works)]:
+        assert FaultGuard("mine").call(done.result) is (done.done() and done.exception() is None)
+    worker.stop()
+
+
+def test_texts_of_objects_are_short_and_can_be_encoded():
+    assert text_of(HostileText("x")) == text_of(HostileText("x"), repr) == "<HostileText without a text>"
+    assert text_of("\ud800") == r"\ud800"
+    assert len(text_of("x" * 10**6)) < 10**4
+    assert str(ContractError.build("wrong", found=HostileText("x"))) == "wrong; found <HostileText without a text>"
+    assert shown({"a": [HostileText("x"), Hostile]}).startswith("{'a': ['x', ")
+    assert shown([Unshown()]) == "<list without a text>"
+
+
+@pytest.mark.parametrize("status", [refuse, lambda: {"x": {1, 2}}, lambda: 7, lambda: {HostileText("x"): object()}])
+def test_a_status_that_fails_is_reported(status):
+    plugin = SimpleNamespace(status=status)
+    assert list(status_of("mine", plugin)) == ["error"]
+    assert status_of("mine", SimpleNamespace()) == {}
+
+
+def test_a_spec_has_a_plain_name():
+    spec = PolicySpec(name=HostileText("mine"), factory="a:b", summary=HostileText("does it"))
+    assert type(spec.name) is type(spec.summary) is str
+    assert f"{spec.name}: {spec.summary}" == "mine: does it"
+    with pytest.raises(PluginError, match="a policy: name is not a string; found 7"):
+        PolicySpec(name=7, factory="a:b", summary="")
 
 
 class PanicException(BaseException):
@@ -138,7 +232,7 @@ def test_the_first_fault_of_each_kind_is_logged_with_the_name_of_the_plug_in(gua
     for text in ("it raised ValueError: planted", "its draft is late", "of shape (3,)", "switched off for 3 steps"):
         assert sum(text in message for message in messages) == 1, messages
     assert len(messages) == 4
-    assert sum(record.exc_info is not None for record in caplog.records) == 1  # the traceback of what it raised
+    assert sum("Traceback" in message for message in messages) == 1, "of what it raised"
 
 
 def test_it_is_switched_off_after_enough_faults_in_a_row(guard, events):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pickle
+from dataclasses import replace
 
 import pytest
 import torch
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from specplug.errors import ContractError
-from specplug.metrics import NO_SOURCE, MetricsSnapshot, SourceCounts, SpecMetrics
+from specplug.metrics import NO_SOURCE, OFF_SOURCE, MetricsSnapshot, SourceCounts, SpecMetrics
 from specplug.types.verdict import Outcome, Verdict
 
 SOURCES = ("own text", "references")
@@ -64,9 +65,18 @@ class TestCounts:
         ended = {"source": 0, "proposed": 4, "verified": 4, "accepted": 2, "emitted": 3, "after_stop": 3}
         ending = {**ended, "after_stop": 2}
         of_both, of_ending = (recorded(rows).snapshot().total for rows in ([ended, ending], [ending]))
-        names = ("proposed", "verified", "tested", "accepted", "verified_at", "tested_at", "accepted_at")
-        assert [getattr(of_both, name) for name in names] == [getattr(of_ending, name) for name in names]
-        assert (of_both.target_steps, of_both.emitted, of_both.after_stop) == (2, 6, 5)
+        assert replace(of_both, after_stop=2) == of_ending
+        assert of_both.after_stop == 5
+
+    def test_tau_is_the_tokens_of_clients_by_steps(self):
+        """Answers of 2 tokens and the end of sequence, drafted with 2 further tokens, which nobody receives."""
+        first = {"emitted": 1}
+        drafted = {"source": 0, "proposed": 4, "verified": 4, "accepted": 4, "emitted": 5, "after_stop": 3}
+        overrun = {"source": 0, "proposed": 4, "verified": 4, "accepted": 0, "emitted": 1, "after_stop": 1}
+        total = recorded(*[[first], [drafted], [overrun]] * 50).snapshot().total
+        assert (total.emitted, total.target_steps, total.tau) == (50 * 3, 50 * 2, 3 / 2)
+        assert (total.accepted, total.rejected, total.wasted, total.never_verified) == (50, 0, 0, 50 * 3)
+        assert total.acceptance_by_position == (1.0, None, None, None)
 
     def test_one_step(self):
         own, references, unknown = recorded(STEP).snapshot().by_source.values()
@@ -88,8 +98,8 @@ class TestCounts:
         assert own.verified_acceptance_rate == 3 / 5
         assert own.acceptance_by_position == (1.0, 1.0, 0.0, None)
         assert own.tau == 5 / 2
-        assert (references.rejected, references.never_verified, references.cut_by_grammar) == (1, 0, 2)
-        assert (references.emitted, references.after_stop) == (4, 2)
+        assert (references.rejected, references.never_verified, references.cut_by_grammar) == (1, 2, 2)
+        assert (references.emitted, references.after_stop) == (2, 2)
         assert (unknown.target_steps, unknown.emitted, unknown.proposed) == (1, 1, 0)
 
     def test_a_draft_of_several_sources_is_counted_token_by_token(self):
@@ -104,8 +114,8 @@ class TestCounts:
     def test_total_counts_plain_rows_too(self):
         total = recorded(STEP).snapshot().total
         assert total.target_steps == 5
-        assert total.tau == 10 / 5
-        assert total.acceptance_rate == 5 / 12
+        assert total.tau == 8 / 5
+        assert total.acceptance_rate == 3 / 12
 
     def test_nothing_recorded_has_no_ratios(self):
         total = SpecMetrics((), 2).snapshot().total
@@ -120,8 +130,8 @@ class TestCounts:
         rows = [row for rows in steps for row in rows]
         for name, counts in snapshot.by_source.items():
             mine = [r for r in rows if who(r["source"][0]) == name]
-            assert counts.target_steps == sum(r["emitted"] > 0 for r in mine)
-            assert counts.emitted == sum(r["emitted"] for r in mine)
+            assert counts.target_steps == sum(seen(r) > 0 for r in mine)
+            assert counts.emitted == sum(seen(r) for r in mine)
             assert counts.after_stop == sum(r["after_stop"] for r in mine)
             for field, reached in REACHED.items():
                 at = [sum(who(r["source"][p]) == name and p in reached(r) for r in rows) for p in range(DRAFT_LENGTH)]
@@ -129,19 +139,33 @@ class TestCounts:
                 assert field in ("proposed", "cut_by_grammar") or getattr(counts, f"{field}_at") == tuple(at), field
             assert counts.proposed == counts.verified + counts.cut_by_grammar + counts.never_verified
             assert counts.verified == counts.accepted + counts.wasted
-        assert snapshot.total.rejected == sum(r["accepted"] < r["verified"] for r in rows)
+        assert snapshot.total.rejected == sum(r["accepted"] < r["verified"] and not r["after_stop"] for r in rows)
 
 
 def who(source: int) -> str:
     return SOURCES[source] if source in (0, 1) else NO_SOURCE
 
 
+def seen(row: dict) -> int:
+    """Emitted tokens that reach the client."""
+    return row["emitted"] - row["after_stop"]
+
+
+def until_end(row: dict, count: int) -> range:
+    """The places below `count`; of a row that ended within its draft, those before its last token."""
+    return range(min(count, seen(row) - 1) if row["after_stop"] else count)
+
+
+def left(row: dict) -> int:
+    return row["proposed"] if seen(row) or not row["emitted"] else 0
+
+
 REACHED = {
-    "proposed": lambda row: range(row["proposed"]),
-    "cut_by_grammar": lambda row: range(row["proposed"] - row["cut_by_grammar"], row["proposed"]),
-    "verified": lambda row: range(row["verified"]),
-    "tested": lambda row: range(min(row["accepted"] + 1, row["verified"])),
-    "accepted": lambda row: range(row["accepted"]),
+    "proposed": lambda row: range(left(row)),
+    "cut_by_grammar": lambda row: range(max(0, left(row) - row["cut_by_grammar"]), left(row)),
+    "verified": lambda row: until_end(row, row["verified"]),
+    "tested": lambda row: until_end(row, min(row["accepted"] + 1, row["verified"])),
+    "accepted": lambda row: until_end(row, row["accepted"]),
 }
 """Which places of a row's draft count."""
 
@@ -152,15 +176,31 @@ def random_rows(draw):
     cut = draw(st.integers(0, proposed))
     verified = draw(st.integers(0, proposed - cut))
     accepted = draw(st.integers(0, verified))
+    emitted = draw(st.sampled_from([0, accepted + 1]))
     return {
         "source": draw(st.tuples(*[st.integers(-1, 3)] * DRAFT_LENGTH)),  # 2 and 3 are out of range
         "proposed": proposed,
         "verified": verified,
         "accepted": accepted,
         "cut_by_grammar": cut,
-        "emitted": draw(st.sampled_from([0, accepted + 1])),
-        "after_stop": draw(st.integers(0, accepted)),
+        "emitted": emitted,
+        "after_stop": draw(st.integers(0, emitted)),
     }
+
+
+class TestOff:
+    """Rows that no draft was planned for are no evidence of what drafts are worth."""
+
+    def test_they_have_a_source_of_their_own(self):
+        metrics = recorded([STEP[0]])
+        before = metrics.snapshot()
+        assert OFF_SOURCE not in before.by_source, "while there are none"
+        metrics.record_on_host(5, after_stop=1, planned=False)
+        metrics.record_on_host(2)
+        spent = metrics.snapshot() - before
+        assert (spent.by_source[OFF_SOURCE].target_steps, spent.by_source[OFF_SOURCE].emitted) == (4, 4)
+        assert (spent.by_source[NO_SOURCE].target_steps, spent.total.target_steps) == (2, 6)
+        assert spent.total.after_stop == 1
 
 
 class TestSnapshot:
@@ -194,7 +234,7 @@ class TestSnapshot:
         metrics.fault("slow", "raised")
         plain = json.loads(json.dumps(metrics.snapshot().as_dict(), allow_nan=False))
         assert plain["faults"] == {"slow": {"raised": 1}}
-        assert plain["total"]["tau"] == 2.0
+        assert plain["total"]["tau"] == 1.6
         assert plain["by_source"]["own text"]["acceptance_by_position"] == [1.0, 1.0, 0.0, None]
         public = {name for name in dir(SourceCounts) if not name.startswith("_")} - {"as_dict"}
         assert set(plain["total"]) == public

@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from specplug_transformers.seams import VERSIONS
+
 ROOT = Path(__file__).parents[1]
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 PLUGIN_FOLDERS = ("proposers", "policies", "adapters")
@@ -83,6 +85,12 @@ def test_the_wheel_holds_every_module_and_nothing_else(wheel):
 def test_dependencies_are_ranges():
     requirements = PYPROJECT["project"]["dependencies"]
     assert not [r for r in requirements if "==" in r or "<" in r]
+
+
+def test_the_extra_installs_the_supported_transformers():
+    (major, oldest), (_, newest) = VERSIONS.oldest, VERSIONS.newest
+    extra = PYPROJECT["project"]["optional-dependencies"]["transformers"]
+    assert extra[0] == f"transformers>={major}.{oldest},<{major}.{newest + 1}"
 
 
 def test_the_wheel_alone_lists_and_runs_the_demo(empty_environment, tmp_path):

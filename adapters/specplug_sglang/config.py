@@ -26,6 +26,13 @@ LADDER = (0, 1, 2, 4, 8, 16, 32)
 """Draft lengths that get their own attention backend and CUDA graph on a GPU, besides the maximum draft length."""
 
 
+_MOST_REQUESTS, _FEWEST_REQUESTS = 2048, 48
+"""The least that SGLang runs at a time without speculation where its cache holds them, and what with its own."""
+
+_TABLE_SHARE = 64
+"""The token table, of four bytes per request and token of context, takes at most this part of the device's memory."""
+
+
 def is_requested(server_args: Any) -> bool:
     """Return whether this server enables specplug, to draft or to plan the drafts of SGLang's own drafter."""
     return proposes(server_args) or engine_method(server_args) is not None
@@ -65,6 +72,36 @@ def resolved(server_args: Any) -> ResolvedSettings:
     """
     tokens, environment = decided(server_args).speculative_num_draft_tokens, os.environ.get(CONFIG_VARIABLE, "")
     return _load(None if tokens is None else int(tokens) - 1, _algorithm(server_args), environment)
+
+
+def default_requests(context_length: int, memory: float | None, *, has_states: bool = False) -> tuple[int, str]:
+    """Return the default of ``--max-running-requests``, and what it follows from.
+
+    SGLang lowers it further, with a warning, where its cache holds fewer requests.
+
+    Args:
+        context_length: most tokens of a request.
+        memory: of the device, in MiB; None if it is not known.
+        has_states: whether the model has recurrent state, of which SGLang reserves one per request and draft token.
+    """
+    if has_states:
+        return _FEWEST_REQUESTS, "memory for recurrent state; --max-running-requests raises it"
+    most = _MOST_REQUESTS
+    if memory is not None:
+        most = int(memory * (1 << 20) / _TABLE_SHARE / (4 * context_length))
+    if most >= _MOST_REQUESTS:
+        return _MOST_REQUESTS, "SGLang's default without speculation"
+    return max(most, _FEWEST_REQUESTS), "memory for token ids; --max-running-requests raises it"
+
+
+def default_requests_of(server_args: Any) -> tuple[int, str]:
+    """Return `default_requests` of a server."""
+    from sglang.srt.arg_groups.overrides import model_config_of
+    from sglang.srt.configs.hybrid_arch import mambaish_config
+    from sglang.srt.utils.common import get_device_memory_capacity
+
+    config, memory = model_config_of(server_args), get_device_memory_capacity(decided(server_args).device)
+    return default_requests(int(config.context_len), memory, has_states=mambaish_config(config) is not None)
 
 
 def engine_caps(server_args: Any) -> EngineCaps:

@@ -10,7 +10,7 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
-from specplug.errors import EngineError, SpecplugError
+from specplug.errors import EngineError, SpecplugError, describe
 from specplug.operator import startup_errors
 from specplug_sglang import seams
 from specplug_sglang.config import ALGORITHM, HANDLES_ARGUMENTS, engine_method
@@ -81,7 +81,7 @@ def _broken(error: Exception) -> SpecplugError:
     return EngineError.build(
         "could not be set up in this SGLang",
         who="specplug_sglang",
-        found=f"{type(error).__name__}: {error}",
+        found=describe(error),
         expected=str(VERSIONS),
         remedy=f"{VERSIONS.remedy}, or start without --speculative-algorithm {ALGORITHM}",
     )

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from multiprocessing.connection import Connection
 from typing import Any
 
-from specplug.errors import RequestError
+from specplug.errors import RequestError, describe
 from specplug_sglang.config import ALGORITHM
 
 MOST_CACHED_ON_A_CPU = 1 << 16
@@ -50,7 +50,7 @@ def main(connection: Connection) -> None:
             except RequestError as error:
                 connection.send(("refused", str(error)))
             except Exception as error:
-                report = {"what": f"SGLang failed to {what}", "found": f"{type(error).__name__}: {error}"}
+                report = {"what": f"SGLang failed to {what}", "found": describe(error)}
                 connection.send(("raised", report))
     except (EOFError, OSError):
         pass  # the other side has closed the pipe
@@ -80,7 +80,7 @@ def _start(
         what = "SGLang does not run on this machine"
         if is_cpu:
             what += ", which has no accelerator that torch finds"
-        raise _Failure(what, f"{type(error).__name__}: {error}") from error
+        raise _Failure(what, describe(error)) from error
     from specplug_sglang import seams
 
     seams.require("cli")

@@ -32,6 +32,13 @@ def specplug_register_checks(register: Callable[[CheckSpec], None]) -> None:
     )
     register(
         CheckSpec(
+            name="sglang import",
+            factory="specplug_sglang.doctor.checks:imports",
+            summary="the installed SGLang imports",
+        )
+    )
+    register(
+        CheckSpec(
             name="sglang launch",
             factory="specplug_sglang.doctor.checks:launch",
             summary="the server that a launch line starts: chains or trees, draft lengths and their graphs, what is "

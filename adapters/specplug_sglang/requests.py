@@ -49,7 +49,8 @@ def served_plainly(req: Any) -> str | None:
     """Return the request feature that SGLang would serve inexactly with drafts; None if there is none.
 
     SGLang counts one token per step for penalties and min_new_tokens, however many were accepted, and its verification
-    skips min_p and custom logit processors.  Without drafts a step emits one token.
+    skips min_p and custom logit processors.  Grammars that cannot go back would constrain the first token of a draft
+    only, and a draft could end the scheduler (SGLang 24413).  Without drafts a step emits one token.
     """
     params = req.sampling_params
     if params.frequency_penalty or params.presence_penalty or params.repetition_penalty != 1.0:
@@ -60,7 +61,17 @@ def served_plainly(req: Any) -> str | None:
         return "custom logit processor"
     if params.min_p > 0 and params.top_k > 1:
         return "min_p"
+    if req.grammar is not None and not goes_back(req.grammar):
+        return "grammar"
     return None
+
+
+def goes_back(grammar: Any) -> bool:
+    """Return whether a `BaseGrammarObject`, or the one within a reasoner's, can roll back; Outlines' cannot."""
+    from sglang.srt.constrained.base_grammar_backend import BaseGrammarObject
+
+    constrains = getattr(grammar, "grammar", None) or grammar
+    return type(constrains).rollback is not BaseGrammarObject.rollback
 
 
 def text_length(req: Any) -> int:

@@ -5,12 +5,13 @@
     model.generate(**inputs, custom_generate=speculative_generate, specplug={"num_speculative_tokens": 15})
 
 Greedy search and sampling behave as in `generate`, with all its logits processors and stopping criteria.  Transformers
-5.16 to 5.19 passes neither `streamer` nor `tokenizer` to a custom function: pass a streamer as `specplug_streamer`, and
+passes neither `streamer` nor `tokenizer` to a custom function: pass a streamer as `specplug_streamer`, and
 stop strings as a `StopStringCriteria` among the stopping criteria.
 """
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -21,12 +22,14 @@ from transformers.generation.logits_process import PrefixConstrainedLogitsProces
 from transformers.generation.utils import GenerateDecoderOnlyOutput
 
 from specplug.errors import EngineError
+from specplug.settings import Settings
 from specplug_transformers.engine import Engine
 from specplug_transformers.intake import GenerateRequest
 from specplug_transformers.params import SamplingParams
 
 _LOWEST_TEMPERATURE = 1e-30
-_UNUSED = {"attention_mask", "position_ids", "past_key_values", "use_cache", "cache_position", "logits_to_keep"}
+_CACHE = ("cache", "past_key_values")  # its name from transformers 5.24 on, and before
+_UNUSED = {"attention_mask", "position_ids", "use_cache", "cache_position", "logits_to_keep", *_CACHE}
 _ENCODED = "mm_encoder_outputs"  # by kind, what `generate` makes of images and videos; empty for text
 
 
@@ -36,7 +39,7 @@ def speculative_generate(
     logits_processor: LogitsProcessorList,
     stopping_criteria: StoppingCriteriaList,
     generation_config: Any,
-    specplug: Mapping[str, Any] | None = None,
+    specplug: Settings | Mapping[str, Any] | None = None,
     specplug_requests: Sequence[Mapping[str, Any]] | None = None,
     specplug_streamer: Any = None,
     **model_kwargs: Any,
@@ -46,9 +49,9 @@ def speculative_generate(
     Puts the model into evaluation mode.  Each call builds a new engine.
 
     Args:
-        specplug: settings that override SPECPLUG_CONFIG and the defaults.
+        specplug: a mapping that overrides SPECPLUG_CONFIG and the defaults, or a `Settings` object in their place.
         specplug_requests: per-request fields, one mapping per row.
-        specplug_streamer: receives the new tokens of a single prompt, as `streamer` does.
+        specplug_streamer: receives a single prompt and then its new tokens, as `streamer` does.
         model_kwargs: arguments that `generate` prepared for the forward pass; only `attention_mask` is used, and any
             argument that would change the model's output is refused.
 
@@ -73,10 +76,12 @@ def speculative_generate(
                     prompt=prompt.tolist(),
                     params=_params(generation_config, input_ids.shape[1]),
                     specplug=None if specplug_requests is None else specplug_requests[row],
-                    processors=_with_padding(padding, logits_processor) if len(logits_processor) else None,
+                    processors=_for_row(row, padding, logits_processor) if len(logits_processor) else None,
                     stop_when=_stop_when(padding, stopping_criteria),
                 )
             )
+        if specplug_streamer is not None:
+            specplug_streamer.put(input_ids.cpu())  # which a streamer with `skip_prompt` waits for
         answers = _run(engine, requests, specplug_streamer)
     finally:
         engine.close()
@@ -111,7 +116,7 @@ def _run(engine: Engine, requests: list[GenerateRequest], streamer: Any) -> list
 def _refuse(
     config: Any, processors: LogitsProcessorList, model_kwargs: Mapping[str, Any], prompts: list[Tensor], streamer: Any
 ) -> None:
-    cache = model_kwargs.get("past_key_values")
+    caches = [cache for name in _CACHE if (cache := model_kwargs.get(name)) is not None]
     constrained = any(isinstance(processor, PrefixConstrainedLogitsProcessor) for processor in processors)
     requested = {
         "num_beams": config.num_beams not in (None, 1),
@@ -123,7 +128,7 @@ def _refuse(
         "watermarking_config": config.watermarking_config is not None,
         "prefix_allowed_tokens_fn for several prompts": constrained and len(prompts) > 1,
         "a streamer for several prompts": streamer is not None and len(prompts) > 1,
-        "past_key_values that hold a context": cache is not None and cache.get_seq_length() > 0,
+        "a cache that holds a context": any(cache.get_seq_length() for cache in caches),
     }
     inputs = {name for name, value in model_kwargs.items() if value is not None and value is not False}
     found = [name for name, is_requested in requested.items() if is_requested]
@@ -178,11 +183,19 @@ def _unpadded(input_ids: Tensor, attention_mask: Tensor | None) -> list[Tensor]:
     return [ids[mask] for ids, mask in zip(input_ids, kept, strict=True)]
 
 
-def _with_padding(padding: Tensor, processors: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap processors so that they see the row with its left padding, as in `generate`: some count positions."""
+def _for_row(row: int, padding: Tensor, processors: LogitsProcessorList) -> Callable[..., Any]:
+    """Return the processors for one row, which they see with its left padding, as in `generate`: some count positions.
+
+    From transformers 5.24 on, repetition penalties hold each row's length of padding.
+    """
+    mine = LogitsProcessorList(processors)
+    for index, processor in enumerate(processors):
+        if isinstance(lengths := getattr(processor, "prompt_ignore_length", None), Tensor):
+            mine[index] = copy.copy(processor)
+            mine[index].prompt_ignore_length = lengths[row : row + 1]
 
     def process(input_ids: Tensor, scores: Tensor) -> Any:
-        return processors(torch.cat([padding[None], input_ids], 1), scores)
+        return mine(torch.cat([padding[None], input_ids], 1), scores)
 
     return process
 

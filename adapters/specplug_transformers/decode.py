@@ -17,8 +17,9 @@ from specplug.grammar.drafts import SOURCE, Completer
 from specplug.interfaces import Verifier
 from specplug.pipeline.draft import DraftStage
 from specplug.pipeline.plan import PlanStage
+from specplug.runtime.step_planner import until_stop
 from specplug.types.draft import Draft
-from specplug.types.plan import NO_SPECULATION, HostStats, StepCost, StepReport
+from specplug.types.plan import NO_SPECULATION, HostStats, StepCost, StepPlan, StepReport
 from specplug.types.verdict import Outcome
 from specplug.types.verification import TargetLogits, Verification
 from specplug.verify.lossy import merged
@@ -72,7 +73,7 @@ class Decoder:
         logits = self._target_logits(batch, draft)
         verification = self._verify(batch, draft, logits)
         context_tokens = sum(state.length for state in states)
-        self._commit(batch, draft, verification)
+        fates = self._commit(batch, draft, verification)
         self.last_step = StepCost(
             requests=len(states),
             tokens=len(states) * (draft.draft_length + 1),
@@ -81,10 +82,8 @@ class Decoder:
             seconds=time.perf_counter() - began,
         )
         if self._plans.learns and not self._plans.is_off:
-            fates = [*zip(draft.lengths.tolist(), verification.num_accepted.tolist(), strict=True)]
-            self._plans.observe(
-                StepReport.build(self.steps, self._plan.draft_length, len(fates), fates, self.last_step)
-            )
+            length, cost = self._plan.draft_length, self.last_step
+            self._plans.observe(StepReport.build(self.steps, length, len(fates), fates, cost, batch_size=len(states)))
         self.steps += 1
 
     def _batch_of(self, states: Sequence[RequestState]) -> DecodeBatch:
@@ -98,8 +97,9 @@ class Decoder:
         figures = tuple(state.stats() for state in states)
         stats = HostStats(self.steps, figures, num_waiting, last_step=self.last_step, last_plan=self._plan)
         plan = self._plan = self._plans.plan(stats)
-        allowed = [state.draft_cap(plan.draft_length_for(state.request.request_id)) for state in states]
-        caps = torch.tensor(allowed, dtype=torch.int32, device=self._runner.device)
+        caps = torch.tensor(
+            [self._most(state, plan) for state in states], dtype=torch.int32, device=self._runner.device
+        )
         view = batch.view(reset_slots=self._table.take_resets())
         draft = self._drafts.propose(view, plan.draft_length, caps)
         draft = self._drafts.trim(view, draft, plan)
@@ -143,20 +143,28 @@ class Decoder:
             self._drafts.metrics.lossy.add(found.num_accepted * batch.opted_in, found.departed)
         return found
 
-    def _commit(self, batch: DecodeBatch, draft: Draft, verification: Verification) -> None:
-        """Append the emitted tokens, roll back rejected ones, and report the outcome to the draft stage."""
-        after_stop = []
+    def _commit(self, batch: DecodeBatch, draft: Draft, verification: Verification) -> list[tuple[int, int]]:
+        """Append the emitted tokens, roll back rejected ones, and report the outcome to the draft stage.
+
+        Returns:
+            The verified and accepted draft tokens of each request that might draft, up to its end.
+        """
+        after_stop, fates = [], []
         emitted = zip(batch.states, verification.token_ids.tolist(), draft.lengths.tolist(), strict=True)
         for state, row, verified in emitted:
             tokens = [token for token in row if token >= 0]
             start = state.length
             self._table.write(state.slot, start, tokens)
-            after_stop.append(len(tokens) - state.extend(tokens))
+            received = state.extend(tokens)
+            after_stop.append(len(tokens) - received)
             state.computed = start + len(tokens) - 1
+            _, verified, accepted = until_stop((state.request.request_id, verified, len(tokens) - 1), received)
             state.verified += verified
-            state.accepted += len(tokens) - 1
-            state.rejected += len(tokens) - 1 < verified
+            state.accepted += accepted
+            state.rejected += accepted < verified
             state.steps += 1
+            if self._most(state, self._plan):
+                fates.append((verified, accepted))
         outcome = Outcome(
             verified=draft.lengths,
             accepted=verification.num_accepted,
@@ -164,3 +172,9 @@ class Decoder:
             after_stop=torch.tensor(after_stop, dtype=torch.int32, device=self._runner.device),
         )
         self._drafts.observe(batch.view(after=after_stop), self._grammars.annotated(outcome))
+        return fates
+
+    @staticmethod
+    def _most(state: RequestState, plan: StepPlan) -> int:
+        """Return the most draft tokens that a plan and a request itself allow it."""
+        return state.draft_cap(plan.draft_length_for(state.request.request_id))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from operator import itemgetter
 from typing import Any
 
 _UNFINISHED = "\ufffd"  # a tokenizer's output for bytes that do not form a whole character yet
@@ -49,11 +50,11 @@ class TextStream:
         return text, False
 
     def _cut(self) -> str | None:
-        """Return the held text before the first stop string and drop the rest; None if there is no stop string."""
-        found = [at for at in (self._held.find(stop) for stop in self._stop) if at >= 0]
+        """Return the held text before the stop string that it completes first, and drop the rest; None without one."""
+        found = [(at + len(stop), at) for stop in self._stop if (at := self._held.find(stop)) >= 0]
         if not found:
             return None
-        text, self._held = self._held[: min(found)], ""
+        text, self._held = self._held[: min(found, key=itemgetter(0))[1]], ""
         return text
 
     def _decode(self, ids: list[int]) -> str:

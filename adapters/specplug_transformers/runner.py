@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from specplug.draft_model.cache import cache_argument
 from specplug_transformers.cache import Place, RowCache
 from specplug_transformers.support import check_model, layer_types, longest_context
 
@@ -37,6 +38,7 @@ class ModelRunner:
         self._window: int | None = getattr(config, "sliding_window", None)
         self._float_mask = config._attn_implementation == "eager"
         self._cache = RowCache(config.num_hidden_layers)
+        self._with_cache = {cache_argument(model): self._cache, "use_cache": True}
 
     @torch.no_grad()
     def forward(self, rows: list[int], starts: list[int], token_ids: Tensor, *, keep_logits: bool = True) -> Tensor:
@@ -53,9 +55,8 @@ class ModelRunner:
             input_ids=token_ids,
             attention_mask=self._masks(positions, columns),
             position_ids=positions.clamp(max=self.max_length - 1),  # padding may lie beyond the last position
-            past_key_values=self._cache,
-            use_cache=True,
             logits_to_keep=0 if keep_logits else 1,
+            **self._with_cache,
         )
         logits: Tensor = output.logits
         return logits.float()

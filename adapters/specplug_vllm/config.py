@@ -21,7 +21,6 @@ from specplug.plugins.specs import ENGINE_DRAFTER
 from specplug.settings.sources import CONFIG_VARIABLE, ResolvedSettings, load_settings
 from specplug.types.caps import Distribution, DraftLengthChange, EngineCaps, Feedback, PlanSite, Ragged
 from specplug_vllm import seams
-from specplug_vllm.seams.worker import DRAFTERS_TAKE_LENGTHS
 
 METHOD = "custom_class"
 PROPOSER = "specplug_vllm.Proposer"
@@ -171,17 +170,9 @@ def _refuse_engine_drafts(vllm_config: Any) -> None:
     """Refuse plans for vLLM's own drafter that it would not follow.
 
     Raises:
-        EngineError: this version's drafters take no draft length, the method does not draft, or vLLM chooses itself.
+        EngineError: the method does not draft, or vLLM chooses itself.
     """
-    method, version = vllm_config.speculative_config.method, seams.parse(seams.installed_version())
-    if version is not None and version < DRAFTERS_TAKE_LENGTHS:
-        raise EngineError.build(
-            "this version's own drafters take no draft length",
-            who="specplug_vllm",
-            found=f"vLLM {seams.installed_version()} with method {method!r}",
-            expected=f"vLLM {'.'.join(map(str, DRAFTERS_TAKE_LENGTHS))} or newer",
-            remedy=f"Upgrade vLLM, or leave {SECTION!r} out of {FLAG}",
-        )
+    method = vllm_config.speculative_config.method
     if method == "extract_hidden_states":
         raise EngineError.build(
             "the method does not draft",

@@ -32,6 +32,13 @@ def specplug_register_checks(register: Callable[[CheckSpec], None]) -> None:
     )
     register(
         CheckSpec(
+            name="vllm import",
+            factory="specplug_vllm.doctor.checks:imports",
+            summary="the installed vLLM imports",
+        )
+    )
+    register(
+        CheckSpec(
             name="vllm launch",
             factory="specplug_vllm.doctor.checks:launch",
             summary="the server that a launch line starts: runner, token budget, what it refuses and what it costs",

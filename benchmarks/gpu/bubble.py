@@ -33,11 +33,10 @@ IN_ADVANCE = 2
 
 @dataclass(frozen=True)
 class Sizes:
-    """What is measured: (batch, context) of each case, threads of the proposer, the model's step, and how often."""
+    """What is measured: K, B and context of each case, threads of the proposer, the model's step, and how often."""
 
-    cases: Sequence[tuple[int, int]]
+    cases: Sequence[tuple[int, int, int]]
     threads: int
-    draft_length: int
     milliseconds: float
     rounds: int
     steps: int
@@ -51,13 +50,13 @@ def measure(
     left_out, wrong = [], []
     corpora = Corpora.of(finished, device.device)
     model = device.model_step(sizes.milliseconds)
-    for rows, context in sizes.cases:
-        where = f"batch {rows}, context {context}"
+    for gamma, rows, context in sizes.cases:
+        where = f"{gamma} tokens, batch {rows}, context {context}"
         if time.monotonic() > deadline:
             left_out.append(f"{where}: no time is left")
             continue
         try:
-            case = _case(device, model, tokens, corpora, sizes, rows, context)
+            case = _case(device, model, tokens, corpora, sizes, gamma, rows, context)
         except Exception as error:  # what the other cases found is worth keeping
             traceback.print_exc()
             wrong.append(f"{where}: raised {type(error).__name__}: {error}")
@@ -74,10 +73,11 @@ def _case(
     tokens: Tokens,
     corpora: Corpora,
     sizes: Sizes,
+    gamma: int,
     rows: int,
     context: int,
 ) -> dict[str, Any]:
-    batch = Batch(tokens, rows, context, sizes.draft_length, sizes.steps * (sizes.rounds + 1), device.device)
+    batch = Batch(tokens, rows, context, gamma, sizes.steps * (sizes.rounds + 1), device.device)
     name = threads_name(sizes.threads)
     streamed = [Streamed(it, batch, threads=sizes.threads) for it in (name, f"{name}, waiting")]
     on_device = [Scanned(SCAN, batch), Suffix(SUFFIX, batch, corpora)]
@@ -104,7 +104,8 @@ def _case(
         for arm in streamed:
             arm.close()
     per_step = {arm.name: int(arm.emitted) / (rows * arm.steps) for arm in arms}
-    return {"batch": rows, "context": context, "ms_per_step": found, "tokens_per_step": per_step, "wrong": wrong}
+    shape = {"draft_length": gamma, "batch": rows, "context": context}
+    return {**shape, "ms_per_step": found, "tokens_per_step": per_step, "wrong": wrong}
 
 
 def _round(device: Device, model: Callable[[], object], arm: Arm, steps: int) -> float:

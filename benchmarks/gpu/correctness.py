@@ -87,10 +87,10 @@ def scans(device: torch.device, cases: int, random: Random) -> Found:
     """Compare the scan that drafting is timed beside with its reference."""
     wrong, compared = [], 0
     for number in range(cases):
-        slots, most, gamma = random.randint(1, 4), random.choice([6, 40, 5000]), random.randint(1, 7)
+        slots, most, gamma = random.randint(1, 4), random.choice([6, 40, 5000]), random.randint(1, 15)
         texts = torch.tensor([[random.randrange(3) for _ in range(most)] for _ in range(slots)], dtype=torch.int32)
         lengths = torch.tensor([random.randint(1, most) for _ in range(slots)], dtype=torch.int32)
-        rows = torch.tensor(random.sample(range(slots), slots), dtype=torch.int32)
+        rows = torch.tensor(random.sample(range(slots), slots), dtype=random.choice([torch.int32, torch.int64]))
         expected = torch.zeros(slots, gamma, dtype=torch.int64)
         scan.draft(rows, lengths, texts, expected)
         found = torch.zeros_like(expected, device=device)
@@ -119,7 +119,7 @@ def trims(device: torch.device, cases: int, random: Random) -> Found:
     """Compare the drafts that the trim half keeps on the device with those that it keeps on the CPU."""
     wrong, trimmer = [], SurvivalTrimmer()
     for number in range(cases):
-        case = random_case(random, trees=False, most=random.choice([7, 40]))
+        case = random_case(random, trees=False, most=random.choice([7, 15, 40]))
         there = Draft.allocate(*case.draft.token_ids.shape, device=device)
         there.copy_(case.draft)
         found = trimmer.trim(there, TrimLimits.build(case.budget, case.decoding.to(device), case.prices))

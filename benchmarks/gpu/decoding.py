@@ -49,7 +49,7 @@ class Batch:
     Attributes:
         texts: [B, L] int32 on the host; texts overlap where the corpus is short.
         table: the same on the device.
-        slots: [B] int32, the slot of each row of the engine, on the device.
+        slots: [B] int64, the slot of each row of the engine, on the device, as vLLM's V2 runner and SGLang have them.
         vocab_size: V.
     """
 
@@ -62,7 +62,7 @@ class Batch:
         self.texts = np.stack([tokens.take(np.arange(start, start + length), mode="wrap") for start in starts])
         self.table = torch.from_numpy(self.texts).to(device)
         self.order = list(range(rows - 1, -1, -1))
-        self.slots = torch.tensor(self.order, dtype=torch.int32, device=device)
+        self.slots = torch.tensor(self.order, dtype=torch.int64, device=device)
         self.vocab_size = int(tokens.max()) + 1
 
     @staticmethod
@@ -231,15 +231,17 @@ class Streamed(Arm):
         allocator = SlotAllocator(batch.rows, cpu, lambda event: stage.on_event(event))
         allocator.engine_slot = slot_of.__getitem__
         stream = PollingStream() if polled else None
-        self.stream = StreamSteps(stage, allocator.slots, length, batch.vocab_size, batch.device, stream=stream)
+        self._engine = EngineRows(batch.slots, self.lengths, batch.table, self.num_sampled, self.num_rejected)
+        self._outputs = DraftOutputs(self.out, self.confidence)
+        like = self._engine, self._outputs
+        given = stage, allocator.slots, length, batch.vocab_size, batch.device
+        self.stream = StreamSteps(*given, like=like, stream=stream)
         for request, slot in slot_of.items():
             prompt = batch.texts[slot, : batch.context]
             described = Request(request, batch.context, length - batch.context)
             allocator.start(RunningRequest(described, length, (), tokens=prompt))
         self._facts = RowFacts(allocator, [f"r{slot}" for slot in batch.order])
         self._plan = StepPlan(batch.draft_length)
-        self._engine = EngineRows(batch.slots, self.lengths, batch.table, self.num_sampled, self.num_rejected)
-        self._outputs = DraftOutputs(self.out, self.confidence)
 
     def ready(self) -> None:
         """Wait until all prompts are ingested."""

@@ -31,19 +31,15 @@ WARM_UP, CHECKED_ROWS = 4, 8
 
 @dataclass(frozen=True)
 class Sizes:
-    """What is measured: B and context of each case, the numbers of threads, and how often."""
+    """What is measured: K, B and context of each case, the numbers of threads, and how often.
 
-    batches: Sequence[int]
-    contexts: Sequence[int]
+    A deadline leaves out the last cases.
+    """
+
+    cases: Sequence[tuple[int, int, int]]
     threads: Sequence[int]
-    draft_length: int
     rounds: int
     steps: int
-
-    def cases(self) -> list[tuple[int, int]]:
-        """Return (batch, context), the smallest first, so that a deadline leaves out the largest."""
-        every = [(batch, context) for batch in self.batches for context in self.contexts]
-        return sorted(every, key=lambda case: case[0] * case[1])
 
 
 def measure(
@@ -61,15 +57,15 @@ def measure(
     cases: list[dict[str, Any]] = []
     left_out, wrong = [], []
     corpora = Corpora.of(finished, device.device)
-    for rows, context in sizes.cases():
-        where = f"batch {rows}, context {context}"
+    for gamma, rows, context in sizes.cases:
+        where = f"{gamma} tokens, batch {rows}, context {context}"
         seconds = cases[-1]["seconds"] * rows * context / (cases[-1]["batch"] * cases[-1]["context"]) if cases else 0
         if reason := _reason(device, rows, context, len(sizes.threads) + 1, deadline - seconds):
             left_out.append(f"{where}: {reason}")
             continue
         began = time.monotonic()
         try:
-            case = _case(device, tokens, corpora, sizes, rows, context)
+            case = _case(device, tokens, corpora, sizes, gamma, rows, context)
         except Exception as error:  # what the other cases found is worth keeping
             traceback.print_exc()
             wrong.append(f"{where}: raised {type(error).__name__}: {error}")
@@ -100,8 +96,10 @@ def _free_host_bytes() -> int:
     return 0
 
 
-def _case(device: Device, tokens: Tokens, corpora: Corpora, sizes: Sizes, rows: int, context: int) -> dict[str, Any]:
-    batch = Batch(tokens, rows, context, sizes.draft_length, WARM_UP + sizes.rounds * sizes.steps, device.device)
+def _case(
+    device: Device, tokens: Tokens, corpora: Corpora, sizes: Sizes, gamma: int, rows: int, context: int
+) -> dict[str, Any]:
+    batch = Batch(tokens, rows, context, gamma, WARM_UP + sizes.rounds * sizes.steps, device.device)
     began = time.monotonic()
     streamed = [Streamed(threads_name(count), batch, threads=count) for count in sizes.threads]
     if device.device.type == "cuda":
@@ -121,7 +119,8 @@ def _case(device: Device, tokens: Tokens, corpora: Corpora, sizes: Sizes, rows: 
         for arm in streamed:
             arm.close()
     found = {arm.name: _figures(arm, rounds, rows) for arm, rounds in zip(arms, timings, strict=True)}
-    return {"batch": rows, "context": context, "arms": found, "wrong": wrong, "intake_seconds": intake}
+    shape = {"draft_length": gamma, "batch": rows, "context": context}
+    return {**shape, "arms": found, "wrong": wrong, "intake_seconds": intake}
 
 
 def threads_name(count: int) -> str:

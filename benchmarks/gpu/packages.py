@@ -1,7 +1,8 @@
 """Packages that the benchmark needs, on a machine without a package index: missing ones come from wheels in a folder.
 
-They are installed into a folder of their own, `build/gpu-packages`, and not into a virtual environment.  One that is
-made from another environment would see the packages of the system's Python, not the environment's own, such as torch.
+They are unpacked into a folder of their own, `build/gpu-packages`, which needs no pip, and not into a virtual
+environment.  One that is made from another environment would see the packages of the system's Python, not the
+environment's own, such as torch.
 """
 
 from __future__ import annotations
@@ -9,9 +10,9 @@ from __future__ import annotations
 import importlib
 import importlib.metadata
 import importlib.util
-import subprocess
 import sys
 import tomllib
+import zipfile
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
@@ -22,7 +23,7 @@ FOLDERS = (".", "proposers", "policies", "adapters")
 
 
 def make_importable(wheels: Path = WHEELS, target: Path = TARGET) -> list[str]:
-    """Make specplug and what it needs importable in this process; return the names of the wheels that were installed.
+    """Make specplug and what it needs importable in this process; return the names of the wheels that were unpacked.
 
     Raises:
         SystemExit: a package is missing, and no wheel in the folder provides it.
@@ -30,16 +31,17 @@ def make_importable(wheels: Path = WHEELS, target: Path = TARGET) -> list[str]:
     target.mkdir(parents=True, exist_ok=True)
     sys.path[:0] = [str((ROOT / folder).resolve()) for folder in FOLDERS]
     sys.path.append(str(target))
-    installed = []
+    unpacked = []
     if _missing():
-        installed = [_distribution(path) for path in sorted(wheels.glob("*.whl")) if not _has(_distribution(path))]
-        if installed:
-            _install(installed, wheels, target)
+        for wheel in sorted(wheels.glob("*.whl")):
+            if not _has(_distribution(wheel)):
+                zipfile.ZipFile(wheel).extractall(target)
+                unpacked.append(wheel.name)
     if missing := _missing():
         raise SystemExit(f"missing: {', '.join(missing)}; put wheels into {wheels}, as benchmarks/gpu/README.md says")
     if not _has("specplug"):
         _describe(target)
-    return installed
+    return unpacked
 
 
 def _missing() -> list[str]:
@@ -57,24 +59,6 @@ def _has(distribution: str) -> bool:
     except importlib.metadata.PackageNotFoundError:
         return False
     return True
-
-
-def _install(names: list[str], wheels: Path, target: Path) -> None:
-    command = [
-        sys.executable,
-        "-m",
-        "pip",
-        "install",
-        "--quiet",
-        "--no-index",
-        "--no-deps",
-        "--find-links",
-        str(wheels),
-    ]
-    print(f"installing {', '.join(names)} from {wheels} into {target}", flush=True)
-    done = subprocess.run([*command, "--target", str(target), *names])
-    if done.returncode != 0:
-        raise SystemExit("pip could not install these wheels; are they for this Python and this processor?")
 
 
 def _describe(target: Path) -> None:

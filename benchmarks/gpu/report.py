@@ -10,6 +10,8 @@ from benchmarks.gpu.bubble import WITHOUT
 from benchmarks.gpu.draft_model import GRAPHS, OPERATIONS
 from benchmarks.gpu.drafting import SCAN, SUFFIX
 
+SHAPE = ("drafts", "batch", "context")
+
 
 def show(report: dict[str, Any]) -> None:
     """Print the report; ratios only if all that the run compared was equal."""
@@ -48,14 +50,14 @@ def _show_drafting(cases: Sequence[dict[str, Any]], is_right: bool) -> None:
     names = list(cases[0]["arms"])
     peers = (SCAN, SUFFIX)
     compared = [(peer, name) for peer in peers for name in names if name not in peers]
-    shapes = [[str(case["batch"]), str(case["context"])] for case in cases]
+    shapes = [_shape(case) for case in cases]
     arms = [case["arms"] for case in cases]
     cells = [
         [_spread(of[name]["device_us"]) for name in names]
         + [_ratio(of[peer]["device_us"], of[name]["device_us"], is_right) for peer, name in compared]
         for of in arms
     ]
-    header = ["batch", "context", *names, *(f"{peer} / {name}" for peer, name in compared)]
+    header = [*SHAPE, *names, *(f"{peer} / {name}" for peer, name in compared)]
     _table("Drafting: microseconds of the device", header, _joined(shapes, cells))
     cells = [
         [_spread(of[name]["host_us"]) for name in names]
@@ -63,13 +65,17 @@ def _show_drafting(cases: Sequence[dict[str, Any]], is_right: bool) -> None:
         + ["/".join(str(of[name]["device_waited"]) for name in names)]
         for of in arms
     ]
-    header = ["batch", "context", *names, *(f"{name}: tokens" for name in names), "device waited"]
+    header = [*SHAPE, *names, *(f"{name}: tokens" for name in names), "device waited"]
     _table("Drafting: microseconds of the host, and tokens per request and step", header, _joined(shapes, cells))
     print(
         "One step, from before its first launch to after its last: the median step of each round, then the median over "
         "the rounds (least to most).\n'device waited' counts steps of each arm whose device time is left out, because "
         "the host had not launched all of the step in time."
     )
+
+
+def _shape(case: dict[str, Any]) -> list[str]:
+    return [str(case[name]) for name in ("draft_length", "batch", "context")]
 
 
 def _joined(left: Sequence[list[str]], right: Sequence[list[str]]) -> list[list[str]]:
@@ -79,12 +85,12 @@ def _joined(left: Sequence[list[str]], right: Sequence[list[str]]) -> list[list[
 def _show_bubble(found: dict[str, Any], is_right: bool) -> None:
     names = list(found["cases"][0]["ms_per_step"])
     others = [name for name in names if name != WITHOUT]
-    header = ["batch", "context", *(f"{name}: ms" for name in names), *(f"{name} / {WITHOUT}" for name in others)]
+    header = [*SHAPE, *(f"{name}: ms" for name in names), *(f"{name} / {WITHOUT}" for name in others)]
     rows = []
     for case in found["cases"]:
         times = case["ms_per_step"]
         rows.append(
-            [str(case["batch"]), str(case["context"])]
+            _shape(case)
             + [_spread(times[name], 3) for name in names]
             + [_ratio(times[name], times[WITHOUT], is_right, 4) for name in others]
         )

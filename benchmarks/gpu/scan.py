@@ -26,7 +26,7 @@ class Scan:
         self._has_kernels = device.type == "cuda"
 
     def draft(self, slots: Tensor, lengths: Tensor, texts: Tensor, out: Tensor) -> None:
-        """Fill `out`, [B, K] int64, for rows with `slots` [B] int32 of `texts` [S, L] int32, `lengths` [S] int32."""
+        """Fill `out`, [B, K] int64, for rows with `slots` [B] of `texts` [S, L] int32, `lengths` [S] int32."""
         if self._has_kernels:
             from benchmarks.gpu import scan_kernels
 

@@ -97,6 +97,7 @@ def draft(slots: Tensor, lengths: Tensor, texts: Tensor, best: Tensor, out: Tens
     """Launch both kernels; `best` is memory, [B] int64.  Texts may have any lengths, which the host does not know."""
     rows, draft_length = out.shape
     best.zero_()
+    slots, lengths = slots.contiguous(), lengths.contiguous()
     blocks = triton.cdiv(texts.shape[1], BLOCK)
     stride = texts.stride(0)
     match_kernel[(rows, blocks)](slots, lengths, texts, stride, best, SHORTEST, LONGEST, BLOCK)

@@ -93,7 +93,7 @@ class SuffixDrafts:
         """Learn from the verdict on the last drafts, and draft.
 
         Args:
-            slots: [B] int32, of each row.
+            slots: [B] int32 or int64, of each row.
             lengths: [S] int32.
             texts: [S, L] int32.
             num_sampled: [B] int32, tokens that each row emitted since its last draft, of which all but one were drafts.

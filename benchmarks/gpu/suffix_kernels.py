@@ -173,7 +173,9 @@ def enter(response: Tensor, head: int, number: int, ring: Tensor, tables: Tensor
     """Write a response to the ring from `head` on, and its entries to the tables."""
     block = 256
     programs = triton.cdiv(len(response) + 1, block)
-    enter_kernel[(programs,)](response, len(response), head, number, ring, tables, tables.shape[1], BLOCK=block)
+    enter_kernel[(programs,)](
+        response.contiguous(), len(response), head, number, ring, tables, tables.shape[1], BLOCK=block
+    )
 
 
 def learn(slots: Tensor, num_sampled: Tensor, drafts: SuffixDrafts) -> None:
@@ -181,14 +183,16 @@ def learn(slots: Tensor, num_sampled: Tensor, drafts: SuffixDrafts) -> None:
     length = drafts.counts.shape[1]
     block = triton.next_power_of_2(length)
     learn_kernel[(len(slots),)](
-        slots, num_sampled, drafts.best, drafts.last, drafts.counts, length, BLOCK=block, num_warps=1
+        *(slots.contiguous(), num_sampled.contiguous(), drafts.best, drafts.last, drafts.counts, length),
+        BLOCK=block,
+        num_warps=1,
     )
 
 
 def draft(slots: Tensor, lengths: Tensor, texts: Tensor, drafts: SuffixDrafts, out: Tensor, confidence: Tensor) -> None:
     """Find the rows' own matches, and draft; `learn` comes before."""
     rows, draft_length = out.shape
-    stride, corpus = texts.stride(0), drafts.corpus
+    slots, lengths, stride, corpus = slots.contiguous(), lengths.contiguous(), texts.stride(0), drafts.corpus
     blocks = triton.cdiv(texts.shape[1], BLOCK)
     match_kernel[(rows, blocks)](slots, lengths, texts, stride, drafts.best, 1, suffix.LONGEST, BLOCK)
     draft_kernel[(rows,)](

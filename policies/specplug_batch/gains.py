@@ -15,7 +15,7 @@ _REMEMBERED_ROWS = 16.0
 """Rows that earlier observations count for at least, so that one probe of few rows does not decide alone."""
 
 
-def kept_share(rows: int, steps: int, known: float) -> float:
+def kept_share(rows: float, steps: int, known: float) -> float:
     """Return what share of earlier observations still counts beside those of a step with so many rows.
 
     What was observed ages faster in steps without drafts: after many of them, probes tell what drafts are worth.
@@ -37,21 +37,22 @@ class Gains:
     """
 
     def __init__(self) -> None:
-        self._sums: dict[int, tuple[float, float, int]] = {}  # by class: tokens, cost, and how many were entered
+        self._sums: dict[int, tuple[float, float, float]] = {}  # by class: tokens, cost, and how many were entered
 
-    def observe(self, requests: int, tokens: float, cost: float, steps: int = 1) -> None:
+    def observe(self, requests: int, tokens: float, cost: float, *, share: float = 1.0, steps: int = 1) -> None:
         """Enter a step.
 
         Args:
             requests: its rows.
-            tokens: tokens that each row emitted, on average.
-            cost: of the step, as a multiple of one without drafts.
+            tokens: tokens that each row that might draft emitted, on average.
+            cost: of the step, as a multiple of one without drafts, if all rows draft as much as those.
+            share: the rows that might draft, as a share of all.
             steps: since the step entered before; what was entered ages in steps without drafts, too.
         """
-        first = _TRUST * self.speed_up(requests), _TRUST, 0
+        first = _TRUST * self.speed_up(requests), _TRUST, 0.0
         all_tokens, all_cost, count = self._sums.get(requests.bit_length(), first)
-        keep = kept_share(requests, steps, all_cost * requests)
-        self._sums[requests.bit_length()] = all_tokens * keep + tokens, all_cost * keep + cost, count + 1
+        keep = kept_share(requests * share, steps, all_cost * requests * share)
+        self._sums[requests.bit_length()] = all_tokens * keep + tokens, all_cost * keep + cost, count + share
 
     def speed_up(self, requests: int) -> float:
         """Return the speed-up at about this batch size, that of the nearest class at first, or 1."""
@@ -62,9 +63,9 @@ class Gains:
 
     def forget(self) -> None:
         """Keep the averages as a first guess only."""
-        self._sums = {place: (_TRUST * tokens / cost, _TRUST, 0) for place, (tokens, cost, _) in self._sums.items()}
+        self._sums = {place: (_TRUST * tokens / cost, _TRUST, 0.0) for place, (tokens, cost, _) in self._sums.items()}
 
     def is_known(self, requests: int) -> bool:
         """Return whether enough was entered at about this batch size to tell a gain from a loss."""
-        count = self._sums.get(requests.bit_length(), (0.0, 0.0, 0))[2]
+        count = self._sums.get(requests.bit_length(), (0.0, 0.0, 0.0))[2]
         return count >= _TRUST and count * requests >= _KNOWN_ROWS

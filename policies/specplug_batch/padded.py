@@ -86,8 +86,8 @@ class PaddedPlanner(Planner):
     def observe(self, report: StepReport) -> None:
         """Learn from a step's results and cost."""
         self._acceptance.observe(report)
-        if report.requests:
-            self._emitted += (1.0 + report.accepted / report.requests - self._emitted) / _EMITTED_STEPS
+        if report.batch_size:
+            self._emitted += (1.0 + report.accepted / report.batch_size - self._emitted) / _EMITTED_STEPS
             least = report.requests * (self._cost_of_probe - 1.0) / 2  # longer drafts may gain where one token loses
             if not self._planned[0] and report.accepted > max(least, min(_CHANCE, report.requests / 8)):
                 self._probes.follow(report.step)

@@ -89,7 +89,8 @@ class RaggedPlanner(Planner):
         if self._learns and report.step == EARLY:
             self._gains.forget()  # the first prices were those of assumed costs
         cost = max(float(np.interp(verified / requests, *self._curve)), 1.0)  # no draft makes a step cheaper
-        self._gains.observe(requests, tokens, cost, steps=report.step - self._observed)
+        share, steps = requests / report.batch_size, report.step - self._observed
+        self._gains.observe(report.batch_size, tokens, cost, share=share, steps=steps)
         self._observed = report.step
         if not self._is_on:
             self._is_hopeful = tokens > cost

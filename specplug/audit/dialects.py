@@ -7,10 +7,12 @@ only.  Chats go through OpenAI's route on both.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import Any, Protocol
 
 from specplug.audit.probe import Answer, Probe, ToolCall
+from specplug.client.answers import Choice, Function, Generated, Logprobs, Message, Whole
+from specplug.errors import EngineError
 
 
 class Dialect(Protocol):
@@ -19,18 +21,24 @@ class Dialect(Protocol):
     Attributes:
         name: the engine.
         path: route of completions.
+        schema: of its answers.
         arguments: key of a chat's body under which the engine passes on arguments that it does not know.
     """
 
     name: str
     path: str
+    schema: type[Any]
     arguments: str
 
     def body(self, probe: Probe, model: str) -> dict[str, Any]:
         """Return the body of a completion's request."""
 
-    def answer(self, found: Mapping[str, Any]) -> Answer:
-        """Return what a completion's answer says."""
+    def answer(self, found: Any) -> Answer:
+        """Return what a completion's answer, of `schema`, says.
+
+        Raises:
+            EngineError: its parts do not fit together.
+        """
 
 
 class Vllm:
@@ -38,6 +46,7 @@ class Vllm:
 
     name = "vLLM"
     path = "/v1/completions"
+    schema = Whole
     arguments = "vllm_xargs"
 
     def body(self, probe: Probe, model: str) -> dict[str, Any]:
@@ -61,15 +70,16 @@ class Vllm:
             body[self.arguments] = flat(probe)
         return body
 
-    def answer(self, found: Mapping[str, Any]) -> Answer:
+    def answer(self, found: Whole) -> Answer:
         """Return what a completion's answer says."""
-        choice = found["choices"][0]
-        logprobs = choice.get("logprobs") or {}
-        own, values, tops = (logprobs.get(key) or () for key in ("tokens", "token_logprobs", "top_logprobs"))
+        choice = found.choices[0]
+        logprobs = choice.logprobs or Logprobs()
+        own, values, tops = logprobs.tokens or [], logprobs.token_logprobs or [], logprobs.top_logprobs or []
+        _check_lengths(choice.token_ids, own, values, tops)
         return Answer(
-            token_ids=tuple(choice["token_ids"]),
-            text=choice["text"],
-            finish_reason=choice["finish_reason"],
+            token_ids=tuple(choice.token_ids or ()),
+            text=choice.text or "",
+            finish_reason=choice.finish_reason,
             top_logprobs=tuple(
                 {_id(name): logprob for name, logprob in {**(top or {}), token: value}.items()}
                 for token, value, top in zip(own, values, tops, strict=True)
@@ -82,6 +92,7 @@ class Sglang:
 
     name = "SGLang"
     path = "/generate"
+    schema = Generated
     arguments = "custom_params"
 
     def body(self, probe: Probe, model: str) -> dict[str, Any]:
@@ -102,14 +113,15 @@ class Sglang:
             body |= {"return_logprob": True, "top_logprobs_num": probe.top_logprobs}
         return body
 
-    def answer(self, found: Mapping[str, Any]) -> Answer:
+    def answer(self, found: Generated) -> Answer:
         """Return what a completion's answer says."""
-        about = found["meta_info"]
-        own, top = about.get("output_token_logprobs") or (), about.get("output_top_logprobs") or ()
+        about = found.meta_info
+        own, top = about.output_token_logprobs or [], about.output_top_logprobs or []
+        _check_lengths(found.output_ids, own, top)
         return Answer(
-            token_ids=tuple(found["output_ids"]),
-            text=found["text"],
-            finish_reason=(about["finish_reason"] or {}).get("type"),
+            token_ids=tuple(found.output_ids),
+            text=found.text,
+            finish_reason=about.finish_reason and about.finish_reason.type,
             top_logprobs=tuple(
                 {token: value for value, token, _ in (*(likeliest or ()), chosen)}
                 for chosen, likeliest in zip(own, top, strict=True)
@@ -143,7 +155,7 @@ def chat_body(probe: Probe, model: str, arguments: str) -> dict[str, Any]:
     return body
 
 
-def chat_answer(parts: Iterable[Mapping[str, Any]]) -> Answer:
+def chat_answer(parts: Iterable[Choice]) -> Answer:
     """Return what a chat's answer says: one message, or the deltas of a stream.
 
     Args:
@@ -152,20 +164,34 @@ def chat_answer(parts: Iterable[Mapping[str, Any]]) -> Answer:
     text, reasoning, reason = "", "", None
     calls: dict[int, list[str]] = {}
     for part in parts:
-        message = part.get("message") or part.get("delta") or {}
-        text += message.get("content") or ""
-        reasoning += message.get("reasoning") or message.get("reasoning_content") or ""
-        reason = part.get("finish_reason") or reason
-        for place, call in enumerate(message.get("tool_calls") or ()):
-            index = call.get("index")
-            known = calls.setdefault(place if index is None else index, ["", ""])
-            function = call.get("function") or {}
-            known[0] += function.get("name") or ""
-            known[1] += function.get("arguments") or ""
+        message = part.message or part.delta or Message()
+        text += message.content or ""
+        reasoning += message.reasoning or message.reasoning_content or ""
+        reason = part.finish_reason or reason
+        for place, call in enumerate(message.tool_calls or ()):
+            known = calls.setdefault(place if call.index is None else call.index, ["", ""])
+            function = call.function or Function()
+            known[0] += function.name or ""
+            known[1] += function.arguments or ""
     called = tuple(ToolCall(*calls[index]) for index in sorted(calls))
     return Answer(text=text, reasoning=reasoning, finish_reason=reason, tool_calls=called)
 
 
+def _check_lengths(token_ids: list[int] | None, *columns: list[Any]) -> None:
+    """Refuse an answer without token ids, or whose log-probabilities are neither absent nor one for each token."""
+    lengths = [len(column) for column in columns]
+    if token_ids is None or set(lengths) not in ({0}, {len(token_ids)}):
+        ids = "no token ids" if token_ids is None else f"{len(token_ids)} token ids"
+        raise EngineError.build(
+            "the server's answer does not fit together",
+            found=f"{ids}, log-probabilities of {lengths} tokens",
+            expected="token ids, and none or as many log-probabilities",
+        )
+
+
 def _id(token: str) -> int:
     """Return the id in vLLM's name of a token, "token_id:17"."""
-    return int(token.rpartition(":")[2])
+    number = token.rpartition(":")[2]
+    if not (number.isascii() and number.isdecimal() and len(number) < 11):
+        raise EngineError.build("not a token", found=repr(token[:80]), expected='a name such as "token_id:17"')
+    return int(number)

@@ -10,7 +10,7 @@ from typing import Any
 
 from specplug.audit.check import Check
 from specplug.audit.differences import noise
-from specplug.audit.finding import Finding, Status, unanswered
+from specplug.audit.finding import MOST_EXAMPLES, Finding, Status, unanswered
 from specplug.audit.probe import TOP_LOGPROBS, Answer, Control, DraftCounts, Material, Probe, Side
 from specplug.errors import EngineError
 
@@ -92,25 +92,62 @@ def run(
     Raises:
         EngineError: an engine does not start or answer.
     """
+    problems: list[str] = []
     with audited() as side:
         name = side.describe()
-        began = side.draft_counts()
-        prompts = tuple(side.tokenize(text) for text in texts)
-        probes = [Probe(prompt=prompt, max_tokens=max_tokens, fields=fields or {}) for prompt in prompts]
-        greedy = _answered(side.answer(probes, together, progress("audited: prompts", len(probes))), "the audited")
-        material = Material(prompts, tuple(texts), greedy, max_tokens)
-        ask = partial(_ask, side, material=material, fields=fields or {}, together=together, progress=progress)
+        counts = partial(_counts, side, problems)
+        began = counts()
+        material = _material(side, texts, max_tokens, fields or {}, together, progress, problems)
+        ask = partial(_ask, side, counts, material=material, fields=fields or {}, together=together, progress=progress)
         collected = [ask(check, first=began) for check in checks]
-        total = _difference(side.draft_counts(), began)
+        total = _difference(counts(), began)
     with control() as side:
         described = side.describe()
-        own = _control(side, material, together, progress)
-        findings = tuple(_judge(side, one, material, own, together, progress) for one in collected)
-    return Report(name, described, findings, total)
+        own = _control(side, material, together, progress, problems)
+        findings = [_judge(side, one, material, own, together, progress) for one in collected]
+    if problems:
+        failed = f"{len(problems)} requests for prompts or counts had no answer; they are compared with nothing"
+        findings.insert(0, Finding("answers", Status.FAILED, failed, tuple(dict.fromkeys(problems))[:MOST_EXAMPLES]))
+    return Report(name, described, tuple(findings), total)
+
+
+def _material(
+    side: Side,
+    texts: Sequence[str],
+    max_tokens: int,
+    fields: Mapping[str, Any],
+    together: int,
+    progress: Progress,
+    problems: list[str],
+) -> Material:
+    """Answer the prompts, and return those that were answered; the others are `problems`."""
+    prompts: list[tuple[str, tuple[int, ...]]] = []
+    for text in texts:
+        try:
+            prompts.append((text, side.tokenize(text)))
+        except EngineError as error:
+            problems.append(str(error))
+    probes = [Probe(prompt=prompt, max_tokens=max_tokens, fields=fields) for _, prompt in prompts]
+    answers = side.answer(probes, together, progress("audited: prompts", len(probes)))
+    problems += [answer.error for answer in answers if answer.error is not None]
+    known = [(text, ids, found) for (text, ids), found in zip(prompts, answers, strict=True) if found.error is None]
+    if not known:
+        raise _unanswered("the audited", problems)
+    named, ids, greedy = zip(*known, strict=True)
+    return Material(ids, named, greedy, max_tokens)
+
+
+def _counts(side: Side, problems: list[str]) -> DraftCounts | None:
+    try:
+        return side.draft_counts()
+    except EngineError as error:
+        problems.append(str(error))
+        return None
 
 
 def _ask(
     side: Side,
+    counts: Callable[[], DraftCounts | None],
     check: Check,
     *,
     material: Material,
@@ -120,22 +157,31 @@ def _ask(
     first: DraftCounts | None,
 ) -> _Answered:
     """Send a check's probes; the first round of greedy prompts counts for the check of that name."""
-    before = first if check.name == "greedy" else side.draft_counts()
+    before = first if check.name == "greedy" else counts()
     probes = [replace(probe, fields=fields) for probe in check.probes(material)]
     answers = side.answer(probes, together, progress(f"audited: {check.name}", len(probes)))
-    return _Answered(check, tuple(answers), _difference(side.draft_counts(), before))
+    return _Answered(check, tuple(answers), _difference(counts(), before))
 
 
-def _control(side: Side, material: Material, together: int, progress: Progress) -> Control:
-    """Answer the prompts together and alone, and measure how far the two differ."""
+def _control(side: Side, material: Material, together: int, progress: Progress, problems: list[str]) -> Control:
+    """Answer the prompts together and alone, and measure how far the two differ.
+
+    A prompt that fails is added to `problems`, and the audited engine's own answer stands for the control's.
+    """
     probes = _control_prompts(material, TOP_LOGPROBS)
     answers = side.answer(probes, together, progress("control: prompts", len(probes)))
     if all(answer.error for answer in answers):  # no log-probabilities
         probes = _control_prompts(material, 0)
         answers = side.answer(probes, together, progress("control: prompts", len(probes)))
-    batched = _answered(answers, "the control")
-    alone = _answered(side.answer(probes, 1, progress("control: prompts alone", len(probes))), "the control")
-    return Control(batched, *noise(batched, alone))
+    alone = side.answer(probes, 1, progress("control: prompts alone", len(probes)))
+    problems += [answer.error for answer in (*answers, *alone) if answer.error is not None]
+    known = [number for number, pair in enumerate(zip(answers, alone, strict=True)) if not any(a.error for a in pair)]
+    if not known:
+        raise _unanswered("the control", problems)
+    batched = [replace(answer, top_logprobs=()) for answer in material.greedy]
+    for number in known:
+        batched[number] = answers[number]
+    return Control(tuple(batched), *noise([answers[number] for number in known], [alone[number] for number in known]))
 
 
 def _control_prompts(material: Material, top_logprobs: int) -> list[Probe]:
@@ -160,15 +206,9 @@ def _judge(
     return check.judge(material, one.answers, expected, control).with_drafts(one.drafts)
 
 
-def _answered(answers: Sequence[Answer], who: str) -> tuple[Answer, ...]:
-    errors = [answer.error for answer in answers if answer.error is not None]
-    if errors:
-        raise EngineError.build(
-            f"{who} engine does not answer the prompts",
-            who="specplug audit",
-            found=f"{len(errors)} of {len(answers)} requests failed: {errors[0]}",
-        )
-    return tuple(answers)
+def _unanswered(who: str, problems: Sequence[str]) -> Exception:
+    found = f"all requests failed: {problems[-1]}" if problems else "no prompts"
+    return EngineError.build(f"{who} engine does not answer the prompts", who="specplug audit", found=found)
 
 
 def _difference(after: DraftCounts | None, before: DraftCounts | None) -> DraftCounts | None:

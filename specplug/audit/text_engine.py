@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from specplug.audit.probe import Answer, DraftCounts, Probe
 from specplug.errors import RequestError
@@ -15,14 +16,16 @@ class TextEngineSide:
     Args:
         engine: closed by whoever built it.
         drafts: whether the engine speculates; its counts are read if so.
+        form: makes a prompt, a text or token ids, of a text.
     """
 
-    def __init__(self, engine: TextEngine, *, drafts: bool) -> None:
-        self._engine, self._drafts = engine, drafts
+    def __init__(self, engine: TextEngine, *, drafts: bool, form: Callable[[str], Any] = str) -> None:
+        self._engine, self._drafts, self._form = engine, drafts, form
 
     def tokenize(self, text: str) -> tuple[int, ...]:
         """Return the token ids of a prompt."""
-        return tuple(self._engine.tokenize(text))
+        prompt = self._form(text)
+        return tuple(self._engine.tokenize(prompt) if isinstance(prompt, str) else prompt)
 
     def answer(self, probes: Sequence[Probe], together: int, done: Callable[[], None]) -> list[Answer]:
         """Answer probes in batches of `together`; chats have no offline form."""

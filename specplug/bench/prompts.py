@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from specplug.errors import SettingsError, TraceError
+from specplug.text.chat import messages
 
 Mode = Literal["off", "on"]
 
@@ -78,6 +79,16 @@ def read_prompts(paths: Iterable[Path]) -> list[Prompt]:
             for prompt in _read_file(file):
                 found.setdefault(json.dumps(prompt.body(), sort_keys=True), prompt)
     return list(found.values())
+
+
+def as_chats(prompts: Iterable[Prompt]) -> list[Prompt]:
+    """Return the prompts, the plain ones as a user's message."""
+    return [prompt if prompt.text is None else Prompt(messages=tuple(messages(prompt.text))) for prompt in prompts]
+
+
+def most_pairs(num_prompts: int, concurrencies: Sequence[int]) -> int:
+    """Return the number of pairs of blocks in which each client sends two prompts."""
+    return num_prompts // (4 * max(concurrencies) * len(concurrencies))
 
 
 def deal(prompts: Sequence[Prompt], concurrencies: Sequence[int], pairs: int, seed: int) -> list[Block]:

@@ -10,6 +10,15 @@ from dataclasses import asdict, dataclass
 from specplug.bench.prompts import Mode
 from specplug.bench.run import Measured
 
+LEVEL = 0.05
+"""Probability that an interval misses the ratio."""
+
+POWER = 0.8
+"""Probability that as many pairs as are named show a difference of the measured size."""
+
+MOST_PAIRS = 1000
+"""A difference that needs more pairs of blocks is called none."""
+
 
 @dataclass(frozen=True, slots=True)
 class Ratio:
@@ -17,19 +26,28 @@ class Ratio:
 
     Attributes:
         mean: geometric mean over the pairs of blocks.
-        low, high: 95 % interval by Student's t over the logarithms; None with fewer than two pairs.
+        low, high: 95 % interval by Student's t over the logarithms, wider after several looks; None with fewer than two
+            pairs.
+        needed: if the interval holds 1, the pairs that would probably show a difference of this size; None if it does
+            not, or if it would take more than `MOST_PAIRS`.
     """
 
     mean: float
     low: float | None
     high: float | None
+    needed: int | None = None
+
+    @property
+    def is_known(self) -> bool:
+        """Return whether the interval leaves out 1."""
+        return self.low is not None and self.high is not None and not self.low <= 1 <= self.high
 
     @property
     def verdict(self) -> str:
         """Return "faster", "slower", or "no difference shown"."""
-        if self.low is None or self.high is None or self.low <= 1 <= self.high:
+        if not self.is_known:
             return "no difference shown"
-        return "faster" if self.low > 1 else "slower"
+        return "faster" if self.mean > 1 else "slower"
 
     def __str__(self) -> str:
         if self.low is None or self.high is None:
@@ -66,6 +84,7 @@ class Row:
         tokens_per_step: tokens per request and target step with speculation on, bonus included; None if the server
             counted no step.
         acceptance_rate: accepted / drafted; None if nothing was drafted.
+        pairs: number of pairs of blocks.
     """
 
     concurrency: int
@@ -76,15 +95,48 @@ class Row:
     tokens_per_step: float | None
     acceptance_rate: float | None
 
+    pairs: int
+
+    @property
+    def advice(self) -> str | None:
+        """Return what would show a difference; None if one is shown."""
+        if self.throughput.is_known:
+            return None
+        begun = f"{self.concurrency} in flight: no difference shown"
+        if self.throughput.low is None:
+            return f"{begun} by a single pair of blocks; give --pairs 3 or more"
+        if self.throughput.needed is None:
+            return f"{begun}; if there is one, it is too small for {MOST_PAIRS} pairs of such blocks"
+        more = self.throughput.needed - self.pairs
+        prompts = more * (self.on.requests + self.off.requests) // self.pairs
+        return (
+            f"{begun}; about {prompts} more prompts would show one of this size: --pairs {self.throughput.needed} with "
+            f"blocks as long as these. --until goes on by itself while there are prompts"
+        )
+
     def as_dict(self) -> dict[str, object]:
         """Return the row ready for JSON."""
-        return {**asdict(self), "verdict": self.throughput.verdict}
+        return {**asdict(self), "verdict": self.throughput.verdict, "advice": self.advice}
 
 
-def rows(measured: Sequence[Measured]) -> list[Row]:
-    """Return one row for each concurrency, in the order in which they ran."""
+def looks(first: int, most: int) -> list[int]:
+    """Return the numbers of pairs after which a run with `--until` looks: `first`, doubled up to `most`."""
+    found = [min(first, most)]
+    while found[-1] < most:
+        found.append(min(2 * found[-1], most))
+    return found
+
+
+def rows(measured: Sequence[Measured], first_look: int | None = None) -> list[Row]:
+    """Return one row for each concurrency, in the order in which they ran.
+
+    Args:
+        measured: the blocks' results.
+        first_look: pairs after which a run with several `looks` looked first; the looks then share `LEVEL`, each with
+            half of what the one before had.
+    """
     return [
-        _row([each for each in measured if each.block.concurrency == concurrency])
+        _row([each for each in measured if each.block.concurrency == concurrency], first_look)
         for concurrency in dict.fromkeys(each.block.concurrency for each in measured)
     ]
 
@@ -94,31 +146,45 @@ def errors(measured: Sequence[Measured]) -> list[str]:
     return list(dict.fromkeys(answer.error for each in measured for answer in each.answers if answer.error))
 
 
-def ratio(logarithms: Sequence[float]) -> Ratio:
+def ratio(logarithms: Sequence[float], level: float = LEVEL) -> Ratio:
     """Return the ratio from its logarithms, one per pair of blocks."""
-    mean = statistics.fmean(logarithms)
-    if len(logarithms) < 2:
+    mean, pairs = statistics.fmean(logarithms), len(logarithms)
+    if pairs < 2:
         return Ratio(math.exp(mean), None, None)
     from scipy.stats import t
 
-    error = statistics.stdev(logarithms) / math.sqrt(len(logarithms))
-    reach = float(t.ppf(0.975, len(logarithms) - 1)) * error
-    return Ratio(math.exp(mean), math.exp(mean - reach), math.exp(mean + reach))
+    deviation = statistics.stdev(logarithms)
+    reach = float(t.ppf(1 - level / 2, pairs - 1)) * deviation / math.sqrt(pairs)
+    needed = None if reach < abs(mean) else _needed(abs(mean), deviation, pairs)
+    return Ratio(math.exp(mean), math.exp(mean - reach), math.exp(mean + reach), needed)
 
 
-def _row(measured: Sequence[Measured]) -> Row:
+def _needed(mean: float, deviation: float, pairs: int) -> int | None:
+    """Return the fewest pairs, above `pairs`, that would probably show a mean logarithm of this size."""
+    from scipy.stats import t
+
+    for count in range(pairs + 1, MOST_PAIRS + 1):
+        quantiles = float(t.ppf(1 - LEVEL / 2, count - 1) + t.ppf(POWER, count - 1))
+        if quantiles * deviation / math.sqrt(count) < mean:
+            return count
+    return None
+
+
+def _row(measured: Sequence[Measured], first_look: int | None) -> Row:
     off, on = (_of_mode(measured, "off"), _of_mode(measured, "on"))
     pairs = list(zip(off, on, strict=True))
     counts = {name: sum(each.counts[name] for each in on) for name in on[0].counts}
     steps, drafted = counts["target_steps"], counts["proposed"]
+    looked = 0 if first_look is None else len(looks(first_look, len(pairs)))
     return Row(
         concurrency=measured[0].block.concurrency,
         off=_side(off),
         on=_side(on),
-        throughput=ratio([math.log(_throughput(b) / _throughput(a)) for a, b in pairs]),
+        throughput=ratio([math.log(_throughput(b) / _throughput(a)) for a, b in pairs], LEVEL / 2**looked),
         time_per_token=_speed_ratio([(_ms_per_token([a]), _ms_per_token([b])) for a, b in pairs]),
-        tokens_per_step=(counts["emitted"] - counts["after_stop"]) / steps if steps else None,
+        tokens_per_step=counts["emitted"] / steps if steps else None,
         acceptance_rate=counts["accepted"] / drafted if drafted else None,
+        pairs=len(pairs),
     )
 
 

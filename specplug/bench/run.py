@@ -65,6 +65,28 @@ async def measure(
     return found
 
 
+async def measure_until(
+    server: Server,
+    model: str,
+    blocks: Sequence[Block],
+    max_tokens: int,
+    advance: Callable[[Block], None],
+    looks: Sequence[int],
+    is_known: Callable[[Sequence[Measured]], bool],
+) -> list[Measured]:
+    """Run the blocks of each concurrency until `is_known`, called after as many pairs as `looks` names."""
+    found = []
+    for concurrency in dict.fromkeys(block.concurrency for block in blocks):
+        of_one = [block for block in blocks if block.concurrency == concurrency]
+        done: list[Measured] = []
+        for pairs in looks:
+            done += await measure(server, model, of_one[len(done) : 2 * pairs], max_tokens, advance)
+            if is_known(done):
+                break
+        found += done
+    return found
+
+
 async def same_texts(server: Server, model: str, prompts: Sequence[Prompt], max_tokens: int) -> int:
     """Return the number of prompts with the same greedy answer in both modes, each sent alone."""
     answers: dict[Mode, list[Answer]] = {}

@@ -1,20 +1,16 @@
-"""Client of the measured server: its OpenAI API for requests, and specplug's operator routes for the mode."""
+"""The measured server: its OpenAI API for requests, and specplug's operator routes for the mode."""
 
 from __future__ import annotations
 
-import json
 import time
-from collections.abc import AsyncIterator
 from dataclasses import dataclass
-from typing import Any
-
-import httpx
 
 from specplug.bench.prompts import Mode, Prompt
+from specplug.client.answers import Anything, Choice, Event, Models, Status
+from specplug.client.http import Client
 from specplug.errors import EngineError
-from specplug.operator.status import counting
 
-COUNTS = ("target_steps", "proposed", "accepted", "emitted", "after_stop")
+COUNTS = ("target_steps", "proposed", "accepted", "emitted")
 """Counters of `/specplug/status` from which a block's tokens per step are computed."""
 
 
@@ -36,54 +32,29 @@ class Answer:
     error: str | None = None
 
 
-class Server:
-    """A vLLM or SGLang server that was started with specplug.
-
-    Args:
-        url: the server's address, without "/v1".
-        api_key: key for requests; None sends none.
-        operator_key: key for specplug's routes; None sends `api_key`.
-        timeout: most seconds that the server may be silent.
-    """
-
-    def __init__(self, url: str, *, api_key: str | None, operator_key: str | None, timeout: float = 600.0) -> None:
-        self.url = url.rstrip("/").removesuffix("/v1")
-        self._requests = _bearer(api_key)
-        self._operator = _bearer(operator_key or api_key)
-        # Servers close a connection that was idle for 5 seconds, perhaps while a request is on its way.
-        limits = httpx.Limits(max_connections=None, max_keepalive_connections=None, keepalive_expiry=2.0)
-        self._http = httpx.AsyncClient(base_url=self.url, timeout=timeout, limits=limits, trust_env=False)
-
-    async def __aenter__(self) -> Server:
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self._http.aclose()
+class Server(Client):
+    """A vLLM or SGLang server that was started with specplug.  Calls raise as `Client.ask` does."""
 
     async def model(self) -> str:
         """Return the name of the first model that the server lists."""
-        answer = await self._call("GET", "/v1/models", self._requests)
-        return str(answer["data"][0]["id"])
+        return (await self.ask(Models, "GET", "/v1/models")).data[0].id
 
-    async def status(self) -> dict[str, Any]:
+    async def status(self) -> Status:
         """Return the answer of `GET /specplug/status`."""
-        found: dict[str, Any] = await self._call("GET", "/specplug/status", self._operator)
-        return found
+        return await self.ask(Status, "GET", "/specplug/status", operator=True)
 
     async def mode(self) -> Mode:
         """Return the mode of the server's engines; "off" if any engine is off."""
-        engines = (await self.status())["engines"]
-        return "off" if any(engine["scheduler"]["control"]["mode"] == "off" for engine in engines) else "on"
+        return (await self.status()).mode
 
     async def set_mode(self, mode: Mode) -> None:
         """Switch speculation off or on for all requests."""
-        await self._call("POST", "/specplug/mode", self._operator, json={"mode": mode})
+        await self.ask(Anything, "POST", "/specplug/mode", {"mode": mode}, operator=True)
 
     async def counts(self) -> dict[str, int]:
         """Return the counters of the server's drafts, summed over its engines."""
-        engines = (await self.status())["engines"]
-        totals = [part["metrics"]["total"] for engine in engines for part in counting(engine)]
-        return {name: sum(int(total[name]) for total in totals) for name in COUNTS}
+        totals = [metrics.total for metrics in (await self.status()).metrics]
+        return {name: sum(getattr(total, name) for total in totals) for name in COUNTS}
 
     async def send(self, prompt: Prompt, model: str, max_tokens: int) -> Answer:
         """Send a greedy, streamed request; a failure is returned as an answer with an `error`."""
@@ -96,65 +67,22 @@ class Server:
             "stream_options": {"include_usage": True},
         }
         began = time.perf_counter()
+        pieces: list[tuple[float, str]] = []
+        tokens = 0
+
+        def take(event: Event) -> None:
+            nonlocal tokens
+            if piece := "".join(map(_text_of, event.choices)):
+                pieces.append((time.perf_counter() - began, piece))
+            tokens = tokens if event.usage is None else event.usage.completion_tokens
+
         try:
-            async with self._http.stream("POST", prompt.path, headers=self._requests, json=body) as answer:
-                if answer.status_code != 200:
-                    text = (await answer.aread()).decode(errors="replace")
-                    return Answer(error=f"HTTP {answer.status_code}: {text[:200]}")
-                return await _collected(answer, began)
-        except (httpx.HTTPError, ValueError, KeyError) as error:
-            return Answer(error=f"{type(error).__name__}: {error}")
-
-    async def _call(self, method: str, path: str, headers: dict[str, str], **body: Any) -> Any:
-        """Call a route and return its answer.
-
-        Raises:
-            EngineError: the route does not answer; the message names the route, the response and a remedy.
-        """
-        try:
-            answer = await self._http.request(method, path, headers=headers, **body)
-        except httpx.HTTPError as error:
-            raise _failed(f"{method} {path}", f"{type(error).__name__}: {error}", None) from error
-        if answer.status_code != 200:
-            found = f"HTTP {answer.status_code}: {answer.text[:200]}"
-            raise _failed(f"{method} {self.url}{path}", found, _REMEDIES.get(answer.status_code))
-        return answer.json()
+            await self.stream(prompt.path, body, take)
+        except EngineError as error:
+            return Answer(error=str(error))
+        times = [at for at, _ in pieces] or [0.0]
+        return Answer("".join(piece for _, piece in pieces), tokens, times[0], times[-1])
 
 
-async def _collected(answer: httpx.Response, began: float) -> Answer:
-    """Read a stream of server-sent events to its end."""
-    text, tokens, first, last = "", 0, 0.0, 0.0
-    async for event in _events(answer):
-        if "error" in event:
-            return Answer(error=str(event["error"])[:200])
-        piece = "".join(_text_of(choice) for choice in event.get("choices", ()))
-        if piece:
-            last = time.perf_counter() - began
-            first, text = first or last, text + piece
-        tokens = (event.get("usage") or {}).get("completion_tokens", tokens)
-    return Answer(text, tokens, first, last)
-
-
-async def _events(answer: httpx.Response) -> AsyncIterator[dict[str, Any]]:
-    async for line in answer.aiter_lines():
-        if line.startswith("data:") and (data := line[5:].strip()) != "[DONE]":
-            yield json.loads(data)
-
-
-def _text_of(choice: dict[str, Any]) -> str:
-    return choice.get("text") or (choice.get("delta") or {}).get("content") or ""
-
-
-def _bearer(key: str | None) -> dict[str, str]:
-    return {} if key is None else {"Authorization": f"Bearer {key}"}
-
-
-_REMEDIES = {
-    401: "Give the key with --api-key, or the operator's with --operator-key",
-    403: "Give the operator's key with --operator-key, or run the benchmark on the server's own machine",
-    404: "Start the server with specplug and its routes, as docs/operations.md describes",
-}
-
-
-def _failed(who: str, found: str, remedy: str | None) -> Exception:
-    return EngineError.build("the server does not answer as expected", who=who, found=found, remedy=remedy)
+def _text_of(choice: Choice) -> str:
+    return choice.text or (choice.delta and choice.delta.content) or ""

@@ -11,6 +11,7 @@ from typing import Annotated, Any
 import typer
 from rich.text import Text
 
+from specplug.cli.chat import Raw, note, prompt_form, server_form
 from specplug.cli.launch import (
     Device,
     DraftLength,
@@ -20,12 +21,14 @@ from specplug.cli.launch import (
     PluginOptions,
     Proposer,
     Threads,
+    Timeout,
     drafted_by,
     flags,
     nested_options,
     start_engine,
 )
 from specplug.cli.output import AsJson, console, print_json, print_line, print_table
+from specplug.client.http import PATIENCE
 from specplug.errors import EngineError, SettingsError
 
 POLICY = "fixed"
@@ -59,6 +62,7 @@ def audit(
         int, typer.Option("--samples", min=1, help="Samples for each of 4 prompts and 2 kinds of sampling.")
     ] = 200,
     max_tokens: Annotated[int, typer.Option("--max-tokens", min=2, help="Most tokens per answer.")] = 64,
+    raw: Raw = False,
     concurrency: Annotated[int, typer.Option("--concurrency", min=1, help="Requests in flight.")] = 8,
     engine: EngineName = "transformers",
     draft: DraftModel = None,
@@ -87,6 +91,7 @@ def audit(
     api_key: Annotated[
         str | None, typer.Option("--api-key", envvar="OPENAI_API_KEY", help="The servers' API key.")
     ] = None,
+    timeout: Timeout = PATIENCE,
     operator_key: Annotated[
         str | None,
         typer.Option("--operator-key", envvar="SPECPLUG_OPERATOR_KEY", help="The operator's key, if different."),
@@ -116,14 +121,14 @@ def audit(
 
     selected = chosen(checks or [], samples)
     if _is_url(audited):
-        sides = _servers(audited, control, api_key=api_key, operator_key=operator_key)
+        sides = _servers(audited, control, api_key=api_key, operator_key=operator_key, raw=raw, patience=timeout)
     elif control is None:
         overrides = drafted_by(draft, proposer) | flags(verifier=verifier, num_speculative_tokens=draft_length)
         overrides["policy"] = policy or POLICY
         given = nested_options(options or ())
         overrides["options"] = {**overrides.get("options", {}), **given}
         launch = {"device": device, "dtype": dtype, "threads": threads, "max_num_seqs": concurrency}
-        sides = _engines(engine, audited, overrides, **launch)
+        sides = _engines(engine, audited, overrides, raw=raw, **launch)
     else:
         raise SettingsError.build(
             "a control is a server",
@@ -166,26 +171,38 @@ def _fields(verifier: str | None, threshold: str | None) -> dict[str, Any]:
     return fields
 
 
-def _servers(audited: str, control: str | None, **keys: Any) -> Any:
+def _servers(audited: str, control: str | None, **given: Any) -> Any:
     from specplug.audit.server import connect
 
     if control is not None and not _is_url(control):
         raise SettingsError.build(
             "not a server", who="CONTROL", found=repr(control), expected="an address with http://"
         )
+
+    @contextmanager
+    def noted(**mode: Any) -> Iterator[Any]:
+        with connect(audited, **mode, **given) as side:
+            note(server_form(side.has_template, raw=given["raw"]))
+            yield side
+
     if control is None:
-        return lambda: connect(audited, mode="on", **keys), lambda: connect(audited, mode="off", **keys)
-    return lambda: connect(audited, **keys), lambda: connect(control, **keys)
+        return lambda: noted(mode="on"), lambda: connect(audited, mode="off", **given)
+    return noted, lambda: connect(control, **given)
 
 
-def _engines(engine: str, model: str, overrides: dict[str, Any], **launch: Any) -> Any:
+def _engines(engine: str, model: str, overrides: dict[str, Any], *, raw: bool, **launch: Any) -> Any:
     from specplug.audit.text_engine import TextEngineSide
 
     @contextmanager
     def started(baseline: bool) -> Iterator[Any]:
         running = start_engine(engine, model, {} if baseline else overrides, baseline=baseline, **launch)
         try:
-            yield TextEngineSide(running, drafts=not baseline)
+            if baseline:
+                yield TextEngineSide(running, drafts=False)
+            else:
+                form, described = prompt_form(model, raw=raw)
+                note(described)
+                yield TextEngineSide(running, drafts=True, form=form)
         finally:
             running.close()
 

@@ -5,20 +5,25 @@ from __future__ import annotations
 import asyncio
 import importlib.util
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from specplug.cli.chat import Raw, note, server_form
+from specplug.cli.launch import Timeout
 from specplug.cli.numbers import ascending
-from specplug.cli.output import AsJson, console, print_error, print_json, print_table
+from specplug.cli.output import AsJson, console, print_error, print_json, print_line, print_table
+from specplug.client.http import PATIENCE
 from specplug.errors import EngineError
 
 SHIPPED = Path(__file__).parents[1] / "replay" / "traces"
 NOTE = (
     "Ratios compare speculation on with off on the same server, pair by pair, with 95 % intervals; above 1 is faster. "
     "A server started without specplug can be faster than one with speculation off. Within the timed blocks no prompt "
-    "was sent twice; the check sent its prompts twice."
+    "was sent twice, since an answer that the response memory holds is drafted whole and comes several times as fast: "
+    "send other prompts in the next run, or restart the server."
 )
 
 
@@ -32,11 +37,16 @@ def bench(
         str, typer.Option("--concurrency", help="Requests in flight, separated by commas; one row each.")
     ] = "1,4",
     pairs: Annotated[int, typer.Option("--pairs", min=1, help="Pairs of blocks, off and on, at each concurrency.")] = 3,
+    until: Annotated[
+        bool,
+        typer.Option("--until", help="Go on with further pairs until a difference is shown, or the prompts end."),
+    ] = False,
     max_tokens: Annotated[int, typer.Option("--max-tokens", min=2, help="Most tokens per answer.")] = 128,
     limit: Annotated[int | None, typer.Option("--limit", min=1, help="Only the first N different prompts.")] = None,
     check: Annotated[
         int, typer.Option("--check", min=0, help="Prompts to send in both modes at the end, to compare the texts.")
     ] = 4,
+    raw: Raw = False,
     model: Annotated[str | None, typer.Option("--model", help="The model's name; by default the first one.")] = None,
     api_key: Annotated[
         str | None, typer.Option("--api-key", envvar="OPENAI_API_KEY", help="The server's API key.")
@@ -45,6 +55,7 @@ def bench(
         str | None,
         typer.Option("--operator-key", envvar="SPECPLUG_OPERATOR_KEY", help="The operator's key, if different."),
     ] = None,
+    timeout: Timeout = PATIENCE,
     seed: Annotated[int, typer.Option("--seed", help="Seed for assigning prompts to blocks.")] = 0,
     as_json: AsJson = False,
 ) -> None:
@@ -55,7 +66,8 @@ def bench(
     been started with specplug. It keeps serving other clients, whom the switch affects, too. Afterwards its mode is
     restored.  The exit code is 1 if requests failed or texts differ.
 
-    A line of PROMPTS is a JSON object with "prompt", or with "messages" as in OpenAI chat requests and logs.
+    A line of PROMPTS is a JSON object with "prompt", or with "messages" as in OpenAI chat requests and logs. A
+    "prompt" is sent as a chat if the server's model has a chat template.
 
     Examples:
 
@@ -68,17 +80,19 @@ def bench(
             raise EngineError.build(
                 f"{package} is not installed", who="specplug bench", remedy="Install it: pip install 'specplug[bench]'"
             )
-    from specplug.bench.prompts import deal, read_prompts
+    from specplug.bench.prompts import deal, most_pairs, read_prompts
     from specplug.bench.report import errors, rows
     from specplug.bench.server import Server
 
     found = read_prompts(prompts or [SHIPPED])[:limit]
-    blocks = deal(found, ascending(concurrency, "numbers", "--concurrency"), pairs, seed)
-    server = Server(url, api_key=api_key, operator_key=operator_key)
-    measured, same, about = asyncio.run(
-        _run(server, model, blocks, found[:check], max_tokens=max_tokens, quiet=as_json)
-    )
-    compared, failures = rows(measured), errors(measured)
+    in_flight = ascending(concurrency, "numbers", "--concurrency")
+    most = max(pairs, most_pairs(len(found), in_flight)) if until else pairs
+    blocks = deal(found, in_flight, most, seed)
+    first_look = pairs if until else None
+    server = Server(url, api_key=api_key, operator_key=operator_key, patience=timeout)
+    run = {"max_tokens": max_tokens, "first_look": first_look, "raw": raw, "quiet": as_json}
+    measured, same, about = asyncio.run(_run(server, model, blocks, found[:check], **run))
+    compared, failures = rows(measured, first_look), errors(measured)
     checked = {"identical": same, "requested": len(found[:check])}
     if as_json:
         table = [row.as_dict() for row in compared]
@@ -96,15 +110,30 @@ async def _run(
     check: Sequence[Any],
     *,
     max_tokens: int,
+    first_look: int | None,
+    raw: bool,
     quiet: bool,
 ) -> tuple[list[Any], int, dict[str, Any]]:
     """Return the results of the blocks, the number of texts identical in both modes, and the server's description."""
-    from specplug.bench.run import keeping_mode, measure, same_texts
+    from specplug.bench.prompts import as_chats
+    from specplug.bench.report import looks, rows
+    from specplug.bench.run import keeping_mode, measure_until, same_texts
     from specplug.cli.replay_inputs import progress
+
+    pairs = 1 + max(block.pair for block in blocks)
+    stops = [pairs] if first_look is None else looks(first_look, pairs)
+
+    def is_known(measured: Sequence[Any]) -> bool:
+        return rows(measured, first_look)[0].throughput.is_known
 
     async with server:
         status = await server.status()
         name = model or await server.model()
+        has_template = not raw and await server.has_chat_template(name)
+        note(server_form(has_template, raw=raw))
+        if has_template:
+            check = as_chats(check)
+            blocks = [replace(block, prompts=tuple(as_chats(block.prompts))) for block in blocks]
         with progress(quiet=quiet) as bar:
             task = bar.add_task("asking", total=sum(len(block.prompts) for block in blocks))
 
@@ -113,10 +142,10 @@ async def _run(
                 bar.update(task, description=label, advance=1)
 
             async with keeping_mode(server):
-                measured = await measure(server, name, blocks, max_tokens, advance)
+                measured = await measure_until(server, name, blocks, max_tokens, advance, stops, is_known)
                 bar.update(task, description="comparing texts")
                 same = await same_texts(server, name, check, max_tokens)
-    return measured, same, {"url": server.url, "model": name, "versions": status["versions"]}
+    return measured, same, {"url": server.url, "model": name, "versions": status.versions}
 
 
 def _print(rows: Sequence[Any], about: dict[str, Any], checked: dict[str, int], failures: Sequence[str]) -> None:
@@ -138,6 +167,9 @@ def _print(rows: Sequence[Any], about: dict[str, Any], checked: dict[str, int], 
     print_table(f"{about['model']} at {about['url']} ({versions})", columns, map(_cells, rows))
     out = console()
     out.print(f"Texts identical in both modes: {checked['identical']} of {checked['requested']}.")
+    for row in rows:
+        if row.advice:
+            print_line(row.advice)
     out.print(NOTE, style="dim")
     for failure in failures[:5]:
         print_error(f"a request failed: {failure}")

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from specplug.cli.chat import Raw, note, prompt_form
 from specplug.cli.launch import (
     Device,
     DraftLength,
@@ -35,6 +37,7 @@ def demo(
     tasks: Annotated[int, typer.Option("--tasks", min=1, help="Tasks of each kind.")] = 12,
     max_tokens: Annotated[int, typer.Option("--max-tokens", min=1, help="Most tokens per answer.")] = 400,
     seed: Annotated[int, typer.Option("--seed", help="Seed that selects the tasks.")] = 0,
+    raw: Raw = False,
     engine: EngineName = "transformers",
     draft: DraftModel = None,
     proposer: Proposer = None,
@@ -63,7 +66,9 @@ def demo(
     plain = start_engine(engine, model, {**chosen, "mode": "off"}, **launch)
     speculative = start_engine(engine, model, chosen, **launch)
     try:
-        rows = _run(plain, speculative, tasks, max_tokens, seed, quiet=as_json)
+        form, described = prompt_form(model, raw=raw)
+        note(described)
+        rows = _run(plain, speculative, tasks, max_tokens, seed, form, quiet=as_json)
         description = speculative.describe()
     finally:
         plain.close()
@@ -80,7 +85,9 @@ def demo(
         raise typer.Exit(1)
 
 
-def _run(plain: Any, speculative: Any, count: int, max_tokens: int, seed: int, *, quiet: bool) -> list[Any]:
+def _run(
+    plain: Any, speculative: Any, count: int, max_tokens: int, seed: int, form: Callable[[str], Any], *, quiet: bool
+) -> list[Any]:
     from specplug.demo.compare import run_pairs, summarise
 
     items = {kind: make_tasks(kind, "held-out", count, seed) for kind in KINDS}
@@ -90,7 +97,7 @@ def _run(plain: Any, speculative: Any, count: int, max_tokens: int, seed: int, *
         bar = progress.add_task("", total=count * len(KINDS))
         for kind, tasks in items.items():
             progress.update(bar, description=f"{kind}: without and with speculation")
-            pairs[kind] = run_pairs(tasks, plain, speculative, max_tokens, lambda _: progress.advance(bar))
+            pairs[kind] = run_pairs(tasks, plain, speculative, max_tokens, lambda _: progress.advance(bar), form)
     everything = [pair for found in pairs.values() for pair in found]
     return [summarise(kind, found) for kind, found in pairs.items()] + [summarise("all", everything)]
 

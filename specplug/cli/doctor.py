@@ -9,9 +9,10 @@ from typing import Annotated, Any
 
 import typer
 
+from specplug.cli.chat import Raw
 from specplug.cli.findings import COLOURS, Finding, print_findings
 from specplug.cli.output import AsJson, console, print_json, print_table
-from specplug.errors import SettingsError
+from specplug.errors import SettingsError, describe
 from specplug.plugins.registry import Entry, Registry, default_registry
 from specplug.plugins.specs import CheckResult, CheckSpec
 from specplug.settings import ResolvedSettings, Settings, leaves, load_settings
@@ -45,6 +46,7 @@ def doctor(
     prompt: Prompt = None,
     prompts: Prompts = None,
     max_tokens: Annotated[int, typer.Option("--max-tokens", min=1, help="Most tokens per answer of the run.")] = 64,
+    raw: Raw = False,
     gamma: Annotated[int, typer.Option("--gamma", min=1, max=64, help="Draft tokens per step of the run.")] = 8,
     as_json: AsJson = False,
 ) -> None:
@@ -66,7 +68,7 @@ def doctor(
         from specplug.cli.pairing import doctor_of_pairing
 
         run = {"max_tokens": max_tokens, "gamma": gamma}
-        doctor_of_pairing(target, draft, prompt or [], prompts, launch=launch, as_json=as_json, **run)
+        doctor_of_pairing(target, draft, prompt or [], prompts, launch=launch, raw=raw, as_json=as_json, **run)
         return
     registry = default_registry()
     resolved, findings = _settings(registry)
@@ -97,7 +99,7 @@ def run_check(entry: Entry, settings: Settings, launch: str = "") -> list[Findin
             if not isinstance(result, CheckResult) or result.status not in COLOURS:
                 raise TypeError(f"found {result!r}; expected a CheckResult of status ok, warn or fail")
     except Exception as error:  # a broken check must not hide what the others found
-        summary = f"the check itself failed: {type(error).__name__}: {error}"
+        summary = f"the check itself failed: {describe(error)}"
         results = [CheckResult("fail", summary, f"Report this to {owner}")]
     return [Finding(entry.spec.name, owner, r.status, r.summary, r.remedy) for r in results]
 

@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import typer
 from rich.text import Text
 
+from specplug.cli.chat import TEMPLATE, Raw, note, prompt_form
 from specplug.cli.launch import (
     Device,
     DraftLength,
@@ -27,6 +28,8 @@ from specplug.cli.output import AsJson, console, print_json
 from specplug.demo.loops import loop_mask
 from specplug.errors import RequestError
 
+RAW_ENDS = "; instruct models often do so with a raw prompt, so leave out --raw"
+
 
 def generate(
     model: Annotated[str, typer.Argument(help="A folder, a model id, or a shipped model: tiny.")],
@@ -39,6 +42,10 @@ def generate(
         list[Path] | None,
         typer.Option("--reference", "-r", exists=True, dir_okay=False, help="Text the answer may copy from; repeat."),
     ] = None,
+    system: Annotated[
+        str | None, typer.Option("--system", metavar="TEXT", help="A system prompt for the model's chat template.")
+    ] = None,
+    raw: Raw = False,
     engine: EngineName = "transformers",
     draft: DraftModel = None,
     proposer: Proposer = None,
@@ -63,6 +70,8 @@ def generate(
 ) -> None:
     """Generate text, streaming it, and print speculation statistics.
 
+    A model with a chat template gets each prompt in it, as a user's message, unless `--raw` is given.
+
     One prompt streams to standard output; several (`--file` repeated) are served together and printed one after the
     other.  Statistics go to standard error, and count tokens in repetition loops, where any lookup looks perfect.
     With `--compare`, the exit code is 1 if greedy outputs differ from those of plain decoding.
@@ -86,9 +95,11 @@ def generate(
     launch: dict[str, Any] = {"device": device, "dtype": dtype, "threads": threads}
     running = start_engine(engine, model, overrides, **launch)
     try:
+        form, described = prompt_form(model, raw=raw, system=system)
+        note(described)
         requests = [
             TextRequest(
-                prompt=text,
+                prompt=form(text),
                 max_tokens=max_tokens,
                 temperature=temperature,
                 top_k=top_k,
@@ -111,7 +122,11 @@ def generate(
             plain.close()
         statistics["plain_seconds"] = plain_seconds
         statistics["identical"] = answers == expected if temperature == 0 else None
+    for number, answer in enumerate(answers, 1):
+        if why := _ended_at_once(answer, stop or [], max_tokens):
+            note(f"answer {number} of {len(answers)} {why}{RAW_ENDS if raw else ''}")
     if as_json:
+        statistics["chat_template"] = described == TEMPLATE
         print_json({"answers": answers, "statistics": statistics})
     else:
         _print_statistics(statistics)
@@ -159,6 +174,18 @@ def _serve(engine: Any, requests: list[Any], *, show: bool) -> tuple[list[dict[s
         for number, answer in enumerate(answers, 1):
             typer.echo(f"--- answer {number} of {len(answers)} ---\n{answer['text']}")
     return answers, seconds
+
+
+def _ended_at_once(answer: dict[str, Any], stop: list[str], max_tokens: int) -> str | None:
+    """Return why an answer holds no text, or has ended after at most one token; None if neither is so."""
+    is_empty, count = not answer["text"].strip(), len(answer["token_ids"])
+    if not is_empty and (count > 1 or answer["finish_reason"] == "length"):
+        return None
+    state = "is empty" if is_empty else f"is only {answer['text']!r}"
+    if answer["finish_reason"] == "length":
+        return f"{state}: its {max_tokens} tokens (--max-tokens) make no text"
+    ends = "the model ended it at once" if count <= 1 else f"its {count} tokens are white space or markers"
+    return f"{state}: {ends}{', or it began with a --stop text' if stop else ''}"
 
 
 def _statistics(engine: Any, answers: list[dict[str, Any]], seconds: float) -> dict[str, Any]:

@@ -42,6 +42,10 @@ Threads = Annotated[
     typer.Option("--threads", min=1, help="CPU threads; by default 1 for shipped models, else torch's default."),
 ]
 
+Timeout = Annotated[
+    float, typer.Option("--timeout", min=0.1, help="Seconds within which a server must have answered a request.")
+]
+
 
 def find_model(name: str) -> str:
     """Return the folder of the shipped model called `name`, or `name` itself if it is a path or a model id."""

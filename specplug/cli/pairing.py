@@ -11,13 +11,14 @@ from typing import Any, NamedTuple
 import torch
 import typer
 
+from specplug.cli.chat import note, prompt_form
 from specplug.cli.findings import PairingFinding, finding, print_findings
 from specplug.cli.launch import find_model
 from specplug.cli.output import console, print_json
 from specplug.cli.pairing_run import Progress, quick_run
 from specplug.draft_model.facts import ModelFacts, Parameters, cache_elements, count_parameters, read_facts
 from specplug.draft_model.pairing import Pair
-from specplug.errors import SettingsError, SpecplugError
+from specplug.errors import SettingsError, SpecplugError, describe
 from specplug.forecast.memory import model_memory
 from specplug.forecast.model_shape import ModelShape
 from specplug.forecast.step_cost import Gpu, RooflineCost
@@ -26,6 +27,7 @@ from specplug.plugins.specs import ProposerSpec
 from specplug.settings import load_settings
 from specplug.settings.plugins import plugin_options
 from specplug.text.loading import load_tokenizer
+from specplug.text.translate.vocabulary import REMEDY
 
 ROUTES = {
     "auto": "text, and as common ids where a sampled request's are accepted more often",
@@ -62,6 +64,7 @@ def doctor_of_pairing(
     file: Path | None,
     *,
     launch: str,
+    raw: bool,
     as_json: bool,
     **run: int,
 ) -> None:
@@ -71,6 +74,7 @@ def doctor_of_pairing(
         target, draft: folders, model ids, or names of shipped models.
         prompts, file: prompts of the quick run, and a file of further ones, one per line.
         launch: a launch line, which belongs to the other checks.
+        raw: leave prompts as they are, where the target has a chat template.
         run: `max_tokens` and `gamma` of the quick run.
 
     Raises:
@@ -89,7 +93,7 @@ def doctor_of_pairing(
         raise SettingsError.build("a launch line is no part of a pairing", who="--launch", remedy=remedy)
     texts = [*prompts, *([] if file is None else _lines(file))]
     with console(stderr=True).status("reading the configurations") as status:
-        findings = list(check_pairing(target, draft, texts, status.update, **run))
+        findings = list(check_pairing(target, draft, texts, status.update, raw=raw, **run))
     failed = any(each.status == "fail" for each in findings)
     if as_json:
         checks = [asdict(each) for each in findings]
@@ -101,12 +105,12 @@ def doctor_of_pairing(
 
 
 def check_pairing(
-    target: str, draft: str, prompts: Sequence[str], progress: Progress, *, max_tokens: int, gamma: int
+    target: str, draft: str, prompts: Sequence[str], progress: Progress, *, raw: bool, max_tokens: int, gamma: int
 ) -> Iterator[PairingFinding]:
     """Yield the results; those that need a check which failed before are left out.
 
     Args:
-        target, draft, prompts: see `doctor_of_pairing`.
+        target, draft, prompts, raw: see `doctor_of_pairing`.
         progress: called with what is being done.
         max_tokens, gamma: of the quick run.
     """
@@ -130,7 +134,10 @@ def check_pairing(
         yield finding("quick run", "ok", "left out, because it needs prompts", "Give --prompt TEXT or --prompts FILE")
         return
     try:
-        yield from quick_run(target, pair[1].path, prompts, progress, size.figures["draft_cost"], max_tokens, gamma)
+        form, described = prompt_form(target, raw=raw)
+        note(described)
+        given = [form(text) for text in prompts]
+        yield from quick_run(target, pair[1].path, given, progress, size.figures["draft_cost"], max_tokens, gamma)
     except Exception as error:  # engines raise many kinds, and the results above are to be shown
         yield finding("quick run", "fail", _explained(error), "Do what the message says, or leave out the prompts")
 
@@ -141,8 +148,7 @@ def check_tokenizers(target: ModelFacts, draft: ModelFacts, route: str) -> Pairi
         own, other = (load_tokenizer(facts.path).library for facts in (target, draft))
         pair = Pair.of(own, other, target.vocab_size, draft.vocab_size)
     except Exception as error:  # libraries of tokenizers raise many kinds
-        remedy = "Choose a draft model with the target's own tokenizer, which needs no translation"
-        return finding("tokenizers", "fail", _explained(error), remedy)
+        return finding("tokenizers", "fail", _explained(error).removesuffix(f". {REMEDY}"), REMEDY)
     shared, is_same = pair.intersection, pair.translator is None
     summary = "the same, so drafts go as the same ids"
     if not is_same:
@@ -193,7 +199,8 @@ def check_size(target: PairedModel, draft: PairedModel) -> PairingFinding:
     )
     status, remedy = "ok", ""
     if speed <= 1:
-        status, remedy = "fail", "Choose a smaller draft model; are --target and --draft swapped?"
+        status, remedy = "fail", "Choose a smaller draft model"
+        remedy += "; are --target and --draft swapped?" if speed < 1 else ""
     elif speed < 2:
         status, remedy = "warn", "Choose a smaller draft model; this one takes more than half of the target's time"
     return finding(
@@ -257,7 +264,7 @@ def _lines(file: Path) -> list[str]:
 
 
 def _explained(error: Exception) -> str:
-    return str(error) if isinstance(error, SpecplugError) else f"{type(error).__name__}: {error}"
+    return str(error) if isinstance(error, SpecplugError) else describe(error)
 
 
 def _count(number: float) -> str:

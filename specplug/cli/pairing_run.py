@@ -26,20 +26,20 @@ _MOST_AT_ONCE = 8
 
 
 def quick_run(
-    target: str, draft: str, prompts: Sequence[str], progress: Progress, draft_cost: float, max_tokens: int, gamma: int
+    target: str, draft: str, prompts: Sequence[Any], progress: Progress, draft_cost: float, max_tokens: int, gamma: int
 ) -> Iterator[PairingFinding]:
     """Yield what was accepted, whether the outputs are equal, and the speed-up that follows.
 
     Args:
         target: a folder, a model id, or the name of a shipped model.
         draft: a folder or a model id.
-        prompts: served together.
+        prompts: texts or token ids, served together.
         progress: called with what is done.
         draft_cost: cost of drafting a token, in steps without drafts.
         max_tokens: most tokens per answer.
         gamma: draft tokens per step.
     """
-    requests = [TextRequest(prompt=text, max_tokens=max_tokens) for text in prompts]
+    requests = [TextRequest(prompt=prompt, max_tokens=max_tokens) for prompt in prompts]
     settings = _settings(draft, len(requests), gamma)
     progress("quick run: without speculation")
     expected, _ = _serve(target, {**settings, "mode": "off"}, requests)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from specplug.cli.launch import find_model
 from specplug.errors import SettingsError, suggest
 from specplug.forecast.acceptance import Acceptance, by_position, modelled
 from specplug.forecast.model_shape import ModelShape, read_shape
@@ -70,7 +71,7 @@ def target_cost(
             if value is not None:
                 raise SettingsError.build("no roofline without a model", who=name, found=value, remedy="Give --target")
         return None
-    shape = read_shape(target)
+    shape = read_shape(Path(find_model(str(target))))
     return RooflineCost(shape, _gpu(gpu, rates), weight_bits=_bits(shape, weight_bits), **given)
 
 
@@ -92,7 +93,7 @@ def step_cost(roofline: RooflineCost | None, saturation: float | None) -> StepCo
 
 def draft_model_cost(path: Path, roofline: RooflineCost | None, **given: Any) -> RooflineCost:
     """Return the roofline of a draft model on the target's GPUs; without a target it only serves for its memory."""
-    shape = read_shape(path)
+    shape = read_shape(Path(find_model(str(path))))
     gpu = Gpu(1.0, 1.0) if roofline is None else roofline.gpu
     return RooflineCost(shape, gpu, weight_bits=_bits(shape, None), **given)
 

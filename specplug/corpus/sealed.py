@@ -9,7 +9,7 @@ from typing import Any
 
 from specplug.corpus.layout import VERSION
 from specplug.corpus.writing import checksum
-from specplug.errors import CorpusError, SpecplugError
+from specplug.errors import CorpusError, SpecplugError, describe
 
 _MARK = b'"checksum":"'
 _BLANK = b"0" * 64
@@ -48,7 +48,7 @@ def opened(data: bytes, kind: str, path: Path, *, within: str | None = None) -> 
         head = content[within] if within else content
         found, version = head["format"], int(str(head["version"]))
     except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise torn(path, kind, f"no readable header ({type(error).__name__}: {str(error)[:100]})") from error
+        raise torn(path, kind, f"no readable header ({describe(error)[:120]})") from error
     if found != kind:
         raise CorpusError.build("not a file of a corpus store", who=str(path), found=repr(found)[:100], expected=kind)
     if version != VERSION:

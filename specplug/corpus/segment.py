@@ -22,7 +22,7 @@ from specplug.corpus.layout import DTYPES, NO_TEXT, SECTIONS, SEGMENT_ENDING, SE
 from specplug.corpus.names import name_hash
 from specplug.corpus.sealed import opened, sealed, torn
 from specplug.corpus.writing import PIECE, checksum, write_file
-from specplug.errors import CorpusError
+from specplug.errors import CorpusError, describe
 from specplug.settings.mistakes import shown
 from specplug.text.fingerprint import Fingerprint
 
@@ -177,7 +177,7 @@ class Segment:
             self.checksums = {name: metadata[f"checksum {name}"] for name in SECTIONS}
             digest, name = metadata["tokenizer"], metadata["tokenizer_name"]
         except (KeyError, ValueError, RecursionError) as error:
-            raise torn(self.path, SEGMENT_FORMAT, f"{type(error).__name__}: {error}") from error
+            raise torn(self.path, SEGMENT_FORMAT, describe(error)) from error
         if len(set(self.corpora)) < len(self.corpora):
             raise torn(self.path, SEGMENT_FORMAT, "a corpus that is named twice")
         if tokenizer is not None and digest != tokenizer.digest:

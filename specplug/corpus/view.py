@@ -15,7 +15,7 @@ from specplug.corpus.layout import MANIFEST_FILE, TENANTS
 from specplug.corpus.manifest import Entry, Mask, load
 from specplug.corpus.segment import Segment
 from specplug.corpus.tenant import folders, opened_entry
-from specplug.errors import SpecplugError
+from specplug.errors import SpecplugError, describe
 from specplug.text.fingerprint import Fingerprint
 
 _log = logging.getLogger("specplug")
@@ -148,7 +148,7 @@ class View:
 
 def _problem(path: Path, error: Exception) -> str:
     """Return the description of a problem with a file; errors of other libraries lack the file and the meaning."""
-    text = str(error) if isinstance(error, SpecplugError) else f"{type(error).__name__}: {error}"
+    text = str(error) if isinstance(error, SpecplugError) else describe(error)
     return text if str(path) in text else f"{path}: {text}"
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, field
+from typing import Any
 
 from specplug.demo.loops import loop_mask
 from specplug.demo.tasks import Task
@@ -76,32 +77,39 @@ class Row:
 
 
 def run_pairs(
-    tasks: Sequence[Task], plain: TextEngine, speculative: TextEngine, max_tokens: int, done: Callable[[Task], None]
+    tasks: Sequence[Task],
+    plain: TextEngine,
+    speculative: TextEngine,
+    max_tokens: int,
+    done: Callable[[Task], None],
+    form: Callable[[str], Any] = str,
 ) -> list[Pair]:
     """Serve each task with both engines in turn, so that noise on the machine affects both.
 
-    The first task is served twice, and the first time is not counted, because it includes one-time set-up.
+    The first task is served twice, and the first time is not counted, because it includes one-time set-up. `form` makes
+    an engine's prompt, a text or token ids, of a task's.
     """
     for engine in (plain, speculative):
-        _serve(engine, tasks[0], max_tokens)
+        _serve(engine, form(tasks[0].prompt), max_tokens)
     pairs = []
     for number, task in enumerate(tasks):
+        prompt = form(task.prompt)
         before = speculative.metrics.snapshot()
         if number % 2:
-            fast, slow = _serve(speculative, task, max_tokens), _serve(plain, task, max_tokens)
+            fast, slow = _serve(speculative, prompt, max_tokens), _serve(plain, prompt, max_tokens)
         else:
-            slow, fast = _serve(plain, task, max_tokens), _serve(speculative, task, max_tokens)
+            slow, fast = _serve(plain, prompt, max_tokens), _serve(speculative, prompt, max_tokens)
         counts = (speculative.metrics.snapshot() - before).total
         pairs.append(Pair(task, slow, fast, counts.proposed, counts.accepted))
         done(task)
     return pairs
 
 
-def _serve(engine: TextEngine, task: Task, max_tokens: int) -> Run:
+def _serve(engine: TextEngine, prompt: Any, max_tokens: int) -> Run:
     run = Run()
     text = []
     began = time.perf_counter()
-    for update in engine.stream([TextRequest(prompt=task.prompt, max_tokens=max_tokens)]):
+    for update in engine.stream([TextRequest(prompt=prompt, max_tokens=max_tokens)]):
         text.append(update.text)
         count = len(update.token_ids)
         if not count:  # the time of such a step is counted with the next tokens

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from specplug.draft_model.model import attention_windows
-from specplug.errors import PluginError
+from specplug.errors import PluginError, first_line
 
 _BITS = {"fp8": 8.0, "fbgemm_fp8": 8.0, "mxfp4": 4.0, "load_in_4bit": 4.0, "load_in_8bit": 8.0}
 _NUM_EXPERTS = ("num_local_experts", "n_routed_experts", "num_experts")
@@ -106,7 +106,7 @@ def read_facts(path: str) -> ModelFacts:
         raise PluginError.build(
             "cannot read the model's configuration",
             who=path,
-            found="no such folder" if is_missing else _first_line(error),
+            found="no such folder" if is_missing else first_line(error),
             expected="a folder or a model id of a causal language model that transformers loads",
             remedy="Check the name, or download it first",
         ) from error
@@ -149,7 +149,7 @@ def cache_elements(facts: ModelFacts) -> int | None:
         PluginError: the model cannot draft: a layer keeps a state instead of keys and values, or
             `specplug.draft_model.model.DraftModel` cannot load such a model.
     """
-    from specplug.draft_model.cache import TextCache  # imports transformers
+    from specplug.draft_model.cache import TextCache, cache_argument  # imports transformers
 
     kinds, num_layers = attention_windows(facts.path, facts.text), int(facts.text.num_hidden_layers)
     model, cache = _empty(facts, attn_implementation="sdpa"), TextCache(num_layers, 1, 1)
@@ -162,8 +162,8 @@ def cache_elements(facts: ModelFacts) -> int | None:
                 input_ids=ids,
                 position_ids=ids,
                 attention_mask=dict.fromkeys(kinds, mask) if len(kinds) > 1 else mask,
-                past_key_values=cache,
                 use_cache=True,
+                **{cache_argument(model): cache},
             )
     except Exception:  # operations that read data raise many kinds
         return None
@@ -193,10 +193,6 @@ def _empty(facts: ModelFacts, **options: Any) -> Any:
         raise PluginError.build(
             "no causal language model that transformers builds",
             who=facts.path,
-            found=_first_line(error),
+            found=first_line(error),
             remedy="Choose another model",
         ) from error
-
-
-def _first_line(error: Exception) -> str:
-    return f"{type(error).__name__}: {(str(error).strip().splitlines() or [''])[0].rstrip('.')}"

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from specplug.errors import PluginError, SpecplugError
+from specplug.errors import PluginError, SpecplugError, first_line
 
 COLUMN_STEP = 128
 """Attention reads a multiple of this many columns, so that few shapes occur."""
@@ -32,7 +32,7 @@ class DraftModel:
     def __init__(
         self, path: str, *, max_texts: int, max_length: int, device: torch.device, dtype: torch.dtype | None = None
     ) -> None:
-        from specplug.draft_model.cache import TextCache  # imports transformers
+        from specplug.draft_model.cache import TextCache, cache_argument  # imports transformers
 
         chosen = torch.float32 if dtype is None and device.type == "cpu" else dtype
         self.path, self.device, self.max_texts = path, device, max_texts
@@ -45,6 +45,7 @@ class DraftModel:
         self._windows = attention_windows(path, text)
         self._num_shared: int = getattr(text, "num_kv_shared_layers", None) or 0
         self._cache = TextCache(text.num_hidden_layers, max_texts, self.max_length)
+        self._with_cache = {cache_argument(self._model): self._cache, "use_cache": True}
 
     def warm_up(self) -> None:
         """Run once, which allocates all caches.
@@ -88,9 +89,8 @@ class DraftModel:
             input_ids=torch.where(is_token, ids, 0),
             position_ids=torch.where(is_token, positions, 0),
             attention_mask=self._masks(torch.where(is_token, positions, 0)),
-            past_key_values=self._cache,
-            use_cache=True,
             logits_to_keep=1,
+            **self._with_cache,
         ).logits
         return logits[:, -1]
 
@@ -145,7 +145,7 @@ def _load(path: str, dtype: torch.dtype | str) -> Any:
         raise PluginError.build(
             "cannot load the draft model",
             who=path,
-            found=f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}",
+            found=first_line(error),
             expected="a folder or a model id of a causal language model that transformers loads",
             remedy="Check the name, or download it first",
         ) from error

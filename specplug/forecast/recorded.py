@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from specplug.errors import SettingsError
+from specplug.errors import SettingsError, describe
 from specplug.forecast.acceptance import Acceptance
 
 
@@ -28,7 +28,7 @@ def read_replay(path: Path) -> Acceptance:
         raise SettingsError.build(
             "no JSON of a replay",
             who=who,
-            found=f"{type(error).__name__}: {error}",
+            found=describe(error),
             remedy="Write one with: specplug replay --json > replay.json",
         ) from error
     if not found.longest:

@@ -6,19 +6,30 @@ Metric names are those of vLLM 0.32 (`vllm/v1/spec_decode/metrics.py`), of SGLan
 
 from __future__ import annotations
 
-import time
-import urllib.request
+import asyncio
 from collections.abc import Callable, Sequence
+from itertools import accumulate
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from specplug.errors import EngineError
+from specplug.client.http import Client
+from specplug.errors import EngineError, text_of
 from specplug.forecast.acceptance import Acceptance, acceptance_for, by_position
 
 Samples = dict[tuple[str, str], list[float]]
 """Values by metric and position, the latter "" where there is none, of all engines, models and sources."""
 
 _SPECPLUG, _VLLM, _SGLANG = "specplug_target_steps_total", "vllm:spec_decode_num_drafts_total", "sglang:spec_num_steps"
+_READ = "specplug_", "vllm:spec_decode_", "vllm:generation_tokens_total", "sglang:spec_"
+_OFF = "off"  # `OFF_SOURCE` of specplug.metrics, which imports torch
+MOST_POSITIONS = 1024
+"""Longest draft that figures may describe."""
+
+PATIENCE = 10.0
+"""Seconds within which the metrics must have been answered."""
+
+_LARGEST = 1e18
+_RESTARTED = "The server was restarted meanwhile; try again"
 _REMEDY = "Start the server with speculation, and SGLang with --enable-metrics as well"
 
 
@@ -28,29 +39,47 @@ def read_metrics(url: str, interval: float | None = None) -> Acceptance:
     Raises:
         EngineError: the server does not answer with metrics, none is of speculation, or nothing was drafted.
     """
-    url = url.rstrip("/") if url.rstrip("/").endswith("/metrics") else f"{url.rstrip('/')}/metrics"
-    before: Samples = {}
-    if interval is not None:
-        before = parse(_fetch(url), url)
-        time.sleep(interval)
-    return acceptance_of(parse(_fetch(url), url), before, url)
+    url = url.rstrip("/").removesuffix("/metrics").rstrip("/")
+
+    async def scraped() -> tuple[Samples, Samples]:
+        async with Client(url, patience=PATIENCE) as client:
+            before: Samples = {}
+            if interval is not None:
+                before = parse((await client.body("GET", "/metrics")).decode(errors="replace"), f"{url}/metrics")
+                await asyncio.sleep(interval)
+            return before, parse((await client.body("GET", "/metrics")).decode(errors="replace"), f"{url}/metrics")
+
+    before, samples = asyncio.run(scraped())
+    return acceptance_of(samples, before, f"{url}/metrics")
 
 
 def parse(text: str, url: str) -> Samples:
     """Return the samples of speculation, and of the tokens that servers generated.
 
     Raises:
-        EngineError: the text is not in Prometheus's format.
+        EngineError: the text is not in Prometheus's format, or one of these samples is no count.
     """
     samples: Samples = {}
     try:
         for family in text_string_to_metric_families(text):
             for sample in family.samples:
+                if sample.labels.get("source") == _OFF:
+                    continue  # no drafts were planned, so that the step tells nothing about them
                 key = sample.name, sample.labels.get("position", "")
-                samples.setdefault(key, []).append(sample.value)
-    except ValueError as error:
-        raise EngineError.build("no metrics in Prometheus's text format", who=url, found=str(error)[:200]) from error
+                if sample.name.startswith(_READ):
+                    samples.setdefault(key, []).append(_checked(sample.value, *key))
+    except Exception as error:  # the parser raises many kinds
+        found = repr(text_of(error)[:200])
+        raise EngineError.build("no metrics in Prometheus's text format", who=url, found=found) from error
     return samples
+
+
+def _checked(value: float, name: str, position: str) -> float:
+    if not 0 <= value < _LARGEST or not (position == "" or (position.isascii() and position.isdecimal())):
+        raise ValueError(f"{name}{{position={position[:20]!r}}} {value}, which is no count")
+    if position and int(position[:9]) >= MOST_POSITIONS:
+        raise ValueError(f"{name} at position {position[:20]}, beyond the {MOST_POSITIONS} of the longest draft")
+    return value
 
 
 def acceptance_of(samples: Samples, before: Samples, url: str) -> Acceptance:
@@ -62,7 +91,10 @@ def acceptance_of(samples: Samples, before: Samples, url: str) -> Acceptance:
 
     def counted(name: str, position: str = "") -> float:
         key = name, position
-        return sum(samples.get(key, ())) - sum(before.get(key, ()))
+        count = sum(samples.get(key, ())) - sum(before.get(key, ()))
+        if count < 0:
+            raise EngineError.build("the counts have fallen", who=url, found=f"{name} by {-count:g}", remedy=_RESTARTED)
+        return count
 
     names = {name for name, _ in samples}
     if _SPECPLUG in names:
@@ -76,7 +108,10 @@ def acceptance_of(samples: Samples, before: Samples, url: str) -> Acceptance:
 
 
 def _specplug(counted: Callable[..., float], positions: Sequence[str], url: str) -> Acceptance:
-    """Divide specplug's counts by position by all steps of requests, those without a draft included."""
+    """Divide specplug's counts by position by all steps of requests that drafts were planned for.
+
+    Those without a draft are included.
+    """
     steps = counted(_SPECPLUG)
     verified = [counted("specplug_position_verified_tokens_total", position) for position in positions]
     accepted = [counted("specplug_position_accepted_tokens_total", position) for position in positions]
@@ -110,6 +145,8 @@ def _sglang(samples: Samples, url: str) -> Acceptance:
         mean(_SGLANG),
         mean("sglang:spec_num_draft_tokens"),
     )
+    if gamma > MOST_POSITIONS:
+        raise EngineError.build("a draft too long", who=url, found=f"{_SGLANG} {gamma:g}", expected=f"{MOST_POSITIONS}")
     if num_draft_tokens != gamma + 1:
         found = f"{num_draft_tokens:g} draft tokens, the root included, in {gamma:g} steps"
         raise EngineError.build(
@@ -127,7 +164,7 @@ def _shares(accepted: Sequence[float], verified: Sequence[float], steps: float, 
     if steps <= 0 or not sum(verified):
         raise _nothing_drafted(f"{steps:g} steps without a draft", url)
     shares = [min(1.0, count / steps) for count in verified]
-    survival = [min(kept / steps, share) for kept, share in zip(accepted, shares, strict=False)]
+    survival = accumulate((min(kept / steps, share) for kept, share in zip(accepted, shares, strict=False)), min)
     return Acceptance(tuple(survival), tuple(shares), source)
 
 
@@ -139,18 +176,3 @@ def _positions(samples: Samples, name: str) -> list[str]:
 def _nothing_drafted(found: str, url: str) -> Exception:
     remedy = "Send requests, or leave out --interval for the totals"
     return EngineError.build("nothing was drafted", who=url, found=found, remedy=remedy)
-
-
-def _fetch(url: str) -> str:
-    try:
-        opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-        with opener.open(url, timeout=10) as answer:
-            text: bytes = answer.read()
-    except (OSError, ValueError) as error:  # ValueError: no URL
-        raise EngineError.build(
-            "the server does not answer",
-            who=url,
-            found=error,
-            expected="a server's address, such as http://127.0.0.1:8000",
-        ) from error
-    return text.decode(errors="replace")

@@ -205,10 +205,11 @@ def separated(lengths: Tensor, outcome: Outcome, verdict: Verdict) -> tuple[Draf
     """
     forced = outcome.forced
     assert forced is not None
+    all_verified, accepted = outcome.until_stop()
     before, none = verdict.proposed - verdict.cut_by_grammar, torch.zeros_like(verdict.proposed)
     added = torch.where(outcome.discarded(), none, forced.lengths)
-    verified = (outcome.verified - before).clamp(min=0).minimum(added)
-    reached = (outcome.accepted >= before) & (verified > 0)
+    verified = (all_verified - before).clamp(min=0).minimum(added)
+    reached = (accepted >= before) & (verified > 0)
     places = torch.arange(forced.token_ids.shape[1], device=added.device)
     draft = Draft(
         token_ids=forced.token_ids,
@@ -221,7 +222,7 @@ def separated(lengths: Tensor, outcome: Outcome, verdict: Verdict) -> tuple[Draf
     fate = Verdict(
         proposed=added,
         verified=verified,
-        accepted=(outcome.accepted - before).clamp(min=0).minimum(verified),
+        accepted=(accepted - before).clamp(min=0).minimum(verified),
         cut_by_grammar=none,
         emitted=outcome.emitted - verdict.accepted,
         after_stop=verdict.after_stop,

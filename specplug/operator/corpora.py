@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from specplug.errors import EngineError, PluginError, RequestError, SpecplugError, ends_process
+from specplug.errors import EngineError, PluginError, RequestError, SpecplugError, describe, ends_process, traceback_of
 from specplug.interfaces import HoldsCorpora, Proposer
 
 Document = npt.NDArray[np.int32]
@@ -163,11 +163,11 @@ def _called(who: str, call: str, action: Callable[[], R]) -> R:
     except BaseException as error:
         if ends_process(error):
             raise
-        _log.warning("%s: %s failed", who, call, exc_info=error)
+        _log.warning("%s: %s failed\n%s", who, call, traceback_of(error))
         raise PluginError.build(
             f"{call} failed",
             who=f"proposer {who!r}",
-            found=f"{type(error).__name__}: {error}",
+            found=describe(error),
             remedy="The server's log has the traceback; nothing else was changed",
         ) from error
 

@@ -23,6 +23,7 @@ from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 from prometheus_client.samples import Sample
 
+from specplug.errors import describe
 from specplug.metrics import MetricsSnapshot, SourceCounts
 from specplug.operator.prometheus import SpecCollector
 from specplug.operator.status import counting
@@ -169,7 +170,7 @@ class _Engines:
             status = await self._ask()
         except Exception as error:
             if not self._failed:
-                logger.warning("/metrics: cannot get the engines' figures: %s: %s", type(error).__name__, error)
+                logger.warning("/metrics: cannot get the engines' figures: %s", describe(error))
             self._failed = True
         else:
             now = time.monotonic()

@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import PurePath
 from typing import Any
 
-from specplug.errors import EngineError, SpecplugError
+from specplug.errors import EngineError, SpecplugError, describe
 from specplug.plugins.registry import Registry
 from specplug.plugins.specs import ProposerSpec
 from specplug.settings.model import Settings
@@ -114,7 +114,7 @@ def tell(found: Callable[[list[str]], dict[str, Any] | None], arguments: str) ->
     except SpecplugError as error:
         answer = str(error)
     except Exception as error:
-        answer = f"{type(error).__name__}: {error}"
+        answer = describe(error)
     print(f"\n{MARK}{json.dumps(answer)}", flush=True)
 
 

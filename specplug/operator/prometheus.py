@@ -16,16 +16,16 @@ from specplug.errors import SettingsError
 from specplug.metrics import MetricsSnapshot, SpecMetrics
 
 _PER_SOURCE = {
-    "target_steps": ("specplug_target_steps", "Rows that emitted anything, each once per engine step."),
+    "target_steps": ("specplug_target_steps", "Rows that emitted tokens for a client, each once per engine step."),
     "proposed": ("specplug_proposed_tokens", "Draft tokens offered for verification, after trimming."),
-    "verified": ("specplug_verified_tokens", "Draft tokens put through the target."),
+    "verified": ("specplug_verified_tokens", "Draft tokens put through the target, up to the request's end."),
     "accepted": ("specplug_accepted_tokens", "Draft tokens kept, bonus excluded."),
     "rejected": ("specplug_rejected_tokens", "Draft tokens refused by the target, at most one per row and step."),
     "wasted": ("specplug_wasted_tokens", "Draft tokens verified and not accepted."),
-    "never_verified": ("specplug_never_verified_tokens", "Draft tokens that the engine dropped unverified."),
+    "never_verified": ("specplug_never_verified_tokens", "Draft tokens that the engine dropped, most of them at ends."),
     "cut_by_grammar": ("specplug_grammar_cut_tokens", "Draft tokens removed by a grammar before verification."),
-    "emitted": ("specplug_emitted_tokens", "Tokens appended to requests, bonus and recovered tokens included."),
-    "after_stop": ("specplug_after_stop_tokens", "Tokens emitted after a stop, which no client sees."),
+    "emitted": ("specplug_emitted_tokens", "Tokens that reach clients, bonus and recovered tokens included."),
+    "after_stop": ("specplug_after_stop_tokens", "Tokens after a stop, which no client sees and nothing else counts."),
 }
 _PER_POSITION = {
     "verified_at": ("specplug_position_verified_tokens", "Draft tokens verified at this position, the first being 0."),

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping
 from typing import Any
 
-from specplug.errors import ends_process
-from specplug.interfaces import ReportsStatus
+from specplug.faults import status_of
 from specplug.settings.sources import ResolvedSettings
 from specplug.types.caps import EngineCaps, Ragged
-
-_log = logging.getLogger("specplug")
 
 
 def reported_settings(resolved: ResolvedSettings) -> dict[str, dict[str, Any]]:
@@ -48,17 +44,8 @@ def counting(status: Mapping[str, Any]) -> list[Mapping[str, Any]]:
 
 def reported_details(proposers: Mapping[str, object]) -> dict[str, Any]:
     """Return the details that proposers report, by name; {"error": ...} for a proposer whose report fails."""
-    reported: dict[str, Any] = {}
-    for name, proposer in proposers.items():
-        if isinstance(proposer, ReportsStatus):
-            try:
-                reported[name] = proposer.status()
-            except BaseException as error:  # the other proposers' details are still reported
-                if ends_process(error):
-                    raise
-                _log.warning("proposer %r: status failed", name, exc_info=error)
-                reported[name] = {"error": f"{type(error).__name__}: {error}"}
-    return reported
+    found = {name: status_of(f"proposer {name!r}", proposer) for name, proposer in proposers.items()}
+    return {name: status for name, status in found.items() if status}
 
 
 def _at(tree: Any, key: str) -> Any:

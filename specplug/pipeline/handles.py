@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from specplug.errors import ContractError
+from specplug.errors import ContractError, text_of
 from specplug.faults import LateDraft
 from specplug.interfaces import Proposer
 from specplug.pipeline.held_back import HeldBack
@@ -32,6 +32,7 @@ class ProposerHandle(abc.ABC):
         caps: the proposer's capabilities on the engine's device.
         declared: bytes on that device that the proposer and its parts have declared.
         to_allocate: declared bytes that were not yet allocated when the proposer had been built.
+        sources: names that the proposer's `Draft.source` indexes.
     """
 
     declared = to_allocate = 0
@@ -40,11 +41,7 @@ class ProposerHandle(abc.ABC):
         self.spec = spec
         self.proposer = proposer
         self.caps = caps
-
-    @property
-    def sources(self) -> tuple[str, ...]:
-        """Names that this proposer's `Draft.source` indexes."""
-        return tuple(f"{self.spec.name}/{source}" for source in self.proposer.sources) or (self.spec.name,)
+        self.sources = tuple(f"{spec.name}/{text_of(source)}" for source in proposer.sources) or (spec.name,)
 
     def check_ready(self) -> None:
         """Check that the proposer can take a step; called before each step.
@@ -117,8 +114,9 @@ class HostHandle(ProposerHandle):
     """Runs a host proposer on its own thread, which receives snapshots, events and verdicts in order.
 
     Only `step` waits, for at most `deadline` seconds.  A late draft is dropped, and the proposer skips steps until its
-    thread is free; its next step receives the tokens of the skipped steps.  Meanwhile events are held back (see
-    `HeldBack`), and verdicts, which carry whole snapshots, are dropped.
+    thread is free; its next step receives the tokens of the skipped steps.  Meanwhile verdicts, which carry whole
+    snapshots, are dropped, and events are held back (see `HeldBack`), as they are while the thread still has others to
+    deliver: however many requests pass without a step, what is held is bounded by the slots.
 
     A deadline is local to one process: ranks may disagree on whether it was met (see `specplug.faults`).
 
@@ -184,7 +182,7 @@ class HostHandle(ProposerHandle):
 
     def on_event(self, event: Event) -> None:
         self._held_back.add(event)
-        if not self._is_busy():
+        if all(job.done() for job in self._unchecked):  # otherwise they would queue up behind a proposer that hangs
             self._catch_up()
 
     def close(self) -> None:
@@ -217,7 +215,11 @@ class HostHandle(ProposerHandle):
             self._post(partial(self.proposer.on_event, event))
 
     def _post(self, job: Job) -> None:
-        self._unchecked.append(self._worker.submit(job))
+        """Queue a job without waiting.  Of the jobs that are done, only the first failure is kept for the next step."""
+        done = [each for each in self._unchecked if each.done()]
+        failed = [each for each in done if each.exception() is not None]
+        waiting = [each for each in self._unchecked if each not in done]
+        self._unchecked = [*failed[:1], *waiting, self._worker.submit(job)]
 
     def _raise_unchecked(self) -> None:
         """Raise the first error of the jobs that were queued without waiting; all are done, as jobs run in order."""

@@ -10,8 +10,8 @@ from operator import index
 from typing import Any
 
 from specplug.errors import ContractError
-from specplug.faults import FaultGuard
-from specplug.interfaces import Planner, ReportsStatus
+from specplug.faults import FaultGuard, status_of
+from specplug.interfaces import Planner
 from specplug.types.caps import EngineCaps
 from specplug.types.plan import MOST_PRICES, NO_SPECULATION, HostStats, Price, StepCost, StepPlan, StepReport
 
@@ -69,12 +69,7 @@ class PlanStage:
 
     def status(self) -> dict[str, Any]:
         """Return what the planner reports of itself, {"error": ...} if that fails; empty if it reports nothing."""
-        if not isinstance(self._planner, ReportsStatus):
-            return {}
-        try:
-            return self._planner.status()
-        except Exception as error:
-            return {"error": f"{type(error).__name__}: {error}"}
+        return status_of(self._guard.name, self._planner)
 
     def calibrate(self, costs: Sequence[StepCost]) -> None:
         """Pass costs that the engine profiled at start-up to the planner, also if the operator allows no drafts."""

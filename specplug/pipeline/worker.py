@@ -9,6 +9,8 @@ from concurrent.futures import Future
 
 import torch
 
+from specplug.errors import describe
+
 Job = Callable[[], None]
 
 
@@ -41,7 +43,7 @@ class Worker:
                 try:
                     job()
                 except KeyboardInterrupt as error:  # not a real Ctrl-C: signals interrupt only the main thread
-                    done.set_exception(RuntimeError(f"KeyboardInterrupt on a plug-in's thread: {error}"))
+                    done.set_exception(RuntimeError(f"on a plug-in's thread: {describe(error)}"))
                 except BaseException as error:  # the future passes it on
                     done.set_exception(error)
                 else:

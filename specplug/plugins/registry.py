@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 import pluggy
 
-from specplug.errors import PluginError, ends_process, suggest
+from specplug.errors import PluginError, describe, ends_process, suggest
 from specplug.plugins import hooks
 from specplug.plugins.specs import (
     ENGINE_DRAFTER,
@@ -140,7 +140,7 @@ class Registry:
         self._entries[spec.kind].setdefault(spec.name, []).append(Entry(spec, owner))
 
     def _record(self, owner: Owner, stage: str, error: BaseException) -> None:
-        self._errors.append(LoadError(owner, stage, f"{type(error).__name__}: {error}"))
+        self._errors.append(LoadError(owner, stage, describe(error)))
 
     @property
     def load_errors(self) -> tuple[LoadError, ...]:

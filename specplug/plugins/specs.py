@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from specplug.errors import PluginError, ends_process
+from specplug.errors import PluginError, describe, ends_process, text_of
 from specplug.types.caps import ProposerCaps, VerifierCaps
 
 Factory = str | Callable[..., Any]
@@ -47,7 +47,7 @@ def resolve(factory: Factory, who: str) -> Callable[..., Any]:
         raise PluginError.build(
             f"cannot load {factory!r}",
             who=who,
-            found=f"{type(error).__name__}: {error}",
+            found=describe(error),
             expected=f"a callable {name!r} in module {module!r}",
         ) from error
     if not callable(found):
@@ -74,6 +74,16 @@ class PluginSpec:
     summary: str
     options: Factory | None = None
     sections: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        """Replace subclasses of `str`, whose own methods may raise wherever a message is built from a name."""
+        for name in ("name", "summary"):
+            value = getattr(self, name)
+            if not isinstance(value, str):
+                raise PluginError.build(
+                    f"{name} is not a string", who=f"a {self.kind}", found=text_of(value, repr), expected="a string"
+                )
+            object.__setattr__(self, name, str.__str__(value))
 
     def build(self, *args: Any, **kwargs: Any) -> Any:
         """Resolve the factory and call it."""
@@ -125,7 +135,7 @@ class ProposerSpec(PluginSpec):
         except BaseException as error:
             if ends_process(error):
                 raise
-            found = f"{type(error).__name__}: {error}"
+            found = describe(error)
         if isinstance(found, ProposerCaps):
             return found
         what = f"capabilities on {device!r} are not known"

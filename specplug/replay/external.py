@@ -27,7 +27,7 @@ from typing import Any
 
 import numpy as np
 
-from specplug.errors import PluginError
+from specplug.errors import PluginError, describe
 from specplug.replay.items import Ids, TokenItem
 from specplug.replay.loop import Offer, drive, longest
 from specplug.replay.setup import Mode, Progress, Result
@@ -54,9 +54,7 @@ def load_factory(path: str) -> Factory:
         if key is not None:
             found = found[key]
     except Exception as error:
-        raise PluginError.build(
-            "cannot load the factory", who=path, found=f"{type(error).__name__}: {error}"
-        ) from error
+        raise PluginError.build("cannot load the factory", who=path, found=describe(error)) from error
     if isinstance(found, Mapping) or not callable(found):
         raise PluginError.build(
             "no factory", who=path, found=type(found).__name__, expected="a callable, factory(gamma, mode)"

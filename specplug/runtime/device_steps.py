@@ -58,8 +58,7 @@ class DeviceSteps:
         vocab_size: V.
         launches: the kernels of the stage's device.
         tokens_on: where the engine keeps its texts, if it is not on a CPU.
-        like: rows, outputs and newest tokens of the types that steps have, for which the kernels are compiled; None for
-            those that `take` states.
+        like: rows, outputs and newest tokens of the types that steps have, for which the kernels are compiled.
     """
 
     def __init__(
@@ -71,7 +70,7 @@ class DeviceSteps:
         launches: Launches,
         *,
         tokens_on: Residency = Residency.PINNED,
-        like: tuple[EngineRows, DraftOutputs, Tensor] | None = None,
+        like: tuple[EngineRows, DraftOutputs, Tensor],
     ) -> None:
         self._stage, self._runner, self._slots, self._vocab_size = stage, stage.runners[0], slots, vocab_size
         self._launches = launches
@@ -82,7 +81,7 @@ class DeviceSteps:
         self._no_caps = torch.full_like(self._all_rows, NO_CAP)
         self._rows: _Rows | None = None
         self._draft: Draft | None = None
-        self._warm_up(*(like or self._default_types()))
+        self._warm_up(*like)
 
     @staticmethod
     def applies(stage: DraftStage) -> bool:
@@ -230,12 +229,6 @@ class DeviceSteps:
     def _on_device(self, values: list[int]) -> Tensor:
         """Return [n] int32 on the stage's device, without waiting for the copy."""
         return to_device([torch.tensor(values, dtype=torch.int32)], self._all_rows.device)[0]
-
-    def _default_types(self) -> tuple[EngineRows, DraftOutputs, Tensor]:
-        numbers = self._all_rows[:0]
-        ids, confidence = (self._columns.taken.confidence[:0].to(it) for it in (torch.int64, torch.float32))
-        rows = EngineRows(numbers, numbers, numbers.view(0, 1), numbers, numbers)
-        return rows, DraftOutputs(ids, confidence), self._columns.slots
 
     def _warm_up(self, engine: EngineRows, outputs: DraftOutputs, last_sampled: Tensor) -> None:
         """Compile the kernels, or load them from their cache."""

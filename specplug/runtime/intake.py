@@ -77,7 +77,9 @@ class Intake(InlineHandle):
             )
         (place,) = self._semaphores.places
         progress[[host.WAIT, host.POST, host.SEMAPHORE]] = self._semaphores.wait, self._semaphores.post, place
-        host.wait_for_steps(progress, 0)  # compile
+        host.wait_for_steps(progress, 0)  # compiled now, like the next function, not at the first request
+        first = int(self._ingested[0]), int(self._ingested_by[0])
+        host.hand_over(self._ingested, self._ingested_by, 0, *first)
 
     def on_event(self, event: Event) -> None:
         """Deliver an event, after the steps that were launched before it."""

@@ -22,6 +22,12 @@ Fate = tuple[str, int, int]
 """A request's id and the numbers of its draft tokens that a step verified and accepted."""
 
 
+def until_stop(fate: Fate, received: int) -> Fate:
+    """Return the fate of drafts of a step of which the client received so many tokens, like `Outcome.until_stop`."""
+    name, _, accepted = fate
+    return fate if received > accepted else (name, received - 1, received - 1)
+
+
 @dataclass(frozen=True, slots=True)
 class Bounds:
     """Limits that a request sets itself.
@@ -39,12 +45,12 @@ class Launched(NamedTuple):
     """A step that the engine has begun and whose results are pending.
 
     Attributes:
-        plan: the plan of its drafts, as (step number, number of requests planned for, plan).
+        plan: the plan of its drafts, as (step number, requests that may draft, plan, all requests planned for).
         began: start time in seconds.
         cost: all of the step's `StepCost` but the seconds; None if the step is not timed.
     """
 
-    plan: tuple[int, int, StepPlan]
+    plan: tuple[int, int, StepPlan, int]
     began: float
     cost: tuple[int, int, int, int, int] | None
 
@@ -57,7 +63,7 @@ class Launched(NamedTuple):
         return self._replace(cost=(requests, tokens, context_tokens, draft_length, prompt_tokens))
 
 
-UNREPORTED = Launched((-1, 0, NO_SPECULATION), 0.0, None)
+UNREPORTED = Launched((-1, 0, NO_SPECULATION, 0), 0.0, None)
 """A step that is neither timed nor reported to the planner."""
 
 
@@ -136,7 +142,7 @@ class StepPlanner(Generic[R]):
         self.steps = 0
         self.reads_costs, self.is_off = self.stage.reads_costs, False
         self.last_step: StepCost | None = None
-        self._planned = 0  # number of requests
+        self._planned = self._drafting = 0  # number of requests, and of those that may draft
         self.holds_until = 0
         self._ended = 0.0
         self._identify, self._measure, self._bounds = identify, measure, bounds
@@ -164,6 +170,9 @@ class StepPlanner(Generic[R]):
                 plan = self.stage.plan(stats)
             plan = self._enforced(plan, self._planned)
             self.holds_until = 0 if plan.draft_length else self.steps + plan.num_steps
+        self._drafting = self._planned
+        if plan.caps:
+            self._drafting -= sum([plan.caps.get(self._identify(request)) == 0 for request in running])
         self.plan = plan
         self.steps += 1
         return plan
@@ -194,21 +203,22 @@ class StepPlanner(Generic[R]):
             return UNREPORTED
         timed = timed and tokens > 0 and (draft_length > 0) == (self.plan.draft_length > 0)
         cost = (requests, tokens, context_tokens, draft_length, prompt_tokens) if timed else None
-        return Launched((self.steps - 1, self._planned, self.plan), began, cost)
+        return Launched((self.steps - 1, self._drafting, self.plan, self._planned), began, cost)
 
     def finish(self, step: Launched, fates: Sequence[Fate], ended: float, late: Collection[str] = ()) -> None:
         """Count the outcome of a step's drafts, whose results arrived at `ended`; steps finish in launch order.
 
-        Requests that are `late` could not draft, as the proposer had not ingested their texts yet.  They are left out:
-        neither padding nor missing drafts of theirs tell what drafts are worth.
+        Requests that are `late` could not draft, as the proposer had not ingested their texts yet.  They are left out,
+        as are those that might not draft: neither padding nor missing drafts of theirs tell what drafts are worth.
 
         If the host runs ahead, a step waits for the preceding one, so its time counts from the end of that one.
         """
-        number, requests, plan = step.plan
-        if late:
-            could_not = frozenset(late)
+        number, requests, plan, batch_size = step.plan
+        could_not = {name for name, cap in plan.caps.items() if cap == 0}
+        if could_not or late:
+            requests = max(0, requests - len(set(late) - could_not))
+            could_not.update(late)
             fates = [fate for fate in fates if fate[0] not in could_not]
-            requests = max(0, requests - len(could_not))
         runs = []
         for request_id, verified, accepted in fates:
             tally = self._tallies.get(request_id)
@@ -226,7 +236,8 @@ class StepPlanner(Generic[R]):
         self._ended = ended
         if self.stage.learns and number >= 0:
             counts = [(verified, accepted) for _, verified, accepted in fates]
-            self.stage.observe(StepReport.build(number, plan.draft_length, requests, counts, cost, runs))
+            report = StepReport.build(number, plan.draft_length, requests, counts, cost, runs, batch_size=batch_size)
+            self.stage.observe(report)
 
     def forget(self, request_ids: Iterable[str]) -> None:
         """Drop the state of finished requests."""

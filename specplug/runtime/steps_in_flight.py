@@ -41,6 +41,7 @@ class StepInFlight:
         cut: the cut of its drafts.
         late: the rows that could not draft.
         argument: the address that the host function takes.
+        is_lost: whether a fault of the stream has ended the step, so that its status says nothing.
     """
 
     def __init__(
@@ -77,7 +78,7 @@ class StepInFlight:
         self.cut = StepCut(stage, (max_slots, draft_length))
         self._facts: RowFacts | None = None
         self.late = LateRows(())
-        self._has_caps = self._has_cuts = False
+        self._has_caps = self._has_cuts = self.is_lost = False
         self._record()
 
     @property
@@ -144,7 +145,7 @@ class StepInFlight:
         """
         sizes = self.batch_size, draft_length, self.buffers.packed
         self.late = LateRows(() if self._facts is None else self._facts.names)
-        late, status = self.late.flags.ctypes.data, FAILED  # until it has run
+        late, status, self.is_lost = self.late.flags.ctypes.data, FAILED, False  # until it has run
         self._numbers[host.BATCH_SIZE :] = *sizes, step.function, step.data, reports, admits, keeps, late, status
 
     def batch(self, vocab_size: int) -> EngineBatch:

@@ -6,13 +6,14 @@ On a CPU the host function is called at once.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
+from specplug.faults import FaultGuard
 from specplug.interfaces import HasHostStep
 from specplug.pipeline.cpu import host_function as host
 from specplug.pipeline.draft import DraftStage
@@ -20,6 +21,7 @@ from specplug.pipeline.stream.launch import HostFunctionStream, stream_for
 from specplug.pipeline.stream.ring import Ring
 from specplug.pipeline.stream.tensors import DraftOutputs, EngineRows
 from specplug.pipeline.stream.transfers import Transfers, transfers_for
+from specplug.runtime.first_step import take_first
 from specplug.runtime.intake import Intake
 from specplug.runtime.late_rows import LateRows
 from specplug.runtime.rows import RowFacts
@@ -43,6 +45,9 @@ MOST_MISSED = 240
 With drafts of 15 tokens that is a kilobyte for each row and step.
 """
 
+_ABANDONED: list[StreamSteps] = []
+"""Steps that failed to start: their streams may still write to their memory."""
+
 
 class StreamSteps:
     """Takes the steps of a draft stage in an engine's stream.
@@ -54,7 +59,7 @@ class StreamSteps:
         vocab_size: V.
         device: the engine's device.
         like: rows and outputs with the dtypes of all steps, for which kernels are compiled at start-up; their sizes do
-            not matter.  By default those of vLLM's V2 runner.
+            not matter.
         stream, transfers: what a step is launched with; by default what fits the device.
         on_thread: take requests in on a thread, as is due unless the stream is a CPU's.
 
@@ -71,7 +76,7 @@ class StreamSteps:
         vocab_size: int,
         device: torch.device,
         *,
-        like: tuple[EngineRows, DraftOutputs] | None = None,
+        like: tuple[EngineRows, DraftOutputs],
         stream: HostFunctionStream | None = None,
         transfers: Transfers | None = None,
         on_thread: bool | None = None,
@@ -87,12 +92,13 @@ class StreamSteps:
         proposer = self._runner.handle.proposer
         assert isinstance(proposer, HasHostStep)
         self._step = proposer.host_step()
+        self._guard = FaultGuard("stream", sink=stage.metrics.fault)
         self._ring = Ring(self._new_step, self._finish)
         self._function, self.busy = host.host_function(), 0
         self._missed = np.zeros(max_slots, np.int64)  # by slot, tokens of steps that were not launched
         self._has_missed = False
         self._rows: tuple[RowFacts, npt.NDArray[np.int64]] | None = None
-        self._warm_up(*(like or self._like_v2(device)))
+        self._start(like)
 
     @staticmethod
     def applies(stage: DraftStage) -> bool:
@@ -122,15 +128,44 @@ class StreamSteps:
     def take(self, facts: RowFacts, engine: EngineRows, plan: StepPlan, outputs: DraftOutputs) -> LateRows:
         """Report the verified step of a batch, and draft for its next one; return the rows that could not draft.
 
+        In a step that fails, these are all rows, and all drafts are zeros.
+
         Args:
             facts: the rows that may draft; pass the same object while the same requests hold the same slots.
             engine: the engine's rows.
             plan: the plan for the drafts.
             outputs: where the drafts go, [B, K].
         """
-        step = self.launch(facts, engine, plan)
-        self.unpack(step, plan.draft_length, outputs)
-        return step.late
+        late: LateRows | None = None
+
+        def step() -> None:
+            nonlocal late
+            launched = self.launch(facts, engine, plan)
+            self.unpack(launched, plan.draft_length, outputs)
+            late = launched.late
+
+        if self.attempt(facts, step) and late is not None:
+            return late
+        outputs.ids.zero_()
+        if outputs.confidence is not None:
+            outputs.confidence.zero_()
+        late = LateRows(facts.names)
+        late.flags[:] = 1
+        return late
+
+    def attempt(self, facts: RowFacts, step: Callable[[], None]) -> bool:
+        """Run `step`, which takes a step of these rows, and contain its faults; return whether it succeeded.
+
+        What the rows have emitted is left to their next step.  After repeated faults nothing is run for a while.
+        """
+        if self._guard.admits_step() and self._guard.step(step):
+            return True
+        for failed in self._ring.taken:
+            failed.is_lost = True
+            self._guard.call(partial(self.drop, failed))
+        self._missed[self._slots_of(facts)] = MOST_MISSED
+        self._has_missed = True
+        return False
 
     def launch(
         self,
@@ -141,7 +176,7 @@ class StreamSteps:
         reports: bool = True,
         cut_by_grammar: Sequence[int] = (),
     ) -> StepInFlight:
-        """Start a step of `take`, which ends with `unpack` or `drop`.
+        """Start a step, which ends with `unpack` or `drop`; call this, and what ends it, within `attempt`.
 
         Args:
             facts, engine, plan: as in `take`.
@@ -200,18 +235,16 @@ class StreamSteps:
         self._ring.wait()
         self._stage.close()
 
-    def _like_v2(self, device: torch.device) -> tuple[EngineRows, DraftOutputs]:
-        """Return rows and outputs like those of vLLM's V2 runner."""
-        numbers = torch.zeros(1, self._draft_length, dtype=torch.int32, device=device)
-        rows = EngineRows(numbers[0], numbers[0], numbers, numbers[0], numbers[0])
-        return rows, DraftOutputs(numbers.long(), numbers.float())
-
-    def _warm_up(self, rows: EngineRows, outputs: DraftOutputs) -> None:
-        """Compile all kernels, or load them from their caches, and allocate the memory of the first steps."""
+    def _start(self, like: tuple[EngineRows, DraftOutputs]) -> None:
+        """Allocate the memory of the first steps, and take a dummy with one of them; see `first_step`."""
         steps = [self._ring.take() for _ in range(AT_START)]
+        try:
+            take_first(steps[0], like, self._transfers, self._stream, self._function)
+        except BaseException:
+            _ABANDONED.append(self)
+            raise
+        self.intake.launched += 1
         for step in steps:
-            self._transfers.pack(step.buffers, 0, rows)
-            self._transfers.unpack(step.buffers, 0, 0, outputs)
             self.drop(step)
 
     def _take_missed(self, facts: RowFacts) -> int:
@@ -244,6 +277,8 @@ class StreamSteps:
 
     def _finish(self, step: StepInFlight) -> None:
         """Report the status of a step that has ended to the circuit breakers."""
+        if step.is_lost:
+            return
         step.cut.report()
         status = step.status
         if status == BUSY:

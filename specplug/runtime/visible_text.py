@@ -7,6 +7,7 @@ request that ended at one.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from operator import itemgetter
 
 LEAD = 8
 """Number of preceding tokens decoded together with the examined ones, whose text can depend on them."""
@@ -27,6 +28,7 @@ def tokens_before_stop(
 ) -> int | None:
     """Return the number of tokens that the client saw, of an output whose text ends at a stop string.
 
+    Of several stop strings the one that the text completes first counts, of those the first listed.
     A token that holds a part of the stop string is not counted unless the client receives the stop string.  A token
     that may belong to either side of the cut is not counted.  The text is decoded once; the amount of additional
     decoding grows with the number of tokens from the cut on.
@@ -58,10 +60,12 @@ def tokens_before_stop(
     start = _common(prompt, text)
     text = text[start:]
     first = len(decode(before + ids[:least]).rstrip(UNFINISHED)) - start if least else 0
-    places = [(text.find(string, max(0, first + 1 - len(string))), len(string)) for string in stop]
-    if all(place < 0 for place, _ in places):
+    starts = [(text.find(string, max(0, first + 1 - len(string))), len(string)) for string in stop]
+    found = [(start + size, start) for start, size in starts if start >= 0]
+    if not found:
         return None
-    cut = min(place + keep * size for place, size in places if place >= 0)
+    end, start = min(found, key=itemgetter(0))
+    cut = end if keep else start
     count = _tokens_up_to(ids, text[cut:], decode)
     while count and not decode(ids[count - 1 : count]):  # hidden, such as special tokens
         count -= 1

@@ -1,4 +1,4 @@
-"""Checks of an installed engine for ``specplug doctor``.  They read its files, because importing it takes seconds."""
+"""Checks of an installed engine for ``specplug doctor``.  Most read its files, because importing it takes seconds."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import ast
 import importlib.metadata
 import importlib.util
 import os
+import subprocess
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -13,6 +15,9 @@ from specplug.plugins.specs import CheckResult
 from specplug.seams.seam import Seam
 from specplug.seams.sources import moved_in
 from specplug.seams.support import UNKNOWN, Range, is_optional
+
+IMPORT_PATIENCE = 120.0
+"""Seconds that an engine may take to import."""
 
 
 def package_folder(package: str) -> Path | None:
@@ -32,6 +37,25 @@ def version_in(folder: Path) -> str:
     return UNKNOWN
 
 
+def import_result(engine: str, statement: str, remedy: str) -> CheckResult:
+    """Return whether an installed engine imports, as a check result; another process tries it.
+
+    Args:
+        engine: its name, for the message.
+        statement: imports what serves.
+        remedy: what to do if it does not.
+    """
+    command = [sys.executable, "-c", statement]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=IMPORT_PATIENCE)
+    except subprocess.TimeoutExpired:
+        return CheckResult("warn", f"{engine} did not import within {IMPORT_PATIENCE:g} s", "Import it by hand")
+    if not done.returncode:
+        return CheckResult("ok", f"{engine} imports")
+    last = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
+    return CheckResult("fail", f"{engine} does not import: {last}", remedy)
+
+
 def version_result(versions: Range, version: str) -> CheckResult:
     """Return whether a version is supported, as a check result."""
     judgement = versions.judge(version)
@@ -41,7 +65,8 @@ def version_result(versions: Range, version: str) -> CheckResult:
     if judgement == "untested":
         summary = f"{name} is untested; tested: {versions}"
         return CheckResult("warn", summary, f"{versions.remedy}, or go on if every seam is found")
-    return CheckResult("ok", f"{name} (supported: {versions})")
+    remark = "; no test runs it, its seams were compared" if versions.parse(version) in versions.compared else ""
+    return CheckResult("ok", f"{name} (supported: {versions}{remark})")
 
 
 def seams_result(

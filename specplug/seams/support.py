@@ -28,11 +28,13 @@ class Range:
     Attributes:
         engine: the engine's name as users write it.
         oldest, newest: both inclusive, with as many parts as versions are compared by.
+        compared: those of them that no test runs, but whose sources have every seam.
     """
 
     engine: str
     oldest: Version
     newest: Version
+    compared: frozenset[Version] = frozenset()
 
     def __str__(self) -> str:
         return f"{self.engine} {'.'.join(map(str, self.oldest))} to {'.'.join(map(str, self.newest))}"

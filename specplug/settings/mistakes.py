@@ -10,7 +10,7 @@ from typing import Any, get_args
 
 from pydantic import BaseModel, ValidationError
 
-from specplug.errors import SpecplugError, suggest
+from specplug.errors import SpecplugError, suggest, text_of
 from specplug.settings.model import leaves
 
 _LONGEST_VALUE = 80
@@ -50,7 +50,10 @@ class Mistake:
 
 def shown(value: object) -> str:
     """Return a value as messages quote it: on one line and shortened."""
-    text = repr(_excerpt(value))
+    try:
+        text = text_of(_excerpt(value), repr)
+    except Exception:  # a mapping of a user's own class may raise, too
+        text = text_of(value, repr)
     return text if len(text) <= _LONGEST_VALUE else f"{text[: _LONGEST_VALUE - 3]}..."
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
-from specplug.errors import PluginError, SettingsError, suggest
+from specplug.errors import PluginError, SettingsError, describe, suggest
 from specplug.plugins.registry import Registry
 from specplug.plugins.specs import CheckSpec, EngineSpec, PluginSpec, PolicySpec, ProposerSpec, VerifierSpec, trimming
 from specplug.settings.mistakes import Mistake, from_pydantic, shown, together, unknown
@@ -134,6 +134,9 @@ def _parse(spec: PluginSpec, raw: Mapping[str, Any]) -> tuple[Any, list[Mistake]
         return model.model_validate(dict(raw)), mistakes
     except ValidationError as error:
         return None, mistakes + from_pydantic(error, model, "setting", prefix)
+    except Exception as error:  # a validator of the plug-in's own
+        who = f"{spec.kind} {spec.name!r}"
+        raise PluginError.build("its options cannot be validated", who=who, found=describe(error)) from error
 
 
 def _ignored(model: type[BaseModel], raw: Mapping[str, Any], prefix: str) -> list[Mistake]:

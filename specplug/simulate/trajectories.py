@@ -14,7 +14,7 @@ from zipfile import BadZipFile
 import numpy as np
 import numpy.typing as npt
 
-from specplug.errors import TraceError
+from specplug.errors import TraceError, describe
 
 Array = npt.NDArray[Any]
 
@@ -111,7 +111,7 @@ class Trajectories:
             raise TraceError.build(
                 "cannot read trajectories",
                 who=str(path),
-                found=f"{type(error).__name__}: {error}",
+                found=describe(error),
                 expected="a file that --trajectories wrote",
             ) from error
 

@@ -9,7 +9,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from specplug.errors import SettingsError, suggest
+from specplug.errors import SettingsError, describe, first_line, suggest
 from specplug.text.tokenizers import Tokenizer, wrap
 
 _BUNDLED = {
@@ -44,7 +44,7 @@ def load_tokenizer(name: str) -> Tokenizer:
         name = str(path.resolve())  # a store records the name and is used from other folders
     has_transformers = importlib.util.find_spec("transformers") is not None
     if has_transformers and (path.is_dir() or (not path.exists() and _MODEL_ID.fullmatch(name))):
-        return wrap(_automatic(name), name)
+        return wrap(automatic(name), name)
     if path.is_dir():
         path = path / "tokenizer.json"
     if not path.is_file():
@@ -59,15 +59,19 @@ def load_tokenizer(name: str) -> Tokenizer:
     return _mistral(name, path)
 
 
-def _automatic(name: str) -> Any:
-    """Return transformers' tokenizer of a folder or model id.  Only this function needs transformers."""
+def automatic(name: str) -> Any:
+    """Return transformers' tokenizer of a folder or model id.  Only this function needs transformers.
+
+    Raises:
+        SettingsError: there is none, or transformers is not installed.
+    """
     try:
         return importlib.import_module("transformers").AutoTokenizer.from_pretrained(name)
     except Exception as error:  # the hub's client and the folder's files raise many kinds
         raise SettingsError.build(
             "cannot read the tokenizer",
             who=repr(name),
-            found=f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}",
+            found=first_line(error),
             expected=f"a model's folder or id, a tokenizer.json, or one of {', '.join(NAMES)}",
         ) from error
 
@@ -113,7 +117,7 @@ def _mistral(name: str, path: Path) -> Tokenizer:
         raise SettingsError.build(
             "cannot read the tokenizer",
             who=str(path),
-            found=f"{type(error).__name__}: {error}",
+            found=describe(error),
             expected="a tokenizer.json, or a file that mistral_common reads",
         ) from error
     return wrap(found, name)

@@ -145,7 +145,8 @@ def covers(draft: Draft) -> bool:
     """Return whether the kernel can trim a draft: chains, not too many or too long, of contiguous rows."""
     rows, columns = draft.token_ids.shape
     is_small = rows <= MOST_ROWS and columns <= MOST_TOKENS
-    return draft.parents is None and is_small and draft.token_ids.stride(1) == draft.confidence.stride(1) == 1
+    are_contiguous = all(it.stride(1) == 1 for it in (draft.token_ids, draft.confidence, draft.source))
+    return draft.parents is None and is_small and are_contiguous
 
 
 def trim(draft: Draft, limits: TrimLimits) -> Draft:
@@ -160,10 +161,10 @@ def trim(draft: Draft, limits: TrimLimits) -> Draft:
         draft.confidence.stride(0),
         draft.source,
         draft.source.stride(0),
-        draft.lengths,
+        draft.lengths.contiguous(),
         limits.token_budget,
-        limits.prices,
-        limits.prices_after,
+        limits.prices.contiguous(),
+        limits.prices_after.contiguous(),
         limits.prices.numel(),
         rows,
         draft_length,

@@ -79,8 +79,11 @@ class StepReport:
     Attributes:
         step: the `HostStats.step` of the plan that the step's drafts followed.
         draft_length: the most draft tokens per request under that plan, as it was carried out.
-        requests: number of requests that the step was planned for.
-        verified, accepted: draft tokens of all requests, counted as in `RequestStats`.
+        requests: number of requests that the step was planned for and that might draft.  Those with a cap of 0, their
+            own or the plan's, are no evidence: no other count but `batch_size` includes them.
+        batch_size: number of requests that the step was planned for.
+        verified, accepted: draft tokens of all requests, counted as in `RequestStats`.  The token that ended a request
+            is not among them: what clients received is one token more per request, and none after its end.
         tested_at: for each position in the draft, the number of requests whose token there was decided, i.e. accepted
             or the first rejected.  Tokens after a rejection are undecided.  Do not use it for trees, whose nodes have
             no positions.
@@ -93,6 +96,7 @@ class StepReport:
     step: int
     draft_length: int
     requests: int
+    batch_size: int
     verified: int
     accepted: int
     tested_at: tuple[int, ...]
@@ -109,8 +113,13 @@ class StepReport:
         fates: Sequence[tuple[int, int]],
         cost: StepCost | None = None,
         runs: Sequence[tuple[int, int]] = (),
+        *,
+        batch_size: int | None = None,
     ) -> StepReport:
-        """Sum up `fates`, the numbers of verified and accepted draft tokens of each request."""
+        """Sum up `fates`, the numbers of verified and accepted draft tokens of each request that might draft.
+
+        By default all requests might.
+        """
         ends_tested, ends_accepted = [0] * (draft_length + 1), [0] * (draft_length + 1)
         for verified, accepted in fates:
             ends_tested[min(accepted + 1, verified, draft_length)] += 1
@@ -119,6 +128,7 @@ class StepReport:
             step,
             draft_length,
             requests,
+            requests if batch_size is None else batch_size,
             verified=sum([verified for verified, _ in fates]),
             accepted=sum([accepted for _, accepted in fates]),
             tested_at=_reached(ends_tested),

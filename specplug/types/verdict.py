@@ -71,6 +71,18 @@ class Outcome:
             return torch.zeros_like(self.emitted, dtype=torch.bool)
         return (self.emitted > 0) & (self.after_stop >= self.emitted)
 
+    def until_stop(self) -> tuple[Tensor, Tensor]:
+        """Return `verified` and `accepted` without the tokens after a stop, [B] int32 each.
+
+        The token that ends a row counts as the one that any step emits, also if it was drafted: what clients receive of
+        a step is one token more than its accepted ones.
+        """
+        if self.after_stop is None:
+            return self.verified, self.accepted
+        before = (self.emitted - self.after_stop - 1).clamp(min=0)
+        verified = torch.where(self.after_stop > 0, torch.minimum(self.verified, before), self.verified)
+        return verified, torch.minimum(self.accepted, verified)
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Verdict:
@@ -80,11 +92,12 @@ class Verdict:
     through the target; of those, `accepted` were kept and at most one more was rejected.  A token after the first
     rejection, a trimmed token and a token cut by a grammar are censored: they say nothing about their confidence.
 
-    A row whose request had ended before the step counts as having no draft: the engine discards its tokens.
+    A row whose request had ended before the step counts as having no draft: the engine discards its tokens.  A draft
+    that reaches beyond the end counts as far as the token that ends the request, see `Outcome.until_stop`.
 
     Attributes:
         proposed: draft tokens that the proposer wrote and the trim step kept.
-        verified: proposed tokens that went through the target.
+        verified: proposed tokens that went through the target, up to the request's end.
         accepted: min(the engine's count, the real draft length); the engine can also accept padding, which is not
             counted.
         cut_by_grammar: proposed tokens that a grammar removed before verification.
@@ -105,11 +118,12 @@ class Verdict:
         zero = torch.zeros_like(proposed)
         proposed = torch.where(outcome.discarded(), zero, proposed)
         cut = zero if outcome.cut_by_grammar is None else torch.minimum(outcome.cut_by_grammar, proposed)
-        verified = torch.minimum(outcome.verified, proposed - cut)
+        verified, accepted = outcome.until_stop()
+        verified = torch.minimum(verified, proposed - cut)
         return cls(
             proposed=proposed,
             verified=verified,
-            accepted=torch.minimum(outcome.accepted, verified),
+            accepted=torch.minimum(accepted, verified),
             cut_by_grammar=cut,
             emitted=outcome.emitted,
             after_stop=zero if outcome.after_stop is None else outcome.after_stop,

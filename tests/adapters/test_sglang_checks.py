@@ -12,6 +12,7 @@ import pytest
 
 from specplug.errors import EngineError
 from specplug.settings import ResolvedSettings, Settings
+from specplug_sglang.config import default_requests
 from specplug_sglang.doctor import checks, launch
 from specplug_sglang.seams.table import SEAMS
 from specplug_sglang.startup import advice
@@ -24,6 +25,7 @@ CPU = Launch(
     device="cpu",
     attention_backend="torch_native",
     max_running_requests=48,
+    limited_by="--max-running-requests",
     tensor_parallel_size=1,
     draft_lengths=(),
     graphs_up_to=None,
@@ -32,6 +34,7 @@ CPU = Launch(
 )
 GPU = replace(CPU, device="cuda", attention_backend="fa3", draft_lengths=(0, 1, 2, 4, 8), graphs_up_to=64)
 
+REQUESTS = "up to 48 requests (limited by --max-running-requests)"
 EAGLE = replace(GPU, engine_drafter="EAGLE", draft_lengths=(0, 1, 2, 4, 5), draft_length=5)
 
 
@@ -41,12 +44,27 @@ def summaries(found: Launch) -> str:
 
 def test_a_launch_is_described():
     assert (
-        "drafts are chains of up to 8 tokens; overlap scheduling, up to 48 requests at a time, torch_native attention "
-        "on cpu"
+        "drafts are chains of up to 8 tokens; overlap scheduling, up to 48 requests at a time (limited by "
+        "--max-running-requests), torch_native attention on cpu"
     ) in summaries(CPU)
     assert "trees (--speculative-eagle-topk 4) of up to 8 tokens; synchronous" in summaries(
         replace(CPU, topk=4, overlap=False)
     )
+
+
+@pytest.mark.parametrize(
+    ("context", "memory", "expected"),
+    [(131_072, 80, 2048), (131_072, None, 2048), (1 << 20, 80, 320), (131_072, 24, 768), (1 << 24, 8, 48)],
+)
+def test_as_many_requests_run_as_without_speculation_memory_permitting(context, memory, expected):
+    most, why = default_requests(context, None if memory is None else memory << 10)
+    assert most == expected
+    assert ("memory for token ids" in why) == (expected < 2048)
+
+
+def test_recurrent_state_limits_them_further():
+    most, why = default_requests(4096, 80 << 10, has_states=True)
+    assert (most, "memory for recurrent state" in why) == (48, True)
 
 
 def test_lossy_acceptance_is_warned_of():
@@ -63,6 +81,7 @@ def test_lossy_acceptance_is_warned_of():
         (replace(GPU, graphs_up_to=48), "ok", "for up to 48 requests"),
         (replace(GPU, graphs_up_to=None), "ok", "graphs are switched off, so every step runs eagerly"),
         (replace(GPU, graphs_up_to=47), "warn", "larger batches, up to max_running_requests = 48, run eagerly"),
+        (replace(GPU, graphs_up_to=47, limited_by="a default"), "ok", "larger batches run eagerly"),
     ],
 )
 def test_draft_lengths_and_their_graphs(found, status, text):
@@ -100,17 +119,21 @@ def test_a_drafter_of_sglangs_is_named_with_what_it_costs():
 @pytest.mark.parametrize(
     ("found", "settings", "line"),
     [
-        (GPU, {}, "ngram, policy batch, up to 8 draft tokens, chains, overlap"),
+        (GPU, {}, f"ngram, policy batch, up to 8 draft tokens, chains, overlap, {REQUESTS}"),
         (
             replace(GPU, topk=4, overlap=False),
             {"mode": "off"},
-            "ngram, policy batch, up to 8 draft tokens, trees, synchronous, switched off by mode 'off'",
+            f"ngram, policy batch, up to 8 draft tokens, trees, synchronous, {REQUESTS}, switched off by mode 'off'",
         ),
-        (replace(GPU, graphs_up_to=16), {}, "ngram, policy batch, up to 8 draft tokens, chains, overlap"),
+        (
+            replace(GPU, graphs_up_to=16),
+            {},
+            f"ngram, policy batch, up to 8 draft tokens, chains, overlap, {REQUESTS}",
+        ),
         (
             EAGLE,
             {"proposer": "engine"},
-            "engine, policy adaptive+batch, up to 5 draft tokens, SGLang's EAGLE, chains, overlap",
+            f"engine, policy adaptive+batch, up to 5 draft tokens, SGLang's EAGLE, chains, overlap, {REQUESTS}",
         ),
     ],
 )
@@ -150,6 +173,21 @@ def test_without_sglang_its_checks_warn_and_its_launch_lines_fail(monkeypatch):
     assert (found.status, "not installed" in found.summary) == ("fail", True)
 
 
+def test_an_sglang_that_does_not_import_fails(package, tmp_path, monkeypatch):
+    entry = package / "srt" / "entrypoints"
+    entry.mkdir(parents=True)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    for text, status, summary in (
+        ("", "ok", "SGLang imports"),
+        ("import no_such_triton", "fail", "does not import: ModuleNotFoundError: No module named 'no_such_triton'"),
+    ):
+        (entry / "engine.py").write_text(text)
+        (found,) = checks.imports(Settings())
+        assert (found.status, summary in found.summary) == (status, True)
+    monkeypatch.setattr(checks, "package_folder", lambda: None)
+    assert checks.imports(Settings()) == []
+
+
 def test_every_seam_that_is_gone_fails_by_name(package):
     version, seams, entry_point = checks.installed(Settings())
     assert (version.status, "SGLang 0.5.23" in version.summary) == ("ok", True)
@@ -170,12 +208,6 @@ def test_versions_are_judged(package, text: str, status: str):
     assert version.status == status
     assert text in version.summary
     assert "SGLang 0.5.22 to 0.5.23" in version.summary
-
-
-def test_what_was_run_is_reported_from_what_was_compared(package):
-    assert "compared" not in checks.installed(Settings())[0].summary
-    (package / "_version.py").write_text("__version__ = version = '0.5.22.post1'\n")
-    assert "run in the tests is 0.5.23, this one's seams were compared" in checks.installed(Settings())[0].summary
 
 
 def test_an_sglang_that_does_not_say_its_version_is_untested(package):

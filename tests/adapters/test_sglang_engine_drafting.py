@@ -69,6 +69,7 @@ def request(rid: str, cap: int | None = None, *, finished: bool = False, **param
         origin_input_ids=[1, 2, 3],
         output_ids=[4],
         custom_logit_processor=None,
+        grammar=None,
         sampling_params=SimpleNamespace(**{**PARAMS, "custom_params": fields, **params}),
         finished=lambda: finished,
     )
@@ -80,6 +81,7 @@ def step(drafting: EngineDrafting, reqs: list[Any], accepted: list[int]) -> int:
     length = drafting.get_steps_for_batch(len(reqs))
     drafting.launched(reqs)
     drafting.on_verify_complete(accepted, len(reqs))
+    drafting.settle()
     return length
 
 

@@ -138,7 +138,7 @@ def test_a_status_waits_for_no_step(drafts):
 def test_steps_without_drafts_are_counted_on_the_host(drafts):
     """At once, whatever runs, and nothing is read from the device for them a second time."""
     drafts.step()
-    drafts.metrics.record_on_host(3, after_stop=1)
+    drafts.metrics.record_on_host(4, after_stop=1)
     assert drafts.emitted() == 3
     drafts.queue.catch_up()
     assert drafts.emitted() == 4

@@ -21,6 +21,7 @@ from specplug.runtime.running_request import MAX_STOP_IDS
 from specplug.testing.batches import POISON
 from specplug.types.draft import Draft
 from specplug.types.request import Reference, RequestOptions
+from specplug_sglang import requests
 from specplug_sglang.config import LADDER, draft_lengths_on
 from specplug_sglang.requests import prompt_of, running_request, served_plainly
 from specplug_sglang.scheduler.ranks import Ranks, _unpacked
@@ -339,7 +340,8 @@ def req(sampling: dict[str, Any] | None = None, **given: Any) -> SimpleNamespace
     return SimpleNamespace(**{**default, **given})
 
 
-def test_a_request_as_plug_ins_see_it():
+def test_a_request_as_plug_ins_see_it(monkeypatch):
+    monkeypatch.setattr(requests, "goes_back", lambda grammar: True)
     options = RequestOptions(num_speculative_tokens=2, proposer="oracle")
     custom = {wire.WIRE_KEY: wire.encode(options, (Reference.of([5, 6], "x"),), "me")}
     sampling = {"temperature": 0.5, "top_k": 1 << 30, "top_p": 0.9, "sampling_seed": 7, "custom_params": custom}
@@ -395,6 +397,13 @@ def test_what_is_exact_is_drafted(sampling):
 
 def test_custom_logit_processors_are_served_plainly():
     assert served_plainly(req(custom_logit_processor="x")) == "custom logit processor"
+
+
+@pytest.mark.parametrize(("goes_back", "why"), [(False, "grammar"), (True, None)])
+def test_grammars_that_cannot_go_back_are_served_plainly(monkeypatch, goes_back, why):
+    monkeypatch.setattr(requests, "goes_back", lambda grammar: goes_back)
+    assert served_plainly(req(grammar=object())) == why
+    assert running_request(req(grammar=object()), 100).request.options.cap == (None if goes_back else 0)
 
 
 def test_stop_ids():

@@ -161,14 +161,20 @@ def test_every_seam_that_is_gone_fails_by_name(package):
 
 @pytest.mark.parametrize(
     ("text", "status"),
-    [("0.29.0", "fail"), ("0.30.2", "ok"), ("0.33.0", "ok"), ("0.34.0", "warn"), ("dev", "warn")],
+    [("0.31.2", "fail"), ("0.32.0", "ok"), ("0.33.0", "ok"), ("0.34.0", "warn"), ("dev", "warn")],
 )
 def test_versions_are_judged(package, text: str, status: str):
     (package / "_version.py").write_text(f"__version__ = version = {text!r}\n")
     version, *_ = checks.installed(Settings())
     assert version.status == status
     assert text in version.summary
-    assert "vLLM 0.30 to 0.33" in version.summary
+    assert "vLLM 0.32 to 0.33" in version.summary
+
+
+def test_a_version_that_no_test_runs_is_reported(package):
+    assert "compared" not in checks.installed(Settings())[0].summary
+    (package / "_version.py").write_text("__version__ = version = '0.33.1'\n")
+    assert "no test runs it, its seams were compared" in checks.installed(Settings())[0].summary
 
 
 def test_a_vllm_that_does_not_say_its_version_is_untested(package):

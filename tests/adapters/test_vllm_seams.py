@@ -16,7 +16,7 @@ _specplug _specplug_intake _specplug_original specplug_control specplug_corpora 
 specplug_operators specplug_status
 """
 PYTHONS = """
-add_subparsers body digest f_locals origin parent parse_known_args returncode util value
+aclose add_subparsers body digest f_locals origin parent parse_known_args returncode util value
 """
 TORCHS = "Module load_weights"
 FASTAPIS = "add_api_route add_middleware getlist headers include_router path_params query_params scope"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from contextlib import closing
 from http.server import BaseHTTPRequestHandler
 from typing import Any, ClassVar
 
@@ -109,6 +110,26 @@ def test_completions_of_both_dialects(server, request):
     side.close()
 
 
+@pytest.mark.parametrize("server", [VLLM], indirect=True)
+@pytest.mark.parametrize(
+    ("shown", "raw", "is_chat"),
+    [
+        ({"prompt": "<user>question</user>"}, False, True),  # vLLM's answer
+        ({"text": "<user>question</user>"}, False, True),  # SGLang's
+        ({"prompt": "<user>question</user>"}, True, False),
+        ({"prompt": "question\n"}, False, False),
+        (None, False, False),
+    ],
+)
+def test_prompts_are_chats_where_the_model_has_a_template_that_marks_roles(server, shown, raw, is_chat):
+    Fake.routes["/detokenize"] = shown
+    with closing(ServerSide(server, raw=raw)) as side:
+        assert side.has_template is is_chat
+        assert side.tokenize("ab") == (1, 2)
+    sent = {"messages": [{"role": "user", "content": "ab"}]} if is_chat else {"prompt": "ab"}
+    assert Fake.received[-1] == {"model": "m", **sent}
+
+
 @pytest.mark.parametrize(("server", "key"), [(VLLM, "vllm_xargs"), (SGLANG, "custom_params")], indirect=["server"])
 def test_further_fields_are_sent_with_completions_and_chats(server, key):
     side, fields = ServerSide(server), {"verifier": "typical", "acceptance_threshold": 0.3}
@@ -159,7 +180,7 @@ def test_other_servers_are_refused(server):
 def test_a_server_that_is_not_there_ends_with_one_message():
     result = CliRunner().invoke(app, ["audit", "http://127.0.0.1:1", "http://127.0.0.1:2"])
     assert result.exit_code == 2
-    assert "http://127.0.0.1:1: the server does not answer as expected" in result.output
+    assert "GET http://127.0.0.1:1/version: the server does not answer as expected" in result.output
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from typing import Any
 
 from tests.local_http import served
 
-COUNTS = {"target_steps": 0, "proposed": 0, "accepted": 0, "emitted": 0, "after_stop": 0}
+COUNTS = {"target_steps": 0, "proposed": 0, "accepted": 0, "rejected": 0, "emitted": 0}
 
 
 class FakeServer:
@@ -20,21 +20,25 @@ class FakeServer:
     Attributes:
         mode: of speculation; with "on" each step emits `per_step` tokens.
         requests: (mode, prompt) in order of arrival, without the warm-up's.
+        chats: how many of them were chats.
         most_in_flight: the most requests that were answered at the same time.
         garbles: whether speculation changes the text, as no server should.
         fails: prompts that are answered with a 500.
         operator_key: asked of the operator's routes.
+        template: the chat template, around the text of the last message; None if the model has none.
     """
 
     def __init__(self) -> None:
         self.mode, self.per_step = "on", 4
         self.requests: list[tuple[str, str]] = []
+        self.chats = 0
         self.switched: list[str] = []
         self.most_in_flight = self._in_flight = 0
         self.garbles = False
         self.fails: set[str] = set()
         self.operator_key: str | None = None
         self.counts = dict(COUNTS)
+        self.template: str | None = None
         self.together: threading.Barrier | None = None
         self._lock = threading.Lock()
 
@@ -45,6 +49,7 @@ class FakeServer:
         with self._lock:
             if timed:
                 self.requests.append((self.mode, prompt))
+                self.chats += "messages" in body
             self._in_flight += 1
             self.most_in_flight = max(self.most_in_flight, self._in_flight)
             tokens, steps = 8, 8 if self.mode == "off" else 8 // self.per_step
@@ -89,6 +94,12 @@ def serving(server: FakeServer) -> Iterator[str]:
                     server.mode = body["mode"]
                     server.switched.append(server.mode)
                     self._json(200, {})
+            elif self.path == "/tokenize" and server.template is not None:
+                self._json(200, {"tokens": [*server.template.format(body["messages"][-1]["content"]).encode()]})
+            elif self.path == "/detokenize" and server.template is not None:
+                self._json(200, {"prompt": bytes(body["tokens"]).decode()})
+            elif self.path in ("/tokenize", "/detokenize"):
+                self._json(400, {"error": "no template"})
             elif body.get("prompt") in server.fails:
                 self._json(500, {"error": "planted"})
             else:

@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import json
 import math
+import statistics
 import threading
 from collections import Counter
+from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from scipy.stats import t
 from typer.testing import CliRunner
 
+from specplug.bench import report
 from specplug.bench.prompts import Block, Prompt, deal, read_prompts
-from specplug.bench.report import ratio, rows
+from specplug.bench.report import LEVEL, looks, ratio, rows
 from specplug.bench.run import Measured
 from specplug.bench.server import Answer
 from specplug.cli.app import app
@@ -166,13 +171,51 @@ def test_the_operators_key_is_requested_for_and_used(prompts):
 def test_no_server_is_one_line():
     result = bench("http://127.0.0.1:9", "--concurrency", "1", "--pairs", "1")
     assert result.exit_code == 2
-    assert "GET /specplug/status: the server does not answer as expected" in result.stderr
+    assert "/specplug/status: the server does not answer as expected" in result.stderr
 
 
 def test_too_few_prompts_say_how_many_it_takes(prompts):
     result = bench("http://127.0.0.1:9", prompts, "--concurrency", "1,64")
     assert result.exit_code == 2
     assert "found 24 for 12 blocks; expected at least 768" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("template", "arguments", "are_chats", "described"),
+    [
+        ("<user>{}</user>", (), True, "prompts are in the model's chat template"),
+        ("<user>{}</user>", ("--raw",), False, "prompts are sent as they are (--raw)"),
+        ("{}\n", (), False, "no chat template that marks roles"),  # the shipped models'
+        (None, (), False, "no chat template that marks roles"),
+    ],
+)
+def test_plain_prompts_are_chats_where_the_model_has_a_template(prompts, template, arguments, are_chats, described):
+    server = FakeServer()
+    server.template = template
+    with serving(server) as url:
+        result = bench(url, prompts, "--concurrency", "1", "--pairs", "1", *arguments)
+    assert result.exit_code == 0, result.output
+    assert (len(server.requests), server.chats) == (32, 32 * are_chats)
+    assert described in " ".join(result.stderr.split())
+
+
+def test_until_goes_on_with_pairs_until_it_knows(prompts, monkeypatch):
+    original = report.rows
+
+    def timed(measured, first_look=None):
+        on = [1 / 1.5, 1 / 2.0, 1 / 1.8, 1 / 1.7]  # two pairs show nothing yet, four do
+        seconds = [1.0 if each.block.mode == "off" else on[each.block.pair] for each in measured]
+        return original(
+            [replace(each, seconds=times) for each, times in zip(measured, seconds, strict=True)], first_look
+        )
+
+    monkeypatch.setattr(report, "rows", timed)
+    server = FakeServer()
+    with serving(server) as url:
+        result = bench(url, prompts, "--concurrency", "1", "--pairs", "2", "--check", "0", "--until", "--json")
+    assert result.exit_code == 0, result.output
+    (row,) = json.loads(result.stdout)["rows"]
+    assert (row["pairs"], row["verdict"], len(server.requests)) == (4, "faster", 16)  # of 6 pairs and 24 prompts
 
 
 # -- the report --------------------------------------------------------------------------------------------------------
@@ -207,6 +250,39 @@ def test_the_interval_is_students():
     assert ratio([math.log(2.0), math.log(2.1), math.log(2.2)]).verdict == "faster"
     assert ratio([math.log(0.5), math.log(0.51), math.log(0.52)]).verdict == "slower"
     assert ratio([math.log(2.0)]).verdict == "no difference shown"
+
+
+def test_too_wide_an_interval_says_how_many_more_prompts_it_takes():
+    factors = (1.0, 3.0, 3.6)  # 2.21, and 1 within the interval
+    measured = [
+        block_of(pair, mode, 11, 2.0 if mode == "off" else 2.0 / factor)
+        for pair, factor in enumerate(factors)
+        for mode in ("off", "on")
+    ]
+    (row,) = rows(measured)
+    needed = row.throughput.needed
+    assert needed is not None
+    assert needed > 3
+    deviation = statistics.stdev(map(math.log, factors))
+    for pairs, is_enough in ((needed, True), (needed - 1, False)):
+        quantiles = t.ppf(0.975, pairs - 1) + t.ppf(0.8, pairs - 1)
+        assert bool(quantiles * deviation / math.sqrt(pairs) < math.log(row.throughput.mean)) is is_enough
+    assert f"about {(needed - 3) * 4} more prompts" in row.advice  # two prompts in each of a pair's two blocks
+    assert f"--pairs {needed}" in row.advice
+    assert rows(measured[:2])[0].advice.endswith("give --pairs 3 or more")
+
+
+def test_a_known_or_a_negligible_difference_asks_for_no_prompts():
+    assert ratio([math.log(2.0), math.log(2.1), math.log(2.2)]).needed is None
+    assert ratio([-0.5, 0.0, 0.5001]).needed is None
+
+
+@given(st.integers(1, 40), st.integers(1, 200))
+def test_looks_share_the_level(first: int, most: int):
+    found = looks(first, most)
+    assert found[-1] == most
+    assert all(b <= 2 * a for a, b in pairwise(found))
+    assert sum(LEVEL / 2 ** len(looks(first, pairs)) for pairs in found) < LEVEL
 
 
 def test_failed_requests_are_left_out():

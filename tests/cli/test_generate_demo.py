@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 
 import pytest
 from typer.testing import CliRunner
 
 from specplug.cli.app import app
+from specplug.cli.chat import prompt_form
 from specplug.demo import model_path
+from specplug.errors import RequestError
 
 runner = CliRunner()
 BINARY = str(model_path("tiny") / "model.safetensors")
@@ -103,10 +106,64 @@ def test_a_reference_is_drafted_from(tmp_path):
     assert helped["statistics"]["accepted_by_source"]["ngram/reference"] > 0
 
 
+@pytest.fixture(scope="module")
+def chatty(tmp_path_factory):
+    """The shipped model with a chat template that marks roles."""
+    folder = tmp_path_factory.mktemp("chatty") / "model"
+    shutil.copytree(model_path("tiny"), folder)
+    config = json.loads((folder / "tokenizer_config.json").read_text())
+    config["chat_template"] = (
+        "{% for m in messages %}<|{{ m['role'] }}|>{{ m['content'] }}\n{% endfor %}"
+        "{% if add_generation_prompt %}<|code|>def{% endif %}"
+    )
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    return str(folder)
+
+
+def test_generate_puts_prompts_into_the_models_chat_template(chatty):
+    result = invoke("generate", chatty, "write", "--system", "be brief", "--max-tokens", "20", "--json")
+    assert result.exit_code == 0, result.output
+    found = json.loads(result.stdout)
+    rendered = "<|system|>be brief\n<|user|>write\n<|code|>def"
+    assert found["answers"] == answers(rendered, "--max-tokens", "20")["answers"]
+    assert found["statistics"]["chat_template"] is True
+    assert "in the model's chat template; --raw" in result.stderr
+    raw = invoke("generate", chatty, "write", "--raw", "--max-tokens", "20", "--json")
+    assert json.loads(raw.stdout)["answers"] == answers("write", "--max-tokens", "20")["answers"]
+    assert "sent as they are (--raw)" in raw.stderr
+
+
+def test_a_tokenizer_that_cannot_be_read_names_the_remedy(tmp_path):
+    with pytest.raises(RequestError, match=r"no chat template can be read.*--raw"):
+        prompt_form(str(tmp_path), raw=False)
+    assert prompt_form(str(tmp_path), raw=True)[0]("x") == "x"
+
+
+def test_the_shipped_models_template_marks_no_roles_and_is_left_out():
+    result = invoke("generate", "tiny", PROMPT, "--max-tokens", "4")
+    assert "has no chat template that marks roles" in " ".join(result.stderr.split())
+    assert answers(PROMPT, "--max-tokens", "20")["answers"] == answers(PROMPT, "--max-tokens", "20", "--raw")["answers"]
+
+
+def test_an_answer_that_ends_at_once_says_so():
+    (whole,) = answers(EDIT)["answers"]
+    assert whole["finish_reason"] == "stop"
+    for arguments, why in (
+        ((EDIT + whole["text"],), "is empty: the model ended it at once"),
+        ((EDIT + whole["text"], "--raw"), "leave out --raw"),
+        ((EDIT, "--stop", whole["text"][:2]), "or it began with a --stop text"),
+        ((EDIT,), None),
+    ):
+        result = invoke("generate", "tiny", *arguments)
+        assert result.exit_code == 0
+        assert why in result.stderr if why else "answer 1" not in result.stderr
+
+
 @pytest.mark.parametrize(
     ("arguments", "stated"),
     [
         (("generate", "tiny"), "no prompt"),
+        (("generate", "tiny", "x", "--system", "y"), "a system prompt needs a chat template"),
         (("generate", "tiny", "x", "--proposer", "ngrm"), "Did you mean 'ngram'?"),
         (("generate", "/no/such/model", "x"), "cannot load model '/no/such/model'"),
         (("generate", "tiny", "x", "--engine", "vlm"), "unknown engine 'vlm'"),
@@ -141,6 +198,12 @@ def test_demo_json_has_a_row_per_kind_and_their_sum():
     assert [row["kind"] for row in rows] == ["edit", "quote", "json", "code", "all"]
     assert rows[-1]["tasks"] == sum(row["tasks"] for row in rows[:-1]) == 4
     assert all(row["identical"] == row["tasks"] for row in rows)
+
+
+def test_demo_uses_the_models_chat_template(chatty):
+    result = invoke("demo", "--model", chatty, "--tasks", "1", "--max-tokens", "5")
+    assert "in the model's chat template" in result.stderr
+    assert "sent as they are (--raw)" in invoke("demo", "--tasks", "1", "--max-tokens", "5", "--raw").stderr
 
 
 def test_demo_exits_1_when_outputs_differ(monkeypatch):

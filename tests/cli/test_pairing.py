@@ -116,6 +116,7 @@ def test_a_tokenizer_that_lower_cases_fails_with_the_reason(tmp_path):
     assert found["status"] == "fail"
     assert "cannot translate token ids of this tokenizer, which alters text" in found["summary"]
     assert "the target's own tokenizer" in found["remedy"]
+    assert "Choose" not in found["summary"], "one remedy, which the target's tokenizer cannot contradict"
 
 
 def test_a_tokenizer_without_byte_fallback_fails_with_the_reason(tmp_path):
@@ -124,6 +125,11 @@ def test_a_tokenizer_without_byte_fallback_fails_with_the_reason(tmp_path):
     parts = dict.fromkeys(("normalizer", "pre_tokenizer", "post_processor", "decoder"))
     found = pairing("tiny", changed(tmp_path, "tiny-draft-other", tokenizer=words | parts), code=1)["tokenizers"]
     assert "no token for 256 of 256 bytes" in found["summary"]
+    assert "Choose" not in found["summary"]
+
+
+def test_a_draft_model_as_large_as_the_target_is_not_taken_for_swapped():
+    assert pairing("tiny", "tiny", code=1)["size"]["remedy"] == "Choose a smaller draft model"
 
 
 @pytest.mark.parametrize(

@@ -38,6 +38,12 @@ def planned(*arguments: str) -> dict:
     return json.loads(result.stdout)
 
 
+def test_shipped_models_are_taken_by_name():
+    models = ("--target", "tiny", "--draft-model", "tiny-draft")
+    found = invoke("--acceptance", "0.5", *models, "--gpu", "h100", "--batch", "1")
+    assert found.exit_code == 0, found.output
+
+
 # -- the worked cases --------------------------------------------------------------------------------------------------
 
 

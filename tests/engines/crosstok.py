@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import functools
 import itertools
+import json
+import shutil
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,6 +18,7 @@ from specplug.testing.statistics import g_test
 from tests.engines.plain import forward, ids
 
 TOP_K, TEMPERATURE, LENGTH = 3, 1.0, 3
+POSITIONS = 256
 SAMPLED = {"temperature": TEMPERATURE, "top_k": TOP_K}
 
 
@@ -29,6 +33,14 @@ def on_device(draft: str = "tiny-draft-other", **options: Any) -> dict[str, Any]
     """Return settings of the form for batches on a GPU, which the test plug-ins register for any device."""
     own = {"model": str(model_path(draft)), **options}
     return {"proposer": "crosstok-device", "policy": "fixed", "options": {"crosstok-device": own}}
+
+
+def of_few_positions(folder: Path, draft: str = "tiny-draft-other") -> Path:
+    """Return a copy of a shipped model, in `folder`, whose positions end at `POSITIONS`."""
+    copied = Path(shutil.copytree(model_path(draft), folder / draft))
+    config = json.loads((copied / "config.json").read_text())
+    (copied / "config.json").write_text(json.dumps({**config, "max_position_embeddings": POSITIONS}))
+    return copied
 
 
 def by_one_graph_each(step: Any) -> Callable[[], int]:

@@ -1,8 +1,8 @@
-"""The policy `batch` in a running engine on drafts that do not pay, with step times that are stated, not measured."""
+"""Drafts that do not pay: the policy `batch` gives them up, by stated step times, and later requests do not suffer."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -14,6 +14,8 @@ from tests.engines.plain import prompts
 
 ROWS, SHARE = 4, 0.005
 TEXT = {"temperature": 2.0, "ignore_eos": True}
+EASY = [list(prompt) for prompt in prompts()[KINDS.index("edit") :: len(KINDS)][: ROWS - 1]]
+"""Prompts whose answers repeat them; served without being remembered, in slots that `file_prefixes` had."""
 
 Counts = list[tuple[int, int, int]]
 """Per step that was planned its number, and the draft positions that were verified, padding included, and accepted."""
@@ -85,3 +87,15 @@ def withheld(owner: Any, method: str, runner: Any) -> Iterator[None]:
         yield
     finally:
         delattr(owner, method)
+
+
+def assert_forgotten(accepted: Callable[[list[list[int]], bool], int]) -> None:
+    """Hold drafts of easy requests to what they were before hopeless ones had the same slots, to a share of 0.05.
+
+    Args:
+        accepted: serves prompts, hopeless or not, by the policy `fixed`; returns how many draft tokens were accepted.
+    """
+    fresh = accepted(EASY, False)
+    assert fresh > 40
+    assert accepted(file_prefixes(), True) < 0.5 * fresh, "they were not hopeless"
+    assert accepted(EASY, False) >= 0.95 * fresh

@@ -25,6 +25,8 @@ import traceback
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from tests.engines import signatures
+
 PACKET = 1 << 18
 
 
@@ -50,6 +52,7 @@ def nurse(control: socket.socket, modules: Sequence[str]) -> socket.socket:
     """Fork hosts until the other side hangs up; return, in the child alone, the channel of a new host."""
     for module in modules:
         importlib.import_module(module)
+    signatures.watch()
     load_kernels()
     gc.freeze()  # hosts collect their own garbage, and leave what they share alone
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for hosts
@@ -86,6 +89,8 @@ def become_host(environment: dict[str, str], log: int) -> None:
     os.dup2(log, 1)
     os.dup2(log, 2)
     os.close(log)
+    if signatures.COLD in os.environ:
+        signatures.forget()
 
 
 def die_with_parent(how: int = signal.SIGTERM) -> None:

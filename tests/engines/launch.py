@@ -16,6 +16,9 @@ TINY = ROOT / "specplug" / "demo" / "models" / "tiny"
 PLUGINS = ENGINES / "plugins"
 TORCHVISION = ENGINES / "torchvision_cpu"
 
+SOURCES = [str(ROOT / folder) for folder in (".", "proposers", "policies", "adapters")]
+"""What engines import of specplug: this checkout, whichever one the environment has installed."""
+
 PYTHON = sys.executable
 
 ALWAYS = {
@@ -48,7 +51,7 @@ class Configuration:
     host: ClassVar[str] = ""
     """The module that runs as the host of this engine; see `tests.engines.host`."""
 
-    late: ClassVar[tuple[str, ...]] = ("SPECPLUG_CONFIG", "PYTEST_CURRENT_TEST")
+    late: ClassVar[tuple[str, ...]] = ("SPECPLUG_CONFIG", "SPECPLUG_TEST_COLD", "PYTEST_CURRENT_TEST")
     """Variables that are read when an engine starts, not when it is imported: one nursery does for all their values."""
 
     @property
@@ -64,6 +67,7 @@ class Configuration:
     def variables(self) -> dict[str, str]:
         """Return the whole environment of the engine's process."""
         merged = {**os.environ, **self.always, **self.environment}
+        merged["PYTHONPATH"] = os.pathsep.join([*filter(None, [merged.get("PYTHONPATH")]), *SOURCES])
         return {name: value for name, value in merged.items() if value is not None}
 
     def command(self, port: int) -> list[str]:

@@ -2,6 +2,7 @@
 
 Its vocabulary has a token of its own for every piece of a script, and attention and MLP are zero, so that each token
 decides which one follows.  At the beginning all scripts are likely, in their order; a grammar forbids the first ones.
+After the reasoning the arguments alone are second, which a grammar may ask for.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ AUTO = (
     "\nThe user wants ",
     "to know about the ",
     "weather in Oslo.\n",
+    *("First ", "comes ", "the city, ", "then ", "the unit, ", "which is ", "C.\n"),
     "</think>",
     "\n\n<tool",
     '_call>\n{"name": "wea',
@@ -77,6 +79,8 @@ def teach(model: Any, tokenizer: Any) -> None:
         embeddings[token] = 0
         embeddings[token, state] = 1
         head[following, state] += 4
+        if token == tokenizer.convert_tokens_to_ids("</think>"):
+            head[tokenizer.convert_tokens_to_ids(ARGUMENTS[0]), state] += 3
     for place, script in enumerate(SCRIPTS):
         head[tokenizer.convert_tokens_to_ids(script[0]), 0] += 4 - place
 

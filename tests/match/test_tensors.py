@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -65,6 +66,10 @@ def test_a_draft_whose_tensors_lie_apart_is_refused() -> None:
     object.__setattr__(narrow, "confidence", wide.confidence)
     with pytest.raises(ContractError, match="lie apart"):
         lookup().propose_tensors(one, one.int(), narrow, trees=False)
+    draft, both = Draft.allocate(2, 4), torch.arange(2)
+    draft = replace(draft, lengths=torch.zeros(2, 2, dtype=torch.int32)[:, 0])
+    with pytest.raises(ContractError, match="lie apart"):
+        lookup().propose_tensors(both, both.int(), draft, trees=False)
 
 
 def _drafts(table: Tensor, rows: Tensor, lengths: Tensor, trees: bool) -> list[object]:

@@ -70,7 +70,7 @@ def test_a_scrape_sees_the_newest_counts():
     before = registry.get_sample_value("specplug_emitted_tokens_total", labels)
     metrics.record(*step([{"emitted": 1}]))
     assert registry.get_sample_value("specplug_emitted_tokens_total", labels) == before + 1
-    assert b"# HELP specplug_emitted_tokens_total Tokens appended" in generate_latest(registry)
+    assert b"# HELP specplug_emitted_tokens_total Tokens that reach clients" in generate_latest(registry)
 
 
 def test_registration_reads_nothing_back():

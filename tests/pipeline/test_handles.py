@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import threading
 import weakref
+from collections import deque
 from concurrent.futures import wait
 
 import pytest
@@ -68,8 +69,7 @@ class Blocked(Recorder):
         mark, reached = EngineEvent("sleep"), threading.Event()
         self._marks.append((mark, reached))
         self.release()
-        if handle._late is not None:
-            assert not wait([handle._late], PATIENCE).not_done  # events are held back until then
+        assert not wait(handle._unchecked, PATIENCE).not_done  # events are held back until then
         handle.on_event(mark)  # jobs run in order: when this one runs, those before it are done
         assert reached.wait(PATIENCE)
 
@@ -305,6 +305,33 @@ class TestDeadlines:
             handle.step(*work([1, 2]))
         assert len(blocked.handed) == 2  # that step's tokens were handed over all the same
         handle.step(*work([1, 2]))
+
+    @pytest.mark.parametrize("behaviour", ["sound", "raises", "hangs"])
+    def test_while_nothing_drafts_no_more_is_kept_than_running_requests_need(self, blocked, behaviour):
+        """However many requests pass without a step: speculation is off, or the policy plans none."""
+        handle, references = host_handle(blocked, SOON), []
+        blocked._called = lambda _name: None if behaviour != "raises" else 1 / 0
+        blocked.events = deque(maxlen=1)
+        if behaviour == "hangs":
+            blocked.hold("on_event")
+        for number in range(1000):
+            request = notify(handle, STARTED, f"passing {number}", slot=number % 4, generation=number)
+            references.append(weakref.ref(request.references[0].token_ids))
+            del request
+            notify(handle, FINISHED, f"passing {number}", slot=number % 4, generation=number)
+            if behaviour != "hangs":
+                wait(handle._unchecked, PATIENCE)
+        gc.collect()
+        assert sum(reference() is not None for reference in references) <= 3
+        assert len(handle._unchecked) <= 3
+        blocked._called = lambda _name: None
+        blocked.settle(handle)
+        handle._deadline = PATIENCE
+        if behaviour == "raises":
+            with pytest.raises(ZeroDivisionError):  # the first failure is kept for the next step
+                handle.step(*work([1]))
+        else:
+            handle.step(*work([1]))
 
     def test_while_it_hangs_no_more_is_kept_than_running_requests_need(self, blocked):
         """It never receives requests that start and end meanwhile, and their references are freed."""

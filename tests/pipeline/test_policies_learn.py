@@ -233,7 +233,7 @@ class TestPlanning:
         step_planner.make(["a", "bb"], 0, 0)  # the host runs ahead
         step_planner.finish(step, [("a", 2, 1), ("bb", 1, 1)], 1.5)
         cost = StepCost(requests=2, tokens=6, context_tokens=30, draft_length=2, seconds=0.5)
-        assert planner.reports == [StepReport(0, 2, 2, 3, 2, (2, 1), (2, 0), cost, [(0, 2), (0, 2)])]
+        assert planner.reports == [StepReport(0, 2, 2, 2, 3, 2, (2, 1), (2, 0), cost, [(0, 2), (0, 2)])]
         step_planner.make(["a", "bb"], 0, 0)
         assert [stats.last_step for stats in planner.stats] == [None, None, cost]
         assert [(r.verified, r.accepted) for r in planner.stats[-1].requests] == [(2, 1), (1, 1)]

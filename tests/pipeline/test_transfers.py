@@ -43,13 +43,13 @@ def unpacked(step: Step) -> list[list[object]]:
     """Return what `unpack` writes, by a loop over rows."""
     most, levels = step.wide_out.shape[1] - 2, step.buffers.confidence.tolist()
     out = [[POISON] * len(line) for line in step.wide_out]
-    lengths, parents = [POISON] * len(step.out_lengths), [[POISON] * len(line) for line in step.out_parents]
+    lengths, parents = ([[POISON] * len(line) for line in it] for it in (step.wide_lengths, step.out_parents))
     confidence = [[float(POISON)] * len(line) for line in step.wide_confidence]
     for row in range(step.batch_size):
         draft, last = int(step.buffers.draft_rows[row]), int(step.buffers.newest[row, -1])
         length = 0 if draft < 0 else min(int(step.buffers.draft_lengths[draft]), step.draft_length, most)
         if step.states_all:
-            lengths[row] = max(length, 0)
+            lengths[row][0] = max(length, 0)
         for place in range(most):
             is_drafted = place < length
             out[row][place] = int(step.buffers.ids[draft, place]) if is_drafted else last

@@ -1,4 +1,4 @@
-"""Steps in an engine's stream at random, with everything poisoned that no transfer may read, and their outcome."""
+"""Views in poisoned memory; and random steps in an engine's stream, with all poisoned that no transfer may read."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ LIMIT = 300
 class Step:
     """Arguments of both transfers.
 
-    `wide_out` and `wide_confidence` are what the engine's tensors are views of; without `states_all`, the engine takes
-    ids only.
+    `wide_out`, `wide_confidence` and `wide_lengths` are what the engine's tensors are views of; without `states_all`,
+    the engine takes ids only.
     """
 
     buffers: StepBuffers
@@ -43,7 +43,7 @@ class Step:
     lacking: int
     wide_out: Tensor
     wide_confidence: Tensor
-    out_lengths: Tensor
+    wide_lengths: Tensor
     out_parents: Tensor
     states_all: bool
 
@@ -73,10 +73,10 @@ class Step:
         outputs = DraftOutputs(self.wide_out[:, :most])
         if self.states_all:
             parents = None if self.buffers.parents is None else self.out_parents[:, :most]
-            outputs = DraftOutputs(outputs.ids, self.wide_confidence[:, :most], self.out_lengths, parents)
+            outputs = DraftOutputs(outputs.ids, self.wide_confidence[:, :most], self.wide_lengths[:, 0], parents)
         transfers.unpack(self.buffers, self.batch_size, self.draft_length, outputs)
         self._wait()
-        return [it.clone() for it in (self.wide_out, self.wide_confidence, self.out_lengths, self.out_parents)]
+        return [it.clone() for it in (self.wide_out, self.wide_confidence, self.wide_lengths, self.out_parents)]
 
     def _wait(self) -> None:
         if self.wide_out.is_cuda:
@@ -87,7 +87,7 @@ class Step:
         buffers = self.buffers
         for tensor in (buffers.lengths, buffers.emitted, buffers.verified, self.wide_out):
             tensor.fill_(POISON)
-        for tensor in (self.out_lengths, self.out_parents):
+        for tensor in (self.wide_lengths, self.out_parents):
             tensor.fill_(POISON)
         self.wide_confidence.fill_(POISON)
 
@@ -100,6 +100,23 @@ class Step:
 def numbers(start: int, *shape: int, dtype: torch.dtype = torch.int32) -> Tensor:
     """Return a tensor in which no two entries are equal."""
     return torch.arange(start, start + torch.Size(shape).numel(), dtype=dtype).view(shape)
+
+
+def view_of(random: Random, tensor: Tensor) -> Tensor:
+    """Return the contents of a tensor as a view of larger memory, which is poisoned: NaN for floats.
+
+    The view begins anywhere, and its rows and the elements of vectors lie apart; the columns of a table do not.
+    """
+    strides = [1] * tensor.dim()
+    for axis in range(tensor.dim() - 2, -1, -1):
+        strides[axis] = strides[axis + 1] * tensor.shape[axis + 1] + random.randint(0, 3)
+    if tensor.dim() == 1:
+        strides = [random.randint(1, 3)]
+    offset = random.randint(0, 3)
+    size = offset + sum(stride * length for stride, length in zip(strides, tensor.shape, strict=True)) + 1
+    poison = float("nan") if tensor.is_floating_point() else POISON
+    memory = torch.full((size,), poison, dtype=tensor.dtype, device=tensor.device)
+    return memory.as_strided(tensor.shape, strides, offset).copy_(tensor)
 
 
 def random_step(random: Random) -> Step:
@@ -135,16 +152,18 @@ def random_step(random: Random) -> Step:
         buffers,
         size,
         draft_length,
-        torch.tensor([*order[:size], *[POISON] * (places - size)], dtype=dtype()),
-        torch.tensor(lengths[:size] + [POISON] * (places - size) if by_row else lengths, dtype=dtype()),
-        numbers(30_000, slots, LIMIT + random.randint(0, 2))[:, :LIMIT],
-        column(0, most + 1).to(dtype()),
-        column(0, most).to(dtype()),
+        view_of(random, torch.tensor([*order[:size], *[POISON] * (places - size)], dtype=dtype())),
+        view_of(
+            random, torch.tensor(lengths[:size] + [POISON] * (places - size) if by_row else lengths, dtype=dtype())
+        ),
+        view_of(random, numbers(30_000, slots, LIMIT)),
+        view_of(random, column(0, most + 1).to(dtype())),
+        view_of(random, column(0, most).to(dtype())),
         by_row,
         random.randint(0, 1),
         torch.empty(places, columns + 2, dtype=dtype()),
         torch.empty(places, columns + random.randint(0, 2)),
-        torch.empty(places, dtype=torch.int32),
+        torch.empty(places, random.randint(1, 3), dtype=torch.int32),
         torch.empty(places, columns + random.randint(0, 2), dtype=torch.int32),
         random.random() < 0.7,
     )

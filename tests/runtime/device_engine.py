@@ -25,6 +25,7 @@ from specplug.types.caps import Distribution, EngineCaps, ProposerCaps
 from specplug.types.draft import Draft
 from specplug.types.plan import StepPlan
 from tests.pipeline.test_cpu_step import CutsAlways, Scripted, shown
+from tests.pipeline.transfers import view_of
 from tests.runtime import stream_engine
 
 SLOTS, VOCAB, DRAFT_LENGTH = stream_engine.SLOTS, stream_engine.VOCAB, stream_engine.DRAFT_LENGTH
@@ -138,13 +139,16 @@ class Engine(stream_engine.Engine):
         self.allocator.engine_slot = self.slot_of.__getitem__
         self.stops = StopDetector(SLOTS, DRAFT_LENGTH, device)
         self._allocate(device)
+        self._layout = Random(len(script))
+        self.texts = view_of(self._layout, self.texts)
         self.by_kernels: Callable[[], bool] = lambda: True
         self.states: list[Any] = []
         self.stated: list[Any] = []
         self._by_device: DeviceSteps | None = None
         if launches is not None:
             assert DeviceSteps.applies(self.stage)
-            self._by_device = DeviceSteps(self.stage, self.allocator.slots, self.stops, VOCAB, launches)
+            like = self._rows(*torch.zeros(3, 1, dtype=torch.int32, device=device)), self._outputs(1), self.last
+            self._by_device = DeviceSteps(self.stage, self.allocator.slots, self.stops, VOCAB, launches, like=like)
 
     def step(self, rows: list[tuple[str, int, int]], plan: StepPlan) -> stream_engine.Step:
         """Take a step of rows (name, tokens emitted, draft tokens rejected); return drafts."""
@@ -160,16 +164,20 @@ class Engine(stream_engine.Engine):
     ) -> stream_engine.Step:
         names, size = [name for name, *_ in rows], len(rows)
         columns = [self.slot_of[name] for name in names], *([row[k] for row in rows] for k in (1, 2))
-        slots, emitted, rejected = (torch.tensor(it, dtype=torch.int32, device=self.device) for it in columns)
-        out = torch.full((size, DRAFT_LENGTH + 2), -9, device=self.device)[:, :DRAFT_LENGTH]
-        confidence = torch.full((size, DRAFT_LENGTH), -9.0, device=self.device)
-        engine = EngineRows(slots, self.lengths, self.texts, emitted, rejected)
-        outputs, heat = DraftOutputs(out, confidence), torch.zeros(SLOTS, device=self.device)
+        slots, emitted, rejected = (self._view(torch.tensor(it, device=self.device)) for it in columns)
+        out = self._view(torch.full((size, DRAFT_LENGTH), -9, device=self.device))
+        confidence = view_of(self._layout, torch.full((size, DRAFT_LENGTH), -9.0, device=self.device))
+        engine = EngineRows(slots, self._view(self.lengths), self.texts, emitted, rejected)
+        heat = view_of(self._layout, torch.zeros(SLOTS, device=self.device))
         facts = self._facts_of(names)
-        draft = steps.take(facts, engine, outputs, self.last, heat, plan)
+        draft = steps.take(facts, engine, DraftOutputs(out, confidence), self._view(self.last), heat, plan)
         if facts.names:
             self.note(draft)
         return out, confidence
+
+    def _view(self, numbers: torch.Tensor) -> torch.Tensor:
+        """Return integers as an engine may hold them: in either width, anywhere in its memory."""
+        return view_of(self._layout, numbers.to(self._layout.choice([torch.int32, torch.int64])))
 
     def note(self, draft: Draft) -> None:
         """Note what a draft states."""

@@ -92,9 +92,21 @@ class Engine:
 
     def stream_with(self, stream: FakeStream | None) -> None:
         """Take steps in a stream from now on, inline for None."""
+        self.stream_by(**({} if stream is None else {"stream": stream, "transfers": Late(stream), "on_thread": True}))
+
+    def stream_by(self, **given: Any) -> None:
+        """Take steps in a stream from now on; `given`: further arguments of `StreamSteps`."""
         assert StreamSteps.applies(self.stage)
-        given = {} if stream is None else {"stream": stream, "transfers": Late(stream), "on_thread": True}
-        self.steps = StreamSteps(self.stage, self.allocator.slots, LENGTH, VOCAB, self.device, **given)
+        numbers = torch.zeros(1, dtype=torch.int32, device=self.device)
+        like = self._rows(numbers.long(), numbers, numbers), self._outputs(1)
+        self.steps = StreamSteps(self.stage, self.allocator.slots, LENGTH, VOCAB, self.device, like=like, **given)
+
+    def _rows(self, slots: torch.Tensor, emitted: torch.Tensor, rejected: torch.Tensor) -> EngineRows:
+        return EngineRows(slots, self.lengths, self.texts, emitted, rejected)
+
+    def _outputs(self, size: int) -> DraftOutputs:
+        out = torch.full((size, DRAFT_LENGTH), -9, device=self.device)
+        return DraftOutputs(out, torch.full((size, DRAFT_LENGTH), -9.0, device=self.device))
 
     def start(self, name: str, slot: int, prompt: list[int], *, ignored: bool = False, **of_request: Any) -> None:
         """Give a request a slot, whose text begins with its prompt."""
@@ -139,13 +151,12 @@ class Engine:
         """Take a step of rows (name, tokens emitted, draft tokens rejected); return drafts, which are filled later."""
         names, size = [name for name, *_ in rows], len(rows)
         columns = [self.slot_of[name] for name in names], *([row[k] for row in rows] for k in (1, 2))
-        slots, emitted, rejected = (torch.tensor(it, dtype=torch.int32, device=self.device) for it in columns)
-        out = torch.full((size, DRAFT_LENGTH), -9, device=self.device)
-        confidence = torch.full((size, DRAFT_LENGTH), -9.0, device=self.device)
-        facts = self._facts_of(names)
+        slots, emitted, rejected = (torch.tensor(it, device=self.device) for it in columns)
+        emitted, rejected = emitted.int(), rejected.int()  # slots are int64, as on V2 and SGLang
+        outputs, facts = self._outputs(size), self._facts_of(names)
+        out, confidence, *_ = outputs
         if self.steps is not None:
-            engine = EngineRows(slots, self.lengths, self.texts, emitted, rejected)
-            self.late = self.steps.take(facts, engine, plan, DraftOutputs(out, confidence))
+            self.late = self.steps.take(facts, self._rows(slots, emitted, rejected), plan, outputs)
             return out, confidence
         out[:], confidence[:] = self.last[slots.long()].expand(size, DRAFT_LENGTH), 0
         if facts.names:

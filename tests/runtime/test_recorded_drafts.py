@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 from specplug.assembly import build_draft_stage
 from specplug.cli.replay import SHIPPED
@@ -108,18 +109,26 @@ class Streamed(Compiled):
     """A host function takes the steps, as on vLLM's V2 runner and SGLang; each waits until requests are ingested."""
 
     def prepare(self, **of_stream: Any) -> None:
-        self.steps = StreamSteps(self.stage, self.allocator.slots, LENGTH, VOCAB, CPU, **of_stream)
+        draft = self.stage.runners[0].buffer.view(1, PLAN.draft_length)
+        like = self._rows(torch.tensor([0]), self.emitted, self.emitted), _outputs(draft)
+        self.steps = StreamSteps(self.stage, self.allocator.slots, LENGTH, VOCAB, CPU, like=like, **of_stream)
         self.close = self.steps.close
 
     def take(self, slots: list[int]) -> Draft:
         trees, emitted = self.stage.runners[0].buffer.parents is not None, self.emitted[slots]
         draft = Draft.allocate(len(slots), PLAN.draft_length, trees=trees)
-        rows = EngineRows(torch.tensor(slots), self.lengths, self.texts, emitted, self.verified[slots] - emitted + 1)
-        outputs = DraftOutputs(draft.token_ids, draft.confidence, draft.lengths, draft.parents)
+        rows = self._rows(torch.tensor(slots), emitted, self.verified[slots] - emitted + 1)
         self.steps.intake.settle()
-        self.steps.take(RowFacts(self.allocator, [self.running[slot] for slot in slots]), rows, PLAN, outputs)
+        self.steps.take(RowFacts(self.allocator, [self.running[slot] for slot in slots]), rows, PLAN, _outputs(draft))
         self.steps.settle()
         return draft
+
+    def _rows(self, slots: Tensor, emitted: Tensor, rejected: Tensor) -> EngineRows:
+        return EngineRows(slots, self.lengths, self.texts, emitted, rejected)
+
+
+def _outputs(draft: Draft) -> DraftOutputs:
+    return DraftOutputs(draft.token_ids, draft.confidence, draft.lengths, draft.parents)
 
 
 def fingerprint(engine: Replayed) -> tuple[float, str]:

@@ -26,11 +26,10 @@ def ids_of(*pieces: bytes) -> list[int]:
 
 def plain(output: Sequence[int], stop: Sequence[str], *, keep: bool) -> int | None:
     """Count tokens whose bytes all lie in front of the cut, up to the last one that has any."""
-    text = decode(output)
-    found = [(text.find(string), string) for string in stop if string in text]
-    if not found:
+    seen = plain_text(output, stop, keep)
+    if seen is None:
         return None
-    cut = min(place + (len(string) if keep else 0) for place, string in found)
+    text, cut = decode(output), len(seen)
     count = max(n for n in range(len(output) + 1) if len(decode(output[:n]).rstrip("\ufffd")) <= cut)
     while count and not fits(output[:count], text[:cut]):
         count -= 1
@@ -53,6 +52,7 @@ WELL_FORMED = st.lists(st.sampled_from([1, 2, 3, 4, 5, 6, 7, 0]) | st.just("spli
 
 
 @given(output=WELL_FORMED, stop=st.lists(st.sampled_from(STOPS), min_size=1, max_size=2), keep=st.booleans())
+@example(output=ids_of(b"a", b"ba"), stop=["ba", "aba"], keep=False)
 def test_every_token_before_the_cut_and_none_behind_it(output, stop, keep):
     assert tokens_before_stop(output, stop, decode, keep=keep) == plain(output, stop, keep=keep)
 
@@ -71,9 +71,13 @@ def test_broken_characters_never_let_through_what_nobody_saw(output, stop, keep)
 
 
 def plain_text(output: Sequence[int], stop: Sequence[str], keep: bool) -> str | None:
+    """Return the text before, or with, the stop string that it completes first; of several the first listed."""
     text = decode(output)
-    cuts = [text.find(string) + keep * len(string) for string in stop if string in text]
-    return text[: min(cuts)] if cuts else None
+    for end in range(len(text) + 1):
+        for string in stop:
+            if text[:end].endswith(string):
+                return text[: end if keep else end - len(string)]
+    return None
 
 
 @pytest.mark.parametrize(("least", "expected"), [(0, 0), (1, 2), (2, 2), (3, 4), (5, None)])

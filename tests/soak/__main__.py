@@ -6,6 +6,7 @@ import asyncio
 import json
 import sys
 import tempfile
+from dataclasses import replace
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, get_args
@@ -23,6 +24,7 @@ from tests.soak.traffic import Traffic
 from tests.soak.truth import Truth, learn
 
 Engine = StrEnum("Engine", {name: name for name in TARGETS})
+Mode = StrEnum("Mode", ["on", "off"])
 Planted = StrEnum("Planted", {name: name for name in get_args(Plant)})
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
@@ -74,6 +76,7 @@ def main(
     minutes: Annotated[float, typer.Option(help="most minutes of traffic")] = 10.0,
     seed: Annotated[int, typer.Option(help="of the traffic and the faults")] = 0,
     plant: Annotated[Planted | None, typer.Option(help="a failure on purpose, which must be found")] = None,
+    mode: Annotated[Mode, typer.Option(help="off: nothing is drafted throughout")] = Mode.on,
     as_json: Annotated[bool, typer.Option("--json", help="print the report as JSON")] = False,
     logs: Annotated[Path | None, typer.Option(help="folder that keeps the servers' logs")] = None,
 ) -> None:
@@ -82,7 +85,9 @@ def main(
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
         try:
-            report = soaked(TARGETS[engine.value], requests, minutes, seed, plant and plant.value, folder)
+            report = soaked(
+                replace(TARGETS[engine.value], mode=mode.value), requests, minutes, seed, plant and plant.value, folder
+            )
         finally:
             if logs is not None:
                 logs.mkdir(parents=True, exist_ok=True)

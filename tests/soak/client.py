@@ -75,7 +75,7 @@ async def _sent(http: httpx.AsyncClient, target: Target, request: Request) -> di
     answer = sent.result()
     if answer.status_code != 200:
         return {"status": answer.status_code, "text": answer.text}
-    whole = target.dialect.answer(answer.json())
+    whole = target.dialect.answer(target.dialect.schema.model_validate(answer.json()))
     return {"status": 200, "token_ids": whole.token_ids, "finish_reason": whole.finish_reason, "text": whole.text}
 
 

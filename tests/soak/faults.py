@@ -68,7 +68,9 @@ class Faults:
 
     async def inject(self, pause: float) -> None:
         """Inject all faults in turn, `pause` seconds apart, until cancelled."""
-        anywhere = [self.speculation_off, self.short_drafts, self.cache_flushed, self.wrong_order]
+        anywhere = [self.cache_flushed, self.wrong_order]
+        if self._target.mode == "on":
+            anywhere += [self.speculation_off, self.short_drafts]
         stored = [self.corpus_added, self.corpus_removed, self.segment_cut, self.corpus_added, self.disk_full]
         kinds: list[Callable[[], Awaitable[None]]] = anywhere if self._store is None else [*stored, *anywhere]
         for fault in itertools.cycle(kinds):
@@ -80,8 +82,8 @@ class Faults:
             self.counts[fault.__name__.replace("_", " ")] += 1
 
     async def restore(self) -> None:
-        """Switch speculation on again, without a limit."""
-        await self._order("POST", "/specplug/mode", {"mode": "on", "num_speculative_tokens": None})
+        """Set the mode that speculation began with, without a limit."""
+        await self._order("POST", "/specplug/mode", {"mode": self._target.mode, "num_speculative_tokens": None})
 
     # -- corpora -------------------------------------------------------------------------------------------------------
 

@@ -27,6 +27,7 @@ class Report:
         first, last: the resources before and after the traffic, idle.
         preemptions: of requests.
         accepted: draft tokens that were accepted.
+        drafts: whether speculation was on.
         proposer_faults: faults of proposers that the server counted, by proposer and kind.
         crash: how the server failed, or None.
     """
@@ -41,6 +42,7 @@ class Report:
     last: Sample
     preemptions: int
     accepted: int
+    drafts: bool
     proposer_faults: Mapping[str, Mapping[str, int]]
     crash: str | None
 
@@ -59,7 +61,9 @@ class Report:
         found += ["too few sampled outputs to judge"] * (judge.kinds["sampled"] >= MANY and not judge.sampled())
         allowed = sum(judge.kinds.values()) // 100
         found += [f"{judge.near_ties} near ties, {allowed} allowed"] * (judge.near_ties > allowed)
-        found += ["no draft was accepted"] * (not self.accepted)
+        found += ["no draft was accepted"] * (self.drafts and not self.accepted)
+        if not self.drafts and self.accepted:
+            found.append(f"{self.accepted} draft tokens were accepted with speculation off")
         return found
 
     def as_dict(self) -> dict[str, Any]:

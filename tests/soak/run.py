@@ -96,6 +96,7 @@ class Soak:
             last=last or first,
             preemptions=after["preemptions"] - before["preemptions"],
             accepted=after["accepted"] - before["accepted"],
+            drafts=self.target.mode == "on",
             proposer_faults=after["faults"],
             crash=self.crash,
         )

@@ -8,7 +8,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from specplug.audit.dialects import Dialect, Sglang, Vllm
 from specplug.audit.probe import Probe
@@ -30,12 +30,13 @@ FAULTY: dict[str, Any] = {"raises": {"every": 2}, "slow": {"seconds": 0.12, "eve
 """Options of proposers: `slow` takes longer than the deadline below."""
 
 
-def settings(store: Path) -> dict[str, Any]:
+def settings(store: Path, mode: str) -> dict[str, Any]:
     """Return specplug's settings on every engine."""
     from tests.engines.suites.server import SETTINGS
 
     return {
         **SETTINGS,
+        "mode": mode,
         "extra_proposers": list(PROPOSERS),
         "options": FAULTY,
         "faults": {"host_deadline_ms": 50.0, "max_consecutive": 2, "cooldown_steps": 4},
@@ -57,6 +58,7 @@ class Target:
         shortest: fewest tokens that a greedy request asks for.
         together: requests in flight.
         cache: tokens of the key-value cache, fewer than eight long requests need, so that some are preempted.
+        mode: of specplug; "off": nothing is drafted throughout.
     """
 
     name: str
@@ -67,13 +69,14 @@ class Target:
     shortest: int = 4
     together: int = 12
     cache: int = 1536
+    mode: Literal["on", "off"] = "on"
 
     def soaked(self, store: Path) -> Configuration:
         """Return how the server with specplug is launched."""
         launch = importlib.import_module("tests.engines.vllm.launch")
         return launch.configuration(
             "v2" if self.name == "vllm-v2" else "v1",
-            settings(store),
+            settings(store, self.mode),
             in_process=False,
             endpoints=True,
             environment=VLLM_VARIABLES,
@@ -130,7 +133,7 @@ class SglangTarget(Target):
 
     def soaked(self, store: Path) -> Configuration:
         launch = importlib.import_module("tests.engines.sglang.launch")
-        given = {"SPECPLUG_CONFIG": json.dumps(settings(store))}
+        given = {"SPECPLUG_CONFIG": json.dumps(settings(store, self.mode))}
         small = {"max_total_tokens": self.cache, "schedule_conservativeness": 0.1, "log_level_http": "warning"}
         return launch.configuration("SPECPLUG", sampling=True, environment=given, served_model_name=MODEL, **small)
 

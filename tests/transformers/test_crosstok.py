@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,6 +14,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from specplug.demo import model_path
 from specplug.metrics import SpecMetrics
 from specplug_transformers import Engine
+from tests.engines import plain
+from tests.engines.crosstok import of_few_positions
 from tests.transformers.conftest import assert_greedy_equal, requests_of
 
 TEXTS = (
@@ -116,6 +119,20 @@ def test_requests_take_turns(draft: str, engine: Make) -> None:
 def test_texts_longer_than_the_drafts_window(engine: Make) -> None:
     counts = assert_same(engine("tiny-draft-other", max_context=64))
     assert counts.total.accepted > 0
+
+
+@pytest.mark.parametrize("length", [250, 700])
+def test_texts_beyond_the_drafts_last_position(length: int, engine: Make, tmp_path: Path) -> None:
+    """Drafts go on being accepted, whether the prompt or the answer crosses it."""
+    task = list(plain.prompts()[0])
+    prompt, rates, texts = (task * (length // len(task) + 1))[-length:], [], []
+    for path in (model_path("tiny-draft-other"), of_few_positions(tmp_path)):
+        made = engine("tiny-draft-other", model=str(path))
+        [output] = made.generate(requests_of([prompt], max_tokens=100, ignore_eos=True))
+        rates.append(output.accepted / output.verified)
+        texts.append(output.token_ids)
+    assert texts[0] == texts[1]
+    assert rates[1] > 0.7 * rates[0] > 0
 
 
 @pytest.mark.parametrize("draft", ["tiny-draft", "tiny-draft-other"])

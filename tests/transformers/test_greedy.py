@@ -10,7 +10,7 @@ import torch
 
 from specplug_transformers import GenerateRequest, SamplingParams
 from tests.transformers.conftest import assert_greedy_equal, cached_model, greedy, requests_of
-from tests.transformers.toys import BUILDERS, VOCAB, Oracle, prompts
+from tests.transformers.toys import ATTENTION, VOCAB, Oracle, prompts
 
 PROMPTS = prompts(5)
 MAX_TOKENS = 32
@@ -23,8 +23,8 @@ def answers(name: str, attention: str) -> tuple[object, list[list[int]]]:
     return model, [greedy(model, prompt, MAX_TOKENS, eos_token_id=None) for prompt in PROMPTS]
 
 
-@pytest.mark.parametrize("attention", ["sdpa", "eager"])
-@pytest.mark.parametrize("name", BUILDERS)
+@pytest.mark.filterwarnings("error::FutureWarning")  # of transformers, where an argument is about to lose its name
+@pytest.mark.parametrize(("name", "attention"), ATTENTION)
 def test_every_model_gives_its_own_answers(name, attention, make_engine):
     """The test has more requests than rows, prompts longer than a prefill chunk, texts longer than a sliding window."""
     model, expected = answers(name, attention)
@@ -72,7 +72,7 @@ def test_right_drafts_are_all_accepted(name, make_engine):
     outputs = engine.generate(requests_of(PROMPTS, max_tokens=MAX_TOKENS, ignore_eos=True))
     assert_greedy_equal(model, PROMPTS, expected, [output.token_ids for output in outputs])
     total = engine.metrics.snapshot().total
-    assert total.accepted == total.proposed > 0
+    assert total.accepted > 0 == total.rejected
     for output in outputs:
         assert output.steps == -(-len(output.token_ids) // 5), "four draft tokens and one more in every step"
 

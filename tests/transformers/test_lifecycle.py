@@ -8,6 +8,8 @@ import pytest
 
 from specplug.types.request import Lifecycle
 from specplug_transformers import GenerateRequest, SamplingParams
+from tests.engines import plain
+from tests.engines.hopeless import ROWS, TEXT, assert_forgotten
 from tests.transformers.conftest import assert_greedy_equal, greedy, requests_of
 from tests.transformers.toys import Listening, Recorder, prompts
 
@@ -218,3 +220,17 @@ def test_an_idle_engine_does_nothing(make_engine):
     assert engine.step() == []
     assert not engine.has_work
     assert engine.steps == 0
+
+
+def test_easy_requests_in_slots_of_hopeless_ones_are_drafted_for_as_before(make_engine):
+    engine = make_engine(
+        plain.model(), proposer="ngram", policy="fixed", num_speculative_tokens=8, max_num_seqs=ROWS, max_length=1024
+    )
+
+    def accepted(prompts, hopeless):
+        params = SamplingParams(**TEXT, max_tokens=100) if hopeless else SamplingParams(max_tokens=40)
+        fields = {} if hopeless else {"store": False}
+        given = [GenerateRequest(prompt=prompt, params=params, specplug=fields) for prompt in prompts]
+        return sum(output.accepted for output in engine.generate(given))
+
+    assert_forgotten(accepted)

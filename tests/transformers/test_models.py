@@ -14,7 +14,7 @@ from specplug_transformers import Engine, seams
 from specplug_transformers.runner import ModelRunner
 from specplug_transformers.support import longest_context
 from tests.transformers.conftest import assert_greedy_equal, cached_model, greedy, requests_of
-from tests.transformers.toys import BUILDERS, WINDOW, build_model, prompts
+from tests.transformers.toys import ATTENTION, WINDOW, build_model, prompts
 
 PROMPTS = prompts(5)
 
@@ -152,8 +152,7 @@ def poison(engine: Engine) -> None:
             stored[row, :, computed.get(row, 0) :] = 1e30
 
 
-@pytest.mark.parametrize("attention", ["sdpa", "eager"])
-@pytest.mark.parametrize("name", BUILDERS)
+@pytest.mark.parametrize(("name", "attention"), ATTENTION)
 def test_left_over_entries_are_never_seen(name, attention, make_engine):
     """Rejected drafts, padding, and rows that have moved or changed their tenant."""
     model = cached_model(name, attention)
@@ -180,8 +179,7 @@ def test_what_overflowed_for_one_request_is_gone_for_the_next(make_engine):
     assert_greedy_equal(model, PROMPTS, expected, [output.token_ids for output in outputs])
 
 
-@pytest.mark.parametrize("attention", ["sdpa", "eager"])
-@pytest.mark.parametrize("name", BUILDERS)
+@pytest.mark.parametrize(("name", "attention"), ATTENTION)
 def test_ragged_rows_give_the_logits_of_plain_forwards(name, attention):
     """Rows come in any order, each from its own position, with padding after the shorter ones."""
     model = cached_model(name, attention)
@@ -203,23 +201,38 @@ def test_ragged_rows_give_the_logits_of_plain_forwards(name, attention):
 
 
 def test_all_seams_are_there():
-    result = seams.check(None)
-    assert result.status == "ok", result.summary
+    version, found = seams.check(None)
+    assert found.status == "ok", found.summary
+    assert (version.status, transformers.__version__ in version.summary) == ("ok", True)
 
 
 def test_moved_seams_are_named(monkeypatch):
     monkeypatch.setattr(cache_utils.Cache, "update", lambda self, states, layer: states)
-    result = seams.check(None)
+    result = seams.check(None)[1]
     assert result.status == "fail"
     assert transformers.__version__ in result.summary
     assert "Cache.update" in result.summary
-    assert seams.SUPPORTED in result.remedy
+    assert str(seams.VERSIONS) in result.remedy
+
+
+def test_what_users_call_is_called(monkeypatch):
+    """A `generate` that gives its function one more argument has all seams, but is not served."""
+    prepare = transformers.GenerationMixin._prepare_cache_for_generation
+
+    def prepared(self, config, model_kwargs, *args):
+        model_kwargs["kv_store"] = object()
+        return prepare(self, config, model_kwargs, *args)
+
+    monkeypatch.setattr(transformers.GenerationMixin, "_prepare_cache_for_generation", prepared)
+    version, result = seams.check(None)
+    assert (version.status, result.status) == ("ok", "fail")
+    assert "found kv_store" in result.summary
 
 
 def test_masks_that_are_rebuilt_are_noticed(monkeypatch):
     """The adapter's own masks must reach the attention untouched."""
-    monkeypatch.setattr(masking_utils, "create_causal_mask", lambda **given: given["attention_mask"].clone())
-    assert "4-d attention masks" in seams.check(None).summary
+    monkeypatch.setattr(masking_utils, "create_causal_mask", lambda config, embeds, mask, cache: mask.clone())
+    assert "4-d attention masks" in seams.check(None)[1].summary
 
 
 def test_an_engine_does_not_start_when_a_seam_has_moved(monkeypatch):
@@ -228,4 +241,4 @@ def test_an_engine_does_not_start_when_a_seam_has_moved(monkeypatch):
     with pytest.raises(EngineError, match="_is_stateful") as caught:
         Engine(build_model("llama"))
     assert transformers.__version__ in str(caught.value)
-    assert seams.SUPPORTED in str(caught.value)
+    assert str(seams.VERSIONS) in str(caught.value)

@@ -5,11 +5,14 @@ from __future__ import annotations
 import functools
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from specplug_transformers import GenerateRequest, SamplingParams
 from specplug_transformers.generate_stream import TextStream
+from tests.engines import plain
 from tests.transformers.conftest import greedy, requests_of
 from tests.transformers.toys import CONTEXT, EOS, VOCAB, Oracle, Recorder, prompts
 
@@ -99,8 +102,30 @@ def test_text_is_cut_before_a_stop_string(say, stop, draft_length):
     assert list(last.token_ids) == spell(TEXT[: TEXT.index(stop)] + stop)
 
 
+@settings(max_examples=25, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    strings=st.lists(st.sampled_from([" end", "d", "naï", "½ ", "\ufffd", "e, 東", "!", "京", "never"]), max_size=3),
+    ids=st.lists(st.sampled_from(TEXT), max_size=2),
+    most=st.integers(1, 50),
+    end=st.booleans(),
+)
+def test_several_stops_are_those_of_plain_decoding(say, strings, ids, most, end):
+    """Stops of every sort in one draft: the first that the text completes ends it, in whatever order."""
+    params = {"stop": strings, "stop_token_ids": [spell(one)[-1] for one in ids], "max_tokens": most}
+    answers = [say(TEXT, draft_length=length, after=[EOS], ignore_eos=not end, **params)[-1] for length in (0, 8)]
+    plain, drafted = ((answer.token_ids, answer.text, answer.finish_reason) for answer in answers)
+    assert drafted == plain
+    assert answers[1].verified or most < 3 or len(plain[0]) < 2
+
+
 def test_the_earliest_stop_string_cuts(say):
     assert say("abc end. xyz"[4:] + TEXT, stop=[". ", "end"])[-1].text == ""
+
+
+def test_the_stop_string_that_completes_first_cuts():
+    """As on vLLM and SGLang: not the one that begins first, even if one token completes both."""
+    stream = TextStream(plain.tokenizer(), ["x =", " "])
+    assert [stream.push(token) for token in plain.ids("x =")] == [("", False), ("x", True)]
 
 
 def test_the_beginning_of_a_stop_string_is_held_back_and_handed_out(say):
@@ -185,8 +210,26 @@ def test_tokens_behind_a_stop_are_counted_and_dropped(make_engine):
     [output] = engine.generate([GenerateRequest(prompt=PROMPT, params=params, request_id="mine")])
     assert output.token_ids == (10, 11, 12)
     total = engine.metrics.snapshot().total
-    assert (total.proposed, total.accepted, total.emitted, total.after_stop) == (6, 6, 7, 4)
+    assert (total.proposed, total.accepted, total.emitted, total.after_stop) == (6, 2, 3, 4)
+    assert total.tau == len(output.token_ids) / output.steps == 3
+    assert (output.verified, output.accepted) == (2, 2)
     assert Recorder.newest.after_stop == 4
+
+
+def test_tau_is_what_clients_receive_by_steps(make_engine, monkeypatch):
+    """Answers of 3 tokens and the end of sequence, drafted with 12 further tokens; policies learn from the same."""
+    answer, reports = [10, 11, 12, EOS], []
+    monkeypatch.setattr("specplug_fixed.policy.ConstantGamma.observe", lambda _, report: reports.append(report))
+    engine = make_engine(proposer="oracle", num_speculative_tokens=16, policy="fixed")
+    Oracle.answers = {f"request-{index}": [*answer, *range(20, 32)] for index in range(50)}
+    params = {"max_tokens": 40, "allowed_tokens": _only([*answer, *range(20, 32)])}
+    outputs = engine.generate(requests_of([PROMPT] * 50, **params))
+    assert {output.token_ids for output in outputs} == {tuple(answer)}
+    total = engine.metrics.snapshot().total
+    assert total.tau == sum(len(output.token_ids) for output in outputs) / sum(output.steps for output in outputs)
+    assert (total.emitted, total.after_stop > 0, total.rejected) == (50 * 4, True, 0)
+    received = sum(report.requests + report.accepted for report in reports)
+    assert received == total.emitted
 
 
 def test_skipped_tokens_do_not_stall_the_stream():

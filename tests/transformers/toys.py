@@ -83,6 +83,10 @@ BUILDERS: dict[str, Callable[[], torch.nn.Module]] = {
         Gemma2Config(**_SHAPE, head_dim=8, sliding_window=WINDOW, layer_types=_MIXED, tie_word_embeddings=False)
     ),
 }
+ATTENTION = [
+    (name, kind) for name in BUILDERS for kind in ("sdpa", "eager") if (name, kind) != ("mixed gemma2", "sdpa")
+]
+"""Models with the attention that they take: transformers has no "sdpa" for Gemma 2's capped logits from 5.24 on."""
 
 
 def build_model(name: str, attention: str = "sdpa") -> torch.nn.Module:
@@ -131,9 +135,18 @@ class Oracle(HostProposer):
         return [int(token) for token in known[done : done + limit]]
 
 
+class Hostile(BaseException):
+    """An exception whose own methods raise, too."""
+
+    def __str__(self):
+        raise RuntimeError("no text today")
+
+    __repr__ = __str__
+
+
 class Raising(HostProposer):
     def draft(self, tokens, limit, request):
-        raise RuntimeError("no draft today")
+        raise Hostile
 
 
 class Hanging(HostProposer):

@@ -252,8 +252,8 @@ class TestTransformers:
         )
         assert fates(Verdict.build(draft.lengths, outcome)) == {
             "proposed": [3, 0],
-            "verified": [3, 0],
-            "accepted": [2, 0],
+            "verified": [0, 0],
+            "accepted": [0, 0],
             "cut_by_grammar": [0, 0],
             "emitted": [3, 1],
             "after_stop": [2, 0],

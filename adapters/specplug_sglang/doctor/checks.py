@@ -1,4 +1,4 @@
-"""SGLang checks of ``specplug doctor``.  They read the installed SGLang's sources, because importing takes seconds."""
+"""SGLang checks of ``specplug doctor``.  Most read the installed sources, because importing SGLang takes seconds."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from specplug.plugins.specs import CheckResult
 from specplug.seams import installed as installation
 from specplug.settings.model import Settings
 from specplug_sglang.doctor import launch as launching
-from specplug_sglang.seams.table import OPTIONAL, RUN, SEAMS, VERSIONS
+from specplug_sglang.seams.table import OPTIONAL, SEAMS, VERSIONS
 
 GROUP, NAME, TARGET = "sglang.srt.plugins", "specplug", "specplug_sglang.entry:register"
 ASKING = "--speculative-algorithm SPECPLUG --speculative-num-draft-tokens 16"
@@ -24,10 +24,18 @@ def installed(settings: Settings) -> list[CheckResult]:
         return [CheckResult("warn", "SGLang is not installed: its adapter cannot run", f"Install {VERSIONS}")]
     version = installation.version_in(folder)
     return [
-        _version(version),
+        installation.version_result(VERSIONS, version),
         installation.seams_result(VERSIONS, version, folder, SEAMS, OPTIONAL),
         installation.entry_point_result("SGLang", GROUP, NAME, TARGET, allowing="SGLANG_PLUGINS", empty_allows=True),
     ]
+
+
+def imports(settings: Settings) -> list[CheckResult]:
+    """Report whether the installed SGLang imports; return nothing if there is none."""
+    if package_folder() is None:
+        return []
+    remedy = "Install what the message names. SGLang's wheels are for GPUs; for a CPU see docs/serving.md, On a CPU"
+    return [installation.import_result("SGLang", "import sglang.srt.entrypoints.engine", remedy)]
 
 
 def launch(settings: Settings, launch: str = "") -> list[CheckResult]:
@@ -54,15 +62,6 @@ def launch(settings: Settings, launch: str = "") -> list[CheckResult]:
 def package_folder() -> Path | None:
     """Return the installed SGLang's package folder."""
     return installation.package_folder("sglang")
-
-
-def _version(version: str) -> CheckResult:
-    """Report whether a version is supported, and whether the tests run it or only compare its seams."""
-    found = installation.version_result(VERSIONS, version)
-    if found.status == "ok" and VERSIONS.parse(version) != RUN:
-        run = ".".join(map(str, RUN))
-        return CheckResult("ok", f"{found.summary}; run in the tests is {run}, this one's seams were compared with it")
-    return found
 
 
 def _any_launch(settings: Settings) -> list[CheckResult]:

@@ -12,7 +12,7 @@ from dataclasses import asdict
 from pathlib import PurePath
 from typing import Any
 
-from specplug.errors import EngineError
+from specplug.errors import EngineError, describe
 from specplug.operator import launches
 from specplug_sglang import seams
 from specplug_sglang.config import ALGORITHM, is_requested
@@ -70,7 +70,7 @@ def _resolved(arguments: list[str]) -> dict[str, Any] | None:
         raise EngineError.build(
             "SGLang does not import on this machine",
             who="specplug_sglang",
-            found=f"{type(error).__name__}: {error}",
+            found=describe(error),
             remedy="Run specplug doctor on the machine that will serve, in SGLang's environment",
         ) from error
     seams.require("cli")

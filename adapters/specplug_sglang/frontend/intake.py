@@ -13,7 +13,7 @@ import sys
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
-from specplug.requests import clients
+from specplug.requests import clients, predicted
 from specplug_sglang import seams
 from specplug_sglang.config import is_requested
 
@@ -39,6 +39,7 @@ def install_request_hooks() -> None:
 
     _wrap(TokenizerManager, "__init__", _with_parser)
     _wrap(TokenizerManager, "generate_request", _parsing_first)
+    _wrap(TokenizerManager, "_calculate_spec_decoding_metrics", _counting_drafts)
     if _SHARES_ARGUMENTS not in HookRegistry._patched:
         HookRegistry.register(_SHARES_ARGUMENTS, _shared, HookType.BEFORE)
         HookRegistry.apply_hooks()
@@ -103,7 +104,7 @@ def _parsing_first(original: Callable[..., Any]) -> Callable[..., Any]:
                 with_client(obj, client.digest, parser.tenant_of(client), self.preferred_sampling_params)
             return original(self, obj, request, *args, **kwargs)
 
-        return _served(parser, obj, client, begin) if has_unparsed_fields(obj) or is_held(obj) else begin()
+        return _served(self, parser, obj, client, begin) if has_unparsed_fields(obj) or is_held(obj) else begin()
 
     return generate_request
 
@@ -112,13 +113,19 @@ def _client(request: Any) -> clients.Client | None:
     return None if request is None else clients.Client(request.headers.raw)
 
 
-async def _served(parser: Any, obj: Any, client: clients.Client | None, begin: Callable[[], Any]) -> AsyncIterator[Any]:
-    from specplug_sglang.frontend.parsing import has_unparsed_fields, release
+async def _served(
+    manager: Any, parser: Any, obj: Any, client: clients.Client | None, begin: Callable[[], Any]
+) -> AsyncIterator[Any]:
+    from specplug_sglang.frontend import usage
+    from specplug_sglang.frontend.parsing import CUSTOM, has_unparsed_fields, release
 
     try:
         if has_unparsed_fields(obj):
             await parser.parse(obj, client)
-        answers = begin()
+        answers, of_request = begin(), predicted.current()
+        if of_request is not None:
+            of_request.read(obj.sampling_params.get(CUSTOM))
+            answers = usage.counted(answers, of_request, pieces=obj.stream and manager.incremental_streaming_output)
         try:
             async for answer in answers:
                 yield answer
@@ -126,6 +133,20 @@ async def _served(parser: Any, obj: Any, client: clients.Client | None, begin: C
             await answers.aclose()
     finally:
         release(obj)
+
+
+def _counting_drafts(original: Callable[..., None]) -> Callable[..., None]:
+    """Report the draft tokens that were verified; SGLang reports as many per step as the longest draft may have."""
+
+    @functools.wraps(original)
+    def calculate(self: Any, meta_info: dict[str, Any], recv_obj: Any, i: int) -> None:
+        original(self, meta_info, recv_obj, i)
+        if hasattr(self, PARSER) and "spec_num_proposed_drafts" in meta_info:
+            proposed = recv_obj.spec_num_cap_tokens[i] - recv_obj.spec_verify_ct[i]
+            meta_info["spec_num_proposed_drafts"] = proposed
+            meta_info["spec_accept_rate"] = meta_info["spec_num_correct_drafts"] / max(proposed, 1)
+
+    return calculate
 
 
 def _answering(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -150,14 +171,17 @@ def _answering(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _taking_predictions(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Read OpenAI's `prediction` from the body, because SGLang's request models omit it."""
+    """Read OpenAI's `prediction` from the body, because SGLang's request models omit it, and count it in `usage`."""
+    from specplug_sglang.frontend import usage
     from specplug_sglang.frontend.refusal import RefusedRequest
 
     @functools.wraps(original)
     async def handle_request(self: Any, request: Any, raw_request: Any) -> Any:
         parser = getattr(self.tokenizer_manager, PARSER, None)
         # Requests through SGLang's gRPC bridge have no body.
-        if parser is not None and hasattr(request, "custom_params") and hasattr(raw_request, "json"):
+        if parser is None or not hasattr(request, "custom_params"):
+            return await original(self, request, raw_request)
+        if hasattr(raw_request, "json"):
             body = await raw_request.json()  # cached since the request model was built
             prediction = body.get("prediction") if isinstance(body, dict) else None
             if prediction is not None:
@@ -165,7 +189,8 @@ def _taking_predictions(original: Callable[..., Any]) -> Callable[..., Any]:
                     request.custom_params = parser.with_prediction(request.custom_params, prediction)
                 except RefusedRequest as error:
                     return self.create_error_response(str(error), err_type="BadRequest")
-        return await original(self, request, raw_request)
+        of_request = predicted.begin()
+        return usage.detailed(await original(self, request, raw_request), of_request)
 
     return handle_request
 

@@ -15,6 +15,7 @@ from specplug.pipeline.device.launches import launches_for
 from specplug.pipeline.draft import DraftStage
 from specplug.plugins.registry import default_registry
 from specplug.runtime.device_steps import DeviceSteps
+from specplug.runtime.first_step import started
 from specplug.runtime.slot_allocator import SlotAllocator
 from specplug.runtime.stream_steps import StreamSteps
 from specplug.settings.model import Settings
@@ -41,26 +42,33 @@ def build(
         tokenizer: the target's, or None.
         notify: called with the slots' events.
     """
-    stage, is_streamed = _stage(settings, context)
-    grammars = Grammars(context.vocab_size, tokenizer, FaultGuard("grammar", sink=stage.metrics.fault))
-    allocator = SlotAllocator(context.max_slots, HOST if is_streamed else context.device, notify)
-    if is_streamed:
-        return StreamDrafts(stage, allocator.slots, table, grammars, context), allocator
-    by_stage = StageDrafts(stage, table, grammars, context.caps, context.vocab_size)
+    found = _streamed(settings, context, table, tokenizer, notify)
+    if found is not None:
+        return found
+    stage = build_draft_stage(settings, default_registry(), context, grammars=True)
+    allocator = SlotAllocator(context.max_slots, context.device, notify)
+    by_stage = StageDrafts(stage, table, _grammars(stage, context, tokenizer), context.caps, context.vocab_size)
     launches = launches_for(context.device)
     if launches is None or not DeviceSteps.applies(stage):
         return by_stage, allocator
     return DeviceDrafts(by_stage, table, context.vocab_size, allocator.slots, launches), allocator
 
 
-def _stage(settings: Settings, context: PluginContext) -> tuple[DraftStage, bool]:
-    """Return the draft stage, and whether its steps can be taken in the engine's stream; it is on the CPU then."""
-    registry = default_registry()
-    if may_stream(settings, registry, context.device):
-        stage = build_draft_stage(settings, registry, replace(context, device=HOST), grammars=True)
-        if StreamSteps.applies(stage):
-            return stage, True
-        if context.device == HOST:
-            return stage, False
-        stage.close()
-    return build_draft_stage(settings, registry, context, grammars=True), False
+def _streamed(
+    settings: Settings, context: PluginContext, table: TokenTable, tokenizer: Any, notify: Callable[[Event], None]
+) -> tuple[Drafts, SlotAllocator] | None:
+    """Return how to draft in the engine's stream, with a stage on the CPU; None if that cannot be, or fails."""
+    if not may_stream(settings, default_registry(), context.device):
+        return None
+    stage = build_draft_stage(settings, default_registry(), replace(context, device=HOST), grammars=True)
+    if StreamSteps.applies(stage):
+        allocator, grammars = SlotAllocator(context.max_slots, HOST, notify), _grammars(stage, context, tokenizer)
+        drafts = started(lambda: StreamDrafts(stage, allocator.slots, table, grammars, context))
+        if drafts is not None:
+            return drafts, allocator
+    stage.close()
+    return None
+
+
+def _grammars(stage: DraftStage, context: PluginContext, tokenizer: Any) -> Grammars:
+    return Grammars(context.vocab_size, tokenizer, FaultGuard("grammar", sink=stage.metrics.fault))

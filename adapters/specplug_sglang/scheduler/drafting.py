@@ -36,6 +36,7 @@ from specplug_sglang.scheduler.drafts import Decoding, Drafts
 from specplug_sglang.scheduler.grammar import Grammars
 from specplug_sglang.scheduler.rows import Rows
 from specplug_sglang.scheduler.stream_drafts import StreamDrafts
+from specplug_sglang.scheduler.unsettled import Unsettled
 from specplug_sglang.verification.captured import least_captured
 from specplug_sglang.verification.table import TokenTable
 
@@ -108,6 +109,7 @@ class Drafting:
         self.arrivals = Arrivals(self.allocator, self._describe, self.table.write, self._forget)
         self._rows: Rows | None = None
         self._launched: deque[_Launched] = deque()
+        self._unsettled: Unsettled | None = None
         self._began, self._prefills = 0.0, False
         self._scheduler: weakref.ref[Any] | None = None
 
@@ -149,6 +151,7 @@ class Drafting:
         SGLang has waited for the step's results by then, and the draft lengths were copied to the host before them.
         """
         ended = perf_counter()
+        self._settle()
         if not self._launched:
             return
         step, reqs, lengths, completed, late = self._launched.popleft()
@@ -157,13 +160,19 @@ class Drafting:
             return
         if lengths is None:
             if self.stage is not None:
-                self.stage.metrics.record_on_host(len(reqs), sum(req.finished() for req in reqs))
+                ended_before, planned = sum(req.finished() for req in reqs), step.plan[2].draft_length > 0
+                self.stage.metrics.record_on_host(len(reqs), ended_before, planned=planned)
             self.step_planner.finish(step, (), ended, tuple(late))
             return
         if completed is not None and self.drafts is not None:
             self.drafts.count_grammars(completed, lengths, accepted)
-        names = [req.rid for req in reqs]
-        self.step_planner.finish(step, [*zip(names, lengths.tolist(), accepted, strict=True)], ended, tuple(late))
+        self._unsettled = Unsettled.of(step, ended, reqs, lengths.tolist(), accepted, late)
+
+    def _settle(self) -> None:
+        """Report the newest verified step to the planner, as its ends are known by now."""
+        step, self._unsettled = self._unsettled, None
+        if step is not None:
+            self.step_planner.finish(step.launched, step.fates(step.received()), step.ended, step.late)
 
     # -- one step ------------------------------------------------------------------------------------------------
 
@@ -176,11 +185,12 @@ class Drafting:
         """Count the first tokens of `rows` requests, which a prefill emitted."""
         if self.drafts is not None:
             self.drafts.emits_one()
-            self.drafts.stage.metrics.record_on_host(rows)
+            self.drafts.stage.metrics.record_on_host(rows, planned=not self.step_planner.is_off)
 
     def plan(self, reqs: Sequence[Any]) -> int:
         """Plan a decode step and return its draft length, which covers the longest row."""
         self._began = perf_counter()
+        self._settle()
         if self._rows is None or not self._rows.hold(self.allocator, reqs):
             self.arrivals.admit(reqs)
             self._rows = Rows(self.allocator, reqs, self.device)
@@ -267,6 +277,7 @@ class Drafting:
         return replace(described, tokens=text) if isinstance(self.drafts, StreamDrafts) else described
 
     def _forget(self, rid: str) -> None:
+        self._settle()
         self.step_planner.forget([rid])
 
     def _queue(self) -> Sequence[Any]:

@@ -1,10 +1,52 @@
-"""Number of tokens that the client saw of a request, computed from SGLang's `Req` after it has left."""
+"""Ends of SGLang's requests: where in a step's tokens a request ends, and how much of it the client saw.
+
+SGLang judges the tokens of a step at once: of several stop strings it takes the first listed and not the first that the
+text completes, a stop string precedes an earlier end of text, and tokens after the end count as reasoning.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from specplug.runtime.visible_text import tokens_before_stop
+from specplug_sglang.config import is_requested
+
+
+def install() -> None:
+    """Hook SGLang's search for a request's end, in each process; servers without specplug are unchanged."""
+    from sglang.srt.plugins.hook_registry import HookRegistry, HookType
+
+    HookRegistry.register("sglang.srt.managers.schedule_batch.Req.update_finish_state", _find_end, HookType.AROUND)
+
+
+def _find_end(original: Callable[..., None], req: Any, new_accepted_len: int = 1) -> None:
+    """Find the end that `new_accepted_len` steps of one token would have found."""
+    from sglang.srt.runtime_context import get_spec
+
+    if new_accepted_len < 2 or req.finished() or not is_requested(get_spec()):
+        return original(req, new_accepted_len)
+    params = req.sampling_params
+    if (params.stop_strs or params.stop_regex_strs) and not req.to_finish:
+        _judge_each(original, req, len(req.output_ids) - new_accepted_len)
+    else:
+        original(req, new_accepted_len)
+    if req.finished_len is not None:
+        req.reasoning_tokens = min(req.reasoning_tokens, req.finished_len)
+
+
+def _judge_each(original: Callable[..., None], req: Any, start: int) -> None:
+    """Show SGLang the output token by token from `start` on, until it ends; all tokens stay in the output."""
+    output, grammar, following = req.output_ids, req.grammar, req.output_ids[start:]
+    del output[start:]
+    while following and not req.finished():
+        output.append(following.pop(0))
+        req.grammar = None if following else grammar  # which has taken the whole step
+        original(req, 1)
+    req.grammar = grammar
+    if req.finished() and req.finished_len is None:
+        req.finished_len = len(output)
+    output.extend(following)
 
 
 def visible_tokens(req: Any) -> int | None:

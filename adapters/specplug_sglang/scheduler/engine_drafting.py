@@ -18,9 +18,10 @@ from specplug.runtime.step_planner import UNREPORTED, Bounds, Launched, StepPlan
 from specplug_sglang.config import engine_caps, engine_method, resolved
 from specplug_sglang.requests import served_plainly, text_length
 from specplug_sglang.scheduler.ranks import Ranks
+from specplug_sglang.scheduler.unsettled import Unsettled
 from specplug_sglang.verification.captured import least_captured
 
-INEXACT = ("penalties", "min_new_tokens")
+INEXACT = ("penalties", "min_new_tokens", "grammar")
 """Features that SGLang serves exactly only if a step emits one token; the others it never applies in verification."""
 
 
@@ -80,6 +81,7 @@ class EngineDrafting:
         self._length = self.caps.max_draft_length
         self._held: dict[str, tuple[Any, int | None]] = {}  # requests of the newest step, and their own limits
         self._launched: deque[_Step] = deque()
+        self._unsettled: Unsettled | None = None
         self._began, self._prefills = 0.0, False
         self._scheduler: weakref.ref[Any] | None = None
 
@@ -97,6 +99,7 @@ class EngineDrafting:
     def plan(self, reqs: Sequence[Any]) -> None:
         """Plan a decode step.  Its draft length is rank 0's and covers the longest row."""
         self._began = perf_counter()
+        self.settle()
         self._hold(reqs)
         scheduler = None if self._scheduler is None else self._scheduler()
         waiting = 0 if scheduler is None else len(scheduler.waiting_queue)
@@ -118,6 +121,21 @@ class EngineDrafting:
         limits = self.limits or [length] * rows
         self._launched.append(_Step(step, tuple(reqs), tuple([min(length, limit) for limit in limits])))
 
+    @property
+    def newest_lengths(self) -> tuple[int, ...]:
+        """By row, the most draft tokens that the newest step accepts."""
+        return self._launched[-1].verified
+
+    def settle(self) -> None:
+        """Count and report the newest verified step, as its ends are known by now."""
+        step, self._unsettled = self._unsettled, None
+        if step is None:
+            return
+        received = step.received()
+        fates = [fate for row, fate in zip(step.rows, step.fates(received), strict=True) if row.verified]
+        self.counts.record(fates, len(received), sum(received))
+        self.step_planner.finish(step.launched, fates, step.ended)
+
     # -- the policy of SGLang's controller -----------------------------------------------------------------------
 
     @property
@@ -138,17 +156,14 @@ class EngineDrafting:
     def on_verify_complete(self, num_correct_drafts_per_req: list[int], batch_size: int) -> None:
         """Report a step's accepted counts per row to the planner.  SGLang calls this in step order, one step late."""
         ended = perf_counter()
+        self.settle()
         if not self._launched:
             return
         step, reqs, verified = self._launched.popleft()
         if len(reqs) != len(num_correct_drafts_per_req):  # a step that the worker did not see
             self._launched.clear()
             return
-        # What a request emits after its end, while SGLang runs ahead, nobody sees.
-        rows = [row for row in zip(reqs, verified, num_correct_drafts_per_req, strict=True) if not row[0].finished()]
-        fates = [(req.rid, drafted, accepted) for req, drafted, accepted in rows if drafted]
-        self.counts.record(fates, len(rows), sum([accepted + 1 for _, _, accepted in rows]))
-        self.step_planner.finish(step, fates, ended)
+        self._unsettled = Unsettled.of(step, ended, reqs, verified, num_correct_drafts_per_req)
 
     # -- requests ------------------------------------------------------------------------------------------------
 

@@ -18,6 +18,7 @@ from sglang.srt.speculative.adaptive_runtime_state import AdaptiveController
 from specplug_sglang import seams
 from specplug_sglang.requests import finished_prefills
 from specplug_sglang.scheduler.engine_drafting import EngineDrafting
+from specplug_sglang.scheduler.grammar import shorten_rollbacks
 from specplug_sglang.scheduler.ranks import Ranks
 from specplug_sglang.startup import advice
 from specplug_sglang.verification import lossy
@@ -58,6 +59,7 @@ class PlannedWorker:
         )
         self.adaptive_controller = AdaptiveController(self, self.drafting)  # builds the states with SGLang's graphs
         logging.getLogger(_SWITCHES).addFilter(lambda record: "Switch adaptive" not in record.getMessage())
+        shorten_rollbacks(server_args)
         lossy.install(server_args)
         if ranks.leads:
             advice.announce(server_args)
@@ -78,6 +80,7 @@ class PlannedWorker:
             self.drafting.plan(reqs)
             result = super().forward_batch_generation(batch, *args, **kwargs)  # type: ignore[misc]
             self.drafting.launched(reqs)
+            result.cap_lens = torch.tensor(self.drafting.newest_lengths, dtype=torch.int32) + 1
             return result
         result = super().forward_batch_generation(batch, *args, **kwargs)  # type: ignore[misc]
         self.drafting.prefilled(len(finished_prefills(reqs)))

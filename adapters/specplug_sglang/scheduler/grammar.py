@@ -17,6 +17,8 @@ from specplug.grammar.states import MaskState
 from specplug.text.jump_forward import TAIL, JumpForwardTokenizer
 from specplug.types.batch import EngineBatch
 from specplug.types.draft import Draft
+from specplug_sglang.config import decided
+from specplug_sglang.requests import goes_back
 
 
 class State(MaskState):
@@ -79,13 +81,22 @@ class Grammars(Completer):
         self._done = None
 
     def _state(self, req: Any) -> State | None:
-        if req.grammar is None or not _goes_back(req.grammar):
+        if req.grammar is None or not goes_back(req.grammar):
             return None
         return State(req.grammar, self._vocab_size, self._canonical, req.output_ids[-TAIL:])
 
 
-def _goes_back(grammar: Any) -> bool:
-    """Return whether a grammar can roll back.  Outlines' cannot, and SGLang verifies no drafts with it."""
-    from sglang.srt.constrained.base_grammar_backend import BaseGrammarObject
+def shorten_rollbacks(server_args: Any) -> None:
+    """Let XGrammar's grammars roll back without a copy of all accepted tokens, which SGLang makes at each call.
 
-    return type(grammar).rollback is not BaseGrammarObject.rollback
+    Drafts are rolled back node by node, so the copies would cost time in proportion to the output in every step.
+    """
+    if decided(server_args).grammar_backend != "xgrammar":
+        return
+    from sglang.srt.constrained.xgrammar_backend import XGrammarGrammar
+
+    def rollback(self: Any, k: int) -> None:
+        self.matcher.rollback(k)
+        del self.accepted_tokens[len(self.accepted_tokens) - k :]
+
+    XGrammarGrammar.rollback = rollback

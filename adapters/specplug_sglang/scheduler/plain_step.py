@@ -65,7 +65,7 @@ class PlainSteps:
             new_seq_lens: [B] int64, cached tokens after the step.
         """
         rows = len(tokens)
-        result.accept_lens = self._ones_on_host[:rows]
+        result.accept_lens = result.cap_lens = self._ones_on_host[:rows]
         result.new_seq_lens = new_seq_lens
         result.next_draft_input = NgramVerifyInput(
             draft_token_num=1, new_seq_lens=new_seq_lens, accept_tokens=tokens, accept_lens=self._ones[:rows]

@@ -11,7 +11,7 @@ import logging
 from dataclasses import replace
 from typing import Any
 
-from specplug.errors import SettingsError
+from specplug.errors import SettingsError, describe
 from specplug.metrics import MetricsSnapshot
 from specplug.operator.control import parse_order
 from specplug.operator.status import by_plugin, reported_details, reported_rows, reported_settings
@@ -54,6 +54,7 @@ def scheduler_status(scheduler: Any) -> dict[str, Any]:
     drafting = scheduler.draft_worker.drafting
     step_planner, caps, drafter = drafting.step_planner, drafting.caps, {}
     if isinstance(drafting, EngineDrafting):
+        drafting.settle()
         counted = drafting.counts.snapshot({})
         drafter = {"engine_drafter": drafting.method, "metrics": _with_lossy(counted)}
     return {
@@ -119,7 +120,7 @@ def state_reported(original: Any, controller: Any, request: Any) -> Any:
             status = scheduler_status(controller.scheduler)
         except Exception as error:
             logger.exception("specplug cannot report its status")
-            status = {"error": f"{type(error).__name__}: {error}"}
+            status = {"error": describe(error)}
         answer.internal_state[KEY] = status
     return answer
 

@@ -54,6 +54,13 @@ class StreamDrafts(Drafts):
 
     def propose(self, batch: Decoding, draft_length: int, plan: StepPlan) -> Draft | None:
         """See `Drafts.propose`; waits for the drafts only on a CPU, or if a grammar completes them."""
+        found: list[Draft | None] = []
+        if self._steps.attempt(batch.rows.facts, lambda: found.append(self._propose(batch, draft_length, plan))):
+            return found[0]
+        self.grammars.drop()
+        return None
+
+    def _propose(self, batch: Decoding, draft_length: int, plan: StepPlan) -> Draft | None:
         planned = plan if plan.draft_length == draft_length else replace(plan, draft_length=draft_length)
         step = self._launch(batch, planned)
         self.late = step.late
@@ -79,8 +86,9 @@ class StreamDrafts(Drafts):
     def idle(self, batch: Decoding) -> None:
         """See `Drafts.idle`."""
         self.flush()
-        if not self._steps.skip(batch.rows.facts):
-            self._steps.drop(self._launch(batch, NO_SPECULATION))
+        facts = batch.rows.facts
+        if not self._steps.skip(facts):
+            self._steps.attempt(facts, lambda: self._steps.drop(self._launch(batch, NO_SPECULATION)))
 
     def flush(self) -> None:
         """See `Drafts.flush`."""
@@ -109,7 +117,11 @@ class StreamDrafts(Drafts):
 
     def _report(self, verified: Verified, rows: EngineRows) -> None:
         facts = verified.batch.rows.facts
-        self._steps.drop(self._steps.launch(facts, rows, NO_SPECULATION, cut_by_grammar=verified.cut))
+
+        def step() -> None:
+            self._steps.drop(self._steps.launch(facts, rows, NO_SPECULATION, cut_by_grammar=verified.cut))
+
+        self._steps.attempt(facts, step)
 
     def _complete(self, batch: Decoding, step: StepInFlight, draft_length: int, plan: StepPlan) -> int:
         """Let grammars complete a step's drafts; return the tokens of the longest."""

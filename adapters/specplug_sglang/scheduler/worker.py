@@ -26,6 +26,7 @@ from specplug_sglang.requests import finished_prefills
 from specplug_sglang.scheduler import memory
 from specplug_sglang.scheduler.corpora import ExternalCorpora
 from specplug_sglang.scheduler.drafting import Drafting
+from specplug_sglang.scheduler.grammar import shorten_rollbacks
 from specplug_sglang.scheduler.plain_step import PlainSteps, decodes_plainly
 from specplug_sglang.scheduler.ranks import Ranks
 from specplug_sglang.startup import advice
@@ -65,6 +66,7 @@ class Worker(ExternalCorpora, BaseSpecWorker):
         self.device = torch.device(self.model_runner.device)
         self.ranks = Ranks(get_parallel().tp_group)
         make_room()
+        shorten_rollbacks(server_args)
         # Runs before SGLang sizes its cache, so these allocations are counted.
         self.drafting = Drafting(
             server_args,
@@ -243,6 +245,7 @@ class Worker(ExternalCorpora, BaseSpecWorker):
             next_token_ids=accepted.emitted.flatten(),
             can_run_cuda_graph=result.can_run_cuda_graph,
             accept_lens=accept_lens,
+            cap_lens=given.lengths + 1,  # SGLang's name for the tokens that a row verifies
             new_seq_lens=accepted.new_seq_lens,
             next_draft_input=relayed(accepted, accept_lens),
             speculative_num_draft_tokens=n,

@@ -10,11 +10,17 @@ _API = (
     seam("sglang.srt.managers.tokenizer_manager:TokenizerManager.__init__", "api", takes="server_args port_args"),
     seam("sglang.srt.managers.tokenizer_manager:TokenizerManager.generate_request", "api", takes="obj request"),
     seam(
+        "sglang.srt.managers.tokenizer_manager:TokenizerManager._calculate_spec_decoding_metrics",
+        "api",
+        takes="meta_info recv_obj i",
+    ),
+    seam("sglang.srt.managers.io_struct:BatchStrOutput", "api", holds="spec_num_cap_tokens spec_verify_ct"),
+    seam(
         "sglang.srt.managers.tokenizer_manager:TokenizerManager",
         "api",
-        holds="__dict__ model_config preferred_sampling_params server_args tokenizer",
+        holds="__dict__ incremental_streaming_output model_config preferred_sampling_params server_args tokenizer",
     ),
-    seam("sglang.srt.managers.io_struct:GenerateReqInput", "api", holds="sampling_params"),
+    seam("sglang.srt.managers.io_struct:GenerateReqInput", "api", holds="sampling_params stream"),
     seam(
         "sglang.srt.managers.multi_tokenizer_mixin:write_data_for_multi_tokenizer",
         "api",

@@ -8,10 +8,12 @@ _REQUESTS = (
     seam(
         "sglang.srt.managers.schedule_batch:Req",
         "worker",
-        holds="cache_salt custom_logit_processor eos_token_ids extend_end extra_key finished finished_reason grammar "
-        "input_embeds kv lora_id multimodal_inputs origin_input_ids origin_input_ids_unpadded output_ids "
-        "output_ids_through_stop positional_embed_overrides retraction_count rid sampling_params tokenizer",
+        holds="cache_salt custom_logit_processor eos_token_ids extend_end extra_key finished finished_len "
+        "finished_reason grammar input_embeds kv lora_id multimodal_inputs origin_input_ids origin_input_ids_unpadded "
+        "output_ids output_ids_through_stop positional_embed_overrides reasoning_tokens retraction_count rid "
+        "sampling_params to_finish tokenizer",
     ),
+    seam("sglang.srt.managers.schedule_batch:Req.update_finish_state", "worker", takes="new_accepted_len"),
     seam("sglang.srt.managers.schedule_batch:ReqKvInfo", "worker", holds="kv_allocated_len req_pool_idx"),
     seam("sglang.srt.managers.schedule_batch:FINISH_ABORT", "worker"),
     seam("sglang.srt.managers.schedule_batch:FINISH_MATCHED_STR", "worker", holds="matched"),
@@ -21,8 +23,8 @@ _REQUESTS = (
         "sglang.srt.sampling.sampling_params:SamplingParams",
         "worker",
         holds="custom_params frequency_penalty ignore_eos max_new_tokens min_new_tokens min_p no_stop_trim "
-        "presence_penalty repetition_penalty sampling_seed skip_special_tokens stop_strs stop_token_ids temperature "
-        "top_k top_p",
+        "presence_penalty repetition_penalty sampling_seed skip_special_tokens stop_regex_strs stop_strs "
+        "stop_token_ids temperature top_k top_p",
     ),
 )
 
@@ -51,7 +53,7 @@ _BATCHES = (
     seam(
         "sglang.srt.managers.utils:GenerationBatchResult",
         "worker",
-        holds="accept_lens can_run_cuda_graph logits_output new_seq_lens next_draft_input next_token_ids "
+        holds="accept_lens can_run_cuda_graph cap_lens logits_output new_seq_lens next_draft_input next_token_ids "
         "speculative_num_draft_tokens speculative_output_stride",
     ),
     seam("sglang.srt.managers.overlap_utils:FutureMap.stash", "worker", takes="future_indices payload"),
@@ -205,28 +207,6 @@ _VERIFICATION = (
         takes="batch logits_output predict",
         named="accept_index",
     ),
-    seam(
-        "sglang.srt.speculative.spec_utils:GrammarTree.from_device",
-        "worker",
-        takes="retrieve_next_token retrieve_next_sibling draft_token",
-    ),
-    seam(
-        "sglang.srt.speculative.spec_utils:build_grammar_vocab_mask",
-        "worker",
-        named="barrier device reqs sampling_info tree",
-    ),
-    seam(
-        "sglang.srt.constrained.base_grammar_backend:BaseGrammarObject",
-        "worker",
-        holds="accept_token fill_vocab_mask is_terminated rollback try_jump_forward",
-    ),
-    seam("sglang.srt.constrained.base_grammar_backend:BaseGrammarObject.accept_token", "worker", takes="token"),
-    seam(
-        "sglang.srt.constrained.base_grammar_backend:BaseGrammarObject.fill_vocab_mask",
-        "worker",
-        takes="vocab_mask idx",
-    ),
-    seam("sglang.srt.constrained.base_grammar_backend:BaseGrammarObject.rollback", "worker", takes="k"),
     seam(
         "sglang.srt.layers.sampler:Sampler.forward",
         "worker",

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from typing import Literal
 
-from specplug.seams.seam import Seam, Version, seam
+from specplug.seams.seam import Seam, seam
 from specplug.seams.support import Range
 from specplug_sglang.seams.engine_drafts import ENGINE_DRAFTS
 from specplug_sglang.seams.frontend import FRONT
+from specplug_sglang.seams.grammar import GRAMMAR
 from specplug_sglang.seams.scheduler import WORKER
 
 Where = Literal["algorithm", "worker", "engine drafts", "api", "http", "cli", "events", "status", "metrics"]
@@ -25,10 +26,7 @@ OPTIONAL = {
 """Parts that correct serving does not need, and what is off if their seams have moved."""
 
 VERSIONS = Range(engine="SGLang", oldest=(0, 5, 22), newest=(0, 5, 23))
-"""Supported versions: `RUN`, and versions whose every seam was compared with it."""
-
-RUN: Version = (0, 5, 23)
-"""The version that the tests run."""
+"""Supported versions: `make test` runs the newest, `make test-versions` the others."""
 
 _ALGORITHM = (
     seam("sglang.srt.plugins.hook_registry:HookRegistry.register", "algorithm", takes="target hook hook_type"),
@@ -56,7 +54,8 @@ _ALGORITHM = (
     seam("sglang.srt.environ", "algorithm", holds="envs"),
     seam("sglang.srt.arg_groups.overrides:model_config_of", "algorithm", takes="server_args"),
     seam("sglang.srt.configs.hybrid_arch:mambaish_config", "algorithm", takes="model_config"),
-    seam("sglang.srt.configs.model_config:ModelConfig", "algorithm", holds="hf_config"),
+    seam("sglang.srt.configs.model_config:ModelConfig", "algorithm", holds="context_len hf_config"),
+    seam("sglang.srt.utils.common:get_device_memory_capacity", "algorithm", takes="device"),
 )
 
 _ARGUMENTS = (
@@ -78,7 +77,7 @@ _ARGUMENTS = (
         holds="dp_size enable_dp_attention pp_size tp_size",
     ),
     seam("sglang.srt.arg_groups.fields.device:Device", "algorithm", holds="device"),
-    seam("sglang.srt.arg_groups.fields.exec_:ExecKernel", "algorithm", holds="attention_backend"),
+    seam("sglang.srt.arg_groups.fields.exec_:ExecKernel", "algorithm", holds="attention_backend grammar_backend"),
     seam("sglang.srt.arg_groups.fields.disagg:Disagg", "algorithm", holds="disaggregation_mode enable_pdmux"),
     seam("sglang.srt.arg_groups.fields.memory:Memory", "algorithm", holds="enable_hisparse"),
     seam(
@@ -94,4 +93,4 @@ _ARGUMENTS = (
 )
 """The classes from which SGLang assembles a server's arguments."""
 
-SEAMS: tuple[Seam, ...] = (*_ALGORITHM, *_ARGUMENTS, *WORKER, *ENGINE_DRAFTS, *FRONT)
+SEAMS: tuple[Seam, ...] = (*_ALGORITHM, *_ARGUMENTS, *WORKER, *GRAMMAR, *ENGINE_DRAFTS, *FRONT)

@@ -11,7 +11,15 @@ from specplug.operator.launches import awaited_proposers, differing
 from specplug.operator.startup_line import start_line
 from specplug.plugins.registry import default_registry
 from specplug.plugins.specs import CheckResult
-from specplug_sglang.config import decided, engine_caps, engine_method, lossy_arguments, resolved
+from specplug_sglang.config import (
+    decided,
+    default_requests_of,
+    engine_caps,
+    engine_method,
+    lossy_arguments,
+    proposes,
+    resolved,
+)
 
 logger = logging.getLogger("specplug")
 
@@ -25,6 +33,7 @@ class Launch:
         topk: ``--speculative-eagle-topk``: 1 for chains, more for trees.
         overlap: whether the host prepares a step while the device runs the previous one.
         max_running_requests: most concurrent requests.
+        limited_by: what this number follows from.
         draft_lengths: draft lengths that plans choose among and that have graphs; empty if any length may be chosen.
         graphs_up_to: the largest batch that decodes as a graph; None if every step runs eagerly.
         settings: specplug's settings that differ from their defaults.
@@ -39,6 +48,7 @@ class Launch:
     device: str
     attention_backend: str
     max_running_requests: int
+    limited_by: str
     tensor_parallel_size: int
     draft_lengths: tuple[int, ...]
     graphs_up_to: int | None
@@ -63,13 +73,15 @@ class Launch:
 def launch_of(server_args: Any) -> Launch:
     """Return the launch of a server's arguments, which SGLang has resolved."""
     view, caps, settings = decided(server_args), engine_caps(server_args), resolved(server_args).settings
+    most = int(view.max_running_requests)
     return Launch(
         draft_length=caps.max_draft_length,
         topk=int(view.speculative_eagle_topk or 1),
         overlap=not view.disable_overlap_schedule,
         device=str(view.device),
         attention_backend=str(view.attention_backend),
-        max_running_requests=int(view.max_running_requests),
+        max_running_requests=most,
+        limited_by=_limited_by(server_args, most),
         tensor_parallel_size=caps.tensor_parallel_size,
         draft_lengths=caps.captured_draft_lengths,
         graphs_up_to=_graphs_up_to(view),
@@ -78,6 +90,11 @@ def launch_of(server_args: Any) -> Launch:
         engine_drafter=engine_method(server_args),
         lossy=lossy_arguments(view),
     )
+
+
+def _limited_by(server_args: Any, most: int) -> str:
+    default, why = default_requests_of(server_args) if proposes(server_args) else (48, "SGLang's default for drafters")
+    return why if most == default else FLAG
 
 
 def _graphs_up_to(view: Any) -> int | None:
@@ -106,20 +123,22 @@ def announce(server_args: Any) -> None:
     scheduling = "overlap" if launch.overlap else "synchronous"
     settings = resolved(server_args).settings
     drafter = [] if launch.engine_drafter is None else [f"SGLang's {launch.engine_drafter}"]
-    facts = (*drafter, shape, scheduling, *(["LOSSY"] if launch.lossy else []))
+    requests = f"up to {launch.max_running_requests} requests (limited by {launch.limited_by})"
+    facts = (*drafter, shape, scheduling, requests, *(["LOSSY"] if launch.lossy else []))
     _log_once(logging.INFO, start_line(settings, launch.draft_length, *facts, status="on, where HTTP is served"))
     for result in advise(launch):
         if result.status != "ok":
             _log_once(logging.WARNING, f"{result.summary}. {result.remedy}")
 
 
+FLAG = "--max-running-requests"
 LOSSY = (
     "LOSSY by {}: sampled text does not follow the model's distribution; /specplug/status and /metrics count how many "
     "tokens depart"
 )
 UNDRAFTED = (
-    "requests with penalties, min_new_tokens, a custom logit processor, or min_p when sampling get no drafts: "
-    "SGLang verifies them inexactly, so they are served one token per step"
+    "requests with penalties, min_new_tokens, a custom logit processor, a grammar of Outlines, or min_p when sampling "
+    "get no drafts: SGLang verifies them inexactly, so they are served one token per step"
 )
 ENGINE_DRAFTS = "specplug's policy chooses how many tokens it drafts and the target verifies"
 CUT = (
@@ -162,7 +181,8 @@ def _head(launch: Launch) -> str:
     scheduling = "overlap" if launch.overlap else "synchronous"
     return (
         f"drafts are {shape} of up to {launch.draft_length} tokens; {scheduling} scheduling, up to "
-        f"{launch.max_running_requests} requests at a time, {launch.attention_backend} attention on {launch.device}"
+        f"{launch.max_running_requests} requests at a time (limited by {launch.limited_by}), "
+        f"{launch.attention_backend} attention on {launch.device}"
     )
 
 
@@ -180,6 +200,8 @@ def _graphs(launch: Launch) -> CheckResult:
     line = f"draft lengths {draft_lengths} may be chosen, each with graphs for up to {launch.graphs_up_to} requests"
     if launch.max_running_requests <= launch.graphs_up_to:
         return CheckResult("ok", line)
+    if launch.limited_by != FLAG:
+        return CheckResult("ok", f"{line}: larger batches run eagerly, as without speculation")
     most = launch.max_running_requests
     return CheckResult(
         "warn",

@@ -9,11 +9,16 @@ from sglang.srt.speculative.spec_registry import CustomSpecAlgo
 from specplug.errors import EngineError, SpecplugError
 from specplug.operator import startup_errors
 from specplug_sglang import seams
-from specplug_sglang.config import ALGORITHM, LENGTH_FLAG, decided, is_tree_mode, lossy_arguments, resolved
+from specplug_sglang.config import (
+    ALGORITHM,
+    LENGTH_FLAG,
+    decided,
+    default_requests_of,
+    is_tree_mode,
+    lossy_arguments,
+    resolved,
+)
 from specplug_sglang.startup.refused import REFUSED, refusal, refuse_arguments
-
-MOST_REQUESTS = 48
-"""Default of ``--max-running-requests``, as for SGLang's own n-gram."""
 
 OFF = f"start without --speculative-algorithm {ALGORITHM}"
 
@@ -81,7 +86,7 @@ class Algorithm(CustomSpecAlgo):
         server_args.speculative_num_steps = max(1, tokens - 1 if topk == 1 else tokens // topk)
         server_args.enable_mixed_chunk = False
         if server_args.max_running_requests is None:
-            server_args.max_running_requests = MOST_REQUESTS
+            server_args.max_running_requests, _ = default_requests_of(server_args)
 
 
 def refuse_unsupported(server_args: Any) -> None:

@@ -48,7 +48,8 @@ def nodes_kernel(  # type: ignore[no-untyped-def]
     row = tl.program_id(0).to(tl.int64)
     cached = tl.load(before + row)
     length = tl.load(lengths + row)
-    last = tl.load(table + tl.load(slots + row) * table_stride + cached).to(tl.int64)
+    slot = tl.load(slots + row).to(tl.int64)
+    last = tl.load(table + slot * table_stride + cached).to(tl.int64)
     place = tl.arange(0, BLOCK)
     mask = place < n_count
     is_drafted = (place > 0) & (place <= length) & mask
@@ -107,11 +108,11 @@ def nodes(draft: Draft, table: TokenTable, slots: Tensor, before: Tensor) -> Nod
     nodes_kernel[(len(slots),)](
         draft.token_ids,
         draft.token_ids.stride(0),
-        draft.lengths,
+        draft.lengths.contiguous(),  # those from another rank are a column between ids
         table.tokens,
         table.tokens.stride(0),
-        slots,
-        before,
+        slots.contiguous(),
+        before.contiguous(),
         tokens,
         positions,
         child,
@@ -131,14 +132,14 @@ def append(
     emitted = torch.empty(rows, n, dtype=predict.dtype, device=predict.device)
     new_seq_lens, last = torch.empty_like(before), torch.empty(rows, dtype=torch.int32, device=predict.device)
     append_kernel[(rows,)](
-        predict,
-        accept_index,
-        accept_lens,
+        predict.contiguous(),
+        accept_index.contiguous(),
+        accept_lens.contiguous(),
         table.tokens,
         table.tokens.stride(0),
         table.tokens.shape[1],
-        slots,
-        before,
+        slots.contiguous(),
+        before.contiguous(),
         emitted,
         new_seq_lens,
         last,

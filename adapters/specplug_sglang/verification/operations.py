@@ -13,13 +13,13 @@ from specplug_sglang.verification.table import TokenTable
 
 def operations_for(table: TokenTable) -> ModuleType:
     """Return the module whose `nodes` and `append` suit the token table's device; compile its kernels."""
-    device = table.tokens.device
-    if device.type != "cuda":
-        return plain
-    from specplug_sglang.verification import kernels
+    device, operations = table.tokens.device, plain
+    if device.type == "cuda":
+        from specplug_sglang.verification import kernels
 
+        operations = kernels
     rows = torch.empty(0, dtype=torch.int64, device=device)
-    kernels.nodes(Draft.allocate(0, 1, device=device), table, rows, rows)
+    operations.nodes(Draft.allocate(0, 1, device=device), table, rows, rows)
     counts = rows.int()
-    kernels.append(table, rows, rows, counts, counts.view(0, 1), counts)
-    return kernels
+    operations.append(table, rows, rows, counts, counts.view(0, 1), counts)
+    return operations

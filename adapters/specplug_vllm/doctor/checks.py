@@ -1,4 +1,4 @@
-"""vLLM checks of ``specplug doctor``.  They read the installed vLLM's sources, because importing it takes seconds."""
+"""vLLM checks of ``specplug doctor``.  Most read the installed vLLM's sources, because importing it takes seconds."""
 
 from __future__ import annotations
 
@@ -28,6 +28,14 @@ def installed(settings: Settings) -> list[CheckResult]:
         installation.seams_result(VERSIONS, version, folder, SEAMS, OPTIONAL),
         installation.entry_point_result("vLLM", GROUP, NAME, TARGET, allowing="VLLM_PLUGINS", empty_allows=False),
     ]
+
+
+def imports(settings: Settings) -> list[CheckResult]:
+    """Report whether the installed vLLM imports; return nothing if there is none."""
+    if package_folder() is None:
+        return []
+    remedy = "Install what the message names, or vLLM's build for this machine"
+    return [installation.import_result("vLLM", "from vllm import LLM", remedy)]
 
 
 def launch(settings: Settings, launch: str = "") -> list[CheckResult]:

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any
 
-from specplug.requests import arguments, clients, wire
+from specplug.requests import arguments, clients, predicted, wire
 from specplug_vllm import seams
 from specplug_vllm.config import is_requested, proposes, resolved, runner_of
 from specplug_vllm.frontend import exporter
@@ -67,10 +67,11 @@ def _open_http() -> None:
     seams.require("http")
     from vllm.entrypoints.generate.base.serving import GenerateBaseServing
 
-    from specplug_vllm.frontend import endpoints, tool_streams
+    from specplug_vllm.frontend import endpoints, tool_streams, usage
 
     endpoints.install()
     tool_streams.install()
+    usage.install()
     GenerateBaseServing._check_model = _parsing_first(GenerateBaseServing._check_model)
 
 
@@ -161,6 +162,7 @@ def _parsing_first(original: Callable[..., Any]) -> Callable[..., Any]:
             if arguments.are_given(given):
                 try:
                     setattr(holder, name, await parser.admitted(given, client, _copies(request, holder)))
+                    predicted.begin().read(getattr(holder, name))
                 except BusyRequest as error:
                     return self.create_error_response(str(error), "TooManyRequestsError", HTTPStatus.TOO_MANY_REQUESTS)
         return refusal

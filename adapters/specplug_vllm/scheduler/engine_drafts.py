@@ -6,12 +6,14 @@ token, or later drafts would attend to missing entries (vLLM 53420, 53426).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.scheduler import Scheduler
 
 from specplug.runtime.outcome_counts import OutcomeCounts
+from specplug.runtime.step_planner import Fate
 from specplug.types.plan import StepPlan
 from specplug_vllm import seams
 from specplug_vllm.config import engine_method, may_skip_drafts, ranks_step_together, runner_of
@@ -39,13 +41,10 @@ class _EngineDrafts(Planned):
         self._asks_ranks = ranks_step_together(self.vllm_config) and may_skip_drafts(self.vllm_config)
         self._takes_length = runner_of(self.vllm_config) == "v2" or method in TAKE_A_LENGTH
 
-    def update_from_output(self, scheduler_output: Any, model_runner_output: Any, *args: Any, **kwargs: Any) -> Any:
-        """Process a step's output and count its drafts."""
-        emitted = [len(tokens) for tokens in model_runner_output.sampled_token_ids or () if tokens]
-        fates = self._fates  # of this step, once the step is processed; the next one gets a new list
-        outputs = super().update_from_output(scheduler_output, model_runner_output, *args, **kwargs)
-        self.counts.record(fates, len(emitted), sum(emitted))
-        return outputs
+    def _count(self, fates: list[Fate], sent: Sequence[Any]) -> None:
+        """Count a step's drafts and tokens."""
+        emitted = [len(each.new_token_ids) for each in sent]
+        self.counts.record(fates, sum(map(bool, emitted)), sum(emitted))
 
     def _update_after_schedule(self, scheduler_output: Any) -> None:
         """Ask the other data-parallel ranks to skip the drafts of a step whose plan has none.

@@ -8,6 +8,8 @@ data is one step older.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
+from itertools import takewhile
 from operator import attrgetter
 from time import perf_counter
 from typing import Any
@@ -15,11 +17,11 @@ from typing import Any
 from specplug.errors import EngineError
 from specplug.interfaces import PluginContext
 from specplug.requests import wire
-from specplug.runtime.step_planner import UNREPORTED, Bounds, Fate, Launched, StepPlanner
+from specplug.runtime.step_planner import UNREPORTED, Bounds, Fate, Launched, StepPlanner, until_stop
 from specplug.types.caps import DraftLengthChange
 from specplug.types.plan import StepPlan
 from specplug_vllm import seams, step_metadata
-from specplug_vllm.config import engine_caps, resolved, target_model
+from specplug_vllm.config import engine_caps, resolved, runner_of, target_model
 from specplug_vllm.startup import recurrent
 from specplug_vllm.worker import status
 
@@ -55,6 +57,7 @@ class Planned:
         if recurrent.is_recurrent(self.vllm_config):
             recurrent.refuse_layers(self.kv_cache_config)
             self._most_placeholders = 0  # a new prompt runs as prefill, which cannot roll placeholders back
+        self._markers = _reasoning_markers(self.vllm_config)
         self._began = 0.0
         self._launched: deque[Launched] = deque()
         self._fates: list[Fate] = []
@@ -63,6 +66,8 @@ class Planned:
         """Schedule as vLLM does, with the plan's row length in place of the server's maximum draft length."""
         self._began = perf_counter()
         self._cut_drafts(self.step_planner.plan)
+        if self._markers:
+            self._cut_at_markers()
         widest, self.num_spec_tokens = self.num_spec_tokens, min(self._row_length, self._most_placeholders)
         try:
             return super().schedule(*args, **kwargs)  # type: ignore[misc]
@@ -77,13 +82,25 @@ class Planned:
         )
         if costs := step_metadata.profiled(model_runner_output):
             self.step_planner.stage.calibrate(costs)
+        fates = self._settled(outputs)
         if self._launched:
             step, admitted = self._launched.popleft(), step_metadata.admitted(model_runner_output)
             step = step if admitted is None else step.drafting(admitted)
-            self.step_planner.finish(step, self._fates, ended, late=step_metadata.late(model_runner_output))
-        if self._fates:
-            self._fates = []
+            self.step_planner.finish(step, fates, ended, late=step_metadata.late(model_runner_output))
         return outputs
+
+    def _settled(self, outputs: Any) -> list[Fate]:
+        """Return the fates of a step's drafts up to the ends of their requests, once vLLM's `outputs` are known."""
+        fates, sent = self._fates, [each for of_client in outputs.values() for each in of_client.outputs]
+        if fates:
+            self._fates = []
+            ended = {each.request_id: len(each.new_token_ids) for each in sent if each.finish_reason is not None}
+            fates = [until_stop(fate, ended.get(fate[0], fate[2] + 1)) for fate in fates]
+        self._count(fates, sent)
+        return fates
+
+    def _count(self, fates: list[Fate], sent: Sequence[Any]) -> None:
+        """Count a step of which clients receive what was `sent`; by default nothing, as workers count."""
 
     def make_spec_decoding_stats(self, *args: Any, **kwargs: Any) -> Any:
         """Record how many draft tokens of one request were accepted."""
@@ -149,6 +166,25 @@ class Planned:
             request = self.requests.get(name)
             if request is not None and request.spec_token_ids:
                 request.spec_token_ids = request.spec_token_ids[: plan.draft_length_for(name)]
+
+    def _cut_at_markers(self) -> None:
+        """Cut drafts of requests with a thinking budget before the first token that begins or ends reasoning.
+
+        V1 counts the reasoning before a step and not within its drafts: it would not limit what a draft begins, and
+        would force a second end after one that a draft holds.
+        """
+        for request in self.running:
+            params = request.sampling_params
+            if request.spec_token_ids and params is not None and params.thinking_token_budget is not None:
+                request.spec_token_ids = [*takewhile(lambda id: id not in self._markers, request.spec_token_ids)]
+
+
+def _reasoning_markers(vllm_config: Any) -> frozenset[int]:
+    """Return the tokens that begin reasoning or are forced at its end, on V1; V2 counts at each draft position."""
+    reasoning = vllm_config.reasoning_config
+    if reasoning is None or runner_of(vllm_config) != "v1":
+        return frozenset()
+    return frozenset([*(reasoning.reasoning_start_token_ids or ()), *(reasoning.reasoning_end_token_ids or ())])
 
 
 def planning_of(vllm_config: Any) -> StepPlanner[Any]:

@@ -12,7 +12,7 @@ from specplug.seams.probe import imported, problems
 from specplug.seams.support import Range, Support
 from specplug_vllm.seams.table import DIFFERENCES, NEWEST, OLDEST, OPTIONAL, SEAMS
 
-VERSIONS = Range(engine="vLLM", oldest=OLDEST, newest=NEWEST)
+VERSIONS = Range(engine="vLLM", oldest=OLDEST, newest=NEWEST, compared=frozenset({NEWEST}))  # it has no CPU build
 SUPPORTED, REMEDY = str(VERSIONS), VERSIONS.remedy
 
 parse = VERSIONS.parse
@@ -38,11 +38,6 @@ moved = _support.moved
 """Return what has moved among the seams that one part of the adapter uses."""
 
 _warn_untested = _support.warn_untested
-
-
-def speculator_gets_req_states() -> bool:
-    """Return whether vLLM passes its request states to the speculator's factory; older runners create them later."""
-    return _has("req_states")
 
 
 def ranks_agree_to_skip_drafts() -> bool:

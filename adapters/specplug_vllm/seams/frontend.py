@@ -19,6 +19,11 @@ _API = (
 _HTTP = (
     seam("vllm.entrypoints.generate.base.serving:GenerateBaseServing", "http", holds="input_processor"),
     seam("vllm.entrypoints.generate.base.serving:GenerateBaseServing._check_model", "http", takes="request"),
+    seam("vllm.v1.engine.async_llm:AsyncLLM.generate", "http"),
+    seam("vllm.outputs:RequestOutput", "http", holds="outputs request_id"),
+    seam("vllm.outputs:CompletionOutput", "http", holds="index token_ids"),
+    seam("vllm.entrypoints.serve.engine.protocol:UsageInfo", "http", holds="completion_tokens_details"),
+    seam("vllm.entrypoints.serve.engine.protocol:CompletionTokenUsageInfo", "http"),
     seam(
         "vllm.entrypoints.serve.engine.serving:BaseServing.create_error_response",
         "http",

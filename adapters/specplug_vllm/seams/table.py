@@ -44,14 +44,13 @@ OPTIONAL = {
 }
 """Parts that correct serving does not need, and what is off if their seams have moved."""
 
-OLDEST: Version = (0, 30)
+OLDEST: Version = (0, 32)
 NEWEST: Version = (0, 33)
 
 SKIPS_DRAFTS = (0, 33)
 """The first version whose data-parallel ranks agree to skip the drafts of a step."""
 
 DIFFERENCES = {
-    "req_states": seam("vllm.v1.worker.gpu.spec_decode:init_speculator", "v2", named="req_states", since=(0, 32)),
     "skip_drafts": seam(
         "vllm.v1.worker.gpu.dp_utils:DPSyncState", "engine drafts", holds="skip_drafts", since=SKIPS_DRAFTS
     ),
@@ -68,8 +67,13 @@ _CONFIG = (
     seam(
         "vllm.config.vllm:VllmConfig",
         "config",
-        holds="additional_config device_config model_config parallel_config scheduler_config speculative_config "
-        "use_v2_model_runner watermark_config",
+        holds="additional_config device_config model_config parallel_config reasoning_config scheduler_config "
+        "speculative_config use_v2_model_runner watermark_config",
+    ),
+    seam(
+        "vllm.config.reasoning:ReasoningConfig",
+        "config",
+        holds="reasoning_end_token_ids reasoning_start_token_ids",
     ),
     seam(
         "vllm.config.speculative:SpeculativeConfig",
@@ -108,6 +112,8 @@ _SCHEDULER = (
         "scheduler",
         named="num_accepted_tokens num_draft_tokens request_id",
     ),
+    seam("vllm.v1.engine:EngineCoreOutput", "scheduler", holds="finish_reason new_token_ids request_id"),
+    seam("vllm.v1.engine:EngineCoreOutputs", "scheduler", holds="outputs"),
     seam("vllm.v1.core.sched.scheduler:Scheduler.update_draft_token_ids", "scheduler", takes="draft_token_ids"),
     seam("vllm.v1.outputs:DraftTokenIds", "scheduler", holds="draft_token_ids req_ids"),
     seam(

@@ -45,7 +45,7 @@ _WORKER = (
         "v1",
         "v2",
         holds="eos_token_id extra_args ignore_eos max_tokens min_p seed stop_token_ids structured_outputs temperature "
-        "top_k top_p",
+        "thinking_token_budget top_k top_p",
     ),
     seam("vllm.v1.worker.gpu_worker:Worker.determine_available_memory", "v1", "v2"),
     seam("vllm.v1.worker.worker_base:WorkerBase", "v1", "v2", holds="cache_config"),
@@ -78,7 +78,7 @@ _V1 = (
 )
 
 _V2 = (
-    seam("vllm.v1.worker.gpu.spec_decode:init_speculator", "v2", takes="vllm_config device"),
+    seam("vllm.v1.worker.gpu.spec_decode:init_speculator", "v2", takes="vllm_config device", named="req_states"),
     seam("vllm.v1.worker.gpu.model_runner", "v2", holds="init_speculator"),
     seam(
         "vllm.v1.worker.gpu.model_runner:GPUModelRunner.execute_model",
@@ -120,9 +120,8 @@ _EVENTS = (
     seam(
         "vllm.v1.worker.gpu_worker:Worker",
         "events",
-        holds="_weight_update_is_draft finish_weight_update shutdown sleep wake_up",
+        holds="_weight_update_is_draft finish_weight_update reset_weights shutdown sleep wake_up",
     ),
-    seam("vllm.v1.worker.gpu_worker:Worker", "events", holds="reset_weights", since=(0, 32)),
     seam("vllm.v1.worker.gpu_worker:Worker.wake_up", "events", takes="tags"),
     seam("vllm.v1.worker.gpu_model_runner:GPUModelRunner", "events", holds="get_model reload_weights"),
     seam("vllm.v1.worker.gpu.model_runner:GPUModelRunner", "events", holds="get_model reload_weights"),
@@ -157,40 +156,32 @@ _VERIFIERS = (
     seam("vllm.v1.worker.gpu.buffer_utils:UvaBackedTensor", "verifier v2", holds="np"),
 )
 
-DRAFTERS_TAKE_LENGTHS = (0, 32)
-"""The first version whose drafters take a step's draft length, and see the newest tokens also at a length of 0."""
-
 _ENGINE_DRAFTS = (
     seam(
         "vllm.v1.spec_decode.llm_base_proposer:SpecDecodeBaseProposer.propose",
         "engine drafts",
         named="num_speculative_tokens",
-        since=DRAFTERS_TAKE_LENGTHS,
     ),
     seam(
         "vllm.v1.spec_decode.ngram_proposer:NgramProposer.propose",
         "engine drafts",
         takes="num_speculative_tokens",
-        since=DRAFTERS_TAKE_LENGTHS,
     ),
     seam(
         "vllm.v1.worker.gpu.spec_decode.standalone_ar.speculator:StandaloneARSpeculator.propose",
         "engine drafts",
         takes="input_batch",
         named="num_speculative_tokens",
-        since=DRAFTERS_TAKE_LENGTHS,
     ),
     seam(
         "vllm.v1.worker.gpu.spec_decode.standalone_ar.speculator:StandaloneARSpeculator",
         "engine drafts",
         holds="draft_tokens num_speculative_steps",
-        since=DRAFTERS_TAKE_LENGTHS,
     ),
     seam(
         "vllm.v1.worker.gpu.spec_decode.target_dependent_ar.speculator:TargetDependentARSpeculator.propose",
         "engine drafts",
         named="num_speculative_tokens",
-        since=DRAFTERS_TAKE_LENGTHS,
     ),
 )
 

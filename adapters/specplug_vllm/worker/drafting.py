@@ -123,7 +123,7 @@ class Drafting:
         """Count the rows `names` of an idle step; `emitted` is true for those that emitted a token."""
         if self.allocator.ignored:
             emitted = [has for name, has in zip(names, emitted, strict=True) if name not in self.allocator.ignored]
-        self.stage.metrics.record_on_host(sum(map(bool, emitted)))
+        self.stage.metrics.record_on_host(sum(map(bool, emitted)), planned=False)
 
     def step(self, batch: EngineBatch, outcome: Outcome, caps: Tensor) -> Draft:
         """Report the verified step to the draft stage and draft for the next.  `caps` [B] int32 bounds each row."""

@@ -40,21 +40,7 @@ def _wrapped(original: Callable[..., Any]) -> Callable[..., Any]:
         seams.require("v2")
         from specplug_vllm.worker.v2 import Speculator
 
-        if seams.speculator_gets_req_states():
-            states = args[0] if args else kwargs["req_states"]
-        else:  # the runner's constructor is our caller and creates them after the speculator
-            states = _OfRunner(sys._getframe(1).f_locals["self"])
-        return Speculator(vllm_config, device, states)
+        return Speculator(vllm_config, device, args[0] if args else kwargs["req_states"])
 
     init_speculator._specplug = True  # type: ignore[attr-defined]
     return init_speculator
-
-
-class _OfRunner:
-    """Proxy of a runner's request states, looked up on use."""
-
-    def __init__(self, runner: Any) -> None:
-        self._runner = runner
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._runner.req_states, name)

@@ -61,11 +61,6 @@ class Speculator(BaseSpeculator):
         self._states = req_states
         self._ranks = ranks.ranks()
         self.verifier = verifier.build(vllm_config, device)
-        self.drafting: Drafting | None = None
-        self._steps: StreamSteps | None = None
-        self._on_device: DeviceDrafting | None = None
-        if self._ranks.leads:
-            self.drafting, self._steps = v2_steps.build(vllm_config, device, has_verifier=self.verifier is not None)
         slots, draft_length = (
             vllm_config.scheduler_config.max_num_seqs,
             vllm_config.speculative_config.num_speculative_tokens,
@@ -74,6 +69,13 @@ class Speculator(BaseSpeculator):
         self._sent, self._out, self.draft_token_confidence_probs = buffers(
             slots, draft_length, device, together=self.enable_adaptive_verification
         )
+        self.drafting: Drafting | None = None
+        self._steps: StreamSteps | None = None
+        self._on_device: DeviceDrafting | None = None
+        like = self._types(device)
+        if self._ranks.leads:
+            has_verifier = self.verifier is not None
+            self.drafting, self._steps = v2_steps.build(vllm_config, device, like, has_verifier=has_verifier)
         self.draft_logits: Tensor | None = None
         self._facts: RowFacts | None = None
         self._attached = self._is_warmup = self._is_idle = False
@@ -83,7 +85,7 @@ class Speculator(BaseSpeculator):
         if self.drafting is not None:
             self.drafting.allocator.engine_slot = lambda name: req_states.req_id_to_index[name]
             self.draft_logits = self.drafting.engine_distributions(device)
-            self._on_device = DeviceDrafting(self.drafting, self.draft_logits)
+            self._on_device = DeviceDrafting(self.drafting, self.draft_logits, (*like, req_states.last_sampled_tokens))
             memory.install(self.drafting)
         if self.enable_adaptive_verification:
             adaptive.install_manager()
@@ -166,6 +168,11 @@ class Speculator(BaseSpeculator):
             return False
         self.drafting.count(input_batch.req_ids, _emits(input_batch))
         return True
+
+    def _types(self, device: torch.device) -> tuple[EngineRows, DraftOutputs]:
+        """Return rows and outputs like those of steps: the runner copies slots to the device as int64."""
+        counts = torch.zeros(1, dtype=torch.int32, device=device)
+        return self._rows(counts.long(), counts, counts), DraftOutputs(self._out, self.draft_token_confidence_probs)
 
     def _rows(self, slots: Tensor, num_sampled: Tensor, num_rejected: Tensor) -> EngineRows:
         """Wrap the runner's tensors."""

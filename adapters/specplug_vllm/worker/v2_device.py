@@ -23,18 +23,22 @@ class DeviceDrafting:
     Args:
         drafting: on rank 0.
         logits: the engine's buffer for the logits that sampled drafts were drawn from; None if no proposer states them.
+        like: rows, outputs and newest tokens of the types that `take` receives.
 
     Attributes:
         steps: takes all steps if it is not None.
     """
 
-    def __init__(self, drafting: Drafting, logits: Tensor | None) -> None:
+    def __init__(
+        self, drafting: Drafting, logits: Tensor | None, like: tuple[EngineRows, DraftOutputs, Tensor]
+    ) -> None:
         self._drafting, self._logits = drafting, logits
         self._kept: tuple[RowFacts, Tensor | None] | None = None
         self.steps: DeviceSteps | None = None
         launches = launches_for(drafting.device)
         if launches is not None and DeviceSteps.applies(drafting.stage):
-            self.steps = DeviceSteps(drafting.stage, drafting.slots, drafting.stops, drafting.vocab_size, launches)
+            state = drafting.stage, drafting.slots, drafting.stops
+            self.steps = DeviceSteps(*state, drafting.vocab_size, launches, like=like)
 
     def take(
         self, facts: RowFacts, engine: EngineRows, outputs: DraftOutputs, last_sampled: Tensor, temperature: Tensor

@@ -21,7 +21,7 @@ def install() -> None:
 
 
 def _passing_nothing(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Skip steps without drafts: since 0.32 they reach this function too, and on a CPU top-k raises on them."""
+    """Skip steps without drafts: they reach this function too, and on a CPU top-k raises on them."""
 
     @functools.wraps(original)
     def apply_sampling_constraints(logits: Tensor, *args: Any, **kwargs: Any) -> Any:

@@ -251,10 +251,13 @@ class Lookup:
         """
         slots, limits, ids = slots.contiguous(), limits.contiguous(), draft.token_ids
         parents, strides = draft.parents if trees else None, ids.stride()
-        if ids.shape[1] > 1 and not (
-            strides[1] == 1
-            and draft.confidence.stride() == draft.source.stride() == strides
-            and (parents is None or parents.stride() == strides)
+        if not draft.lengths.is_contiguous() or (
+            ids.shape[1] > 1
+            and not (
+                strides[1] == 1
+                and draft.confidence.stride() == draft.source.stride() == strides
+                and (parents is None or parents.stride() == strides)
+            )
         ):
             raise ContractError.build("the draft's tensors lie apart", who="Lookup", expected="views of one buffer")
         if self.pool.is_due(len(slots)):

@@ -105,13 +105,15 @@ def judge(memory: Any, tokens: Any, row: int, slot: int, facts: Any) -> None:
         drafted = head[2]
     plain = memory.row_counts.shape[0] - 1
     counts = memory.row_counts[_counter(head[_HEAD], plain) if drafted > 0 else plain]
-    counts[0] += emitted > 0
-    counts[1] += emitted
+    counts[0] += emitted > after
+    counts[1] += emitted - after
     counts[2] += after
     proposed = 0 if emitted > 0 and after >= emitted else drafted
     left = proposed - min(memory.cut_by_grammar[row], proposed)
     verified = min(memory.verified[row] if emitted > 0 else 0, left)
     accepted = min(max(emitted - 1, 0), verified)
+    if after > 0:  # the token that ends the request counts as the one that any step emits
+        verified = accepted = min(accepted, max(emitted - after - 1, 0))
     tested = min(accepted + 1, verified)
     for k in range(drafted):
         stage = (k < proposed) + (k < left) + (k < verified) + (k < tested) + (k < accepted)

@@ -132,6 +132,8 @@ def begin_kernel(  # type: ignore[no-untyped-def]
     proposed = tl.where(is_sampled & (after_stop >= emitted), 0, drafted)
     kept = tl.maximum(emitted - 1, 0)
     verified = tl.minimum(tl.where(is_sampled, kept + rejected, 0), proposed)
+    before_stop = tl.maximum(emitted - after_stop - 1, 0)
+    verified = tl.where(after_stop > 0, tl.minimum(verified, before_stop), verified)
     accepted = tl.minimum(kept, verified)
     tested = tl.minimum(accepted + 1, verified)
 
@@ -150,7 +152,8 @@ def begin_kernel(  # type: ignore[no-untyped-def]
     # Counters; sources that are unknown, and rows without a draft, count as none.
     first = tl.where(drafted > 0, tl.load(head + SOURCES), -1)
     first = tl.where((first >= 0) & (first < num_sources), first, num_sources)
-    amount = tl.where(columns == 0, is_sampled.to(tl.int32), tl.where(columns == 1, emitted, after_stop))
+    seen = emitted - after_stop
+    amount = tl.where(columns == 0, (seen > 0).to(tl.int32), tl.where(columns == 1, seen, after_stop))
     amount = (amount * reports).to(tl.int64)
     tl.atomic_add(row_counts + first * ROW_COUNTS + columns, amount, mask=columns < ROW_COUNTS, sem="relaxed")
     which = tl.where((sources >= 0) & (sources < num_sources), sources, num_sources)
@@ -218,6 +221,7 @@ def begin(
         temperature: float32, by slot or by the engine's row, as the lengths of `engine` are.
         reports: whether the step is counted; stops are noted in any case.
     """
+    engine = engine.contiguous()
     num_counters, most = state.token_counts.shape[:2]
     begin_kernel[(batch_size,)](
         engine.idx_mapping,
@@ -227,7 +231,7 @@ def begin(
         engine.all_token_ids.stride(0),
         engine.num_sampled,
         engine.num_rejected,
-        temperature,
+        temperature.contiguous(),
         order,
         caps,
         *state,

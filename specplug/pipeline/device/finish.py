@@ -117,7 +117,7 @@ def finish(
     """
     most = state.ids.shape[1]
     finish_kernel[(out.shape[0],)](
-        idx_mapping,
+        idx_mapping.contiguous(),
         last_sampled,
         last_sampled.stride(0),
         places,

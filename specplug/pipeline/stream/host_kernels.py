@@ -82,6 +82,7 @@ def _unpack(
     confidence: int,
     confidence_stride: int,
     lengths: int,
+    lengths_stride: int,
     parents: int,
     parents_stride: int,
     columns: int,
@@ -94,7 +95,7 @@ def _unpack(
         drafted = int32_at(draft_lengths)[draft] if draft >= 0 else 0
         length, source = min(max(drafted, 0), draft_length, columns), draft * buffers_stride
         if lengths:
-            int32_at(lengths)[row] = length
+            int32_at(lengths)[row * lengths_stride] = length
         for column in range(columns):
             is_drafted = column < length
             token, place = int32_at(ids)[source + column] if is_drafted else last, row * out_stride + column
@@ -112,6 +113,7 @@ def _unpack(
 
 def pack(buffers: StepBuffers, batch_size: int, rows: EngineRows) -> None:
     """Write what the step found into `buffers`, like `reference.pack`."""
+    rows = rows.contiguous()
     _pack(
         batch_size,
         *_integers(rows.idx_mapping),
@@ -149,6 +151,7 @@ def unpack(buffers: StepBuffers, batch_size: int, draft_length: int, outputs: Dr
         _address(outputs.confidence),
         0 if outputs.confidence is None else outputs.confidence.stride(0),
         _address(outputs.lengths),
+        0 if outputs.lengths is None else outputs.lengths.stride(0),
         _address(outputs.parents),
         0 if outputs.parents is None else outputs.parents.stride(0),
         outputs.ids.shape[1],

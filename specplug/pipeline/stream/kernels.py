@@ -68,7 +68,7 @@ def pack_kernel(  # type: ignore[no-untyped-def]
 @triton.jit(  # type: ignore[untyped-decorator]
     do_not_specialize=[
         *("draft_length", "columns_count", "window"),
-        *("buffers_stride", "out_stride", "confidence_stride", "parents_stride"),
+        *("buffers_stride", "out_stride", "confidence_stride", "lengths_stride", "parents_stride"),
     ],
     do_not_specialize_on_alignment=[
         *("draft_rows", "draft_lengths", "newest", "ids", "levels", "links"),
@@ -90,6 +90,7 @@ def unpack_kernel(  # type: ignore[no-untyped-def]
     confidence,
     confidence_stride,
     lengths,
+    lengths_stride,
     parents,
     parents_stride,
     columns_count,
@@ -116,7 +117,7 @@ def unpack_kernel(  # type: ignore[no-untyped-def]
         level = tl.load(levels + at, mask=can_be, other=0.0)
         tl.store(confidence + row * confidence_stride + columns, tl.where(is_drafted, level, 0.0), mask=mask)
     if lengths is not None:
-        tl.store(lengths + row, length)
+        tl.store(lengths + row * lengths_stride, length)
     if parents is not None:
         link = tl.load(links + at, mask=can_be, other=0)
         tl.store(parents + row * parents_stride + columns, tl.where(is_drafted, link, columns - 1), mask=mask)
@@ -124,6 +125,7 @@ def unpack_kernel(  # type: ignore[no-untyped-def]
 
 def pack(buffers: StepBuffers, batch_size: int, rows: EngineRows) -> None:
     """Launch the kernel that writes what the step found into `buffers`, like `reference.pack`."""
+    rows = rows.contiguous()
     pack_kernel[(batch_size,)](
         rows.idx_mapping,
         rows.total_len,
@@ -161,6 +163,7 @@ def unpack(buffers: StepBuffers, batch_size: int, draft_length: int, outputs: Dr
         outputs.confidence,
         0 if outputs.confidence is None else outputs.confidence.stride(0),
         outputs.lengths,
+        0 if outputs.lengths is None else outputs.lengths.stride(0),
         outputs.parents,
         0 if outputs.parents is None else outputs.parents.stride(0),
         outputs.ids.shape[1],

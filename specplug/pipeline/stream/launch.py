@@ -9,6 +9,7 @@ alternative.
 from __future__ import annotations
 
 import ctypes
+import time
 from abc import ABC, abstractmethod
 from functools import cache
 
@@ -20,6 +21,9 @@ HOST_FUNCTION = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
 """The type of host functions, `void f(void *argument)`; ctypes releases the GIL while one runs."""
 
 _callable = cache(HOST_FUNCTION)
+
+_LOOK = 1e-3
+"""Seconds between two looks at a mark."""
 
 
 class Mark(ABC):
@@ -33,6 +37,13 @@ class Mark(ABC):
     @abstractmethod
     def wait(self) -> None:
         """Wait until the mark is reached."""
+
+    def ends_within(self, seconds: float) -> bool:
+        """Wait until the mark is reached, at most so long; return whether it is."""
+        end = time.monotonic() + seconds
+        while not self.reached and time.monotonic() < end:
+            time.sleep(_LOOK)
+        return self.reached
 
 
 class HostFunctionStream(ABC):

@@ -36,6 +36,11 @@ class Ring(Generic[T]):
         """The number of objects made so far."""
         return len(self._objects)
 
+    @property
+    def taken(self) -> list[T]:
+        """The objects that are taken and not given back."""
+        return list(self._taken.values())
+
     def take(self) -> T:
         """Return an object that is free, or a new one."""
         self.collect()

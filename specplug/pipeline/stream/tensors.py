@@ -8,12 +8,12 @@ from torch import Tensor
 
 
 class EngineRows(NamedTuple):
-    """What an engine's step found, on its device: B rows or more, S slots; the last dimensions are contiguous.
+    """What an engine's step found, on its device: B rows or more, S slots.
 
     Attributes:
         idx_mapping: [>= B] int32 or int64, the slot of each row.
         total_len: tokens so far, int32 or int64: [S] by slot, or [>= B] by row.
-        all_token_ids: [S, L] int32, by slot.
+        all_token_ids: [S, L] int32, by slot; rows are contiguous, and may be more than L apart.
         num_sampled: [>= B] int32 or int64, tokens that the step emitted for each row; 0 for a row within its prompt.
         num_rejected: [>= B] int32 or int64, draft tokens of each row that the step rejected.
         lengths_by_row: whether `total_len` is by row.
@@ -27,6 +27,15 @@ class EngineRows(NamedTuple):
     num_rejected: Tensor
     lengths_by_row: bool = False
     lacking: int = 0
+
+    def contiguous(self) -> EngineRows:
+        """Return the rows with vectors as kernels read them, whose elements may lie apart in an engine's memory."""
+        return self._replace(
+            idx_mapping=self.idx_mapping.contiguous(),
+            total_len=self.total_len.contiguous(),
+            num_sampled=self.num_sampled.contiguous(),
+            num_rejected=self.num_rejected.contiguous(),
+        )
 
 
 class DraftOutputs(NamedTuple):

@@ -13,6 +13,8 @@ ESCAPED = "surrogateescape"
 
 SpacePrefix = Literal["never", "first", "every"]
 
+REMEDY = "Choose a draft model with the target's own tokenizer, which needs no translation"
+
 _PROBES = (
     "Straße, ABC",
     "a  b",
@@ -92,7 +94,7 @@ def byte_ids(name: str, pieces: Iterable[tuple[int, bytes]]) -> tuple[int, ...]:
             who=name,
             found=f"no token for {len(missing)} of 256 bytes: {', '.join(missing[:4])}",
             expected="a byte-level vocabulary, or SentencePiece's with byte fallback",
-            remedy="Choose a draft model with another tokenizer",
+            remedy=REMEDY,
         )
     return tuple(found[byte] for byte in range(256))
 
@@ -112,6 +114,6 @@ def checked(vocabulary: Vocabulary) -> Vocabulary:
                 who=vocabulary.name,
                 found=f"{found.decode(errors='replace')!r} for {probe!r}",
                 expected="tokens whose bytes are the text's",
-                remedy="Choose a draft model with another tokenizer",
+                remedy=REMEDY,
             )
     return vocabulary

@@ -26,7 +26,7 @@ SLOW = (
     ("test_spec_greedy", ", sync"),
     ("test_spec_sampling", "trees, sync"),
     *((f"test_{name}", "[sync") for name in ("exact", "features", "grammar", "greedy", "lifecycle", "policies_learn")),
-    *((f"test_{name}", "[sync") for name in ("recurrent", "sampling", "visible")),
+    *((f"test_{name}", "[sync") for name in ("endings", "recurrent", "sampling", "visible")),
 )
 
 

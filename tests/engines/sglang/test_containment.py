@@ -19,7 +19,11 @@ SETTINGS = {
     "extra_proposers": BROKEN,
     "policy": "fixed",
     "faults": {"host_deadline_ms": 100.0, "max_consecutive": 3, "cooldown_steps": 4},
-    "options": {"raises": {"every": 2}, "slow": {"seconds": 0.3, "every": 8}},
+    "options": {
+        "raises": {"every": 2, "hostile": True},
+        "raises-device": {"hostile": True},
+        "slow": {"seconds": 0.3, "every": 8},
+    },
 }
 NOTHING_WORKS = {"proposer": "raises-device", "faults": {"cooldown_steps": 2}}
 

@@ -39,7 +39,7 @@ def test_doctor_looks_through_a_launch_line():
     done = subprocess.run(command, capture_output=True, text=True, timeout=900, env=config.variables())
     assert done.returncode == 0, done.stdout + done.stderr
     checks = json.loads(done.stdout)["checks"]
-    found = [check for check in checks if check["check"] in ("sglang", "sglang launch")]
+    found = [check for check in checks if check["check"] in ("sglang", "sglang import", "sglang launch")]
     assert {check["status"] for check in found} == {"ok"}
     text = "\n".join(check["summary"] for check in found)
     for part in (
@@ -87,7 +87,8 @@ def test_trees_and_synchronous_steps_are_recognised(answers):
 def test_what_the_line_leaves_open_is_settled(answers):
     found = Launch.from_plain(answers["default width"])
     assert found.draft_length > 0
-    assert found.max_running_requests == 48
+    assert (found.max_running_requests, found.limited_by) == (2048, "SGLang's default without speculation")
+    assert Launch.from_plain(answers["trees"]).limited_by == "--max-running-requests"
 
 
 def test_a_line_that_asks_for_something_else_is_not_looked_into(answers):

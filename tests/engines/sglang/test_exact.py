@@ -263,6 +263,18 @@ def test_others_in_the_batch_do(answered, under_grammars):
             assert found[name]["meta"]["spec_num_correct_drafts"] > 8, name
 
 
+@pytest.mark.parametrize("name", [*PLAIN, *DRAFTED])
+def test_answers_count_the_drafts_that_were_verified(name, answered):
+    """But not those of the step that overlapped scheduling runs after a request's end."""
+    _, found, counts = answered
+    meta, (steps, tokens) = found[name]["meta"], counts[name]
+    assert 0 <= steps - meta["spec_verify_ct"] <= 1
+    assert 0 <= tokens - meta["spec_num_proposed_drafts"] <= 8 * (steps - meta["spec_verify_ct"])
+    assert meta["spec_num_correct_drafts"] <= meta["spec_num_proposed_drafts"]
+    expected = meta["spec_num_correct_drafts"] / max(meta["spec_num_proposed_drafts"], 1)
+    assert meta["spec_accept_rate"] == pytest.approx(expected)
+
+
 def test_what_is_requested_for_is_done(answered, under_grammars):
     """Both engines could ignore the parameters, so their effects are checked."""
     found = {**under_grammars[1], **answered[1]}

@@ -4,18 +4,13 @@ from __future__ import annotations
 
 import functools
 import json
-import random
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
-from specplug.grammar.follow import follow
-from specplug.text.jump_forward import TAIL, JumpForwardTokenizer
-from specplug.types.draft import NO_TOKEN
-from specplug_sglang.scheduler.grammar import State
-from tests.engines.matchers import KEYS, REGEX, allows, legal, matcher, schema
-from tests.engines.plain import ids, tokenizer
+from tests.engines.matchers import KEYS, REGEX, allows, matcher, schema
+from tests.engines.plain import ids
 from tests.engines.sglang import trees
 from tests.engines.sglang.engines import Engine
 from tests.engines.sglang.test_exact import EDIT, LOOP, SERVED, Requested, ask, assert_same
@@ -34,10 +29,11 @@ def compact() -> str:
     return str(xgrammar.Grammar.from_json_schema(schema(), any_whitespace=False))
 
 
-def requested() -> dict[str, Requested]:
+def requested(backend: str = "xgrammar") -> dict[str, Requested]:
+    keys = {"ebnf": compact()} if backend == "xgrammar" else {"json_schema": schema()}
     return {
-        "schema": (EDIT, {"ebnf": compact(), "max_new_tokens": 128}, {}),
-        "schema in a loop": (LOOP, {"ebnf": compact(), "max_new_tokens": 128}, {"return_logprob": True}),
+        "schema": (EDIT, {**keys, "max_new_tokens": 128}, {}),
+        "schema in a loop": (LOOP, {**keys, "max_new_tokens": 128}, {"return_logprob": True}),
         "regex": (LOOP, {"regex": REGEX}, {}),
         "penalised": (LOOP, {"regex": REGEX, "frequency_penalty": 0.2}, {}),
         "plain": (LOOP, {"ignore_eos": True}, {}),
@@ -116,33 +112,51 @@ def counts(scheduler: Any) -> dict[str, dict[str, int]]:
 # -- the tests ------------------------------------------------------------------------------------------------------
 
 
-@pytest.fixture(scope="session", params=[False, True], ids=["sync", "overlap"])
-def pair(request: pytest.FixtureRequest, engine: Callable[..., Engine]) -> tuple[Engine, Engine]:
-    """SGLang without speculation, and specplug; a step at a time and overlapped."""
-    how = "overlapped" if request.param else "sync"
+class Pair(NamedTuple):
+    """SGLang without speculation, and specplug, with one of SGLang's grammar backends."""
+
+    plain: Engine
+    drafting: Engine
+    backend: str = "xgrammar"
+
+
+@pytest.fixture(
+    scope="session",
+    params=[
+        pytest.param((False, "xgrammar"), id="sync"),
+        pytest.param((True, "xgrammar"), id="overlap"),
+        pytest.param((True, "llguidance"), id="llguidance", marks=pytest.mark.slow),  # two more engines
+    ],
+)
+def pair(request: pytest.FixtureRequest, engine: Callable[..., Engine]) -> Pair:
+    """The engines, a step at a time and overlapped."""
+    overlap, backend = request.param
+    own = {"grammar_backend": backend, "constrained_json_disable_any_whitespace": True}
+    given = {**SERVED, "overlap": overlap, **(own if backend != "xgrammar" else {})}
+    how = f"{backend}, {'overlapped' if overlap else 'sync'}"
     stated = {"SPECPLUG_CONFIG": json.dumps({**LOOKUP, "faults": {"host_deadline_ms": None}})}
-    return engine(overlap=request.param, **SERVED, name=f"plain {how}"), engine(
-        "SPECPLUG", overlap=request.param, environment=stated, **SERVED, name=f"specplug, lookup, {how}"
-    )
+    plain = engine(**given, name=f"plain, {how}")
+    return Pair(plain, engine("SPECPLUG", environment=stated, **given, name=f"specplug, lookup, {how}"), backend)
 
 
 @pytest.fixture(scope="session")
-def expected(pair: tuple[Engine, Engine]) -> dict[str, dict[str, Any]]:
+def expected(pair: Pair) -> dict[str, dict[str, Any]]:
     """The answers without speculation."""
-    return ask(pair[0], requested())
+    return ask(pair.plain, requested(pair.backend))
 
 
 Watched = tuple[dict[str, dict[str, Any]], Steps, dict[str, dict[str, int]]]
 
 
-def watched(engine: Engine, *plans: Callable[..., Any], **given: Any) -> Watched:
+def watched(pair: Pair, *plans: Callable[..., Any], **given: Any) -> Watched:
     """Ask with mistakes planted; return the answers, the steps, and what was counted in between."""
+    engine = pair.drafting
     before = engine.inside(counts)
     for plan in plans:
         engine.inside(plan, **given)
     engine.inside(watch)
     try:
-        answers = ask(engine, requested())
+        answers = ask(engine, requested(pair.backend))
     finally:
         steps = engine.inside(seen)
         engine.inside(trees.restore)
@@ -152,18 +166,18 @@ def watched(engine: Engine, *plans: Callable[..., Any], **given: Any) -> Watched
 
 
 @pytest.fixture(scope="session")
-def completed(pair: tuple[Engine, Engine]) -> Watched:
-    return watched(pair[1])
+def completed(pair: Pair) -> Watched:
+    return watched(pair)
 
 
 @pytest.fixture(scope="session")
-def left_out(pair: tuple[Engine, Engine]) -> Watched:
-    return watched(pair[1], leave_out)
+def left_out(pair: Pair) -> Watched:
+    return watched(pair, leave_out)
 
 
 @pytest.fixture(scope="session")
-def misled(pair: tuple[Engine, Engine]) -> Watched:
-    return watched(pair[1], offer, token=ids("a\nb")[1])
+def misled(pair: Pair) -> Watched:
+    return watched(pair, offer, token=ids("a\nb")[1])
 
 
 def of(steps: Steps, name: str) -> Iterator[dict[str, Any]]:
@@ -200,9 +214,10 @@ def test_they_save_steps(name, completed, left_out, expected):
 
 
 @pytest.mark.parametrize("name", CONSTRAINED)
-def test_only_legal_tokens_are_verified(name, completed, misled):
+def test_only_legal_tokens_are_verified(name, pair, completed, misled):
     """A matcher of this process checks that; it follows each text and its draft from the start."""
-    after, offered = matcher(REGEX if name == "regex" else None), 0
+    separators = {"separators": (",", ":")} if pair.backend == "llguidance" else {}
+    after, offered = matcher(REGEX) if name == "regex" else matcher(**separators), 0
     for steps in (completed[1], misled[1]):
         for step in of(steps, name):
             assert allows(after, step["before"] + step["verified"])
@@ -241,11 +256,11 @@ def test_penalised_requests_get_none_of_it(completed):
 
 def test_a_grammar_that_raises_costs_its_drafts(pair, expected):
     """The fault is counted, and the engine continues with its own handling."""
-    answers, steps, _ = watched(pair[1], raising)
+    answers, steps, _ = watched(pair, raising)
     for name in NAMES:
         assert_same(expected[name], answers[name])
     assert any(step["verified"] for step in of(steps, "regex"))
-    assert pair[1].inside(faults)["grammar"]["raised"] >= 1
+    assert pair.drafting.inside(faults)["grammar"]["raised"] >= 1
 
 
 def raising(scheduler: Any) -> None:
@@ -257,60 +272,3 @@ def raising(scheduler: Any) -> None:
 
 def faults(scheduler: Any) -> dict[str, Any]:
     return scheduler.draft_worker.drafting.counts.read().as_dict()["faults"]
-
-
-# -- states, in the scheduler's process -------------------------------------------------------------------------------
-
-
-def state_of(regex: str | None, text: list[int]) -> State:
-    """Return the adapter's state of SGLang's own grammar object after a text."""
-    from sglang.srt.constrained.xgrammar_backend import XGrammarGrammar
-
-    after = matcher(regex)
-    assert allows(after, text)
-    vocabulary = tokenizer()
-    grammar = XGrammarGrammar(after, len(vocabulary), None, None)
-    return State(grammar, len(vocabulary), JumpForwardTokenizer(vocabulary), text[-TAIL:])
-
-
-@pytest.mark.parametrize("regex", [None, REGEX, "(ab|a,)*[0-9]{3}", "(foo|bar|baz){6,9}"])
-def test_states_say_what_the_matcher_says(regex, pair):
-    assert pair[1].inside(follow_texts, regex=regex) > 2
-
-
-def follow_texts(scheduler: Any, regex: str | None) -> int:
-    """Along a random legal text, the legal, forced and followed tokens equal those found by trying each token."""
-    stream, plain, vocabulary = random.Random(3), matcher(regex), len(tokenizer())
-    text: list[int] = []
-    for _ in range(24):
-        allowed = legal(plain, text)
-        state = state_of(regex, text)
-        assert state.forced() == (next(iter(allowed)) if len(allowed) == 1 else NO_TOKEN)
-        for token in stream.sample(range(vocabulary), 40) + list(allowed)[:20]:
-            assert state.advance(token) == (token in allowed)
-            state.rollback(int(token in allowed))
-        drafted = [*stream.sample(sorted(allowed), 1), *stream.sample(range(vocabulary), 2)]
-        found = follow(state, drafted, 8)
-        assert found == follow(state, drafted, 8), "it is left as it was"
-        assert allows(plain, text + drafted[: found.kept] + found.added)
-        assert found.kept == len(drafted) or not allows(plain, text + drafted[: found.kept + 1])
-        for place, level in enumerate(found.confidence):
-            after = text + drafted[: found.kept] + found.added[:place]
-            assert level < 1.0 or legal(plain, after) == {found.added[place]}
-        text.append(stream.choice(sorted(allowed)))
-        if text[-1] == tokenizer().eos_token_id:
-            break
-    return len(text)
-
-
-def test_grammars_that_cannot_go_back_are_left_alone(pair):
-    assert pair[1].inside(which_go_back) == [False, True]
-
-
-def which_go_back(scheduler: Any) -> list[bool]:
-    """Return it of grammars without a way back, as Outlines' are, and of XGrammar's."""
-    from sglang.srt.constrained.base_grammar_backend import BaseGrammarObject
-
-    from specplug_sglang.scheduler.grammar import _goes_back
-
-    return [_goes_back(BaseGrammarObject()), _goes_back(state_of(REGEX, [])._grammar)]

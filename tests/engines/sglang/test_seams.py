@@ -11,7 +11,7 @@ import pytest
 
 from specplug.seams.installed import package_folder, version_in
 from specplug.seams.sources import moved_in
-from specplug_sglang.seams.table import OPTIONAL, RUN, SEAMS, VERSIONS, Where
+from specplug_sglang.seams.table import OPTIONAL, SEAMS, VERSIONS, Where
 from tests.engines.engines import Raised
 from tests.engines.planted import assert_named_in_sources, sources_of
 
@@ -20,6 +20,8 @@ OTHERS = ["0.5.22"]
 """Supported versions whose sources are downloaded and compared: all but the installed one."""
 OLDER = "0.5.21"
 """The newest version that is not supported."""
+
+RUN = VERSIONS.newest
 
 HERE = [seam for seam in SEAMS if seam.applies(RUN)]
 

@@ -27,7 +27,7 @@ def baseline(serve: Callable[..., Server]) -> Server:
 
 class TestServer(ServerSuite):
     fields = "custom_params"
-    started = "chains, overlap"
+    started = "chains, overlap, up to 8 requests (limited by --max-running-requests)"
     values = (
         {},
         {"specplug_enabled": False},

@@ -87,6 +87,7 @@ class ServerSuite:
     twice: ClassVar[int] = 0
     paths: ClassVar[tuple[tuple[str, dict[str, Any]], ...]] = ()
     regex: ClassVar[dict[str, Any]]
+    usage: Any = None  # of the newest answer
 
     # -- requests ------------------------------------------------------------------------------------------------------
 
@@ -120,9 +121,11 @@ class ServerSuite:
             answer = await client.completions.create(prompt=given["text"], **arguments)
         if not given["stream"]:
             assert answer.usage.completion_tokens
+            self.usage = answer.usage
             return [((each.message.content if chat else each.text), each.finish_reason) for each in answer.choices]
         texts, reasons, count = [""] * given["n"], [""] * given["n"], 0
         async for piece in answer:
+            self.usage = piece.usage or self.usage
             count = piece.usage.completion_tokens if piece.usage else count
             for choice in piece.choices:
                 texts[choice.index] += (choice.delta.content if chat else choice.text) or ""
@@ -204,13 +207,22 @@ class ServerSuite:
         [expected] = self.answers(baseline, [plain])
         oracle = {**plain, "fields": {"specplug_proposer": "oracle"}}
         parts = {"type": "content", "content": [{"type": "text", "text": expected[0][0]}]}
-        drafted = []
+        drafted, counted = [], []
         for prediction in (None, PREDICTION, parts):
             before = total(server, "proposed")
             assert self.answers(server, [{**oracle, "prediction": prediction}]) == [expected]
             drafted.append(total(server, "proposed") - before)
+            details = self.usage.completion_tokens_details
+            counts = details and (details.accepted_prediction_tokens, details.rejected_prediction_tokens)
+            counted.append(counts)
+            assert details is None or not details.reasoning_tokens
         assert drafted[0] == 0
         assert min(drafted[1:]) > 0
+        assert counted[0] in (None, (None, None)), "no prediction, no counts"
+        assert sum(counted[1]) > 0
+        accepted, rejected = counted[2]
+        assert accepted > 4 * rejected, "most of it came, whatever its first and last tokens are"
+        assert accepted <= self.usage.completion_tokens
 
     def test_clients_with_keys_of_their_own_share_no_responses(self, server):
         assert [remembered(server, key) for key in ("one", "two", None)] == [0, 0, 0]

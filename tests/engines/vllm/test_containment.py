@@ -19,8 +19,8 @@ SETTINGS = {
     "extra_proposers": BROKEN,
     "faults": {"host_deadline_ms": 100.0, "max_consecutive": 3, "cooldown_steps": 4},
     "options": {
-        "raises": {"call": "propose", "every": 2},
-        "raises-device": {"call": "on_event"},
+        "raises": {"call": "propose", "every": 2, "hostile": True},
+        "raises-device": {"call": "on_event", "hostile": True},
         "slow": {"seconds": 0.4, "every": 8},
     },
 }

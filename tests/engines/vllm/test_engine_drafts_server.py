@@ -11,7 +11,6 @@ import pytest
 
 from specplug.errors import EngineError, SettingsError
 from specplug.settings import Settings
-from specplug_vllm import seams
 from specplug_vllm.config import refuse_unsupported, resolved
 from tests.engines.launch import TINY
 from tests.engines.server import Server
@@ -125,10 +124,3 @@ def test_two_choices_of_what_to_verify_are_refused():
 def test_a_method_that_does_not_draft_is_refused():
     with pytest.raises(EngineError, match="the method does not draft"):
         refuse_unsupported(config("extract_hidden_states", {}))
-
-
-def test_versions_whose_drafters_take_no_length_are_refused(monkeypatch):
-    monkeypatch.setattr(seams, "installed_version", lambda: "0.31.0")
-    with pytest.raises(EngineError, match=r"vLLM 0\.31\.0 with method 'eagle'; expected vLLM 0\.32 or newer"):
-        refuse_unsupported(config("eagle", {}))
-    refuse_unsupported(config("eagle"))

@@ -68,7 +68,8 @@ def test_an_engine_that_cannot_start_says_why(engine):
 def test_hosts_have_their_own_environment(engine):
     own = engine("v1", installed=False, max_num_seqs=2, name="mortal")
     variables = own.call(variable, name="VLLM_PLUGINS"), own.call(variable, name="PYTHONPATH")
-    assert variables == (own.configuration.environment["VLLM_PLUGINS"], own.configuration.environment["PYTHONPATH"])
+    stated = own.configuration.variables()
+    assert variables == (stated["VLLM_PLUGINS"], stated["PYTHONPATH"])
 
 
 def fail(llm, text):

@@ -45,7 +45,6 @@ def speculator(names: list[str], ignored: set[str]) -> tuple[Speculator, list[tu
             drafting.allocator.start(RunningRequest(Request(name, 2, max_tokens=9), end=11, stop_ids=()))
     found = object.__new__(Speculator)
     found.drafting, found.draft_logits, found._facts = drafting, None, None
-    found._on_device = DeviceDrafting(drafting, None)
     found._is_warmup, found._is_idle, found._steps = False, False, None
     found._ranks = SimpleNamespace(broadcast=lambda tensor: None)
     found._sent, found._out, found.draft_token_confidence_probs = buffers(SLOTS, DRAFT_LENGTH, CPU, together=False)
@@ -53,6 +52,8 @@ def speculator(names: list[str], ignored: set[str]) -> tuple[Speculator, list[tu
         all_token_ids=SimpleNamespace(gpu=torch.zeros(SLOTS, 16, dtype=torch.int32)),
         total_len=SimpleNamespace(gpu=torch.full((SLOTS,), 3, dtype=torch.int32)),
     )
+    newest = torch.zeros(SLOTS, 1, dtype=torch.int64)
+    found._on_device = DeviceDrafting(drafting, None, (*found._types(CPU), newest))
     return found, seen
 
 

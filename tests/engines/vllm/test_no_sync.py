@@ -136,6 +136,7 @@ def on_meta(llm: Any) -> dict[str, Any]:
     states = SimpleNamespace(
         all_token_ids=SimpleNamespace(gpu=empty(slots, length)),
         total_len=SimpleNamespace(gpu=empty(slots)),
+        last_sampled_tokens=empty(slots, 1, dtype=torch.int64),
         req_id_to_index={name: slot for slot, name in enumerate(names)},
     )
     speculator = Speculator(config, META, states)

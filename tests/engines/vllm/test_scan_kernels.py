@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from benchmarks.gpu import scan
 from tests.engines.gpu_compiler import Launch, compiled
 from tests.engines.interpreted import imported_anew
+from tests.pipeline.transfers import view_of
 
 NAME = "benchmarks.gpu.scan_kernels"
 
@@ -26,21 +27,22 @@ def test_the_kernels_draft_what_the_reference_drafts(texts, draft_length, random
         table[slot, : len(text)] = torch.tensor(text, dtype=torch.int32)
     order = list(range(len(texts)))
     random.shuffle(order)
-    slots = torch.tensor(order, dtype=torch.int32)
+    slots = torch.tensor(order)
     expected, found = torch.zeros(2, len(texts), draft_length, dtype=torch.int64)
     scan.draft(slots, lengths, table, expected)
     with imported_anew(NAME, interpreted=True) as kernels:
         kernels.BLOCK = 16  # so that texts have several blocks
-        kernels.draft(slots, lengths, table, torch.full((len(texts),), 99), found)
+        given = (view_of(random, it) for it in (slots.to(random.choice([torch.int32, torch.int64])), lengths, table))
+        kernels.draft(*given, torch.full((len(texts),), 99), found)
     assert torch.equal(found, expected)
 
 
 def test_the_kernels_compile_for_gpus(tmp_path: Path):
-    types = {**dict.fromkeys(("slots", "lengths", "texts"), "*i32"), "texts_stride": "i32", "best": "*i64"}
+    types = {"slots": "*i64", **dict.fromkeys(("lengths", "texts"), "*i32"), "texts_stride": "i32", "best": "*i64"}
     limits = {"SHORTEST": scan.SHORTEST, "LONGEST": scan.LONGEST, "BLOCK": 2048}
     more = {"out": "*i64", "out_stride": "i32", "draft_length": "i32"}
     match, copy = compiled(
-        [Launch(f"{NAME}:match_kernel", types, limits), Launch(f"{NAME}:copy_kernel", types | more, {"BLOCK": 8})],
+        [Launch(f"{NAME}:match_kernel", types, limits), Launch(f"{NAME}:copy_kernel", types | more, {"BLOCK": 16})],
         tmp_path,
     )
     assert "atom.global" in match.ptx

@@ -5,6 +5,7 @@ They need Triton and nothing of SGLang, and of the engines' environments on a CP
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from random import Random
@@ -17,7 +18,7 @@ from hypothesis import strategies as st
 from specplug.pipeline.device.launches import launches_for
 from specplug.trim import SurvivalTrimmer
 from specplug.types.draft import Draft
-from specplug_sglang.scheduler import device_drafts
+from specplug_sglang.scheduler import device_drafts, ranks
 from specplug_sglang.verification import plain
 from specplug_sglang.verification.operations import operations_for
 from specplug_sglang.verification.table import TokenTable
@@ -25,6 +26,7 @@ from tests.adapters.sglang_engine import DRAFT_LENGTH, Engine, run
 from tests.engines.gpu_compiler import Launch, compiled
 from tests.engines.interpreted import imported_anew
 from tests.engines.vllm.test_device_kernels import modules, trimming_by_tensors
+from tests.pipeline.transfers import view_of
 from tests.runtime.device_engine import Learning, random_script, stage_of
 
 NAME = "specplug_sglang.verification.kernels"
@@ -59,13 +61,22 @@ def filled(random: Random) -> TokenTable:
     table.tokens.copy_(
         torch.arange(random.randint(0, 9), 9 + table.tokens.numel())[: table.tokens.numel()].view_as(table.tokens)
     )
+    table.tokens = view_of(random, table.tokens)
     return table
 
 
 def batch(random: Random) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the slots and the cached tokens of some rows."""
     slots = random.sample(range(SLOTS), random.randint(0, SLOTS))
-    return torch.tensor(slots, dtype=torch.int64), torch.tensor([random.randint(0, LENGTH - 1) for _ in slots]).long()
+    columns = torch.tensor(slots), torch.tensor([random.randint(0, LENGTH - 1) for _ in slots])
+    one, other = (view_of(random, it.to(random.choice([torch.int32, torch.int64]))) for it in columns)
+    return one, other
+
+
+def apart(random: Random, draft: Draft) -> Draft:
+    """Return a draft whose tensors are views of memory of their own."""
+    fields = {"token_ids": draft.token_ids, "lengths": draft.lengths}
+    return replace(draft, **{name: view_of(random, tensor) for name, tensor in fields.items()})
 
 
 @given(random=RANDOMS)
@@ -75,10 +86,23 @@ def test_the_nodes_of_chains_are_the_same(kernels, random):
     draft = Draft.allocate(SLOTS, MOST, device=CPU).view(len(slots), random.randint(0, MOST))
     for row in range(len(slots)):
         draft.set_row(row, [random.randint(100, 200) for _ in range(random.randint(0, draft.draft_length))], 0.5)
+    draft = apart(random, draft)
     found, expected = (it.nodes(draft, table, slots, before) for it in (kernels, plain))
     for name in ("tokens", "positions", "child", "sibling"):
         assert torch.equal(getattr(found, name), getattr(expected, name)), name
     assert found.sees is expected.sees is None
+
+
+def test_drafts_from_another_rank_have_the_same_nodes(kernels):
+    """Their lengths are a column between their ids."""
+    table, slots, draft = filled(Random(0)), torch.arange(3), Draft.allocate(3, 4)
+    for row in range(3):
+        draft.set_row(row, [7, 8, 9][:row], 0.5)
+    received = ranks._unpacked(draft, torch.cat(ranks._columns(draft), 1))
+    found, expected = (kernels.nodes(it, table, slots, slots) for it in (received, draft))
+    assert found.child.tolist() == expected.child.tolist() == [[-1] * 5, [1, *[-1] * 4], [1, 2, *[-1] * 3]]
+    assert torch.equal(found.tokens, expected.tokens)
+    assert torch.equal(found.positions, expected.positions)
 
 
 def test_trees_take_tensor_operations(kernels):
@@ -101,6 +125,7 @@ def test_the_same_tokens_are_appended(kernels, random):
     index = torch.full((rows, n), -1, dtype=torch.int32)
     for row, count in enumerate(counts.tolist()):
         index[row, :count] = torch.tensor(sorted(random.sample(range(row * n, row * n + n), count)))
+    predict, index, counts = (view_of(random, it) for it in (predict, index, counts))
     seed, tables, found = random.random(), [], []
     for operations in (kernels, plain):
         tables.append(filled(Random(seed)))

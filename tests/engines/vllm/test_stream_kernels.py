@@ -32,7 +32,7 @@ UNPACK = {
     **dict.fromkeys(("levels", "confidence"), "*fp32"),
     **dict.fromkeys(("links", "lengths", "parents"), "*i32"),
     **dict.fromkeys(("draft_length", "columns_count", "window", "buffers_stride"), "i32"),
-    **dict.fromkeys(("out_stride", "confidence_stride", "parents_stride"), "i32"),
+    **dict.fromkeys(("out_stride", "confidence_stride", "lengths_stride", "parents_stride"), "i32"),
 }
 SGLANG = ("confidence", "links", "parents")
 """What SGLang has none of, for chains."""

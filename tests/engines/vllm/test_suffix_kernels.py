@@ -46,19 +46,19 @@ def interpreted() -> Iterator[ModuleType]:
 
 
 def test_the_kernels_compile_for_gpus(tmp_path: Path):
-    rows = {**dict.fromkeys(("slots", "lengths", "texts"), "*i32"), "texts_stride": "i32", "best": "*i64"}
+    rows = {"slots": "*i64", **dict.fromkeys(("lengths", "texts"), "*i32"), "texts_stride": "i32", "best": "*i64"}
     corpus = {"ring": "*i32", "tables": "*i64", "buckets": "i32"}
     counted = {**dict.fromkeys(("last", "counts"), "*i32"), "draft_length": "i32"}
     outputs = {"out": "*i64", "out_stride": "i32", "confidence": "*fp32", "confidence_stride": "i32"}
     entered = {"response": "*i32", **dict.fromkeys(("length", "head", "number"), "i32")}
-    verdict = {"slots": "*i32", "num_sampled": "*i32", "best": "*i64"}
+    verdict = {"slots": "*i64", "num_sampled": "*i32", "best": "*i64"}
     limits = {"SHORTEST": 1, "LONGEST": suffix.LONGEST, "BLOCK": 2048}
     match, enter, learn, draft = compiled(
         [
             Launch(f"{SCAN}:match_kernel", rows, limits),
             Launch(f"{NAME}:enter_kernel", entered | corpus, {"BLOCK": 256}),
-            Launch(f"{NAME}:learn_kernel", verdict | counted, {"BLOCK": 8}, num_warps=1),
-            Launch(f"{NAME}:draft_kernel", rows | corpus | {"capacity": "i32"} | counted | outputs, {"BLOCK": 8}, 1),
+            Launch(f"{NAME}:learn_kernel", verdict | counted, {"BLOCK": 16}, num_warps=1),
+            Launch(f"{NAME}:draft_kernel", rows | corpus | {"capacity": "i32"} | counted | outputs, {"BLOCK": 16}, 1),
         ],
         tmp_path,
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ from specplug.types.draft import Draft
 from specplug.types.trim import TrimLimits
 from tests.engines.gpu_compiler import Launch, compiled
 from tests.engines.interpreted import imported_anew
+from tests.pipeline.transfers import view_of
 from tests.trim.tools import bits, random_case
 
 NAME = "specplug.trim.kernels"
@@ -46,12 +48,16 @@ def reference(draft: Draft, limits: TrimLimits) -> Draft:
 @settings(max_examples=50, deadline=None)
 def test_the_kernel_keeps_what_the_reference_keeps(kernels, random):
     case = random_case(random, trees=False)
+    names = ("token_ids", "confidence", "source", "lengths")
+    draft = replace(case.draft, **{name: view_of(random, getattr(case.draft, name)) for name in names})
+    limits = case.limits
+    limits = replace(limits, prices=view_of(random, limits.prices), prices_after=view_of(random, limits.prices_after))
     expected = reference(case.draft, case.limits)
-    before = bits(case.draft)
-    found = kernels.trim(case.draft, case.limits)
+    before = bits(draft)
+    found = kernels.trim(draft, limits)
     found.validate()
     assert bits(found) == bits(expected)
-    assert bits(case.draft) == before
+    assert bits(draft) == before
 
 
 def test_the_trimmer_uses_the_kernel_for_chains_alone(kernels, monkeypatch):
@@ -62,6 +68,13 @@ def test_the_trimmer_uses_the_kernel_for_chains_alone(kernels, monkeypatch):
         SurvivalTrimmer().trim(Draft.allocate(rows, draft_length, trees=trees), limits)
     assert [tuple(draft.token_ids.shape) for draft in used] == [(2, 3)]
     assert used[0].parents is None
+
+
+def test_a_draft_whose_columns_lie_apart_is_left_to_the_reference(kernels):
+    draft = Draft.allocate(2, 3)
+    assert kernels.covers(draft)
+    for name in ("token_ids", "confidence", "source"):
+        assert not kernels.covers(replace(draft, **{name: getattr(draft, name).T.contiguous().T})), name
 
 
 def test_it_is_compiled_when_a_trimmer_for_a_gpu_is_built(kernels, monkeypatch):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from typing import NoReturn
 
 import torch
 from torch import Tensor
@@ -20,6 +21,16 @@ MESSAGE = "raised as told"
 
 class Planted(RuntimeError):
     """The exception that the test plug-ins raise."""
+
+
+def _refuse(*_args: object) -> NoReturn:
+    raise ZeroDivisionError("of the exception's own")
+
+
+class Hostile(BaseException):
+    """An exception whose every method raises, those that read its attributes included."""
+
+    __str__ = __repr__ = __getattribute__ = __del__ = _refuse  # type: ignore[assignment]
 
 
 class RaisesOnDevice(Bigram):
@@ -54,7 +65,7 @@ class RaisesOnDevice(Bigram):
         self._calls += 1
         due = number >= 0 and number % options.every == 0
         if due and (options.count is None or number // options.every < options.count):
-            raise Planted(f"{MESSAGE}, {call} {number}")
+            raise Hostile if options.hostile else Planted(f"{MESSAGE}, {call} {number}")
 
 
 class RaisesOnHost(RaisesOnDevice):

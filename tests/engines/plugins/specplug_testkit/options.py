@@ -70,6 +70,7 @@ class RaisesOptions(Options):
     every: int = Field(default=1, ge=1, description="from then on, each n-th call raises")
     count: int | None = Field(default=None, ge=0, description="how many calls raise; None: all")
     rank: int | None = Field(default=None, description="only on this rank; None: on all")
+    hostile: bool = Field(default=False, description="the exception's own methods raise, too")
 
 
 class GarbageOptions(Options):

@@ -1,0 +1,1 @@
+"""Client of running vLLM and SGLang servers: the requests of the benchmark, the audit and the plan."""

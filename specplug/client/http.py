@@ -1,0 +1,179 @@
+"""The HTTP client: every failure of a server, silence included, is an `EngineError` of one line that names the URL."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+from collections.abc import Callable
+from typing import Any
+from urllib.parse import urlsplit
+
+from specplug.client.answers import Detokenized, Event, S, Tokens, read, unexpected
+from specplug.errors import EngineError, describe
+from specplug.text.chat import PROBE, marks_roles, messages
+
+PATIENCE = 600.0
+"""Seconds within which a request must be answered whole."""
+
+LARGEST = 32 << 20
+"""Most bytes of an answer."""
+
+REFUSALS = (400, 404, 422, 501)
+"""Status codes by which a server says that it does not have or take something."""
+
+_IDLE = 2.0  # seconds; servers close an idle connection after 5, perhaps while a request is on its way
+_REMEDIES = {
+    401: "Give the key with --api-key, or the operator's with --operator-key",
+    403: "Give the operator's key with --operator-key, or run the command on the server's own machine",
+    404: "Start the server with specplug and its routes, as docs/operations.md describes",
+}
+
+
+class Refused(EngineError):
+    """The server has answered with another status than 200, `status`."""
+
+    status: int
+
+
+class Client:
+    """A vLLM or SGLang server.  One event loop must run all calls.
+
+    Args:
+        url: the server's address, with or without "/v1".
+        api_key: key for requests; None sends none.
+        operator_key: key for specplug's routes; None sends `api_key`.
+        patience: seconds within which a request must be answered whole.
+
+    Raises:
+        EngineError: the address is none, or httpx is not installed.
+    """
+
+    def __init__(
+        self, url: str, *, api_key: str | None = None, operator_key: str | None = None, patience: float = PATIENCE
+    ) -> None:
+        if importlib.util.find_spec("httpx") is None:
+            raise EngineError.build("httpx is not installed", who=url, remedy="Install it: pip install httpx")
+        import httpx
+
+        self.url = _address(url)
+        self.patience = patience
+        self._headers, self._operator = _bearer(api_key), _bearer(operator_key or api_key)
+        limits = httpx.Limits(max_connections=None, max_keepalive_connections=None, keepalive_expiry=_IDLE)
+        self._http = httpx.AsyncClient(timeout=patience, limits=limits, trust_env=False)
+
+    async def __aenter__(self) -> Client:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._http.aclose()
+
+    async def ask(self, schema: type[S], method: str, path: str, body: Any = None, *, operator: bool = False) -> S:
+        """Return the answer of a route.
+
+        Raises:
+            Refused: of another status than 200.
+            EngineError: there is none within the time, or it is not as the schema says.
+        """
+        return read(schema, await self.body(method, path, body, operator=operator), f"{method} {self.url}{path}")
+
+    async def ask_if_there(self, schema: type[S], method: str, path: str, body: Any = None) -> S | None:
+        """Return the answer of a route, or None if the server does not have it or refuses the body."""
+        try:
+            return await self.ask(schema, method, path, body)
+        except Refused as error:
+            if error.status in (401, 403):
+                raise
+            return None
+
+    async def body(self, method: str, path: str, body: Any = None, *, operator: bool = False) -> bytes:
+        """Return the bytes that a route answers; raises as `ask`."""
+        chunks: list[bytes] = []
+        await self._exchange(method, path, body, chunks.append, operator=operator)
+        return b"".join(chunks)
+
+    async def stream(self, path: str, body: Any, take: Callable[[Event], None]) -> None:
+        """Send a request of OpenAI's API, and call `take` with each event of its stream; raises as `ask`."""
+        who, rest, ended = f"POST {self.url}{path}", b"", False
+
+        def feed(chunk: bytes) -> None:
+            nonlocal rest, ended
+            *lines, rest = (rest + chunk).split(b"\n")
+            for line in lines:
+                data = line.removeprefix(b"data:").strip()
+                if data == b"[DONE]":
+                    ended = True
+                elif line.startswith(b"data:"):
+                    event = read(Event, data, who)
+                    if event.error is not None:
+                        raise unexpected(who, str(event.error)[:200])
+                    take(event)
+
+        await self._exchange("POST", path, body, feed)
+        if not ended:
+            raise unexpected(who, "a stream that breaks off", "data: [DONE] at its end")
+
+    async def has_chat_template(self, model: str) -> bool:
+        """Return whether the model of the server has a chat template that marks roles."""
+        asked = {"model": model, "messages": messages(PROBE)}
+        found = await self.ask_if_there(Tokens, "POST", "/tokenize", asked)
+        if found is None or not found.tokens:
+            return False
+        asked = {"model": model, "tokens": found.tokens, "skip_special_tokens": False}
+        shown = await self.ask_if_there(Detokenized, "POST", "/detokenize", asked)
+        return shown is not None and marks_roles(shown.prompt or shown.text)
+
+    async def _exchange(
+        self, method: str, path: str, body: Any, take: Callable[[bytes], None], *, operator: bool = False
+    ) -> None:
+        import httpx
+
+        url = f"{self.url}{path}"
+        who, headers = f"{method} {url}", self._operator if operator else self._headers
+        try:
+            async with (
+                asyncio.timeout(self.patience),
+                self._http.stream(method, url, headers=headers, json=body) as answer,
+            ):
+                size, start = 0, b""
+                async for chunk in answer.aiter_bytes():
+                    size += len(chunk)
+                    if size > LARGEST:
+                        raise unexpected(who, f"more than {LARGEST >> 20} MiB", "an answer of at most so many")
+                    if answer.status_code == 200:
+                        take(chunk)
+                    elif len(start) < 1000:
+                        start += chunk
+                if answer.status_code != 200:
+                    raise _refused(who, answer.status_code, start, operator)
+        except (TimeoutError, httpx.TimeoutException) as error:
+            raise unexpected(who, "no whole answer", f"one within {self.patience:g} s") from error
+        except (httpx.HTTPError, httpx.InvalidURL, OSError, ValueError) as error:
+            raise unexpected(who, describe(error)) from error
+
+
+def _address(url: str) -> str:
+    """Return a server's address without "/v1".
+
+    Raises:
+        EngineError: it is none.
+    """
+    try:
+        parts = urlsplit(url)
+        is_one = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0 and url.isprintable()
+    except ValueError:  # a port that is no number
+        is_one = False
+    if not is_one:
+        raise EngineError.build("no server's address", found=repr(url), expected="such as http://127.0.0.1:8000")
+    return url.rstrip("/").removesuffix("/v1")
+
+
+def _bearer(key: str | None) -> dict[str, str]:
+    return {} if key is None else {"Authorization": f"Bearer {key}"}
+
+
+def _refused(who: str, status: int, start: bytes, operator: bool) -> Refused:
+    text = start.decode(errors="replace")[:300]
+    remedy = _REMEDIES.get(status) if operator or status != 404 else None
+    error = Refused(str(unexpected(who, f"HTTP {status}: {text}", remedy=remedy)))
+    error.status = status
+    return error

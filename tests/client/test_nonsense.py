@@ -1,0 +1,300 @@
+"""Servers that answer nonsense, hang or die: a command ends with one line that names the URL, or counts a failure."""
+
+from __future__ import annotations
+
+import json
+import math
+import socket
+import time
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from typer.testing import CliRunner, Result
+
+from specplug.audit.dialects import Sglang, Vllm, chat_answer
+from specplug.cli.app import app
+from specplug.client import answers, http
+from specplug.client.answers import read
+from specplug.errors import EngineError
+from specplug.forecast import scraped
+from tests.local_http import served
+
+TOTAL = {"target_steps": 4, "proposed": 8, "accepted": 6, "rejected": 2, "emitted": 9, "after_stop": 0}
+STATUS = {
+    "versions": {"specplug": "0"},
+    "engines": [{"scheduler": {"control": {"mode": "on"}}, "workers": [{"metrics": {"total": TOTAL}}, {"rank": 1}]}],
+}
+COMPLETION = {
+    "choices": [
+        {
+            "text": "ab",
+            "token_ids": [7, 8],
+            "finish_reason": "length",
+            "logprobs": {
+                "tokens": ["token_id:7", "token_id:8"],
+                "token_logprobs": [-0.1, -2.0],
+                "top_logprobs": [{"token_id:7": -0.1}, {"token_id:9": -0.5}],
+            },
+        }
+    ]
+}
+GENERATED = {
+    "text": "ab",
+    "output_ids": [7, 8],
+    "meta_info": {
+        "finish_reason": {"type": "length"},
+        "output_token_logprobs": [[-0.1, 7, "a"], [-2.0, 8, "b"]],
+        "output_top_logprobs": [[[-0.1, 7, "a"]], [[-0.5, 9, "c"]]],
+    },
+}
+STREAM = [
+    {"choices": [{"text": "ab", "delta": {"content": "ab", "tool_calls": [{"function": {"name": "f"}}]}}]},
+    {"choices": [], "usage": {"completion_tokens": 2}},
+]
+METRICS = (
+    "specplug_target_steps_total 10.0\n"
+    'specplug_position_verified_tokens_total{position="0"} 8.0\n'
+    'specplug_position_accepted_tokens_total{position="0"} 6.0\n'
+)
+SOUND: dict[str, Any] = {
+    "/version": {"version": "0.32.0"},
+    "/v1/models": {"data": [{"id": "m"}]},
+    "/tokenize": {"tokens": [1, 2]},
+    "/detokenize": {"prompt": "<user>question"},
+    "/specplug/status": STATUS,
+    "/specplug/mode": {},
+    "/v1/completions": COMPLETION,
+    "/v1/chat/completions": COMPLETION,
+    "/metrics": METRICS,
+}
+
+BODIES: dict[str, bytes] = {
+    "nothing": b"",
+    "null": b"null",
+    "a list": b"[]",
+    "a number": b"7",
+    "an empty object": b"{}",
+    "half an object": b'{"data": [',
+    "no UTF-8": b'{"data": "\xff\xfe"}',
+    "deep nesting": b"[" * 100_000,
+    "NaN": b"NaN",
+    "a huge number": b'{"tokens": [' + b"9" * 5000 + b"]}",
+    "a page": b"<html>\x1b[31m\nnot found</html>",
+    "an event": b'data: {"choices": [{"text": 7}]}\n\ndata: [DONE]\n\n',
+    "a stream that breaks off": b'data: {"choices": []}\n\n',
+}
+
+
+def _raw(text: bytes) -> Callable[[BaseHTTPRequestHandler], None]:
+    def answer(handler: BaseHTTPRequestHandler) -> None:
+        handler.wfile.write(text)
+        handler.close_connection = True
+
+    return answer
+
+
+def _hang(_handler: BaseHTTPRequestHandler) -> None:
+    time.sleep(0.6)
+
+
+def _reset(handler: BaseHTTPRequestHandler) -> None:
+    handler.connection.shutdown(socket.SHUT_RDWR)
+
+
+BEHAVIOURS: dict[str, Callable[[BaseHTTPRequestHandler], None]] = {
+    "hangs": _hang,
+    "closes": _reset,
+    "no HTTP": _raw(b"\x00\x01garbage\r\n\r\n"),
+    "cut off": _raw(b'HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\n{"data'),
+    "wrong encoding": _raw(b"HTTP/1.1 200 OK\r\nContent-Encoding: gzip\r\nContent-Length: 4\r\n\r\nnone"),
+    "endless": _raw(b"HTTP/1.1 200 OK\r\n\r\n" + b" " * 300_000),
+    "redirected": _raw(b"HTTP/1.1 302 Found\r\nLocation: /version\r\nContent-Length: 0\r\n\r\n"),
+    "an error": _raw(b"HTTP/1.1 500 Oh\r\nContent-Length: 4\r\n\r\n\xff\n\x1bx"),
+}
+NONSENSE = [*BODIES, *BEHAVIOURS]
+
+
+class Handler(BaseHTTPRequestHandler):
+    """Answers soundly, except the routes in `wrong`."""
+
+    wrong: ClassVar[dict[str, str]] = {}
+    spoilt_prompt: ClassVar[int | None] = None
+    prompts: ClassVar[list[Any]] = []
+
+    def do_GET(self, sent: dict[str, Any] | None = None) -> None:
+        kind = self.wrong.get(self.path)
+        if kind in BEHAVIOURS:
+            BEHAVIOURS[kind](self)
+            return
+        sound = SOUND.get(self.path)
+        body = sound.encode() if isinstance(sound, str) else json.dumps(sound).encode()
+        if sent and sent.get("stream"):
+            body = b"".join(b"data: %s\n\n" % json.dumps(event).encode() for event in STREAM) + b"data: [DONE]\n\n"
+        if kind is not None:
+            body = BODIES[kind]
+        self.send_response(404 if sound is None else 200)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def do_POST(self) -> None:
+        sent = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        if self.path == "/v1/completions":
+            self.prompts.append(sent.get("prompt"))
+            if len(self.prompts) == self.spoilt_prompt:
+                _raw(b"HTTP/1.1 200 OK\r\nContent-Length: 4\r\n\r\nnull")(self)
+                return
+        self.do_GET(sent)
+
+    def log_message(self, *_: object) -> None: ...
+
+
+@pytest.fixture(scope="module")
+def url() -> Iterator[str]:
+    with served(Handler) as address:
+        yield address
+
+
+@pytest.fixture(autouse=True)
+def sound(monkeypatch: pytest.MonkeyPatch) -> None:
+    Handler.wrong, Handler.spoilt_prompt, Handler.prompts = {}, None, []
+    monkeypatch.setattr(http, "LARGEST", 200_000)
+    monkeypatch.setattr(scraped, "PATIENCE", 0.3)
+
+
+@pytest.fixture(scope="module")
+def prompts(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("prompts") / "prompts.jsonl"
+    path.write_text("".join(json.dumps({"prompt": f"prompt {number}"}) + "\n" for number in range(4)))
+    return path
+
+
+def run(command: str, url: str, prompts: Path) -> Result:
+    arguments = {
+        "audit": [url, "--prompts", prompts, "--check", "greedy", "--check", "tools", "--timeout", 0.3],
+        "bench": [url, prompts, "--concurrency", 1, "--pairs", 1, "--check", 1, "--timeout", 0.3],
+        "plan": ["--metrics", url],
+    }
+    return CliRunner().invoke(app, [command, *map(str, arguments[command])])
+
+
+def assert_told(result: Result, url: str, what: object) -> str:
+    """Check that a command has ended by itself, with at most one line of an error, which names the server."""
+    assert result.exception is None or isinstance(result.exception, SystemExit), (what, result.exception)
+    errors = [line for line in result.stderr.splitlines() if line.startswith("error:")]
+    if result.exit_code == 2:
+        (line,) = errors
+        assert url in line, (what, line)
+        assert line.isprintable(), (what, line)
+        assert len(result.stderr.split("error:")[1].strip().splitlines()) == 1, (what, result.stderr)
+    return result.stderr + result.stdout
+
+
+@pytest.mark.parametrize("command", ["audit", "bench", "plan"])
+def test_a_sound_server_is_served(url, prompts, command):
+    result = run(command, url, prompts)
+    assert result.exit_code in (0, 1), result.output
+    assert result.exception is None or isinstance(result.exception, SystemExit)
+
+
+@pytest.mark.parametrize(
+    ("command", "routes"),
+    [
+        ("audit", ["/version", "/v1/models", "/tokenize", "/specplug/status", "/specplug/mode"]),
+        ("audit", ["/v1/completions", "/v1/chat/completions"]),
+        ("bench", ["/specplug/status", "/v1/models", "/specplug/mode", "/v1/completions", "/tokenize"]),
+        ("plan", ["/metrics"]),
+    ],
+)
+@pytest.mark.parametrize("whole", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_nonsense_is_one_line_or_a_failed_answer(url, prompts, command, routes, whole):
+    """In short every kind comes once, from one of the routes."""
+    for number, route in enumerate(routes):
+        for kind in NONSENSE if whole else NONSENSE[number :: len(routes)]:
+            Handler.wrong = {route: kind}
+            result = run(command, url, prompts)
+            said = assert_told(result, url, (route, kind))
+            if result.exit_code == 2 and kind == "hangs":
+                assert "expected one within 0.3 s" in said
+
+
+def test_one_bad_answer_is_that_answers_failure(url, prompts):
+    Handler.spoilt_prompt = 3
+    result = run("audit", url, prompts)
+    assert_told(result, url, "one bad answer")
+    assert result.exit_code == 1
+    assert "1 requests for prompts or counts had no answer" in " ".join(result.stdout.split())
+    assert "greedy" in result.stdout
+
+
+PLANS = {
+    "a huge number of steps": "sglang:spec_num_steps 9e9\nsglang:spec_accept_length 2\nsglang:spec_num_draft_tokens 9e9",
+    "NaN": METRICS.replace("10.0", "NaN"),
+    "infinity": METRICS.replace("8.0", "+Inf"),
+    "negative": METRICS.replace("6.0", "-6.0"),
+    "a position that is none": METRICS.replace('"0"', '"²"'),
+    "a position far away": METRICS.replace('"0"', '"99999999999999999999"'),
+    "labels without end": METRICS.replace('"0"} 8', '"0'),
+}
+
+
+@pytest.mark.parametrize("kind", PLANS)
+def test_there_is_no_plan_from_nonsense(url, prompts, kind, monkeypatch):
+    monkeypatch.setitem(SOUND, "/metrics", PLANS[kind])
+    result = run("plan", url, prompts)
+    assert_told(result, url, kind)
+    assert result.exit_code == 2, result.output
+
+
+def test_what_is_no_address_is_told(prompts):
+    for address in ("localhost:8000", "http://", "http://x:y", "http://[::1", "ftp://x", "http://\ud800.x"):
+        with pytest.raises(EngineError, match="no server's address"):
+            http.Client(address)
+
+
+JUNK = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats()
+    | st.sampled_from([10**400, -1, math.nan, "token_id:", "token_id:²", "", "x" * 5000, "\ud800"])
+    | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=6,
+)
+SCHEMAS = [
+    (answers.Status, STATUS, lambda found: (found.mode, list(found.metrics))),
+    (answers.Whole, COMPLETION, lambda found: (Vllm().answer(found), chat_answer(found.choices))),
+    (answers.Generated, GENERATED, Sglang().answer),
+    (answers.Event, STREAM[0], lambda found: chat_answer(found.choices)),
+    (answers.Tokens, {"tokens": [1]}, lambda found: found.tokens),
+]
+
+
+def spoilt(value: Any, data: st.DataObject) -> Any:
+    """Return a copy of a sound answer with one value replaced, at any depth."""
+    if isinstance(value, (dict, list)) and value and data.draw(st.integers(0, 4)):
+        places = list(value) if isinstance(value, dict) else range(len(value))
+        place = data.draw(st.sampled_from(list(places)))
+        copy = value.copy()
+        copy[place] = spoilt(value[place], data)
+        return copy
+    return data.draw(JUNK)
+
+
+@given(st.data())
+@settings(max_examples=300, deadline=None)
+def test_the_reader_takes_an_answer_or_refuses_it_by_name(data):
+    schema, sound, use = data.draw(st.sampled_from(SCHEMAS))
+    text = json.dumps(spoilt(sound, data))
+    try:
+        use(read(schema, text, "GET http://x/y"))
+    except EngineError as refused:
+        message = str(refused)
+        assert message.encode()
+        assert len(message.splitlines()) == 1

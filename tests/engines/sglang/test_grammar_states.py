@@ -1,0 +1,117 @@
+"""States of SGLang's grammars, of its backends; those that cannot roll back get no drafts."""
+
+from __future__ import annotations
+
+import json
+import random
+from typing import Any
+
+import pytest
+
+from specplug.grammar.follow import follow
+from specplug.text.jump_forward import TAIL, JumpForwardTokenizer
+from specplug.types.draft import NO_TOKEN
+from specplug_sglang.requests import goes_back
+from specplug_sglang.scheduler.grammar import State
+from tests.engines.matchers import REGEX, allows, legal, matcher
+from tests.engines.plain import ids, tokenizer
+from tests.engines.sglang.test_exact import SERVED, ask, assert_same, count_drafts, counted
+from tests.engines.sglang.test_grammar import LOOKUP, expected, pair, requested
+
+__all__ = ["expected", "pair"]
+
+pytestmark = pytest.mark.parametrize("pair", [(True, "xgrammar")], ids=["overlap"], indirect=True, scope="session")
+
+
+def state_of(regex: str | None, text: list[int]) -> State:
+    """Return the adapter's state of SGLang's own grammar object after a text."""
+    from sglang.srt.constrained.xgrammar_backend import XGrammarGrammar
+
+    after = matcher(regex)
+    assert allows(after, text)
+    vocabulary = tokenizer()
+    grammar = XGrammarGrammar(after, len(vocabulary), None, None)
+    return State(grammar, len(vocabulary), JumpForwardTokenizer(vocabulary), text[-TAIL:])
+
+
+@pytest.mark.parametrize("regex", [None, REGEX, "(ab|a,)*[0-9]{3}", "(foo|bar|baz){6,9}"])
+def test_states_say_what_the_matcher_says(regex, pair):
+    assert pair.drafting.inside(follow_texts, regex=regex) > 2
+
+
+def follow_texts(scheduler: Any, regex: str | None) -> int:
+    """Along a random legal text, the legal, forced and followed tokens equal those found by trying each token."""
+    stream, plain, vocabulary = random.Random(3), matcher(regex), len(tokenizer())
+    text: list[int] = []
+    for _ in range(24):
+        allowed = legal(plain, text)
+        state = state_of(regex, text)
+        assert state.forced() == (next(iter(allowed)) if len(allowed) == 1 else NO_TOKEN)
+        for token in stream.sample(range(vocabulary), 40) + list(allowed)[:20]:
+            assert state.advance(token) == (token in allowed)
+            state.rollback(int(token in allowed))
+        drafted = [*stream.sample(sorted(allowed), 1), *stream.sample(range(vocabulary), 2)]
+        found = follow(state, drafted, 8)
+        assert found == follow(state, drafted, 8), "it is left as it was"
+        assert allows(plain, text + drafted[: found.kept] + found.added)
+        assert found.kept == len(drafted) or not allows(plain, text + drafted[: found.kept + 1])
+        for place, level in enumerate(found.confidence):
+            after = text + drafted[: found.kept] + found.added[:place]
+            assert level < 1.0 or legal(plain, after) == {found.added[place]}
+        text.append(stream.choice(sorted(allowed)))
+        if text[-1] == tokenizer().eos_token_id:
+            break
+    return len(text)
+
+
+def test_rollbacks_copy_none_of_the_output(pair):
+    """SGLang's own copy the whole list of accepted tokens, at each of a draft's nodes."""
+    assert pair.drafting.inside(roll_back, count=40) == (True, 25)
+
+
+def roll_back(scheduler: Any, count: int) -> tuple[bool, int]:
+    """Return whether XGrammar's list of accepted tokens is the same one after a rollback, and its length then."""
+    grammar = state_of("[x]*", [])._grammar
+    for _ in range(count):
+        grammar.accept_token(ids("x")[0])
+    accepted = grammar.accepted_tokens
+    grammar.rollback(0)
+    grammar.rollback(15)
+    return grammar.accepted_tokens is accepted, len(grammar.accepted_tokens)
+
+
+def test_grammars_that_cannot_go_back_get_no_drafts(expected, engine):
+    """Those of Outlines, that is; others of the batch get them."""
+    found = engine(
+        "SPECPLUG",
+        environment={"SPECPLUG_CONFIG": json.dumps({**LOOKUP, "faults": {"host_deadline_ms": None}})},
+        **{**SERVED, "grammar_backend": "outlines"},
+        name="specplug, outlines",
+    )
+    found.inside(hash_tokenizers)
+    found.inside(count_drafts)
+    answers = ask(found, {name: asked for name, asked in requested().items() if name in ("regex", "plain")})
+    drafted = found.inside(counted)
+    for name, answer in answers.items():
+        assert_same(expected[name], answer)
+    assert {name: tokens > 0 for name, (_, tokens) in drafted.items()} == {"regex": False, "plain": True}
+
+
+def test_a_reasoners_grammar_goes_back_if_the_one_within_does(pair):
+    assert pair.drafting.inside(which_go_back) == [False, True]
+
+
+def which_go_back(scheduler: Any) -> list[bool]:
+    """Return it of reasoners' grammars around one without a way back, as Outlines' are, and around XGrammar's."""
+    from sglang.srt.constrained.base_grammar_backend import BaseGrammarObject
+    from sglang.srt.constrained.reasoner_grammar_backend import ReasonerGrammarObject
+
+    within = BaseGrammarObject(), state_of(REGEX, [])._grammar
+    return [goes_back(ReasonerGrammarObject(grammar, [5])) for grammar in within]
+
+
+def hash_tokenizers(scheduler: Any) -> None:
+    """Let Outlines hash its tokenizer without the package `datasets`."""
+    from outlines.models.transformers import TransformerTokenizer
+
+    TransformerTokenizer.__hash__ = lambda tokenizer: hash(tokenizer.eos_token_id)

@@ -1,0 +1,75 @@
+"""How much of a prediction a completion contains, token by token, in whatever pieces it comes."""
+
+from __future__ import annotations
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from specplug.requests import wire
+from specplug.requests.predicted import Predicted
+from specplug.types.request import Reference, RequestOptions
+
+PREDICTION = list(range(10, 30))
+
+
+def predicted(prediction: list[int], name: str = "prediction") -> Predicted:
+    found = Predicted()
+    references = (Reference(np.array(prediction, np.int32), name),)
+    found.read({wire.WIRE_KEY: wire.encode(RequestOptions(), references, None)})
+    return found
+
+
+def counted(prediction: list[int], *completions: list[int]) -> tuple[int, int]:
+    found = predicted(prediction)
+    for number, completion in enumerate(completions):
+        found.extend(number, completion)
+    return tuple(found.details().values())  # type: ignore[return-value]
+
+
+def test_a_completion_that_repeats_it_contains_all_of_it():
+    assert counted(PREDICTION, PREDICTION) == (20, 0)
+    assert counted(PREDICTION, [*PREDICTION, 1]) == (20, 0), "the end of sequence is in no prediction"
+
+
+def test_an_edit_leaves_out_what_it_replaces():
+    assert counted(PREDICTION, [*PREDICTION[:8], 90, 91, *PREDICTION[9:]]) == (19, 1)
+    assert counted(PREDICTION, [*PREDICTION[:8], *PREDICTION[12:]]) == (16, 4)
+    assert counted(PREDICTION, [*PREDICTION[:8], 90, *PREDICTION[8:]]) == (20, 0)
+
+
+def test_what_comes_again_is_counted_once():
+    assert counted(PREDICTION, [*PREDICTION, *PREDICTION]) == (20, 0)
+    assert counted([5, 6, 7] * 4, [5, 6, 7] * 9) == (12, 0)
+
+
+def test_a_completion_that_ends_early_contains_a_part():
+    assert counted(PREDICTION, PREDICTION[:7]) == (7, 13)
+    assert counted(PREDICTION, []) == (0, 20)
+    assert counted(PREDICTION, [90] * 50) == (0, 20)
+
+
+def test_several_completions_count_together():
+    assert counted(PREDICTION, PREDICTION, PREDICTION[:5]) == (25, 15)
+
+
+def test_without_a_prediction_there_are_no_counts():
+    assert Predicted().details() == {}
+    found = predicted(PREDICTION, name="area.py")
+    found.extend(0, PREDICTION)
+    assert found.details() == {}
+
+
+@given(st.lists(st.integers(0, 3), min_size=1, max_size=20), st.lists(st.integers(0, 3), max_size=30), st.data())
+def test_pieces_change_nothing_and_counts_add_up(prediction, completion, data):
+    whole, pieces, start = predicted(prediction), predicted(prediction), 0
+    whole.extend(0, completion)
+    pieces.extend(0, [])
+    while start < len(completion):
+        size = data.draw(st.integers(1, 5))
+        pieces.extend(0, completion[start : start + size])
+        start += size
+    accepted, rejected = whole.details().values()
+    assert whole.details() == pieces.details()
+    assert accepted + rejected == len(prediction)
+    assert 0 <= accepted <= len(completion) if len(completion) < len(prediction) else accepted <= len(prediction)
