@@ -6,7 +6,6 @@ A slot is handed to the steps, whole, once its text is ingested; until then its 
 
 from __future__ import annotations
 
-import time
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -17,8 +16,10 @@ from functools import partial
 import numpy as np
 import numpy.typing as npt
 
+from specplug.errors import EngineError
 from specplug.interfaces import HasHostStep
-from specplug.pipeline.cpu.host_function import hand_over
+from specplug.match.cpu.semaphores import Semaphores
+from specplug.pipeline.cpu import host_function as host
 from specplug.pipeline.handles import InlineHandle
 from specplug.pipeline.runner import ProposerRunner
 from specplug.pipeline.worker import Worker
@@ -29,8 +30,8 @@ from specplug.types.request import BEGINS, Event, RequestEvent
 NO_TEXT = -1
 """Id of tokens that are not text."""
 
-_POLL = 1e-4
-"""Seconds between two looks at the steps that have ended."""
+_PIECE = 1 << 13
+"""Tokens of a list that are copied at a time, between which other threads get the GIL."""
 
 
 class Intake(InlineHandle):
@@ -40,7 +41,7 @@ class Intake(InlineHandle):
         runner: the runner of the proposer, whose handle it replaces.
         slots: the table of slots, on the CPU.
         texts: [S, L] int32, the token table; the first text of each request is written here.
-        completed: [1] int64, the number of steps that have ended.
+        progress: see `Shared`.
         on_thread: deliver events on a thread; otherwise on the caller's, at once, which needs steps that run inline.
 
     Attributes:
@@ -53,7 +54,7 @@ class Intake(InlineHandle):
         runner: ProposerRunner,
         slots: SlotTable,
         texts: npt.NDArray[np.int32],
-        completed: npt.NDArray[np.int64],
+        progress: npt.NDArray[np.int64],
         *,
         on_thread: bool,
     ) -> None:
@@ -62,13 +63,23 @@ class Intake(InlineHandle):
         assert isinstance(self.proposer, HasHostStep)
         self._stepping: HasHostStep = self.proposer  # found out once: checking against a protocol is slow
         self.launched, self.first_lengths = 0, np.zeros(len(texts), np.int32)
-        self._slots, self._texts, self._completed = slots, texts, completed
+        self._slots, self._texts, self._progress = slots, texts, progress
         self._ingested, self._ingested_by = runner.ingested.numpy(), runner.generations.numpy()
         self._worker = Worker(f"specplug-{handle.spec.name}") if on_thread else None
         self._jobs: deque[Future[None]] = deque()
-        self._closed = False
+        self._semaphores = Semaphores(1)
+        if on_thread and not self._semaphores.work:
+            raise EngineError.build(
+                "requests cannot be taken in beside the steps of a GPU",
+                who="specplug",
+                found="a system without POSIX semaphores",
+                expected="Linux",
+            )
+        (place,) = self._semaphores.places
+        progress[[host.WAIT, host.POST, host.SEMAPHORE]] = self._semaphores.wait, self._semaphores.post, place
+        host.wait_for_steps(progress, 0)  # compiled now, like the next function, not at the first request
         first = int(self._ingested[0]), int(self._ingested_by[0])
-        hand_over(self._ingested, self._ingested_by, 0, *first)  # compiled now, not at the first request
+        host.hand_over(self._ingested, self._ingested_by, 0, *first)
 
     def on_event(self, event: Event) -> None:
         """Deliver an event, after the steps that were launched before it."""
@@ -100,8 +111,9 @@ class Intake(InlineHandle):
 
     def close(self) -> None:
         """Release the proposer; the steps must have ended."""
-        self._closed = True
+        self._progress[host.CLOSED] = 1
         if self._worker is not None:
+            self._semaphores.post_to(0)
             self._worker.stop()
             self.settle()
         super().close()
@@ -113,8 +125,7 @@ class Intake(InlineHandle):
             self._jobs.append(self._worker.submit(partial(self._after_steps, self.launched, job)))
 
     def _after_steps(self, launched: int, job: Callable[[], None]) -> None:
-        while self._completed[0] < launched and not self._closed:
-            time.sleep(_POLL)
+        host.wait_for_steps(self._progress, launched)
         job()
 
     def _begin(self, event: RequestEvent, tokens: Tokens, length: int, barriers: tuple[Span, ...]) -> None:
@@ -123,8 +134,11 @@ class Intake(InlineHandle):
             self.proposer.on_event(event)
         finally:
             text = self._texts[event.slot, :length]
-            text[: len(tokens)], text[len(tokens) :] = tokens, NO_TEXT  # no tokens: prompt embeddings
+            for start in range(0, len(tokens), _PIECE):
+                stop = min(start + _PIECE, len(tokens))
+                text[start:stop] = tokens[start:stop]
+            text[len(tokens) :] = NO_TEXT  # no tokens: prompt embeddings
             for start, stop, _ in barriers:
                 text[start:stop] = NO_TEXT
             self._stepping.begin_text(event.slot, text)
-            hand_over(self._ingested, self._ingested_by, event.slot, length, event.generation)
+            host.hand_over(self._ingested, self._ingested_by, event.slot, length, event.generation)

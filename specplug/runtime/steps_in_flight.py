@@ -181,7 +181,7 @@ class StepInFlight:
             shared.texts,
             shared.text_lengths,
             shared.text_generations,
-            shared.completed,
+            shared.progress,
             self.cut.record,
         )
         self._argument = host.argument_of(self._step)

@@ -87,7 +87,7 @@ class StreamSteps:
         max_slots, self._draft_length = self._runner.buffer.token_ids.shape
         self._shared = host.Shared.allocate(max_slots, max_length)
         on_thread = device.type != "cpu" if on_thread is None else on_thread
-        self.intake = Intake(self._runner, slots, self._shared.texts, self._shared.completed, on_thread=on_thread)
+        self.intake = Intake(self._runner, slots, self._shared.texts, self._shared.progress, on_thread=on_thread)
         self._runner.handle = self.intake
         proposer = self._runner.handle.proposer
         assert isinstance(proposer, HasHostStep)

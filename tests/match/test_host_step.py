@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import re
+import sys
 import threading
 from typing import Any
 
@@ -14,11 +15,13 @@ import torch
 from numba.core import types
 
 from specplug.match.cpu import addresses, host_step
+from specplug.match.cpu.flag import TAKEN
 from specplug.match.cpu.lookup import Lookup, LookupOptions
 from specplug.pipeline.cpu import host_function
 from specplug.types.draft import Draft
 from specplug.types.host_step import BUSY, OK, StepArgument
 from tests.match.driver import POISON
+from tests.match.flags import held
 from tests.match.test_threads import CAPACITY, SLOTS, bits, memory, players
 
 PYTHON = ("PyGILState", "numba_gil", "numba_unpickle", "PyErr", "PyObject", "Py_", "NRT_Allocate", "NRT_MemInfo_alloc")
@@ -157,7 +160,7 @@ def call(step: Step) -> int:
 def test_a_step_that_finds_shared_memory_taken_does_nothing():
     step = Step(1, trees=False)
     before = memory(step.lookup), bits(step.draft)
-    with step.lookup.host_step.exclusive():
+    with held(step.lookup):
         assert call(step) == BUSY
         assert (memory(step.lookup), bits(step.draft)) == before
     want = step.expected()
@@ -172,7 +175,7 @@ def test_shared_memory_is_taken_by_one_thread_at_a_time():
     def hold() -> None:
         nonlocal inside, most
         for _ in range(200):
-            with step.lookup.host_step.exclusive():
+            with held(step.lookup):
                 inside += 1
                 most = max(most, inside)
                 inside -= 1
@@ -186,6 +189,31 @@ def test_shared_memory_is_taken_by_one_thread_at_a_time():
     assert most == 1
     assert statuses <= {OK, BUSY}
     assert call(step) == OK  # nobody has it any longer
+
+
+def test_no_python_runs_while_shared_memory_is_taken():
+    """It would wait for the GIL, often for milliseconds, while steps find the memory taken and draft nothing."""
+    step, lines = Step(3, trees=False), 0
+    lookup, flag = step.lookup, step.lookup.responses.flag
+    lookup.remember(0, "", 0, 2)  # compile
+
+    def trace(*_: Any) -> Any:
+        nonlocal lines
+        lines += 1
+        assert flag[TAKEN] == 0
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        lookup.remember(0, "", 0, 300)
+        lookup.load({})
+        lookup.start_threads()
+        lookup.clear_responses()
+    finally:
+        sys.settrace(before)
+        lookup.close()
+    assert lines > 50
 
 
 def test_seeded_slots_neither_use_nor_change_what_was_learnt():

@@ -56,9 +56,8 @@ def crowd(memory: Responses) -> None:
     """Let all keys of all owners share one tree."""
     memory._heads = memory._heads[:1]
     found = [np.zeros(MOST_CANDIDATES, np.int32) for _ in range(2)]
-    memory.record = kernels._Responses(
-        memory.text, memory.children, memory._heads, memory.owners, memory._ends, *found, np.zeros(1, np.int64)
-    )
+    parts = memory.text, memory.children, memory._heads, memory.owners, memory._ends, *found
+    memory.record = kernels._Responses(*parts, np.zeros(1, np.int64), memory.flag)
 
 
 @given(st.integers(0, 2**32), st.sampled_from([1, 3, 16, 40]), st.sampled_from([1, 2, 5, 1000]))

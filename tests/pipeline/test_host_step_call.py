@@ -12,6 +12,7 @@ from specplug.types.caps import EngineCaps, ProposerCaps
 from specplug.types.host_step import FAILED, HostStep
 from specplug.types.plan import StepPlan
 from specplug_ngram.proposer import Ngram
+from tests.match.flags import held
 from tests.pipeline.test_cpu_step import DRAFT_LENGTH, LENGTH, SLOTS, TRIMMERS, VOCAB, Engine, SurvivalTrimmer, play
 
 CAPS = ProposerCaps(needs_host=True, inline=True, incremental=True, host_step=True)
@@ -85,7 +86,7 @@ def test_python_only_begins_texts():
 def test_a_busy_step_loses_no_token_and_is_no_fault():
     made, beside = engine(), engine()
     steps(made, 0, 5)
-    with made.proposer.lookup.host_step.exclusive():
+    with held(made.proposer.lookup):
         assert steps(made, 5, 7) == [[], []]
     steps(beside, 0, 7)
     assert steps(made, 7, 12) == steps(beside, 7, 12) != [[]] * 5

@@ -1,4 +1,4 @@
-"""What a proposer in an engine's stream has of each row's text: steps without drafts leave it behind."""
+"""What a proposer in an engine's stream has of each row's text: steps without drafts leave it backlog."""
 
 from __future__ import annotations
 
@@ -15,24 +15,24 @@ class StreamLimits:
     """The backlogs of all rows, under the limits of `specplug.runtime.stream_steps`."""
 
     def __init__(self):
-        self._behind, self._missed = np.zeros(0, int), 0
+        self._backlog, self._missed = np.zeros(0, int), 0
 
     def step(self, emitted, *, drafts):
         """End a step in which rows emitted so many tokens, [B]; return [B], whether they can draft for the next one."""
-        if len(emitted) != len(self._behind):
-            self._behind, self._missed = np.zeros(len(emitted), int), 0
-        self._behind += emitted
+        if len(emitted) != len(self._backlog):
+            self._backlog, self._missed = np.zeros(len(emitted), int), 0
+        self._backlog += emitted
         self._missed += 1
         if drafts or self._missed >= MOST_MISSED:
             self._missed = 0
             self._ingest()
-        return self._behind == 0 if drafts else np.zeros(len(emitted), bool)
+        return self._backlog == 0 if drafts else np.zeros(len(emitted), bool)
 
     def _ingest(self):
         left = MOST_NEW
-        for row, behind in enumerate(self._behind):
-            taken = min(behind, max(left, LONGEST))
-            self._behind[row] -= taken
+        for row, backlog in enumerate(self._backlog):
+            taken = min(backlog, max(left, LONGEST))
+            self._backlog[row] -= taken
             left -= taken
 
     def evidence(self, could_draft):
@@ -44,7 +44,7 @@ class FormerLimits(StreamLimits):
     """At most 64 tokens of each row a step, and padding of rows that could not draft reported as rejected drafts."""
 
     def _ingest(self):
-        self._behind -= np.minimum(self._behind, 64)
+        self._backlog -= np.minimum(self._backlog, 64)
 
     def evidence(self, could_draft):
         return np.ones_like(could_draft)

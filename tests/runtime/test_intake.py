@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import threading
+import time
 
 import numpy as np
 import pytest
 import torch
 
+from specplug.match.cpu.semaphores import Semaphores
 from specplug.pipeline.cpu import host_function
 from specplug.runtime import stream_steps
 from specplug.types.plan import StepPlan
+from tests.match.flags import held
 from tests.pipeline.fake_stream import FakeStream
 from tests.runtime.stream_engine import DRAFT_LENGTH, Engine
 
@@ -114,7 +117,7 @@ def test_a_request_that_cannot_be_taken_in_costs_no_other_one(stream, late, monk
 def test_a_step_that_finds_the_proposer_busy_drafts_nothing_and_loses_nothing(stream, late):
     late.start("r", 0, TEXT)
     late.steps.intake.settle()
-    with late.stage.proposers["ngram"].lookup.host_step.exclusive():
+    with held(late.stage.proposers["ngram"].lookup):
         busy = step(late, "r")
         stream.drain()
     assert torch.equal(busy, NOTHING)
@@ -152,6 +155,27 @@ def test_tokens_of_skipped_steps_never_outgrow_a_steps_memory(monkeypatch):
     assert engine.stage.metrics.snapshot().total.emitted == 21
     assert {it.buffers.window for it in engine.steps._ring._objects} <= {4, 8}
     engine.close()
+
+
+@pytest.mark.parametrize("ending", ["steps", "close"])
+def test_a_thread_waits_without_the_gil_until_it_is_woken(ending):
+    semaphores, progress = Semaphores(1), np.zeros(host_function.PROGRESS, np.int64)
+    numbers = semaphores.wait, semaphores.post, *semaphores.places
+    progress[[host_function.WAIT, host_function.POST, host_function.SEMAPHORE]] = numbers
+    host_function.wait_for_steps(progress, 0)
+    thread = threading.Thread(target=host_function.wait_for_steps, args=(progress, 2), daemon=True)
+    thread.start()
+    for _ in range(2):
+        while not progress[host_function.WAITING]:
+            time.sleep(0)
+        assert thread.is_alive()
+        if ending == "close":
+            progress[host_function.CLOSED] = 1
+            semaphores.post_to(0)
+            break
+        host_function._end(progress)
+    thread.join(60)
+    assert not thread.is_alive()
 
 
 def test_a_close_waits_for_the_steps_and_ends_the_thread(stream):

@@ -17,6 +17,7 @@ from specplug.settings import load_settings
 from specplug.settings.sources import ResolvedSettings
 from specplug.types.caps import EngineCaps
 from specplug.types.plan import StepPlan
+from tests.match.flags import held
 from tests.pipeline.fake_stream import FakeStream
 from tests.runtime import stream_engine
 from tests.runtime.stream_engine import DRAFT_LENGTH, Engine
@@ -114,7 +115,7 @@ def test_a_row_is_late_until_its_prompt_has_been_ingested(monkeypatch):
 
 def test_all_rows_are_late_in_a_step_that_finds_the_proposer_busy(engine):
     rows = Rows(engine, "a", "b").start()
-    with engine.stage.proposers["ngram"].lookup.host_step.exclusive():
+    with held(engine.stage.proposers["ngram"].lookup):
         assert not rows.step().any()
     assert list(engine.late) == ["a", "b"]
     assert rows.step().all()

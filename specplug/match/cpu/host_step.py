@@ -1,34 +1,30 @@
 """A lookup's step as one C function, for an engine's stream; `specplug.interfaces.HostStep` describes its arguments.
 
 It runs on a driver's thread, beside the threads on which requests begin and end.  Each slot belongs to one of them at a
-time.  What all slots share, responses and the corpus index, is guarded by a flag: its holder changes them in short
+time.  What all slots share, responses and the corpus index, is guarded by a `flag`: its holder changes them in short
 pieces, and a step that finds it taken drafts nothing rather than wait.
 """
 
 from __future__ import annotations
 
-import threading
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import cache
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 from numba import carray  # type: ignore[attr-defined]
 
 from specplug.match.cpu.addresses import ingest_at, propose_at
-from specplug.match.cpu.atomics import fetch_add, load
 from specplug.match.cpu.compiled import c_function, compiled
 from specplug.match.cpu.entries import call_kernel, handle_of, kernel_address
+from specplug.match.cpu.evidence import CORPUS as OF_CORPUS
+from specplug.match.cpu.flag import FLAG, release, take, try_take
 from specplug.match.cpu.pointers import int32_at, int64_at
+from specplug.match.cpu.responses import Responses
+from specplug.match.cpu.rows import Rows
 from specplug.types.host_step import BUSY, FAILED, OK, StepArgument
 
-_TAKEN, _STEP, _INGEST, _PROPOSE, _STATE, _UNLEARNT, _SEEDED, _LIMITS, _DRAFTED_FOR, _STATUS, _NUMBERS = range(11)
+_FLAG, _STEP, _INGEST, _PROPOSE, _STATE, _UNLEARNT, _SEEDED, _LIMITS, _DRAFTED_FOR, _STATUS, _NUMBERS = range(11)
 _ARGUMENTS = len(StepArgument)
-_WAIT = 2e-5
-"""Seconds between two attempts to take the flag."""
 
 # Numba takes members of an enumeration for constants only if they are plain integers.
 _DATA, _BATCH_SIZE, _SLOTS, _TABLE, _ROWS, _STRIDE, _TABLE_ROWS, _LENGTHS = map(int, list(StepArgument)[:8])
@@ -40,29 +36,35 @@ class HostStepMemory:
 
     Args:
         max_slots: S.
-        drafted_for: [S] int32, see `Rows`.
+        rows: the state of the lookup's slots.
+        responses: its response memory, whose flag guards the states as well.
 
     Attributes:
         seeded: [S] int64, 1 for slots that neither use nor change learnt hit rates.
         address: the address to pass to the function.
     """
 
-    def __init__(self, max_slots: int, drafted_for: npt.NDArray[np.int32]) -> None:
+    def __init__(self, max_slots: int, rows: Rows, responses: Responses) -> None:
         self.seeded = np.zeros(max_slots, np.int64)
         self._limits = np.zeros(2 * max_slots, np.int32)
-        self._drafted_for = drafted_for
+        self._rows, self._flag = rows, responses.flag
         self._numbers = np.zeros(_NUMBERS, np.int64)
-        self._numbers[[_SEEDED, _LIMITS, _DRAFTED_FOR]] = [
-            it.ctypes.data for it in (self.seeded, self._limits, drafted_for)
+        self._numbers[[_FLAG, _SEEDED, _LIMITS, _DRAFTED_FOR]] = [
+            it.ctypes.data for it in (self._flag, self.seeded, self._limits, rows.drafted_for)
         ]
         self.address = self._numbers.ctypes.data
-        self._holder = threading.Lock()
         self._states: tuple[Any, Any] | None = None
 
-    def use(self, learnt: Any, unlearnt: Any) -> None:
-        """Let the function use these states, see `Lookup`.  The caller holds the flag."""
+    def use(self, learnt: Any, unlearnt: Any, *, leaves_index: bool) -> None:
+        """Let the function use these states, see `Lookup`.
+
+        Args:
+            learnt, unlearnt: the states.
+            leaves_index: whether their corpus index is another one, so that rows must not go on in the index before.
+        """
+        rows, handles = self._rows, (handle_of(learnt), handle_of(unlearnt))
+        _replace(self._numbers, self._flag, *handles, rows.anchors, rows.bounds, leaves_index)
         self._states = learnt, unlearnt
-        self._numbers[[_STATE, _UNLEARNT]] = handle_of(learnt), handle_of(unlearnt)
 
     def function(self) -> int:
         """Return the address of the C function."""
@@ -72,30 +74,18 @@ class HostStepMemory:
         self._numbers[_STEP] = kernel_address(_step, 0)
         return int(_host_step().address)
 
-    @contextmanager
-    def exclusive(self) -> Iterator[None]:
-        """Keep the function away from what all slots share; it is not waited for, so take short pieces."""
-        with self._holder:
-            while not _take(self._numbers):
-                time.sleep(_WAIT)
-            try:
-                yield
-            finally:
-                _release(self._numbers)
-
 
 @compiled
-def _take(numbers: Any) -> bool:
-    """Take the flag, if nobody has it."""
-    if fetch_add(numbers, _TAKEN, 1) == 0:
-        return True
-    fetch_add(numbers, _TAKEN, -1)
-    return False
-
-
-@compiled
-def _release(numbers: Any) -> None:
-    fetch_add(numbers, _TAKEN, -1)
+def _replace(
+    numbers: Any, flag: Any, learnt: int, unlearnt: int, anchors: Any, bounds: Any, leaves_index: bool
+) -> None:
+    """Replace the states while no step uses them."""
+    take(flag)
+    numbers[_STATE], numbers[_UNLEARNT] = learnt, unlearnt
+    if leaves_index:
+        anchors[:, OF_CORPUS] = 0
+        bounds[:] = 0
+    release(flag)
 
 
 @compiled
@@ -103,11 +93,12 @@ def _step(arguments: int) -> None:
     """Ingest and draft; store the step's status."""
     n = carray(int64_at(arguments), _ARGUMENTS)
     own = carray(int64_at(n[_DATA]), _NUMBERS)
-    if load(own, _TAKEN) != 0 or not _take(own):
+    flag = carray(int64_at(own[_FLAG]), FLAG)
+    if not try_take(flag):
         own[_STATUS] = BUSY
         return
     own[_STATUS] = OK if _ingest_and_propose(n, own) == 0 else FAILED
-    _release(own)
+    release(flag)
 
 
 @compiled

@@ -79,7 +79,7 @@ class Lookup:
         self.pool = ThreadPool(options.threads)
         self._workspaces = [self._workspace()]
         self._aside = self._workspace(), ThreadPool(1)
-        self._numbers, self.host_step = Numbers(), HostStepMemory(max_slots, self.rows.drafted_for)
+        self._numbers, self.host_step = Numbers(), HostStepMemory(max_slots, self.rows, self.responses)
         self.load({})
 
     def _workspace(self) -> tuple[Record, Record, Record]:
@@ -95,14 +95,12 @@ class Lookup:
         """Replace the segments to draft from; call it between two steps.  No text is copied."""
         corpus_index = corpus_index if isinstance(corpus_index, CorpusIndex) else self.corpus_index_of(corpus_index)
         states = self._states_with(self.tables, corpus_index), self._states_with(self._default, corpus_index)
-        with self.host_step.exclusive():
-            self.rows.leave_corpus_index()
-            self.corpus_index = corpus_index
-            self._use(*states)
+        self._use(*states, leaves_index=True)
+        self.corpus_index = corpus_index
 
-    def _use(self, states: list[State], unlearnt: list[State]) -> None:
+    def _use(self, states: list[State], unlearnt: list[State], *, leaves_index: bool) -> None:
+        self.host_step.use(states[0], unlearnt[0], leaves_index=leaves_index)
         self._states, self._unlearnt = states, unlearnt
-        self.host_step.use(states[0], unlearnt[0])
 
     def _states_with(self, tables: Tables, corpus_index: CorpusIndex) -> list[State]:
         """Return a state for each thread; they differ in their workspaces."""
@@ -138,8 +136,7 @@ class Lookup:
         self._workspaces += [self._workspace() for _ in range(more)]
         states = self._states_with(self.tables, self.corpus_index)
         unlearnt = self._states_with(self._default, self.corpus_index)
-        with self.host_step.exclusive():
-            self._use(states, unlearnt)
+        self._use(states, unlearnt, leaves_index=False)
         self.pool.start(states[0])
 
     def close(self) -> None:
@@ -301,9 +298,8 @@ class Lookup:
         if self._options.response_tokens and end - begin > 1:
             context = text[start + max(0, begin - self._options.response_context) : start + begin]
             response, number = text[start + begin : start + end], self.responses.owner(owner)
-            self.responses.add(number, context, response, self.host_step.exclusive)
+            self.responses.add(number, context, response)
 
     def clear_responses(self) -> None:
         """Remove all responses."""
-        with self.host_step.exclusive():
-            self.responses.clear()
+        self.responses.clear()

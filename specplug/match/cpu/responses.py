@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import numpy as np
 
 from specplug.match.cpu.compiled import compiled
+from specplug.match.cpu.flag import make_flag, release, take
 from specplug.match.cpu.recency import GRANULE, allow_visits, insert
 from specplug.match.cpu.records import Record, RecordType, define
 from specplug.match.cpu.texts import MOST_CANDIDATES, NO_TEXT, Tokens
@@ -31,7 +30,10 @@ class _Responses(Record):
     pass
 
 
-define(_Responses, ResponsesType, ["text", "children", "heads", "owners", "ends", "places", "match_lengths", "budget"])
+define(
+    _Responses, ResponsesType,
+    ["text", "children", "heads", "owners", "ends", "places", "match_lengths", "budget", "flag"],
+)  # fmt: skip
 
 
 class Responses:
@@ -44,6 +46,7 @@ class Responses:
         text: [C] int32, token i at i modulo C.
         children: [2 C] int32, see `recency`.
         owners: [C / `GRANULE`] int32.
+        flag: guards all of it, see `specplug.match.cpu.flag`.
         record: the record that kernels take.
     """
 
@@ -58,6 +61,7 @@ class Responses:
         self.text, self.owners = np.full(size, NO_TEXT, np.int32), np.zeros(size // GRANULE, np.int32)
         self.children = np.zeros(2 * size, np.int32)
         self._heads, self._ends = np.zeros(size // 4, np.int32), np.zeros(1, np.int64)
+        self.flag = make_flag()
         self.record = _Responses(  # type: ignore[no-untyped-call]
             self.text,
             self.children,
@@ -67,6 +71,7 @@ class Responses:
             np.zeros(MOST_CANDIDATES, np.int32),
             np.zeros(MOST_CANDIDATES, np.int32),
             np.zeros(1, np.int64),
+            self.flag,
         )
 
     @property
@@ -93,35 +98,34 @@ class Responses:
         self._owners = {key: number for key, number in self._owners.items() if number in owning}
         self._most_owners = max(FEW_OWNERS, 2 * len(self._owners))
 
-    def add(
-        self,
-        owner: int,
-        context: Tokens,
-        response: Tokens,
-        exclusive: Callable[[], AbstractContextManager[None]] = nullcontext,
-    ) -> None:
-        """Store a response, in pieces.
+    def add(self, owner: int, context: Tokens, response: Tokens) -> None:
+        """Store a response, in pieces, for each of which the flag is taken.
 
         Args:
             owner: its owner.
             context: [n] int32, the text before it, which is matched but never drafted.
             response: [m] int32; if it is longer than half the memory, only its end is kept.
-            exclusive: a context that keeps readers away; each piece is stored in one of its own.
         """
         response = response[-(self.capacity // 2) :]
         text = np.concatenate((context[-self._cap :], response))
-        with exclusive():
-            if self._ends[0] + self.capacity > MOST_PLACES:
-                self.clear()
-            stop = append(self.record, owner, text, len(response))
+        if self._ends[0] + self.capacity > MOST_PLACES:
+            self.clear()
+        stop = append(self.record, owner, text, len(response))
         for first in range(stop - len(response) + 1, stop, PIECE):
-            with exclusive():
-                plant(self.record, first, min(first + PIECE, stop), stop, self._cap)
+            plant(self.record, first, min(first + PIECE, stop), stop, self._cap)
 
     def clear(self) -> None:
         """Remove everything."""
-        self._heads[:] = 0
-        self._ends[0] = 0
+        clear(self.record)
+
+
+@compiled
+def clear(memory: Any) -> None:
+    """Remove all texts."""
+    take(memory.flag)
+    memory.heads[:] = 0
+    memory.ends[0] = 0
+    release(memory.flag)
 
 
 @compiled
@@ -130,6 +134,7 @@ def append(memory: Any, owner: int, tokens: Any, fresh: int) -> int:
 
     It is found from where `plant` adds its places.
     """
+    take(memory.flag)
     mask = memory.text.size - 1
     start = (memory.ends[0] // GRANULE + 1) * GRANULE  # at least one NO_TEXT token separates two texts
     stop = start + tokens.size
@@ -142,12 +147,14 @@ def append(memory: Any, owner: int, tokens: Any, fresh: int) -> int:
     memory.text[stop & mask] = NO_TEXT
     memory.ends[0] = stop
     allow_visits(memory.budget, fresh)
+    release(memory.flag)
     return stop  # type: ignore[no-any-return]
 
 
 @compiled
 def plant(memory: Any, first: int, last: int, stop: int, cap: int) -> None:
     """Add the places from `first` up to `last`, exclusive, of a text that ends at `stop`."""
+    take(memory.flag)
     mask, oldest = memory.text.size - 1, max(stop + 1 - memory.text.size, 0)
     for place in range(first, last):
         insert(
@@ -163,3 +170,4 @@ def plant(memory: Any, first: int, last: int, stop: int, cap: int) -> None:
             memory.match_lengths,
             memory.budget,
         )
+    release(memory.flag)

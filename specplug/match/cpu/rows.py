@@ -7,7 +7,6 @@ from collections.abc import Sequence
 import numpy as np
 
 from specplug.match.cpu.corpus_index import MOST_NAMED
-from specplug.match.cpu.evidence import CORPUS as OF_CORPUS
 from specplug.match.cpu.records import Record, RecordType, define
 from specplug.match.cpu.texts import MOST_CANDIDATES
 
@@ -103,10 +102,6 @@ class Rows:
         self.anchors[slot], self.ages[slot], self.drafted_for[slot] = 0, 0, -1
         self.named[slot], self.bounds[slot] = 0, 0
         self.named[slot, : len(named)] = named
-
-    def leave_corpus_index(self) -> None:
-        """Clear all places in the corpus index, because a new one replaces it."""
-        self.anchors[:, OF_CORPUS], self.bounds[:] = 0, 0
 
 
 class WorkspaceType(RecordType):

@@ -7,7 +7,6 @@ numba's, whose pool must not be entered by two threads at once, nor the engine's
 
 from __future__ import annotations
 
-import ctypes
 import logging
 import os
 import threading
@@ -18,9 +17,10 @@ import numpy as np
 import numpy.typing as npt
 
 from specplug.match.cpu.parallel import COUNTERS, FEWEST_ROWS, HELPERS, JOB, MOST_THREADS, STOPPED, Pool, help_with
+from specplug.match.cpu.semaphores import Semaphores
 
-_SEMAPHORE = 64
-"""Bytes for a semaphore, at least those of `sem_t`, in a cache line of its own."""
+_BEGUN = 0
+"""Index of the semaphore that the pool's threads wait for; the other is for the thread that has a job."""
 
 _logger = logging.getLogger(__name__)
 
@@ -35,7 +35,7 @@ class ThreadPool:
     """
 
     def __init__(self, threads: int) -> None:
-        self._semaphores = _Semaphores()
+        self._semaphores = Semaphores(2)
         self.threads = min(threads, MOST_THREADS) if self._semaphores.work else 1
         self._counters = np.zeros(COUNTERS, np.int64)
         semaphores = self._semaphores
@@ -45,8 +45,7 @@ class ThreadPool:
             semaphores.wait,
             semaphores.try_wait,
             semaphores.post,
-            semaphores.begun,
-            semaphores.ended,
+            *semaphores.places,
         )
         self.started: list[threading.Thread] = []
         self._stop: weakref.finalize[..., ThreadPool] | None = None
@@ -68,7 +67,7 @@ class ThreadPool:
             state: one of the states whose jobs they share; all states have the same type.
         """
         self._counters[STOPPED] = 1
-        self._semaphores.post_begun()
+        self._semaphores.post_to(_BEGUN)
         help_with(state, 0)  # ends at once, and is compiled now rather than in all threads at the same time
         self._counters[STOPPED] = 0
         self._stop = weakref.finalize(self, _stop, self.started, self._counters, self._semaphores)
@@ -98,43 +97,14 @@ class ThreadPool:
         self._semaphores.create()
 
 
-def _stop(threads: list[threading.Thread], counters: npt.NDArray[np.int64], semaphores: _Semaphores) -> None:
+def _stop(threads: list[threading.Thread], counters: npt.NDArray[np.int64], semaphores: Semaphores) -> None:
     """Stop threads; runs when a pool is closed or collected, and when the interpreter ends."""
     counters[HELPERS], counters[STOPPED] = 0, 1
     for _ in threads:
-        semaphores.post_begun()
+        semaphores.post_to(_BEGUN)
     for thread in threads:
         thread.join()
     threads.clear()
-
-
-class _Semaphores:
-    """Two POSIX semaphores and the functions that use them, by address; all are 0 where there are none.
-
-    They are never destroyed: that would free nothing on Linux, where a semaphore is a number in its memory.
-    """
-
-    def __init__(self) -> None:
-        self._memory = np.zeros(3 * _SEMAPHORE // 8, np.int64)
-        self.begun = -(-self._memory.ctypes.data // _SEMAPHORE) * _SEMAPHORE
-        self.ended = self.begun + _SEMAPHORE
-        self.wait = self.try_wait = self.post = 0
-        try:
-            library = ctypes.CDLL(None)
-            self._create, self._post = library.sem_init, library.sem_post
-            functions = (library.sem_wait, library.sem_trywait, library.sem_post)
-            self.wait, self.try_wait, self.post = (ctypes.cast(it, ctypes.c_void_p).value or 0 for it in functions)
-            self.work = self.create()
-        except (AttributeError, OSError, TypeError):  # not a POSIX system
-            self.work = False
-
-    def create(self) -> bool:
-        """Set both to 0; return whether the system has such semaphores."""
-        return all(self._create(ctypes.c_void_p(it), 0, 0) == 0 for it in (self.begun, self.ended))
-
-    def post_begun(self) -> None:
-        """Wake one thread."""
-        self._post(ctypes.c_void_p(self.begun))
 
 
 def _forget_threads() -> None:

@@ -61,6 +61,11 @@ _NUM_NEW, _LIMITS, _IDS, _CONFIDENCE, _DRAFT_STRIDE, _DRAFT_LENGTHS, _SOURCES, _
 )
 
 
+ENDED, WAITING, CLOSED, WAIT, POST, SEMAPHORE, PROGRESS = range(7)
+"""Indices of `Shared.progress`: the number of steps that have ended, 1 while a thread waits for one to end, 1 to let it
+wait no longer, the addresses of two functions that it waits by and is woken by, and of their argument."""
+
+
 class Shared(NamedTuple):
     """What all steps share, of S slots and texts of at most L tokens; only the host function writes to it.
 
@@ -68,21 +73,21 @@ class Shared(NamedTuple):
         texts: [S, L] int32, the token table.  The beginning of each text is written by whoever ingests it.
         text_lengths: [S] int32, tokens in it, of the generations in `text_generations` [S] int64.
         stopped: [S] int64, the generation of each slot that has stopped.
-        completed: [1] int64, the number of steps that have ended.
+        progress: [`PROGRESS`] int64, how many steps have ended, and who waits for that; see `wait_for_steps`.
     """
 
     texts: npt.NDArray[np.int32]
     text_lengths: npt.NDArray[np.int32]
     text_generations: npt.NDArray[np.int64]
     stopped: npt.NDArray[np.int64]
-    completed: npt.NDArray[np.int64]
+    progress: npt.NDArray[np.int64]
 
     @classmethod
     def allocate(cls, max_slots: int, max_length: int) -> Shared:
         """Return memory without texts; pages are used as texts grow."""
         generations, stopped = np.zeros((2, max_slots), np.int64)
         texts, lengths = np.zeros((max_slots, max_length), np.int32), np.zeros(max_slots, np.int32)
-        return cls(texts, lengths, generations, stopped, np.zeros(1, np.int64))
+        return cls(texts, lengths, generations, stopped, np.zeros(PROGRESS, np.int64))
 
 
 class StepType(RecordType):
@@ -103,7 +108,7 @@ class Step(Record):
         packed_lengths, packed_emitted, packed_verified: [R] int32, by the engine's row.
         newest: [R, W] int32, by the engine's row.
         upto: [R] int32, by draft: tokens that the proposer has after the step.
-        texts, text_lengths, text_generations, completed: see `Shared`; in `run_in_turn`, `texts` is the engine's table.
+        texts, text_lengths, text_generations, progress: see `Shared`; in `run_in_turn`, `texts` is the engine's table.
         cut: the record `Cut` of this step.
     """
 
@@ -112,7 +117,7 @@ define(
     Step,
     StepType,
     ["memory", "numbers", "arguments", "engine_rows", "first_lengths", "packed_lengths", "packed_emitted",
-     "packed_verified", "newest", "upto", "texts", "text_lengths", "text_generations", "completed", "cut"],
+     "packed_verified", "newest", "upto", "texts", "text_lengths", "text_generations", "progress", "cut"],
 )  # fmt: skip
 
 
@@ -135,7 +140,7 @@ def run(record: Any) -> None:
     status = _draft(step)
     _note_late(step, status)
     _finish(step, status)
-    fetch_add(step.completed, 0, 1)
+    _end(step.progress)
 
 
 @compiled
@@ -282,6 +287,24 @@ def raise_if_failed(status: int) -> None:
         raise ContractError.build("malformed draft", expected="ids in the vocabulary, lengths within the limits")
     if status != OK:
         raise RuntimeError(f"its host step returned {status}")
+
+
+@compiled
+def _end(progress: Any) -> None:
+    """Count a step that has ended, and wake the thread that waits for one."""
+    fetch_add(progress, ENDED, 1)
+    if load(progress, WAITING) != 0:
+        store(progress, WAITING, 0)
+        call_at(progress[POST], progress[SEMAPHORE])
+
+
+@compiled
+def wait_for_steps(progress: Any, count: int) -> None:
+    """Wait, without the GIL, until so many steps have ended; one thread may wait at a time."""
+    while load(progress, ENDED) < count and load(progress, CLOSED) == 0:
+        store(progress, WAITING, 1)
+        if load(progress, ENDED) < count and load(progress, CLOSED) == 0:
+            call_at(progress[WAIT], progress[SEMAPHORE])
 
 
 @compiled
