@@ -31,7 +31,7 @@ class SpecplugError(Exception):
         remedy: str | None = None,
     ) -> SpecplugError:
         """Build an error whose message joins the parts that are given."""
-        parts = [what if who is None else f"{who}: {what}"]
+        parts = [what if who is None else f"{text_of(who)}: {what}"]
         if found is not None:
             parts.append(f"found {text_of(found)}")
         if expected is not None:

@@ -5,13 +5,18 @@ The first line of a file names the format and its version; docs/trace.md describ
 
 from __future__ import annotations
 
+import errno
 import json
+import logging
 import os
+import stat
+from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields
+from io import RawIOBase
 from pathlib import Path
 from types import TracebackType
-from typing import Any, BinaryIO
+from typing import Any
 
 import torch
 
@@ -21,10 +26,15 @@ from specplug.types.batch import EngineBatch
 from specplug.types.draft import Draft
 from specplug.types.verdict import Verdict
 
+logger = logging.getLogger("specplug")
+
 FORMAT, VERSION = "specplug trace", 2
 HEADER = json.dumps({"format": FORMAT, "version": VERSION}).encode() + b"\n"
 
 REASONS = ("stopped", "accepted", "rejected", "grammar", "never verified")
+MOST_KEPT = 4096
+"""Most rows that wait for a file that cannot be written."""
+
 _FLUSH_EVERY = 256  # rows
 _BLOCK = 1 << 16  # bytes
 
@@ -105,33 +115,48 @@ def _reason(proposed: int, verified: int, accepted: int, cut_by_grammar: int, em
 
 
 class TraceWriter:
-    """Appends rows to a file, which is created with its folders if it does not exist.
+    """Appends rows to a file, which is created with its folders if it does not exist, or to a character device.
 
-    Rows are buffered and written in whole lines, every 256 rows and at `flush` and `close`.  If a process died while
-    writing, the incomplete last line is dropped when the file is reopened.  Only one writer at a time may use a file.
+    Rows are buffered and written in whole lines, every 256 rows and at `flush` and `close`.  What cannot be written,
+    because the disk is full for example, is kept for the next time, up to `MOST_KEPT` rows; then the oldest are lost.
+    If a process died while writing, the incomplete last line is dropped when the file is reopened.  Only one writer at
+    a time may use a file.
 
     Raises:
         TraceError: the file cannot be opened, or is not a trace of this version.
     """
 
     def __init__(self, path: str | Path) -> None:
-        self._lines: list[bytes] = []
-        self._file = _open_for_rows(Path(path))
-        if not self._file.tell():
-            self._lines.append(HEADER)
-            self.flush()
+        self._path = Path(path)
+        self._lines: deque[bytes] = deque(maxlen=MOST_KEPT)
+        self._since_flush = 0
+        self._warned = False
+        self._file = _open_for_rows(self._path)
+        self._is_regular = stat.S_ISREG(os.fstat(self._file.fileno()).st_mode)
+        self.flush()
 
     def write(self, row: TraceRow) -> None:
         """Add one row."""
         self._lines.append(json.dumps({name: getattr(row, name) for name in _FIELDS}, allow_nan=False).encode() + b"\n")
-        if len(self._lines) >= _FLUSH_EVERY:
+        self._since_flush += 1
+        if self._since_flush >= _FLUSH_EVERY:
             self.flush()
 
     def flush(self) -> None:
-        """Write all buffered rows to the file."""
-        self._file.write(b"".join(self._lines))
-        self._file.flush()
-        self._lines.clear()
+        """Write all buffered rows to the file, whole or not at all; the first failure is logged."""
+        self._since_flush, end = 0, self._file.seek(0, os.SEEK_END)
+        data = memoryview(b"".join([*([HEADER] if end == 0 else []), *self._lines]))
+        try:
+            while data:
+                data = data[self._file.write(data) or 0 :]
+            self._lines.clear()
+        except OSError as error:
+            if self._is_regular:
+                self._file.truncate(end)
+            if not self._warned:
+                self._warned = True
+                kept = f"the newest {MOST_KEPT} rows are kept until it can"
+                logger.warning("trace: %s cannot be written (%s); %s", self._path, error.strerror, kept)
 
     def close(self) -> None:
         """Flush and close; further calls have no effect."""
@@ -186,13 +211,17 @@ def _torn(path: Path, number: int, line: bytes) -> SpecplugError:
     )
 
 
-def _open_for_rows(path: Path) -> BinaryIO:
-    """Open or create a trace, positioned at the end of its complete lines."""
+def _open_for_rows(path: Path) -> RawIOBase:
+    """Open or create a trace without an incomplete last line."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
+        if path.is_char_device():
+            return path.open("wb", buffering=0)
         path.touch(mode=0o600)  # it holds texts, as tokens
-        file = path.open("r+b")
-    except OSError as error:
+        if not path.is_file():
+            raise OSError(errno.EINVAL, "neither a file nor a character device")
+        file = path.open("r+b", buffering=0)
+    except (OSError, ValueError) as error:
         raise TraceError.build(
             "cannot write the trace",
             who=str(path),
@@ -211,13 +240,13 @@ def _open_for_rows(path: Path) -> BinaryIO:
     return file
 
 
-def _end_of_lines(file: BinaryIO) -> int:
+def _end_of_lines(file: RawIOBase) -> int:
     """Return the offset after the last newline, searching from the end."""
     end = file.seek(0, os.SEEK_END)
     while end:
         start = max(0, end - _BLOCK)
         file.seek(start)
-        newline = file.read(end - start).rfind(b"\n")
+        newline = (file.read(end - start) or b"").rfind(b"\n")
         if newline >= 0:
             return start + newline + 1
         end = start

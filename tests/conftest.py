@@ -7,6 +7,9 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -59,3 +62,15 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
             )
         compatibility.RECORDS.mkdir(parents=True, exist_ok=True)
         (compatibility.RECORDS / f"{suite.rpartition('/')[2]}.json").write_text(json.dumps(mine))
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 256 KiB, which takes root to mount."""
+    folder = tmp_path / "small"
+    folder.mkdir()
+    if os.geteuid():
+        pytest.skip("mounting a small disk takes root")
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=256k", "none", folder], check=True)
+    yield folder
+    subprocess.run(["umount", "-l", folder], check=True)

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import resource
+from collections import deque
+from contextlib import suppress
 from dataclasses import fields, replace
 from pathlib import Path
 
@@ -13,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specplug.errors import TraceError
-from specplug.trace import HEADER, REASONS, TraceRow, TraceWriter, read_trace, rows_from
+from specplug.trace import HEADER, MOST_KEPT, REASONS, TraceRow, TraceWriter, read_trace, rows_from
 from specplug.types.draft import Draft
 from specplug.types.verdict import Outcome, Verdict
 from tests.types.test_batch_and_plan import make_batch
@@ -87,6 +91,54 @@ class TestRoundTrip:
         trace.close()
         trace.close()
         assert list(read_trace(path)) == [ROW]
+
+
+class TestFullDisks:
+    def test_a_disk_that_is_full_for_a_while_costs_old_rows_and_no_line(self, small_disk, caplog):
+        path, filler = small_disk / "trace.jsonl", small_disk / "filler"
+        trace = TraceWriter(path)
+        trace.write(replace(ROW, step=0))
+        trace.flush()
+        with suppress(OSError):
+            filler.write_bytes(b"x" * 300_000)
+        for step in range(1, 10_000):
+            trace.write(replace(ROW, step=step))
+            assert len(trace._lines) <= MOST_KEPT
+        full = [row.step for row in read_trace(path)]
+        assert full == list(range(len(full))), "whole lines"
+        assert len(caplog.records) == 1
+        assert "trace.jsonl cannot be written (No space left on device)" in caplog.text
+        filler.unlink()
+        trace._lines = deque(list(trace._lines)[-100:], MOST_KEPT)  # so many have room
+        trace.close()
+        assert [row.step for row in read_trace(path)] == [*full, *range(9_900, 10_000)]
+        assert len(caplog.records) == 1
+
+    def test_a_write_that_stops_half_way_leaves_no_part_of_a_line(self, path, monkeypatch):
+        with TraceWriter(path) as trace:
+            trace.write(ROW)
+            limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+            resource.setrlimit(resource.RLIMIT_FSIZE, (len(HEADER) + 20, limits[1]))
+            try:
+                trace.flush()
+            finally:
+                resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+            assert path.read_bytes() == HEADER
+        assert list(read_trace(path)) == [ROW]
+
+    @pytest.mark.parametrize("device", ["/dev/null", "/dev/full"])
+    def test_devices(self, device, caplog):
+        with TraceWriter(device) as trace:
+            for _ in range(3 * MOST_KEPT):
+                trace.write(ROW)
+            assert len(trace._lines) <= (MOST_KEPT if device == "/dev/full" else 256)
+        assert len(caplog.records) == (device == "/dev/full")
+
+    def test_what_is_no_file_is_refused(self, tmp_path):
+        os.mkfifo(tmp_path / "fifo")
+        for path in (tmp_path / "fifo", tmp_path, "a\0b"):
+            with pytest.raises(TraceError, match="cannot write the trace"):
+                TraceWriter(path)
 
 
 class TestTornFiles:

@@ -85,7 +85,7 @@ class StoreWatcher:
             return
         if self._settings.store is None:
             self._own = TemporaryFolder("specplug-corpora-")
-        path = self._own.path if self._own is not None else Path(self._settings.store or "").expanduser()
+        path = self._own.path if self._own is not None else Path(self._settings.store or "")
         if self._tokenizer is None and path.exists():
             self._store = Store.open(path, segment_tokens=SEGMENT_TOKENS)
         else:  # another process of the server may be creating it

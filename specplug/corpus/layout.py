@@ -14,7 +14,7 @@ VERSION = 1
 STORE_FORMAT, MANIFEST_FORMAT, SEGMENT_FORMAT = (f"specplug corpus {kind}" for kind in ("store", "manifest", "segment"))
 
 STORE_FILE, TENANTS, MANIFEST_FILE = "store.json", "tenants", "manifest.json"
-LOCK_FILE, MERGE_LOCK_FILE = "lock", "merging"
+LOCK_FILE, MERGE_LOCK_FILE, ROOM_FILE = "lock", "merging", "room"
 SEGMENT_ENDING, BUILDING_ENDING, ASIDE_ENDING, BEFORE_ENDING = ".safetensors", ".building", ".tmp", ".old"
 
 SEGMENT_FILE = re.compile(r"([0-9a-f]{16})-\d{1,9}\.safetensors")

@@ -16,11 +16,20 @@ from pydantic import AfterValidator, Field, TypeAdapter
 
 from specplug.corpus.checks import CorpusName, Count, Generation, Offset, SegmentName, String, TenantName, parsed
 from specplug.corpus.files import check_folder, open_file
-from specplug.corpus.layout import BEFORE_ENDING, BUILDING_ENDING, MANIFEST_FILE, MANIFEST_FORMAT, SEGMENT_FILE
+from specplug.corpus.layout import (
+    BEFORE_ENDING,
+    BUILDING_ENDING,
+    MANIFEST_FILE,
+    MANIFEST_FORMAT,
+    ROOM_FILE,
+    SEGMENT_FILE,
+)
 from specplug.corpus.names import folder_name, shortened
 from specplug.corpus.sealed import opened, sealed
-from specplug.corpus.writing import fsync_folder, os_errors_named, write_file
+from specplug.corpus.writing import fsync_folder, keep_room, os_errors_named, write_file
 from specplug.errors import CorpusError
+
+_LEAST_ROOM = 1 << 14  # bytes
 
 Mask = npt.NDArray[np.uint8]
 
@@ -162,17 +171,20 @@ def load(folder: Path, tenant: str | None = None) -> Manifest:
 def commit(folder: Path, before: Manifest, entries: Iterable[Entry]) -> Manifest:
     """Replace the manifest `before` by one with these entries; return it.  Call with the lock held.
 
+    A file occupies room for the next manifest, so that corpora can be removed when the disk is full.
+
     Raises:
         CorpusError: it could not be written; `before` is still in place.
     """
     path, old = folder / MANIFEST_FILE, (folder / MANIFEST_FILE).with_suffix(BEFORE_ENDING)
     manifest = before._replace(generation=before.generation + 1, entries=tuple(entries))
+    room = folder / ROOM_FILE if manifest.tokens < before.tokens else None
     with os_errors_named(path):
         fsync_folder(folder)  # the segments' names must be durable before the manifest's
         _set_aside(path, old)
         try:
             data = sealed(lambda head: _content(head, manifest), MANIFEST_FORMAT)
-            write_file(path, [data], newer_than=before.changed)
+            write_file(path, [data], newer_than=before.changed, room=room)
             fsync_folder(folder)
         except BaseException:
             with suppress(OSError):
@@ -181,6 +193,7 @@ def commit(folder: Path, before: Manifest, entries: Iterable[Entry]) -> Manifest
         finally:
             with suppress(OSError):
                 old.unlink()
+            keep_room(folder / ROOM_FILE, max(_LEAST_ROOM, 2 * path.stat().st_size if path.exists() else 0))
     return manifest
 
 

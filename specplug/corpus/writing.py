@@ -9,12 +9,12 @@ import hashlib
 import os
 import secrets
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from specplug.corpus.files import new_file
+from specplug.corpus.files import new_file, open_file
 from specplug.corpus.layout import ASIDE_ENDING
 from specplug.errors import CorpusError
 
@@ -48,7 +48,9 @@ def os_errors_named(path: Path) -> Iterator[None]:
         ) from error
 
 
-def write_file(path: Path, parts: Iterable[Bytes], *, newer_than: int = 0, read_only: bool = False) -> int:
+def write_file(
+    path: Path, parts: Collection[Bytes], *, newer_than: int = 0, read_only: bool = False, room: Path | None = None
+) -> int:
     """Write a file aside, fsync it and rename it to `path`; return its size.  Does not fsync the folder.
 
     Args:
@@ -56,6 +58,7 @@ def write_file(path: Path, parts: Iterable[Bytes], *, newer_than: int = 0, read_
         parts: its bytes, in sequence.
         newer_than: nanoseconds that its modification time must exceed, so that each version has a different one.
         read_only: remove write permissions.
+        room: a file of `keep_room`, which is deleted if the disk is full.
 
     Raises:
         CorpusError: it could not be written; no part of it is left.
@@ -65,11 +68,24 @@ def write_file(path: Path, parts: Iterable[Bytes], *, newer_than: int = 0, read_
         try:
             size = _write(aside, parts, newer_than, read_only)
             os.replace(aside, path)
-        except BaseException:
+        except BaseException as error:
             with suppress(OSError):
                 aside.unlink()
-            raise
+            if room is None or not isinstance(error, OSError) or not _deleted(room):
+                raise
+            return write_file(path, parts, newer_than=newer_than, read_only=read_only)
     return size
+
+
+def keep_room(path: Path, size: int) -> None:
+    """Let a file without content occupy at least `size` bytes, if the disk has them, for `write_file`."""
+    with suppress(OSError):
+        handle = open_file(path, os.O_WRONLY | os.O_CREAT)
+        try:
+            if os.fstat(handle).st_size < size:
+                os.posix_fallocate(handle, 0, size)
+        finally:
+            os.close(handle)
 
 
 def fsync_folder(folder: Path) -> None:
@@ -96,6 +112,14 @@ def pieces(data: Bytes) -> Iterator[memoryview]:
         view = view.cast("B")
         for start in range(0, len(view), PIECE):
             yield view[start : start + PIECE]
+
+
+def _deleted(path: Path) -> bool:
+    try:
+        path.unlink()
+    except OSError:
+        return False
+    return True
 
 
 def _write(path: Path, parts: Iterable[Bytes], newer_than: int, read_only: bool) -> int:

@@ -15,6 +15,7 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 from specplug.errors import SpecplugError
+from specplug.operator.bodies import BodyError, pieces, read_body, replayed
 from specplug.settings.mistakes import shown
 
 KEY_VARIABLE = "SPECPLUG_OPERATOR_KEY"
@@ -23,7 +24,14 @@ KEY_HEADER = "X-Specplug-Operator-Key"
 Scope = Mapping[str, Any]
 App = Callable[[Any, Any, Any], Awaitable[None]]
 
-_FORWARDED = ("forwarded", "x-forwarded-", "x-real-ip", "x-client-ip", "true-client-ip", "cf-connecting-ip", "via")
+_FORWARDED = (
+    # proxies, load balancers and API gateways
+    *("forwarded", "via", "x-forwarded", "x-original-", "x-originating-", "x-real-ip", "x-client-ip", "x-remote-"),
+    *("x-cluster-client-ip", "x-proxyuser-ip", "x-envoy-", "x-amzn-", "x-arr-", "x-appengine-", "x-cloud-"),
+    # content delivery networks
+    *("cdn-loop", "cf-", "true-client-ip", "fastly-", "x-amz-cf-", "x-azure-", "akamai-", "x-akamai-", "fly-"),
+    *("x-vercel-", "x-nf-", "x-sucuri-", "incap-", "x-cdn"),
+)
 """Prefixes of the headers that proxies add.  Requests through a proxy on this machine all appear to be local."""
 
 
@@ -59,16 +67,24 @@ class Operators:
     def refusal(self, scope: Scope) -> Refusal | None:
         """Return the refusal of a request, given its ASGI scope; None for an operator's request."""
         headers = [(name.decode("latin-1").lower(), value) for name, value in scope["headers"]]
+        hosts = [value for name, value in headers if name == "host"]
+        if len(hosts) > 1:  # proxies and servers disagree on which of them counts
+            return _refused(400, scope, found=f"{len(hosts)} Host headers", expected="one", remedy="Send one")
         return self._by_key(scope, headers) if self._keys else _from_elsewhere(scope, dict(headers))
 
-    def guarding(self, app: App) -> App:
-        """Return an ASGI app that passes operators' requests to `app` and refuses all others."""
+    def guarding(self, app: App, most_bytes: int) -> App:
+        """Return an ASGI app that passes operators' requests of at most so many bytes to `app`, and refuses others."""
 
         async def guarded(scope: Any, receive: Any, send: Any) -> None:
             refused = self.refusal(scope)
             if refused is None:
-                await app(scope, receive, send)
-                return
+                try:
+                    content = await read_body(pieces(receive), most_bytes)
+                except BodyError as error:
+                    refused = Refusal(error.status, f"{scope['path']}: {error}")
+                else:
+                    await app(scope, replayed(content, receive), send)
+                    return
             body = json.dumps({"success": False, "message": refused.message}).encode()
             headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
             await send({"type": "http.response.start", "status": refused.status, "headers": headers})
@@ -100,6 +116,9 @@ def _from_elsewhere(scope: Scope, headers: Mapping[str, bytes]) -> Refusal | Non
         return _not_local(scope, f"a request that a proxy has forwarded, by its header {forwarded!r}")
     if "origin" in headers:  # a web page can make the browser send any request
         return _not_local(scope, "a request of a web page, by its header 'origin'")
+    site = headers.get("sec-fetch-site", b"none")
+    if site not in (b"none", b"same-origin"):  # browsers send it where they send no origin, too
+        return _not_local(scope, f"a request of another web page, by its header 'sec-fetch-site: {shown(site)}'")
     host = headers.get("host", b"localhost").decode("latin-1")
     if not _is_local_name(host):  # a web page under a name that its owner has made an address of this machine
         return _not_local(scope, f"a request to {shown(host)}, which is no name of this machine")

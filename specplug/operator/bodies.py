@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterable
+import json
+from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable
+from typing import Any
+
+from specplug.errors import SpecplugError
+from specplug.operator.control import parse_order
 
 PATIENCE = 30.0
 """Seconds that a client may take in addition to the time that its bytes earn."""
@@ -11,23 +16,77 @@ PATIENCE = 30.0
 BYTES_PER_SECOND = 1 << 16
 """A client that sends at least this fast never times out."""
 
+MOST_ORDER_BYTES = 1 << 16
+"""Most bytes of an order to `/specplug/mode`."""
 
-class TooLargeError(Exception):
-    """A body exceeds its size limit."""
+Receive = Callable[[], Awaitable[Any]]
 
 
-async def read_body(pieces: AsyncIterable[bytes], most: int, *, patience: float = PATIENCE) -> bytearray:
-    """Return the body that arrives in `pieces`.
+class BodyError(SpecplugError):
+    """A body cannot be taken; `status` is the HTTP status to answer with."""
+
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+async def read_body(body: AsyncIterable[bytes], most: int, *, patience: float = PATIENCE) -> bytearray:
+    """Return the body that arrives in pieces.
 
     Raises:
-        TooLargeError: the body has more than `most` bytes; the rest is not read.
-        TimeoutError: the body arrives too slowly.
+        BodyError: the body has more than `most` bytes (413; the rest is not read), or arrives too slowly (408).
     """
-    body, begin = bytearray(), asyncio.get_running_loop().time()
-    async with asyncio.timeout(patience) as limit:
-        async for piece in pieces:
-            body += piece
-            if len(body) > most:
-                raise TooLargeError
-            limit.reschedule(begin + patience + len(body) / BYTES_PER_SECOND)
-    return body
+    found, begin = bytearray(), asyncio.get_running_loop().time()
+    try:
+        async with asyncio.timeout(patience) as limit:
+            async for piece in body:
+                found += piece
+                if len(found) > most:
+                    raise BodyError(
+                        413, f"the body is too large; found more than {most} bytes; expected at most {most}"
+                    )
+                limit.reschedule(begin + patience + len(found) / BYTES_PER_SECOND)
+    except TimeoutError:
+        expected = f"{BYTES_PER_SECOND // 1024} KiB a second, after the first {patience:.0f} seconds"
+        raise BodyError(408, f"the body arrives too slowly; expected {expected}") from None
+    return found
+
+
+async def read_order(body: AsyncIterable[bytes], who: str) -> dict[str, Any]:
+    """Return the fields of an order to `/specplug/mode`.
+
+    Raises:
+        BodyError: as `read_body` does, or it is no order (400).
+    """
+    try:
+        text = await read_body(body, MOST_ORDER_BYTES)
+    except BodyError as error:
+        raise BodyError(error.status, f"{who}: {error}") from None
+    try:
+        order = parse_order(json.loads(text), who).model_dump(exclude_unset=True)
+    except SpecplugError as error:
+        raise BodyError(400, str(error)) from error
+    except (ValueError, RecursionError) as error:
+        raise BodyError(400, f"the body is not JSON: {error}") from error
+    if not order:
+        raise BodyError(400, f"{who}: the order is empty; expected mode, num_speculative_tokens, or both")
+    return order
+
+
+async def pieces(receive: Receive) -> AsyncIterator[bytes]:
+    """Yield the pieces of the body of an ASGI request."""
+    more = True
+    while more:
+        message = await receive()
+        more = message["type"] == "http.request" and message.get("more_body", False)
+        yield message.get("body", b"")
+
+
+def replayed(body: bytearray, receive: Receive) -> Receive:
+    """Return a `receive` that first gives a body that was read already."""
+    waiting = [{"type": "http.request", "body": bytes(body), "more_body": False}]
+
+    async def replay() -> Any:
+        return waiting.pop() if waiting else await receive()
+
+    return replay

@@ -57,7 +57,7 @@ class Control:
         self._by = "start-up"
         self._ceiling = _ceiling(self._mode, self._limit)
         file = settings.control.file
-        self._path = None if file is None else Path(file).expanduser().absolute()
+        self._path = None if file is None else Path(file).absolute()
         self._interval, self._clock = settings.control.poll_seconds, clock
         self._seen: _Signature | None = None
         self._file_error: str | None = None

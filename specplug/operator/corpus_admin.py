@@ -63,7 +63,7 @@ class CorpusAdmin:
 
     def __init__(self, settings: CorporaSettings, tokenizer: Any) -> None:
         self._settings = settings
-        self._root = None if settings.store is None else Path(settings.store).expanduser()
+        self._root = None if settings.store is None else Path(settings.store)
         self._tokenizer = None if tokenizer is None else wrap(tokenizer)
         self._fingerprint = None if self._tokenizer is None else self._tokenizer.fingerprint
         self._view: View | None = None

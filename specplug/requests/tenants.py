@@ -32,7 +32,7 @@ class Tenants:
 
     def __init__(self, settings: TenantSettings) -> None:
         self._header = None if settings.header is None else settings.header.lower().encode()
-        self._keys = None if settings.keys is None else _read(Path(settings.keys).expanduser())
+        self._keys = None if settings.keys is None else _read(Path(settings.keys))
         self._source = f"the header {settings.header!r}" if settings.keys is None else "the client's API key"
 
     @property

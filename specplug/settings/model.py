@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
 
 from specplug.plugins.specs import ENGINE_DRAFTER, JOINS_POLICIES
 
@@ -22,6 +23,19 @@ DEFAULT_SPECULATIVE_TOKENS = 15
 
 ENGINE_DRAFTER_POLICY = "adaptive+batch"
 """The default policy for the engine's own drafter, whose drafts have no confidences that a trim half could use."""
+
+
+def expanded_path(text: str) -> str:
+    """Return a path with the home folder in place of `~`; raises ValueError if no file can have it."""
+    path = os.path.expanduser(text)
+    if path.startswith("~"):
+        raise ValueError("a path in the home folder of a user that exists")
+    if "\0" in path:
+        raise ValueError("a path without NUL characters")
+    return path
+
+
+UserPath = Annotated[str, Field(min_length=1), AfterValidator(expanded_path)]
 
 
 class Section(BaseModel):
@@ -79,9 +93,8 @@ class TenantSettings(Section):
         min_length=1,
         description="HTTP header that holds the tenant, which a proxy sets; null: requests name their tenants",
     )
-    keys: str | None = Field(
+    keys: UserPath | None = Field(
         default=None,
-        min_length=1,
         description="JSON file of tenants by the SHA-256 of API keys; null: requests name their tenants",
     )
 
@@ -95,9 +108,8 @@ class TenantSettings(Section):
 class CorporaSettings(Section):
     """The corpora that proposers draft from; see `specplug.corpus`."""
 
-    store: str | None = Field(
+    store: UserPath | None = Field(
         default=None,
-        min_length=1,
         description="folder of the corpus store to draft from, see `specplug corpus`; null: a temporary, empty store",
     )
     poll_seconds: float = Field(
@@ -114,17 +126,16 @@ class CorporaSettings(Section):
 class TraceSettings(Section):
     """The record of drafts and verdicts."""
 
-    path: str | None = Field(
-        default=None, min_length=1, description="JSONL file that drafts and verdicts are written to; null writes none"
+    path: UserPath | None = Field(
+        default=None, description="JSONL file that drafts and verdicts are written to; null writes none"
     )
 
 
 class ControlSettings(Section):
     """Operator controls of a running server, for engines whose adapter supports them."""
 
-    file: str | None = Field(
+    file: UserPath | None = Field(
         default=None,
-        min_length=1,
         description="JSON file that switches speculation while serving, read every poll_seconds; null watches none",
     )
     poll_seconds: float = Field(default=1.0, ge=0, le=3600, description="seconds between reads of the control file")

@@ -16,11 +16,12 @@ from pydantic import ValidationError
 from specplug.errors import SettingsError
 from specplug.plugins.registry import Registry
 from specplug.settings.mistakes import Mistake, flatten, from_pydantic, no_duplicates, shown, together
-from specplug.settings.model import Settings
+from specplug.settings.model import Settings, expanded_path
 from specplug.settings.plugins import plugin_mistakes
 
 CONFIG_VARIABLE = "SPECPLUG_CONFIG"
 DEFAULT_ORIGIN = "default"
+_DEEPEST = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +68,7 @@ def load_settings(
     merged: dict[str, Any] = {}
     given: dict[str, str] = {}
     for origin, layer in layers:
+        _check_depth(layer, origin)
         merged = _merge(merged, layer)
         given.update((key, origin) for key, _ in flatten(layer))
     given.update((key, origin) for key, origin in origins_of.items() if key in given)
@@ -110,7 +112,7 @@ def _from_environment(env: Mapping[str, str]) -> tuple[str, Mapping[str, Any]] |
         return None
     if "\n" not in text and Path(text).suffix.lower() in (".json", ".toml"):
         origin = f"{CONFIG_VARIABLE} ({text})"
-        return origin, _parse(_read(Path(text).expanduser(), origin), origin, Path(text).suffix.lower() == ".json")
+        return origin, _parse(_read(text, origin), origin, Path(text).suffix.lower() == ".json")
     if text.startswith("{") or "=" in text:
         return CONFIG_VARIABLE, _parse(text, CONFIG_VARIABLE, text.startswith("{"))
     raise SettingsError.build(
@@ -121,10 +123,10 @@ def _from_environment(env: Mapping[str, str]) -> tuple[str, Mapping[str, Any]] |
     )
 
 
-def _read(path: Path, origin: str) -> str:
+def _read(path: str, origin: str) -> str:
     try:
-        return path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
+        return Path(expanded_path(path)).read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:
         raise SettingsError.build(
             "cannot read the settings file",
             who=origin,
@@ -143,6 +145,17 @@ def _parse(text: str, origin: str, is_json: bool) -> Mapping[str, Any]:
     if not isinstance(layer, dict):
         raise SettingsError.build("malformed settings", who=origin, found=shown(layer), expected="a JSON object")
     return layer
+
+
+def _check_depth(layer: Mapping[str, Any], origin: str) -> None:
+    """Refuse settings that are nested deeper than any model of theirs; everything that walks them is recursive."""
+    level: list[Any] = [layer]
+    for _ in range(_DEEPEST):
+        inner = [list(each.values() if isinstance(each, Mapping) else each) for each in level]
+        level = [each for items in inner for each in items if isinstance(each, (Mapping, list, tuple))]
+        if not level:
+            return
+    raise SettingsError.build("malformed settings", who=origin, found=f"more than {_DEEPEST} levels of nesting")
 
 
 def _merge(low: Mapping[str, Any], high: Mapping[str, Any]) -> dict[str, Any]:

@@ -233,7 +233,7 @@ def test_one_bad_answer_is_that_answers_failure(url, prompts):
 
 
 PLANS = {
-    "a huge number of steps": "sglang:spec_num_steps 9e9\nsglang:spec_accept_length 2\nsglang:spec_num_draft_tokens 9e9",
+    "a huge number of steps": "sglang:spec_num_steps 9e9\nsglang:spec_num_draft_tokens 9e9",
     "NaN": METRICS.replace("10.0", "NaN"),
     "infinity": METRICS.replace("8.0", "+Inf"),
     "negative": METRICS.replace("6.0", "-6.0"),

@@ -46,13 +46,40 @@ def test_a_peer_without_an_address_is_nobody_we_know() -> None:
 
 @pytest.mark.parametrize(
     "header",
-    ["Forwarded", "X-Forwarded-For", "x_forwarded_proto", "X-Forwarded-Host", "X-Real-IP", "Via", "CF-Connecting-IP"],
+    [
+        *("Forwarded", "X-Forwarded-For", "x_forwarded_proto", "X-Forwarded", "X-Real-IP", "Via", "X-Original-Host"),
+        *("X-Envoy-External-Address", "X-Amzn-Trace-Id", "X-Cluster-Client-IP", "X-Remote-Addr", "X-ARR-SSL"),
+        *("CF-Connecting-IP", "CF-Ray", "CDN-Loop", "Fastly-Client-IP", "X-Amz-Cf-Id", "X-Azure-ClientIP"),
+        *("X-Akamai-Edgescape", "Fly-Client-IP", "X-Vercel-Id", "X-NF-Client-Connection-IP", "True-Client-IP"),
+    ],
 )
 def test_a_proxy_on_this_machine_is_not_this_machine(header: str) -> None:
     refused = Operators(environment={}).refusal(scope(**{header: "127.0.0.1"}))
     assert refused is not None
     assert refused.status == 403
     assert header.lower().replace("_", "-") in refused.message
+
+
+@pytest.mark.parametrize("environment", [{}, KEY])
+def test_two_host_headers_are_refused_whoever_sends_them(environment: dict[str, str]) -> None:
+    """A proxy may have checked the other one."""
+    request = scope(host="localhost", authorization="Bearer sesame")
+    request["headers"].append((b"Host", b"localhost"))
+    refused = Operators(environment=environment).refusal(request)
+    assert refused is not None
+    assert refused.status == 400
+    assert "found 2 Host headers" in refused.message
+
+
+@pytest.mark.parametrize(
+    ("site", "is_refused"),
+    [("cross-site", True), ("same-site", True), ("odd\x1b", True), ("same-origin", False), ("none", False)],
+)
+def test_a_request_that_another_site_makes_a_browser_send_is_refused(site: str, is_refused: bool) -> None:
+    """A GET of an image or a link has no Origin."""
+    refused = Operators(environment={}).refusal(scope(sec_fetch_site=site, host="localhost"))
+    assert (refused is not None) == is_refused
+    assert refused is None or (refused.status == 403 and refused.message.isprintable())
 
 
 def test_a_web_page_is_not_this_machine() -> None:
@@ -138,22 +165,28 @@ def test_a_key_of_any_letters() -> None:
     assert operators.refusal(scope(authorization="Bearer schlussel")) is not None
 
 
-@pytest.mark.parametrize("allowed", [True, False])
-def test_an_app_is_guarded(allowed: bool) -> None:
+@pytest.mark.parametrize(
+    ("allowed", "content", "status"), [(True, b"body", None), (True, b"large", 413), (False, b"body", 403)]
+)
+def test_an_app_is_guarded(allowed: bool, content: bytes, status: int | None) -> None:
     sent: list[Any] = []
 
+    async def receive() -> Any:
+        return {"type": "http.request", "body": content}
+
     async def app(scope: Any, receive: Any, send: Any) -> None:
+        assert await receive() == {"type": "http.request", "body": b"body", "more_body": False}
         await send("answer")
 
     async def send(message: Any) -> None:
         sent.append(message)
 
-    guarded = Operators(environment={}).guarding(app)
-    asyncio.run(guarded(scope(HERE if allowed else ("10.0.0.5", 1)), None, send))
-    if allowed:
+    guarded = Operators(environment={}).guarding(app, 4)
+    asyncio.run(guarded(scope(HERE if allowed else ("10.0.0.5", 1)), receive, send))
+    if status is None:
         assert sent == ["answer"]
         return
     start, body = sent
-    assert start["status"] == 403
+    assert start["status"] == status
     assert dict(start["headers"])[b"content-length"] == str(len(body["body"])).encode()
-    assert "for operators only" in json.loads(body["body"])["message"]
+    assert ("for operators only" if status == 403 else "too large") in json.loads(body["body"])["message"]

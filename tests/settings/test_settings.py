@@ -383,3 +383,55 @@ def test_settings_that_nothing_reads_are_mistakes_when_the_engine_drafts(registr
     for key in ("extra_proposers", "trace.path", "corpora.store"):
         assert f"setting {key!r} has no effect on the engine's own drafter" in str(caught.value)
     assert "'verifier'" not in str(caught.value)
+
+
+PATHS = ("trace.path", "corpora.store", "tenants.keys", "control.file")
+
+
+@pytest.mark.parametrize("key", PATHS)
+@pytest.mark.parametrize(
+    ("path", "words"),
+    [
+        ("~nosuchuser/x", "expected a path in the home folder of a user that exists"),
+        ("a\0b", "expected a path without NUL characters"),
+        ("a\ud800b", "expected a valid string"),
+    ],
+)
+def test_a_path_that_no_file_can_have_is_one_message(key, path, words):
+    section, name = key.split(".")
+    with pytest.raises(SettingsError) as caught:
+        load_settings({section: {name: path}})
+    assert len(str(caught.value).encode().splitlines()) == 1
+    assert repr(key) in str(caught.value)
+    assert words in str(caught.value)
+
+
+@pytest.mark.parametrize("key", PATHS)
+def test_paths_begin_in_the_home_folder(key, monkeypatch):
+    monkeypatch.setenv("HOME", "/home/someone")
+    section, name = key.split(".")
+    found = load_settings({section: {name: "~/x"}}).settings
+    assert getattr(getattr(found, section), name) == "/home/someone/x"
+
+
+@pytest.mark.parametrize("path", ["~nosuchuser/x.toml", "/x\0y.toml", "/x\ud800y.toml"])
+def test_a_settings_file_that_cannot_be_is_one_message(path):
+    with pytest.raises(SettingsError, match="cannot read the settings file") as caught:
+        load_settings(env={"SPECPLUG_CONFIG": path})
+    assert len(str(caught.value).encode().splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "a." * 20_000 + "b = 1",
+        "x = " + "[" * 500 + "]" * 500,
+        "x = " + "[" * 20_000 + "]" * 20_000,
+        '{"options": ' + '{"a": ' * 500 + "1" + "}" * 500 + "}",
+        "[" + ".".join("a" * 5000) + "]",
+    ],
+)
+def test_settings_that_are_nested_without_end_are_one_message(text):
+    with pytest.raises(SettingsError, match="malformed settings") as caught:
+        load_settings(env={"SPECPLUG_CONFIG": text}, registry=Registry())
+    assert len(str(caught.value).encode().splitlines()) == 1

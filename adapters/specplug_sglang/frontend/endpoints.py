@@ -10,10 +10,12 @@ from typing import Any
 
 from fastapi import Depends, HTTPException, Request
 
-from specplug.errors import EngineError, SpecplugError
+from specplug.errors import EngineError
 from specplug.operator.access import Operators
-from specplug.operator.control import Order, parse_order
+from specplug.operator.bodies import BodyError, read_order
+from specplug.operator.control import Order
 from specplug_sglang import status
+from specplug_sglang.config import resolved
 from specplug_sglang.frontend import guards
 
 _EXAMPLES = {
@@ -31,7 +33,7 @@ def attach(app: Any, manager: Any) -> None:
     app.state.specplug_operators = operators = Operators([manager.server_args.admin_api_key])
     if not is_new:
         return
-    guards.install(app, operators)
+    guards.install(app, operators, resolved(manager.server_args).settings.corpora.max_request_bytes)
     app.add_api_route(
         "/specplug/status",
         auth_level(AuthLevel.ADMIN_OPTIONAL)(read_status),
@@ -67,15 +69,9 @@ async def read_status(request: Request) -> dict[str, Any]:
 async def set_mode(request: Request) -> dict[str, Any]:
     """Answer `POST /specplug/mode`."""
     try:
-        order_fields = await request.json()
-    except (ValueError, RecursionError) as error:
-        raise HTTPException(400, f"the body is not JSON: {error}") from error
-    try:
-        order = parse_order(order_fields, "/specplug/mode").model_dump(exclude_unset=True)
-    except SpecplugError as error:
-        raise HTTPException(400, str(error)) from error
-    if not order:
-        raise HTTPException(400, "/specplug/mode: the order is empty; expected mode, num_speculative_tokens, or both")
+        order = await read_order(request.stream(), "/specplug/mode")
+    except BodyError as error:
+        raise HTTPException(error.status, str(error)) from error
     return {"engines": await _answer(status.order(request.app.state.specplug, order))}
 
 

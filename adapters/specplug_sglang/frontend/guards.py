@@ -29,12 +29,12 @@ def install_hooks() -> None:
     HookRegistry.register(f"{_FRONT}.set_internal_state", state_ordered, HookType.AROUND)
 
 
-def install(app: Any, operators: Operators) -> None:
-    """Guard an app's routes, once."""
+def install(app: Any, operators: Operators, most_bytes: int) -> None:
+    """Guard an app's routes, once; those of corpora take bodies of at most so many bytes."""
     for route in app.routes:
         path = getattr(route, "path", None)
         if path in _CORPORA:
-            route.app = operators.guarding(route.app)
+            route.app = operators.guarding(route.app, most_bytes)
         elif path in _STATES:
             route.app = _noting(route.app, operators)
 

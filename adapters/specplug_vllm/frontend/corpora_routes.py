@@ -13,7 +13,7 @@ from typing import Any
 from fastapi import APIRouter, HTTPException, Request
 
 from specplug.errors import SpecplugError
-from specplug.operator.bodies import BYTES_PER_SECOND, PATIENCE, TooLargeError, read_body
+from specplug.operator.bodies import BodyError, read_body
 from specplug.operator.corpus_admin import CorpusAdmin, status_of
 from specplug.operator.corpus_schema import EXAMPLES, add_schema
 from specplug.text.request_tokenizer import RequestTokenizer
@@ -115,11 +115,10 @@ async def _body(request: Request, most: int) -> bytearray:
         raise _too_large(f"{declared} bytes", most)
     try:
         return await read_body(request.stream(), most)
-    except TooLargeError:
-        raise _too_large(f"more than {most} bytes", most) from None
-    except TimeoutError:
-        expected = f"{BYTES_PER_SECOND // 1024} KiB a second, after the first {PATIENCE:.0f} seconds"
-        raise HTTPException(408, f"{_WHO}: the body arrives too slowly; expected {expected}") from None
+    except BodyError as error:
+        if error.status == 413:
+            raise _too_large(f"more than {most} bytes", most) from None
+        raise HTTPException(error.status, f"{_WHO}: {error}") from None
 
 
 def _too_large(found: str, most: int) -> HTTPException:

@@ -17,9 +17,9 @@ from typing import Any
 
 from fastapi import APIRouter, Depends, FastAPI, HTTPException, Request
 
-from specplug.errors import SpecplugError
 from specplug.operator.access import Operators
-from specplug.operator.control import Order, parse_order
+from specplug.operator.bodies import BodyError, read_order
+from specplug.operator.control import Order
 from specplug.requests.clients import Clients
 from specplug_vllm import seams
 from specplug_vllm.config import is_requested
@@ -125,15 +125,9 @@ async def set_mode(request: Request) -> dict[str, Any]:
     """Answer `POST /specplug/mode`."""
     client = _client(request)
     try:
-        order_fields = await request.json()
-    except (ValueError, RecursionError) as error:
-        raise HTTPException(400, f"the body is not JSON: {error}") from error
-    try:
-        order = parse_order(order_fields, "/specplug/mode").model_dump(exclude_unset=True)
-    except SpecplugError as error:
-        raise HTTPException(400, str(error)) from error
-    if not order:
-        raise HTTPException(400, "/specplug/mode: the order is empty; expected mode, num_speculative_tokens, or both")
+        order = await read_order(request.stream(), "/specplug/mode")
+    except BodyError as error:
+        raise HTTPException(error.status, str(error)) from error
     return {"engines": await status.ask_engines(client, "specplug_control", order)}
 
 
