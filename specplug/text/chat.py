@@ -30,8 +30,11 @@ def chat_ids(tokenizer: Any, question: str, system: str | None = None) -> list[i
 def server_has_chat_template(post: Post, model: str) -> bool:
     """Return whether the model of a vLLM or SGLang server has a chat template that marks roles."""
     tokens = (post("/tokenize", {"model": model, "messages": messages(PROBE)}) or {}).get("tokens")
-    shown = tokens and post("/detokenize", {"model": model, "tokens": tokens, "skip_special_tokens": False})
-    return bool(shown) and _marks_roles(str(shown.get("prompt") or shown.get("text")))
+    if not tokens:
+        return False
+    shown = post("/detokenize", {"model": model, "tokens": tokens, "skip_special_tokens": False}) or {}
+    text = shown.get("prompt") or shown.get("text")  # vLLM's answer, SGLang's
+    return isinstance(text, str) and _marks_roles(text)
 
 
 def messages(question: str, system: str | None = None) -> list[dict[str, str]]:
