@@ -16,7 +16,6 @@ from typing import Any
 
 from specplug.errors import EngineError
 from specplug.interfaces import PluginContext
-from specplug.requests import wire
 from specplug.runtime.step_planner import UNREPORTED, Bounds, Fate, Launched, StepPlanner, until_stop
 from specplug.types.caps import DraftLengthChange
 from specplug.types.plan import StepPlan
@@ -24,6 +23,7 @@ from specplug_vllm import seams, step_metadata
 from specplug_vllm.config import engine_caps, resolved, runner_of, target_model
 from specplug_vllm.startup import recurrent
 from specplug_vllm.worker import status
+from specplug_vllm.worker.requests import fields_of
 
 
 class Planned:
@@ -193,6 +193,7 @@ def planning_of(vllm_config: Any) -> StepPlanner[Any]:
     if found is None:
         raise EngineError.build("specplug is not enabled on this server", who="specplug_vllm")
     longest: int = vllm_config.model_config.max_model_len
+    runner = runner_of(vllm_config)
     context = PluginContext(
         caps=engine_caps(vllm_config),
         vocab_size=vllm_config.model_config.get_vocab_size(),
@@ -204,7 +205,7 @@ def planning_of(vllm_config: Any) -> StepPlanner[Any]:
 
     def bounds(request: Any) -> Bounds:
         params = request.sampling_params
-        cap = None if params is None else wire.decode(params.extra_args)[0].cap
+        cap = None if params is None else fields_of(params, runner)[0].cap
         return Bounds(min(request.num_prompt_tokens + request.max_tokens, longest), cap)
 
     return StepPlanner(found, context, attrgetter("request_id"), attrgetter("num_tokens"), bounds)

@@ -124,8 +124,8 @@ def routes() -> str:
 
 
 REFUSED_ON_V1 = (
-    "the V1 runner refuses requests with min_p or logit_bias (HTTP 400), as with any speculation of vLLM's; "
-    "the V2 runner serves them"
+    "the V1 runner refuses requests with min_p or logit_bias (HTTP 400), as with any speculation of vLLM's, and those "
+    "that sample with a seed get no drafts, so that it repeats; the V2 runner serves them with drafts"
 )
 LOSSY = (
     "LOSSY by vLLM's {}: text does not follow the model's distribution, and vLLM does not count how much departs; "

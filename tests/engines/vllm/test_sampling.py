@@ -91,10 +91,9 @@ def assert_follows_target(engine: Engine, pairs: int, drafts: Sequence[str], **h
 
 
 @pytest.mark.parametrize("kind", ["v1"], indirect=True)
-@pytest.mark.parametrize("seeded", [False, True], ids=["unseeded", "distinct seeds"])
 @pytest.mark.parametrize("drafts", ["likely", "unlikely", "drawn"])
-def test_each_kind_of_draft_on_v1(drafts, seeded, small):
-    assert_follows_target(small, 4096, [drafts], seeded=seeded)
+def test_each_kind_of_draft_on_v1(drafts, small):
+    assert_follows_target(small, 4096, [drafts])
 
 
 def test_the_distribution_is_the_targets(kind, small):
@@ -165,6 +164,32 @@ def test_seeds_are_reproducible(zoo):
     among = texts(zoo, [*others[:3], (LOOP, SEEDED), *others[3:], (LOOP, {**SEEDED, "seed": 8})])
     assert among[3] == alone
     assert among[-1] != alone
+
+
+@pytest.mark.parametrize("kind", ["v1"], indirect=True)
+def test_on_v1_a_seeds_text_is_that_without_speculation(kind, baseline_v1, zoo):
+    """V1's generators advance by as many numbers as a step draws, so the text would depend on the draft lengths."""
+    [plain] = texts(baseline_v1, [(LOOP, SEEDED)])
+    free, greedy = {"max_tokens": 24, "temperature": 0.5, "ignore_eos": True}, {**SEEDED, "temperature": 0.0}
+    for length in (1, 3, 8):
+        own = {**SEEDED, **fields(num_speculative_tokens=length)}
+        assert texts(zoo, [(LOOP, own)]) == [plain]
+        assert texts(zoo, [(LOOP, free), (LOOP, own), (LOOP, greedy)])[1] == plain
+    for params, is_drafted in ((SEEDED, False), (greedy, True), (free, True)):
+        found = zoo.call(watching.counted, prompts=[LOOP], params=params)
+        assert (found["total"]["verified"] > 0) is is_drafted
+        assert (found["total"]["proposed"] > 0) is is_drafted, "nor is time spent on drafts"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["v1"], indirect=True)
+def test_on_v1_a_seed_repeats_under_a_policy_that_learns(kind, baseline_v1, engine):
+    learning = engine(**RUNNERS[kind], specplug={"proposer": "ngram", "policy": "batch"}, name=f"batch {kind}")
+    requested = [(LOOP, {**SEEDED, "max_tokens": 60})]
+    plain = texts(baseline_v1, requested)
+    assert [texts(learning, requested) for _ in range(6)] == [plain] * 6
+    texts(learning, [(list(prompt), {"max_tokens": 60}) for prompt in prompts()[:8]])  # teaches the policy
+    assert texts(learning, requested * 3) == plain * 3
 
 
 def several(llm: Any, prompt: list[int], params: dict[str, Any]) -> list[list[int]]:

@@ -310,14 +310,14 @@ def _mass(distribution: dict[tuple[int, ...], float], begin: tuple[int, ...]) ->
 
 @pytest.mark.parametrize(("rank", "seeded"), [(0, True), (2, False)], ids=["likely drafts", "unlikely drafts"])
 def test_sampled_output_has_the_distribution_of_plain_decoding(kind, verified, distribution, rank, seeded):
-    assert p_value(verified, distribution, SAMPLES[kind], seeded=seeded, rank=rank) > 1e-4
+    assert p_value(verified, distribution, SAMPLES[kind], seeded=seeded and kind != "v1", rank=rank) > 1e-4
     seen = verified.call(counts)
     assert seen["drafted"] >= SAMPLES[kind]
     assert seen["one-hot"] == seen["calls"]
 
 
 def test_the_distribution_of_drawn_drafts_is_taken_into_account(kind, drawing, distribution):
-    assert p_value(drawing, distribution, SAMPLES[kind], seeded=True) > 1e-4
+    assert p_value(drawing, distribution, SAMPLES[kind], seeded=kind != "v1") > 1e-4
     seen = drawing.call(counts)
     assert seen["drafted"] >= SAMPLES[kind]
     assert seen.get("draft_probs" if kind == "v1" else "draft_logits") == seen["calls"]
@@ -330,9 +330,9 @@ def test_a_wrong_verifier_is_found_out(kind, verified, distribution, mutant, ran
     A rejected token's second chance shows where it is likely, a lenient threshold where it is not.
     """
     verified.call(plant, mutant=mutant)
-    assert p_value(verified, distribution, SAMPLES[kind], seeded=True, rank=rank) < 1e-6
+    assert p_value(verified, distribution, SAMPLES[kind], seeded=kind != "v1", rank=rank) < 1e-6
 
 
 def test_a_wrong_distribution_of_drafts_is_found_out(kind, drawing, distribution):
     drawing.call(plant, mutant="uniform draft law")
-    assert p_value(drawing, distribution, SAMPLES[kind], seeded=True) < 1e-6
+    assert p_value(drawing, distribution, SAMPLES[kind], seeded=kind != "v1") < 1e-6
