@@ -280,8 +280,8 @@ class SpecMetrics:
                 named |= {name_at: tuple(places), name_at.removesuffix("_at"): sum(places)}
             by_source[name] = SourceCounts(**named)
         if any(off := self._host_counts[OFF_SOURCE]):
-            none = by_source[NO_SOURCE] - by_source[NO_SOURCE]
-            by_source[OFF_SOURCE] = replace(none, **dict(zip(_ROW_COUNTS, off, strict=True)))
+            none, counted = by_source[NO_SOURCE], dict[str, Any](zip(_ROW_COUNTS, off, strict=True))
+            by_source[OFF_SOURCE] = replace(none - none, **counted)
         faults = {name: dict(kinds) for name, kinds in self._faults.items()}
         return MetricsSnapshot(by_source, faults, self.lossy.read())
 

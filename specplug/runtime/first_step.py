@@ -61,7 +61,8 @@ def take_first(
         buffers.parents[0] = torch.arange(-1, draft_length - 1)
     step.instruct(HostStep(0, 0), draft_length, reports=False, admits=False, keeps=False)
     with _aside(device):
-        outputs = DraftOutputs(*[None if it is None else it.new_zeros(1, draft_length) for it in like[1]])
+        blank: list[Any] = [None if it is None else it.new_zeros(1, draft_length) for it in like[1]]
+        outputs = DraftOutputs(*blank)
         if outputs.lengths is not None:
             outputs = outputs._replace(lengths=outputs.lengths[:, 0])
         transfers.pack(buffers, 1, _row(like[0], text))
@@ -99,6 +100,6 @@ def _aside(device: torch.device) -> AbstractContextManager[Any]:
     """Return the context of a stream of its own on a GPU: if the step never ends, the engine's stream still runs."""
     if device.type != "cuda":
         return nullcontext()
-    stream = torch.cuda.Stream(device)
+    stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
     stream.wait_stream(torch.cuda.current_stream(device))
     return torch.cuda.stream(stream)

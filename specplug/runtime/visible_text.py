@@ -61,10 +61,10 @@ def tokens_before_stop(
     text = text[start:]
     first = len(decode(before + ids[:least]).rstrip(UNFINISHED)) - start if least else 0
     starts = [(text.find(string, max(0, first + 1 - len(string))), len(string)) for string in stop]
-    found = [(start + size, start) for start, size in starts if start >= 0]
-    if not found:
+    completed = [(start + size, start) for start, size in starts if start >= 0]
+    if not completed:
         return None
-    end, start = min(found, key=itemgetter(0))
+    end, start = min(completed, key=itemgetter(0))
     cut = end if keep else start
     count = _tokens_up_to(ids, text[cut:], decode)
     while count and not decode(ids[count - 1 : count]):  # hidden, such as special tokens

@@ -13,7 +13,8 @@ from specplug_sglang.verification.table import TokenTable
 
 def operations_for(table: TokenTable) -> ModuleType:
     """Return the module whose `nodes` and `append` suit the token table's device; compile its kernels."""
-    device, operations = table.tokens.device, plain
+    device = table.tokens.device
+    operations: ModuleType = plain
     if device.type == "cuda":
         from specplug_sglang.verification import kernels
 

@@ -41,7 +41,7 @@ def set_plan(runner: Any, scheduler_output: Any) -> None:
 
 def report(runner: Any, output: Any) -> None:
     """Attach what a runner's manager knows of a step to the runner's output."""
-    manager = getattr(runner, "adaptive_verification", None)
+    manager: Any = getattr(runner, "adaptive_verification", None)
     if not hasattr(manager, "admitted"):
         return
     step_metadata.state_admitted(output, manager.admitted)

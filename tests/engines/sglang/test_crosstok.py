@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -46,6 +47,18 @@ def test_greedy(form: str, paired: Engine) -> None:
     assert not found["faults"]
     assert found["by_source"][f"{form}/text"]["acceptance_rate"] > 0.5
     assert found["total"]["tau"] > 1.3
+
+
+@pytest.mark.slow  # an engine of its own; the embedded engine has the form on the host
+def test_texts_beyond_the_drafts_last_position(engine: Callable[..., Engine], tmp_path: Path) -> None:
+    """The form on the device goes on drafting, whether the prompt or the answer crosses it."""
+    settings = crosstok.on_device(model=str(crosstok.of_few_positions(tmp_path)))
+    environment = {"SPECPLUG_CONFIG": json.dumps(settings)}
+    limited = engine("SPECPLUG", draft_length=4, environment=environment, name="few positions")
+    texts = [(PROMPTS[0] * 10)[-length:] for length in (250, 700)]
+    answers = limited.call(inside.generate, prompts=texts, params={"max_new_tokens": 100, "ignore_eos": True})
+    for answer in answers:
+        assert answer["meta"]["spec_num_correct_drafts"] > 30
 
 
 def test_sampled(paired: Engine) -> None:

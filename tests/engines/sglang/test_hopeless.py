@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from tests.engines.hopeless import TEXT, assert_given_up, batch_policy, file_prefixes, withheld
+import pytest
+
+from tests.engines.hopeless import TEXT, assert_forgotten, assert_given_up, batch_policy, file_prefixes, withheld
 from tests.engines.sglang import inside
 
 
@@ -63,3 +65,16 @@ def test_rows_that_could_not_draft_are_no_evidence(engine):
         found = specplug.inside(end_without_texts)
     assert found
     assert [report for report in found if any(report)] == []
+
+
+@pytest.mark.slow  # an engine of its own, as drafts are hopeless only where text is sampled
+def test_easy_requests_in_their_slots_are_drafted_for_as_before(engine):
+    specplug = engine("SPECPLUG", sampling=True, name="specplug, sampling")
+
+    def share(prompts: list[list[int]], hopeless: bool) -> float:
+        own = {**TEXT, "max_new_tokens": 200} if hopeless else {"custom_params": {"specplug": {"store": False}}}
+        answers = specplug.call(inside.generate, prompts=prompts, params=own)
+        accepted = sum(answer["meta"]["spec_num_correct_drafts"] for answer in answers)
+        return float(accepted / sum(len(answer["token_ids"]) for answer in answers))
+
+    assert_forgotten(share)

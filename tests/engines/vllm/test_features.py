@@ -6,6 +6,7 @@ All features go through each engine as one batch, so that they also share steps;
 from __future__ import annotations
 
 import json
+import random
 import re
 from collections.abc import Callable
 from typing import Any
@@ -111,6 +112,31 @@ def test_as_baseline(name, answers):
             assert given[key] == wanted[key], key
         assert_same_logprobs(wanted.get("logprobs"), given.get("logprobs"))
     assert_same_logprobs(expected[name]["prompt_logprobs"], found[name]["prompt_logprobs"])
+
+
+def test_random_stops(kind, baseline, ours):
+    """Several stops of every sort in one draft: the first that the text completes ends it, in whatever order."""
+    stream = random.Random(5)
+    strings = ["x", "y", "= 2", "1\ny", " = 1", "\n", "2\nx =", "= 1\ny = 2\n", "never"]
+    requested = [
+        (
+            LOOP,
+            {
+                "stop": stream.sample(strings, stream.randint(0, 3)),
+                "stop_token_ids": stream.sample(LOOP[:8], stream.randint(0, 1)),
+                "include_stop_str_in_output": stream.random() < 0.3,
+                "max_tokens": stream.randint(3, 16),
+                "logprobs": 1,
+            },
+        )
+        for _ in range(24 if kind == "v1" else 8)
+    ]
+    expected, found = (engine.call(ask, requested=requested) for engine in (baseline, ours))
+    for (_, params), wanted, given in zip(requested, expected, found, strict=True):
+        for key in ("token_ids", "text", "finish_reason", "stop_reason"):
+            assert given["outputs"][0][key] == wanted["outputs"][0][key], (key, params)
+        assert_same_logprobs(wanted["outputs"][0]["logprobs"], given["outputs"][0]["logprobs"])
+    assert {type(answer["outputs"][0]["stop_reason"]) for answer in expected} == {type(None), int, str}
 
 
 def assert_same_logprobs(expected: list[Any] | None, found: list[Any] | None) -> None:

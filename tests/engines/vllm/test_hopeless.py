@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
-from tests.engines.hopeless import TEXT, assert_given_up, batch_policy, file_prefixes, withheld
+from tests.engines.hopeless import TEXT, assert_forgotten, assert_given_up, batch_policy, file_prefixes, withheld
 from tests.engines.vllm import inside, watching
+from tests.engines.vllm.referee import fields
 
 
 def served(llm: Any, prompts: list[list[int]], params: dict[str, Any]) -> list[Any]:
@@ -47,3 +48,15 @@ def test_padding_of_rows_that_could_not_draft_is_no_evidence(v2_async):
     found = v2_async.call(served_without_texts, prompts=file_prefixes()[:2], params={**TEXT, "max_tokens": 12})
     assert found
     assert [report for report in found if any(report)] == []
+
+
+@pytest.mark.parametrize(("kind", "tokens"), [("v1", 200), ("v2_async", 24)])
+def test_easy_requests_in_their_slots_are_drafted_for_as_before(kind, tokens, v1, v2_async):
+    engine = {"v1": v1, "v2_async": v2_async}[kind]
+
+    def share(prompts: list[list[int]], hopeless: bool) -> float:
+        own = {**TEXT, "max_tokens": tokens} if hopeless else {"max_tokens": 24, **fields(store=False)}
+        found = engine.call("watching.counted", prompts=prompts, params=[own] * len(prompts))
+        return float(found["total"]["accepted"] / sum(len(answer["token_ids"]) for answer in found["result"]))
+
+    assert_forgotten(share)
