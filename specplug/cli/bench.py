@@ -90,7 +90,7 @@ def bench(
     blocks = deal(found, in_flight, most, seed)
     first_look = pairs if until else None
     server = Server(url, api_key=api_key, operator_key=operator_key, patience=timeout)
-    run = {"max_tokens": max_tokens, "first_look": first_look, "raw": raw, "quiet": as_json}
+    run: dict[str, Any] = {"max_tokens": max_tokens, "first_look": first_look, "raw": raw, "quiet": as_json}
     measured, same, about = asyncio.run(_run(server, model, blocks, found[:check], **run))
     compared, failures = rows(measured, first_look), errors(measured)
     checked = {"identical": same, "requested": len(found[:check])}

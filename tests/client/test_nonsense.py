@@ -183,7 +183,7 @@ def run(command: str, url: str, prompts: Path) -> Result:
     return CliRunner().invoke(app, [command, *map(str, arguments[command])])
 
 
-def assert_told(result: Result, url: str, what: object) -> str:
+def assert_reported(result: Result, url: str, what: object) -> str:
     """Check that a command has ended by itself, with at most one line of an error, which names the server."""
     assert result.exception is None or isinstance(result.exception, SystemExit), (what, result.exception)
     errors = [line for line in result.stderr.splitlines() if line.startswith("error:")]
@@ -218,15 +218,15 @@ def test_nonsense_is_one_line_or_a_failed_answer(url, prompts, command, routes, 
         for kind in NONSENSE if whole else NONSENSE[number :: len(routes)]:
             Handler.wrong = {route: kind}
             result = run(command, url, prompts)
-            said = assert_told(result, url, (route, kind))
+            output = assert_reported(result, url, (route, kind))
             if result.exit_code == 2 and kind == "hangs":
-                assert "expected one within 0.3 s" in said
+                assert "expected one within 0.3 s" in output
 
 
 def test_one_bad_answer_is_that_answers_failure(url, prompts):
     Handler.spoilt_prompt = 3
     result = run("audit", url, prompts)
-    assert_told(result, url, "one bad answer")
+    assert_reported(result, url, "one bad answer")
     assert result.exit_code == 1
     assert "1 requests for prompts or counts had no answer" in " ".join(result.stdout.split())
     assert "greedy" in result.stdout
@@ -247,11 +247,11 @@ PLANS = {
 def test_there_is_no_plan_from_nonsense(url, prompts, kind, monkeypatch):
     monkeypatch.setitem(SOUND, "/metrics", PLANS[kind])
     result = run("plan", url, prompts)
-    assert_told(result, url, kind)
+    assert_reported(result, url, kind)
     assert result.exit_code == 2, result.output
 
 
-def test_what_is_no_address_is_told(prompts):
+def test_what_is_no_address_is_refused(prompts):
     for address in ("localhost:8000", "http://", "http://x:y", "http://[::1", "ftp://x", "http://\ud800.x"):
         with pytest.raises(EngineError, match="no server's address"):
             http.Client(address)
