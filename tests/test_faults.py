@@ -108,7 +108,7 @@ class HostileInterrupt(KeyboardInterrupt):
     __str__ = refuse
 
 
-class Notes(ValueError):
+class HostileAttributes(ValueError):
     __notes__ = __cause__ = __traceback__ = property(refuse)
 
 
@@ -121,7 +121,7 @@ def unraisable(monkeypatch):
 
 
 @pytest.mark.usefixtures("unraisable")
-@pytest.mark.parametrize("kind", [Hostile, HostileContractError, HostileInterrupt, Notes])
+@pytest.mark.parametrize("kind", [Hostile, HostileContractError, HostileInterrupt, HostileAttributes])
 def test_an_exception_whose_own_methods_raise_is_contained(guard, caplog, kind):
     def action():
         raise kind(HostileText("\ud800"))

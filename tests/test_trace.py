@@ -95,12 +95,12 @@ class TestRoundTrip:
 
 class TestFullDisks:
     def test_a_disk_that_is_full_for_a_while_costs_old_rows_and_no_line(self, small_disk, caplog):
-        path, filler = small_disk / "trace.jsonl", small_disk / "filler"
+        path, padding = small_disk / "trace.jsonl", small_disk / "padding"
         trace = TraceWriter(path)
         trace.write(replace(ROW, step=0))
         trace.flush()
         with suppress(OSError):
-            filler.write_bytes(b"x" * 300_000)
+            padding.write_bytes(b"x" * 300_000)
         for step in range(1, 10_000):
             trace.write(replace(ROW, step=step))
             assert len(trace._lines) <= MOST_KEPT
@@ -108,7 +108,7 @@ class TestFullDisks:
         assert full == list(range(len(full))), "whole lines"
         assert len(caplog.records) == 1
         assert "trace.jsonl cannot be written (No space left on device)" in caplog.text
-        filler.unlink()
+        padding.unlink()
         trace._lines = deque(list(trace._lines)[-100:], MOST_KEPT)  # so many have room
         trace.close()
         assert [row.step for row in read_trace(path)] == [*full, *range(9_900, 10_000)]

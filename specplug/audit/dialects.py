@@ -121,7 +121,7 @@ class Sglang:
         return Answer(
             token_ids=tuple(found.output_ids),
             text=found.text,
-            finish_reason=about.finish_reason and about.finish_reason.type,
+            finish_reason=None if about.finish_reason is None else about.finish_reason.type,
             top_logprobs=tuple(
                 {token: value for value, token, _ in (*(likeliest or ()), chosen)}
                 for chosen, likeliest in zip(own, top, strict=True)

@@ -59,8 +59,8 @@ class ServerSide:
     def tokenize(self, text: str) -> tuple[int, ...]:
         """Return the token ids of a prompt."""
         prompt = {"messages": messages(text)} if self.has_template else {"prompt": text}
-        asked = self._client.ask(Tokens, "POST", "/tokenize", {"model": self._model, **prompt})
-        return tuple(self._run(asked).tokens)
+        found = self._run(self._client.ask(Tokens, "POST", "/tokenize", {"model": self._model, **prompt}))
+        return tuple(found.tokens)
 
     def answer(self, probes: Sequence[Probe], together: int, done: Callable[[], None]) -> list[Answer]:
         """Answer probes with `together` requests in flight."""

@@ -114,12 +114,12 @@ class Client:
 
     async def has_chat_template(self, model: str) -> bool:
         """Return whether the model of the server has a chat template that marks roles."""
-        asked = {"model": model, "messages": messages(PROBE)}
-        found = await self.ask_if_there(Tokens, "POST", "/tokenize", asked)
+        body: dict[str, Any] = {"model": model, "messages": messages(PROBE)}
+        found = await self.ask_if_there(Tokens, "POST", "/tokenize", body)
         if found is None or not found.tokens:
             return False
-        asked = {"model": model, "tokens": found.tokens, "skip_special_tokens": False}
-        shown = await self.ask_if_there(Detokenized, "POST", "/detokenize", asked)
+        body = {"model": model, "tokens": found.tokens, "skip_special_tokens": False}
+        shown = await self.ask_if_there(Detokenized, "POST", "/detokenize", body)
         return shown is not None and marks_roles(shown.prompt or shown.text)
 
     async def _exchange(

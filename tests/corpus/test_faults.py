@@ -103,9 +103,9 @@ def test_corpora_are_removed_from_a_full_disk(small_disk, documents):
     store = new_store(small_disk)
     for name in ("a", "b", "c"):
         store.add(name, some_documents(0))
-    with suppress(OSError), (small_disk / "filler").open("wb", buffering=0) as filler:
+    with suppress(OSError), (small_disk / "padding").open("wb", buffering=0) as padding:
         while True:
-            filler.write(b"x" * 4096)
+            padding.write(b"x" * 4096)
     with pytest.raises(CorpusError, match="No space left"):
         store.add("d", some_documents(1, 100, 100))
     for name in ("a", "b", "c"):
