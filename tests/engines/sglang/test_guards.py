@@ -25,7 +25,9 @@ class Manager:
     """Stands in for a `TokenizerManager`: its methods are hooked as SGLang's are."""
 
     def __init__(self, admin_api_key: str | None) -> None:
-        self.server_args = SimpleNamespace(admin_api_key=admin_api_key)
+        self.server_args = SimpleNamespace(
+            admin_api_key=admin_api_key, speculative_algorithm="SPECPLUG", speculative_num_draft_tokens=9
+        )
         self.orders: list[dict[str, Any]] = []
         self.corpora: list[str] = []
         self.startup_time = 0.0
