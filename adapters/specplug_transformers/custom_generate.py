@@ -188,7 +188,7 @@ def _for_row(row: int, padding: Tensor, processors: LogitsProcessorList) -> Call
 
     From transformers 5.24 on, repetition penalties hold each row's length of padding.
     """
-    mine = LogitsProcessorList(processors)
+    mine: Any = LogitsProcessorList(processors)
     for index, processor in enumerate(processors):
         if isinstance(lengths := getattr(processor, "prompt_ignore_length", None), Tensor):
             mine[index] = copy.copy(processor)

@@ -106,9 +106,9 @@ def _generates_the_same_text() -> bool:
     from specplug.settings import Settings
     from specplug_transformers.custom_generate import speculative_generate
 
-    shape = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1}
+    shape: dict[str, Any] = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1}
     with torch.random.fork_rng(devices=[]):
-        model = LlamaForCausalLM(LlamaConfig(**shape, vocab_size=16, pad_token_id=0, eos_token_id=None))
+        model: Any = LlamaForCausalLM(LlamaConfig(**shape, vocab_size=16, pad_token_id=0, eos_token_id=None))  # type: ignore[no-untyped-call]
         ids = torch.tensor([[3, 4, 3, 4], [0, 5, 6, 5]])
         given = {"attention_mask": (ids > 0).long(), "max_new_tokens": 8, "do_sample": False, "repetition_penalty": 1.1}
         ours = {"custom_generate": speculative_generate, "specplug": Settings(proposer="ngram-reference")}
