@@ -73,7 +73,6 @@ class Total(BaseModel):
     accepted: Count
     rejected: Count
     emitted: Count
-    after_stop: Count
 
 
 class Lossy(BaseModel):

@@ -24,7 +24,7 @@ from specplug.errors import EngineError
 from specplug.forecast import scraped
 from tests.local_http import served
 
-TOTAL = {"target_steps": 4, "proposed": 8, "accepted": 6, "rejected": 2, "emitted": 9, "after_stop": 0}
+TOTAL = {"target_steps": 4, "proposed": 8, "accepted": 6, "rejected": 2, "emitted": 9}
 STATUS = {
     "versions": {"specplug": "0"},
     "engines": [{"scheduler": {"control": {"mode": "on"}}, "workers": [{"metrics": {"total": TOTAL}}, {"rank": 1}]}],

@@ -111,7 +111,11 @@ _V2 = (
         "v2",
         holds="idx_mapping num_computed_prefill_tokens_np num_reqs num_scheduled_tokens prefill_len_np req_ids",
     ),
-    seam("vllm.v1.worker.gpu.states:RequestState", "v2", holds="all_token_ids req_id_to_index total_len"),
+    seam(
+        "vllm.v1.worker.gpu.states:RequestState",
+        "v2",
+        holds="all_token_ids last_sampled_tokens req_id_to_index total_len",
+    ),
     seam("vllm.v1.worker.gpu.buffer_utils:StagedWriteTensor", "v2", holds="gpu"),
 )
 
