@@ -205,7 +205,7 @@ class StepPlanner(Generic[R]):
         cost = (requests, tokens, context_tokens, draft_length, prompt_tokens) if timed else None
         return Launched((self.steps - 1, self._drafting, self.plan, self._planned), began, cost)
 
-    def finish(self, step: Launched, fates: Sequence[Fate], ended: float, late: Collection[str] = ()) -> None:
+    def finish(self, step: Launched, fates: Sequence[Fate], ended: float, *, late: Collection[str] = ()) -> None:
         """Count the outcome of a step's drafts, whose results arrived at `ended`; steps finish in launch order.
 
         Requests that are `late` could not draft, as the proposer had not ingested their texts yet.  They are left out,

@@ -162,7 +162,7 @@ class Drafting:
             if self.stage is not None:
                 ended_before, planned = sum(req.finished() for req in reqs), step.plan[2].draft_length > 0
                 self.stage.metrics.record_on_host(len(reqs), ended_before, planned=planned)
-            self.step_planner.finish(step, (), ended, tuple(late))
+            self.step_planner.finish(step, (), ended, late=tuple(late))
             return
         if completed is not None and self.drafts is not None:
             self.drafts.count_grammars(completed, lengths, accepted)
@@ -172,7 +172,7 @@ class Drafting:
         """Report the newest verified step to the planner, as its ends are known by now."""
         step, self._unsettled = self._unsettled, None
         if step is not None:
-            self.step_planner.finish(step.launched, step.fates(step.received()), step.ended, step.late)
+            self.step_planner.finish(step.launched, step.fates(step.received()), step.ended, late=step.late)
 
     # -- one step ------------------------------------------------------------------------------------------------
 
