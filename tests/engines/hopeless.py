@@ -59,12 +59,15 @@ def batch_policy(step_planner: Any) -> Iterator[Counts]:
 def assert_given_up(counts: Counts, tokens: int, after: int) -> None:
     """Hold what is verified in vain after so many steps to a share of what is emitted then, and one probe of two steps.
 
+    It ends where a request may: the costs of another batch size are tried anew.
+
     Args:
-        tokens: how many each row emitted.
+        tokens: how many each row emits.
     """
-    early, late = [one for one in counts if one[0] < after], [one for one in counts if one[0] >= after]
+    end = tokens - sum(accepted for *_, accepted in counts)
+    early, late = [one for one in counts if one[0] < after], [one for one in counts if after <= one[0] < end]
     assert sum(verified for _, verified, _ in early) > ROWS, "drafts were tried"
-    emitted = ROWS * (tokens - after) - sum(accepted for *_, accepted in early)
+    emitted = ROWS * (end - after)
     assert emitted > ROWS * 10
     assert sum(verified - accepted for _, verified, accepted in late) <= SHARE * emitted + 2 * ROWS
 

@@ -40,5 +40,5 @@ def refused_at_start() -> Iterator[list[str]]:
     warned: list[str] = []
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(stream_steps, "stream_for", lambda device: Refusing())
-        patch.setattr("specplug.runtime.first_step.logger.warning", lambda text, **_: warned.append(text))
+        patch.setattr("specplug.runtime.first_step.logger.warning", lambda text, *given: warned.append(text % given))
         yield warned
