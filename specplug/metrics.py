@@ -157,7 +157,8 @@ class MetricsSnapshot:
         }
 
     def __sub__(self, earlier: MetricsSnapshot) -> MetricsSnapshot:
-        if not earlier.by_source.keys() <= self.by_source.keys():
+        before, now = earlier.by_source.keys(), self.by_source.keys()
+        if not before <= now <= before | {OFF_SOURCE}:
             raise ContractError.build(
                 "snapshots of different metrics",
                 who="MetricsSnapshot",

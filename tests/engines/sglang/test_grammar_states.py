@@ -90,7 +90,7 @@ def test_grammars_that_cannot_go_back_get_no_drafts(expected, engine):
     )
     found.inside(hash_tokenizers)
     found.inside(count_drafts)
-    answers = ask(found, {name: asked for name, asked in requested().items() if name in ("regex", "plain")})
+    answers = ask(found, {name: body for name, body in requested().items() if name in ("regex", "plain")})
     drafted = found.inside(counted)
     for name, answer in answers.items():
         assert_same(expected[name], answer)
