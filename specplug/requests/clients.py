@@ -16,6 +16,8 @@ from collections.abc import Awaitable, Callable, Iterable, MutableMapping
 from contextvars import ContextVar
 from typing import Any
 
+from specplug.requests import predicted
+
 SECRET_VARIABLE = "SPECPLUG_CLIENT_SECRET"
 """Environment variable of the secret: all HTTP processes of a server inherit it and compute the same digests."""
 
@@ -75,7 +77,7 @@ def current() -> Client | None:
 
 
 class Clients:
-    """ASGI middleware that makes the client available to the code that serves its request."""
+    """ASGI middleware that makes the client, and `predicted.current`, available to the code that serves its request."""
 
     def __init__(self, app: Callable[[Any, Any, Any], Awaitable[None]]) -> None:
         self._app = app
@@ -87,6 +89,7 @@ class Clients:
             return
         client = Client(scope["headers"])
         token = _current.set(client)
+        predicted.begin()  # here, as engines serve a request in tasks of their own and stream its answer in this one
         try:
             await self._app(scope, receive, send)
         finally:

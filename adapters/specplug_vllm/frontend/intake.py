@@ -162,7 +162,8 @@ def _parsing_first(original: Callable[..., Any]) -> Callable[..., Any]:
             if arguments.are_given(given):
                 try:
                     setattr(holder, name, await parser.admitted(given, client, _copies(request, holder)))
-                    predicted.begin().read(getattr(holder, name))
+                    if (of_request := predicted.current()) is not None:
+                        of_request.read(getattr(holder, name))
                 except BusyRequest as error:
                     return self.create_error_response(str(error), "TooManyRequestsError", HTTPStatus.TOO_MANY_REQUESTS)
         return refusal
