@@ -24,6 +24,9 @@ from specplug.types.request import Event
 from specplug.types.transfer import to_device
 from specplug.types.verdict import Verdict
 
+MOST_QUEUED = 16
+"""Most jobs of a host proposer's thread that are waiting when an event is queued behind them."""
+
 
 class ProposerHandle(abc.ABC):
     """The pipeline's handle of one proposer.  Methods raise the proposer's exceptions, which the pipeline contains.
@@ -115,8 +118,8 @@ class HostHandle(ProposerHandle):
 
     Only `step` waits, for at most `deadline` seconds.  A late draft is dropped, and the proposer skips steps until its
     thread is free; its next step receives the tokens of the skipped steps.  Meanwhile verdicts, which carry whole
-    snapshots, are dropped, and events are held back (see `HeldBack`), as they are while the thread still has others to
-    deliver: however many requests pass without a step, what is held is bounded by the slots.
+    snapshots, are dropped, and events are held back (see `HeldBack`), as they are while the thread has `MOST_QUEUED`
+    others to deliver: however many requests pass without a step, what is held is bounded by the slots.
 
     A deadline is local to one process: ranks may disagree on whether it was met (see `specplug.faults`).
 
@@ -182,7 +185,7 @@ class HostHandle(ProposerHandle):
 
     def on_event(self, event: Event) -> None:
         self._held_back.add(event)
-        if all(job.done() for job in self._unchecked):  # otherwise they would queue up behind a proposer that hangs
+        if not self._is_busy() and sum([not job.done() for job in self._unchecked]) < MOST_QUEUED:
             self._catch_up()
 
     def close(self) -> None:
