@@ -79,7 +79,12 @@ class Seen:
         self.counts = {
             source: {name: counts[name] - before["by_source"][source][name] for name in ("proposed", "accepted")}
             for source, counts in after["by_source"].items()
+            if source != "off"  # which has no drafts, and is there once it counts something
         }
+
+    def ends(self) -> int:
+        """Return how many answers a token ended: accepted as a draft, it counts as the one that every step emits."""
+        return sum(answer["finish_reason"] == "stop" for answer in self.answers)
 
     def draft_lengths(self) -> list[int]:
         """Return how wide each step was."""
@@ -201,7 +206,7 @@ def test_one_proposer(name, ours, kind, truth):
     kept = seen.kept()
     if name == "right":
         assert max(kept) == DRAFT_LENGTH
-        assert seen.counts["oracle"]["accepted"] == seen.counts["oracle"]["proposed"]
+        assert 0 <= seen.counts["oracle"]["proposed"] - seen.counts["oracle"]["accepted"] <= seen.ends()
     elif name == "always wrong":
         assert seen.counts["oracle"]["proposed"] > 1000
         assert max(kept) == 0
@@ -210,7 +215,7 @@ def test_one_proposer(name, ours, kind, truth):
     else:
         assert max(kept) == DRAFT_LENGTH // 2  # as a chain it is the path of the right nodes
         assert (seen.branched() > len(PROMPTS)) is kind.startswith("trees")
-        assert seen.counts["thicket"]["accepted"] == sum(kept)
+        assert 0 <= sum(kept) - seen.counts["thicket"]["accepted"] <= seen.ends()
 
 
 def test_all_proposers_in_one_batch(ours, kind, truth):
