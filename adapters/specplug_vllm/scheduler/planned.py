@@ -112,7 +112,9 @@ class Planned:
         planner, scheduled = self.step_planner, scheduler_output.num_scheduled_tokens
         planner.forget(scheduler_output.finished_req_ids)
         if planner.reads_costs:
-            self._launched.append(UNREPORTED if planner.is_off else self._launch(scheduler_output))
+            # vLLM also runs steps without any request, whose drafts are no evidence.
+            is_reported = scheduled and not planner.is_off
+            self._launched.append(self._launch(scheduler_output) if is_reported else UNREPORTED)
         prompts = sum([scheduled[new.req_id] for new in scheduler_output.scheduled_new_reqs])
         plan = planner.make(self.running, len(self.waiting), prompts)
         if plan is not self._sized or plan.caps:

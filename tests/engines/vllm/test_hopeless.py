@@ -36,7 +36,7 @@ def served_without_texts(llm: Any, prompts: list[list[int]], params: dict[str, A
 
         def noting(report: Any) -> None:
             if report.draft_length:
-                reports.append((report.requests, report.verified, len(report.runs)))
+                reports.append((report.verified, len(report.runs)))
             observe(report)
 
         planner.stage.observe = noting
