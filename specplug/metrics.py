@@ -15,7 +15,7 @@ from specplug.types.departures import LossyCounter, LossyCounts
 from specplug.types.verdict import Verdict
 
 NO_SOURCE = "none"  # counts rows without a draft although one was planned, and the first token after a prefill
-OFF_SOURCE = "off"  # counts rows of steps for which no drafts were planned, so that they are no evidence
+OFF_SOURCE = "off"  # counts rows that could not draft: none was planned, or the request takes none
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,8 +130,8 @@ class MetricsSnapshot:
     """The counts at one moment, on the host.  Subtract an earlier snapshot to get the counts in between.
 
     Attributes:
-        by_source: counts per source; rows without a draft are counted under `NO_SOURCE`, and under `OFF_SOURCE`, which
-            is there if there were some, if no draft was planned.
+        by_source: counts per source; rows without a draft are counted under `NO_SOURCE`, or under `OFF_SOURCE`, which
+            is there if there were some, if they could not draft.
         faults: for each plug-in, the number of times that it "raised", was "malformed" or "late", was "switched off"
             or "came back".
         lossy: counts of the rows that a lossy verifier decided.
@@ -201,19 +201,27 @@ class SpecMetrics:
                 expected=f"distinct names other than {NO_SOURCE!r} and {OFF_SOURCE!r}",
             )
         self._place = torch.arange(max_draft_length, device=device)
-        self._rows = torch.zeros(len(self._names), len(_ROW_COUNTS), dtype=torch.int64, device=device)
+        # One row more than there are names, for `OFF_SOURCE`.
+        self._rows = torch.zeros(len(self._names) + 1, len(_ROW_COUNTS), dtype=torch.int64, device=device)
         self._tokens = torch.zeros(len(self._names), max_draft_length, _FATES, dtype=torch.int64, device=device)
         self._host_counts = {NO_SOURCE: (0, 0, 0), OFF_SOURCE: (0, 0, 0)}  # `_ROW_COUNTS` by `record_on_host`
         self._faults: defaultdict[str, Counter[str]] = defaultdict(Counter)
         self.lossy = LossyCounter()
 
-    def record(self, source: Tensor, verdict: Verdict) -> None:
-        """Count one step of B rows; `source` [B, N] as in `Draft.source`.  Runs on the device, reads nothing back."""
+    def record(self, source: Tensor, verdict: Verdict, off: Tensor | None = None) -> None:
+        """Count one step of B rows.  Runs on the device, reads nothing back.
+
+        Args:
+            source: [B, N] as in `Draft.source`.
+            verdict: the verdict on the rows' drafts.
+            off: [B] bool, true for rows whose requests take no drafts; None for none.
+        """
         if not source.shape[1]:
-            self.record_plain(verdict)
+            self.record_plain(verdict, off)
             return
         bucket = self._bucket(source)
-        self._rows.index_add_(0, bucket[:, 0], _row_counts(verdict, 1).long())
+        first = bucket[:, 0] if off is None else torch.where(off, len(self._names), bucket[:, 0])
+        self._rows.index_add_(0, first, _row_counts(verdict, 1).long())
         self._record_tokens(bucket, verdict, verdict.tested())
 
     def record_added(self, source: str, verdict: Verdict, reached: Tensor) -> None:
@@ -228,9 +236,13 @@ class SpecMetrics:
         bucket = torch.full((reached.shape[0], self._place.shape[0]), which, device=reached.device)
         self._record_tokens(bucket, verdict, verdict.tested() * reached)
 
-    def record_plain(self, verdict: Verdict) -> None:
+    def record_plain(self, verdict: Verdict, off: Tensor | None = None) -> None:
         """Count a step of B rows without drafts, like `record` but in fewer operations."""
-        self._rows[-1].add_(_row_counts(verdict, 0).sum(1))
+        counts = _row_counts(verdict, 0)
+        if off is not None:
+            self._rows[-1].add_((counts * off).sum(1))
+            counts = counts * ~off
+        self._rows[-2].add_(counts.sum(1))
 
     def record_on_host(self, num_rows: int, after_stop: int = 0, *, planned: bool = True) -> None:
         """Count rows that emitted one token each in a step without drafts, without using the device (host).
@@ -270,17 +282,17 @@ class SpecMetrics:
         Without a copy the counters are read back, which on a GPU waits for the steps that are queued.
         """
         rows, tokens = (counts.to("cpu", copy=True) for counts in copied or self.tensors())
-        rows[-1] += torch.tensor(self._host_counts[NO_SOURCE])
+        rows[-2:] += torch.tensor([self._host_counts[NO_SOURCE], self._host_counts[OFF_SOURCE]])
         came = tokens.flip(2).cumsum(2).flip(2)  # reached at least this stage
         by_source = {}
-        for name, of_rows, at in zip(self._names, rows.tolist(), came.transpose(1, 2).tolist(), strict=True):
+        for name, of_rows, at in zip(self._names, rows.tolist(), came.transpose(1, 2).tolist(), strict=False):
             named: dict[str, Any] = dict(zip(_ROW_COUNTS, of_rows, strict=True))
             _, proposed, left, *reached = at
             named |= {"proposed": sum(proposed), "cut_by_grammar": sum(proposed) - sum(left)}
             for name_at, places in zip(_AT_COUNTS, reached, strict=True):
                 named |= {name_at: tuple(places), name_at.removesuffix("_at"): sum(places)}
             by_source[name] = SourceCounts(**named)
-        if any(off := self._host_counts[OFF_SOURCE]):
+        if any(off := rows[-1].tolist()):
             none, counted = by_source[NO_SOURCE], dict[str, Any](zip(_ROW_COUNTS, off, strict=True))
             by_source[OFF_SOURCE] = replace(none - none, **counted)
         faults = {name: dict(kinds) for name, kinds in self._faults.items()}

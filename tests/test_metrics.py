@@ -189,7 +189,17 @@ def random_rows(draw):
 
 
 class TestOff:
-    """Rows that no draft was planned for are no evidence of what drafts are worth."""
+    """Rows that could not draft are no evidence of what drafts are worth."""
+
+    def test_so_have_rows_of_requests_that_take_no_drafts(self):
+        plain, off = {"emitted": 1}, torch.tensor([False, True, False, True])
+        rows = [STEP[0], plain, plain, {"emitted": 1, "after_stop": 1}]
+        metrics = SpecMetrics(SOURCES, DRAFT_LENGTH)
+        metrics.record(*step(rows), off)
+        metrics.record_plain(step([plain] * 4)[1], off)
+        counts = metrics.snapshot().by_source
+        assert [counts[name].target_steps for name in (SOURCES[0], NO_SOURCE, OFF_SOURCE)] == [1, 3, 3]
+        assert (counts[SOURCES[0]].emitted, counts[OFF_SOURCE].after_stop) == (3, 1)
 
     def test_they_have_a_source_of_their_own(self):
         metrics = recorded([STEP[0]])

@@ -186,11 +186,11 @@ class DraftStage:
             return Verdict.build(torch.zeros_like(outcome.emitted), outcome)
         if self.in_flight.is_empty and not self.has_observers:
             verdict = Verdict.of_nothing(outcome)
-            self.metrics.record_plain(verdict)
+            self.metrics.record_plain(verdict, self._choices.takes_none(batch.slots))
             return verdict
         taken = self.in_flight.take(batch, outcome.emitted)
         verdict = Verdict.build(taken.lengths, outcome)
-        self.metrics.record(taken.source, verdict)
+        self.metrics.record(taken.source, verdict, self._choices.takes_none(taken.slots))
         if outcome.forced is not None:
             self._tell_of_grammars(batch, outcome, verdict)
         if self.has_observers:

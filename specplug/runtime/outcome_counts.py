@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
-from specplug.metrics import NO_SOURCE, MetricsSnapshot, SourceCounts
+from specplug.metrics import NO_SOURCE, OFF_SOURCE, MetricsSnapshot, SourceCounts
 from specplug.runtime.step_planner import Fate
 
 
@@ -22,22 +22,24 @@ class OutcomeCounts:
     def __init__(self, source: str, max_draft_length: int) -> None:
         self._source, self._positions = source, max_draft_length
         self._outcomes: Counter[tuple[int, int]] = Counter()  # number of rows by (verified, accepted)
-        self._plain_rows = self._plain_tokens = 0
+        self._plain_rows = self._plain_tokens = self._off = 0
 
-    def record(self, fates: Sequence[Fate], rows: int, emitted: int) -> None:
+    def record(self, fates: Sequence[Fate], rows: int, emitted: int, off: int = 0) -> None:
         """Count one step.
 
         Args:
             fates: the outcome of each draft that the step verified.
             rows: number of requests that emitted tokens, those with drafts included.
             emitted: number of tokens that they emitted.
+            off: number of the requests that could not draft, each of which emitted one token.
         """
         self._outcomes.update([(verified, accepted) for _, verified, accepted in fates])
-        self._plain_rows += rows - len(fates)
-        self._plain_tokens += emitted - sum([accepted + 1 for _, _, accepted in fates])
+        self._off += off
+        self._plain_rows += rows - len(fates) - off
+        self._plain_tokens += emitted - sum([accepted + 1 for _, _, accepted in fates]) - off
 
     def snapshot(self, faults: Mapping[str, Mapping[str, int]]) -> MetricsSnapshot:
-        """Return the counts so far, with the faults that others counted; rows without drafts under `NO_SOURCE`."""
+        """Return the counts so far, with the faults that others counted; see `MetricsSnapshot`."""
         verified, tested, accepted = ([0] * self._positions for _ in range(3))
         for (length, kept), count in self._outcomes.items():
             for at, ends in ((verified, length), (tested, min(kept + 1, length)), (accepted, kept)):
@@ -47,7 +49,10 @@ class OutcomeCounts:
         drafted = _counts(rows, rows + sum(accepted), verified, tested, accepted)
         none = [0] * self._positions
         plain = _counts(self._plain_rows, self._plain_tokens, none, none, none)
-        return MetricsSnapshot({self._source: drafted, NO_SOURCE: plain}, faults)
+        by_source = {self._source: drafted, NO_SOURCE: plain}
+        if self._off:
+            by_source[OFF_SOURCE] = _counts(self._off, self._off, none, none, none)
+        return MetricsSnapshot(by_source, faults)
 
 
 def _counts(

@@ -183,6 +183,10 @@ class StepPlan:
         """Return the most draft tokens that this plan allows the request."""
         return min(self.draft_length, self.caps.get(request_id, self.draft_length))
 
+    def takes_none(self, request_id: str) -> bool:
+        """Return whether the request could not draft under this plan, so that its step is no evidence."""
+        return not self.draft_length_for(request_id)
+
     def budget_of(self, places: int) -> int:
         """Return the token budget of a batch whose drafts have so many places."""
         return places if self.token_budget is None else min(max(0, self.token_budget), places)

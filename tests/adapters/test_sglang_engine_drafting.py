@@ -10,6 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from specplug.metrics import NO_SOURCE, OFF_SOURCE
 from specplug.requests import wire
 from specplug.settings import ResolvedSettings, Settings
 from specplug.types.caps import DraftLengthChange, EngineCaps, Ragged
@@ -155,8 +156,17 @@ def test_a_request_that_ended_while_sglang_ran_ahead_is_not_counted(make):
 
 def test_first_tokens_of_prefills_count_as_rows_without_drafts(make):
     drafting = make()
-    drafting.prefilled(3)
+    drafting.prefilled([request("a"), request("b"), request("c", 0)])
     assert totals(drafting) == (3, 0, 0, 3)
+    assert drafting.counts.snapshot({}).by_source[OFF_SOURCE].target_steps == 1
+
+
+def test_requests_that_take_no_drafts_are_no_evidence(make):
+    drafting = make()
+    step(drafting, [request("a"), request("b", 0)], [2, 0])
+    by_source = drafting.counts.snapshot({}).by_source
+    assert [by_source[name].target_steps for name in ("eagle", NO_SOURCE, OFF_SOURCE)] == [1, 0, 1]
+    assert by_source["eagle"].tau == 3
 
 
 def test_results_of_a_step_that_it_did_not_see_are_dropped(make):

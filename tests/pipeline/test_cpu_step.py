@@ -164,7 +164,7 @@ def play(data: st.DataObject, plain: Engine, fast: Engine, *, mixed: bool) -> No
     lengths: dict[str, int] = {}
     for number in range(data.draw(st.integers(1, 12))):
         if len(lengths) < SLOTS and data.draw(st.booleans()):
-            name, end, cap = f"r{number}", data.draw(st.integers(4, 24)), data.draw(st.sampled_from([None, None, 1]))
+            name, end, cap = f"r{number}", data.draw(st.integers(4, 24)), data.draw(st.sampled_from([None, None, 1, 0]))
             for engine in (plain, fast):
                 engine.start(name, end, cap)
             lengths[name] = 0

@@ -273,7 +273,7 @@ def _of_request(random: Random) -> dict[str, Any]:
     return {
         "max_tokens": random.choice([5, 60]),
         "sampling": Sampling(temperature=1.0 if seed else 0.0, seed=seed),
-        "options": RequestOptions(num_speculative_tokens=random.choice([None, None, 1])),
+        "options": RequestOptions(num_speculative_tokens=random.choice([None, None, 1, 0])),
         "references": tuple(map(Reference.of, texts)),
     }
 

@@ -12,8 +12,8 @@ from specplug.types.verdict import Verdict
 
 LONGEST = 4
 ROWS = st.integers(0, LONGEST).flatmap(lambda verified: st.tuples(st.just(verified), st.integers(0, verified)))
-STEPS = st.lists(st.tuples(st.lists(ROWS, max_size=5), st.integers(0, 3)), max_size=6)
-"""Steps: (verified, accepted) of each row with a draft, and the number of rows without one."""
+STEPS = st.lists(st.tuples(st.lists(ROWS, max_size=5), st.integers(0, 3), st.integers(0, 3)), max_size=6)
+"""Steps: (verified, accepted) of each row with a draft, and the numbers of rows without one that could draft or not."""
 
 
 def verdict(rows):
@@ -26,12 +26,14 @@ def verdict(rows):
 @given(steps=STEPS)
 def test_counts_are_those_of_the_device_counters(steps):
     counts, reference = OutcomeCounts("eagle", LONGEST), SpecMetrics(["eagle"], LONGEST)
-    for drafted, plain in steps:
+    for drafted, plain, off in steps:
         fates = [(str(i), verified, accepted) for i, (verified, accepted) in enumerate(drafted)]
-        counts.record(fates, len(drafted) + plain, plain + sum(accepted + 1 for _, accepted in drafted))
+        rows, emitted = len(drafted) + plain + off, plain + off + sum(accepted + 1 for _, accepted in drafted)
+        counts.record(fates, rows, emitted, off)
         if drafted:
             reference.record(torch.zeros(len(drafted), LONGEST, dtype=torch.int32), verdict(drafted))
         reference.record_on_host(plain)
+        reference.record_on_host(off, planned=False)
     assert counts.snapshot({}) == reference.snapshot()
 
 

@@ -160,8 +160,7 @@ class Drafting:
             return
         if lengths is None:
             if self.stage is not None:
-                ended_before, planned = sum(req.finished() for req in reqs), step.plan[2].draft_length > 0
-                self.stage.metrics.record_on_host(len(reqs), ended_before, planned=planned)
+                self._count(reqs, [step.plan[2].takes_none(req.rid) for req in reqs])
             self.step_planner.finish(step, (), ended, late=tuple(late))
             return
         if completed is not None and self.drafts is not None:
@@ -181,11 +180,18 @@ class Drafting:
         self._prefills = True
         self.arrivals.admit(reqs)
 
-    def prefilled(self, rows: int) -> None:
-        """Count the first tokens of `rows` requests, which a prefill emitted."""
+    def prefilled(self, reqs: Sequence[Any]) -> None:
+        """Count the first tokens of requests, which a prefill emitted."""
         if self.drafts is not None:
             self.drafts.emits_one()
-            self.drafts.stage.metrics.record_on_host(rows, planned=not self.step_planner.is_off)
+            self._count(reqs, [self.step_planner.is_off or self._bounds(req).cap == 0 for req in reqs])
+
+    def _count(self, reqs: Sequence[Any], off: Sequence[bool]) -> None:
+        """Count a step of requests without drafts; `off` is true for those that could not draft."""
+        assert self.stage is not None
+        for could_not in (False, True):
+            rows = [req for req, is_off in zip(reqs, off, strict=True) if is_off is could_not]
+            self.stage.metrics.record_on_host(len(rows), sum(req.finished() for req in rows), planned=not could_not)
 
     def plan(self, reqs: Sequence[Any]) -> int:
         """Plan a decode step and return its draft length, which covers the longest row."""

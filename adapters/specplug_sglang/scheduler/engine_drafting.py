@@ -91,10 +91,11 @@ class EngineDrafting:
 
     # -- one step ------------------------------------------------------------------------------------------------
 
-    def prefilled(self, rows: int) -> None:
-        """Count the first tokens of `rows` requests, which a prefill emitted."""
+    def prefilled(self, reqs: Sequence[Any]) -> None:
+        """Count the first tokens of requests, which a prefill emitted."""
         self._prefills = True
-        self.counts.record((), rows, rows)
+        off = len(reqs) if self.step_planner.is_off else sum([self._bounds(req).cap == 0 for req in reqs])
+        self.counts.record((), len(reqs), len(reqs), off)
 
     def plan(self, reqs: Sequence[Any]) -> None:
         """Plan a decode step.  Its draft length is rank 0's and covers the longest row."""
@@ -133,7 +134,9 @@ class EngineDrafting:
             return
         received = step.received()
         fates = [fate for row, fate in zip(step.rows, step.fates(received), strict=True) if row.verified]
-        self.counts.record(fates, len(received), sum(received))
+        plain = [row.req.rid for row, count in zip(step.rows, received, strict=True) if count and not row.verified]
+        off = sum(map(step.launched.plan[2].takes_none, plain))
+        self.counts.record(fates, len(received), sum(received), off)
         self.step_planner.finish(step.launched, fates, step.ended)
 
     # -- the policy of SGLang's controller -----------------------------------------------------------------------

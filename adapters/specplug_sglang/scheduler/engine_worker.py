@@ -83,7 +83,7 @@ class PlannedWorker:
             result.cap_lens = torch.tensor(self.drafting.newest_lengths, dtype=torch.int32) + 1
             return result
         result = super().forward_batch_generation(batch, *args, **kwargs)  # type: ignore[misc]
-        self.drafting.prefilled(len(finished_prefills(reqs)))
+        self.drafting.prefilled([reqs[row] for row in finished_prefills(reqs)])
         return result
 
     def verify(self, batch: Any, *args: Any, **kwargs: Any) -> Any:

@@ -183,7 +183,7 @@ class Worker(ExternalCorpora, BaseSpecWorker):
             rows = on_device(whole, torch.int64, self.device)
             slots, lengths, first = slots[rows], lengths[rows], tokens[rows]
         drafting.table.append_one(slots, lengths, first)
-        drafting.prefilled(len(whole))
+        drafting.prefilled([reqs[row] for row in whole])
         return self.plain_steps.completed(result, tokens, batch.seq_lens)
 
     def _decode(self, batch: Any, on_publish: Any) -> Any:

@@ -41,10 +41,11 @@ class _EngineDrafts(Planned):
         self._asks_ranks = ranks_step_together(self.vllm_config) and may_skip_drafts(self.vllm_config)
         self._takes_length = runner_of(self.vllm_config) == "v2" or method in TAKE_A_LENGTH
 
-    def _count(self, fates: list[Fate], sent: Sequence[Any]) -> None:
+    def _count(self, plan: StepPlan, fates: list[Fate], sent: Sequence[Any]) -> None:
         """Count a step's drafts and tokens."""
-        emitted = [len(each.new_token_ids) for each in sent]
-        self.counts.record(fates, sum(map(bool, emitted)), sum(emitted))
+        emitted = {each.request_id: len(each.new_token_ids) for each in sent if each.new_token_ids}
+        off = sum(map(plan.takes_none, emitted.keys() - {name for name, *_ in fates}))
+        self.counts.record(fates, len(emitted), sum(emitted.values()), off)
 
     def _update_after_schedule(self, scheduler_output: Any) -> None:
         """Ask the other data-parallel ranks to skip the drafts of a step whose plan has none.

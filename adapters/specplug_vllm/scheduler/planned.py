@@ -96,11 +96,14 @@ class Planned:
             self._fates = []
             ended = {each.request_id: len(each.new_token_ids) for each in sent if each.finish_reason is not None}
             fates = [until_stop(fate, ended.get(fate[0], fate[2] + 1)) for fate in fates]
-        self._count(fates, sent)
+        self._count(self._launched[0].plan[2] if self._launched else self.step_planner.plan, fates, sent)
         return fates
 
-    def _count(self, fates: list[Fate], sent: Sequence[Any]) -> None:
-        """Count a step of which clients receive what was `sent`; by default nothing, as workers count."""
+    def _count(self, plan: StepPlan, fates: list[Fate], sent: Sequence[Any]) -> None:
+        """Count a step with the drafts of a plan, of which clients receive what was `sent`.
+
+        By default nothing is counted, as workers count.
+        """
 
     def make_spec_decoding_stats(self, *args: Any, **kwargs: Any) -> Any:
         """Record how many draft tokens of one request were accepted."""

@@ -29,7 +29,7 @@ class Memory(Record):
         ingested: [S] int32, tokens of each slot that the proposer has.
         ingested_by: [S] int64, the generation that these tokens belong to.
         heads: [S, 3 + N] int64, the drafts that wait for their verdict; see `InFlight`.
-        row_counts, token_counts: [C + 1, 3] and [C + 1, N, 6] int64, the counters of `SpecMetrics`.
+        row_counts, token_counts: [C + 2, 3] and [C + 1, N, 6] int64, the counters of `SpecMetrics`.
         ids, confidence, sources, parents, draft_lengths, base_len: the draft buffer, [S, N] or [S]; `NO_PARENTS` for
             chains.
     """
@@ -103,8 +103,8 @@ def judge(memory: Any, tokens: Any, row: int, slot: int, facts: Any) -> None:
     drafted = 0
     if head[0] == facts[GENERATION] and head[1] == memory.lengths[row] - emitted:
         drafted = head[2]
-    plain = memory.row_counts.shape[0] - 1
-    counts = memory.row_counts[_counter(head[_HEAD], plain) if drafted > 0 else plain]
+    plain = memory.token_counts.shape[0] - 1
+    counts = memory.row_counts[_counter(head[_HEAD], plain) if drafted > 0 else plain + (facts[CAP] == 0)]
     counts[0] += emitted > after
     counts[1] += emitted - after
     counts[2] += after

@@ -149,9 +149,10 @@ def begin_kernel(  # type: ignore[no-untyped-def]
     tl.store(ingested + slot, length, mask=draft_length > 0)
     tl.store(ingested_by + slot, generation, mask=draft_length > 0)
 
-    # Counters; sources that are unknown, and rows without a draft, count as none.
+    # Counters; sources that are unknown, and rows without a draft, count as none, those that take no drafts as off.
     first = tl.where(drafted > 0, tl.load(head + SOURCES), -1)
     first = tl.where((first >= 0) & (first < num_sources), first, num_sources)
+    first += ((drafted == 0) & (cap == 0)).to(tl.int64)
     seen = emitted - after_stop
     amount = tl.where(columns == 0, (seen > 0).to(tl.int32), tl.where(columns == 1, seen, after_stop))
     amount = (amount * reports).to(tl.int64)

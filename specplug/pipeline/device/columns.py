@@ -97,7 +97,7 @@ class State(NamedTuple):
         ingested_by: [S] int64, the generation that these tokens belong to.
         heads: [S, 3 + N] int64, the drafts that wait for their verdict; see `InFlight`.
         ids, confidence: [S, N] int32 and float32, the tokens of these drafts.
-        row_counts, token_counts: [C + 1, 3] and [C + 1, N, 6] int64, the counters of `SpecMetrics`.
+        row_counts, token_counts: [C + 2, 3] and [C + 1, N, 6] int64, the counters of `SpecMetrics`.
     """
 
     table: Tensor

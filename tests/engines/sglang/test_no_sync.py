@@ -109,7 +109,7 @@ def on_meta(scheduler: Any, draft_length: int) -> dict[str, Any]:
     for mode in (OneDevice(META, []), watch := OneDevice(META, found)):
         drafting.plan(reqs)
         drafting._rows.view(drafting.table.tokens, slots, before, 9)  # copies what a step that drafts needs
-        drafting.prefilled(3)  # so that the newest token is looked at, too
+        drafting.prefilled(reqs)  # so that the newest token is looked at, too
         with mode:
             draft = drafting.propose(reqs, slots, before, draft_length)
             assert draft is not None, "as long as planned, found or not"
