@@ -23,6 +23,7 @@ class DecodeBatch:
 
     Attributes:
         opted_in: [B] bool, rows whose request names the server's verifier; None if there are none.
+        seeded: [B] bool, rows whose request has a seed of its own; None if there are none.
     """
 
     def __init__(self, states: Sequence[RequestState], table: TokenTable) -> None:
@@ -42,6 +43,8 @@ class DecodeBatch:
         )
         named = [state.request.options.verifier is not None for state in states]
         self.opted_in = self._column(named, torch.bool) if any(named) else None
+        seeded = [p.seed is not None for p in params]
+        self.seeded = self._column(seeded, torch.bool) if any(seeded) else None
 
     def view(self, *, reset_slots: tuple[int, ...] = (), after: Sequence[int] | None = None) -> EngineBatch:
         """Return the current state of the batch.

@@ -133,7 +133,12 @@ class Decoder:
         return logits
 
     def _verify(self, batch: DecodeBatch, draft: Draft, logits: Tensor) -> Verification:
-        """Verify losslessly, except the rows that name a lossy verifier."""
+        """Verify losslessly, except the rows that name a lossy verifier.
+
+        Rows with a seed are verified as one-hot, so that their text depends on the seed alone.
+        """
+        if batch.seeded is not None:
+            draft = draft.as_one_hot(batch.seeded)
         step = draft, TargetLogits.dense(logits), batch.sampling, batch.uniforms(draft.draft_length)
         found = self._verifier.verify(*step)
         if self._lossy is None or batch.opted_in is None:

@@ -54,7 +54,6 @@ class LookupProposer(Proposer):
         draft_length, capacity = max(1, context.caps.max_draft_length), 2 * max(1, context.max_length)
         self.lookup = Lookup(context.max_slots, capacity, draft_length, options, trees=self._trees)
         self._occupants: dict[int, _Occupant] = {}
-        self._seeded: dict[int, int] = {}  # the generation of each slot whose request has a seed and a temperature
 
     def warmup(self) -> None:
         """Compile or load the kernels."""
@@ -69,20 +68,12 @@ class LookupProposer(Proposer):
         if batch.reset_slots:
             self._begin_unreported(batch)
         table = _without_barriers(batch) if batch.barriers else batch.tokens
-        if self._seeded:
-            self.lookup.rows.drafted_for[list(self._seeded)] = -1  # nothing is learnt from them
         slots, rows = _wide(batch.slots), _wide(batch.rows)
         self.lookup.ingest_tensors(slots, table, rows, batch.lengths, batch.num_new, batch.first)
 
     def propose(self, batch: BatchView, limits: Tensor, draft: Draft) -> None:
         """Fill in the drafts."""
-        slots = _wide(batch.slots)
-        if not self._seeded:
-            self.lookup.propose_tensors(slots, limits, draft, trees=self._trees)
-            return
-        seeded = torch.isin(slots, torch.tensor(list(self._seeded)))
-        self.lookup.propose_tensors(slots, limits * ~seeded, draft, trees=self._trees)
-        self.lookup.propose_tensors(slots, limits * seeded, draft, trees=self._trees, unlearnt=True)
+        self.lookup.propose_tensors(_wide(batch.slots), limits, draft, trees=self._trees)
 
     def host_step(self) -> HostStep:
         """Return the step as a C function; see `specplug.interfaces.HasHostStep`."""
@@ -117,9 +108,6 @@ class LookupProposer(Proposer):
         """Begin a request's text.  Even if this fails, the slot keeps nothing of its previous request."""
         slot, request = event.slot, event.request
         self._vacate(slot)
-        if _is_seeded(request):
-            self._seeded[slot] = event.generation
-            self.lookup.host_step.seeded[slot] = 1
         owner = self._owner(request)
         self.begin(slot, request, owner)
         self._occupants[slot] = _Occupant(event.generation, request, owner if request.may_share else None)
@@ -127,8 +115,6 @@ class LookupProposer(Proposer):
     def _vacate(self, slot: int) -> None:
         """Clear a slot: its text, its references, and its access to responses and corpora."""
         self._occupants.pop(slot, None)
-        self._seeded.pop(slot, None)
-        self.lookup.host_step.seeded[slot] = 0
         self.lookup.start(slot)
 
     def begin(self, slot: int, request: Request, owner: str) -> None:
@@ -161,14 +147,7 @@ class LookupProposer(Proposer):
         for slot in batch.reset_slots:
             occupant = self._occupants.get(slot)
             if slot in generations and (occupant is None or occupant.generation != generations[slot]):
-                seeded = self._seeded.get(slot) == generations[slot]  # its event arrived, and handling it failed
                 self._vacate(slot)
-                if seeded:
-                    self._seeded[slot] = generations[slot]
-
-
-def _is_seeded(request: Request) -> bool:
-    return request.sampling.seed is not None and request.sampling.temperature > 0
 
 
 def _wide(numbers: Tensor) -> Tensor:

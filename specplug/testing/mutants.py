@@ -50,7 +50,10 @@ class OffByOneBonus(WrongVerifier):
 
 
 class ResamplesFromTarget(WrongVerifier):
-    """Draws the recovered token from p instead of the residual, so that the rejected token gets a second chance."""
+    """Draws the recovered token from p instead of the residual, so that the rejected token gets a second chance.
+
+    Shows on drafts that are drawn from a stated distribution.
+    """
 
     def _next_token_weights(
         self, target_distribution: Tensor, q: Tensor, num_accepted: Tensor, lengths: Tensor
@@ -59,7 +62,10 @@ class ResamplesFromTarget(WrongVerifier):
 
 
 class ReusedNumber(WrongVerifier):
-    """Samples with the number that decided the last acceptance, which is not uniform given that decision."""
+    """Samples with the number that decides on tokens which were drawn.
+
+    After such a token's rejection it is not uniform, and after a one-hot draft's it draws the token anew.
+    """
 
     def _draw_number(self, uniforms: Uniforms, num_accepted: Tensor) -> Tensor:
         draft_length = uniforms.accept.shape[1]
@@ -85,7 +91,10 @@ def halved(distribution: Tensor) -> Tensor:
 
 
 class UniformDraftDistribution(WrongVerifier):
-    """Verifies every draft as if it were drawn uniformly from the vocabulary."""
+    """Verifies drafts as if they were drawn uniformly from the vocabulary.
+
+    Shows on drafts that are drawn from a stated distribution.
+    """
 
     def _drafted_probs(self, *args: Any) -> Tensor:
         vocab: int = args[-1]
@@ -109,15 +118,15 @@ class TemperedDraftDistribution(WrongVerifier):
 class AcceptsAlways(WrongVerifier):
     """Keeps every draft token."""
 
-    def _keeps(self, p: Tensor, q: Tensor, numbers: Tensor) -> Tensor:
-        return torch.ones_like(numbers, dtype=torch.bool)
+    def _keeps(self, p: Tensor, q: Tensor, numbers: Tensor, drawn: Tensor, is_own: Tensor) -> Tensor:
+        return torch.ones_like(is_own)
 
 
 class LenientThreshold(WrongVerifier):
-    """Accepts draft tokens with twice the allowed probability: lossy acceptance as some engines offer it."""
+    """Gives draft tokens a second chance: lossy acceptance as some engines offer it."""
 
-    def _keeps(self, p: Tensor, q: Tensor, numbers: Tensor) -> Tensor:
-        return super()._keeps(p, halved(q), numbers)
+    def _keeps(self, p: Tensor, q: Tensor, numbers: Tensor, drawn: Tensor, is_own: Tensor) -> Tensor:
+        return super()._keeps(p, halved(q), numbers, drawn, is_own | (numbers < p))
 
 
 # The draft distributions that mutants use instead of the true one, for `output_distribution.Case.judged_by`.

@@ -132,10 +132,10 @@ class Request:
     def may_share(self) -> bool:
         """True if a response memory may read or learn from this request.
 
-        Engines key the verifier's random numbers by (seed, position).  A remembered answer with the same seed would be
-        drawn twice with the same random numbers, which doubles its probability.
+        A seed does not matter: engines draw each token from seed and position alone, whatever is drafted, or serve
+        seeded requests without drafts.
         """
-        return self.options.store and not (self.sampling.seed is not None and self.sampling.temperature > 0)
+        return self.options.store
 
 
 class Lifecycle(enum.Enum):

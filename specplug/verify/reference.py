@@ -1,16 +1,20 @@
 """The reference verifier: speculative sampling in plain torch, which faster verifiers must match.
 
-Draft token d, drawn from the draft distribution q, is kept with probability min(1, p(d) / q(d)), where p is the
-target's distribution at that position.  At the first rejection the recovered token is drawn from max(p - q, 0),
-renormalised; if every draft token is kept, the bonus token is drawn from the target's distribution after the last one.
-The emitted tokens then follow the target's distribution, whatever q is (Leviathan, Kalman and Matias, "Fast Inference
-from Transformers via Speculative Decoding", ICML 2023; Chen et al., "Accelerating Large Language Model Decoding with
-Speculative Sampling", arXiv:2302.01318, 2023).
+A one-hot draft token d is verified by coupling: the target's token is drawn at its position with the number that would
+draw it without a draft, and d is kept if it is that token, which has probability p(d), where p is the target's
+distribution.  Otherwise the drawn token itself is emitted.  So the text is a function of the random numbers alone: the
+same as without drafts, whatever is drafted.
 
-Two cases need no special code.  A proposer that always drafts d has a one-hot q: d is kept with probability p(d), and
-the residual is p without d.  A greedy row has a one-hot p: a draft token is kept if and only if it is the argmax, and
-the token after the kept ones is the argmax.  If the host knows that all rows are greedy, `verify_greedy` gives the same
-result without computing any distribution.
+A token d that was drawn from a stated distribution q is kept with probability min(1, p(d) / q(d)).  If it is rejected,
+the recovered token is drawn from max(p - q, 0), renormalised (Leviathan, Kalman and Matias, "Fast Inference from
+Transformers via Speculative Decoding", ICML 2023; Chen et al., "Accelerating Large Language Model Decoding with
+Speculative Sampling", arXiv:2302.01318, 2023).  This keeps more of such drafts than coupling, and its text depends on
+them.
+
+If every draft token is kept, the bonus token is drawn from the target's distribution after the last one.  In both cases
+the emitted tokens follow the target's distribution.  A greedy row needs no special code: its p is one-hot, so every
+number draws the argmax.  If the host knows that all rows are greedy, `verify_greedy` gives the same result without
+computing any distribution.
 """
 
 from __future__ import annotations
@@ -30,7 +34,7 @@ from specplug.verify.target import target_probs
 
 
 class ReferenceVerifier(Verifier):
-    """Rejection sampling for chains.  Reads nothing back to the host; takes O(B N V) memory in float64.
+    """Lossless verification of chains.  Reads nothing back to the host; takes O(B N V) memory in float64.
 
     A distribution over a draft vocabulary is expanded to the target's vocabulary at only one position per row.
 
@@ -55,13 +59,18 @@ class ReferenceVerifier(Verifier):
 
         target_distribution = self._target_distribution(target, sampling, lengths, draft.draft_length)
         columns = self._draft_distribution(draft, sampling)
-        q = self._drafted_probs(draft, columns, drafted, sampling, target.logits.shape[-1])
+        drawn, vocab = was_drawn(draft, sampling.temperature), target.logits.shape[-1]
+        p = target_distribution[:, : draft.draft_length]
+        is_own = _draw(p, uniforms.draw[:, : draft.draft_length]) == drafted
 
-        kept = self._keeps(_at(target_distribution[:, : draft.draft_length], drafted), q, uniforms.accept)
+        q = self._drafted_probs(draft, columns, drafted, vocab)
+        kept = self._keeps(_at(p, drafted), q, uniforms.accept, drawn, is_own)
         num_accepted = (kept & is_draft).long().cumprod(1).sum(1)
-        q = self._draft_distribution_at(draft, columns, drafted, sampling, num_accepted, target.logits.shape[-1])
-        q = torch.where((num_accepted < lengths)[:, None], q, 0.0)
-        weights = self._next_token_weights(target_distribution, q, num_accepted, lengths)
+        q = self._draft_distribution_at(draft, columns, num_accepted, vocab)
+        rejects_drawn = pad(drawn & is_draft, (0, 1)).gather(1, num_accepted[:, None])
+        weights = self._next_token_weights(
+            target_distribution, torch.where(rejects_drawn, q, 0.0), num_accepted, lengths
+        )
         next_token = _draw(weights, self._draw_number(uniforms, num_accepted))
         return _join(drafted, num_accepted, next_token)
 
@@ -82,43 +91,32 @@ class ReferenceVerifier(Verifier):
         """[B, N, Vd] float64: the draft distribution, over the draft vocabulary; None for one-hot drafts."""
         return column_probs(draft, sampling.temperature)
 
-    def _drafted_probs(
-        self, draft: Draft, columns: Tensor | None, drafted: Tensor, sampling: SamplingBatch, vocab: int
-    ) -> Tensor:
-        """[B, N] float64: q of each draft token, undefined beyond a row's length."""
-        certain = torch.ones(drafted.shape, dtype=torch.float64, device=drafted.device)
+    def _drafted_probs(self, draft: Draft, columns: Tensor | None, drafted: Tensor, vocab: int) -> Tensor:
+        """[B, N] float64: q of each draft token, undefined for one-hot drafts and beyond a row's length."""
         if columns is None:
-            return certain
-        stated = probs_of(columns, drafted, draft.draft_vocab, vocab)
-        return torch.where(was_drawn(draft, sampling.temperature), stated, certain)
+            return torch.ones(drafted.shape, dtype=torch.float64, device=drafted.device)
+        return probs_of(columns, drafted, draft.draft_vocab, vocab)
 
-    def _draft_distribution_at(
-        self,
-        draft: Draft,
-        columns: Tensor | None,
-        drafted: Tensor,
-        sampling: SamplingBatch,
-        places: Tensor,
-        vocab: int,
-    ) -> Tensor:
-        """[B, V] float64: q at `places` [B], undefined at and beyond a row's length."""
-        distribution = torch.zeros(len(places), vocab, dtype=torch.float64, device=drafted.device)
-        if not draft.draft_length:
-            return distribution
+    def _draft_distribution_at(self, draft: Draft, columns: Tensor | None, places: Tensor, vocab: int) -> Tensor:
+        """[B, V] float64: q at `places` [B], undefined for one-hot drafts and at and beyond a row's length."""
+        if columns is None or not draft.draft_length:
+            return torch.zeros(len(places), vocab, dtype=torch.float64, device=places.device)
         places = places.clamp(max=draft.draft_length - 1)
-        distribution.scatter_(1, drafted.gather(1, places[:, None]), 1.0)
-        if columns is None:
-            return distribution
-        drawn = was_drawn(draft, sampling.temperature).gather(1, places[:, None])
-        return torch.where(drawn, scattered(_position(columns, places), draft.draft_vocab, vocab), distribution)
+        return scattered(_position(columns, places), draft.draft_vocab, vocab)
 
-    def _keeps(self, p: Tensor, q: Tensor, numbers: Tensor) -> Tensor:
-        """[B, N] bool: true for draft tokens that pass, given their p, q and random number.
+    def _keeps(self, p: Tensor, q: Tensor, numbers: Tensor, drawn: Tensor, is_own: Tensor) -> Tensor:
+        """[B, N] bool: true for draft tokens that pass.
 
         Compares a product, not the ratio: this never divides by 0, and p >= q always passes because numbers are below
         1.
+
+        Args:
+            p, q: of each draft token.
+            numbers: that decide on tokens which were drawn.
+            drawn: [B, N] bool, true for tokens drawn from a stated distribution.
+            is_own: [B, N] bool, true where the target draws the draft token by itself.
         """
-        return numbers * q < p
+        return torch.where(drawn, numbers * q < p, is_own)
 
     def _next_token_weights(
         self, target_distribution: Tensor, q: Tensor, num_accepted: Tensor, lengths: Tensor
@@ -171,13 +169,13 @@ def _position(distribution: Tensor, positions: Tensor) -> Tensor:
 
 
 def _draw(weights: Tensor, numbers: Tensor) -> Tensor:
-    """Return [B] int64: the token whose interval of the cumulated weights [B, V] contains the number [B]."""
+    """Return [...] int64: the token whose interval of the cumulated weights [..., V] contains the number [...]."""
     possible = weights > 0
     cumulated = torch.where(possible, weights.cumsum(-1), 0.0)
     total = cumulated.amax(-1)
     # Rounding must not reach the total, and must not select a token without weight.
     threshold = torch.minimum(numbers * total, torch.nextafter(total, torch.zeros_like(total)))
-    return (cumulated > threshold[:, None]).to(torch.int8).argmax(-1)
+    return (cumulated > threshold[..., None]).to(torch.int8).argmax(-1)
 
 
 def _join(drafted: Tensor, num_accepted: Tensor, next_token: Tensor) -> Verification:

@@ -27,8 +27,8 @@ def test_the_real_thing_passes(prompts, proposer, checks):
     assert report["drafts"]["rejected"] > 100
 
 
-DRAWN = ("uniform draft law", "draft law at another temperature")
-"""Mistakes about the distribution of drafts, which show on drafts that are drawn from a stated one."""
+DRAWN = ("uniform draft law", "draft law at another temperature", "resampling from p")
+"""Mistakes that show on drafts which are drawn from a stated distribution."""
 
 
 # Padding is -1 in this engine and never emitted, so that accepting it changes one draw in a hundred.

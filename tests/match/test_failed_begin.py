@@ -15,7 +15,7 @@ from specplug.corpus.segment import Segment
 from specplug.match.cpu.corpus_index import Numbers
 from specplug.match.cpu.lookup import Lookup
 from specplug.match.cpu.responses import Responses
-from specplug.types.request import RequestOptions, Sampling, StoredDocument
+from specplug.types.request import RequestOptions, StoredDocument
 from specplug_retrieval.proposer import Retrieval
 from specplug_retrieval.store_watcher import StoreWatcher
 from tests.proposers.test_retrieval import BEGIN, NAMES, Letters, Server, opened, put
@@ -103,25 +103,6 @@ def test_its_own_text_is_drafted_from_and_its_response_forgotten(
     server.driver.step(0, order=["requested"])
     server.driver.leave("requested")
     assert server.ask([*BEGIN, 5]).token_ids == (), "it belongs to nobody"
-
-
-def test_a_seed_still_keeps_what_others_taught_from_its_drafts(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    driver, text = server.driver, [1, 2, 3, 4, 1, 2]
-    seeded = Sampling(temperature=1.0, seed=5)
-    driver.start("well", text, sampling=seeded)
-    expected = driver.step(6, order=["well"]).by_request()["well"]
-    driver.leave("well")
-    for number in range(5):
-        driver.start(f"other {number}", [*BEGIN, 9, *BEGIN])
-        for token in (9, *BEGIN, 9, *BEGIN):
-            driver.step(6, order=[f"other {number}"])
-            driver.extend(f"other {number}", [token])
-        driver.leave(f"other {number}")
-    with monkeypatch.context() as patch:
-        patch.setattr(Retrieval, "begin", fails)
-        with pytest.raises(OSError, match="does not answer"):
-            driver.start("requested", text, sampling=seeded)
-    assert driver.step(6, order=["requested"]).by_request()["requested"] == expected
 
 
 # -- a store that is damaged where it was not looked at ----------------------------------------------------------------
@@ -212,7 +193,7 @@ def test_a_corpus_index_that_could_not_be_taken_is_taken_at_the_next_step(
         server.watcher._look()
         before = server.proposer.lookup.corpus_index
         with monkeypatch.context() as patch:
-            patch.setattr(Lookup, "_states_with", fails)
+            patch.setattr(Lookup, "_use", fails)
             with pytest.raises(OSError, match="does not answer"):
                 server.ask([7, 8, 9], tenant="us")
             assert server.proposer.lookup.corpus_index is before

@@ -216,24 +216,6 @@ def test_no_python_runs_while_shared_memory_is_taken():
     assert lines > 50
 
 
-def test_seeded_slots_neither_use_nor_change_what_was_learnt():
-    step = Step(1, trees=False)
-    step.plain.lookup.rows.drafted_for[1] = -1
-    step.plain.step(list(range(SLOTS)), step.new, step.lengths, [0] * SLOTS)
-    limits = [4] * SLOTS
-    want = step.plain.propose(list(range(SLOTS)), [0 if slot == 1 else 4 for slot in range(SLOTS)])
-    other = step.plain.propose(list(range(SLOTS)), [4 if slot == 1 else 0 for slot in range(SLOTS)], unlearnt=True)
-    step.lookup.host_step.seeded[1] = 1
-    assert call(step) == OK
-    for slot in range(SLOTS):
-        expected = other if slot == 1 else want
-        count = int(expected.lengths[slot])
-        assert int(step.draft.lengths[slot]) == count
-        assert torch.equal(step.draft.token_ids[slot, :count], expected.token_ids[slot, :count])
-        assert torch.equal(step.draft.confidence[slot, :count], expected.confidence[slot, :count])
-    assert len(limits) == SLOTS
-
-
 def test_a_text_that_has_begun_is_as_one_that_a_step_ingested():
     """The trees' number, which a text gets in advance, changes no match."""
     talk, (plain, other) = players(1, 1)

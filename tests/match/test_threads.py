@@ -55,14 +55,14 @@ class Player:
         self.lookup.ingest_tensors(batch, table, torch.arange(len(slots)), sizes, counts, first)
         return self.propose(slots, limits)
 
-    def propose(self, slots: list[int], limits: list[int], *, unlearnt: bool = False) -> Draft:
+    def propose(self, slots: list[int], limits: list[int]) -> Draft:
         """Return a draft in tensors that held poison."""
         draft = Draft.allocate(len(slots), self.draft_length, trees=self.trees)
         for tensor in (draft.token_ids, draft.source, draft.confidence, draft.parents):
             if tensor is not None:
                 tensor.fill_(POISON)
         batch, most = torch.tensor(slots), torch.tensor(limits, dtype=torch.int32)
-        self.lookup.propose_tensors(batch, most, draft, trees=self.trees, unlearnt=unlearnt)
+        self.lookup.propose_tensors(batch, most, draft, trees=self.trees)
         return draft
 
 
@@ -121,8 +121,6 @@ def test_any_number_of_threads_gives_the_same_bits(
         slots, new, lengths, limits = talk.batch()
         shared += len(slots) >= parallel.FEWEST_ROWS
         drafts = [bits(player.step(slots, new, lengths, limits)) for player in players]
-        assert drafts == [drafts[0]] * len(players)
-        drafts = [bits(player.propose(slots, limits, unlearnt=True)) for player in players]
         assert drafts == [drafts[0]] * len(players)
         ended = talk.rng.randrange(SLOTS)
         for lookup in lookups:

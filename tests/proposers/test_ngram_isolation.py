@@ -29,76 +29,26 @@ def make() -> Iterator[Make]:
 
 # -- who reads it ------------------------------------------------------------------------------------------------------
 
-PRIVATE = {
-    "store: false": {"options": RequestOptions(store=False)},
-    "a seed and a temperature": {"sampling": SEEDED},
-}
+PRIVATE = {"options": RequestOptions(store=False)}
 
 
-@pytest.mark.parametrize("name", PRIVATE)
-def test_some_requests_do_not_feed_it(make: Make, name: str) -> None:
+def test_a_request_that_is_not_stored_does_not_feed_it(make: Make) -> None:
     driver = make()
-    serve(driver, **PRIVATE[name])
+    serve(driver, **PRIVATE)
     assert not remembers(driver)
 
 
-@pytest.mark.parametrize("name", PRIVATE)
-def test_some_requests_do_not_read_it(make: Make, name: str) -> None:
+def test_a_request_that_is_not_stored_does_not_read_it(make: Make) -> None:
     driver = make()
     serve(driver)
-    assert not remembers(driver, **PRIVATE[name])
+    assert not remembers(driver, **PRIVATE)
     assert remembers(driver), "others do"
 
 
-@pytest.mark.parametrize(
-    "sampling", [Sampling(temperature=1.0), Sampling(seed=5), Sampling(temperature=0.0, seed=5)], ids=repr
-)
-def test_a_seed_alone_or_a_temperature_alone_does_no_harm(make: Make, sampling: Sampling) -> None:
+def test_requests_with_a_seed_feed_and_read_it(make: Make) -> None:
     driver = make()
-    serve(driver, sampling=sampling)
-    assert remembers(driver, sampling=sampling)
-
-
-def test_seeded_requests_draft_as_if_nothing_had_been_served_and_teach_nothing(make: Make) -> None:
-    """Otherwise their drafts, and with them their texts, would depend on earlier requests."""
-
-    def drafts(driver: Driver, **fields: Any) -> list[RowDraft]:
-        driver.start("mine", [1, 2, 3, 4, 1, 2], isolation_key="us", **fields)
-        found = []
-        for token in (3, 4, 1, 2, 9, 1, 2, 3):
-            found.append(driver.step(4, order=["mine"]).by_request()["mine"])
-            driver.extend("mine", [token])
-        driver.step(0, order=["mine"])
-        driver.leave("mine")
-        return found
-
-    fresh, used, taught = make(), make(), make()
-    for driver in (used, taught):
-        for number in range(5):
-            serve(driver, [*STATED, *STATED, *BEGIN, 70 + number], name=f"other {number}")
-    first = drafts(fresh, sampling=SEEDED)
-    assert any(draft.token_ids for draft in first)
-    for _ in range(3):
-        assert drafts(used, sampling=SEEDED) == first
-    assert drafts(used) == drafts(taught), "seeded requests have taught nothing"
-    assert drafts(used) != first, "others have"
-
-
-def test_rows_of_both_kinds_in_one_batch_draft_as_alone(make: Make) -> None:
-    together, plain, seeded = make(), make(), make()
-    text = [1, 2, 3, 4, 1, 2]
-    for driver in (together, plain, seeded):
-        serve(driver)
-    for driver in (together, plain):
-        driver.start("plain", text, isolation_key="us")
-    for driver in (together, seeded):
-        driver.start("seeded", [*text, 3], isolation_key="us", sampling=SEEDED)
-    for token in (3, 4, 9, 1, 2):
-        expected = {**plain.step(4).by_request(), **seeded.step(4).by_request()}
-        assert together.step(4).by_request() == expected
-        for driver, names in ((together, expected), (plain, ["plain"]), (seeded, ["seeded"])):
-            for name in names:
-                driver.extend(name, [token])
+    serve(driver, sampling=SEEDED)
+    assert remembers(driver, sampling=SEEDED)
 
 
 @pytest.mark.parametrize(("scope", "shared"), [("isolated", False), ("server", True)])
@@ -162,9 +112,7 @@ def test_a_copy_of_what_was_flushed_does_not_go_on_in_somebody_elses_response(ma
         assert not set(drafted) & (set(SECRET) - set(driver.text("mine")))
 
 
-@pytest.mark.parametrize(
-    "more", [{}, {"memory_tokens": 0}, PRIVATE["store: false"]], ids=["stored", "no memory", "not"]
-)
+@pytest.mark.parametrize("more", [{}, {"memory_tokens": 0}, PRIVATE], ids=["stored", "no memory", "not"])
 def test_clients_learn_by_token_in_rows_of_their_own(make: Make, more: dict[str, Any]) -> None:
     """Rates by token tell which tokens a text repeats, and draft lengths depend on them."""
     driver = make(**({} if "options" in more else more))

@@ -162,7 +162,8 @@ def test_the_distribution_is_the_targets(proposer, seeded):
 @pytest.mark.parametrize(
     ("mutant", "proposer"),
     [
-        ("resampling from p", "unlikely"),
+        ("reused random number", "unlikely"),
+        ("resampling from p", "drawn well"),
         ("lenient threshold", "unlikely"),
         ("off-by-one bonus", "likely"),
         ("uniform draft law", "drawn well"),

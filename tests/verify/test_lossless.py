@@ -145,6 +145,7 @@ def controls():
 CONTROLS = controls()
 APPLIES = {name: ["one-hot", "top-k", "drawn", "drawn by logits"] for name in LOSSY_MUTANTS} | {
     "dropped validity mask": ["padding"],
+    "resampling from p": ["drawn", "drawn by logits", "part"],
     "draft law at another temperature": ["drawn", "drawn by logits", "part"],
     "uniform draft law": ["drawn", "part"],
 }

@@ -1,5 +1,6 @@
 """The lossy verifiers: their rules against plain Python, thresholds per row, and the departure that they report."""
 
+import itertools
 import math
 from dataclasses import replace
 
@@ -16,7 +17,7 @@ from specplug.testing.verify_steps import VerifyStep, tensors
 from specplug.types.caps import Distribution, EngineCaps
 from specplug.types.draft import Draft
 from specplug.types.verification import SamplingBatch, TargetLogits
-from specplug.verify.draft_distribution import full_probs
+from specplug.verify.draft_distribution import full_probs, was_drawn
 from specplug.verify.lossy import ThresholdVerifier, TypicalVerifier
 from specplug.verify.random import uniforms
 from specplug.verify.reference import ReferenceVerifier
@@ -66,6 +67,12 @@ def is_plausible(name, distribution, token, threshold):
     return p >= min(threshold, math.sqrt(threshold) * math.exp(-entropy))
 
 
+def drawn_by(distribution, number):
+    """Return the token that a number draws."""
+    cumulated = list(itertools.accumulate(distribution))
+    return next(token for token, upto in enumerate(cumulated) if upto > number * cumulated[-1])
+
+
 @pytest.mark.parametrize("name", KINDS)
 @FEW
 @given(steps())
@@ -74,7 +81,7 @@ def test_equals_the_rule_in_plain_python(name, step):
     sampling = {key: value for key, value in tensors(step.sampling).items() if key != "acceptance_threshold"}
     warm = sampling | {"temperature": torch.where(sampling["temperature"] == 0, 1.0, sampling["temperature"])}
     own, judged = (target_probs(step.dense, **which).double() for which in (sampling, warm))
-    q = full_probs(step.draft, step.sampling.temperature, VOCAB)
+    q, drawn = full_probs(step.draft, step.sampling.temperature, VOCAB), was_drawn(step.draft, sampling["temperature"])
     thresholds = step.sampling.acceptance_threshold.tolist()
     default = 0.5 if name == "threshold" else 0.09
     for row, length in enumerate(step.draft.lengths.tolist()):
@@ -83,7 +90,11 @@ def test_equals_the_rule_in_plain_python(name, step):
         for place, token in enumerate(step.draft.token_ids[row, :length].tolist()):
             keeps = min(1.0, float(own[row, place, token] / q[row, place, token].clamp(min=1e-30)))
             plausible = is_plausible(name, judged[row, place].tolist(), token, threshold)
-            if not plausible and float(step.uniforms.accept[row, place]) >= keeps:
+            if drawn[row, place]:
+                is_kept = float(step.uniforms.accept[row, place]) < keeps
+            else:
+                is_kept = drawn_by(own[row, place].tolist(), float(step.uniforms.draw[row, place])) == token
+            if not plausible and not is_kept:
                 break
             accepted += 1
             departed += (1 - keeps) if plausible else 0.0
@@ -122,7 +133,7 @@ def one_token(name, threshold, logits, token, numbers):
         draft.set_row(row, [token], 1.0)
     target = TargetLogits.dense(logits.expand(rows, 2, -1))
     drawn = uniforms(torch.arange(rows), torch.zeros(rows, dtype=torch.int64), 1)
-    drawn.accept[:, 0] = numbers
+    drawn.draw[:, 0] = numbers
     return verifier(name, threshold).verify(draft, target, SamplingBatch(torch.ones(rows)), drawn)
 
 

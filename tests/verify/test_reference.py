@@ -67,11 +67,36 @@ def test_draft_length_0_draws_from_the_target():
     assert found == [0, 0, 1, 1, 2, 2]
 
 
-def test_a_one_hot_draft_is_kept_with_its_own_probability_and_the_rest_is_the_residual():
-    logits = DISTRIBUTION.log().expand(2, 3)
-    assert one_row([1], logits, [0.29], [0.0, 0.0]).token_ids.tolist() == [[1, 0]]
-    rejected = [one_row([1], logits, [0.31], [u, 0.0]).token_ids[0].tolist() for u in (0.0, 0.71, 0.72, LAST)]
-    assert rejected == [[0, -1], [0, -1], [2, -1], [2, -1]]  # 0.5 against 0.2: the boundary is at 5/7
+def test_a_one_hot_draft_is_kept_where_the_target_draws_it():
+    logits, accept = DISTRIBUTION.log().expand(2, 3), [0.5]
+    found = [one_row([1], logits, accept, [u, 0.0]).token_ids[0].tolist() for u in (0.0, 0.49, 0.51, 0.79, 0.81, LAST)]
+    assert found == [[0, -1], [0, -1], [1, 0], [1, 0], [2, -1], [2, -1]]
+
+
+@FEW
+@given(steps(), st.data())
+def test_the_text_is_that_without_drafts_whatever_is_drafted(step, data):
+    """One-hot drafts that are right, nearly right and wrong; the target's logits depend on the position alone."""
+    step.draft.token_ids.clamp_(min=0)
+    length = step.draft.draft_length
+    plain = [
+        VERIFIER.verify(
+            Draft.allocate(step.draft.batch_size, 0),
+            TargetLogits.dense(step.dense[:, place : place + 1]),
+            step.sampling,
+            Uniforms(step.uniforms.accept[:, :0], step.uniforms.draw[:, place : place + 1]),
+        ).token_ids
+        for place in range(length + 1)
+    ]
+    text = torch.cat(plain, 1)
+    right = torch.tensor([[data.draw(st.booleans()) for _ in range(length)] for _ in text], dtype=torch.bool)
+    right = right.view(len(text), length)
+    step.draft.token_ids.copy_(torch.where(right, text[:, :length], step.draft.token_ids))
+    found = replace(step, draft=step.draft.as_one_hot()).verify(VERIFIER)
+    emitted = torch.arange(length + 1) < found.num_emitted[:, None]
+    assert torch.equal(found.token_ids[emitted], text[emitted])
+    inside = right & (torch.arange(length) < step.draft.lengths[:, None])
+    assert (found.num_accepted >= inside.int().cumprod(1).sum(1)).all()
 
 
 def test_draft_probs_are_weighed_against_the_target():
@@ -114,8 +139,10 @@ def test_greedy_rows_with_draft_logits_take_the_draft_as_certain():
 
 def test_ids_outside_the_vocabulary_are_never_emitted():
     for wild in (-7, 99):
-        result = one_row([wild], torch.zeros(2, 3), [0.0], [0.0, 0.0])
-        assert ((result.token_ids >= 0) & (result.token_ids < 3)).all()
+        for number in (0.0, 0.5, LAST):
+            result = one_row([wild], torch.zeros(2, 3), [0.0], [number, 0.0])
+            emitted = result.token_ids[0, : result.num_emitted.item()]
+            assert ((emitted >= 0) & (emitted < 3)).all()
 
 
 @FEW
@@ -178,7 +205,7 @@ def test_a_draft_vocabulary_is_the_full_distribution_with_zeros(step, ids, size,
     assert not probs[~one_hot][:, outside].any()
     assert torch.equal(probs[one_hot].argmax(-1), part.token_ids[one_hot].clamp(min=0).long())
     full = replace(
-        draft, distribution=Distribution.PROBS, draft_logits=None, draft_probs=probs, draft_vocab=None, drawn=None
+        draft, distribution=Distribution.PROBS, draft_logits=None, draft_probs=probs, draft_vocab=None, drawn=~one_hot
     )
     found, expected = replace(step, draft=part).verify(VERIFIER), replace(step, draft=full).verify(VERIFIER)
     assert torch.equal(found.token_ids, expected.token_ids)

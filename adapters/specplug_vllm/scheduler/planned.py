@@ -198,7 +198,7 @@ def planning_of(vllm_config: Any) -> StepPlanner[Any]:
     if found is None:
         raise EngineError.build("specplug is not enabled on this server", who="specplug_vllm")
     longest: int = vllm_config.model_config.max_model_len
-    runner = runner_of(vllm_config)
+    drafts_seeded = runner_of(vllm_config) == "v2"
     context = PluginContext(
         caps=engine_caps(vllm_config),
         vocab_size=vllm_config.model_config.get_vocab_size(),
@@ -210,7 +210,7 @@ def planning_of(vllm_config: Any) -> StepPlanner[Any]:
 
     def bounds(request: Any) -> Bounds:
         params = request.sampling_params
-        cap = None if params is None else fields_of(params, runner)[0].cap
+        cap = None if params is None else fields_of(params, drafts_seeded)[0].cap
         return Bounds(min(request.num_prompt_tokens + request.max_tokens, longest), cap)
 
     return StepPlanner(found, context, attrgetter("request_id"), attrgetter("num_tokens"), bounds)

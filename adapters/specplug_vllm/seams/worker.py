@@ -155,8 +155,14 @@ _VERIFIERS = (
         takes="target_logits draft_logits draft_sampled cu_num_logits pos idx_mapping expanded_idx_mapping "
         "expanded_local_pos temperature seed num_speculative_steps",
     ),
-    seam("vllm.v1.worker.gpu.sample.sampler:Sampler", "verifier v2", holds="sampling_states"),
-    seam("vllm.v1.worker.gpu.sample.states:SamplingStates", "verifier v2", holds="temperature"),
+    seam("vllm.v1.worker.gpu.sample.sampler:Sampler", "verifier v2", holds="sampling_states use_fp64_gumbel"),
+    seam(
+        "vllm.v1.worker.gpu.sample.gumbel:gumbel_sample",
+        "verifier v2",
+        takes="logits expanded_idx_mapping temperature seed pos",
+        named="apply_temperature is_drafting use_fp64",
+    ),
+    seam("vllm.v1.worker.gpu.sample.states:SamplingStates", "verifier v2", holds="temperature seeds_set"),
     seam("vllm.v1.worker.gpu.buffer_utils:UvaBackedTensor", "verifier v2", holds="np"),
 )
 

@@ -43,6 +43,7 @@ class Drafting:
         scheduled: draft tokens that the newest step verifies, by request id.
         is_idle: whether the newest step neither verifies nor makes drafts.  Then nothing of specplug runs: emitted
             tokens are counted on the host, and proposers ingest them at the next step that drafts.
+        drafts_seeded: whether requests that sample with a seed are drafted, see `fields_of`.
         distribution_bytes: memory of the draft distributions, the engine's buffer included.
     """
 
@@ -55,9 +56,10 @@ class Drafting:
         self.vocab_size: int = vllm_config.model_config.get_vocab_size()
         self.max_slots: int = vllm_config.scheduler_config.max_num_seqs
         self.max_length: int = vllm_config.model_config.max_model_len
-        self._runner = runner_of(vllm_config)
+        runner = runner_of(vllm_config)
+        self.drafts_seeded = runner == "v2"
         self.stage: DraftStage = build_draft_stage(
-            found.settings, default_registry(), self._context(vllm_config), grammars=self._runner == "v1"
+            found.settings, default_registry(), self._context(vllm_config), grammars=runner == "v1"
         )
         self.distribution_bytes = self.stage.distribution_bytes
         self._closing = weakref.finalize(self, self.stage.close)
@@ -95,7 +97,7 @@ class Drafting:
         if self.allocator.is_waiting(new.req_id):
             self.allocator.resume(new.req_id, tokens_of(new))
             return
-        occupant = running_request(new, self.max_length, cache_salt, runner=self._runner)
+        occupant = running_request(new, self.max_length, cache_salt, drafts_seeded=self.drafts_seeded)
         drafts = occupant.end - occupant.request.prompt_length > 1
         if drafts or new.req_id in self.allocator or occupant.request.options.verifier is not None:
             self.allocator.start(occupant)

@@ -10,28 +10,30 @@ from specplug.requests import wire
 from specplug.requests.isolation import isolation_key
 from specplug.runtime.running_request import MAX_STOP_IDS, RunningRequest
 from specplug.types.request import Reference, Request, RequestOptions, Sampling
-from specplug_vllm.config import Runner
 
 
-def fields_of(params: Any, runner: Runner) -> tuple[RequestOptions, tuple[Reference, ...], str | None]:
+def fields_of(params: Any, drafts_seeded: bool) -> tuple[RequestOptions, tuple[Reference, ...], str | None]:
     """Return the options, references and tenant of vLLM's sampling parameters.
 
     V1's generators advance by as many numbers as a step draws, and so by its drafts, which depend on load and on what
-    was learnt.  There a request that samples with a seed has no drafts, so that the same seed gives the same text.
+    was learnt.  There (`drafts_seeded` is false) a request that samples with a seed has no drafts, so that the same
+    seed gives the same text.
     """
     options, references, tenant = wire.decode(params.extra_args)
-    if runner == "v1" and params.seed is not None and params.temperature > 0:
+    if not drafts_seeded and params.seed is not None and params.temperature > 0:
         options = replace(options, enabled=False)
     return options, references, tenant
 
 
-def running_request(new: Any, max_model_len: int, cache_salt: str | None = None, *, runner: Runner) -> RunningRequest:
+def running_request(
+    new: Any, max_model_len: int, cache_salt: str | None = None, *, drafts_seeded: bool
+) -> RunningRequest:
     """Convert a vLLM `NewRequestData`.  Requests that do not sample (pooling) never draft."""
     params = new.sampling_params
     prompt_length = _prompt_length(new)
     if params is None:
         return RunningRequest(Request(new.req_id, prompt_length, max_tokens=0), end=prompt_length, stop_ids=())
-    options, references, tenant = fields_of(params, runner)
+    options, references, tenant = fields_of(params, drafts_seeded)
     lora_id = None if new.lora_request is None else int(new.lora_request.lora_int_id)
     spans = _barriers(new)
     max_tokens = max_model_len if params.max_tokens is None else int(params.max_tokens)

@@ -105,7 +105,7 @@ class Speculator(BaseSpeculator):
             recurrent.install_worker(runner)
         if runner.lora_config is not None:
             workarounds.spread_adapters(runner.lora_state, lambda: self._verified)
-        if self.verifier is not None:
+        if not config.lossy_method(runner.vllm_config):
             verifier_v2.install(runner, self.verifier, self.drafting)
         if self.drafting is not None:
             events.install_worker(runner, self.drafting)

@@ -1,10 +1,15 @@
-"""The verifier hook of vLLM's V2 runner, in the worker process.  Nothing is read back from the device."""
+"""The verifier hook of vLLM's V2 runner, in the worker process.  Nothing is read back from the device.
+
+Requests with a seed are decided by `Coupled`, the others by the server's verifier or, without one, by vLLM.
+"""
 
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -14,21 +19,26 @@ from specplug.types.caps import Distribution
 from specplug.types.draft import Draft
 from specplug.types.verification import SamplingBatch, TargetLogits
 from specplug_vllm import seams
+from specplug_vllm.worker.coupled import Coupled
 from specplug_vllm.worker.drafting import Drafting
-from specplug_vllm.worker.verifier import ServerVerifier, chain, decided_by, replace_in
+from specplug_vllm.worker.verifier import Decide, ServerVerifier, chain, decided_by, replace_in
 
 
-def install(runner: Any, verifier: ServerVerifier, drafting: Drafting | None) -> None:
-    """Replace a runner's verification by `verifier`.  Lossy verifiers read requests' options from `drafting`.
+def install(runner: Any, verifier: ServerVerifier | None, drafting: Drafting | None) -> None:
+    """Replace a runner's verification.  Lossy verifiers read requests' options from `drafting`.
 
     Raises:
-        EngineError: the served model uses its own rejection sampler.
+        EngineError: the served model uses its own rejection sampler, and the server's settings name a verifier.
     """
     import vllm.v1.worker.gpu.spec_decode.rejection_sampler as module
 
     seams.require("verifier v2")
     sampler = runner.rejection_sampler
     if type(sampler) is not module.RejectionSampler:
+        if verifier is None:
+            if drafting is not None:
+                drafting.drafts_seeded = False
+            return
         raise EngineError.build(
             "the served model verifies by itself",
             who="specplug_vllm",
@@ -36,7 +46,8 @@ def install(runner: Any, verifier: ServerVerifier, drafting: Drafting | None) ->
             remedy="Leave the setting out",
         )
     replace_in(module)
-    decision = Decision(verifier, drafting)
+    others = None if verifier is None else Decision(verifier, drafting)
+    decision = SeededDecision(Coupled(sampler.sampler), others)
     engines_own = decided_by(decision, sampler._verify)
     temperature = sampler.sampler.sampling_states.temperature.np
 
@@ -51,7 +62,9 @@ def install(runner: Any, verifier: ServerVerifier, drafting: Drafting | None) ->
         *args: Any,
         **kwargs: Any,
     ) -> Any:
-        decision.all_greedy = not temperature[idx_mapping_np].any()
+        decision.begin(idx_mapping_np)
+        if others is not None:
+            others.all_greedy = not temperature[idx_mapping_np].any()
         return engines_own(
             logits, draft_logits, draft_sampled, pos, cu_num_logits, idx_mapping, idx_mapping_np, *args, **kwargs
         )
@@ -59,8 +72,56 @@ def install(runner: Any, verifier: ServerVerifier, drafting: Drafting | None) ->
     sampler._verify = verify
 
 
+class SeededDecision:
+    """Replacement of `rejection_sample` that decides the rows with a seed, and leaves the others to `others`.
+
+    Args:
+        coupled: decides rows with a seed.
+        others: decides the others; None is vLLM's own function.
+    """
+
+    def __init__(self, coupled: Coupled, others: Decision | None) -> None:
+        self._coupled, self._others = coupled, others
+        self._rows: Any = None
+
+    def begin(self, slots: Any) -> None:
+        """Note the rows of the next call, by their slots (numpy)."""
+        self._rows = self._coupled.rows(slots)
+        if self._others is not None:
+            self._rows &= ~self._others.opted_in(slots)
+
+    def __call__(
+        self,
+        original: Decide,
+        target_logits: Tensor,
+        draft_logits: Tensor | None,
+        draft_sampled: Tensor,
+        cu_num_logits: Tensor,
+        pos: Tensor,
+        idx_mapping: Tensor,
+        expanded_idx_mapping: Tensor,
+        *args: Any,
+        **kwargs: Any,
+    ) -> tuple[Tensor, Tensor]:
+        """Return the tokens that each of B rows emits, [B, K + 1] int64, and their number, [B] int32."""
+        rows = target_logits, draft_logits, draft_sampled, cu_num_logits, pos, idx_mapping, expanded_idx_mapping
+        decide = original if self._others is None else partial(self._others, original)
+        if not self._rows.any():
+            return decide(*rows, *args, **kwargs)  # type: ignore[no-any-return]
+        _, temperature, seed, draft_length = args[:4]
+        step = target_logits, draft_sampled, cu_num_logits, pos, expanded_idx_mapping, temperature, seed, draft_length
+        tokens, counts = self._coupled.decide(*step)
+        if self._rows.all() or (self._others is None and draft_logits is None):
+            return tokens, counts  # rows without a seed may be coupled as well
+        chosen = torch.from_numpy(self._rows)
+        if tokens.is_cuda:
+            chosen = chosen.pin_memory().to(tokens.device, non_blocking=True)
+        other_tokens, other_counts = decide(*rows, *args, **kwargs)
+        return torch.where(chosen[:, None], tokens, other_tokens), torch.where(chosen, counts, other_counts)
+
+
 class Decision:
-    """Replacement of `rejection_sample`.
+    """Replacement of `rejection_sample` by the server's verifier.
 
     Attributes:
         all_greedy: whether every row is greedy, as known on the host.
@@ -148,6 +209,15 @@ class Decision:
         return torch.where(chosen[:, None], sampled, engine_sampled), torch.where(
             chosen, found.num_emitted, num_engine_sampled
         )
+
+    def opted_in(self, slots: Any) -> Any:
+        """Return [B] bool (numpy), true where the request in a slot has enabled a lossy verifier."""
+        found = np.zeros(len(slots), bool)
+        if not self._verifier.lossless and self._is_requested():
+            assert self._drafting is not None
+            held = self._drafting.slots.occupants
+            found[:] = [slot in held and held[slot].request.options.verifier is not None for slot in slots.tolist()]
+        return found
 
     def _is_requested(self) -> bool:
         """Return whether any running request enables the verifier, which the host knows."""

@@ -79,7 +79,7 @@ class Lookup:
         self.pool = ThreadPool(options.threads)
         self._workspaces = [self._workspace()]
         self._aside = self._workspace(), ThreadPool(1)
-        self._numbers, self.host_step = Numbers(), HostStepMemory(max_slots, self.rows, self.responses)
+        self._numbers, self.host_step = Numbers(), HostStepMemory(self.rows, self.responses)
         self.load({})
 
     def _workspace(self) -> tuple[Record, Record, Record]:
@@ -94,20 +94,16 @@ class Lookup:
     def load(self, corpus_index: CorpusIndex | Mapping[str, Sequence[IndexSegment]]) -> None:
         """Replace the segments to draft from; call it between two steps.  No text is copied."""
         corpus_index = corpus_index if isinstance(corpus_index, CorpusIndex) else self.corpus_index_of(corpus_index)
-        states = self._states_with(self.tables, corpus_index), self._states_with(self._default, corpus_index)
-        self._use(*states, leaves_index=True)
+        self._use(corpus_index, leaves_index=True)
         self.corpus_index = corpus_index
 
-    def _use(self, states: list[State], unlearnt: list[State], *, leaves_index: bool) -> None:
-        self.host_step.use(states[0], unlearnt[0], leaves_index=leaves_index)
-        self._states, self._unlearnt = states, unlearnt
-
-    def _states_with(self, tables: Tables, corpus_index: CorpusIndex) -> list[State]:
-        """Return a state for each thread; they differ in their workspaces."""
+    def _use(self, corpus_index: CorpusIndex, *, leaves_index: bool) -> None:
+        """Make a state for each thread; they differ in their workspaces."""
         addresses = np.zeros(MOST_THREADS, np.int64)
-        states = [self._state(it, self.pool, tables, corpus_index, addresses) for it in self._workspaces]
+        states = [self._state(it, self.pool, self.tables, corpus_index, addresses) for it in self._workspaces]
         addresses[: len(states)] = [address(state) for state in states]
-        return states
+        self.host_step.use(states[0], leaves_index=leaves_index)
+        self._states = states
 
     def _state(
         self,
@@ -134,10 +130,8 @@ class Lookup:
             return
         more = self.pool.threads - len(self._workspaces)
         self._workspaces += [self._workspace() for _ in range(more)]
-        states = self._states_with(self.tables, self.corpus_index)
-        unlearnt = self._states_with(self._default, self.corpus_index)
-        self._use(states, unlearnt, leaves_index=False)
-        self.pool.start(states[0])
+        self._use(self.corpus_index, leaves_index=False)
+        self.pool.start(self.state)
 
     def close(self) -> None:
         """End the threads; without them the lookup still works."""
@@ -234,9 +228,7 @@ class Lookup:
             num_new.data_ptr(),
         )
 
-    def propose_tensors(
-        self, slots: Tensor, limits: Tensor, draft: Draft, *, trees: bool, unlearnt: bool = False
-    ) -> None:
+    def propose_tensors(self, slots: Tensor, limits: Tensor, draft: Draft, *, trees: bool) -> None:
         """Fill a draft in host memory.
 
         Args:
@@ -244,7 +236,6 @@ class Lookup:
             limits: [B] int32.
             draft: to be filled.
             trees: draft trees, if the draft can hold them.
-            unlearnt: use the default hit rates of matches, not the learnt ones.
 
         Raises:
             ContractError: the draft's tensors are not views of one buffer.
@@ -263,7 +254,7 @@ class Lookup:
         if self.pool.is_due(len(slots)):
             self.start_threads()
         propose_at(
-            self._unlearnt[0] if unlearnt else self._states[0],
+            self.state,
             len(slots),
             slots.data_ptr(),
             limits.data_ptr(),

@@ -15,9 +15,9 @@ from tests.engines.engines import Engine
 from tests.engines.toy import PAIRS, PROMPT, by_frequency, distribution, model
 from tests.engines.toy import p_value as p_value_of
 from tests.engines.vllm import inside, watching
-from tests.engines.vllm.referee import RUNNERS, fields, kind, prompts, reported, zoo
+from tests.engines.vllm.referee import RUNNERS, baseline, fields, kind, prompts, reported, zoo
 
-__all__ = ["kind", "zoo"]
+__all__ = ["baseline", "kind", "zoo"]
 
 DRAFT_LENGTH = 2
 DRAWN_FROM = [15, 2, 3, 4, 0, 7, 8, 9, 11, 12, 13, 5]
@@ -164,6 +164,36 @@ def test_seeds_are_reproducible(zoo):
     among = texts(zoo, [*others[:3], (LOOP, SEEDED), *others[3:], (LOOP, {**SEEDED, "seed": 8})])
     assert among[3] == alone
     assert among[-1] != alone
+
+
+FEATURES: list[dict[str, Any]] = [
+    {},
+    {"top_k": 20, "temperature": 0.7},
+    {"top_p": 0.8, "temperature": 1.3},
+    {"repetition_penalty": 1.2, "presence_penalty": 0.3},
+    {"logprobs": 2},
+]
+
+
+@pytest.mark.parametrize("kind", ["v2", "v2_async"], indirect=True)
+def test_a_seeds_text_is_that_without_speculation(kind, baseline, zoo):
+    """Twenty seeds, together and among others; drafts are right, wrong and looked up."""
+    own = [{**SEEDED, "seed": n, "max_tokens": 12, **FEATURES[n % len(FEATURES)]} for n in range(20)]
+    prompt_of = [LOOP if number % 2 else list(prompts()[number % len(prompts())]) for number in range(20)]
+    plain = texts(baseline, list(zip(prompt_of, own, strict=True)))
+    ways = [lambda text: {}, reported, lambda text: reported([*text[:4], 5, *text[5:]])]
+    drafted = [(prompt_of[n], {**own[n], **ways[n % 3](text)}) for n, text in enumerate(plain)]
+    before = zoo.call(counted_so_far)
+    assert texts(zoo, drafted) == plain
+    free = [(LOOP, {"max_tokens": 12, "temperature": 0.5}), (LOOP, {"max_tokens": 12, "temperature": 0.0})]
+    assert texts(zoo, [free[0], *drafted[:5], free[1]])[1:-1] == plain[:5]
+    verified, accepted = (now - then for now, then in zip(zoo.call(counted_so_far), before, strict=True))
+    assert 100 < accepted < verified
+
+
+def counted_so_far(llm: Any) -> tuple[int, int]:
+    total = watching.drafting(llm).stage.metrics.snapshot().total
+    return total.verified, total.accepted
 
 
 @pytest.mark.parametrize("kind", ["v1"], indirect=True)

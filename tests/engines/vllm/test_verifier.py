@@ -323,7 +323,7 @@ def test_the_distribution_of_drawn_drafts_is_taken_into_account(kind, drawing, d
     assert seen.get("draft_probs" if kind == "v1" else "draft_logits") == seen["calls"]
 
 
-@pytest.mark.parametrize(("mutant", "rank"), [("resampling from p", 1), ("lenient threshold", 2)])
+@pytest.mark.parametrize(("mutant", "rank"), [("reused random number", 1), ("lenient threshold", 2)])
 def test_a_wrong_verifier_is_found_out(kind, verified, distribution, mutant, rank):
     """The same test at the same size rejects a wrong distribution.
 
