@@ -13,6 +13,8 @@ from pathlib import Path
 from typing import Any
 
 FILE = Path(__file__).with_name("prompts.jsonl")
+CHATS = Path(__file__).with_name("chats.txt")
+"""More chats, a question a line, for fresh servers and to warm others up."""
 
 KINDS = ("chat", "code", "edits", "summaries", "answers", "structured")
 
@@ -57,3 +59,10 @@ def read(kinds: Sequence[str] = KINDS, each: int | None = None, max_tokens: int 
         for kind in kinds
         if place < len(found[kind])
     ]
+
+
+def more_chats(max_tokens: int | None = None) -> list[Prompt]:
+    """Return the chats of `CHATS`, of at most 160 tokens each, or fewer."""
+    questions = CHATS.read_text(encoding="utf-8").splitlines()
+    most = min(160, max_tokens or 160)
+    return [Prompt("chat", ({"role": "user", "content": question},), most) for question in questions]
