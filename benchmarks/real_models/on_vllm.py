@@ -1,4 +1,7 @@
-"""vLLM's arms: an offline `LLM` each, in a process of its own with one CPU thread."""
+"""vLLM's arms: an offline `LLM` each, in a process of its own with one CPU thread.
+
+Draft tokens are counted as vLLM counts them: on the V2 runner, where every row verifies equally many, with padding.
+"""
 
 from __future__ import annotations
 
