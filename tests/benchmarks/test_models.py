@@ -67,10 +67,10 @@ def test_a_model_is_fetched_once(toy: Model, conversions: list[bytes], capsys: p
     found = fetch.fetch(toy)
     assert (found, found.name) == (folder("toy"), "toy")
     assert sorted(path.name for path in found.iterdir()) == ["LICENSE", "config.json"]
-    said = capsys.readouterr().out
-    assert "under do as you like" in said
-    assert "1 MB" in said
-    assert "2 MB" in said
+    printed = capsys.readouterr().out
+    assert "under do as you like" in printed
+    assert "1 MB" in printed
+    assert "2 MB" in printed
     assert fetch.fetch(toy) == found
     assert conversions == [b"GGUF, the beginning; and the end"]
     assert "downloading" not in capsys.readouterr().out
