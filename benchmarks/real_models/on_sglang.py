@@ -1,0 +1,91 @@
+"""SGLang's arms: an `Engine` each; on a CPU its kernels are the tests' stand-ins, so that only counts mean anything."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from benchmarks.real_models.arms import BASELINE, Arm
+
+PACKAGES = ("sglang", "torch", "specplug")
+
+GAMMAS = (3, 5, 8, 11, 15)
+"""Draft tokens of SGLang's n-gram; 11 is its default, as it counts the root, too."""
+
+BREADTH = 10  # of its trees, the default
+
+
+def arms(model: str, context: int, concurrency: int) -> list[Arm]:
+    """Return the arms."""
+    import json
+
+    from tests.engines.sglang.launch import configuration
+
+    same: dict[str, Any] = {
+        "model_path": model,
+        "context_length": context,
+        "max_running_requests": max(concurrency, 8),
+        "max_total_tokens": max(concurrency, 8) * 1024,
+        "disable_radix_cache": True,
+    }
+
+    def own(gamma: int) -> Arm:
+        launch = configuration("NGRAM", draft_length=gamma, topk=BREADTH, sampling=True, **same)
+        return Arm(f"SGLang n-gram, {gamma} drafts", "built-in", launch)
+
+    def specplug(name: str, proposer: str, topk: int = 1, **settings: Any) -> Arm:
+        # Stand-ins are slow enough for a proposer to miss its deadline.
+        stated = json.dumps({"proposer": proposer, "faults": {"host_deadline_ms": None}, **settings})
+        environment = {"SPECPLUG_CONFIG": stated}
+        given = {"draft_length": 15, "topk": topk, "sampling": True, "environment": environment, **same}
+        return Arm(name, "specplug", configuration("SPECPLUG", **given))
+
+    return [
+        Arm(BASELINE, "baseline", configuration(sampling=True, **same)),
+        *map(own, GAMMAS),
+        specplug("specplug", "ngram", policy="batch"),
+        specplug("specplug, fixed", "ngram", policy="fixed"),
+        specplug("specplug trees, fixed", "ngram-tree", topk=8, policy="fixed"),
+    ]
+
+
+def answer(engine: Any, prompts: list[list[int]], params: list[dict[str, Any]]) -> dict[str, Any]:
+    """Answer prompts together; runs in an arm's process.  Returns the fields of `Answer`.
+
+    SGLang's own drafts are counted as SGLang counts them: every step as wide as the widest.
+    """
+    from tests.engines.sglang.inside import in_scheduler
+
+    given = [
+        {"temperature": each["temperature"], "max_new_tokens": each["max_tokens"], "sampling_seed": each["seed"]}
+        for each in params
+    ]
+    before = in_scheduler(engine, f"{__name__}:counts", {})
+    began = time.perf_counter()
+    outputs = engine.generate(input_ids=prompts, sampling_params=given)
+    seconds = time.perf_counter() - began
+    after = in_scheduler(engine, f"{__name__}:counts", {})
+    grown = {name: after[name] - before[name] for name in after}
+    metas = [output["meta_info"] for output in outputs]
+    plain = [meta["completion_tokens"] for meta in metas if "spec_verify_ct" not in meta]
+    of_sglang = {
+        "drafted": sum(meta.get("spec_num_proposed_drafts", 0) for meta in metas),
+        "accepted": sum(meta.get("spec_num_correct_drafts", 0) for meta in metas),
+    }
+    return {
+        "token_ids": [list(output["output_ids"]) for output in outputs],
+        "seconds": seconds,
+        "steps": sum(plain) + sum(1 + meta["spec_verify_ct"] for meta in metas if "spec_verify_ct" in meta),
+        **of_sglang,
+        **grown,
+    }
+
+
+def counts(scheduler: Any) -> dict[str, float]:
+    """Return the CPU seconds of the scheduler's process, in which this is called, and specplug's counts if it runs."""
+    drafting = getattr(scheduler.draft_worker, "drafting", None)
+    found: dict[str, float] = {"cpu": time.process_time()}
+    if drafting is not None:
+        total = drafting.stage.metrics.snapshot().total
+        found |= {"drafted": total.proposed, "accepted": total.accepted}
+    return found

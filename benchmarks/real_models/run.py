@@ -1,0 +1,164 @@
+"""The run: all arms answer the same groups of prompts and take turns, one working at a time."""
+
+from __future__ import annotations
+
+import random
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks.peers import note
+from benchmarks.real_models.arms import BASELINE, Answer, Arm, Found, requests
+from benchmarks.real_models.fresh import STEPS, steps_of
+from benchmarks.real_models.prompts import Prompt
+
+MIXED = "mixed"
+BY_KIND = 8  # most prompts of a group that are of one kind
+
+
+@dataclass(frozen=True)
+class Task:
+    """What arms are asked.
+
+    Attributes:
+        prompts, ids: the prompts and their token ids.
+        concurrency: most prompts of a group.
+        temperature: 0 is greedy.
+    """
+
+    prompts: Sequence[Prompt]
+    ids: Sequence[list[int]]
+    concurrency: int
+    temperature: float
+
+    def groups(self) -> list[list[int]]:
+        """Return the indices of prompts that are sent together: of one kind, unless that would make small groups."""
+        kinds = dict.fromkeys(prompt.kind for prompt in self.prompts)
+        if self.concurrency > BY_KIND:
+            split = [list(range(len(self.prompts)))]
+        else:
+            split = [[place for place, prompt in enumerate(self.prompts) if prompt.kind == kind] for kind in kinds]
+        size = self.concurrency
+        found = [places[first : first + size] for places in split for first in range(0, len(places), size)]
+        # Kinds in turn, so that no kind always comes late.
+        return sorted(found, key=lambda group: group[0])
+
+    def kind(self, group: Sequence[int]) -> str:
+        """Return the kind of a group."""
+        kinds = {self.prompts[place].kind for place in group}
+        return kinds.pop() if len(kinds) == 1 and self.concurrency <= BY_KIND else MIXED
+
+    def given(self, group: Sequence[int]) -> dict[str, Any]:
+        """Return the arguments of an engine's `answer`."""
+        return {
+            "prompts": [self.ids[place] for place in group],
+            "params": requests(self.prompts, group, self.temperature),
+        }
+
+
+class Arms:
+    """Running arms.
+
+    Args:
+        hosts: by arm, what runs functions on its engine: `call(function, **arguments)`, and `stop()`.
+        answer: the engine's function.
+    """
+
+    def __init__(self, hosts: dict[str, Any], answer: Callable[..., Any]) -> None:
+        self.hosts, self._answer = hosts, answer
+        self.left_out: dict[str, str] = {}
+
+    def ask(self, name: str, task: Task, group: Sequence[int]) -> Answer:
+        """Let an arm answer a group."""
+        return Answer(**self.hosts[name].call(self._answer, **task.given(group)))
+
+    def start(self, warm_up: Task) -> None:
+        """Start the arms anew and let each answer the groups of some other prompts; leave out those that do not run."""
+        for name, host in list(self.hosts.items()):
+            host.stop()
+            note(f"starting: {name}")
+            try:
+                for group in warm_up.groups():
+                    self.ask(name, warm_up, group)
+            except Exception as error:
+                if name == BASELINE:
+                    raise
+                self.left_out[name] = str(error).splitlines()[0][:300]
+                note(f"{name}: left out, because it did not run: {self.left_out[name]}")
+                host.stop()
+                del self.hosts[name]
+
+
+@contextmanager
+def running(engine: str, arms: Sequence[Arm], answer: Callable[..., Any]) -> Iterator[Arms]:
+    """Yield the arms; they start at their first use, and end with the context."""
+    if engine == "transformers":
+        from benchmarks.real_models.on_transformers import Local
+
+        hosts = {arm.name: Local(arm.launch) for arm in arms}
+        yield Arms(hosts, answer)
+        return
+    from tests.engines import engines
+    from tests.engines.engines import Pool
+
+    if engine == "sglang":
+        from tests.engines.sglang import engines
+    with tempfile.TemporaryDirectory() as logs:
+        pool = Pool(Path(logs), most=len(arms))
+        try:
+            yield Arms({arm.name: pool.tenant(engines.Engine, _file(arm.name), arm.launch) for arm in arms}, answer)
+        finally:
+            pool.close()
+
+
+def measured(arms: Arms, task: Task, warm_up: Task, rounds: int) -> Found:
+    """Return what the arms answered; each round starts them anew, and goes through the groups in another order."""
+    found = Found([], [], {name: [] for name in arms.hosts})
+    for number in range(rounds):
+        arms.start(warm_up)
+        groups = random.Random(number).sample(task.groups(), len(task.groups())) if number else task.groups()
+        for place, group in enumerate(groups):
+            found.groups.append(group)
+            found.kinds.append(task.kind(group))
+            names = list(arms.hosts)
+            turn = (place + number) % len(names)
+            for name in names[turn:] + names[:turn]:
+                found.answers[name].append(arms.ask(name, task, group))
+            _progress(found, place, len(groups), number, rounds)
+    found.left_out = arms.left_out
+    for name in arms.left_out:
+        found.answers.pop(name, None)
+    return found
+
+
+def fresh(arms: Arms, name: str, task: Task, servers: int) -> list[tuple[list[Answer], list[Answer]]]:
+    """Return the answers of fresh pairs of servers, specplug's and the one without, up to the last of `STEPS`."""
+    pairs = []
+    for number in range(servers):
+        mine: list[Answer] = []
+        plain: list[Answer] = []
+        for each in (name, BASELINE):
+            arms.hosts[each].stop()
+        for group in random.Random(number).sample(task.groups(), len(task.groups())):
+            both = [(name, mine), (BASELINE, plain)]
+            for each, answers in both if len(mine) % 2 else reversed(both):
+                answers.append(arms.ask(each, task, group))
+            if steps_of(mine) >= STEPS[-1]:
+                break
+        note(f"fresh pair {number + 1} of {servers}: {steps_of(mine)} steps")
+        pairs.append((mine, plain))
+    return pairs
+
+
+def _progress(found: Found, place: int, groups: int, number: int, rounds: int) -> None:
+    rates = ", ".join(
+        f"{name} {answers[-1].tokens / answers[-1].seconds:.0f}" for name, answers in found.answers.items() if answers
+    )
+    note(f"round {number + 1} of {rounds}, group {place + 1} of {groups} ({found.kinds[-1]}), tokens/s: {rates}")
+
+
+def _file(name: str) -> str:
+    return "".join(letter if letter.isalnum() else "-" for letter in name)

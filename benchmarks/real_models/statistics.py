@@ -1,0 +1,67 @@
+"""Ratios of arms' rates, by kind of task and over all kinds, with bootstrap intervals over the groups of prompts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal, NamedTuple
+
+import numpy as np
+
+from benchmarks.real_models.arms import Answer, Found
+
+Clock = Literal["wall", "cpu"]
+
+DRAWS = 2000
+
+ALL = "all"
+"""Stands for the geometric mean over the kinds."""
+
+
+class Ratio(NamedTuple):
+    """A ratio, and its 95 % interval; both ends equal it where there is only one group to draw from."""
+
+    value: float
+    low: float
+    high: float
+
+
+def seconds(answer: Answer, clock: Clock) -> float:
+    """Return an answer's time by a clock."""
+    return answer.seconds if clock == "wall" else answer.cpu
+
+
+def ratios(found: Found, arm: str, other: str, clock: Clock) -> dict[str, Ratio]:
+    """Return the ratio of two arms' tokens per second, by kind, and over all kinds under `ALL`.
+
+    A kind's rate is that of all its groups together.  Groups are drawn anew within each kind; both arms answered the
+    same ones, so each draw compares like with like.
+    """
+    drawn = {
+        kind: _drawn(found, arm, other, [i for i, each in enumerate(found.kinds) if each == kind], clock)
+        for kind in dict.fromkeys(found.kinds)
+    }
+    drawn[ALL] = np.exp(np.mean([np.log(each) for each in drawn.values()], axis=0))
+    return {kind: _ratio(each) for kind, each in drawn.items()}
+
+
+def _drawn(found: Found, arm: str, other: str, places: Sequence[int], clock: Clock) -> np.ndarray:
+    """Return the ratio of all groups, and then those of `DRAWS` draws, as [1 + DRAWS] float64."""
+    draw = np.random.default_rng(0).integers(len(places), size=(DRAWS, len(places)))
+    draw = np.concatenate([np.arange(len(places))[None], draw])
+
+    def rate(name: str) -> np.ndarray:
+        answers = [found.answers[name][place] for place in places]
+        tokens = np.array([answer.tokens for answer in answers], float)
+        return tokens[draw].sum(1) / np.array([seconds(answer, clock) for answer in answers])[draw].sum(1)
+
+    return rate(arm) / rate(other)
+
+
+def _ratio(drawn: np.ndarray) -> Ratio:
+    low, high = np.percentile(drawn[1:], [2.5, 97.5])
+    return Ratio(float(drawn[0]), float(low), float(high))
+
+
+def best(found: Found, names: Sequence[str], baseline: str, clock: Clock) -> str:
+    """Return the fastest of some arms over all kinds, in hindsight."""
+    return max(names, key=lambda name: ratios(found, name, baseline, clock)[ALL].value)

@@ -1,0 +1,145 @@
+"""The benchmark on real models: its prompts, groups, ratios and comparisons, and a short run on the shipped model."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from benchmarks.real_models import prompts
+from benchmarks.real_models.__main__ import arguments, model_folder, run
+from benchmarks.real_models.arms import BASELINE, Answer, Arm, Found, chosen
+from benchmarks.real_models.equality import differences
+from benchmarks.real_models.fresh import cumulative, rows
+from benchmarks.real_models.on_transformers import _after_prefill
+from benchmarks.real_models.prompts import KINDS, Prompt
+from benchmarks.real_models.run import Arms, Task, measured
+from benchmarks.real_models.statistics import ALL, best, ratios
+
+
+def answer(ids: list[list[int]], seconds: float, cpu: float = 1.0, timeline: list[list[float]] | None = None) -> Answer:
+    return Answer(ids, seconds, cpu, steps=len(ids), drafted=0, accepted=0, timeline=timeline or [])
+
+
+def task(kinds: str, concurrency: int) -> Task:
+    """Return a task of prompts whose kinds are letters."""
+    requested = [Prompt(kind, ({"role": "user", "content": kind},), 8) for kind in kinds]
+    return Task(requested, [[number] for number in range(len(requested))], concurrency, 0.0)
+
+
+def test_every_kind_has_sixteen_prompts_or_more_and_chats_are_many():
+    everything = prompts.read()
+    assert {kind: sum(each.kind == kind for each in everything) >= 16 for kind in KINDS} == dict.fromkeys(KINDS, True)
+    assert all(64 <= each.max_tokens <= 200 and each.messages[-1]["role"] == "user" for each in everything)
+    contents = [each.messages[-1]["content"] for each in [*everything, *prompts.more_chats()]]
+    assert len(contents) == len(set(contents))
+    assert len(prompts.more_chats(32)) >= 64
+    assert {each.max_tokens for each in prompts.read(max_tokens=32)} == {32}
+
+
+def test_kinds_take_turns_and_groups_are_of_one_kind():
+    short = prompts.read(["code", "chat"], each=2)
+    assert [each.kind for each in short] == ["code", "chat", "code", "chat"]
+    two = task("abababa", 2)
+    assert two.groups() == [[0, 2], [1, 3], [4, 6], [5]]
+    assert [two.kind(group) for group in two.groups()] == ["a", "b", "a", "b"]
+    many = task("ab" * 6, 9)
+    assert many.groups() == [list(range(9)), [9, 10, 11]]
+    assert many.kind(many.groups()[0]) == "mixed"
+
+
+def test_a_ratio_is_of_whole_kinds_and_its_mean_is_geometric():
+    groups, kinds = [[0], [1], [2]], ["a", "a", "b"]
+    plain = [answer([[1] * 10], 1.0), answer([[1] * 10], 3.0), answer([[1] * 10], 1.0)]
+    fast = [answer([[1] * 10], 0.5), answer([[1] * 10], 0.5), answer([[1] * 5], 0.5)]
+    found = Found(groups, kinds, {BASELINE: plain, "fast": fast, "slow": plain})
+    wall = ratios(found, "fast", BASELINE, "wall")
+    assert wall["a"].value == pytest.approx(4.0)
+    assert wall["b"] == pytest.approx((1.0, 1.0, 1.0))
+    assert wall[ALL].value == pytest.approx(2.0)
+    assert wall["a"].low == pytest.approx(2.0)
+    assert wall["a"].high == pytest.approx(6.0)
+    assert ratios(found, "fast", BASELINE, "cpu")["b"].value == pytest.approx(0.5)
+    assert best(found, ["slow", "fast"], BASELINE, "wall") == "fast"
+
+
+def test_a_fresh_server_is_compared_at_equal_tokens():
+    mine = [answer([], 4.0, timeline=[[1.0, 2.0, 1], [4.0, 5.0, 3]]), answer([], 2.0, timeline=[[2.0, 1.0, 2]])]
+    plain = [
+        answer([], 3.0, timeline=[[1.0, 1.0, 1], [2.0, 2.0, 2], [3.0, 3.0, 3]]),
+        answer([], 4.0, timeline=[[1.0, 1.0, 1], [3.0, 3.0, 2], [4.0, 4.0, 3]]),
+    ]
+    assert cumulative(mine, plain, 1, "wall") == pytest.approx(1.0)
+    assert cumulative(mine, plain, 2, "wall") == pytest.approx(3 / 4)
+    assert cumulative(mine, plain, 3, "wall") == pytest.approx((3 + 3) / (4 + 2))
+    assert cumulative(mine, plain, 3, "cpu") == pytest.approx((3 + 3) / (5 + 1))
+    assert cumulative(mine, plain, 4, "wall") is None
+    line = [[float(step), float(step), step] for step in range(1, 65)]
+    double = [[2 * seconds, cpu, tokens] for seconds, cpu, tokens in line]
+    pairs = [([answer([], 64.0, timeline=line)], [answer([], 64.0, timeline=other)]) for other in (line, double)]
+    assert rows(pairs, "wall") == [{"steps": 64, "servers": [1.0, 2.0], "mean": pytest.approx(2**0.5)}]
+
+
+def test_texts_that_part_are_told_with_the_gap_between_the_logits():
+    truth = [answer([[5, 6, 7], [1, 2]], 1.0)]
+    other = [answer([[5, 6, 7], [1, 2, 3]], 1.0)]
+    wrong = [answer([[5, 9, 7], [1, 2]], 1.0)]
+    found = Found([[0, 1]], ["a"], {BASELINE: truth, "longer": other, "wrong": wrong})
+    longer, differing = differences(found, [[10, 11], [12]], model_folder("tiny"))
+    assert (longer.arm, longer.prompt, longer.position, longer.gap) == ("longer", 1, 2, None)
+    assert (differing.arm, differing.prompt, differing.position) == ("wrong", 0, 1)
+    assert not longer.is_near_tie
+    assert differing.gap is not None
+    assert not differing.is_near_tie
+    assert [each.gap for each in differences(found, [[10, 11], [12]], None)] == [None, None]
+
+
+def test_an_arm_that_does_not_run_is_left_out_and_the_baseline_never_is():
+    class Host:
+        def __init__(self, error: str | None = None) -> None:
+            self.error, self.calls = error, 0
+
+        def call(self, function, prompts, params):
+            if self.error is not None:
+                raise ValueError(self.error)
+            self.calls += 1
+            return {"token_ids": prompts, "seconds": 1, "cpu": 1, "steps": 1, "drafted": 0, "accepted": 0}
+
+        def stop(self):
+            pass
+
+    hosts = {BASELINE: Host(), "broken": Host("no such method\nat all"), "fine": Host()}
+    found = measured(Arms(dict(hosts), print), task("ab", 1), task("c", 1), rounds=2)
+    assert found.left_out == {"broken": "no such method"}
+    assert {name: len(answers) for name, answers in found.answers.items()} == {BASELINE: 4, "fine": 4}
+    assert (found.kinds, hosts["fine"].calls) == (["a", "b", "a", "b"], 6)
+    with pytest.raises(ValueError, match="broken"):
+        measured(Arms({BASELINE: Host("broken")}, print), task("a", 1), task("c", 1), rounds=1)
+
+
+def test_arms_are_chosen_by_parts_of_their_names():
+    arms = [Arm(BASELINE, "baseline", {}), Arm("n-gram, K = 3", "built-in", {}), Arm("specplug", "specplug", {})]
+    assert [arm.name for arm in chosen(arms, ["spec"])] == [BASELINE, "specplug"]
+    assert chosen(arms, None) == arms
+
+
+def test_only_forward_passes_after_the_prompts_own_are_steps():
+    assert _after_prefill([4, 3, 7, 5, 93, 12, 11], 93) == [12, 11]
+    assert _after_prefill([512, 9, 2, 1], 521) == [2, 1]
+    assert _after_prefill([40], 40) == []
+
+
+def test_a_short_run_on_the_shipped_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    line = "--engine transformers --model tiny --kinds edits --prompts 2 --max-tokens 12 --warm-up 1 --fresh 1"
+    options = arguments().parse_args([*line.split(), "--fresh-chats", "2", "--arms", "lookup, 3", "specplug"])
+    found = run(options, model_folder("tiny"), 1)
+    json.dumps(found)
+    names = [BASELINE, "prompt lookup, 3", "specplug", "specplug in generate"]
+    assert [name for name, row in found["counts"].items() if row["identical"] == row["texts"] == 2] == names
+    assert found["counts"]["specplug"]["tau"] > 1
+    assert found["counts"][BASELINE]["tau"] == 1
+    assert found["ratios"]["wall"]["best_built_in"] == "prompt lookup, 3"
+    assert set(found["ratios"]["cpu"]["specplug_to"]) == {*names} - {"specplug"}
+    assert set(found["fresh"]) == {"wall", "cpu"}
+    assert "fresh servers" in capsys.readouterr().out
