@@ -183,6 +183,12 @@ _VERIFICATION = (
         named="watermark_state",
     ),
     seam(
+        "sglang.kernels.ops.speculative.sampling:tree_speculative_sampling_target_only",
+        "worker",
+        named="accept_index accept_token_num candidates target_probs threshold_acc threshold_single",
+        until=(0, 5, 22),
+    ),
+    seam(
         "sglang.kernels.ops.speculative.cache_locs:assign_extend_cache_locs_func",
         "worker",
         named="batch_size device draft_token_num end_offset req_pool_indices req_to_token start_offset",

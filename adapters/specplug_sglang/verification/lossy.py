@@ -7,6 +7,7 @@ server, so each step reads those that it was verified with.
 from __future__ import annotations
 
 import functools
+import importlib
 from typing import Any
 
 import torch
@@ -28,15 +29,14 @@ def install(server_args: Any) -> None:
     Raises:
         EngineError: the server is lossy, and the function to count in is missing.
     """
-    import sglang.srt.speculative.eagle_utils as module
-
+    module = _home(server_args.device)
     original = getattr(module, _KERNEL, None)
-    if original is None:  # SGLang imports it on GPUs only, and verifies greedily elsewhere
+    if original is None:  # SGLang has it on GPUs only, and verifies greedily elsewhere
         if server_args.device != "cpu" and lossy_arguments(decided(server_args)):
             raise EngineError.build(
                 "cannot count how far lossy acceptance departs",
                 who="specplug_sglang",
-                found=f"no {_KERNEL} in sglang.srt.speculative.eagle_utils",
+                found=f"no {_KERNEL} where SGLang's verification takes it from",
                 remedy="Leave out the acceptance thresholds",
             )
         return
@@ -54,6 +54,18 @@ def install(server_args: Any) -> None:
 
     sampled._specplug = True  # type: ignore[attr-defined]
     setattr(module, _KERNEL, sampled)
+
+
+def _home(device: str) -> Any:
+    """Return the module from which SGLang's verification takes the kernel, None if it cannot be imported."""
+    import sglang.srt.speculative.eagle_utils as module
+
+    if hasattr(module, _KERNEL):
+        return module
+    try:  # 0.5.22 imports the kernel at each step
+        return importlib.import_module("sglang.kernels.ops.speculative.sampling" if device == "cuda" else "sgl_kernel")
+    except ImportError:
+        return None
 
 
 def departed(

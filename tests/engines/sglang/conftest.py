@@ -16,7 +16,7 @@ from tests.engines.sglang.launch import SERVED, SGLANG_CPU, configuration
 
 # The stand-ins, for tests of them in this process, from where an engine's processes find them.
 sys.path.append(str(SGLANG_CPU))
-for module in ("sgl_kernel.speculative", "specplug_test_sglang_cpu.attention", "specplug_test_sglang_cpu.sampling"):
+for module in ("sgl_kernel.speculative", "specplug_test_sglang_cpu.attention"):
     importlib.import_module(module)
 sys.path.remove(str(SGLANG_CPU))  # what is installed stays what transformers finds
 

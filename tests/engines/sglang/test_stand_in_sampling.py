@@ -1,4 +1,4 @@
-"""The test plug-in's sampling in verification against exact distributions."""
+"""The stand-in for verification by sampling against exact distributions."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from specplug_test_sglang_cpu.sampling import draw, sample_tree, top_k, top_p
+from sgl_kernel.sampling import draw, top_k_renorm_prob, top_p_renorm_prob, tree_speculative_sampling_target_only
 
 from specplug_sglang.verification.lossy import departed
 from tests.engines.sglang.forests import children, linked, outputs
@@ -21,9 +21,9 @@ def test_top_k_and_top_p(weights, k, p):
     probs = [weight / sum(weights) for weight in weights]
     ranked = sorted(range(VOCAB), key=lambda token: -probs[token])
     by_k = [prob if prob >= probs[ranked[k - 1]] else 0.0 for prob in probs]
-    found = top_k(torch.tensor([probs]), torch.tensor([k]))[0]
+    found = top_k_renorm_prob(torch.tensor([probs]), torch.tensor([k]))[0]
     assert found.tolist() == pytest.approx([prob / sum(by_k) for prob in by_k], abs=1e-5)
-    found = top_p(torch.tensor([probs], dtype=torch.float64), torch.tensor([p]))[0]
+    found = top_p_renorm_prob(torch.tensor([probs], dtype=torch.float64), torch.tensor([p]))[0]
     kept = {token for token in range(VOCAB) if found[token] > 0}
     assert found.sum() == pytest.approx(1)
     assert sum(probs[token] for token in kept) >= p - 1e-9, "too few"
@@ -46,7 +46,7 @@ def distribution_of(
         uniform[0, inner] = torch.tensor(coins)
         for final in finals:
             out = outputs(1, n, depth)
-            sample_tree(
+            tree_speculative_sampling_target_only(
                 **out,
                 **made,
                 candidates=torch.tensor([tokens]),
@@ -104,7 +104,7 @@ def test_the_departure_of_lossy_acceptance_is_how_much_more_often_a_draft_is_acc
     del made["positions"]
     probs = torch.tensor([1 - chance, chance]).expand(rows, 2, 2)
     candidates = torch.tensor([[0, 1]]).expand(rows, 2)
-    sample_tree(
+    tree_speculative_sampling_target_only(
         **out,
         **made,
         candidates=candidates,

@@ -7,6 +7,7 @@ calls here raises when it is called.
 from sgl_kernel import seeds as seeds  # registers an operation
 from sgl_kernel.absent import absent
 from sgl_kernel.cache import copy_all_layer_kv_cache_cpu
+from sgl_kernel.sampling import top_k_renorm_prob, top_p_renorm_prob, tree_speculative_sampling_target_only
 from sgl_kernel.slots import (
     assign_draft_cache_locs_contiguous_cpu,
     assign_extend_cache_locs_cpu,
@@ -25,6 +26,9 @@ __all__ = [
     "fill_accept_out_cache_loc_cpu",
     "fill_bonus_tokens_cpu",
     "rotate_input_ids_cpu",
+    "top_k_renorm_prob",
+    "top_p_renorm_prob",
+    "tree_speculative_sampling_target_only",
     "verify_tree_greedy_cpu",
 ]
 
