@@ -78,8 +78,11 @@ def _problem(spec: PluginSpec, settings: Settings, registry: Registry) -> CheckR
         try_to_build(spec, settings, registry, _small_engine(settings))
     except SpecplugError as error:
         in_force = {settings.proposer, *settings.extra_proposers, *settings.policies, settings.verifier}
-        status = "fail" if spec.name in in_force else "warn"
-        return CheckResult(status, str(error), f"Correct its options in the settings, or choose another {spec.kind}")
+        who = f"{spec.kind} {spec.name!r}"
+        summary = str(error) if who in str(error) else f"{who}: {error}"  # the message may name only a part of it
+        if spec.name in in_force:
+            return CheckResult("fail", summary, f"Correct its options in the settings, or choose another {spec.kind}")
+        return CheckResult("warn", summary, f"Needed only to use this {spec.kind}: correct its options in the settings")
     return None
 
 

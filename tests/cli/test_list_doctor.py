@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 from specplug import CheckResult, __version__, hookimpl
 from specplug.cli.app import app
 from specplug.cli.checks import environment, plugins
-from specplug.errors import SettingsError
+from specplug.errors import PluginError, SettingsError
 from specplug.interfaces import Planner, Proposer
 from specplug.plugins.registry import Owner, Registry
 from specplug.plugins.specs import CheckSpec, EngineSpec, PolicySpec, ProposerSpec, VerifierSpec
@@ -331,7 +331,19 @@ def test_plugins_check_builds_what_it_calls_ok_and_releases_it(registry):
         "halved": "warn",
     }
     assert all("OSError: no such model" in result.summary for result in found.values())
+    assert found["spare"].remedy.startswith("Needed only to use this proposer")
     assert "proposer: ngram" in [result.summary for result in results]
+
+
+def test_a_plugin_whose_part_does_not_start_is_named(registry):
+    def made_of_another(context):
+        raise PluginError.build("no model is named", who="proposer 'part'")
+
+    whole = ProposerSpec(name="whole", factory=made_of_another, summary="", caps=ProposerCaps())
+    registry.add(plugin(proposers=[whole]), Owner("main", "zeta", "9"))
+    warnings = [result.summary for result in plugins(Settings()) if result.status == "warn"]
+    assert len(warnings) == 1
+    assert warnings[0].startswith("proposer 'whole': proposer 'part'")
 
 
 def test_every_kind_of_plugin_is_listed():
