@@ -110,8 +110,8 @@ class Row:
         more = self.throughput.needed - self.pairs
         prompts = more * (self.on.requests + self.off.requests) // self.pairs
         return (
-            f"{begun}; about {prompts} more prompts would show one of this size: --pairs {self.throughput.needed} with "
-            f"blocks as long as these. --until goes on by itself while there are prompts"
+            f"{begun}; about {prompts} more prompts would show one of this size: add them, and give --until, which "
+            f"goes on while there are prompts, or --pairs {self.throughput.needed}, for blocks as long as these"
         )
 
     def as_dict(self) -> dict[str, object]:
