@@ -24,7 +24,7 @@ from specplug.cli.launch import (
     flags,
     start_engine,
 )
-from specplug.cli.output import AsJson, console, print_json
+from specplug.cli.output import AsJson, console, print_json, rate_shown
 from specplug.demo.loops import loop_mask
 from specplug.errors import RequestError
 
@@ -218,13 +218,13 @@ def _print_statistics(found: dict[str, Any]) -> None:
         f"{found['drafted']} drafted, {'none' if rate is None else f'{rate:.0%}'} accepted",
         *loops,
         *faults,
-        f"{found['tokens_per_second']:.0f} tokens/s",
+        rate_shown(found["tokens_per_second"]),
         found["model"],
     ]
     console(stderr=True).print(Text("; ".join(parts), style="dim"))
     if "plain_seconds" in found:
         verdicts = {True: "outputs are identical", False: "outputs DIFFER", None: "sampled, so outputs may differ"}
-        rate = found["tokens"] / found["plain_seconds"]
         ratio = found["plain_seconds"] / found["seconds"]
-        line = f"plain decoding: {rate:.0f} tokens/s; {ratio:.2f} times as fast with speculation; "
+        plain = rate_shown(found["tokens"] / found["plain_seconds"])
+        line = f"plain decoding: {plain}; {ratio:.2f} times as fast with speculation; "
         console(stderr=True).print(Text(line + verdicts[found["identical"]], style="dim"))

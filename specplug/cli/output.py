@@ -60,3 +60,8 @@ def printable(text: str) -> str:
 def print_line(line: str) -> None:
     """Print a line without wrapping and without terminal control characters."""
     console().print(Text(printable(line)), soft_wrap=True)
+
+
+def rate_shown(rate: float) -> str:
+    """Return a rate in tokens per second as text, with a decimal below 10."""
+    return f"{rate:.{1 if rate < 10 else 0}f} tokens/s"

@@ -11,6 +11,7 @@ from typer.testing import CliRunner
 
 from specplug.cli.app import app
 from specplug.cli.chat import prompt_form
+from specplug.cli.output import rate_shown
 from specplug.demo import model_path
 from specplug.errors import RequestError
 
@@ -75,6 +76,11 @@ def test_generate_flags_loops():
         f"{found['tokens_in_loops']} tokens in loops"
         in invoke("generate", "tiny", "import", "--max-tokens", "120").stderr
     )
+
+
+@pytest.mark.parametrize(("rate", "shown"), [(0.44, "0.4 tokens/s"), (9.26, "9.3 tokens/s"), (158.3, "158 tokens/s")])
+def test_a_slow_rate_is_not_rounded_to_nothing(rate, shown):
+    assert rate_shown(rate) == shown
 
 
 def test_generate_streams_the_text_and_puts_statistics_on_stderr():
