@@ -141,10 +141,11 @@ def load(model: str, device: str, dtype: str) -> tuple[Any, Any]:
             model, dtype=getattr(torch, dtype), attn_implementation="sdpa"
         )
     except (OSError, ValueError) as error:
+        is_path = model.startswith((".", "/", "~"))  # Hugging Face takes a folder that is not there for a model id
         raise EngineError.build(
             f"cannot load model {model!r}",
             who="specplug_transformers",
-            found=str(error).strip().splitlines()[0],
+            found="no such folder" if is_path and not Path(model).exists() else str(error).strip().splitlines()[0],
             expected="a folder with a Hugging Face causal language model, or a model id that can be downloaded",
             remedy="Check the path, or name one of the shipped models",
         ) from error

@@ -171,7 +171,7 @@ def test_an_answer_that_ends_at_once_says_so():
         (("generate", "tiny"), "no prompt"),
         (("generate", "tiny", "x", "--system", "y"), "a system prompt needs a chat template"),
         (("generate", "tiny", "x", "--proposer", "ngrm"), "Did you mean 'ngram'?"),
-        (("generate", "/no/such/model", "x"), "cannot load model '/no/such/model'"),
+        (("generate", "/no/such/model", "x"), "cannot load model '/no/such/model'; found no such folder"),
         (("generate", "tiny", "x", "--engine", "vlm"), "unknown engine 'vlm'"),
         (("generate", "tiny", "x", "--top-p", "0"), "top_p"),
         (("generate", "tiny", "x", "-n", "1000"), "num_speculative_tokens"),
