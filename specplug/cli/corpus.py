@@ -180,7 +180,7 @@ def remove(
     if as_json:
         print_json({"store": str(store), "corpus": name, **removed._asdict(), "merged_segments": merged})
     else:
-        print_line(f"Removed {removed.documents:,} documents, {removed.tokens:,} tokens, from {printable(name)}.")
+        print_line(f"Removed from {printable(name)}: documents {removed.documents:,}, tokens {removed.tokens:,}.")
 
 
 @corpus.command("list")

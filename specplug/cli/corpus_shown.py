@@ -116,7 +116,7 @@ class Looking:
                 title=f"What follows {matched!r}",
                 columns=("token", "text", "count", "share"),
                 rows=[(str(token), repr(text), f"{n:,}", f"{100 * n / total:.1f} %") for token, text, n in most],
-                remarks=[f"The last {found.length} of {len(context)} tokens occur {total:,} times."],
+                remarks=[f"Tokens matched: the last {found.length} of {len(context)}. Occurrences: {total:,}."],
             )
         ]
 
