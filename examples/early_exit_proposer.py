@@ -18,6 +18,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache
 import specplug
 from specplug.demo import model_path
 from specplug.demo.tasks import make_tasks
+from specplug.draft_model.cache import cache_argument
 from specplug.plugins.registry import Owner, Registry
 from specplug_transformers import Engine, GenerateRequest, SamplingParams
 
@@ -39,6 +40,7 @@ class EarlyExit(specplug.HostProposer):
         self.model = AutoModelForCausalLM.from_pretrained(context.target.path, dtype=torch.float32).eval()
         self.model.model.layers = self.model.model.layers[:num_layers]
         self.model.config.num_hidden_layers = len(self.model.model.layers)
+        self.cache = cache_argument(self.model)
 
     @torch.inference_mode()
     def draft(self, tokens, limit, request):
@@ -46,7 +48,7 @@ class EarlyExit(specplug.HostProposer):
         cache, new = DynamicCache(config=self.model.config), torch.from_numpy(tokens.astype("int64"))[None]
         drafted, confidence = [], []
         for _ in range(limit):
-            logits = self.model(new, past_key_values=cache, use_cache=True, logits_to_keep=1).logits[:, -1]
+            logits = self.model(new, **{self.cache: cache}, use_cache=True, logits_to_keep=1).logits[:, -1]
             probability, new = logits.softmax(-1).max(-1, keepdim=True)
             drafted.append(int(new))
             confidence.append(float(probability))

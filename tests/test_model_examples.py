@@ -59,6 +59,7 @@ class TestEarlyExitContract(ProposerContract):
     texts = (PHRASE * 3, [8])
 
 
+@pytest.mark.filterwarnings("error::FutureWarning")
 def test_an_exit_after_the_last_layer_drafts_what_the_model_says():
     context = PluginContext(EngineCaps(6), vocab_size=2048, options=early_exit_proposer.EarlyExitSettings(layers=5))
     drafted, confidence = early_exit(context).draft(torch.tensor(PHRASE, dtype=torch.int32).numpy(), 6, None)
