@@ -1,6 +1,6 @@
 """Benchmark of `crosstok` with two real models beside transformers' universal assisted generation, prompt by prompt.
 
-    .venv/bin/python -m benchmarks.cross_real TARGET DRAFT [--lengths 5 8] [--max-tokens 128] [--json real.json]
+    .venv/bin/python -m benchmarks.cross_real TARGET DRAFT [--lengths 5] [--max-tokens 128] [--json real.json]
 
 TARGET and DRAFT are folders of models with different tokenizers.  Arms take turns, in float32 on one thread of a CPU,
 greedily: `generate`, the same with an assistant as transformers configures it and with constant numbers of assistant
@@ -13,10 +13,11 @@ from __future__ import annotations
 
 import argparse
 import copy
+import itertools
 import json
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -119,8 +120,15 @@ def serving(engine: Engine, max_tokens: int) -> Run:
     return run
 
 
-def arms(target: str, draft: str, lengths: Sequence[int], max_tokens: int, stack: ExitStack) -> dict[str, Run]:
-    """Return the arms by name."""
+def arms(
+    target: str,
+    draft: str,
+    assisted: Sequence[int],
+    drafts: Iterable[tuple[int, float]],
+    max_tokens: int,
+    stack: ExitStack,
+) -> dict[str, Run]:
+    """Return the arms by name: constant numbers of assistant tokens, and lengths and least survivals of drafts."""
 
     def engine(chosen: dict[str, Any]) -> Run:
         built = Engine(model(target), tokenizer(target), settings=chosen, max_num_seqs=1)
@@ -129,13 +137,14 @@ def arms(target: str, draft: str, lengths: Sequence[int], max_tokens: int, stack
 
     found = {"generate": generating(target, None, None, max_tokens)}
     found["universal, its settings"] = generating(target, draft, None, max_tokens)
-    for length in lengths:
+    for length in assisted:
         found[f"universal, {length} tokens"] = generating(target, draft, length, max_tokens)
     found["engine, no drafts"] = engine(PLAIN)
-    for length in lengths:
+    for length, least in drafts:
         chosen = settings(draft)
         chosen["num_speculative_tokens"] = length
-        found[f"crosstok, {length} tokens"] = engine(chosen)
+        chosen["options"]["crosstok"] |= {"min_survival": least, "max_requests": 1, "max_context": 1024}
+        found[f"crosstok, {length} tokens, survival {least:g}"] = engine(chosen)
     return found
 
 
@@ -144,14 +153,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("target")
     parser.add_argument("draft")
-    parser.add_argument("--lengths", type=int, nargs="+", default=[5, 8])
+    parser.add_argument("--lengths", type=int, nargs="+", default=[5])
+    parser.add_argument("--assisted", type=int, nargs="*", default=[], help="constant numbers of assistant tokens")
+    parser.add_argument("--survivals", type=float, nargs="+", default=[0.0, 0.4], help="options.crosstok.min_survival")
     parser.add_argument("--max-tokens", type=int, default=128)
     parser.add_argument("--json", type=Path)
     given = parser.parse_args(arguments)
     torch.set_num_threads(1)
     prompts = prompts_of(given.target)
     with ExitStack() as stack, torch.inference_mode():
-        runs = arms(given.target, given.draft, given.lengths, given.max_tokens, stack)
+        drafts = itertools.product(given.lengths, given.survivals)
+        runs = arms(given.target, given.draft, given.assisted, drafts, given.max_tokens, stack)
         found = {name: Answers() for name in runs}
         for run in runs.values():
             run(prompts[-1])

@@ -78,7 +78,9 @@ def greedy(name: str) -> list[list[int]]:
     """Return what a model answers by itself."""
     with torch.inference_mode():
         return [
-            model(name).generate(torch.tensor([ids]), do_sample=False, max_new_tokens=MAX_TOKENS)[0, len(ids) :].tolist()
+            model(name)
+            .generate(torch.tensor([ids]), do_sample=False, max_new_tokens=MAX_TOKENS)[0, len(ids) :]
+            .tolist()
             for ids in prompts(name)
         ]
 

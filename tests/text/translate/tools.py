@@ -15,6 +15,7 @@ from specplug.text.loading import load_tokenizer
 from specplug.text.translate.libraries import read_vocabulary
 from specplug.text.translate.translator import Translator
 from specplug.text.translate.vocabulary import Vocabulary
+from tests import real_models
 
 _GPT4 = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+"
@@ -22,13 +23,19 @@ _GPT4 = (
 )
 
 
+REAL = ("smollm2", "gemma3")
+"""Tokenizers of models that `benchmarks.models` obtains."""
+
+
 @cache
 def library(name: str) -> Any:
-    """Return a tokenizer: one of specplug's known names, or one that is trained here."""
+    """Return a tokenizer: one of specplug's known names, one of `REAL`, or one that is trained here."""
     if name in _TRAINED:
         return _TRAINED[name]()
     if name == "tiktoken":
         return load_tokenizer("tekken").library._model
+    if name in REAL:
+        return load_tokenizer(real_models.path(name))
     return load_tokenizer(name)
 
 
