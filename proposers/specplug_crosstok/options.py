@@ -45,8 +45,8 @@ class CrossTokSettings(BaseModel):
         default=0.0,
         ge=0,
         le=1,
-        description="no further token is drafted where the probability that the whole draft is accepted has fallen below "
-        "this, for all requests of a step; for batches on a GPU, where nothing is read back, it has no effect",
+        description="no further token is drafted where the probability that the whole draft is accepted has fallen "
+        "below this, for all requests of a step; batches on a GPU read nothing back, and do not stop early",
     )
     max_ms: float | None = Field(
         default=80.0,
