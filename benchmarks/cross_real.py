@@ -127,6 +127,8 @@ def arms(
     drafts: Iterable[tuple[int, float]],
     max_tokens: int,
     stack: ExitStack,
+    *,
+    short: bool = False,
 ) -> dict[str, Run]:
     """Return the arms by name: constant numbers of assistant tokens, and lengths and least survivals of drafts."""
 
@@ -139,7 +141,8 @@ def arms(
     found["universal, its settings"] = generating(target, draft, None, max_tokens)
     for length in assisted:
         found[f"universal, {length} tokens"] = generating(target, draft, length, max_tokens)
-    found["engine, no drafts"] = engine(PLAIN)
+    if not short:
+        found["engine, no drafts"] = engine(PLAIN)
     for length, least in drafts:
         chosen = settings(draft)
         chosen["num_speculative_tokens"] = length
@@ -157,13 +160,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--assisted", type=int, nargs="*", default=[], help="constant numbers of assistant tokens")
     parser.add_argument("--survivals", type=float, nargs="+", default=[0.0, 0.4], help="options.crosstok.min_survival")
     parser.add_argument("--max-tokens", type=int, default=128)
+    parser.add_argument("--short", action="store_true", help="leave out the engine without drafts")
     parser.add_argument("--json", type=Path)
     given = parser.parse_args(arguments)
     torch.set_num_threads(1)
     prompts = prompts_of(given.target)
     with ExitStack() as stack, torch.inference_mode():
         drafts = itertools.product(given.lengths, given.survivals)
-        runs = arms(given.target, given.draft, given.assisted, drafts, given.max_tokens, stack)
+        runs = arms(given.target, given.draft, given.assisted, drafts, given.max_tokens, stack, short=given.short)
         found = {name: Answers() for name in runs}
         for run in runs.values():
             run(prompts[-1])
@@ -171,12 +175,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
             turn = place % len(runs)
             for name in [*list(runs)[turn:], *list(runs)[:turn]]:
                 found[name].add(timed(lambda name=name, prompt=prompt: runs[name](prompt)))
-            note(f"{place + 1} of {len(prompts)} prompts")
+            note(f"{place + 1} of {len(prompts)} prompts: {', '.join(f'{n} {summary(it)}' for n, it in found.items())}")
         failures = report(given.target, prompts, found)
     if given.json:
         rows = [{"arm": name, "texts": mine.token_ids, **mine.figures()} for name, mine in found.items()]
         given.json.write_text(json.dumps({"machine": machine(), "versions": versions(), "rows": rows}, indent=1))
     return int(failures > 0)
+
+
+def summary(mine: Answers) -> str:
+    """Return tokens, tokens per target step and CPU time per token in a few words."""
+    return f"{mine.tokens} tokens, tau {mine.tau:.2f}, {1000 / mine.rate:.0f} ms"
 
 
 def report(target: str, prompts: Sequence[Sequence[int]], found: dict[str, Answers]) -> int:
