@@ -209,7 +209,7 @@ def report(target: str, prompts: Sequence[Sequence[int]], found: dict[str, Answe
             )
         )
     header = ("arm", "tau", "of drafted", "of tested", "CPU ms a token", "to generate", "to universal", "identical")
-    print_table(f"{target}: {in_words(machine())}", header, cells)
+    print_table(f"{target}: {in_words(machine(), 1)}", header, cells)
     return failures
 
 
