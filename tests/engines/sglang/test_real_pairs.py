@@ -8,9 +8,16 @@ from collections.abc import Callable
 import pytest
 
 from tests import real_models
+from tests.engines import processes
 from tests.engines.sglang import inside
 from tests.engines.sglang.engines import Engine
 from tests.engines.sglang.test_crosstok import counted
+
+
+@pytest.fixture(autouse=True)
+def _slow_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Such models and their vocabularies take their time to load on a busy machine."""
+    monkeypatch.setattr(processes, "START_SECONDS", 1200.0)
 
 
 @real_models.needs_models

@@ -7,12 +7,19 @@ from collections.abc import Callable
 import pytest
 
 from tests import real_models
+from tests.engines import processes
 from tests.engines.engines import Engine
 from tests.engines.vllm.referee import RUNNERS
 
 SAMPLED = {"temperature": 0.7, "seed": 1, "max_tokens": real_models.MAX_TOKENS}
 
 KINDS = [("v1", "crosstok"), ("v2_async", "crosstok-device")]
+
+
+@pytest.fixture(autouse=True)
+def _slow_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Such models and their vocabularies take their time to load on a busy machine."""
+    monkeypatch.setattr(processes, "START_SECONDS", 1200.0)
 
 
 @real_models.needs_models
