@@ -58,10 +58,10 @@ def prompts_of(target: str) -> list[list[int]]:
     """Return the prompts' ids: questions through the chat template if there is one, and the beginnings of texts."""
     own = tokenizer(target)
     plain = [f"Question: {text}\nAnswer:" for text in QUESTIONS]
-    asked = (
+    requested = (
         [chat_ids(own, text) for text in QUESTIONS] if has_chat_template(own) else [own(it).input_ids for it in plain]
     )
-    return [*asked, *(own(text).input_ids for text in TEXTS)]
+    return [*requested, *(own(text).input_ids for text in TEXTS)]
 
 
 def timed(run: Callable[[], Answers]) -> Answers:
