@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import functools
-import importlib
-import os
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from benchmarks.models import folder
 from specplug.testing.equality import judge_greedy
 
 PAIRS = (("gemma3", "smollm2"), ("smollm2", "gemma3"))
@@ -24,15 +22,6 @@ _TEXTS = (
     "def binary_search(items, target):\n    low, high = 0, len(items) - 1\n",
     "Question: What are the primary colours?\nAnswer:",
 )
-
-
-def folder(name: str) -> Path | None:
-    """Return a model's folder, or None if it is not there."""
-    try:
-        found: Path | None = importlib.import_module("benchmarks.models").folder(name)
-    except ImportError:
-        found = Path(os.environ.get("SPECPLUG_MODELS", "")) / name
-    return found if found is not None and (found / "tokenizer.json").is_file() else None
 
 
 needs_models = pytest.mark.skipif(
