@@ -106,7 +106,9 @@ def test_another_draft_length_at_every_step(ours):
         ours.inside(trees.restore)
     assert p > 1e-4
     assert accepted > 200
-    assert {len(step["tokens"][0]) - 1 for step in seen} == set(draft_lengths)
+    found = {len(step["tokens"][0]) - 1 for step in seen}
+    assert found >= set(draft_lengths)
+    assert max(found) == max(draft_lengths)  # others are of steps whose rows all have room for fewer
 
 
 def test_top_k_and_top_p(ours):
