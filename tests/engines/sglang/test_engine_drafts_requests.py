@@ -66,7 +66,7 @@ def test_an_operator_switches_off_and_limits(operated):
     after = counts(operated)
     assert_greedy(ROWS, [greedy(row) for row in ROWS], found)
     assert after["standalone"] == before["standalone"]
-    emitted = after["none"]["emitted"] - before["none"]["emitted"]
+    emitted = after["off"]["emitted"] - before.get("off", {"emitted": 0})["emitted"]
     assert emitted == sum(len(answer["token_ids"]) for answer in found)
     operated.call(set_mode, mode="on", num_speculative_tokens=1)
     answers(operated)
