@@ -32,7 +32,7 @@ def test_sampled_output_has_the_targets_distribution(tiny_model: ProposerSpec, s
 
 
 def test_a_verifier_that_takes_it_for_uniform_is_found_out(tiny_model: ProposerSpec) -> None:
-    assert distribution.p_value(tiny_model.name, seeded=True, verifier="uniform draft law") < 1e-6
+    assert distribution.p_value(tiny_model.name, seeded=False, verifier="uniform draft law") < 1e-6
 
 
 def test_greedy_output_is_the_targets(tiny_model: ProposerSpec, llama: Any) -> None:
