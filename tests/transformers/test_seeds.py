@@ -1,4 +1,4 @@
-"""Sampled text depends on the seed and the drafts, not on who else is served."""
+"""Sampled text depends on the seed alone, not on who else is served; see test_memory_seeds.py for drafts."""
 
 from __future__ import annotations
 
