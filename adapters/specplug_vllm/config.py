@@ -68,7 +68,7 @@ def resolved(vllm_config: Any) -> ResolvedSettings | None:
     if not is_requested(vllm_config):
         return None
     draft_length = vllm_config.speculative_config.num_speculative_tokens
-    section = json.dumps(_section(vllm_config.additional_config), sort_keys=True)
+    section = json.dumps(section_of(vllm_config.additional_config), sort_keys=True)
     return _load(section, draft_length, engine_method(vllm_config), os.environ.get(CONFIG_VARIABLE, ""))
 
 
@@ -191,7 +191,12 @@ def _refuse_engine_drafts(vllm_config: Any) -> None:
         )
 
 
-def _section(additional_config: Any) -> dict[str, Any]:
+def section_of(additional_config: Any) -> dict[str, Any]:
+    """Return specplug's section of ``--additional-config``; empty if there is none.
+
+    Raises:
+        SettingsError: it is no JSON object.
+    """
     section = additional_config.get(SECTION, {}) if isinstance(additional_config, dict) else {}
     if not isinstance(section, dict):
         raise SettingsError.build(
@@ -211,7 +216,7 @@ def _load(section: str, draft_length: int, method: str | None, _environment: str
             who=f"{FLAG} {SECTION!r}",
             found=f"proposer {flags['proposer']!r}, and method {method!r} in {_SPECULATIVE}",
             expected=f"no proposer, or {ENGINE_DRAFTER!r}",
-            remedy=f"For specplug's proposers name method {METHOD!r} and model {PROPOSER!r} in {_SPECULATIVE}",
+            remedy=f"For specplug's proposers leave the method out of {_SPECULATIVE}",
         )
     if flags.setdefault(key, draft_length) != draft_length:
         raise SettingsError.build(

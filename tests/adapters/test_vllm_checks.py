@@ -211,7 +211,7 @@ def test_a_launch_that_does_not_ask_for_specplug_is_reported_how_to(package, mon
     monkeypatch.setattr(launch, "ask", lambda line: None)
     (found,) = checks.launch(Settings(), "vllm serve m")
     assert found.status == "warn"
-    assert "specplug_vllm.Proposer" in found.remedy
+    assert "--additional-config.specplug.proposer" in found.remedy
 
 
 def test_a_launch_line_that_fails_is_a_failed_check_with_the_reason(package):

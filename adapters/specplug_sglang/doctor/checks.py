@@ -14,7 +14,7 @@ from specplug_sglang.doctor import launch as launching
 from specplug_sglang.seams.table import OPTIONAL, SEAMS, VERSIONS
 
 GROUP, NAME, TARGET = "sglang.srt.plugins", "specplug", "specplug_sglang.entry:register"
-ASKING = "--speculative-algorithm SPECPLUG --speculative-num-draft-tokens 16"
+ASKING = "--speculative-algorithm SPECPLUG"
 
 
 def installed(settings: Settings) -> list[CheckResult]:

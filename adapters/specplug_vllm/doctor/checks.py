@@ -59,10 +59,7 @@ def launch(settings: Settings, launch: str = "") -> list[CheckResult]:
     return [CheckResult("ok", f"settings of the launch: {described}"), *advice.advise(found)]
 
 
-ASKING = (
-    "--speculative-config.method custom_class --speculative-config.model specplug_vllm.Proposer "
-    "--speculative-config.num_speculative_tokens 15"
-)
+ASKING = "--additional-config.specplug.proposer ngram"
 
 
 def package_folder() -> Path | None:

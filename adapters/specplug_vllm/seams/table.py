@@ -58,6 +58,8 @@ DIFFERENCES = {
 """Seams that only some versions have.  The adapter works with and without them."""
 
 _CONFIG = (
+    seam("vllm.engine.arg_utils:EngineArgs", "config", holds="additional_config speculative_config"),
+    seam("vllm.engine.arg_utils:EngineArgs.create_engine_config", "config"),
     seam("vllm.config.vllm", "config", holds="VllmConfig"),
     # Later versions keep async scheduling on with every method on V2.
     seam("vllm.config.vllm", "config", holds="NgramGPUTypes", until=(0, 32)),

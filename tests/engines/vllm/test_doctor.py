@@ -74,12 +74,17 @@ for arguments in json.loads(sys.argv[1]):
 """
 
 PLAIN = configuration("v1").flags()
+VLLMS_NGRAM = '{"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_max": 3}'
 DOTTED = ["--speculative-config.model", "specplug_vllm.Proposer", "--speculative-config.num_speculative_tokens", "8"]
 CONFIG_FILE = """
 speculative-config: {method: custom_class, model: specplug_vllm.Proposer, num_speculative_tokens: 6}
 additional-config: {specplug: {mode: "off"}}
 """
+ALONE = ["--additional-config.specplug.mode", "off"]
 CASES: dict[str, list[str]] = {
+    "one flag": [*PLAIN, *ALONE],
+    "one flag and a length": [*PLAIN, *ALONE, "--speculative-config.num_speculative_tokens", "5"],
+    "two drafters": [*PLAIN, "--additional-config.specplug.proposer", "ngram", "--speculative-config", VLLMS_NGRAM],
     "dotted": [*PLAIN, *DOTTED, "--additional-config.specplug.mode", "off"],
     "underscores": [flag.replace("-", "_").replace("__", "--", 1) for flag in configuration("v1", NGRAM).flags()],
     "file": [*PLAIN, "--config", "FILE"],
@@ -107,7 +112,10 @@ def answers(tmp_path_factory) -> dict[str, Any]:
     return dict(zip(CASES, [*reported, done.stderr.strip().splitlines()[-1]], strict=True))
 
 
-@pytest.mark.parametrize(("case", "draft_length"), [("dotted", 8), ("underscores", 8), ("file", 6)])
+@pytest.mark.parametrize(
+    ("case", "draft_length"),
+    [("one flag", 15), ("one flag and a length", 5), ("dotted", 8), ("underscores", 8), ("file", 6)],
+)
 def test_a_line_is_read_by_vllms_own_parser(answers, case, draft_length):
     found = Launch(**answers[case])
     assert (found.draft_length, found.settings["mode"]) == (draft_length, "off")
@@ -120,6 +128,7 @@ def test_a_line_without_specplug_is_not_looked_into(answers):
 @pytest.mark.parametrize(
     ("case", "parts"),
     [
+        ("two drafters", ["vLLM's own drafter drafts on this server", "proposer 'ngram'", "method 'ngram'"]),
         ("typo", ["unknown setting 'proposr'", "Did you mean 'proposer'"]),
         ("pipeline", ["pipeline parallelism is not supported", "pipeline_parallel_size 2"]),
         ("unknown flag", ["error: unrecognized arguments: --no-such-flag"]),
