@@ -122,6 +122,11 @@ class Drawing:
         self._choices.append(choose(self._common, self._restricted, self._temperature, logits, uniforms))
         return self._choices[-1].ids
 
+    @property
+    def newest(self) -> Choice:
+        """The choice of the last step."""
+        return self._choices[-1]
+
     def result(self) -> Drawn:
         """Return what was drawn; waits for the device."""
         _, is_common, levels, probabilities, logits = zip(*self._choices, strict=True)

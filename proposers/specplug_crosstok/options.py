@@ -41,6 +41,13 @@ class CrossTokSettings(BaseModel):
     prefill_chunk: int = Field(
         default=512, ge=16, description="the most tokens a step by which it catches up with long prompts"
     )
+    min_survival: float = Field(
+        default=0.0,
+        ge=0,
+        le=1,
+        description="no further token is drafted where the probability that the whole draft is accepted has fallen "
+        "below this, for all requests of a step; batches on a GPU read nothing back, and do not stop early",
+    )
     max_ms: float | None = Field(
         default=80.0,
         gt=0,

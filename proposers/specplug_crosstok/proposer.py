@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -23,7 +24,7 @@ from specplug_crosstok.kinds import DRAWN, NUM_KINDS, SAMPLED, TEXTS, status_of
 from specplug_crosstok.loading import common_ids, device_of, load_model
 from specplug_crosstok.options import CrossTokSettings
 from specplug_crosstok.requests import DraftContext, DraftContexts, InFlight
-from specplug_crosstok.writing import COMMON, SOURCES, target_tokens
+from specplug_crosstok.writing import COMMON, SOURCES, TEXT, target_tokens
 
 
 class _Row(NamedTuple):
@@ -51,6 +52,36 @@ class _Row(NamedTuple):
     def kind(self) -> int:
         """The first of the kinds of its tokens, see `Acceptance`."""
         return SAMPLED * (self.temperature > 0)
+
+
+class Survival:
+    """The probability that all of a draft so far is accepted, of each row.
+
+    Args:
+        acceptance: what tokens turned out to be worth.
+        drawing: the choices of the step.
+        rows: by their row of the model's cache.
+        least: the bound of `is_low`; 0 computes nothing.
+    """
+
+    def __init__(self, acceptance: Acceptance, drawing: Drawing, rows: dict[int, _Row], least: float) -> None:
+        self._acceptance, self._drawing, self._rows, self._least = acceptance, drawing, rows, least
+        self._of_rows = dict.fromkeys(rows, 1.0)
+
+    def is_low(self, ready: Sequence[int]) -> bool:
+        """Return whether the newest choice has brought all of some rows below the bound."""
+        if not self._least:
+            return False
+        newest = self._drawing.newest
+        probabilities = newest.probabilities.double().cpu().numpy()
+        is_common, levels = newest.is_common.cpu().numpy(), newest.levels.cpu().numpy()
+        for row in ready:
+            it = self._rows[row]
+            kind = it.kind + (COMMON if is_common[row] else TEXT)
+            kind = DRAWN.start + levels[row] if is_common[row] and it.draws else kind
+            of_token = self._acceptance.confidence(np.array([kind]), probabilities[[row]])
+            self._of_rows[row] *= float(of_token[0])
+        return max(self._of_rows[row] for row in ready) < self._least
 
 
 class CrossTok(Proposer):
@@ -104,7 +135,8 @@ class CrossTok(Proposer):
         texts = {row: it.context.text for row, it in rows.items()}
         num_tokens = max(self._num_drafted(it) for it in rows.values())
         drawing = self._drawing(rows, num_tokens)
-        ready, ids = self._drafter.draft(texts, num_tokens, drawing.choose)
+        survival = Survival(self.acceptance, drawing, rows, self._options.min_survival)
+        ready, ids = self._drafter.draft(texts, num_tokens, drawing.choose, survival.is_low)
         if not ready:
             return
         drawn, drafted = drawing.result(), ids.tolist()

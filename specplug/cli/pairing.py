@@ -27,7 +27,7 @@ from specplug.plugins.specs import ProposerSpec
 from specplug.settings import load_settings
 from specplug.settings.plugins import plugin_options
 from specplug.text.loading import load_tokenizer
-from specplug.text.translate.vocabulary import REMEDY
+from specplug.text.translate.vocabulary import REMEDY, Vocabulary
 
 ROUTES = {
     "auto": "text, and as common ids where a sampled request's are accepted more often",
@@ -151,15 +151,25 @@ def check_tokenizers(target: ModelFacts, draft: ModelFacts, route: str) -> Pairi
         return finding("tokenizers", "fail", _explained(error).removesuffix(f". {REMEDY}"), REMEDY)
     shared, is_same = pair.intersection, pair.translator is None
     summary = "the same, so drafts go as the same ids"
-    if not is_same:
+    if pair.translator is not None:
         summary = (
             f"different: {shared.of_target:.1f}% of the target's vocabulary and {shared.of_draft:.1f}% of the draft's "
             f"are common; drafts go as {ROUTES[route]}"
         )
+        named = zip(("target", "draft"), (pair.translator.target, pair.translator.draft), strict=True)
+        summary += "".join(f"; the {whose}'s {limits}" for whose, each in named if (limits := _limits(each)))
     return finding(
         "tokenizers", "ok", summary, same=is_same, route="same ids" if is_same else route,
         overlap_of_target_percent=shared.of_target, overlap_of_draft_percent=shared.of_draft,
     )  # fmt: skip
+
+
+def _limits(vocabulary: Vocabulary) -> str:
+    """Return what a tokenizer does not keep of texts; nothing is drafted where its tokens cannot spell the text."""
+    missing = vocabulary.byte_ids.count(-1)
+    limits = [f"has no token for {missing} of 256 bytes"] if 0 < missing < 256 else []
+    limits += ["has no tokens for bytes"] if missing == 256 else []
+    return " and ".join([*limits, *["normalises text"] * vocabulary.alters_text])
 
 
 def check_kinds(target: ModelFacts, draft: ModelFacts) -> PairingFinding:

@@ -17,6 +17,9 @@ SHORT = 16
 Choose = Callable[[int, Tensor], Tensor]
 """`choose(step, logits [R, V]) -> [R] int64`: the ids that the texts draft."""
 
+Enough = Callable[[Sequence[int]], bool]
+"""`is_enough(rows) -> bool`: whether the rows' texts have drafted all that is worth a forward pass."""
+
 
 class Drafter:
     """Runs a draft model for a batch of texts, in bounded time.
@@ -30,13 +33,16 @@ class Drafter:
     def __init__(self, model: DraftModel, *, chunk: int = 512, seconds: float | None = None) -> None:
         self.model, self._chunk, self._seconds = model, chunk, seconds
 
-    def draft(self, texts: Mapping[int, Text], num_tokens: int, choose: Choose) -> tuple[list[int], Tensor]:
+    def draft(
+        self, texts: Mapping[int, Text], num_tokens: int, choose: Choose, is_enough: Enough = lambda rows: False
+    ) -> tuple[list[int], Tensor]:
         """Draft for texts by row.
 
         Args:
             texts: row -> its text.
             num_tokens: the most ids to draft after each.
             choose: chooses each next id.
+            is_enough: called after each choice; true ends the drafts.
 
         Returns:
             The rows that were drafted for; the others have so many ids missing that they take further steps.  And the
@@ -58,7 +64,7 @@ class Drafter:
         while True:
             drafted.append(choose(len(drafted), logits))
             is_late = self._seconds is not None and time.monotonic() - started > self._seconds
-            if len(drafted) == num_tokens or is_late:
+            if len(drafted) == num_tokens or is_late or is_enough(ready):
                 return ready, torch.stack(drafted, 1)
             place = lengths + len(drafted) - 1
             logits = self.model.forward(drafted[-1][:, None], place, active, longest=longest + len(drafted))

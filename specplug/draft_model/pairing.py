@@ -14,6 +14,7 @@ from specplug.text.translate.intersection import Intersection, intersect
 from specplug.text.translate.libraries import read_vocabulary
 from specplug.text.translate.tables import Ragged, expansions
 from specplug.text.translate.translator import Context, Extension, TokenContext, Translator
+from specplug.text.translate.vocabulary import REMEDY
 
 
 class Translation(Protocol):
@@ -85,7 +86,12 @@ class Pair:
         if first.digest == second.digest and first.vocab_size <= draft_vocab:
             return cls(_same_ids(first.vocab_size, target_vocab, draft_vocab), None)
         own, other = read_vocabulary(target, first.name), read_vocabulary(draft, second.name)
-        return cls(intersect(own, other, target_vocab, draft_vocab), Translator(own, other), len(other.prefix))
+        shared = intersect(own, other, target_vocab, draft_vocab)
+        if not shared.of_target:
+            raise SettingsError.build(
+                "the two tokenizers have no token in common", found=f"{first.name} and {second.name}", remedy=REMEDY
+            )
+        return cls(shared, Translator(own, other), len(other.prefix))
 
     def table(self) -> Ragged:
         """Return the draft's ids for each of the target's; takes a second or two for large vocabularies."""

@@ -111,11 +111,26 @@ def test_experts_count_as_far_as_a_token_reads_them():
     assert mixture.bytes_read == pytest.approx(2 * 120)
 
 
-def test_a_tokenizer_that_lower_cases_fails_with_the_reason(tmp_path):
+def test_what_a_tokenizer_does_not_keep_is_told(tmp_path):
     lower = changed(tmp_path, "tiny-draft-other", tokenizer={"normalizer": {"type": "Lowercase"}})
-    found = pairing("tiny", lower, "--prompt", PROMPTS[0], code=1)["tokenizers"]
+    found = pairing("tiny", lower, "--prompt", PROMPTS[0], "--max-tokens", 16, code=1)
+    assert found["tokenizers"]["status"] == "ok"
+    assert found["tokenizers"]["summary"].endswith("; the draft's normalises text")
+    content = json.loads((model_path("tiny") / "tokenizer.json").read_text(encoding="utf-8"))
+    vocab = content["model"]["vocab"]
+    vocab["missing"] = vocab.pop("Ā")
+    gap = changed(tmp_path, "tiny", tokenizer={"model": content["model"] | {"vocab": vocab}})
+    assert pairing(gap, "tiny-draft-other")["tokenizers"]["summary"].endswith(
+        "; the target's has no token for 1 of 256 bytes"
+    )
+
+
+def test_a_tokenizer_that_spells_no_text_fails_with_the_reason(tmp_path):
+    words = {"type": "WordLevel", "vocab": {"[UNK]": 0, "the": 1, "cat": 2}, "unk_token": "[UNK]"}
+    other = changed(tmp_path, "tiny-draft-other", tokenizer={"model": words, "pre_tokenizer": {"type": "Whitespace"}})
+    found = pairing("tiny", other, "--prompt", PROMPTS[0], code=1)["tokenizers"]
     assert found["status"] == "fail"
-    assert "cannot translate token ids of this tokenizer, which alters text" in found["summary"]
+    assert "cannot translate token ids of this tokenizer, whose tokens spell no text" in found["summary"]
     assert "the target's own tokenizer" in found["remedy"]
     assert "Choose" not in found["summary"], "one remedy, which the target's tokenizer cannot contradict"
 

@@ -18,6 +18,7 @@ from specplug.text.translate.translator import Translator
 from tests.text.translate.tools import library
 
 PAIRS = [("byte_level", "tekken"), ("tekken", "byte_level"), ("byte_fallback", "byte_level"), ("spm3", "byte_fallback")]
+PAIRS_WITH_GAPS = [("gaps", "tekken"), ("no_fallback", "byte_level"), ("normalising", "gaps"), ("added", "no_fallback")]
 NUM_DRAFTED = 7
 TEXTS = ("def f(x):\n        return  x", "Straße 天地 👍🏽", "a\n\n  b", "it's 12345", "x")
 
@@ -64,7 +65,7 @@ def found(target: str, draft: str) -> Found:
     return Found(target, draft)
 
 
-@pytest.mark.parametrize(("target", "draft"), PAIRS)
+@pytest.mark.parametrize(("target", "draft"), [*PAIRS, *PAIRS_WITH_GAPS])
 def test_they_are_the_references(target: str, draft: str) -> None:
     it = found(target, draft)
     vocabulary = it.translator.draft
@@ -96,6 +97,15 @@ def test_a_text_of_the_draft_is_one_of_the_target(target: str, draft: str) -> No
         logs = tokens.probabilities[0, : len(ids)].log().sum()
         assert float(logs) == pytest.approx(len(drafted) * math.log(0.5))
         assert tokens.is_last[0, : len(ids)].tolist() == [False] * (len(ids) - 1) + [True]
+
+
+def test_the_draft_ends_before_what_no_token_spells() -> None:
+    it = found("gaps", "tekken")
+    drafted = it.translator.draft.encode("the time\x00 of")
+    tokens = it.find(drafted, [False] * len(drafted))
+    ids = tokens.ids[0, : int(tokens.counts[0])].tolist()
+    assert it.translator.target.bytes_of(ids) == b"the time"
+    assert not tokens.is_last[0, : len(ids)].any()
 
 
 def test_what_was_not_drafted_is_ignored() -> None:

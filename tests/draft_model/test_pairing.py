@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from tokenizers import Tokenizer, normalizers
+from tokenizers import Tokenizer, models, normalizers
 from transformers import AutoTokenizer
 
 from specplug.demo import model_path
@@ -97,9 +97,16 @@ def test_a_server_without_a_tokenizer_is_told_why():
         Pair.of(None, tokenizer("tiny-draft"), SIZE, SIZE)
 
 
-def test_a_tokenizer_that_alters_text_is_refused_by_name():
+def test_a_tokenizer_that_alters_text_is_translated_for():
     lower = Tokenizer.from_str(library("byte_level").to_str())
     lower.normalizer = normalizers.Lowercase()
     for pair in ((lower, tokenizer("tiny")), (tokenizer("tiny"), lower)):
-        with pytest.raises(SettingsError, match=r"Tokenizer: cannot translate .*alters text"):
-            Pair.of(*pair, SIZE, SIZE)
+        assert Pair.of(*pair, SIZE, SIZE).translator is not None
+
+
+def test_tokenizers_without_a_common_token_are_refused():
+    (first, second) = (
+        Tokenizer(models.BPE({text: at for at, text in enumerate(of)}, [])) for of in ("天地", "는고양이")
+    )
+    with pytest.raises(SettingsError, match=r"no token in common.*Choose"):
+        Pair.of(first, second, SIZE, SIZE)

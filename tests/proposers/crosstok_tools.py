@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import functools
+import json
+import shutil
 from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -15,6 +18,7 @@ from specplug.plugins.registry import Owner, Registry
 from specplug.plugins.specs import ProposerSpec
 from specplug.testing.driver import Driver
 from specplug.text.loading import load_tokenizer
+from specplug.text.translate.libraries import byte_alphabet
 from specplug.types.batch import BatchView
 from specplug.types.target import TargetModel
 from specplug_crosstok import plugin
@@ -57,6 +61,28 @@ def device_spec() -> ProposerSpec:
 
 def options(draft: str, **more: object) -> Mapping[str, object]:
     return {"model": str(model_path(draft)), "max_ms": None, **more}
+
+
+def write_partial(folder: Path, name: str) -> Path:
+    """Write a shipped model's tokenizer without tokens for bytes above 0xA0 alone, and with a tag as an added token.
+
+    It lower-cases text if it is the one of `OTHER`.
+    """
+    content = json.loads((model_path(name) / "tokenizer.json").read_text(encoding="utf-8"))
+    vocab, letters = content["model"]["vocab"], byte_alphabet()
+    for letter, byte in letters.items():
+        if byte > 0xA0:
+            vocab[f"\u2603{byte}"] = vocab.pop(letter)
+    merges = [pair for pair in content["model"]["merges"] if all(part in vocab for part in [*pair, "".join(pair)])]
+    content["model"]["merges"] = merges
+    tag = {"id": len(vocab), "content": "<h1>", "special": False, "normalized": False}
+    content["added_tokens"].append({"single_word": False, "lstrip": False, "rstrip": False, **tag})
+    content["normalizer"] = {"type": "Lowercase"} if name == OTHER else None
+    (folder / "tokenizer.json").write_text(json.dumps(content), encoding="utf-8")
+    for file in ("tokenizer_config.json", "config.json", "generation_config.json", "model.safetensors"):
+        if not (folder / file).exists():
+            shutil.copy(model_path(name) / file, folder / file)
+    return folder
 
 
 def encoded(text: str) -> list[int]:

@@ -16,6 +16,7 @@ from specplug.metrics import SpecMetrics
 from specplug_transformers import Engine
 from tests.engines import plain
 from tests.engines.crosstok import of_few_positions
+from tests.proposers.crosstok_tools import write_partial
 from tests.transformers.conftest import assert_greedy_equal, requests_of
 
 TEXTS = (
@@ -65,9 +66,9 @@ def engine() -> Iterator[Make]:
     """Build engines that serve the tiny model, and close them."""
     built: list[Engine] = []
 
-    def make(draft: str = "", *, max_num_seqs: int = 8, **options: Any) -> Engine:
-        chosen = settings(str(model_path(draft)), **options) if draft else {"policy": "none"}
-        built.append(Engine(tiny(), tokenizer(), settings=chosen, max_num_seqs=max_num_seqs, prefill_chunk=64))
+    def make(draft: str = "tiny", *, max_num_seqs: int = 8, target_tokenizer: Any = None, **options: Any) -> Engine:
+        chosen, own = settings(str(model_path(draft)), **options), target_tokenizer or tokenizer()
+        built.append(Engine(tiny(), own, settings=chosen, max_num_seqs=max_num_seqs, prefill_chunk=64))
         return built[-1]
 
     yield make
@@ -107,6 +108,27 @@ def test_outputs_are_the_targets(draft: str, route: str, sources: set[str], engi
     used = {name for name, count in counts.by_source.items() if count.accepted}
     assert used == {f"crosstok/{source}" for source in sources}
     assert counts.total.accepted > 0.4 * counts.total.tested
+
+
+@pytest.mark.parametrize("route", ["slem", "tli"])
+def test_a_draft_model_whose_tokenizer_has_gaps(route: str, engine: Make, tmp_path: Path) -> None:
+    """Its tokenizer has no tokens for many bytes, lower-cases text, and has an added token that is text."""
+    counts = assert_same(engine(model=str(write_partial(tmp_path, "tiny-draft-other")), route=route))
+    assert counts.total.accepted > 0.3 * counts.total.tested > 0
+
+
+@pytest.mark.parametrize("route", ["slem", "tli"])
+def test_a_target_whose_tokenizer_has_gaps(route: str, engine: Make, tmp_path: Path) -> None:
+    own = AutoTokenizer.from_pretrained(write_partial(tmp_path, "tiny"))
+    counts = assert_same(engine("tiny-draft-other", route=route, target_tokenizer=own))
+    assert counts.total.accepted > 0.4 * counts.total.tested > 0
+
+
+def test_drafts_that_will_not_survive_are_short(engine: Make) -> None:
+    """They are cut where even the draft model doubts them, so more of what is drafted is accepted."""
+    whole, short = (assert_same(engine("tiny-draft-other", max_num_seqs=1, min_survival=it)).total for it in (0, 0.5))
+    assert short.proposed < 0.9 * whole.proposed
+    assert short.accepted / short.proposed > 1.1 * whole.accepted / whole.proposed
 
 
 @pytest.mark.parametrize("draft", ["tiny-draft", "tiny-draft-other"])

@@ -120,6 +120,9 @@ def drafts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
         for file in ("tokenizer.json", "tokenizer_config.json"):
             shutil.copy(model_path(name) / file, folder)
         folders[name] = str(folder)
+    partial = tmp_path_factory.mktemp("partial")
+    model(1024, ids_of("tiny-draft-other", OTHER), 12).save_pretrained(partial)
+    folders["partial"] = str(crosstok_tools.write_partial(partial, "tiny-draft-other"))
     return folders
 
 
@@ -179,6 +182,9 @@ ROUTES = {
     "text": ("tiny-draft-other", {"route": "slem"}, ("text",)),
     "common ids": ("tiny-draft-other", {"route": "tli"}, ("common ids",)),
     "auto": ("tiny-draft-other", {"route": "auto"}, ("common ids",)),
+    "auto, a tokenizer with gaps": ("partial", {"route": "auto"}, ("common ids",)),
+    "text, a tokenizer with gaps": ("partial", {"route": "slem"}, ("text",)),
+    "auto, short": ("tiny-draft-other", {"route": "auto", "min_survival": 0.35}, ("common ids",)),
     "auto, both": ("tiny-draft-other", {"route": "auto", "primed": True}, ("common ids", "text", "open word")),
 }
 
@@ -193,7 +199,7 @@ def test_the_distribution_is_the_targets(route: str, drafts: dict[str, str]) -> 
     assert p_value > 1e-4
 
 
-@pytest.mark.parametrize("route", ["same tokenizer", "common ids", "auto"])
+@pytest.mark.parametrize("route", ["same tokenizer", "common ids", "auto", "auto, a tokenizer with gaps"])
 def test_it_is_in_the_form_for_gpus(route: str, drafts: dict[str, str]) -> None:
     draft, options, sources = ROUTES[route]
     p_value, counts = sample(drafts[draft], registry=on_device(), **options)

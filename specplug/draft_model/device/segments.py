@@ -77,7 +77,8 @@ class Segmenter:
     ) -> Segments:
         """Return at most K = `num_tokens` tokens for each row.
 
-        The draft ends with a special token, before an id that has no text, and where the text is too long.
+        The draft ends with a special token, before an id that has no text, before text that no token begins with, and
+        where the text is too long.
 
         Args:
             drafted: [R, n] int64.
@@ -116,7 +117,7 @@ class Segmenter:
         of_tokens = torch.where(within, probabilities.log()[:, None], 0.0).sum(2).exp()
         is_fixed = of.is_fixed.gather(1, step)
         is_last = (end == total) & ~is_fixed
-        return Segments(torch.cat(ids, 1), step, is_fixed, is_last, of_tokens, (begin < total).sum(1))
+        return Segments(torch.cat(ids, 1), step, is_fixed, is_last, of_tokens, (end > begin).sum(1))
 
     def _longest(self, of: _Drafted) -> tuple[Tensor, Tensor, Tensor]:
         """Return, for each place of the text, [R, M]: its drafted id, the size of the longest token, and this token."""
@@ -137,7 +138,7 @@ class Segmenter:
         return source, sizes, torch.where(is_fixed, of.tokens.gather(1, source), found)
 
     def _matches(self, text: Tensor, room: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the size of the longest token at each place of a text [R, M], at most `room`, and the token."""
+        """Return the size of the longest token at each place of a text [R, M], at most `room`, and it; 0 if none."""
         num_bytes = self._num_bytes
         before = torch.nn.functional.pad(((text + 1) * self._powers[:num_bytes]).cumsum(1), (1, 0))
         sizes = torch.arange(1, LONGEST_PIECE + 1, device=text.device)
@@ -146,7 +147,7 @@ class Segmenter:
         at = torch.searchsorted(self._keys, hashed).clamp(max=len(self._keys) - 1)
         fits = (self._keys[at] == hashed) & (sizes <= room[:, :, None]) & (stops <= num_bytes)
         longest = torch.where(fits, sizes, 0).amax(2)
-        return longest.clamp(min=1), self._ids[at.gather(2, (longest - 1).clamp(min=0)[:, :, None])[:, :, 0]]
+        return longest, self._ids[at.gather(2, (longest - 1).clamp(min=0)[:, :, None])[:, :, 0]]
 
 
 def _to_last_space(text: Tensor, total: Tensor) -> Tensor:
@@ -203,26 +204,30 @@ def segmented(
     found: list[int] = []
     text = b""
 
-    def flush(following: bytes = b"") -> None:
-        """Append the longest tokens of the text, which these bytes follow."""
+    def flush(following: bytes = b"") -> bool:
+        """Append the longest tokens of the text, which these bytes follow; return whether they are all of it."""
         nonlocal text
         whole = text + following[:1]
         for part in re.split(rb"(?<=\s)(?=\s\S)", whole) if leaves_last_space else [whole]:
             left = part[: len(text)]
             text = text[len(left) :]
             while left:
-                size = next(size for size in range(min(len(left), LONGEST_PIECE), 0, -1) if left[:size] in pieces)
+                sizes = range(min(len(left), LONGEST_PIECE), 0, -1)
+                size = next((size for size in sizes if left[:size] in pieces), 0)
+                if not size:
+                    return False
                 found.append(pieces[left[:size]])
                 left = left[size:]
+        return True
 
     for piece, fixed, token in zip(drafted, is_fixed, tokens, strict=True):
         if isinstance(piece, int):
-            flush(b"<")
-            return [*found, piece]
+            return [*found, piece] if flush(b"<") else found
         if not piece:
             break
         if fixed:
-            flush(piece)
+            if not flush(piece):
+                return found
             found.append(token)
         else:
             text += piece

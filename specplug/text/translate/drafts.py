@@ -9,13 +9,15 @@ from typing import NamedTuple
 
 from specplug.text.translate.translator import Context
 from specplug.text.translate.vocabulary import ESCAPED
+from specplug.text.translate.words import WordEncoder
 
 
 class TargetDraft(NamedTuple):
     """Draft tokens of the target.
 
     Attributes:
-        ids: tokens whose bytes are exactly the drafted ones; an incomplete last character is left out.
+        ids: tokens whose bytes are exactly the drafted ones, up to the first that the target's tokens cannot spell; an
+            incomplete last character is left out.
         num_stable: how many of the first ones no further text changes: those of complete words.  The others are of the
             last word, in which the target might choose longer tokens.
     """
@@ -64,12 +66,23 @@ def _continued(context: Context, data: bytes) -> tuple[list[int], int]:
         return [], 0
     encoder, own = context.translator.target_words, _last_word(context)
     before = b" " if context.takes_space else context.translator.target.bytes_of(own)
-    words = encoder.words((before + data).decode(errors=ESCAPED))
-    ids = [token for word in words for token in encoder.word(word)]
+    ids, num_stable = _written(encoder, before + data)
     if ids[: len(own)] != own:
-        words, own = encoder.words(data.decode(errors=ESCAPED)), []
-        ids = [token for word in words for token in encoder.word(word)]
-    return ids[len(own) :], max(0, len(ids) - len(encoder.word(words[-1])) - len(own))
+        own = []
+        ids, num_stable = _written(encoder, data)
+    return ids[len(own) :], max(0, num_stable - len(own))
+
+
+def _written(encoder: WordEncoder, data: bytes) -> tuple[list[int], int]:
+    """Return the tokens that spell bytes, up to the first that cannot be spelled, and how many of complete words."""
+    words, pieces = encoder.words(data.decode(errors=ESCAPED)), encoder.vocabulary.pieces
+    ids = [token for word in words for token in encoder.word(word)]
+    num_stable = len(ids) - len(encoder.word(words[-1]))
+    ends = accumulate((len(pieces[token]) for token in ids), initial=0)
+    for at, (token, start) in enumerate(zip(ids, ends, strict=False)):
+        if not pieces[token] or not data.startswith(pieces[token], start):
+            return ids[:at], min(at, num_stable)
+    return ids, num_stable
 
 
 def _last_word(context: Context) -> list[int]:

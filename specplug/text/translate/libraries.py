@@ -12,6 +12,7 @@ from specplug.errors import SettingsError
 from specplug.text.translate.vocabulary import SpacePrefix, Vocabulary, byte_ids, checked
 
 _BYTE = re.compile(r"<0x([0-9A-F]{2})>")
+_IN_BARS = re.compile(r"<([|\uff5c]).*\1>")
 _SPACE = "\u2581"  # SentencePiece's sign for a space
 
 
@@ -24,7 +25,7 @@ def read_vocabulary(tokenizer: Any, name: str = "") -> Vocabulary:
         name: for messages; by default the tokenizer's own.
 
     Raises:
-        SettingsError: the bytes of its tokens are not known, or it alters text.
+        SettingsError: the bytes of its tokens are not known, or they spell no text.
     """
     known = name or getattr(getattr(tokenizer, "fingerprint", None), "name", "") or type(tokenizer).__name__
     eos_id = getattr(tokenizer, "eos_id", getattr(tokenizer, "eos_token_id", None))
@@ -64,7 +65,7 @@ def _mistral_tekken(name: str, library: Any, eos_id: int | None) -> Vocabulary:
     controls = {token: str(library.id_to_piece(token)) for token in sorted(specials)}
     pieces = tuple(b"" if token in specials else _tekken_bytes(library, token) for token in range(size))
     return Vocabulary(
-        name, pieces, controls, byte_ids(name, enumerate(pieces)),
+        name, pieces, controls, byte_ids(enumerate(pieces)),
         lambda text: list(library.encode(text, bos=False, eos=False)),
         prefix=(library.bos_id,), eos_id=library.eos_id, unk_id=library.unk_id,
     )  # fmt: skip
@@ -86,7 +87,7 @@ def _mistral_sentencepiece(name: str, library: Any, eos_id: int | None) -> Vocab
 
     has_prefix = bool(encode("a")) and texts[encode("a")[0]].startswith(_SPACE)
     return Vocabulary(
-        name, pieces, controls, byte_ids(name, spelled), _after_guard(encode, "".join(texts)) if has_prefix else encode,
+        name, pieces, controls, byte_ids(spelled), _after_guard(encode, "".join(texts)) if has_prefix else encode,
         prefix=(library.bos_id,), space_prefix="every" if has_prefix else "never", merges_across_words=True,
         eos_id=library.eos_id, unk_id=library.unk_id,
     )  # fmt: skip
@@ -114,7 +115,7 @@ def _tiktoken(name: str, library: Any, eos_id: int | None) -> Vocabulary:
     for piece in library.token_byte_values():
         pieces[library.encode_single_token(piece)] = piece
     return Vocabulary(
-        name, tuple(pieces), controls, byte_ids(name, enumerate(pieces)), library.encode_ordinary,
+        name, tuple(pieces), controls, byte_ids(enumerate(pieces)), library.encode_ordinary,
         eos_id=ends if eos_id is None else eos_id,
     )  # fmt: skip
 
@@ -126,26 +127,30 @@ class _Description:
     Attributes:
         space_prefix: what they did to the beginning of text.
         byte_level: whether the vocabulary is written in the byte alphabet.
+        controls: id -> text of the added tokens that stand for no text, which are removed too.
     """
 
     content: dict[str, Any]
+    eos_id: int | None = None
     space_prefix: SpacePrefix = "never"
     byte_level: bool = False
-    added: list[dict[str, Any]] = field(default_factory=list)
+    controls: dict[int, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         content = self.content
-        self.added = content["added_tokens"]
-        # Text never becomes a control token; runs of spaces that are added tokens are ordinary ones.
-        content["added_tokens"] = [each for each in self.added if each["content"].isspace()]
+        added = content["added_tokens"]
+        self.controls = {
+            each["id"]: each["content"] for each in added if each["id"] == self.eos_id or _is_control(each)
+        }
+        content["added_tokens"] = [each for each in added if each["id"] not in self.controls]
         content.update(post_processor=None, truncation=None, padding=None)
         content["normalizer"] = self._without(content["normalizer"], "normalizers")
         content["pre_tokenizer"] = self._without(content["pre_tokenizer"], "pretokenizers")
 
     def _without(self, part: dict[str, Any] | None, inner: str) -> dict[str, Any] | None:
-        """Return a normalizer or pre-tokenizer that neither prefixes a space nor composes characters (NFC)."""
+        """Return a normalizer or pre-tokenizer that does nothing to a text's ends, nor composes characters (NFC)."""
         kind = part["type"] if part else None
-        if part is None or kind == "NFC":
+        if part is None or kind in ("NFC", "Strip"):
             return None
         if kind == "Sequence":
             kept = [each for each in (self._without(one, inner) for one in part[inner]) if each]
@@ -158,35 +163,65 @@ class _Description:
             return {**part, "prepend_scheme": "never"}
         if kind == "ByteLevel":
             self.byte_level = True
+            if inner == "pretokenizers" and part["add_prefix_space"]:
+                self.space_prefix = "every"
             return {**part, "add_prefix_space": False} if inner == "pretokenizers" else part
         return part
 
 
+def _is_control(added: Mapping[str, Any]) -> bool:
+    """Return whether an added token stands for no text.
+
+    Text never becomes such a token.  Others are found in text, as Gemma's `<h1>` and runs of spaces are.  Names in bars
+    mark roles even where a tokenizer does not call them special.
+    """
+    text = added["content"]
+    return not text.isspace() and (added["special"] or bool(_IN_BARS.fullmatch(text)))
+
+
 def _hugging_face(name: str, library: Any, eos_id: int | None) -> Vocabulary:
-    found = _Description(json.loads(library.to_str()))
-    ids = _vocabulary_ids(found.content["model"])
-    literals = {each["id"]: each["content"] for each in found.added}
-    pieces = [b""] * (1 + max([*ids.values(), *literals]))
-    alphabet = byte_alphabet()
-    for text, token in ids.items():
-        is_bytes = found.byte_level and all(character in alphabet for character in text)
-        pieces[token] = bytes(alphabet[each] for each in text) if is_bytes else _sentencepiece_bytes(text)
-    unk_id = ids.get(found.content["model"].get("unk_token") or "")
+    found = _Description(json.loads(library.to_str()), eos_id)
+    model = found.content["model"]
+    ids, unk_id, bytes_of = _vocabulary_ids(model), _unknown(model), _bytes_of(found)
+    added = {each["id"]: each["content"] for each in found.content["added_tokens"]}
+    controls = found.controls
     if unk_id is not None:
-        literals.setdefault(unk_id, found.content["model"]["unk_token"])
-    controls = {token: text for token, text in sorted(literals.items()) if not text.isspace()}
-    for token, text in literals.items():
-        pieces[token] = b"" if token in controls else text.encode()
+        controls.setdefault(unk_id, next(text for text, token in ids.items() if token == unk_id))
+    pieces = [b""] * (1 + max([*ids.values(), *controls, *added]))
+    for text, token in ids.items():
+        pieces[token] = b"" if token in controls else bytes_of(text)
+    for token, text in added.items():
+        pieces[token] = text.encode() if found.byte_level else _sentencepiece_bytes(text)
     spelled = (
         (token, pieces[token]) for text, token in ids.items()
         if token not in controls and (found.byte_level or _BYTE.fullmatch(text))
     )  # fmt: skip
     whole = library.encode("a").ids
     return Vocabulary(
-        name, tuple(pieces), controls, byte_ids(name, spelled), _bare(library, found),
+        name, tuple(pieces), dict(sorted(controls.items())), byte_ids(spelled), _bare(library, found),
         prefix=tuple(whole[: next((at for at, token in enumerate(whole) if token not in controls), 0)]),
         space_prefix=found.space_prefix, merges_across_words=not found.byte_level, eos_id=eos_id, unk_id=unk_id,
+        added=tuple(added.values()),
     )  # fmt: skip
+
+
+def _bytes_of(found: _Description) -> Callable[[str], bytes]:
+    """Return what the texts of a vocabulary's entries stand for."""
+    alphabet = byte_alphabet() if found.byte_level else {}
+    prefix = found.content["model"].get("continuing_subword_prefix") or ""
+
+    def bytes_of(text: str) -> bytes:
+        if found.byte_level and all(character in alphabet for character in text):
+            return bytes(alphabet[each] for each in text)
+        return _sentencepiece_bytes(text.removeprefix(prefix))
+
+    return bytes_of
+
+
+def _unknown(model: Mapping[str, Any]) -> int | None:
+    """Return the model's unknown token, which Unigram names by id and the others by text."""
+    found = model.get("unk_id")
+    return _vocabulary_ids(model).get(model.get("unk_token") or "") if found is None else int(found)
 
 
 def _vocabulary_ids(model: Mapping[str, Any]) -> dict[str, int]:

@@ -61,4 +61,12 @@ def draft_ids(target: Vocabulary, draft: Vocabulary, ids: Sequence[int]) -> list
 
 def _encoded(draft: Vocabulary, text: str) -> Iterator[int]:
     for run in _VALID.findall(text):
-        yield from draft.spelled(run) if run[0] >= "\udc80" and run[0] <= "\udcff" else draft.encode(run)
+        yield from draft.encode(run) if run[0] < "\udc80" or run[0] > "\udcff" else _bytes(draft, run)
+
+
+def _bytes(draft: Vocabulary, run: str) -> Iterator[int]:
+    for byte in run.encode(errors=ESCAPED):
+        if draft.byte_ids[byte] >= 0:
+            yield draft.byte_ids[byte]
+        elif draft.unk_id is not None:
+            yield draft.unk_id

@@ -1,7 +1,7 @@
 """Translation token by token, by tables, for devices on which no tokenizer runs.
 
-The bytes stay the same, but a word that the two vocabularies cut differently gets other tokens than its own tokenizer
-would give it.
+The bytes stay the same where the draft's tokens can spell them, but a word that the two vocabularies cut differently
+gets other tokens than its own tokenizer would give it.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ import numpy as np
 import numpy.typing as npt
 
 from specplug.text.translate.intersection import ids_by_piece, match_controls
-from specplug.text.translate.vocabulary import Vocabulary
+from specplug.text.translate.vocabulary import ESCAPED, Vocabulary
+from specplug.text.translate.words import tokens_of
 
 Integers = npt.NDArray[np.int64]
 
@@ -83,19 +84,11 @@ def expansions(target: Vocabulary, draft: Vocabulary, to_draft: npt.NDArray[np.i
         if known >= 0:
             return [known]
         if token in target.controls:
-            return [controls[token]] if token in controls else draft.encode(target.controls[token])
+            return [controls[token]] if token in controls else tokens_of(draft, target.controls[token])
         piece = target.pieces[token] if token < len(target.pieces) else b""
-        return _encoded(draft, piece) if piece else None
+        return tokens_of(draft, piece.decode(errors=ESCAPED)) if piece else None
 
     return Ragged.of(of(token, known) for token, known in enumerate(to_draft.tolist()))
-
-
-def _encoded(vocabulary: Vocabulary, data: bytes) -> list[int]:
-    """Return the tokens of bytes, each by itself where they are not whole characters."""
-    try:
-        return vocabulary.encode(data.decode())
-    except UnicodeDecodeError:
-        return [vocabulary.byte_ids[byte] for byte in data]
 
 
 def piece_bytes(vocabulary: Vocabulary, size: int) -> Ragged:

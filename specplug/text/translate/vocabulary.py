@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from specplug.errors import ContractError, SettingsError
@@ -14,6 +14,12 @@ ESCAPED = "surrogateescape"
 SpacePrefix = Literal["never", "first", "every"]
 
 REMEDY = "Choose a draft model with the target's own tokenizer, which needs no translation"
+
+_PLAIN = (
+    *("the cat", "le chat", "der Hund", "кот и пёс", "το σπίτι", "القط", "חתול", "बिल्ली", "แมว"),
+    *("天地", "ねこ", "고양이"),
+)
+"""Texts of which a usable vocabulary spells one at least, those of scripts that have spaces with one."""
 
 _PROBES = (
     "Straße, ABC",
@@ -34,14 +40,16 @@ class Vocabulary:
         name: the tokenizer's name, for messages.
         pieces: id -> its bytes; empty for control tokens and for ids that no token has.
         controls: id -> the literal text of a special or added token, which stands for no text of its own.
-        byte_ids: byte -> the id that stands for this byte alone.
+        byte_ids: byte -> the id that stands for this byte alone; -1 where there is none.
         encode: text -> ids, without special tokens, without a prefixed space, and never as control tokens.
         prefix: the ids that the tokenizer puts before a text, such as BOS.
         space_prefix: where the tokenizer puts a space before text, which decoding removes: "first", before the whole
             text; "every", also before the text after each control token (SentencePiece's `add_dummy_prefix`).
         merges_across_words: False if the tokenizer splits text into words by a regular expression before merging.
         eos_id: the token that ends an output; None if the tokenizer does not name it.
-        unk_id: the token for text that has none; never written.
+        unk_id: the token for text that has none.
+        added: the texts of ordinary tokens that were added to the vocabulary, which are found before words are split.
+        alters_text: whether the tokenizer normalises text: it lower-cases it, say, or joins spaces.
     """
 
     name: str
@@ -54,6 +62,8 @@ class Vocabulary:
     merges_across_words: bool = False
     eos_id: int | None = None
     unk_id: int | None = None
+    added: tuple[str, ...] = ()
+    alters_text: bool = False
 
     def piece(self, token: int) -> bytes:
         """Return an ordinary token's bytes.
@@ -72,48 +82,52 @@ class Vocabulary:
         """Return the bytes of ordinary tokens."""
         return b"".join(map(self.piece, tokens))
 
-    def spelled(self, text: str) -> list[int]:
-        """Return a text's bytes as one token each."""
-        return [self.byte_ids[byte] for byte in text.encode(errors=ESCAPED)]
+    def spells(self, tokens: Iterable[int], text: str) -> bool:
+        """Return whether tokens are ordinary ones whose bytes are exactly the text's."""
+        return b"".join([self.pieces[token] for token in tokens]) == text.encode(errors=ESCAPED)
+
+    def spelled(self, text: str) -> list[int] | None:
+        """Return a text's bytes as one token each; None if one of them has none."""
+        found = [self.byte_ids[byte] for byte in text.encode(errors=ESCAPED)]
+        return None if -1 in found else found
 
 
-def byte_ids(name: str, pieces: Iterable[tuple[int, bytes]]) -> tuple[int, ...]:
-    """Return the id of each byte.
+def byte_ids(pieces: Iterable[tuple[int, bytes]]) -> tuple[int, ...]:
+    """Return the id of each byte, -1 where there is none.
 
     Args:
         pieces: ids with their bytes; the last id of one byte is used.
-
-    Raises:
-        SettingsError: a byte has none, so some texts could be encoded as an unknown token only.
     """
     found = {piece[0]: token for token, piece in pieces if len(piece) == 1}
-    missing = [f"{byte:#04x}" for byte in range(256) if byte not in found]
-    if missing:
-        raise SettingsError.build(
-            "cannot translate token ids of this tokenizer",
-            who=name,
-            found=f"no token for {len(missing)} of 256 bytes: {', '.join(missing[:4])}",
-            expected="a byte-level vocabulary, or SentencePiece's with byte fallback",
-            remedy=REMEDY,
-        )
-    return tuple(found[byte] for byte in range(256))
+    return tuple(found.get(byte, -1) for byte in range(256))
 
 
 def checked(vocabulary: Vocabulary) -> Vocabulary:
-    """Return the vocabulary if its tokenizer preserves text.
+    """Return the vocabulary with what its tokenizer does to texts.
 
     Raises:
-        SettingsError: encoding alters a text, for example by lower-casing, NFKC or joining spaces.
+        SettingsError: its tokens do not spell even plain words with a space between them, as those of WordPiece do not.
     """
-    for probe in _PROBES:
-        ids = vocabulary.encode(probe)
-        found = b"".join(vocabulary.pieces[token] or vocabulary.controls[token].encode() for token in ids)
-        if found != probe.encode():
-            raise SettingsError.build(
-                "cannot translate token ids of this tokenizer, which alters text",
-                who=vocabulary.name,
-                found=f"{found.decode(errors='replace')!r} for {probe!r}",
-                expected="tokens whose bytes are the text's",
-                remedy=REMEDY,
-            )
-    return vocabulary
+    if not any(vocabulary.spells(vocabulary.encode(text), text) for text in _PLAIN):
+        raise SettingsError.build(
+            "cannot translate token ids of this tokenizer, whose tokens spell no text",
+            who=vocabulary.name,
+            found=f"{_read(vocabulary, _PLAIN[0]).decode(errors='replace')!r} for {_PLAIN[0]!r}",
+            expected="tokens whose bytes are the text's, spaces included",
+            remedy=REMEDY,
+        )
+    return replace(vocabulary, alters_text=any(_alters(vocabulary, text) for text in _PROBES))
+
+
+def _alters(vocabulary: Vocabulary, text: str) -> bool:
+    """Return whether the tokenizer does more to a text than to leave out bytes for which it has no token."""
+    alone = [_read(vocabulary, character) for character in text]
+    is_other = any(
+        bytes(filter(found.__contains__, own.encode())) != found for own, found in zip(text, alone, strict=True)
+    )
+    return is_other or _read(vocabulary, text) != b"".join(alone)
+
+
+def _read(vocabulary: Vocabulary, text: str) -> bytes:
+    """Return what a text is to the tokenizer, without what is unknown to it."""
+    return b"".join(vocabulary.pieces[token] for token in vocabulary.encode(text))

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import pairwise
 
 from specplug.text.fingerprint_texts import fingerprint_texts
-from specplug.text.translate.vocabulary import ESCAPED, Vocabulary
+from specplug.text.translate.vocabulary import Vocabulary
 
 LONGEST_WORD = 256
 """The characters after which a word without a boundary is cut, so that a step's work stays bounded."""
@@ -20,6 +20,7 @@ Cuts = Callable[[str], Iterable[int]]
 """The boundaries within a text, ascending."""
 
 _ESCAPE = re.compile("[\udc80-\udcff]")
+_ESCAPES = re.compile(f"({_ESCAPE.pattern})")
 _AROUND_ESCAPE = f"(?<={_ESCAPE.pattern})|(?={_ESCAPE.pattern})"
 _BEFORE_SPACE = rf"(?<=\S)(?= )|{_AROUND_ESCAPE}"
 # Not after marks, which Python counts to no class of letters, and neither before "_" nor apostrophes (o200k's 's).
@@ -39,29 +40,50 @@ class WordEncoder:
     def __init__(self, vocabulary: Vocabulary, cached: int = CACHED) -> None:
         self.vocabulary = vocabulary
         self._cuts = cuts_of(vocabulary)
-        self.word = lru_cache(cached)(self._word)
+        self.word = lru_cache(cached)(partial(tokens_of, vocabulary))
 
     def words(self, text: str) -> list[str]:
         """Return a text's words; see `words`."""
         return words(text, self._cuts)
 
     def text(self, text: str) -> list[int]:
-        """Return the tokens of a text, whose bytes are exactly the text's."""
+        """Return the tokens of a text, see `tokens_of`."""
         return [token for word in self.words(text) for token in self.word(word)]
 
-    def _word(self, word: str) -> tuple[int, ...]:
-        """Return the tokens of a word: the tokenizer's, or, for characters that it would lose, those of their bytes.
 
-        It would lose bytes that are no UTF-8, SentencePiece's sign for a space, and characters that it normalises.
-        """
-        pieces = self.vocabulary.pieces
-        found = [] if _ESCAPE.search(word) else self.vocabulary.encode(word)
-        if b"".join([pieces[token] for token in found]) == word.encode(errors=ESCAPED):
+def tokens_of(vocabulary: Vocabulary, text: str) -> tuple[int, ...]:
+    """Return the tokens of a text, or of a word of it.
+
+    Their bytes are exactly the text's if the vocabulary can spell it: characters that the tokenizer would lose, such as
+    SentencePiece's sign for a space and bytes that are no UTF-8, are spelled in bytes.  Otherwise they are what the
+    tokenizer makes of it: normalised text, the unknown token, or nothing.
+    """
+    found = _spelled(vocabulary, text)
+    return _read(vocabulary, text) if found is None else found
+
+
+def _spelled(vocabulary: Vocabulary, text: str) -> tuple[int, ...] | None:
+    if not _ESCAPE.search(text):
+        found = vocabulary.encode(text)
+        if vocabulary.spells(found, text):
             return tuple(found)
-        if len(word) == 1:
-            return tuple(self.vocabulary.spelled(word))
-        half = len(word) // 2
-        return self._word(word[:half]) + self._word(word[half:])
+        if vocabulary.alters_text:  # its model has read no text spelled in another way
+            return None
+    if len(text) == 1:
+        alone = vocabulary.spelled(text)
+        return None if alone is None else tuple(alone)
+    half = len(text) // 2
+    first = _spelled(vocabulary, text[:half])
+    second = None if first is None else _spelled(vocabulary, text[half:])
+    return None if first is None or second is None else first + second
+
+
+def _read(vocabulary: Vocabulary, text: str) -> tuple[int, ...]:
+    unknown = () if vocabulary.unk_id is None else (vocabulary.unk_id,)
+    found: list[int] = []
+    for part in filter(None, _ESCAPES.split(text)):
+        found += (vocabulary.spelled(part) or unknown) if _ESCAPE.match(part) else vocabulary.encode(part)
+    return tuple(found)
 
 
 def words(text: str, cuts: Cuts) -> list[str]:
@@ -89,7 +111,7 @@ def cuts_of(vocabulary: Vocabulary) -> Cuts:
     One that splits text by a regular expression first merges nothing across a space after a word, nor in most cases
     between a letter and punctuation.
 
-    Each rule is tried on `fingerprint_texts`, because expressions differ; one that fails there is not used.
+    Each rule is tried on `fingerprint_texts` and added tokens, because expressions differ; one that fails is not used.
     """
     by_expression = map(_matches, (f"{_BEFORE_SPACE}|{_AFTER_LETTER}", _BEFORE_SPACE))
     rules = [_never_together(vocabulary)] if vocabulary.merges_across_words else by_expression
@@ -112,7 +134,8 @@ def _matches(pattern: str) -> Cuts:
 
 
 def _splits_exactly(vocabulary: Vocabulary, cuts: Cuts) -> bool:
-    encode = vocabulary.encode
-    return all(
-        encode(text) == [token for word in words(text, cuts) for token in encode(word)] for text in fingerprint_texts()
-    )
+    encode, texts = vocabulary.encode, (*fingerprint_texts(), *(f"a{text}b {text} " for text in vocabulary.added))
+    known = (
+        (text, ids) for text in texts if vocabulary.unk_id not in (ids := encode(text))
+    )  # unknown ones may be fused
+    return all(ids == [token for word in words(text, cuts) for token in encode(word)] for text, ids in known)

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import codecs
+
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from specplug.text.translate.drafts import TargetDraft, target_draft
 from specplug.text.translate.translator import TAIL, Context
 from specplug.text.translate.vocabulary import ESCAPED
-from tests.text.translate.tools import PAIRS, TEXTS, target_ids, translator, vocabulary
+from specplug.text.translate.words import tokens_of
+from tests.text.translate.tools import ALL_PAIRS, PAIRS, PARTIAL, TEXTS, target_ids, translator, vocabulary
 
 
 def after(pair: tuple[str, str], ids: list[int]) -> Context:
@@ -49,6 +52,39 @@ def test_what_the_target_would_write_is_found(pair, text, data):
     assert target_draft(context, drafted).ids == own[cut:]
     found = target_draft(context, drafted[: data.draw(st.integers(0, len(drafted)))])
     assert found.ids[: found.num_stable] == own[cut:][: found.num_stable]
+
+
+@given(
+    st.sampled_from([pair for pair in ALL_PAIRS if {*pair} & {*PARTIAL}]).flatmap(
+        lambda pair: st.tuples(st.just(pair), target_ids(pair[0]), target_ids(pair[1]))
+    )
+)
+def test_what_the_targets_tokens_cannot_spell_ends_the_draft(found):
+    (target, draft), ids, drafted = found
+    own, other, context = vocabulary(target), vocabulary(draft), after((target, draft), ids)
+    end = next((at for at, token in enumerate(drafted) if not other.pieces[token]), len(drafted))
+    data, (new, num_stable) = other.bytes_of(drafted[:end]), target_draft(context, drafted[:end])
+    data = data.removeprefix(b" ") if context.adds_space else data
+    written = own.bytes_of(new)
+    written = written.removeprefix(b" ") if context.takes_space else written
+    rest = data.removeprefix(context.held_back)
+    assert rest.startswith(written)
+    assert 0 <= num_stable <= len(new)
+    left = codecs.getincrementaldecoder("utf-8")(ESCAPED).decode(rest.removeprefix(written))
+    assert not left or own.alters_text or not own.spells(tokens_of(own, left), left)
+
+
+def test_a_draft_goes_up_to_what_the_target_cannot_spell():
+    tiny, gaps, none = (vocabulary(name) for name in ("tiny", "gaps", "no_fallback"))
+    drafted = tiny.encode(" the time\x00 of")
+    context = after(("gaps", "tiny"), gaps.encode("This is"))
+    assert target_draft(context, drafted).ids == gaps.encode(" the time")
+    context = after(("no_fallback", "tiny"), none.encode(" This is"))
+    assert target_draft(context, tiny.encode(" the 天 time")).ids == none.encode(" the ")
+    assert target_draft(context, tiny.encode("天")) == TargetDraft([], 0)
+    lower = vocabulary("normalising")
+    context = after(("normalising", "tiny"), lower.encode("this is"))
+    assert target_draft(context, tiny.encode(" the Time")).ids == [*lower.encode(" the"), *lower.encode(" ")]
 
 
 def test_complete_words_are_stable():

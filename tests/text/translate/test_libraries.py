@@ -6,7 +6,7 @@ import json
 from types import SimpleNamespace
 
 import pytest
-from tokenizers import Regex, Tokenizer, models, normalizers
+from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers
 
 from specplug.demo import model_path
 from specplug.errors import SettingsError
@@ -20,8 +20,8 @@ def test_bytes_are_those_that_the_library_decodes_to(name):
     found, decode = vocabulary(name), library(name).decode
     for text in fingerprint_texts():
         ids = own_encoding(name, f"{text}\ue000")[len(found.prefix) :]
-        data = found.bytes_of(ids)
-        assert decode(ids) == (data.decode() if found.space_prefix == "never" else data.decode().removeprefix(" "))
+        data = found.bytes_of(ids).decode()
+        assert decode(ids) == (data if found.space_prefix == "never" or name == "spaced" else data.removeprefix(" "))
 
 
 @pytest.mark.parametrize("name", [*NAMES, "tiktoken"])
@@ -35,19 +35,44 @@ def test_what_stands_around_text():
     described = {name: vocabulary(name) for name in NAMES}
     assert {name: found.prefix for name, found in described.items()} == {
         "tiny": (), "spm1": (1,), "spm3": (1,), "tekken": (1,), "byte_level": (0,), "byte_fallback": (),
+        "spaced": (), "added": (0,),
     }  # fmt: skip
-    assert [name for name, found in described.items() if found.space_prefix == "every"] == ["spm1", "spm3"]
+    assert [name for name, found in described.items() if found.space_prefix == "every"] == ["spm1", "spm3", "spaced"]
     assert described["byte_fallback"].space_prefix == "first"
     assert described["tekken"].unk_id == described["spm1"].unk_id == described["byte_fallback"].unk_id == 0
     assert described["tiny"].eos_id == 0
-    assert described["byte_level"].controls[1200] == "<think>"
+    assert described["byte_level"].controls == {
+        0: "<|begin_of_text|>", 1: "<|im_start|>", 2: "<|im_end|>", 3: "<unk>"
+    }  # fmt: skip
+    assert not any(found.alters_text for found in described.values())
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", ["spm1", "spm3", "tekken", "byte_level", "spaced", "added", "gaps"])
 def test_text_is_never_a_control_token(name):
     found = vocabulary(name)
     for text in list(found.controls.values())[:32]:
         assert found.bytes_of(found.encode(text)) == text.encode()
+
+
+def test_added_tokens_are_text_unless_they_are_special_or_named_in_bars():
+    found, own = vocabulary("added"), library("added")
+    for text in found.added:
+        token = own.token_to_id(text)
+        assert (found.pieces[token], found.controls.get(token)) == (text.encode(), None)
+        assert token in found.encode(f"x{text}y") == own.encode(f"x{text}y").ids[1:]
+    assert {"<think>", "<h1>", "tokeniz", "as well as"} <= set(found.added)
+    barred = Tokenizer.from_str(library("byte_level").to_str())
+    barred.add_tokens(["<|user|>", "<\uff5cUser\uff5c>"])
+    assert list(read_vocabulary(barred).controls.values())[4:] == ["<|user|>", "<\uff5cUser\uff5c>"]
+
+
+def test_an_added_token_that_ends_outputs_is_no_text():
+    found = Tokenizer.from_str(library("byte_level").to_str())
+    found.add_tokens(["</s>"])
+    ends = found.token_to_id("</s>")
+    assert read_vocabulary(found).pieces[ends] == b"</s>"
+    read = read_vocabulary(SimpleNamespace(backend_tokenizer=found, eos_token_id=ends))
+    assert (read.pieces[ends], read.controls[ends]) == (b"", "</s>")
 
 
 def test_runs_of_spaces_that_are_added_tokens_are_text():
@@ -92,26 +117,56 @@ def test_the_byte_alphabet_is_the_librarys():
 
 
 @pytest.mark.parametrize(
-    "normalizer",
+    ("normalizer", "alters"),
     [
-        normalizers.Lowercase(),
-        normalizers.NFKC(),
-        normalizers.Sequence([normalizers.NFD(), normalizers.StripAccents()]),
-        normalizers.Replace(Regex(" +"), " "),
+        (normalizers.Lowercase(), True),
+        (normalizers.NFKC(), True),
+        (normalizers.Sequence([normalizers.NFD(), normalizers.StripAccents()]), True),
+        (normalizers.Replace(Regex(" {2,}"), " "), True),
+        (normalizers.Strip(), False),
+        (normalizers.NFC(), False),
     ],
 )
-def test_a_tokenizer_that_alters_text_is_refused_by_name(normalizer):
-    found = Tokenizer.from_str(library("byte_level").to_str())
+def test_normalising_is_noticed_and_what_is_done_to_ends_or_by_composing_is_not_done(normalizer, alters):
+    content = json.loads(library("byte_level").to_str())
+    found = Tokenizer.from_str(json.dumps({**content, "added_tokens": content["added_tokens"][:4]}))
     found.normalizer = normalizer
-    with pytest.raises(SettingsError, match=r"mine: cannot.*alters text; found .* for .*; expected .*\. "):
+    read = read_vocabulary(found)
+    assert read.alters_text == alters
+    assert read.spells(read.encode(" é e\u0301 "), " é e\u0301 ") or alters
+
+
+def test_bytes_without_a_token_are_known():
+    gaps, none = vocabulary("gaps"), vocabulary("no_fallback")
+    assert [byte for byte in range(256) if gaps.byte_ids[byte] < 0][:4] == [0, 1, 2, 3]
+    assert gaps.spelled("ab") == gaps.encode("a") + gaps.encode("b")
+    assert gaps.spelled("a\x00") is none.spelled("a") is None
+    assert set(none.byte_ids) == {-1}
+    assert (gaps.alters_text, none.alters_text, none.unk_id) == (False, False, 2)
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        models.WordPiece({"[UNK]": 0, "the": 1, "cat": 2, "##s": 3}, unk_token="[UNK]"),
+        models.WordLevel({"[UNK]": 0, "the": 1, "cat": 2}, unk_token="[UNK]"),
+        models.BPE({"t": 0, "h": 1, "e</w>": 2}, [], end_of_word_suffix="</w>"),
+    ],
+)
+def test_a_tokenizer_whose_tokens_spell_no_text_is_refused_by_name(model):
+    found = Tokenizer(model)
+    found.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    with pytest.raises(SettingsError, match=r"mine: cannot.*spell no text; found .* for 'the cat'; expected.*Choose"):
         read_vocabulary(found, "mine")
 
 
-def test_a_tokenizer_without_a_token_for_each_byte_is_refused_by_name():
-    words = {"[UNK]": 0, "hello": 1, "##s": 2}
-    for model in (models.WordPiece(words, unk_token="[UNK]"), models.WordLevel(words, unk_token="[UNK]")):
-        with pytest.raises(SettingsError, match=r"mine: cannot.*found no token for 256 of 256 bytes.*expected.*Choose"):
-            read_vocabulary(Tokenizer(model), "mine")
+def test_pieces_within_words_have_no_mark():
+    words = {"[UNK]": 0, "天": 1, "##地": 2, "地": 3}
+    found = Tokenizer(models.WordPiece(words, unk_token="[UNK]"))
+    found.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    read = read_vocabulary(found)
+    assert read.pieces == (b"", "天".encode(), "地".encode(), "地".encode())
+    assert (read.unk_id, read.encode("天地")) == (0, [1, 2])
 
 
 def test_the_models_unknown_token_is_one_even_if_it_was_not_added():

@@ -8,9 +8,12 @@ import pytest
 from specplug.text.translate.intersection import ids_by_piece, intersect
 from specplug.text.translate.tables import LONGEST_PIECE, PieceHashes, Ragged, expansions, piece_bytes
 from specplug.text.translate.translator import Translator
-from tests.text.translate.tools import library
+from specplug.text.translate.vocabulary import ESCAPED
+from specplug.text.translate.words import tokens_of
+from tests.text.translate.tools import library, vocabulary
 
-PAIRS = [("byte_level", "tekken"), ("spm3", "byte_level"), ("byte_fallback", "spm1"), ("tekken", "byte_fallback")]
+PAIRS = [("byte_level", "tekken"), ("spm3", "added"), ("byte_fallback", "spm1"), ("tekken", "byte_fallback")]
+PAIRS_WITH_GAPS = [("byte_level", "gaps"), ("tiny", "no_fallback"), ("added", "normalising"), ("gaps", "spaced")]
 
 
 @pytest.mark.parametrize(("target", "draft"), PAIRS)
@@ -31,6 +34,24 @@ def test_every_token_becomes_its_own_bytes(target: str, draft: str) -> None:
             assert table.counts[token] == -1
     assert other.unk_id not in table.values[: table.counts.clip(0).sum()]
     assert table.mean_length >= 1.0
+
+
+@pytest.mark.parametrize(("target", "draft"), PAIRS_WITH_GAPS)
+def test_a_token_that_cannot_be_spelled_becomes_what_the_draft_reads(target: str, draft: str) -> None:
+    own, other = vocabulary(target), vocabulary(draft)
+    common = intersect(own, other).to_draft
+    table = expansions(own, other, common)
+    num_read = 0
+    for token, piece in enumerate(own.pieces):
+        if token in own.controls or common[token] >= 0:
+            continue
+        ids, text = table.of_id(token), piece.decode(errors=ESCAPED)
+        if other.spells(ids, text):
+            continue
+        num_read += 1
+        assert ids == list(tokens_of(other, text))
+        assert all(other.pieces[each] or each == other.unk_id for each in ids)
+    assert (num_read > 0) == (draft != "spaced")
 
 
 def test_bytes_of_ids_end_where_tokens_end() -> None:

@@ -20,8 +20,8 @@ from specplug.text.translate.intersection import intersect
 from specplug.text.translate.tables import Ragged, expansions
 from specplug.text.translate.translator import Context, TokenContext, Translator
 from specplug.text.translate.vocabulary import ESCAPED, Vocabulary
-from specplug.text.translate.words import LONGEST_WORD, WordEncoder
-from tests.text.translate.tools import PAIRS, TEXTS, own_encoding, target_ids, translator, vocabulary
+from specplug.text.translate.words import LONGEST_WORD, WordEncoder, tokens_of
+from tests.text.translate.tools import ALL_PAIRS, PAIRS, TEXTS, own_encoding, target_ids, translator, vocabulary
 
 
 def extended(context: Context, before: list[int], ids: Sequence[int]) -> list[int]:
@@ -61,7 +61,40 @@ def test_the_bytes_are_the_targets_and_no_token_is_unknown(found):
         assert written == reference.draft_ids(vocabulary(target), vocabulary(draft), ids)
 
 
-@given(PAIR_AND_IDS, st.data())
+ANY_PAIR_AND_IDS = st.sampled_from(ALL_PAIRS).flatmap(lambda pair: st.tuples(st.just(pair), target_ids(pair[0])))
+
+
+@given(ANY_PAIR_AND_IDS)
+def test_what_cannot_be_spelled_is_as_the_drafts_tokenizer_reads_it_and_all_else_exact(found):
+    (target, draft), ids = found
+    own, other, context = vocabulary(target), vocabulary(draft), Context(translator(target, draft))
+    written = extended(context, [], ids)
+    expected, has_text = list[int](), False
+    parts = reference.draft_parts(own, other, ids)
+    for at, part in enumerate(parts):
+        if isinstance(part, int):
+            expected.append(part)
+            continue
+        adds_space = other.space_prefix == "every" or (other.space_prefix == "first" and not has_text)
+        part = part.removesuffix(context.held_back) if at == len(parts) - 1 else part
+        text = part.decode(errors=ESCAPED)
+        for word in encoder(draft).words(f" {text}" if adds_space and text else text):
+            tokens, own_reading = tokens_of(other, word), other.encode(word) if word.isprintable() else None
+            assert other.spells(tokens, word) or own_reading is None or list(tokens) == own_reading
+            assert other.spells(tokens, word) or not is_spelled(other, word)
+            expected += tokens
+        has_text = True
+    assert written == expected
+
+
+def is_spelled(found: Vocabulary, text: str) -> bool:
+    """Return whether a vocabulary has tokens for a text: its own, or those of its bytes if it alters no text."""
+    alone = [found.spells(found.encode(each), each) for each in text if not "\udc80" <= each <= "\udcff"]
+    whole = all(alone) and len(alone) == len(text) and found.spells(found.encode(text), text)
+    return whole or (not found.alters_text and found.spelled(text) is not None)
+
+
+@given(ANY_PAIR_AND_IDS, st.data())
 def test_it_does_not_matter_how_many_ids_come_at_once(found, data):
     pair, ids = found
     context, written, at = Context(translator(*pair)), list[int](), 0
@@ -78,7 +111,7 @@ def table_of(target: str, draft: str) -> Ragged:
     return expansions(own, other, intersect(own, other).to_draft)
 
 
-@given(PAIR_AND_IDS, st.data())
+@given(ANY_PAIR_AND_IDS, st.data())
 def test_by_tokens_each_has_its_own_bytes(found, data):
     """However many come at once; a prefix of the target's stands for the draft's own."""
     (target, draft), ids = found
@@ -101,6 +134,25 @@ def tail_of(pair: Translator, ids: Sequence[int]) -> list[int]:
     context = Context(pair)
     context.extend(ids)
     return list(context.tail)
+
+
+def test_what_a_draft_has_no_token_for_is_unknown_or_left_out_and_normalised_text_is_read_so():
+    for draft, expected in (
+        ("gaps", [b"a  B"]),
+        ("no_fallback", [b" a ", 2, b" B"]),
+        ("normalising", ["a \U0010ffff b".encode()]),
+    ):
+        found, own = vocabulary(draft), vocabulary("tekken")
+        ids = whole(("tekken", draft), own.encode("a \U0010ffff B"))[len(found.prefix) :]
+        parts: list[bytes | int] = []
+        for token in ids:
+            if token == found.unk_id:
+                parts.append(token)
+            elif parts and isinstance(parts[-1], bytes):
+                parts[-1] += found.piece(token)
+            else:
+                parts.append(found.piece(token))
+        assert parts == expected
 
 
 @pytest.mark.parametrize("token", [-1, 10**6])

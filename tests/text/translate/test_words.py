@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from specplug.text.translate.vocabulary import ESCAPED
 from specplug.text.translate.words import LONGEST_WORD, WordEncoder, cuts_of, words
-from tests.text.translate.tools import NAMES, TEXTS, translator, vocabulary
+from tests.text.translate.tools import NAMES, PARTIAL, TEXTS, translator, vocabulary
 
 
 def encoder(name: str) -> WordEncoder:
@@ -26,13 +26,13 @@ def test_words_are_all_the_text_and_their_tokens_have_its_bytes(name, data, text
     assert found.vocabulary.bytes_of(found.text(text)) == text.encode(errors=ESCAPED)
 
 
-@given(st.sampled_from(NAMES), TEXTS, TEXTS)
+@given(st.sampled_from((*NAMES, *PARTIAL)), TEXTS, TEXTS)
 def test_all_words_but_the_last_stay_when_a_text_continues(name, text, more):
     *closed, _ = encoder(name).words(text) or [""]
     assert encoder(name).words(text + more)[: len(closed)] == closed
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", [*NAMES, *PARTIAL])
 def test_no_token_holds_a_boundary(name):
     texts = {piece: piece.decode(errors="ignore") for piece in vocabulary(name).pieces}
     whole = [text for piece, text in texts.items() if text.encode() == piece != b""]

@@ -15,6 +15,7 @@ from specplug.text.loading import load_tokenizer
 from specplug.text.translate.libraries import read_vocabulary
 from specplug.text.translate.translator import Translator
 from specplug.text.translate.vocabulary import Vocabulary
+from tests import real_models
 
 _GPT4 = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+"
@@ -22,15 +23,19 @@ _GPT4 = (
 )
 
 
+REAL = ("smollm2", "gemma3")
+"""Tokenizers of models that `benchmarks.models` obtains."""
+
+
 @cache
 def library(name: str) -> Any:
-    """Return a tokenizer: one of specplug's known names, or one that is trained here."""
-    if name == "byte_level":
-        return _byte_level()
-    if name == "byte_fallback":
-        return _byte_fallback()
+    """Return a tokenizer: one of specplug's known names, one of `REAL`, or one that is trained here."""
+    if name in _TRAINED:
+        return _TRAINED[name]()
     if name == "tiktoken":
         return load_tokenizer("tekken").library._model
+    if name in REAL:
+        return load_tokenizer(real_models.path(name))
     return load_tokenizer(name)
 
 
@@ -73,8 +78,78 @@ def _byte_fallback() -> Tokenizer:
     return Tokenizer.from_str(json.dumps(content))
 
 
-NAMES = ("tiny", "spm1", "spm3", "tekken", "byte_level", "byte_fallback")
+def _without_added(found: Tokenizer) -> Tokenizer:
+    """Return one that has only its special tokens beside its vocabulary."""
+    content = json.loads(found.to_str())
+    content["added_tokens"] = [each for each in content["added_tokens"] if each["special"]]
+    return Tokenizer.from_str(json.dumps(content))
+
+
+def _spaced() -> Tokenizer:
+    """Return one that puts a space before text, and before that after each special token, which decoding keeps."""
+    found = _without_added(_byte_level())
+    found.post_processor = processors.Sequence([])
+    found.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
+    return found
+
+
+def _added() -> Tokenizer:
+    """Return one with added tokens that are text: a tag, a name within a word, and several words."""
+    found = _byte_level()
+    found.add_tokens(["<h1>", "</tool_call>", "as well as", "tokeniz", "\n\n\n"])
+    return found
+
+
+def _gaps() -> Tokenizer:
+    """Return a byte-level vocabulary without the bytes that no text has which it was trained on, as SmolLM's."""
+    found = Tokenizer(models.BPE())
+    found.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    found.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(vocab_size=700, special_tokens=["<|endoftext|>"], show_progress=False)
+    texts = [text for text in fingerprint_texts() if text.isascii() and text.isprintable()]
+    found.train_from_iterator([*texts * 3, "\n\n\n  \té 天地"], trainer)
+    return found
+
+
+def _no_fallback() -> Tokenizer:
+    """Return a SentencePiece vocabulary of Latin letters alone, whose unknown token stands for all others."""
+    found = Tokenizer(models.Unigram())
+    found.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="always", split=True)
+    found.decoder = decoders.Metaspace(prepend_scheme="always", split=True)
+    trainer = trainers.UnigramTrainer(
+        vocab_size=500, special_tokens=["<s>", "</s>", "<unk>"], unk_token="<unk>", show_progress=False
+    )
+    found.train_from_iterator([text for text in fingerprint_texts() if text.isascii()], trainer)
+    return found
+
+
+def _normalising() -> Tokenizer:
+    """Return one that lower-cases, decomposes, strips accents and ends, and joins spaces, with tokens for all bytes."""
+    found = _without_added(_byte_level())
+    steps = [normalizers.NFKD(), normalizers.StripAccents(), normalizers.Lowercase(), normalizers.Strip()]
+    found.normalizer = normalizers.Sequence([*steps, normalizers.Replace(Regex(" {2,}"), " ")])
+    return found
+
+
+_TRAINED = {
+    "byte_level": _byte_level,
+    "byte_fallback": _byte_fallback,
+    "spaced": _spaced,
+    "added": _added,
+    "gaps": _gaps,
+    "no_fallback": _no_fallback,
+    "normalising": _normalising,
+}
+
+NAMES = ("tiny", "spm1", "spm3", "tekken", "byte_level", "byte_fallback", "spaced", "added")
+"""Tokenizers that spell every text."""
+
 PAIRS = tuple(permutations(NAMES, 2))
+
+PARTIAL = ("gaps", "no_fallback", "normalising")
+"""Tokenizers that do not."""
+
+ALL_PAIRS = tuple(permutations((*NAMES, *PARTIAL), 2))
 
 
 @cache
@@ -144,7 +219,7 @@ def target_ids(draw: st.DrawFn, name: str) -> list[int]:
         elif kind == "control" and found.controls:
             ids.append(draw(st.sampled_from(sorted(found.controls)[:24])))
         elif kind == "bytes":
-            ids += [found.byte_ids[byte] for byte in draw(st.binary(max_size=5))]
+            ids += [found.byte_ids[byte] for byte in draw(st.binary(max_size=5)) if found.byte_ids[byte] >= 0]
         else:
             ids += draw(st.lists(st.integers(0, len(found.pieces) - 1), max_size=4))
     return ids
