@@ -144,6 +144,9 @@ def _started(model: str, **arguments: Any) -> Any:
     seams.require("cli")
     from vllm import LLM
 
+    from specplug_vllm.worker.workarounds import answer_for_llvmlite
+
+    answer_for_llvmlite()
     try:
         return LLM(model, **arguments)
     except (OSError, ValueError, RuntimeError) as error:

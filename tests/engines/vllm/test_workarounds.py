@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import sys
 
 import pytest
 import torch
@@ -16,12 +15,9 @@ def module():
     from vllm.platforms import current_platform
     from vllm.v1.sample import rejection_sampler
 
-    with pytest.MonkeyPatch.context() as patch:
-        # vLLM asks every object of every module for its attributes, and llvmlite's handle of its library, which numba
-        # brings into a process, answers with a function of that name.
-        patch.delitem(sys.modules, "llvmlite.binding.ffi", raising=False)
-        current_platform.register_triton_kernel_overrides()  # as the runner does
-        current_platform.import_kernels()
+    workarounds.answer_for_llvmlite()
+    current_platform.register_triton_kernel_overrides()  # as the runner does
+    current_platform.import_kernels()
     names = ("expand_batch_to_tokens", "apply_sampling_constraints")
     baseline = {name: getattr(rejection_sampler, name) for name in names}
     workarounds.install()

@@ -165,7 +165,7 @@ def is_plain(text: str, *names: str) -> bool:
     """Return whether tokenizers keep a text as it is, find no special tokens in it, and no word that is cut."""
     if "\u2581" in text or unicodedata.normalize("NFC", text) != text:
         return False
-    if text.startswith(" ") and "byte_fallback" in names:  # Metaspace puts no space before one, and decoding removes it
+    if text[:1].isspace() and {"byte_fallback", "spaced"} & {*names}:  # these put no space before one
         return False
     is_short = all(len(word) < LONGEST_WORD for name in names for word in encoder(name).words(f" {text}"))
     return is_short and not any(each in text for name in names for each in vocabulary(name).controls.values())
