@@ -41,7 +41,6 @@ _PUBLIC = {
         "Distribution",
         "EngineCaps",
         "Feedback",
-        "PlanSite",
         "ProposerCaps",
         "Ragged",
         "VerifierCaps",

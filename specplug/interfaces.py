@@ -258,7 +258,8 @@ class Trimmer(abc.ABC):
         """Return `draft` cut to at most `limits.token_budget` draft tokens over the whole batch.
 
         The result is a prefix of each chain; in a tree it contains every ancestor of each kept node.  `Draft.keep`
-        builds such a draft.  Higher `limits.prices` never keep more tokens.
+        builds such a draft.  Higher `limits.prices` never keep more tokens, and none is kept where they do not yield
+        `limits.entry`.
         """
 
     def observe(self, batch: BatchView, draft: Draft, verdict: Verdict) -> None:  # noqa: B027 - optional

@@ -15,7 +15,7 @@ from typing import Any
 
 from specplug.plugins.registry import default_registry
 from specplug.settings.sources import CONFIG_VARIABLE, ResolvedSettings, load_settings
-from specplug.types.caps import Distribution, DraftLengthChange, EngineCaps, Feedback, PlanSite, Ragged
+from specplug.types.caps import Distribution, DraftLengthChange, EngineCaps, Feedback, Ragged
 
 ALGORITHM = "SPECPLUG"
 LENGTH_FLAG = "--speculative-num-draft-tokens"
@@ -118,7 +118,6 @@ def engine_caps(server_args: Any) -> EngineCaps:
         trees=is_tree_mode(view),
         draft_input=Distribution.ONE_HOT,
         decision_lag=0,
-        plan_site=PlanSite.WORKER,
         feedback=Feedback.SCHEDULER,
         tensor_parallel_size=view.tp_size,
         data_parallel_size=view.dp_size,

@@ -15,26 +15,36 @@ from transformers.cache_utils import Cache, DynamicLayer
 
 
 class Place:
-    """Write positions of one forward pass: cache rows, and the position of every input token.
+    """Write positions of one forward pass: the cache row, and the position of the first token, of each batch row.
 
     Attributes:
-        index: [B, 1] int64, the cache row of each batch row.
-        positions: [B, Q] int64.
-        rows, columns: one more than the largest row and the largest position (host).
+        positions: [B, Q] int64, of every input token.
+        rows, columns: one more than the largest row and the largest position.
+        is_even: whether all rows write to the same positions.
     """
 
-    def __init__(self, rows: list[int], positions: Tensor, columns: int) -> None:
-        self.index = torch.tensor(rows, dtype=torch.int64, device=positions.device)[:, None]
-        self.positions = positions
-        self.rows, self.columns = max(rows) + 1, columns
+    def __init__(self, rows: list[int], starts: list[int], queries: int, device: torch.device) -> None:
+        firsts = torch.tensor(starts, dtype=torch.int64, device=device)
+        self.positions = firsts[:, None] + torch.arange(queries, device=device)
+        self.rows, self.columns = max(rows) + 1, max(starts) + queries
+        self.is_even = min(starts) == max(starts)
+        self._index = torch.tensor(rows, dtype=torch.int64, device=device)[:, None]
+        self._written = slice(starts[0], starts[0] + queries)
         first, after = rows[0], rows[0] + len(rows)
         self._neighbours = slice(first, after) if rows == list(range(first, after)) else None
+
+    def write(self, states: Tensor, stored: Tensor) -> None:
+        """Copy the new keys or values [B, H, Q, D] to their places in the stored [R, H, C, D]."""
+        if self._neighbours is not None and self.is_even:
+            stored[self._neighbours, :, self._written] = states
+        else:
+            stored[self._index, :, self.positions] = states.transpose(1, 2)
 
     def view(self, stored: Tensor) -> Tensor:
         """Return [B, H, columns, D] of a stored [R, H, C, D]: a view if the rows are contiguous, else a copy."""
         if self._neighbours is not None:
             return stored[self._neighbours, :, : self.columns]
-        return stored[self.index[:, 0], :, : self.columns]
+        return stored[self._index[:, 0], :, : self.columns]
 
 
 class _RowLayer(DynamicLayer):  # type: ignore[no-untyped-call]
@@ -56,8 +66,8 @@ class _RowLayer(DynamicLayer):  # type: ignore[no-untyped-call]
         place = self._owner.place
         if self.keys.shape[0] < place.rows or self.keys.shape[2] < place.columns:
             self.keys, self.values = _grown(self.keys, place), _grown(self.values, place)
-        self.keys[place.index, :, place.positions] = key_states.transpose(1, 2)
-        self.values[place.index, :, place.positions] = value_states.transpose(1, 2)
+        place.write(key_states, self.keys)
+        place.write(value_states, self.values)
         return place.view(self.keys), place.view(self.values)
 
     def get_seq_length(self) -> int:
@@ -68,9 +78,15 @@ class RowCache(Cache):
     """Cache of all layers; each row has its own length.  Set `place` before each forward pass."""
 
     def __init__(self, num_layers: int) -> None:
-        self.place = Place([0], torch.zeros(1, 1, dtype=torch.int64), 0)
+        self.place = Place([0], [0], 0, torch.device("cpu"))
         self._layers = [_RowLayer(self) for _ in range(num_layers)]
         super().__init__(layers=list(self._layers))
+
+    def free(self) -> None:
+        """Free the memory of all rows."""
+        for layer in self._layers:
+            layer.is_initialized = False
+            layer.keys = layer.values = None  # type: ignore[assignment]
 
     def clear(self, row: int) -> None:
         """Zero a row for its next request.

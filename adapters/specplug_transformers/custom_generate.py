@@ -12,7 +12,9 @@ stop strings as a `StopStringCriteria` among the stopping criteria.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping, Sequence
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -23,6 +25,7 @@ from transformers.generation.utils import GenerateDecoderOnlyOutput
 
 from specplug.errors import EngineError
 from specplug.settings import Settings
+from specplug.settings.sources import load_settings
 from specplug_transformers.engine import Engine
 from specplug_transformers.intake import GenerateRequest
 from specplug_transformers.params import SamplingParams
@@ -46,7 +49,8 @@ def speculative_generate(
 ) -> Any:
     """Generate for `input_ids` [B, L] int64, left-padded if lengths differ, as `GenerationMixin._sample` would.
 
-    Puts the model into evaluation mode.  Each call builds a new engine.
+    Puts the model into evaluation mode.  Calls for the same model under the same settings share an engine, which keeps
+    what it has learnt, so later calls start without tests of the model and draft from earlier answers.
 
     Args:
         specplug: a mapping that overrides SPECPLUG_CONFIG and the defaults, or a `Settings` object in their place.
@@ -63,8 +67,7 @@ def speculative_generate(
         EngineError: the arguments of `generate` are not supported here.
     """
     prompts = _unpadded(input_ids, model_kwargs.get("attention_mask"))
-    engine = Engine(model, settings=specplug, max_num_seqs=len(prompts))
-    try:
+    with _engine_of(model, specplug, len(prompts)) as engine:
         _refuse(generation_config, logits_processor, model_kwargs, prompts, specplug_streamer)
         _check_temperature(generation_config)
         _check_lengths(generation_config.max_length - input_ids.shape[1], prompts, engine.max_length)
@@ -83,12 +86,36 @@ def speculative_generate(
         if specplug_streamer is not None:
             specplug_streamer.put(input_ids.cpu())  # which a streamer with `skip_prompt` waits for
         answers = _run(engine, requests, specplug_streamer)
-    finally:
-        engine.close()
     sequences = _padded(input_ids, answers, generation_config)
     if generation_config.return_dict_in_generate:
         return GenerateDecoderOnlyOutput(sequences=sequences)  # type: ignore[arg-type]
     return sequences
+
+
+_idle: weakref.WeakKeyDictionary[Any, tuple[Engine, weakref.finalize[[], Any]]] = weakref.WeakKeyDictionary()
+"""By model, the engine that served it last, which does not refer to it any more, and what closes the engine."""
+
+
+@contextmanager
+def _engine_of(model: Any, given: Settings | Mapping[str, Any] | None, rows: int) -> Iterator[Engine]:
+    """Lend the engine that served the model before, if it can do so again, or a new one."""
+    settings = given if isinstance(given, Settings) else load_settings(given, flags_origin="generate").settings
+    engine, close = _idle.pop(model, (None, None))  # nobody else's while it serves
+    if engine is None or engine.settings != settings or rows > engine.max_num_seqs or not engine.attach(model):
+        if close is not None:
+            close()
+        engine = Engine(model, settings=settings, max_num_seqs=rows)
+        close = weakref.finalize(model, engine.close)
+    assert close is not None
+    try:
+        yield engine
+    except BaseException:
+        close()
+        raise
+    engine.detach()
+    if model in _idle:  # another call has begun and ended meanwhile
+        _idle[model][1]()
+    _idle[model] = engine, close
 
 
 def _params(config: Any, padded_length: int) -> SamplingParams:

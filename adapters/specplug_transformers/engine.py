@@ -72,7 +72,7 @@ class Engine:
             settings = load_settings(settings, flags_origin="Engine(settings=...)", registry=self.registry).settings
         self.settings = settings
         gamma = settings.num_speculative_tokens
-        self.caps = EngineCaps(max_draft_length=gamma, ragged=Ragged.PADDED, draft_input=Distribution.PROBS)
+        self.caps = EngineCaps(max_draft_length=gamma, ragged=Ragged.LONGEST, draft_input=Distribution.PROBS)
         self._runner = ModelRunner(model)
         probe(self._runner)
         self.max_length = min(self._runner.max_length, max_length or self._runner.max_length)
@@ -102,7 +102,7 @@ class Engine:
             max_length=self.max_length,
             vocab_size=self._runner.vocab_size,
         )
-        self._prefill_chunk = prefill_chunk
+        self.max_num_seqs, self._prefill_chunk = max_num_seqs, prefill_chunk
         self._waiting: deque[RequestState] = deque()
         self._running: list[RequestState] = []  # index is the row of the key-value cache
         self._by_id: dict[str, RequestState] = {}
@@ -188,6 +188,14 @@ class Engine:
     def set_ceiling(self, draft_length: int | None) -> None:
         """Bound the draft length while serving: 0 switches speculation off, None lifts the bound."""
         self._plans.ceiling = draft_length
+
+    def detach(self) -> None:
+        """Forget the model while no request is left, and keep all that was learnt; `attach` serves it again."""
+        self._runner.detach()
+
+    def attach(self, model: Any) -> bool:
+        """Serve the same model again; return false if it has changed so that a new engine must serve it."""
+        return self._runner.attach(model)
 
     def close(self) -> None:
         """Release proposers, threads and files."""

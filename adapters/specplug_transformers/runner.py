@@ -28,7 +28,7 @@ class ModelRunner:
 
     def __init__(self, model: Any) -> None:
         check_model(model)
-        self.model = model.eval()
+        self.model: Any = model.eval()
         config = model.config.get_text_config()
         self.device: torch.device = model.device
         self.vocab_size: int = config.vocab_size
@@ -36,7 +36,7 @@ class ModelRunner:
         self.max_length = longest_context(config)
         self._layer_types = layer_types(config)
         self._window: int | None = getattr(config, "sliding_window", None)
-        self._float_mask = config._attn_implementation == "eager"
+        self._float_mask = _is_eager(model)
         self._cache = RowCache(config.num_hidden_layers)
         self._with_cache = {cache_argument(model): self._cache, "use_cache": True}
 
@@ -46,20 +46,32 @@ class ModelRunner:
 
         Return the logits [B, Q, V] float32; without `keep_logits` those of the last column only, [B, 1, V].
         """
-        queries = token_ids.shape[1]
-        first = torch.tensor(starts, dtype=torch.int64, device=self.device)
-        positions = first[:, None] + torch.arange(queries, device=self.device)
-        columns = max(starts) + queries
-        self._cache.place = Place(rows, positions, columns)
+        place = self._cache.place = Place(rows, starts, token_ids.shape[1], self.device)
         output = self.model(
             input_ids=token_ids,
-            attention_mask=self._masks(positions, columns),
-            position_ids=positions.clamp(max=self.max_length - 1),  # padding may lie beyond the last position
+            attention_mask=self._masks(place),
+            position_ids=place.positions.clamp(max=self.max_length - 1),  # padding may lie beyond the last position
             logits_to_keep=0 if keep_logits else 1,
             **self._with_cache,
         )
         logits: Tensor = output.logits
         return logits.float()
+
+    def detach(self) -> None:
+        """Forget the model, and free the memory of the cache."""
+        self.model = None
+        self._cache.free()
+
+    def attach(self, model: Any) -> bool:
+        """Serve a model again after `detach`; return false if it has changed so that another runner must."""
+        if not self._is_same(model):
+            return False
+        self.model = model.eval()
+        return True
+
+    def _is_same(self, model: Any) -> bool:
+        weight, is_eager = model.get_input_embeddings().weight, _is_eager(model)
+        return weight.data_ptr() == self.input_embeddings.data_ptr() and is_eager == self._float_mask
 
     def clear(self, row: int) -> None:
         """Clear a row of the cache for a new request."""
@@ -69,19 +81,29 @@ class ModelRunner:
         """Move a row's context to another row of the cache."""
         self._cache.move(source, target)
 
-    def _masks(self, positions: Tensor, columns: int) -> Any:
-        """Return the 4-d mask that the model uses unchanged, or a dict of one mask per attention type."""
-        column = torch.arange(columns, device=self.device)
-        seen = column <= positions[:, None, :, None]
-        masks = {}
+    def _masks(self, place: Place) -> Any:
+        """Return the 4-d mask that the model uses unchanged, or a dict of one mask per attention type.
+
+        It is None where rows of one new token see all their columns: attention is faster without one.
+        """
+        column, positions = torch.arange(place.columns, device=self.device), place.positions
+        sees_all = place.is_even and positions.shape[1] == 1
+        masks: dict[str, Tensor | None] = {}
         for kind in self._layer_types:
-            mask = seen
-            if kind == "sliding_attention":
-                assert self._window is not None
-                mask = seen & (column > positions[:, None, :, None] - self._window)
+            window = self._window if kind == "sliding_attention" else None
+            if sees_all and (window is None or place.columns <= window):
+                masks[kind] = None
+                continue
+            mask = column <= positions[:, None, :, None]
+            if window is not None:
+                mask = mask & (column > positions[:, None, :, None] - window)
             masks[kind] = self._additive(mask) if self._float_mask else mask
         return masks if len(masks) > 1 else masks.popitem()[1]
 
     def _additive(self, mask: Tensor) -> Tensor:
         zeros = torch.zeros(mask.shape, dtype=self.model.dtype, device=self.device)
         return zeros.masked_fill_(~mask, torch.finfo(self.model.dtype).min)
+
+
+def _is_eager(model: Any) -> bool:
+    return bool(model.config.get_text_config()._attn_implementation == "eager")

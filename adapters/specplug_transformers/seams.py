@@ -76,7 +76,7 @@ def _cache_hands_over_to_layers() -> bool:
     from specplug_transformers.cache import Place, RowCache
 
     cache = RowCache(1)
-    cache.place = Place([1], torch.tensor([[0, 1]]), 2)
+    cache.place = Place([1], [0], 2, torch.device("cpu"))
     states = torch.ones(1, 1, 2, 3)
     keys, values = cache.update(states, 2 * states, 0)
     return torch.equal(keys, states) and torch.equal(values, 2 * states)
@@ -86,10 +86,13 @@ def _prepared_masks_are_kept() -> bool:
     import torch
     from transformers import LlamaConfig, masking_utils
 
+    from specplug_transformers.cache import RowCache
+
     config = LlamaConfig(num_hidden_layers=1, hidden_size=4, num_attention_heads=1, vocab_size=4)
     config._attn_implementation = "sdpa"
     mask = torch.ones(1, 1, 2, 3, dtype=torch.bool)
-    return masking_utils.create_causal_mask(config, torch.zeros(1, 2, 4), mask, None) is mask
+    is_kept = masking_utils.create_causal_mask(config, torch.zeros(1, 2, 4), mask, None) is mask
+    return is_kept and masking_utils.create_causal_mask(config, torch.zeros(1, 1, 4), None, RowCache(1)) is None
 
 
 def _models_declare_what_they_can() -> bool:

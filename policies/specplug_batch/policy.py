@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from specplug.interfaces import Planner, PluginContext
-from specplug.types.caps import DraftLengthChange, Feedback, PlanSite, Ragged
+from specplug.types.caps import DraftLengthChange, Feedback, Ragged
 from specplug.types.plan import HostStats, StepPlan
 from specplug_batch.options import BatchOptions
 from specplug_batch.padded import PaddedPlanner
@@ -13,16 +13,14 @@ from specplug_batch.ragged import RaggedPlanner
 def build(context: PluginContext) -> Planner:
     """Return the plan half for an engine.
 
-    An engine that plans in the caller's own call keeps plans that do not depend on time: equal calls give equal text.
     Trees have no positions that acceptance could be learnt for.
     """
     caps = context.caps
-    if caps.ragged is Ragged.NATIVE:
+    if caps.ragged in (Ragged.NATIVE, Ragged.LONGEST):
         return RaggedPlanner(context)
     has_choice = caps.draft_length_change is not DraftLengthChange.FIXED or 0 in caps.captured_draft_lengths
     chooses = has_choice and not caps.trees
-    can_learn = caps.feedback is not Feedback.NONE and caps.plan_site is not PlanSite.INLINE
-    return (PaddedPlanner if chooses and can_learn else FreePlanner)(context)
+    return (PaddedPlanner if chooses and caps.feedback is not Feedback.NONE else FreePlanner)(context)
 
 
 class FreePlanner(Planner):

@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from specplug.cost import StepCosts, prices_of
+from specplug.cost import StepCosts, entry_and_prices
 from specplug.interfaces import Planner, PluginContext
-from specplug.types.caps import Feedback, PlanSite
+from specplug.types.caps import Feedback
 from specplug.types.plan import NO_SPECULATION, HostStats, StepCost, StepPlan, StepReport
 from specplug_batch.gains import Gains
 from specplug_batch.gate import DECIDE_EVERY, EARLY, GAIN_TO_KEEP, GAIN_TO_START, LIKE, TRIALS, Probes, size_class
@@ -34,14 +35,13 @@ class RaggedPlanner(Planner):
     The time of a token would yield tokens elsewhere, at the server's long-run rate.  It is learnt as a speed-up over
     plain decoding, and taken for at least 1, so no token is verified that plain decoding would beat.
 
-    Step costs are learnt, too, where the engine reports them; then drafts are made only while they gain.  An engine
-    that plans in the caller's own call keeps the assumed costs, so that equal calls give equal text.
+    Step costs are learnt, too, where the engine reports them; then drafts are made only while they gain.
     """
 
     def __init__(self, context: PluginContext) -> None:
         self._options: BatchOptions = context.options or BatchOptions()
         self._caps = context.caps
-        self._learns = self._caps.feedback is not Feedback.NONE and self._caps.plan_site is not PlanSite.INLINE
+        self._learns = self._caps.feedback is not Feedback.NONE
         self._roofline = Roofline.of(self._options)
         self._costs, self._gains, self._probes = StepCosts(self._roofline.cost), Gains(), Probes()
         self._trials: Counter[tuple[int, bool]] = Counter()  # steps of `_trial`, by class of batch sizes
@@ -147,7 +147,7 @@ class RaggedPlanner(Planner):
         if self._is_on:
             return self._priced(requests, _DISCOUNT)
         plan = self._priced(requests)
-        return plan if self._is_hopeful else StepPlan(plan.draft_length, requests, prices=plan.prices)
+        return plan if self._is_hopeful else replace(plan, token_budget=requests)
 
     def _priced(self, requests: int, share: float = 1.0) -> StepPlan:
         """Return a plan with drafts, for this share of the prices."""
@@ -161,8 +161,8 @@ class RaggedPlanner(Planner):
         plain, *seconds = found.tolist()
         rate = requests / plain * max(1.0, self._gains.speed_up(requests))
         self._curve = np.array(grid) / requests, np.array(seconds) / plain
-        prices = prices_of(grid, seconds, rate * (1.0 + self._options.margin) * share)
-        return StepPlan(length, self._options.token_budget, prices=prices)
+        entry, prices = entry_and_prices(grid, seconds, rate * (1.0 + self._options.margin) * share)
+        return StepPlan(length, self._options.token_budget, prices=prices, entry=entry)
 
     def _depth(self, batch_size: int) -> int:
         """Return the last draft position that pays for tokens of confidence `SUREST`, if no token is free."""

@@ -36,5 +36,24 @@ def prices_of(extra: Sequence[int], seconds: Sequence[float], rate: float) -> tu
     return tuple([price for price in found if price.survival > _LEAST][-MOST_PRICES:])
 
 
+def entry_and_prices(extra: Sequence[int], seconds: Sequence[float], rate: float) -> tuple[float, tuple[Price, ...]]:
+    """Return the entry and the prices at which a batch verifies the draft tokens that gain most.
+
+    Steps with few draft tokens may take much longer than one with none, and hardly less than those with many: on CPUs,
+    where a step of one token multiplies by vectors, and at edges of CUDA graphs.  The greatest convex function below
+    such costs would take the first tokens for nearly free.  That rise is the entry instead, which the tokens of a step
+    have to yield together, see `StepPlan.entry`; it is 0 where the first tokens cost no more than those after them.
+
+    Args:
+        extra, seconds, rate: see `prices_of`; `extra` starts at 0.
+    """
+    if len(extra) > 2:
+        rise, prices = rate * (seconds[1] - seconds[0]), prices_of(extra[1:], seconds[1:], rate)
+        further = prices[0].survival if prices and prices[0].after == extra[1] else 0.0
+        if rise > further * extra[1] + _LEAST:
+            return rise, prices
+    return 0.0, prices_of(extra, seconds, rate)
+
+
 def _slope(one: tuple[int, float], other: tuple[int, float]) -> float:
     return (other[1] - one[1]) / (other[0] - one[0])

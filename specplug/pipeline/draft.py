@@ -162,7 +162,7 @@ class DraftStage:
     def trimmed(self, batch: EngineBatch, draft: Draft, plan: StepPlan) -> Draft:
         """Return what the policy's trim half keeps of the drafts of a step that `cuts`."""
         budget = plan.budget_of(draft.batch_size * draft.draft_length)
-        return self._cut(draft, TrimLimits.build(budget, batch.sampled, plan.prices), batch.vocab_size)
+        return self._cut(draft, TrimLimits.build(budget, batch.sampled, plan.prices, plan.entry), batch.vocab_size)
 
     def cuts(self, batch_size: int, draft_length: int, plan: StepPlan) -> bool:
         """Return whether drafts of at most `draft_length` tokens are passed to the policy's trim half."""

@@ -14,9 +14,9 @@ from specplug.types.plan import MOST_PRICES, HostStats, Price, StepPlan, StepRep
 def joined(plans: Sequence[StepPlan]) -> StepPlan:
     """Return the plan that allows what each of the plans, at least one, allows.
 
-    It has the least draft length, the least token budget, each request's least cap, and at any number of draft tokens
-    the dearest price.  If those are more than `MOST_PRICES`, some rise earlier than they have to.  It holds for as many
-    steps as any plan without drafts does.
+    It has the least draft length, the least token budget, each request's least cap, the highest entry, and at any
+    number of draft tokens the dearest price.  If those are more than `MOST_PRICES`, some rise earlier than they have
+    to.  It holds for as many steps as any plan without drafts does.
     """
     draft_length = min([plan.draft_length for plan in plans])
     budgets = [plan.token_budget for plan in plans if plan.token_budget is not None]
@@ -27,7 +27,8 @@ def joined(plans: Sequence[StepPlan]) -> StepPlan:
                 caps[name] = cap
     prices = _dearest([plan.prices for plan in plans])
     num_steps = max([plan.num_steps for plan in plans if not plan.draft_length], default=1)
-    return StepPlan(draft_length, min(budgets, default=None), caps, prices, num_steps)
+    entry = max([plan.entry for plan in plans])
+    return StepPlan(draft_length, min(budgets, default=None), caps, prices, entry, num_steps)
 
 
 def price_after(prices: Sequence[Price], count: int) -> float:

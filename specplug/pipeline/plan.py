@@ -89,7 +89,7 @@ class PlanStage:
 
     def _fit(self, plan: StepPlan) -> StepPlan:
         draft_length = index(plan.draft_length)  # raises on a fraction here, where the error is contained
-        _check(plan.prices)
+        _check(plan.prices, plan.entry)
         budget = None if plan.token_budget is None else index(plan.token_budget)
         if self.ceiling is not None:
             draft_length = min(draft_length, self.ceiling)
@@ -97,8 +97,10 @@ class PlanStage:
         return replace(plan, draft_length=fitted, token_budget=budget, num_steps=index(plan.num_steps))
 
 
-def _check(prices: Sequence[Price]) -> None:
-    """Refuse prices that fall, are negative or no numbers, or are too many."""
+def _check(prices: Sequence[Price], entry: float) -> None:
+    """Refuse prices that fall, are negative or no numbers, or are too many, and an entry that is negative or none."""
+    if not entry >= 0.0:
+        raise ContractError.build("the entry of a plan is no cost", found=entry, expected="a number from 0 on")
     ends = [(0.0, 0), *prices]
     rises = all(one[0] <= other[0] and one[1] <= index(other[1]) for one, other in pairwise(ends))  # false of NaN too
     if not rises or len(prices) > MOST_PRICES:

@@ -133,17 +133,18 @@ class PolicyDecider:
     def plan(self, view: StepView) -> StepPlan:
         """Make the newest plan, and return the one made `lag` steps before; no drafts while there is none.
 
-        Where drafts are cut on the device, its prices are a budget, as the adapter derives it.
+        Where drafts are cut on the device, its prices and entry are a budget, as the adapter derives it.
         """
         self._trimmed, planner = None, self._planner
         planner.make(view.rows, view.num_waiting, view.prefill_tokens)
         self._plans.append(planner.launch(0.0, 0, 0, 0, 0, timed=False))
         plan = self._plans[0].plan[2]
-        if self._survival is None or not plan.prices or not view.rows:
+        if self._survival is None or not (plan.prices or plan.entry) or not view.rows:
             return plan
         survival = self._survival[view.indices]
         survival = completed(survival, ~np.isnan(survival[:, 0]))[:, : plan.draft_length]
-        return replace(plan, token_budget=plan.budget_of(priced_budget(survival, plan.prices)), prices=())
+        worth = priced_budget(survival, plan.prices, plan.entry)
+        return replace(plan, token_budget=plan.budget_of(worth), prices=(), entry=0.0)
 
     def keep(self, view: StepView, drafts: Drafts, plan: StepPlan) -> Array:
         """Trim the drafts if an engine would."""

@@ -23,7 +23,7 @@ def kept_by(step: HostStep, draft: Draft, limits: TrimLimits) -> Tensor:
     """Return the mask [B, N] bool of the tokens that a C function keeps; the memory that it is handed is poisoned."""
     rows, draft_length = draft.token_ids.shape
     workspace, kept = np.full((rows, draft_length), np.nan, np.float32), np.full((rows, draft_length), 7, np.uint8)
-    numbers = np.full(len(TrimArgument), -7, np.int64)
+    numbers, entry = np.full(len(TrimArgument), -7, np.int64), np.array(limits.entry)
     for which, number in {
         TrimArgument.DATA: step.data,
         TrimArgument.BATCH_SIZE: rows,
@@ -39,6 +39,7 @@ def kept_by(step: HostStep, draft: Draft, limits: TrimLimits) -> Tensor:
         TrimArgument.DRAFT_LENGTHS: draft.lengths.data_ptr(),
         TrimArgument.WORKSPACE: workspace.ctypes.data,
         TrimArgument.KEPT: kept.ctypes.data,
+        TrimArgument.ENTRY: entry.ctypes.data,
     }.items():
         numbers[which] = number
     status = C_FUNCTION(step.function)(numbers.ctypes.data)

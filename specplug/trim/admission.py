@@ -14,14 +14,14 @@ from numba import carray  # type: ignore[attr-defined]
 
 from specplug.match.cpu.compiled import c_function, compiled
 from specplug.match.cpu.entries import call_kernel, kernel_address
-from specplug.match.cpu.pointers import float32_at, int32_at, int64_at, uint8_at
+from specplug.match.cpu.pointers import float32_at, float64_at, int32_at, int64_at, uint8_at
 from specplug.types.host_step import HostStep, TrimArgument
 
 ARGUMENTS = len(TrimArgument)
 
 # Numba takes plain integers for constants, but not the members of an enumeration.
 _DATA, _BATCH_SIZE, _DRAFT_LENGTH, _TOKEN_BUDGET, _NUM_PRICES, _PRICES, _PRICES_AFTER = map(int, list(TrimArgument)[:7])
-_CONFIDENCE, _PARENTS, _STRIDE, _LENGTHS, _WORKSPACE, _KEPT = map(int, list(TrimArgument)[8:])
+_CONFIDENCE, _PARENTS, _STRIDE, _LENGTHS, _WORKSPACE, _KEPT, _ENTRY = map(int, list(TrimArgument)[8:])
 _ABOVE_ONE = int(np.float32(1.0).view(np.int32)) + 1
 _ZERO, _ONE = np.float32(0.0), np.float32(1.0)
 
@@ -46,6 +46,9 @@ def admit(arguments: int) -> None:
         else:
             low = middle + 1
     _mark(n, low, _count_above(bits, low))
+    entry = carray(float64_at(n[_ENTRY]), 1)[0]
+    if entry > 0.0 and _gain(n, size) < entry:
+        carray(uint8_at(n[_KEPT]), size)[:] = 0
 
 
 @compiled
@@ -109,6 +112,23 @@ def _mark(n: Any, lowest: int, above: int) -> None:
             if bits[row, place] == bound and rank < end:
                 kept[row, place] = 1
                 rank += 1
+
+
+@compiled
+def _gain(n: Any, size: int) -> float:
+    """Return by how much the survival probabilities of the marked tokens exceed their prices."""
+    survival, kept = carray(float32_at(n[_WORKSPACE]), size), carray(uint8_at(n[_KEPT]), size)
+    prices = carray(float32_at(n[_PRICES]), n[_NUM_PRICES])
+    after = carray(int64_at(n[_PRICES_AFTER]), n[_NUM_PRICES])
+    count, gain = 0, 0.0
+    for place in range(size):
+        if kept[place]:
+            count += 1
+            gain += survival[place]
+    for place in range(n[_NUM_PRICES]):
+        before = prices[place - 1] if place else _ZERO
+        gain -= (np.float64(prices[place]) - before) * max(0, count - after[place])
+    return gain
 
 
 def _entry(arguments: int) -> int:

@@ -69,7 +69,7 @@ def _next_ties(place, row, batch_size, first, end):  # type: ignore[no-untyped-d
 @triton.jit(  # type: ignore[untyped-decorator]
     do_not_specialize=[
         *("batch_size", "draft_length", "ids_stride", "confidence_stride", "sources_stride", "out_stride"),
-        "num_prices",
+        *("num_prices", "entry"),
     ],
     do_not_specialize_on_alignment=[
         *("ids", "confidence", "sources", "lengths", "token_budget", "prices", "prices_after"),
@@ -88,6 +88,7 @@ def trim_kernel(  # type: ignore[no-untyped-def]
     prices,
     prices_after,
     num_prices,
+    entry,
     batch_size,
     draft_length,
     out_ids,
@@ -123,6 +124,19 @@ def trim_kernel(  # type: ignore[no-untyped-def]
         low = tl.where(ties <= left, middle, low)
         high = tl.where(ties <= left, high, tl.maximum(middle - 1, low))
     kept = _next_ties(low, row, batch_size, first, end)
+
+    # None, if the admitted tokens do not yield the entry beyond their prices.
+    survival, gain = tl.full([BLOCK], 1.0, tl.float32), tl.full([BLOCK], 0.0, tl.float32)
+    for place in range(0, draft_length):
+        survival *= tl.load(levels + place, mask=place < kept, other=0.0)
+        gain += survival
+    total, count, before = tl.reduce(gain, 0, _plus), tl.reduce(kept, 0, _plus), tl.full([], 0.0, tl.float32)
+    for place in range(0, num_prices):
+        price = tl.load(prices + place)
+        further = tl.maximum(count - tl.load(prices_after + place), 0).to(tl.float32)
+        total -= (price - before) * further
+        before = price
+    kept = tl.where(total < entry, 0, kept)
 
     tl.store(out_lengths + row, kept, mask=is_row)
     for place in range(0, draft_length):
@@ -166,6 +180,7 @@ def trim(draft: Draft, limits: TrimLimits) -> Draft:
         limits.prices.contiguous(),
         limits.prices_after.contiguous(),
         limits.prices.numel(),
+        limits.entry,
         rows,
         draft_length,
         ids,

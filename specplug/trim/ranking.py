@@ -28,9 +28,22 @@ def rank_tokens(draft: Draft) -> tuple[Tensor, Tensor]:
 
 
 def admitted(draft: Draft, limits: TrimLimits) -> Tensor:
-    """Return the mask, [B, N] bool, of the draft tokens within the budget that are worth their prices."""
+    """Return the mask, [B, N] bool, of the draft tokens within the budget that are worth their prices.
+
+    It holds none if they do not yield the entry.
+    """
     survival, rank = rank_tokens(draft)
-    return draft.mask() & (rank < most_tokens(survival, limits))
+    kept = draft.mask() & (rank < most_tokens(survival, limits))
+    if not limits.entry:
+        return kept
+    gain = torch.where(kept, survival, 0.0).sum(dtype=torch.float64) - price_of(kept.sum(), limits)
+    return kept & (gain >= limits.entry)
+
+
+def price_of(count: Tensor, limits: TrimLimits) -> Tensor:
+    """Return the sum of the prices of the first `count` tokens in the order of admission, 0-d float64."""
+    rises = torch.diff(limits.prices.double(), prepend=limits.prices.new_zeros(1, dtype=torch.float64))
+    return (rises * (count - limits.prices_after).clamp(min=0)).sum()
 
 
 def most_tokens(survival: Tensor, limits: TrimLimits) -> Tensor:

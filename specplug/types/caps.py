@@ -12,7 +12,8 @@ class Ragged(enum.Enum):
     """How an engine verifies rows whose drafts differ in length."""
 
     NATIVE = "native"
-    PADDED = "padded"
+    LONGEST = "padded to the longest kept draft"
+    PADDED = "padded to the plan's draft length"
     COSTS_FULL_GRAPH = "costs the full CUDA graph"
     NO = "no"
 
@@ -31,14 +32,6 @@ class Distribution(enum.Enum):
     ONE_HOT = "one-hot"
     LOGITS = "draft_logits"
     PROBS = "draft_probs"
-
-
-class PlanSite(enum.Enum):
-    """Where a policy's plan half runs, relative to the proposer."""
-
-    INLINE = "in the same call"
-    SCHEDULER = "in the scheduler's process"
-    WORKER = "in the worker"
 
 
 class Feedback(enum.Enum):
@@ -62,7 +55,6 @@ class EngineCaps:
         trees: true if drafts with `parents` are verified as trees, false if only chains are verified.
         draft_input: the draft distribution that the verifier takes in addition to one-hot drafts; `ONE_HOT` for none.
         decision_lag: engine steps between a plan and the verification that it affects.
-        plan_site: where plans are made.
         feedback: how verdicts reach the planner.
         tensor_parallel_size, data_parallel_size: ranks that must draft identically, and ranks that step together.
         verifies_budget: true if the engine always verifies as many draft tokens as the plan's budget (all of them
@@ -76,7 +68,6 @@ class EngineCaps:
     trees: bool = False
     draft_input: Distribution = Distribution.ONE_HOT
     decision_lag: int = 0
-    plan_site: PlanSite = PlanSite.INLINE
     feedback: Feedback = Feedback.DIRECT
     tensor_parallel_size: int = 1
     data_parallel_size: int = 1

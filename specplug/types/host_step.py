@@ -81,6 +81,8 @@ class TrimArgument(enum.IntEnum):
     """Address of [B, N] float32, memory for the function's own use."""
     KEPT = 13
     """Address of [B, N] bool; the function sets each entry, true for tokens to keep, like the mask of `Draft.keep`."""
+    ENTRY = 14
+    """Address of one float64, `TrimLimits.entry`."""
 
 
 OK, BUSY, FAILED = 0, 1, 2

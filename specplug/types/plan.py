@@ -169,6 +169,8 @@ class StepPlan:
         caps: the most draft tokens by request id, for requests limited to fewer than `draft_length`.
         prices: passed to the trim half, ascending in both fields, at most `MOST_PRICES`: the more tokens a step
             verifies, the more a further one may cost.
+        entry: expected accepted tokens, beyond the prices of the tokens, that a step's drafts have to yield, or none
+            is verified: what it costs to verify any.
         num_steps: number of steps that a plan without drafts is for, while as many requests decode.  Engines then need
             not call the planner, time the steps or report them until that many have been planned.
     """
@@ -177,6 +179,7 @@ class StepPlan:
     token_budget: int | None = None
     caps: Mapping[str, int] = field(default_factory=dict)
     prices: tuple[Price, ...] = ()
+    entry: float = 0.0
     num_steps: int = 1
 
     def draft_length_for(self, request_id: str) -> int:
@@ -192,8 +195,9 @@ class StepPlan:
         return places if self.token_budget is None else min(max(0, self.token_budget), places)
 
     def cuts(self, places: int) -> bool:
-        """Return whether the budget or a price may cut a batch whose drafts have so many places."""
-        return self.budget_of(places) < places or any(price.after < places for price in self.prices)
+        """Return whether the budget, a price or the entry may cut a batch whose drafts have so many places."""
+        is_priced = self.entry > 0.0 or any(price.after < places for price in self.prices)
+        return is_priced or self.budget_of(places) < places
 
 
 NO_SPECULATION = StepPlan(draft_length=0)

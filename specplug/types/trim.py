@@ -22,19 +22,22 @@ class TrimLimits:
         decoding: [B] bool, rows that emit in the step.
         prices, prices_after: [P] float32 and [P] int64, the `StepPlan.prices`, both ascending.  A token is not worth
             verifying if at least `prices_after[i]` tokens precede it and its survival probability is below `prices[i]`.
+        entry: `StepPlan.entry`.  No token is worth verifying if the survival probabilities of those within the budget
+            and the prices exceed their prices by less than this in all.
     """
 
     token_budget: Tensor
     decoding: Tensor
     prices: Tensor
     prices_after: Tensor
+    entry: float = 0.0
 
     @classmethod
-    def build(cls, token_budget: int, decoding: Tensor, prices: Sequence[Price] = ()) -> TrimLimits:
+    def build(cls, token_budget: int, decoding: Tensor, prices: Sequence[Price] = (), entry: float = 0.0) -> TrimLimits:
         """Move host values to the device of `decoding` [B] bool, without waiting for the device."""
         device = decoding.device
         budget = torch.full((), token_budget, dtype=torch.int64, device=device)
-        return cls(budget, decoding, *_moved(tuple(prices), device))
+        return cls(budget, decoding, *_moved(tuple(prices), device), entry)
 
 
 @lru_cache(maxsize=64)

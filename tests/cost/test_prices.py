@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specplug.cost import prices_of
+from specplug.cost import entry_and_prices, prices_of
 
 
 @given(first=st.integers(0, 9), seconds=st.lists(st.floats(0.1, 10), min_size=1, max_size=20), rate=st.floats(0.1, 4))
@@ -25,3 +27,22 @@ def test_prices_are_the_slopes_of_the_greatest_convex_function_below_the_seconds
             for left in range(place + 1)
         )
         assert found == pytest.approx(max(0.0, rate * slope), abs=2e-6)
+
+
+@given(rises=st.lists(st.floats(0.01, 1.0), min_size=3, max_size=9), rate=st.floats(0.1, 4))
+def test_costs_that_rise_evenly_have_no_entry(rises, rate):
+    seconds = list(itertools.accumulate(sorted(rises), initial=1.0))
+    assert entry_and_prices(range(len(seconds)), seconds, rate) == (0.0, prices_of(range(len(seconds)), seconds, rate))
+
+
+def test_a_step_that_any_drafts_make_longer_has_an_entry_and_cheap_further_tokens():
+    """As on CPUs, where two tokens cost half as much again as one, and sixteen twice as much."""
+    entry, prices = entry_and_prices([0, 1, 15], [1.0, 1.5, 2.0], rate=1.0)
+    assert entry == pytest.approx(0.5)
+    assert [(round(price.survival, 4), price.after) for price in prices] == [(round(0.5 / 14, 4), 1)]
+
+
+@pytest.mark.parametrize("extra", [[0], [0, 1]])
+def test_without_costs_of_further_tokens_there_is_no_entry(extra):
+    seconds = [1.0, 1.5][: len(extra)]
+    assert entry_and_prices(extra, seconds, 1.0) == (0.0, prices_of(extra, seconds, 1.0))

@@ -39,6 +39,7 @@ plans = st.builds(
     st.none() | st.integers(0, 50),
     st.dictionaries(st.sampled_from(NAMES), st.integers(0, 16)),
     price_lists(),
+    st.floats(0.0, 2.0),
     st.integers(1, 40),
 )
 
@@ -53,6 +54,7 @@ def test_every_limit_of_every_plan_holds_and_no_other(parts):
     assert all(cap < found.draft_length for cap in found.caps.values()) or len(parts) == 1
     rests = [part.num_steps for part in parts if not part.draft_length]
     assert found.num_steps == (max(rests) if rests else 1)
+    assert found.entry == max(part.entry for part in parts)
     assert list(found.prices) == sorted(found.prices)
     assert [price.after for price in found.prices] == sorted(price.after for price in found.prices)
     assert len(found.prices) <= MOST_PRICES

@@ -140,6 +140,11 @@ class TestThePlanHalf:
             SimpleNamespace(plan=lambda _: StepPlan(2, prices=(Price(0.5),)), learns=False, is_constant=False)
         ).plan(HostStats(0, ())) == StepPlan(2, prices=(Price(0.5),))
 
+    @pytest.mark.parametrize("entry", [-0.1, float("nan"), "dear"])
+    def test_an_entry_is_a_cost(self, entry):
+        planner = SimpleNamespace(plan=lambda stats: StepPlan(2, entry=entry), learns=False, is_constant=False)
+        assert self.stage(planner).plan(HostStats(0, ())) == StepPlan(0)
+
 
 class TestTheTrimHalf:
     def test_it_is_reported_of_what_it_let_through(self):

@@ -14,13 +14,13 @@ from specplug.interfaces import Planner, PluginContext
 from specplug.plugins.registry import Owner, Registry
 from specplug.plugins.specs import PolicySpec
 from specplug.settings import load_settings
-from specplug.types.caps import DraftLengthChange, EngineCaps, Ragged
+from specplug.types.caps import DraftLengthChange, EngineCaps, Feedback, Ragged
 from specplug.types.plan import HostStats, RequestStats
 from specplug_batch import plugin
 from specplug_batch.options import BatchOptions
 from specplug_fixed.options import FixedOptions
 
-PADDED = EngineCaps(64, ragged=Ragged.PADDED)
+RAGGED, PADDED = (EngineCaps(64, ragged=kind, feedback=Feedback.NONE) for kind in (Ragged.NATIVE, Ragged.PADDED))
 PLENTY = 1 << 20
 
 
@@ -35,7 +35,7 @@ def context(caps: EngineCaps, options: dict[str, object]) -> PluginContext:
 
 
 def plan(count: int, caps: EngineCaps | None = None, **options: object):
-    planner = spec().build(context(caps or EngineCaps(64), options))
+    planner = spec().build(context(caps or RAGGED, options))
     assert isinstance(planner, Planner)
     requests = tuple(RequestStats(f"r{i}", length=10, room=100) for i in range(count))
     return planner.plan(HostStats(step=0, requests=requests))
@@ -49,7 +49,8 @@ class TestPlans:
         assert plan(batch_size, PADDED).draft_length == draft_length
 
     def test_it_is_fitted_to_what_the_engine_runs(self):
-        ladder = EngineCaps(24, captured_draft_lengths=(0, 4, 12, 24), draft_length_change=DraftLengthChange.CAPTURED)
+        captured = {"captured_draft_lengths": (0, 4, 12, 24), "draft_length_change": DraftLengthChange.CAPTURED}
+        ladder = EngineCaps(24, feedback=Feedback.NONE, **captured)
         assert [plan(n, ladder).draft_length for n in (1, 9, 256)] == [24, 24, 4]
         assert plan(1, EngineCaps(5)).draft_length == 5
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from specplug.interfaces import PluginContext
-from specplug.types.caps import EngineCaps, Feedback, PlanSite, Ragged
+from specplug.types.caps import EngineCaps, Feedback, Ragged
 from specplug.types.plan import HostStats, StepCost, StepReport
 from specplug_batch.options import BatchOptions
 from specplug_batch.policy import build
@@ -15,7 +15,7 @@ SIZES = (1, 8, 64, 256, 1024, 4096)
 
 def planner(profile, ragged=Ragged.NATIVE, **caps):
     """Return the plan half for an engine, started from a profile by tokens."""
-    caps = {"plan_site": PlanSite.SCHEDULER, "feedback": Feedback.SCHEDULER, **caps}
+    caps = {"feedback": Feedback.SCHEDULER, **caps}
     built = build(PluginContext(EngineCaps(15, ragged=ragged, **caps), options=BatchOptions(saturation=256)))
     built.calibrate([StepCost(min(size, 256), size, 0, 0, profile(size)) for size in SIZES])
     return built
@@ -53,9 +53,3 @@ def test_the_status_says_what_the_costs_rest_on(ragged):
     assert built.status()["costs"] == "profiled by the engine at start-up"
     built.observe(StepReport.build(0, 3, 8, [(3, 1)] * 8, StepCost(8, 32, 0, 3, 0.01)))
     assert built.status()["costs"] == "measured"
-
-
-def test_an_engine_that_plans_inline_keeps_the_assumed_costs():
-    """So that equal calls give equal text."""
-    inline = {"plan_site": PlanSite.INLINE, "feedback": Feedback.DIRECT}
-    assert plan(planner(level, **inline)) == plan(planner(steep, **inline))

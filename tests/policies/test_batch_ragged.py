@@ -10,10 +10,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from specplug.cost import prices_of
+from specplug.cost import entry_and_prices
 from specplug.interfaces import PluginContext
 from specplug.trim import SurvivalTrimmer
-from specplug.types.caps import EngineCaps, PlanSite, Ragged
+from specplug.types.caps import EngineCaps, Feedback, Ragged
 from specplug.types.draft import Draft
 from specplug.types.paths import ROOT
 from specplug.types.plan import HostStats, StepPlan, StepReport
@@ -23,7 +23,7 @@ from specplug_batch.ragged import RaggedPlanner
 from specplug_batch.roofline import Roofline
 from tests.pipeline.tools import Recorder, drafts, rig_of, rows
 
-CAPS = EngineCaps(64, ragged=Ragged.NATIVE, plan_site=PlanSite.INLINE)
+CAPS = EngineCaps(64, ragged=Ragged.NATIVE, feedback=Feedback.NONE)
 PLENTY = 1 << 20
 
 levels = st.floats(0.0, 1.0, width=32)
@@ -60,7 +60,8 @@ def closed_sets(forest: list[list[tuple[float, int]]]) -> list[list[tuple[int, i
 
 
 def kept_by(plan: StepPlan, draft: Draft) -> Draft:
-    limits = TrimLimits.build(plan.budget_of(PLENTY), torch.ones(draft.batch_size, dtype=torch.bool), plan.prices)
+    decoding = torch.ones(draft.batch_size, dtype=torch.bool)
+    limits = TrimLimits.build(plan.budget_of(PLENTY), decoding, plan.prices, plan.entry)
     return SurvivalTrimmer().trim(draft, limits)
 
 
@@ -76,14 +77,16 @@ def plan_for(built: RaggedPlanner, requests: int, step: int = 0) -> StepPlan:
 @given(data=st.data())
 @settings(max_examples=100, deadline=None)
 def test_what_is_admitted_gains_most_of_all_that_could_be(trees, data):
-    """For costs that rise ever faster, against every set of tokens."""
+    """For costs that rise ever faster, from the first token or the second on, against every set of tokens."""
     forest = data.draw(forests(trees=trees))
     rises = sorted(data.draw(st.lists(st.floats(0, 1), min_size=8, max_size=8)))
-    seconds = list(itertools.accumulate(rises, initial=1.0))
+    first = data.draw(st.sampled_from([0.0, 0.5, 2.0]))  # what any tokens cost beyond that
+    seconds = [1.0, *[first + each for each in itertools.accumulate(rises, initial=1.0)][1:]]
     rate = data.draw(st.floats(0.1, 4.0))
     draft = draft_of(forest, trees=trees)
     survival = draft.survival().tolist()
-    trimmed = kept_by(StepPlan(4, prices=prices_of(range(9), seconds, rate)), draft)
+    entry, prices = entry_and_prices(range(9), seconds, rate)
+    trimmed = kept_by(StepPlan(4, prices=prices, entry=entry), draft)
     trimmed.validate()
 
     def gain(chosen: list[tuple[int, int]]) -> float:

@@ -28,16 +28,21 @@ def trimmer():
 
 
 def admitted_one_by_one(case: Case) -> torch.Tensor:
-    """Admit tokens in order, each if it is within the budget and survives by the prices of those before it."""
+    """Admit tokens in order, each if it is within the budget and survives by the prices of those before it.
+
+    None is admitted if all of them together are expected to yield less than their prices and the entry.
+    """
     survival, rank = rank_tokens(case.draft)
     kept = torch.zeros_like(case.draft.mask())
+    gain = 0.0
     places = {int(rank[row, place]): (row, place) for row, place in case.draft.mask().nonzero().tolist()}
     for count in range(min(len(places), case.budget)):
         level = survival[places[count]]
         if any(level < torch.tensor(price.survival) for price in case.prices if count >= price.after):
             break
         kept[places[count]] = True
-    return kept
+        gain += float(level) - max([price.survival for price in case.prices if count >= price.after], default=0.0)
+    return kept if not case.entry or gain >= case.entry else torch.zeros_like(kept)
 
 
 @pytest.mark.parametrize("trees", [False, True])

@@ -16,8 +16,8 @@ from tests.trim.tools import random_case
 def test_it_is_the_number_of_tokens_that_the_trim_half_keeps_without_one(random, trees):
     case = random_case(random, trees=trees)
     draft = case.draft
-    expected = admitted(draft, TrimLimits.build(draft.token_ids.numel(), case.decoding, case.prices))
-    found = priced_budget(draft.survival()[draft.mask()].numpy(), case.prices)
+    expected = admitted(draft, TrimLimits.build(draft.token_ids.numel(), case.decoding, case.prices, case.entry))
+    found = priced_budget(draft.survival()[draft.mask()].numpy(), case.prices, case.entry)
     assert found == int(expected.sum())
 
 

@@ -23,11 +23,12 @@ class Case:
     budget: int
     prices: tuple[Price, ...]
     decoding: torch.Tensor
+    entry: float = 0.0
 
     @property
     def limits(self) -> TrimLimits:
         """Return the limits as tensors."""
-        return TrimLimits.build(self.budget, self.decoding, self.prices)
+        return TrimLimits.build(self.budget, self.decoding, self.prices, self.entry)
 
 
 def random_case(random: Random, *, trees: bool, least: int = 0, most: int = 7) -> Case:
@@ -47,7 +48,8 @@ def random_case(random: Random, *, trees: bool, least: int = 0, most: int = 7) -
         )
     budget = random.choice([0, random.randint(0, rows * draft_length), rows * draft_length])
     prices = tuple(map(Price, *_ascending(random, [random.choice(levels[3:]), 0.25, 1.0, 1.5], rows * draft_length)))
-    return Case(buffer.view(rows, draft_length), budget, prices, torch.tensor(decoding, dtype=torch.bool))
+    entry = random.choice([0.0, 0.001 + 3 * random.random()])
+    return Case(buffer.view(rows, draft_length), budget, prices, torch.tensor(decoding, dtype=torch.bool), entry)
 
 
 def _ascending(random: Random, levels: list[float], most: int) -> tuple[list[float], list[int]]:

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from specplug.types.batch import BatchView, Residency
-from specplug.types.caps import Distribution, DraftLengthChange, EngineCaps, Feedback, PlanSite, Ragged
+from specplug.types.caps import Distribution, DraftLengthChange, EngineCaps, Feedback, Ragged
 from specplug.types.draft import Draft
 from specplug.types.verdict import Outcome, Verdict
 from tests.types.engine_views import (
@@ -92,7 +92,6 @@ class TestVllmV2:
             draft_length_change=DraftLengthChange.CAPTURED,
             draft_input=Distribution.LOGITS,
             decision_lag=2,
-            plan_site=PlanSite.SCHEDULER,
             feedback=Feedback.SCHEDULER,
             tensor_parallel_size=launch["tp"],
             data_parallel_size=launch["dp"],
@@ -161,7 +160,6 @@ class TestVllmV1:
             max_draft_length=LAUNCH["vllm_v1"]["num_speculative_tokens"],
             draft_input=Distribution.PROBS,
             decision_lag=1,
-            plan_site=PlanSite.SCHEDULER,
             feedback=Feedback.SCHEDULER,
         )
         assert caps.ragged is Ragged.NATIVE
@@ -224,7 +222,6 @@ class TestSglang:
             draft_length_change=DraftLengthChange.CAPTURED,
             trees=launch["speculative_eagle_topk"] > 1,
             decision_lag=1,
-            plan_site=PlanSite.WORKER,
             feedback=Feedback.DIRECT,
             tensor_parallel_size=launch["tp"],
         )
@@ -261,7 +258,9 @@ class TestTransformers:
 
     def test_caps(self):
         caps = EngineCaps(
-            max_draft_length=LAUNCH["transformers"]["num_speculative_tokens"], draft_input=Distribution.PROBS
+            max_draft_length=LAUNCH["transformers"]["num_speculative_tokens"],
+            ragged=Ragged.LONGEST,
+            draft_input=Distribution.PROBS,
         )
-        assert (caps.plan_site, caps.feedback, caps.decision_lag) == (PlanSite.INLINE, Feedback.DIRECT, 0)
+        assert (caps.ragged, caps.feedback, caps.decision_lag) == (Ragged.LONGEST, Feedback.DIRECT, 0)
         assert [caps.fit_draft_length(draft_length) for draft_length in (-1, 5, 17)] == [0, 5, 16]

@@ -40,7 +40,7 @@ class BudgetManager(AdaptiveVerificationManager):  # type: ignore[misc]
 
     def record_confidences(self, confidence_probs: Tensor, input_batch: Any) -> None:
         """Store the confidences of the newest drafts by slot; `confidence_probs` [S, K] is by row."""
-        self._is_copied = bool(self.plan.prices)
+        self._is_copied = bool(self.plan.prices or self.plan.entry)
         if self._is_copied:
             super().record_confidences(confidence_probs, input_batch)
         else:
@@ -53,7 +53,7 @@ class BudgetManager(AdaptiveVerificationManager):  # type: ignore[misc]
         room: int = self._max_total_logits - len(others) * self.num_bonus_tokens  # in the sampler's single chunk
         admitted = self.plan.budget_of(min(sum(drafts.values()), max(0, room)))
         if self._is_copied and admitted:
-            admitted = min(admitted, priced_budget(self._survival(drafts), self.plan.prices))
+            admitted = min(admitted, priced_budget(self._survival(drafts), self.plan.prices, self.plan.entry))
         self.admitted = admitted
         self._batch_budget = (drafts, others, admitted)
         return sum(others.values()) + admitted

@@ -22,5 +22,5 @@ def _pointer_to(kind: Any) -> Any:
 
 
 int32_at, int64_at = _pointer_to(types.int32), _pointer_to(types.int64)
-float32_at, uint8_at = _pointer_to(types.float32), _pointer_to(types.uint8)
+float32_at, float64_at, uint8_at = map(_pointer_to, (types.float32, types.float64, types.uint8))
 """Inside kernels, `carray(int32_at(address), shape)` is the array at that address; the others work alike."""

@@ -30,7 +30,7 @@ LEAVE, TRIM, DROP = range(3)
 
 # Numba takes plain integers for constants, but not the members of an enumeration.
 _BATCH_SIZE, _DRAFT_LENGTH = map(int, list(TrimArgument)[1:3])
-_DECODING, _CONFIDENCE, _PARENTS, _STRIDE, _LENGTHS, _WORKSPACE, _KEPT = map(int, list(TrimArgument)[7:])
+_DECODING, _CONFIDENCE, _PARENTS, _STRIDE, _LENGTHS, _WORKSPACE, _KEPT = map(int, list(TrimArgument)[7:14])
 
 _STATED = [TrimArgument.DATA, TrimArgument.TOKEN_BUDGET, TrimArgument.NUM_PRICES]
 
@@ -119,6 +119,8 @@ class StepCut:
         workspace, kept = np.zeros(shape, np.float32), np.zeros(shape, np.uint8)
         places = np.zeros(shape[1], np.int32)
         self._prices, self._prices_after = np.zeros(MOST_PRICES, np.float32), np.zeros(MOST_PRICES, np.int64)
+        self._entry = np.zeros(())
+        self._arguments[TrimArgument.ENTRY] = self._entry.ctypes.data
         self._arguments[TrimArgument.PRICES] = self._prices.ctypes.data
         self._arguments[TrimArgument.PRICES_AFTER] = self._prices_after.ctypes.data
         self.record = Cut(self._numbers, self._arguments, workspace, kept, places)  # type: ignore[no-untyped-call]
@@ -134,6 +136,7 @@ class StepCut:
         self._numbers[:] = TRIM if self._stage.trimmer_guard.admits_step() else DROP, step.function, FAILED
         budget = plan.budget_of(batch_size * plan.draft_length)
         self._arguments[_STATED] = step.data, budget, len(plan.prices)
+        self._entry[...] = plan.entry
         for place, (survival, after) in enumerate(plan.prices):
             self._prices[place], self._prices_after[place] = survival, after
         return True

@@ -28,6 +28,7 @@ TYPES = {
     **dict.fromkeys(("ids_stride", "confidence_stride", "sources_stride", "out_stride"), "i32"),
     **dict.fromkeys(("batch_size", "draft_length", "num_prices"), "i32"),
     **dict.fromkeys(("token_budget", "prices_after"), "*i64"),
+    "entry": "fp32",
 }
 
 
