@@ -112,7 +112,8 @@ def _engine_of(model: Any, given: Settings | Mapping[str, Any] | None, rows: int
     except BaseException:
         close()
         raise
-    engine.detach()
+    finally:
+        engine.detach()
     if model in _idle:  # another call has begun and ended meanwhile
         _idle[model][1]()
     _idle[model] = engine, close

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import pytest
-from hypothesis import assume, example, given
+from hypothesis import HealthCheck, assume, example, given, settings
 from hypothesis import strategies as st
 
 from specplug.runtime.visible_text import tokens_before_stop
@@ -114,6 +114,7 @@ def test_a_long_output_is_decoded_once():
     newest=st.integers(1, 20),
 )
 @example(output=ids_of(b"\xe6", b"\x9d", b"\xb1", b"a", b"a"), stop=["a"], keep=False, least=4, newest=4)
+@settings(suppress_health_check=[HealthCheck.filter_too_much])
 def test_decoding_the_newest_tokens_alone_finds_the_same_cut(output, stop, keep, least, newest):
     """This holds if no stop string begins before them, not even in a character that they complete."""
     text, preceding = decode(output), len(decode(output[:-newest]))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from typing import Any, ClassVar
 
 import pytest
@@ -20,7 +22,7 @@ from transformers import (
 from transformers.generation import WatermarkingConfig
 
 from specplug.errors import EngineError, RequestError, SettingsError
-from specplug_transformers import speculative_generate
+from specplug_transformers import Engine, custom_generate, speculative_generate
 from tests.engines import pictures
 from tests.transformers.conftest import cached_model
 from tests.transformers.test_stopping import byte_tokenizer
@@ -246,3 +248,66 @@ def test_a_model_without_an_end_of_sequence():
     inputs = {"input_ids": torch.tensor([[3, 4], [5, 6]]), "attention_mask": torch.ones(2, 2)}
     expected = model.generate(**inputs, max_new_tokens=8, do_sample=False)
     assert torch.equal(model.generate(**inputs, max_new_tokens=8, do_sample=False, **SPECULATION), expected)
+
+
+def small_model() -> GPT2LMHeadModel:
+    return GPT2LMHeadModel(GPT2Config(vocab_size=64, n_positions=128, n_embd=16, n_layer=1, n_head=2)).eval()
+
+
+@pytest.fixture
+def engines(monkeypatch) -> list[Engine]:
+    """The engines that are built."""
+    built: list[Engine] = []
+
+    def build(*args: Any, **kwargs: Any) -> Engine:
+        built.append(Engine(*args, **kwargs))
+        return built[-1]
+
+    monkeypatch.setattr(custom_generate, "Engine", build)
+    return built
+
+
+def test_calls_for_one_model_share_an_engine(engines):
+    model, given = small_model(), {**one(), "max_new_tokens": 12, "do_sample": False, "pad_token_id": PAD}
+    plain = model.generate(**given)
+    for _ in range(3):
+        assert torch.equal(model.generate(**given, **SPECULATION), plain)
+    assert len(engines) == 1
+    assert engines[0].metrics.snapshot().total.accepted > 0
+
+
+def test_a_model_that_has_changed_gets_a_new_engine(engines):
+    model, given = small_model(), {**one(), "max_new_tokens": 4, "do_sample": False, "pad_token_id": PAD}
+    model.generate(**given, **SPECULATION)
+    model.resize_token_embeddings(70, mean_resizing=False)
+    assert torch.equal(model.generate(**given, **SPECULATION), model.generate(**given))
+    model.generate(**given, custom_generate=speculative_generate, specplug={"num_speculative_tokens": 5})
+    model.generate(**{**given, "input_ids": torch.tensor([[5, 9], [9, 5]]), "attention_mask": None}, **SPECULATION)
+    assert len(engines) == 4
+
+
+def test_a_call_within_a_call_has_an_engine_of_its_own(engines):
+    model, given = small_model(), {**one(), "max_new_tokens": 4, "do_sample": False, "pad_token_id": PAD}
+    plain = model.generate(**given)
+    found = []
+
+    def stop(input_ids: torch.Tensor, scores: Any, **kwargs: Any) -> torch.Tensor:
+        if not found:
+            found.append(model.generate(**given, **SPECULATION))
+        return torch.zeros(len(input_ids), dtype=torch.bool)
+
+    outer = model.generate(**given, **SPECULATION, stopping_criteria=StoppingCriteriaList([stop]))
+    assert torch.equal(outer, plain)
+    assert torch.equal(found[0], plain)
+    assert len(engines) == 2
+
+
+def test_the_engine_goes_with_its_model(engines):
+    model = small_model()
+    with pytest.raises(EngineError, match="num_beams"):
+        model.generate(**one(), max_new_tokens=4, num_beams=2, **SPECULATION)
+    model.generate(**one(), max_new_tokens=4, do_sample=False, pad_token_id=PAD, **SPECULATION)
+    remembered = weakref.ref(model)
+    del model
+    gc.collect()
+    assert remembered() is None

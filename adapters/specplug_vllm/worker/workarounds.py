@@ -27,9 +27,9 @@ def answer_for_llvmlite() -> None:
     vLLM 0.32 reads the `vars` of every object, and llvmlite's handle of its library answers with a function of that
     name.
     """
-    module = sys.modules.get("llvmlite.binding.ffi")
-    if module is not None:
-        module.lib._fntab["__dict__"] = {}
+    ffi = sys.modules.get("llvmlite.binding.ffi")
+    if ffi is not None:
+        ffi.lib._fntab["__dict__"] = {}
 
 
 def _passing_nothing(original: Callable[..., Any]) -> Callable[..., Any]:

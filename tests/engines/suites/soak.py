@@ -48,5 +48,5 @@ class SoakSuite:
             report = asyncio.run(soak.run(count, MINUTES))
             assert sum(report.judge.kinds.values()) == count
             assert (report.judge.wrong > 0) == wrong, report.failures
-            assert wrong or report.failures == []
+            assert wrong or report.failures == [], report.failures
             assert wrong or len(report.faults) >= 2
