@@ -78,7 +78,7 @@ class Decoder:
             requests=len(states),
             tokens=len(states) * (draft.draft_length + 1),
             context_tokens=context_tokens,
-            draft_length=draft.draft_length,
+            draft_length=self._plan.draft_length,
             seconds=time.perf_counter() - began,
         )
         if self._plans.learns and not self._plans.is_off:

@@ -29,6 +29,12 @@ _DISCOUNT = 0.5
 """Share of the prices that a probe states, so that it verifies more and shows what that costs."""
 
 
+_IDLE = 0.01
+"""Share of a step that drafting may take, or lose, and go on without a gain: where tokens are verified only if they are
+worth it, an engine whose steps hardly take longer while none are can wait for drafts that are.
+"""
+
+
 class RaggedPlanner(Planner):
     """Plans drafts as long as they can pay, and the prices that their tokens have to be worth.
 
@@ -135,6 +141,8 @@ class RaggedPlanner(Planner):
         """Decide whether to draft, and set the prices."""
         if self._costs.is_measured and self._gains.is_known(requests):
             least = GAIN_TO_KEEP if self._is_on else GAIN_TO_START
+            if self._is_on and self._curve[1][0] <= 1.0 + _IDLE:
+                least = -_IDLE
             is_on = self._gains.speed_up(requests) >= 1.0 + least
             if is_on is not self._is_on:
                 self._probes.hasten()

@@ -10,6 +10,9 @@ from specplug.types.plan import MOST_PRICES, Price
 _LEAST = 1e-6
 """Survival probability below which a price is none."""
 
+_BEND = 0.1
+"""Least height above the line, as a share of its rise."""
+
 
 def prices_of(extra: Sequence[int], seconds: Sequence[float], rate: float) -> tuple[Price, ...]:
     """Return the prices at which a batch verifies the draft tokens that gain most.
@@ -43,6 +46,8 @@ def entry_and_prices(extra: Sequence[int], seconds: Sequence[float], rate: float
     where a step of one token multiplies by vectors, and at edges of CUDA graphs.  The greatest convex function below
     such costs would take the first tokens for nearly free.  That rise is the entry instead, which the tokens of a step
     have to yield together, see `StepPlan.entry`; it is 0 where the first tokens cost no more than those after them.
+    Where costs go on to rise ever more slowly, the prices are those after the place that is farthest above the line
+    from the first token to the last.
 
     Args:
         extra, seconds, rate: see `prices_of`; `extra` starts at 0.
@@ -51,8 +56,24 @@ def entry_and_prices(extra: Sequence[int], seconds: Sequence[float], rate: float
         rise, prices = rate * (seconds[1] - seconds[0]), prices_of(extra[1:], seconds[1:], rate)
         further = prices[0].survival if prices and prices[0].after == extra[1] else 0.0
         if rise > further * extra[1] + _LEAST:
-            return rise, prices
+            return _from_bend(extra, seconds, rate)
     return 0.0, prices_of(extra, seconds, rate)
+
+
+def _from_bend(extra: Sequence[int], seconds: Sequence[float], rate: float) -> tuple[float, tuple[Price, ...]]:
+    first, last = (extra[1], seconds[1]), (extra[-1], seconds[-1])
+    above = [
+        second - first[1] - _slope(first, last) * (count - first[0])
+        for count, second in zip(extra, seconds, strict=True)
+    ]
+    bend = max(range(1, len(extra)), key=lambda place: above[place])
+    if above[bend] < _BEND * (last[1] - first[1]):
+        bend = 1
+    prices = prices_of(extra[bend:], seconds[bend:], rate)
+    entry = rate * (seconds[bend] - seconds[0])
+    if bend == 1 or not prices or prices[0].after > extra[bend]:
+        return entry, prices
+    return max(0.0, entry - prices[0].survival * extra[bend]), (Price(prices[0].survival), *prices[1:])
 
 
 def _slope(one: tuple[int, float], other: tuple[int, float]) -> float:

@@ -11,8 +11,10 @@ Array = npt.NDArray[np.float64]
 KNOTS = tuple(float(1 << power) for power in range(3, 13))
 """Tokens of a step, 8 to 4096, above which each further token may cost more than those before it."""
 
-CORNERS = (8.0, 32.0, 128.0, 512.0)
-"""Tokens of a step up to which tokens cost more than those after them, as where each may need further experts."""
+CORNERS = (2.0, 8.0, 32.0, 128.0, 512.0)
+"""Tokens of a step up to which tokens cost more than those after them, as where each may need further experts, and on
+CPUs, where a step of one token multiplies by vectors.
+"""
 
 NUM_TERMS = 7 + len(KNOTS) + len(CORNERS)
 

@@ -16,7 +16,7 @@ class StepCost:
         requests: number of requests that the target ran.
         tokens: tokens that the target ran, including draft padding and prompt tokens of the same step.
         context_tokens: context tokens of the decoding requests before the step, as the plan half knew them.
-        draft_length: the most draft tokens of any request.
+        draft_length: the most draft tokens that any request might have, by the plan.
         seconds: wall-clock time on the host, in the process that plans.
         prompt_tokens: prompt tokens among `tokens`: what was run beyond one token per request and the draft tokens.
     """

@@ -46,3 +46,11 @@ def test_a_step_that_any_drafts_make_longer_has_an_entry_and_cheap_further_token
 def test_without_costs_of_further_tokens_there_is_no_entry(extra):
     seconds = [1.0, 1.5][: len(extra)]
     assert entry_and_prices(extra, seconds, 1.0) == (0.0, prices_of(extra, seconds, 1.0))
+
+
+def test_where_costs_rise_ever_more_slowly_few_tokens_are_not_taken_for_cheap():
+    seconds = [1.0, 1.5, 1.7, 1.9, 2.0, 2.05, 2.1, 2.15, 2.2]
+    entry, prices = entry_and_prices(range(9), seconds, rate=1.0)
+    for count in range(3, 9):
+        charged = entry + sum(max(price.survival for price in prices if price.after <= place) for place in range(count))
+        assert charged == pytest.approx(seconds[count] - 1.0, abs=0.06)

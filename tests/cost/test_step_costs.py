@@ -261,7 +261,9 @@ def test_the_cost_of_a_further_token_does_not_follow_noise(seed):
         costs.observe(StepCost(1, 1 + drafted, 500, 15, (3.5 + 0.08 * drafted) * 1e-3 * np.exp(rng.normal(0, 0.06))))
     drafted = np.array([0, 1, 2, 4, 6, 8, 12, 15])
     found = costs.seconds(1, 500, (1 + drafted).tolist(), [15] * len(drafted))
-    assert np.diff(found) / np.diff(drafted) == pytest.approx(8e-5, abs=2e-5)
+    first, *others = np.diff(found) / np.diff(drafted)
+    assert others == pytest.approx([8e-5] * len(others), abs=2e-5)
+    assert first == pytest.approx(8e-5, abs=4e-5)  # it may cost more than those after it, and has a term of its own
 
 
 class TestShrunk:
