@@ -167,7 +167,8 @@ class RaggedPlanner(Planner):
         tokens, lengths = [requests, *(requests + each for each in grid)], [0, *[length] * len(grid)]
         found = self._costs.seconds_beside_prompts(requests, self._context * requests, tokens, lengths)
         plain, *seconds = found.tolist()
-        rate = requests / plain * max(1.0, self._gains.speed_up(requests))
+        speed_up = self._gains.speed_up(requests) if self._costs.is_measured else 1.0
+        rate = requests / plain * max(1.0, speed_up)
         self._curve = np.array(grid) / requests, np.array(seconds) / plain
         entry, prices = entry_and_prices(grid, seconds, rate * (1.0 + self._options.margin) * share)
         return StepPlan(length, self._options.token_budget, prices=prices, entry=entry)

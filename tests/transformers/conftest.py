@@ -43,7 +43,7 @@ def make_engine(llama: Any) -> Iterator[Callable[..., Engine]]:
         max_length: int | None = None,
         **settings: Any,
     ) -> Engine:
-        settings = {"num_speculative_tokens": 4, "proposer": "garbage", **settings}
+        settings = {"num_speculative_tokens": 4, "proposer": "garbage", "policy": "fixed", **settings}
         settings.setdefault("faults", {"host_deadline_ms": None})  # a busy machine must not change what is tested
         engine = Engine(
             model or llama,

@@ -155,7 +155,7 @@ def sample(
     If `primed`, the proposer has learned that text is accepted where the draft model is sure, so it takes both routes.
     """
     chosen = settings(draft, max_context=64, max_requests=SAMPLES, **options)
-    chosen |= {"num_speculative_tokens": TOKENS - 1, "proposer": proposer_name}
+    chosen |= {"num_speculative_tokens": TOKENS - 1, "proposer": proposer_name, "policy": "fixed"}
     engine = Engine(target(), tokenizer(), settings=chosen, max_num_seqs=256, registry=registry)
     if primed:
         kinds = np.full(4000, TEXTS.start, np.int32)

@@ -186,7 +186,8 @@ def test_sampled_output_keeps_its_distribution(proposer, first, llama):
         stated = len(ids) - len(prompt) - len(first)
         return first if stated < 0 else (FREE, [41], FREE)[stated] if stated < 3 else [EOS]
 
-    settings = {"num_speculative_tokens": 4, "proposer": proposer, "faults": {"host_deadline_ms": None}}
+    settings = {"num_speculative_tokens": 4, "proposer": proposer, "policy": "fixed"}
+    settings["faults"] = {"host_deadline_ms": None}
     engine = Engine(llama, settings=settings, max_num_seqs=64, registry=toys.make_registry([DRAWN]))
     params = [SamplingParams(max_tokens=5, temperature=1.0, seed=seed, allowed_tokens=allowed) for seed in range(count)]
     outputs = engine.generate([GenerateRequest(prompt=prompt, params=own) for own in params])

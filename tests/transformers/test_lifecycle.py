@@ -48,7 +48,7 @@ def test_one_line_says_what_starts(make_engine, caplog):
     with caplog.at_level(logging.INFO, logger="specplug"):
         make_engine(proposer="recorder", num_speculative_tokens=3)
     (line,) = [record.getMessage() for record in caplog.records if record.name == "specplug"]
-    assert line.endswith(": recorder, policy batch, up to 3 draft tokens, transformers, synchronous")
+    assert line.endswith(": recorder, policy fixed, up to 3 draft tokens, transformers, synchronous")
 
 
 def test_abort_what_is_not_there(make_engine):

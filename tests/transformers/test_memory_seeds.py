@@ -37,7 +37,8 @@ def test_a_seed_gives_the_text_without_speculation_ten_times(make_engine, policy
     assert texts(engine) == plain
     metrics = engine.metrics.snapshot()
     assert metrics.by_source["ngram/own text"].verified > 0
-    assert metrics.by_source["ngram/response memory"].accepted > 100, "a seed's own answers are remembered"
+    least = 0 if policy == "batch" else 100  # that one drafts as it finds the time of steps
+    assert metrics.by_source["ngram/response memory"].accepted > least, "a seed's own answers are remembered"
     assert not metrics.faults
 
 
