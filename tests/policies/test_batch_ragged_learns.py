@@ -30,13 +30,17 @@ SURFACES = {
 def kept(confidences: np.ndarray, plan: StepPlan) -> np.ndarray:
     """Return [B], how many tokens each row verifies under a plan, one by one in descending survival."""
     survival = confidences[:, None] ** np.arange(1, plan.draft_length + 1)
-    counts = np.zeros(len(confidences), int)
+    counts, gain = np.zeros(len(confidences), int), 0.0
     for number, place in enumerate(np.argsort(-survival, axis=None, kind="stable")[: plan.budget_of(survival.size)]):
         row, column = divmod(place, plan.draft_length)
         if any(survival[row, column] < price.survival and number >= price.after for price in plan.prices):
             break
         counts[row] += 1
-    return counts
+        gain += survival[row, column] - max([x.survival for x in plan.prices if number >= x.after], default=0.0)
+    return counts * (gain >= plan.entry)
+
+
+ALL = StepPlan(GAMMA)
 
 
 @dataclass
@@ -121,6 +125,19 @@ def test_it_comes_close_to_the_best_constant_plan_untold(surface, traffic, reque
     assert found > 0.99 * none
     if best > 1.08 * none:  # less is not worth the risk
         assert found > 0.96 * best
+
+
+def test_where_any_draft_tokens_make_a_step_longer_only_likely_drafts_are_verified_and_at_once(monkeypatch):
+    """One request on a CPU: drafting stays on while it finds nothing, as that costs nothing there."""
+    vectors = {"vectors": lambda requests, drafts, length: 60 + 30 * (drafts > 0) + 3 * drafts}
+    monkeypatch.setitem(SURFACES, "vectors", vectors["vectors"])
+    server, plain, longest = (Server("vectors", planner) for planner in (None, *map(Fixed, (StepPlan(0), ALL))))
+    rates = [one.serve("hard", 1, 100)[0] for one in (server, plain)]
+    assert rates[0] > 0.95 * rates[1]
+    rates = [one.serve("hard", 1, 3000)[0] for one in (server, plain)]
+    assert rates[0] > 0.995 * rates[1]
+    rates = [one.serve("easy", 1, 200)[0] for one in (server, longest)]
+    assert rates[0] > 0.95 * rates[1]
 
 
 def test_hopeless_drafts_are_hardly_verified():
