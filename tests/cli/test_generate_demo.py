@@ -50,7 +50,7 @@ def test_generate_beside_plain_decoding():
     found = answers(EDIT, "--max-tokens", "60", "--compare")["statistics"]
     assert found["identical"] is True
     assert found["plain_seconds"] > 0
-    assert (found["tokens_in_loops"], found["tokens_per_step"] > 2) == (0, True)
+    assert (found["tokens_in_loops"], found["tokens_per_step"] > 1) == (0, True)  # most steps measure what steps cost
     result = invoke("generate", "tiny", EDIT, "--max-tokens", "60", "--compare")
     assert "times as fast with speculation; outputs are identical" in result.stderr
     assert "loops" not in result.stderr
