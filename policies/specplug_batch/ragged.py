@@ -92,7 +92,7 @@ class RaggedPlanner(Planner):
         if report.cost is not None:  # what was run, which may be more or less than what the planner's process knows
             verified = report.cost.tokens - report.cost.requests - report.cost.prompt_tokens
         tokens = 1.0 + report.accepted / requests
-        if self._learns and report.step == EARLY:
+        if self._costs.is_measured and report.step == EARLY:
             self._gains.forget()  # the first prices were those of assumed costs
         cost = max(float(np.interp(verified / requests, *self._curve)), 1.0)  # no draft makes a step cheaper
         share, steps = requests / report.batch_size, report.step - self._observed
@@ -167,8 +167,7 @@ class RaggedPlanner(Planner):
         tokens, lengths = [requests, *(requests + each for each in grid)], [0, *[length] * len(grid)]
         found = self._costs.seconds_beside_prompts(requests, self._context * requests, tokens, lengths)
         plain, *seconds = found.tolist()
-        speed_up = self._gains.speed_up(requests) if self._costs.is_measured else 1.0
-        rate = requests / plain * max(1.0, speed_up)
+        rate = requests / plain * max(1.0, self._gains.speed_up(requests))
         self._curve = np.array(grid) / requests, np.array(seconds) / plain
         entry, prices = entry_and_prices(grid, seconds, rate * (1.0 + self._options.margin) * share)
         return StepPlan(length, self._options.token_budget, prices=prices, entry=entry)

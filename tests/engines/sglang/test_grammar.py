@@ -161,7 +161,9 @@ def watched(pair: Pair, *plans: Callable[..., Any], **given: Any) -> Watched:
         steps = engine.inside(seen)
         engine.inside(trees.restore)
     after = engine.inside(counts)
-    grown = {name: {key: count - before[name].get(key, 0) for key, count in of.items()} for name, of in after.items()}
+    grown = {
+        name: {key: count - before.get(name, {}).get(key, 0) for key, count in of.items()} for name, of in after.items()
+    }
     return answers, steps, grown
 
 
