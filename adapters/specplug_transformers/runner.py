@@ -86,17 +86,17 @@ class ModelRunner:
 
         It is None where rows of one new token see all their columns: attention is faster without one.
         """
-        column, positions = torch.arange(place.columns, device=self.device), place.positions
-        sees_all = place.is_even and positions.shape[1] == 1
+        sees_all = place.is_even and place.positions.shape[1] == 1
         masks: dict[str, Tensor | None] = {}
         for kind in self._layer_types:
             window = self._window if kind == "sliding_attention" else None
             if sees_all and (window is None or place.columns <= window):
                 masks[kind] = None
                 continue
-            mask = column <= positions[:, None, :, None]
+            column, position = torch.arange(place.columns, device=self.device), place.positions[:, None, :, None]
+            mask = column <= position
             if window is not None:
-                mask = mask & (column > positions[:, None, :, None] - window)
+                mask = mask & (column > position - window)
             masks[kind] = self._additive(mask) if self._float_mask else mask
         return masks if len(masks) > 1 else masks.popitem()[1]
 
