@@ -163,7 +163,7 @@ def test_the_distribution_is_the_targets(proposer, seeded):
     ("mutant", "proposer"),
     [
         ("reused random number", "unlikely"),
-        ("resampling from p", "drawn well"),
+        ("resampling from p", "drawn badly"),
         ("lenient threshold", "unlikely"),
         ("off-by-one bonus", "likely"),
         ("uniform draft law", "drawn well"),
