@@ -9,6 +9,7 @@ from specplug.audit.check import Check
 from specplug.audit.greedy import Greedy
 from specplug.audit.logprobs import Logprobs
 from specplug.audit.sampled import Sampled
+from specplug.audit.seeds import Seeds
 from specplug.audit.stops import Stops
 from specplug.audit.structured import Structured
 from specplug.errors import SettingsError, suggest
@@ -47,12 +48,13 @@ def all_checks(samples: int) -> dict[str, Check]:
             parsed="reasoning",
             remedy="Start both servers with their reasoning parser",
         ),
+        Seeds(),
     ]
     return {check.name: check for check in checks}
 
 
 def chosen(names: Sequence[str], samples: int) -> list[Check]:
-    """Return the named checks, or all of them if none is named.
+    """Return the named checks, or, if none is named, all that every lossless engine must pass.
 
     Raises:
         SettingsError: a name is unknown.
@@ -61,4 +63,5 @@ def chosen(names: Sequence[str], samples: int) -> list[Check]:
     for name in names:
         if name not in known:
             raise SettingsError.build("unknown check", who="--check", found=repr(name), remedy=suggest(name, known))
-    return [check for name, check in known.items() if name in names or not names]
+    asked = names or [name for name in known if name != Seeds.name]
+    return [check for name, check in known.items() if name in asked]

@@ -61,6 +61,8 @@ class Vllm:
         }
         if probe.top_k:
             body["top_k"] = probe.top_k
+        if probe.seed is not None:
+            body["seed"] = probe.seed
         if probe.top_logprobs:
             body |= {"logprobs": probe.top_logprobs, "return_tokens_as_token_ids": True}
         if probe.json_schema is not None:
@@ -104,6 +106,8 @@ class Sglang:
         }
         if probe.top_k:
             params["top_k"] = probe.top_k
+        if probe.seed is not None:
+            params["sampling_seed"] = probe.seed
         if probe.json_schema is not None:
             params["json_schema"] = json.dumps(probe.json_schema)
         if probe.specplug:

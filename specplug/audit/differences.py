@@ -12,6 +12,9 @@ from collections.abc import Mapping, Sequence
 from specplug.audit.probe import Answer, Control
 from specplug.testing.equality import Difference
 
+SURPRISING = 0.01
+"""Differences are a failure if so many of them would be less probable than this at the control's own rate."""
+
 
 def first_difference(number: int, expected: Answer, actual: Answer) -> Difference | None:
     """Return the first token that differs, or None.
@@ -50,6 +53,16 @@ def largest_gap(one: Mapping[int, float], other: Mapping[int, float]) -> float:
     """Return the largest difference of log-probabilities of tokens that are in both."""
     gaps = (abs(one[token] - other[token]) for token in one.keys() & other.keys())
     return max((gap for gap in gaps if not math.isnan(gap)), default=0.0)
+
+
+def surprise(differences: int, total: int, own: int, own_total: int) -> float:
+    """Return Fisher's exact p-value that differences are more frequent than the control's own from itself."""
+    from scipy.stats import fisher_exact
+
+    if not differences:
+        return 1.0
+    counts = [[differences, total - differences], [own, own_total - own]]
+    return float(fisher_exact(counts, alternative="greater")[1])
 
 
 def _at(tokens: Sequence[int], place: int) -> int | None:

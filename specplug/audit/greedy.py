@@ -4,16 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from specplug.audit.differences import first_difference, is_near_tie
+from specplug.audit.differences import SURPRISING, first_difference, is_near_tie, surprise
 from specplug.audit.finding import Finding, judged
 from specplug.audit.probe import Answer, Control, Material, Probe
 from specplug.testing.equality import Difference
 
 WRONG_EVERY = 4
 """In the second round every such token of the drafts is wrong, so that steps accept some tokens and reject others."""
-
-SURPRISING = 0.01
-"""Near ties are a failure if so many of them would be less probable than this at the control's own rate."""
 
 
 class Greedy:
@@ -52,7 +49,7 @@ class Greedy:
         failures = [_described(one, len(material.prompts)) for one in differences if not is_near_tie(one, control)]
         certain = len(differences) - len(ties)
         rate = certain / max(1, _compared(pairs, differences))
-        p = _surprise(len(ties), len(pairs), control.self_differences, len(control.greedy))
+        p = surprise(len(ties), len(pairs), control.self_differences, len(control.greedy))
         if p < SURPRISING:
             failures.append(f"near ties are too frequent for rounding: p = {p:.2g}")
         return judged(
@@ -104,12 +101,3 @@ def _described(difference: Difference, prompts: int) -> str:
 
 def _name(token: int | None) -> str:
     return "the end" if token is None else f"token {token}"
-
-
-def _surprise(ties: int, total: int, own: int, own_total: int) -> float:
-    """Return Fisher's exact p-value that ties are more frequent than the control's own differences."""
-    from scipy.stats import fisher_exact
-
-    if not ties:
-        return 1.0
-    return float(fisher_exact([[ties, total - ties], [own, own_total - own]], alternative="greater")[1])

@@ -19,6 +19,7 @@ class Probe:
         messages: messages of a chat; empty for a completion.
         max_tokens: most output tokens.
         temperature, top_k: sampling parameters; temperature 0 is greedy, and top_k 0 is off.
+        seed: of the sampled tokens, or None.
         stop: strings that end the output.
         top_logprobs: log-probabilities to return for each output token.
         json_schema: schema that the output must follow, or None.
@@ -35,6 +36,7 @@ class Probe:
     max_tokens: int = 64
     temperature: float = 0.0
     top_k: int = 0
+    seed: int | None = None
     stop: tuple[str, ...] = ()
     top_logprobs: int = 0
     json_schema: Mapping[str, Any] | None = None

@@ -75,6 +75,7 @@ def _request(probe: Probe) -> TextRequest:
         max_tokens=probe.max_tokens,
         temperature=probe.temperature,
         top_k=probe.top_k,
+        seed=probe.seed,
         stop=probe.stop,
         top_logprobs=probe.top_logprobs,
         json_schema=probe.json_schema,

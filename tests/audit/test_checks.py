@@ -15,6 +15,7 @@ from specplug.audit.finding import Finding, Status, unanswered
 from specplug.audit.greedy import Greedy, half_right
 from specplug.audit.logprobs import Logprobs
 from specplug.audit.probe import Answer, Control, DraftCounts, Material, ToolCall
+from specplug.audit.seeds import SEEDS, Seeds
 from specplug.audit.stops import Stops, stop_within
 from specplug.audit.structured import Structured
 from specplug.errors import SettingsError
@@ -137,6 +138,32 @@ def test_stops_compare_text_and_reason():
     assert judge(material(SAME), late, stopped, EXACT).status is Status.FAILED
 
 
+def seeded(found: Sequence[Answer], again: Sequence[Answer] | None = None) -> Finding:
+    """Judge answers by a control that answers `TEXT` to all, the second time perhaps other texts."""
+    count = len(PROMPTS) * len(SEEDS)
+    control = [answer()] * count
+    return Seeds().judge(material(SAME), found, [*control, *reversed(again or control)], EXACT)
+
+
+def test_texts_of_seeds_must_be_the_controls():
+    count = len(PROMPTS) * len(SEEDS)
+    other = answer((3, 4, 9))
+    assert seeded([answer()] * count).status is Status.PASSED
+    found = seeded([other] * count)
+    assert found.status is Status.FAILED
+    assert found.examples[1] == "prompt 0, seed 2: texts part at output token 2"
+    assert seeded([other, *[answer()] * (count - 1)]).status is Status.UNPROVEN
+    assert seeded([other] * count, [other] * count).status is Status.UNPROVEN, "the control does not repeat either"
+
+
+def test_each_prompt_has_its_seeds_and_the_control_answers_twice():
+    mine = Seeds().probes(material(SAME))
+    theirs = Seeds().control_probes(material(SAME), [], EXACT)
+    assert [probe.seed for probe in mine] == [*SEEDS] * len(PROMPTS)
+    assert theirs == mine + mine[::-1]
+    assert {probe.prompt for probe in mine} == set(PROMPTS)
+
+
 def test_a_stop_string_is_never_empty():
     assert [stop_within(text) for text in ("abcdef", "ab", " ", "")] == ["def", "b", "\n", "\n"]
 
@@ -216,5 +243,6 @@ def test_a_control_without_calls_shows_nothing(tools):
 
 def test_unknown_checks_are_refused():
     assert [check.name for check in chosen(["stops", "greedy"], 1)] == ["greedy", "stops"]
+    assert {check.name for check in chosen([], 1)} == all_checks(1).keys() - {"seeds"}
     with pytest.raises(SettingsError, match="Did you mean 'greedy'"):
         chosen(["gredy"], 1)

@@ -8,6 +8,8 @@ import pytest
 import torch
 
 from specplug.testing.mutants import LOSSY_MUTANTS
+from specplug.types.verification import Uniforms
+from specplug_transformers.batch import DecodeBatch
 from specplug_transformers.decode import Decoder
 from specplug_transformers.runner import ModelRunner
 from tests.audit.toy import audited, statuses
@@ -82,3 +84,29 @@ def test_rows_that_are_swapped_fail(prompts, monkeypatch):
     assert statuses(report)["greedy"] == "failed"
     examples = report["findings"][0]["examples"]
     assert "gap of log-probabilities" in examples[0]
+
+
+SEEDED = ("--check", "seeds", "-n", "4", "--concurrency", "8")
+
+
+@pytest.mark.parametrize("proposer", ["ngram", "drawn"])
+def test_seeds_give_the_text_without_speculation(prompts, proposer):
+    code, report = audited(prompts, *SEEDED, "--proposer", proposer)
+    assert statuses(report) == {"seeds": "passed"}, report["findings"]
+    assert code == 0
+    assert report["findings"][0]["figures"]["differences"] == 0
+
+
+def test_other_random_numbers_behind_drafts_fail(prompts, monkeypatch):
+    """As rejection sampling has them: lossless, and another text."""
+    uniforms = DecodeBatch.uniforms
+
+    def moved(self: DecodeBatch, draft_length: int) -> Uniforms:
+        found = uniforms(self, draft_length)
+        if not draft_length:
+            return found
+        return Uniforms((found.accept + 0.5) % 1, (found.draw + 0.5) % 1)
+
+    monkeypatch.setattr(DecodeBatch, "uniforms", moved)
+    _, report = audited(prompts, *SEEDED)
+    assert statuses(report) == {"seeds": "failed"}, report["findings"]
