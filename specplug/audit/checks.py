@@ -63,5 +63,5 @@ def chosen(names: Sequence[str], samples: int) -> list[Check]:
     for name in names:
         if name not in known:
             raise SettingsError.build("unknown check", who="--check", found=repr(name), remedy=suggest(name, known))
-    asked = names or [name for name in known if name != Seeds.name]
-    return [check for name, check in known.items() if name in asked]
+    requested = names or [name for name in known if name != Seeds.name]
+    return [check for name, check in known.items() if name in requested]

@@ -22,7 +22,7 @@ TOOL = {
 
 CALL = '<tool_call>\n{{"name": "get_weather", "arguments": {{"city": "{}"}}}}\n</tool_call>'
 
-ASKED = [
+MESSAGES = [
     {"role": "system", "content": "You answer with one call of the tool get_weather, and nothing else."},
     {"role": "user", "content": "What is the weather in Oslo?"},
     {"role": "assistant", "content": CALL.format("Oslo")},
@@ -57,7 +57,7 @@ class RealChats:
     def test_a_tool_call_is_parsed_as_without_speculation(self, real_server: Server):
         """Streamed and whole; a step brings several tokens of the call."""
         client = real_server.client()
-        given: dict[str, Any] = {"model": real_server.model, "messages": ASKED, "max_tokens": 48, "temperature": 0.0}
+        given: dict[str, Any] = {"model": real_server.model, "messages": MESSAGES, "max_tokens": 48, "temperature": 0.0}
         off = {"extra_body": {self.arguments: {"specplug_enabled": False}}}
         calls = []
         for more in ({}, off):

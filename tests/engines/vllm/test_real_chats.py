@@ -8,7 +8,7 @@ import pytest
 
 from tests import real_models
 from tests.engines.server import Server
-from tests.engines.suites.real_chats import ASKED, RealChats
+from tests.engines.suites.real_chats import MESSAGES, RealChats
 from tests.engines.vllm.conftest import NGRAM
 
 
@@ -28,7 +28,7 @@ class TestRealChats(RealChats):
         for fields in ({}, {}, {"specplug_enabled": False}):
             answer = real_server.client().chat.completions.create(
                 model=real_server.model,
-                messages=ASKED[1:2],
+                messages=MESSAGES[1:2],
                 max_tokens=32,
                 temperature=0.7,
                 seed=5,
