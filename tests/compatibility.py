@@ -289,7 +289,7 @@ def older(reports: Path) -> dict[str, str]:
         )
         if failed:
             raise SystemExit(f"{file}: {failed} of {tests} tests failed")
-        files = sorted({case.attrib["classname"].partition(".test_")[2].partition(".")[0] for case in suite})
+        files = sorted({case.attrib["classname"].partition(".test_")[2].partition(".")[0] for case in suite.iter("testcase")})
         minutes = float(suite.attrib["time"]) / 60
         found[name] = f"{tests - skipped} passed, {skipped} skipped in {minutes:.1f} minutes: {', '.join(files)}"
     return found

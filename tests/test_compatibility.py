@@ -48,6 +48,7 @@ def test_a_slow_test_is_shown_as_one():
 
 
 REPORT = """<testsuites><testsuite errors="0" failures="{failures}" skipped="1" tests="3" time="90.0">
+<properties/>
 <testcase classname="tests.engines.sglang.test_greedy" name="a"/>
 <testcase classname="tests.engines.sglang.test_server.TestChats" name="b"/>
 </testsuite></testsuites>"""
