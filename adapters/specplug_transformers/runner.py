@@ -84,15 +84,15 @@ class ModelRunner:
     def _masks(self, place: Place) -> Any:
         """Return the 4-d mask that the model uses unchanged, or a dict of one mask per attention type.
 
-        It is None where attention is right without one, and faster: for rows of one new token that see all their
-        columns, and for rows that begin, which "sdpa" takes for causal.
+        It is None where attention is correct without one, and faster: for rows of one new token that see all their
+        columns, and with "sdpa" for rows at the start of their text, where it is causal by default.
         """
         queries = place.positions.shape[1]
-        needs_none = place.is_even and (queries == 1 or (queries == place.columns and not self._float_mask))
+        needs_no_mask = place.is_even and (queries == 1 or (queries == place.columns and not self._float_mask))
         masks: dict[str, Tensor | None] = {}
         for kind in self._layer_types:
             window = self._window if kind == "sliding_attention" else None
-            if needs_none and (window is None or place.columns <= window):
+            if needs_no_mask and (window is None or place.columns <= window):
                 masks[kind] = None
                 continue
             column, position = torch.arange(place.columns, device=self.device), place.positions[:, None, :, None]

@@ -97,7 +97,7 @@ def test_seeds_give_the_text_without_speculation(prompts, proposer):
     assert report["findings"][0]["figures"]["differences"] == 0
 
 
-def test_other_random_numbers_behind_drafts_fail(prompts, monkeypatch):
+def test_other_random_numbers_for_drafted_tokens_fail(prompts, monkeypatch):
     """As rejection sampling has them: lossless, and another text."""
     uniforms = DecodeBatch.uniforms
 

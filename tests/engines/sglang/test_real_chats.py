@@ -22,6 +22,6 @@ def real_server(serve: Callable[..., Server]) -> Server:
 
 
 class TestRealChats(RealChats):
-    """SGLang's name of Hermes' form is Qwen's."""
+    """SGLang names the parser `qwen25`."""
 
     arguments = "custom_params"

@@ -9,6 +9,7 @@ from typing import Any
 from typer.testing import CliRunner
 
 from benchmarks.real_models import prompts
+from specplug.audit.server import connect
 from specplug.cli.app import app
 from tests.engines.server import Server
 
@@ -31,6 +32,14 @@ MESSAGES = [
     {"role": "user", "content": "What is the weather in Lima?"},
 ]
 """A chat whose next answer even a small model knows how to write; its template has no place for tools."""
+
+
+def accepted_drafts(server: Server) -> int:
+    """Return the draft tokens that a server has accepted so far."""
+    with connect(server.url) as side:
+        found = side.draft_counts()
+    assert found is not None
+    return found.accepted
 
 
 class RealChats:
@@ -59,7 +68,7 @@ class RealChats:
         client = real_server.client()
         given: dict[str, Any] = {"model": real_server.model, "messages": MESSAGES, "max_tokens": 48, "temperature": 0.0}
         off = {"extra_body": {self.arguments: {"specplug_enabled": False}}}
-        calls = []
+        calls, accepted = [], [accepted_drafts(real_server)]
         for more in ({}, off):
             whole = client.chat.completions.create(**given, tools=[TOOL], tool_choice="auto", **more)
             (called,) = whole.choices[0].message.tool_calls
@@ -70,5 +79,7 @@ class RealChats:
             ]
             names, arguments = ("".join(getattr(one, name) or "" for one in deltas) for name in ("name", "arguments"))
             calls.append((names, arguments))
+            accepted.append(accepted_drafts(real_server))
+        assert accepted[0] < accepted[1] == accepted[2]
         assert {name for name, _ in calls} == {"get_weather"}
         assert all(json.loads(arguments) == {"city": "Lima"} for _, arguments in calls), calls

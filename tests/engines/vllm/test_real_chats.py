@@ -19,7 +19,7 @@ def real_server(serve: Callable[..., Server]) -> Server:
 
 
 class TestRealChats(RealChats):
-    """The server of a user's first trial."""
+    """vLLM names the parser `hermes`."""
 
     arguments = "vllm_xargs"
 
