@@ -5,6 +5,7 @@
     .venv-vllm/bin/python -m benchmarks.real_models --engine vllm-v1 [--concurrency 1 8 32] [--fresh 3] [--json v1.json]
     .venv-vllm/bin/python -m benchmarks.real_models --engine vllm-v2 --prompts 1
     .venv-sglang/bin/python -m benchmarks.real_models --engine sglang --prompts 2
+    python -m benchmarks.real_models --engine vllm-gpu --llm '{"dtype": "bfloat16"}'  # vLLM's own environment, on a GPU
 
 Arms are no speculation, the engine's own lookup at several settings, and specplug as README.md launches it; each has
 one CPU thread.  They answer chats of six kinds through the model's chat template and take turns, group by group of
@@ -37,8 +38,8 @@ from benchmarks.real_models.prompts import KINDS, more_chats, read
 from benchmarks.real_models.run import Task, fresh, measured, running
 from benchmarks.real_models.statistics import Clock
 
-ENGINES = ("transformers", "vllm-v1", "vllm-v2", "sglang")
-TIMED = ENGINES[:2]
+ENGINES = ("transformers", "vllm-v1", "vllm-gpu", "vllm-v2", "sglang")
+TIMED = ENGINES[:3]
 CONTEXT = 2048
 
 
@@ -52,7 +53,9 @@ def model_folder(name: str) -> str:
     return str(found)
 
 
-def arms_of(engine: str, model: str, concurrency: int) -> tuple[list[Arm], Any, tuple[str, ...]]:
+def arms_of(
+    engine: str, model: str, concurrency: int, llm: dict[str, Any]
+) -> tuple[list[Arm], Any, tuple[str, ...]]:
     """Return an engine's arms, the function that answers on them, and the packages whose versions matter."""
     if engine == "transformers":
         from benchmarks.real_models import on_transformers as it
@@ -64,7 +67,20 @@ def arms_of(engine: str, model: str, concurrency: int) -> tuple[list[Arm], Any, 
         return on_sglang.arms(model, CONTEXT, concurrency), on_sglang.answer, on_sglang.PACKAGES
     from benchmarks.real_models import on_vllm
 
+    if engine == "vllm-gpu":
+        from benchmarks.real_models import on_gpu
+
+        return on_gpu.arms(model, CONTEXT, concurrency, llm), on_vllm.answer, on_gpu.PACKAGES
     return on_vllm.arms(model, CONTEXT, concurrency, engine.removeprefix("vllm-")), on_vllm.answer, on_vllm.PACKAGES
+
+
+def where_it_runs(engine: str) -> str:
+    """Return the machine in one line, with its GPU if it serves."""
+    if engine != "vllm-gpu":
+        return in_words(machine(), 1)
+    import torch
+
+    return f"{torch.cuda.get_device_name() if torch.cuda.is_available() else 'no GPU'}; {machine()['cpu']}"
 
 
 def tasks(options: argparse.Namespace, model: str, concurrency: int) -> tuple[Task, Task, Task]:
@@ -83,11 +99,12 @@ def tasks(options: argparse.Namespace, model: str, concurrency: int) -> tuple[Ta
 
 def run(options: argparse.Namespace, model: str, concurrency: int) -> dict[str, Any]:
     """Return the results at one concurrency, and print them."""
-    everything, answer, packages = arms_of(options.engine, model, concurrency)
+    everything, answer, packages = arms_of(options.engine, model, concurrency, options.llm)
     arms = chosen(everything, options.arms)
     task, warm_up, chats = tasks(options, model, concurrency)
     timed = options.engine in TIMED
-    clocks: tuple[Clock, ...] = ("wall", "cpu") if timed else ()
+    # The process of an engine with a GPU uses no CPU worth counting.
+    clocks: tuple[Clock, ...] = ("wall",) if options.engine == "vllm-gpu" else ("wall", "cpu") if timed else ()
     results: dict[str, Any] = {"concurrency": concurrency}
     with running(options.engine, arms, answer) as hosts:
         found = measured(hosts, task, warm_up, options.rounds)
@@ -100,7 +117,7 @@ def run(options: argparse.Namespace, model: str, concurrency: int) -> dict[str, 
     results["counts"] = {name: report.counts(found, name, differing) for name in found.answers}
     results["left_out"] = found.left_out
     used = versions(*packages)
-    where = f"{in_words(machine(), 1)}; {Path(model).name}; {packages[0]} {used[packages[0]]}, {options.engine}"
+    where = f"{where_it_runs(options.engine)}; {Path(model).name}; {packages[0]} {used[packages[0]]}, {options.engine}"
     report.print_all(f"{where}; {concurrency} at a time, temperature {options.temperature:g}", results)
     return {**results, "versions": used, "run": report.plain(found, differing)}
 
@@ -120,6 +137,7 @@ def arguments() -> argparse.ArgumentParser:
     parser.add_argument("--warm-up", type=int, default=2, help="groups of other chats before (default: 2)")
     parser.add_argument("--fresh", type=int, default=0, help="pairs of fresh servers to measure as well (default: 0)")
     parser.add_argument("--fresh-chats", type=int, help="most chats that fresh servers answer (default: all)")
+    parser.add_argument("--llm", type=json.loads, default={}, metavar="JSON", help="vllm-gpu: arguments of vLLM's LLM")
     parser.add_argument("--json", type=Path, help="write everything to this file, too")
     return parser
 

@@ -101,12 +101,22 @@ def running(engine: str, arms: Sequence[Arm], answer: Callable[..., Any]) -> Ite
         hosts = {arm.name: Local(arm.launch) for arm in arms}
         yield Arms(hosts, answer)
         return
-    from tests.engines import engines
-    from tests.engines.engines import Pool
-
-    if engine == "sglang":
-        from tests.engines.sglang import engines
     with tempfile.TemporaryDirectory() as logs:
+        if engine == "vllm-gpu":
+            from benchmarks.real_models.on_gpu import Process
+
+            processes = {arm.name: Process(arm.launch, Path(logs) / f"{_file(arm.name)}.log") for arm in arms}
+            try:
+                yield Arms(dict(processes), answer)
+            finally:
+                for process in processes.values():
+                    process.close()
+            return
+        from tests.engines import engines
+        from tests.engines.engines import Pool
+
+        if engine == "sglang":
+            from tests.engines.sglang import engines
         pool = Pool(Path(logs), most=len(arms))
         try:
             yield Arms({arm.name: pool.tenant(engines.Engine, _file(arm.name), arm.launch) for arm in arms}, answer)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.real_models import prompts
+from benchmarks.real_models import on_gpu, on_vllm, prompts
 from benchmarks.real_models.__main__ import arguments, model_folder, run
 from benchmarks.real_models.arms import BASELINE, Answer, Arm, Found, chosen
 from benchmarks.real_models.equality import differences
@@ -16,6 +16,7 @@ from benchmarks.real_models.on_transformers import _after_prefill
 from benchmarks.real_models.prompts import KINDS, Prompt
 from benchmarks.real_models.run import Arms, Task, measured
 from benchmarks.real_models.statistics import ALL, best, ratios
+from specplug.errors import EngineError
 
 
 def answer(ids: list[list[int]], seconds: float, cpu: float = 1.0, timeline: list[list[float]] | None = None) -> Answer:
@@ -143,3 +144,16 @@ def test_a_short_run_on_the_shipped_model(tmp_path: Path, capsys: pytest.Capture
     assert set(found["ratios"]["cpu"]["specplug_to"]) == {*names} - {"specplug"}
     assert set(found["fresh"]) == {"wall", "cpu"}
     assert "fresh servers" in capsys.readouterr().out
+
+
+def test_an_arm_on_a_gpu_that_does_not_start_shows_its_log(tmp_path):
+    baseline, *built_in, ours = on_gpu.arms("no/such/model", 512, 1, {"dtype": "bfloat16"})
+    assert {each.role for each in built_in} == {"built-in"}
+    assert (baseline.role, ours.role) == ("baseline", "specplug")
+    assert ours.launch == {**baseline.launch, **{key: ours.launch[key] for key in ours.launch.keys() - baseline.launch}}
+    process = on_gpu.Process(baseline.launch, tmp_path / "log")
+    try:
+        with pytest.raises(EngineError, match=r"(?s)vLLM's process has ended.*Error"):
+            process.call(on_vllm.answer, prompts=[], params=[])
+    finally:
+        process.close()
