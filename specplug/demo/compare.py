@@ -86,31 +86,31 @@ def run_pairs(
 ) -> list[Pair]:
     """Serve each task with both engines in turn, so that noise on the machine affects both.
 
-    The first task is served twice, and the first time is not counted, because it includes one-time set-up. `form` makes
-    an engine's prompt, a text or token ids, of a task's.
+    Serve some other task with both first, as `serve` does, since the first one includes one-time set-up.  `form` makes an
+    engine's prompt, a text or token ids, of a task's.
     """
-    for engine in (plain, speculative):
-        _serve(engine, form(tasks[0].prompt), max_tokens)
     pairs = []
     for number, task in enumerate(tasks):
         prompt = form(task.prompt)
         before = speculative.metrics.snapshot()
         if number % 2:
-            fast, slow = _serve(speculative, prompt, max_tokens), _serve(plain, prompt, max_tokens)
+            fast, slow = serve(speculative, prompt, max_tokens), serve(plain, prompt, max_tokens)
         else:
-            slow, fast = _serve(plain, prompt, max_tokens), _serve(speculative, prompt, max_tokens)
+            slow, fast = serve(plain, prompt, max_tokens), serve(speculative, prompt, max_tokens)
         counts = (speculative.metrics.snapshot() - before).total
         pairs.append(Pair(task, slow, fast, counts.proposed, counts.accepted))
         done(task)
     return pairs
 
 
-def _serve(engine: TextEngine, prompt: Any, max_tokens: int) -> Run:
+def serve(engine: TextEngine, prompt: Any, max_tokens: int, show: Callable[[str], object] = str) -> Run:
+    """Serve one prompt, and pass its text to `show` as it comes."""
     run = Run()
     text = []
     began = time.perf_counter()
     for update in engine.stream([TextRequest(prompt=prompt, max_tokens=max_tokens)]):
         text.append(update.text)
+        show(update.text)
         count = len(update.token_ids)
         if not count:  # the time of such a step is counted with the next tokens
             continue

@@ -28,6 +28,7 @@ __all__ = ["END", "KINDS", "MARKERS", "MAX_CHARS", "Kind", "Task", "make_tasks"]
 
 Kind = Literal["edit", "quote", "json", "code"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
+CLOSED = ("edit", "quote", "json")
 
 EDIT, QUOTE, JSON, CODE = "<|edit|>", "<|quote|>", "<|json|>", "<|code|>"
 DOCUMENT, ANSWER, END = "<|document|>", "<|answer|>", "<|end|>"
@@ -44,19 +45,23 @@ _IDENTIFIER = re.compile(r"\b[A-Za-z_][A-Za-z_]{2,23}\b")
 
 @dataclass(frozen=True)
 class Task:
-    """A prompt and the text that should follow it; for `code`, the text that did follow it."""
+    """A prompt and the text that should follow it; for `code`, the text that did follow it.
 
-    kind: Kind
+    Attributes:
+        kind: one of `KINDS`, or of `specplug.demo.chats`.
+    """
+
+    kind: str
     prompt: str
     answer: str
 
     def is_correct(self, text: str) -> bool | None:
-        """Return whether generated text is correct; `None` for open tasks, which have no correct answer.
+        """Return whether generated text is correct; `None` for code and chats, which have no single correct answer.
 
         Edits and quotes must match exactly except for trailing white space.  JSON must parse to the
         same values.
         """
-        if self.kind == "code":
+        if self.kind not in CLOSED:
             return None
         if self.kind == "json":
             try:

@@ -194,7 +194,7 @@ def test_demo_compares_and_plots(tmp_path):
     result = invoke("demo", "--tasks", "1", "--max-tokens", "60", "--plot", str(plot))
     assert result.exit_code == 0, result.output
     assert "Outputs are identical in all 4 tasks." in result.stdout
-    assert "it shows the mechanism, not what a GPU gains" in " ".join(result.stdout.split())
+    assert "they show the mechanism" in " ".join(result.stdout.split())
     assert plot.read_bytes().startswith(b"\x89PNG")
 
 
@@ -206,9 +206,15 @@ def test_demo_json_has_a_row_per_kind_and_their_sum():
     assert all(row["identical"] == row["tasks"] for row in rows)
 
 
-def test_demo_uses_the_models_chat_template(chatty):
+def test_demo_answers_chats_where_the_model_has_a_template(chatty):
     result = invoke("demo", "--model", chatty, "--tasks", "1", "--max-tokens", "5")
+    assert result.exit_code == 0, result.output
     assert "in the model's chat template" in result.stderr
+    assert result.stdout.startswith("> Explain in two or three sentences")
+    assert "Outputs are identical in all 6 tasks." in result.stdout
+    rows = json.loads(invoke("demo", "--model", chatty, "--max-tokens", "3", "--json").stdout)["rows"]
+    kinds = ["chat", "code", "edits", "summaries", "answers", "structured"]
+    assert {row["kind"]: row["tasks"] for row in rows} == {**dict.fromkeys(kinds, 2), "all": 12}
     assert "sent as they are (--raw)" in invoke("demo", "--tasks", "1", "--max-tokens", "5", "--raw").stderr
 
 

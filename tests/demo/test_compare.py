@@ -89,7 +89,7 @@ def test_engines_take_turns_and_steps_are_shared_among_their_tokens():
     tasks = [Task("quote", "p", "012345")] * 3
     seen: list[Task] = []
     pairs = run_pairs(tasks, FakeEngine("plain", 1, log), FakeEngine("fast", 4, log), 10, seen.append)
-    assert log == ["plain", "fast", "plain", "fast", "fast", "plain", "plain", "fast"]
+    assert log == ["plain", "fast", "fast", "plain", "plain", "fast"]
     assert len(seen) == 3
     assert all(p.identical and p.speculative.text == "012345" for p in pairs)
     assert pairs[0].plain.steps == [1.0] * 6

@@ -59,7 +59,8 @@ class Fixed:
 class Server:
     """An engine with ragged rows whose plans come one step late, and drafts from a proposer in its stream."""
 
-    def __init__(self, surface, planner=None, seed=1, limits=None):
+    def __init__(self, surface, planner=None, seed=1, limits=None, noise=0.03):
+        self._noise = noise
         self._surface, self._rng = SURFACES[surface], np.random.default_rng(seed)
         self.planner = planner or RaggedPlanner(PluginContext(CAPS, options=BatchOptions()))
         self._limits, self._can_draft = limits or StreamLimits(), None
@@ -91,7 +92,7 @@ class Server:
         return emitted / seconds, wasted / emitted
 
     def _decide(self, requests, plan, counts, accepted, could, spent):
-        noisy = spent * np.exp(self._rng.normal(0, 0.03)) * (10 if self._rng.random() < 0.003 else 1)
+        noisy = spent * np.exp(self._rng.normal(0, self._noise)) * (10 if self._rng.random() < 0.003 else 1)
         if self._reported:
             self._last = StepCost(requests, requests + int(counts.sum()), 1500 * requests, plan.draft_length, noisy)
             rows = np.flatnonzero(self._limits.evidence(could)) if plan.draft_length else np.arange(requests)
@@ -139,6 +140,19 @@ def test_where_any_draft_tokens_make_a_step_longer_only_likely_drafts_are_verifi
     server.serve("hopeless", 1, 3000)
     rates = [one.serve("easy", 1, 200)[0] for one in (server, longest)]
     assert rates[0] > 0.95 * rates[1]
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_where_step_times_scatter_drafts_that_lost_at_first_are_still_verified_where_they_are_sure(seed, monkeypatch):
+    """One request after another on a shared CPU: exploring costs the first some per cent, and later ones copy at times."""
+    monkeypatch.setitem(SURFACES, "vectors", lambda requests, drafts, length: 60 + 40 * (drafts > 0) + 3 * drafts)
+    monkeypatch.setitem(KINDS, "copies", (0.97, *[0.004] * 7))
+    sure, plain = Fixed(StepPlan(GAMMA, entry=1.0)), Fixed(StepPlan(0))
+    server = Server("vectors", seed=seed, noise=0.13)
+    server.serve("hopeless", 1, 300)
+    assert server.serve("copies", 1, steps=300)[0] > 0.9 * Server("vectors", sure).serve("copies", 1, steps=300)[0]
+    rates = [one.serve("hopeless", 1, 2000)[0] for one in (server, Server("vectors", plain))]
+    assert rates[0] > 0.985 * rates[1]
 
 
 def test_hopeless_drafts_are_hardly_verified():
