@@ -70,6 +70,7 @@ class Decoder:
         began = time.perf_counter()
         batch = self._batch_of(states)
         draft = self._draft(batch, num_waiting)
+        drafted = time.perf_counter()
         logits = self._target_logits(batch, draft)
         verification = self._verify(batch, draft, logits)
         context_tokens = sum(state.length for state in states)
@@ -80,6 +81,8 @@ class Decoder:
             context_tokens=context_tokens,
             draft_length=self._plan.draft_length,
             seconds=time.perf_counter() - began,
+            # A GPU may still be at work when its drafts are returned.
+            drafting_seconds=drafted - began if self._runner.device.type == "cpu" else None,
         )
         if self._plans.learns and not self._plans.is_off:
             length, cost = self._plan.draft_length, self.last_step

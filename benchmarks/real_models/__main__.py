@@ -53,9 +53,7 @@ def model_folder(name: str) -> str:
     return str(found)
 
 
-def arms_of(
-    engine: str, model: str, concurrency: int, llm: dict[str, Any]
-) -> tuple[list[Arm], Any, tuple[str, ...]]:
+def arms_of(engine: str, model: str, concurrency: int, llm: dict[str, Any]) -> tuple[list[Arm], Any, tuple[str, ...]]:
     """Return an engine's arms, the function that answers on them, and the packages whose versions matter."""
     if engine == "transformers":
         from benchmarks.real_models import on_transformers as it

@@ -1,4 +1,4 @@
-"""vLLM's arms on a GPU: an `LLM` each, launched as a server would be, on vLLM's default runner (V2) and in its own process.
+"""vLLM's arms on a GPU: an `LLM` each, as a server would launch it, on vLLM's default runner, in its own process.
 
 All arms start at once, since loading and compiling takes a minute or more, and share the GPU; each has room for the
 model and `KV_CACHE_BYTES`.  They still take turns, one working at a time.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from math import log2
+from math import inf, log2
 
 DECIDE_EVERY = 8
 """Steps between decisions at the same batch size."""
@@ -30,6 +30,9 @@ _LAST_OFF, _PER_REQUEST = 256, 64
 drafts have become good, and those of few rows may miss it.
 """
 
+_AFFORDED = 0.004
+"""Share of the time that probes may take while nothing is drafted, however often that lets them come."""
+
 _LAG, _FOLLOWING = 4, 8
 """Steps after a probe in which its report arrives, and up to which a probe that found something goes on."""
 
@@ -40,18 +43,20 @@ class Probes:
     def __init__(self) -> None:
         self._wait, self._next, self._probe, self._until = _FIRST, _FIRST, 0, 0
 
-    def is_due(self, step: int, *, resumes: int = 0, cost: float = 1.0) -> bool:
+    def is_due(self, step: int, *, resumes: int = 0, cost: float = 1.0, added: float = inf) -> bool:
         """Return whether this step is a probe; then the next one is due after twice the time.
 
         Args:
             step: its number.
             resumes: requests that decode without drafts, so that the probe resumes drafting; 0 while others draft.
             cost: time of a probe relative to other steps; probes that take more than twice as long become rarer.
+            added: share by which a probe that finds nothing is longer than other steps; where it is small, probes
+                that resume drafting come as often as `_AFFORDED` lets them.
         """
         if step < self._next:
             return step < self._until
         self._probe, self._until = step, step + 1
-        most = min(_LAST_OFF, _PER_REQUEST * resumes) if resumes else _LAST
+        most = min(_LAST_OFF, _PER_REQUEST * resumes, max(_FIRST, added / _AFFORDED)) if resumes else _LAST
         longest = round(most * max(1.0, cost - 1.0))
         self._next, self._wait = step + self._wait, min(2 * self._wait, longest)
         return True

@@ -34,6 +34,9 @@ _IDLE = 0.01
 worth it, an engine whose steps hardly take longer while none are can wait for drafts that are.
 """
 
+_NEWEST, _LEAST = 1 / 16, 1e-9
+"""Weight of the newest step in the share of a step that drafting takes, and the fewest seconds to divide by."""
+
 _SURE = 2.0
 """Multiple of the prices at which such an engine verifies while drafts have lost, instead of not drafting."""
 
@@ -56,6 +59,7 @@ class RaggedPlanner(Planner):
         self._trials: Counter[tuple[int, bool]] = Counter()  # steps of `_trial`, by class of batch sizes
         self._is_on = self._is_hopeful = True
         self._is_free = False  # whether drafting alone makes no step longer
+        self._drafting: float | None = None  # its share of a step, where the engine can tell
         self._plan, self._requests, self._step = NO_SPECULATION, 0, 0  # the newest decision
         self._observed = 0  # the step of the newest report with drafts
         self._context = 0.0  # context tokens per request
@@ -75,7 +79,8 @@ class RaggedPlanner(Planner):
         if (trial := self._trial(requests)) is not None:
             return trial
         resumes, cost = (0, 1.0) if self._is_on else (requests, float(self._curve[1][0]))
-        if self._probes.is_due(stats.step, resumes=resumes, cost=cost):
+        added = max(0.0, cost - 1.0) if self._drafting is None else self._drafting
+        if self._probes.is_due(stats.step, resumes=resumes, cost=cost, added=added):
             return self._probe(requests)
         if self._plan.draft_length or stats.step < EARLY:
             return self._plan
@@ -93,6 +98,9 @@ class RaggedPlanner(Planner):
         if not report.draft_length or not report.requests:
             return
         requests, verified = report.requests, report.verified
+        if report.cost is not None and report.cost.drafting_seconds is not None:
+            share = report.cost.drafting_seconds / max(report.cost.seconds, report.cost.drafting_seconds, _LEAST)
+            self._drafting = share if self._drafting is None else self._drafting + _NEWEST * (share - self._drafting)
         if report.cost is not None:  # what was run, which may be more or less than what the planner's process knows
             verified = report.cost.tokens - report.cost.requests - report.cost.prompt_tokens
         tokens = 1.0 + report.accepted / requests
@@ -157,11 +165,16 @@ class RaggedPlanner(Planner):
         self._plan = plan
 
     def _probe(self, requests: int) -> StepPlan:
-        """Return a plan that verifies more than the present one, but hopeless drafts no more than one token a row."""
+        """Return a plan that verifies more than the present one, but of hopeless drafts little.
+
+        That is one token a row, or, as one alone never yields an entry, what is sure to.
+        """
         if self._is_on:
             return self._priced(requests, _DISCOUNT)
         plan = self._priced(requests)
-        return plan if self._is_hopeful else replace(plan, token_budget=requests)
+        if self._is_hopeful:
+            return plan
+        return self._priced(requests, _SURE) if plan.entry else replace(plan, token_budget=requests)
 
     def _priced(self, requests: int, share: float = 1.0) -> StepPlan:
         """Return a plan with drafts, for this share of the prices."""
@@ -173,7 +186,7 @@ class RaggedPlanner(Planner):
         tokens, lengths = [requests, *(requests + each for each in grid)], [0, *[length] * len(grid)]
         found = self._costs.seconds_beside_prompts(requests, self._context * requests, tokens, lengths)
         plain, *seconds = found.tolist()
-        self._is_free = seconds[0] <= plain * (1.0 + _IDLE + self._doubt(requests, length))
+        self._is_free = self._drafts_for_free(requests, length, seconds[0] / plain)
         if self._is_free:
             plain = seconds[0]
         rate = requests / plain * max(1.0, self._gains.speed_up(requests))
@@ -181,10 +194,13 @@ class RaggedPlanner(Planner):
         entry, prices = entry_and_prices(grid, seconds, rate * (1.0 + self._options.margin) * share)
         return StepPlan(length, self._options.token_budget, prices=prices, entry=entry)
 
-    def _doubt(self, requests: int, length: int) -> float:
-        """Return the standard error of what drafting alone adds to a step, as a share of it."""
+    def _drafts_for_free(self, requests: int, length: int, ratio: float) -> bool:
+        """Return whether drafting alone makes no step longer, which `ratio` estimates from the durations of steps."""
+        if self._drafting is not None:
+            return self._drafting <= _IDLE
         steps = [self._costs.measured(requests, requests, each) for each in (0, length)]
-        return (self._costs.error or 0.0) * math.sqrt(sum(1.0 / max(1.0, each) for each in steps))
+        deviation = (self._costs.error or 0.0) * math.sqrt(sum(1.0 / max(1.0, each) for each in steps))
+        return ratio <= 1.0 + _IDLE + deviation
 
     def _depth(self, batch_size: int) -> int:
         """Return the last draft position that pays for tokens of confidence `SUREST`, if no token is free."""

@@ -44,7 +44,7 @@ def demo(
         int | None, typer.Option("--tasks", min=1, help="Tasks of each kind; by default 12, or 2 chats, which are all.")
     ] = None,
     max_tokens: Annotated[
-        int | None, typer.Option("--max-tokens", min=1, help="Most tokens per answer; by default 400, or 96 of a chat.")
+        int | None, typer.Option("--max-tokens", min=1, help="Most tokens per answer; by default 400, or 64 of a chat.")
     ] = None,
     seed: Annotated[int, typer.Option("--seed", help="Seed that selects the tasks; chats are always the same.")] = 0,
     raw: Raw = False,
@@ -82,7 +82,7 @@ def demo(
         note(described)
         chats = described == TEMPLATE
         first, items = _tasks(chats, tasks, seed)
-        most = max_tokens or (96 if chats else 400)
+        most = max_tokens or (64 if chats else 400)
         rows = _run(plain, speculative, first, items, most, form, show=chats and not as_json, quiet=as_json)
         description = speculative.describe()
     finally:

@@ -86,7 +86,7 @@ def run_pairs(
 ) -> list[Pair]:
     """Serve each task with both engines in turn, so that noise on the machine affects both.
 
-    Serve some other task with both first, as `serve` does, since the first one includes one-time set-up.  `form` makes an
+    Serve some other task with both first, by `serve`, since the first one includes one-time set-up.  `form` makes an
     engine's prompt, a text or token ids, of a task's.
     """
     pairs = []

@@ -19,6 +19,8 @@ class StepCost:
         draft_length: the most draft tokens that any request might have, by the plan.
         seconds: wall-clock time on the host, in the process that plans.
         prompt_tokens: prompt tokens among `tokens`: what was run beyond one token per request and the draft tokens.
+        drafting_seconds: of `seconds`, those in which drafts were made and the target waited for them; None if the
+            process that plans cannot tell.
     """
 
     requests: int
@@ -27,6 +29,7 @@ class StepCost:
     draft_length: int
     seconds: float
     prompt_tokens: int = 0
+    drafting_seconds: float | None = None
 
 
 class RequestStats(NamedTuple):

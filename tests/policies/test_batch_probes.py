@@ -25,6 +25,13 @@ def test_probes_that_resume_drafting_become_less_rare():
     assert one[:9] == [4, 8, 16, 32, 64, 64, 64, 64, 64]
 
 
+@pytest.mark.parametrize(("added", "wait"), [(0.4, 64), (0.04, 10), (0.001, 4)])
+def test_probes_come_as_often_as_a_share_of_the_time_allows(added, wait):
+    probes = Probes()
+    found = [step for step in range(3000) if probes.is_due(step, resumes=1, added=added)]
+    assert {after - before for before, after in pairwise(found[8:])} == {wait}
+
+
 @pytest.mark.parametrize("lag", [1, 2, 3])
 def test_a_probe_that_found_something_goes_on_once(lag):
     """Its report comes `lag` steps later, and so do those of the steps in which it goes on."""
