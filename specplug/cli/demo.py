@@ -129,9 +129,10 @@ def _run(
     out = console()
     if show:
         out.print(Text(f"> {first.prompt}", style="bold"))
-    serve(speculative, form(first.prompt), max_tokens, lambda text: show and out.print(Text(text), end=""))
-    if show:
+        serve(speculative, form(first.prompt), max_tokens, lambda text: out.print(Text(text), end=""))
         out.print("\n")
+    else:
+        serve(speculative, form(first.prompt), max_tokens)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=console(stderr=True), disable=quiet) as progress:
         bar = progress.add_task("without and with speculation", total=len(tasks))
