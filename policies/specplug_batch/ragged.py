@@ -37,6 +37,9 @@ worth it, an engine whose steps hardly take longer while none are can wait for d
 _NEWEST, _LEAST = 1 / 16, 1e-9
 """Weight of the newest step in the share of a step that drafting takes, and the fewest seconds to divide by."""
 
+_ALIKE = 12.0
+"""Most measurements that make a mean surer: those of nearby steps are disturbed alike."""
+
 _SURE = 2.0
 """Multiple of the prices at which such an engine verifies while drafts have lost, instead of not drafting."""
 
@@ -199,8 +202,8 @@ class RaggedPlanner(Planner):
         if self._drafting is not None:
             return self._drafting <= _IDLE
         steps = [self._costs.measured(requests, requests, each) for each in (0, length)]
-        deviation = (self._costs.error or 0.0) * math.sqrt(sum(1.0 / max(1.0, each) for each in steps))
-        return ratio <= 1.0 + _IDLE + deviation
+        deviation = (self._costs.error or 0.0) * math.sqrt(sum(1.0 / min(max(1.0, each), _ALIKE) for each in steps))
+        return ratio <= 1.0 + _IDLE + (1.0 + 1.0 / requests) * deviation  # one request more decides among few
 
     def _depth(self, batch_size: int) -> int:
         """Return the last draft position that pays for tokens of confidence `SUREST`, if no token is free."""
