@@ -70,7 +70,7 @@ def _from_bend(extra: Sequence[int], seconds: Sequence[float], rate: float) -> t
     if above[bend] < _BEND * (last[1] - first[1]):
         bend = 1
     prices = prices_of(extra[bend:], seconds[bend:], rate)
-    entry = rate * (seconds[bend] - seconds[0])
+    entry = max(0.0, rate * (seconds[bend] - seconds[0]))  # a noisy estimate may fall
     if bend == 1 or not prices or prices[0].after > extra[bend]:
         return entry, prices
     return max(0.0, entry - prices[0].survival * extra[bend]), (Price(prices[0].survival), *prices[1:])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from specplug.cost import entry_and_prices, prices_of
@@ -54,3 +54,12 @@ def test_where_costs_rise_ever_more_slowly_few_tokens_are_not_taken_for_cheap():
     for count in range(3, 9):
         charged = entry + sum(max(price.survival for price in prices if price.after <= place) for place in range(count))
         assert charged == pytest.approx(seconds[count] - 1.0, abs=0.06)
+
+
+@given(seconds=st.lists(st.floats(0.1, 10), min_size=2, max_size=9), rate=st.floats(0.1, 4))
+@example(seconds=[2.36, 2.43, 1.66, 1.49, 2.44, 1.91, 2.1, 1.79, 0.69], rate=1.0)  # noise: a longer step takes less
+def test_whatever_the_estimates_no_entry_is_negative_and_no_price_falls(seconds, rate):
+    entry, prices = entry_and_prices([0, 1, 2, 3, 4, 6, 8, 12, 15][: len(seconds)], seconds, rate)
+    assert entry >= 0.0
+    ends = [(0.0, 0), *prices]
+    assert all(one[0] <= other[0] and one[1] <= other[1] for one, other in itertools.pairwise(ends))

@@ -94,9 +94,9 @@ class Server:
     def _decide(self, requests, plan, counts, accepted, could, spent):
         noisy = spent * np.exp(self._rng.normal(0, self._noise)) * (10 if self._rng.random() < 0.003 else 1)
         if self._reported:
-            told = None if self._drafting is None else 1e-3 * self._drafting * (plan.draft_length > 0)
+            reported = None if self._drafting is None else 1e-3 * self._drafting * (plan.draft_length > 0)
             work = requests, requests + int(counts.sum()), 1500 * requests, plan.draft_length, noisy
-            self._last = StepCost(*work, drafting_seconds=told)
+            self._last = StepCost(*work, drafting_seconds=reported)
             rows = np.flatnonzero(self._limits.evidence(could)) if plan.draft_length else np.arange(requests)
             fates = [(int(counts[row]), int(accepted[row])) for row in rows]
             self.planner.observe(StepReport.build(self._step - 1, plan.draft_length, len(rows), fates, self._last))
