@@ -13,8 +13,8 @@ from specplug.match.cpu.corpus_index import IndexSegment
 from specplug.match.cpu.searching import token_after
 from specplug.match.cpu.sorting import sorted_places
 from specplug.match.cpu.texts import NO_TEXT
-from specplug.match.reference.corpus_index import ReferenceCorpusIndex
-from specplug.match.reference.recency import key_of
+from tests.match.reference.corpus_index import ReferenceCorpusIndex
+from tests.match.reference.recency import key_of
 
 PART = 4000
 """Tokens of the text for the plain search, which sorts and searches in Python."""

@@ -12,7 +12,7 @@ from specplug.match.cpu.corpus_index import IndexSegment
 from specplug.match.cpu.lookup import Lookup, LookupOptions
 from specplug.match.cpu.sorting import sorted_places
 from specplug.match.cpu.texts import NO_TEXT
-from specplug.match.reference.lookup import Draft, ReferenceLookup
+from tests.match.reference.lookup import Draft, ReferenceLookup
 
 POISON = 10**9 + 7
 

@@ -17,9 +17,9 @@ from specplug.match.cpu.corpus_index import IndexSegment
 from specplug.match.cpu.lookup import Lookup, LookupOptions
 from specplug.match.cpu.sorting import sorted_places
 from specplug.match.cpu.texts import NO_TEXT
-from specplug.match.reference.corpus_index import sorted_places as plainly_sorted
-from specplug.match.reference.recency import key_of
 from tests.match.driver import Client, segment_of
+from tests.match.reference.corpus_index import sorted_places as plainly_sorted
+from tests.match.reference.recency import key_of
 
 POISON = 10**9 + 7
 

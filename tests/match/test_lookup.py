@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from specplug.match.cpu.lookup import Lookup, LookupOptions
 from specplug.match.cpu.texts import NO_TEXT
-from specplug.match.reference.lookup import ReferenceLookup
 from tests.match.driver import POISON, Client, Talk, both
+from tests.match.reference.lookup import ReferenceLookup
 
 OPTIONS = [
     LookupOptions(cap=64, response_tokens=1024),

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from specplug.match.cpu import recency
 from specplug.match.cpu.texts import Texts
-from specplug.match.reference.recency import candidates, kept, key_of, longest
+from tests.match.reference.recency import candidates, kept, key_of, longest
 
 Found = list[tuple[int, int]]
 

@@ -14,9 +14,9 @@ from specplug.match.cpu import responses as kernels
 from specplug.match.cpu.recency import search
 from specplug.match.cpu.responses import FEW_OWNERS, Responses
 from specplug.match.cpu.texts import MOST_CANDIDATES, NO_TEXT
-from specplug.match.reference import responses
-from specplug.match.reference.recency import candidates, kept, key_of
-from specplug.match.reference.responses import Memory
+from tests.match.reference import responses
+from tests.match.reference.recency import candidates, kept, key_of
+from tests.match.reference.responses import Memory
 
 Found = list[tuple[int, int]]
 

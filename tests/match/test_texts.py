@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from specplug.errors import ContractError
 from specplug.match.cpu.texts import MOST_CANDIDATES, Texts, Tokens
-from specplug.match.reference.recency import candidates, kept, key_of
+from tests.match.reference.recency import candidates, kept, key_of
 
 CAPACITY, CAP = 1500, 12
 

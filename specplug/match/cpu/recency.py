@@ -8,7 +8,7 @@ to the new key, on their side of it, than all newer places.  They are the candid
 them.  The oldest places are at the bottom, so forgetting them is free.
 
 The idea is that of the binary-tree match finders of LZ77 compressors (I. Pavlov, LZMA, `bt4`), with keys read backwards
-and without hash collisions.  `specplug.match.reference.recency` is the plain reference that tests compare it with.
+and without hash collisions.  tests/match/reference/recency.py is the plain reference that tests compare it with.
 
 A walk visits about 2 ln(k) of the k places with the same last token.  Tokens below 0 are not text and match nothing;
 neither do tokens before `oldest`.

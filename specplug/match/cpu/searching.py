@@ -1,6 +1,6 @@
 """Search of the corpus index: the places in a tenant's segments that match a context best, by binary search in each.
 
-`specplug.match.reference.corpus_index` is the plain reference.
+tests/match/reference/corpus_index.py is the plain reference.
 """
 
 from __future__ import annotations

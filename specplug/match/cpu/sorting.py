@@ -7,7 +7,7 @@ reversed text (U. Manber and G. Myers, 1990), cut to `cap` tokens.  It takes 4 b
 4.
 
 The sort is a counting sort by last token, then a multikey quicksort (J. Bentley and R. Sedgewick, 1997) that keeps the
-tokens to compare in adjacent memory.  `specplug.match.reference.corpus_index.sorted_places` is the plain reference.
+tokens to compare in adjacent memory.  `sorted_places` of tests/match/reference/corpus_index.py is the plain reference.
 """
 
 from __future__ import annotations

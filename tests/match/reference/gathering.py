@@ -9,10 +9,10 @@ from typing import NamedTuple
 from specplug.match.cpu.aligning import BACK, FOLLOWED, FORGET_ANCHOR, WINDOW
 from specplug.match.cpu.lookup import LookupOptions
 from specplug.match.cpu.texts import MOST_CANDIDATES, NO_TEXT
-from specplug.match.reference.corpus_index import ReferenceCorpusIndex
-from specplug.match.reference.learning import Predictions
-from specplug.match.reference.recency import candidates, kept, key_of
-from specplug.match.reference.responses import Memory
+from tests.match.reference.corpus_index import ReferenceCorpusIndex
+from tests.match.reference.learning import Predictions
+from tests.match.reference.recency import candidates, kept, key_of
+from tests.match.reference.responses import Memory
 
 OWN, RESPONSE, CORPUS, NAMED = 0, 1, 2, 3
 NEAR, ALIGNED = 4, 8

@@ -14,10 +14,10 @@ from specplug.match.cpu.corpus_index import IndexSegment
 from specplug.match.cpu.lookup import LookupOptions
 from specplug.match.cpu.recency import GRANULE
 from specplug.match.cpu.texts import NO_TEXT
-from specplug.match.reference.corpus_index import ReferenceCorpusIndex
-from specplug.match.reference.gathering import CORPUS, NEAR, OWN, Gathering, Row, Voter
-from specplug.match.reference.learning import Learnt
-from specplug.match.reference.responses import Memory
+from tests.match.reference.corpus_index import ReferenceCorpusIndex
+from tests.match.reference.gathering import CORPUS, NEAR, OWN, Gathering, Row, Voter
+from tests.match.reference.learning import Learnt
+from tests.match.reference.responses import Memory
 
 
 class Draft(NamedTuple):

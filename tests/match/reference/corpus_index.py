@@ -8,7 +8,7 @@ from typing import NamedTuple
 from specplug.match.cpu.corpus_index import IndexSegment
 from specplug.match.cpu.searching import MOST_LOOKED_AT
 from specplug.match.cpu.texts import MOST_CANDIDATES, NO_TEXT
-from specplug.match.reference.recency import Key, common, key_of
+from tests.match.reference.recency import Key, common, key_of
 
 _APART = 1 << 32
 
