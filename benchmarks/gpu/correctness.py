@@ -12,7 +12,6 @@ from typing import Any
 import torch
 
 from benchmarks.gpu import scan
-from specplug.pipeline.stream import reference
 from specplug.pipeline.stream.transfers import transfers_for
 from specplug.trim import SurvivalTrimmer
 from specplug.types.draft import Draft
@@ -21,7 +20,7 @@ from specplug.types.verification import SamplingBatch, TargetLogits
 from specplug.verify.random import uniforms
 from specplug.verify.reference import ReferenceVerifier
 from tests.benchmarks.suffix_steps import random_run
-from tests.pipeline.transfers import random_step
+from tests.pipeline.transfers import packed, random_step, unpacked
 from tests.runtime.stream_engine import Engine, run
 from tests.trim.tools import bits, random_case
 
@@ -52,8 +51,7 @@ def transfers(device: torch.device, cases: int, random: Random) -> Found:
     for number in range(cases):
         step = random_step(random)
         there = step.on(device) if device.type == "cuda" else step
-        for method in ("pack", "unpack"):
-            expected = step.outcome(getattr(step, method), reference)
+        for method, expected in (("unpack", unpacked(step)), ("pack", packed(step))):
             if there.outcome(getattr(there, method), transfers_for(device)) != expected:
                 wrong.append(f"case {number}: {method} differs from the reference")
     return cases, wrong

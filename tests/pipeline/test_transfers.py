@@ -1,4 +1,4 @@
-"""Packing and unpacking a step: the reference and the CPU's kernels against loops, the buffers, and the choice."""
+"""Packing and unpacking a step: the CPU's kernels against their reference, the buffers, and the choice of a device."""
 
 from __future__ import annotations
 
@@ -11,68 +11,25 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from specplug.errors import ContractError, EngineError
-from specplug.pipeline.stream import host_kernels, reference
+from specplug.pipeline.stream import host_kernels
 from specplug.pipeline.stream.buffers import StepBuffers
 from specplug.pipeline.stream.tensors import DraftOutputs, EngineRows
 from specplug.pipeline.stream.transfers import transfers_for
-from tests.pipeline.transfers import NEWEST, POISON, Step, numbers, random_step
+from tests.pipeline.transfers import packed, random_step, unpacked
 
 KERNELS = "specplug.pipeline.stream.kernels"
 
 STEPS = st.randoms(use_true_random=False).map(random_step)
 
 
-def packed(step: Step) -> list[list[object]]:
-    """Return what `pack` writes, by a loop over rows."""
-    rows, window = len(step.buffers.lengths), step.buffers.window
-    lengths, emitted, verified = ([POISON] * rows for _ in range(3))
-    newest: list[list[object]] = numbers(NEWEST, rows, window).tolist()
-    for row in range(step.batch_size):
-        slot = int(step.idx_mapping[row])
-        length = int(step.total_len[row if step.lengths_by_row else slot]) + step.lacking
-        text = step.all_token_ids[slot, :length].tolist()
-        tail = text[-step.buffers.packed :] if step.buffers.packed else []
-        newest[row][window - len(tail) :] = tail
-        lengths[row], emitted[row], verified[row] = len(text), int(step.num_sampled[row]), 0
-        if emitted[row]:
-            verified[row] = emitted[row] - 1 + int(step.num_rejected[row])
-    return [lengths, emitted, verified, newest]
-
-
-def unpacked(step: Step) -> list[list[object]]:
-    """Return what `unpack` writes, by a loop over rows."""
-    most, levels = step.wide_out.shape[1] - 2, step.buffers.confidence.tolist()
-    out = [[POISON] * len(line) for line in step.wide_out]
-    lengths, parents = ([[POISON] * len(line) for line in it] for it in (step.wide_lengths, step.out_parents))
-    confidence = [[float(POISON)] * len(line) for line in step.wide_confidence]
-    for row in range(step.batch_size):
-        draft, last = int(step.buffers.draft_rows[row]), int(step.buffers.newest[row, -1])
-        length = 0 if draft < 0 else min(int(step.buffers.draft_lengths[draft]), step.draft_length, most)
-        if step.states_all:
-            lengths[row][0] = max(length, 0)
-        for place in range(most):
-            is_drafted = place < length
-            out[row][place] = int(step.buffers.ids[draft, place]) if is_drafted else last
-            if step.states_all:
-                confidence[row][place] = levels[draft][place] if is_drafted else 0.0
-            if step.states_all and step.buffers.parents is not None:
-                parents[row][place] = int(step.buffers.parents[draft, place]) if is_drafted else place - 1
-    return [out, confidence, lengths, parents]
-
-
-HOST = pytest.mark.parametrize("transfers", [reference, host_kernels], ids=["reference", "kernels"])
-
-
-@HOST
 @given(STEPS)
-def test_the_host_packs_what_a_loop_packs(transfers, step):
-    assert step.outcome(step.pack, transfers) == packed(step)
+def test_the_host_packs_what_a_loop_packs(step):
+    assert step.outcome(step.pack, host_kernels) == packed(step)
 
 
-@HOST
 @given(STEPS)
-def test_the_host_unpacks_what_a_loop_unpacks(transfers, step):
-    assert step.outcome(step.unpack, transfers) == unpacked(step)
+def test_the_host_unpacks_what_a_loop_unpacks(step):
+    assert step.outcome(step.unpack, host_kernels) == unpacked(step)
 
 
 def test_tensors_of_other_numbers_are_refused():

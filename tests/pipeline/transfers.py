@@ -97,6 +97,44 @@ class Step:
         return [tensor.tolist() for tensor in method(transfers)]
 
 
+def packed(step: Step) -> list[list[object]]:
+    """Return what `pack` writes, by a loop over rows: the reference of all kernels."""
+    rows, window = len(step.buffers.lengths), step.buffers.window
+    lengths, emitted, verified = ([POISON] * rows for _ in range(3))
+    newest: list[list[object]] = numbers(NEWEST, rows, window).tolist()
+    for row in range(step.batch_size):
+        slot = int(step.idx_mapping[row])
+        length = int(step.total_len[row if step.lengths_by_row else slot]) + step.lacking
+        text = step.all_token_ids[slot, :length].tolist()
+        tail = text[-step.buffers.packed :] if step.buffers.packed else []
+        newest[row][window - len(tail) :] = tail
+        lengths[row], emitted[row], verified[row] = len(text), int(step.num_sampled[row]), 0
+        if emitted[row]:
+            verified[row] = emitted[row] - 1 + int(step.num_rejected[row])
+    return [lengths, emitted, verified, newest]
+
+
+def unpacked(step: Step) -> list[list[object]]:
+    """Return what `unpack` writes, by a loop over rows, with `newest` as it is now."""
+    most, levels = step.wide_out.shape[1] - 2, step.buffers.confidence.tolist()
+    out = [[POISON] * len(line) for line in step.wide_out]
+    lengths, parents = ([[POISON] * len(line) for line in it] for it in (step.wide_lengths, step.out_parents))
+    confidence = [[float(POISON)] * len(line) for line in step.wide_confidence]
+    for row in range(step.batch_size):
+        draft, last = int(step.buffers.draft_rows[row]), int(step.buffers.newest[row, -1])
+        length = 0 if draft < 0 else min(int(step.buffers.draft_lengths[draft]), step.draft_length, most)
+        if step.states_all:
+            lengths[row][0] = max(length, 0)
+        for place in range(most):
+            is_drafted = place < length
+            out[row][place] = int(step.buffers.ids[draft, place]) if is_drafted else last
+            if step.states_all:
+                confidence[row][place] = levels[draft][place] if is_drafted else 0.0
+            if step.states_all and step.buffers.parents is not None:
+                parents[row][place] = int(step.buffers.parents[draft, place]) if is_drafted else place - 1
+    return [out, confidence, lengths, parents]
+
+
 def numbers(start: int, *shape: int, dtype: torch.dtype = torch.int32) -> Tensor:
     """Return a tensor in which no two entries are equal."""
     return torch.arange(start, start + torch.Size(shape).numel(), dtype=dtype).view(shape)

@@ -9,7 +9,7 @@ import torch
 
 from specplug.assembly import build_draft_stage
 from specplug.interfaces import PluginContext
-from specplug.pipeline.stream import reference
+from specplug.pipeline.stream import host_kernels
 from specplug.pipeline.stream.tensors import DraftOutputs, EngineRows
 from specplug.plugins.registry import default_registry
 from specplug.runtime.rows import RowFacts
@@ -35,7 +35,7 @@ Step = tuple[torch.Tensor, torch.Tensor]
 
 
 class Late:
-    """The reference's transfers, as work of a stream; their inputs are copied when they are enqueued."""
+    """The transfers of a CPU, as work of a stream; their inputs are copied when they are enqueued."""
 
     def __init__(self, stream: FakeStream) -> None:
         self._stream = stream
@@ -44,10 +44,10 @@ class Late:
         copies = rows._replace(
             **{name: value.clone() for name, value in rows._asdict().items() if isinstance(value, torch.Tensor)}
         )
-        self._stream.enqueue(lambda: reference.pack(buffers, batch_size, copies))
+        self._stream.enqueue(lambda: host_kernels.pack(buffers, batch_size, copies))
 
     def unpack(self, buffers: Any, batch_size: int, draft_length: int, outputs: DraftOutputs) -> None:
-        self._stream.enqueue(lambda: reference.unpack(buffers, batch_size, draft_length, outputs))
+        self._stream.enqueue(lambda: host_kernels.unpack(buffers, batch_size, draft_length, outputs))
 
 
 class Engine:

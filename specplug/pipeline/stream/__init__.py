@@ -5,6 +5,6 @@
     unpack         kernel: the drafts, from pinned memory to the engine's draft buffers
 
 `buffers` holds a step's pinned memory, `kernels` the two kernels in Triton, `host_kernels` the same compiled for a CPU,
-and `transfers` chooses between these; `reference` defines both in plain torch.  Only `kernels` imports Triton, and
-nothing imports `kernels` before it is used.
+and `transfers` documents both and chooses between these.  Only `kernels` imports Triton, and nothing imports `kernels`
+before it is used.
 """

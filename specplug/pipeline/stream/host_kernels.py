@@ -1,4 +1,4 @@
-"""`pack` and `unpack` as one compiled function each, for tensors on the CPU; `reference` documents and defines both.
+"""`pack` and `unpack` as one compiled function each, for tensors on the CPU; `transfers` documents both.
 
 Tensor operations on a few hundred bytes cost microseconds each.  The functions take addresses, because numpy views of
 the tensors would take longer to create than the functions run.
@@ -112,7 +112,7 @@ def _unpack(
 
 
 def pack(buffers: StepBuffers, batch_size: int, rows: EngineRows) -> None:
-    """Write what the step found into `buffers`, like `reference.pack`."""
+    """Write what the step found into `buffers`; see `Transfers.pack`."""
     rows = rows.contiguous()
     _pack(
         batch_size,
@@ -134,7 +134,7 @@ def pack(buffers: StepBuffers, batch_size: int, rows: EngineRows) -> None:
 
 
 def unpack(buffers: StepBuffers, batch_size: int, draft_length: int, outputs: DraftOutputs) -> None:
-    """Write the drafts in `buffers` into the engine's tensors, like `reference.unpack`."""
+    """Write the drafts in `buffers` into the engine's tensors; see `Transfers.unpack`."""
     _unpack(
         batch_size,
         draft_length,

@@ -1,4 +1,4 @@
-"""`pack` and `unpack` as one Triton kernel each; `specplug.pipeline.stream.reference` documents and defines both.
+"""`pack` and `unpack` as one Triton kernel each; `specplug.pipeline.stream.transfers` documents both.
 
 The kernels run on the current stream, with one program per row.  They read and write pinned tensors of the host in
 place.  A program loads everything that it can at once, because each load from the host takes about a microsecond.
@@ -124,7 +124,7 @@ def unpack_kernel(  # type: ignore[no-untyped-def]
 
 
 def pack(buffers: StepBuffers, batch_size: int, rows: EngineRows) -> None:
-    """Launch the kernel that writes what the step found into `buffers`, like `reference.pack`."""
+    """Launch the kernel that writes what the step found into `buffers`; see `Transfers.pack`."""
     rows = rows.contiguous()
     pack_kernel[(batch_size,)](
         rows.idx_mapping,
@@ -147,7 +147,7 @@ def pack(buffers: StepBuffers, batch_size: int, rows: EngineRows) -> None:
 
 
 def unpack(buffers: StepBuffers, batch_size: int, draft_length: int, outputs: DraftOutputs) -> None:
-    """Launch the kernel that writes the drafts in `buffers` into the engine's tensors, like `reference.unpack`."""
+    """Launch the kernel that writes the drafts in `buffers` into the engine's tensors; see `Transfers.unpack`."""
     unpack_kernel[(batch_size,)](
         buffers.draft_rows,
         buffers.draft_lengths,

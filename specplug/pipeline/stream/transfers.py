@@ -1,4 +1,4 @@
-"""The choice of `pack` and `unpack` for a device."""
+"""`pack` and `unpack`, and the choice of them for a device."""
 
 from __future__ import annotations
 
@@ -13,13 +13,30 @@ from specplug.pipeline.stream.tensors import DraftOutputs, EngineRows
 
 
 class Transfers(Protocol):
-    """A module with both transfers; see `specplug.pipeline.stream.reference` for their arguments."""
+    """A module with both transfers of a step of B rows.
+
+    Neither reads or writes entries of per-row tensors after the first B.
+    """
 
     def pack(self, buffers: StepBuffers, batch_size: int, rows: EngineRows) -> None:
-        """Write the rows' new tokens and counts into `buffers`."""
+        """Write `lengths`, `emitted`, `verified` and `newest` of the first B rows.
+
+        Args:
+            buffers: the step's buffers, which state how many tokens are packed.
+            batch_size: B.
+            rows: the engine's rows.
+        """
 
     def unpack(self, buffers: StepBuffers, batch_size: int, draft_length: int, outputs: DraftOutputs) -> None:
-        """Write the drafts in `buffers` into the engine's tensors."""
+        """Write the drafts of the first B rows of the engine, padded with each row's newest token and confidence 0.
+
+        Args:
+            buffers: the step's buffers, for drafts of at most K tokens; row b's draft is the one numbered
+                `draft_rows[b]`.
+            batch_size: B.
+            draft_length: most draft tokens of this step, at most K; `draft_lengths` are clamped to it.
+            outputs: the engine's tensors, of K columns or fewer.
+        """
 
 
 def transfers_for(device: torch.device) -> Transfers:

@@ -9,13 +9,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from specplug.pipeline.stream import host_kernels, reference
+from specplug.pipeline.stream import host_kernels
 from specplug.pipeline.stream.buffers import StepBuffers
 from specplug.pipeline.stream.tensors import EngineRows
 from specplug.pipeline.stream.transfers import transfers_for
 from tests.engines.gpu_compiler import Launch, compiled
 from tests.engines.interpreted import imported_anew
-from tests.pipeline.transfers import random_step
+from tests.pipeline.transfers import packed, random_step, unpacked
 
 NAME = "specplug.pipeline.stream.kernels"
 
@@ -47,13 +47,13 @@ def kernels():
 @given(step=STEPS)
 @settings(max_examples=60)
 def test_the_kernel_packs_what_the_reference_packs(kernels, step):
-    assert step.outcome(step.pack, kernels) == step.outcome(step.pack, reference)
+    assert step.outcome(step.pack, kernels) == packed(step)
 
 
 @given(step=STEPS)
 @settings(max_examples=60)
 def test_the_kernel_unpacks_what_the_reference_unpacks(kernels, step):
-    assert step.outcome(step.unpack, kernels) == step.outcome(step.unpack, reference)
+    assert step.outcome(step.unpack, kernels) == unpacked(step)
 
 
 def test_slots_beyond_the_range_of_int32_are_found(kernels, tmp_path):
