@@ -15,6 +15,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
+from benchmarks.gpu.polling import PollingStream
 from benchmarks.gpu.scan import LONGEST, SHORTEST, Scan, best_match
 from benchmarks.gpu.suffix import Corpus, SuffixDrafts
 from benchmarks.gpu.suffix_reference import confidences, find
@@ -23,7 +24,6 @@ from specplug.assembly import build_draft_stage
 from specplug.interfaces import PluginContext
 from specplug.pipeline.stream.buffers import StepBuffers
 from specplug.pipeline.stream.launch import stream_for
-from specplug.pipeline.stream.polling import PollingStream
 from specplug.pipeline.stream.tensors import DraftOutputs, EngineRows
 from specplug.pipeline.stream.transfers import transfers_for
 from specplug.plugins.registry import default_registry

@@ -2,8 +2,7 @@
 
 On a GPU the driver calls the function from a thread of its own (`cuLaunchHostFunc`).  This is the default because no
 core spins while the device computes.  The stream stands still until the function returns and nothing can contain a
-function that hangs, so whoever launches one bounds its work per step.  `specplug.pipeline.stream.polling` is the
-alternative.
+function that hangs, so whoever launches one bounds its work per step.
 """
 
 from __future__ import annotations

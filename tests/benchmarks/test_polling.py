@@ -11,9 +11,9 @@ import pytest
 import torch
 from numba import carray, cfunc
 
+from benchmarks.gpu.polling import DONE, MOST_LAUNCHED, READY, WORDS, PollingStream
 from specplug.errors import EngineError
 from specplug.pipeline.stream import launch
-from specplug.pipeline.stream.polling import DONE, MOST_LAUNCHED, READY, WORDS, PollingStream
 from tests.pipeline.fake_stream import FakeStream
 
 CUDA_STREAM = 0x7F00_1234_5678
