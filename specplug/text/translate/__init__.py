@@ -7,5 +7,4 @@ intersection   tokens that two vocabularies share: special ones by role, ordinar
 translator     the draft's context of a request, extended by the target's new ids
 drafts         drafted ids as the target's (SLEM)
 tables         translation token by token, by tables, for devices on which no tokenizer runs
-reference      plain translation of whole contexts; property tests compare the incremental one with it
 """

@@ -7,13 +7,13 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from specplug.text.fingerprint_texts import fingerprint_texts
-from specplug.text.translate import reference
 from specplug.text.translate.drafts import target_draft
 from specplug.text.translate.intersection import intersect
 from specplug.text.translate.translator import TAIL, Context
 from specplug.text.translate.vocabulary import ESCAPED
 from specplug.text.translate.words import cuts_of, words
 from tests.real_models import needs_models
+from tests.text.translate import reference
 from tests.text.translate.tools import REAL, TEXTS, own_encoding, target_ids, translator, vocabulary
 
 pytestmark = needs_models

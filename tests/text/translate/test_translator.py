@@ -15,12 +15,12 @@ from hypothesis import strategies as st
 
 from specplug.errors import ContractError
 from specplug.text.fingerprint_texts import fingerprint_texts
-from specplug.text.translate import reference
 from specplug.text.translate.intersection import intersect
 from specplug.text.translate.tables import Ragged, expansions
 from specplug.text.translate.translator import Context, TokenContext, Translator
 from specplug.text.translate.vocabulary import ESCAPED, Vocabulary
 from specplug.text.translate.words import LONGEST_WORD, WordEncoder, tokens_of
+from tests.text.translate import reference
 from tests.text.translate.tools import ALL_PAIRS, PAIRS, TEXTS, own_encoding, target_ids, translator, vocabulary
 
 
