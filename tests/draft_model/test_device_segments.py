@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import functools
 import math
+import re
+from collections.abc import Mapping, Sequence
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from specplug.draft_model.device.segments import BYTES_PER_ID, Segmenter, Segments, segmented
+from specplug.draft_model.device.segments import BYTES_PER_ID, Segmenter, Segments
 from specplug.draft_model.pairing import Pair
 from specplug.text.translate.intersection import ids_by_piece, intersect
-from specplug.text.translate.tables import leaves_last_space
+from specplug.text.translate.tables import LONGEST_PIECE, leaves_last_space
 from specplug.text.translate.translator import Translator
 from tests.text.translate.tools import library
 
@@ -58,6 +60,58 @@ class Found:
                 pieces[-1] = b""
         leaves = leaves_last_space(self.translator.target)
         return segmented(self.by_piece, pieces, fixed, self.to_target[drafted].tolist(), leaves_last_space=leaves)
+
+
+def segmented(
+    pieces: Mapping[bytes, int],
+    drafted: Sequence[bytes | int],
+    is_fixed: Sequence[bool],
+    tokens: Sequence[int],
+    *,
+    leaves_last_space: bool = False,
+) -> list[int]:
+    """Return the target's tokens for drafted ids: a plain reference for `Segmenter.find`.
+
+    Args:
+        pieces: the target's ids by their bytes.
+        drafted: the bytes of each drafted id, empty if it has none; an integer is the target's token of a special one,
+            with which the draft ends.
+        is_fixed: whether the token that corresponds to each is to be used.
+        tokens: this token.
+        leaves_last_space: see `specplug.text.translate.tables.leaves_last_space`.
+    """
+    found: list[int] = []
+    text = b""
+
+    def flush(following: bytes = b"") -> bool:
+        """Append the longest tokens of the text, which these bytes follow; return whether they are all of it."""
+        nonlocal text
+        whole = text + following[:1]
+        for part in re.split(rb"(?<=\s)(?=\s\S)", whole) if leaves_last_space else [whole]:
+            left = part[: len(text)]
+            text = text[len(left) :]
+            while left:
+                sizes = range(min(len(left), LONGEST_PIECE), 0, -1)
+                size = next((size for size in sizes if left[:size] in pieces), 0)
+                if not size:
+                    return False
+                found.append(pieces[left[:size]])
+                left = left[size:]
+        return True
+
+    for piece, fixed, token in zip(drafted, is_fixed, tokens, strict=True):
+        if isinstance(piece, int):
+            return [*found, piece] if flush(b"<") else found
+        if not piece:
+            break
+        if fixed:
+            if not flush(piece):
+                return found
+            found.append(token)
+        else:
+            text += piece
+    flush()
+    return found
 
 
 @functools.cache

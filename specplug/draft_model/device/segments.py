@@ -6,8 +6,6 @@ tokenizer that merges pairs mostly finds the longest token of a word, but not al
 
 from __future__ import annotations
 
-import re
-from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import torch
@@ -181,55 +179,3 @@ class _Drafted(NamedTuple):
         begins = torch.where(self.is_fixed, self.begins, self.ends[:, -1:])
         later = begins.flip(1).cummin(1).values.flip(1)[:, 1:]
         return torch.cat([later, self.ends[:, -1:]], 1)
-
-
-def segmented(
-    pieces: Mapping[bytes, int],
-    drafted: Sequence[bytes | int],
-    is_fixed: Sequence[bool],
-    tokens: Sequence[int],
-    *,
-    leaves_last_space: bool = False,
-) -> list[int]:
-    """Return the target's tokens for drafted ids: a plain reference for `Segmenter.find`.
-
-    Args:
-        pieces: the target's ids by their bytes.
-        drafted: the bytes of each drafted id, empty if it has none; an integer is the target's token of a special one,
-            with which the draft ends.
-        is_fixed: whether the token that corresponds to each is to be used.
-        tokens: this token.
-        leaves_last_space: see `specplug.text.translate.tables.leaves_last_space`.
-    """
-    found: list[int] = []
-    text = b""
-
-    def flush(following: bytes = b"") -> bool:
-        """Append the longest tokens of the text, which these bytes follow; return whether they are all of it."""
-        nonlocal text
-        whole = text + following[:1]
-        for part in re.split(rb"(?<=\s)(?=\s\S)", whole) if leaves_last_space else [whole]:
-            left = part[: len(text)]
-            text = text[len(left) :]
-            while left:
-                sizes = range(min(len(left), LONGEST_PIECE), 0, -1)
-                size = next((size for size in sizes if left[:size] in pieces), 0)
-                if not size:
-                    return False
-                found.append(pieces[left[:size]])
-                left = left[size:]
-        return True
-
-    for piece, fixed, token in zip(drafted, is_fixed, tokens, strict=True):
-        if isinstance(piece, int):
-            return [*found, piece] if flush(b"<") else found
-        if not piece:
-            break
-        if fixed:
-            if not flush(piece):
-                return found
-            found.append(token)
-        else:
-            text += piece
-    flush()
-    return found
