@@ -13,7 +13,6 @@ _HOME = {
     "Case": "specplug.testing.output_distribution",
     "EqualityReport": "specplug.testing.equality",
     "Knobs": "specplug.testing.output_distribution",
-    "LOSSY_MUTANTS": "specplug.testing.mutants",
     "PolicyContract": "specplug.testing.policy_contract",
     "ProposerContract": "specplug.testing.contract",
     "TinyModel": "specplug.testing.output_distribution",

@@ -265,3 +265,23 @@ def _code(tokens: Chain, vocab: int) -> int:
     for token in tokens:
         code = code * vocab + token
     return code
+
+
+def uniform(distribution: Tensor) -> Tensor:
+    """Return the uniform distribution over the same vocabulary."""
+    return torch.full_like(distribution, 1.0 / distribution.shape[-1])
+
+
+def tempered(distribution: Tensor) -> Tensor:
+    """Return the distribution at twice its temperature."""
+    flattened = distribution.sqrt()
+    return flattened / flattened.sum(-1, keepdim=True)
+
+
+def halved(distribution: Tensor) -> Tensor:
+    """Return half of every probability, which is not a distribution."""
+    return distribution / 2
+
+
+MISTAKEN_DISTRIBUTIONS: tuple[Callable[[Tensor], Tensor], ...] = (uniform, tempered, halved)
+"""Distributions that wrong verifiers use instead of the draft's, for `Case.judged_by`."""

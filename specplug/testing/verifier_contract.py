@@ -19,8 +19,7 @@ import torch
 from specplug.interfaces import PluginContext, Verifier
 from specplug.plugins.specs import VerifierSpec
 from specplug.testing.driver import NO_OPTIONS
-from specplug.testing.mutants import MISTAKEN_DISTRIBUTIONS
-from specplug.testing.output_distribution import Case, Knobs, TinyModel, distribution_error
+from specplug.testing.output_distribution import MISTAKEN_DISTRIBUTIONS, Case, Knobs, TinyModel, distribution_error
 from specplug.testing.verify_steps import VerifyStep, moved, tensors
 from specplug.types.caps import Distribution, EngineCaps
 from specplug.types.draft import NO_TOKEN, Draft

@@ -17,7 +17,6 @@ from torch import Tensor
 from specplug.errors import EngineError
 from specplug.metrics import SpecMetrics
 from specplug.plugins.specs import VerifierSpec
-from specplug.testing.mutants import AcceptsAlways
 from specplug.types.caps import Distribution, VerifierCaps
 from specplug.types.departures import LossyCounts
 from specplug.types.draft import Draft
@@ -27,6 +26,7 @@ from specplug.verify.random import uniforms
 from specplug.verify.reference import ReferenceVerifier
 from specplug_vllm.worker import verifier, verifier_v1, verifier_v2
 from specplug_vllm.worker.verifier import ServerVerifier
+from tests.mutants import AcceptsAlways
 
 VOCAB, DRAFT_LENGTH, MOST = 5, 3, 6  # V, the server's widest draft, slots
 

@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 import torch
 
-from specplug.testing.mutants import LOSSY_MUTANTS
 from specplug.types.verification import Uniforms
 from specplug_transformers.batch import DecodeBatch
 from specplug_transformers.decode import Decoder
 from specplug_transformers.runner import ModelRunner
 from tests.audit.toy import audited, statuses
+from tests.mutants import LOSSY_MUTANTS
 
 FAST = ("--check", "greedy", "--check", "sampled", "--check", "stops", "-n", "3", "--concurrency", "32")
 

@@ -24,10 +24,10 @@ from specplug.interfaces import PluginContext, Proposer
 from specplug.plugins.hooks import hookimpl
 from specplug.plugins.registry import Owner, Registry
 from specplug.plugins.specs import ProposerSpec, VerifierSpec
-from specplug.testing.mutants import LOSSY_MUTANTS
 from specplug.types.batch import BatchView
 from specplug.types.caps import Distribution, ProposerCaps, VerifierCaps
 from specplug.types.draft import Draft
+from tests.mutants import LOSSY_MUTANTS
 
 LETTERS = "abcdefghijklmnopqrst"
 END = "."

@@ -219,8 +219,8 @@ def test_demo_answers_chats_where_the_model_has_a_template(chatty):
 
 
 def test_demo_exits_1_when_outputs_differ(monkeypatch):
-    from specplug.testing.mutants import LOSSY_MUTANTS
     from specplug.verify import reference
+    from tests.mutants import LOSSY_MUTANTS
 
     monkeypatch.setattr(reference, "ReferenceVerifier", LOSSY_MUTANTS["accepts always"])
     result = invoke("demo", "--tasks", "2", "--max-tokens", "60")

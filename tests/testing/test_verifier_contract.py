@@ -14,11 +14,11 @@ import torch
 from specplug.errors import ContractError
 from specplug.plugins.registry import default_registry
 from specplug.plugins.specs import VerifierSpec
-from specplug.testing import LOSSY_MUTANTS, VerifierContract
-from specplug.testing.mutants import AcceptsAlways, DroppedMask, LenientThreshold
+from specplug.testing import VerifierContract
 from specplug.types.caps import Distribution, VerifierCaps
 from specplug.types.verification import TargetLogits, Uniforms, Verification
 from specplug.verify.reference import ReferenceVerifier
+from tests.mutants import LOSSY_MUTANTS, AcceptsAlways, DroppedMask, LenientThreshold
 
 FULL = VerifierCaps(lossless=True, distributions=(Distribution.LOGITS, Distribution.PROBS))
 ONE_HOT = VerifierCaps(lossless=True)

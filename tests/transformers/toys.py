@@ -32,12 +32,12 @@ from specplug.interfaces import Planner, PluginContext, Proposer
 from specplug.plugins.hooks import hookimpl
 from specplug.plugins.registry import Owner, Registry
 from specplug.plugins.specs import PolicySpec, ProposerSpec, VerifierSpec
-from specplug.testing.mutants import LOSSY_MUTANTS
 from specplug.types.batch import BatchView
 from specplug.types.caps import Distribution, ProposerCaps, VerifierCaps
 from specplug.types.draft import Draft
 from specplug.types.plan import HostStats, StepPlan
 from specplug.types.request import Event
+from tests.mutants import LOSSY_MUTANTS
 
 VOCAB = 96
 EOS = 1

@@ -7,11 +7,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from specplug.testing.mutants import LOSSY_MUTANTS
 from specplug.types.draft import NO_TOKEN, Draft
 from specplug.types.verification import SamplingBatch, TargetLogits, Uniforms
 from specplug.verify.greedy import verify_greedy
 from specplug.verify.reference import ReferenceVerifier
+from tests.mutants import LOSSY_MUTANTS
 
 VOCAB = 4
 

@@ -10,8 +10,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from specplug.testing.mutants import LOSSY_MUTANTS, MISTAKEN_DISTRIBUTIONS
 from specplug.testing.output_distribution import (
+    MISTAKEN_DISTRIBUTIONS,
     Case,
     Knobs,
     TinyModel,
@@ -21,6 +21,7 @@ from specplug.testing.output_distribution import (
 )
 from specplug.types.caps import Distribution
 from specplug.verify.reference import ReferenceVerifier
+from tests.mutants import LOSSY_MUTANTS
 
 EXACT, LOSSY = 1e-6, 1e-3
 

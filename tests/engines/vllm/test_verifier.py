@@ -37,8 +37,8 @@ def counts(llm: Any) -> dict[str, Any]:
 
 
 def plant_in(model_runner: Any, mutant: str | None = None) -> None:
-    from specplug.testing.mutants import LOSSY_MUTANTS
     from specplug.verify.reference import ReferenceVerifier
+    from tests.mutants import LOSSY_MUTANTS
 
     kind = LOSSY_MUTANTS[mutant] if mutant else ReferenceVerifier
 

@@ -6,7 +6,7 @@ proves nothing.  Some mistakes show only under a condition that the class names;
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from specplug.testing.output_distribution import halved, tempered, uniform
 from specplug.types.draft import Draft
 from specplug.types.verification import SamplingBatch, TargetLogits, Uniforms, Verification
 from specplug.verify.reference import ReferenceVerifier
@@ -74,22 +75,6 @@ class ReusedNumber(WrongVerifier):
         return uniforms.accept.gather(1, num_accepted[:, None].clamp(max=draft_length - 1))[:, 0]
 
 
-def uniform(distribution: Tensor) -> Tensor:
-    """Return the uniform distribution over the same vocabulary."""
-    return torch.full_like(distribution, 1.0 / distribution.shape[-1])
-
-
-def tempered(distribution: Tensor) -> Tensor:
-    """Return the distribution at twice its temperature."""
-    flattened = distribution.sqrt()
-    return flattened / flattened.sum(-1, keepdim=True)
-
-
-def halved(distribution: Tensor) -> Tensor:
-    """Return half of every probability, which is not a distribution."""
-    return distribution / 2
-
-
 class UniformDraftDistribution(WrongVerifier):
     """Verifies drafts as if they were drawn uniformly from the vocabulary.
 
@@ -128,9 +113,6 @@ class LenientThreshold(WrongVerifier):
     def _keeps(self, p: Tensor, q: Tensor, numbers: Tensor, drawn: Tensor, is_own: Tensor) -> Tensor:
         return super()._keeps(p, halved(q), numbers, drawn, is_own | (numbers < p))
 
-
-# The draft distributions that mutants use instead of the true one, for `output_distribution.Case.judged_by`.
-MISTAKEN_DISTRIBUTIONS: tuple[Callable[[Tensor], Tensor], ...] = (uniform, tempered, halved)
 
 LOSSY_MUTANTS: Mapping[str, type[ReferenceVerifier]] = MappingProxyType(
     {
