@@ -1,6 +1,6 @@
-"""Traces: one JSON line per drafted row and step, the input of all tools that explain or replay speculation.
+"""Traces: one JSON line per drafted row and step, to explain what speculation did.
 
-The first line of a file names the format and its version; docs/trace.md describes both.
+The first line of a file names the format and its version; docs/trace.md describes both, and has a reader.
 """
 
 from __future__ import annotations
@@ -11,16 +11,13 @@ import logging
 import os
 import stat
 from collections import deque
-from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields
 from io import RawIOBase
 from pathlib import Path
-from types import TracebackType
-from typing import Any
 
 import torch
 
-from specplug.errors import SpecplugError, TraceError, describe
+from specplug.errors import TraceError, describe
 from specplug.metrics import NO_SOURCE
 from specplug.types.batch import EngineBatch
 from specplug.types.draft import Draft
@@ -28,10 +25,8 @@ from specplug.types.verdict import Verdict
 
 logger = logging.getLogger("specplug")
 
-FORMAT, VERSION = "specplug trace", 2
-HEADER = json.dumps({"format": FORMAT, "version": VERSION}).encode() + b"\n"
+HEADER = b'{"format": "specplug trace", "version": 2}\n'
 
-REASONS = ("stopped", "accepted", "rejected", "grammar", "never verified")
 MOST_KEPT = 4096
 """Most rows that wait for a file that cannot be written."""
 
@@ -164,52 +159,6 @@ class TraceWriter:
             self.flush()
             self._file.close()
 
-    def __enter__(self) -> TraceWriter:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self.close()
-
-
-def read_trace(path: str | Path, *, allow_torn: bool = False) -> Iterator[TraceRow]:
-    """Yield the rows of a trace.
-
-    A last line without a newline is torn: the process that wrote it died, or is still writing.  It is an error, or is
-    skipped with `allow_torn`.
-
-    Raises:
-        TraceError: while iterating, at the first malformed line; the message has the file and the line number.
-    """
-    path = Path(path)
-    try:
-        file = path.open("rb")
-    except OSError as error:
-        found = describe(error)
-        raise TraceError.build("cannot read the trace", who=str(path), found=found) from error
-    with file:
-        header = file.readline()
-        if header.endswith(b"\n") or not HEADER.startswith(header):
-            _check_header(path, header)
-        elif not allow_torn:
-            raise _torn(path, 1, header)
-        for number, line in enumerate(file, start=2):
-            if line.endswith(b"\n"):
-                yield _parse_row(f"{path}, line {number}", line)
-            elif not allow_torn:
-                raise _torn(path, number, line)
-
-
-def _torn(path: Path, number: int, line: bytes) -> SpecplugError:
-    return TraceError.build(
-        "the last line is torn",
-        who=f"{path}, line {number}",
-        found=_excerpt(line),
-        expected="a line that ends in a newline",
-        remedy="Read it with allow_torn=True, which leaves that line out",
-    )
-
 
 def _open_for_rows(path: Path) -> RawIOBase:
     """Open or create a trace without an incomplete last line."""
@@ -231,8 +180,14 @@ def _open_for_rows(path: Path) -> RawIOBase:
         ) from error
     try:
         header = file.readline()
-        if header.endswith(b"\n") or not HEADER.startswith(header):
-            _check_header(path, header)
+        if not HEADER.startswith(header):  # it may be incomplete, too
+            raise TraceError.build(
+                "this is no trace of this version",
+                who=f"{path}, line 1",
+                found=repr(header.decode(errors="replace").strip()[:80]),
+                expected=HEADER.decode().strip(),
+                remedy="Choose another path",
+            )
         file.truncate(file.seek(_end_of_lines(file)))
     except BaseException:
         file.close()
@@ -251,76 +206,3 @@ def _end_of_lines(file: RawIOBase) -> int:
             return start + newline + 1
         end = start
     return 0
-
-
-def _check_header(path: Path, line: bytes) -> None:
-    found = _parse_json(line)
-    if not isinstance(found, dict) or found.get("format") != FORMAT:
-        what, remedy = "this is no specplug trace", "Choose another path"
-    elif found.get("version") != VERSION:
-        what, remedy = "a trace of another version", f"Write it again, or use a specplug that knows version {VERSION}"
-    else:
-        return
-    raise TraceError.build(
-        what, who=f"{path}, line 1", found=_excerpt(line), expected=HEADER.decode().strip(), remedy=remedy
-    )
-
-
-def _parse_row(who: str, line: bytes) -> TraceRow:
-    found = _parse_json(line)
-    if not isinstance(found, dict) or found.keys() != set(_FIELDS):
-        expected = f"an object of {', '.join(_FIELDS)}"
-        raise TraceError.build("not a trace row", who=who, found=_excerpt(line), expected=expected)
-    for name, is_right, expected in _CHECKS:
-        if not is_right(found[name]):
-            raise TraceError.build(f"{name} is wrong", who=who, found=repr(found[name]), expected=expected)
-    row = TraceRow(**found | {name: tuple(found[name]) for name in ("ids", "confidence", "source")})
-    counts = (row.accepted, row.verified, len(row.ids))
-    if not len(row.confidence) == len(row.source) == len(row.ids) or list(counts) != sorted(counts):
-        raise TraceError.build(
-            "counts do not fit",
-            who=who,
-            found=f"accepted, verified, ids: {counts}; {len(row.confidence)} confidences; {len(row.source)} sources",
-            expected="ascending counts, and as many confidences and sources as ids",
-        )
-    return row
-
-
-def _parse_json(line: bytes) -> Any:
-    try:
-        return json.loads(line)
-    except ValueError:  # bad UTF-8 too
-        return None
-
-
-def _excerpt(line: bytes) -> str:
-    return repr(line.decode(errors="replace").strip()[:80])
-
-
-def _is_text(value: Any) -> bool:
-    return isinstance(value, str)
-
-
-def _is_count(value: Any) -> bool:
-    return type(value) is int and value >= 0
-
-
-def _is_level(value: Any) -> bool:
-    return type(value) in (int, float) and 0 <= value <= 1
-
-
-def _list_of(is_right: Callable[[Any], bool]) -> Callable[[Any], bool]:
-    return lambda value: isinstance(value, list) and all(map(is_right, value))
-
-
-_CHECKS = (
-    ("request", _is_text, "a string"),
-    ("step", _is_count, "a count"),
-    ("base_len", _is_count, "a count"),
-    ("ids", _list_of(_is_count), "a list of token ids"),
-    ("confidence", _list_of(_is_level), "a list of probabilities"),
-    ("source", _list_of(_is_text), "a list of strings"),
-    ("verified", _is_count, "a count"),
-    ("accepted", _is_count, "a count"),
-    ("reason", REASONS.__contains__, f"one of {', '.join(REASONS)}"),
-)

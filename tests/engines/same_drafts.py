@@ -12,7 +12,7 @@ import hashlib
 import json
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -157,7 +157,7 @@ def registry() -> Registry:
 @contextmanager
 def traced(stage: Any, path: str) -> Iterator[None]:
     """Let a stage that runs without a trace write one meanwhile."""
-    with TraceWriter(path) as trace:
+    with closing(TraceWriter(path)) as trace:
         stage._trace, reports = trace, stage.has_observers
         stage.has_observers = True
         try:

@@ -10,9 +10,10 @@ from hypothesis import strategies as st
 
 from specplug.interfaces import Trimmer
 from specplug.pipeline.inflight import InFlight
-from specplug.trace import TraceWriter, read_trace
+from specplug.trace import TraceWriter
 from specplug.types.verdict import Verdict
 from tests.pipeline.tools import VOCAB, Recorder, drafts, planted, rig_of, rows
+from tests.trace_reader import read_trace
 
 TENSORS = ("token_ids", "lengths", "confidence", "source", "base_len")
 

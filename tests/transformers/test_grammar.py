@@ -8,11 +8,11 @@ import torch
 from specplug.interfaces import PluginContext, Proposer
 from specplug.plugins.specs import ProposerSpec
 from specplug.testing.statistics import g_test
-from specplug.trace import read_trace
 from specplug.types.batch import BatchView
 from specplug.types.caps import Distribution, ProposerCaps
 from specplug.types.draft import Draft
 from specplug_transformers import Engine, GenerateRequest, SamplingParams
+from tests.trace_reader import read_trace
 from tests.transformers import toys
 from tests.transformers.conftest import greedy, requests_of
 from tests.transformers.toys import EOS, Oracle, prompts

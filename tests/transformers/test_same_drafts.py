@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 import torch
 
-from specplug.trace import TraceRow, read_trace
+from specplug.trace import TraceRow
 from specplug_transformers import Engine, GenerateRequest, SamplingParams
 from tests.engines import plain, same_drafts
+from tests.trace_reader import read_trace
 
 Serve = Callable[..., list[TraceRow]]
 
@@ -35,7 +36,7 @@ def serve(tmp_path: Path) -> Serve:
         engine.close()
         assert not engine.metrics.snapshot().faults
         same_drafts.assert_answers({output.request_id: output.token_ids for output in outputs})
-        return list(read_trace(path))
+        return read_trace(path)
 
     return serve
 

@@ -9,10 +9,11 @@ from typing import Any
 
 import pytest
 
-from specplug.trace import TraceRow, read_trace
+from specplug.trace import TraceRow
 from tests.engines import same_drafts
 from tests.engines.sglang import inside
 from tests.engines.sglang.engines import Engine
+from tests.trace_reader import read_trace
 
 
 @pytest.fixture(scope="module")
@@ -48,7 +49,7 @@ def trace(parrot: Engine, path: Path, count: int | None = None, mutant: str | No
     """Serve prompts; return what they add to the trace."""
     given = same_drafts.requested(count)
     assert parrot.call(inside.flush)
-    before = len(list(read_trace(path)))
+    before = len(read_trace(path))
     parrot.inside(plant, mutant=mutant)
     answers = parrot.call(
         inside.generate,
@@ -59,7 +60,7 @@ def trace(parrot: Engine, path: Path, count: int | None = None, mutant: str | No
     assert parrot.inside(faults) == {}
     parrot.inside(plant, mutant=None)
     same_drafts.assert_answers({name: own["token_ids"] for name, own in zip(given, answers, strict=True)})
-    return list(read_trace(path))[before:]
+    return read_trace(path)[before:]
 
 
 def test_drafts_are_the_same(parrot, path):

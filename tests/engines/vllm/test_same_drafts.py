@@ -8,12 +8,13 @@ from typing import Any
 
 import pytest
 
-from specplug.trace import TraceRow, read_trace
+from specplug.trace import TraceRow
 from tests.engines import same_drafts
 from tests.engines.engines import Engine
 from tests.engines.vllm import inside
 from tests.engines.vllm.referee import fields, kind, zoo
 from tests.engines.vllm.watching import drafting, plain_name, snapshot
+from tests.trace_reader import read_trace
 
 __all__ = ["kind", "zoo"]
 
