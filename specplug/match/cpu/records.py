@@ -89,19 +89,6 @@ borrowed_at: Any = intrinsic(_borrowed_at)
 """Inside kernels, `borrowed_at(like, address)` is the borrowed view at an address, of the type of the view `like`."""
 
 
-def record_at(kind: RecordType) -> Any:
-    """Return an intrinsic: inside kernels, `intrinsic(address)` is the borrowed view of a record of this type there."""
-
-    @intrinsic  # type: ignore[untyped-decorator]
-    def view(_typing: Any, _address: Any) -> Any:
-        def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-            return builder.inttoptr(arguments[0], context.get_value_type(signature.return_type))
-
-        return BorrowedType(kind)(types.int64), generate  # type: ignore[no-untyped-call]
-
-    return view
-
-
 @infer_getattr
 class _Fields(AttributeTemplate):  # type: ignore[misc]
     """Types of a borrowed view's fields: a record in it is borrowed too."""
