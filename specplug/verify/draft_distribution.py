@@ -2,7 +2,7 @@
 
 A proposer may draw from a subset of the target's vocabulary (`Draft.draft_vocab`).  A verifier needs the probability of
 each draft token, and the whole distribution at one position of each row, so the columns are never expanded to
-[B, N, V].  `full_probs` is the reference form; `write_probs` writes the input of an engine's own verifier.
+[B, N, V].  `write_probs` writes the input of an engine's own verifier.
 """
 
 from __future__ import annotations
@@ -55,21 +55,6 @@ def scattered(columns: Tensor, draft_vocab: Tensor | None, vocab_size: int) -> T
         return columns
     full = columns.new_zeros(*columns.shape[:-1], vocab_size)
     return full.index_copy_(-1, draft_vocab, columns)
-
-
-def full_probs(draft: Draft, temperature: Tensor, vocab_size: int) -> Tensor:
-    """Return [B, N, V] float64, the distribution of every token over the target's vocabulary, one-hot drafts included.
-
-    This is the reference that the other functions must match; entries beyond a row's length are undefined.
-    """
-    one_hot = torch.zeros(*draft.token_ids.shape, vocab_size, dtype=torch.float64, device=draft.device)
-    one_hot.scatter_(2, draft.token_ids.clamp(0, vocab_size - 1).long()[:, :, None], 1.0)
-    columns = column_probs(draft, temperature)
-    if columns is None:
-        return one_hot
-    return torch.where(
-        was_drawn(draft, temperature)[:, :, None], scattered(columns, draft.draft_vocab, vocab_size), one_hot
-    )
 
 
 def write_probs(buffer: Tensor, draft: Draft) -> None:

@@ -10,9 +10,9 @@ from torch import Tensor
 
 from specplug.types.caps import Distribution, EngineCaps
 from specplug.types.verification import SamplingBatch, TargetLogits, Uniforms
-from specplug.verify.draft_distribution import full_probs
 from specplug.verify.reference import ReferenceVerifier
 from tests.pipeline.tools import SLOTS, VOCAB, Recorder, Rig, drafts, rig_of, rows
+from tests.verify.full_probs import full_probs
 
 TAKES_PROBS = EngineCaps(4, draft_input=Distribution.PROBS)
 IDS = [9, 1, 4]

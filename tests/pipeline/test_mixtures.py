@@ -11,9 +11,9 @@ from specplug.errors import ContractError
 from specplug.types.caps import Distribution, EngineCaps
 from specplug.types.request import Lifecycle
 from specplug.types.verification import SamplingBatch, TargetLogits, Uniforms
-from specplug.verify.draft_distribution import full_probs
 from specplug.verify.reference import ReferenceVerifier
 from tests.pipeline.tools import SLOTS, VOCAB, Recorder, Rig, drafts, rig_of, rows
+from tests.verify.full_probs import full_probs
 
 
 class TestSeveralProposers:

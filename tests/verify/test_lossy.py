@@ -17,11 +17,12 @@ from specplug.testing.verify_steps import VerifyStep, tensors
 from specplug.types.caps import Distribution, EngineCaps
 from specplug.types.draft import Draft
 from specplug.types.verification import SamplingBatch, TargetLogits
-from specplug.verify.draft_distribution import full_probs, was_drawn
+from specplug.verify.draft_distribution import was_drawn
 from specplug.verify.lossy import ThresholdVerifier, TypicalVerifier
 from specplug.verify.random import uniforms
 from specplug.verify.reference import ReferenceVerifier
 from specplug.verify.target import target_probs
+from tests.verify.full_probs import full_probs
 
 VOCAB = 5
 FEW = settings(max_examples=60, deadline=None)

@@ -16,10 +16,11 @@ from specplug.testing.verify_steps import VerifyStep, tensors
 from specplug.types.caps import Distribution
 from specplug.types.draft import Draft
 from specplug.types.verification import SamplingBatch, TargetLogits, Uniforms
-from specplug.verify.draft_distribution import full_probs, was_drawn, write_probs
+from specplug.verify.draft_distribution import was_drawn, write_probs
 from specplug.verify.random import uniforms
 from specplug.verify.reference import ReferenceVerifier
 from specplug.verify.target import target_probs
+from tests.verify.full_probs import full_probs
 
 VOCAB = 5
 FEW = settings(max_examples=60, deadline=None)

@@ -25,7 +25,7 @@ from specplug.testing.policy_contract import PolicyContract
 from specplug.testing.statistics import g_test
 from specplug.types.caps import EngineCaps
 from specplug.types.plan import HostStats, RequestStats
-from specplug.verify.draft_distribution import full_probs
+from tests.verify.full_probs import full_probs
 
 LOOP = [1, 2, 3, 1, 2, 3, 1]
 
