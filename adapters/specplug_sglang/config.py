@@ -117,10 +117,8 @@ def engine_caps(server_args: Any) -> EngineCaps:
         draft_length_change=DraftLengthChange.CAPTURED if ladder else DraftLengthChange.FREE,
         trees=is_tree_mode(view),
         draft_input=Distribution.ONE_HOT,
-        decision_lag=0,
         feedback=Feedback.SCHEDULER,
         tensor_parallel_size=view.tp_size,
-        data_parallel_size=view.dp_size,
     )
 
 

@@ -116,10 +116,8 @@ def engine_caps(vllm_config: Any) -> EngineCaps:
         draft_length_change=_draft_length_change(vllm_config, v2),
         # Confidences, and so the drafted tokens, decide which tokens are cut: only one-hot drafts stay lossless.
         draft_input=Distribution.ONE_HOT if several_ranks or cuts else distribution,
-        decision_lag=2 if vllm_config.scheduler_config.async_scheduling else 1,
         feedback=Feedback.SCHEDULER,
         tensor_parallel_size=parallel.tensor_parallel_size,
-        data_parallel_size=parallel.data_parallel_size,
         verifies_budget=cuts,
     )
 

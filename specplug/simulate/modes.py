@@ -55,7 +55,6 @@ class Mode:
             captured_draft_lengths=self.lengths if padded else (),
             ragged=Ragged.PADDED if padded else Ragged.NATIVE,
             draft_length_change=DraftLengthChange.CAPTURED if padded else DraftLengthChange.FREE,
-            decision_lag=self.lag,
             feedback=Feedback.SCHEDULER,
             verifies_budget=self.layout is Layout.CUT,
         )

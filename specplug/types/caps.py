@@ -15,7 +15,6 @@ class Ragged(enum.Enum):
     LONGEST = "padded to the longest kept draft"
     PADDED = "padded to the plan's draft length"
     COSTS_FULL_GRAPH = "costs the full CUDA graph"
-    NO = "no"
 
 
 class DraftLengthChange(enum.Enum):
@@ -54,9 +53,8 @@ class EngineCaps:
         draft_length_change: the requirement for verifying a different draft length than before.
         trees: true if drafts with `parents` are verified as trees, false if only chains are verified.
         draft_input: the draft distribution that the verifier takes in addition to one-hot drafts; `ONE_HOT` for none.
-        decision_lag: engine steps between a plan and the verification that it affects.
         feedback: how verdicts reach the planner.
-        tensor_parallel_size, data_parallel_size: ranks that must draft identically, and ranks that step together.
+        tensor_parallel_size: ranks that must draft identically.
         verifies_budget: true if the engine always verifies as many draft tokens as the plan's budget (all of them
             without a budget), because the number that the trim half keeps is known only on the device.
     """
@@ -67,10 +65,8 @@ class EngineCaps:
     draft_length_change: DraftLengthChange = DraftLengthChange.FREE
     trees: bool = False
     draft_input: Distribution = Distribution.ONE_HOT
-    decision_lag: int = 0
     feedback: Feedback = Feedback.DIRECT
     tensor_parallel_size: int = 1
-    data_parallel_size: int = 1
     verifies_budget: bool = False
 
     def __post_init__(self) -> None:

@@ -21,7 +21,6 @@ CAPS = EngineCaps(
     ragged=Ragged.PADDED,
     draft_length_change=DraftLengthChange.CAPTURED,
     feedback=Feedback.SCHEDULER,
-    decision_lag=1,
 )
 TRAFFIC = {
     "easy": np.linspace(0.9, 0.97, 15),

@@ -12,7 +12,7 @@ from specplug.runtime.step_planner import Bounds, StepPlanner
 from specplug.settings import load_settings
 from specplug.types.caps import DraftLengthChange, EngineCaps, Feedback, Ragged
 
-SITE = {"feedback": Feedback.SCHEDULER, "decision_lag": 1}
+SITE = {"feedback": Feedback.SCHEDULER}
 NATIVE = EngineCaps(8, ragged=Ragged.NATIVE, **SITE)
 PADDED = EngineCaps(8, ragged=Ragged.PADDED, draft_length_change=DraftLengthChange.CAPTURED, **SITE)
 KINDS = {"batch, ragged": ("batch", NATIVE), "batch, padded": ("batch", PADDED), "adaptive": ("adaptive", NATIVE)}

@@ -15,13 +15,12 @@ from specplug.types.plan import StepPlan
 REQUESTS, LONGEST = ("a", "b", "c", "d"), 15
 PLAIN, PER_TOKEN = 6e-3, 2e-4  # seconds of a step without drafts, and of each draft token that it verifies
 ACCEPTED = 0.9
-RAGGED = EngineCaps(LONGEST, feedback=Feedback.SCHEDULER, decision_lag=1)
+RAGGED = EngineCaps(LONGEST, feedback=Feedback.SCHEDULER)
 PADDED = EngineCaps(
     LONGEST,
     ragged=Ragged.PADDED,
     draft_length_change=DraftLengthChange.FREE,
     feedback=Feedback.SCHEDULER,
-    decision_lag=1,
 )
 
 
