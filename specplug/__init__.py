@@ -55,7 +55,6 @@ _PUBLIC = {
         "Request",
         "RequestEvent",
         "RequestOptions",
-        "Sampling",
         "StoredDocument",
     ),
     "specplug.types.trim": ("TrimLimits",),

@@ -33,9 +33,7 @@ class LookupProposer(Proposer):
     """Drafts continuations of matches in the request's own text and references, and in remembered responses.
 
     When a request finishes, the part of its response that the client saw is stored under the request's isolation key.
-    Requests with `store: false`, and those with a seed and a temperature, neither read nor extend the memory.  The
-    latter also neither use nor change the learnt hit rates: otherwise a seed's drafts, and with them its text, would
-    depend on earlier requests.
+    Requests with `store: false` neither read nor extend the memory.
 
     References precede a request's own text; together they may take as many tokens as the longest context.
     """

@@ -30,7 +30,6 @@ class Barrier:
     row: int
     start: int
     stop: int
-    kind: str
 
 
 _INDEX = (torch.int32, torch.int64)

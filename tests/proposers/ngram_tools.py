@@ -8,13 +8,12 @@ from typing import Any
 from specplug.plugins.registry import Owner, Registry
 from specplug.plugins.specs import ProposerSpec
 from specplug.testing.driver import Driver, RowDraft
-from specplug.types.request import Lifecycle, Sampling
+from specplug.types.request import Lifecycle
 from specplug_ngram import plugin
 
 PROMPT = [90, 91, 92, 93]
 STATED = [11, 12, 13, 14, 15, 16, 17, 18]
 BEGIN = STATED[:3]
-SEEDED = Sampling(temperature=1.0, seed=5)
 MEMORY, REFERENCE = "response memory", "reference"
 
 Make = Callable[..., Driver]

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from specplug.types.batch import BatchView, Residency
 from specplug.types.draft import Draft
-from specplug.types.request import Request, Sampling
+from specplug.types.request import Request
 from tests.types.recorded_states import JUNK, SGLANG, TRANSFORMERS, VLLM_V1, VLLM_V2, VOCAB
 
 
@@ -93,7 +93,7 @@ def _vllm_v1_batch(array: np.ndarray, step: dict, num_new: list[int]) -> BatchVi
         residency=Residency.HOST,
         request_ids=tuple(ids),
         requests=tuple(
-            Request(i, r["prompt"], r["max_tokens"], Sampling(r["temperature"]), grammar=r["grammar"])
+            Request(i, r["prompt"], r["max_tokens"], r["temperature"], grammar=r["grammar"])
             for i, r in zip(ids, known, strict=True)
         ),
     )

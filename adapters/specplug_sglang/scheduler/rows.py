@@ -69,7 +69,7 @@ class Rows:
     @cached_property
     def temperature(self) -> Tensor:
         """The requests' temperatures, [B] float32."""
-        temperatures = [request.sampling.temperature for request in self.facts.requests]
+        temperatures = [request.temperature for request in self.facts.requests]
         return on_device(temperatures, torch.float32, self._device)
 
     @cached_property
