@@ -83,7 +83,7 @@ class Engine:
             max_length=self.max_length,
             device=self._runner.device,
             seed=settings.seed,
-            target=TargetModel(model.name_or_path or None, model.config, tokenizer, self._runner.input_embeddings),
+            target=TargetModel(model.name_or_path or None, model.config, tokenizer),
         )
         self._drafts = build_draft_stage(settings, self.registry, context, grammars=True)
         self._plans = build_plan_stage(settings, self.registry, context, self._drafts.metrics.fault)

@@ -123,10 +123,7 @@ def engine_caps(vllm_config: Any) -> EngineCaps:
 
 
 def target_model(vllm_config: Any) -> TargetModel:
-    """Return the target model as plug-ins see it, without a tokenizer if the server runs without one.
-
-    Embeddings are left out: vLLM builds the proposer before it loads the model, and each rank holds only a shard.
-    """
+    """Return the target model as plug-ins see it, without a tokenizer if the server runs without one."""
     model = vllm_config.model_config
     tokenizer = None
     if not model.skip_tokenizer_init:
