@@ -36,7 +36,7 @@ _PUBLIC = {
     ),
     "specplug.plugins.registry": ("Registry", "default_registry"),
     "specplug.plugins.specs": ("CheckResult", "CheckSpec", "EngineSpec", "PolicySpec", "ProposerSpec", "VerifierSpec"),
-    "specplug.types.batch": ("Barrier", "BatchView", "Residency"),
+    "specplug.types.batch": ("Barrier", "BatchView"),
     "specplug.types.caps": (
         "Distribution",
         "EngineCaps",

@@ -7,7 +7,7 @@ import pickle
 import numpy as np
 import torch
 
-from specplug.types.batch import BatchView, Residency
+from specplug.types.batch import BatchView
 from specplug.types.caps import Distribution, DraftLengthChange, EngineCaps, Feedback, Ragged
 from specplug.types.draft import Draft
 from specplug.types.verdict import Outcome, Verdict
@@ -45,7 +45,6 @@ class TestVllmV2:
         check_batch(batch)
         assert batch.tokens.data_ptr() == VLLM_V2["req_states"]["all_token_ids"].ctypes.data
         assert batch.slots.data_ptr() == VLLM_V2["idx_mapping"].ctypes.data
-        assert batch.residency is Residency.PINNED
         assert new_tokens(batch, 0) == [12, 13, 13, 14]
         assert new_tokens(batch, 1) == [8, 9]
         assert new_tokens(batch, 2) == [21, 22, 23, 24, 25, 26]
