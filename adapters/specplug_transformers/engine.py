@@ -212,7 +212,7 @@ class Engine:
         decoding = [state for state in self._running if state.pending == 1]
         if not decoding:
             return []
-        self._decoder.step(decoding, num_waiting=len(self._waiting))
+        self._decoder.step(decoding)
         outputs = []
         for state in decoding:
             outputs.append(RequestOutput.of(state))

@@ -49,7 +49,7 @@ def rate_of(planner: StepPlanner[str], steps: int, per_draft: float, *, pads: bo
     random, before, clock = np.random.default_rng(0), StepPlan(0), 0.0
     tokens = seconds = 0.0
     for step in range(steps):
-        plan = planner.make(REQUESTS, 0, 0)
+        plan = planner.make(REQUESTS)
         verified = [before.draft_length] * len(REQUESTS) if pads else verified_of(before)
         took = PLAIN + per_draft * plan.draft_length + PER_TOKEN * sum(verified)
         took *= float(np.exp(0.05 * random.standard_normal()))
