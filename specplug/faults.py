@@ -96,11 +96,6 @@ class FaultGuard:
             return True
         return False
 
-    def revive(self) -> None:
-        """Switch the plug-in on again and reset its fault count."""
-        self._cooldown_left = self._in_a_row = 0
-        self._on_trial = False
-
     def _fault(self, kind: str, what: str, trace: str = "") -> None:
         self._note(kind, f"{what}. This can cost speed, never the text", trace)
         if self.is_off:  # it still receives events; a fault in one of them does not extend the cool-down

@@ -286,11 +286,3 @@ def test_a_fault_while_it_is_off_is_counted_and_does_not_prolong_the_cool_down(g
     guard.call(breaks)
     assert guard.counts == {"raised": 4, "switched off": 1}
     assert steps(guard, [works] * 3) == [OFF, OFF, ON]
-
-
-def test_revive_switches_it_on_with_a_clean_record(guard):
-    steps(guard, [breaks, breaks])
-    guard.revive()
-    assert not guard.is_off
-    assert steps(guard, [breaks, works]) == [ON, ON]  # one fault alone does not switch it off, as it would on trial
-    assert guard.counts == {"raised": 3, "switched off": 1}
