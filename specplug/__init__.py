@@ -40,7 +40,6 @@ _PUBLIC = {
     "specplug.types.caps": (
         "Distribution",
         "EngineCaps",
-        "Feedback",
         "ProposerCaps",
         "Ragged",
         "VerifierCaps",

@@ -33,14 +33,6 @@ class Distribution(enum.Enum):
     PROBS = "draft_probs"
 
 
-class Feedback(enum.Enum):
-    """How acceptance counts travel from the worker to the planner."""
-
-    DIRECT = "same memory, every step"
-    SCHEDULER = "the scheduler's own counts per request"
-    NONE = "none: plans cannot learn"
-
-
 @dataclass(frozen=True, slots=True)
 class EngineCaps:
     """Capabilities of an adapter's engine.  Policies and pipelines branch on these, never on an engine's name.
@@ -53,7 +45,6 @@ class EngineCaps:
         draft_length_change: the requirement for verifying a different draft length than before.
         trees: true if drafts with `parents` are verified as trees, false if only chains are verified.
         draft_input: the draft distribution that the verifier takes in addition to one-hot drafts; `ONE_HOT` for none.
-        feedback: how verdicts reach the planner.
         tensor_parallel_size: ranks that must draft identically.
         verifies_budget: true if the engine always verifies as many draft tokens as the plan's budget (all of them
             without a budget), because the number that the trim half keeps is known only on the device.
@@ -65,7 +56,6 @@ class EngineCaps:
     draft_length_change: DraftLengthChange = DraftLengthChange.FREE
     trees: bool = False
     draft_input: Distribution = Distribution.ONE_HOT
-    feedback: Feedback = Feedback.DIRECT
     tensor_parallel_size: int = 1
     verifies_budget: bool = False
 

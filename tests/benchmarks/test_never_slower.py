@@ -12,7 +12,6 @@ from benchmarks.never_engines import OFF, PLUGINS, POLICY, Arm
 from benchmarks.never_report import Block, cells, hopeful, in_order, rejected, summarise, table
 from benchmarks.never_slower import KINDS, arguments, prompts, requests_of
 from specplug import EngineCaps, HostStats, PluginContext, Ragged, StepPlan, StepReport
-from specplug.types.caps import Feedback
 from specplug.types.plan import StepCost
 
 ARMS: tuple[Arm, ...] = (OFF, POLICY, 1, 3)
@@ -129,7 +128,7 @@ def arms(monkeypatch):
     module = importlib.import_module("specplug_arms")
     spec = specplug.PolicySpec(name="batch", factory=Learnt, summary="notes")
     monkeypatch.setattr(module, "default_registry", lambda: type("Registry", (), {"get": lambda *_: spec}))
-    caps = EngineCaps(max_draft_length=8, ragged=Ragged.PADDED, feedback=Feedback.SCHEDULER)
+    caps = EngineCaps(max_draft_length=8, ragged=Ragged.PADDED)
     return module.Arms(PluginContext(caps=caps, options="not the policy's"))
 
 

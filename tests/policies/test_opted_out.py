@@ -10,11 +10,10 @@ import pytest
 from specplug.interfaces import PluginContext
 from specplug.runtime.step_planner import Bounds, StepPlanner
 from specplug.settings import load_settings
-from specplug.types.caps import DraftLengthChange, EngineCaps, Feedback, Ragged
+from specplug.types.caps import DraftLengthChange, EngineCaps, Ragged
 
-SITE = {"feedback": Feedback.SCHEDULER}
-NATIVE = EngineCaps(8, ragged=Ragged.NATIVE, **SITE)
-PADDED = EngineCaps(8, ragged=Ragged.PADDED, draft_length_change=DraftLengthChange.CAPTURED, **SITE)
+NATIVE = EngineCaps(8, ragged=Ragged.NATIVE)
+PADDED = EngineCaps(8, ragged=Ragged.PADDED, draft_length_change=DraftLengthChange.CAPTURED)
 KINDS = {"batch, ragged": ("batch", NATIVE), "batch, padded": ("batch", PADDED), "adaptive": ("adaptive", NATIVE)}
 
 

@@ -9,18 +9,17 @@ from specplug.interfaces import PluginContext
 from specplug.runtime.step_planner import Bounds, StepPlanner
 from specplug.settings import load_settings
 from specplug.settings.sources import ResolvedSettings
-from specplug.types.caps import DraftLengthChange, EngineCaps, Feedback, Ragged
+from specplug.types.caps import DraftLengthChange, EngineCaps, Ragged
 from specplug.types.plan import StepPlan
 
 REQUESTS, LONGEST = ("a", "b", "c", "d"), 15
 PLAIN, PER_TOKEN = 6e-3, 2e-4  # seconds of a step without drafts, and of each draft token that it verifies
 ACCEPTED = 0.9
-RAGGED = EngineCaps(LONGEST, feedback=Feedback.SCHEDULER)
+RAGGED = EngineCaps(LONGEST)
 PADDED = EngineCaps(
     LONGEST,
     ragged=Ragged.PADDED,
     draft_length_change=DraftLengthChange.FREE,
-    feedback=Feedback.SCHEDULER,
 )
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from specplug.types.batch import BatchView
-from specplug.types.caps import Distribution, DraftLengthChange, EngineCaps, Feedback, Ragged
+from specplug.types.caps import Distribution, DraftLengthChange, EngineCaps, Ragged
 from specplug.types.draft import Draft
 from specplug.types.verdict import Outcome, Verdict
 from tests.types.engine_views import (
@@ -90,7 +90,6 @@ class TestVllmV2:
             ragged=Ragged.NATIVE if launch["varlen_graphs"] else Ragged.COSTS_FULL_GRAPH,
             draft_length_change=DraftLengthChange.CAPTURED,
             draft_input=Distribution.LOGITS,
-            feedback=Feedback.SCHEDULER,
             tensor_parallel_size=launch["tp"],
         )
         assert [caps.fit_draft_length(draft_length) for draft_length in (0, 1, 3, 7, 8, 20)] == [0, 1, 2, 4, 8, 8]
@@ -155,7 +154,6 @@ class TestVllmV1:
         caps = EngineCaps(
             max_draft_length=LAUNCH["vllm_v1"]["num_speculative_tokens"],
             draft_input=Distribution.PROBS,
-            feedback=Feedback.SCHEDULER,
         )
         assert caps.ragged is Ragged.NATIVE
         assert [caps.fit_draft_length(draft_length) for draft_length in (0, 3, 9)] == [0, 3, 5]
@@ -216,7 +214,6 @@ class TestSglang:
             ragged=Ragged.PADDED,
             draft_length_change=DraftLengthChange.CAPTURED,
             trees=launch["speculative_eagle_topk"] > 1,
-            feedback=Feedback.DIRECT,
             tensor_parallel_size=launch["tp"],
         )
         assert caps.trees
@@ -256,5 +253,4 @@ class TestTransformers:
             ragged=Ragged.LONGEST,
             draft_input=Distribution.PROBS,
         )
-        assert (caps.ragged, caps.feedback) == (Ragged.LONGEST, Feedback.DIRECT)
         assert [caps.fit_draft_length(draft_length) for draft_length in (-1, 5, 17)] == [0, 5, 16]
