@@ -102,7 +102,8 @@ class ProposerCaps:
         host_step: for inline proposers: they implement `specplug.interfaces.HasHostStep`, so that a GPU's stream can
             run their steps.
         distribution: the draft distribution that the proposer fills in.
-        trees: the proposer may set `Draft.parents`.
+        trees: the proposer may set `Draft.parents`.  Where the engine verifies chains, a tree is cut to its best path.
+            With `host_step`, drafts have no parents there: the proposer itself drafts chains, by `EngineCaps.trees`.
         learns: the proposer wants `observe` calls.
     """
 

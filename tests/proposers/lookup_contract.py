@@ -9,6 +9,7 @@ from specplug.match.proposer import LookupProposer
 from specplug.plugins.specs import ProposerSpec
 from specplug.testing.contract import ProposerContract
 from specplug.types.batch import BatchView
+from specplug.types.caps import ProposerCaps
 
 
 class Unlearning(LookupProposer):
@@ -27,6 +28,12 @@ class Unlearning(LookupProposer):
         for table, default in zip(self._learnt, self._default_counts, strict=True):
             table[:] = default
         self.lookup.rows.hit_rate[:] = 0.5
+
+
+def on_engine(spec: ProposerSpec, *, trees: bool) -> ProposerSpec:
+    """Return a proposer as it drafts on an engine that verifies trees, or only chains."""
+    assert isinstance(spec.caps, ProposerCaps)
+    return replace(spec, caps=replace(spec.caps, trees=spec.caps.trees and trees))
 
 
 class LookupContract(ProposerContract):
