@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import accumulate
 from typing import NamedTuple
 
 
@@ -85,10 +84,6 @@ class StepReport:
         batch_size: number of requests that the step was planned for.
         verified, accepted: draft tokens of all requests, counted as in `RequestStats`.  The token that ended a request
             is not among them: what clients received is one token more per request, and none after its end.
-        tested_at: for each position in the draft, the number of requests whose token there was decided, i.e. accepted
-            or the first rejected.  Tokens after a rejection are undecided.  Do not use it for trees, whose nodes have
-            no positions.
-        accepted_at: for each position, or depth in a tree, the number of requests whose token there was accepted.
         cost: cost of the step; None if its duration is not known.
         runs: for each request with drafts, the length of its run before and after the step: the tokens that it emitted
             since a draft of it was last not accepted in full.  Empty where the engine does not plan in its scheduler.
@@ -100,8 +95,6 @@ class StepReport:
     batch_size: int
     verified: int
     accepted: int
-    tested_at: tuple[int, ...]
-    accepted_at: tuple[int, ...]
     cost: StepCost | None = None
     runs: Sequence[tuple[int, int]] = ()
 
@@ -121,10 +114,6 @@ class StepReport:
 
         By default all requests might.
         """
-        ends_tested, ends_accepted = [0] * (draft_length + 1), [0] * (draft_length + 1)
-        for verified, accepted in fates:
-            ends_tested[min(accepted + 1, verified, draft_length)] += 1
-            ends_accepted[min(accepted, draft_length)] += 1
         return cls(
             step,
             draft_length,
@@ -132,16 +121,9 @@ class StepReport:
             requests if batch_size is None else batch_size,
             verified=sum([verified for verified, _ in fates]),
             accepted=sum([accepted for _, accepted in fates]),
-            tested_at=_reached(ends_tested),
-            accepted_at=_reached(ends_accepted),
             cost=cost,
             runs=runs,
         )
-
-
-def _reached(ends: Sequence[int]) -> tuple[int, ...]:
-    """Return how many rows end after each position; `ends` counts them by the position at which they end."""
-    return tuple(accumulate(reversed(ends[1:])))[::-1]
 
 
 class Price(NamedTuple):

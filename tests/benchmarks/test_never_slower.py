@@ -135,7 +135,7 @@ def arms(monkeypatch):
 def step(arms, number, verified=0, accepted=0, cost=None):
     """Plan a step and report it."""
     plan = arms.plan(HostStats(number, ()))
-    arms.observe(StepReport(number, plan.draft_length, 3, 3, verified, accepted, (), (), cost))
+    arms.observe(StepReport(number, plan.draft_length, 3, 3, verified, accepted, cost))
     return plan.draft_length
 
 
@@ -160,5 +160,5 @@ def test_a_report_that_comes_after_the_turn_is_still_the_policys(arms):
     arms.begin(1, 1, False)
     arms.plan(HostStats(1, ()))
     for number in (0, 1):
-        arms.observe(StepReport(number, 1, 3, 3, 2, 0, (), ()))
+        arms.observe(StepReport(number, 1, 3, 3, 2, 0))
     assert [report.step for report in arms._learnt.reports] == [0]

@@ -84,12 +84,6 @@ class NeverObserves(Planner):
 class TestReports:
     def test_they_sum_up_requests(self):
         assert (REPORT.verified, REPORT.accepted) == (5, 3)
-        assert REPORT.accepted_at == (2, 1, 0)
-        assert REPORT.tested_at == (2, 2, 0)  # the third token of the first request lies after a rejection
-
-    def test_without_drafts_there_are_no_positions(self):
-        report = StepReport.build(0, 0, 3, [(0, 0)] * 3)
-        assert (report.tested_at, report.accepted_at, report.verified) == ((), (), 0)
 
 
 class TestThePlanHalf:
@@ -238,7 +232,7 @@ class TestPlanning:
         step_planner.make(["a", "bb"])  # the host runs ahead
         step_planner.finish(step, [("a", 2, 1), ("bb", 1, 1)], 1.5)
         cost = StepCost(requests=2, tokens=6, context_tokens=30, draft_length=2, seconds=0.5)
-        assert planner.reports == [StepReport(0, 2, 2, 2, 3, 2, (2, 1), (2, 0), cost, [(0, 2), (0, 2)])]
+        assert planner.reports == [StepReport(0, 2, 2, 2, 3, 2, cost, [(0, 2), (0, 2)])]
         step_planner.make(["a", "bb"])
         assert [stats.last_step for stats in planner.stats] == [None, None, cost]
         assert [(r.verified, r.accepted) for r in planner.stats[-1].requests] == [(2, 1), (1, 1)]
