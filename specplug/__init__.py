@@ -30,7 +30,6 @@ _PUBLIC = {
         "PluginContext",
         "Proposer",
         "TargetModel",
-        "ReportsStatus",
         "Trimmer",
         "Verifier",
     ),

@@ -28,7 +28,7 @@ class Retrieval(LookupProposer):
     """Drafts like `ngram`, and also from the corpora of the request's tenant.
 
     Documents that a request names become its references.  Corpora that it names are drafted from first; without names,
-    all of the tenant's corpora are equal.  Implements `specplug.interfaces.HoldsCorpora` and `ReportsStatus`.
+    all of the tenant's corpora are equal.  Implements `specplug.interfaces.HoldsCorpora`.
 
     Attributes:
         shares_corpora: true if the corpora are in a store that other processes may also have open.

@@ -19,7 +19,7 @@ import specplug_ngram.plugin
 import specplug_retrieval.plugin
 from specplug.corpus import Document, Fingerprint, Store, fingerprint
 from specplug.errors import CorpusError
-from specplug.interfaces import HoldsCorpora, PluginContext, ReportsStatus, TargetModel
+from specplug.interfaces import HoldsCorpora, PluginContext, TargetModel
 from specplug.plugins.registry import Owner, Registry
 from specplug.plugins.specs import ProposerSpec
 from specplug.settings.model import CorporaSettings
@@ -278,7 +278,6 @@ def test_several_processes_may_make_a_store_at_once(tmp_path: Path) -> None:
 def test_whoever_changes_corpora_is_reported_whether_others_see_it(shares: bool, store: Store) -> None:
     with opened(store) if shares else Server() as server:
         assert isinstance(server.proposer, HoldsCorpora)
-        assert isinstance(server.proposer, ReportsStatus)
         assert server.proposer.shares_corpora is shares
 
 
