@@ -123,7 +123,7 @@ class Ours(Arm):
     name, threads = "specplug", 1
 
     def __init__(self, case: Case) -> None:
-        from specplug_ngram.proposer import Ngram
+        from specplug.match.proposer import LookupProposer
 
         super().__init__(case)
         batch = case.batch
@@ -133,7 +133,7 @@ class Ours(Arm):
             max_slots=batch + 1,
             max_length=self.table.shape[1],
         )
-        self.proposer = Ngram(context)
+        self.proposer = LookupProposer(context)
         self.proposer.warmup()
         self._rows, self._tokens = torch.arange(batch), torch.from_numpy(self.table)
         self._same = {

@@ -15,7 +15,7 @@ def specplug_register_proposers(register: Callable[[ProposerSpec], None]) -> Non
     register(
         ProposerSpec(
             name="ngram",
-            factory="specplug_ngram.proposer:Ngram",
+            factory="specplug.match.proposer:LookupProposer",
             summary="drafts what followed earlier matches, in the text, its references and remembered responses",
             options="specplug.match.options:LookupSettings",
             caps=ProposerCaps(needs_host=True, inline=True, incremental=True, host_step=True, trees=True),

@@ -14,7 +14,6 @@ import numpy.typing as npt
 
 from specplug.interfaces import PluginContext
 from specplug.match.cpu.lookup import SOURCES
-from specplug.match.options import LookupSettings
 from specplug.match.proposer import LookupProposer
 from specplug.types.batch import BatchView
 from specplug.types.request import Request
@@ -37,7 +36,7 @@ class Retrieval(LookupProposer):
     sources = SOURCES
 
     def __init__(self, context: PluginContext) -> None:
-        super().__init__(context, context.options or LookupSettings())
+        super().__init__(context)
         self.watcher = StoreWatcher(context, self.lookup.corpus_index_of)
         self.shares_corpora = self.watcher.is_shared
 

@@ -1,4 +1,4 @@
-"""LookupProposer: the base class of proposers that use the match index, an adapter from `Lookup` to `Proposer`."""
+"""LookupProposer: the proposer `ngram`, and the base class of others that use the match index."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch import Tensor
 
 from specplug.cores import usable_cores
 from specplug.interfaces import PluginContext, Proposer
-from specplug.match.cpu.lookup import Lookup
+from specplug.match.cpu.lookup import SOURCES, Lookup
 from specplug.match.cpu.texts import NO_TEXT, Tokens
 from specplug.match.options import LookupSettings
 from specplug.types.batch import BatchView
@@ -38,8 +38,11 @@ class LookupProposer(Proposer):
     References precede a request's own text; together they may take as many tokens as the longest context.
     """
 
-    def __init__(self, context: PluginContext, settings: LookupSettings) -> None:
+    sources = SOURCES[:3]
+
+    def __init__(self, context: PluginContext) -> None:
         """Reserve memory, for `context.max_slots` texts of twice the longest context."""
+        settings: LookupSettings = context.options or LookupSettings()
         self._is_shared = settings.memory_scope == "server"
         self._trees, self._max_length = context.caps.trees, context.max_length
         draft_length, capacity = max(1, context.caps.max_draft_length), 2 * max(1, context.max_length)

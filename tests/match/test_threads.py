@@ -22,10 +22,9 @@ from specplug.match.cpu.atomics import call_at, store
 from specplug.match.cpu.lookup import Lookup
 from specplug.match.cpu.records import address_of, borrowed
 from specplug.match.options import LookupSettings
-from specplug.match.proposer import default_threads
+from specplug.match.proposer import LookupProposer, default_threads
 from specplug.types.caps import EngineCaps
 from specplug.types.draft import Draft
-from specplug_ngram.proposer import Ngram
 from tests.match.driver import POISON, Talk
 
 SLOTS, CAPACITY = 150, 200
@@ -304,7 +303,7 @@ def test_the_setting_overrides_the_default_and_close_ends_the_threads() -> None:
     context = PluginContext(
         EngineCaps(max_draft_length=4), options=LookupSettings(threads=2), max_slots=2, max_length=9
     )
-    proposer = Ngram(context)
+    proposer = LookupProposer(context)
     proposer.lookup.start_threads()
     (thread,) = proposer.lookup.pool.started
     proposer.close()

@@ -19,7 +19,7 @@ class Unlearning(LookupProposer):
     """
 
     def __init__(self, context: PluginContext) -> None:
-        super().__init__(context)  # type: ignore[call-arg] - that of the proposer's own class
+        super().__init__(context)
         self._learnt = self.lookup.tables.arrays
         self._default_counts = tuple(table.copy() for table in self._learnt)
 
@@ -39,7 +39,7 @@ def on_engine(spec: ProposerSpec, *, trees: bool) -> ProposerSpec:
 class LookupContract(ProposerContract):
     """Two clauses let one of two proposers draft at other steps, and compare confidences: these learn nothing there."""
 
-    proposer: type[LookupProposer]
+    proposer: type[LookupProposer] = LookupProposer
 
     def test_ingests_without_drafting(self) -> None:
         self.spec = self._unlearning()
