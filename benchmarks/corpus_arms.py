@@ -17,10 +17,11 @@ from specplug.corpus.view import LiveSegment
 from specplug.match.cpu.compiled import compiled
 from specplug.match.cpu.corpus_index import IndexSegment
 from specplug.match.cpu.interleaved_search import find_points
-from specplug.match.cpu.lookup import Lookup, LookupOptions
+from specplug.match.cpu.lookup import Lookup
 from specplug.match.cpu.records import borrowed
 from specplug.match.cpu.searching import nearest
 from specplug.match.cpu.texts import MOST_CANDIDATES
+from specplug.match.options import LookupSettings
 
 Ids = npt.NDArray[np.int32]
 
@@ -68,7 +69,7 @@ class Ours:
     name = "specplug"
 
     def __init__(self, segments: Sequence[IndexSegment]) -> None:
-        self._lookup = Lookup(MOST, 2 * KEY, 1, LookupOptions(response_tokens=0), trees=False)
+        self._lookup = Lookup(MOST, 2 * KEY, 1, LookupSettings(memory_tokens=0), trees=False)
         self._matches, self._found = np.zeros(MOST_CANDIDATES, np.int32), np.zeros(MOST_CANDIDATES, np.int64)
         self._slots, self._limits = np.arange(MOST), np.ones(MOST, np.int32)
         self.load(segments)

@@ -121,7 +121,7 @@ class Steps:
         """Return the next batch: two tokens more of each text, or new texts where they have ended."""
         import torch
 
-        from specplug.types.batch import BatchView, Residency
+        from specplug.types.batch import BatchView
         from specplug.types.request import Lifecycle, Request, RequestEvent
 
         new, resets = 2, ()
@@ -142,7 +142,6 @@ class Steps:
             num_new=torch.full((BATCH,), new, dtype=torch.int32),
             generations=torch.full((BATCH,), self._generation),
             vocab_size=VOCABULARY,
-            residency=Residency.HOST,
             reset_slots=resets,
             **self._same,
         )

@@ -19,7 +19,7 @@ import torch
 
 from specplug.interfaces import PluginContext
 from specplug.match.options import LookupSettings
-from specplug.types.batch import BatchView, Residency
+from specplug.types.batch import BatchView
 from specplug.types.caps import EngineCaps
 from specplug.types.draft import Draft
 from specplug.types.request import Lifecycle, Request, RequestEvent
@@ -123,7 +123,7 @@ class Ours(Arm):
     name, threads = "specplug", 1
 
     def __init__(self, case: Case) -> None:
-        from specplug_ngram.proposer import Ngram
+        from specplug.match.proposer import LookupProposer
 
         super().__init__(case)
         batch = case.batch
@@ -133,7 +133,7 @@ class Ours(Arm):
             max_slots=batch + 1,
             max_length=self.table.shape[1],
         )
-        self.proposer = Ngram(context)
+        self.proposer = LookupProposer(context)
         self.proposer.warmup()
         self._rows, self._tokens = torch.arange(batch), torch.from_numpy(self.table)
         self._same = {
@@ -160,7 +160,7 @@ class Ours(Arm):
         same = {name: column[:1] for name, column in self._same.items()}
         return BatchView(
             slots=torch.tensor([slot]), rows=torch.zeros(1, dtype=torch.int64), tokens=tokens, lengths=all_of_it,
-            num_new=all_of_it, vocab_size=1 << 18, residency=Residency.HOST, **same,
+            num_new=all_of_it, vocab_size=1 << 18, **same,
         )  # fmt: skip
 
     def insert(self, row: int) -> None:
@@ -174,7 +174,7 @@ class Ours(Arm):
         num_new = torch.tensor([len(one) for one in emitted], dtype=torch.int32)
         self.batch = BatchView(
             slots=self._rows, rows=self._rows, tokens=self._tokens, lengths=lengths, num_new=num_new,
-            vocab_size=1 << 18, residency=Residency.HOST, **self._same,
+            vocab_size=1 << 18, **self._same,
         )  # fmt: skip
         self.limits = torch.full((self.case.batch,), self.case.draft_length, dtype=torch.int32)
         self.draft.reset(lengths)

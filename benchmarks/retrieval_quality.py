@@ -17,10 +17,10 @@ output says so.
                 A, reference         it is cut out, and a reference
                 B, both              both
 
-The proposers are `retrieval` and `retrieval-tree`, and the policy is `fixed`, so every step drafts as much as the
-proposer offers.  `--peer` adds an external drafter (docs/replay.md) to rag; it gets the documents both in the prompt
-and separately.  Counts are exact for greedy answers and reproducible.  Documents are token ids and therefore lack the
-re-tokenised prefixes of a store built from text.
+The proposer is `retrieval`, and the policy is `fixed`, so every step drafts as much as the proposer offers.  `--peer`
+adds an external drafter (docs/replay.md) to rag; it gets the documents both in the prompt and separately.  Counts are
+exact for greedy answers and reproducible.  Documents are token ids and therefore lack the re-tokenised prefixes of a
+store built from text.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from specplug.replay.traces_io import Item
 
 MODES = ("cold", "serving")
-PROPOSERS = {"chain": "retrieval", "tree": "retrieval-tree"}
+SHAPES = ("chain", "tree")
 DISTRACTORS = (1, 4, 16, 64)
 FENCE = re.compile(r"```[a-z]*\n(.*?)\n```", re.DOTALL)
 
@@ -140,7 +140,7 @@ def _taus(items: Sequence[Any], setup: Setup, mode: Any, shapes: Sequence[str]) 
 
     found: dict[str, Any] = {}
     for shape in shapes:
-        result = replay(items, replace(setup, proposer=PROPOSERS[shape], trees=shape == "tree"), mode=mode)
+        result = replay(items, replace(setup, proposer="retrieval", trees=shape == "tree"), mode=mode)
         if result.faults:
             sys.exit(f"no figures, because something is wrong: {result.faults}")
         found[shape] = result.counts.tau
@@ -163,7 +163,7 @@ def _peers(items: Sequence[Any], options: argparse.Namespace) -> list[dict[str, 
 
 def judge(rows: Sequence[Mapping[str, Any]]) -> list[tuple[str, str, bool]]:
     """Return each target, the measured value, and whether the target is met."""
-    at = {(r["workload"], r["variant"], r["mode"], r["gamma"], s): r[s] for r in rows for s in PROPOSERS if s in r}
+    at = {(r["workload"], r["variant"], r["mode"], r["gamma"], s): r[s] for r in rows for s in SHAPES if s in r}
     aims = [("rag", "references", "in the prompt", 0.98), ("code_edit", "A, reference", "B, both", 0.95)]
     aims += [("rag", f"corpus + {count}", "corpus", 0.98) for count in DISTRACTORS]
     found = []
@@ -185,11 +185,11 @@ def report(rows: Sequence[Mapping[str, Any]], tokenizer: str) -> None:
             row["variant"],
             row["mode"],
             str(row["gamma"]),
-            *(f"{row[shape]:.3f}" if shape in row else "" for shape in PROPOSERS),
+            *(f"{row[shape]:.3f}" if shape in row else "" for shape in SHAPES),
         )
         for row in rows
     ]
-    header = ("workload", "documents, or the file", "mode", "gamma", *(f"tau, {shape}" for shape in PROPOSERS))
+    header = ("workload", "documents, or the file", "mode", "gamma", *(f"tau, {shape}" for shape in SHAPES))
     print_table(f"tokens per step, the bonus token included; tokenizer {tokenizer}", header, cells)
 
 
@@ -200,7 +200,7 @@ def main() -> None:
     parser.add_argument("--tokenizer", default="tekken", help="as `specplug replay` takes it (default: tekken)")
     parser.add_argument("--gammas", type=int, nargs="+", default=[8, 32], help="default: 8 32")
     parser.add_argument("--modes", nargs="+", choices=MODES, default=list(MODES), help="default: both")
-    parser.add_argument("--shapes", nargs="+", choices=tuple(PROPOSERS), default=list(PROPOSERS), help="default: both")
+    parser.add_argument("--shapes", nargs="+", choices=SHAPES, default=list(SHAPES), help="default: both")
     parser.add_argument("--distractors", type=int, nargs="*", default=list(DISTRACTORS), help="default: 1 4 16 64")
     parser.add_argument("--limit", type=int, help="only the first N requests of a workload")
     parser.add_argument("--peer", metavar="MODULE:FACTORY", help="a foreign object beside")

@@ -23,7 +23,7 @@ from specplug.demo.tasks import Task, make_tasks
 KINDS = ("edit", "quote", "json")
 MODES = ("no speculation", "specplug", "specplug, with the reference")
 MAX_TOKENS = 400
-FORGETFUL = {name: {"memory_tokens": 0} for name in ("ngram", "ngram-tree", "retrieval", "retrieval-tree")}
+FORGETFUL = {name: {"memory_tokens": 0} for name in ("ngram", "retrieval")}
 """No response memory: everything is asked twice, and it would give the answer where the reference should."""
 NOTE = (
     "The reference of a request is the answer that it had before, which its prompt does not hold: the best case of a "

@@ -149,6 +149,7 @@ def build_part(
             found=" made of ".join(map(repr, path)),
             expected="parts that are made of others",
         )
+    context = replace(context, caps=replace(context.caps, trees=False))  # composed drafts are chains
     handle = _handle(name, settings, registry, context, sink, within)
     states &= handle.caps.distribution is Distribution.LOGITS and context.caps.draft_input is not Distribution.ONE_HOT
     buffer = Draft.allocate(
@@ -191,7 +192,8 @@ def _handle(
         proposer: Proposer = _checked(spec.build(own), Proposer, spec)
         proposer.warmup()
         deadline = settings.faults.host_deadline_ms
-        handle = make_handle(spec, proposer, None if deadline is None else deadline / 1000, context.device)
+        seconds = None if deadline is None else deadline / 1000
+        handle = make_handle(spec, proposer, seconds, context.device, takes_trees=context.caps.trees)
     if own.device == context.device:
         handle.declared = declared + sum(part.handle.declared for part in parts)
         handle.to_allocate = max(0, handle.declared - (memory.allocated_bytes(own.device) - before))

@@ -132,8 +132,10 @@ def _shortened(text: str, *, from_end: bool = False) -> str:
 
 
 def suggest(name: str, known: Iterable[str]) -> str:
-    """Return ``Did you mean 'x'?`` if `name` is close to a known name, followed by the list of known names."""
+    """Return ``Did you mean 'x'?`` if `name` is close to a known name or continues it, and the list of known names."""
     names = sorted(known)
-    close = difflib.get_close_matches(name, names, n=1, cutoff=0.6) if len(name) <= _LONGEST_COMPARED else []
-    hint = f"Did you mean {close[0]!r}? " if close else ""
+    close = [each for each in names if name.startswith(f"{each}-")]
+    if not close and len(name) <= _LONGEST_COMPARED:
+        close = difflib.get_close_matches(name, names, n=1, cutoff=0.6)
+    hint = f"Did you mean {close[-1]!r}? " if close else ""
     return f"{hint}Known: {', '.join(names) if names else 'none'}"

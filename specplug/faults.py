@@ -116,14 +116,13 @@ class FaultGuard:
             logger.warning("%s: %s (logged once, counted from now on)%s", self.name, what, after)
 
 
-def status_of(name: str, plugin: object) -> dict[str, Any]:
+def status_of(name: str, plugin: Any) -> dict[str, Any]:
     """Return what a plug-in reports of itself: {"error": ...} if that fails, empty if it reports nothing.
 
     Engines send it between processes, so a report that is no JSON must fail here.
     """
     try:
-        report = getattr(plugin, "status", None)
-        return {} if report is None else dict(json.loads(json.dumps(report())))
+        return dict(json.loads(json.dumps(plugin.status())))
     except BaseException as error:
         if ends_process(error):
             raise

@@ -132,6 +132,13 @@ class Proposer(abc.ABC):
     def on_event(self, event: Event) -> None:  # noqa: B027 - optional
         """Handle a change of state of a request or of the engine (host)."""
 
+    def status(self) -> dict[str, Any]:
+        """Return what operators see on `/specplug/status`, as JSON-serialisable data; nothing by default.
+
+        Runs between two steps, so it must be quick; exceptions are reported.
+        """
+        return {}
+
     def close(self) -> None:  # noqa: B027 - optional
         """Release threads, files and memory."""
 
@@ -199,15 +206,6 @@ class HoldsCorpora(Protocol):
         ...
 
 
-@runtime_checkable
-class ReportsStatus(Protocol):
-    """An optional interface of proposers and planners that report to operators on `/specplug/status`."""
-
-    def status(self) -> dict[str, Any]:
-        """Return JSON-serialisable data.  Runs between two steps, so it must be quick; exceptions are reported."""
-        ...
-
-
 class Planner(abc.ABC):
     """The plan half of a policy: maps host figures to the next step's plan.  Shares no memory with the trim half.
 
@@ -236,6 +234,10 @@ class Planner(abc.ABC):
 
     def observe(self, report: StepReport) -> None:  # noqa: B027 - optional
         """Learn from a finished step; called once per planned step, in order (host)."""
+
+    def status(self) -> dict[str, Any]:
+        """Return what operators see of the plans, like `Proposer.status`."""
+        return {}
 
     def longest_draft(self, batch_size: int) -> int | None:
         """Return the most draft tokens per row that a plan for B requests ever has; None, the default, if any number.
@@ -319,7 +321,6 @@ __all__ = [
     "Planner",
     "PluginContext",
     "Proposer",
-    "ReportsStatus",
     "TargetModel",
     "Trimmer",
     "Verifier",

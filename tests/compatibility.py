@@ -202,7 +202,7 @@ PROPOSERS: dict[str, Cells] = {
         V2: "test_same_drafts.py::",
         S: "test_same_drafts.py::",
     },
-    "trees (`ngram-tree`)": {T: NONE, V1: NONE, V2: NONE, S: "test_spec_greedy.py::"},
+    "trees": {T: NONE, V1: NONE, V2: NONE, S: "test_spec_greedy.py::"},
     "on the device": {
         T: "test_greedy.py::",
         V1: "test_greedy.py::test_all_proposers_in_one_batch[v1",

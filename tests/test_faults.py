@@ -157,7 +157,6 @@ def test_texts_of_objects_are_short_and_can_be_encoded():
 def test_a_status_that_fails_is_reported(status):
     plugin = SimpleNamespace(status=status)
     assert list(status_of("mine", plugin)) == ["error"]
-    assert status_of("mine", SimpleNamespace()) == {}
 
 
 def test_a_spec_has_a_plain_name():

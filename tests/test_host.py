@@ -83,7 +83,7 @@ def test_shows_the_text_of_the_right_table_row() -> None:
 
 
 def test_shows_only_what_follows_the_last_barrier() -> None:
-    barriers = [Barrier(0, 4, 5, "image"), Barrier(0, 1, 3, "image"), Barrier(2, 0, 2, "audio")]
+    barriers = [Barrier(0, 4, 5), Barrier(0, 1, 3), Barrier(2, 0, 2)]
     proposer = Says([9], [9])
     propose(proposer, [[1, 2, 3, 4, 5, 6, 7], [1, 2], [3, 4]], [2, 2, 2], barriers=barriers)
     assert [requested[0] for requested in proposer.requested] == [[6, 7], [1, 2]]

@@ -38,7 +38,7 @@ TERMS = {
 
 NAMES = {
     "Places": "SlotAllocator", "Library": "StoreWatcher", "Planning": "StepPlanner", "Bench": "Workspace",
-    "StopWatch": "StopDetector", "Say": "Prediction", "Outcomes": "Outcome", "TellsStatus": "ReportsStatus",
+    "StopWatch": "StopDetector", "Say": "Prediction", "Outcomes": "Outcome",
 }  # fmt: skip
 """Private names of classes."""
 

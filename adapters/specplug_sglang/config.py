@@ -15,7 +15,7 @@ from typing import Any
 
 from specplug.plugins.registry import default_registry
 from specplug.settings.sources import CONFIG_VARIABLE, ResolvedSettings, load_settings
-from specplug.types.caps import Distribution, DraftLengthChange, EngineCaps, Feedback, Ragged
+from specplug.types.caps import Distribution, DraftLengthChange, EngineCaps, Ragged
 
 ALGORITHM = "SPECPLUG"
 LENGTH_FLAG = "--speculative-num-draft-tokens"
@@ -117,10 +117,7 @@ def engine_caps(server_args: Any) -> EngineCaps:
         draft_length_change=DraftLengthChange.CAPTURED if ladder else DraftLengthChange.FREE,
         trees=is_tree_mode(view),
         draft_input=Distribution.ONE_HOT,
-        decision_lag=0,
-        feedback=Feedback.SCHEDULER,
         tensor_parallel_size=view.tp_size,
-        data_parallel_size=view.dp_size,
     )
 
 

@@ -10,8 +10,8 @@ import numpy.typing as npt
 
 from specplug.requests import wire
 from specplug.requests.isolation import isolation_key
-from specplug.runtime.running_request import MAX_STOP_IDS, RunningRequest
-from specplug.types.request import Request, RequestOptions, Sampling
+from specplug.runtime.running_request import MAX_STOP_IDS, RunningRequest, Span
+from specplug.types.request import Request, RequestOptions
 
 
 def running_request(req: Any, max_length: int) -> RunningRequest:
@@ -20,29 +20,20 @@ def running_request(req: Any, max_length: int) -> RunningRequest:
     options, references, tenant = wire.decode(params.custom_params)
     prompt_length = len(req.origin_input_ids)
     max_tokens = max_length if params.max_new_tokens is None else int(params.max_new_tokens)
-    spans = _barriers(req)
     request = Request(
         request_id=req.rid,
         prompt_length=prompt_length,
         max_tokens=max_tokens,
-        sampling=Sampling(
-            temperature=0.0 if params.top_k <= 1 else params.temperature,
-            top_k=0 if params.top_k >= _WHOLE_VOCABULARY else params.top_k,
-            top_p=params.top_p,
-            min_p=params.min_p,
-            seed=params.sampling_seed,
-        ),
+        temperature=0.0 if params.top_k <= 1 else params.temperature,
         options=options if served_plainly(req) is None else _undrafted(options),
         references=references,
         tenant=tenant,
         isolation_key=isolation_key(
             tenant, (req.extra_key, req.cache_salt), req.lora_id, wire.client_of(params.custom_params)
         ),
-        lora_id=req.lora_id,
         grammar=req.grammar is not None,
-        multimodal=bool(spans),
     )
-    return RunningRequest(request, min(prompt_length + max_tokens, max_length), _stop_ids(req), spans)
+    return RunningRequest(request, min(prompt_length + max_tokens, max_length), _stop_ids(req), _barriers(req))
 
 
 def served_plainly(req: Any) -> str | None:
@@ -94,9 +85,6 @@ def prompt_of(req: Any) -> npt.NDArray[np.int64]:
     return np.concatenate([np.asarray(part, dtype=np.int64) for part in parts])
 
 
-_WHOLE_VOCABULARY = 1 << 30
-
-
 def _undrafted(options: RequestOptions) -> RequestOptions:
     return RequestOptions(enabled=False, proposer=options.proposer, store=options.store)
 
@@ -113,14 +101,14 @@ def _stop_ids(req: Any) -> tuple[int, ...]:
     return tuple(dict.fromkeys(id for id in ids if id is not None))[:MAX_STOP_IDS]
 
 
-def _barriers(req: Any) -> tuple[tuple[int, int, str], ...]:
-    """Return (start, stop, kind) of spans that are not text; the whole prompt if their positions are unknown."""
+def _barriers(req: Any) -> tuple[Span, ...]:
+    """Return the spans that are not text; the whole prompt if their positions are unknown."""
     length = len(req.origin_input_ids)
     if req.input_embeds is not None or req.positional_embed_overrides is not None:
-        return ((0, length, "prompt embeddings"),)
+        return ((0, length),)
     inputs = req.multimodal_inputs
     if inputs is None:
         return ()
     if len(req.origin_input_ids_unpadded) != length or any(item.offsets is None for item in inputs.mm_items):
-        return ((0, length, "multimodal"),)
-    return tuple((start, end + 1, "multimodal") for item in inputs.mm_items for start, end in item.offsets)
+        return ((0, length),)
+    return tuple((start, end + 1) for item in inputs.mm_items for start, end in item.offsets)

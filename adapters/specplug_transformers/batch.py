@@ -85,7 +85,6 @@ class DecodeBatch:
             temperature=self._column([state.params.temperature for state in states], torch.float32),
             grammar=self._column([state.request.grammar for state in states], torch.bool),
             vocab_size=table.vocab_size,
-            residency=table.residency,
             request_ids=tuple(state.request.request_id for state in states),
             requests=tuple(state.request for state in states),
         )

@@ -65,11 +65,11 @@ class Decoder:
         """Rebuild the batch at the next step, because requests have changed slots or rows."""
         self._batch = None
 
-    def step(self, states: Sequence[RequestState], num_waiting: int) -> None:
+    def step(self, states: Sequence[RequestState]) -> None:
         """Extend each request by its accepted draft tokens and the token after them."""
         began = time.perf_counter()
         batch = self._batch_of(states)
-        draft = self._draft(batch, num_waiting)
+        draft = self._draft(batch)
         drafted = time.perf_counter()
         logits = self._target_logits(batch, draft)
         verification = self._verify(batch, draft, logits)
@@ -94,11 +94,11 @@ class Decoder:
             self._batch = DecodeBatch(states, self._table)
         return self._batch
 
-    def _draft(self, batch: DecodeBatch, num_waiting: int) -> Draft:
+    def _draft(self, batch: DecodeBatch) -> Draft:
         """Plan, propose and trim."""
         states = batch.states
         figures = tuple(state.stats() for state in states)
-        stats = HostStats(self.steps, figures, num_waiting, last_step=self.last_step, last_plan=self._plan)
+        stats = HostStats(self.steps, figures, last_step=self.last_step, last_plan=self._plan)
         plan = self._plan = self._plans.plan(stats)
         caps = torch.tensor(
             [self._most(state, plan) for state in states], dtype=torch.int32, device=self._runner.device

@@ -83,7 +83,7 @@ class Engine:
             max_length=self.max_length,
             device=self._runner.device,
             seed=settings.seed,
-            target=TargetModel(model.name_or_path or None, model.config, tokenizer, self._runner.input_embeddings),
+            target=TargetModel(model.name_or_path or None, model.config, tokenizer),
         )
         self._drafts = build_draft_stage(settings, self.registry, context, grammars=True)
         self._plans = build_plan_stage(settings, self.registry, context, self._drafts.metrics.fault)
@@ -212,7 +212,7 @@ class Engine:
         decoding = [state for state in self._running if state.pending == 1]
         if not decoding:
             return []
-        self._decoder.step(decoding, num_waiting=len(self._waiting))
+        self._decoder.step(decoding)
         outputs = []
         for state in decoding:
             outputs.append(RequestOutput.of(state))

@@ -136,7 +136,7 @@ class Intake:
             request_id=generate_request.request_id or f"request-{next(self._numbers)}",
             prompt_length=len(prompt),
             max_tokens=params.max_tokens,
-            sampling=params.sampling,
+            temperature=params.temperature,
             options=options,
             references=references,
             tenant=tenant,

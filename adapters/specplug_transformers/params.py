@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 from torch import Tensor
 
 from specplug.errors import RequestError
-from specplug.types.request import Sampling
 
 AllowedTokens = Callable[[int, Tensor], list[int]]
 
@@ -70,11 +69,6 @@ class SamplingParams:
                 found=self.min_tokens,
                 expected=f"at most max_tokens, {self.max_tokens}",
             )
-
-    @property
-    def sampling(self) -> Sampling:
-        """The part that plug-ins see."""
-        return Sampling(self.temperature, self.top_k, self.top_p, self.min_p, self.seed)
 
     @property
     def named_token_ids(self) -> Mapping[str, list[int]]:

@@ -20,7 +20,6 @@ class ModelRunner:
 
     Attributes:
         max_length: longest context, in tokens.
-        input_embeddings: [V, D], the model's input embeddings.
 
     Raises:
         EngineError: the model cannot be served exactly.
@@ -32,7 +31,7 @@ class ModelRunner:
         config = model.config.get_text_config()
         self.device: torch.device = model.device
         self.vocab_size: int = config.vocab_size
-        self.input_embeddings: Tensor = self.model.get_input_embeddings().weight.detach()
+        self._embeddings: Tensor = self.model.get_input_embeddings().weight.detach()
         self.max_length = longest_context(config)
         self._layer_types = layer_types(config)
         self._window: int | None = getattr(config, "sliding_window", None)
@@ -71,7 +70,7 @@ class ModelRunner:
 
     def _is_same(self, model: Any) -> bool:
         weight, is_eager = model.get_input_embeddings().weight, _is_eager(model)
-        return weight.data_ptr() == self.input_embeddings.data_ptr() and is_eager == self._float_mask
+        return weight.data_ptr() == self._embeddings.data_ptr() and is_eager == self._float_mask
 
     def clear(self, row: int) -> None:
         """Clear a row of the cache for a new request."""

@@ -7,8 +7,6 @@ from collections.abc import Sequence
 
 import torch
 
-from specplug.types.batch import Residency
-
 
 class TokenTable:
     """Tokens by slot.  Slots are reused, lowest first; each new request begins a new generation of its slot.
@@ -16,13 +14,11 @@ class TokenTable:
     Attributes:
         tokens: [S, L] int32 on the model's device; entries after a request's text are undefined.
         vocab_size: ids are in [0, vocab_size).
-        residency: residency of `tokens`.
     """
 
     def __init__(self, max_slots: int, max_length: int, vocab_size: int, device: torch.device) -> None:
         self.tokens = torch.zeros(max_slots, max_length, dtype=torch.int32, device=device)
         self.vocab_size = vocab_size
-        self.residency = Residency.HOST if device.type == "cpu" else Residency.DEVICE
         self._free = list(range(max_slots))
         self._generations = [0] * max_slots
         self._reset: list[int] = []

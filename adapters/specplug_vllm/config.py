@@ -19,7 +19,7 @@ from specplug.interfaces import TargetModel
 from specplug.plugins.registry import default_registry
 from specplug.plugins.specs import ENGINE_DRAFTER
 from specplug.settings.sources import CONFIG_VARIABLE, ResolvedSettings, load_settings
-from specplug.types.caps import Distribution, DraftLengthChange, EngineCaps, Feedback, Ragged
+from specplug.types.caps import Distribution, DraftLengthChange, EngineCaps, Ragged
 from specplug_vllm import seams
 
 METHOD = "custom_class"
@@ -116,19 +116,13 @@ def engine_caps(vllm_config: Any) -> EngineCaps:
         draft_length_change=_draft_length_change(vllm_config, v2),
         # Confidences, and so the drafted tokens, decide which tokens are cut: only one-hot drafts stay lossless.
         draft_input=Distribution.ONE_HOT if several_ranks or cuts else distribution,
-        decision_lag=2 if vllm_config.scheduler_config.async_scheduling else 1,
-        feedback=Feedback.SCHEDULER,
         tensor_parallel_size=parallel.tensor_parallel_size,
-        data_parallel_size=parallel.data_parallel_size,
         verifies_budget=cuts,
     )
 
 
 def target_model(vllm_config: Any) -> TargetModel:
-    """Return the target model as plug-ins see it, without a tokenizer if the server runs without one.
-
-    Embeddings are left out: vLLM builds the proposer before it loads the model, and each rank holds only a shard.
-    """
+    """Return the target model as plug-ins see it, without a tokenizer if the server runs without one."""
     model = vllm_config.model_config
     tokenizer = None
     if not model.skip_tokenizer_init:

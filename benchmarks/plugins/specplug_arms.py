@@ -63,7 +63,7 @@ class Arms(specplug.Planner):
         if self._constant is not None:
             return self._constant
         number = self._own[stats.step] = stats.step - self._offset
-        own = specplug.HostStats(number, stats.requests, stats.num_waiting, stats.prefill_tokens, self._last_step)
+        own = specplug.HostStats(number, stats.requests, stats.prefill_tokens, self._last_step)
         return self._learnt.plan(own)
 
     def observe(self, report):  # type: ignore[no-untyped-def]

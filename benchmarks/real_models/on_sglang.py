@@ -33,9 +33,9 @@ def arms(model: str, context: int, concurrency: int) -> list[Arm]:
         launch = configuration("NGRAM", draft_length=gamma, topk=BREADTH, sampling=True, **same)
         return Arm(f"SGLang n-gram, {gamma} drafts", "built-in", launch)
 
-    def specplug(name: str, proposer: str, topk: int = 1, **settings: Any) -> Arm:
+    def specplug(name: str, topk: int = 1, **settings: Any) -> Arm:
         # Stand-ins are slow enough for a proposer to miss its deadline.
-        stated = json.dumps({"proposer": proposer, "faults": {"host_deadline_ms": None}, **settings})
+        stated = json.dumps({"proposer": "ngram", "faults": {"host_deadline_ms": None}, **settings})
         environment = {"SPECPLUG_CONFIG": stated}
         given = {"draft_length": 15, "topk": topk, "sampling": True, "environment": environment, **same}
         return Arm(name, "specplug", configuration("SPECPLUG", **given))
@@ -43,9 +43,9 @@ def arms(model: str, context: int, concurrency: int) -> list[Arm]:
     return [
         Arm(BASELINE, "baseline", configuration(sampling=True, **same)),
         *map(own, GAMMAS),
-        specplug("specplug", "ngram", policy="batch"),
-        specplug("specplug, fixed", "ngram", policy="fixed"),
-        specplug("specplug trees, fixed", "ngram-tree", topk=8, policy="fixed"),
+        specplug("specplug", policy="batch"),
+        specplug("specplug, fixed", policy="fixed"),
+        specplug("specplug trees, fixed", topk=8, policy="fixed"),
     ]
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from specplug.interfaces import Planner, PluginContext
-from specplug.types.caps import EngineCaps, Feedback, Ragged
+from specplug.types.caps import EngineCaps, Ragged
 from specplug.types.plan import HostStats, StepPlan, StepReport
 from specplug_adaptive.acceptance import Acceptance
 from specplug_adaptive.caps import worthwhile
@@ -27,12 +27,12 @@ def build(context: PluginContext) -> Planner:
 
 
 def caps_save(caps: EngineCaps) -> bool:
-    """Return whether an engine verifies less if single requests are capped, and reports what was accepted.
+    """Return whether an engine verifies less if single requests are capped.
 
     The nodes of a tree have no positions that a rate could be learnt for.
     """
     verifies_less = caps.ragged in (Ragged.NATIVE, Ragged.COSTS_FULL_GRAPH) and not caps.verifies_budget
-    return verifies_less and not caps.trees and caps.feedback is not Feedback.NONE and caps.max_draft_length > 1
+    return verifies_less and not caps.trees and caps.max_draft_length > 1
 
 
 class NoCaps(Planner):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from specplug.interfaces import Planner, PluginContext
-from specplug.types.caps import DraftLengthChange, Feedback, Ragged
+from specplug.types.caps import DraftLengthChange, Ragged
 from specplug.types.plan import HostStats, StepPlan
 from specplug_batch.options import BatchOptions
 from specplug_batch.padded import PaddedPlanner
@@ -20,7 +20,7 @@ def build(context: PluginContext) -> Planner:
         return RaggedPlanner(context)
     has_choice = caps.draft_length_change is not DraftLengthChange.FIXED or 0 in caps.captured_draft_lengths
     chooses = has_choice and not caps.trees
-    return (PaddedPlanner if chooses and caps.feedback is not Feedback.NONE else FreePlanner)(context)
+    return (PaddedPlanner if chooses else FreePlanner)(context)
 
 
 class FreePlanner(Planner):

@@ -12,15 +12,11 @@ import numpy as np
 
 from specplug.cost import StepCosts, entry_and_prices
 from specplug.interfaces import Planner, PluginContext
-from specplug.types.caps import Feedback
 from specplug.types.plan import NO_SPECULATION, HostStats, StepCost, StepPlan, StepReport
 from specplug_batch.gains import Gains
 from specplug_batch.gate import DECIDE_EVERY, EARLY, GAIN_TO_KEEP, GAIN_TO_START, LIKE, TRIALS, Probes, size_class
 from specplug_batch.options import BatchOptions
 from specplug_batch.roofline import Roofline
-
-SUREST = 0.999
-"""The highest confidence to assume: tokens with at least this confidence are nearly always accepted."""
 
 _TOKENS_PER_ROW = (0.125, 0.25, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, 8.0, 12.0, 16.0, 32.0)
 """Draft tokens per row at which the cost of a step is predicted."""
@@ -50,15 +46,13 @@ class RaggedPlanner(Planner):
     The time of a token would yield tokens elsewhere, at the server's long-run rate.  It is learnt as a speed-up over
     plain decoding, and taken for at least 1, so no token is verified that plain decoding would beat.
 
-    Step costs are learnt, too, where the engine reports them; then drafts are made only while they gain.
+    Step costs are learnt, too, where the engine measures steps; then drafts are made only while they gain.
     """
 
     def __init__(self, context: PluginContext) -> None:
         self._options: BatchOptions = context.options or BatchOptions()
         self._caps = context.caps
-        self._learns = self._caps.feedback is not Feedback.NONE
-        self._roofline = Roofline.of(self._options)
-        self._costs, self._gains, self._probes = StepCosts(self._roofline.cost), Gains(), Probes()
+        self._costs, self._gains, self._probes = StepCosts(Roofline.of(self._options).cost), Gains(), Probes()
         self._trials: Counter[tuple[int, bool]] = Counter()  # steps of `_trial`, by class of batch sizes
         self._is_on = self._is_hopeful = True
         self._is_free = False  # whether drafting alone makes no step longer
@@ -77,7 +71,7 @@ class RaggedPlanner(Planner):
         if is_new or stats.step - self._step >= DECIDE_EVERY or stats.step < EARLY:
             self._decide(requests)
             self._requests, self._step = requests, stats.step
-        if not self._learns or not self._costs.is_measured:
+        if not self._costs.is_measured:
             return self._plan
         if (trial := self._trial(requests)) is not None:
             return trial
@@ -91,12 +85,11 @@ class RaggedPlanner(Planner):
 
     def calibrate(self, costs: Sequence[StepCost]) -> None:
         """Start from costs that the engine profiled."""
-        if self._learns:
-            self._costs.calibrate(costs)
+        self._costs.calibrate(costs)
 
     def observe(self, report: StepReport) -> None:
         """Learn from a step's results and cost."""
-        if report.cost is not None and self._learns:
+        if report.cost is not None:
             self._costs.observe(report.cost)
         if not report.draft_length or not report.requests:
             return
@@ -119,10 +112,8 @@ class RaggedPlanner(Planner):
                 self._probes.follow(report.step)
 
     def longest_draft(self, batch_size: int) -> int:
-        """Return the draft length at this batch size, the only one planned but 0."""
-        if self._learns:
-            return self._caps.max_draft_length
-        return self._caps.fit_draft_length(max(self._options.saturation - batch_size, self._depth(batch_size)))
+        """Return the draft length, the only one planned but 0."""
+        return self._caps.max_draft_length
 
     def status(self) -> dict[str, Any]:
         """Return what is planned and why, with the figures that decided it, as plain data."""
@@ -204,11 +195,6 @@ class RaggedPlanner(Planner):
         steps = [self._costs.measured(requests, requests, each) for each in (0, length)]
         deviation = (self._costs.error or 0.0) * math.sqrt(sum(1.0 / min(max(1.0, each), _ALIKE) for each in steps))
         return ratio <= 1.0 + _IDLE + (1.0 + 1.0 / requests) * deviation  # one request more decides among few
-
-    def _depth(self, batch_size: int) -> int:
-        """Return the last draft position that pays for tokens of confidence `SUREST`, if no token is free."""
-        needed = self._roofline.plain_rate(batch_size) / self._roofline.saturation * (1 + self._options.margin)
-        return 0 if needed >= 1 else math.floor(math.log(needed) / math.log(SUREST))
 
     def _why(self) -> str:
         """Return the reason for the plan in words."""

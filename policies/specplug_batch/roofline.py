@@ -21,7 +21,3 @@ class Roofline(NamedTuple):
     def cost(self, num_tokens: float) -> float:
         """Return the cost of a step of `num_tokens` tokens: the draft tokens and one per decoding request."""
         return max(1.0, num_tokens / self.saturation) + self.overhead
-
-    def plain_rate(self, batch_size: float) -> float:
-        """Return the tokens per cost of steps without drafts."""
-        return batch_size / self.cost(batch_size)

@@ -11,21 +11,12 @@ from specplug.types.caps import ProposerCaps
 
 @hookimpl
 def specplug_register_proposers(register: Callable[[ProposerSpec], None]) -> None:
-    """Register the chain, tree and plain reference proposers."""
+    """Register the proposer and its plain reference."""
     register(
         ProposerSpec(
             name="ngram",
-            factory="specplug_ngram.proposer:Ngram",
+            factory="specplug.match.proposer:LookupProposer",
             summary="drafts what followed earlier matches, in the text, its references and remembered responses",
-            options="specplug.match.options:LookupSettings",
-            caps=ProposerCaps(needs_host=True, inline=True, incremental=True, host_step=True),
-        )
-    )
-    register(
-        ProposerSpec(
-            name="ngram-tree",
-            factory="specplug_ngram.proposer:Ngram",
-            summary="the same, several continuations as one tree, for engines that verify trees",
             options="specplug.match.options:LookupSettings",
             caps=ProposerCaps(needs_host=True, inline=True, incremental=True, host_step=True, trees=True),
         )

@@ -1,4 +1,4 @@
-"""Registration of the retrieval proposers.  Imports neither torch nor numba."""
+"""Registration of the proposer `retrieval`.  Imports neither torch nor numba."""
 
 from __future__ import annotations
 
@@ -11,22 +11,12 @@ from specplug.types.caps import ProposerCaps
 
 @hookimpl
 def specplug_register_proposers(register: Callable[[ProposerSpec], None]) -> None:
-    """Register the chain and tree proposers."""
+    """Register the proposer."""
     register(
         ProposerSpec(
             name="retrieval",
             factory="specplug_retrieval.proposer:Retrieval",
             summary="drafts as ngram does, and from corpora that the server holds",
-            options="specplug.match.options:LookupSettings",
-            sections=("corpora",),
-            caps=ProposerCaps(needs_host=True, inline=True, incremental=True, host_step=True),
-        )
-    )
-    register(
-        ProposerSpec(
-            name="retrieval-tree",
-            factory="specplug_retrieval.proposer:Retrieval",
-            summary="the same, several continuations as one tree, for engines that verify trees",
             options="specplug.match.options:LookupSettings",
             sections=("corpora",),
             caps=ProposerCaps(needs_host=True, inline=True, incremental=True, host_step=True, trees=True),

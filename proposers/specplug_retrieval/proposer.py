@@ -14,7 +14,6 @@ import numpy.typing as npt
 
 from specplug.interfaces import PluginContext
 from specplug.match.cpu.lookup import SOURCES
-from specplug.match.options import LookupSettings
 from specplug.match.proposer import LookupProposer
 from specplug.types.batch import BatchView
 from specplug.types.request import Request
@@ -28,7 +27,7 @@ class Retrieval(LookupProposer):
     """Drafts like `ngram`, and also from the corpora of the request's tenant.
 
     Documents that a request names become its references.  Corpora that it names are drafted from first; without names,
-    all of the tenant's corpora are equal.  Implements `specplug.interfaces.HoldsCorpora` and `ReportsStatus`.
+    all of the tenant's corpora are equal.  Implements `specplug.interfaces.HoldsCorpora`.
 
     Attributes:
         shares_corpora: true if the corpora are in a store that other processes may also have open.
@@ -37,7 +36,7 @@ class Retrieval(LookupProposer):
     sources = SOURCES
 
     def __init__(self, context: PluginContext) -> None:
-        super().__init__(context, context.options or LookupSettings())
+        super().__init__(context)
         self.watcher = StoreWatcher(context, self.lookup.corpus_index_of)
         self.shares_corpora = self.watcher.is_shared
 

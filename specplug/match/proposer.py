@@ -1,4 +1,4 @@
-"""LookupProposer: the base class of proposers that use the match index, an adapter from `Lookup` to `Proposer`."""
+"""LookupProposer: the proposer `ngram`, and the base class of others that use the match index."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch import Tensor
 
 from specplug.cores import usable_cores
 from specplug.interfaces import PluginContext, Proposer
-from specplug.match.cpu.lookup import Lookup, LookupOptions
+from specplug.match.cpu.lookup import SOURCES, Lookup
 from specplug.match.cpu.texts import NO_TEXT, Tokens
 from specplug.match.options import LookupSettings
 from specplug.types.batch import BatchView
@@ -33,26 +33,21 @@ class LookupProposer(Proposer):
     """Drafts continuations of matches in the request's own text and references, and in remembered responses.
 
     When a request finishes, the part of its response that the client saw is stored under the request's isolation key.
-    Requests with `store: false`, and those with a seed and a temperature, neither read nor extend the memory.  The
-    latter also neither use nor change the learnt hit rates: otherwise a seed's drafts, and with them its text, would
-    depend on earlier requests.
+    Requests with `store: false` neither read nor extend the memory.
 
     References precede a request's own text; together they may take as many tokens as the longest context.
     """
 
-    def __init__(self, context: PluginContext, settings: LookupSettings) -> None:
+    sources = SOURCES[:3]
+
+    def __init__(self, context: PluginContext) -> None:
         """Reserve memory, for `context.max_slots` texts of twice the longest context."""
-        options = LookupOptions(
-            shortest=settings.min_n,
-            cap=settings.max_n,
-            least=settings.min_survival,
-            response_tokens=settings.memory_tokens,
-            threads=settings.threads or default_threads(context.caps.tensor_parallel_size),
-        )
+        settings: LookupSettings = context.options or LookupSettings()
         self._is_shared = settings.memory_scope == "server"
         self._trees, self._max_length = context.caps.trees, context.max_length
         draft_length, capacity = max(1, context.caps.max_draft_length), 2 * max(1, context.max_length)
-        self.lookup = Lookup(context.max_slots, capacity, draft_length, options, trees=self._trees)
+        threads = settings.threads or default_threads(context.caps.tensor_parallel_size)
+        self.lookup = Lookup(context.max_slots, capacity, draft_length, settings, trees=self._trees, threads=threads)
         self._occupants: dict[int, _Occupant] = {}
 
     def warmup(self) -> None:
@@ -181,7 +176,7 @@ def default_threads(ranks: int) -> int:
 
 def warm_up(*, trees: bool, threads: int = 1) -> None:
     """Run every kernel once on a toy text, also those of the pool's threads if there are any."""
-    lookup = Lookup(1, 64, 4, LookupOptions(response_tokens=256, cap=4, threads=min(threads, 2)), trees=trees)
+    lookup = Lookup(1, 64, 4, LookupSettings(memory_tokens=256, max_n=4), trees=trees, threads=min(threads, 2))
     lookup.start(0, owner="")
     slots, lengths = torch.zeros(1, dtype=torch.int64), torch.tensor([6], dtype=torch.int32)
     table = torch.tensor([[1, 2, 3, 1, 2, 3]], dtype=torch.int32)

@@ -124,9 +124,7 @@ def differing(settings: Settings) -> dict[str, Any]:
     return {key: value for key, value in settings.model_dump(mode="json").items() if value != defaults[key]}
 
 
-def awaited_proposers(
-    settings: Settings, registry: Registry, device: str, *, takes_trees: bool = False
-) -> tuple[str, ...]:
+def awaited_proposers(settings: Settings, registry: Registry, device: str) -> tuple[str, ...]:
     """Return the loaded proposers whose drafts a step waits for, because they are made on the host.
 
     Nothing waits for a single proposer with a host step; see `specplug.runtime.stream_steps`.
@@ -135,11 +133,10 @@ def awaited_proposers(
         settings: the server's.
         registry: the registered proposers.
         device: the type of the batches' device.
-        takes_trees: whether the engine verifies trees.
     """
     known = registry.entries(ProposerSpec)
     names = [name for name in (settings.proposer, *settings.extra_proposers) if name in known]
     caps = {name: registry.get(ProposerSpec, name).caps_for(device) for name in names}
-    if len(names) == 1 and all(it.host_step and (takes_trees or not it.trees) for it in caps.values()):
+    if len(names) == 1 and all(it.host_step for it in caps.values()):
         return ()
     return tuple(name for name in names if caps[name].needs_host)

@@ -66,7 +66,7 @@ class DraftStage:
         self.metrics, self._trace = metrics, trace
         self._trace_guard = FaultGuard("trace", sink=metrics.fault)  # a full disk must not end the engine
         self._buffers = DraftBuffers(handles, caps, max_slots, vocab_size, device)
-        self.takes_trees = caps.trees
+        self._takes_trees = caps.trees
         trees = caps.trees and any(handle.caps.trees for handle in handles)
         self.in_flight = InFlight(max_slots, caps.max_draft_length, device, trees=trees)
         self.runners = tuple(map(ProposerRunner, handles, guards, self._buffers.parts))
@@ -144,7 +144,7 @@ class DraftStage:
 
     def for_engine(self, draft: Draft) -> Draft:
         """Convert a draft to a form that the engine takes: a chain, unless the engine takes trees."""
-        return draft if self.takes_trees else draft.as_chain()
+        return draft if self._takes_trees else draft.as_chain()
 
     @torch.inference_mode()
     def trim(self, batch: EngineBatch, draft: Draft, plan: StepPlan) -> Draft:

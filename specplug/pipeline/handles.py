@@ -282,14 +282,19 @@ def _check_ids(draft: Draft, vocab_size: int) -> None:
         )
 
 
-def make_handle(spec: ProposerSpec, proposer: Proposer, deadline: float | None, device: torch.device) -> ProposerHandle:
+def make_handle(
+    spec: ProposerSpec, proposer: Proposer, deadline: float | None, device: torch.device, *, takes_trees: bool = True
+) -> ProposerHandle:
     """Return the handle that matches the proposer's declared capabilities.
 
     Args:
         deadline: deadline of proposers that run on threads, in seconds; None for no deadline.
         device: the device of batches and drafts.
+        takes_trees: whether the engine verifies trees.
     """
     caps = spec.caps_for(device.type)
+    if caps.host_step and not takes_trees:
+        caps = replace(caps, trees=False)
     if not caps.needs_host:
         return DeviceHandle(spec, proposer, caps)
     if caps.inline and device.type == "cpu":

@@ -83,7 +83,7 @@ class ReplayEngine:
         self._trimming = trimming(policies).name
         self._registry = _WrappingRegistry(registry, self._wrap)
         self._context = PluginContext(
-            EngineCaps(max_draft_length=setup.gamma, trees=setup.trees, decision_lag=setup.lag),
+            EngineCaps(max_draft_length=setup.gamma, trees=setup.trees),
             vocab_size=vocab_size,
             max_slots=slots,
             max_length=max_length,

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from specplug.errors import EngineError
 from specplug.replay.items import Ids
-from specplug.types.batch import EngineBatch, Residency
+from specplug.types.batch import EngineBatch
 from specplug.types.plan import RequestStats
 from specplug.types.request import Request
 from specplug.types.verdict import Outcome
@@ -137,7 +137,6 @@ class View:
             temperature=torch.zeros(count, dtype=torch.float32),
             grammar=torch.zeros(count, dtype=torch.bool),
             vocab_size=vocab_size,
-            residency=Residency.HOST,
             request_ids=tuple(occupant.request.request_id for occupant in occupants),
             requests=tuple(occupant.request for occupant in occupants),
         )

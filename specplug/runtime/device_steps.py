@@ -18,7 +18,7 @@ from specplug.pipeline.stream.tensors import DraftOutputs, EngineRows
 from specplug.runtime.rows import RowFacts
 from specplug.runtime.slots import NO_CAP, SlotTable
 from specplug.runtime.stops import StopDetector
-from specplug.types.batch import BatchView, EngineBatch, Residency
+from specplug.types.batch import BatchView, EngineBatch
 from specplug.types.caps import Distribution
 from specplug.types.draft import Draft
 from specplug.types.plan import StepPlan
@@ -57,7 +57,6 @@ class DeviceSteps:
         stops: the detector of stops.
         vocab_size: V.
         launches: the kernels of the stage's device.
-        tokens_on: where the engine keeps its texts, if it is not on a CPU.
         like: rows, outputs and newest tokens of the types that steps have, for which the kernels are compiled.
     """
 
@@ -69,14 +68,12 @@ class DeviceSteps:
         vocab_size: int,
         launches: Launches,
         *,
-        tokens_on: Residency = Residency.PINNED,
         like: tuple[EngineRows, DraftOutputs, Tensor],
     ) -> None:
         self._stage, self._runner, self._slots, self._vocab_size = stage, stage.runners[0], slots, vocab_size
         self._launches = launches
         self._state, self._columns = State.of(stage, slots.table, stops.stopped), Columns.allocate(stage)
         max_slots, device = self._runner.buffer.batch_size, self._runner.buffer.device
-        self._residency = Residency.HOST if device.type == "cpu" else tokens_on
         self._all_rows = torch.arange(max_slots, dtype=torch.int32, device=device)
         self._no_caps = torch.full_like(self._all_rows, NO_CAP)
         self._rows: _Rows | None = None
@@ -217,7 +214,7 @@ class DeviceSteps:
             order, places = mapped[: len(index)], mapped[len(index) :]
         size = len(facts.names)
         batch = replace(
-            self._columns.batch(size, texts, self._vocab_size, self._residency),
+            self._columns.batch(size, texts, self._vocab_size),
             barriers=facts.barriers,
             request_ids=facts.names,
             requests=facts.requests,

@@ -138,7 +138,7 @@ class Intake(InlineHandle):
                 stop = min(start + _PIECE, len(tokens))
                 text[start:stop] = tokens[start:stop]
             text[len(tokens) :] = NO_TEXT  # no tokens: prompt embeddings
-            for start, stop, _ in barriers:
+            for start, stop in barriers:
                 text[start:stop] = NO_TEXT
             self._stepping.begin_text(event.slot, text)
             host.hand_over(self._ingested, self._ingested_by, event.slot, length, event.generation)

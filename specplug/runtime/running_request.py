@@ -17,8 +17,8 @@ MAX_STOP_IDS = 8
 """Stop ids tracked per request on the device; a stop on any further id is detected one step late."""
 
 
-Span = tuple[int, int, str]
-"""Start, end and kind of tokens that are not text."""
+Span = tuple[int, int]
+"""Start and end of tokens that are not text."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +29,7 @@ class RunningRequest:
         request: the request as plug-ins see it.
         end: maximum length of prompt and output together, in tokens.
         stop_ids: the first `MAX_STOP_IDS` token ids that end it.
-        barriers: (start, stop, kind) of spans that are not text.
+        barriers: spans that are not text.
         tokens: the prompt, and the output so far of a request that resumes, if the engine has them on the host.
     """
 

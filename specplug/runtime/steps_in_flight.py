@@ -115,7 +115,7 @@ class StepInFlight:
             kept = np.arange(rows) if facts.kept is None else np.array(facts.kept, np.int64)
             columns, size, own = self._columns, self.batch_size, np.array(facts.slots, np.int64)
             columns.slots[:size] = columns.table_rows[:size] = own
-            columns.temperature[:size] = [request.sampling.temperature for request in facts.requests]
+            columns.temperature[:size] = [request.temperature for request in facts.requests]
             self._table[own], self._first_lengths[:size] = slots.table.numpy()[own], first_lengths[own]
             self._engine_rows[:size] = kept
             draft_rows = self.buffers.draft_rows.numpy()

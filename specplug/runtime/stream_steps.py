@@ -107,7 +107,6 @@ class StreamSteps:
         return (
             isinstance(first.handle.proposer, HasHostStep)
             and not others
-            and (first.buffer.parents is None or stage.takes_trees)
             and not stage.has_observers
             and stage.distribution is Distribution.ONE_HOT
         )

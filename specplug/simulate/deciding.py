@@ -136,7 +136,7 @@ class PolicyDecider:
         Where drafts are cut on the device, its prices and entry are a budget, as the adapter derives it.
         """
         self._trimmed, planner = None, self._planner
-        planner.make(view.rows, view.num_waiting, view.prefill_tokens)
+        planner.make(view.rows, view.prefill_tokens)
         self._plans.append(planner.launch(0.0, 0, 0, 0, 0, timed=False))
         plan = self._plans[0].plan[2]
         if self._survival is None or not (plan.prices or plan.entry) or not view.rows:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from specplug.errors import SettingsError, suggest
 from specplug.simulate.surface import Regime
 from specplug.simulate.trajectories import Array
-from specplug.types.caps import DraftLengthChange, EngineCaps, Feedback, Ragged
+from specplug.types.caps import DraftLengthChange, EngineCaps, Ragged
 
 CAPTURED_TOKENS = (1, 2, 4, *range(8, 256, 8), *range(256, 513, 16))
 """Token counts that graphs are captured for, as vLLM does by default; steps are padded to the next one."""
@@ -55,8 +55,6 @@ class Mode:
             captured_draft_lengths=self.lengths if padded else (),
             ragged=Ragged.PADDED if padded else Ragged.NATIVE,
             draft_length_change=DraftLengthChange.CAPTURED if padded else DraftLengthChange.FREE,
-            decision_lag=self.lag,
-            feedback=Feedback.SCHEDULER,
             verifies_budget=self.layout is Layout.CUT,
         )
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from specplug.types.batch import Barrier, BatchView, Residency
+from specplug.types.batch import Barrier, BatchView
 from specplug.types.request import Request
 
 POISON = 1_000_000_007
@@ -73,7 +73,6 @@ def make_batch(
         temperature=column(temperature, [0.0] * count, torch.float32),
         grammar=column(grammar, [False] * count, torch.bool),
         vocab_size=vocab_size,
-        residency=Residency.HOST if torch.device(device).type == "cpu" else Residency.DEVICE,
         reset_slots=tuple(reset_slots),
         barriers=tuple(barriers),
         request_ids=None if requests is None else tuple(request.request_id for request in requests),

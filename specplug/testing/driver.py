@@ -207,9 +207,7 @@ class Driver:
             table_shape=(context.max_slots, context.max_length),
             vocab_size=context.vocab_size,
             reset_slots=sorted(self._reset_slots.intersection(slots)),
-            barriers=[
-                Barrier(row, *span, "image") for row, occupant in enumerate(occupants) for span in occupant.barriers
-            ],
+            barriers=[Barrier(row, *span) for row, occupant in enumerate(occupants) for span in occupant.barriers],
             requests=[occupant.request for occupant in occupants],
             poison=self._poison,
             index_dtype=self._index_dtype,

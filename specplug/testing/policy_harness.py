@@ -192,7 +192,7 @@ def stats_of(count: int, step: int = 0, cap: int | None = None) -> HostStats:
         RequestStats(f"request {number}", 100 + number, 50, cap, verified=4 * step, accepted=2 * step)
         for number in range(count)
     ]
-    return HostStats(step, tuple(requests), num_waiting=count // 2)
+    return HostStats(step, tuple(requests))
 
 
 _WAITS = ("open", "socket.connect", "subprocess.Popen", "os.system")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import enum
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, ClassVar, Self
@@ -15,14 +14,6 @@ from specplug.types.request import Request
 from specplug.types.transfer import to_host
 
 
-class Residency(enum.Enum):
-    """Location of the token table; a GPU kernel that reads pinned or host memory crosses the bus."""
-
-    DEVICE = "device"
-    PINNED = "pinned"
-    HOST = "host"
-
-
 @dataclass(frozen=True, slots=True)
 class Barrier:
     """A span of a row's tokens that is not text (image or audio placeholders, prompt embeddings): never match it."""
@@ -30,7 +21,6 @@ class Barrier:
     row: int
     start: int
     stop: int
-    kind: str
 
 
 _INDEX = (torch.int32, torch.int64)
@@ -57,7 +47,6 @@ class EngineBatch:
         temperature: [B] float32, 0 is greedy.
         grammar: [B] bool, true where a grammar constrains the output.
         vocab_size: draft ids must lie in [0, vocab_size).
-        residency: location of `tokens`.
         reset_slots: slots that began a new generation since the last step (host).
         barriers: spans that are not text (host).
         request_ids, requests: one per row if the engine has them cheaply on the host; otherwise None.
@@ -89,7 +78,6 @@ class EngineBatch:
     temperature: Tensor
     grammar: Tensor
     vocab_size: int
-    residency: Residency = Residency.DEVICE
     reset_slots: tuple[int, ...] = ()
     barriers: tuple[Barrier, ...] = ()
     request_ids: tuple[str, ...] | None = None
@@ -183,7 +171,7 @@ class BatchView(EngineBatch):
         else:
             texts = self._texts(num_columns).to("cpu")
         host |= {"rows": torch.arange(self.batch_size), "tokens": texts}
-        snapshot = replace(self, residency=Residency.HOST, **{**host, "first": begin})
+        snapshot = replace(self, **{**host, "first": begin})
         return snapshot, copies[len(names) : len(names) + len(others)]
 
     def _texts(self, num_columns: int) -> Tensor:

@@ -15,7 +15,6 @@ class Ragged(enum.Enum):
     LONGEST = "padded to the longest kept draft"
     PADDED = "padded to the plan's draft length"
     COSTS_FULL_GRAPH = "costs the full CUDA graph"
-    NO = "no"
 
 
 class DraftLengthChange(enum.Enum):
@@ -34,14 +33,6 @@ class Distribution(enum.Enum):
     PROBS = "draft_probs"
 
 
-class Feedback(enum.Enum):
-    """How acceptance counts travel from the worker to the planner."""
-
-    DIRECT = "same memory, every step"
-    SCHEDULER = "the scheduler's own counts per request"
-    NONE = "none: plans cannot learn"
-
-
 @dataclass(frozen=True, slots=True)
 class EngineCaps:
     """Capabilities of an adapter's engine.  Policies and pipelines branch on these, never on an engine's name.
@@ -54,9 +45,7 @@ class EngineCaps:
         draft_length_change: the requirement for verifying a different draft length than before.
         trees: true if drafts with `parents` are verified as trees, false if only chains are verified.
         draft_input: the draft distribution that the verifier takes in addition to one-hot drafts; `ONE_HOT` for none.
-        decision_lag: engine steps between a plan and the verification that it affects.
-        feedback: how verdicts reach the planner.
-        tensor_parallel_size, data_parallel_size: ranks that must draft identically, and ranks that step together.
+        tensor_parallel_size: ranks that must draft identically.
         verifies_budget: true if the engine always verifies as many draft tokens as the plan's budget (all of them
             without a budget), because the number that the trim half keeps is known only on the device.
     """
@@ -67,10 +56,7 @@ class EngineCaps:
     draft_length_change: DraftLengthChange = DraftLengthChange.FREE
     trees: bool = False
     draft_input: Distribution = Distribution.ONE_HOT
-    decision_lag: int = 0
-    feedback: Feedback = Feedback.DIRECT
     tensor_parallel_size: int = 1
-    data_parallel_size: int = 1
     verifies_budget: bool = False
 
     def __post_init__(self) -> None:
@@ -116,7 +102,8 @@ class ProposerCaps:
         host_step: for inline proposers: they implement `specplug.interfaces.HasHostStep`, so that a GPU's stream can
             run their steps.
         distribution: the draft distribution that the proposer fills in.
-        trees: the proposer may set `Draft.parents`.
+        trees: the proposer may set `Draft.parents`.  Where the engine verifies chains, a tree is cut to its best path.
+            With `host_step`, drafts have no parents there: the proposer itself drafts chains, by `EngineCaps.trees`.
         learns: the proposer wants `observe` calls.
     """
 

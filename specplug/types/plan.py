@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import accumulate
 from typing import NamedTuple
 
 
@@ -61,7 +60,6 @@ class HostStats:
         step: number of the step to be planned.
         requests: the requests that decode in this step.  Read them within `plan`; engines compute the figures of single
             requests only if they are read, and their number is always cheap.
-        num_waiting: number of requests that wait for a slot.
         prefill_tokens: prompt tokens that share this step.
         last_step: cost of the newest step whose duration is known; None before the first.
         last_plan: the plan of the step before, with the limits of all policies and requests; None before the first.
@@ -69,7 +67,6 @@ class HostStats:
 
     step: int
     requests: Sequence[RequestStats]
-    num_waiting: int = 0
     prefill_tokens: int = 0
     last_step: StepCost | None = None
     last_plan: StepPlan | None = None
@@ -87,10 +84,6 @@ class StepReport:
         batch_size: number of requests that the step was planned for.
         verified, accepted: draft tokens of all requests, counted as in `RequestStats`.  The token that ended a request
             is not among them: what clients received is one token more per request, and none after its end.
-        tested_at: for each position in the draft, the number of requests whose token there was decided, i.e. accepted
-            or the first rejected.  Tokens after a rejection are undecided.  Do not use it for trees, whose nodes have
-            no positions.
-        accepted_at: for each position, or depth in a tree, the number of requests whose token there was accepted.
         cost: cost of the step; None if its duration is not known.
         runs: for each request with drafts, the length of its run before and after the step: the tokens that it emitted
             since a draft of it was last not accepted in full.  Empty where the engine does not plan in its scheduler.
@@ -102,8 +95,6 @@ class StepReport:
     batch_size: int
     verified: int
     accepted: int
-    tested_at: tuple[int, ...]
-    accepted_at: tuple[int, ...]
     cost: StepCost | None = None
     runs: Sequence[tuple[int, int]] = ()
 
@@ -123,10 +114,6 @@ class StepReport:
 
         By default all requests might.
         """
-        ends_tested, ends_accepted = [0] * (draft_length + 1), [0] * (draft_length + 1)
-        for verified, accepted in fates:
-            ends_tested[min(accepted + 1, verified, draft_length)] += 1
-            ends_accepted[min(accepted, draft_length)] += 1
         return cls(
             step,
             draft_length,
@@ -134,16 +121,9 @@ class StepReport:
             requests if batch_size is None else batch_size,
             verified=sum([verified for verified, _ in fates]),
             accepted=sum([accepted for _, accepted in fates]),
-            tested_at=_reached(ends_tested),
-            accepted_at=_reached(ends_accepted),
             cost=cost,
             runs=runs,
         )
-
-
-def _reached(ends: Sequence[int]) -> tuple[int, ...]:
-    """Return how many rows end after each position; `ends` counts them by the position at which they end."""
-    return tuple(accumulate(reversed(ends[1:])))[::-1]
 
 
 class Price(NamedTuple):

@@ -92,17 +92,6 @@ class RequestOptions:
 
 
 @dataclass(frozen=True, slots=True)
-class Sampling:
-    """The sampling parameters that affect drafting.  Temperature 0 is greedy."""
-
-    temperature: float = 0.0
-    top_k: int = 0
-    top_p: float = 1.0
-    min_p: float = 0.0
-    seed: int | None = None
-
-
-@dataclass(frozen=True, slots=True)
 class Request:
     """One request's host-side description.
 
@@ -110,31 +99,25 @@ class Request:
         request_id: the engine's id of the request.
         prompt_length: number of tokens in the prompt.
         max_tokens: the most tokens that it may emit.
+        temperature: 0 is greedy.
         isolation_key: separates everything that is remembered across requests.  It is derived from the tenant, the
             engine's own isolation key, the client's API key and the LoRA adapter's id, as far as they are known.
         grammar: true if a grammar constrains the output.
-        multimodal: true if the prompt holds images, audio or embeddings (see `BatchView.barriers`).
     """
 
     request_id: str
     prompt_length: int
     max_tokens: int
-    sampling: Sampling = field(default_factory=Sampling)
+    temperature: float = 0.0
     options: RequestOptions = field(default_factory=RequestOptions)
     references: tuple[Reference, ...] = ()
     tenant: str | None = None
     isolation_key: str = ""
-    lora_id: int | str | None = None
     grammar: bool = False
-    multimodal: bool = False
 
     @property
     def may_share(self) -> bool:
-        """True if a response memory may read or learn from this request.
-
-        A seed does not matter: engines draw each token from seed and position alone, whatever is drafted, or serve
-        seeded requests without drafts.
-        """
+        """True if a response memory may read or learn from this request."""
         return self.options.store
 
 
@@ -142,7 +125,6 @@ class Lifecycle(enum.Enum):
     """Kinds of request events."""
 
     STARTED = "started"
-    STARTED_DECODE_SIDE = "started on the decode side"  # prefilled elsewhere: the first step has no prefill
     RESUMED = "resumed"
     PREEMPTED = "preempted"  # may be the request's last event; `RESUMED` carries the whole request again
     UPDATED = "updated"  # same id, new prompt
@@ -150,7 +132,7 @@ class Lifecycle(enum.Enum):
     ABORTED = "aborted"
 
 
-BEGINS = frozenset({Lifecycle.STARTED, Lifecycle.STARTED_DECODE_SIDE, Lifecycle.RESUMED, Lifecycle.UPDATED})
+BEGINS = frozenset({Lifecycle.STARTED, Lifecycle.RESUMED, Lifecycle.UPDATED})
 """Events with which a request takes a slot, in a new generation of the slot."""
 
 EngineEventKind = Literal["cache flushed", "weights changed", "sleep", "wake"]

@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from torch import Tensor
-
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TargetModel:
@@ -17,11 +15,8 @@ class TargetModel:
         config: its Hugging Face configuration.  For a multimodal model this is the configuration of the whole model;
             `config.get_text_config()` returns that of the language model.
         tokenizer: its tokenizer, with the interface of a Hugging Face tokenizer.
-        input_embeddings: [V, D], the weights themselves, not a copy: never write to them.  None unless the process
-            that drafts holds all of them on the batches' device when proposers are built.
     """
 
     path: str | None = None
     config: Any = None
     tokenizer: Any = None
-    input_embeddings: Tensor | None = None

@@ -38,22 +38,23 @@ class Engine:
     """Requests in slots, their texts, and one way of drafting for them.
 
     Args:
-        stage: the draft stage; None for that of the proposer `proposer`.
+        trees: verify trees.
+        stage: the draft stage; None for that of `ngram`.
         launches: the kernels that take steps; None if the stage does.
         streamed: take steps in a stream instead.
     """
 
     def __init__(
         self,
-        proposer: str = "ngram",
         *,
+        trees: bool = False,
         stage: DraftStage | None = None,
         launches: Launches | None = None,
         streamed: bool = False,
     ) -> None:
-        caps = EngineCaps(DRAFT_LENGTH, ragged=Ragged.PADDED, trees=proposer.endswith("tree"))
+        caps = EngineCaps(DRAFT_LENGTH, ragged=Ragged.PADDED, trees=trees)
         context = PluginContext(caps, vocab_size=VOCAB, max_slots=SLOTS, max_length=LENGTH, device=CPU)
-        wanted = Settings(proposer=proposer, policy="fixed")
+        wanted = Settings(policy="fixed")
         self.table, self.slot_of = TokenTable(SLOTS, LENGTH, DRAFT_LENGTH + 1, CPU), {}
         self.drafts: Drafts
         if streamed:

@@ -9,11 +9,11 @@ from hypothesis import strategies as st
 from tests.adapters.sglang_engine import Engine, run
 
 
-@pytest.mark.parametrize("proposer", ["ngram", "ngram-tree"])
+@pytest.mark.parametrize("trees", [False, True])
 @settings(max_examples=25, deadline=None)
 @given(random=st.randoms(use_true_random=False), steps=st.integers(1, 20))
-def test_drafts_and_counts_are_those_of_the_stage(proposer, random, steps):
-    engines = [Engine(proposer), Engine(proposer, streamed=True)]
+def test_drafts_and_counts_are_those_of_the_stage(trees, random, steps):
+    engines = [Engine(trees=trees), Engine(trees=trees, streamed=True)]
     run(random, engines, steps)
     expected, found = [engine.close() for engine in engines]
     assert found == expected

@@ -348,18 +348,17 @@ def test_a_request_as_plug_ins_see_it(monkeypatch):
     found = running_request(req(sampling, grammar=object(), lora_id="lora"), 100)
     request = found.request
     assert (request.request_id, request.prompt_length, request.max_tokens, found.end) == ("r", 3, 10, 13)
-    assert (request.sampling.temperature, request.sampling.top_k, request.sampling.seed) == (0.5, 0, 7)
+    assert request.temperature == 0.5
     assert request.options == options
     assert request.references == (Reference.of([5, 6], "x"),)
-    assert (request.tenant, request.lora_id) == ("me", "lora")
+    assert request.tenant == "me"
     assert request.isolation_key == isolation_key("me", lora_id="lora")
     assert request.grammar
-    assert not request.multimodal
 
 
 def test_greedy_is_temperature_0():
-    assert running_request(req({"temperature": 1.0, "top_k": 1}), 100).request.sampling.temperature == 0.0
-    assert running_request(req({"temperature": 1.0, "top_k": 2}), 100).request.sampling.temperature == 1.0
+    assert running_request(req({"temperature": 1.0, "top_k": 1}), 100).request.temperature == 0.0
+    assert running_request(req({"temperature": 1.0, "top_k": 2}), 100).request.temperature == 1.0
 
 
 @pytest.mark.parametrize(("most", "longest", "end"), [(10, 100, 13), (10, 8, 8), (None, 50, 50)])
@@ -437,16 +436,14 @@ def images(*offsets: list[tuple[int, int]] | None) -> SimpleNamespace:
 def test_barriers_are_what_is_no_text():
     """SGLang's offsets end with an image's last position, barriers with the one after it."""
     found = running_request(req(multimodal_inputs=images([(0, 0)], [(1, 2)])), 100)
-    assert found.barriers == ((0, 1, "multimodal"), (1, 3, "multimodal"))
-    assert found.request.multimodal
+    assert found.barriers == ((0, 1), (1, 3))
     unknown = (
         req(multimodal_inputs=images([(0, 0)], None)),
         req(multimodal_inputs=images([(0, 0)]), origin_input_ids_unpadded=[1, 2]),
     )
-    assert [running_request(given, 100).barriers for given in unknown] == [((0, 3, "multimodal"),)] * 2
+    assert [running_request(given, 100).barriers for given in unknown] == [((0, 3),)] * 2
     for name in ("input_embeds", "positional_embed_overrides"):
-        found = running_request(req(**{name: [[0.5]]}), 100)
-        assert (found.barriers, found.request.multimodal) == (((0, 3, "prompt embeddings"),), True)
+        assert running_request(req(**{name: [[0.5]]}), 100).barriers == ((0, 3),)
 
 
 def test_the_text_of_a_request():

@@ -39,7 +39,7 @@ def test_figures_are_those_of_a_loop_over_rows(seed, all_kept):
         names=tuple(names[row] for row in kept),
         kept=None if all_kept else kept,
         slots=[5 - row for row in kept],
-        requests=[SimpleNamespace(sampling=SimpleNamespace(temperature=0.0)) for _ in kept],
+        requests=[SimpleNamespace(temperature=0.0) for _ in kept],
         barriers=(),
     )
     columns = Columns.allocate(6)

@@ -12,7 +12,6 @@ from benchmarks.never_engines import OFF, PLUGINS, POLICY, Arm
 from benchmarks.never_report import Block, cells, hopeful, in_order, rejected, summarise, table
 from benchmarks.never_slower import KINDS, arguments, prompts, requests_of
 from specplug import EngineCaps, HostStats, PluginContext, Ragged, StepPlan, StepReport
-from specplug.types.caps import Feedback
 from specplug.types.plan import StepCost
 
 ARMS: tuple[Arm, ...] = (OFF, POLICY, 1, 3)
@@ -129,14 +128,14 @@ def arms(monkeypatch):
     module = importlib.import_module("specplug_arms")
     spec = specplug.PolicySpec(name="batch", factory=Learnt, summary="notes")
     monkeypatch.setattr(module, "default_registry", lambda: type("Registry", (), {"get": lambda *_: spec}))
-    caps = EngineCaps(max_draft_length=8, ragged=Ragged.PADDED, feedback=Feedback.SCHEDULER)
+    caps = EngineCaps(max_draft_length=8, ragged=Ragged.PADDED)
     return module.Arms(PluginContext(caps=caps, options="not the policy's"))
 
 
 def step(arms, number, verified=0, accepted=0, cost=None):
     """Plan a step and report it."""
     plan = arms.plan(HostStats(number, ()))
-    arms.observe(StepReport(number, plan.draft_length, 3, 3, verified, accepted, (), (), cost))
+    arms.observe(StepReport(number, plan.draft_length, 3, 3, verified, accepted, cost))
     return plan.draft_length
 
 
@@ -161,5 +160,5 @@ def test_a_report_that_comes_after_the_turn_is_still_the_policys(arms):
     arms.begin(1, 1, False)
     arms.plan(HostStats(1, ()))
     for number in (0, 1):
-        arms.observe(StepReport(number, 1, 3, 3, 2, 0, (), ()))
+        arms.observe(StepReport(number, 1, 3, 3, 2, 0))
     assert [report.step for report in arms._learnt.reports] == [0]

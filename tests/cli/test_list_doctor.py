@@ -428,7 +428,7 @@ def test_names_are_whole_on_narrow_terminals(monkeypatch, columns):
     monkeypatch.setattr("specplug.cli.output._PIPED_WIDTH", int(columns))
     narrow = {"COLUMNS": columns, "TERMINAL_DRAFT_LENGTH": columns}
     listed = CliRunner().invoke(app, ["list"], env=narrow).output
-    for name in ("ngram-reference", "retrieval-tree", "transformers", "sglang launch"):
+    for name in ("ngram-reference", "retrieval", "transformers", "sglang launch"):
         assert name in listed
     stated = CliRunner().invoke(app, ["replay", "--help"], env=narrow).output
     for name in ("--cut-documents", "--distractors", "PLUGIN.KEY=VALUE", "MODULE:FACTORY"):

@@ -216,7 +216,7 @@ def test_what_is_requested_for_reaches_the_proposer(monkeypatch):
     class Noting(Proposer):
         def __init__(self, context):
             caps = context.caps
-            noted.append((caps.max_draft_length, context.max_slots, caps.decision_lag, caps.trees))
+            noted.append((caps.max_draft_length, context.max_slots, caps.trees))
 
         def propose(self, batch, limits, draft):
             pass
@@ -227,10 +227,10 @@ def test_what_is_requested_for_reaches_the_proposer(monkeypatch):
 
     install(monkeypatch, "noting", Noting)
     replayed(*SMALL, "--proposer", "noting")
-    assert noted == [(15, 1, 0, False), 0]
+    assert noted == [(15, 1, False), 0]
     noted.clear()
     replayed(*SMALL, "--proposer", "noting", "--gamma", "3", "--lag", "2", "--trees", "--references")
-    assert noted == [(3, 1, 2, True), 1]
+    assert noted == [(3, 1, True), 1]
     noted.clear()
     replayed(*SMALL, "--proposer", "noting", "--batch", "4", "--in-flight", "4")
     assert [item[:2] for item in noted if isinstance(item, tuple)] == [(15, 1), (15, 4)]

@@ -9,9 +9,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from specplug.match.cpu.corpus_index import IndexSegment
-from specplug.match.cpu.lookup import Lookup, LookupOptions
+from specplug.match.cpu.lookup import Lookup
 from specplug.match.cpu.sorting import sorted_places
 from specplug.match.cpu.texts import NO_TEXT
+from specplug.match.options import LookupSettings
 from tests.match.reference.lookup import Draft, ReferenceLookup
 
 POISON = 10**9 + 7
@@ -59,7 +60,7 @@ class Client:
 
 
 def both(
-    slots: int, capacity: int, draft_length: int, options: LookupOptions, *, trees: bool
+    slots: int, capacity: int, draft_length: int, options: LookupSettings, *, trees: bool
 ) -> tuple[Client, ReferenceLookup]:
     """Return what is tested and what it must equal."""
     fast = Lookup(slots, capacity, draft_length, options, trees=trees)

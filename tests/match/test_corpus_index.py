@@ -14,9 +14,10 @@ from hypothesis import strategies as st
 from specplug.errors import ContractError
 from specplug.match.cpu import sorting
 from specplug.match.cpu.corpus_index import IndexSegment
-from specplug.match.cpu.lookup import Lookup, LookupOptions
+from specplug.match.cpu.lookup import Lookup
 from specplug.match.cpu.sorting import sorted_places
 from specplug.match.cpu.texts import NO_TEXT
+from specplug.match.options import LookupSettings
 from tests.match.driver import Client, segment_of
 from tests.match.reference.corpus_index import sorted_places as plainly_sorted
 from tests.match.reference.recency import key_of
@@ -66,7 +67,7 @@ def test_a_long_repetitive_text_is_sorted_too() -> None:
 
 def drafter(segments: list[IndexSegment], **start: object) -> Client:
     """Return what drafts from segments of the tenant "", and a slot of its own."""
-    lookup = Lookup(1, 256, 8, LookupOptions(response_tokens=0), trees=False)
+    lookup = Lookup(1, 256, 8, LookupSettings(memory_tokens=0), trees=False)
     lookup.load({"": segments})
     lookup.start(0, **{"tenant": "", **start})  # type: ignore[arg-type]
     return Client(lookup, 8, trees=False)
@@ -140,7 +141,6 @@ def test_a_damaged_segment_costs_drafts_only(seed: int) -> None:
 
 _BEFORE_A_TEXT = """
 import ctypes, mmap
-import numpy as np
 from specplug.match.cpu.searching import insertion_point
 from specplug.match.cpu.corpus_index import CorpusIndex, IndexSegment, Numbers
 from tests.match.test_corpus_index import drafted, drafter, segment_of

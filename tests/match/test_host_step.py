@@ -16,7 +16,8 @@ from numba.core import types
 
 from specplug.match.cpu import addresses, host_step
 from specplug.match.cpu.flag import TAKEN
-from specplug.match.cpu.lookup import Lookup, LookupOptions
+from specplug.match.cpu.lookup import Lookup
+from specplug.match.options import LookupSettings
 from specplug.pipeline.cpu import host_function
 from specplug.types.draft import Draft
 from specplug.types.host_step import BUSY, OK, StepArgument
@@ -43,7 +44,7 @@ def code_of(function: Any, *signature: Any) -> str:
 
 
 def lookup() -> Lookup:
-    return Lookup(1, 2, 1, LookupOptions(response_tokens=0), trees=False)
+    return Lookup(1, 2, 1, LookupSettings(memory_tokens=0), trees=False)
 
 
 def raises_if(negative: int) -> int:

@@ -9,16 +9,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from specplug.match.cpu.lookup import Lookup, LookupOptions
+from specplug.match.cpu.lookup import Lookup
 from specplug.match.cpu.texts import NO_TEXT
+from specplug.match.options import LookupSettings
 from tests.match.driver import POISON, Client, Talk, both
 from tests.match.reference.lookup import ReferenceLookup
 
 OPTIONS = [
-    LookupOptions(cap=64, response_tokens=1024),
-    LookupOptions(cap=3, least=1e-5, response_tokens=256, response_context=2),
-    LookupOptions(shortest=1, cap=20, response_tokens=256),
-    LookupOptions(shortest=2, cap=5, least=0.05, response_tokens=0, response_context=0),
+    LookupSettings(max_n=64, memory_tokens=1024),
+    LookupSettings(max_n=3, min_survival=1e-5, memory_tokens=256),
+    LookupSettings(min_n=1, max_n=20, memory_tokens=256),
+    LookupSettings(min_n=2, max_n=5, min_survival=0.05, memory_tokens=0),
 ]
 
 
@@ -61,7 +62,7 @@ def start(talk: Talk, players: tuple[Client, ReferenceLookup], slot: int) -> Non
 
 def load(talk: Talk, players: tuple[Client, ReferenceLookup]) -> None:
     """Load another corpus index in both."""
-    segments = talk.segments(players[1].options.cap)
+    segments = talk.segments(players[1].settings.max_n)
     players[0].lookup.load(segments)
     players[1].load(segments)
 
@@ -69,7 +70,9 @@ def load(talk: Talk, players: tuple[Client, ReferenceLookup]) -> None:
 @pytest.mark.parametrize("trees", [False, True])
 @given(seed=st.integers(0, 2**32), options=st.sampled_from(OPTIONS), draft_length=st.sampled_from([1, 4, 16]))
 @settings(max_examples=25, deadline=None)
-def test_it_drafts_what_the_reference_drafts(trees: bool, seed: int, options: LookupOptions, draft_length: int) -> None:
+def test_it_drafts_what_the_reference_drafts(
+    trees: bool, seed: int, options: LookupSettings, draft_length: int
+) -> None:
     talk = Talk(seed, slots=3, capacity=160)
     play(talk, both(3, 160, draft_length, options, trees=trees), 30)
 
@@ -78,7 +81,7 @@ def test_it_drafts_what_the_reference_drafts(trees: bool, seed: int, options: Lo
 @given(seed=st.integers(0, 2**32), options=st.sampled_from(OPTIONS), draft_length=st.sampled_from([1, 4, 16]))
 @settings(max_examples=25, deadline=None)
 def test_with_corpus_indexes_that_come_and_go_too(
-    trees: bool, seed: int, options: LookupOptions, draft_length: int
+    trees: bool, seed: int, options: LookupSettings, draft_length: int
 ) -> None:
     talk = Talk(seed, slots=3, capacity=160)
     play(talk, both(3, 160, draft_length, options, trees=trees), 30, corpus_indexes=True)
@@ -131,7 +134,7 @@ def test_neither_the_order_of_rows_nor_anything_but_history_matters(trees: bool,
 def test_nobody_is_drafted_what_only_others_were_reported(trees: bool, seed: int) -> None:
     rng, draft_length, names = random.Random(seed), 6, ["a", "b", "c"]
     client = Client(
-        Lookup(1, 300, draft_length, LookupOptions(cap=16, response_tokens=256), trees=trees), draft_length, trees
+        Lookup(1, 300, draft_length, LookupSettings(max_n=16, memory_tokens=256), trees=trees), draft_length, trees
     )
     seen: dict[str, set[int]] = {name: set() for name in names}
     songs = {name: [rng.choice([0, 1, 2, 50 + 50 * k + j]) for j in range(30)] for k, name in enumerate(names)}
@@ -157,7 +160,7 @@ def test_nobody_is_drafted_what_only_others_were_reported(trees: bool, seed: int
 
 
 def test_where_a_response_ended_the_next_one_is_not_another_s_to_read() -> None:
-    client = Client(Lookup(1, 300, 4, LookupOptions(cap=16, response_tokens=1024), trees=False), 4, False)
+    client = Client(Lookup(1, 300, 4, LookupSettings(max_n=16, memory_tokens=1024), trees=False), 4, False)
     reported = {"a": [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12], "b": [21, 77, 22, 77, 23, 77, 24, 77, 25, 77, 26, 77]}
     for name, response in reported.items():
         client.lookup.start(0, owner=name)
@@ -176,7 +179,7 @@ def test_where_a_response_ended_the_next_one_is_not_another_s_to_read() -> None:
 
 @pytest.mark.parametrize("trees", [False, True])
 def test_confidence_stays_below_one_however_often_drafts_are_right(trees: bool) -> None:
-    client = Client(Lookup(1, 9000, 2, LookupOptions(cap=4), trees=trees), 2, trees)
+    client = Client(Lookup(1, 9000, 2, LookupSettings(max_n=4), trees=trees), 2, trees)
     client.lookup.start(0)
     certain = []
     for length in range(8, 9000, 2):
@@ -189,7 +192,7 @@ def test_confidence_stays_below_one_however_often_drafts_are_right(trees: bool) 
 
 
 def test_a_text_that_repeats_itself_is_drafted_on() -> None:
-    client = Client(Lookup(2, 100, 8, LookupOptions(), trees=False), 8, False)
+    client = Client(Lookup(2, 100, 8, LookupSettings(), trees=False), 8, False)
     client.lookup.start(0, references=[np.array([7, 8, 9], np.int32)])
     client.ingest([0], [[1, 2, 3, 4, 1, 2, 3]], [7])
     (draft,) = client.propose([0], [8])
@@ -205,7 +208,7 @@ def test_a_text_that_repeats_itself_is_drafted_on() -> None:
 
 
 def test_references_that_leave_no_room_are_left_out_the_last_first() -> None:
-    client = Client(Lookup(1, 20, 4, LookupOptions(), trees=False), 4, False)
+    client = Client(Lookup(1, 20, 4, LookupSettings(), trees=False), 4, False)
     client.lookup.start(0, references=[np.arange(5, dtype=np.int32), np.arange(30, 40, dtype=np.int32)])
     assert client.lookup.texts.text[0, :10].tolist() == [0, 1, 2, 3, 4, -1, 30, 31, 32, -1]
     client.ingest([0], [[31, 32]], [2])

@@ -11,11 +11,12 @@ import torch
 from torch import Tensor
 
 from specplug.errors import ContractError
-from specplug.match.cpu.lookup import Lookup, LookupOptions
+from specplug.match.cpu.lookup import Lookup
+from specplug.match.options import LookupSettings
 from specplug.types.draft import Draft
 
 TEXT = [5, 6, 7, 8, 9, 5, 6, 7]
-OPTIONS = LookupOptions(response_tokens=256)
+OPTIONS = LookupSettings(memory_tokens=256)
 
 LAYOUTS: dict[str, Callable[[Tensor], Tensor]] = {
     "plain": lambda table: table,

@@ -19,29 +19,27 @@ from hypothesis import strategies as st
 from specplug.interfaces import PluginContext
 from specplug.match.cpu import parallel
 from specplug.match.cpu.atomics import call_at, store
-from specplug.match.cpu.lookup import Lookup, LookupOptions
+from specplug.match.cpu.lookup import Lookup
 from specplug.match.cpu.records import address_of, borrowed
 from specplug.match.options import LookupSettings
-from specplug.match.proposer import default_threads
+from specplug.match.proposer import LookupProposer, default_threads
 from specplug.types.caps import EngineCaps
 from specplug.types.draft import Draft
-from specplug_ngram.proposer import Ngram
 from tests.match.driver import POISON, Talk
 
 SLOTS, CAPACITY = 150, 200
 OPTIONS = [
-    LookupOptions(cap=64, response_tokens=1024),
-    LookupOptions(cap=3, least=1e-5, response_tokens=256, response_context=2),
-    LookupOptions(shortest=2, cap=5, least=0.05, response_tokens=0, response_context=0),
+    LookupSettings(max_n=64, memory_tokens=1024),
+    LookupSettings(max_n=3, min_survival=1e-5, memory_tokens=256),
+    LookupSettings(min_n=2, max_n=5, min_survival=0.05, memory_tokens=0),
 ]
 
 
 class Player:
     """A `Lookup` on some number of threads, called as the proposer calls it."""
 
-    def __init__(self, threads: int, options: LookupOptions, draft_length: int, *, trees: bool) -> None:
-        chosen = LookupOptions(**{**vars(options), "threads": threads})
-        self.lookup = Lookup(SLOTS, CAPACITY, draft_length, chosen, trees=trees)
+    def __init__(self, threads: int, options: LookupSettings, draft_length: int, *, trees: bool) -> None:
+        self.lookup = Lookup(SLOTS, CAPACITY, draft_length, options, trees=trees, threads=threads)
         self.draft_length, self.trees = draft_length, trees
 
     def step(self, slots: list[int], new: list[list[int]], lengths: list[int], limits: list[int]) -> Draft:
@@ -105,7 +103,7 @@ def begin(talk: Talk, lookups: list[Lookup], slot: int) -> None:
 @given(seed=st.integers(0, 2**32), options=st.sampled_from(OPTIONS), draft_length=st.sampled_from([1, 4, 16]))
 @settings(max_examples=12, deadline=None)
 def test_any_number_of_threads_gives_the_same_bits(
-    trees: bool, seed: int, options: LookupOptions, draft_length: int
+    trees: bool, seed: int, options: LookupSettings, draft_length: int
 ) -> None:
     talk = Talk(seed, SLOTS, CAPACITY)
     players = [Player(threads, options, draft_length, trees=trees) for threads in (1, 2, 3, 5)]
@@ -115,7 +113,7 @@ def test_any_number_of_threads_gives_the_same_bits(
     shared = 0
     for step in range(8):
         if step % 4 == 1:
-            segments = talk.segments(options.cap)
+            segments = talk.segments(options.max_n)
             for lookup in lookups:
                 lookup.load(segments)
         slots, new, lengths, limits = talk.batch()
@@ -305,7 +303,7 @@ def test_the_setting_overrides_the_default_and_close_ends_the_threads() -> None:
     context = PluginContext(
         EngineCaps(max_draft_length=4), options=LookupSettings(threads=2), max_slots=2, max_length=9
     )
-    proposer = Ngram(context)
+    proposer = LookupProposer(context)
     proposer.lookup.start_threads()
     (thread,) = proposer.lookup.pool.started
     proposer.close()

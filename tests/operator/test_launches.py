@@ -124,19 +124,17 @@ def test_a_process_that_stays_silent_is_given_up(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("enabled", "takes_trees", "found"),
+    ("enabled", "found"),
     [
-        (["ngram"], False, ()),
-        (["ngram-tree"], True, ()),
-        (["ngram-tree"], False, ("ngram-tree",)),
-        (["ngram", "retrieval"], True, ("ngram", "retrieval")),
-        (["ngram-reference"], False, ("ngram-reference",)),
-        (["absent"], False, ()),
+        (["ngram"], ()),
+        (["ngram", "retrieval"], ("ngram", "retrieval")),
+        (["ngram-reference"], ("ngram-reference",)),
+        (["absent"], ()),
     ],
 )
-def test_what_a_step_waits_for_follows_from_what_proposers_declare(enabled, takes_trees, found):
+def test_what_a_step_waits_for_follows_from_what_proposers_declare(enabled, found):
     wanted = Settings(proposer=enabled[0], extra_proposers=enabled[1:])
-    assert launches.awaited_proposers(wanted, default_registry(), "cuda", takes_trees=takes_trees) == found
+    assert launches.awaited_proposers(wanted, default_registry(), "cuda") == found
 
 
 @pytest.mark.parametrize(("device", "found"), [("cpu", ("anywhere",)), ("cuda", ())])

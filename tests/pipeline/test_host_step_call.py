@@ -8,10 +8,10 @@ from hypothesis import strategies as st
 from specplug.interfaces import PluginContext
 from specplug.match.cpu.compiled import c_function
 from specplug.match.options import LookupSettings
+from specplug.match.proposer import LookupProposer
 from specplug.types.caps import EngineCaps, ProposerCaps
 from specplug.types.host_step import FAILED, HostStep
 from specplug.types.plan import StepPlan
-from specplug_ngram.proposer import Ngram
 from tests.match.flags import held
 from tests.pipeline.test_cpu_step import DRAFT_LENGTH, LENGTH, SLOTS, TRIMMERS, VOCAB, Engine, SurvivalTrimmer, play
 
@@ -21,7 +21,7 @@ PLAN = StepPlan(DRAFT_LENGTH)
 REPEATED = [1, 2, 3, 1, 2, 3, 1]
 
 
-class Counted(Ngram):
+class Counted(LookupProposer):
     """Counts the steps that are taken in Python."""
 
     in_python = 0

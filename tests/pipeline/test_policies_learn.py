@@ -84,12 +84,6 @@ class NeverObserves(Planner):
 class TestReports:
     def test_they_sum_up_requests(self):
         assert (REPORT.verified, REPORT.accepted) == (5, 3)
-        assert REPORT.accepted_at == (2, 1, 0)
-        assert REPORT.tested_at == (2, 2, 0)  # the third token of the first request lies after a rejection
-
-    def test_without_drafts_there_are_no_positions(self):
-        report = StepReport.build(0, 0, 3, [(0, 0)] * 3)
-        assert (report.tested_at, report.accepted_at, report.verified) == ((), (), 0)
 
 
 class TestThePlanHalf:
@@ -218,14 +212,14 @@ class TestPlanning:
 
     def test_requests_own_caps_hold_whatever_the_policy_plans(self, monkeypatch):
         step_planner = self.step_planner(monkeypatch, Listens())
-        plan = step_planner.make(["a", "capped at 1", "capped at 9"], 0, 0)
+        plan = step_planner.make(["a", "capped at 1", "capped at 9"])
         assert [plan.draft_length_for(name) for name in ("a", "capped at 1", "capped at 9")] == [2, 1, 2]
 
     def test_figures_are_computed_only_when_read(self, monkeypatch):
         planner = Listens()
         step_planner = self.step_planner(monkeypatch, planner)
         monkeypatch.setattr(step_planner, "_measure", None)
-        step_planner.make(["a", "bb"], 0, 0)
+        step_planner.make(["a", "bb"])
         assert len(planner.stats[-1].requests) == 2
         monkeypatch.setattr(step_planner, "_measure", len)
         assert [(r.request_id, r.length, r.room) for r in planner.stats[-1].requests] == [("a", 1, 99), ("bb", 2, 98)]
@@ -233,13 +227,13 @@ class TestPlanning:
     def test_steps_are_reported_with_their_plan_and_cost(self, monkeypatch):
         planner = Listens()
         step_planner = self.step_planner(monkeypatch, planner)
-        step_planner.make(["a", "bb"], 0, 0)
+        step_planner.make(["a", "bb"])
         step = step_planner.launch(1.0, 2, 6, 30, 2)
-        step_planner.make(["a", "bb"], 0, 0)  # the host runs ahead
+        step_planner.make(["a", "bb"])  # the host runs ahead
         step_planner.finish(step, [("a", 2, 1), ("bb", 1, 1)], 1.5)
         cost = StepCost(requests=2, tokens=6, context_tokens=30, draft_length=2, seconds=0.5)
-        assert planner.reports == [StepReport(0, 2, 2, 2, 3, 2, (2, 1), (2, 0), cost, [(0, 2), (0, 2)])]
-        step_planner.make(["a", "bb"], 0, 0)
+        assert planner.reports == [StepReport(0, 2, 2, 2, 3, 2, cost, [(0, 2), (0, 2)])]
+        step_planner.make(["a", "bb"])
         assert [stats.last_step for stats in planner.stats] == [None, None, cost]
         assert [(r.verified, r.accepted) for r in planner.stats[-1].requests] == [(2, 1), (1, 1)]
 
@@ -247,7 +241,7 @@ class TestPlanning:
         planner = Listens()
         step_planner = self.step_planner(monkeypatch, planner)
         for drafted, accepted in ((2, 2), (2, 2), (2, 1), (2, 2), (0, 0), (2, 0), (1, 1)):
-            step_planner.make(["a"], 0, 0)
+            step_planner.make(["a"])
             fates = [("a", drafted, accepted)] if drafted else []
             step_planner.finish(step_planner.launch(1.0, 1, 3, 9, 2), fates, 2.0)
         runs = [run for report in planner.reports for run in report.runs]
@@ -255,7 +249,7 @@ class TestPlanning:
 
     def test_a_step_that_waits_for_the_one_before_it_is_timed_from_its_end(self, monkeypatch):
         step_planner = self.step_planner(monkeypatch, Listens())
-        step_planner.make(["a"], 0, 0)
+        step_planner.make(["a"])
         first, second = step_planner.launch(1.0, 1, 3, 9, 2), step_planner.launch(1.25, 1, 3, 9, 2)
         step_planner.finish(first, [], 2.0)
         step_planner.finish(second, [], 2.75)
@@ -264,7 +258,7 @@ class TestPlanning:
     def test_what_is_not_timed_is_reported_without_a_cost(self, monkeypatch):
         planner = Listens()
         step_planner = self.step_planner(monkeypatch, planner)
-        step_planner.make(["a"], 0, 0)
+        step_planner.make(["a"])
         step_planner.finish(step_planner.launch(1.0, 1, 3, 9, 2, timed=False), [("a", 2, 0), ("gone", 2, 0)], 2.0)
         assert step_planner.last_step is None
         assert planner.reports[0].cost is None

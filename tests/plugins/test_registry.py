@@ -197,6 +197,12 @@ def test_an_unknown_name_gets_the_nearest_the_list_and_what_failed_to_load():
         registry.get(ProposerSpec, "ngarm")
 
 
+@pytest.mark.parametrize(("name", "meant"), [("ngram-tree", "ngram"), ("retrieval-tree", "retrieval")])
+def test_a_name_that_continues_another_means_that_one(name, meant):
+    with pytest.raises(PluginError, match=f"unknown proposer '{name}'. Did you mean '{meant}'?"):
+        default_registry().get(ProposerSpec, name)
+
+
 def test_nothing_registered_is_stated_so():
     with pytest.raises(PluginError, match=r"unknown policy 'fixed'\. Known: none\."):
         Registry().get(PolicySpec, "fixed")

@@ -16,7 +16,7 @@ from specplug.plugins.registry import Owner, Registry
 from specplug.plugins.specs import PolicySpec
 from specplug.testing import PolicyContract
 from specplug.testing.policy_harness import ENGINES
-from specplug.types.caps import DraftLengthChange, EngineCaps, Feedback, Ragged
+from specplug.types.caps import DraftLengthChange, EngineCaps, Ragged
 from specplug.types.plan import HostStats, Price, RequestStats, StepCost, StepPlan, StepReport
 from specplug_adaptive import plugin
 from specplug_adaptive.acceptance import Acceptance
@@ -151,7 +151,6 @@ def planner(caps: EngineCaps | None = None, **options: Any) -> Planner:
         ({"ragged": Ragged.PADDED}, NoCaps),
         ({"verifies_budget": True}, NoCaps),
         ({"trees": True}, NoCaps),
-        ({"feedback": Feedback.NONE}, NoCaps),
     ],
 )
 def test_where_caps_save_nothing_the_plan_is_constant(caps, kind):

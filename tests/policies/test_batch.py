@@ -14,13 +14,13 @@ from specplug.interfaces import Planner, PluginContext
 from specplug.plugins.registry import Owner, Registry
 from specplug.plugins.specs import PolicySpec
 from specplug.settings import load_settings
-from specplug.types.caps import DraftLengthChange, EngineCaps, Feedback, Ragged
+from specplug.types.caps import DraftLengthChange, EngineCaps, Ragged
 from specplug.types.plan import HostStats, RequestStats
 from specplug_batch import plugin
 from specplug_batch.options import BatchOptions
 from specplug_fixed.options import FixedOptions
 
-RAGGED, PADDED = (EngineCaps(64, ragged=kind, feedback=Feedback.NONE) for kind in (Ragged.NATIVE, Ragged.PADDED))
+RAGGED, TREES = EngineCaps(64, ragged=Ragged.NATIVE), EngineCaps(64, ragged=Ragged.PADDED, trees=True)
 PLENTY = 1 << 20
 
 
@@ -45,17 +45,17 @@ class TestPlans:
     @pytest.mark.parametrize(
         ("batch_size", "draft_length"), [(1, 64), (8, 31), (9, 27), (64, 3), (100, 1), (129, 0), (999, 0)]
     )
-    def test_where_rows_are_padded_only_free_tokens_are_drafted(self, batch_size, draft_length):
-        assert plan(batch_size, PADDED).draft_length == draft_length
+    def test_where_trees_are_verified_only_free_tokens_are_drafted(self, batch_size, draft_length):
+        assert plan(batch_size, TREES).draft_length == draft_length
 
     def test_it_is_fitted_to_what_the_engine_runs(self):
         captured = {"captured_draft_lengths": (0, 4, 12, 24), "draft_length_change": DraftLengthChange.CAPTURED}
-        ladder = EngineCaps(24, feedback=Feedback.NONE, **captured)
-        assert [plan(n, ladder).draft_length for n in (1, 9, 256)] == [24, 24, 4]
+        ladder = EngineCaps(24, ragged=Ragged.PADDED, trees=True, **captured)
+        assert [plan(n, ladder).draft_length for n in (1, 9, 40)] == [24, 24, 4]
         assert plan(1, EngineCaps(5)).draft_length == 5
 
     def test_options(self):
-        assert plan(300, PADDED, saturation=1000).draft_length == 2
+        assert plan(300, TREES, saturation=1000).draft_length == 2
         assert (plan(1).token_budget, plan(1, token_budget=5).token_budget) == (None, 5)
 
     @pytest.mark.parametrize("wrong", [{"saturation": 0}, {"margin": -0.1}, {"gama": 3}])

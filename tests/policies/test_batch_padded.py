@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from specplug.interfaces import PluginContext
-from specplug.types.caps import DraftLengthChange, EngineCaps, Feedback, Ragged
+from specplug.types.caps import DraftLengthChange, EngineCaps, Ragged
 from specplug.types.plan import HostStats, StepCost, StepPlan, StepReport
 from specplug_batch.options import BatchOptions
 from specplug_batch.padded import PaddedPlanner
@@ -20,8 +20,6 @@ CAPS = EngineCaps(
     captured_draft_lengths=LENGTHS,
     ragged=Ragged.PADDED,
     draft_length_change=DraftLengthChange.CAPTURED,
-    feedback=Feedback.SCHEDULER,
-    decision_lag=1,
 )
 TRAFFIC = {
     "easy": np.linspace(0.9, 0.97, 15),
@@ -175,7 +173,6 @@ def test_drafts_that_are_much_longer_than_is_free_are_not_considered():
         ({"ragged": Ragged.LONGEST}, RaggedPlanner),
         ({"ragged": Ragged.NATIVE, "verifies_budget": True}, RaggedPlanner),
         ({"trees": True}, FreePlanner),
-        ({"feedback": Feedback.NONE}, FreePlanner),
         ({"draft_length_change": DraftLengthChange.FIXED, "captured_draft_lengths": ()}, FreePlanner),
         ({"draft_length_change": DraftLengthChange.FIXED, "captured_draft_lengths": (0, 15)}, PaddedPlanner),
     ],

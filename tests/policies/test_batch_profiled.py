@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from specplug.interfaces import PluginContext
-from specplug.types.caps import EngineCaps, Feedback, Ragged
+from specplug.types.caps import EngineCaps, Ragged
 from specplug.types.plan import HostStats, StepCost, StepReport
 from specplug_batch.options import BatchOptions
 from specplug_batch.policy import build
@@ -15,7 +15,6 @@ SIZES = (1, 8, 64, 256, 1024, 4096)
 
 def planner(profile, ragged=Ragged.NATIVE, **caps):
     """Return the plan half for an engine, started from a profile by tokens."""
-    caps = {"feedback": Feedback.SCHEDULER, **caps}
     built = build(PluginContext(EngineCaps(15, ragged=ragged, **caps), options=BatchOptions(saturation=256)))
     built.calibrate([StepCost(min(size, 256), size, 0, 0, profile(size)) for size in SIZES])
     return built

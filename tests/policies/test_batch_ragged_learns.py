@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from specplug.interfaces import PluginContext
-from specplug.types.caps import EngineCaps, Feedback, Ragged
+from specplug.types.caps import EngineCaps, Ragged
 from specplug.types.plan import HostStats, StepCost, StepPlan, StepReport
 from specplug_batch.gains import Gains
 from specplug_batch.options import BatchOptions
@@ -16,7 +16,7 @@ from specplug_batch.ragged import RaggedPlanner
 from tests.policies.stream_limits import StreamLimits
 
 GAMMA = 16
-CAPS = EngineCaps(GAMMA, ragged=Ragged.NATIVE, feedback=Feedback.SCHEDULER, decision_lag=1)
+CAPS = EngineCaps(GAMMA, ragged=Ragged.NATIVE)
 KINDS = {"easy": (0.97, 0.95, 0.9), "mixed": (0.97, 0.8, 0.35), "hard": (0.5, 0.35, 0.2), "hopeless": (0.004,)}
 """Confidence of every token of a row's draft; each row is of one of these kinds, and its tokens are as good."""
 

@@ -10,11 +10,10 @@ import pytest
 from specplug.interfaces import PluginContext
 from specplug.runtime.step_planner import Bounds, StepPlanner
 from specplug.settings import load_settings
-from specplug.types.caps import DraftLengthChange, EngineCaps, Feedback, Ragged
+from specplug.types.caps import DraftLengthChange, EngineCaps, Ragged
 
-SITE = {"feedback": Feedback.SCHEDULER, "decision_lag": 1}
-NATIVE = EngineCaps(8, ragged=Ragged.NATIVE, **SITE)
-PADDED = EngineCaps(8, ragged=Ragged.PADDED, draft_length_change=DraftLengthChange.CAPTURED, **SITE)
+NATIVE = EngineCaps(8, ragged=Ragged.NATIVE)
+PADDED = EngineCaps(8, ragged=Ragged.PADDED, draft_length_change=DraftLengthChange.CAPTURED)
 KINDS = {"batch, ragged": ("batch", NATIVE), "batch, padded": ("batch", PADDED), "adaptive": ("adaptive", NATIVE)}
 
 
@@ -41,7 +40,7 @@ class Server:
     def serve(self, requests: list[Row], steps: int) -> int:
         """Run steps; return how many of them were planned to have drafts."""
         drafted = 0
-        self.planner.make(requests, 0, 0)  # with their prompts
+        self.planner.make(requests)  # with their prompts
         for _ in range(steps):
             plan, planner = self.planner.plan, self.planner
             lengths = [plan.draft_length_for(each.name) for each in requests]
@@ -54,7 +53,7 @@ class Server:
             launched = planner.launch(self._now, len(requests), tokens, 100 * len(requests), plan.draft_length)
             self._now += (5 + 0.01 * tokens) * 1e-3
             planner.finish(launched, fates if plan.draft_length else [], self._now)
-            drafted += planner.make(requests, 0, 0).draft_length > 0
+            drafted += planner.make(requests).draft_length > 0
         planner.forget([each.name for each in requests])
         return drafted
 

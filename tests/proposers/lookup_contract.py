@@ -9,6 +9,7 @@ from specplug.match.proposer import LookupProposer
 from specplug.plugins.specs import ProposerSpec
 from specplug.testing.contract import ProposerContract
 from specplug.types.batch import BatchView
+from specplug.types.caps import ProposerCaps
 
 
 class Unlearning(LookupProposer):
@@ -18,7 +19,7 @@ class Unlearning(LookupProposer):
     """
 
     def __init__(self, context: PluginContext) -> None:
-        super().__init__(context)  # type: ignore[call-arg] - that of the proposer's own class
+        super().__init__(context)
         self._learnt = self.lookup.tables.arrays
         self._default_counts = tuple(table.copy() for table in self._learnt)
 
@@ -29,10 +30,16 @@ class Unlearning(LookupProposer):
         self.lookup.rows.hit_rate[:] = 0.5
 
 
+def on_engine(spec: ProposerSpec, *, trees: bool) -> ProposerSpec:
+    """Return a proposer as it drafts on an engine that verifies trees, or only chains."""
+    assert isinstance(spec.caps, ProposerCaps)
+    return replace(spec, caps=replace(spec.caps, trees=spec.caps.trees and trees))
+
+
 class LookupContract(ProposerContract):
     """Two clauses let one of two proposers draft at other steps, and compare confidences: these learn nothing there."""
 
-    proposer: type[LookupProposer]
+    proposer: type[LookupProposer] = LookupProposer
 
     def test_ingests_without_drafting(self) -> None:
         self.spec = self._unlearning()

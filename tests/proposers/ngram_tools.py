@@ -8,22 +8,22 @@ from typing import Any
 from specplug.plugins.registry import Owner, Registry
 from specplug.plugins.specs import ProposerSpec
 from specplug.testing.driver import Driver, RowDraft
-from specplug.types.request import Lifecycle, Sampling
+from specplug.types.request import Lifecycle
 from specplug_ngram import plugin
+from tests.proposers.lookup_contract import on_engine
 
 PROMPT = [90, 91, 92, 93]
 STATED = [11, 12, 13, 14, 15, 16, 17, 18]
 BEGIN = STATED[:3]
-SEEDED = Sampling(temperature=1.0, seed=5)
 MEMORY, REFERENCE = "response memory", "reference"
 
 Make = Callable[..., Driver]
 
 
-def spec(name: str = "ngram") -> ProposerSpec:
+def spec(*, trees: bool = False) -> ProposerSpec:
     registry = Registry()
     registry.add(plugin, Owner("ngram", "specplug", "test"))
-    return registry.get(ProposerSpec, name)
+    return on_engine(registry.get(ProposerSpec, "ngram"), trees=trees)
 
 
 def serve(

@@ -26,7 +26,6 @@ from specplug_crosstok.options import CrossTokSettings
 from specplug_crosstok.proposer import CrossTok
 from specplug_hybrid import proposer
 from specplug_hybrid.gains import Gains
-from specplug_ngram.proposer import Ngram
 from tests.proposers import crosstok_tools
 from tests.proposers.hybrid_tools import Clock
 from tests.proposers.lookup_contract import Unlearning
@@ -48,15 +47,11 @@ def small_draft(context: PluginContext) -> CrossTok:
     return crosstok_tools.build(replace(context, options=options))
 
 
-class UnlearningNgram(Unlearning, Ngram):
-    """Looks up without learning from what it drafted."""
-
-
 @hookimpl
 def specplug_register_proposers(register) -> None:
     down, inline = ProposerCaps(needs_host=True), ProposerCaps(needs_host=True, inline=True, incremental=True)
     options = "specplug.match.options:LookupSettings"
-    register(ProposerSpec(name="unlearning", factory=UnlearningNgram, summary="", options=options, caps=inline))
+    register(ProposerSpec(name="unlearning", factory=Unlearning, summary="", options=options, caps=inline))
     register(ProposerSpec(name="counts-down", factory=CountsDown, summary="", caps=down))
     model = crosstok_tools.registered().caps
     register(ProposerSpec(name="small-draft", factory=small_draft, summary="", caps=model))

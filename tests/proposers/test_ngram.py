@@ -16,27 +16,29 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import BaseModel, ValidationError
 
+from specplug.assembly import build_draft_stage, build_part
 from specplug.host import HostDraft
 from specplug.interfaces import PluginContext
+from specplug.match.cpu.lookup import SOURCES
 from specplug.match.options import LookupSettings
-from specplug.plugins.registry import Owner, Registry
+from specplug.plugins.registry import Owner, Registry, default_registry
 from specplug.plugins.specs import ProposerSpec
 from specplug.settings import load_settings
+from specplug.settings.model import Settings
 from specplug.testing.contract import ProposerContract
 from specplug.testing.driver import Driver
 from specplug.types.caps import EngineCaps
 from specplug.types.request import Reference, Request
 from specplug_ngram import plugin
 from specplug_ngram.options import ReferenceSettings
-from specplug_ngram.proposer import Ngram
 from specplug_ngram.reference import OWN_TEXT, REFERENCE, NgramReference
-from tests.proposers.lookup_contract import LookupContract
+from tests.proposers.lookup_contract import LookupContract, on_engine
 
 
-def spec(name: str) -> ProposerSpec:
+def spec(name: str, *, trees: bool = False) -> ProposerSpec:
     registry = Registry()
     registry.add(plugin, Owner("ngram", "specplug", "test"))
-    return registry.get(ProposerSpec, name)
+    return on_engine(registry.get(ProposerSpec, name), trees=trees)
 
 
 class TestReferenceContract(ProposerContract):
@@ -49,17 +51,14 @@ class TestReferenceContractShortestMatches(ProposerContract):
 
 
 class TestContract(LookupContract):
-    proposer = Ngram
     spec = spec("ngram")
 
 
 class TestTreeContract(LookupContract):
-    proposer = Ngram
-    spec = spec("ngram-tree")
+    spec = spec("ngram", trees=True)
 
 
 class TestContractLongerMatches(LookupContract):
-    proposer = Ngram
     spec = spec("ngram")
     options = MappingProxyType({"min_n": 2, "max_n": 4, "memory_tokens": 0})
 
@@ -144,9 +143,9 @@ def test_new_references_under_an_old_name_are_noticed() -> None:
     assert list(draft(proposer, [3], 1, references=[[3, 5]]).token_ids) == [5]
 
 
-@pytest.mark.parametrize("name", ["ngram", "ngram-tree", "ngram-reference"])
-def test_reference_is_named_in_the_draft(name: str) -> None:
-    with Driver(spec(name), vocab_size=64) as driver:
+@pytest.mark.parametrize(("name", "trees"), [("ngram", False), ("ngram", True), ("ngram-reference", False)])
+def test_reference_is_named_in_the_draft(name: str, trees: bool) -> None:
+    with Driver(spec(name, trees=trees), vocab_size=64) as driver:
         driver.start("own", [1, 2, 3, 1, 2])
         driver.start("given", [1, 2], references=[[7, 1, 2, 5, 6]])
         drafts, names = driver.step(draft_length=4).by_request(), driver.proposer.sources
@@ -154,14 +153,25 @@ def test_reference_is_named_in_the_draft(name: str) -> None:
     assert (drafts["given"].token_ids[:2], names[drafts["given"].source[0]]) == ((5, 6), "reference")
 
 
-@pytest.mark.parametrize("name", ["ngram", "ngram-tree"])
-def test_a_tree_holds_what_a_chain_has_to_choose_from(name: str) -> None:
+@pytest.mark.parametrize("trees", [False, True])
+def test_the_engine_decides_between_chains_and_trees_and_parts_draft_chains(trees: bool) -> None:
+    context = PluginContext(EngineCaps(4, trees=trees), vocab_size=64, max_slots=2, max_length=32)
+    stage = build_draft_stage(Settings(proposer="ngram"), default_registry(), context)
+    assert (stage.runners[0].buffer.parents is not None) == trees
+    part = build_part("ngram", Settings(), default_registry(), context, lambda _name, _kind: None, ("whole",))
+    assert part.buffer.parents is None
+    for each in (stage, part):
+        each.close()
+
+
+@pytest.mark.parametrize("trees", [False, True])
+def test_a_tree_holds_what_a_chain_has_to_choose_from(trees: bool) -> None:
     text = [1, 2, 3, 9, 1, 2, 4, 8, 1, 2]
-    with Driver(spec(name), {"min_n": 2}, vocab_size=64) as driver:
+    with Driver(spec("ngram", trees=trees), {"min_n": 2}, vocab_size=64) as driver:
         driver.start("forked", text)
         draft = driver.step(draft_length=6).by_request()["forked"]
     first = {token for token, parent in zip(draft.token_ids, draft.parents or (), strict=False) if parent < 0}
-    assert first == ({3, 4} if name == "ngram-tree" else set())
+    assert first == ({3, 4} if trees else set())
     assert draft.token_ids[0] in (3, 4)
     assert draft.parents is None or len(draft.parents) == len(draft.token_ids)
 
@@ -236,7 +246,7 @@ PAGE = (Path(__file__).parents[2] / "docs" / "ngram.md").read_text(encoding="utf
 
 @pytest.mark.parametrize(
     ("heading", "model"),
-    [("Of `ngram` and `ngram-tree`", LookupSettings), ("Of `ngram-reference`", ReferenceSettings)],
+    [("Of `ngram`", LookupSettings), ("Of `ngram-reference`", ReferenceSettings)],
 )
 def test_every_option_is_documented_with_its_default_and_no_other(heading: str, model: type[BaseModel]) -> None:
     table = PAGE.split(f"\n{heading}")[1].split("\n\n", 2)[1]
@@ -251,7 +261,7 @@ def test_the_documented_settings_are_valid() -> None:
     LookupSettings.model_validate(chosen.options["ngram"])
 
 
-@pytest.mark.parametrize("name", ["ngram", "ngram-tree", "ngram-reference"])
+@pytest.mark.parametrize("name", ["ngram", "ngram-reference"])
 def test_every_proposer_and_source_is_documented(name: str) -> None:
     assert f"`{name}`" in PAGE
-    assert [source for source in Ngram.sources if f"`ngram/{source}`" not in PAGE] == []
+    assert [source for source in SOURCES[:3] if f"`ngram/{source}`" not in PAGE] == []

@@ -9,8 +9,8 @@ import pytest
 
 from specplug.testing.driver import Driver, RowDraft
 from specplug.testing.pipeline_driver import PipelineDriver
-from specplug.types.request import RequestOptions, Sampling
-from tests.proposers.ngram_tools import BEGIN, PROMPT, SEEDED, STATED, Make, ask, remembers, serve, spec
+from specplug.types.request import RequestOptions
+from tests.proposers.ngram_tools import BEGIN, PROMPT, STATED, Make, ask, remembers, serve, spec
 
 
 @pytest.fixture
@@ -43,12 +43,6 @@ def test_a_request_that_is_not_stored_does_not_read_it(make: Make) -> None:
     serve(driver)
     assert not remembers(driver, **PRIVATE)
     assert remembers(driver), "others do"
-
-
-def test_requests_with_a_seed_feed_and_read_it(make: Make) -> None:
-    driver = make()
-    serve(driver, sampling=SEEDED)
-    assert remembers(driver, sampling=SEEDED)
 
 
 @pytest.mark.parametrize(("scope", "shared"), [("isolated", False), ("server", True)])
@@ -142,8 +136,7 @@ def conversation(driver: Driver, *, turned: bool = False) -> list[dict[str, RowD
         rest = {}
         for number, name in enumerate(names):
             key = "us" if number % 2 else "them"
-            sampling = SEEDED if number == 4 else Sampling()
-            driver.start(name, [*PROMPT, number], isolation_key=key, references=[STATED[number:]], sampling=sampling)
+            driver.start(name, [*PROMPT, number], isolation_key=key, references=[STATED[number:]])
             rest[name] = [*STATED[:5], 30 + number % 2, *STATED, 40 + generation, *STATED[2:]][: 12 + 3 * number]
         while rest:
             order = list(rest)[::-1] if turned and len(drafts) % 2 else list(rest)

@@ -48,7 +48,7 @@ def test_a_finished_response_is_drafted_from(make: Make) -> None:
 
 
 def test_trees_draft_from_it_too() -> None:
-    with Driver(spec("ngram-tree"), vocab_size=128) as driver:
+    with Driver(spec(trees=True), vocab_size=128) as driver:
         serve(driver)
         serve(driver, [*BEGIN, 50, 51, 52], prompt=[94])
         draft = ask(driver)

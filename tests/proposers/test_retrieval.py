@@ -19,7 +19,7 @@ import specplug_ngram.plugin
 import specplug_retrieval.plugin
 from specplug.corpus import Document, Fingerprint, Store, fingerprint
 from specplug.errors import CorpusError
-from specplug.interfaces import HoldsCorpora, PluginContext, ReportsStatus, TargetModel
+from specplug.interfaces import HoldsCorpora, PluginContext, TargetModel
 from specplug.plugins.registry import Owner, Registry
 from specplug.plugins.specs import ProposerSpec
 from specplug.settings.model import CorporaSettings
@@ -29,9 +29,8 @@ from specplug.types.request import RequestOptions, StoredDocument
 from specplug_retrieval.proposer import Retrieval
 from specplug_retrieval.temporary import TemporaryFolder
 from tests.corpus.tools import overwrite
-from tests.proposers.lookup_contract import LookupContract
+from tests.proposers.lookup_contract import LookupContract, on_engine
 
-NAMES = ("retrieval", "retrieval-tree")
 TEXT = list(range(10, 30))
 BEGIN = TEXT[:5]
 NEVER = CorporaSettings(poll_seconds=3600)
@@ -60,11 +59,11 @@ class Letters:
         return 192
 
 
-def spec(name: str = "retrieval") -> ProposerSpec:
+def spec(name: str = "retrieval", *, trees: bool = False) -> ProposerSpec:
     registry = Registry()
     registry.add(specplug_retrieval.plugin, Owner("retrieval", "specplug", "test"))
     registry.add(specplug_ngram.plugin, Owner("ngram", "specplug", "test"))
-    return registry.get(ProposerSpec, name)
+    return on_engine(registry.get(ProposerSpec, name), trees=trees)
 
 
 class TestContract(LookupContract):
@@ -75,7 +74,7 @@ class TestContract(LookupContract):
 class TestTreeContract(TestContract):
     """All clauses hold where most of the drafts are a corpus's, too."""
 
-    spec = spec("retrieval-tree")
+    spec = spec("retrieval", trees=True)
 
     @pytest.fixture(autouse=True)
     def _load(self, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -95,8 +94,8 @@ class TestTreeContract(TestContract):
 class Server:
     """A proposer as a server builds it, and one request after another."""
 
-    def __init__(self, corpora: CorporaSettings = NEVER, *, name: str = "retrieval", tokenizer: Any = None) -> None:
-        self.spec = spec(name)
+    def __init__(self, corpora: CorporaSettings = NEVER, *, trees: bool = False, tokenizer: Any = None) -> None:
+        self.spec = spec(trees=trees)
         built: list[Retrieval] = []
 
         def factory(context: PluginContext) -> Retrieval:
@@ -163,9 +162,10 @@ def nodes(draft: RowDraft) -> set[int]:
 texts = st.lists(st.integers(0, 3), min_size=1, max_size=40)
 
 
-@pytest.mark.parametrize(("name", "plain"), [("retrieval", "ngram"), ("retrieval-tree", "ngram-tree")])
-def test_without_corpora_drafts_are_those_of_ngram(name: str, plain: str) -> None:
-    with Driver(spec(name), vocab_size=64) as own, Driver(spec(plain), vocab_size=64) as other:
+@pytest.mark.parametrize("trees", [False, True])
+def test_without_corpora_drafts_are_those_of_ngram(trees: bool) -> None:
+    found, plain = (spec(name, trees=trees) for name in ("retrieval", "ngram"))
+    with Driver(found, vocab_size=64) as own, Driver(plain, vocab_size=64) as other:
 
         @settings(max_examples=40)
         @given(text=texts, references=st.lists(texts, max_size=2), more=st.lists(texts, max_size=4))
@@ -183,9 +183,9 @@ def test_without_corpora_drafts_are_those_of_ngram(name: str, plain: str) -> Non
         alike()
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_a_corpus_is_drafted_until_it_is_removed(name: str) -> None:
-    with Server(name=name) as server:
+@pytest.mark.parametrize("trees", [False, True])
+def test_a_corpus_is_drafted_until_it_is_removed(trees: bool) -> None:
+    with Server(trees=trees) as server:
         assert server.ask().token_ids == ()
         assert server.add("texts", TEXT, [40, 41]) == len(TEXT) + 2
         draft = server.ask()
@@ -278,7 +278,6 @@ def test_several_processes_may_make_a_store_at_once(tmp_path: Path) -> None:
 def test_whoever_changes_corpora_is_reported_whether_others_see_it(shares: bool, store: Store) -> None:
     with opened(store) if shares else Server() as server:
         assert isinstance(server.proposer, HoldsCorpora)
-        assert isinstance(server.proposer, ReportsStatus)
         assert server.proposer.shares_corpora is shares
 
 

@@ -22,7 +22,7 @@ from specplug.types.batch import EngineBatch
 from specplug.types.caps import EngineCaps
 from specplug.types.draft import Draft
 from specplug.types.plan import Price, StepPlan
-from specplug.types.request import Reference, Request, RequestOptions, Sampling
+from specplug.types.request import Reference, Request, RequestOptions
 from specplug.types.verdict import Outcome
 from tests.pipeline.fake_stream import FakeStream
 
@@ -268,11 +268,11 @@ def _tokens(random: Random, least: int, most: int) -> list[int]:
 def _of_request(random: Random) -> dict[str, Any]:
     if random.randint(0, 7) == 0:
         return {"ignored": True}
-    seed = random.choice([None, None, 3])
+    temperature = random.choice([0.0, 0.0, 1.0])
     texts = [_tokens(random, 1, 8) for _ in range(random.randint(0, 1))]
     return {
         "max_tokens": random.choice([5, 60]),
-        "sampling": Sampling(temperature=1.0 if seed else 0.0, seed=seed),
+        "temperature": temperature,
         "options": RequestOptions(num_speculative_tokens=random.choice([None, None, 1, 0])),
         "references": tuple(map(Reference.of, texts)),
     }

@@ -64,7 +64,7 @@ def test_they_plan_like_planners_that_are_called_at_every_step(built, seed):
             order = draw.choice(({"mode": "off"}, {"mode": "on"}, {"num_speculative_tokens": 2}))
             fast.control.set(**order)
             slow.control.set(**order)
-        one, other = fast.make(running, 1, 5), slow.make(running, 1, 5)
+        one, other = fast.make(running, 5), slow.make(running, 5)
         assert (one.draft_length, one.token_budget, one.prices) == (
             other.draft_length,
             other.token_budget,
@@ -77,9 +77,9 @@ def test_they_plan_like_planners_that_are_called_at_every_step(built, seed):
 
 def test_a_plan_without_drafts_is_one_object_and_looks_at_no_request(built, monkeypatch):
     planner, step_planner = built(StepPlan(0), is_constant=True)
-    first = step_planner.make(["a"], 0, 0)
+    first = step_planner.make(["a"])
     monkeypatch.setattr(step_planner, "_identify", None)
-    assert all(step_planner.make(["a", "b"], 0, 0) is first for _ in range(5))
+    assert all(step_planner.make(["a", "b"]) is first for _ in range(5))
     assert planner.calls == 1
 
 

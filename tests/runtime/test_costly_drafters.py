@@ -9,19 +9,17 @@ from specplug.interfaces import PluginContext
 from specplug.runtime.step_planner import Bounds, StepPlanner
 from specplug.settings import load_settings
 from specplug.settings.sources import ResolvedSettings
-from specplug.types.caps import DraftLengthChange, EngineCaps, Feedback, Ragged
+from specplug.types.caps import DraftLengthChange, EngineCaps, Ragged
 from specplug.types.plan import StepPlan
 
 REQUESTS, LONGEST = ("a", "b", "c", "d"), 15
 PLAIN, PER_TOKEN = 6e-3, 2e-4  # seconds of a step without drafts, and of each draft token that it verifies
 ACCEPTED = 0.9
-RAGGED = EngineCaps(LONGEST, feedback=Feedback.SCHEDULER, decision_lag=1)
+RAGGED = EngineCaps(LONGEST)
 PADDED = EngineCaps(
     LONGEST,
     ragged=Ragged.PADDED,
     draft_length_change=DraftLengthChange.FREE,
-    feedback=Feedback.SCHEDULER,
-    decision_lag=1,
 )
 
 
@@ -50,7 +48,7 @@ def rate_of(planner: StepPlanner[str], steps: int, per_draft: float, *, pads: bo
     random, before, clock = np.random.default_rng(0), StepPlan(0), 0.0
     tokens = seconds = 0.0
     for step in range(steps):
-        plan = planner.make(REQUESTS, 0, 0)
+        plan = planner.make(REQUESTS)
         verified = [before.draft_length] * len(REQUESTS) if pads else verified_of(before)
         took = PLAIN + per_draft * plan.draft_length + PER_TOKEN * sum(verified)
         took *= float(np.exp(0.05 * random.standard_normal()))

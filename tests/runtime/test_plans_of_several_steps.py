@@ -64,7 +64,7 @@ def test_the_planner_plans_and_observes_the_first_step_of_each_plan(step_planner
             planned.append(step)
             until = 0 if planner.next.draft_length else step + planner.next.num_steps
         before = len(running)
-        plan = step_planner.make(running, 0, 0)
+        plan = step_planner.make(running)
         assert plan.draft_length == (0 if held or is_off else planner.next.draft_length)
         in_flight.append(step_planner.launch(0.0, 1, 4, 9, plan.draft_length))
         assert (in_flight[-1] is UNREPORTED) is step_planner.is_off is (held or is_off)
@@ -78,16 +78,16 @@ def test_the_planner_plans_and_observes_the_first_step_of_each_plan(step_planner
 
 def test_a_held_plan_is_one_object_and_looks_at_no_request(step_planner, planner, monkeypatch):
     planner.next = StepPlan(0, num_steps=4)
-    first = step_planner.make(["a"], 0, 0)
+    first = step_planner.make(["a"])
     monkeypatch.setattr(step_planner, "_identify", None)
-    assert all(step_planner.make(["b"], 0, 0) is first for _ in range(3))
+    assert all(step_planner.make(["b"]) is first for _ in range(3))
     assert planner.planned == [0]
 
 
 def test_plans_with_drafts_are_made_at_every_step(step_planner, planner):
     planner.next = StepPlan(2, num_steps=9)
     for _ in range(4):
-        step_planner.make(["a"], 0, 0)
+        step_planner.make(["a"])
     assert planner.planned == [0, 1, 2, 3]
 
 
@@ -95,5 +95,5 @@ def test_plans_with_drafts_are_made_at_every_step(step_planner, planner):
 def test_a_number_of_steps_that_is_none_is_contained(step_planner, planner, wrong):
     planner.next = StepPlan(0, num_steps=wrong)
     for _ in range(2):
-        assert step_planner.make(["a"], 0, 0) == StepPlan(0)
+        assert step_planner.make(["a"]) == StepPlan(0)
     assert planner.planned == [0, 1]

@@ -57,7 +57,7 @@ def launch(step_planner: StepPlanner, began: float = 0.0):
 def test_every_plan_is_one_object_and_looks_at_no_request(step_planner, planner, monkeypatch, order):
     step_planner.control.set(**order)
     monkeypatch.setattr(step_planner, "_identify", None)
-    assert all(step_planner.make(["a", "b"], 1, 5) is NO_SPECULATION for _ in range(5))
+    assert all(step_planner.make(["a", "b"], 5) is NO_SPECULATION for _ in range(5))
     assert not planner.planned
     assert step_planner.steps == 5
 
@@ -72,7 +72,7 @@ def test_the_planner_plans_and_observes_all_other_steps(step_planner, planner, l
         if step and not step_planner.is_off:
             verified.append(step - 1)
         in_flight.append(launch(step_planner))
-        plan = step_planner.make(["a", "b"], 0, 0)
+        plan = step_planner.make(["a", "b"])
         is_off = step_planner.control.state()["mode"] == "off"
         assert plan == (NO_SPECULATION if is_off else StepPlan(3, 9, {"a": 1, "b": 1}, prices=(Price(0.5),)))
         if not is_off:
@@ -87,12 +87,12 @@ def test_the_planner_plans_and_observes_all_other_steps(step_planner, planner, l
 
 
 def test_a_step_that_waits_for_an_unreported_one_is_timed_from_its_end(step_planner, planner):
-    step_planner.make(["a"], 0, 0)
+    step_planner.make(["a"])
     step_planner.control.set(mode="off")
-    step_planner.make(["a"], 0, 0)
+    step_planner.make(["a"])
     unreported = launch(step_planner, 1.0)
     step_planner.control.set(mode="on")
-    step_planner.make(["a"], 0, 0)
+    step_planner.make(["a"])
     reported = launch(step_planner, 1.25)
     step_planner.finish(unreported, [], 2.0)
     step_planner.finish(reported, [("a", 1, 1)], 2.75)

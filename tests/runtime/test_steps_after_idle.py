@@ -143,7 +143,7 @@ def test_requests_that_could_not_draft_are_no_evidence():
     planner = StepPlanner(found, PluginContext(EngineCaps(3)), str, len, lambda name: Bounds(100, None))
     planner.stage, reports = Mock(settled=StepPlan(3), learns=True, is_off=False), []
     planner.stage.observe = reports.append
-    planner.make(["a", "b", "c"], 0, 0)
+    planner.make(["a", "b", "c"])
     fates = [("a", 3, 2), ("b", 3, 0), ("c", 3, 1)]
     planner.finish(planner.launch(0.0, 3, 12, 30, 3), fates, 1.0, late=("b",))
     (report,) = reports

@@ -9,9 +9,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from specplug.types.batch import BatchView, Residency
+from specplug.types.batch import BatchView
 from specplug.types.draft import Draft
-from specplug.types.request import Request, Sampling
+from specplug.types.request import Request
 from tests.types.recorded_states import JUNK, SGLANG, TRANSFORMERS, VLLM_V1, VLLM_V2, VOCAB
 
 
@@ -53,7 +53,6 @@ def vllm_v2_batch() -> BatchView:
         temperature=state["temperature"][slots],
         grammar=torch.from_numpy(VLLM_V2["has_grammar"])[slots],
         vocab_size=VOCAB,
-        residency=Residency.PINNED if VLLM_V2["is_uva"] else Residency.DEVICE,
         reset_slots=tuple(VLLM_V2["new_slots"]),
     )
 
@@ -90,10 +89,9 @@ def _vllm_v1_batch(array: np.ndarray, step: dict, num_new: list[int]) -> BatchVi
         temperature=torch.tensor([r["temperature"] for r in known]),
         grammar=torch.tensor([r["grammar"] for r in known]),
         vocab_size=VOCAB,
-        residency=Residency.HOST,
         request_ids=tuple(ids),
         requests=tuple(
-            Request(i, r["prompt"], r["max_tokens"], Sampling(r["temperature"]), grammar=r["grammar"])
+            Request(i, r["prompt"], r["max_tokens"], r["temperature"], grammar=r["grammar"])
             for i, r in zip(ids, known, strict=True)
         ),
     )
@@ -126,7 +124,6 @@ def sglang_batch() -> BatchView:
         temperature=torch.tensor([SGLANG["temperature"][i] for i in ids]),
         grammar=torch.zeros(len(ids), dtype=torch.bool),
         vocab_size=VOCAB,
-        residency=Residency.HOST,
         request_ids=tuple(ids),
     )
 

@@ -39,7 +39,6 @@ VLLM_V2 = {
     "idx_mapping": np.array([2, 0, 3], dtype=np.int32),
     "num_sampled": np.array([4, 2, 0], dtype=np.int32),
     "num_rejected": np.array([0, 2, 0], dtype=np.int32),
-    "is_uva": True,
     # what the adapter keeps by slot, from the pre-hook on execute_model
     "generation": np.array([3, 0, 1, 5], dtype=np.int64),
     "max_total_len": np.array([12, 0, 16, 10], dtype=np.int32),

@@ -7,8 +7,8 @@ import pickle
 import numpy as np
 import torch
 
-from specplug.types.batch import BatchView, Residency
-from specplug.types.caps import Distribution, DraftLengthChange, EngineCaps, Feedback, Ragged
+from specplug.types.batch import BatchView
+from specplug.types.caps import Distribution, DraftLengthChange, EngineCaps, Ragged
 from specplug.types.draft import Draft
 from specplug.types.verdict import Outcome, Verdict
 from tests.types.engine_views import (
@@ -45,7 +45,6 @@ class TestVllmV2:
         check_batch(batch)
         assert batch.tokens.data_ptr() == VLLM_V2["req_states"]["all_token_ids"].ctypes.data
         assert batch.slots.data_ptr() == VLLM_V2["idx_mapping"].ctypes.data
-        assert batch.residency is Residency.PINNED
         assert new_tokens(batch, 0) == [12, 13, 13, 14]
         assert new_tokens(batch, 1) == [8, 9]
         assert new_tokens(batch, 2) == [21, 22, 23, 24, 25, 26]
@@ -91,10 +90,7 @@ class TestVllmV2:
             ragged=Ragged.NATIVE if launch["varlen_graphs"] else Ragged.COSTS_FULL_GRAPH,
             draft_length_change=DraftLengthChange.CAPTURED,
             draft_input=Distribution.LOGITS,
-            decision_lag=2,
-            feedback=Feedback.SCHEDULER,
             tensor_parallel_size=launch["tp"],
-            data_parallel_size=launch["dp"],
         )
         assert [caps.fit_draft_length(draft_length) for draft_length in (0, 1, 3, 7, 8, 20)] == [0, 1, 2, 4, 8, 8]
         assert pickle.loads(pickle.dumps(caps)) == caps  # made in the scheduler's process, used in the workers'
@@ -106,7 +102,6 @@ class TestVllmV2:
             captured_draft_lengths=tuple(launch["graph_draft_lengths"]),
             ragged=Ragged.COSTS_FULL_GRAPH,
             draft_length_change=DraftLengthChange.FIXED if launch["dp"] > 1 else DraftLengthChange.CAPTURED,
-            data_parallel_size=launch["dp"],
         )
         assert caps.fit_draft_length(3) == 3  # the step stays 8 wide, a row may draft fewer
 
@@ -159,8 +154,6 @@ class TestVllmV1:
         caps = EngineCaps(
             max_draft_length=LAUNCH["vllm_v1"]["num_speculative_tokens"],
             draft_input=Distribution.PROBS,
-            decision_lag=1,
-            feedback=Feedback.SCHEDULER,
         )
         assert caps.ragged is Ragged.NATIVE
         assert [caps.fit_draft_length(draft_length) for draft_length in (0, 3, 9)] == [0, 3, 5]
@@ -221,8 +214,6 @@ class TestSglang:
             ragged=Ragged.PADDED,
             draft_length_change=DraftLengthChange.CAPTURED,
             trees=launch["speculative_eagle_topk"] > 1,
-            decision_lag=1,
-            feedback=Feedback.DIRECT,
             tensor_parallel_size=launch["tp"],
         )
         assert caps.trees
@@ -262,5 +253,4 @@ class TestTransformers:
             ragged=Ragged.LONGEST,
             draft_input=Distribution.PROBS,
         )
-        assert (caps.ragged, caps.feedback, caps.decision_lag) == (Ragged.LONGEST, Feedback.DIRECT, 0)
         assert [caps.fit_draft_length(draft_length) for draft_length in (-1, 5, 17)] == [0, 5, 16]

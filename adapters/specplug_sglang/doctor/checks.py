@@ -70,5 +70,5 @@ def _any_launch(settings: Settings) -> list[CheckResult]:
 
     hint = "no launch line given; specplug doctor --launch 'sglang serve MODEL ...' checks one. In general:"
     texts = [hint, advice.STEP_PLANNER, advice.GRAMMARS, advice.UNDRAFTED, advice.REFUSED]
-    names = awaited_proposers(settings, default_registry(), "cuda", takes_trees=True)
+    names = awaited_proposers(settings, default_registry(), "cuda")
     return [CheckResult("ok", text) for text in [*texts, *([advice.host_cost(names)] if names else [])]]

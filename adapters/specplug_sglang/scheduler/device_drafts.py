@@ -11,7 +11,6 @@ from specplug.pipeline.device.launches import Launches
 from specplug.pipeline.stream.tensors import DraftOutputs, EngineRows
 from specplug.runtime.device_steps import DeviceSteps
 from specplug.runtime.slots import SlotTable
-from specplug.types.batch import Residency
 from specplug.types.draft import Draft
 from specplug.types.plan import NO_SPECULATION, StepPlan
 from specplug_sglang.scheduler.drafts import Decoding, Drafts
@@ -46,7 +45,6 @@ class DeviceDrafts(Drafts):
             by_stage.stops,
             vocab_size,
             launches,
-            tokens_on=Residency.DEVICE,
             like=(self._unreported.like, self._outputs(0), self._padding),
         )
 

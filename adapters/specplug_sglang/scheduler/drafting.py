@@ -201,7 +201,7 @@ class Drafting:
             self.arrivals.admit(reqs)
             self._rows = Rows(self.allocator, reqs, self.device)
         # With speculation SGLang never mixes prefill into a decode step.
-        plan = self.step_planner.make(reqs, num_waiting=len(self._queue()), prefill_tokens=0)
+        plan = self.step_planner.make(reqs)
         if not plan.caps or not plan.draft_length:
             return plan.draft_length
         return min(least_captured(self.caps, max(plan.draft_length_for(req.rid) for req in reqs)), plan.draft_length)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import weakref
 from collections import deque
 from collections.abc import Sequence
 from operator import attrgetter
@@ -83,11 +82,6 @@ class EngineDrafting:
         self._launched: deque[_Step] = deque()
         self._unsettled: Unsettled | None = None
         self._began, self._prefills = 0.0, False
-        self._scheduler: weakref.ref[Any] | None = None
-
-    def attach(self, scheduler: Any) -> None:
-        """Store the scheduler, whose waiting queue is read."""
-        self._scheduler = weakref.ref(scheduler)
 
     # -- one step ------------------------------------------------------------------------------------------------
 
@@ -102,9 +96,7 @@ class EngineDrafting:
         self._began = perf_counter()
         self.settle()
         self._hold(reqs)
-        scheduler = None if self._scheduler is None else self._scheduler()
-        waiting = 0 if scheduler is None else len(scheduler.waiting_queue)
-        plan = self.step_planner.make(reqs, num_waiting=waiting, prefill_tokens=0)
+        plan = self.step_planner.make(reqs)
         length = plan.draft_length
         if plan.caps and length:
             longest = max(plan.draft_length_for(req.rid) for req in reqs)

@@ -52,13 +52,11 @@ def drafting_of(owner: Any) -> Drafting | None:
 
 
 def _attach(_: Any, scheduler: Any) -> None:
-    """Give a worker its scheduler, and let a worker with proposers be found by its runner."""
-    worker = scheduler.draft_worker
-    if hasattr(worker, "drafting"):
-        worker.drafting.attach(scheduler)
+    """Give a worker with proposers its scheduler, and let it be found by its runner."""
     drafting = drafting_of(scheduler)
     if drafting is not None:
-        _runners[worker.model_runner] = drafting
+        drafting.attach(scheduler)
+        _runners[scheduler.draft_worker.model_runner] = drafting
 
 
 def _listening(owner: Any) -> Drafting | None:

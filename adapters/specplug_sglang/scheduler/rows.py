@@ -12,7 +12,7 @@ from torch import Tensor
 from specplug.runtime.rows import RowFacts
 from specplug.runtime.slot_allocator import SlotAllocator
 from specplug.runtime.slots import SlotRows
-from specplug.types.batch import EngineBatch, Residency
+from specplug.types.batch import EngineBatch
 from specplug_sglang.verification.table import on_device
 
 
@@ -54,7 +54,6 @@ class Rows:
             temperature=self.temperature,
             grammar=self.table.grammar,
             vocab_size=vocab_size,
-            residency=Residency.HOST if self._device.type == "cpu" else Residency.DEVICE,
             reset_slots=self._slots.take_resets(),
             barriers=self.facts.barriers,
             request_ids=self.facts.names,
@@ -69,7 +68,7 @@ class Rows:
     @cached_property
     def temperature(self) -> Tensor:
         """The requests' temperatures, [B] float32."""
-        temperatures = [request.sampling.temperature for request in self.facts.requests]
+        temperatures = [request.temperature for request in self.facts.requests]
         return on_device(temperatures, torch.float32, self._device)
 
     @cached_property

@@ -23,8 +23,8 @@ _REQUESTS = (
         "sglang.srt.sampling.sampling_params:SamplingParams",
         "worker",
         holds="custom_params frequency_penalty ignore_eos max_new_tokens min_new_tokens min_p no_stop_trim "
-        "presence_penalty repetition_penalty sampling_seed skip_special_tokens stop_regex_strs stop_strs "
-        "stop_token_ids temperature top_k top_p",
+        "presence_penalty repetition_penalty skip_special_tokens stop_regex_strs stop_strs stop_token_ids temperature "
+        "top_k",
     ),
 )
 

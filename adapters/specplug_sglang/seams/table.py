@@ -74,7 +74,7 @@ _ARGUMENTS = (
     seam(
         "sglang.srt.arg_groups.fields.parallel:Parallel",
         "algorithm",
-        holds="dp_size enable_dp_attention pp_size tp_size",
+        holds="enable_dp_attention pp_size tp_size",
     ),
     seam("sglang.srt.arg_groups.fields.device:Device", "algorithm", holds="device"),
     seam("sglang.srt.arg_groups.fields.exec_:ExecKernel", "algorithm", holds="attention_backend grammar_backend"),

@@ -86,7 +86,7 @@ def launch_of(server_args: Any) -> Launch:
         draft_lengths=caps.captured_draft_lengths,
         graphs_up_to=_graphs_up_to(view),
         settings=differing(settings),
-        awaited_proposers=awaited_proposers(settings, default_registry(), str(view.device), takes_trees=caps.trees),
+        awaited_proposers=awaited_proposers(settings, default_registry(), str(view.device)),
         engine_drafter=engine_method(server_args),
         lossy=lossy_arguments(view),
     )

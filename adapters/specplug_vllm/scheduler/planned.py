@@ -38,7 +38,6 @@ class Planned:
     num_spec_tokens: int
     dynamic_sd_lookup: Any
     running: list[Any]
-    waiting: Any
     requests: dict[str, Any]
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -119,7 +118,7 @@ class Planned:
             is_reported = scheduled and not planner.is_off
             self._launched.append(self._launch(scheduler_output) if is_reported else UNREPORTED)
         prompts = sum([scheduled[new.req_id] for new in scheduler_output.scheduled_new_reqs])
-        plan = planner.make(self.running, len(self.waiting), prompts)
+        plan = planner.make(self.running, prompts)
         if plan is not self._sized or plan.caps:
             self._sized, self._row_length = plan, self._length_for(plan)
         scheduler_output.num_spec_tokens_to_schedule = self._drafted_length()

@@ -137,7 +137,7 @@ _SCHEDULER = (
         "vllm.v1.core.sched.scheduler:Scheduler",
         "scheduler",
         holds="dynamic_sd_lookup kv_cache_config num_spec_tokens requests running structured_output_manager "
-        "vllm_config waiting",
+        "vllm_config",
     ),
     seam("vllm.v1.kv_cache_interface:KVCacheConfig", "scheduler", holds="kv_cache_groups"),
     seam("vllm.v1.kv_cache_interface:KVCacheGroupSpec", "scheduler", holds="kv_cache_spec"),

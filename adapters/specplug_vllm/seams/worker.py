@@ -44,14 +44,14 @@ _WORKER = (
         "scheduler",
         "v1",
         "v2",
-        holds="eos_token_id extra_args ignore_eos max_tokens min_p seed stop_token_ids structured_outputs temperature "
-        "thinking_token_budget top_k top_p",
+        holds="eos_token_id extra_args ignore_eos max_tokens seed stop_token_ids structured_outputs temperature "
+        "thinking_token_budget",
     ),
     seam("vllm.v1.worker.gpu_worker:Worker.determine_available_memory", "v1", "v2"),
     seam("vllm.v1.worker.worker_base:WorkerBase", "v1", "v2", holds="cache_config"),
     seam("vllm.config.cache:CacheConfig", "v1", "v2", holds="kv_cache_memory_bytes"),
     seam("vllm.lora.request:LoRARequest", "v1", "v2", holds="lora_int_id"),
-    seam("vllm.multimodal.inputs:MultiModalFeatureSpec", "v1", "v2", holds="mm_position modality"),
+    seam("vllm.multimodal.inputs:MultiModalFeatureSpec", "v1", "v2", holds="mm_position"),
     seam("vllm.multimodal.inputs:PlaceholderRange", "v1", "v2", holds="length offset"),
 )
 

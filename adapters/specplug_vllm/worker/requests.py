@@ -8,8 +8,8 @@ from typing import Any
 
 from specplug.requests import wire
 from specplug.requests.isolation import isolation_key
-from specplug.runtime.running_request import MAX_STOP_IDS, RunningRequest
-from specplug.types.request import Reference, Request, RequestOptions, Sampling
+from specplug.runtime.running_request import MAX_STOP_IDS, RunningRequest, Span
+from specplug.types.request import Reference, Request, RequestOptions
 
 
 def fields_of(params: Any, drafts_seeded: bool) -> tuple[RequestOptions, tuple[Reference, ...], str | None]:
@@ -35,29 +35,20 @@ def running_request(
         return RunningRequest(Request(new.req_id, prompt_length, max_tokens=0), end=prompt_length, stop_ids=())
     options, references, tenant = fields_of(params, drafts_seeded)
     lora_id = None if new.lora_request is None else int(new.lora_request.lora_int_id)
-    spans = _barriers(new)
     max_tokens = max_model_len if params.max_tokens is None else int(params.max_tokens)
     request = Request(
         request_id=new.req_id,
         prompt_length=prompt_length,
         max_tokens=max_tokens,
-        sampling=Sampling(
-            temperature=params.temperature,
-            top_k=max(0, params.top_k),
-            top_p=params.top_p,
-            min_p=params.min_p,
-            seed=params.seed,
-        ),
+        temperature=params.temperature,
         options=options,
         references=references,
         tenant=tenant,
         isolation_key=isolation_key(tenant, (cache_salt,), lora_id, wire.client_of(params.extra_args)),
-        lora_id=lora_id,
         grammar=params.structured_outputs is not None,
-        multimodal=bool(spans),
     )
     end = min(prompt_length + max_tokens, max_model_len)
-    return RunningRequest(request, end, _stop_ids(params), spans, tokens_of(new))
+    return RunningRequest(request, end, _stop_ids(params), _barriers(new), tokens_of(new))
 
 
 def tokens_of(new: Any) -> Sequence[int]:
@@ -77,11 +68,11 @@ def _stop_ids(params: Any) -> tuple[int, ...]:
     return tuple(dict.fromkeys([*end, *(params.stop_token_ids or ())]))[:MAX_STOP_IDS]
 
 
-def _barriers(new: Any) -> tuple[tuple[int, int, str], ...]:
+def _barriers(new: Any) -> tuple[Span, ...]:
     spans = [
-        (feature.mm_position.offset, feature.mm_position.offset + feature.mm_position.length, feature.modality)
+        (feature.mm_position.offset, feature.mm_position.offset + feature.mm_position.length)
         for feature in new.mm_features or ()
     ]
     if new.prompt_embeds is not None:
-        spans.append((0, int(new.prompt_embeds.shape[0]), "prompt embeddings"))
+        spans.append((0, int(new.prompt_embeds.shape[0])))
     return tuple(spans)

@@ -99,7 +99,7 @@ class _Rows:
         size = len(facts.names)
         columns.slots[:size] = facts.slots
         columns.table_rows[:size] = range(size) if facts.kept is None else facts.kept
-        columns.temperature[:size] = [request.sampling.temperature for request in facts.requests]
+        columns.temperature[:size] = [request.temperature for request in facts.requests]
         batch = columns.batch(size, torch.from_numpy(tokens), vocab_size)
         self._batch = replace(batch, barriers=facts.barriers, request_ids=facts.names, requests=facts.requests)
 

@@ -10,7 +10,7 @@ from specplug.pipeline.stream.tensors import DraftOutputs, EngineRows
 from specplug.runtime.device_steps import DeviceSteps
 from specplug.runtime.rows import RowFacts
 from specplug.runtime.slots import SlotRows
-from specplug.types.batch import EngineBatch, Residency
+from specplug.types.batch import EngineBatch
 from specplug.types.draft import Draft
 from specplug.types.verdict import Outcome
 from specplug_vllm.worker import draft_logits
@@ -116,7 +116,6 @@ class DeviceDrafting:
             temperature=temperature[slots],
             grammar=rows.grammar,
             vocab_size=self._drafting.vocab_size,
-            residency=Residency.HOST if lengths.device.type == "cpu" else Residency.PINNED,
             reset_slots=self._drafting.slots.take_resets(),
             barriers=facts.barriers,
             request_ids=facts.names,

@@ -73,7 +73,7 @@ def align(state: Any, slot: int, count: int, source: int) -> int:
         if workspace.kind[0, k] == source and abs(workspace.at[0, k] - place) < WINDOW:
             seen = seen or workspace.at[0, k] == place
             workspace.kind[0, k] = source + NEAR
-    if not seen and int(found > 0) >= state.shortest:
+    if not seen and int(found > 0) >= state.min_n:
         count = put(workspace, 0, count, place, int(found > 0), source + ALIGNED)
     return count
 
@@ -98,7 +98,7 @@ def align_corpus(state: Any, slot: int, begin: int, count: int) -> int:
         if bounds[0] < workspace.at[0, k] < bounds[1] and abs(workspace.at[0, k] - place) < WINDOW:
             seen = seen or workspace.at[0, k] == place
             workspace.kind[0, k] += NEAR
-    if not seen and int(found > 0) >= state.shortest:
+    if not seen and int(found > 0) >= state.min_n:
         count = put(workspace, 0, count, place, int(found > 0), CORPUS + ALIGNED)
     return count
 

@@ -78,7 +78,7 @@ def _source(state: Any, slot: int, t: int) -> int:
 
 @compiled
 def draft_chain(state: Any, slot: int, limit: int, ids: Any, confidences: Any, sources: Any) -> int:
-    """Draft the likeliest token repeatedly, while the whole draft survives with at least probability `state.least`.
+    """Draft the likeliest token repeatedly, while the whole draft survives with at least `state.min_survival`.
 
     Args:
         state: see `State`.
@@ -107,7 +107,7 @@ def draft_chain(state: Any, slot: int, limit: int, ids: Any, confidences: Any, s
         last = _last(state, slot, drafted)
         chance = _consider(state, slot, drafted, drafted - 1, t, share, last)
         survival *= chance
-        if survival < state.least:
+        if survival < state.min_survival:
             break
         token = workspace.token[t]
         ids[drafted], confidences[drafted], sources[drafted] = token, chance, _source(state, slot, t)
@@ -140,7 +140,7 @@ def _copy_on(
     owner, hit_rate, joined, near = rows.owners[slot], rows.hit_rate[slot], source_bit(kind), int(kind >= NEAR)
     source, start = kind & FROM, state.starts[slot]
     stop = n if source == OWN else (end if source == RESPONSE else 0)
-    last, least = copied[drafted - 1], state.least
+    last, min_survival = copied[drafted - 1], state.min_survival
     while drafted < limit:
         if at + PREFETCH_DISTANCE < stop:
             prefetch_counts(
@@ -153,7 +153,7 @@ def _copy_on(
         own = token_key(token, owner, 1.0)
         chance = confidence(tables, evidence, context, own)
         survival *= chance
-        if survival < least:
+        if survival < min_survival:
             break
         rows.tokens[slot, drafted], rows.parents[slot, drafted] = token, drafted - 1
         rows.evidence[slot, drafted], rows.contexts[slot, drafted] = evidence, context
@@ -187,7 +187,7 @@ def draft_tree(state: Any, slot: int, limit: int, ids: Any, confidences: Any, so
         if nodes > limit:
             break
         entry = _likeliest(tree, considered)
-        if entry < 0 or tree.chances[entry] < state.least:
+        if entry < 0 or tree.chances[entry] < state.min_survival:
             break
         parent = tree.nodes[entry]
         node, token = nodes, rows.tokens[slot, entry]

@@ -14,10 +14,10 @@ from specplug.match.cpu.searching import nearest
 @compiled
 def gather(state: Any, slot: int) -> int:
     """Write the candidates for a row's next token to row 0 of the workspace, and return their number."""
-    texts, workspace, shortest = state.texts, state.workspace, state.shortest
+    texts, workspace, min_n = state.texts, state.workspace, state.min_n
     count = 0
     for k in range(texts.candidates[slot]):
-        if texts.match_lengths[slot, k] >= shortest:
+        if texts.match_lengths[slot, k] >= min_n:
             count = put(workspace, 0, count, texts.places[slot, k], texts.match_lengths[slot, k], OWN)
     count = _put_responses(state, slot, 0, count, texts.text[slot], texts.lengths[slot])
     count = align(state, slot, count, OWN)
@@ -31,9 +31,9 @@ def gather(state: Any, slot: int) -> int:
 @compiled
 def gather_anew(state: Any, slot: int, node: int, depth: int) -> int:
     """Write candidates for the token after `depth` drafted tokens to the workspace, if no earlier candidate is left."""
-    texts, workspace, cap, shortest = state.texts, state.workspace, state.cap, state.shortest
+    texts, workspace, max_n, min_n = state.texts, state.workspace, state.max_n, state.min_n
     n = texts.lengths[slot]
-    known = min(n, cap)
+    known = min(n, max_n)
     for k in range(known):
         workspace.context[k] = texts.text[slot, n - known + k]
     for k in range(depth):
@@ -49,13 +49,13 @@ def gather_anew(state: Any, slot: int, node: int, depth: int) -> int:
         0,
         workspace.context,
         known + depth,
-        cap,
+        max_n,
         workspace.places,
         workspace.lengths,
     )
     count = 0
     for k in range(found):
-        if workspace.lengths[k] >= shortest:
+        if workspace.lengths[k] >= min_n:
             count = put(workspace, node, count, workspace.places[k], workspace.lengths[k], OWN)
     count = _put_responses(state, slot, node, count, workspace.context, known + depth)
     return _put_corpus(state, slot, node, count, state.rows.points[slot, :0], workspace.context, known + depth)
@@ -79,12 +79,12 @@ def _put_responses(state: Any, slot: int, node: int, count: int, context: Any, e
         owner,
         context,
         end,
-        state.cap,
+        state.max_n,
         workspace.places,
         workspace.lengths,
     )
     for k in range(found):
-        if workspace.lengths[k] >= state.shortest:
+        if workspace.lengths[k] >= state.min_n:
             count = put(workspace, node, count, workspace.places[k], workspace.lengths[k], RESPONSE)
     return count
 
@@ -95,9 +95,9 @@ def _put_corpus(state: Any, slot: int, node: int, count: int, points: Any, conte
     corpus_index, rows, workspace = state.corpus_index, state.rows, state.workspace
     if rows.tenants[slot] == 0:
         return count
-    found = nearest(corpus_index, rows.tenants[slot], rows.named[slot], points, context, end, state.cap)
+    found = nearest(corpus_index, rows.tenants[slot], rows.named[slot], points, context, end, state.max_n)
     for k in range(found):
-        if corpus_index.matches[k] >= state.shortest:
+        if corpus_index.matches[k] >= state.min_n:
             count = put(
                 workspace,
                 node,

@@ -81,7 +81,7 @@ def _search(state: Any, count: int) -> None:
                 slot, segment = cursors[cursor, 0], cursors[cursor, 1]
                 context, end = texts.text[slot], texts.lengths[slot]
                 low, high, below, above = halved(
-                    corpus_index, segment, context, end, state.cap, low, high, cursors[cursor, 4], cursors[cursor, 5]
+                    corpus_index, segment, context, end, state.max_n, low, high, cursors[cursor, 4], cursors[cursor, 5]
                 )
                 cursors[cursor, 2], cursors[cursor, 3], cursors[cursor, 4], cursors[cursor, 5] = low, high, below, above
                 num_running += low < high

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -22,6 +21,7 @@ from specplug.match.cpu.state import State
 from specplug.match.cpu.steps import ingest, propose_chains, propose_trees
 from specplug.match.cpu.texts import NO_TEXT, Texts, Tokens
 from specplug.match.cpu.threads import ThreadPool
+from specplug.match.options import LookupSettings
 from specplug.types.draft import Draft
 
 Ints = npt.NDArray[np.int32]
@@ -30,33 +30,16 @@ Slots = npt.NDArray[np.int64]
 SOURCES = ("own text", "reference", "response memory", "corpus")
 """Names of the sources that `Lookup.propose` reports per token."""
 
+RESPONSE_CONTEXT = 8
+"""Tokens before a response that are stored with it; they are matched and never drafted."""
+
 _CONSIDERED_PER_NODE = 6
-
-
-@dataclass(frozen=True)
-class LookupOptions:
-    """Options of the search for matches.
-
-    Attributes:
-        shortest: the fewest tokens that must match; with 0, a followed text is continued even after a token that
-            differs.
-        cap: the most tokens that are compared for a match.
-        least: a draft ends where its survival probability falls below this.
-        response_tokens: size of the response memory in tokens; 0 for none.
-        response_context: tokens before a response that are stored with it; they are matched and never drafted.
-        threads: the most threads that share a large batch; drafts do not depend on their number.
-    """
-
-    shortest: int = 0
-    cap: int = 64
-    least: float = 0.001
-    response_tokens: int = 1 << 20
-    response_context: int = 8
-    threads: int = 1
 
 
 class Lookup:
     """Drafts for the texts of S slots, at most C tokens each with references, N tokens at a time.
+
+    `threads` is the most threads that share a large batch, whatever the settings say; drafts do not depend on it.
 
     All methods take and fill numpy arrays on the CPU.  Drafts depend only on the texts and their history, not on the
     order of rows.  Two threads must not call it at once; the kernels release the GIL.  Methods that take tensors share
@@ -67,16 +50,23 @@ class Lookup:
     """
 
     def __init__(
-        self, max_slots: int, capacity: int, draft_length: int, options: LookupOptions, *, trees: bool
+        self,
+        max_slots: int,
+        capacity: int,
+        draft_length: int,
+        settings: LookupSettings,
+        *,
+        trees: bool,
+        threads: int = 1,
     ) -> None:
-        self._options = options
+        self._settings = settings
         considered = _CONSIDERED_PER_NODE * (draft_length + 1) if trees else draft_length
-        self.texts = Texts(max_slots, capacity, options.cap)
-        self.responses = Responses(options.response_tokens, options.cap)
+        self.texts = Texts(max_slots, capacity, settings.max_n)
+        self.responses = Responses(settings.memory_tokens, settings.max_n)
         self.rows, self.tables, self._default = Rows(max_slots, considered), Tables(), Tables()
         self._starts, self._from_start = np.zeros(max_slots, np.int32), np.zeros(0, np.int32)
         self._draft_length, self._considered, self._trees = draft_length, considered, trees
-        self.pool = ThreadPool(options.threads)
+        self.pool = ThreadPool(threads)
         self._workspaces = [self._workspace()]
         self._aside = self._workspace(), ThreadPool(1)
         self._numbers, self.host_step = Numbers(), HostStepMemory(self.rows, self.responses)
@@ -84,7 +74,7 @@ class Lookup:
 
     def _workspace(self) -> tuple[Record, Record, Record]:
         """Return what each thread has for itself: a view of the texts, a workspace, and a tree."""
-        workspace = Workspace(self._options.cap, self._draft_length, trees=self._trees)
+        workspace = Workspace(self._settings.max_n, self._draft_length, trees=self._trees)
         return self.texts.view(), workspace.record, Tree(self._draft_length, self._considered).record
 
     def corpus_index_of(self, tenants: Mapping[str, Sequence[IndexSegment]]) -> CorpusIndex:
@@ -113,10 +103,10 @@ class Lookup:
         corpus_index: CorpusIndex,
         addresses: npt.NDArray[np.int64],
     ) -> State:
-        options, (texts, workspace, tree) = self._options, own
+        settings, (texts, workspace, tree) = self._settings, own
         return State(  # type: ignore[no-untyped-call]
             texts, self.responses.record, corpus_index.view(), self.rows.record, tables.record, workspace, tree,
-            self._starts, options.cap, options.shortest, float(options.least), pool.record, addresses,
+            self._starts, settings.max_n, settings.min_n, settings.min_survival, pool.record, addresses,
         )  # fmt: skip
 
     @property
@@ -286,8 +276,8 @@ class Lookup:
         """Store tokens `begin` to `end` of a slot's own text as a response of `owner`."""
         text, start = self.texts.text[slot], int(self._starts[slot])
         end = min(end, int(self.texts.lengths[slot]) - start)
-        if self._options.response_tokens and end - begin > 1:
-            context = text[start + max(0, begin - self._options.response_context) : start + begin]
+        if self._settings.memory_tokens and end - begin > 1:
+            context = text[start + max(0, begin - RESPONSE_CONTEXT) : start + begin]
             response, number = text[start + begin : start + end], self.responses.owner(owner)
             self.responses.add(number, context, response)
 

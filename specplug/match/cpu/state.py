@@ -16,9 +16,7 @@ class State(Record):
         texts, memory, corpus_index, rows, tables, workspace, tree: records of
             `Texts`, `Responses`, `CorpusIndex`, `Rows`, `Tables`, `Workspace` and `Tree`.
         starts: [S] int32, the start of each slot's own text, after its references.
-        cap: the most tokens that are compared for a match.
-        shortest: the fewest tokens that must match.
-        least: a draft ends where its survival probability falls below this.
+        max_n, min_n, min_survival: see `specplug.match.options.LookupSettings`.
         pool: the record of the `ThreadPool` that shares the work.
         of_threads: [T] int64, addresses of the states of the pool's threads, which differ in their workspaces only.
     """
@@ -27,6 +25,6 @@ class State(Record):
 define(
     State,
     StateType,
-    ["texts", "memory", "corpus_index", "rows", "tables", "workspace", "tree", "starts", "cap", "shortest", "least",
-     "pool", "of_threads"],
+    ["texts", "memory", "corpus_index", "rows", "tables", "workspace", "tree", "starts", "max_n", "min_n",
+     "min_survival", "pool", "of_threads"],
 )  # fmt: skip

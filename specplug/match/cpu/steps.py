@@ -67,7 +67,7 @@ def extend_texts(state: Any, slots: Any, table: Any, table_rows: Any, first: Any
             texts.candidates[slot] = 0
         elif num_new[row] > 0:
             _place(state, slot, starts[slot] + begin)
-            extend(texts, slot, _window(table, table_rows, first, row, begin, lengths[row]), state.cap)
+            extend(texts, slot, _window(table, table_rows, first, row, begin, lengths[row]), state.max_n)
             for source in range(rows.ages.shape[1]):
                 rows.ages[slot, source] += num_new[row]
                 if rows.anchors[slot, source] > 0:
@@ -87,7 +87,7 @@ def _place(state: Any, slot: int, length: int) -> None:
     texts = state.texts
     if length < texts.lengths[slot]:
         texts.lengths[slot] = length
-        replant(texts, slot, state.cap)
+        replant(texts, slot, state.max_n)
         state.rows.anchors[slot, :] = 0
     while texts.lengths[slot] < length:
         texts.text[slot, texts.lengths[slot]] = NO_TEXT

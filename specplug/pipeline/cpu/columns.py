@@ -9,7 +9,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from specplug.types.batch import EngineBatch, Residency
+from specplug.types.batch import EngineBatch
 
 Int32s = npt.NDArray[np.int32]
 Int64s = npt.NDArray[np.int64]
@@ -74,5 +74,4 @@ class Columns(NamedTuple):
             temperature=column("temperature"),
             grammar=column("grammar"),
             vocab_size=vocab_size,
-            residency=Residency.HOST,
         )

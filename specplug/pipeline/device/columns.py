@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from specplug.pipeline.draft import DraftStage
-from specplug.types.batch import EngineBatch, Residency
+from specplug.types.batch import EngineBatch
 from specplug.types.draft import Draft
 from specplug.types.verdict import Verdict
 
@@ -55,7 +55,7 @@ class Columns(NamedTuple):
             taken=Draft.allocate(max_slots, draft_length, device=buffer.device, sources=stage.sources),
         )
 
-    def batch(self, batch_size: int, tokens: Tensor, vocab_size: int, residency: Residency) -> EngineBatch:
+    def batch(self, batch_size: int, tokens: Tensor, vocab_size: int) -> EngineBatch:
         """Return a batch of B rows whose tensors share the columns' memory; `tokens` [S, L] int32 is by slot."""
         slots = self.slots[:batch_size]
         return EngineBatch(
@@ -69,7 +69,6 @@ class Columns(NamedTuple):
             temperature=self.temperature[:batch_size],
             grammar=self.grammar[:batch_size],
             vocab_size=vocab_size,
-            residency=residency,
         )
 
     def judged(self, batch_size: int) -> tuple[Draft, Verdict]:

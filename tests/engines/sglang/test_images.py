@@ -57,7 +57,7 @@ def note_spans(scheduler: Any) -> None:
 
     def describe(req: Any, text: Any) -> Any:
         described = original(req, text)
-        SPANS.update((start, stop) for start, stop, _ in described.barriers)
+        SPANS.update((start, stop) for start, stop in described.barriers)
         return described
 
     SPANS.clear()

@@ -152,33 +152,6 @@ def test_aborted(tight):
     assert kinds_of(found, "late") in ([], ["STARTED", "ABORTED"])
 
 
-def note_plans(scheduler: Any) -> None:
-    """Begin to record what the policy receives."""
-    step_planner = scheduler.draft_worker.drafting.step_planner
-    original, scheduler._reported = step_planner.stage.plan, []
-
-    def plan(stats: Any) -> Any:
-        scheduler._reported.append([len(stats.requests), stats.num_waiting, stats.prefill_tokens])
-        return original(stats)
-
-    step_planner.stage.plan = plan
-
-
-def noted_plans(scheduler: Any) -> list[list[int]]:
-    del scheduler.draft_worker.drafting.step_planner.stage.plan
-    return scheduler._reported
-
-
-def test_policies_know_who_waits(tight):
-    tight.inside(note_plans)
-    tight.inside(watching.gather, count=12)
-    tight.call(watching.recorded, requests=requested_for("waits", range(12), 20))
-    reported = tight.inside(noted_plans)
-    assert max(waiting for _, waiting, _ in reported) >= 12 - 8
-    assert reported[-1][1] == 0
-    assert all(running + waiting <= 12 for running, waiting, _ in reported)
-
-
 def test_aborted_while_it_waits_to_resume(tight):
     tight.inside(watching.abort_retracted)
     found = tight.call(watching.recorded, requests=requested_for("gone", UNENDING))

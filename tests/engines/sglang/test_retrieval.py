@@ -64,7 +64,7 @@ def stored(engine: Callable[..., Engine], folder: Path, first: Path) -> Engine:
 @pytest.fixture(scope="module")
 def loose(engine: Callable[..., Engine]) -> Engine:
     """Trees, and no store."""
-    return engine("SPECPLUG", topk=4, environment=settings("retrieval-tree", max_tokens=MOST), name="retrieval, loose")
+    return engine("SPECPLUG", topk=4, environment=settings("retrieval", max_tokens=MOST), name="retrieval, loose")
 
 
 # Inside the engine's process

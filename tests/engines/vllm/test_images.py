@@ -51,7 +51,7 @@ def drafted(llm: Any, params: list[dict[str, Any]]) -> dict[str, Any]:
     def noting(batch: Any, outcome: Any, caps: Any) -> Any:
         draft = step(batch, outcome, caps)
         drafts.extend(ids[:n] for ids, n in zip(draft.token_ids.tolist(), draft.lengths.tolist(), strict=True))
-        spans.update((barrier.kind, barrier.start, barrier.stop) for barrier in batch.barriers)
+        spans.update((barrier.start, barrier.stop) for barrier in batch.barriers)
         return draft
 
     with watching.stage_takes_steps(llm), pytest.MonkeyPatch.context() as patch:
@@ -73,6 +73,6 @@ def test_answers_are_the_models_and_pictures_are_not_drafted(kind, engine: Calla
         assert [answer["token_ids"] for answer in found["answers"]] == truth, proposer
         assert found["accepted"] > 40, proposer
         assert any(set(ids) & set(pictures.ids()) for ids in found["drafts"]) == (proposer == "oracle"), proposer
-        assert {(kind, stop - start) for kind, start, stop in found["spans"]} == {("image", pictures.PLACES)}
+        assert {stop - start for start, stop in found["spans"]} == {pictures.PLACES}
     answers = speculating.call(ask, params=[PARAMS] * len(truth))
     assert [answer["token_ids"] for answer in answers] == truth

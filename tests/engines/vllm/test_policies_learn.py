@@ -46,7 +46,6 @@ def test_both_halves_learn_and_the_text_stays(kind, learning, truth):
     steps = [report["step"] for report in reports]
     assert steps == list(range(steps[0], steps[0] + len(steps)))
     assert sum(report["accepted"] for report in reports) == found["accepted_by_vllm"] > 0
-    assert sum(sum(report["accepted_at"]) for report in reports) == found["accepted_by_vllm"]
     verified = sum(report["verified"] for report in reports)
     assert verified == total["verified"] if kind == "v1" else verified > total["verified"]  # V2's rows are padded
     assert found["decided"] == [total["tested"], total["accepted"]]

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from specplug.match.cpu.aligning import BACK, FOLLOWED, FORGET_ANCHOR, WINDOW
-from specplug.match.cpu.lookup import LookupOptions
 from specplug.match.cpu.texts import MOST_CANDIDATES, NO_TEXT
+from specplug.match.options import LookupSettings
 from tests.match.reference.corpus_index import ReferenceCorpusIndex
 from tests.match.reference.learning import Predictions
 from tests.match.reference.recency import candidates, kept, key_of
@@ -46,9 +46,9 @@ class Row:
 class Gathering:
     """Finds a row's voters."""
 
-    def __init__(self, options: LookupOptions, memory: Memory) -> None:
-        self.options, self.memory = options, memory
-        self.corpus_index = ReferenceCorpusIndex({}, options.cap)
+    def __init__(self, settings: LookupSettings, memory: Memory) -> None:
+        self.settings, self.memory = settings, memory
+        self.corpus_index = ReferenceCorpusIndex({}, settings.max_n)
 
     def first(self, row: Row) -> list[Voter]:
         """Return the voters for the token after a row's text."""
@@ -69,7 +69,7 @@ class Gathering:
 
     def _texts(self, row: Row, drafted: list[int]) -> list[Voter]:
         """Return all earlier places that match the text and its draft, those of own text first."""
-        text, cap, found = row.text + drafted, self.options.cap, []
+        text, cap, found = row.text + drafted, self.settings.max_n, []
         if row.fits or drafted:
             places = [p for p in range(1, len(row.text) + bool(drafted)) if row.text[p - 1] >= 0]
             own = candidates(text, places, key_of(text, len(text), cap), cap)
@@ -79,13 +79,13 @@ class Gathering:
             places = self.memory.places_of(row.owner, cap)
             remembered = candidates(self.memory.text, places, context, cap)
             found += [(RESPONSE, *candidate) for candidate in kept(remembered, MOST_CANDIDATES)]
-        return [Voter(place, length, kind) for kind, place, length in found if length >= self.options.shortest]
+        return [Voter(place, length, kind) for kind, place, length in found if length >= self.settings.min_n]
 
     def _corpus_voters(self, row: Row, drafted: list[int]) -> list[Voter]:
-        text, cap = row.text + drafted, self.options.cap
+        text, cap = row.text + drafted, self.settings.max_n
         found = self.corpus_index.nearest(row.tenant, row.named, key_of(text, len(text), cap), cap)
         voters = [Voter(it.at, it.length, NAMED if it.named else CORPUS) for it in found]
-        return [voter for voter in voters if voter.length >= self.options.shortest]
+        return [voter for voter in voters if voter.length >= self.settings.min_n]
 
     def _align(self, row: Row, voters: list[Voter], source: int) -> list[Voter]:
         """Continue to follow a text after it diverges; see `aligning`."""
@@ -129,7 +129,7 @@ class Gathering:
         """Return the voters, marking those in `near`, with the aligned one added unless it is among them."""
         seen = any(is_near and voter.at == aligned.at for is_near, voter in zip(near, voters, strict=True))
         marked = [v._replace(kind=v.kind + NEAR * is_near) for is_near, v in zip(near, voters, strict=True)]
-        return marked if seen or aligned.length < self.options.shortest else [*marked, aligned]
+        return marked if seen or aligned.length < self.settings.min_n else [*marked, aligned]
 
 
 def _around(anchor: int) -> list[int]:

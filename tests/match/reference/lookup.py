@@ -11,9 +11,10 @@ from typing import NamedTuple
 import numpy as np
 
 from specplug.match.cpu.corpus_index import IndexSegment
-from specplug.match.cpu.lookup import LookupOptions
+from specplug.match.cpu.lookup import RESPONSE_CONTEXT
 from specplug.match.cpu.recency import GRANULE
 from specplug.match.cpu.texts import NO_TEXT
+from specplug.match.options import LookupSettings
 from tests.match.reference.corpus_index import ReferenceCorpusIndex
 from tests.match.reference.gathering import CORPUS, NEAR, OWN, Gathering, Row, Voter
 from tests.match.reference.learning import Learnt
@@ -66,21 +67,21 @@ class ReferenceLookup:
     """See `Lookup`.  Rows are lists of tokens; a slot's text takes at most `capacity` tokens."""
 
     def __init__(
-        self, max_slots: int, capacity: int, draft_length: int, options: LookupOptions, *, trees: bool
+        self, max_slots: int, capacity: int, draft_length: int, settings: LookupSettings, *, trees: bool
     ) -> None:
-        self.options, self.trees = options, trees
+        self.settings, self.trees = settings, trees
         self.capacity, self.draft_length = capacity, draft_length
         self.most_considered = 6 * (draft_length + 1)
-        least = max(options.response_tokens, 16 * options.cap, 16 * GRANULE)
+        least = max(settings.memory_tokens, 16 * settings.max_n, 16 * GRANULE)
         self.memory, self.learnt = Memory(1 << (least - 1).bit_length()), Learnt()
         self.rows = [Row([], 0, 0) for _ in range(max_slots)]
         self.names: list[str] = []
-        self.gathering = Gathering(options, self.memory)
+        self.gathering = Gathering(settings, self.memory)
         self.loaded: set[tuple[str, str]] = set()
 
     def load(self, tenants: Mapping[str, Sequence[IndexSegment]]) -> None:
         """Replace the segments to draft from."""
-        self.gathering.corpus_index = ReferenceCorpusIndex(tenants, self.options.cap)
+        self.gathering.corpus_index = ReferenceCorpusIndex(tenants, self.settings.max_n)
         self.loaded |= {(name, corpus) for name, own in tenants.items() for it in own for corpus in it.corpora}
         for row in self.rows:
             row.anchors[2], row.bounds = 0, (0, 0)
@@ -106,8 +107,8 @@ class ReferenceLookup:
         """Store tokens `begin` to `end` of a slot's own text as a response of `owner`."""
         own = self.rows[slot].text[self.rows[slot].start :]
         end = min(end, len(own))
-        if self.options.response_tokens and end - begin > 1:
-            most = min(self.options.response_context, self.options.cap)
+        if self.settings.memory_tokens and end - begin > 1:
+            most = min(RESPONSE_CONTEXT, self.settings.max_n)
             self.memory.add(self._owner(owner), own[max(0, begin - most) : begin], own[begin:end])
 
     def _owner(self, name: str) -> int:
@@ -214,7 +215,7 @@ class ReferenceLookup:
             best = max(predictions, key=lambda it: it.score * (1.0 + self.learnt.length_class(it.longest)))
             chance = self._consider(row, best, predictions, ids, len(ids) - 1)
             survival *= chance
-            if survival < self.options.least:
+            if survival < self.settings.min_survival:
                 row.predictions.considered.pop()
                 break
             sources.append(self._source(row, best))
@@ -231,7 +232,7 @@ class ReferenceLookup:
             nodes[-1] = self._open(row, nodes[-1], len(nodes) - 1, offers)
             open_offers = [offer for offer in offers if offer not in taken]
             best = max(open_offers, key=lambda offer: offer.chance, default=None)
-            if len(taken) == limit or best is None or best.chance < self.options.least:
+            if len(taken) == limit or best is None or best.chance < self.settings.min_survival:
                 break
             above = nodes[best.above]
             taken.append(best)

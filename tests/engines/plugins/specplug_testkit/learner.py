@@ -1,4 +1,4 @@
-"""A policy that learns acceptance by position, the value of tokens, and the calibration of confidences."""
+"""A policy that learns acceptance, the value of tokens, and the calibration of confidences."""
 
 from __future__ import annotations
 
@@ -26,8 +26,7 @@ class LearningPlanner(Planner):
     def __init__(self, context: PluginContext) -> None:
         self._options: LearnerOptions = context.options or LearnerOptions()
         self._caps = context.caps
-        self._tested, self._accepted = [1.0] * context.caps.max_draft_length, [1.0] * context.caps.max_draft_length
-        self._steps = self._emitted = 1.0
+        self._verified = self._accepted = self._steps = self._emitted = 1.0
         self.reports: list[StepReport] = []
         self.costs: list[StepCost] = []
         self.prices: list[float] = []
@@ -37,11 +36,8 @@ class LearningPlanner(Planner):
             self.costs.append(stats.last_step)
         price = min(1.0, self._options.share * self._emitted / self._steps)
         self.prices.append(price)
-        draft_length, survival = 0, 1.0
-        for tested, accepted in zip(self._tested, self._accepted, strict=True):
-            survival *= accepted / tested
-            if survival < price:
-                break
+        rate, draft_length = self._accepted / self._verified, 0
+        while draft_length < self._caps.max_draft_length and rate ** (draft_length + 1) >= price:
             draft_length += 1
         return StepPlan(self._caps.fit_draft_length(max(1, draft_length)), prices=(Price(price),))
 
@@ -49,9 +45,8 @@ class LearningPlanner(Planner):
         self.reports.append(report)
         self._steps += report.requests
         self._emitted += report.requests + report.accepted
-        for place, (tested, accepted) in enumerate(zip(report.tested_at, report.accepted_at, strict=True)):
-            self._tested[place] += tested
-            self._accepted[place] += accepted
+        self._verified += report.verified
+        self._accepted += report.accepted
 
 
 class LearningTrimmer(SurvivalTrimmer):

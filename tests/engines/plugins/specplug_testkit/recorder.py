@@ -56,14 +56,12 @@ class Recorder(NgramReference):
                 "request": {
                     "prompt_length": request.prompt_length,
                     "max_tokens": request.max_tokens,
-                    "sampling": asdict(request.sampling),
+                    "temperature": request.temperature,
                     "options": asdict(request.options),
                     "references": [[reference.name, len(reference.token_ids)] for reference in request.references],
                     "tenant": request.tenant,
                     "isolation_key": request.isolation_key,
-                    "lora_id": request.lora_id,
                     "grammar": request.grammar,
-                    "multimodal": request.multimodal,
                 },
             }
             self._note("event", kind=event.kind.name, **reported)

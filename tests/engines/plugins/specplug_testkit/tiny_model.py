@@ -15,7 +15,7 @@ from specplug.types.batch import BatchView
 from specplug.types.draft import Draft
 from specplug_testkit.options import TinyModelOptions
 
-_WIDTH = 16  # of embeddings of its own
+_WIDTH = 16  # of its embeddings
 
 
 def memory(context: PluginContext) -> int:
@@ -25,7 +25,7 @@ def memory(context: PluginContext) -> int:
 
 
 class TinyModel(Proposer):
-    """Draws each token given the one before it, in greedy rows the likeliest; uses the target's embeddings if given.
+    """Draws each token given the one before it, in greedy rows the likeliest.
 
     Its tables score each token of the draft vocabulary after each, [Vd, Vd]; after other tokens all are
     equally likely.
@@ -35,11 +35,8 @@ class TinyModel(Proposer):
         options: TinyModelOptions = context.options or TinyModelOptions()
         self._target, device = context.target, context.device
         self.draft_vocab = torch.tensor(_vocabulary(context), device=device)
-        embeddings = self._target.input_embeddings
-        if embeddings is None:
-            generator = torch.Generator().manual_seed(12345)
-            embeddings = torch.randn(context.vocab_size, _WIDTH, generator=generator)
-        own = torch.nn.functional.normalize(embeddings.float().to(device)[self.draft_vocab], dim=-1)
+        embeddings = torch.randn(context.vocab_size, _WIDTH, generator=torch.Generator().manual_seed(12345))
+        own = torch.nn.functional.normalize(embeddings.to(device)[self.draft_vocab], dim=-1)
         self._scores = options.sharpness * (own @ own.T)  # [Vd, Vd]
         self._column = torch.full((context.vocab_size,), -1, device=device)
         self._column[self.draft_vocab] = torch.arange(len(self.draft_vocab), device=device)
