@@ -75,19 +75,10 @@ class Proposer:
         if self.drafting is None or self._steps is None or self._runner is None:
             return []
         names = self._runner.input_batch.req_ids[: len(sampled_token_ids)]
-        if self.drafting.is_idle:
-            self.drafting.count(names, sampled_token_ids)
+        if self.drafting.is_idle and self._steps.skip(names, sampled_token_ids):
             return []
-        facts = self._steps.rows(names, token_ids_cpu)
-        if not facts.names:
-            return []
-        drafts = self._steps.draft(sampled_token_ids, num_tokens_no_spec)
-        if facts.kept is None:
-            return drafts
-        found: list[list[int]] = [[] for _ in sampled_token_ids]
-        for row, ids in zip(facts.kept, drafts, strict=True):
-            found[row] = ids
-        return found
+        drafts = self._steps.draft(names, sampled_token_ids, num_tokens_no_spec, token_ids_cpu)
+        return [] if self.drafting.is_idle else drafts
 
     def _state_distribution(self, draft: Draft, names: tuple[str, ...]) -> None:
         """Pass the distribution that drafts were drawn from to the rejection sampler; without one they are one-hot."""
