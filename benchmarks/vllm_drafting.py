@@ -116,17 +116,19 @@ def specplugs(texts: Texts, *, compiled: bool = True) -> Arm:
     drafting.stage = build_draft_stage(settings, default_registry(), context)
     drafting.stage.has_observers = not compiled
     drafting.device, drafting.vocab_size, drafting.caps = cpu, VOCAB, context.caps
-    drafting.allocator = SlotAllocator(batch, cpu, drafting.stage.on_event)
+    drafting.allocator = SlotAllocator(batch, cpu, lambda event: drafting.stage.on_event(event))
     drafting.slots, drafting.stops = drafting.allocator.slots, StopDetector(batch, DRAFT_LENGTH, cpu)
-    drafting.plan, drafting.grammars = StepPlan(DRAFT_LENGTH), {}
-    for name in texts.names:
-        drafting.allocator.start(RunningRequest(Request(name, texts.start, max_tokens=length), length, (1, 2)))
+    drafting.plan, drafting.grammars, drafting.is_idle = StepPlan(DRAFT_LENGTH), {}, False
+    drafting.max_slots, drafting.max_length = batch, length
+    drafting.close_by = lambda close: None
     steps = Steps(drafting, lambda *_: None)
+    for name, text in zip(texts.names, texts.tokens, strict=True):
+        request, prompt = Request(name, texts.start, max_tokens=length), text[: texts.start].tolist()
+        drafting.allocator.start(RunningRequest(request, length, (1, 2), tokens=prompt))
 
     def draft(sampled: Drafts, lengths: npt.NDArray[np.int32], scheduled: dict[str, list[int]]) -> Drafts:
         drafting.scheduled = scheduled
-        steps.rows(texts.names, texts.tokens)
-        return steps.draft(sampled, lengths)
+        return steps.draft(texts.names, sampled, lengths, texts.tokens)
 
     return Arm(texts, draft)
 

@@ -228,3 +228,16 @@ def separated(lengths: Tensor, outcome: Outcome, verdict: Verdict) -> tuple[Draf
         after_stop=verdict.after_stop,
     )
     return draft, fate, reached
+
+
+def verdict_on_forced(outcome: Outcome) -> tuple[Verdict, Tensor]:
+    """Return the verdict on the grammars' tokens, like `separated`, for drafts that only the engine's report describes.
+
+    Args:
+        outcome: of B rows, with `forced` and `cut_by_grammar`; `verified` counts the grammars' tokens, too.
+    """
+    assert outcome.forced is not None
+    assert outcome.cut_by_grammar is not None
+    proposed = (outcome.verified - outcome.forced.lengths + outcome.cut_by_grammar).clamp(min=0)
+    _, fate, reached = separated(torch.zeros_like(outcome.emitted), outcome, Verdict.build(proposed, outcome))
+    return fate, reached

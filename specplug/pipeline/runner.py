@@ -9,7 +9,6 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from specplug.errors import ContractError
 from specplug.faults import FaultGuard, LateDraft
 from specplug.pipeline.buffers import seen_from
 from specplug.pipeline.handles import ProposerHandle
@@ -108,11 +107,6 @@ class ProposerRunner:
         self.note_resets(reset_slots)
         return self.guard.admits_step() and self.guard.call(self.handle.check_ready)
 
-    @property
-    def has_missed_resets(self) -> bool:
-        """True if slots were reset since the proposer's last step."""
-        return bool(self._missed_resets)
-
     def note_resets(self, reset_slots: Iterable[int]) -> None:
         """Keep slots that were reset in a step without the proposer, for its next step."""
         self._missed_resets.update(reset_slots)
@@ -127,38 +121,15 @@ class ProposerRunner:
 
     def step(self, batch: BatchView, limits: Tensor | None, draft: Draft | None, *, run: Run | None = None) -> bool:
         """Run the proposer's step, by `run` or by the handle, and contain its faults; return whether it succeeded."""
-        return self.take(partial(run or self.handle.step, batch, limits, draft))
+        return self.guard.step(partial(self._step, run or self.handle.step, batch, limits, draft))
 
-    def take(self, action: Callable[[], None]) -> bool:
-        """Run a step of the proposer, contain its faults, and return whether it succeeded."""
-        return self.guard.step(partial(self._take, action))
-
-    def _take(self, action: Callable[[], None]) -> None:
+    def _step(self, run: Run, batch: BatchView, limits: Tensor | None, draft: Draft | None) -> None:
         """Run a step.  If an incremental proposer raises, its next step resends every row in full."""
         try:
-            action()
+            run(batch, limits, draft)
         except LateDraft:  # its thread has the tokens and will still ingest them
             raise
         except BaseException:
             if self.handle.caps.incremental:
                 self.ingested.zero_()
             raise
-
-
-def run_in_place(
-    run: Run, batch: BatchView, limits: Tensor | None, draft: Draft, signature: tuple[object, ...]
-) -> None:
-    """Run a proposer's step whose draft, of a known signature, is read by its address afterwards.
-
-    Raises:
-        ContractError: the proposer has resized or moved a tensor of the draft.
-    """
-    run(batch, limits, draft)
-    if signature_of(draft) != signature:
-        raise ContractError.build("a tensor of the draft has been resized or moved", found=draft.token_ids.shape)
-
-
-def signature_of(draft: Draft) -> tuple[object, ...]:
-    """Return the shapes and addresses of a draft's tensors."""
-    tensors = (draft.token_ids, draft.confidence, draft.source, draft.lengths, draft.base_len)
-    return tuple([(tensor.shape, tensor.data_ptr()) for tensor in tensors])

@@ -63,7 +63,8 @@ class StepInFlight:
         self._numbers, self._arguments = np.zeros(host.NUMBERS, np.int64), np.zeros(len(StepArgument), np.int64)
         self._numbers[[host.VOCAB_SIZE, host.NUM_SOURCES]] = vocab_size, len(stage.sources)
         parents = None if self.buffers.parents is None else self.buffers.parents.numpy()
-        drafts = (self.buffers.ids.numpy(), self.buffers.confidence.numpy(), self._sources)
+        self._ids = self.buffers.ids.numpy()
+        drafts = (self._ids, self.buffers.confidence.numpy(), self._sources)
         tensors = (runner.ingested, runner.generations, stage.in_flight.heads, *stage.metrics.tensors())
         self._memory = kernels.Memory(  # type: ignore[no-untyped-call]
             *self._columns,
@@ -166,6 +167,10 @@ class StepInFlight:
         )
         return held.view(self.batch_size, draft_length)
 
+    def lists(self, draft_length: int) -> list[list[int]]:
+        """Return the ids of each row's draft of at most K = `draft_length` tokens, once the step has run."""
+        return cut_lists(self._ids[: self.batch_size, :draft_length], self._draft_lengths[: self.batch_size])
+
     def _record(self) -> None:
         """Hand all addresses to the host function."""
         buffers, shared = self.buffers, self._shared
@@ -186,3 +191,11 @@ class StepInFlight:
         )
         self._argument = host.argument_of(self._step)
         self.argument: int = self._argument.ctypes.data
+
+
+def cut_lists(ids: npt.NDArray[np.int32], lengths: npt.NDArray[np.int32]) -> list[list[int]]:
+    """Return each row of [B, K] ids as a list, cut to its length."""
+    rows, counts = ids.tolist(), lengths.tolist()
+    if counts.count(ids.shape[1]) < len(counts):  # most drafts are as long as they may be
+        return [row[:count] for row, count in zip(rows, counts, strict=True)]
+    return rows  # type: ignore[no-any-return]

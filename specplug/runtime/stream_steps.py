@@ -1,4 +1,4 @@
-"""StreamSteps: steps of a draft stage whose proposer is on the host, in the stream of an engine on a GPU.
+"""StreamSteps: compiled steps of a draft stage whose proposer is on the host, in the stream of an engine's device.
 
 A step is three launches: `pack`, a host function and `unpack`; see `specplug.pipeline.stream`.  Nothing waits for them.
 On a CPU the host function is called at once.

@@ -1,4 +1,4 @@
-"""V1's drafter between the runner's lists and columns: the quick forms give what plain loops over rows give."""
+"""V1's drafter between the runner's lists and tensors: the quick forms give what plain loops over rows give."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import torch
 
 from specplug.metrics import SpecMetrics
-from specplug.pipeline.cpu.columns import Columns
-from specplug.pipeline.cpu.step import cut_lists
+from specplug.runtime.steps_in_flight import cut_lists
 from specplug.types.draft import Draft
 from specplug_vllm.worker.drafting import Drafting
-from specplug_vllm.worker.v1_steps import _Rows
+from specplug_vllm.worker.v1_steps import Steps
 
 SEEDS = pytest.mark.parametrize("seed", range(10))
 
@@ -30,29 +30,24 @@ def test_drafts_are_those_of_a_loop_over_rows(seed):
 
 
 @SEEDS
-@pytest.mark.parametrize("all_kept", [True, False])
-def test_figures_are_those_of_a_loop_over_rows(seed, all_kept):
+def test_figures_are_those_of_a_loop_over_rows(seed):
     draw = random.Random(seed)
-    names = [f"r{row}" for row in range(6)]
-    kept = list(range(6)) if all_kept else sorted(draw.sample(range(6), 4))
-    facts = SimpleNamespace(
-        names=tuple(names[row] for row in kept),
-        kept=None if all_kept else kept,
-        slots=[5 - row for row in kept],
-        requests=[SimpleNamespace(temperature=0.0) for _ in kept],
-        barriers=(),
-    )
-    columns = Columns.allocate(6)
-    rows = _Rows(facts, columns, np.zeros((6, 8), np.int32), vocab_size=9)
+    names, table = [f"r{row}" for row in range(6)], np.zeros((6, 8), np.int32)
+    steps = object.__new__(Steps)
+    steps._emitted, steps._rejected, steps._places, steps._table = *torch.zeros(2, 6).int(), torch.arange(6), None
     for _ in range(5):
-        sampled = [[7] * draw.randint(0, 4) for _ in names]
-        num_tokens = np.array([draw.randint(1, 8) for _ in names], np.int32)
         scheduled = {name: [1] * draw.randint(1, 3) for name in names if draw.random() < draw.choice((0.0, 0.6))}
-        batch = rows.update(sampled, num_tokens, scheduled, (2,))
-        assert batch.reset_slots == (2,)
-        for index, row in enumerate(kept):
-            found = columns.lengths[index], columns.emitted[index], columns.verified[index]
-            assert found == (num_tokens[row], len(sampled[row]), len(scheduled.get(names[row], ())))
+        most = [len(scheduled.get(name, ())) + 1 for name in names]
+        sampled = [[7] * draw.randint(0, count) for count in most]
+        num_tokens = np.array([draw.randint(1, 8) for _ in names], np.int32)
+        steps._drafting = SimpleNamespace(scheduled=scheduled)
+        rows = steps._engine_rows(names, sampled, num_tokens, table)
+        assert rows.idx_mapping.tolist() == list(range(6))
+        assert rows.total_len.tolist() == num_tokens.tolist()
+        for row, ids in enumerate(sampled):
+            assert rows.num_sampled[row] == len(ids)
+            if ids:
+                assert len(ids) - 1 + rows.num_rejected[row] == len(scheduled.get(names[row], ()))
 
 
 @SEEDS

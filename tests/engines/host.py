@@ -73,10 +73,10 @@ def nurse(control: socket.socket, modules: Sequence[str]) -> socket.socket:
 def load_kernels() -> None:
     """Load the kernels of lookup and of the draft stage, which each engine would do anew; no threads start."""
     from specplug.match.proposer import warm_up
-    from tests.pipeline.test_host_step_call import engine
+    from tests.runtime.stream_engine import Engine
 
     warm_up(trees=True)
-    engine().compiled.warm_up()
+    Engine(streamed=True).close()
 
 
 def become_host(environment: dict[str, str], log: int) -> None:

@@ -49,7 +49,7 @@ def cut(draft: Draft, mask: torch.Tensor, status: int = OK, action: int = trimmi
         parents[:rows, :draft_length] = draft.parents
     unused = np.zeros((1, 1), np.int64)
     memory = kernels.Memory(
-        *columns, unused, unused[0], columns.known, unused[0], unused, unused, unused.reshape(1, 1, 1),
+        *columns, unused, unused[0], columns.num_new, unused[0], unused, unused, unused.reshape(1, 1, 1),
         ids, confidence, sources, parents, lengths, np.zeros(capacity[0], np.int32),
     )  # fmt: skip
     plan = np.frombuffer(np.array([status, mask.numel()], np.int64).tobytes() + mask.numpy().tobytes(), np.uint8)

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from specplug.faults import FaultGuard
-from specplug.interfaces import Trimmer
+from specplug.interfaces import Proposer, Trimmer
 from specplug.metrics import SpecMetrics
 from specplug.pipeline.device.launches import Launches
 from specplug.pipeline.draft import DraftStage
@@ -24,7 +24,6 @@ from specplug.trim import SurvivalTrimmer
 from specplug.types.caps import Distribution, EngineCaps, ProposerCaps
 from specplug.types.draft import Draft
 from specplug.types.plan import StepPlan
-from tests.pipeline.test_cpu_step import CutsAlways, Scripted, shown
 from tests.pipeline.transfers import view_of
 from tests.runtime import stream_engine
 
@@ -43,6 +42,47 @@ def random_script(random: Random) -> list[Any]:
         deed = random.choice(["", "", "", "", "", "", "raise", "resize"])
         script.append((ids, level, random.choice([-3, 0, 0, 1, 7]), deed))
     return script
+
+
+class Scripted(Proposer):
+    """Drafts by a script, wrong in every way, and notes what it is handed."""
+
+    sources = ("one", "two")
+
+    def __init__(self, script: list[Any]) -> None:
+        self._script, self._steps = script, 0
+        self.log: list[Any] = []
+
+    def ingest(self, batch):
+        columns = (batch.slots, batch.generations, batch.rows, batch.lengths, batch.num_new, batch.sampled, batch.room)
+        self.log.append(["ingest", batch.reset_slots, *[column.tolist() for column in (*columns, batch.grammar)]])
+
+    def propose(self, batch, limits, draft):
+        ids, level, source, deed = self._script[self._steps % len(self._script)]
+        self._steps += 1
+        self.log.append(["propose", limits.tolist(), draft.base_len.tolist(), *shown(draft)])
+        for row in range(batch.batch_size):
+            count = min(len(ids), draft.draft_length)
+            for place in range(count):
+                draft.token_ids[row, place] = ids[place]
+                draft.confidence[row, place] = level
+                draft.source[row, place] = source + place
+            draft.lengths[row] = count
+        if deed == "raise":
+            raise ZeroDivisionError("planted")
+        if deed == "resize":
+            draft.token_ids.resize_(1, 1)
+
+
+class CutsAlways(SurvivalTrimmer):
+    """Trims every step."""
+
+    def cuts_without_budget(self, batch_size: int, draft_length: int) -> bool:
+        return True
+
+
+def shown(draft: Draft) -> list[Any]:
+    return [getattr(draft, name).tolist() for name in ("token_ids", "lengths", "confidence", "source", "base_len")]
 
 
 class Learning(Scripted):

@@ -16,7 +16,6 @@ from specplug.assembly import build_draft_stage
 from specplug.cli.replay import SHIPPED
 from specplug.interfaces import PluginContext
 from specplug.match.cpu.parallel import FEWEST_ROWS
-from specplug.pipeline.cpu.step import CpuStep
 from specplug.pipeline.stream.tensors import DraftOutputs, EngineRows
 from specplug.plugins.registry import default_registry
 from specplug.replay import Setup, load_tokenizer, read_traces, tokenize
@@ -26,7 +25,6 @@ from specplug.replay.loop import Offer, Replayed, drive
 from specplug.runtime.rows import RowFacts
 from specplug.runtime.running_request import RunningRequest
 from specplug.runtime.slot_allocator import SlotAllocator
-from specplug.runtime.slots import NO_CAP
 from specplug.runtime.stream_steps import StreamSteps
 from specplug.settings.sources import load_settings
 from specplug.types.caps import EngineCaps
@@ -46,8 +44,8 @@ PARTS = [
 CORPORA = corpora_of(ITEMS[:6], documents=True)
 
 
-class Compiled:
-    """Compiled functions take the steps, as on vLLM's V1 runner."""
+class Streamed:
+    """Compiled steps, as on both of vLLM's runners and SGLang; each waits until requests are ingested."""
 
     seconds, faults, memory = 0.0, {}, lambda _: None
 
@@ -60,11 +58,10 @@ class Compiled:
         self.allocator.engine_slot = lambda name: next(slot for slot, it in self.running.items() if it == name)
         self.running, self.texts = {}, torch.full((SLOTS, LENGTH), -7, dtype=torch.int32)
         self.lengths, self.emitted, self.verified = torch.zeros(3, SLOTS, dtype=torch.int32)
-        self.prepare(**of_stream)
-
-    def prepare(self) -> None:
-        self.steps = CpuStep(self.stage, self.allocator.slots.table, torch.zeros(SLOTS, dtype=torch.int64), VOCAB)
-        self.steps.columns.caps[:], self.close = NO_CAP, self.stage.close
+        draft = self.stage.runners[0].buffer.view(1, PLAN.draft_length)
+        like = self._rows(torch.tensor([0]), self.emitted, self.emitted), _outputs(draft)
+        self.steps = StreamSteps(self.stage, self.allocator.slots, LENGTH, VOCAB, CPU, like=like, **of_stream)
+        self.close = self.steps.close
 
     def start(self, slot: int, request_id: str, prompt: Any, documents: Sequence[Any]) -> None:
         self.running[slot] = request_id
@@ -92,27 +89,6 @@ class Compiled:
         self.take([slot])  # engines draft for requests that have ended, too
         self.allocator.finish(self.running[slot], aborted=False, visible=int(self.lengths[slot]))
         del self.running[slot]
-
-    def take(self, slots: list[int]) -> Draft:
-        columns, size = self.steps.columns, len(slots)
-        columns.slots[:size] = columns.table_rows[:size] = slots
-        for name in ("lengths", "emitted", "verified"):
-            getattr(columns, name)[:size] = getattr(self, name)[slots]
-        self.allocator.slots.flush()
-        batch = replace(columns.batch(size, self.texts, VOCAB), reset_slots=self.allocator.slots.take_resets())
-        assert self.steps.applies
-        self.steps.take(batch, self.texts.numpy(), PLAN)
-        return self.stage.runners[0].buffer.view(size, PLAN.draft_length)
-
-
-class Streamed(Compiled):
-    """A host function takes the steps, as on vLLM's V2 runner and SGLang; each waits until requests are ingested."""
-
-    def prepare(self, **of_stream: Any) -> None:
-        draft = self.stage.runners[0].buffer.view(1, PLAN.draft_length)
-        like = self._rows(torch.tensor([0]), self.emitted, self.emitted), _outputs(draft)
-        self.steps = StreamSteps(self.stage, self.allocator.slots, LENGTH, VOCAB, CPU, like=like, **of_stream)
-        self.close = self.steps.close
 
     def take(self, slots: list[int]) -> Draft:
         trees, emitted = self.stage.runners[0].buffer.parents is not None, self.emitted[slots]
@@ -152,8 +128,6 @@ def test_engines_draft_as_a_replay_does(proposer, trees):
     replays = [ReplayEngine(it, max_length=LENGTH, vocab_size=VOCAB, slots=SLOTS, corpora=CORPORA) for it in (one, two)]
     expected, *found = [fingerprint(it) for it in (*replays, Streamed(one))]
     assert expected[0] > 2
-    if not trees:  # vLLM's V1 runner verifies chains
-        found.append(fingerprint(Compiled(two)))
     with FakeStream(3) as stream:
         found.append(fingerprint(Streamed(two, stream=stream, transfers=Late(stream), on_thread=True)))
     assert found == [expected] * len(found)

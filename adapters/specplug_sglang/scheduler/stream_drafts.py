@@ -11,7 +11,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from specplug.grammar.drafts import SOURCE, Completed, separated
+from specplug.grammar.drafts import SOURCE, Completed, verdict_on_forced
 from specplug.interfaces import PluginContext
 from specplug.pipeline.draft import DraftStage
 from specplug.pipeline.stream.tensors import DraftOutputs, EngineRows
@@ -20,7 +20,7 @@ from specplug.runtime.steps_in_flight import StepInFlight
 from specplug.runtime.stream_steps import StreamSteps
 from specplug.types.draft import Draft
 from specplug.types.plan import NO_SPECULATION, StepPlan
-from specplug.types.verdict import Outcome, Verdict
+from specplug.types.verdict import Outcome
 from specplug_sglang.scheduler.counts import Counts
 from specplug_sglang.scheduler.drafts import Decoding, Drafts, caps_of
 from specplug_sglang.scheduler.grammar import Grammars
@@ -100,9 +100,7 @@ class StreamDrafts(Drafts):
             return
         kept = torch.tensor(accepted, dtype=torch.int32)
         outcome = completed.annotated(Outcome(verified=lengths, accepted=kept, emitted=kept + 1))
-        proposed = lengths - completed.forced.lengths + torch.tensor(completed.cut, dtype=torch.int32)
-        _, fate, reached = separated(torch.zeros_like(lengths), outcome, Verdict.build(proposed, outcome))
-        self.stage.metrics.record_added(SOURCE, fate, reached)
+        self.stage.metrics.record_added(SOURCE, *verdict_on_forced(outcome))
 
     def close(self) -> None:
         """See `Drafts.close`."""

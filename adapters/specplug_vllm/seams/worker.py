@@ -73,7 +73,7 @@ _V1 = (
     seam(
         "vllm.v1.worker.gpu_input_batch:InputBatch",
         "v1",
-        holds="num_tokens_no_spec req_ids token_ids_cpu",
+        holds="num_tokens_no_spec req_id_to_index req_ids token_ids_cpu",
     ),
 )
 

@@ -15,6 +15,7 @@ from specplug.errors import EngineError
 from specplug.interfaces import PluginContext
 from specplug.pipeline.draft import DraftStage
 from specplug.plugins.registry import default_registry
+from specplug.runtime.running_request import Tokens
 from specplug.runtime.slot_allocator import SlotAllocator
 from specplug.runtime.stops import StopDetector
 from specplug.types.batch import EngineBatch
@@ -43,6 +44,7 @@ class Drafting:
         scheduled: draft tokens that the newest step verifies, by request id.
         is_idle: whether the newest step neither verifies nor makes drafts.  Then nothing of specplug runs: emitted
             tokens are counted on the host, and proposers ingest them at the next step that drafts.
+        text_of: returns the text of a request that starts or resumes, where the scheduler's data lacks it: on V1.
         drafts_seeded: whether requests that sample with a seed are drafted, see `fields_of`.
         distribution_bytes: memory of the draft distributions, the engine's buffer included.
     """
@@ -57,6 +59,7 @@ class Drafting:
         self.max_slots: int = vllm_config.scheduler_config.max_num_seqs
         self.max_length: int = vllm_config.model_config.max_model_len
         runner = runner_of(vllm_config)
+        self.text_of: Callable[[str], Tokens] = _no_text
         self.drafts_seeded = runner == "v2"
         self.stage: DraftStage = build_draft_stage(
             found.settings, default_registry(), self._context(vllm_config), grammars=runner == "v1"
@@ -98,6 +101,8 @@ class Drafting:
             self.allocator.resume(new.req_id, tokens_of(new))
             return
         occupant = running_request(new, self.max_length, cache_salt, drafts_seeded=self.drafts_seeded)
+        if not occupant.tokens:
+            occupant = replace(occupant, tokens=self.text_of(new.req_id))
         drafts = occupant.end - occupant.request.prompt_length > 1
         if drafts or new.req_id in self.allocator or occupant.request.options.verifier is not None:
             self.allocator.start(occupant)
@@ -169,3 +174,7 @@ class Drafting:
             seed=self.resolved.settings.seed,
             target=target_model(vllm_config),
         )
+
+
+def _no_text(_: str) -> Tokens:
+    return ()

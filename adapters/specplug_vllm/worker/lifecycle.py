@@ -102,4 +102,4 @@ def _arrive(drafting: Drafting, started: Iterable[Any], salts: Mapping[str, str]
     for new in started:  # on V2 also resumed requests
         drafting.start(new, salts.get(new.req_id))
     for request_id in resumed:
-        drafting.allocator.resume(request_id)
+        drafting.allocator.resume(request_id, drafting.text_of(request_id))

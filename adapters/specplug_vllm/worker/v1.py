@@ -6,8 +6,11 @@ the engine's device.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from specplug.types.draft import Draft
@@ -58,6 +61,7 @@ class Proposer:
             verifier_v1.install(runner, self.verifier, self.drafting)
         if self.drafting is not None:
             events.install_worker(runner, self.drafting)
+            self.drafting.text_of = partial(_text_of, runner)
             # vLLM's limit skips drafting for the whole batch when one row nears the maximum context length.  specplug
             # bounds each row by its own room instead.
             runner.effective_drafter_max_model_len = runner.max_model_len + runner.num_spec_tokens
@@ -75,19 +79,10 @@ class Proposer:
         if self.drafting is None or self._steps is None or self._runner is None:
             return []
         names = self._runner.input_batch.req_ids[: len(sampled_token_ids)]
-        if self.drafting.is_idle:
-            self.drafting.count(names, sampled_token_ids)
+        if self.drafting.is_idle and self._steps.skip(names, sampled_token_ids):
             return []
-        facts = self._steps.rows(names, token_ids_cpu)
-        if not facts.names:
-            return []
-        drafts = self._steps.draft(sampled_token_ids, num_tokens_no_spec)
-        if facts.kept is None:
-            return drafts
-        found: list[list[int]] = [[] for _ in sampled_token_ids]
-        for row, ids in zip(facts.kept, drafts, strict=True):
-            found[row] = ids
-        return found
+        drafts = self._steps.draft(names, sampled_token_ids, num_tokens_no_spec, token_ids_cpu)
+        return [] if self.drafting.is_idle else drafts
 
     def _state_distribution(self, draft: Draft, names: tuple[str, ...]) -> None:
         """Pass the distribution that drafts were drawn from to the rejection sampler; without one they are one-hot."""
@@ -98,6 +93,14 @@ class Proposer:
             write_probs(buffer, draft)
             self._runner._draft_probs = buffer
             self._runner._draft_prob_req_ids = list(names)
+
+
+def _text_of(runner: Any, request_id: str) -> npt.NDArray[np.int32]:
+    """Return the row of the token table that a request has just got, up to its end."""
+    batch = runner.input_batch
+    row = batch.req_id_to_index[request_id]
+    text: npt.NDArray[np.int32] = batch.token_ids_cpu[row, : batch.num_tokens_no_spec[row]]
+    return text
 
 
 def _hook_runner() -> None:

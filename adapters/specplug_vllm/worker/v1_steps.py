@@ -3,29 +3,34 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from itertools import repeat
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
+from torch import Tensor
 
-from specplug.pipeline.cpu.columns import Columns
-from specplug.pipeline.cpu.step import CpuStep, cut_lists
+from specplug.grammar.drafts import SOURCE, verdict_on_forced
+from specplug.pipeline.stream.tensors import DraftOutputs, EngineRows
+from specplug.runtime.first_step import started
 from specplug.runtime.rows import RowFacts
-from specplug.runtime.slots import NO_CAP, SlotRows
+from specplug.runtime.steps_in_flight import cut_lists
+from specplug.runtime.stream_steps import StreamSteps
 from specplug.types.batch import EngineBatch
 from specplug.types.draft import Draft
+from specplug.types.plan import NO_SPECULATION
 from specplug.types.verdict import Outcome
 from specplug_vllm import step_metadata
 from specplug_vllm.worker.drafting import Drafting
 
-Ints = npt.NDArray[np.integer[Any]]
+_CPU = torch.device("cpu")
+
+Sampled = Sequence[Sequence[int]]
+"""Per row of the engine, the tokens that a step emitted; empty for prefill chunks."""
 
 
 class Steps:
-    """Takes the steps of one worker, in compiled functions if they cover the draft stage and the step.
+    """Takes the steps of one worker: compiled ones where they cover the draft stage, otherwise the stage's own.
 
     Args:
         drafting: the worker's drafting, on the CPU.
@@ -34,89 +39,139 @@ class Steps:
 
     def __init__(self, drafting: Drafting, notify: Callable[[Draft, tuple[str, ...]], None]) -> None:
         self._drafting, self._notify = drafting, notify
-        self._compiled = CpuStep(drafting.stage, drafting.slots.table, drafting.stops.stopped, drafting.vocab_size)
-        self._compiled.warm_up()
-        self._compiled.columns.caps[:] = NO_CAP
-        self._rows: _Rows | None = None
+        self._emitted, self._rejected = torch.zeros(2, drafting.max_slots, dtype=torch.int32)
+        self._places = torch.arange(drafting.max_slots)
+        self._facts: RowFacts | None = None
+        self._table: tuple[npt.NDArray[np.int32], Tensor] | None = None
+        self._compiled: StreamSteps | None = None
+        if StreamSteps.applies(drafting.stage):
+            self._compiled = started(self._start)
 
-    def rows(self, names: list[str], tokens: npt.NDArray[np.int32]) -> RowFacts:
-        """Return host facts of the rows that may draft, cached while the same requests hold the same slots."""
-        if self._rows is None or not self._rows.facts.hold(self._drafting.allocator, names):
-            facts = RowFacts(self._drafting.allocator, names)
-            self._rows = _Rows(facts, self._compiled.columns, tokens, self._drafting.vocab_size)
-        return self._rows.facts
+    def _start(self) -> StreamSteps:
+        drafting = self._drafting
+        ids = torch.zeros(1, drafting.caps.max_draft_length, dtype=torch.int32)
+        like = EngineRows(self._places, self._emitted, ids, self._emitted, self._rejected, lengths_by_row=True)
+        given = drafting.slots, drafting.max_length, drafting.vocab_size, _CPU
+        steps = StreamSteps(drafting.stage, *given, like=(like, DraftOutputs(ids)))
+        drafting.close_by(steps.close)
+        return steps
 
-    def draft(self, sampled_token_ids: Sequence[Sequence[int]], num_tokens: Ints) -> list[list[int]]:
-        """Report the verified step of the rows of the last call of `rows`; return each row's draft ids.
+    def skip(self, names: list[str], sampled: Sampled) -> bool:
+        """Count a step of rows `names` that neither verifies nor makes drafts; return False if it must be taken."""
+        if self._compiled is not None and not self._compiled.skip(self._facts_of(names)):
+            return False
+        self._drafting.count(names, sampled)
+        return True
+
+    def draft(
+        self, names: list[str], sampled: Sampled, num_tokens: npt.NDArray[np.int32], table: npt.NDArray[np.int32]
+    ) -> list[list[int]]:
+        """Report the verified step and draft for the next one; return the draft ids of each row of the engine.
 
         Args:
-            sampled_token_ids: per row of the engine, the tokens that the step emitted.
-            num_tokens: [R], tokens of each of the engine's rows, sampled ones included.
+            names: the engine's rows.
+            sampled: what the step emitted.
+            num_tokens: [R], tokens of each row, sampled ones included.
+            table: [R, L], the runner's token table, by row.
         """
-        rows, drafting, compiled = self._rows, self._drafting, self._compiled
-        assert rows is not None, "`rows` comes first"
-        drafting.slots.flush()
-        batch = rows.update(sampled_token_ids, num_tokens, drafting.scheduled, drafting.slots.take_resets())
-        plan = drafting.plan
-        if compiled.applies and plan.draft_length and not plan.caps and not drafting.grammars:
-            compiled.take(batch, rows.tokens, plan)
-            return compiled.lists(batch.batch_size, plan.draft_length)
-        return self._draft_with_stage(batch)
+        facts = self._facts_of(names)
+        if not facts.names:
+            return []
+        rows = self._engine_rows(names, sampled, num_tokens, table)
+        drafts = self._of_stage(facts, rows) if self._compiled is None else self._of(self._compiled, facts, rows)
+        if facts.kept is None:
+            return drafts
+        found: list[list[int]] = [[] for _ in names]
+        for row, ids in zip(facts.kept, drafts, strict=True):
+            found[row] = ids
+        return found
+
+    def _facts_of(self, names: list[str]) -> RowFacts:
+        """Return the facts of the rows that may draft, cached while the same requests hold the same slots."""
+        if self._facts is None or not self._facts.hold(self._drafting.allocator, names):
+            self._facts = RowFacts(self._drafting.allocator, names)
+        return self._facts
+
+    def _engine_rows(
+        self, names: list[str], sampled: Sampled, num_tokens: npt.NDArray[np.int32], table: npt.NDArray[np.int32]
+    ) -> EngineRows:
+        """Wrap the runner's arrays."""
+        if self._table is None or self._table[0] is not table:
+            self._table = table, torch.from_numpy(table)
+        size, scheduled = len(names), self._drafting.scheduled
+        emitted, rejected = self._emitted.numpy()[:size], self._rejected.numpy()[:size]
+        emitted[:] = list(map(len, sampled))
+        rejected[:] = 0
+        if scheduled:
+            rejected += list(map(len, map(scheduled.get, names, repeat(()))))
+            np.maximum(rejected - emitted + 1, 0, out=rejected)
+        columns = self._places[:size], torch.from_numpy(num_tokens), self._table[1]
+        return EngineRows(*columns, self._emitted[:size], self._rejected[:size], lengths_by_row=True)
+
+    def _of(self, steps: StreamSteps, facts: RowFacts, rows: EngineRows) -> list[list[int]]:
+        """Take a compiled step; return the drafts of the rows that may draft, empty ones if it fails."""
+        drafting = self._drafting
+        grammars, plan = drafting.grammars, NO_SPECULATION if drafting.is_idle else drafting.plan
+        cut = [grammars[name].cut if name in grammars else 0 for name in facts.names] if grammars else ()
+        found: list[list[int]] = []
+
+        def step() -> None:
+            launched = steps.launch(facts, rows, plan, cut_by_grammar=cut)
+            found.extend(launched.lists(plan.draft_length))
+            steps.drop(launched)
+
+        if grammars:
+            self._count_forced(facts, rows)
+        return found if steps.attempt(facts, step) else [[] for _ in facts.names]
 
     @torch.inference_mode()
-    def _draft_with_stage(self, batch: EngineBatch) -> list[list[int]]:
-        drafting = self._drafting
-        self._compiled.describe(batch.batch_size)
-        slot_rows = drafting.slots.rows(batch.slots)
-        draft = drafting.step(batch, self._outcome(batch, slot_rows), slot_rows.caps)
-        assert batch.request_ids is not None
-        self._notify(draft, batch.request_ids)
+    def _count_forced(self, facts: RowFacts, rows: EngineRows) -> None:
+        """Count the tokens that grammars drafted, which compiled steps do not see."""
+        outcome = self._outcome(facts, self._batch(facts, rows), rows)
+        if outcome.forced is not None:
+            self._drafting.stage.metrics.record_added(SOURCE, *verdict_on_forced(outcome))
+
+    @torch.inference_mode()
+    def _of_stage(self, facts: RowFacts, rows: EngineRows) -> list[list[int]]:
+        """Let the draft stage take a step; return the drafts of the rows that may draft."""
+        drafting, batch = self._drafting, self._batch(facts, rows)
+        draft = drafting.step(batch, self._outcome(facts, batch, rows), drafting.slots.rows(batch.slots).caps)
+        self._notify(draft, facts.names)
         return cut_lists(draft.token_ids.numpy(), draft.lengths.numpy())
 
-    def _outcome(self, batch: EngineBatch, slot_rows: SlotRows) -> Outcome:
-        drafting, columns = self._drafting, self._compiled.columns
-        emitted = columns.tensor("emitted", batch.batch_size).clone()
+    def _batch(self, facts: RowFacts, rows: EngineRows) -> EngineBatch:
+        slots, places = torch.tensor(facts.slots), _kept(facts, rows.idx_mapping)
+        of_slots, lengths = self._drafting.slots.rows(slots), rows.total_len[places]
+        return EngineBatch(
+            slots=slots,
+            generations=of_slots.generations,
+            rows=places,
+            tokens=rows.all_token_ids,
+            lengths=lengths,
+            sampled=rows.num_sampled[places] > 0,
+            room=of_slots.ends - lengths,
+            temperature=torch.tensor([request.temperature for request in facts.requests]),
+            grammar=of_slots.grammar,
+            vocab_size=self._drafting.vocab_size,
+            reset_slots=() if self._compiled is not None else self._drafting.slots.take_resets(),
+            barriers=facts.barriers,
+            request_ids=facts.names,
+            requests=facts.requests,
+        )
+
+    def _outcome(self, facts: RowFacts, batch: EngineBatch, rows: EngineRows) -> Outcome:
+        drafting, emitted = self._drafting, rows.num_sampled[batch.rows]
+        slot_rows = drafting.slots.rows(batch.slots)
+        accepted = (emitted - 1).clamp(min=0)
         outcome = Outcome(
-            verified=torch.where(emitted > 0, columns.tensor("verified", batch.batch_size), 0),
-            accepted=(emitted - 1).clamp(min=0),
+            verified=torch.where(emitted > 0, accepted + rows.num_rejected[batch.rows], 0),
+            accepted=accepted,
             emitted=emitted,
             after_stop=drafting.stops.after(batch.tokens, batch.rows, batch.slots, batch.lengths, emitted, slot_rows),
         )
-        assert batch.request_ids is not None
-        return step_metadata.annotated(drafting.grammars, outcome, batch.request_ids, drafting.scheduled)
+        return step_metadata.annotated(drafting.grammars, outcome, facts.names, drafting.scheduled)
 
 
-class _Rows:
-    """A batch's rows that may draft, valid while no request arrives or leaves.
-
-    Attributes:
-        facts: host facts of the rows.
-        tokens: [R, L] int32, the runner's token table.
-    """
-
-    def __init__(self, facts: RowFacts, columns: Columns, tokens: npt.NDArray[np.int32], vocab_size: int) -> None:
-        self.facts, self.tokens, self._columns = facts, tokens, columns
-        size = len(facts.names)
-        columns.slots[:size] = facts.slots
-        columns.table_rows[:size] = range(size) if facts.kept is None else facts.kept
-        columns.temperature[:size] = [request.temperature for request in facts.requests]
-        batch = columns.batch(size, torch.from_numpy(tokens), vocab_size)
-        self._batch = replace(batch, barriers=facts.barriers, request_ids=facts.names, requests=facts.requests)
-
-    def update(
-        self,
-        sampled_token_ids: Sequence[Sequence[int]],
-        num_tokens: Ints,
-        scheduled: dict[str, list[int]],
-        resets: tuple[int, ...],
-    ) -> EngineBatch:
-        """Write a step's figures to the columns, and return its batch; see `Steps.draft`."""
-        columns, kept, size = self._columns, self.facts.kept, self._batch.batch_size
-        emitted = list(map(len, sampled_token_ids))
-        if kept is None:
-            columns.lengths[:size], columns.emitted[:size] = num_tokens[:size], emitted
-        else:
-            columns.lengths[:size], columns.emitted[:size] = num_tokens[kept], [emitted[row] for row in kept]
-        verified = map(len, map(scheduled.get, self.facts.names, repeat(())))
-        columns.verified[:size] = list(verified) if scheduled else 0
-        return replace(self._batch, reset_slots=resets) if resets else self._batch
+def _kept(facts: RowFacts, places: Tensor) -> Tensor:
+    """Return those of the engine's rows `places` that may draft."""
+    return places if facts.kept is None else places[facts.kept]

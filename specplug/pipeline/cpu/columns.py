@@ -25,8 +25,8 @@ class Columns(NamedTuple):
         cut_by_grammar: int32, set by the engine: tokens that a grammar removed from the verified draft.
         caps: int32, set by the engine: most draft tokens of each row.
         temperature: float32, set by the engine.
-        generations, room, sampled, grammar: see `EngineBatch`; set by `kernels.begin`, like all that follow.
-        known, num_new: int32, tokens that the proposer has, and those that are new to it.
+        generations, room, sampled, grammar: see `EngineBatch`; set by the step, like all that follow.
+        num_new: int32, tokens that are new to the proposer.
         limits: int32, most draft tokens in this step.
     """
 
@@ -42,7 +42,6 @@ class Columns(NamedTuple):
     room: Int32s
     sampled: npt.NDArray[np.bool_]
     grammar: npt.NDArray[np.bool_]
-    known: Int32s
     num_new: Int32s
     limits: Int32s
 

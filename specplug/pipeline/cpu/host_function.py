@@ -22,7 +22,6 @@ from specplug.match.cpu.records import Record, RecordType, borrowed, define
 from specplug.pipeline.cpu.kernels import (
     CAP,
     GENERATION,
-    begin,
     describe_row,
     detect_stop,
     empty,
@@ -108,7 +107,7 @@ class Step(Record):
         packed_lengths, packed_emitted, packed_verified: [R] int32, by the engine's row.
         newest: [R, W] int32, by the engine's row.
         upto: [R] int32, by draft: tokens that the proposer has after the step.
-        texts, text_lengths, text_generations, progress: see `Shared`; in `run_in_turn`, `texts` is the engine's table.
+        texts, text_lengths, text_generations, progress: see `Shared`.
         cut: the record `Cut` of this step.
     """
 
@@ -141,22 +140,6 @@ def run(record: Any) -> None:
     _note_late(step, status)
     _finish(step, status)
     _end(step.progress)
-
-
-@compiled
-def run_in_turn(record: Any) -> None:
-    """Take a step of an engine that calls this function itself, on its own token table, `texts`.
-
-    The columns of `memory` hold the rows already, and nothing is packed.
-    """
-    step = borrowed(record)
-    memory, numbers = step.memory, step.numbers
-    begin(memory, step.texts, numbers[BATCH_SIZE], numbers[DRAFT_LENGTH])
-    status = _draft(step)
-    if status != OK or numbers[ADMITS] == 0:
-        for row in range(numbers[BATCH_SIZE]):
-            memory.ingested[memory.slots[row]] = memory.known[row]
-    _finish(step, status)
 
 
 @compiled

@@ -1,4 +1,4 @@
-"""Compiled bookkeeping around a proposer's step: `begin` runs before it, `sanitize` and `keep` after it.
+"""Compiled bookkeeping around a proposer's step: `judge` runs before it, `sanitize` and `keep` after it.
 
 Each gives the results of a few dozen small tensor operations of `specplug.pipeline`.
 """
@@ -45,38 +45,6 @@ NO_PARENTS = np.zeros((0, 0), np.int32)
 
 GENERATION, CAP, _END, _GRAMMAR, _STOPS = 0, 2, 1, 3, 5
 _HEAD = 3
-
-
-@compiled
-def begin(memory: Any, tokens: Any, batch_size: int, draft_length: int) -> None:
-    """Report each row's verified step to the counters; compute the tokens that are new to the proposer, and its limits.
-
-    Args:
-        memory: see `Memory`.
-        tokens: [R, L] int32, the token table.
-        batch_size: B.
-        draft_length: K; the rows of the draft buffer are emptied up to it.
-    """
-    for row in range(batch_size):
-        slot, length, emitted = memory.slots[row], memory.lengths[row], memory.emitted[row]
-        facts = memory.table[slot]
-        judge(memory, tokens, row, slot, facts)
-        describe_row(memory, row, facts)
-        generation = facts[GENERATION]
-        known = memory.ingested[slot] if memory.ingested_by[slot] == generation else 0
-        memory.known[row], memory.num_new[row] = known, max(length - known, 0)
-        memory.ingested[slot], memory.ingested_by[slot] = length, generation
-        most = min(memory.room[row] - 1, min(facts[CAP], memory.caps[row]), draft_length)
-        memory.limits[row] = max(most, 0) if emitted > 0 else 0
-        empty(memory, row, 0, draft_length)
-        memory.draft_lengths[row], memory.base_len[row] = 0, length
-
-
-@compiled
-def describe(memory: Any, batch_size: int) -> None:
-    """Fill in the columns that `EngineBatch` needs."""
-    for row in range(batch_size):
-        describe_row(memory, row, memory.table[memory.slots[row]])
 
 
 @compiled

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from specplug.pipeline.handles import InlineHandle
 from tests.engines.vllm import inside
 from tests.engines.vllm.referee import prompts
 from tests.engines.vllm.watching import plain_name
@@ -58,8 +59,9 @@ def drafted(llm: Any, requested: list[dict[str, Any]], compiled: bool) -> dict[s
     drafter = inside.runner(llm).drafter
     drafting = drafter.drafting
     stage, own, propose = drafting.stage, drafter._steps, drafter.propose
-    handle = stage.runners[0].handle
-    context = drafting._context(llm.llm_engine.vllm_config)
+    runner = stage.runners[0]
+    handle = runner.handle
+    proposer = type(handle.proposer)(drafting._context(llm.llm_engine.vllm_config))
     found: list[dict[str, list[int]]] = []
     taken, trimmed = [], []
 
@@ -69,25 +71,27 @@ def drafted(llm: Any, requested: list[dict[str, Any]], compiled: bool) -> dict[s
         found.append({plain_name(name): list(ids) for name, ids in zip(names, drafts, strict=True)})
         return drafts
 
-    def counting(*args: Any) -> Any:
+    def counting(*args: Any, **kwargs: Any) -> Any:
         taken.append(1)
-        return type(steps).take(steps, *args)
+        return type(steps).launch(steps, *args, **kwargs)
 
     def trimming(*args: Any) -> Any:
         trimmed.append(1)
         return type(stage).trimmed(stage, *args)
 
-    known, handle.proposer = handle.proposer, type(handle.proposer)(context)
-    drafter._steps = type(own)(drafting, drafter._state_distribution)  # calls the new proposer's C function
-    steps = drafter._steps._compiled
-    drafter.propose, steps.take, stage.trimmed = noting, counting, trimming
-    stage.has_observers = not compiled
+    runner.handle, stage.has_observers = InlineHandle(handle.spec, proposer, handle.caps), not compiled
+    drafter._steps = type(own)(drafting, drafter._state_distribution)
+    drafter.propose, stage.trimmed = noting, trimming
+    if compiled:
+        steps = drafter._steps._compiled
+        steps.launch = counting
     before = stage.metrics.snapshot()
     try:
         outputs = inside.drive(llm, requested)["outputs"]
     finally:
         del drafter.propose, stage.trimmed
-        drafter._steps, handle.proposer, stage.has_observers = own, known, False
+        drafter._steps, runner.handle, stage.has_observers = own, handle, False
+        drafting.close_by(own._compiled.close)
     counts = (stage.metrics.snapshot() - before).as_dict()
     ids = {name: output["token_ids"] for name, output in outputs.items()}
     numbers = {"taken": len(taken), "trimmed": len(trimmed)}
