@@ -7,22 +7,19 @@ sufficient.  Requests are read as ASGI scopes, so one rule applies to every engi
 from __future__ import annotations
 
 import ipaddress
-import json
 import os
 import re
 import secrets
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 from specplug.errors import SpecplugError
-from specplug.operator.bodies import BodyError, pieces, read_body, replayed
 from specplug.settings.mistakes import shown
 
 KEY_VARIABLE = "SPECPLUG_OPERATOR_KEY"
 KEY_HEADER = "X-Specplug-Operator-Key"
 
 Scope = Mapping[str, Any]
-App = Callable[[Any, Any, Any], Awaitable[None]]
 
 _FORWARDED = (
     # proxies, load balancers and API gateways
@@ -71,26 +68,6 @@ class Operators:
         if len(hosts) > 1:  # proxies and servers disagree on which of them counts
             return _refused(400, scope, found=f"{len(hosts)} Host headers", expected="one", remedy="Send one")
         return self._by_key(scope, headers) if self._keys else _from_elsewhere(scope, dict(headers))
-
-    def guarding(self, app: App, most_bytes: int) -> App:
-        """Return an ASGI app that passes operators' requests of at most so many bytes to `app`, and refuses others."""
-
-        async def guarded(scope: Any, receive: Any, send: Any) -> None:
-            refused = self.refusal(scope)
-            if refused is None:
-                try:
-                    content = await read_body(pieces(receive), most_bytes)
-                except BodyError as error:
-                    refused = Refusal(error.status, f"{scope['path']}: {error}")
-                else:
-                    await app(scope, replayed(content, receive), send)
-                    return
-            body = json.dumps({"success": False, "message": refused.message}).encode()
-            headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
-            await send({"type": "http.response.start", "status": refused.status, "headers": headers})
-            await send({"type": "http.response.body", "body": body})
-
-        return guarded
 
     def _by_key(self, scope: Scope, headers: list[tuple[str, bytes]]) -> Refusal | None:
         shown = [value for name, value in headers if name == KEY_HEADER.lower()]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterable
 from typing import Any
 
 from specplug.errors import SpecplugError
@@ -18,8 +18,6 @@ BYTES_PER_SECOND = 1 << 16
 
 MOST_ORDER_BYTES = 1 << 16
 """Most bytes of an order to `/specplug/mode`."""
-
-Receive = Callable[[], Awaitable[Any]]
 
 
 class BodyError(SpecplugError):
@@ -71,22 +69,3 @@ async def read_order(body: AsyncIterable[bytes], who: str) -> dict[str, Any]:
     if not order:
         raise BodyError(400, f"{who}: the order is empty; expected mode, num_speculative_tokens, or both")
     return order
-
-
-async def pieces(receive: Receive) -> AsyncIterator[bytes]:
-    """Yield the pieces of the body of an ASGI request."""
-    more = True
-    while more:
-        message = await receive()
-        more = message["type"] == "http.request" and message.get("more_body", False)
-        yield message.get("body", b"")
-
-
-def replayed(body: bytearray, receive: Receive) -> Receive:
-    """Return a `receive` that first gives a body that was read already."""
-    waiting = [{"type": "http.request", "body": bytes(body), "more_body": False}]
-
-    async def replay() -> Any:
-        return waiting.pop() if waiting else await receive()
-
-    return replay

@@ -9,14 +9,14 @@ from specplug_sglang.seams.table import OPTIONAL, SEAMS, VERSIONS, Where
 from tests.seams.tools import ROOT, Adapter, duplicates, used
 
 OURS = """
-_specplug _specplug_intake _specplug_front _specplug_original specplug specplug_operators
+_specplug _specplug_intake _specplug_front _specplug_original specplug
 """
 PYTHONS = """
 aclose acquire addFilter getMessage loop release run_until_complete span util value
 """
 NUMPYS = "writeable"
 TORCHS = "current_stream empty_cache is_available mem_get_info query synchronize"
-FASTAPIS = "add_api_route body_iterator detail headers json path raw refresh routes scope state"
+FASTAPIS = "body_iterator detail headers json path raw refresh routes scope state"
 OTHERS = "model_dump model_json_schema"  # of pydantic
 TOKENIZERS = "additional_stop_token_ids backend_tokenizer eos_token_id"
 TRITONS = "arange constexpr full interpret jit knobs load next_power_of_2 program_id runtime store where"

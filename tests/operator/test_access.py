@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import json
 from typing import Any
 
 import pytest
@@ -163,30 +161,3 @@ def test_a_key_of_any_letters() -> None:
     operators = Operators(environment={KEY_VARIABLE: "schlüssel\U0001f511"})
     assert operators.refusal(scope(authorization="Bearer schlüssel\U0001f511")) is None
     assert operators.refusal(scope(authorization="Bearer schlussel")) is not None
-
-
-@pytest.mark.parametrize(
-    ("allowed", "content", "status"), [(True, b"body", None), (True, b"large", 413), (False, b"body", 403)]
-)
-def test_an_app_is_guarded(allowed: bool, content: bytes, status: int | None) -> None:
-    sent: list[Any] = []
-
-    async def receive() -> Any:
-        return {"type": "http.request", "body": content}
-
-    async def app(scope: Any, receive: Any, send: Any) -> None:
-        assert await receive() == {"type": "http.request", "body": b"body", "more_body": False}
-        await send("answer")
-
-    async def send(message: Any) -> None:
-        sent.append(message)
-
-    guarded = Operators(environment={}).guarding(app, 4)
-    asyncio.run(guarded(scope(HERE if allowed else ("10.0.0.5", 1)), receive, send))
-    if status is None:
-        assert sent == ["answer"]
-        return
-    start, body = sent
-    assert start["status"] == status
-    assert dict(start["headers"])[b"content-length"] == str(len(body["body"])).encode()
-    assert ("for operators only" if status == 403 else "too large") in json.loads(body["body"])["message"]

@@ -53,7 +53,6 @@ class Target:
         dialect: of its completions.
         carrier: the field of a request that holds specplug's fields.
         flush: route that empties its prefix cache.
-        corpora: routes that add and remove a corpus, the same one for vLLM.
         size: of the known answers.
         shortest: fewest tokens that a greedy request asks for.
         together: requests in flight.
@@ -129,7 +128,7 @@ class Target:
 
 
 class SglangTarget(Target):
-    """SGLang, whose corpora routes know no tenants."""
+    """SGLang."""
 
     def soaked(self, store: Path) -> Configuration:
         launch = importlib.import_module("tests.engines.sglang.launch")
@@ -155,12 +154,6 @@ class SglangTarget(Target):
 
     def preemptions(self, metrics: str, log: str) -> int:
         return sum(int(count) for count in re.findall(r"#retracted_reqs: (\d+)", log))
-
-    def add_order(self, name: str, documents: list[str], tenant: str | None) -> tuple[str, str, dict[str, Any]]:
-        return "POST", "/add_external_corpus", {"corpus_id": name, "documents": documents}
-
-    def remove_order(self, name: str, tenant: str | None) -> tuple[str, str, dict[str, Any] | None]:
-        return "POST", "/remove_external_corpus", {"corpus_id": name}
 
 
 def probe_of(request: Request) -> Probe:

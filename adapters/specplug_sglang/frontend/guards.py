@@ -1,7 +1,7 @@
 """Guards on SGLang's own routes that show or change specplug's state, which only operators may use.
 
-SGLang also checks its own keys there, if it has any.  For other clients the corpora routes are closed,
-``/server_info`` omits specplug's status, and ``/set_internal_state`` refuses orders to specplug.
+SGLang also checks its own keys there, if it has any.  For other clients ``/server_info`` omits specplug's status, and
+``/set_internal_state`` refuses orders to specplug.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from specplug.operator.access import Operators, Refusal
 from specplug_sglang.scheduler.status import KEY, LIMIT, MODE
 
 _FRONT = "sglang.srt.managers.tokenizer_control_mixin.TokenizerControlMixin"
-_CORPORA = ("/add_external_corpus", "/remove_external_corpus", "/list_external_corpora")
 _STATES = ("/server_info", "/get_server_info", "/set_internal_state")
 
 _refused: ContextVar[Refusal | None] = ContextVar("specplug_refused", default=None)
@@ -29,13 +28,10 @@ def install_hooks() -> None:
     HookRegistry.register(f"{_FRONT}.set_internal_state", state_ordered, HookType.AROUND)
 
 
-def install(app: Any, operators: Operators, most_bytes: int) -> None:
-    """Guard an app's routes, once; those of corpora take bodies of at most so many bytes."""
+def install(app: Any, operators: Operators) -> None:
+    """Guard an app's routes, once."""
     for route in app.routes:
-        path = getattr(route, "path", None)
-        if path in _CORPORA:
-            route.app = operators.guarding(route.app, most_bytes)
-        elif path in _STATES:
+        if getattr(route, "path", None) in _STATES:
             route.app = _noting(route.app, operators)
 
 

@@ -24,7 +24,6 @@ from specplug_sglang import seams
 from specplug_sglang.config import decided
 from specplug_sglang.requests import finished_prefills
 from specplug_sglang.scheduler import memory
-from specplug_sglang.scheduler.corpora import ExternalCorpora
 from specplug_sglang.scheduler.drafting import Drafting
 from specplug_sglang.scheduler.grammar import shorten_rollbacks
 from specplug_sglang.scheduler.plain_step import PlainSteps, decodes_plainly
@@ -40,7 +39,7 @@ from specplug_sglang.verification.trees import Nodes
 from specplug_sglang.verification.verify_input import prepare, relayed, verify_input
 
 
-class Worker(ExternalCorpora, BaseSpecWorker):
+class Worker(BaseSpecWorker):
     """specplug as SGLang's scheduler sees it.
 
     Args:
@@ -82,7 +81,6 @@ class Worker(ExternalCorpora, BaseSpecWorker):
         self.draft_lengths = DraftLengths(self.model_runner, self.speculative_num_draft_tokens)
         self.decodes_plainly = decodes_plainly(self.model_runner.model_config, server_args)
         self.plain_steps = PlainSteps(target_worker, self.drafting.table)
-        self.load_first_corpus()
         lossy.install(server_args)
         if self.ranks.leads:
             advice.announce(server_args)

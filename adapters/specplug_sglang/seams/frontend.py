@@ -30,7 +30,6 @@ _API = (
 )
 
 _CORPORA = (
-    seam("sglang.srt.managers.tokenizer_control_mixin", "api", holds="get_spec"),
     seam("sglang.srt.managers.tokenizer_control_mixin:TokenizerControlMixin.add_external_corpus", "api", takes="obj"),
     seam(
         "sglang.srt.managers.tokenizer_control_mixin:TokenizerControlMixin.remove_external_corpus",
@@ -39,9 +38,6 @@ _CORPORA = (
     ),
     seam("sglang.srt.managers.tokenizer_control_mixin:TokenizerControlMixin.list_external_corpora", "api"),
     seam("sglang.srt.managers.tokenizer_control_mixin:TokenizerControlMixin.init_communicators", "api"),
-    seam("sglang.srt.managers.communicator:FanOutCommunicator", "api", holds="merge_results"),
-    seam("sglang.srt.arg_groups.fields.parallel:Parallel", "api", holds="nnodes"),
-    seam("sglang.srt.managers.io_struct:AddExternalCorpusReqInput", "api", holds="corpus_id documents file_path"),
     seam("sglang.srt.managers.io_struct:AddExternalCorpusReqOutput", "api", holds="message success"),
     seam("sglang.srt.managers.io_struct:RemoveExternalCorpusReqOutput", "api", holds="message success"),
     seam("sglang.srt.managers.io_struct:ListExternalCorporaReqOutput", "api", holds="message success"),

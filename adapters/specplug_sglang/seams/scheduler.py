@@ -248,30 +248,6 @@ _EVENTS = (
     ),
 )
 
-_CORPORA = (
-    seam(
-        "sglang.srt.speculative.ngram_worker:NGRAMWorker.add_external_corpus", "worker", takes="corpus_id token_chunks"
-    ),
-    seam(
-        "sglang.srt.speculative.ngram_worker:NGRAMWorker.commit_corpus_load",
-        "worker",
-        takes="corpus_id loaded_token_count",
-    ),
-    seam("sglang.srt.speculative.ngram_worker:NGRAMWorker.remove_external_corpus", "worker", takes="corpus_id"),
-    seam("sglang.srt.speculative.ngram_worker:NGRAMWorker.list_external_corpora", "worker"),
-    seam(
-        "sglang.srt.speculative.cpp_ngram.external_corpus:iter_external_corpus_chunks",
-        "worker",
-        takes="path tokenizer max_tokens",
-    ),
-    seam(
-        "sglang.srt.arg_groups.fields.spec:Spec",
-        "worker",
-        holds="speculative_ngram_external_corpus_max_tokens speculative_ngram_external_corpus_path",
-    ),
-)
-"""Methods of SGLang's own n-gram worker that specplug's worker implements too, to manage external corpora."""
-
 _STATUS = (
     seam("sglang.srt.managers.scheduler:Scheduler", "status", holds="draft_worker enable_overlap"),
     seam(
@@ -294,4 +270,4 @@ _STATUS = (
     seam("sglang.srt.managers.io_struct:SetInternalStateReqOutput", "status", holds="updated"),
 )
 
-WORKER: tuple[Seam, ...] = (*_REQUESTS, *_BATCHES, *_TARGET, *_VERIFICATION, *_EVENTS, *_CORPORA, *_STATUS)
+WORKER: tuple[Seam, ...] = (*_REQUESTS, *_BATCHES, *_TARGET, *_VERIFICATION, *_EVENTS, *_STATUS)

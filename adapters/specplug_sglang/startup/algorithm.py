@@ -30,7 +30,7 @@ class Algorithm(CustomSpecAlgo):
     """Whether steps need text lengths on the host; the worker sets it once it has attention backends."""
 
     def is_ngram(self) -> bool:
-        """Return True, to share the n-gram's relay of results, dummy inputs for graphs, and external corpora."""
+        """Return True, to share the n-gram's relay of results and dummy inputs for graphs."""
         return True
 
     def has_draft_kv(self) -> bool:
@@ -111,7 +111,7 @@ def refuse_unsupported(server_args: Any) -> None:
         _refuse_trees_for_states(server_args)
         if lossy := lossy_arguments(decided(server_args)):
             raise _refusal("lossy acceptance is for chains", lossy, "--speculative-eagle-topk 1, or no thresholds")
-    refuse_arguments(server_args, REFUSED, OFF)
+    refuse_arguments(server_args, {**REFUSED, "speculative_ngram_external_corpus_path": None}, OFF)
 
 
 def _refuse_trees_for_states(server_args: Any) -> None:

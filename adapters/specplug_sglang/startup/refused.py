@@ -74,6 +74,8 @@ _WHY = {
     "speculative_use_rejection_sampling": "SGLang's rejection sampling needs the drafts' distributions",
     "enable_two_batch_overlap": "SGLang cannot split specplug's verification batches in two",
     "enable_linear_replayssm_spec": "SGLang's ring of verified states needs the same draft length in every step",
+    "speculative_ngram_external_corpus_path": "specplug's corpora are in a store; name it as corpora.store, and see "
+    "`specplug corpus add`",
     "speculative_eagle_topk": "SGLang changes the draft length of chains only",
     "enable_multi_layer_eagle": "SGLang's worker of several draft layers cannot change its draft length",
     "enable_lora": "SGLang's graphs for adapters need the same draft length in every step",

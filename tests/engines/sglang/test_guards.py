@@ -15,8 +15,7 @@ from specplug_sglang.frontend import guards
 from specplug_sglang.scheduler import status
 from tests.engines.engines import Engine
 
-CORPORA = [("POST", "/add_external_corpus"), ("POST", "/remove_external_corpus"), ("GET", "/list_external_corpora")]
-OURS = [("GET", "/specplug/status"), ("POST", "/specplug/mode")]
+OURS = [("GET", "/specplug/status"), ("POST", "/specplug/mode"), ("GET", "/specplug/corpora")]
 HERE, THERE = ("127.0.0.1", 50000), ("10.0.0.5", 50000)
 SECRET = {"engine": 0, "scheduler": {"control": {"mode": "on"}}, "details": {"tenants": ["acme"]}}
 
@@ -29,7 +28,7 @@ class Manager:
             admin_api_key=admin_api_key, speculative_algorithm="SPECPLUG", speculative_num_draft_tokens=9
         )
         self.orders: list[dict[str, Any]] = []
-        self.corpora: list[str] = []
+        self.tokenizer = None
         self.startup_time = 0.0
 
     async def get_internal_state(self) -> Any:
@@ -44,17 +43,6 @@ class Manager:
             return [True]
 
         return await guards.state_ordered(original, self, obj)
-
-    async def add_external_corpus(self, obj: Any) -> Any:
-        self.corpora.append(obj.corpus_id)
-        return SimpleNamespace(success=True, corpus_id=obj.corpus_id, message="", loaded_token_count=1)
-
-    async def remove_external_corpus(self, corpus_id: str) -> Any:
-        self.corpora.append(corpus_id)
-        return SimpleNamespace(success=True, message="")
-
-    async def list_external_corpora(self) -> Any:
-        return SimpleNamespace(success=True, corpus_token_counts={"theirs": 3}, message="")
 
 
 @contextmanager
@@ -78,12 +66,11 @@ def attached(admin_api_key: str | None) -> Iterator[tuple[Manager, Callable[...,
         app.router.routes[:] = routes
         for route, original in apps:
             route.app = original
-        del app.state.specplug, app.state.specplug_operators
+        del app.state.specplug
 
 
 def codes(http: Any, routes: list[tuple[str, str]]) -> list[int]:
-    corpus = {"corpus_id": "mine", "documents": ["text"]}
-    bodies = [{"mode": "on"} if path == "/specplug/mode" else corpus for _, path in routes]
+    bodies = [{"mode": "on"} if path == "/specplug/mode" else None for _, path in routes]
     return [http.request(*route, json=body).status_code for route, body in zip(routes, bodies, strict=True)]
 
 
@@ -102,21 +89,18 @@ def without_a_key(engine: Any) -> None:
     os.environ.pop(KEY_VARIABLE, None)
     with attached(None) as (manager, client):
         for http in (client(THERE), client(**{"X-Forwarded-For": "127.0.0.1"})):
-            assert codes(http, CORPORA) == [403] * 3
-            assert codes(http, OURS) == [403] * 2
+            assert codes(http, OURS) == [403] * 3
             assert shown(http) == {"load": 1}
             assert order(http, specplug_mode=0) == order(http, specplug_num_speculative_tokens=0) == 403
-            assert (manager.orders, manager.corpora) == ([], [])
+            assert manager.orders == []
             assert order(http, pp_max_micro_batch_size=4) == 200, "SGLang's own routes keep their own access rules"
             assert manager.orders.pop() == {"pp_max_micro_batch_size": 4}
         http = client()
-        assert codes(http, CORPORA) == [200] * 3
         assert http.get("/specplug/status").json()["engines"] == [SECRET]
         assert shown(http) == {"load": 1, status.KEY: SECRET}
         assert order(http, specplug_mode=0) == 200
         assert http.post("/specplug/mode", json={"mode": "off"}).status_code == 200
         assert manager.orders == [{"specplug_mode": 0}] * 2
-        assert manager.corpora == ["mine", "mine"]
 
 
 def with_a_key(engine: Any, variable: bool) -> None:
@@ -126,18 +110,15 @@ def with_a_key(engine: Any, variable: bool) -> None:
     with attached(None if variable else "open sesame") as (manager, client):
         for peer in (HERE, THERE):
             for http in (client(peer), client(peer, Authorization="Bearer sesame")):
-                assert codes(http, CORPORA) == [401] * 3
-                assert codes(http, OURS) == [401] * 2
+                assert codes(http, OURS) == [401] * 3
                 assert shown(http) == {"load": 1}
                 assert order(http, specplug_mode=0) == 401
-                assert (manager.orders, manager.corpora) == ([], [])
+                assert manager.orders == []
             http = client(peer, Authorization="Bearer open sesame")
-            assert codes(http, CORPORA) == [200] * 3
-            assert codes(http, OURS) == [200] * 2
+            assert codes(http, OURS) == [200, 200, 400]  # it has no store
             assert status.KEY in shown(http)
             assert order(http, specplug_mode=0) == 200
             manager.orders.clear()
-            manager.corpora.clear()
     os.environ.pop(KEY_VARIABLE, None)
 
 

@@ -1,284 +1,46 @@
-"""Corpora that a server drafts from: changed by other processes and over its own routes, while it serves."""
+"""Corpora that vLLM drafts from; see `CorporaSuite`.  V2 is in these tests' hands."""
 
 from __future__ import annotations
 
-import functools
-import itertools
 import json
 import time
-import urllib.error
-import urllib.parse
-import urllib.request
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
-from specplug.corpus.documents import Document
 from specplug.corpus.store import Store
 from specplug.text.fingerprint import fingerprint
-from tests.corpus.tools import OTHER, overwrite
+from tests.corpus.tools import OTHER
 from tests.engines.engines import Engine, Raised
 from tests.engines.launch import TINY
-from tests.engines.plain import greedy, prompts, tokenizer
+from tests.engines.plain import prompts, tokenizer
 from tests.engines.server import MODEL, Server
-from tests.engines.suites.operations import KEY, Answer, ask
-
-MAX_TOKENS = 40
-POLL_SECONDS = 0.05
-SOURCE = "retrieval/corpus"
-TORN = "torn"
-"""A tenant whose one segment was cut off before the server started."""
-
-
-@functools.cache
-def answers() -> tuple[tuple[int, tuple[int, ...]], ...]:
-    """Return numbers of prompts, and their answers, that say little that the prompts do not."""
-    found = []
-    for number, prompt in enumerate(prompts()[:8]):
-        ids = tuple(greedy(prompt, MAX_TOKENS)["token_ids"])
-        seen = set(itertools.pairwise(prompt))
-        new = sum(pair not in seen for pair in itertools.pairwise(ids))
-        found.append((-new, number, ids))
-    return tuple((number, ids) for _, number, ids in sorted(found)[:3])
-
-
-def document(ids: Sequence[int], name: str = "answer") -> Document:
-    return Document(name, np.array(ids, np.int32))
-
-
-def settings(root: Path) -> dict[str, Any]:
-    corpora = {"store": str(root), "poll_seconds": POLL_SECONDS, "max_tokens": 5000, "max_request_bytes": 20000}
-    return {"proposer": "retrieval", "policy": "fixed", "corpora": corpora}
-
-
-@pytest.fixture(scope="module")
-def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A store as it is when the server starts: one tenant's is torn."""
-    root = tmp_path_factory.mktemp("corpora") / "store"
-    Store.create(root, fingerprint(tokenizer())).add("old", [document(range(100, 120))], tenant=TORN)
-    [segment] = root.rglob("*.safetensors")
-    overwrite(segment, segment.read_bytes()[:-30])
-    return root
-
-
-@pytest.fixture(scope="module")
-def started(serve: Callable[..., Server], root: Path) -> Server:
-    return serve("v1", settings(root), name="library", endpoints=True, api_key=KEY, in_process=True)
-
-
-@pytest.fixture
-def server(started: Server, root: Path) -> Iterator[Server]:
-    """The server; after each test its store is emptied, except for torn segments."""
-    yield started
-    for info in Store.open(root).list():
-        if info.tenant != TORN:
-            Store.open(root).remove(info.name, tenant=info.tenant)
-    wait_for(started, lambda tenants: set(tenants) <= {TORN})
-    assert worker(started)["metrics"]["faults"] == {}
-
-
-def worker(server: Server) -> dict[str, Any]:
-    answer = ask(server, "/specplug/status")
-    assert answer.code == 200, answer.body
-    [found] = answer.json["engines"][0]["workers"]
-    return found
-
-
-def wait_for(server: Server, holds: Callable[[dict[str, Any]], bool]) -> None:
-    """Wait until the worker has seen a change of its store."""
-    deadline = time.monotonic() + 60
-    while not holds(worker(server)["details"]["retrieval"]["tenants"]):
-        assert time.monotonic() < deadline, worker(server)["details"]
-        time.sleep(POLL_SECONDS)
-
-
-def complete(server: Server, which: int, **stated: Any) -> None:
-    """Send a prompt, and require the plain model's answer.  No response is stored, so that only corpora help."""
-    number, ids = answers()[which]
-    body = {
-        "model": MODEL,
-        "prompt": list(prompts()[number]),
-        "max_tokens": MAX_TOKENS,
-        "temperature": 0,
-        "return_token_ids": True,
-        "vllm_xargs": {"specplug": json.dumps({"store": False, **stated})},
-    }
-    answer = ask(server, "/v1/completions", body)
-    assert answer.code == 200, answer.body
-    assert tuple(answer.json["choices"][0]["token_ids"]) == ids
-
-
-def counted(server: Server, which: int, **stated: Any) -> dict[str, Any]:
-    """Ask, and return what was accepted meanwhile, by source, and "tau"."""
-    before = worker(server)["metrics"]
-    complete(server, which, **stated)
-    after = worker(server)["metrics"]
-    found = {
-        name.removeprefix("retrieval/"): count["accepted"] - before["by_source"][name]["accepted"]
-        for name, count in after["by_source"].items()
-    }
-    emitted, steps = (after["total"][key] - before["total"][key] for key in ("emitted", "target_steps"))
-    return {**found, "tau": emitted / steps}
-
-
-def send(server: Server, method: str, path: str = "", body: Any = None, key: str | None = KEY) -> Answer:
-    """Ask `/specplug/corpora`; `body` is JSON, or bytes as they are, or pieces of unknown length."""
-    data = body if body is None or isinstance(body, bytes | Iterator) else json.dumps(body).encode()
-    headers = {"Content-Type": "application/json"} | ({} if key is None else {"Authorization": f"Bearer {key}"})
-    request = urllib.request.Request(f"{server.url}/specplug/corpora{path}", data, headers, method=method)
-    try:
-        with urllib.request.urlopen(request, timeout=120) as answer:
-            return Answer(answer.status, answer.read().decode())
-    except urllib.error.HTTPError as error:
-        return Answer(error.code, error.read().decode())
-
-
-def listed(server: Server, query: str = "") -> dict[str, dict[str, int]]:
-    """Return the tokens of all corpora, by tenant."""
-    answer = send(server, "GET", query)
-    assert answer.code == 200, answer.body
-    reported = answer.json["tenants"]
-    return {
-        tenant: {name: own["tokens"] for name, own in had["corpora"].items()}
-        for tenant, had in reported.items()
-        if tenant != TORN
-    }
-
-
-def test_an_answer_that_a_corpus_holds_is_drafted_from_it(server, root):
-    plain = counted(server, 0)
-    assert plain["corpus"] == 0
-    Store.open(root).add("answers", [document(answers()[0][1])])
-    wait_for(server, lambda tenants: "answers" in tenants.get("", {}))
-    helped = counted(server, 0)
-    assert helped["corpus"] > 0
-    assert helped["tau"] > 1.2 * plain["tau"]
-    Store.open(root).remove("answers")
-    wait_for(server, lambda tenants: "" not in tenants)
-    assert counted(server, 0)["corpus"] == 0
-
-
-def test_tenants_do_not_see_each_others_corpora(server, root):
-    for tenant, which in (("a", 0), ("b", 1)):
-        Store.open(root).add("answers", [document(answers()[which][1])], tenant=tenant)
-    wait_for(server, lambda tenants: {"a", "b"} <= set(tenants))
-    assert counted(server, 0)["corpus"] == 0
-    assert counted(server, 0, tenant="b", corpora="answers", documents="answer")["corpus"] == 0
-    assert counted(server, 0, tenant="a")["corpus"] > 0
-
-
-def test_a_request_names_documents_and_corpora(server, root):
-    Store.open(root).add("mixed", [document(answers()[0][1], "mine.txt"), document(answers()[1][1], "other.txt")])
-    Store.open(root).add("aside", [document(range(200, 240))])
-    wait_for(server, lambda tenants: {"mixed", "aside"} <= set(tenants.get("", ())))
-    assert counted(server, 0, corpora=["mixed"])["corpus"] > 0
-    for named in ("mine.txt", {"name": "mine.txt", "corpus": "mixed"}):
-        found = counted(server, 0, documents=named)
-        assert found["reference"] > 0
-        assert found["corpus"] == 0  # a reference comes first where both say the same
-    unknown = worker(server)["details"]["retrieval"]["unknown_documents"]
-    assert counted(server, 0, documents={"name": "mine.txt", "corpus": "aside"}, corpora="none")["corpus"] > 0
-    assert worker(server)["details"]["retrieval"]["unknown_documents"] == unknown + 1
-
-
-def test_routes_add_list_extend_and_remove(server, root):
-    ids, text = answers()[0][1], "def area(r):\n    return 3.14 * r * r\n"
-    own = len(tokenizer().encode(text, add_special_tokens=False))
-    stated = {"name": "notes", "documents": [{"name": "ids", "token_ids": list(ids)}, text]}
-    added = {"name": "notes", "tenant": "", "documents": 2, "tokens": len(ids) + own, "empty": 0}
-    assert (send(server, "POST", body=stated).json, listed(server)) == (added, {"": {"notes": len(ids) + own}})
-    wait_for(server, lambda tenants: "notes" in tenants.get("", {}))
-    assert counted(server, 0)["corpus"] > 0
-    assert send(server, "POST", body=stated).code == 409
-    assert send(server, "POST", body={"name": "notes", "documents": [text], "extend": True}).json["tokens"] == own
-    assert send(server, "POST", body={**stated, "tenant": "a/../b"}).json["tenant"] == "a/../b"
-    assert listed(server, "?tenant=a%2F..%2Fb") == {"a/../b": {"notes": len(ids) + own}}
-    assert send(server, "DELETE", "/notes?document=ids").json["tokens"] == len(ids)
-    assert listed(server)[""] == {"notes": 2 * own}
-    assert send(server, "DELETE", "/notes?document=ids").code == 400
-    assert send(server, "DELETE", "/notes").json["documents"] == 2
-    assert send(server, "DELETE", "/notes").code == 404
-    assert send(server, "DELETE", "/notes?tenant=a%2F..%2Fb").code == 200
-    assert listed(server) == {}
-    assert {info.tenant for info in Store.open(root, fingerprint(tokenizer())).list()} == {TORN}
-
-
-@pytest.mark.parametrize("name", ["a/b", "..", "a\0", "n" * 300, "\ud800", ""])
-def test_hostile_names_are_a_400_and_nothing_is_written(server, root, name):
-    before = {path: path.stat().st_mtime_ns for path in root.rglob("*")}
-    assert send(server, "POST", body={"name": name, "documents": ["text"]}).code == 400
-    if name not in ("", "a/b", ".."):
-        assert send(server, "POST", body={"name": "x", "documents": ["text"], "tenant": name}).code == 400
-    address = urllib.parse.quote(name, safe="", errors="surrogatepass")
-    assert send(server, "DELETE", f"/{address}").code in (400, 404, 405)
-    assert {path: path.stat().st_mtime_ns for path in root.rglob("*")} == before
-
-
-@pytest.mark.parametrize(
-    ("body", "status", "what"),
-    [
-        (b"{", 400, "the body is not JSON"),
-        (b"[" * 9000, 400, "the body is not JSON"),
-        (b'{"name": "x", "documents": ' + b"[" * 600 + b"]" * 600 + b"}", 400, "documents.0"),
-        ({"name": "x"}, 400, "key 'documents' is missing"),
-        ({"name": "x", "documents": [{"token_ids": [10**6]}]}, 400, "token id outside the vocabulary"),
-        ({"name": "x", "documents": [{"token_ids": [5] * 5001}]}, 400, "corpora.max_tokens"),
-        (b" " * 20001, 413, "corpora.max_request_bytes"),
-        (iter([b" " * 9000] * 3), 413, "corpora.max_request_bytes"),
-    ],
+from tests.engines.suites.corpora import (
+    MAX_TOKENS,
+    POLL_SECONDS,
+    SOURCE,
+    CorporaSuite,
+    answers,
+    document,
+    settings,
 )
-def test_bad_orders_say_why_and_add_nothing(server, body, status, what):
-    answer = send(server, "POST", body=body)
-    assert (answer.code, listed(server)) == (status, {})
-    assert what in answer.error
+from tests.engines.suites.operations import KEY, ask
 
 
-@pytest.mark.parametrize("key", [None, "wrong"])
-def test_the_servers_key_guards_the_routes(server, key):
-    body = {"name": "x", "documents": ["text"]}
-    for method, path in (("GET", ""), ("POST", ""), ("DELETE", "/x")):
-        assert send(server, method, path, body if method == "POST" else None, key=key).code == 401
-    assert listed(server) == {}
+class TestCorpora(CorporaSuite):
+    @pytest.fixture(scope="class")
+    def started(self, serve: Callable[..., Server], root: Path) -> Server:
+        return serve("v1", settings(root), name="library", endpoints=True, api_key=KEY, in_process=True)
 
-
-def test_the_routes_describe_themselves(server):
-    paths = json.loads(server.get("/openapi.json"))["paths"]
-    assert set(paths["/specplug/corpora"]) == {"get", "post"}
-    content = paths["/specplug/corpora"]["post"]["requestBody"]["content"]["application/json"]
-    assert set(content["schema"]["properties"]) == {"name", "documents", "tenant", "extend"}
-
-
-def test_a_torn_segment_is_reported_and_the_rest_serves(server, root):
-    [segment] = (root / "tenants").rglob("*.safetensors")
-    for problems in (send(server, "GET").json["problems"], worker(server)["details"]["retrieval"]["problems"]):
-        assert len(problems) == 1
-        assert str(segment) in problems[0]
-    complete(server, 1, tenant=TORN)
-
-
-def test_answers_stay_right_while_corpora_come_and_go(server, root):
-    def request(which: int) -> None:
-        for more in range(4):
-            complete(server, (which + more) % len(answers()), corpora="0", documents="answer")
-
-    with ThreadPoolExecutor(3) as threads:
-        jobs = [threads.submit(request, which) for which in range(3)]
-        for turn in itertools.count():
-            name, ids = str(turn % 2), answers()[turn % len(answers())][1]
-            stated = {"name": name, "documents": [{"name": "answer", "token_ids": list(ids)}]}
-            assert send(server, "POST", body=stated).code == 200
-            Store.open(root).add(name, [document(ids)], tenant="other")
-            if all(job.done() for job in jobs):
-                break
-            Store.open(root).remove(name, tenant="other")
-            assert send(server, "DELETE", f"/{name}").code == 200
-        for job in jobs:
-            job.result()
-    complete(server, 0)
+    @staticmethod
+    def ids(server: Server, prompt: list[int], **stated: Any) -> list[int]:
+        body = {"model": MODEL, "prompt": prompt, "max_tokens": MAX_TOKENS, "temperature": 0}
+        body |= {"return_token_ids": True, "vllm_xargs": {"specplug": json.dumps(stated)}}
+        answer = ask(server, "/v1/completions", body)
+        assert answer.code == 200, answer.body
+        return list(answer.json["choices"][0]["token_ids"])
 
 
 # -- V2, in this process's hands ---------------------------------------------------------------------------------------

@@ -44,12 +44,6 @@ PROPOSERS = {
     "garbage": ("broken:GarbageOnHost", "GarbageOptions", HOST, "malformed drafts from the host"),
     "garbage-device": ("broken:GarbageOnDevice", "GarbageOptions", DEVICE, "malformed drafts from the device"),
     "slow": ("broken:Slow", "SlowOptions", HOST, "takes its time"),
-    "corpus_holder": (
-        "corpus_holder:CorpusHolder",
-        None,
-        HOST,
-        "what follows the text's end in corpora that it was given",
-    ),
     "spliced": ("spliced:Spliced", "SplicedOptions", ProposerCaps(learns=True), "what its parts draft, spliced"),
     "recorder": ("recorder:Recorder", None, LEARNS, "drafts like ngram and records what it is told"),
 }

@@ -1,13 +1,12 @@
-"""The operator's HTTP routes that list, add and remove corpora; see `endpoints`.
+"""The operator's HTTP routes that list, add and remove corpora; see `router`.
 
-Workers run in other processes, so corpora reach them through the store that `corpora.store` names.
+Proposers run in other processes, so corpora reach them through the store that `corpora.store` names.
 """
 
 from __future__ import annotations
 
 import asyncio
-import functools
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 from fastapi import APIRouter, HTTPException, Request
@@ -16,8 +15,7 @@ from specplug.errors import SpecplugError
 from specplug.operator.bodies import BodyError, read_body
 from specplug.operator.corpus_admin import CorpusAdmin, status_of
 from specplug.operator.corpus_schema import EXAMPLES, add_schema
-from specplug.text.request_tokenizer import RequestTokenizer
-from specplug_vllm.config import resolved
+from specplug.settings.model import CorporaSettings
 
 PATH = "/corpora"
 
@@ -30,52 +28,40 @@ class CorpusRoutes:
     """The corpora of one server.
 
     Args:
-        vllm_config: config of a server with specplug enabled.
+        settings: the server's.
+        tokenizer: a copy of the server's tokenizer, which nothing else uses; None for a server without one.
     """
 
-    def __init__(self, vllm_config: Any) -> None:
-        found = resolved(vllm_config)
-        assert found is not None
-        settings = found.settings.corpora
-        model = vllm_config.model_config
-        needed = settings.store is not None and not model.skip_tokenizer_init
-        self.admin = CorpusAdmin(settings, _own_tokenizer(model) if needed else None)
+    def __init__(self, settings: CorporaSettings, tokenizer: Any) -> None:
+        self.admin = CorpusAdmin(settings, tokenizer)
         self.admin.prepare()
         self.most_bytes = settings.max_request_bytes
         self.room = asyncio.Semaphore(_MOST_AT_ONCE)
 
 
-def attach(router: APIRouter) -> None:
-    """Register the routes."""
+def attach(router: APIRouter, decorate: Callable[[Any], Any]) -> None:
+    """Register the routes, each of whose functions passes through `decorate`."""
     router.add_api_route(
         PATH,
-        list_corpora,
+        decorate(list_corpora),
         methods=["GET"],
         summary="The corpora that proposers draft from, by tenant, and problems of the store",
     )
+    content = {"application/json": {"schema": add_schema(), "examples": EXAMPLES}}
     router.add_api_route(
         PATH,
-        add_corpus,
+        decorate(add_corpus),
         methods=["POST"],
         summary="Add a corpus, or documents to a corpus; all documents are added or none",
-        openapi_extra={
-            "requestBody": {
-                "required": True,
-                "content": {"application/json": {"schema": add_schema(), "examples": EXAMPLES}},
-            }
-        },
+        openapi_extra={"requestBody": {"required": True, "content": content}},
     )
+    parameters = [_query("tenant", "the corpus's tenant"), _query("document", "remove only these documents", True)]
     router.add_api_route(
         PATH + "/{name:path}",
-        remove_corpus,
+        decorate(remove_corpus),
         methods=["DELETE"],
         summary="Remove a corpus, or documents of it",
-        openapi_extra={
-            "parameters": [
-                _query("tenant", "the corpus's tenant"),
-                _query("document", "remove only these documents", True),
-            ]
-        },
+        openapi_extra={"parameters": parameters},
     )
 
 
@@ -100,11 +86,7 @@ async def remove_corpus(request: Request) -> dict[str, Any]:
 
 
 def _corpora(request: Request) -> CorpusRoutes:
-    corpora: CorpusRoutes | None = request.app.state.specplug_corpora
-    if corpora is None:
-        raise HTTPException(
-            404, "specplug is not enabled on this server; start it with a --speculative-config that names it"
-        )
+    corpora: CorpusRoutes = request.app.state.specplug.corpora  # the guard has seen that there is a server
     return corpora
 
 
@@ -134,13 +116,6 @@ async def _answer(asking: Awaitable[dict[str, Any]]) -> dict[str, Any]:
         return await asking
     except SpecplugError as error:
         raise HTTPException(status_of(error), str(error)) from error
-
-
-def _own_tokenizer(model_config: Any) -> Any:
-    """Return a copy of the server's tokenizer, because vLLM's own may be used by one thread at a time."""
-    from vllm.tokenizers import cached_tokenizer_from_config
-
-    return RequestTokenizer(functools.partial(cached_tokenizer_from_config, model_config)).copy()
 
 
 def _query(name: str, description: str, several: bool = False) -> dict[str, Any]:

@@ -1,0 +1,124 @@
+"""The operator's HTTP routes, the same on every server: `/specplug/status`, `/specplug/mode` and `/specplug/corpora`.
+
+Adapters create the router for their engine's FastAPI app and put an `OperatedServer` into the app's state.  The routes
+serve operators only, see `specplug.operator.access`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from fastapi import APIRouter, Depends, HTTPException, Request
+
+from specplug.errors import EngineError
+from specplug.operator import corpora_routes
+from specplug.operator.access import Operators
+from specplug.operator.bodies import BodyError, read_order
+from specplug.operator.control import Order
+
+_EXAMPLES = {
+    "off": {"value": {"mode": "off"}},
+    "on, at most 4 draft tokens": {"value": {"mode": "on", "num_speculative_tokens": 4}},
+}
+
+Engines = list[Any]
+"""What each engine of a server answers, by data-parallel rank."""
+
+
+@dataclass(frozen=True, eq=False)
+class OperatedServer:
+    """What the routes need of one server.
+
+    Attributes:
+        versions: returns the versions of specplug and of the engine.
+        ask: returns the status of each engine.
+        order: sends the fields of a validated `Order` to the engines; returns the resulting state of each.
+        corpora: the server's corpora.
+        operators: the clients that have access.
+        keys: the server's own API keys, one of which is required where there is no operator's key; often none.
+    """
+
+    versions: Callable[[], dict[str, str]]
+    ask: Callable[[], Awaitable[Engines]]
+    order: Callable[[dict[str, Any]], Awaitable[Engines]]
+    corpora: corpora_routes.CorpusRoutes
+    operators: Operators
+    keys: Sequence[str] = ()
+
+
+def build(decorate: Callable[[Any], Any] = lambda route: route) -> APIRouter:
+    """Return the routes; an engine that marks its routes' functions does so with `decorate`.
+
+    They answer 404 unless `app.state.specplug` is an `OperatedServer`.
+    """
+    router = APIRouter(prefix="/specplug", tags=["specplug"], dependencies=[Depends(guard)])
+    router.add_api_route(
+        "/status",
+        decorate(read_status),
+        methods=["GET"],
+        summary="specplug's status: settings and their origins, sources, counts, faults, the operator's control",
+    )
+    body = {"schema": Order.model_json_schema(), "examples": _EXAMPLES}
+    router.add_api_route(
+        "/mode",
+        decorate(set_mode),
+        methods=["POST"],
+        summary="Switch speculation off or on, or limit the draft length; omitted fields stay unchanged",
+        openapi_extra={"requestBody": {"required": True, "content": {"application/json": body}}},
+    )
+    corpora_routes.attach(router, decorate)
+    return router
+
+
+async def read_status(request: Request) -> dict[str, Any]:
+    """Answer `GET /specplug/status`."""
+    server = served(request)
+    return {"versions": server.versions(), "engines": await _answer(server.ask())}
+
+
+async def set_mode(request: Request) -> dict[str, Any]:
+    """Answer `POST /specplug/mode`."""
+    server = served(request)
+    try:
+        order = await read_order(request.stream(), "/specplug/mode")
+    except BodyError as error:
+        raise HTTPException(error.status, str(error)) from error
+    return {"engines": await _answer(server.order(order))}
+
+
+async def guard(request: Request) -> None:
+    """Refuse everyone except operators."""
+    server = served(request)
+    refused = server.operators.refusal(request.scope)
+    if refused is not None:
+        raise HTTPException(refused.status, refused.message)
+    if server.operators.have_key or not server.keys:
+        return
+    scheme, _, shown = request.headers.get("Authorization", "").partition(" ")
+    if scheme.lower() != "bearer" or not any(_are_equal(shown, key) for key in server.keys):
+        raise HTTPException(401, "Unauthorized")
+
+
+def served(request: Request) -> OperatedServer:
+    """Return the server that a request reaches."""
+    server: OperatedServer | None = request.app.state.specplug
+    if server is None:
+        raise HTTPException(404, "specplug is not enabled on this server; start it with flags that name it")
+    return server
+
+
+async def _answer(pending: Awaitable[Engines]) -> Engines:
+    """Return the engines' answer; an engine's failure is a 500."""
+    try:
+        return await pending
+    except EngineError as error:
+        raise HTTPException(500, str(error)) from error
+
+
+def _are_equal(one: str, other: str) -> bool:
+    """Compare keys, in a time that tells nothing about either."""
+    return secrets.compare_digest(*(hashlib.sha256(key.encode()).digest() for key in (one, other)))
