@@ -38,7 +38,7 @@ class LookupProposer(Proposer):
     References precede a request's own text; together they may take as many tokens as the longest context.
     """
 
-    sources = SOURCES[:3]
+    sources: tuple[str, ...] = SOURCES[:3]
 
     def __init__(self, context: PluginContext) -> None:
         """Reserve memory, for `context.max_slots` texts of twice the longest context."""

@@ -8,11 +8,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from specplug.errors import ContractError
 from specplug.pipeline.buffers import shift_sources
 from specplug.pipeline.device.columns import KNOWN, LIMITS, NUM_NEW, Columns, State
 from specplug.pipeline.device.launches import Launches
 from specplug.pipeline.draft import DraftStage
-from specplug.pipeline.runner import run_in_place, signature_of
 from specplug.pipeline.sanitize import sanitize
 from specplug.pipeline.stream.tensors import DraftOutputs, EngineRows
 from specplug.runtime.rows import RowFacts
@@ -183,7 +183,10 @@ class DeviceSteps:
 
     def _run(self, batch: BatchView, limits: Tensor | None, draft: Draft | None) -> None:
         assert draft is not None
-        run_in_place(self._runner.handle.step, batch, limits, draft, signature_of(draft))
+        signature = _signature_of(draft)
+        self._runner.handle.step(batch, limits, draft)
+        if _signature_of(draft) != signature:
+            raise ContractError.build("a tensor of the draft has been resized or moved", found=draft.token_ids.shape)
 
     def _cut(self, batch: EngineBatch, draft: Draft, plan: StepPlan) -> None:
         """Let the policy cut the drafts, in place, in the steps in which it does."""
@@ -233,3 +236,9 @@ class DeviceSteps:
         self._launches.begin(*common, 0, 0, numbers, numbers, engine, self._columns.temperature, True)
         ids, confidence = outputs.ids[:0], outputs.confidence
         self._launches.finish(*common, 0, 0, numbers, engine.idx_mapping, last_sampled, ids, confidence)
+
+
+def _signature_of(draft: Draft) -> tuple[object, ...]:
+    """Return the shapes and addresses of a draft's tensors, which a kernel reads by them afterwards."""
+    tensors = (draft.token_ids, draft.confidence, draft.source, draft.lengths, draft.base_len)
+    return tuple([(tensor.shape, tensor.data_ptr()) for tensor in tensors])
