@@ -60,11 +60,7 @@ def contexts(text: Ids, count: int, seed: int) -> Contexts:
 
 
 class Ours:
-    """specplug's search of a store's segments: the kernels that its proposer calls, for a batch at a time.
-
-    Attributes:
-        first: the address of the first segment's text, in tokens.
-    """
+    """specplug's search of a store's segments: the kernels that its proposer calls, for a batch at a time."""
 
     name = "specplug"
 
@@ -79,7 +75,6 @@ class Ours:
     def load(self, segments: Sequence[IndexSegment]) -> None:
         """Set the segments to search."""
         self._lookup.load({"": segments})
-        self.first = segments[0].text.ctypes.data // 4 if segments else 0
 
     def prepare(self, requested: Contexts, chosen: slice) -> Any:
         """Prepare the data that an engine has anyway: the texts' last tokens."""
@@ -95,15 +90,7 @@ class Ours:
 
     def ask(self) -> None:
         """Find the best matches of each context."""
-        self._count = _ask(self._lookup._state, *self._requested, self._matches, self._found)
-
-    def best(self, context: Sequence[int]) -> list[tuple[int, int]]:
-        """Return the best matches of a context as (length, address), both in tokens."""
-        texts, last = self._lookup.texts, np.asarray(context[-KEY:], np.int32)
-        texts.text[0, : last.size], texts.lengths[0] = last, last.size
-        self._requested = self._slots[:1], self._limits[:1]
-        self.ask()
-        return list(zip(self._matches[: self._count].tolist(), self._found.tolist(), strict=False))
+        _ask(self._lookup._state, *self._requested, self._matches, self._found)
 
 
 class Theirs:
@@ -182,15 +169,14 @@ def memory() -> dict[str, float]:
 
 
 @compiled
-def _ask(state: Any, slots: Any, limits: Any, matches: Any, found: Any) -> int:
-    """Search for all slots; store the matches, and return the number of those of the last slot."""
-    own, count = borrowed(state), 0
+def _ask(state: Any, slots: Any, limits: Any, matches: Any, found: Any) -> None:
+    """Search for all slots; store the matches."""
+    own = borrowed(state)
     find_points(own, slots, limits)
     for slot in slots:
         text, length = own.texts.text[slot], own.texts.lengths[slot]
-        count = nearest(
+        nearest(
             own.corpus_index, own.rows.tenants[slot], own.rows.named[slot], own.rows.points[slot], text, length, KEY
         )
         matches[:] = own.corpus_index.matches
         found[:] = own.corpus_index.found
-    return count

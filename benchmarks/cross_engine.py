@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,9 +17,6 @@ from specplug.demo import model_path
 from specplug.demo.tasks import KINDS, Task, make_tasks
 from specplug.testing import judge_greedy
 from specplug_transformers import Engine, GenerateRequest, SamplingParams
-
-if TYPE_CHECKING:
-    from specplug.plugins.registry import Registry
 
 GAMMA = 5
 MAX_TOKENS = 256
@@ -65,9 +62,9 @@ def settings(draft: str, route: str = "auto") -> dict[str, Any]:
 
 
 @contextmanager
-def serving(chosen: Mapping[str, Any], batch: int, registry: Registry | None = None) -> Iterator[Engine]:
+def serving(chosen: Mapping[str, Any], batch: int) -> Iterator[Engine]:
     """Serve the shipped target for a while."""
-    engine = Engine(model(), tokenizer(), settings=chosen, max_num_seqs=batch, registry=registry)
+    engine = Engine(model(), tokenizer(), settings=chosen, max_num_seqs=batch)
     try:
         yield engine
     finally:
@@ -129,20 +126,16 @@ class Answers:
         }
 
 
-def requests_of(prompts: Sequence[Sequence[int]], temperature: float, seed: int = 0) -> list[GenerateRequest]:
-    """Return one request a prompt, each with a seed of its own."""
-    return [
+def answer(engine: Engine, prompts: Sequence[Sequence[int]], temperature: float = 0.0) -> Answers:
+    """Serve prompts together, each with a seed of its own."""
+    requests = [
         GenerateRequest(
-            prompt=prompt, params=SamplingParams(max_tokens=MAX_TOKENS, temperature=temperature, seed=seed + place)
+            prompt=prompt, params=SamplingParams(max_tokens=MAX_TOKENS, temperature=temperature, seed=place)
         )
         for place, prompt in enumerate(prompts)
     ]
-
-
-def answer(engine: Engine, prompts: Sequence[Sequence[int]], temperature: float = 0.0, seed: int = 0) -> Answers:
-    """Serve prompts together."""
     before, began = engine.metrics.snapshot(), time.perf_counter()
-    outputs = engine.generate(requests_of(prompts, temperature, seed))
+    outputs = engine.generate(requests)
     seconds = time.perf_counter() - began
     counts = engine.metrics.snapshot()
     if counts.faults:

@@ -13,20 +13,21 @@ from __future__ import annotations
 
 import argparse
 import copy
+import inspect
 import itertools
 import json
 import sys
 import time
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
 from torch import Tensor
 
 from benchmarks.cross_engine import PLAIN, Answers, model, settings, tokenizer
-from benchmarks.cross_universal import counted
 from benchmarks.machine import in_words, machine, versions
 from benchmarks.peers import note
 from specplug.cli.output import print_table
@@ -70,6 +71,20 @@ def timed(run: Callable[[], Answers]) -> Answers:
     found = run()
     found.seconds = time.process_time() - began
     return found
+
+
+@contextmanager
+def counted(target: Any) -> Iterator[list[int]]:
+    """Count the forward passes of a model; the list has one entry."""
+    calls, forward = [0], target.forward
+
+    def counting(*args: Any, **kwargs: Any) -> Any:
+        calls[0] += 1
+        return forward(*args, **kwargs)
+
+    counting.__signature__ = inspect.signature(forward)  # type: ignore[attr-defined]
+    with mock.patch.object(target, "forward", counting):
+        yield calls
 
 
 def generating(target: str, draft: str | None, length: int | None, max_tokens: int) -> Run:

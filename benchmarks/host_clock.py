@@ -1,4 +1,4 @@
-"""Attribution of host time, memory and tensor operations inside a running vLLM to the code that uses them.
+"""Attribution of host time and tensor operations inside a running vLLM to the code that uses them.
 
 All functions here run inside the engine's process.  specplug's functions are wrapped, and so are vLLM's own functions
 that they call, so that each moment belongs to exactly one of `PARTS`, or to vLLM.

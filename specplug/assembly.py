@@ -102,7 +102,7 @@ def build_verifier(settings: Settings, registry: Registry, context: PluginContex
 
 
 def try_to_build(spec: PluginSpec, settings: Settings, registry: Registry, context: PluginContext) -> None:
-    """Build one plug-in as a server would, warm it up if it is a proposer, and release it; skip engines and checks.
+    """Build one plug-in as a server would, warm it up if it is a proposer, and release it; skip checks.
 
     Raises:
         SpecplugError: it does not start; the message names it and the place of the failure.

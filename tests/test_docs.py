@@ -59,9 +59,8 @@ def code_blocks(document: str, language: str) -> list[str]:
 
 
 def options_of(command) -> set[str]:
-    return {
-        name for parameter in command.params for name in (*parameter.opts, *parameter.secondary_opts) if name[0] == "-"
-    }
+    shown = [parameter for parameter in command.params if not getattr(parameter, "hidden", False)]
+    return {name for parameter in shown for name in (*parameter.opts, *parameter.secondary_opts) if name[0] == "-"}
 
 
 def test_every_command_has_a_section_and_every_section_a_command():

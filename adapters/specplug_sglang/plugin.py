@@ -5,19 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from specplug.plugins.hooks import hookimpl
-from specplug.plugins.specs import CheckSpec, EngineSpec
-
-
-@hookimpl
-def specplug_register_engines(register: Callable[[EngineSpec], None]) -> None:
-    """Register SGLang.  `SglangEngine` reports itself if SGLang is missing or cannot run on this machine."""
-    register(
-        EngineSpec(
-            name="sglang",
-            factory="specplug_sglang.generate:SglangEngine",
-            summary="SGLang, on the device that it is built for",
-        )
-    )
+from specplug.plugins.specs import CheckSpec
 
 
 @hookimpl

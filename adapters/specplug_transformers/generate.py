@@ -12,7 +12,7 @@ from transformers.utils.logging import disable_progress_bar
 
 from specplug.errors import EngineError, RequestError
 from specplug.metrics import SpecMetrics
-from specplug.plugins.engines import TextRequest, TextUpdate
+from specplug.plugins.embedded import TextRequest, TextUpdate
 from specplug.settings.model import Settings
 from specplug_transformers.engine import Engine
 from specplug_transformers.intake import GenerateRequest, RequestOutput
@@ -20,7 +20,7 @@ from specplug_transformers.params import SamplingParams
 
 
 class TransformersEngine:
-    """A `specplug.plugins.engines.TextEngine` over `Engine`.
+    """A `specplug.plugins.embedded.TextEngine` over `Engine`.
 
     Args:
         model: a Hugging Face model id or a folder.
@@ -81,11 +81,13 @@ class TransformersEngine:
                 self.engine.abort(name)
 
     def _check(self, request: TextRequest) -> None:
-        """Refuse what the embedded engine cannot do."""
-        if request.json_schema is not None:
-            raise _refused("JSON schemas", "a function for `allowed_tokens`, from Python")
+        """Refuse log-probabilities of an engine that speculates: it computes none."""
         if request.top_logprobs and not self._baseline:
-            raise _refused("log-probabilities", "a request without them")
+            raise RequestError.build(
+                "the embedded engine has no log-probabilities",
+                who="specplug_transformers",
+                expected="a request without them",
+            )
 
     def _top_logprobs(self, request: TextRequest, output: RequestOutput) -> list[dict[int, float]]:
         """Return log-probabilities of all output tokens, when they are there, from a plain forward pass."""
@@ -118,10 +120,6 @@ class TransformersEngine:
     def close(self) -> None:
         """Release the engine."""
         self.engine.close()
-
-
-def _refused(what: str, expected: str) -> Exception:
-    return RequestError.build(f"the embedded engine has no {what}", who="specplug_transformers", expected=expected)
 
 
 def load(model: str, device: str, dtype: str) -> tuple[Any, Any]:

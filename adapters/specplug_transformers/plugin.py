@@ -5,20 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from specplug.plugins.hooks import hookimpl
-from specplug.plugins.specs import CheckSpec, EngineSpec
-
-
-@hookimpl
-def specplug_register_engines(register: Callable[[EngineSpec], None]) -> None:
-    """Register the embedded engine."""
-    register(
-        EngineSpec(
-            name="transformers",
-            factory="specplug_transformers.generate:TransformersEngine",
-            summary="the embedded engine: any Hugging Face causal language model, on a CPU or a GPU",
-            requires=("transformers>=5.16",),
-        )
-    )
+from specplug.plugins.specs import CheckSpec
 
 
 @hookimpl

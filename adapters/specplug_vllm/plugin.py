@@ -5,19 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from specplug.plugins.hooks import hookimpl
-from specplug.plugins.specs import CheckSpec, EngineSpec
-
-
-@hookimpl
-def specplug_register_engines(register: Callable[[EngineSpec], None]) -> None:
-    """Register vLLM.  `VllmEngine` reports a missing vLLM itself, because vLLM's distribution has several names."""
-    register(
-        EngineSpec(
-            name="vllm",
-            factory="specplug_vllm.generate:VllmEngine",
-            summary="vLLM, on the device that it is built for",
-        )
-    )
+from specplug.plugins.specs import CheckSpec
 
 
 @hookimpl

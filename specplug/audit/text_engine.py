@@ -1,4 +1,4 @@
-"""An audit's side over an engine of the command line, without a server."""
+"""An audit's side over the embedded engine, without a server."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from typing import Any
 
 from specplug.audit.probe import Answer, DraftCounts, Probe
 from specplug.errors import RequestError
-from specplug.plugins.engines import TextEngine, TextRequest
+from specplug.plugins.embedded import TextEngine, TextRequest
 
 
 class TextEngineSide:
-    """A `Side` over a `specplug.plugins.engines.TextEngine`.
+    """A `Side` over a `specplug.plugins.embedded.TextEngine`.
 
     Args:
         engine: closed by whoever built it.
@@ -28,7 +28,7 @@ class TextEngineSide:
         return tuple(self._engine.tokenize(prompt) if isinstance(prompt, str) else prompt)
 
     def answer(self, probes: Sequence[Probe], together: int, done: Callable[[], None]) -> list[Answer]:
-        """Answer probes in batches of `together`; chats have no offline form."""
+        """Answer probes in batches of `together`; chats and JSON schemas need servers."""
         answers: list[Answer] = []
         for first in range(0, len(probes), together):
             answers += self._batch(probes[first : first + together], done)
@@ -48,6 +48,8 @@ class TextEngineSide:
     def _batch(self, probes: Sequence[Probe], done: Callable[[], None]) -> list[Answer]:
         if any(probe.messages for probe in probes):
             return [_refused(done, "chats, tools and reasoning are parsed by servers only") for _ in probes]
+        if any(probe.json_schema is not None for probe in probes):
+            return [_refused(done, "the embedded engine has no JSON schemas") for _ in probes]
         tokens: list[list[int]] = [[] for _ in probes]
         texts = [""] * len(probes)
         reasons: list[str | None] = [None] * len(probes)
@@ -78,7 +80,6 @@ def _request(probe: Probe) -> TextRequest:
         seed=probe.seed,
         stop=probe.stop,
         top_logprobs=probe.top_logprobs,
-        json_schema=probe.json_schema,
         specplug={**probe.specplug, **references},
     )
 

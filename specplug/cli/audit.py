@@ -17,7 +17,7 @@ from specplug.cli.launch import (
     DraftLength,
     DraftModel,
     Dtype,
-    EngineName,
+    EmbeddedOnly,
     PluginOptions,
     Proposer,
     Threads,
@@ -64,7 +64,7 @@ def audit(
     max_tokens: Annotated[int, typer.Option("--max-tokens", min=2, help="Most tokens per answer.")] = 64,
     raw: Raw = False,
     concurrency: Annotated[int, typer.Option("--concurrency", min=1, help="Requests in flight.")] = 8,
-    engine: EngineName = "transformers",
+    engine: EmbeddedOnly = None,
     draft: DraftModel = None,
     proposer: Proposer = None,
     policy: Annotated[
@@ -102,15 +102,15 @@ def audit(
 
     Greedy outputs, sampled tokens, stop strings, log-probabilities, structured output, tool calls and reasoning are
     compared with those of the same engine without speculation. Two servers are compared over HTTP, whether they use
-    specplug or not; a model is run by --engine, first with speculation and then without. Tool calls and reasoning need
-    servers. docs/audit.md describes the checks.
+    specplug or not; a model is run by transformers, first with speculation and then without. Log-probabilities,
+    structured output, tool calls and reasoning need servers. docs/audit.md describes the checks.
 
     The exit code is 1 if a check failed, could not be proven because no draft was at work, or was named by --check and
     could not run.
 
     Examples:
 
-    `specplug audit tiny --engine transformers --proposer ngram`
+    `specplug audit tiny --proposer ngram`
 
     `specplug audit http://127.0.0.1:8000 http://127.0.0.1:8001 --prompts logs.jsonl --json`
     """
@@ -128,7 +128,7 @@ def audit(
         given = nested_options(options or ())
         overrides["options"] = {**overrides.get("options", {}), **given}
         launch = {"device": device, "dtype": dtype, "threads": threads, "max_num_seqs": concurrency}
-        sides = _engines(engine, audited, overrides, raw=raw, **launch)
+        sides = _engines(audited, overrides, raw=raw, **launch)
     else:
         raise SettingsError.build(
             "a control is a server",
@@ -190,12 +190,12 @@ def _servers(audited: str, control: str | None, **given: Any) -> Any:
     return noted, lambda: connect(control, **given)
 
 
-def _engines(engine: str, model: str, overrides: dict[str, Any], *, raw: bool, **launch: Any) -> Any:
+def _engines(model: str, overrides: dict[str, Any], *, raw: bool, **launch: Any) -> Any:
     from specplug.audit.text_engine import TextEngineSide
 
     @contextmanager
     def started(baseline: bool) -> Iterator[Any]:
-        running = start_engine(engine, model, {} if baseline else overrides, baseline=baseline, **launch)
+        running = start_engine(model, {} if baseline else overrides, baseline=baseline, **launch)
         try:
             if baseline:
                 yield TextEngineSide(running, drafts=False)

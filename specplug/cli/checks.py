@@ -12,17 +12,16 @@ from specplug.cores import usable_cores
 from specplug.errors import PluginError, SpecplugError
 from specplug.interfaces import PluginContext
 from specplug.plugins.registry import Registry, default_registry
-from specplug.plugins.specs import CheckResult, CheckSpec, EngineSpec, PluginSpec, PolicySpec, ProposerSpec, resolve
+from specplug.plugins.specs import CheckResult, CheckSpec, PluginSpec, PolicySpec, ProposerSpec, resolve
 from specplug.settings import KINDS, Settings
 from specplug.types.caps import EngineCaps, ProposerCaps
 
 
 def environment(settings: Settings) -> list[CheckResult]:
-    """Report the interpreter, the libraries that specplug and the engines need, the devices and the cores."""
+    """Report the interpreter, the libraries that specplug needs, the devices and the cores."""
     return [
         CheckResult("ok", f"Python {platform.python_version()} on {platform.platform()}"),
         *_own_libraries(),
-        *_engine_libraries(default_registry()),
         *_devices(),
     ]
 
@@ -60,12 +59,9 @@ def plugins(settings: Settings) -> list[CheckResult]:
 def _problem(spec: PluginSpec, settings: Settings, registry: Registry) -> CheckResult | None:
     """Return the problem that keeps a plug-in from starting, or None if it starts.
 
-    Checks are skipped because they are loaded when they run; an engine's missing libraries are reported by the
-    environment check.
+    Checks are skipped because they are loaded when they run.
     """
     if isinstance(spec, CheckSpec):
-        return None
-    if isinstance(spec, EngineSpec) and any(_installed(requirement) is None for requirement in spec.requires):
         return None
     factories = [spec.factory, spec.options, spec.trimmer if isinstance(spec, PolicySpec) else None]
     try:
@@ -101,20 +97,6 @@ def _own_libraries() -> Iterator[CheckResult]:
             yield CheckResult("fail", f"{requirement} is not installed", f"pip install '{requirement}'")
         else:
             yield CheckResult("ok", f"{_distribution(requirement)} {version} (declared: {requirement})")
-
-
-def _engine_libraries(registry: Registry) -> Iterator[CheckResult]:
-    """Report the libraries that registered engines need."""
-    for name, entry in registry.entries(EngineSpec).items():
-        assert isinstance(entry.spec, EngineSpec)
-        for requirement in entry.spec.requires:
-            version = _installed(requirement)
-            if version is None:
-                summary = f"{requirement} is not installed: the engine {name!r} cannot run"
-                yield CheckResult("warn", summary, f"pip install '{requirement}'")
-            else:
-                summary = f"{_distribution(requirement)} {version} (engine {name!r} needs {requirement})"
-                yield CheckResult("ok", summary)
 
 
 def _devices() -> Iterator[CheckResult]:

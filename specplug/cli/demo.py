@@ -16,7 +16,7 @@ from specplug.cli.launch import (
     DraftLength,
     DraftModel,
     Dtype,
-    EngineName,
+    EmbeddedOnly,
     Policy,
     Proposer,
     Threads,
@@ -48,7 +48,7 @@ def demo(
     ] = None,
     seed: Annotated[int, typer.Option("--seed", help="Seed that selects the tasks; chats are always the same.")] = 0,
     raw: Raw = False,
-    engine: EngineName = "transformers",
+    engine: EmbeddedOnly = None,
     draft: DraftModel = None,
     proposer: Proposer = None,
     policy: Policy = None,
@@ -75,8 +75,8 @@ def demo(
     """
     chosen = drafted_by(draft, proposer) | flags(policy=policy, num_speculative_tokens=draft_length)
     launch: dict[str, Any] = {"device": device, "dtype": dtype, "max_num_seqs": 1, "threads": threads}
-    plain = start_engine(engine, model, {**chosen, "mode": "off"}, **launch)
-    speculative = start_engine(engine, model, chosen, **launch)
+    plain = start_engine(model, {**chosen, "mode": "off"}, **launch)
+    speculative = start_engine(model, chosen, **launch)
     try:
         form, described = prompt_form(model, raw=raw)
         note(described)

@@ -16,7 +16,7 @@ from specplug.cli.launch import (
     DraftLength,
     DraftModel,
     Dtype,
-    EngineName,
+    EmbeddedOnly,
     Policy,
     Proposer,
     Threads,
@@ -46,7 +46,7 @@ def generate(
         str | None, typer.Option("--system", metavar="TEXT", help="A system prompt for the model's chat template.")
     ] = None,
     raw: Raw = False,
-    engine: EngineName = "transformers",
+    engine: EmbeddedOnly = None,
     draft: DraftModel = None,
     proposer: Proposer = None,
     policy: Policy = None,
@@ -86,13 +86,13 @@ def generate(
     fields: dict[str, Any] = {}
     if references:
         fields["references"] = [{"text": _text(path), "name": path.name} for path in references]
-    from specplug.plugins.engines import TextRequest
+    from specplug.plugins.embedded import TextRequest
 
     overrides = drafted_by(draft, proposer) | flags(
         policy=policy, num_speculative_tokens=draft_length, mode=None if speculate else "off"
     )
     launch: dict[str, Any] = {"device": device, "dtype": dtype, "threads": threads}
-    running = start_engine(engine, model, overrides, **launch)
+    running = start_engine(model, overrides, **launch)
     try:
         form, described = prompt_form(model, raw=raw, system=system)
         note(described)
@@ -114,7 +114,7 @@ def generate(
     finally:
         running.close()
     if compare:
-        plain = start_engine(engine, model, {**overrides, "mode": "off"}, **launch)
+        plain = start_engine(model, {**overrides, "mode": "off"}, **launch)
         try:
             expected, plain_seconds = _serve(plain, requests, show=False)
         finally:

@@ -1,4 +1,4 @@
-"""Shared parts of several commands: options for engine, model and settings, and the start of an engine."""
+"""Shared parts of several commands: options for model and settings, and the start of the embedded engine."""
 
 from __future__ import annotations
 
@@ -11,10 +11,28 @@ import typer
 
 from specplug.demo import MODEL_NAMES, model_path
 from specplug.errors import SettingsError
+from specplug.plugins.embedded import TextEngine, embedded_engine
 from specplug.plugins.registry import default_registry
-from specplug.plugins.specs import EngineSpec
 
-EngineName = Annotated[str, typer.Option("--engine", help="The engine that runs the model; see `specplug list`.")]
+
+def _refuse_servers(engine: str | None) -> str | None:
+    """Refuse engines that the command line does not run, and name what to do instead."""
+    launches = {"vllm": "vllm serve MODEL", "sglang": "python -m sglang.launch_server --model-path MODEL"}
+    if engine not in (None, "transformers"):
+        server = f"`{launches[engine]} ...`" if engine in launches else "the engine's server"
+        raise SettingsError.build(
+            "models are run by transformers only",
+            who="--engine",
+            found=repr(engine),
+            remedy=f"Start {server} (docs/serving.md), and then `specplug audit URL` or `specplug bench URL`",
+        )
+    return engine
+
+
+EmbeddedOnly = Annotated[
+    str | None,
+    typer.Option("--engine", hidden=True, callback=_refuse_servers, help="Only transformers; others have servers."),
+]
 Proposer = Annotated[str | None, typer.Option("--proposer", help="The proposer that drafts; see `specplug list`.")]
 Policy = Annotated[
     str | None, typer.Option("--policy", help="The policy that chooses draft lengths; join several by +.")
@@ -87,19 +105,16 @@ def nested_options(given: Iterable[str]) -> dict[str, Any]:
     return nested
 
 
-def start_engine(
-    engine: str, model: str, overrides: dict[str, Any], *, threads: int | None = None, **launch: Any
-) -> Any:
-    """Resolve the settings and start an engine, a `specplug.plugins.engines.TextEngine`.
+def start_engine(model: str, overrides: dict[str, Any], *, threads: int | None = None, **launch: Any) -> TextEngine:
+    """Resolve the settings and start the embedded engine.
 
     Raises:
         SettingsError, PluginError, EngineError: a setting, a plug-in's name or the model is wrong.
     """
     from specplug.settings.sources import load_settings
 
-    registry = default_registry()
-    settings = load_settings(overrides, flags_origin="command line", registry=registry).settings
+    settings = load_settings(overrides, flags_origin="command line", registry=default_registry()).settings
     found = find_model(model)
     if threads is None and found != model:
         threads = 1
-    return registry.get(EngineSpec, engine).build(found, settings, threads=threads, **launch)
+    return embedded_engine()(found, settings, threads=threads, **launch)

@@ -14,7 +14,7 @@ from specplug.forecast.acceptance import Acceptance
 from specplug.forecast.speedup import forecast
 from specplug.forecast.step_cost import SaturationCost
 from specplug.metrics import MetricsSnapshot, SourceCounts
-from specplug.plugins.engines import TextRequest
+from specplug.plugins.embedded import TextRequest
 
 Progress = Callable[[str], None]
 """Called with what is being done."""
@@ -78,7 +78,7 @@ def _serve(
     """Return the token ids of each answer, and the counts."""
     device, dtype = _device()
     num_seqs = min(len(requests), _MOST_AT_ONCE)
-    engine = start_engine("transformers", target, settings, device=device, dtype=dtype, max_num_seqs=num_seqs)
+    engine = start_engine(target, settings, device=device, dtype=dtype, max_num_seqs=num_seqs)
     try:
         answers: list[list[int]] = [[] for _ in requests]
         for update in engine.stream(requests):

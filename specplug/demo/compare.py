@@ -9,7 +9,7 @@ from typing import Any
 
 from specplug.demo.loops import loop_mask
 from specplug.demo.tasks import Task
-from specplug.plugins.engines import TextEngine, TextRequest
+from specplug.plugins.embedded import TextEngine, TextRequest
 
 
 @dataclass(frozen=True, slots=True)

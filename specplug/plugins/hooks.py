@@ -16,7 +16,7 @@ from collections.abc import Callable
 
 import pluggy
 
-from specplug.plugins.specs import CheckSpec, EngineSpec, PolicySpec, ProposerSpec, VerifierSpec
+from specplug.plugins.specs import CheckSpec, PolicySpec, ProposerSpec, VerifierSpec
 
 PROJECT = "specplug"
 ENTRY_POINT_GROUP = "specplug"
@@ -38,11 +38,6 @@ def specplug_register_policies(register: Callable[[PolicySpec], None]) -> None:
 @hookspec
 def specplug_register_verifiers(register: Callable[[VerifierSpec], None]) -> None:
     """Register verifiers, which decide which draft tokens are accepted."""
-
-
-@hookspec
-def specplug_register_engines(register: Callable[[EngineSpec], None]) -> None:
-    """Register engines that `specplug generate`, `demo` and `bench` can drive."""
 
 
 @hookspec

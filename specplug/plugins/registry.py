@@ -21,7 +21,6 @@ from specplug.plugins.specs import (
     ENGINE_DRAFTER,
     JOINS_POLICIES,
     CheckSpec,
-    EngineSpec,
     PluginSpec,
     PolicySpec,
     ProposerSpec,
@@ -34,7 +33,6 @@ _HOOKS: dict[str, type[PluginSpec]] = {
     "specplug_register_proposers": ProposerSpec,
     "specplug_register_policies": PolicySpec,
     "specplug_register_verifiers": VerifierSpec,
-    "specplug_register_engines": EngineSpec,
     "specplug_register_checks": CheckSpec,
 }
 

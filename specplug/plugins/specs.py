@@ -189,23 +189,6 @@ class VerifierSpec(PluginSpec):
         return self.caps.labels()
 
 
-@dataclass(frozen=True, kw_only=True)
-class EngineSpec(PluginSpec):
-    """An engine that the command line can drive: ``factory(model: str, settings: Settings, **launch) -> TextEngine``.
-
-    With `baseline=True` in `launch` the engine runs as if specplug were not installed.
-
-    Attributes:
-        requires: packages that must be installed for it, as requirement strings.
-    """
-
-    kind: ClassVar[str] = "engine"
-    requires: tuple[str, ...] = ()
-
-    def labels(self) -> tuple[str, ...]:
-        return tuple(f"needs {requirement}" for requirement in self.requires)
-
-
 @dataclass(frozen=True, slots=True)
 class CheckResult:
     """Result of a check.  status: "ok", "warn" or "fail"; the latter two come with a remedy."""

@@ -10,13 +10,11 @@ from pydantic import BaseModel, ValidationError
 
 from specplug.errors import PluginError, SettingsError, describe, suggest
 from specplug.plugins.registry import Registry
-from specplug.plugins.specs import CheckSpec, EngineSpec, PluginSpec, PolicySpec, ProposerSpec, VerifierSpec, trimming
+from specplug.plugins.specs import CheckSpec, PluginSpec, PolicySpec, ProposerSpec, VerifierSpec, trimming
 from specplug.settings.mistakes import Mistake, from_pydantic, shown, together, unknown
 from specplug.settings.model import Settings
 
-KINDS: dict[str, type[PluginSpec]] = {
-    spec.kind: spec for spec in (ProposerSpec, PolicySpec, VerifierSpec, EngineSpec, CheckSpec)
-}
+KINDS: dict[str, type[PluginSpec]] = {spec.kind: spec for spec in (ProposerSpec, PolicySpec, VerifierSpec, CheckSpec)}
 """Every kind of plug-in, in the order of listings."""
 
 

@@ -19,7 +19,7 @@ aclose add_subparsers body digest f_locals origin parent parse_known_args return
 """
 TORCHS = "Module load_weights"
 FASTAPIS = "add_api_route add_middleware getlist headers include_router path_params query_params scope"
-OTHERS = "_fntab lib model_dump model_json_schema"  # of llvmlite and pydantic
+OTHERS = "model_dump model_json_schema"  # of pydantic
 TOKENIZERS = "backend_tokenizer clean_up_tokenization_spaces"
 GRAMMARS = "compute_ff_tokens find_jump_forward_string"  # of llguidance and XGrammar
 

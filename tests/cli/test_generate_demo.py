@@ -13,7 +13,8 @@ from specplug.cli.app import app
 from specplug.cli.chat import prompt_form
 from specplug.cli.output import rate_shown
 from specplug.demo import model_path
-from specplug.errors import RequestError
+from specplug.errors import EngineError, RequestError
+from specplug.plugins.embedded import embedded_engine
 
 runner = CliRunner()
 BINARY = str(model_path("tiny") / "model.safetensors")
@@ -38,7 +39,7 @@ def answers(*arguments: str, **kwargs) -> dict:
 
 
 def test_generate_is_the_same_with_and_without_speculation():
-    plain = answers(PROMPT, "--max-tokens", "60", "--plain")
+    plain = answers(PROMPT, "--max-tokens", "60", "--plain", "--engine", "transformers")
     fast = answers(PROMPT, "--max-tokens", "60", "-n", "6")
     assert fast["answers"] == plain["answers"]
     assert plain["statistics"]["drafted"] == 0
@@ -172,7 +173,9 @@ def test_an_answer_that_ends_at_once_says_so():
         (("generate", "tiny", "x", "--system", "y"), "a system prompt needs a chat template"),
         (("generate", "tiny", "x", "--proposer", "ngrm"), "Did you mean 'ngram'?"),
         (("generate", "/no/such/model", "x"), "cannot load model '/no/such/model'; found no such folder"),
-        (("generate", "tiny", "x", "--engine", "vlm"), "unknown engine 'vlm'"),
+        (("generate", "tiny", "x", "--engine", "vllm"), "Start `vllm serve MODEL ...` (docs/serving.md), and then"),
+        (("audit", "tiny", "--engine", "sglang"), "Start `python -m sglang.launch_server --model-path MODEL ...`"),
+        (("demo", "--engine", "vlm"), "--engine: models are run by transformers only; found 'vlm'"),
         (("generate", "tiny", "x", "--top-p", "0"), "top_p"),
         (("generate", "tiny", "x", "-n", "1000"), "num_speculative_tokens"),
         (("generate", "tiny", "x", "--dtype", "float99"), "unknown dtype"),
@@ -187,6 +190,15 @@ def test_mistakes_get_one_clear_message(arguments, stated):
     assert result.exit_code == 2
     assert stated in result.output
     assert "Traceback" not in result.output
+
+
+def test_an_engine_that_is_not_there_or_does_not_import_gets_one_clear_message(monkeypatch):
+    monkeypatch.setitem(sys.modules, "specplug_transformers.generate", None)
+    result = invoke("generate", "tiny", "x")
+    assert (result.exit_code, "the embedded engine: cannot load" in result.output) == (2, True)
+    monkeypatch.setattr("importlib.metadata.entry_points", lambda **_: ())
+    with pytest.raises(EngineError, match="no embedded engine is installed"):
+        embedded_engine()
 
 
 def test_demo_compares_and_plots(tmp_path):

@@ -17,7 +17,7 @@ from specplug.cli.checks import environment, plugins
 from specplug.errors import PluginError, SettingsError
 from specplug.interfaces import Planner, Proposer
 from specplug.plugins.registry import Owner, Registry
-from specplug.plugins.specs import CheckSpec, EngineSpec, PolicySpec, ProposerSpec, VerifierSpec
+from specplug.plugins.specs import CheckSpec, PolicySpec, ProposerSpec, VerifierSpec
 from specplug.settings import KINDS, Settings, leaves
 from specplug.types.caps import Distribution, ProposerCaps, VerifierCaps
 from specplug.types.plan import StepPlan
@@ -270,17 +270,10 @@ def test_doctor_survives_any_check_and_fails_when_one_fails(registry, check, cod
 
 
 def test_environment_reports_interpreter_libraries_devices_and_cores(registry):
-    needs = EngineSpec(name="e", factory=len, summary="", requires=("pluggy>=1.0", "no-such-distribution>=2"))
-    registry.add(plugin(engines=[needs]), EXTRA)
-    results = environment(Settings())
-    summaries = "\n".join(result.summary for result in results)
-    for part in ("Python 3.", "torch ", "pydantic ", "devices: cpu", "torch threads", "pluggy 1."):
+    summaries = "\n".join(result.summary for result in environment(Settings()))
+    for part in ("Python 3.", "torch ", "pydantic ", "devices: cpu", "torch threads"):
         assert part in summaries
-    (missing,) = [result for result in results if "no-such-distribution" in result.summary]
-    assert missing.status == "warn"
-    assert "the engine 'e' cannot run" in missing.summary
-    assert missing.remedy == "pip install 'no-such-distribution>=2'"
-    assert "extra" not in summaries  # optional libraries are the engines' matter
+    assert "extra" not in summaries  # optional libraries are the adapters' matter
 
 
 def test_a_missing_library_of_specplug_itself_is_a_failure(registry, monkeypatch):
@@ -299,17 +292,13 @@ def test_plugins_check_loads_the_code_behind_every_name(registry):
             verifiers=[
                 VerifierSpec(name="v", factory=len, summary="", options="no_such:O", caps=VerifierCaps(lossless=True))
             ],
-            engines=[
-                EngineSpec(name="e", factory="no_such:E", summary="", requires=("no-such-distribution",)),
-                EngineSpec(name="f", factory="no_such:F", summary="", requires=("pluggy",)),
-            ],
         ),
         Owner("main", "zeta", "9"),
     )
     registry.add(plugin(checks=[ValueError("boom")]), Owner("main", "broken", "0.3"))
     failed = [result.summary for result in plugins(Settings()) if result.status == "fail"]
-    assert len(failed) == 5
-    for part in ("proposer 'p'", "policy 'q'", "verifier 'v'", "engine 'f'", "broken 0.3 (entry point 'main')"):
+    assert len(failed) == 4
+    for part in ("proposer 'p'", "policy 'q'", "verifier 'v'", "broken 0.3 (entry point 'main')"):
         assert any(part in summary for summary in failed)
 
 

@@ -10,7 +10,7 @@ from specplug.demo.compare import Pair, Run, run_pairs, summarise
 from specplug.demo.loops import loop_mask
 from specplug.demo.tasks import Task
 from specplug.metrics import SpecMetrics
-from specplug.plugins.engines import TextUpdate
+from specplug.plugins.embedded import TextUpdate
 
 
 @pytest.mark.parametrize("period", [1, 3, 16])

@@ -14,9 +14,7 @@ from specplug.audit.probe import Answer, DraftCounts, Probe
 from specplug.audit.run import Report, run
 from specplug.audit.stops import Stops
 from specplug.audit.structured import Structured
-from specplug.audit.text_engine import TextEngineSide
 from specplug.demo.tasks import KINDS, make_tasks
-from specplug.plugins.engines import TextEngine
 from tests.engines.engines import Engine
 from tests.engines.plain import ids
 
@@ -34,10 +32,9 @@ class EngineSide:
         return tuple(ids(text))
 
     def answer(self, probes: Sequence[Probe], together: int, done: Callable[[], None]) -> list[Answer]:
-        if not probes:
-            return []
-        found = self._engine.call("auditing.answer", probes=[asdict(probe) for probe in probes], together=together)
-        return [_answer(one) for one in found]
+        given = [asdict(probe) for probe in probes]
+        parts = [given[first : first + together] for first in range(0, len(given), together)]
+        return [_answer(one) for part in parts for one in self._engine.call("auditing.answer", probes=part)]
 
     def draft_counts(self) -> DraftCounts | None:
         return DraftCounts(*self._engine.call("auditing.counts")) if self._drafts else None
@@ -69,13 +66,17 @@ def statuses(report: Report) -> dict[str, str]:
     return {finding.check: str(finding.status) for finding in report.findings}
 
 
-def answers_of(engine: TextEngine, probes: list[dict[str, Any]], together: int) -> list[dict[str, Any]]:
-    """Answer probes inside an engine's process; JSON has no integers as keys, so log-probabilities become pairs."""
-    given = [Probe(**{**probe, "prompt": tuple(probe["prompt"])}) for probe in probes]
-    found = TextEngineSide(engine, drafts=False).answer(given, together, lambda: None)
-    return [{**asdict(one), "top_logprobs": [[*top.items()] for top in one.top_logprobs]} for one in found]
+def fields_of(probe: dict[str, Any]) -> dict[str, Any]:
+    """Return the specplug fields of a probe; runs in an engine's process."""
+    expected = {"references": [{"token_ids": list(probe["expected"])}]} if probe["expected"] else {}
+    return {**expected, **probe["fields"]}
 
 
 def _answer(found: dict[str, Any]) -> Answer:
-    tops = tuple({int(token): logprob for token, logprob in top} for top in found["top_logprobs"])
-    return Answer(**{**found, "token_ids": tuple(found["token_ids"]), "top_logprobs": tops})
+    tops = tuple({int(token): logprob for token, logprob in top.items()} for top in found["top_logprobs"])
+    return Answer(
+        token_ids=tuple(found["token_ids"]),
+        text=found["text"],
+        finish_reason=found["finish_reason"],
+        top_logprobs=tops,
+    )

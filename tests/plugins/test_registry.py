@@ -11,10 +11,10 @@ import pytest
 from specplug import hookimpl
 from specplug.errors import PluginError
 from specplug.plugins.registry import Entry, Owner, Registry, default_registry
-from specplug.plugins.specs import CheckSpec, EngineSpec, PolicySpec, ProposerSpec, VerifierSpec
+from specplug.plugins.specs import CheckSpec, PolicySpec, ProposerSpec, VerifierSpec
 from specplug.types.caps import ProposerCaps
 
-KINDS = (ProposerSpec, PolicySpec, VerifierSpec, EngineSpec, CheckSpec)
+KINDS = (ProposerSpec, PolicySpec, VerifierSpec, CheckSpec)
 _numbers = itertools.count()
 
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from specplug.errors import EngineError, RequestError
-from specplug.plugins.engines import TextRequest
+from specplug.plugins.embedded import TextRequest
 from specplug.settings.sources import load_settings
 from specplug_transformers import TransformersEngine
 from tests.transformers.conftest import cached_model, greedy
@@ -76,12 +76,10 @@ def test_what_cannot_be_loaded_is_named(folder, tmp_path):
 
 
 def test_the_baseline_gives_log_probabilities_of_a_plain_forward_pass(folder, engine):
-    """Without `baseline` they, and JSON schemas, are refused."""
+    """Without `baseline` they are refused."""
     wanted = TextRequest(prompt=spell(PROMPTS[0]), max_tokens=6, top_logprobs=3)
     with pytest.raises(RequestError, match="no log-probabilities"):
         list(engine.stream([wanted]))
-    with pytest.raises(RequestError, match="no JSON schemas"):
-        list(engine.stream([TextRequest(prompt="a", json_schema={})]))
     settings = load_settings({}, env={}).settings
     baseline = TransformersEngine(str(folder), settings, device="cpu", baseline=True)
     try:

@@ -95,14 +95,7 @@ _COMMAND_LINE = (
     seam("sglang.srt.model_executor.cuda_graph_config:CudaGraphConfig", "cli", holds="decode"),
     seam("sglang.srt.model_executor.cuda_graph_config:PhaseConfig", "cli", holds="backend max_bs"),
     seam("sglang.srt.model_executor.cuda_graph_config:Backend", "cli", holds="DISABLED"),
-    seam("sglang.srt.entrypoints.engine:Engine", "cli", holds="get_server_info loop shutdown tokenizer_manager"),
-    seam(
-        "sglang.srt.entrypoints.engine:Engine.generate",
-        "cli",
-        named="prompt rid sampling_params stream",
-    ),
-    seam("sglang.srt.managers.tokenizer_manager:TokenizerManager.abort_request", "cli", takes="rid"),
-    seam("sglang.version", "algorithm", "cli", holds="__version__"),
+    seam("sglang.version", "algorithm", holds="__version__"),
 )
 
 FRONT: tuple[Seam, ...] = (*_API, *_CORPORA, *_HTTP, *_COMMAND_LINE)

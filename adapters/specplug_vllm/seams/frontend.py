@@ -81,23 +81,6 @@ _COMMAND_LINE = (
     seam("vllm.usage.usage_lib:UsageContext", "cli", holds="OPENAI_API_SERVER"),
     seam("vllm.plugins:load_general_plugins", "cli"),
     seam("vllm.utils.argparse_utils:FlexibleArgumentParser", "cli", holds="parse_args"),
-    seam("vllm", "cli", holds="LLM SamplingParams"),
-    seam("vllm:LLM", "cli", holds="collective_rpc get_tokenizer llm_engine"),
-    seam(
-        "vllm.v1.engine.llm_engine:LLMEngine",
-        "cli",
-        holds="abort_request engine_core has_unfinished_requests step vllm_config",
-    ),
-    seam("vllm.v1.engine.llm_engine:LLMEngine.add_request", "cli", takes="request_id prompt params"),
-    seam("vllm.v1.engine.core_client:EngineCoreClient", "cli", holds="shutdown"),
-    seam("vllm.sampling_params:RequestOutputKind", "cli", holds="DELTA"),
-    seam("vllm.sampling_params:SamplingParams", "cli", holds="logprobs output_kind stop structured_outputs"),
-    seam("vllm.sampling_params:StructuredOutputsParams", "cli", holds="json"),
-    seam("vllm.logprobs:Logprob", "cli", holds="logprob"),
-    seam("vllm.outputs:RequestOutput", "cli", holds="outputs request_id"),
-    seam("vllm.outputs:CompletionOutput", "cli", holds="finish_reason logprobs text token_ids"),
-    seam("vllm.platforms", "cli", holds="current_platform"),
-    seam("vllm.platforms.interface:Platform", "cli", holds="device_type"),
 )
 
 FRONT: tuple[Seam, ...] = (*_API, *_HTTP, *_STREAMS, *_COMMAND_LINE)

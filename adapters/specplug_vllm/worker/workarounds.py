@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -19,17 +18,6 @@ def install() -> None:
     if not hasattr(module.expand_batch_to_tokens, "_specplug"):
         module.expand_batch_to_tokens = _expanding_on_a_cpu(module.expand_batch_to_tokens)
         module.apply_sampling_constraints = _passing_nothing(module.apply_sampling_constraints)
-
-
-def answer_for_llvmlite() -> None:
-    """Let vLLM look through all modules for its kernels on a CPU, in a process that has imported numba.
-
-    vLLM 0.32 reads the `vars` of every object, and llvmlite's handle of its library answers with a function of that
-    name.
-    """
-    ffi = sys.modules.get("llvmlite.binding.ffi")
-    if ffi is not None:
-        ffi.lib._fntab["__dict__"] = {}
 
 
 def _passing_nothing(original: Callable[..., Any]) -> Callable[..., Any]:

@@ -3,44 +3,55 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict
+import json
 from typing import Any
 
 import torch
 
 from specplug.operator.status import counting
-from specplug.plugins.engines import TextRequest, TextUpdate
 from specplug_sglang import status
-from specplug_sglang.generate_process import _generate
-from tests.engines.auditing import answers_of
+from tests.engines.auditing import fields_of
 from tests.engines.sglang import trees
 
 
-class Within:
-    """The command line's engine without its process of its own, and the pipe to that process."""
+def answer(engine: Any, probes: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Answer an audit's probes together."""
+    tops = [probe["top_logprobs"] for probe in probes]
+    outputs = engine.generate(
+        input_ids=[list(probe["prompt"]) for probe in probes],
+        sampling_params=[_params(probe) for probe in probes],
+        return_logprob=[top > 0 for top in tops],
+        top_logprobs_num=tops,
+    )
+    return [
+        {
+            "token_ids": list(output["output_ids"]),
+            "text": output["text"],
+            "finish_reason": output["meta_info"]["finish_reason"]["type"],
+            "top_logprobs": _top_logprobs(output["meta_info"]),
+        }
+        for output in outputs
+    ]
 
-    def __init__(self, engine: Any) -> None:
-        self._engine = engine
-        self._sent: list[tuple[str, Any]] = []
 
-    def stream(self, requests: Sequence[TextRequest]) -> Iterator[TextUpdate]:
-        self._sent.clear()
-        _generate(self._engine, [asdict(request) for request in requests], self)  # type: ignore[arg-type]
-        for what, update in self._sent:
-            if what == "update":
-                yield TextUpdate(**update)
-
-    def send(self, message: tuple[str, Any]) -> None:
-        self._sent.append(message)
-
-    def poll(self) -> bool:
-        return False
+def _top_logprobs(about: dict[str, Any]) -> list[dict[int, float]]:
+    """Return the log-probabilities of each output token and of the likeliest ones beside it, by token id."""
+    tokens, tops = about.get("output_token_logprobs") or (), about.get("output_top_logprobs") or ()
+    return [{token: value for value, token, _ in (*(top or ()), own)} for own, top in zip(tokens, tops, strict=True)]
 
 
-def answer(engine: Any, probes: list[dict[str, Any]], together: int) -> list[dict[str, Any]]:
-    """Answer an audit's probes as the command line's engine does."""
-    return answers_of(Within(engine), probes, together)  # type: ignore[arg-type]
+def _params(probe: dict[str, Any]) -> dict[str, Any]:
+    schema, fields = probe["json_schema"], fields_of(probe)
+    params = {
+        "max_new_tokens": probe["max_tokens"],
+        "temperature": probe["temperature"],
+        "top_k": probe["top_k"] or -1,
+        "stop": list(probe["stop"]),
+        "sampling_seed": probe["seed"],
+        "json_schema": None if schema is None else json.dumps(schema),
+        "custom_params": {"specplug": fields} if fields else None,
+    }
+    return {name: value for name, value in params.items() if value is not None}
 
 
 def counts(engine: Any) -> list[int]:

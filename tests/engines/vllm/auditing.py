@@ -6,20 +6,29 @@ from typing import Any
 
 import torch
 
-from specplug_vllm.generate import VllmEngine
-from tests.engines.auditing import answers_of
-from tests.engines.vllm.inside import runner
+from tests.engines.auditing import fields_of
+from tests.engines.vllm.inside import generate, runner
 from tests.engines.vllm.watching import drafting
 
 SHORT = 20
 """Texts up to this length are left alone: a mistake at their beginning would be too easy to find."""
 
 
-def answer(llm: Any, probes: list[dict[str, Any]], together: int) -> list[dict[str, Any]]:
-    """Answer an audit's probes as the command line's engine does."""
-    engine = object.__new__(VllmEngine)
-    engine._llm = llm
-    return answers_of(engine, probes, together)
+def answer(llm: Any, probes: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Answer an audit's probes together."""
+    found = generate(llm, [list(probe["prompt"]) for probe in probes], [_params(probe) for probe in probes])
+    return [{**one, "top_logprobs": one.get("logprobs", [])} for one in found]
+
+
+def _params(probe: dict[str, Any]) -> dict[str, Any]:
+    schema, fields = probe["json_schema"], fields_of(probe)
+    return {
+        **{name: probe[name] for name in ("max_tokens", "temperature", "top_k", "seed")},
+        "stop": list(probe["stop"]),
+        "logprobs": probe["top_logprobs"] or None,
+        "structured_outputs": None if schema is None else {"json": schema},
+        "extra_args": {"specplug": fields} if fields else None,
+    }
 
 
 def counts(llm: Any) -> list[int]:

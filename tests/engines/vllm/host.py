@@ -6,10 +6,20 @@ import multiprocessing
 import sys
 from typing import Any
 
-from specplug_vllm.worker.workarounds import answer_for_llvmlite
 from tests.engines.host import main
 
 MODULES = ("vllm", "vllm.entrypoints.llm", "vllm.v1.engine.core", "vllm.v1.worker.cpu_worker")
+
+
+def answer_for_llvmlite() -> None:
+    """Let vLLM look through all modules for its kernels on a CPU, in a process that has imported numba.
+
+    vLLM 0.32 reads the `vars` of every object, and llvmlite's handle of its library answers with a function of that
+    name.
+    """
+    ffi = sys.modules.get("llvmlite.binding.ffi")
+    if ffi is not None:
+        ffi.lib._fntab["__dict__"] = {}
 
 
 def build(arguments: dict[str, Any]) -> Any:

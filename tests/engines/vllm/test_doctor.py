@@ -1,4 +1,4 @@
-"""`specplug doctor` and `specplug generate` beside a real vLLM."""
+"""`specplug doctor` beside a real vLLM."""
 
 from __future__ import annotations
 
@@ -155,35 +155,3 @@ def test_a_mistake_ends_the_server_with_one_message_before_anything_is_loaded():
     assert "Traceback" not in stated
     assert done.stderr.count("unknown setting 'propser'; found 'ngram'. Did you mean 'proposer'?") == 1
     assert "EngineCore" not in stated
-
-
-@pytest.mark.slow
-def test_generate_runs_on_vllm_and_writes_what_plain_decoding_does():
-    prompt = "<|code|>import os\nimport sys\n\ndef main():\n    return os.path.join(sys.argv[0], os.getcwd())\n"
-    options = ("generate", "tiny", prompt, "--engine", "vllm", "--max-tokens", "40", "--json")
-    fast, plain = (json.loads(specplug(configuration("v1"), *options, *more)) for more in ((), ("--plain",)))
-    assert fast["answers"] == plain["answers"]
-    assert len(fast["answers"][0]["token_ids"]) == 40
-    assert fast["statistics"]["accepted"] > 0 == plain["statistics"]["drafted"]
-    assert fast["statistics"]["target_steps"] < plain["statistics"]["target_steps"] == 40
-    assert "vLLM" in fast["statistics"]["model"]
-
-
-@pytest.mark.slow
-def test_audit_runs_vllm_with_and_without_speculation():
-    options = (
-        "audit",
-        "tiny",
-        "--engine",
-        "vllm",
-        "--limit",
-        "4",
-        "--check",
-        "greedy",
-        "--check",
-        "logprobs",
-        "--json",
-    )
-    report = json.loads(specplug(configuration("v1"), *options))
-    assert report["passed"]
-    assert report["drafts"]["accepted"] > 0

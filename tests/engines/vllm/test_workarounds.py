@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from specplug_vllm.worker import workarounds
+from tests.engines.vllm.host import answer_for_llvmlite
 
 
 @pytest.fixture(scope="module")
@@ -15,7 +16,7 @@ def module():
     from vllm.platforms import current_platform
     from vllm.v1.sample import rejection_sampler
 
-    workarounds.answer_for_llvmlite()
+    answer_for_llvmlite()
     current_platform.register_triton_kernel_overrides()  # as the runner does
     current_platform.import_kernels()
     names = ("expand_batch_to_tokens", "apply_sampling_constraints")

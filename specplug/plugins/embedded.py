@@ -1,12 +1,20 @@
-"""Interface of the engines that the command line drives; adapters register one with an `EngineSpec`."""
+"""Interface of the embedded engine, which runs models for the command line, and its lookup.
+
+An adapter names its class as the entry point ``embedded`` of the group ``specplug.engine``, so the core imports none.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import importlib.metadata
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
-from specplug.metrics import MetricsSnapshot
+from specplug.errors import EngineError
+from specplug.plugins.specs import resolve
+
+if TYPE_CHECKING:
+    from specplug.metrics import MetricsSnapshot  # imports torch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -16,7 +24,6 @@ class TextRequest:
     Attributes:
         prompt: text, or token ids.
         top_logprobs: number of log-probabilities to return for each output token; 0 returns none.
-        json_schema: schema that the output must follow; None leaves it free.
         specplug: per-request fields, as over HTTP.
     """
 
@@ -28,7 +35,6 @@ class TextRequest:
     seed: int | None = None
     stop: Sequence[str] = ()
     top_logprobs: int = 0
-    json_schema: Mapping[str, Any] | None = None
     specplug: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -40,8 +46,8 @@ class TextUpdate:
         index: position of the request in the list given to `TextEngine.stream`.
         text, token_ids: the new text and tokens.
         finish_reason: set in the request's last update.
-        top_logprobs: for each new token, the log-probabilities of the likeliest tokens and of itself, by token id.
-            An engine may report them after the tokens, with the request's last update at the latest.
+        top_logprobs: with the request's last update, for each of its tokens the log-probabilities of the likeliest
+            tokens and of itself, by token id.
     """
 
     index: int
@@ -59,7 +65,7 @@ class Counters(Protocol):
 
 
 class TextEngine(Protocol):
-    """An engine that `specplug generate`, `demo` and `audit` can drive."""
+    """The embedded engine, as `specplug generate`, `demo` and `audit` use it."""
 
     @property
     def metrics(self) -> Counters:
@@ -69,7 +75,7 @@ class TextEngine(Protocol):
         """Serve the requests together and yield updates as the engine produces them.
 
         Raises:
-            RequestError: a request is invalid, or asks for something that the engine cannot do offline.
+            RequestError: a request is invalid, or asks for something that the engine cannot do.
         """
 
     def tokenize(self, text: str) -> list[int]:
@@ -80,3 +86,16 @@ class TextEngine(Protocol):
 
     def close(self) -> None:
         """Release the engine."""
+
+
+def embedded_engine() -> Callable[..., TextEngine]:
+    """Return the installed embedded engine's class: ``(model: str, settings: Settings, **launch) -> TextEngine``.
+
+    Raises:
+        EngineError: none is installed.
+        PluginError: its library is not installed, or does not import.
+    """
+    found = importlib.metadata.entry_points(group="specplug.engine", name="embedded")
+    if not found:
+        raise EngineError.build("no embedded engine is installed", remedy="Reinstall specplug")
+    return resolve(next(iter(found)).value, "the embedded engine")
