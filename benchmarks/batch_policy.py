@@ -2,7 +2,7 @@
 
     .venv/bin/python -m benchmarks.batch_policy [TRACES...] [--trajectories drafts.npz] [--json batch.json]
 
-Simulated: requests of all workloads share every step, as in `specplug simulate` (docs/simulate.md), and a step's
+Simulated: requests of all workloads share every step, as in `benchmarks.simulate` (its README.md), and a step's
 seconds come from one of three curves of its tokens:
 
     roofline   max(1, tokens / 256) + 0.02, the policy's own first guess
@@ -32,13 +32,13 @@ from unittest import mock
 import numpy as np
 
 from benchmarks.peers import note
-from specplug.simulate.arrivals import TrafficSpec
-from specplug.simulate.disturbance import Disturbance
-from specplug.simulate.engine import Limits
-from specplug.simulate.judge import NONE, Case, Policy, assess, fixed
-from specplug.simulate.modes import Mode, modes_named
-from specplug.simulate.surface import Host, StepWork
-from specplug.simulate.trajectories import Trajectories
+from benchmarks.simulate.arrivals import TrafficSpec
+from benchmarks.simulate.disturbance import Disturbance
+from benchmarks.simulate.engine import Limits
+from benchmarks.simulate.judge import NONE, Case, Policy, assess, fixed
+from benchmarks.simulate.modes import Mode, modes_named
+from benchmarks.simulate.surface import Host, StepWork
+from benchmarks.simulate.trajectories import Trajectories
 
 MEMORY_BOUND = 0.01
 """Seconds of a memory-bound step."""
@@ -190,7 +190,7 @@ def _cell(value: Any) -> str:
 
 
 def _trajectories(given: argparse.Namespace) -> Trajectories:
-    from specplug.cli.simulate_inputs import trajectories
+    from benchmarks.simulate.inputs import trajectories
 
     return trajectories(
         given.trajectories,

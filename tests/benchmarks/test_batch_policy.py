@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from benchmarks.batch_policy import ABLATIONS, COSTS, Curve, ablated, case_of, compared, cost_errors, shown, without
-from specplug.simulate.modes import modes_named
-from specplug.simulate.surface import StepWork
+from benchmarks.simulate.modes import modes_named
+from benchmarks.simulate.surface import StepWork
 from specplug_batch.gate import Probes
-from tests.simulate.tools import random_trajectories
+from tests.benchmarks.simulate.tools import random_trajectories
 
 CUT, PADDED = modes_named(["cut", "padded"], 8)
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 from vllm.v1.worker.gpu.spec_decode.adaptive_verification import build_cost_tables_from_curves
 
-from specplug.simulate.modes import CAPTURED_TOKENS, modes
-from specplug.simulate.peers.survival import _table
-from specplug.simulate.profile import Profile
-from specplug.simulate.surfaces import open_surfaces
-from specplug.simulate.trajectories import Trajectories
+from benchmarks.simulate.modes import CAPTURED_TOKENS, modes
+from benchmarks.simulate.peers.survival import _table
+from benchmarks.simulate.profile import Profile
+from benchmarks.simulate.surfaces import open_surfaces
+from benchmarks.simulate.trajectories import Trajectories
 
 
 def test_cost_tables_equal_those_of_vllm():
