@@ -4,7 +4,7 @@
         --proposer ngram --policy fixed --peer benchmarks.nine_buckets:drafter
 
 Both lines of each table then judge the same draft tokens.  The confidences are counts by source, nine buckets of the
-match length and position (`simulate.matching`), learnt from each step's outcome.  The match length is that of
+match length and position (`simulate.survival`), learnt from each step's outcome.  The match length is that of
 the longest text before a draft's first token, at most 24 tokens, in the source that the draft came from.
 """
 
@@ -15,7 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.simulate.matching import LEAST, BucketCounts
+from benchmarks.simulate.recording import LEAST
+from benchmarks.simulate.survival import BucketCounts
 from specplug.replay.engine import ReplayEngine
 from specplug.replay.items import Ids
 from specplug.replay.loop import Offer

@@ -1,167 +1,107 @@
-"""`python -m benchmarks.simulate`: judges policies on simulated servers under recorded traffic; see README.md."""
+"""Policies judged on simulated servers: batch sizes up to 512, and accelerators that this machine lacks.
+
+    python -m benchmarks.simulate
+    python -m benchmarks.simulate --policy batch --surface h200-8b --mode ragged --traffic steady:64
+    python -m benchmarks.simulate --trajectories drafts.npz --policy fixed --option fixed.gamma=3 --json
+
+The proposer drafts at every position of recorded outputs, so every draft's fate is known; a cost surface gives the time
+of each step.  Policies run through the same code as in the engines.  They are compared with no speculation, constant
+draft lengths, adaptive policies of other systems, and a clairvoyant.  All figures are simulated; benchmarks/simulate/
+README.md says what is modelled.  The exit code is 1 when a policy had a fault.
+"""
 
 from __future__ import annotations
 
+import argparse
+import json
 import sys
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
 
-import typer
-from rich.text import Text
+from benchmarks.peers import note
+from benchmarks.simulate.deciding import Policy
+from benchmarks.simulate.judge import Case, judge, report, shown
+from benchmarks.simulate.modes import modes
+from benchmarks.simulate.recording import recorded
+from benchmarks.simulate.surface import HELD_OUT, SURFACES
+from benchmarks.simulate.traffic import concurrency
+from specplug.cli.launch import nested_options
+from specplug.errors import SpecplugError
+from specplug.plugins.specs import JOINS_POLICIES
 
-from benchmarks.simulate.inputs import cases, trajectories
-from specplug.cli.launch import PluginOptions, nested_options
-from specplug.cli.output import AsJson, console, print_error, print_json, print_table
-from specplug.cli.replay_inputs import progress
-from specplug.errors import SettingsError, SpecplugError
-
-TRAFFIC = ("steady:8", "steady:64", "steady:256", "bursty:0.8")
-MODES = ("padded", "ragged", "cut")
-
-app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
-
-
-@app.command()
-def simulate(
-    traces: Annotated[
-        list[Path] | None, typer.Argument(help="Files or folders of .jsonl traces; by default the shipped ones.")
-    ] = None,
-    policies: Annotated[
-        list[str] | None, typer.Option("--policy", help="A policy to judge; repeat. By default the server's setting.")
-    ] = None,
-    options: PluginOptions = None,
-    surfaces: Annotated[
-        list[str] | None, typer.Option("--surface", help="A cost surface; repeat. By default all that are open.")
-    ] = None,
-    held_out: Annotated[
-        bool,
-        typer.Option("--held-out", help="Use the surfaces that are held out, to assess a policy that is finished."),
-    ] = False,
-    modes: Annotated[
-        list[str] | None, typer.Option("--mode", help="padded, ragged or cut (on the device); repeat. By default all.")
-    ] = None,
-    traffic: Annotated[
-        list[str] | None,
-        typer.Option("--traffic", help="steady:N, ramp, poisson:LOAD or bursty:LOAD; repeat."),
-    ] = None,
-    requests: Annotated[int, typer.Option("--requests", min=1, help="Least number of requests.")] = (400),
-    max_running: Annotated[
-        int, typer.Option("--max-running", min=1, max=512, help="Most requests at a time, for poisson and bursty.")
-    ] = 256,
-    gamma: Annotated[int, typer.Option("--gamma", min=1, max=31, help="Most draft tokens per request and step.")] = 15,
-    lag: Annotated[
-        int | None, typer.Option("--lag", min=0, max=2, help="Steps by which plans are delayed; by default the mode's.")
-    ] = None,
-    cached_share: Annotated[
-        float, typer.Option("--cached-share", min=0.0, max=1.0, help="Share of each prompt in the prefix cache.")
-    ] = 0.5,
-    cached_context: Annotated[
-        int, typer.Option("--cached-context", min=0, help="Tokens of cached context before each prompt.")
-    ] = 0,
-    noise: Annotated[float, typer.Option("--noise", min=0.0, help="Standard deviation of step times, a share.")] = 0.02,
-    drift: Annotated[float, typer.Option("--drift", min=0.0, max=0.5, help="Slow change of step times, a share.")] = (
-        0.05
-    ),
-    seed: Annotated[int, typer.Option("--seed", min=0, help="Seed of order, arrivals, noise and peers.")] = 0,
-    no_peers: Annotated[bool, typer.Option("--no-peers", help="Leave the adaptive peers out.")] = False,
-    tokenizer: Annotated[
-        str | None, typer.Option("--tokenizer", help="The tokenizer, as for `specplug replay`.")
-    ] = None,
-    proposer: Annotated[
-        str | None, typer.Option("--proposer", help="The proposer that drafts; by default the server's setting.")
-    ] = None,
-    workloads: Annotated[
-        list[str] | None, typer.Option("--workloads", help="Only these, separated by commas; repeat.")
-    ] = None,
-    limit: Annotated[
-        int | None, typer.Option("--limit", min=1, help="Only the first N requests of a workload.")
-    ] = None,
-    recording: Annotated[
-        Path | None,
-        typer.Option("--trajectories", help="File of recorded drafts (.npz): read if it exists, otherwise written."),
-    ] = None,
-    as_json: AsJson = False,
-) -> None:
-    """Judge policies on simulated servers: batch sizes, bursts and accelerators that this machine lacks.
-
-    The proposer drafts at every position of recorded outputs, so every draft's fate is known; a cost surface gives the
-    time of each step.  Policies run through the same code as in the engines.  They are compared with no speculation,
-    constant draft lengths, adaptive policies of other systems, and a clairvoyant.  All figures are simulated.
-    benchmarks/simulate/README.md says what is modelled.
-
-    Examples:
-
-    `python -m benchmarks.simulate`
-
-    `python -m benchmarks.simulate --policy batch --surface h200-8b --mode ragged --traffic steady:64`
-
-    `python -m benchmarks.simulate --trajectories drafts.npz --policy fixed --option fixed.gamma=3 --json`
-    """
-    from benchmarks.simulate.deciding import Policy
-    from benchmarks.simulate.judge import judge, runs_of
-    from benchmarks.simulate.peers import PEERS
-    from benchmarks.simulate.report import Report
-    from specplug.plugins.registry import default_registry
-    from specplug.plugins.specs import JOINS_POLICIES
-    from specplug.settings.sources import load_settings
-
-    given = nested_options(options or [])
-    named = {"options": given} if given else {}
-    default = load_settings(named, flags_origin="command line", registry=default_registry()).settings
-    judged = [
-        Policy(name, name, {part: given[part] for part in name.split(JOINS_POLICIES) if part in given})
-        for name in policies or [default.policy]
-    ]
-    judged_cases = cases(
-        surfaces or [],
-        modes or MODES,
-        traffic or TRAFFIC,
-        gamma=gamma,
-        held_out=held_out,
-        lag=lag,
-        requests=requests,
-        max_running=max_running,
-        limits=(cached_share, cached_context),
-        disturbance=(noise, drift),
-        seed=seed,
-    )
-    names = [] if no_peers else [*PEERS]
-    found = trajectories(
-        recording,
-        traces,
-        proposer=proposer or default.proposer,
-        options=given,
-        tokenizer=tokenizer,
-        workloads=workloads or [],
-        limit=limit,
-        seed=seed,
-        quiet=as_json,
-    )
-    if gamma > found.draft_length:
-        raise SettingsError.build("drafts too short", who="--gamma", found=gamma, expected=f"<= {found.draft_length}")
-    with progress(quiet=as_json) as bar:
-        task = bar.add_task("simulating", total=runs_of(judged_cases, len(judged), names))
-        verdicts = judge(judged_cases, judged, found, peers=names, progress=lambda: bar.advance(task))
-    report = Report(verdicts, [policy.label for policy in judged])
-    if as_json:
-        print_json(report.as_dict())
-    else:
-        for table in report.tables():
-            print_table(table.title, table.columns, table.rows)
-        for label, kinds in report.faults().items():
-            console().print(Text(f"Faults of {label}: {kinds}", style="red"))
-    if report.faults():
-        raise typer.Exit(1)
+OPEN = [name for name in SURFACES if name not in HELD_OUT]
+TRAFFIC = ["steady:8", "steady:64", "steady:256", "ramp"]
+MODES = list(modes(1))
 
 
-def main() -> None:
-    """Run the command and exit: 0, 1 when a policy had a fault, 2 for a mistake in the command."""
+def main(arguments: list[str] | None = None) -> int:
+    """Run the benchmark; print tables or JSON."""
+    parser = _parser()
+    given = parser.parse_args(arguments)
     try:
-        app(prog_name="python -m benchmarks.simulate")
+        options, names = nested_options(given.option), given.policy or ["batch"]
+        policies = [
+            Policy(name, name, {part: options[part] for part in name.split(JOINS_POLICIES) if part in options})
+            for name in names
+        ]
+        rest = {"tokenizer": given.tokenizer, "limit": given.limit, "seed": given.seed}
+        drafts = recorded(given.trajectories, given.traces, proposer=given.proposer, options=options, **rest)
+        found = report(judge(_cases(given), policies, drafts, peers=not given.no_peers, progress=note), names)
     except SpecplugError as error:
-        print_error(str(error))
-        sys.exit(2)
+        parser.error(str(error))
+    tables = f"Simulated.\n\n{shown(found['runs'])}\n\n{shown(found['comparisons'])}"
+    print(json.dumps(found, indent=2) if given.json else tables)
+    for label, kinds in found["faults"].items():
+        note(f"Faults of {label}: {kinds}")
+    return 1 if found["faults"] else 0
+
+
+def _cases(given: argparse.Namespace) -> Iterator[Case]:
+    """Yield a case of each surface, mode and traffic; steady traffic has at least three requests for each place."""
+    for name in given.surface or OPEN:
+        for mode in given.mode or MODES:
+            engine = modes(given.gamma)[mode]
+            engine = engine if given.lag is None else replace(engine, lag=given.lag)
+            for traffic in given.traffic or TRAFFIC:
+                least = 0 if traffic == "ramp" else 3 * concurrency(traffic)
+                yield Case(SURFACES[name], engine, traffic, max(given.requests, least), seed=given.seed)
+
+
+def _traffic(text: str) -> str:
+    concurrency(text)
+    return text
+
+
+def _parser() -> argparse.ArgumentParser:
+    kind = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser("python -m benchmarks.simulate", description=__doc__, formatter_class=kind)
+    add = parser.add_argument
+    add("traces", nargs="*", type=Path, help="files or folders of .jsonl traces; by default the shipped ones")
+    add("--policy", action="append", help="a policy to judge, several joined by +; repeat; by default batch")
+    add("--option", action="append", default=[], metavar="PLUGIN.KEY=VALUE", help="a plug-in's own setting; repeat")
+    add("--surface", action="append", choices=SURFACES, help=f"a cost surface; repeat; by default {', '.join(OPEN)}")
+    add("--mode", action="append", choices=MODES, help="how rows of different lengths are verified; repeat")
+    add("--traffic", action="append", type=_traffic, help="steady:N with N up to 512, or ramp; repeat")
+    add("--requests", type=int, default=400, help="least number of requests")
+    add(
+        "--gamma",
+        type=int,
+        default=15,
+        choices=range(1, 32),
+        metavar="N",
+        help="most draft tokens per request and step",
+    )
+    add("--lag", type=int, choices=range(3), help="steps by which plans are delayed; by default the mode's")
+    add("--seed", type=int, default=0, help="seed of the requests' order and of noise")
+    add("--no-peers", action="store_true", help="leave the adaptive peers out")
+    add("--tokenizer", help="the tokenizer, as for `specplug replay`")
+    add("--proposer", default="ngram", help="the proposer that drafts")
+    add("--limit", type=int, help="only the first N requests of each workload")
+    add("--trajectories", type=Path, help="file of recorded drafts (.npz): read if it exists, otherwise written")
+    add("--json", action="store_true", help="print everything as one JSON object")
+    return parser
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -6,8 +6,8 @@ from collections import defaultdict
 
 import numpy as np
 
-from benchmarks.simulate.modes import Layout, Mode
-from benchmarks.simulate.step import StepResult, StepView
+from benchmarks.simulate.modes import Mode
+from benchmarks.simulate.steps import Decider, StepResult, StepView
 from benchmarks.simulate.surface import Surface
 from benchmarks.simulate.trajectories import Array, Drafts, Trajectories
 from specplug.types.plan import NO_SPECULATION, StepPlan
@@ -16,7 +16,7 @@ DECAY = 0.995
 """Weight of the past in the long-run rate, per step."""
 
 
-class Clairvoyant:
+class Clairvoyant(Decider):
     """Maximises at each step the tokens emitted minus those that its time yields elsewhere, at the long-run rate.
 
     That maximises the long-run rate (Dinkelbach, "On nonlinear fractional programming", 1967) if one step's choice does
@@ -35,18 +35,13 @@ class Clairvoyant:
         self._kept = np.zeros(0, np.int64)
         self._chosen = 0.0, 0.0
 
-    @property
-    def faults(self) -> dict[str, int]:
-        """Return nothing: it has none."""
-        return {}
-
     def plan(self, view: StepView) -> StepPlan:
         """Return the best plan for the step."""
-        if not view.rows:
+        if not view.rows.size:
             self._chosen = 0.0, 0.0
             return NO_SPECULATION
         drafts = self._trajectories.drafts(view.entries, self._mode.gamma)
-        sums = self._sums[len(view.rows).bit_length()]
+        sums = self._sums[view.rows.size.bit_length()]
         best: tuple[float, StepPlan, float] | None = None
         for length in self._lengths():
             plan, kept = self._candidate(drafts, length)
@@ -67,21 +62,18 @@ class Clairvoyant:
 
     def observe(self, view: StepView, result: StepResult) -> None:
         """Count the rate."""
-        if view.rows:
-            sums = self._sums[len(view.rows).bit_length()]
+        if view.rows.size:
+            sums = self._sums[view.rows.size.bit_length()]
             sums *= DECAY
             sums += self._chosen
 
-    def forget(self, request_ids: list[str]) -> None:
-        """Do nothing."""
-
     def _lengths(self) -> tuple[int, ...]:
         mode = self._mode
-        return mode.lengths if mode.layout is Layout.PADDED else tuple(range(mode.gamma + 1))
+        return mode.lengths if mode.name == "padded" else tuple(range(mode.gamma + 1))
 
     def _candidate(self, drafts: Drafts, length: int) -> tuple[StepPlan, Array]:
         """Return the plan, and the rows' lengths, that verify at most `length` tokens of each row."""
-        if self._mode.layout is Layout.PADDED or not length:
+        if self._mode.name == "padded" or not length:
             return StepPlan(length), np.minimum(drafts.lengths, length)
         kept = np.minimum(drafts.accepted, length)
         return StepPlan(self._mode.gamma if kept.any() else 0, token_budget=int(kept.sum())), kept

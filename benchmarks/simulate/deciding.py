@@ -8,15 +8,14 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from dataclasses import dataclass, field, replace
-from operator import attrgetter
 from typing import Any
 
 import numpy as np
 import torch
 
-from benchmarks.simulate.modes import Layout
-from benchmarks.simulate.peers import PEERS, PeerSetup
-from benchmarks.simulate.step import Row, StepResult, StepView
+from benchmarks.simulate.peers import PEERS
+from benchmarks.simulate.profile import Profile
+from benchmarks.simulate.steps import Decider, StepResult, StepView
 from benchmarks.simulate.trajectories import Array, Drafts
 from specplug.assembly import build_draft_stage
 from specplug.interfaces import PluginContext, Proposer
@@ -38,27 +37,18 @@ PLENTY = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """A policy to judge.
+    """A policy to judge."""
 
-    Attributes:
-        label: its name in tables.
-        name: its name in the registry.
-        options: settings of policies, by name.
-        peer: name of a peer of `benchmarks.simulate.peers`, which is registered for one run only; None for installed
-            policies.
-    """
-
-    label: str
-    name: str
-    options: dict[str, dict[str, Any]] = field(default_factory=dict)
-    peer: str | None = None
+    label: str  # in tables
+    name: str  # in the registry
+    options: dict[str, dict[str, Any]] = field(default_factory=dict)  # settings of policies, by name
+    peer: str | None = None  # name in `PEERS`, to be registered for one run only; None for installed policies
 
 
 class Recorded(Proposer):
     """Stands for the proposer whose drafts were recorded."""
 
-    def __init__(self, context: PluginContext) -> None:
-        """Ignore `context`."""
+    def __init__(self, context: PluginContext) -> None: ...
 
     def propose(self, batch: Any, limits: Any, draft: Any) -> None:
         """Draft nothing: the simulation looks drafts up."""
@@ -80,22 +70,22 @@ class _Plugin:
             register(self._peer)
 
 
-class PolicyDecider:
+class PolicyDecider(Decider):
     """Runs one policy.
 
     Args:
         policy: the policy.
-        setup: the server and its mode, whose capabilities the policy is built with; only peers receive the rest.
+        profile: the server and its mode, whose capabilities the policy is built with; only peers receive the rest.
         requests: number of requests; each has a slot of its own.
 
     Raises:
         SettingsError, PluginError: the policy is unknown, or its options are wrong.
     """
 
-    def __init__(self, policy: Policy, setup: PeerSetup, requests: int) -> None:
+    def __init__(self, policy: Policy, profile: Profile, requests: int) -> None:
         peer = PEERS[policy.peer] if policy.peer else None
-        mode, registry = setup.profile.mode, Registry.discover()
-        registry.add(_Plugin(peer.build(setup) if peer else None), Owner("simulate", "benchmarks", ""))
+        mode, registry = profile.mode, Registry.discover()
+        registry.add(_Plugin(peer.build(profile) if peer else None), Owner("simulate", "benchmarks", ""))
         found = load_settings(
             {
                 "policy": policy.name,
@@ -108,21 +98,21 @@ class PolicyDecider:
             registry=registry,
         )
         context = PluginContext(mode.caps, vocab_size=1, max_slots=requests, max_length=PLENTY)
-        self._planner = StepPlanner[Row](
-            found, context, attrgetter("request_id"), attrgetter("length"), lambda row: Bounds(PLENTY, None), registry
+        self._lengths = lengths = np.zeros(requests, np.int64)
+        self._planner = StepPlanner[int](
+            found, context, str, lambda row: int(lengths[row]), lambda row: Bounds(PLENTY, None), registry
         )
         self._stage = build_draft_stage(found.settings, registry, context)
-        self._mode, self._features = mode, setup.features
-        self._matches, self._sources = setup.profile.trajectories.matches, tuple(setup.profile.trajectories.sources)
-        lag = 0 if peer is not None and peer.decides_in_worker else mode.lag
+        self._mode, self._profile, self._sources = mode, profile, tuple(profile.trajectories.sources)
+        lag = 0 if peer is not None and peer.in_worker else mode.lag
         self._plans = deque([UNREPORTED] * lag, maxlen=lag + 1)
         self._trimmed: Draft | None = None
         # Of each request's newest drafts, where an engine derives the budget from prices; NaN at first.
-        self._survival = np.full((requests, mode.gamma), np.nan) if mode.layout is Layout.CUT else None
+        self._survival = np.full((requests, mode.gamma), np.nan) if mode.name == "cut" else None
 
     @property
     def faults(self) -> dict[str, int]:
-        """Return the faults of both halves, by kind."""
+        """Faults of both halves, by kind."""
         counts: Counter[str] = Counter()
         for (_, kind), count in self._planner.faults.items():
             counts[kind] += count
@@ -136,12 +126,14 @@ class PolicyDecider:
         Where drafts are cut on the device, its prices and entry are a budget, as the adapter derives it.
         """
         self._trimmed, planner = None, self._planner
-        planner.make(view.rows, view.num_waiting, view.prefill_tokens)
+        self._profile.prefill_tokens = view.prefill_tokens
+        self._lengths[view.rows] = view.lengths
+        planner.make(view.rows.tolist(), view.num_waiting, view.prefill_tokens)
         self._plans.append(planner.launch(0.0, 0, 0, 0, 0, timed=False))
         plan = self._plans[0].plan[2]
-        if self._survival is None or not (plan.prices or plan.entry) or not view.rows:
+        if self._survival is None or not (plan.prices or plan.entry) or not view.rows.size:
             return plan
-        survival = self._survival[view.indices]
+        survival = self._survival[view.rows]
         survival = completed(survival, ~np.isnan(survival[:, 0]))[:, : plan.draft_length]
         worth = priced_budget(survival, plan.prices, plan.entry)
         return replace(plan, token_budget=plan.budget_of(worth), prices=(), entry=0.0)
@@ -151,10 +143,10 @@ class PolicyDecider:
         batch_size, draft_length = drafts.confidence.shape
         if self._survival is not None and draft_length:
             inside = np.arange(draft_length) < drafts.lengths[:, None]
-            self._survival[view.indices, :draft_length] = np.where(inside, drafts.confidence, 0.0).cumprod(axis=1)
+            self._survival[view.rows, :draft_length] = np.where(inside, drafts.confidence, 0.0).cumprod(axis=1)
         if not self._stage.has_observers and not self._stage.cuts(batch_size, draft_length, plan):
             return drafts.lengths
-        self._features.matches = self._matches[view.entries]
+        self._profile.matches = self._profile.trajectories.matches[view.entries]
         draft, batch = _tensors(drafts, view, self._sources), _batch(view, view.lengths)
         with torch.inference_mode():
             self._trimmed = self._stage.cut(batch, draft, plan)
@@ -163,9 +155,9 @@ class PolicyDecider:
     def observe(self, view: StepView, result: StepResult) -> None:
         """Report a step to the plan half, and its verdicts to the trim half if that learns."""
         launched, planner = self._plans[0], self._planner
-        reports_padding = self._mode.layout is not Layout.RAGGED
+        reports_padding = self._mode.name != "ragged"
         verified = np.full_like(result.kept, result.draft_length) if reports_padding else result.kept
-        names = [row.request_id for row in view.rows]
+        names = [str(row) for row in view.rows.tolist()]
         fates = list(zip(names, verified.tolist(), result.accepted.tolist(), strict=True))
         cost = (len(names), result.tokens, view.context_tokens, result.draft_length, view.prefill_tokens)
         timed = planner.reads_costs and result.tokens > 0
@@ -197,7 +189,7 @@ def _tensors(drafts: Drafts, view: StepView, sources: tuple[str, ...]) -> Draft:
 
 def _batch(view: StepView, lengths: Array) -> EngineBatch:
     """Return the batch of rows of `lengths` [B] tokens, without their texts; each request has a slot of its own."""
-    slots, count = torch.from_numpy(view.indices), len(view.rows)
+    slots, count = torch.from_numpy(view.rows), view.rows.size
     return EngineBatch(
         slots=slots,
         generations=torch.zeros(count, dtype=torch.int64),

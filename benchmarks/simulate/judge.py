@@ -1,21 +1,21 @@
-"""Judge: runs policies, constant lengths, peers and the clairvoyant on the same servers and traffic."""
+"""Judge: compares policies with constant lengths, peers and the clairvoyant, on the same servers and traffic."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
 
-from benchmarks.simulate.arrivals import TrafficSpec, shuffled
 from benchmarks.simulate.clairvoyant import Clairvoyant
 from benchmarks.simulate.deciding import Policy, PolicyDecider
-from benchmarks.simulate.disturbance import Disturbance
 from benchmarks.simulate.engine import Limits, Simulation
 from benchmarks.simulate.modes import Mode
-from benchmarks.simulate.outcome import Outcome
-from benchmarks.simulate.peers import PEERS, PeerSetup
+from benchmarks.simulate.peers import PEERS
 from benchmarks.simulate.profile import Profile
-from benchmarks.simulate.step import Decider
-from benchmarks.simulate.surface import Regime, StepWork, Surface
+from benchmarks.simulate.steps import Decider, Outcome
+from benchmarks.simulate.surface import Surface
+from benchmarks.simulate.traffic import Clock, Disturbance, limits_of, shuffled
 from benchmarks.simulate.trajectories import Trajectories
 
 CEILING = "clairvoyant"
@@ -26,43 +26,28 @@ WEIGHTS = (1.0, 0.7, 0.5)
 
 NONE = Policy("none", "none")
 
-REFERENCE_ROWS = 64
-"""Batch size at which a server's capacity is stated."""
-
 GAMMAS = (1, 3, 7, 15, 31)
 """The constant draft lengths that are compared, as far as gamma allows."""
+
+RATIOS = ("to_none", "to_best_fixed", "to_best_peer", "to_clairvoyant")
+"""Ratios of a policy's goodput to those of others."""
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A server under one traffic.
-
-    Attributes:
-        surface, mode, traffic: what is simulated.
-        requests: number of requests.
-        max_running: most requests at a time under open traffic.
-        limits: the scheduler's.
-        disturbance: noise and drift.
-        seed: seed of the order of requests, of arrivals, and of peers.
-    """
+    """A server under one traffic."""
 
     surface: Surface
     mode: Mode
-    traffic: TrafficSpec
+    traffic: str  # see `traffic.concurrency`
     requests: int
-    max_running: int = 256
     limits: Limits = Limits()  # noqa: RUF009 - frozen
     disturbance: Disturbance = Disturbance()  # noqa: RUF009 - frozen
-    seed: int = 0
+    seed: int = 0  # of the order of requests, and of the disturbance
 
 
-@dataclass(frozen=True, slots=True)
-class Verdict:
-    """The outcome of one policy, named by its label, in one case."""
-
-    case: Case
-    label: str
-    outcome: Outcome
+Judged: TypeAlias = tuple[Case, dict[str, Outcome]]
+"""A case, and the outcome of each policy by its label."""
 
 
 def fixed(gamma: int) -> Policy:
@@ -70,23 +55,12 @@ def fixed(gamma: int) -> Policy:
     return Policy(f"fixed {gamma}", "fixed", {"fixed": {"gamma": gamma}})
 
 
-def field_of(mode: Mode, peers: Iterable[str] = PEERS) -> list[Policy]:
+def field_of(mode: Mode, *, peers: bool = True) -> list[Policy]:
     """Return the policies that others are compared with in a mode: none, constant lengths and adaptive peers."""
-    lengths = sorted({length for length in GAMMAS if length < mode.gamma} | {mode.gamma} - {0})
-    adaptive = [Policy(name, name, peer=name) for name in peers if PEERS[name].applies(mode)]
-    return [NONE, *map(fixed, lengths), *adaptive]
-
-
-def capacity(surface: Surface, trajectories: Trajectories, limits: Limits) -> float:
-    """Return the requests per second that a server completes without speculation, with 64 of them running."""
-    prompt, output = float(trajectories.prompts.mean()), float(trajectories.outputs.mean())
-    context = prompt + limits.cached_context + output / 2
-    decoding = StepWork(REFERENCE_ROWS, REFERENCE_ROWS, round(REFERENCE_ROWS * context))
-    size = limits.step_tokens - REFERENCE_ROWS
-    mixed = decoding._replace(regime=Regime.EAGER, prefill_tokens=size, prefill_pairs=round(size * context))
-    per_step = surface.seconds(decoding)
-    per_prompt_token = (surface.seconds(mixed) - per_step) / size
-    return 1 / (prompt * (1 - limits.cached_share) * per_prompt_token + output * per_step / REFERENCE_ROWS)
+    lengths = sorted({length for length in GAMMAS if length < mode.gamma} | {mode.gamma})
+    cuts = mode.name != "padded"
+    names = [name for name, peer in PEERS.items() if peers and (cuts or not peer.in_worker)]
+    return [NONE, *map(fixed, lengths), *(Policy(name, name, peer=name) for name in names)]
 
 
 def assess(case: Case, policy: Policy, trajectories: Trajectories) -> Outcome:
@@ -95,51 +69,82 @@ def assess(case: Case, policy: Policy, trajectories: Trajectories) -> Outcome:
     Raises:
         SettingsError, PluginError: the policy is unknown, or its options are wrong.
     """
-    setup = PeerSetup(Profile(case.surface, case.mode, trajectories), seed=case.seed)
-    return simulate(case, PolicyDecider(policy, setup, case.requests), trajectories)
+    profile = Profile(case.surface, case.mode, trajectories)
+    return simulate(case, PolicyDecider(policy, profile, case.requests), trajectories)
 
 
 def simulate(case: Case, decider: Decider, trajectories: Trajectories) -> Outcome:
     """Run one case with a decider."""
     items = shuffled(trajectories.outputs.size, case.requests, case.seed)
-    rate = capacity(case.surface, trajectories, case.limits)
-    traffic = case.traffic.build(items, rate, case.max_running, case.seed)
-    clock = replace(case.disturbance, seed=case.disturbance.seed + case.seed).start()
-    return Simulation(traffic, trajectories, case.surface, case.mode, decider, clock, case.limits).run()
+    most, clock = limits_of(case.traffic, case.requests), Clock(case.disturbance, case.seed)
+    return Simulation(items, most, trajectories, case.surface, case.mode, decider, clock, case.limits).run()
 
 
 def ceiling(case: Case, trajectories: Trajectories, others: Iterable[Outcome]) -> Outcome:
     """Return the best outcome in hindsight among `others` and the clairvoyant with each of its weights."""
     deciders = [Clairvoyant(case.surface, case.mode, trajectories, weight) for weight in WEIGHTS]
-    return max([*others, *(simulate(case, decider, trajectories) for decider in deciders)], key=lambda it: it.merit)
+    found = [*others, *(simulate(case, decider, trajectories) for decider in deciders)]
+    return max(found, key=lambda outcome: outcome.goodput)
 
 
 def judge(
-    cases: Sequence[Case],
+    cases: Iterable[Case],
     policies: Sequence[Policy],
     trajectories: Trajectories,
     *,
-    peers: Sequence[str] = tuple(PEERS),
-    progress: Callable[[], None] = lambda: None,
-) -> list[Verdict]:
-    """Run the policies, and all that they are compared with, in all cases; `progress` is called after each policy."""
-    verdicts: list[Verdict] = []
+    peers: bool = True,
+    progress: Callable[[str], None] = lambda run: None,
+) -> Iterator[Judged]:
+    """Run the policies, and all that they are compared with, in all cases; `progress` receives each run's name."""
     for case in cases:
         outcomes: dict[str, Outcome] = {}
-        for policy in (*field_of(case.mode, peers), *policies):
+        where = f"{case.surface.name}, {case.mode.name}, {case.traffic}"
+        for policy in (*field_of(case.mode, peers=peers), *policies):
+            progress(f"{where}: {policy.label}")
             outcomes[policy.label] = assess(case, policy, trajectories)
-            progress()
+        progress(f"{where}: {CEILING}")
         outcomes[CEILING] = ceiling(case, trajectories, outcomes.values())
-        progress()
-        verdicts += [Verdict(case, label, outcome) for label, outcome in outcomes.items()]
-    return verdicts
+        yield case, outcomes
 
 
-def runs_of(cases: Sequence[Case], policies: int, peers: Sequence[str] = tuple(PEERS)) -> int:
-    """Return how often `judge` calls `progress`."""
-    return sum(len(field_of(case.mode, peers)) + policies + 1 for case in cases)
+def report(judged: Iterable[Judged], policies: Sequence[str]) -> dict[str, Any]:
+    """Return everything as JSON-serialisable data; `policies` are the labels of those under test."""
+    comparisons: list[dict[str, Any]] = []
+    runs: list[dict[str, Any]] = []
+    faults: dict[str, dict[str, int]] = {}
+    for case, outcomes in judged:
+        where = {"surface": case.surface.name, "mode": case.mode.name}
+        for label in policies:
+            ratios = _ratios(label, {name: outcome.goodput for name, outcome in outcomes.items()})
+            comparisons.append({"policy": label, **where, "traffic": case.traffic, **ratios})
+        where |= {"lag": case.mode.lag, "gamma": case.mode.gamma, "traffic": case.traffic, "requests": case.requests}
+        for label, outcome in outcomes.items():
+            runs.append({**where, "policy": label, **outcome.figures()})
+            for kind, count in outcome.faults.items():
+                kinds = faults.setdefault(label, {})
+                kinds[kind] = kinds.get(kind, 0) + count
+    return {"simulated": True, "comparisons": comparisons, "faults": faults, "runs": runs}
 
 
-def is_constant(label: str) -> bool:
-    """Return whether a policy of the field always plans the same draft length."""
-    return label == NONE.label or label.startswith("fixed ")
+def _ratios(label: str, goodput: dict[str, float]) -> dict[str, float | None]:
+    """Return the ratios by the keys `RATIOS`; None without anything to compare with."""
+    others = (
+        [goodput[NONE.label]],
+        [rate for name, rate in goodput.items() if name.startswith("fixed ")],
+        [rate for name, rate in goodput.items() if name in PEERS],
+        [goodput[CEILING]],
+    )
+    ratios = [goodput[label] / max(rates, default=math.nan) for rates in others]
+    return {key: None if math.isnan(ratio) else ratio for key, ratio in zip(RATIOS, ratios, strict=True)}
+
+
+def shown(rows: Sequence[dict[str, Any]]) -> str:
+    """Return rows as a table in Markdown."""
+    keys = list(dict.fromkeys(key for row in rows for key in row))
+    cells = [[_cell(row.get(key)) for key in keys] for row in rows]
+    head = [key.replace("_", " ") for key in keys]
+    return "\n".join("| " + " | ".join(line) + " |" for line in [head, ["---"] * len(keys), *cells])
+
+
+def _cell(value: Any) -> str:
+    return "" if value is None else f"{value:.3f}" if isinstance(value, float) else str(value)

@@ -6,13 +6,10 @@ Each mode declares the `EngineCaps` that an adapter declares for an engine in th
 from __future__ import annotations
 
 import bisect
-import enum
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from benchmarks.simulate.surface import Regime
 from benchmarks.simulate.trajectories import Array
-from specplug.errors import SettingsError, suggest
 from specplug.types.caps import DraftLengthChange, EngineCaps, Feedback, Ragged
 
 CAPTURED_TOKENS = (1, 2, 4, *range(8, 256, 8), *range(256, 513, 16))
@@ -22,42 +19,25 @@ CAPTURED_LENGTHS = (0, 1, 2, 3, 5, 7, 11, 15, 23, 31)
 """Draft lengths that graphs are captured for where rows are padded."""
 
 
-class Layout(enum.Enum):
-    """How rows whose drafts differ in length are verified."""
-
-    PADDED = "padded"
-    RAGGED = "ragged"
-    CUT = "cut on the device"
-
-
 @dataclass(frozen=True, slots=True)
 class Mode:
-    """A layout, and the lag of decisions.
-
-    Attributes:
-        name: name of the mode.
-        layout: how rows of different lengths are verified.
-        lag: steps between a plan and the verification that it shapes; 0 is the step that it is made for.
-        gamma: most draft tokens per row.
-    """
+    """How rows whose drafts differ in length are verified: padded, ragged, or cut on the device."""
 
     name: str
-    layout: Layout
-    lag: int
-    gamma: int
+    lag: int  # steps between a plan and the verification that it shapes; 0 is the step that it is made for
+    gamma: int  # most draft tokens per row
 
     @property
     def caps(self) -> EngineCaps:
         """Return the capabilities that the engine declares to policies."""
-        padded = self.layout is Layout.PADDED
+        padded = self.name == "padded"
         return EngineCaps(
             max_draft_length=self.gamma,
             captured_draft_lengths=self.lengths if padded else (),
             ragged=Ragged.PADDED if padded else Ragged.NATIVE,
             draft_length_change=DraftLengthChange.CAPTURED if padded else DraftLengthChange.FREE,
-            decision_lag=self.lag,
             feedback=Feedback.SCHEDULER,
-            verifies_budget=self.layout is Layout.CUT,
+            verifies_budget=self.name == "cut",
         )
 
     @property
@@ -74,9 +54,9 @@ class Mode:
             budget: the plan's token budget, if it has one.
         """
         rows = kept.size
-        if self.layout is Layout.PADDED:
+        if self.name == "padded":
             return rows * (draft_length + 1), Regime.UNIFORM
-        if self.layout is Layout.CUT:
+        if self.name == "cut":
             places = rows * draft_length
             drafted = places if budget is None else min(max(0, budget), places)
             return rows + drafted, Regime.UNIFORM if drafted in (0, places) else Regime.MIXED
@@ -100,22 +80,5 @@ def launch(tokens: int, captured: Regime, prefill_tokens: int) -> tuple[int, Reg
 
 def modes(gamma: int) -> dict[str, Mode]:
     """Return the modes by name, with the lag of the engine that has them."""
-    known = (
-        Mode("padded", Layout.PADDED, lag=2, gamma=gamma),  # vLLM V2 with async scheduling
-        Mode("ragged", Layout.RAGGED, lag=1, gamma=gamma),  # vLLM V1
-        Mode("cut", Layout.CUT, lag=2, gamma=gamma),  # vLLM V2 with adaptive verification
-    )
-    return {mode.name: mode for mode in known}
-
-
-def modes_named(names: Sequence[str], gamma: int) -> list[Mode]:
-    """Return modes by their names.
-
-    Raises:
-        SettingsError: there is no such mode.
-    """
-    known = modes(gamma)
-    for name in names:
-        if name not in known:
-            raise SettingsError.build(f"unknown mode {name!r}", who="--mode", remedy=suggest(name, known))
-    return [known[name] for name in names]
+    lags = {"padded": 2, "ragged": 1, "cut": 2}  # vLLM V2 with async scheduling, V1, and V2 with adaptive verification
+    return {name: Mode(name, lag, gamma) for name, lag in lags.items()}

@@ -5,12 +5,12 @@ A policy under test receives none of this.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
 import numpy as np
 
-from benchmarks.simulate.modes import CAPTURED_TOKENS, Layout, Mode, launch
+from benchmarks.simulate.modes import CAPTURED_TOKENS, Mode, launch
 from benchmarks.simulate.surface import Regime, StepWork, Surface
 from benchmarks.simulate.trajectories import Array, Trajectories
 
@@ -21,28 +21,23 @@ BEYOND = (768, 1024, 2048, 4096, 8192)
 """Token counts beyond the captured ones that are profiled."""
 
 
-@dataclass(frozen=True)
+@dataclass
 class Profile:
-    """Measurements of one server in one mode, without noise.
-
-    Attributes:
-        surface, mode: the server.
-        trajectories: traffic like that to be served, for the acceptance of constant draft lengths.
-    """
+    """Measurements of one server in one mode, without noise, and what peers know of the current step."""
 
     surface: Surface
     mode: Mode
-    trajectories: Trajectories
+    trajectories: Trajectories  # traffic like that to be served, for the acceptance of constant draft lengths
+    prefill_tokens: int = 0  # prompt tokens of the step that is planned
+    matches: Array = field(default_factory=lambda: np.zeros(0, np.uint8))  # [B] uint8, see `Trajectories.matches`
 
     @cached_property
     def verification(self) -> tuple[Array, Array]:
         """Return token counts, ascending, and the seconds of the target's kernels for each, as [n] float64."""
-        rows_for = self.mode.gamma + 1
-        captured = Regime.PIECEWISE if self.mode.layout is Layout.RAGGED else Regime.MIXED
-        sizes = np.array([*CAPTURED_TOKENS, *BEYOND])
-        seconds = []
+        captured = Regime.PIECEWISE if self.mode.name == "ragged" else Regime.MIXED
+        sizes, seconds = np.array([*CAPTURED_TOKENS, *BEYOND]), []
         for size in sizes.tolist():
-            rows = max(1, size // rows_for)
+            rows = max(1, size // (self.mode.gamma + 1))
             padded, regime = launch(size, captured, 0)
             work = StepWork(rows, padded, rows * CONTEXT, self.mode.gamma, regime)
             seconds.append(self.surface.forward_seconds(work))

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import enum
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import NamedTuple
 
 
@@ -27,50 +27,29 @@ class Regime(enum.IntEnum):
 
 
 class StepWork(NamedTuple):
-    """The work of one step.
+    """The work of one step."""
 
-    Attributes:
-        rows: requests that decode.
-        tokens: tokens that the target runs for them: one each, draft tokens, and all padding.
-        context_tokens: their context tokens before the step.
-        draft_length: draft tokens per row that the step was planned for; 0 is plain decoding.
-        regime: how kernels are launched.
-        prefill_tokens: prompt tokens.
-        prefill_pairs: the sum over prompt tokens of the tokens that each attends to.
-        changed: whether the draft length differs from the step before.
-        missed: tokens that the proposer has not ingested yet, as the steps before had a draft length of 0.
-    """
-
-    rows: int
-    tokens: int
-    context_tokens: int
-    draft_length: int = 0
+    rows: int  # requests that decode
+    tokens: int  # tokens that the target runs for them: one each, draft tokens, and all padding
+    context_tokens: int  # their context tokens before the step
+    draft_length: int = 0  # draft tokens per row that the step was planned for; 0 is plain decoding
     regime: Regime = Regime.UNIFORM
-    prefill_tokens: int = 0
-    prefill_pairs: int = 0
-    changed: bool = False
-    missed: int = 0
+    prefill_tokens: int = 0  # prompt tokens
+    prefill_pairs: int = 0  # the sum over prompt tokens of the tokens that each attends to
+    changed: bool = False  # whether the draft length differs from the step before
+    missed: int = 0  # tokens that the proposer has not ingested yet, after steps of draft length 0
 
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """One accelerator, and the group that shares a model.
+    """One accelerator, and the group that shares a model."""
 
-    Attributes:
-        bandwidth: bytes per second that kernels reach.
-        arithmetic: floating-point operations per second that large matrix products reach.
-        ranks: tensor-parallel ranks.
-        reduce_seconds: latency of one all-reduce; there are two per layer if there are several ranks.
-        link: bytes per second of an all-reduce.
-        sharpness: p of the p-norm; the higher, the sharper the corner between memory and arithmetic.
-    """
-
-    bandwidth: float = 3.9e12
-    arithmetic: float = 5.9e14
-    ranks: int = 1
-    reduce_seconds: float = 9e-6
-    link: float = 3.5e11
-    sharpness: float = 3.0
+    bandwidth: float = 3.9e12  # bytes per second that kernels reach
+    arithmetic: float = 5.9e14  # floating-point operations per second that large matrix products reach
+    ranks: int = 1  # tensor-parallel ranks
+    reduce_seconds: float = 9e-6  # latency of one all-reduce; there are two per layer if there are several ranks
+    link: float = 3.5e11  # bytes per second of an all-reduce
+    sharpness: float = 3.0  # p of the p-norm; the higher, the sharper the corner between memory and arithmetic
 
     def overlapped(self, one: float, other: float) -> float:
         """Return the time of two activities that overlap."""
@@ -82,18 +61,12 @@ class Device:
 
 @dataclass(frozen=True, slots=True)
 class Experts:
-    """The expert matrices of a mixture of experts, in all layers together.
+    """The expert matrices of a mixture of experts, in all layers together."""
 
-    Attributes:
-        count, per_token: experts of a layer, and those that one token is routed to.
-        parameters: parameters of one expert, summed over the layers.
-        diversity: share of the experts of a further token of a row that the row's other tokens do not already use.
-    """
-
-    count: int
-    per_token: int
-    parameters: float
-    diversity: float = 0.7
+    count: int  # experts of a layer
+    per_token: int  # those that one token is routed to
+    parameters: float  # parameters of one expert, summed over the layers
+    diversity: float = 0.7  # share of a further token's experts that its row's other tokens do not already use
 
     def touched(self, rows: float, tokens: float) -> float:
         """Return the expected number of experts of a layer that a batch reads, for tokens routed at random."""
@@ -103,55 +76,37 @@ class Experts:
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """The dimensions of a target model.
-
-    Attributes:
-        layers, hidden, vocab: number of layers, hidden size, vocabulary size.
-        parameters: parameters that every token uses, without experts and the output matrix.
-        heads, kv_heads, head_dim: of attention.
-        weight_bytes, kv_bytes: bytes of a parameter, and of a number in the key-value cache.
-        experts: the experts; None for a dense model.
-    """
+    """The dimensions of a target model."""
 
     layers: int
     hidden: int
     vocab: int
-    parameters: float
+    parameters: float  # parameters that every token uses, without experts and the output matrix
     heads: int
     kv_heads: int
     head_dim: int = 128
     weight_bytes: float = 2.0
-    kv_bytes: float = 2.0
+    kv_bytes: float = 2.0  # of a number in the key-value cache
     experts: Experts | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Host:
-    """Time outside the target's kernels, in seconds.
+    """Time outside the target's kernels, in seconds."""
 
-    Attributes:
-        step, per_row: scheduling, sampling and streaming that do not overlap with the device.
-        layer_launch: launch time of one layer, by regime: gaps between kernels within a captured graph, and time of
-            the host, which overlaps with the device, otherwise.
-        speculation, per_draft_token: rejection sampling and metadata of a step with drafts, fixed and for each token.
-        drafting, drafting_per_row, drafting_per_position: the proposer's time, fixed, for each row, and for each
-            position in turn, as a draft model takes it.
-        idle: the proposer's time in a step of draft length 0, as a draft model takes it to keep its cache in step.
-        change: switching to another draft length.
-        catch_up: ingesting one token that was missed at draft length 0.
-    """
-
-    step: float = 3e-4
+    step: float = 3e-4  # scheduling, sampling and streaming that do not overlap with the device
     per_row: float = 4e-6
+    # Launch of one layer, by regime: gaps between kernels within a captured graph, and otherwise time of the host,
+    # which overlaps with the device.
     layer_launch: tuple[float, float, float, float] = (3e-6, 3.4e-6, 2.6e-5, 1.1e-4)
-    speculation: float = 1.5e-4
+    speculation: float = 1.5e-4  # rejection sampling and metadata of a step with drafts
     per_draft_token: float = 6e-7
-    drafting: float = 1.0e-4
+    drafting: float = 1.0e-4  # the proposer's time
     drafting_per_row: float = 2e-6
-    drafting_per_position: float = 0.0
-    idle: float = 0.0
-    change: float = 5e-5
-    catch_up: float = 1.5e-7
+    drafting_per_position: float = 0.0  # as a draft model takes it, position after position
+    idle: float = 0.0  # the proposer's time in a step of draft length 0, as a draft model takes it for its cache
+    change: float = 5e-5  # switching to another draft length
+    catch_up: float = 1.5e-7  # ingesting one token that was missed at draft length 0
 
 
 TILE = 64
@@ -163,20 +118,12 @@ EXPERT_TILE = 16
 
 @dataclass(frozen=True, slots=True)
 class Surface:
-    """The seconds of a step on one server.
-
-    Attributes:
-        name: name of the surface.
-        summary: one line on what it models.
-        held_out: whether it is set aside for the final assessment, and must not be used to tune a policy.
-    """
+    """The seconds of a step on one server."""
 
     name: str
-    summary: str
     model: Model
-    device: Device = field(default_factory=Device)
-    host: Host = field(default_factory=Host)
-    held_out: bool = False
+    device: Device = Device()
+    host: Host = Host()
 
     def seconds(self, work: StepWork) -> float:
         """Return the time of a step, without noise.  It never falls when there is more work of any kind."""
@@ -240,3 +187,56 @@ class Surface:
             return 0.0
         size = (work.tokens + work.prefill_tokens) * model.hidden * 2
         return 2 * model.layers * (device.reduce_seconds + size / device.link)
+
+
+LLAMA_8B = Model(layers=32, hidden=4096, vocab=128_256, parameters=7.0e9, heads=32, kv_heads=8)
+LLAMA_70B = Model(layers=80, hidden=8192, vocab=128_256, parameters=68.5e9, heads=64, kv_heads=8)
+QWEN_30B_A3B = Model(
+    layers=48,
+    hidden=2048,
+    vocab=151_936,
+    parameters=0.9e9,
+    heads=32,
+    kv_heads=4,
+    experts=Experts(count=128, per_token=8, parameters=48 * 3 * 2048 * 768),
+)
+MISTRAL_24B_FP8 = Model(
+    layers=40, hidden=5120, vocab=131_072, parameters=22.3e9, heads=32, kv_heads=8, weight_bytes=1.0, kv_bytes=1.0
+)
+GLM_106B_A12B = Model(
+    layers=46,
+    hidden=4096,
+    vocab=151_552,
+    parameters=4.5e9,
+    heads=96,
+    kv_heads=8,
+    weight_bytes=1.0,
+    experts=Experts(count=128, per_token=8, parameters=45 * 3 * 4096 * 1408, diversity=0.85),
+)
+
+SURFACES = {
+    surface.name: surface
+    for surface in (
+        Surface("h200-8b", LLAMA_8B),
+        Surface("h200-70b-tp4", LLAMA_70B, Device(ranks=4)),
+        Surface("h200-moe-30b", QWEN_30B_A3B),
+        # Synchronous scheduling, and a proposer on the host without a stream.
+        Surface(
+            "h200-24b-fp8-sync",
+            MISTRAL_24B_FP8,
+            Device(arithmetic=9.6e14, sharpness=2.2),
+            Host(step=1.4e-3, per_row=1.1e-5, speculation=4e-4, drafting=3e-4, drafting_per_row=7e-6, change=0.0),
+        ),
+        # A draft model, which takes time in steps without drafts too.
+        Surface(
+            "h200-moe-106b-tp2-model",
+            GLM_106B_A12B,
+            Device(arithmetic=8.0e14, ranks=2, sharpness=4.5),
+            Host(drafting=2e-4, drafting_per_position=2.2e-4, idle=3.5e-4, change=2e-4, catch_up=1.5e-6),
+        ),
+    )
+}
+"""Servers on NVIDIA H200 with models of common dimensions, all simulated."""
+
+HELD_OUT = ("h200-24b-fp8-sync", "h200-moe-106b-tp2-model")
+"""Surfaces to assess a finished policy on: whoever tunes on them loses the only check against overfitting."""

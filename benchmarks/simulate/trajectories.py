@@ -5,72 +5,46 @@ A simulation of a thousand requests at batch size 512 then looks drafts up inste
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, NamedTuple
-from zipfile import BadZipFile
 
 import numpy as np
 import numpy.typing as npt
-
-from specplug.errors import TraceError, describe
 
 Array = npt.NDArray[Any]
 
 
 class Drafts(NamedTuple):
-    """The drafts of B rows, at most N tokens each.
+    """The drafts of B rows, at most N tokens each."""
 
-    Attributes:
-        lengths: [B] int64.
-        accepted: [B] int64, the tokens that the target accepts if all are verified.
-        confidence: [B, N] float32, 0 beyond the length.
-        source: [B, N] int32, -1 beyond the length.
-    """
-
-    lengths: Array
-    accepted: Array
-    confidence: Array
-    source: Array
+    lengths: Array  # [B] int64
+    accepted: Array  # [B] int64, the tokens that the target accepts if all are verified
+    confidence: Array  # [B, N] float32, 0 beyond the length
+    source: Array  # [B, N] int32, -1 beyond the length
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Trajectories:
     """The drafts of R requests at P positions in all; a position is the number of output tokens known, from 1.
 
-    Attributes:
-        names: [R] str, ids of the requests.
-        prompts: [R] int64, prompt tokens.
-        outputs: [R] int64, output tokens, of which prefill emits the first.
-        lengths: [P] uint8, tokens of the draft; request r's position p is entry `starts[r] + p - 1`.
-        accepted: [P] uint8, the longest common prefix of the draft and the rest of the output.
-        confidence: [P, N] float32, 0 beyond the length.
-        source: [P, N] int8, index into `sources`, -1 beyond the length.
-        matches: [P] uint8, the bucket of the longest earlier match in the request's own text, see `matching`.
-        sources: names of the proposer's sources.
+    Position p of request r is entry `starts[r] + p - 1`.
     """
 
-    names: Array
-    prompts: Array
-    outputs: Array
-    lengths: Array
-    accepted: Array
-    confidence: Array
-    source: Array
-    matches: Array
-    sources: Array
+    prompts: Array  # [R] int64, prompt tokens
+    outputs: Array  # [R] int64, output tokens, of which prefill emits the first
+    lengths: Array  # [P] uint8, tokens of the draft
+    accepted: Array  # [P] uint8, the longest common prefix of the draft and the rest of the output
+    confidence: Array  # [P, N] float32, 0 beyond the length
+    source: Array  # [P, N] int8, index into `sources`, -1 beyond the length
+    matches: Array  # [P] uint8, bucket of the longest earlier match in the request's own text, see `recording`
+    sources: Array  # names of the proposer's sources
 
     @property
     def starts(self) -> Array:
         """Return [R] int64, the entry of each request's position 1."""
         ends = np.cumsum(self.outputs - 1)
         return np.asarray(ends - (self.outputs - 1))
-
-    @property
-    def draft_length(self) -> int:
-        """N, the most draft tokens of a position."""
-        return int(self.confidence.shape[1])
 
     def drafts(self, entries: Array, draft_length: int) -> Drafts:
         """Return the drafts at `entries` [B], cut to `draft_length` tokens."""
@@ -95,26 +69,10 @@ class Trajectories:
     def save(self, path: Path) -> None:
         """Write a compressed `.npz` file."""
         with path.open("wb") as file:
-            np.savez_compressed(file, allow_pickle=False, **dict(self._arrays()))
+            np.savez_compressed(file, **{field.name: getattr(self, field.name) for field in fields(self)})
 
     @classmethod
     def load(cls, path: Path) -> Trajectories:
-        """Read a file that `save` wrote.
-
-        Raises:
-            TraceError: the file cannot be read, or lacks an array.
-        """
-        try:
-            with np.load(path, allow_pickle=False) as file:
-                return cls(**{field.name: file[field.name] for field in fields(cls)})
-        except (OSError, EOFError, ValueError, KeyError, TypeError, BadZipFile) as error:
-            raise TraceError.build(
-                "cannot read trajectories",
-                who=str(path),
-                found=describe(error),
-                expected="a file that --trajectories wrote",
-            ) from error
-
-    def _arrays(self) -> Iterator[tuple[str, Array]]:
-        for field in fields(self):
-            yield field.name, getattr(self, field.name)
+        """Read a file that `save` wrote."""
+        with np.load(path, allow_pickle=False) as file:
+            return cls(**{field.name: file[field.name] for field in fields(cls)})

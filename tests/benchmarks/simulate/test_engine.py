@@ -9,13 +9,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from benchmarks.simulate.arrivals import bursty, poisson, ramp, steady
 from benchmarks.simulate.deciding import Policy
-from benchmarks.simulate.disturbance import Disturbance
 from benchmarks.simulate.engine import Limits
 from benchmarks.simulate.modes import CAPTURED_TOKENS, modes
 from benchmarks.simulate.recording import record
 from benchmarks.simulate.surface import Regime
+from benchmarks.simulate.traffic import Clock, Disturbance, concurrency, limits_of, shuffled
 from specplug.replay.interleaved import replay_interleaved
 from specplug.replay.setup import Setup
 from specplug.types.plan import StepPlan
@@ -31,23 +30,22 @@ MODES = ("padded", "ragged", "cut")
     seed=st.integers(0, 10_000),
     mode=st.sampled_from(MODES),
     lag=st.integers(0, 2),
-    concurrency=st.integers(1, 16),
+    most=st.integers(1, 16),
     policy=st.sampled_from([NONE, fixed(1), fixed(3), fixed(8), fixed(8, token_budget=5), BATCH]),
 )
 @settings(max_examples=60)
-def test_every_request_emits_its_output_and_nothing_else(seed, mode, lag, concurrency, policy):
+def test_every_request_emits_its_output_and_nothing_else(seed, mode, lag, most, policy):
     trajectories = random_trajectories(seed)
-    found = run(trajectories, policy, replace(modes(8)[mode], lag=lag), concurrency=concurrency)
+    found = run(trajectories, policy, replace(modes(8)[mode], lag=lag), concurrency=most)
     assert found.faults == {}
     assert found.outputs.tolist() == trajectories.outputs.tolist()
-    assert np.all(found.started <= found.first)
-    assert np.all(found.first <= found.finished)
+    assert np.all(found.started < found.finished)
     steps = found.steps
     assert steps.emitted.sum() == (trajectories.outputs - 1).sum()
     ended_inside = steps.accepted.sum() + steps.rows.sum() - steps.emitted.sum()  # drafts accepted up to the end
     assert 0 <= ended_inside <= trajectories.outputs.size
     assert np.all(steps.accepted <= steps.verified)
-    assert np.all(steps.rows <= concurrency)
+    assert np.all(steps.rows <= most)
     assert np.all(np.diff(steps.ended) > 0)
 
 
@@ -166,25 +164,31 @@ def test_prompts_are_computed_in_chunks_within_the_steps_budget():
     assert any(work.rows and work.prefill_tokens for work in surface.work)
     assert max(work.prefill_tokens for work in surface.work) <= 64
     cached = Recorder()
-    run(trajectories, fixed(3), surface=cached, limits=Limits(cached_share=1.0, cached_context=5000))
+    run(trajectories, fixed(3), surface=cached, limits=Limits(cached_share=1.0))
     assert sum(work.prefill_tokens for work in cached.work) == trajectories.prompts.size  # the last token of each
-    assert max(work.context_tokens for work in cached.work) > 5000
 
 
-def test_arrivals_are_waited_for_and_none_is_served_before_it_came():
-    trajectories = random_trajectories(requests=20)
-    items = np.arange(20)
-    for traffic in (poisson(items, 100.0, 3, seed=1), bursty(items, 100.0, 3, seed=1)):
-        found = run(trajectories, fixed(3), traffic=traffic)
-        assert found.started.tolist() == traffic.arrivals.tolist()
-        assert np.all(found.first > traffic.arrivals)
-        assert found.steps.rows.max() <= 3
-        assert found.outputs.tolist() == trajectories.outputs.tolist()
+def test_items_are_used_again_only_after_all_others():
+    found = shuffled(7, 20, seed=3)
+    assert sorted(found[:7]) == sorted(found[7:14]) == list(range(7))
+    assert len({*found[14:].tolist()}) == 6
+    assert found.tolist() == shuffled(7, 20, seed=3).tolist() != shuffled(7, 20, seed=4).tolist()
+
+
+@pytest.mark.parametrize("text", ["", "steady", "steady:0", "steady:1.5", "steady:513", "ramp:3", "burst:1"])
+def test_traffic_is_a_ramp_or_steady(text):
+    assert (concurrency("steady:64"), concurrency("ramp")) == (64, 128)
+    with pytest.raises(ValueError):  # noqa: PT011 - of `int` too
+        concurrency(text)
+
+
+def test_a_ramp_goes_up_and_down():
+    assert limits_of("ramp", 100).tolist() == [8] * 10 + [128] * 80 + [8] * 10
 
 
 def test_a_ramp_fills_and_empties_the_batch():
     trajectories = random_trajectories(requests=400, longest=60)
-    found = run(trajectories, NONE, traffic=ramp(np.arange(400)), limits=Limits(cached_share=1.0)).steps
+    found = run(trajectories, NONE, traffic="ramp", limits=Limits(cached_share=1.0)).steps
     assert found.rows[:10].max() <= 8
     assert found.rows.max() == 128
 
@@ -192,14 +196,14 @@ def test_a_ramp_fills_and_empties_the_batch():
 def test_equal_seeds_give_equal_runs():
     trajectories = random_trajectories()
     one, same, other = (
-        run(trajectories, BATCH, "ragged", disturbance=Disturbance(seed=seed)).finished.tolist() for seed in (1, 1, 2)
+        run(trajectories, BATCH, clock=Clock(Disturbance(), seed)).finished.tolist() for seed in (1, 1, 2)
     )
     assert one == same != other
 
 
 def test_an_outcomes_figures_by_hand():
     trajectories = random_trajectories(requests=3)
-    found = run(trajectories, NONE, traffic=steady(np.arange(3), 3))
+    found = run(trajectories, NONE, concurrency=3)
     figures = found.figures()
     assert figures["tau"] == 1.0
     assert figures["rejected_share"] == 0.0

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
-
 import numpy as np
 import pytest
 import torch
@@ -11,23 +9,22 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from benchmarks.simulate.deciding import Policy
-from benchmarks.simulate.modes import Layout, modes
-from benchmarks.simulate.peers import PEERS, PeerSetup
-from benchmarks.simulate.peers.nightjar import NightjarPlanner
-from benchmarks.simulate.peers.survival import Counts, SurvivalPlanner, SurvivalTrim
-from benchmarks.simulate.peers.tiers import Tier, TiersPlanner
+from benchmarks.simulate.judge import field_of
+from benchmarks.simulate.modes import modes
+from benchmarks.simulate.peers import PEERS, Tier, TiersPlanner
 from benchmarks.simulate.profile import Profile
+from benchmarks.simulate.survival import Counts, SurvivalPlanner, SurvivalTrim
 from specplug.interfaces import PluginContext
 from specplug.types.draft import Draft
-from specplug.types.plan import HostStats, RequestStats, StepCost, StepReport
+from specplug.types.plan import HostStats, RequestStats
 from specplug.types.trim import TrimLimits
 from tests.benchmarks.simulate.tools import SURFACE, random_trajectories, run
 
 MODES = modes(8)
 
 
-def setup(mode: str = "cut") -> PeerSetup:
-    return PeerSetup(Profile(SURFACE, MODES[mode], random_trajectories()))
+def profile(mode: str = "cut") -> Profile:
+    return Profile(SURFACE, MODES[mode], random_trajectories())
 
 
 def stats(rows: int) -> HostStats:
@@ -39,7 +36,7 @@ def context(mode: str = "cut") -> PluginContext:
 
 
 @pytest.mark.parametrize(
-    ("name", "mode"), [(n, m) for n, m in itertools.product(PEERS, MODES) if PEERS[n].applies(MODES[m])]
+    ("name", "mode"), [(policy.peer, mode) for mode in MODES for policy in field_of(MODES[mode]) if policy.peer]
 )
 def test_every_peer_serves_without_faults(name, mode):
     trajectories = random_trajectories(requests=40)
@@ -49,15 +46,11 @@ def test_every_peer_serves_without_faults(name, mode):
     assert found.steps.draft_length.max() > 0
 
 
-def test_peers_that_choose_tokens_need_drafts_that_can_be_cut():
-    assert [name for name in PEERS if not PEERS[name].applies(MODES["padded"])] == ["survival", "gate"]
-
-
 def test_a_table_has_the_best_constant_length_of_each_range():
-    planner = PEERS["table"].build(setup("padded")).build(context("padded"))
-    profile = setup("padded").profile
+    given = profile("padded")
+    planner = PEERS["table"].build(given).build(context("padded"))
     for rows in (3, 6, 96):
-        expected = max(profile.mode.lengths, key=lambda length: profile.acceptance[length] / profile.step(rows, length))
+        expected = max(given.mode.lengths, key=lambda length: given.acceptance[length] / given.step(rows, length))
         assert planner.plan(stats(rows)).draft_length == expected
     assert planner.plan(stats(512)).draft_length <= planner.plan(stats(1)).draft_length
 
@@ -92,26 +85,6 @@ class TestTiers:
         assert {*lengths} == {0, 1}
 
 
-class TestNightjar:
-    def test_the_fastest_length_is_held_most(self):
-        planner, chosen = NightjarPlanner(context("padded"), (0, 1, 3, 7), restart=0.0, seed=0), []
-        for step in range(3000):
-            length = planner.plan(stats(4)).draft_length
-            chosen.append(length)
-            seconds = 0.01 * (1.0 if length == 3 else 1.5)
-            cost = StepCost(4, 4 * (length + 1), 100, length, seconds)
-            planner.observe(StepReport.build(step, length, 4, [(length, 0)] * 4, cost))
-        assert {*chosen} == {0, 1, 3, 7}
-        assert np.mean(np.array(chosen[1000:]) == 3) > 0.7
-
-    def test_steps_with_prompt_tokens_teach_nothing(self):
-        planner = NightjarPlanner(context("padded"), (0, 1), restart=0.0, seed=0)
-        planner.plan(stats(4))
-        planner.observe(StepReport.build(0, 1, 4, [(1, 0)] * 4, StepCost(4, 500, 100, 1, 9.0)))
-        planner.observe(StepReport.build(0, 1, 4, [(1, 0)] * 4, None))
-        assert planner._bins[3].losses == {}
-
-
 class TestSurvival:
     def draft(self, lengths):
         draft = Draft.allocate(len(lengths), 8, sources=("own text",))
@@ -120,9 +93,9 @@ class TestSurvival:
         return draft
 
     def test_confidences_are_counts_by_source_bucket_and_position(self):
-        given = setup()
+        given = profile()
         counts = Counts(given, own_confidences=False)
-        given.features.matches = np.array([2, 5], np.uint8)
+        given.matches = np.array([2, 5], np.uint8)
         counts.rated(self.draft([3, 2]))
         counts.learn(np.array([3, 2]), np.array([2, 0]))  # row 0: yes, yes, no; row 1: no
         rated = counts.rated(self.draft([3, 2])).confidence
@@ -133,12 +106,12 @@ class TestSurvival:
     @given(st.integers(1, 40), st.integers(0, 300), st.integers(0, 1000))
     @settings(max_examples=40)
     def test_the_budget_has_the_best_ratio_on_the_profiled_curve(self, rows, prefill, seed):
-        given = setup()
+        given = profile()
         counts = Counts(given, own_confidences=True)
         counts.survival = np.cumprod(np.random.default_rng(seed).uniform(0, 1, (rows, 8)), axis=1)
-        planner = SurvivalPlanner(context(), counts, given.profile)
-        plan = planner.plan(HostStats(0, stats(rows).requests, 0, prefill))
-        sizes, seconds = given.profile.verification
+        given.prefill_tokens = prefill
+        plan = SurvivalPlanner(context(), counts, given).plan(stats(rows))
+        sizes, seconds = given.verification
         scores = np.sort(counts.survival.ravel())[::-1]
 
         def ratio(budget):
@@ -148,27 +121,22 @@ class TestSurvival:
                 if total <= 512
                 else np.interp(total, sizes[sizes > 512], seconds[sizes > 512])
             )
-            return (rows + scores[:budget].sum()) / (given.profile.drafting(rows) + cost)
+            return (rows + scores[:budget].sum()) / (given.drafting(rows) + cost)
 
         best = max(map(ratio, range(scores.size + 1)))
         assert ratio(plan.token_budget) == pytest.approx(best) or plan.token_budget == 1
 
     def test_the_likeliest_tokens_are_kept(self):
-        given = setup()
+        given = profile()
         counts = Counts(given, own_confidences=True)
-        given.features.matches = np.zeros(2, np.uint8)
+        given.matches = np.zeros(2, np.uint8)
         draft = self.draft([3, 0])
         draft.set_row(1, [0, 0], 0.5)
         kept = SurvivalTrim(counts).trim(draft, TrimLimits.build(4, torch.ones(2, dtype=torch.bool)))
         assert kept.lengths.tolist() == [3, 1]
 
     def test_a_gate_drafts_equally_long_below_its_knee_only(self):
-        planner = PEERS["gate"].build(setup()).build(context())
+        planner = PEERS["gate"].build(profile()).build(context())
         assert planner.plan(stats(2)).token_budget is None
         assert planner.plan(stats(2)).draft_length == 8
         assert planner.plan(stats(400)).token_budget is not None
-
-
-def test_only_peers_that_decide_in_the_worker_have_no_lag():
-    assert [name for name, peer in PEERS.items() if peer.decides_in_worker] == ["survival", "gate"]
-    assert {mode.layout for mode in MODES.values()} == {*Layout}

@@ -8,12 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from benchmarks.simulate.disturbance import NO_DISTURBANCE, Disturbance
-from benchmarks.simulate.surface import Device, Experts, Regime, StepWork
-from benchmarks.simulate.surfaces import SURFACES, open_surfaces, surface_named
-from specplug.errors import SettingsError
-
-NAMES = [surface.name for surface in SURFACES]
+from benchmarks.simulate.surface import SURFACES, Device, Experts, Regime, StepWork
+from benchmarks.simulate.traffic import DRIFT_SECONDS, NO_DISTURBANCE, Clock, Disturbance
 
 
 @st.composite
@@ -32,11 +28,11 @@ def works(draw):
     )
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", SURFACES)
 @given(work=works(), more=st.integers(1, 500))
 @settings(max_examples=60)
 def test_time_never_falls_with_more_work(name, work, more):
-    surface = surface_named(name, held_out=True)
+    surface = SURFACES[name]
     least = surface.seconds(work)
     per_row = work.context_tokens // work.rows, work.tokens / work.rows
     grown = [
@@ -59,17 +55,17 @@ def test_time_never_falls_with_more_work(name, work, more):
 
 
 def test_a_step_without_work_takes_no_time():
-    assert surface_named("h200-8b").seconds(StepWork(0, 0, 0)) == 0.0
+    assert SURFACES["h200-8b"].seconds(StepWork(0, 0, 0)) == 0.0
 
 
 @pytest.mark.parametrize(("name", "least", "most"), [("h200-8b", 4e-3, 7e-3), ("h200-70b-tp4", 9e-3, 14e-3)])
 def test_one_row_takes_as_long_as_reading_the_weights(name, least, most):
-    assert least < surface_named(name).seconds(StepWork(1, 1, 1000)) < most
+    assert least < SURFACES[name].seconds(StepWork(1, 1, 1000)) < most
 
 
 def test_a_mixture_of_experts_reads_more_weights_with_more_tokens_where_a_dense_model_does_not():
     def slowdown(name):
-        surface = surface_named(name)
+        surface = SURFACES[name]
         return surface.seconds(StepWork(4, 64, 4000, 15)) / surface.seconds(StepWork(4, 4, 4000, 15))
 
     assert slowdown("h200-8b") < 1.1
@@ -91,24 +87,13 @@ def test_experts_touched(rows, drafted):
     assert alike.touched(rows, rows + drafted) == pytest.approx(alike.touched(rows, rows))
 
 
-def test_two_surfaces_are_held_out_and_run_only_on_request():
-    held = [surface.name for surface in SURFACES if surface.held_out]
-    assert len(held) == 2
-    assert not {surface.name for surface in open_surfaces()} & {*held}
-    with pytest.raises(SettingsError, match=r"held out.*--held-out"):
-        surface_named(held[0])
-    assert surface_named(held[0], held_out=True).name == held[0]
-    with pytest.raises(SettingsError, match=r"unknown surface 'h200-8'\. Did you mean 'h200-8b'"):
-        surface_named("h200-8")
-
-
 def test_noise_and_drift_are_those_of_the_seed():
-    def times(disturbance):
-        clock = disturbance.start()
-        return [clock.spend(0.01) for _ in range(300)]
+    def times(disturbance, seed=1):
+        clock = Clock(disturbance, seed)
+        return [clock.spend(DRIFT_SECONDS / 300) for _ in range(300)]
 
-    assert times(Disturbance(seed=1)) == times(Disturbance(seed=1)) != times(Disturbance(seed=2))
-    assert set(times(NO_DISTURBANCE)) == {0.01}
-    drifting = times(Disturbance(noise=0.0, drift=0.1, period=3.0))
-    assert min(drifting) == pytest.approx(0.009, rel=1e-3)
-    assert max(drifting) == pytest.approx(0.011, rel=1e-3)
+    assert times(Disturbance()) == times(Disturbance()) != times(Disturbance(), 2)
+    assert set(times(NO_DISTURBANCE)) == {DRIFT_SECONDS / 300}
+    drifting = times(Disturbance(noise=0.0, drift=0.1))
+    assert min(drifting) == pytest.approx(0.9 * DRIFT_SECONDS / 300, rel=1e-3)
+    assert max(drifting) == pytest.approx(1.1 * DRIFT_SECONDS / 300, rel=1e-3)

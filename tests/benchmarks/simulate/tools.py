@@ -9,16 +9,14 @@ from typing import Any
 import numpy as np
 import torch
 
-from benchmarks.simulate.arrivals import steady
 from benchmarks.simulate.deciding import Policy, PolicyDecider
-from benchmarks.simulate.disturbance import NO_DISTURBANCE, Disturbance
 from benchmarks.simulate.engine import Limits, Simulation
 from benchmarks.simulate.modes import Mode, modes
-from benchmarks.simulate.outcome import Outcome
-from benchmarks.simulate.peers import PEERS, Peer, PeerSetup
+from benchmarks.simulate.peers import PEERS, Peer
 from benchmarks.simulate.profile import Profile
-from benchmarks.simulate.surface import StepWork, Surface
-from benchmarks.simulate.surfaces import LLAMA_8B
+from benchmarks.simulate.steps import Outcome
+from benchmarks.simulate.surface import LLAMA_8B, StepWork, Surface
+from benchmarks.simulate.traffic import NO_DISTURBANCE, Clock, limits_of
 from benchmarks.simulate.trajectories import Trajectories
 from specplug.interfaces import Planner, PluginContext, Trimmer
 from specplug.plugins.specs import PolicySpec
@@ -27,7 +25,7 @@ from specplug.types.plan import HostStats, StepPlan
 torch.set_num_threads(1)
 
 UNCACHED = Limits(cached_share=0.0)
-SURFACE = Surface("test", "a test's", LLAMA_8B)
+SURFACE = Surface("test", LLAMA_8B)
 
 
 def random_trajectories(seed: int = 0, requests: int = 12, draft_length: int = 8, longest: int = 40) -> Trajectories:
@@ -40,7 +38,6 @@ def random_trajectories(seed: int = 0, requests: int = 12, draft_length: int = 8
     inside = np.arange(draft_length) < lengths[:, None]
     confidence = np.where(inside, random.uniform(0.05, 1.0, (rest.size, draft_length)), 0.0).astype(np.float32)
     return Trajectories(
-        names=np.array([f"item {index}" for index in range(requests)]),
         prompts=random.integers(1, 300, requests),
         outputs=outputs,
         lengths=lengths.astype(np.uint8),
@@ -67,22 +64,21 @@ class Recorder:
 
 def run(
     trajectories: Trajectories,
-    policy: Policy | Callable[[PeerSetup], Any],
+    policy: Policy,
     mode: Mode | str = "ragged",
     *,
-    traffic: Any = None,
+    traffic: str = "",
     concurrency: int = 4,
     surface: Any = SURFACE,
-    disturbance: Disturbance = NO_DISTURBANCE,
+    clock: Clock | None = None,
     limits: Limits = UNCACHED,
-    gamma: int = 8,
 ) -> Outcome:
-    """Serve every item once."""
-    chosen = modes(gamma)[mode] if isinstance(mode, str) else mode
-    traffic = traffic or steady(np.arange(trajectories.outputs.size), concurrency)
-    setup = PeerSetup(Profile(SURFACE, chosen, trajectories))
-    decider = PolicyDecider(policy, setup, traffic.items.size) if isinstance(policy, Policy) else policy(setup)
-    return Simulation(traffic, trajectories, surface, chosen, decider, disturbance.start(), limits).run()
+    """Serve every item once; by default without noise."""
+    chosen = modes(8)[mode] if isinstance(mode, str) else mode
+    items = np.arange(trajectories.outputs.size)
+    decider = PolicyDecider(policy, Profile(SURFACE, chosen, trajectories), items.size)
+    most, clock = limits_of(traffic or f"steady:{concurrency}", items.size), clock or Clock(NO_DISTURBANCE)
+    return Simulation(items, most, trajectories, surface, chosen, decider, clock, limits).run()
 
 
 def fixed(gamma: int, **options: Any) -> Policy:
@@ -108,7 +104,7 @@ def planted(planner: Planner, trimmer: Callable[[PluginContext], Trimmer] | None
     """Register a planner as a peer, whose decisions have the mode's lag."""
     extra = {} if trimmer is None else {"trimmer": trimmer}
     spec = PolicySpec(name="planted", factory=lambda context: planner, summary="a test's", **extra)
-    PEERS["planted"] = Peer(lambda setup: spec)
+    PEERS["planted"] = Peer(lambda profile: spec)
     try:
         yield Policy("planted", "planted", peer="planted")
     finally:

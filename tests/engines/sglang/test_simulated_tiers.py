@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.simulate.peers.tiers import INITIAL, TiersPlanner
+from benchmarks.simulate.peers import INITIAL, TiersPlanner
 from specplug.interfaces import PluginContext
 from specplug.types.caps import EngineCaps
 from specplug.types.plan import HostStats, RequestStats, StepReport

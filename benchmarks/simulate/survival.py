@@ -13,10 +13,9 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from benchmarks.simulate.matching import BucketCounts
 from benchmarks.simulate.modes import CAPTURED_TOKENS
-from benchmarks.simulate.peers.setup import PeerSetup
 from benchmarks.simulate.profile import Profile
+from benchmarks.simulate.recording import LEAST
 from benchmarks.simulate.trajectories import Array
 from specplug.interfaces import Planner, PluginContext, Trimmer
 from specplug.plugins.specs import PolicySpec
@@ -27,8 +26,40 @@ from specplug.types.plan import HostStats, StepPlan
 from specplug.types.trim import TrimLimits
 from specplug.types.verdict import Verdict
 
+MAX_SOURCES = 8
+
+HALVING = 1024
+"""Steps after which counts are halved."""
+
 KNEE = 1.15
 """The gate's knee is where the target's kernels take so many times the time of the smallest batch."""
+
+
+class BucketCounts:
+    """Acceptance counts by source of a draft's first token, -1 for none, bucket of its match, and position.
+
+    All arguments [B] are integers, one per draft; `draft_length` is N.
+    """
+
+    def __init__(self, draft_length: int) -> None:
+        self._counts = np.zeros((MAX_SOURCES + 1, len(LEAST) + 1, draft_length, 2), np.int64)
+        self._steps = 0
+
+    def rates(self, sources: Array, buckets: Array) -> Array:
+        """Return [B, N], the confidence of each position."""
+        counts = self._counts[sources + 1, buckets]
+        rates: Array = (counts[..., 0] + 1) / (counts[..., 1] + 2)
+        return rates
+
+    def learn(self, sources: Array, buckets: Array, verified: Array, accepted: Array) -> None:
+        """Count the tokens of one step whose acceptance was decided."""
+        places = np.arange(self._counts.shape[2])
+        for kind, most in ((0, accepted), (1, np.minimum(accepted + 1, verified))):
+            rows, columns = np.nonzero(places < most[:, None])
+            np.add.at(self._counts[..., kind], (sources[rows] + 1, buckets[rows], columns), 1)
+        self._steps += 1
+        if self._steps % HALVING == 0:
+            self._counts >>= 1
 
 
 class Counts:
@@ -38,9 +69,8 @@ class Counts:
         survival: [B, N] float64, the newest drafts' survival probabilities, one step old when a plan is made.
     """
 
-    def __init__(self, setup: PeerSetup, *, own_confidences: bool) -> None:
-        self._features, self._uses_drafts = setup.features, own_confidences
-        self._gamma = setup.profile.mode.gamma
+    def __init__(self, profile: Profile, *, own_confidences: bool) -> None:
+        self._profile, self._uses_drafts, self._gamma = profile, own_confidences, profile.mode.gamma
         self._counts = BucketCounts(self._gamma)
         self._cells: tuple[Array, Array] = (np.zeros(0, np.int64), np.zeros(0, np.int64))
         self.survival = np.zeros((0, self._gamma))
@@ -48,7 +78,7 @@ class Counts:
     def rated(self, draft: Draft) -> Draft:
         """Return the draft with the confidences that the peer uses, and store its survival probabilities."""
         size = draft.draft_length
-        self._cells = draft.source[:, 0].numpy(), self._features.matches.astype(np.int64)
+        self._cells = draft.source[:, 0].numpy(), self._profile.matches.astype(np.int64)
         if not self._uses_drafts:
             rates = torch.from_numpy(self._counts.rates(*self._cells)[:, :size].astype(np.float32))
             draft = replace(draft, confidence=torch.where(draft.mask(), rates, 0.0))
@@ -76,7 +106,7 @@ class SurvivalPlanner(Planner):
         below = max((length for length in self._lengths if rows * (length + 1) <= self._knee), default=0)
         if below:
             return StepPlan(below)
-        return StepPlan(self._gamma, token_budget=max(1, self._budget(rows, stats.prefill_tokens)))
+        return StepPlan(self._gamma, token_budget=max(1, self._budget(rows, self._profile.prefill_tokens)))
 
     def _budget(self, rows: int, prefill_tokens: int) -> int:
         survival = np.ones((rows, self._gamma))
@@ -109,22 +139,22 @@ class SurvivalTrim(Trimmer):
             self._counts.learn(verdict.verified.numpy(), verdict.accepted.numpy())
 
 
-def survival(setup: PeerSetup) -> PolicySpec:
+def survival(profile: Profile) -> PolicySpec:
     """Return the spec of vLLM's adaptive verification."""
-    counts = Counts(setup, own_confidences=False)
-    return _spec("survival", "survival top-k over a profiled curve", counts, setup.profile, knee=0)
+    counts = Counts(profile, own_confidences=False)
+    return _spec("survival", "survival top-k over a profiled curve", counts, profile, knee=0)
 
 
-def gate(setup: PeerSetup) -> PolicySpec:
+def gate(profile: Profile) -> PolicySpec:
     """Return the spec of a gate: equal captured lengths below the profiled knee, mixed lengths above it.
 
     Mixed lengths follow the drafts' own confidences.
     """
-    sizes, seconds = setup.profile.verification
+    sizes, seconds = profile.verification
     knee = int(sizes[seconds <= KNEE * seconds[0]][-1])
-    counts = Counts(setup, own_confidences=True)
+    counts = Counts(profile, own_confidences=True)
     summary = "one captured length below a knee, mixed lengths above"
-    return _spec("gate", summary, counts, setup.profile, min(knee, CAPTURED_TOKENS[-1]))
+    return _spec("gate", summary, counts, profile, min(knee, CAPTURED_TOKENS[-1]))
 
 
 def _spec(name: str, summary: str, counts: Counts, profile: Profile, knee: int) -> PolicySpec:
