@@ -2,7 +2,7 @@
 
     .venv/bin/python -m benchmarks.batch_policy [TRACES...] [--trajectories drafts.npz] [--json batch.json]
 
-Simulated: requests of all workloads share every step, as in `specplug simulate` (docs/simulate.md), and a step's
+Simulated: requests of all workloads share every step, as in `benchmarks.simulate` (its README.md), and a step's
 seconds come from one of three curves of its tokens:
 
     roofline   max(1, tokens / 256) + 0.02, the policy's own first guess
@@ -32,13 +32,13 @@ from unittest import mock
 import numpy as np
 
 from benchmarks.peers import note
-from specplug.simulate.arrivals import TrafficSpec
-from specplug.simulate.disturbance import Disturbance
-from specplug.simulate.engine import Limits
-from specplug.simulate.judge import NONE, Case, Policy, assess, fixed
-from specplug.simulate.modes import Mode, modes_named
-from specplug.simulate.surface import Host, StepWork
-from specplug.simulate.trajectories import Trajectories
+from benchmarks.simulate.engine import Limits
+from benchmarks.simulate.judge import NONE, Case, Policy, assess, fixed, shown
+from benchmarks.simulate.modes import Mode, modes
+from benchmarks.simulate.recording import recorded
+from benchmarks.simulate.surface import Host, StepWork
+from benchmarks.simulate.traffic import Disturbance, concurrency
+from benchmarks.simulate.trajectories import Trajectories
 
 MEMORY_BOUND = 0.01
 """Seconds of a memory-bound step."""
@@ -53,7 +53,6 @@ class Curve:
 
     name: str
     host: Host = Host(step=0.0, per_row=0.0, drafting=0.0, change=0.0)  # noqa: RUF009 - frozen
-    held_out: bool = False
 
     def seconds(self, work: StepWork) -> float:
         """Return the seconds of a step."""
@@ -71,10 +70,9 @@ COSTS = {
 
 def case_of(curve: str, mode: Mode, traffic: str, seed: int) -> Case:
     """Return a case without prompt tokens in its steps, as the roofline of a replay has none."""
-    spec = TrafficSpec.parse(traffic)
-    requests = 900 if spec.kind == "ramp" else max(400, int(10 * spec.level))
+    requests = 900 if traffic == "ramp" else max(400, 10 * concurrency(traffic))
     surface: Any = Curve(curve)  # all that the simulation uses of a surface
-    return Case(surface, mode, spec, requests, limits=Limits(cached_share=1.0), disturbance=NOISE, seed=seed)
+    return Case(surface, mode, traffic, requests, limits=Limits(cached_share=1.0), disturbance=NOISE, seed=seed)
 
 
 NOISE = Disturbance(noise=0.02, drift=0.0)
@@ -90,7 +88,7 @@ def compared(case: Case, trajectories: Trajectories) -> dict[str, Any]:
     return {
         "curve": case.surface.name,
         "mode": case.mode.name,
-        "traffic": str(case.traffic),
+        "traffic": case.traffic,
         "best_fixed": best,
         **{label: rate / found[NONE.label] for label, rate in found.items()},
         "to_best_fixed": found["batch"] / found[best],
@@ -135,7 +133,7 @@ def ablated(case: Case, trajectories: Trajectories) -> dict[str, Any]:
     return {
         "curve": case.surface.name,
         "mode": case.mode.name,
-        "traffic": str(case.traffic),
+        "traffic": case.traffic,
         **{f"without {name}": rate / found["nothing"] for name, rate in found.items() if name != "nothing"},
     }
 
@@ -166,7 +164,7 @@ def cost_errors(case: Case, trajectories: Trajectories) -> dict[str, Any]:
     return {
         "curve": case.surface.name,
         "mode": case.mode.name,
-        "traffic": str(case.traffic),
+        "traffic": case.traffic,
         "steps": len(wrong),
         "median_error": float(np.median(wrong)),
         "median_error_later": float(np.median(late)),
@@ -177,41 +175,13 @@ def cost_errors(case: Case, trajectories: Trajectories) -> dict[str, Any]:
 # -- the command -----------------------------------------------------------------------------------------------------
 
 
-def shown(rows: list[dict[str, Any]]) -> str:
-    """Return rows as a table in Markdown."""
-    keys = list(dict.fromkeys(key for row in rows for key in row))
-    cells = [[_cell(row.get(key)) for key in keys] for row in rows]
-    head = [key.replace("_", " ") for key in keys]
-    return "\n".join("| " + " | ".join(line) + " |" for line in [head, ["---"] * len(keys), *cells])
-
-
-def _cell(value: Any) -> str:
-    return "" if value is None else f"{value:.3f}" if isinstance(value, float) else str(value)
-
-
-def _trajectories(given: argparse.Namespace) -> Trajectories:
-    from specplug.cli.simulate_inputs import trajectories
-
-    return trajectories(
-        given.trajectories,
-        given.traces,
-        proposer="ngram",
-        options={},
-        tokenizer=given.tokenizer,
-        workloads=[],
-        limit=None,
-        seed=given.seed,
-        quiet=False,
-    )
-
-
 def main(arguments: list[str] | None = None) -> int:
     """Run the benchmark; print tables, and write JSON if asked to."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("traces", nargs="*", type=Path)
     parser.add_argument("--trajectories", type=Path, help="recorded drafts: read if the file exists, else written")
     parser.add_argument("--tokenizer", help="the tokenizer, as for `specplug replay`")
-    parser.add_argument("--mode", nargs="+", default=["padded", "ragged", "cut"])
+    parser.add_argument("--mode", nargs="+", default=list(modes(1)), choices=list(modes(1)))
     parser.add_argument("--traffic", nargs="+", default=["steady:8", "steady:32", "steady:64", "steady:128", "ramp"])
     parser.add_argument("--curve", nargs="+", default=list(COSTS), choices=list(COSTS))
     parser.add_argument("--seed", type=int, default=0)
@@ -220,9 +190,10 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--json", type=Path)
     given = parser.parse_args(arguments)
     run = ablated if given.ablations else cost_errors if given.costs else compared
-    trajectories, rows = _trajectories(given), []
+    trajectories = recorded(given.trajectories, given.traces, tokenizer=given.tokenizer, seed=given.seed)
+    rows = []
     for curve in given.curve:
-        for mode in modes_named(given.mode, max(LENGTHS)):
+        for mode in map(modes(max(LENGTHS)).__getitem__, given.mode):
             for traffic in given.traffic:
                 note(f"{curve}, {mode.name}, {traffic}")
                 rows.append(run(case_of(curve, mode, traffic, given.seed), trajectories))

@@ -12,7 +12,8 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), ROOT / "examples" / "models" / "README.md"]
+FOLDERS = ("examples/models", "benchmarks/simulate")
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), *(ROOT / name / "README.md" for name in FOLDERS)]
 
 
 def block(language: str, containing: str) -> str:

@@ -18,7 +18,6 @@ from specplug.cli.list import list_plugins
 from specplug.cli.output import print_error
 from specplug.cli.plan import plan
 from specplug.cli.replay import replay
-from specplug.cli.simulate import simulate
 from specplug.errors import SpecplugError
 
 
@@ -71,7 +70,6 @@ app.command("doctor")(doctor)
 app.command("generate")(generate)
 app.command("demo")(demo)
 app.command("replay")(replay)
-app.command("simulate")(simulate)
 app.command("bench")(bench)
 app.command("audit")(audit)
 app.command("plan")(plan)

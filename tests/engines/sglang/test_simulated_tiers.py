@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from benchmarks.simulate.peers import INITIAL, TiersPlanner
 from specplug.interfaces import PluginContext
-from specplug.simulate.peers.tiers import INITIAL, TiersPlanner
 from specplug.types.caps import EngineCaps
 from specplug.types.plan import HostStats, RequestStats, StepReport
 from tests.engines.engines import Engine

@@ -1,0 +1,139 @@
+"""Policies in the simulation: they run through the engines' classes, and see nothing that an engine would not show."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from benchmarks.simulate.deciding import Policy
+from benchmarks.simulate.modes import modes
+from specplug.errors import PluginError, SettingsError
+from specplug.trim import SurvivalTrimmer
+from specplug.types.plan import Price, StepPlan
+from tests.benchmarks.simulate.tools import Planted, fixed, planted, random_trajectories, run
+
+
+class Watching(SurvivalTrimmer):
+    """Keeps what it was handed."""
+
+    def __init__(self):
+        self.drafts, self.verdicts = [], []
+
+    def cuts_without_budget(self, batch_size, draft_length):
+        return True
+
+    def trim(self, draft, limits):
+        self.drafts.append(draft)
+        return super().trim(draft, limits)
+
+    def observe(self, batch, draft, verdict):
+        self.verdicts.append((batch, draft, verdict))
+
+
+def watched(plan, mode="ragged", **given):
+    trimmer = Watching()
+    with planted(Planted(plan), lambda context: trimmer) as policy:
+        return run(random_trajectories(), policy, replace(modes(8)[mode], lag=0), **given), trimmer
+
+
+def test_a_policy_sees_drafts_with_confidences_and_no_ids():
+    _, trimmer = watched(lambda stats: StepPlan(8))
+    assert trimmer.drafts
+    for draft in trimmer.drafts:
+        assert torch.equal(draft.token_ids == 0, draft.mask())
+        assert torch.equal(draft.token_ids == -1, ~draft.mask())
+        assert torch.all((draft.confidence > 0) == draft.mask())
+        assert draft.sources == ("own text",)
+        draft.validate()
+
+
+def test_no_figure_reveals_an_outputs_end():
+    rooms = []
+
+    def plan(stats):
+        rooms.extend(request.room for request in stats.requests)
+        return StepPlan(2)
+
+    trajectories = random_trajectories()
+    with planted(Planted(plan)) as policy:
+        run(trajectories, policy)
+    assert min(rooms) > 10_000
+
+
+def test_the_budget_cuts_the_least_likely_tokens_of_the_batch():
+    found, trimmer = watched(lambda stats: StepPlan(8, token_budget=6))
+    assert found.steps.verified.max() == 6
+    for draft, (_, kept, _) in zip(trimmer.drafts, trimmer.verdicts, strict=True):
+        survival, inside = draft.survival(), torch.arange(8) < kept.lengths[:, None]
+        cut = survival[draft.mask() & ~inside[:, : draft.draft_length]]
+        least = survival[inside[:, : draft.draft_length]]
+        assert not cut.numel() or not least.numel() or cut.max() <= least.min()
+
+
+def test_a_price_cuts_too():
+    found, trimmer = watched(lambda stats: StepPlan(8, prices=(Price(0.3),)))
+    assert found.steps.verified.sum() > 0
+    assert all(draft.survival()[draft.mask()].min() >= 0.3 for _, draft, _ in trimmer.verdicts if draft.mask().any())
+
+
+def test_verdicts_reach_a_trim_half_that_learns():
+    found, trimmer = watched(lambda stats: StepPlan(5))
+    decoding = found.steps.rows > 0
+    assert [int(it.accepted.sum()) for *_, it in trimmer.verdicts] == found.steps.accepted[decoding].tolist()
+    assert [int(it.verified.sum()) for *_, it in trimmer.verdicts] == found.steps.verified[decoding].tolist()
+    assert [int(it.emitted.sum()) for *_, it in trimmer.verdicts] == found.steps.emitted[decoding].tolist()
+    batch, draft, verdict = trimmer.verdicts[-1]
+    assert torch.equal(batch.lengths - draft.base_len, verdict.emitted)
+
+
+def test_steps_of_draft_length_zero_are_reported_too():
+    found, trimmer = watched(lambda stats: StepPlan(4 * (stats.step % 2)))
+    decoding = found.steps.rows > 0
+    lengths = [draft.draft_length for _, draft, _ in trimmer.verdicts]
+    assert lengths == found.steps.draft_length[decoding].tolist()
+    assert [int(it.emitted.sum()) for *_, it in trimmer.verdicts] == found.steps.emitted[decoding].tolist()
+
+
+@pytest.mark.parametrize("half", ["plan", "trim"])
+def test_faults_are_counted_and_cost_drafts_only(half):
+    def fail(*_):
+        raise RuntimeError("planted")
+
+    class Failing(SurvivalTrimmer):
+        trim = fail
+
+    trajectories = random_trajectories()
+    planner = Planted(fail if half == "plan" else lambda stats: StepPlan(4, prices=(Price(0.01),)))
+    with planted(planner, lambda context: Failing()) as policy:
+        found = run(trajectories, policy)
+    assert found.faults["raised"] > 0
+    assert found.outputs.tolist() == trajectories.outputs.tolist()
+    assert found.steps.accepted.sum() == 0
+
+
+def test_where_rows_are_padded_reports_count_the_padding():
+    planner = Planted(lambda stats: StepPlan(3))
+    with planted(planner) as policy:
+        found = run(random_trajectories(), policy, replace(modes(8)["padded"], lag=0)).steps
+    assert [report.verified for report in planner.reports] == (found.rows * 3).tolist()
+
+
+def test_unknown_policies_and_options_are_errors():
+    with pytest.raises((PluginError, SettingsError), match="adaptve"):
+        run(random_trajectories(), Policy("a", "adaptve"))
+    with pytest.raises(SettingsError, match="gama"):
+        run(random_trajectories(), Policy("a", "none+fixed", {"fixed": {"gama": 3}}))
+
+
+def test_a_constant_plan_verifies_what_was_recorded():
+    trajectories = random_trajectories(requests=1)
+    found = run(trajectories, fixed(8), replace(modes(8)["ragged"], lag=0), concurrency=1).steps
+    place, expected = 0, []
+    while place < trajectories.outputs[0] - 1:
+        expected.append(int(trajectories.lengths[place]))
+        place += int(trajectories.accepted[place]) + 1
+    assert found.verified[found.rows > 0].tolist() == expected
+    assert np.all(found.verified[found.rows == 0] == 0)
