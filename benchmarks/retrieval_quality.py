@@ -18,8 +18,7 @@ output says so.
                 B, both              both
 
 The proposers are `retrieval` and `retrieval-tree`, and the policy is `fixed`, so every step drafts as much as the
-proposer offers.  `--peer` adds an external drafter (docs/replay.md) to rag; it gets the documents both in the prompt
-and separately.  Counts are exact for greedy answers and reproducible.  Documents are token ids and therefore lack the
+proposer offers.  Counts are exact for greedy answers and reproducible.  Documents are token ids and therefore lack the
 re-tokenised prefixes of a store built from text.
 """
 
@@ -38,8 +37,8 @@ from benchmarks.machine import versions
 from benchmarks.peers import note
 
 if TYPE_CHECKING:
+    from specplug.replay.items import Item
     from specplug.replay.setup import Setup
-    from specplug.replay.traces_io import Item
 
 MODES = ("cold", "serving")
 PROPOSERS = {"chain": "retrieval", "tree": "retrieval-tree"}
@@ -69,7 +68,7 @@ class Variant:
 
 def variants(distractors: Sequence[int]) -> list[Variant]:
     """Return all lines of the table."""
-    from specplug.replay.traces_io import without_documents
+    from specplug.replay.items import without_documents
 
     references, corpus = {"references": True}, {"corpus": True}
     found = [
@@ -129,9 +128,6 @@ def run(options: argparse.Namespace, traces: Mapping[str, Sequence[Item]]) -> li
                     found = _taus(items, replace(setup, gamma=gamma), mode, options.shapes)
                     about = {"workload": variant.workload, "variant": variant.name, "mode": mode, "gamma": gamma}
                     rows.append({**about, **found})
-    if options.peer and "rag" in traces:
-        items = tokenize(list(traces["rag"])[: options.limit], loaded)
-        rows += _peers(items, options)
     return rows
 
 
@@ -146,19 +142,6 @@ def _taus(items: Sequence[Any], setup: Setup, mode: Any, shapes: Sequence[str]) 
         found[shape] = result.counts.tau
         found[f"{shape}_us"] = result.microseconds_per_step
     return found
-
-
-def _peers(items: Sequence[Any], options: argparse.Namespace) -> list[dict[str, Any]]:
-    from specplug.replay.external import replay_external
-
-    rows = []
-    for mode in options.modes:
-        for gamma in options.gammas:
-            note(f"rag, {options.peer}, {mode}, gamma {gamma}")
-            result = replay_external(items, options.peer, gamma=gamma, mode=mode)
-            about = {"workload": "rag", "variant": options.peer, "mode": mode, "gamma": gamma}
-            rows.append({**about, "chain": result.counts.tau, "chain_us": result.microseconds_per_step})
-    return rows
 
 
 def judge(rows: Sequence[Mapping[str, Any]]) -> list[tuple[str, str, bool]]:
@@ -203,12 +186,11 @@ def main() -> None:
     parser.add_argument("--shapes", nargs="+", choices=tuple(PROPOSERS), default=list(PROPOSERS), help="default: both")
     parser.add_argument("--distractors", type=int, nargs="*", default=list(DISTRACTORS), help="default: 1 4 16 64")
     parser.add_argument("--limit", type=int, help="only the first N requests of a workload")
-    parser.add_argument("--peer", metavar="MODULE:FACTORY", help="a foreign object beside")
     parser.add_argument("--json", type=Path, help="write everything to this file, too")
     options = parser.parse_args()
     if not options.traces.exists():
         sys.exit(f"skipped: there are no traces at {options.traces}")
-    from specplug.replay.traces_io import read_traces
+    from specplug.replay.items import read_traces
 
     traces = read_traces(options.traces)
     missing = [f"{workload} is left out: there is none in the traces" for workload in ("rag", "code_edit")

@@ -1,4 +1,4 @@
-"""Running requests of a replay, their texts so far, and the batches that present them to the pipeline.
+"""Running requests of a replay, their texts so far, and their steps, which a compiled step takes where it can.
 
 Tokens that the target has not emitted yet are poisoned, so a proposer that reads past its context gains nothing.
 """
@@ -9,12 +9,14 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
-from torch import Tensor
 
 from specplug.errors import EngineError
+from specplug.pipeline.cpu.step import CpuStep
+from specplug.pipeline.draft import DraftStage
 from specplug.replay.items import Ids
-from specplug.types.batch import EngineBatch, Residency
-from specplug.types.plan import RequestStats
+from specplug.types.batch import EngineBatch
+from specplug.types.draft import Draft
+from specplug.types.plan import RequestStats, StepPlan
 from specplug.types.request import Request
 from specplug.types.verdict import Outcome
 
@@ -24,15 +26,19 @@ POISON = 1_000_000_007
 PLENTY = 1 << 20
 """A remaining length that never limits a draft, so that it does not reveal where an output ends."""
 
+_NO_LIMIT = 1 << 30
+_NO_STOP = -1
+
 
 class Occupant:
-    """A running request: its slot, and its statistics so far."""
+    """A running request: its slot, the newest step's counts, and its statistics so far."""
 
-    __slots__ = ("accepted", "generation", "length", "rejected", "request", "slot", "verified")
+    __slots__ = ("accepted", "emitted", "generation", "length", "rejected", "request", "slot", "tried", "verified")
 
     def __init__(self, slot: int, generation: int, request: Request) -> None:
         self.slot, self.generation, self.request = slot, generation, request
         self.length = self.verified = self.accepted = self.rejected = 0
+        self.tried, self.emitted = 0, 1  # by the newest step; the first token comes from prefill
 
     def stats(self) -> RequestStats:
         """Return the statistics for planners."""
@@ -45,35 +51,33 @@ class ReplaySlots:
 
     Attributes:
         taken: the occupants of the slots in use, which are the rows of a batch.
+        is_compiled: whether a compiled step can take the stage's steps, as for most proposers of chains on the host.
     """
 
-    def __init__(self, max_slots: int, max_length: int, vocab_size: int) -> None:
-        self._table = torch.full((max_slots, max_length), POISON, dtype=torch.int32)
-        self._texts = self._table.numpy()
-        self._generations = [0] * max_slots
-        self._vocab_size = vocab_size
-        self.clear()
-
-    def clear(self) -> None:
-        """Free all slots; their generations continue."""
+    def __init__(self, stage: DraftStage, max_slots: int, max_length: int, vocab_size: int) -> None:
         self.taken: list[Occupant] = []
-        self._view: View | None = None
-        self._resets: list[int] = []
+        self._vocab_size, self._resets = vocab_size, set[int]()
+        self._tokens = torch.full((max_slots, max_length), POISON, dtype=torch.int32)
+        self._texts = self._tokens.numpy()
+        row = torch.tensor([0, _NO_LIMIT, _NO_LIMIT, 0, 0, _NO_STOP])  # as in `specplug.runtime.slots`
+        table = row.repeat(max_slots, 1)
+        self._generations = table.numpy()[:, 0]
+        self._step = CpuStep(stage, table, torch.zeros(max_slots, dtype=torch.int64), vocab_size)
+        self._step.warm_up()
+        self._step.columns.caps[:] = _NO_LIMIT
+        self._drafts = stage.runners[0].buffer
+        self.is_compiled = self._step.applies
+        self._rows: list[Occupant] = []
+        self._batch: EngineBatch | None = None
 
     def take(self, slot: int, request: Request) -> Occupant:
         """Assign a slot to a request that has no text yet, as the last row."""
         self._generations[slot] += 1
-        occupant = Occupant(slot, self._generations[slot], request)
+        occupant = Occupant(slot, int(self._generations[slot]), request)
         self._texts[slot].fill(POISON)
         self.taken.append(occupant)
-        self._view = None
-        self._resets.append(slot)
+        self._resets.add(slot)
         return occupant
-
-    def leave(self, occupant: Occupant) -> None:
-        """Free an occupant's slot."""
-        self.taken.remove(occupant)
-        self._view = None
 
     def at(self, slot: int) -> Occupant:
         """Return the occupant of a slot."""
@@ -96,64 +100,36 @@ class ReplaySlots:
         self._texts[occupant.slot, occupant.length : stop] = tokens
         occupant.length = stop
 
-    def view(self) -> View:
-        """Return the current batch of all running requests."""
-        if self._view is None:
-            self._view = View(self._table, self._vocab_size, self.taken)
-        return self._view.update()
+    def batch(self, occupants: Sequence[Occupant], *, resets: bool = True) -> EngineBatch:
+        """Return the batch of some occupants, B rows, valid until the next one is built.
 
-    def alone(self, occupant: Occupant) -> EngineBatch:
-        """Return the batch of one occupant, with its slot's reset if that is not reported yet."""
-        return View(self._table, self._vocab_size, [occupant]).batch(self.pop_resets([occupant]))
+        With `resets`, it names the slots that have a new occupant since the last such batch.
+        """
+        columns, size = self._step.columns, len(occupants)
+        if self._batch is None or self._rows != occupants:
+            self._rows = list(occupants)
+            columns.slots[:size] = columns.table_rows[:size] = [it.slot for it in occupants]
+            requests = tuple(it.request for it in occupants)
+            names = tuple(request.request_id for request in requests)
+            batch = columns.batch(size, self._tokens, self._vocab_size)
+            self._batch = replace(batch, request_ids=names, requests=requests)
+        columns.lengths[:size] = [it.length for it in occupants]
+        columns.emitted[:size] = [it.emitted for it in occupants]
+        columns.verified[:size] = [it.tried for it in occupants]
+        self._step.describe(size)
+        if not (resets and self._resets):
+            return self._batch
+        slots = tuple(sorted(self._resets))
+        self._resets.clear()
+        return replace(self._batch, reset_slots=slots)
 
-    def pop_resets(self, occupants: Sequence[Occupant]) -> tuple[int, ...]:
-        """Return the occupants' slots that have a new occupant since the last call."""
-        if not self._resets:
-            return ()
-        here = {occupant.slot for occupant in occupants}
-        popped = tuple(sorted(here.intersection(self._resets)))
-        self._resets = [slot for slot in self._resets if slot not in here]
-        return popped
+    def step(self, batch: EngineBatch, plan: StepPlan) -> Draft:
+        """Take a compiled step of the newest batch: propose at least one token, and trim; caps are ignored."""
+        self._step.take(batch, self._texts, plan)
+        return self._drafts.view(batch.batch_size, plan.draft_length)
 
-
-class View:
-    """The batch of some occupants; tensors are built once, and changes are written through numpy, which is cheaper."""
-
-    def __init__(self, table: Tensor, vocab_size: int, occupants: Sequence[Occupant]) -> None:
-        self._occupants = list(occupants)
-        count = len(self._occupants)
-        slots = torch.tensor([occupant.slot for occupant in occupants], dtype=torch.int64)
-        changing = torch.zeros(4, count, dtype=torch.int32)
-        self._numbers = changing.numpy()
-        self._outcome = Outcome(verified=changing[1], accepted=changing[2], emitted=changing[3])
-        self._batch = EngineBatch(
-            slots=slots,
-            generations=torch.tensor([occupant.generation for occupant in occupants], dtype=torch.int64),
-            rows=slots,
-            tokens=table,
-            lengths=changing[0],
-            sampled=torch.ones(count, dtype=torch.bool),
-            room=torch.full((count,), PLENTY, dtype=torch.int32),
-            temperature=torch.zeros(count, dtype=torch.float32),
-            grammar=torch.zeros(count, dtype=torch.bool),
-            vocab_size=vocab_size,
-            residency=Residency.HOST,
-            request_ids=tuple(occupant.request.request_id for occupant in occupants),
-            requests=tuple(occupant.request for occupant in occupants),
-        )
-        self.update()
-
-    def update(self) -> View:
-        """Bring the lengths up to date."""
-        self._numbers[0] = [occupant.length for occupant in self._occupants]
-        return self
-
-    def batch(self, reset_slots: tuple[int, ...]) -> EngineBatch:
-        """Return the batch for the pipeline, which shares the view's tensors."""
-        return replace(self._batch, reset_slots=reset_slots) if reset_slots else self._batch
-
-    def outcome(self, verified: Sequence[int], accepted: Sequence[int], emitted: Sequence[int]) -> Outcome:
-        """Return the outcome of the rows' drafts, which shares the view's tensors."""
-        numbers = self._numbers
-        numbers[1], numbers[2], numbers[3] = verified, accepted, emitted
-        return self._outcome
+    def outcome(self, batch: EngineBatch, accepted: Sequence[int]) -> Outcome:
+        """Return the outcome of the newest step of the newest batch, with the accepted draft tokens of each row."""
+        columns, size = self._step.columns, batch.batch_size
+        verified, emitted = columns.tensor("verified", size), columns.tensor("emitted", size)
+        return Outcome(verified, torch.tensor(accepted, dtype=torch.int32), emitted)

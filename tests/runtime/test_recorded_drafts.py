@@ -16,17 +16,15 @@ from specplug.assembly import build_draft_stage
 from specplug.cli.replay import SHIPPED
 from specplug.interfaces import PluginContext
 from specplug.match.cpu.parallel import FEWEST_ROWS
-from specplug.pipeline.cpu.step import CpuStep
 from specplug.pipeline.stream.tensors import DraftOutputs, EngineRows
 from specplug.plugins.registry import default_registry
 from specplug.replay import Setup, load_tokenizer, read_traces, tokenize
 from specplug.replay.corpora import corpora_of, hand_over
 from specplug.replay.engine import ReplayEngine
-from specplug.replay.loop import Offer, Replayed, drive
+from specplug.replay.score import Offer
 from specplug.runtime.rows import RowFacts
 from specplug.runtime.running_request import RunningRequest
 from specplug.runtime.slot_allocator import SlotAllocator
-from specplug.runtime.slots import NO_CAP
 from specplug.runtime.stream_steps import StreamSteps
 from specplug.settings.sources import load_settings
 from specplug.types.caps import EngineCaps
@@ -34,6 +32,7 @@ from specplug.types.draft import Draft
 from specplug.types.plan import StepPlan
 from specplug.types.request import Reference, Request
 from tests.pipeline.fake_stream import FakeStream
+from tests.replay.tools import in_turn
 from tests.runtime.stream_engine import Late
 
 CPU, PLAN, MOST = torch.device("cpu"), StepPlan(8), 24  # tokens of an answer
@@ -46,10 +45,8 @@ PARTS = [
 CORPORA = corpora_of(ITEMS[:6], documents=True)
 
 
-class Compiled:
-    """Compiled functions take the steps, as on vLLM's V1 runner."""
-
-    seconds, faults, memory = 0.0, {}, lambda _: None
+class Streamed:
+    """A host function takes the steps, as on vLLM's V2 runner and SGLang; each waits until requests are ingested."""
 
     def __init__(self, setup: Setup, **of_stream: Any) -> None:
         caps = EngineCaps(PLAN.draft_length, trees=setup.trees)
@@ -60,11 +57,10 @@ class Compiled:
         self.allocator.engine_slot = lambda name: next(slot for slot, it in self.running.items() if it == name)
         self.running, self.texts = {}, torch.full((SLOTS, LENGTH), -7, dtype=torch.int32)
         self.lengths, self.emitted, self.verified = torch.zeros(3, SLOTS, dtype=torch.int32)
-        self.prepare(**of_stream)
-
-    def prepare(self) -> None:
-        self.steps = CpuStep(self.stage, self.allocator.slots.table, torch.zeros(SLOTS, dtype=torch.int64), VOCAB)
-        self.steps.columns.caps[:], self.close = NO_CAP, self.stage.close
+        draft = self.stage.runners[0].buffer.view(1, PLAN.draft_length)
+        like = self._rows(torch.tensor([0]), self.emitted, self.emitted), _outputs(draft)
+        self.steps = StreamSteps(self.stage, self.allocator.slots, LENGTH, VOCAB, CPU, like=like, **of_stream)
+        self.close = self.steps.close
 
     def start(self, slot: int, request_id: str, prompt: Any, documents: Sequence[Any]) -> None:
         self.running[slot] = request_id
@@ -94,27 +90,6 @@ class Compiled:
         del self.running[slot]
 
     def take(self, slots: list[int]) -> Draft:
-        columns, size = self.steps.columns, len(slots)
-        columns.slots[:size] = columns.table_rows[:size] = slots
-        for name in ("lengths", "emitted", "verified"):
-            getattr(columns, name)[:size] = getattr(self, name)[slots]
-        self.allocator.slots.flush()
-        batch = replace(columns.batch(size, self.texts, VOCAB), reset_slots=self.allocator.slots.take_resets())
-        assert self.steps.applies
-        self.steps.take(batch, self.texts.numpy(), PLAN)
-        return self.stage.runners[0].buffer.view(size, PLAN.draft_length)
-
-
-class Streamed(Compiled):
-    """A host function takes the steps, as on vLLM's V2 runner and SGLang; each waits until requests are ingested."""
-
-    def prepare(self, **of_stream: Any) -> None:
-        draft = self.stage.runners[0].buffer.view(1, PLAN.draft_length)
-        like = self._rows(torch.tensor([0]), self.emitted, self.emitted), _outputs(draft)
-        self.steps = StreamSteps(self.stage, self.allocator.slots, LENGTH, VOCAB, CPU, like=like, **of_stream)
-        self.close = self.steps.close
-
-    def take(self, slots: list[int]) -> Draft:
         trees, emitted = self.stage.runners[0].buffer.parents is not None, self.emitted[slots]
         draft = Draft.allocate(len(slots), PLAN.draft_length, trees=trees)
         rows = self._rows(torch.tensor(slots), emitted, self.verified[slots] - emitted + 1)
@@ -131,7 +106,7 @@ def _outputs(draft: Draft) -> DraftOutputs:
     return DraftOutputs(draft.token_ids, draft.confidence, draft.lengths, draft.parents)
 
 
-def fingerprint(engine: Replayed) -> tuple[float, str]:
+def fingerprint(engine: Any) -> tuple[float, str]:
     """Serve the trace, and return the tokens per step and a hash of all drafts."""
     digest, propose = hashlib.sha256(), engine.propose
 
@@ -141,19 +116,19 @@ def fingerprint(engine: Replayed) -> tuple[float, str]:
         return offers
 
     engine.propose = hashed
-    return drive(engine, PARTS, slots=SLOTS, progress=None).counts.tau, digest.hexdigest()
+    return in_turn(engine, PARTS, SLOTS).tau, digest.hexdigest()
 
 
 @pytest.mark.parametrize("proposer", ["ngram", "ngram-tree", "retrieval", "retrieval-tree"])
 def test_engines_draft_as_a_replay_does(proposer):
     trees = proposer.endswith("tree")
-    plain = Setup(proposer, "fixed", gamma=PLAN.draft_length, trees=trees, references=True, fast_path=False)
+    plain = Setup(proposer, "fixed", gamma=PLAN.draft_length, trees=trees, references=True)
     one, two = (replace(plain, options={proposer: {"threads": count}}) for count in (1, 2))
     replays = [ReplayEngine(it, max_length=LENGTH, vocab_size=VOCAB, slots=SLOTS, corpora=CORPORA) for it in (one, two)]
+    assert replays[1]._slots.is_compiled is not trees  # compiled functions take the steps, as on vLLM's V1 runner
+    replays[0]._slots.is_compiled = False
     expected, *found = [fingerprint(it) for it in (*replays, Streamed(one))]
     assert expected[0] > 2
-    if not trees:  # vLLM's V1 runner verifies chains
-        found.append(fingerprint(Compiled(two)))
     with FakeStream(3) as stream:
         found.append(fingerprint(Streamed(two, stream=stream, transfers=Late(stream), on_thread=True)))
     assert found == [expected] * len(found)
