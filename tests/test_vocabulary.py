@@ -44,11 +44,6 @@ NAMES = {
 
 ELSEWHERE = {
     "specplug/cli/output.py": {"width"},  # of a terminal and its columns
-    "specplug/replay/external.py": {"width"},  # of the interface of replay harnesses
-    "specplug/replay/harness.py": {"width"},
-    "tests/replay/test_external.py": {"width"},
-    "tests/replay/test_harness.py": {"width"},
-    "tests/replay/tools.py": {"width"},
     "tests/cli/test_list_doctor.py": {"width"},  # of a terminal
     "tests/policies/test_batch_ragged.py": {"width"},  # of Hypothesis's floats
     "examples/serving_demo.py": {"width"},  # of a terminal

@@ -27,7 +27,7 @@ from specplug.cli.launch import (
     nested_options,
     start_engine,
 )
-from specplug.cli.output import AsJson, console, print_json, print_line, print_table
+from specplug.cli.output import AsJson, console, print_json, print_line, print_table, progress
 from specplug.client.http import PATIENCE
 from specplug.errors import EngineError, SettingsError
 
@@ -117,7 +117,6 @@ def audit(
     _require_packages()
     from specplug.audit.checks import chosen
     from specplug.audit.run import run
-    from specplug.cli.replay_inputs import progress
 
     selected = chosen(checks or [], samples)
     if _is_url(audited):

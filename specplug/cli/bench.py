@@ -14,7 +14,7 @@ import typer
 from specplug.cli.chat import Raw, note, server_form
 from specplug.cli.launch import Timeout
 from specplug.cli.numbers import ascending
-from specplug.cli.output import AsJson, console, print_error, print_json, print_line, print_table
+from specplug.cli.output import AsJson, console, print_error, print_json, print_line, print_table, progress
 from specplug.client.http import PATIENCE
 from specplug.errors import EngineError
 
@@ -118,7 +118,6 @@ async def _run(
     from specplug.bench.prompts import as_chats
     from specplug.bench.report import looks, rows
     from specplug.bench.run import keeping_mode, measure_until, same_texts
-    from specplug.cli.replay_inputs import progress
 
     pairs = 1 + max(block.pair for block in blocks)
     stops = [pairs] if first_look is None else looks(first_look, pairs)

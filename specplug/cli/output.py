@@ -1,4 +1,4 @@
-"""Output of the commands: tables for people, JSON for programs, errors on stderr."""
+"""Output of the commands: tables for people, JSON for programs, progress and errors on stderr."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 from rich.text import Text
 
@@ -23,6 +24,12 @@ def console(*, stderr: bool = False) -> Console:
     """Return a console on the current stdout or stderr."""
     stream = sys.stderr if stderr else sys.stdout
     return Console(file=stream, width=None if stream.isatty() else _PIPED_WIDTH, highlight=False)
+
+
+def progress(*, quiet: bool) -> Progress:
+    """Return a progress bar on stderr."""
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    return Progress(*columns, console=console(stderr=True), disable=quiet)
 
 
 def print_json(data: Any) -> None:

@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import importlib.util
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 from rich.text import Text
 
 from specplug.cli.launch import PluginOptions, Policy, flags, nested_options
 from specplug.cli.numbers import ascending
-from specplug.cli.output import AsJson, console, print_json, print_table
-from specplug.cli.replay_inputs import progress, read
+from specplug.cli.output import AsJson, console, print_json, print_table, progress
 from specplug.errors import SettingsError, suggest
 
+if TYPE_CHECKING:
+    from specplug.replay.items import Item
+    from specplug.replay.report import ReplayReport
+    from specplug.replay.run import Distractors, Traces
+    from specplug.replay.setup import Mode, Setup
+    from specplug.text.tokenizers import Tokenizer
+
 SHIPPED = Path(__file__).parents[1] / "replay" / "traces"
-MODES = ("cold", "serving")
+MODES: tuple[Mode, ...] = ("cold", "serving")
 BATCHES = "1,8,32,64,128,256"
 
 
@@ -35,10 +42,6 @@ def replay(
         list[str] | None, typer.Option("--proposer", help="A proposer to replay; repeat to compare several.")
     ] = None,
     policy: Policy = None,
-    peers: Annotated[
-        list[str] | None,
-        typer.Option("--peer", metavar="MODULE:FACTORY", help="An external drafter to compare with; repeat."),
-    ] = None,
     options: PluginOptions = None,
     gamma: Annotated[
         int | None,
@@ -48,11 +51,6 @@ def replay(
         "serving"
     ),
     batch: Annotated[str, typer.Option("--batch", help="Batch sizes reported to the policy.")] = BATCHES,
-    in_flight: Annotated[
-        int | None,
-        typer.Option("--in-flight", min=2, help="Also run N requests at a time, and print the difference."),
-    ] = None,
-    lag: Annotated[int, typer.Option("--lag", min=0, max=2, help="Steps by which decisions are delayed.")] = 0,
     workloads: Annotated[
         list[str] | None, typer.Option("--workloads", help="Only these, separated by commas; repeat.")
     ] = None,
@@ -80,9 +78,6 @@ def replay(
         float, typer.Option("--overhead", min=0, help="Cost of drafting per step, in plain steps.")
     ] = 0.02,
     jobs: Annotated[int, typer.Option("--jobs", min=1, help="Processes that share the work.")] = 1,
-    plot: Annotated[
-        Path | None, typer.Option("--plot", help="Write plots to one image, or, without a suffix, to a folder.")
-    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Replay recorded outputs and count the draft tokens a target would accept: exact for greedy outputs, no model.
@@ -95,36 +90,20 @@ def replay(
 
     `specplug replay`
 
-    `specplug replay traces/ --proposer ngram --option ngram.min_n=3 --batch 1,32 --jobs 2 --plot replay.png`
+    `specplug replay traces/ --proposer ngram --option ngram.min_n=3 --batch 1,32 --jobs 2`
 
-    `specplug replay --workloads agentic --mode both --in-flight 8 --json`
+    `specplug replay --workloads agentic --mode both --json`
 
     `specplug replay traces/ --workloads rag --proposer retrieval --corpus --cut-documents --distractors 16`
-
-    `specplug replay --peer my_module:my_factory --gamma 8`
     """
-    from specplug.replay.matrix import execute, plan_runs
-    from specplug.replay.report import Report
+    from specplug.replay.report import ReplayReport
+    from specplug.replay.run import ReplayRun, execute
     from specplug.replay.score import ScoringRoofline
 
-    if plot is not None:
-        from specplug.replay.plots import check_ending
-
-        check_ending(plot)
     sizes, modes = ascending(batch, "batch sizes", "--batch"), _modes(mode)
-    if in_flight is not None and "serving" not in modes:
-        raise SettingsError.build(
-            "nothing is kept in flight in cold mode", who="--in-flight", remedy="Use --mode serving or --mode both"
-        )
-    contenders = [
-        *_proposers(
-            proposers or ([] if peers else [None]),
-            flags(policy=policy, options=nested_options(options or []), num_speculative_tokens=gamma),
-            {"lag": lag, "references": references, "corpus": corpus, "trees": trees},
-        ),
-        *(_peer(path) for path in dict.fromkeys(peers or ())),
-    ]
-    runs = plan_runs(contenders, modes, sizes, _gamma(gamma), in_flight)
+    given = flags(policy=policy, options=nested_options(options or []), num_speculative_tokens=gamma)
+    setups = _setups(proposers or [None], given, {"references": references, "corpus": corpus, "trees": trees})
+    runs = [ReplayRun(setup, each, size) for setup in setups for each in modes for size in sizes]
     inputs = read(
         traces or [SHIPPED],
         workloads or [],
@@ -144,80 +123,116 @@ def replay(
             jobs=jobs,
             advance=lambda count: bar.advance(task, count),
         )
-    report = Report(found, ScoringRoofline(saturation, overhead))
-    written = _plot(report, plot)
+    report = ReplayReport(found, ScoringRoofline(saturation, overhead))
     if as_json:
-        print_json({"tokenizer": inputs.tokenizer, **report.as_dict(), "plots": [str(path) for path in written]})
+        print_json({"tokenizer": inputs.tokenizer, **report.as_dict()})
     else:
-        _print(report, inputs.tokenizer, written)
+        _print(report, inputs.tokenizer)
     if report.faults():
         raise typer.Exit(1)
 
 
-def _gamma(given: int | None) -> int:
-    """Return the most draft tokens per step: the command line's value, or else the setting."""
-    from specplug.settings.sources import load_settings
+class Inputs(NamedTuple):
+    """Inputs of a replay.
 
-    return load_settings({}, flags_origin="command line").settings.num_speculative_tokens if given is None else given
+    Attributes:
+        items: the tokenised requests of each workload.
+        distractors: corpora of other workloads' prompts, for each workload.
+        vocab_size: vocabulary size of the tokenizer.
+        tokenizer: name of the tokenizer.
+    """
+
+    items: Traces
+    distractors: Distractors
+    vocab_size: int
+    tokenizer: str
 
 
-def _modes(text: str) -> list[Any]:
-    if text == "both":
-        return list(MODES)
-    if text not in MODES:
+def read(
+    paths: Sequence[Path],
+    wanted: Sequence[str],
+    tokenizer: str | None,
+    *,
+    limit: int | None,
+    cut_documents: bool,
+    distractors: int,
+    quiet: bool,
+) -> Inputs:
+    """Read and tokenise the traces; the arguments are the command's.
+
+    Raises:
+        SpecplugError: a name or a trace is wrong, or there is too little for the distractors.
+    """
+    from specplug.replay.items import read_traces, tokenize, vocab_size_for, without_documents
+    from specplug.text.loading import load_tokenizer
+
+    everything: dict[str, list[Item]] = {}
+    for path in paths:
+        for workload, found in read_traces(path).items():
+            everything.setdefault(workload, []).extend(found)
+    names = [name.strip() for each in wanted for name in each.split(",")] or list(everything)
+    for name in names:
+        if name not in everything:
+            raise SettingsError.build(f"unknown workload {name!r}", who="--workloads", remedy=suggest(name, everything))
+    texts = {name: found[:limit] for name, found in everything.items() if name in names}
+    if cut_documents:
+        texts = {name: [without_documents(item) for item in found] for name, found in texts.items()}
+    default = "tiny" if importlib.util.find_spec("mistral_common") is None else "tekken"
+    loaded = load_tokenizer(tokenizer or default)
+    with progress(quiet=quiet) as bar:
+        task = bar.add_task(f"tokenising ({loaded.fingerprint.name})", total=sum(map(len, texts.values())))
+        items = {name: tokenize(found, loaded, lambda done: bar.advance(task)) for name, found in texts.items()}
+    size = max(vocab_size_for(found, loaded) for found in items.values())
+    return Inputs(items, _distractors(everything, texts, distractors, loaded), size, loaded.fingerprint.name)
+
+
+def _distractors(
+    everything: Mapping[str, Sequence[Item]], workloads: Mapping[str, object], count: int, loaded: Tokenizer
+) -> Distractors:
+    """Return for each workload corpora of the others' prompts, unmodified and regardless of the limit."""
+    from specplug.replay.corpora import distractors
+
+    if not count:
+        return {}
+    prompts = {name: [loaded.encode(item.prompt) for item in found] for name, found in everything.items()}
+    return {name: distractors([prompts[other] for other in prompts if other != name], count) for name in workloads}
+
+
+def _modes(text: str) -> list[Mode]:
+    found = [mode for mode in MODES if text in (mode, "both")]
+    if not found:
         raise SettingsError.build(f"unknown mode {text!r}", who="--mode", remedy=suggest(text, (*MODES, "both")))
-    return [text]
+    return found
 
 
-def _proposers(names: Iterable[str | None], given: dict[str, Any], rest: dict[str, Any]) -> list[Any]:
-    """Return the proposers to replay, built with a server's settings; None stands for the settings' own proposer.
+def _setups(names: Iterable[str | None], given: dict[str, Any], rest: dict[str, Any]) -> list[Setup]:
+    """Return the setups to replay, built with a server's settings; None stands for the settings' own proposer.
 
     Raises:
         SettingsError: a name or an option is wrong.
     """
     from specplug.plugins.registry import default_registry
-    from specplug.replay.matrix import Contender
     from specplug.replay.setup import Setup
     from specplug.settings.sources import load_settings
 
-    contenders = []
+    setups = []
     for name in dict.fromkeys(names):
         overrides = {**given, **flags(proposer=name)}
         found = load_settings(overrides, flags_origin="command line", registry=default_registry()).settings
-        setup = Setup(found.proposer, found.policy, options=found.options, **rest)
-        contenders.append(Contender(f"{found.proposer} ({found.policy})", setup))
-    return contenders
+        gamma = found.num_speculative_tokens
+        setups.append(Setup(found.proposer, found.policy, gamma, options=found.options, **rest))
+    return setups
 
 
-def _peer(path: str) -> Any:
-    """Return an external drafter to compare with, after checking its factory's path."""
-    from specplug.replay.external import load_factory
-    from specplug.replay.matrix import Contender
-
-    load_factory(path)
-    return Contender(path, peer=path)
-
-
-def _plot(report: Any, path: Path | None) -> list[Path]:
-    if path is None:
-        return []
-    from specplug.replay.plots import plot
-
-    return plot(report, path)
-
-
-def _print(report: Any, tokenizer: str, plots: Sequence[Path]) -> None:
+def _print(report: ReplayReport, tokenizer: str) -> None:
     for table in report.tables():
         print_table(table.title, table.columns, table.rows)
-    out = console()
-    roofline = report.roofline
+    out, roofline = console(), report.roofline
     note = (
         f"Tokenizer: {tokenizer}. A step in which each of B requests verifies n draft tokens costs "
         f"max(1, B (n + 1) / {roofline.n_sat:g}) + {roofline.overhead:g} plain steps."
     )
     out.print(Text(note, style="dim"))
-    for path in plots:
-        out.print(Text(f"Plot: {path}"))
     for plugin, kinds in report.faults().items():
         counts = ", ".join(f"{count} {kind}" for kind, count in kinds.items())
         out.print(

@@ -20,8 +20,7 @@ def read_replay(path: Path) -> Acceptance:
     """
     who = f"--replay {path}"
     try:
-        runs = [run for run in json.loads(path.read_bytes())["runs"] if run["in_flight"] == 1]
-        run = _only(runs, who)
+        run = _only(json.loads(path.read_bytes())["runs"], who)
         workloads = run["workloads"].values()
         found = from_histogram((row for workload in workloads for row in workload["histogram"]), _source(run))
     except (OSError, ValueError, KeyError, TypeError) as error:

@@ -4,32 +4,26 @@ Under greedy decoding with a known target output, the draft tokens accepted at a
 the draft and the recorded continuation.  For sampled text the same holds in expectation if drafts are one-hot.
 """
 
-from __future__ import annotations
+from specplug.replay.calibration import Calibration
+from specplug.replay.items import Item, TokenItem, read_traces, tokenize, without_documents
+from specplug.replay.run import replay
+from specplug.replay.score import ScoringRoofline, StepCounts, mean_speedup, pool
+from specplug.replay.setup import Result, Setup
+from specplug.text.loading import load_tokenizer
 
-import importlib
-from typing import Any
-
-_PUBLIC = {
-    "specplug.replay.corpora": ("distractors",),
-    "specplug.replay.external": ("load_factory", "replay_external"),
-    "specplug.replay.harness": ("harness_factory",),
-    "specplug.replay.interleaved": ("replay_interleaved",),
-    "specplug.replay.run": ("replay",),
-    "specplug.replay.score": ("BATCHES", "Calibration", "Counts", "Roofline", "mean_speedup", "pool"),
-    "specplug.replay.setup": ("Result", "Setup"),
-    "specplug.replay.items": ("TokenItem", "tokenize"),
-    "specplug.replay.traces_io": ("Item", "read_traces", "without_documents"),
-    "specplug.text.loading": ("load_tokenizer",),
-    "specplug.text.tokenizers": ("Tokenizer",),
-}
-_HOME = {name: module for module, names in _PUBLIC.items() for name in names}
-
-__all__ = sorted(_HOME)
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOME:
-        raise AttributeError(f"module 'specplug.replay' has no attribute {name!r}")
-    value = getattr(importlib.import_module(_HOME[name]), name)
-    globals()[name] = value
-    return value
+__all__ = [
+    "Calibration",
+    "Item",
+    "Result",
+    "ScoringRoofline",
+    "Setup",
+    "StepCounts",
+    "TokenItem",
+    "load_tokenizer",
+    "mean_speedup",
+    "pool",
+    "read_traces",
+    "replay",
+    "tokenize",
+    "without_documents",
+]

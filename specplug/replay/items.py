@@ -1,18 +1,142 @@
-"""Recorded items, tokenised."""
+"""Recorded items: JSON lines with a prompt and a target's output, and the same as token ids."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+import json
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from specplug.errors import SettingsError
-from specplug.replay.traces_io import Item
+from specplug.errors import SettingsError, TraceError
 from specplug.text.tokenizers import Tokenizer
 
 Ids = npt.NDArray[np.int32]
+
+
+class Item(BaseModel):
+    """One recorded request.  Further fields are ignored.
+
+    Attributes:
+        id: unique within a file.
+        workload: the kind of task; figures are kept per workload.
+        prompt: the target's prompt as one string.
+        documents: texts that the prompt was made from, which a request may name as references.
+        output: the target's output.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="ignore", strict=True)
+
+    id: str = Field(min_length=1)
+    workload: str = Field(min_length=1)
+    prompt: str = Field(min_length=1)
+    documents: tuple[str, ...] = Field(default=(), strict=False)
+    output: str
+
+
+def read_traces(path: Path | str) -> dict[str, list[Item]]:
+    """Read a file, or all `*.jsonl` of a folder by name; return the items of each workload in file order.
+
+    Raises:
+        TraceError: there are no items, or a line is not an item; the message names the file, the line and the defect.
+    """
+    path = Path(path)
+    files = sorted(path.glob("*.jsonl")) if path.is_dir() else [path]
+    workloads: dict[str, list[Item]] = {}
+    for file in files:
+        for item in _read_file(file):
+            workloads.setdefault(item.workload, []).append(item)
+    if not workloads:
+        raise TraceError.build("no items", who=str(path), expected="a .jsonl file, or a folder with some, of items")
+    return workloads
+
+
+def without_documents(item: Item) -> Item:
+    """Return an item whose documents are cut out of its prompt, so that only references or corpora hold their text.
+
+    Raises:
+        TraceError: a document does not occur verbatim in the prompt, ignoring space around it.
+    """
+    prompt = item.prompt
+    for number, document in sorted(enumerate(item.documents), key=lambda each: -len(each[1])):
+        text = document if document in item.prompt else document.strip()
+        if text not in item.prompt:
+            raise TraceError.build(
+                "a document cannot be cut out of its prompt",
+                who=f"item {item.id!r}, document {number}",
+                found="other text in the prompt",
+                expected="the document as it is",
+            )
+        if text:
+            prompt = prompt.replace(text, "")
+    return item.model_copy(update={"prompt": prompt})
+
+
+def _read_file(file: Path) -> Iterator[Item]:
+    seen: dict[str, int] = {}
+    try:
+        with file.open("rb") as lines:
+            for number, line in enumerate(lines, 1):
+                if line.strip():
+                    item = _parse(line, file, number)
+                    if item.id in seen:
+                        found = f"{item.id!r} again, first on line {seen[item.id]}"
+                        raise TraceError.build("duplicate id", who=f"{file}, line {number}", found=found)
+                    seen[item.id] = number
+                    yield item
+    except OSError as error:
+        raise TraceError.build(
+            "cannot read traces", who=str(file), found=error.strerror, expected="a readable .jsonl file or folder"
+        ) from error
+
+
+def _parse(line: bytes, file: Path, number: int) -> Item:
+    try:
+        return _chat(line, file, number) or Item.model_validate_json(line)
+    except ValidationError as error:
+        wrong = [f"{'.'.join(map(str, item['loc'])) or 'the line'}: {item['msg']}" for item in error.errors()]
+        raise TraceError.build(
+            "no item of a trace",
+            who=f"{file}, line {number}",
+            found="; ".join(wrong),
+            expected="a JSON object with id, workload, prompt, documents and output, or with OpenAI's messages, of "
+            "which the last is the assistant's",
+        ) from error
+
+
+def _chat(line: bytes, file: Path, number: int) -> Item | None:
+    """Return the item of a line that logs an OpenAI chat, or None for other lines.
+
+    The prompt is the text of the messages before the assistant's last one, without a template's markers.
+    """
+    try:
+        log = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(log, dict) or "prompt" in log or not isinstance(log.get("messages"), list) or not log["messages"]:
+        return None
+    *before, last = log["messages"]
+    if not isinstance(last, dict) or last.get("role") != "assistant":
+        return None
+    return Item(
+        id=str(log.get("id") or number),
+        workload=str(log.get("workload") or file.stem),
+        prompt="\n\n".join(filter(None, map(_text, before))),
+        output=_text(last),
+    )
+
+
+def _text(message: Any) -> str:
+    """Return the text of a chat message: its content, or the texts among the content's parts."""
+    content = message.get("content") if isinstance(message, dict) else None
+    if isinstance(content, str):
+        return content
+    parts = content if isinstance(content, list) else []
+    return "".join(part["text"] for part in parts if isinstance(part, dict) and isinstance(part.get("text"), str))
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -1,15 +1,27 @@
-"""Sequential replay of one configuration: `replay` runs recorded items one after another."""
+"""Replay of recorded items: one configuration over one workload, or several over all, in one or more processes."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import multiprocessing
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, field, replace
+from functools import partial
+from itertools import accumulate
+from operator import mul
+from types import MappingProxyType
 
 from specplug.plugins.registry import Registry
 from specplug.replay.corpora import corpora_of
 from specplug.replay.engine import ReplayEngine
-from specplug.replay.items import TokenItem
-from specplug.replay.loop import drive, longest
+from specplug.replay.items import Ids, TokenItem
 from specplug.replay.setup import Mode, Progress, Result, Setup
+
+Traces = Mapping[str, Sequence[TokenItem]]
+"""Tokenised requests by workload."""
+
+Distractors = Mapping[str, Sequence[Sequence[Ids]]]
+"""Corpora by workload, the documents of each; see `specplug.replay.corpora.distractors`."""
 
 VOCAB_SIZE = 1 << 20
 """Vocabulary size to assume if none is given; larger than any tokenizer's."""
@@ -46,4 +58,115 @@ def replay(
         corpora=corpora_of(items, documents=setup.corpus, distractors=setup.distractors),
         registry=registry,
     )
-    return drive(engine, items, cold=mode == "cold", progress=progress)
+    result = Result()
+    for item in items:
+        if mode == "cold" and result.items:
+            engine.reset()
+        _replay_item(engine, item, result)
+        result.items += 1
+        if progress is not None:
+            progress(result.items, len(items))
+    engine.close()
+    result.seconds, result.faults = engine.seconds, engine.faults
+    return result
+
+
+def _replay_item(engine: ReplayEngine, item: TokenItem, result: Result) -> None:
+    """Propose, compare with the recorded output and observe, until the output ends."""
+    target, place = item.output.tolist(), 1  # the first token comes from prefill
+    engine.start(0, item.id, item.prompt, item.documents)
+    engine.extend(0, target[:1])
+    while place < len(target):
+        (offer,) = engine.propose()
+        window = target[place : place + len(offer.token_ids) + 1]
+        count = offer.accepted(window)
+        emitted = window[: count + 1]
+        place += len(emitted)
+        result.counts.histogram[len(offer.token_ids), count, len(emitted)] += 1
+        if offer.confidence and offer.parents is None:
+            _count_outcomes(result, offer.confidence, count, len(emitted))
+        engine.observe([offer], [count], [emitted])
+    held = engine.memory()
+    result.memory = max(held, result.memory or 0) if held else result.memory
+    engine.finish(0)
+
+
+def _count_outcomes(result: Result, confidence: Sequence[float], accepted: int, emitted: int) -> None:
+    """Count a chain's tokens by confidence and survival, of which `accepted` were accepted, before `emitted` came."""
+    # The first rejected token is decided, too, unless the output ended before it.
+    result.calibration.add(confidence[:emitted], accepted)
+    known = len(confidence) if emitted > accepted else accepted
+    result.survival.add(list(accumulate(confidence[:known], mul)), accepted)
+
+
+def longest(items: Sequence[TokenItem]) -> int:
+    """Return a context length that holds every item, in whole thousands."""
+    most = max((item.prompt.size + item.output.size for item in items), default=0)
+    return int(-(-(most + 1) // 1024) * 1024)
+
+
+@dataclass(frozen=True, slots=True)
+class ReplayRun:
+    """One configuration over all workloads.
+
+    Attributes:
+        batch: the batch size that is reported to the policy.
+        results: by workload, once it has run.
+    """
+
+    setup: Setup
+    mode: Mode
+    batch: int
+    results: Mapping[str, Result] = field(default_factory=dict)
+
+
+def execute(
+    runs: Sequence[ReplayRun],
+    traces: Traces,
+    *,
+    vocab_size: int,
+    distractors: Distractors = MappingProxyType({}),
+    jobs: int = 1,
+    advance: Callable[[int], None] = lambda items: None,
+) -> list[ReplayRun]:
+    """Execute the runs; return them with their results, in order, the same for any number of processes.
+
+    State is kept within one workload, so that workloads are independent.
+
+    Args:
+        vocab_size: vocabulary size of the tokenizer that made the traces.
+        distractors: corpora to add to proposers that hold corpora, in addition to those of their setup.
+        jobs: number of processes; 1 runs in this one.
+        advance: called with the number of requests replayed since the last call.
+    """
+    tasks = [(run, workload) for run in runs for workload in traces]
+    arguments = zip(*[(run, traces[name], vocab_size, distractors.get(name, ())) for run, name in tasks], strict=True)
+    if jobs == 1 or len(tasks) == 1:
+        found = list(map(partial(_replay_workload, progress=lambda done, of: advance(1)), *arguments))
+    else:
+        found = []
+        context = multiprocessing.get_context("spawn")  # threads of torch and numba do not survive a fork
+        with ProcessPoolExecutor(min(jobs, len(tasks)), mp_context=context, initializer=_use_one_core) as pool:
+            for (_, workload), result in zip(tasks, pool.map(_replay_workload, *arguments), strict=True):
+                found.append(result)
+                advance(len(traces[workload]))
+    results = iter(found)
+    return [replace(run, results={workload: next(results) for workload in traces}) for run in runs]
+
+
+def _use_one_core() -> None:
+    """Limit a process to one core, since several share the machine."""
+    import torch
+
+    torch.set_num_threads(1)
+
+
+def _replay_workload(
+    run: ReplayRun,
+    items: Sequence[TokenItem],
+    vocab_size: int,
+    distractors: Sequence[Sequence[Ids]],
+    progress: Progress | None = None,
+) -> Result:
+    setup = replace(run.setup, distractors=(*run.setup.distractors, *distractors))
+    return replay(items, setup, mode=run.mode, batch=run.batch, vocab_size=vocab_size, progress=progress)

@@ -6,8 +6,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from specplug.replay.calibration import Calibration
 from specplug.replay.items import Ids
-from specplug.replay.score import Calibration, Counts
+from specplug.replay.score import StepCounts
 from specplug.settings.model import DEFAULT_SPECULATIVE_TOKENS
 
 Mode = Literal["cold", "serving"]
@@ -25,36 +26,33 @@ class Setup:
         proposer, policy: names in the registry; a policy of None is the settings' own default.
         gamma: `num_speculative_tokens`, most draft tokens per request and step.
         options: settings of plug-ins, by plug-in name, as in `Settings.options`.
-        lag: 0, 1 or 2 steps by which decisions are delayed, see `specplug.replay.engine`.
         references: pass the items' documents as references of their requests.
         corpus: add the documents of all items as one corpus, before the first item, to proposers that hold corpora.
         distractors: further corpora for those proposers, the documents of each; see
             `specplug.replay.corpora.distractors`.
         trees: the target verifies trees.
-        settings: further settings, as `SPECPLUG_CONFIG` takes them.
-        fast_path: use `specplug.replay.fast_path`, which is several times faster than the engines' stage and gives the
-            same counts.
     """
 
     proposer: str = "ngram"
     policy: str | None = None
     gamma: int = DEFAULT_SPECULATIVE_TOKENS
     options: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    lag: int = 0
     references: bool = False
     corpus: bool = False
     distractors: Sequence[Sequence[Ids]] = field(default=(), compare=False, repr=False)
     trees: bool = False
-    settings: Mapping[str, Any] = field(default_factory=dict)
-    fast_path: bool = True
+
+    @property
+    def label(self) -> str:
+        """The name in tables."""
+        return f"{self.proposer} ({self.policy})"
 
     def as_settings(self) -> dict[str, Any]:
         """Return the setup as a layer of settings, without a deadline, on which counts must not depend."""
         named = {} if self.policy is None else {"policy": self.policy}
         own = {"proposer": self.proposer, "num_speculative_tokens": self.gamma, **named}
-        faults = {**self.settings.get("faults", {}), "host_deadline_ms": None}
-        options = {**self.settings.get("options", {}), **{name: dict(of) for name, of in self.options.items()}}
-        return {**self.settings, **own, "faults": faults, "options": options}
+        options = {name: dict(of) for name, of in self.options.items()}
+        return {**own, "faults": {"host_deadline_ms": None}, "options": options}
 
 
 @dataclass(slots=True)
@@ -64,7 +62,7 @@ class Result:
     Attributes:
         counts: steps by the numbers of tokens verified, accepted and emitted.
         calibration: confidences of the tokens whose acceptance was decided: the accepted ones and the first rejected
-            one of each draft.  Empty for trees and for external drafters without probabilities.
+            one of each draft.  Empty for trees.
         survival: survival probabilities of all tokens whose fate the recorded output shows, also those after a rejected
             one, which are not accepted either.
         items: number of requests replayed.
@@ -73,7 +71,7 @@ class Result:
         faults: counts of plug-ins' faults, by plug-in and kind.  Faults distort the other counts.
     """
 
-    counts: Counts = field(default_factory=Counts)
+    counts: StepCounts = field(default_factory=StepCounts)
     calibration: Calibration = field(default_factory=Calibration)
     survival: Calibration = field(default_factory=Calibration)
     items: int = 0

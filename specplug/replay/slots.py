@@ -1,4 +1,4 @@
-"""Running requests of a replay, their texts so far, and the batches that present them to the pipeline.
+"""Running requests of a replay, their texts so far, and their steps, which are compiled where they can be.
 
 Tokens that the target has not emitted yet are poisoned, so a proposer that reads past its context gains nothing.
 """
@@ -6,15 +6,20 @@ Tokens that the target has not emitted yet are poisoned, so a proposer that read
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 import torch
-from torch import Tensor
 
 from specplug.errors import EngineError
+from specplug.pipeline.draft import DraftStage
+from specplug.pipeline.stream.tensors import DraftOutputs, EngineRows
 from specplug.replay.items import Ids
+from specplug.runtime.rows import RowFacts
+from specplug.runtime.running_request import RunningRequest
+from specplug.runtime.slot_allocator import SlotAllocator
+from specplug.runtime.stream_steps import StreamSteps
 from specplug.types.batch import EngineBatch
-from specplug.types.plan import RequestStats
+from specplug.types.draft import Draft
+from specplug.types.plan import RequestStats, StepPlan
 from specplug.types.request import Request
 from specplug.types.verdict import Outcome
 
@@ -24,15 +29,18 @@ POISON = 1_000_000_007
 PLENTY = 1 << 20
 """A remaining length that never limits a draft, so that it does not reveal where an output ends."""
 
+_CPU = torch.device("cpu")
+
 
 class Occupant:
-    """A running request: its slot, and its statistics so far."""
+    """A running request: its slot, the newest step's counts, and its statistics so far."""
 
-    __slots__ = ("accepted", "generation", "length", "rejected", "request", "slot", "verified")
+    __slots__ = ("accepted", "emitted", "length", "rejected", "request", "slot", "tried", "verified")
 
-    def __init__(self, slot: int, generation: int, request: Request) -> None:
-        self.slot, self.generation, self.request = slot, generation, request
+    def __init__(self, slot: int, request: Request) -> None:
+        self.slot, self.request = slot, request
         self.length = self.verified = self.accepted = self.rejected = 0
+        self.tried, self.emitted = 0, 1  # by the newest step; the first token comes from prefill
 
     def stats(self) -> RequestStats:
         """Return the statistics for planners."""
@@ -45,35 +53,50 @@ class ReplaySlots:
 
     Attributes:
         taken: the occupants of the slots in use, which are the rows of a batch.
+        is_compiled: whether compiled steps take the stage's, as for most proposers on the host.
     """
 
-    def __init__(self, max_slots: int, max_length: int, vocab_size: int) -> None:
-        self._table = torch.full((max_slots, max_length), POISON, dtype=torch.int32)
-        self._texts = self._table.numpy()
-        self._generations = [0] * max_slots
-        self._vocab_size = vocab_size
-        self.clear()
-
-    def clear(self) -> None:
-        """Free all slots; their generations continue."""
+    def __init__(self, stage: DraftStage, max_slots: int, max_length: int, vocab_size: int) -> None:
         self.taken: list[Occupant] = []
-        self._view: View | None = None
-        self._resets: list[int] = []
+        self._stage, self._vocab_size, self._max_length = stage, vocab_size, max_length
+        self._tokens = torch.full((max_slots, max_length), POISON, dtype=torch.int32)
+        self._texts = self._tokens.numpy()
+        self._slot_of: dict[str, int] = {}
+        self._allocator = SlotAllocator(max_slots, _CPU, lambda event: stage.on_event(event))
+        self._allocator.engine_slot = self._slot_of.__getitem__
+        self._facts: RowFacts | None = None
+        self._steps = self._compiled() if StreamSteps.applies(stage) else None
+        self.is_compiled = self._steps is not None
 
-    def take(self, slot: int, request: Request) -> Occupant:
-        """Assign a slot to a request that has no text yet, as the last row."""
-        self._generations[slot] += 1
-        occupant = Occupant(slot, self._generations[slot], request)
-        self._texts[slot].fill(POISON)
+    def _compiled(self) -> StreamSteps:
+        numbers, buffer = torch.zeros(1, dtype=torch.int32), self._stage.runners[0].buffer.token_ids
+        like = self._rows(numbers.long(), numbers, numbers, numbers), DraftOutputs(buffer[:1])
+        given = self._allocator.slots, self._max_length, self._vocab_size, _CPU
+        return StreamSteps(self._stage, *given, like=like)
+
+    def _rows(
+        self, slots: torch.Tensor, lengths: torch.Tensor, emitted: torch.Tensor, rejected: torch.Tensor
+    ) -> EngineRows:
+        return EngineRows(slots, lengths, self._tokens, emitted, rejected, lengths_by_row=True)
+
+    def start(self, slot: int, request: Request, prompt: Ids) -> Occupant:
+        """Assign a slot to a request, as the last row."""
+        occupant = Occupant(slot, request)
         self.taken.append(occupant)
-        self._view = None
-        self._resets.append(slot)
+        self.append(occupant, prompt)
+        self._slot_of[request.request_id] = slot
+        self._allocator.start(RunningRequest(request, PLENTY, stop_ids=(), tokens=prompt))
         return occupant
 
-    def leave(self, occupant: Occupant) -> None:
-        """Free an occupant's slot."""
+    def finish(self, occupant: Occupant) -> None:
+        """End a request.  The proposer sees its last tokens first, as in engines that draft after every step."""
+        if self.is_compiled:
+            self.step([occupant], StepPlan(1))
+        else:
+            self._stage.ingest(self.batch([occupant]))
+        self._allocator.finish(occupant.request.request_id, aborted=False, visible=occupant.length)
         self.taken.remove(occupant)
-        self._view = None
+        del self._slot_of[occupant.request.request_id]
 
     def at(self, slot: int) -> Occupant:
         """Return the occupant of a slot."""
@@ -96,63 +119,57 @@ class ReplaySlots:
         self._texts[occupant.slot, occupant.length : stop] = tokens
         occupant.length = stop
 
-    def view(self) -> View:
-        """Return the current batch of all running requests."""
-        if self._view is None:
-            self._view = View(self._table, self._vocab_size, self.taken)
-        return self._view.update()
+    def batch(self, occupants: Sequence[Occupant], *, resets: bool = True) -> EngineBatch:
+        """Return the batch of some occupants, B rows.
 
-    def alone(self, occupant: Occupant) -> EngineBatch:
-        """Return the batch of one occupant, with its slot's reset if that is not reported yet."""
-        return View(self._table, self._vocab_size, [occupant]).batch(self.pop_resets([occupant]))
-
-    def pop_resets(self, occupants: Sequence[Occupant]) -> tuple[int, ...]:
-        """Return the occupants' slots that have a new occupant since the last call."""
-        if not self._resets:
-            return ()
-        here = {occupant.slot for occupant in occupants}
-        popped = tuple(sorted(here.intersection(self._resets)))
-        self._resets = [slot for slot in self._resets if slot not in here]
-        return popped
-
-
-class View:
-    """The batch of some occupants; tensors are built once, and changes are written through numpy, which is cheaper."""
-
-    def __init__(self, table: Tensor, vocab_size: int, occupants: Sequence[Occupant]) -> None:
-        self._occupants = list(occupants)
-        count = len(self._occupants)
-        slots = torch.tensor([occupant.slot for occupant in occupants], dtype=torch.int64)
-        changing = torch.zeros(4, count, dtype=torch.int32)
-        self._numbers = changing.numpy()
-        self._outcome = Outcome(verified=changing[1], accepted=changing[2], emitted=changing[3])
-        self._batch = EngineBatch(
+        With `resets`, it names the slots that have a new occupant since the last such batch.
+        """
+        size, slots = len(occupants), torch.tensor([it.slot for it in occupants])
+        table = self._allocator.slots
+        return EngineBatch(
             slots=slots,
-            generations=torch.tensor([occupant.generation for occupant in occupants], dtype=torch.int64),
+            generations=torch.tensor([table.generations[it.slot] for it in occupants]),
             rows=slots,
-            tokens=table,
-            lengths=changing[0],
-            sampled=torch.ones(count, dtype=torch.bool),
-            room=torch.full((count,), PLENTY, dtype=torch.int32),
-            temperature=torch.zeros(count, dtype=torch.float32),
-            grammar=torch.zeros(count, dtype=torch.bool),
-            vocab_size=vocab_size,
-            request_ids=tuple(occupant.request.request_id for occupant in occupants),
-            requests=tuple(occupant.request for occupant in occupants),
+            tokens=self._tokens,
+            lengths=_ints([it.length for it in occupants]),
+            sampled=torch.ones(size, dtype=torch.bool),
+            room=torch.full((size,), PLENTY, dtype=torch.int32),
+            temperature=torch.zeros(size),
+            grammar=torch.zeros(size, dtype=torch.bool),
+            vocab_size=self._vocab_size,
+            reset_slots=table.take_resets() if resets else (),
+            request_ids=tuple(it.request.request_id for it in occupants),
+            requests=tuple(it.request for it in occupants),
         )
-        self.update()
 
-    def update(self) -> View:
-        """Bring the lengths up to date."""
-        self._numbers[0] = [occupant.length for occupant in self._occupants]
-        return self
+    def step(self, occupants: Sequence[Occupant], plan: StepPlan) -> Draft:
+        """Take a compiled step of some occupants; return their drafts, valid until the next step."""
+        assert self._steps is not None
+        steps, names = self._steps, [it.request.request_id for it in occupants]
+        if self._facts is None or not self._facts.hold(self._allocator, names):
+            self._facts = RowFacts(self._allocator, names)
+        facts, buffer = self._facts, self._stage.runners[0].buffer
+        columns = zip(*[(it.length, it.emitted, max(it.tried - it.emitted + 1, 0)) for it in occupants], strict=True)
+        rows = self._rows(torch.tensor(facts.slots), *map(_ints, columns))
+        found: list[Draft] = []
 
-    def batch(self, reset_slots: tuple[int, ...]) -> EngineBatch:
-        """Return the batch for the pipeline, which shares the view's tensors."""
-        return replace(self._batch, reset_slots=reset_slots) if reset_slots else self._batch
+        def step() -> None:
+            launched = steps.launch(facts, rows, plan)
+            found.append(steps.drafts(launched, plan.draft_length)[1])
+            steps.drop(launched)
 
-    def outcome(self, verified: Sequence[int], accepted: Sequence[int], emitted: Sequence[int]) -> Outcome:
-        """Return the outcome of the rows' drafts, which shares the view's tensors."""
-        numbers = self._numbers
-        numbers[1], numbers[2], numbers[3] = verified, accepted, emitted
-        return self._outcome
+        if steps.attempt(facts, step):
+            return found[0]
+        empty = buffer.view(len(occupants), plan.draft_length)
+        empty.reset(rows.total_len)
+        return empty
+
+    @staticmethod
+    def outcome(occupants: Sequence[Occupant], accepted: Sequence[int]) -> Outcome:
+        """Return the outcome of the newest step, with the accepted draft tokens of each row."""
+        verified, emitted = _ints([it.tried for it in occupants]), _ints([it.emitted for it in occupants])
+        return Outcome(verified, _ints(accepted), emitted)
+
+
+def _ints(values: Sequence[int]) -> torch.Tensor:
+    return torch.tensor(values, dtype=torch.int32)

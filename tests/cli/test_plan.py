@@ -178,7 +178,7 @@ def test_acceptance_by_position_limits_the_length():
 def test_padded_rows_are_computed():
     rows = [[0, 0, 1, 50], [2, 2, 3, 50]]
     run = {
-        "label": "ngram (fixed)", "mode": "serving", "gamma": 2, "batches": [1], "in_flight": 1, "trees": False,
+        "label": "ngram (fixed)", "mode": "serving", "gamma": 2, "batches": [1], "trees": False,
         "workloads": {"a": {"histogram": rows}},
     }  # fmt: skip
     Path("replay.json").write_text(json.dumps({"runs": [run]}))

@@ -15,7 +15,7 @@ from specplug.forecast.recorded import from_histogram, read_replay
 def run(label: str = "ngram (fixed)", mode: str = "serving", batches=(1,), rows=((2, 1, 2, 10),), **changed):
     workloads = {"a": {"histogram": [list(row) for row in rows]}}
     return {
-        "label": label, "mode": mode, "gamma": 2, "batches": list(batches), "in_flight": 1, "trees": False,
+        "label": label, "mode": mode, "gamma": 2, "batches": list(batches), "trees": False,
         "workloads": workloads, **changed,
     }  # fmt: skip
 
@@ -52,10 +52,9 @@ def test_a_real_replay_gives_its_own_tau(tmp_path):
     assert "ngram (batch), serving, gamma 6, at batch size 1" in found.source
 
 
-def test_the_smallest_batch_counts_and_requests_in_flight_do_not(write):
-    small, large = run(batches=(1, 8), rows=((2, 2, 3, 5),)), run(batches=(64,))
-    found = read_replay(write(large, small, run(batches=(1,), in_flight=4)))
-    assert found.tau(2) == 3
+def test_the_smallest_batch_counts(write):
+    small, large = run(batches=(1,), rows=((2, 2, 3, 5),)), run(batches=(64,))
+    assert read_replay(write(large, small)).tau(2) == 3
 
 
 @pytest.mark.parametrize(
@@ -66,7 +65,7 @@ def test_the_smallest_batch_counts_and_requests_in_flight_do_not(write):
         ((), "found no run"),
         ((run(trees=True),), "a plan is for chains; found trees"),
         ((run(rows=((0, 0, 1, 7),)),), "nothing was drafted"),
-        (({"in_flight": 1},), "no JSON of a replay; found KeyError"),
+        (({"mode": "cold"},), "no JSON of a replay; found KeyError"),
     ],
 )
 def test_a_replay_of_something_else_is_refused(write, runs, message):

@@ -11,16 +11,13 @@ from typer.testing import CliRunner
 from specplug.cli.app import app
 from specplug.errors import SettingsError, TraceError
 from specplug.replay.corpora import DISTRACTOR_TOKENS, corpora_of, distractors
-from specplug.replay.harness import HarnessProposer
-from specplug.replay.interleaved import replay_interleaved
+from specplug.replay.items import Item, without_documents
 from specplug.replay.run import replay
 from specplug.replay.setup import Setup
-from specplug.replay.traces_io import Item, without_documents
-from tests.replay.tools import Planted, harness, item, registry
+from tests.replay.tools import Planted, item, registry
 
 LEFT, RIGHT = [2, 3, 4, 5, 6, 7], [9, 10, 11, 12, 13, 14]
 ITEMS = [item([1, 2], LEFT[1:], "a", [LEFT, RIGHT]), item([1, 9], RIGHT[1:], "b", [RIGHT])]
-RETRIEVAL = {"SPECPLUG_REPLAY_PROPOSER": "retrieval", "SPECPLUG_REPLAY_POLICY": "fixed"}
 
 
 class Holder(Planted):
@@ -45,7 +42,7 @@ class Holder(Planted):
         self.settled += 1
 
 
-def held(run=replay, **given):
+def held(**given):
     """Replay `ITEMS`; return what each proposer that was built was handed."""
     built: list[Holder] = []
 
@@ -54,7 +51,7 @@ def held(run=replay, **given):
         return built[-1]
 
     setup = Setup("planted", "fixed", 4, corpus=given.pop("corpus", True), distractors=given.pop("distractors", ()))
-    run(ITEMS, setup, registry=registry(build, needs_host=True, inline=True), **given)
+    replay(ITEMS, setup, registry=registry(build, needs_host=True, inline=True), **given)
     assert all(one.settled == len(one.held) for one in built)
     return [one.held for one in built]
 
@@ -65,7 +62,6 @@ def ids(*values):
 
 def test_a_workloads_documents_are_one_corpus_and_equal_ones_are_in_it_once():
     assert held() == [[("documents", [LEFT, RIGHT])]]
-    assert held(run=replay_interleaved, batch=2) == held()
 
 
 def test_in_cold_mode_every_new_proposer_is_handed_all_of_it():
@@ -108,45 +104,6 @@ def test_retrieval_drafts_from_the_corpus(mode):
     found = replay(ITEMS, Setup("retrieval", "fixed", 4, corpus=True), mode=mode)
     assert found.counts.steps < without.steps
     assert not found.faults
-
-
-def test_a_harness_hands_over_what_it_preloads_in_serving_mode():
-    given = HarnessProposer.from_environment(4, RETRIEVAL | {"SPECPLUG_REPLAY_CORPUS": "1"})
-    given.reset()
-    given.preload([document for each in ITEMS for document in each.documents])
-    counts = _counts(given)
-    assert counts == replay(ITEMS, Setup("retrieval", "fixed", 4, corpus=True)).counts.histogram
-    given.reset()
-    assert _counts(given) == replay(ITEMS, Setup("retrieval", "fixed", 4)).counts.histogram != counts
-
-
-def test_a_harness_has_each_requests_own_documents_in_cold_mode():
-    env = RETRIEVAL | {"SPECPLUG_REPLAY_CORPUS": "1"}
-    given = HarnessProposer.from_environment(4, env, mode="cold")
-    strange = item([1, 20], [21, 22, 23, 24, 25], "c", [[20, 21, 22, 23, 24, 25]])
-    lonely = item(strange.prompt, strange.output[:-1], "d")
-    alone = replay([strange], Setup("retrieval", "fixed", 4, corpus=True)).counts.histogram
-    nothing = replay([lonely], Setup("retrieval", "fixed", 4)).counts.histogram
-    assert harness(given, [strange, lonely], 4, "cold") == alone + nothing
-
-
-def test_a_harness_that_is_not_reported_so_hands_over_nothing():
-    for mode in ("cold", "serving"):
-        plain = HarnessProposer.from_environment(4, RETRIEVAL, mode=mode)
-        plain.reset()
-        plain.preload([ids(*LEFT)])
-        assert (
-            harness(plain, ITEMS, 4, mode) == replay(ITEMS, Setup("retrieval", "fixed", 4), mode=mode).counts.histogram
-        )
-
-
-def _counts(proposer):
-    """Run `ITEMS` without the reset that `harness` begins with."""
-    proposer.reset, reset = lambda: None, proposer.reset
-    try:
-        return harness(proposer, ITEMS, 4, "serving")
-    finally:
-        proposer.reset = reset
 
 
 def test_documents_are_cut_out_of_prompts():

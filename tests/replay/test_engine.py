@@ -10,27 +10,30 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from specplug.errors import EngineError, SettingsError
+from specplug.errors import EngineError
 from specplug.plugins.registry import Owner, Registry
 from specplug.replay.engine import ReplayEngine
-from specplug.replay.interleaved import replay_interleaved
 from specplug.replay.run import replay
 from specplug.replay.setup import Setup
 from specplug.replay.slots import PLENTY
+from specplug.runtime.stream_steps import StreamSteps
 from specplug.types.plan import StepPlan
 from specplug.types.request import Lifecycle
-from tests.replay.tools import EOS, ITEMS, VOCAB, Planted, PlantedPolicy, item, registry
+from tests.replay.tools import EOS, ITEMS, VOCAB, Planted, PlantedPolicy, in_turn, item, registry
 
 SAME = item([1, 2, 3], [1, 2, 3, 1, 2, 3, 1, 2])
 STATELESS = Setup("ngram-reference", "fixed", 4, {"ngram-reference": {"min_n": 1}})
 
 
 def planted(proposer: Any, items: list[Any], *, policy: PlantedPolicy | None = None, **given: Any) -> Any:
-    """Replay `items` with a planted proposer."""
+    """Replay `items` with a planted proposer; with `slots`, so many at a time, and return the counts."""
     caps = given.pop("caps", {"needs_host": True, "inline": True})
     setup = Setup(proposer="planted", policy="planted" if policy else "fixed", **given.pop("setup", {"gamma": 4}))
-    run = given.pop("run", replay)
-    return run(items, setup, registry=registry(lambda context: proposer, policy, **caps), vocab_size=VOCAB, **given)
+    plugins = {"registry": registry(lambda context: proposer, policy, **caps), "vocab_size": VOCAB}
+    slots = given.pop("slots", None)
+    if slots is not None:
+        return in_turn(ReplayEngine(setup, max_length=64, slots=slots, **plugins), items, slots)
+    return replay(items, setup, **plugins, **given)
 
 
 def test_counts_by_hand():
@@ -61,21 +64,22 @@ def test_reading_past_the_context_gains_nothing(caps):
 
     items = [SAME, SAME, item([1], [1, 2])]
     plain = replay(items, Setup(policy="none"), vocab_size=VOCAB).counts
-    for run in ({}, {"mode": "cold"}, {"run": replay_interleaved, "batch": 2}):
-        found = planted(Planted(cheat), items, caps=caps, **run)
-        assert found.counts.emitted == plain.emitted
-        assert found.counts.accepted == 0
+    found = [planted(Planted(cheat), items, caps=caps, mode=mode).counts for mode in ("serving", "cold")]
+    for counts in (*found, planted(Planted(cheat), items, caps=caps, slots=2)):
+        assert (counts.emitted, counts.accepted) == (plain.emitted, 0)
 
 
 def test_nothing_tells_where_an_output_ends():
     seen = []
 
     def look(batch, row, limit):
-        seen.append((int(batch.room[row]), limit, batch.requests[row].max_tokens))
+        seen.append((int(batch.room[row] + batch.lengths[row]), limit, batch.requests[row].max_tokens))
         return ()
 
     planted(Planted(look), [SAME, item([1], [2])])
-    assert set(seen) == {(PLENTY, 4, PLENTY)}
+    ((end, limit, most),) = set(seen)
+    assert (limit, most) == (4, PLENTY)
+    assert end > PLENTY
 
 
 def test_requests_live_as_in_an_engine():
@@ -116,60 +120,29 @@ def test_cold_builds_anew_and_serving_keeps():
         assert sum(len(each.events) for each in built) == 6
 
 
-@pytest.mark.parametrize("lag", [0, 1, 2])
-def test_lagging_plans_are_those_of_earlier_steps(lag):
-    policy = PlantedPolicy(lambda stats: StepPlan(stats.step))
-    limits = []
+@given(ITEMS, st.sampled_from(["fixed", "none", "batch"]), st.sampled_from([1, 2, 8]))
+@settings(max_examples=25, deadline=None)
+def test_compiled_steps_count_as_those_of_the_draft_stage(items, policy, batch):
+    options = {"ngram": {"min_n": 1}, "fixed": {"token_budget": 3 * batch}, "batch": {"saturation": 4}}
 
-    def note(batch, row, limit):
-        limits.append(limit)
-        return ()
+    def engine() -> ReplayEngine:
+        return ReplayEngine(Setup("ngram", policy, 4, options), max_length=64, vocab_size=VOCAB, repeats=batch)
 
-    planted(Planted(note), [item([1], [1] * 6)], policy=policy, setup={"gamma": 16, "lag": lag})
-    assert [stats.step for stats in policy.stats] == list(range(6))
-    assert limits == [max(0, step - lag) for step in range(6) if step > lag]  # at draft length 0 proposers do not run
-
-
-@pytest.mark.parametrize("lag", [0, 1, 2])
-def test_lagging_verdicts_are_about_earlier_steps(lag):
-    proposer = Planted(lambda batch, row, limit: [1] * (int(batch.lengths[row]) % 2 + 1))
-    caps = {"needs_host": True, "inline": True, "learns": True}
-    planted(proposer, [item([1], [2] * 6)], caps=caps, setup={"gamma": 4, "lag": lag})
-    every = [([length], [(length - 1) % 2 + 1], [1]) for length in range(3, 9)]
-    assert proposer.observed == every[: len(every) - lag]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(StreamSteps, "applies", staticmethod(lambda _: False))
+        plain = engine()
+    engines = engine(), plain
+    assert [each._slots.is_compiled for each in engines] == [True, False]
+    compiled, of_stage = (in_turn(each, items, 1) for each in engines)
+    assert compiled == of_stage
 
 
-def test_lag_0_is_no_lag_and_a_lag_shows():
-    policy = PlantedPolicy(lambda stats: StepPlan(stats.requests[0].length % 3))
-    found = {}
-    for lag in (0, 1):
-        setup = {"gamma": 4, "lag": lag, "options": {}}
-        proposer = Planted(lambda batch, row, limit: [1] * limit)
-        found[lag] = planted(proposer, [item([1, 1], [1, 1, 2] * 4)], policy=policy, setup=setup).counts.rows()
-    no_lag = planted(Planted(lambda batch, row, limit: [1] * limit), [item([1, 1], [1, 1, 2] * 4)], policy=policy)
-    assert found[0] == no_lag.counts.rows() != found[1]
-
-
-@given(ITEMS, st.sampled_from(["fixed", "none", "batch"]))
+@given(ITEMS, st.integers(1, 4))
 @settings(max_examples=15, deadline=None)
-def test_one_in_flight_is_one_after_another(items, policy):
-    setup = Setup(gamma=4, policy=policy, options={"batch": {"saturation": 4}})
-    alone = replay(items, setup, vocab_size=VOCAB)
-    in_flight = replay_interleaved(items, setup, batch=1, vocab_size=VOCAB)
-    assert alone.counts == in_flight.counts
-    assert alone.calibration.sums.tolist() == in_flight.calibration.sums.tolist()
-    assert alone.items == in_flight.items == len(items)
-
-
-@given(ITEMS, st.integers(2, 4))
-@settings(max_examples=15, deadline=None)
-def test_requests_in_flight_do_not_disturb_each_other(items, batch):
+def test_requests_in_flight_do_not_disturb_each_other(items, slots):
     """If a proposer keeps no state across requests, a batch's counts are those of its requests alone."""
-    together = replay_interleaved(items, STATELESS, batch=batch, vocab_size=VOCAB).counts
-    assert together.histogram == replay(items, STATELESS, mode="cold", vocab_size=VOCAB).counts.histogram
-    assert sum(n * count for (n, _, _), count in together.batches.items()) == together.steps
-    assert sum(drafted * count for (_, drafted, _), count in together.batches.items()) == together.verified
-    assert sum(emitted * count for (_, _, emitted), count in together.batches.items()) == together.emitted
+    engine = ReplayEngine(STATELESS, max_length=64, vocab_size=VOCAB, slots=slots)
+    assert in_turn(engine, items, slots) == replay(items, STATELESS, mode="cold", vocab_size=VOCAB).counts
 
 
 def test_in_flight_requests_finish_and_make_room():
@@ -177,7 +150,7 @@ def test_in_flight_requests_finish_and_make_room():
     items = [item([1], [1] * 5, "long"), item([2], [2], "short"), item([3], [3], "next"), item([1], [], "end")]
     sizes = []
     policy = PlantedPolicy(lambda stats: sizes.append(len(stats.requests)) or StepPlan(0))
-    found = planted(proposer, items, policy=policy, run=replay_interleaved, batch=2)
+    found = planted(proposer, items, policy=policy, slots=2)
     repeats = [(e.kind.value, e.request.request_id, e.slot) for e in proposer.events]
     assert repeats == [
         ("started", "long", 0),
@@ -190,14 +163,7 @@ def test_in_flight_requests_finish_and_make_room():
         ("finished", "long", 0),
     ]
     assert sizes == [2, 2, 1, 1, 1]
-    assert found.counts.histogram == {(0, 0, 1): 7}
-    assert found.counts.batches == {(2, 0, 2): 2, (1, 0, 1): 3}
-    assert found.items == 4
-
-
-def test_cold_requests_are_never_in_flight_together():
-    with pytest.raises(SettingsError, match="one request at a time"):
-        replay_interleaved([SAME], STATELESS, batch=2, mode="cold")
+    assert found.histogram == {(0, 0, 1): 7}
 
 
 def test_a_policy_is_reported_the_batch():
@@ -296,11 +262,9 @@ def test_calibration_is_of_what_was_decided():
     assert found.calibration.sums[2].sum() == decided[True]
 
 
-@pytest.mark.parametrize("lag", [0, 2])
 @pytest.mark.parametrize("batch", [1, 8])
-@pytest.mark.parametrize("fast_path", [False, True])
-def test_a_policy_of_somebody_elses_learns(monkeypatch, fast_path, batch, lag):
-    """Both halves receive the drafts' outcomes, in as many rows as configured, the trim half `lag` steps late."""
+def test_a_policy_of_somebody_elses_learns(monkeypatch, batch):
+    """The plan half receives the drafts' outcomes in as many rows as configured, the trim half in one."""
     found = Registry.discover()
     monkeypatch.syspath_prepend(str(Path(__file__).parents[1] / "engines" / "plugins"))
     found.add(importlib.import_module("specplug_testkit.plugin"), Owner("testkit", "specplug-testkit", "0"))
@@ -319,15 +283,14 @@ def test_a_policy_of_somebody_elses_learns(monkeypatch, fast_path, batch, lag):
         return half
 
     found.get = noting
-    setup = Setup("ngram-reference", "learner", 4, {"ngram-reference": {"min_n": 1}}, fast_path=fast_path, lag=lag)
+    setup = Setup("ngram-reference", "learner", 4, {"ngram-reference": {"min_n": 1}})
     result = replay([SAME, SAME], setup, registry=found, vocab_size=VOCAB, batch=batch)
     assert result.faults == {}
     trimmer, planner = built
     steps = sum(result.counts.histogram.values())
-    assert [report.step for report in planner.reports] == [max(0, step - lag) for step in range(steps)]
+    assert [report.step for report in planner.reports] == [*range(steps)]
     assert {report.requests for report in planner.reports} == {batch}
     accepted = sum(count * times for (_, count, _), times in result.counts.histogram.items())
     assert sum(report.accepted for report in planner.reports) == batch * accepted > 0
-    late = sum(report.accepted for report in planner.reports[: steps - lag])
-    assert int(trimmer.counts[1]) == late
-    assert float(trimmer.price) == pytest.approx(planner.prices[-1 - lag])
+    assert int(trimmer.counts[1]) == accepted
+    assert float(trimmer.price) == pytest.approx(planner.prices[-1])

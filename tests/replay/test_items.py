@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 from specplug.errors import SettingsError, TraceError
-from specplug.replay.items import tokenize
-from specplug.replay.traces_io import Item, read_traces
+from specplug.replay.items import Item, read_traces, tokenize
 from specplug.text.loading import load_tokenizer
 
 GOOD = {"id": "1", "workload": "chat", "source": "x", "prompt": "Hi", "documents": ["D"], "output": "Hello"}

@@ -1,8 +1,7 @@
-"""Helpers of the replay tests: small items, a plain harness, and planted plug-ins."""
+"""Helpers of the replay tests: small items, a loop over requests in flight, and planted plug-ins."""
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any
@@ -17,6 +16,7 @@ from specplug.interfaces import Planner, PluginContext, Proposer, Trimmer
 from specplug.plugins.registry import Owner, Registry
 from specplug.plugins.specs import PolicySpec, ProposerSpec
 from specplug.replay.items import TokenItem
+from specplug.replay.score import StepCounts
 from specplug.types.batch import BatchView
 from specplug.types.caps import ProposerCaps
 from specplug.types.draft import Draft
@@ -46,34 +46,30 @@ ITEMS = st.lists(st.tuples(TEXT, st.lists(st.integers(1, 3), max_size=24)), min_
 """Few different tokens, so that much repeats."""
 
 
-def harness(proposer: Any, items: Sequence[TokenItem], gamma: int, mode: str) -> Counter[tuple[int, int, int]]:
-    """Count what a foreign proposer drafts, by the plainest loop there is."""
-    steps: Counter[tuple[int, int, int]] = Counter()
-    proposer.reset()
-    for each in items:
-        if mode == "cold":
-            proposer.reset()
-        target, text = each.output.tolist(), [*each.prompt.tolist()]
-        proposer.start(each.id, each.prompt.copy(), list(each.documents))
-        proposer.update(each.id, target[:1])
-        place = 1
-        while place < len(target):
-            context = np.array(text + target[:place], dtype=np.int32)
-            draft = proposer.propose(each.id, context, gamma)
-            if isinstance(draft, list):
-                assert len(draft) <= gamma
-                verified, accepted = len(draft), 0
-                while accepted < min(verified, len(target) - place) and draft[accepted] == target[place + accepted]:
-                    accepted += 1
-            else:
-                verified, accepted = draft.width, draft.accepted(target[place:])
-            emitted = min(accepted + 1, len(target) - place)
-            proposer.update(each.id, target[place : place + emitted])
-            steps[verified, accepted, emitted] += 1
-            place += emitted
-        proposer.memory()
-        proposer.finish(each.id)
-    return steps
+def in_turn(engine: Any, items: Sequence[TokenItem], slots: int) -> StepCounts:
+    """Serve items, at most `slots` at a time, which take a step each in turn, and close the engine."""
+    counts, waiting, free = StepCounts(), [*items][::-1], [*range(slots)][::-1]
+    running: dict[int, list[int]] = {}  # the rest of the output by slot, in order of arrival
+    while waiting or running:
+        while waiting and free:
+            request, slot = waiting.pop(), free.pop()
+            first, *running[slot] = request.output.tolist()
+            engine.start(slot, request.id, request.prompt, request.documents)
+            engine.extend(slot, [first])
+        if all(running.values()):
+            offers = engine.propose()
+            accepted = [offer.accepted(rest) for offer, rest in zip(offers, running.values(), strict=True)]
+            emitted = [rest[: count + 1] for rest, count in zip(running.values(), accepted, strict=True)]
+            for rest, offer, count, tokens in zip(running.values(), offers, accepted, emitted, strict=True):
+                counts.histogram[len(offer.token_ids), count, len(tokens)] += 1
+                del rest[: len(tokens)]
+            engine.observe(offers, accepted, emitted)
+        for slot in [slot for slot, rest in running.items() if not rest]:
+            engine.finish(slot)
+            del running[slot]
+            free.append(slot)
+    engine.close()
+    return counts
 
 
 class Planted(Proposer):

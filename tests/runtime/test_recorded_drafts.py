@@ -21,7 +21,7 @@ from specplug.plugins.registry import default_registry
 from specplug.replay import Setup, load_tokenizer, read_traces, tokenize
 from specplug.replay.corpora import corpora_of, hand_over
 from specplug.replay.engine import ReplayEngine
-from specplug.replay.loop import Offer, Replayed, drive
+from specplug.replay.score import Offer
 from specplug.runtime.rows import RowFacts
 from specplug.runtime.running_request import RunningRequest
 from specplug.runtime.slot_allocator import SlotAllocator
@@ -32,6 +32,7 @@ from specplug.types.draft import Draft
 from specplug.types.plan import StepPlan
 from specplug.types.request import Reference, Request
 from tests.pipeline.fake_stream import FakeStream
+from tests.replay.tools import in_turn
 from tests.runtime.stream_engine import Late
 
 CPU, PLAN, MOST = torch.device("cpu"), StepPlan(8), 24  # tokens of an answer
@@ -46,8 +47,6 @@ CORPORA = corpora_of(ITEMS[:6], documents=True)
 
 class Streamed:
     """Compiled steps, as on both of vLLM's runners and SGLang; each waits until requests are ingested."""
-
-    seconds, faults, memory = 0.0, {}, lambda _: None
 
     def __init__(self, setup: Setup, **of_stream: Any) -> None:
         caps = EngineCaps(PLAN.draft_length, trees=setup.trees)
@@ -107,7 +106,7 @@ def _outputs(draft: Draft) -> DraftOutputs:
     return DraftOutputs(draft.token_ids, draft.confidence, draft.lengths, draft.parents)
 
 
-def fingerprint(engine: Replayed) -> tuple[float, str]:
+def fingerprint(engine: Any) -> tuple[float, str]:
     """Serve the trace, and return the tokens per step and a hash of all drafts."""
     digest, propose = hashlib.sha256(), engine.propose
 
@@ -117,16 +116,21 @@ def fingerprint(engine: Replayed) -> tuple[float, str]:
         return offers
 
     engine.propose = hashed
-    return drive(engine, PARTS, slots=SLOTS, progress=None).counts.tau, digest.hexdigest()
+    return in_turn(engine, PARTS, SLOTS).tau, digest.hexdigest()
 
 
 @pytest.mark.parametrize("trees", [False, True], ids=["chains", "trees"])
 @pytest.mark.parametrize("proposer", ["ngram", "retrieval"])
-def test_engines_draft_as_a_replay_does(proposer, trees):
-    plain = Setup(proposer, "fixed", gamma=PLAN.draft_length, trees=trees, references=True, fast_path=False)
+def test_engines_draft_as_a_replay_does(proposer, trees, monkeypatch):
+    plain = Setup(proposer, "fixed", gamma=PLAN.draft_length, trees=trees, references=True)
     one, two = (replace(plain, options={proposer: {"threads": count}}) for count in (1, 2))
-    replays = [ReplayEngine(it, max_length=LENGTH, vocab_size=VOCAB, slots=SLOTS, corpora=CORPORA) for it in (one, two)]
-    expected, *found = [fingerprint(it) for it in (*replays, Streamed(one))]
+    given = {"max_length": LENGTH, "vocab_size": VOCAB, "slots": SLOTS, "corpora": CORPORA}
+    compiled = ReplayEngine(two, **given)
+    monkeypatch.setattr(StreamSteps, "applies", staticmethod(lambda _: False))
+    of_stage = ReplayEngine(one, **given)
+    monkeypatch.undo()
+    assert (compiled._slots.is_compiled, of_stage._slots.is_compiled) == (True, False)
+    expected, *found = [fingerprint(it) for it in (of_stage, compiled, Streamed(one))]
     assert expected[0] > 2
     with FakeStream(3) as stream:
         found.append(fingerprint(Streamed(two, stream=stream, transfers=Late(stream), on_thread=True)))

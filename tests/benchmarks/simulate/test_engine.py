@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from specplug.replay.interleaved import replay_interleaved
 
 from benchmarks.simulate.deciding import Policy
 from benchmarks.simulate.engine import Limits
@@ -15,7 +16,6 @@ from benchmarks.simulate.modes import CAPTURED_TOKENS, modes
 from benchmarks.simulate.recording import record
 from benchmarks.simulate.surface import Regime
 from benchmarks.simulate.traffic import Clock, Disturbance, concurrency, limits_of, shuffled
-from specplug.replay.interleaved import replay_interleaved
 from specplug.replay.setup import Setup
 from specplug.types.plan import StepPlan
 from tests.benchmarks.simulate.tools import Planted, Recorder, fixed, planted, random_trajectories, run
