@@ -24,7 +24,7 @@ from specplug.plugins.engines import TextRequest
 from specplug.plugins.registry import default_registry
 from specplug.plugins.specs import ProposerSpec
 from specplug.settings import load_settings
-from specplug.settings.plugins import plugin_options
+from specplug.settings.sources import plugin_options
 from specplug.text.loading import load_tokenizer
 from specplug.text.translate.vocabulary import REMEDY, Vocabulary
 

@@ -17,8 +17,7 @@ from specplug.requests import arguments, wire
 from specplug.requests.admission import BusyError, Quota, Tenants
 from specplug.requests.clients import Client
 from specplug.requests.fields import CHARACTERS_PER_TOKEN, parse_request_fields
-from specplug.settings.plugins import acceptance_thresholds
-from specplug.settings.sources import ResolvedSettings
+from specplug.settings.sources import ResolvedSettings, acceptance_thresholds
 from specplug.text.request_tokenizer import RequestTokenizer
 
 INLINE_CHARACTERS = 8192
