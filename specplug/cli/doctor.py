@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from rich.text import Text
 
 from specplug.cli.chat import Raw
-from specplug.cli.findings import COLOURS, Finding, print_findings
 from specplug.cli.output import AsJson, console, print_json, print_table
 from specplug.errors import SettingsError, describe
 from specplug.plugins.registry import Entry, Registry, default_registry
@@ -19,11 +19,12 @@ from specplug.plugins.specs import CheckResult, CheckSpec
 from specplug.settings import ResolvedSettings, Settings, leaves, load_settings
 from specplug.settings.mistakes import flatten
 
+COLOURS = {"ok": "green", "warn": "yellow", "fail": "red"}
+"""The colour of each status."""
+
 Launch = Annotated[
     str, typer.Option("--launch", metavar="LINE", help="An engine's launch line, for the checks that examine one.")
 ]
-
-
 Target = Annotated[
     str | None,
     typer.Option("--target", metavar="MODEL", help="With --draft, check the pairing of two models and nothing else."),
@@ -38,6 +39,17 @@ Prompt = Annotated[
 Prompts = Annotated[
     Path | None, typer.Option("--prompts", metavar="FILE", help="Prompts for the quick run, one per line.")
 ]
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One result, with the check and package that produced it."""
+
+    check: str
+    owner: str
+    status: str
+    summary: str
+    remedy: str
 
 
 def doctor(
@@ -102,7 +114,9 @@ def _report(
         shown = {} if values is None else {"settings": values}
         print_json({"ok": not failed, **about, "checks": [asdict(finding) for finding in findings], **shown})
     else:
-        print_findings(title, findings)
+        columns = ("check", "status", "found", "remedy")
+        found = ((f.check, Text(f.status, style=COLOURS[f.status]), f.summary, f.remedy) for f in findings)
+        print_table(title, columns, found)
     if values and not as_json:
         rows = ((v["key"], json.dumps(v["value"], default=str), v["origin"], v["description"]) for v in values)
         print_table("Settings", ("setting", "value", "from", "meaning"), rows)

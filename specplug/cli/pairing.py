@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
 
 from specplug.cli.chat import note, prompt_form
-from specplug.cli.findings import PairingFinding, finding
+from specplug.cli.doctor import Finding
 from specplug.cli.launch import find_model, start_engine
 from specplug.draft_model.facts import ModelFacts, Parameters, cache_elements, count_parameters, read_facts
 from specplug.draft_model.pairing import Pair
@@ -42,6 +43,18 @@ ROUTES = {
     "tli": "common ids",
 }
 """How drafts go from one tokenizer to another, by the setting `route` of the proposer `crosstok`."""
+
+
+@dataclass(frozen=True, slots=True)
+class PairingFinding(Finding):
+    """One result about a pair of models, with its figures for programs."""
+
+    figures: dict[str, Any]
+
+
+def finding(check: str, status: str, summary: str, remedy: str = "", **figures: Any) -> PairingFinding:
+    """Return one result of the core about a pair of models."""
+    return PairingFinding(check, "specplug", status, summary, remedy, figures)
 
 
 class PairedModel(NamedTuple):
