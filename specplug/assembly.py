@@ -32,7 +32,7 @@ from specplug.plugins.registry import Registry
 from specplug.plugins.specs import PluginSpec, PolicySpec, ProposerSpec, VerifierSpec, trimming
 from specplug.settings.mistakes import shown
 from specplug.settings.model import Section, Settings
-from specplug.settings.plugins import plugin_options
+from specplug.settings.sources import plugin_options
 from specplug.trace import TraceWriter
 from specplug.types.caps import Distribution
 from specplug.types.draft import Draft

@@ -21,8 +21,7 @@ from specplug.operator.startup_line import start_line
 from specplug.plugins.registry import Registry, default_registry
 from specplug.plugins.specs import VerifierSpec
 from specplug.settings.model import Settings
-from specplug.settings.plugins import acceptance_thresholds
-from specplug.settings.sources import load_settings
+from specplug.settings.sources import acceptance_thresholds, load_settings
 from specplug.types.caps import Distribution, EngineCaps, Ragged
 from specplug.types.plan import StepCost
 from specplug.types.request import EngineEvent, EngineEventKind, Lifecycle, RequestEvent

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from specplug.errors import RequestError
+from specplug.requests.clients import isolation_key
 from specplug.requests.fields import parse_request_fields
-from specplug.requests.isolation import isolation_key
 from specplug.settings.mistakes import shown
 from specplug.settings.model import Settings
 from specplug.types.request import Request

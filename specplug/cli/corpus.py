@@ -2,27 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from collections.abc import Callable
+from inspect import Signature, signature
+from pathlib import Path
+from typing import Annotated, Any
 
 import typer
 
-from specplug.cli.corpus_options import (
-    Extend,
-    Globs,
-    MaxTokens,
-    Name,
-    NameField,
-    NoMerge,
-    Root,
-    SkipBad,
-    Sources,
-    Tenant,
-    TextField,
-    Tokenizer,
-)
 from specplug.cli.output import AsJson, print_json, print_line, print_table, printable
 
 corpus = typer.Typer(no_args_is_help=True, rich_markup_mode="markdown")
+
+Root = Annotated[Path, typer.Argument(metavar="STORE", help="The store's folder.")]
+Tenant = Annotated[str, typer.Option("--tenant", help="Its tenant; other tenants' requests never draft from it.")]
+NoMerge = Annotated[bool, typer.Option("--no-merge", help="Do not merge segments.")]
+Tokenizer = Annotated[str | None, typer.Option("--tokenizer", help="Where the store's tokenizer is, if it has moved.")]
 
 
 @corpus.callback()
@@ -36,10 +30,69 @@ def about() -> None:
     """
 
 
-@corpus.command()
-def build(
+def _take_in(
     store: Root,
-    sources: Sources,
+    sources: Annotated[
+        list[str],
+        typer.Argument(metavar="SOURCE...", help="Text files, folders, .jsonl files, or - for JSON lines on stdin."),
+    ],
+    tokenizer: Tokenizer = None,
+    name: Annotated[
+        str | None, typer.Option("--name", help="The corpus's name; by default each SOURCE is one, named by its stem.")
+    ] = None,
+    tenant: Tenant = "",
+    globs: Annotated[
+        list[str] | None,
+        typer.Option("--glob", metavar="PATTERN", help="Only files in folders that match, as '*.md'; repeat."),
+    ] = None,
+    text_field: Annotated[str, typer.Option("--text-field", help="The key of the text in JSON lines.")] = "text",
+    name_field: Annotated[
+        str | None, typer.Option("--name-field", help="The key of the document's name; by default name, or else id.")
+    ] = None,
+    skip_bad: Annotated[
+        bool, typer.Option("--skip-bad", help="Count and skip what cannot be read, such as files that are not UTF-8.")
+    ] = False,
+    extend: Annotated[
+        bool,
+        typer.Option("--extend", help="Add to the corpus if it exists, except for documents that it already has."),
+    ] = False,
+    max_tokens: Annotated[
+        int | None,
+        typer.Option("--max-tokens", min=1, help="Refuse additions that would give the tenant more tokens than this."),
+    ] = None,
+    no_merge: NoMerge = False,
+    as_json: AsJson = False,
+    *,
+    create: bool = False,
+    sync: bool = False,
+) -> None:
+    """Do as `build` (with `create`), `add` or `sync` does, whose arguments and options these are."""
+    from specplug.cli.corpus_intake import print_intake, take_in
+    from specplug.corpus.lines import Fields
+    from specplug.corpus.sources import Reading
+
+    how = Reading(globs=tuple(globs or ()), fields=Fields(text=text_field, name=name_field), skip_bad=skip_bad)
+    given: dict[str, Any] = {"tenant": tenant, "max_tokens": max_tokens, **({} if sync else {"extend": extend})}
+    given |= {"create": create, "sync": sync, "merge": not no_merge, "quiet": as_json}
+    found = take_in(store, tokenizer, sources, name, how, **given)
+    print_json(found) if as_json else print_intake(found, sync=sync)
+
+
+def _intake(*without: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Return a decorator that gives a command the parameters of `_take_in` that it does not declare differently."""
+
+    def decorated(command: Callable[..., None]) -> Callable[..., None]:
+        shared, own = (signature(each, eval_str=True).parameters for each in (_take_in, command))
+        given = [own.get(each.name, each) for each in shared.values() if each.kind is not each.KEYWORD_ONLY]
+        command.__signature__ = Signature([each for each in given if each.name not in without])  # type: ignore[attr-defined]
+        return command
+
+    return decorated
+
+
+@corpus.command()
+@_intake()
+def build(
     tokenizer: Annotated[
         str,
         typer.Option(
@@ -47,16 +100,7 @@ def build(
             help="The target's tokenizer: a folder or Hugging Face id, a tokenizer.json, or tekken, spm1, spm3, tiny.",
         ),
     ],
-    name: Name = None,
-    tenant: Tenant = "",
-    globs: Globs = None,
-    text_field: TextField = "text",
-    name_field: NameField = None,
-    skip_bad: SkipBad = False,
-    extend: Extend = False,
-    max_tokens: MaxTokens = None,
-    no_merge: NoMerge = False,
-    as_json: AsJson = False,
+    **given: Any,
 ) -> None:
     """Create a store, if there is none, and add corpora to it.
 
@@ -70,29 +114,12 @@ def build(
 
     `zcat chunks.jsonl.gz | specplug corpus build ./store - --name chunks --tokenizer ./my-model --text-field body`
     """
-    from specplug.cli.corpus_intake import Intake, reading, take_in
-
-    how = reading(globs, text_field, name_field, skip_bad=skip_bad)
-    intake = Intake(sources, name, how, tenant=tenant, extend=extend, max_tokens=max_tokens, merge=not no_merge)
-    take_in(store, tokenizer, intake, create=True, quiet=as_json).show(as_json=as_json)
+    _take_in(tokenizer=tokenizer, create=True, **given)
 
 
 @corpus.command()
-def add(
-    store: Root,
-    sources: Sources,
-    tokenizer: Tokenizer = None,
-    name: Name = None,
-    tenant: Tenant = "",
-    globs: Globs = None,
-    text_field: TextField = "text",
-    name_field: NameField = None,
-    skip_bad: SkipBad = False,
-    extend: Extend = False,
-    max_tokens: MaxTokens = None,
-    no_merge: NoMerge = False,
-    as_json: AsJson = False,
-) -> None:
+@_intake()
+def add(**given: Any) -> None:
     """Add corpora to an existing store, also while servers draft from it.
 
     Sources are read as by `specplug corpus build`. The store records its tokenizer.
@@ -103,29 +130,17 @@ def add(
 
     `specplug corpus add ./store new-chunks.jsonl --name chunks --extend`
     """
-    from specplug.cli.corpus_intake import Intake, reading, take_in
-
-    how = reading(globs, text_field, name_field, skip_bad=skip_bad)
-    intake = Intake(sources, name, how, tenant=tenant, extend=extend, max_tokens=max_tokens, merge=not no_merge)
-    take_in(store, tokenizer, intake, create=False, quiet=as_json).show(as_json=as_json)
+    _take_in(**given)
 
 
 @corpus.command()
+@_intake("extend")
 def sync(
     store: Root,
-    sources: Sources,
     tokenizer: Annotated[
         str | None, typer.Option("--tokenizer", help="The target's tokenizer, for a new store or if it has moved.")
     ] = None,
-    name: Name = None,
-    tenant: Tenant = "",
-    globs: Globs = None,
-    text_field: TextField = "text",
-    name_field: NameField = None,
-    skip_bad: SkipBad = False,
-    max_tokens: MaxTokens = None,
-    no_merge: NoMerge = False,
-    as_json: AsJson = False,
+    **given: Any,
 ) -> None:
     """Update corpora to match their sources: add new documents, replace changed ones, remove deleted ones.
 
@@ -139,15 +154,10 @@ def sync(
 
     `specplug corpus sync ./store ./handbook --tenant acme --tokenizer ./my-model`
     """
-    from specplug.cli.corpus_intake import Intake, reading, take_in
     from specplug.corpus.layout import STORE_FILE
 
-    how = reading(globs, text_field, name_field, skip_bad=skip_bad)
-    intake = Intake(
-        sources, name, how, tenant=tenant, extend=True, max_tokens=max_tokens, merge=not no_merge, sync=True
-    )
     create = tokenizer is not None and not (store / STORE_FILE).exists()
-    take_in(store, tokenizer, intake, create=create, quiet=as_json).show(as_json=as_json)
+    _take_in(store, tokenizer=tokenizer, create=create, sync=True, **given)
 
 
 @corpus.command()

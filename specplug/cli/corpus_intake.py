@@ -1,20 +1,18 @@
-"""Intake of `specplug corpus build` and `add`: reads sources into documents and adds them to a store."""
+"""Intake of `specplug corpus build`, `add` and `sync`: reads sources into documents and adds them to a store."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import KW_ONLY, dataclass, field, replace
-from functools import partial
+from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-from specplug.cli.output import console, print_json, print_line, print_table, printable
-from specplug.corpus.lines import Fields
+from specplug.cli.output import console, print_line, print_table, printable
 from specplug.corpus.sources import STDIN, Reading, Skipped, read, stem
 from specplug.corpus.status import Added, Synced
 from specplug.corpus.store import Store
@@ -22,170 +20,124 @@ from specplug.corpus.tokenizing import documents_from, tokenizer_of
 from specplug.errors import CorpusError
 from specplug.text.loading import load_tokenizer
 
+Update = Callable[[str], None]
+
 _SHOWN_EVERY = 0.2
 _MOST_BAD = 500
 _ADDED = ("documents", "tokens", "bytes", "bytes_per_token")
 _SYNCED = ("added", "replaced", "removed", "unchanged", "tokens")
 
 
-def reading(globs: list[str] | None, text_field: str, name_field: str | None, *, skip_bad: bool) -> Reading:
-    """Return how sources are read, according to the options."""
-    fields = Fields(text=text_field, name=name_field)
-    return Reading(globs=tuple(globs or ()), fields=fields, skip_bad=skip_bad)
-
-
-@dataclass(frozen=True, slots=True)
-class Intake:
-    """Corpora to add to a store.
-
-    Attributes:
-        sources: files, folders, or "-" for standard input.
-        name: name of the corpus; None: one corpus per source, named by its stem.
-        reading: how sources are read.
-        tenant: the tenant that owns the corpora.
-        extend: add to existing corpora.
-        max_tokens: limit on the tenant's tokens afterwards.
-        merge: merge segments where worthwhile after adding.
-        sync: replace the documents of existing corpora.
-    """
-
-    sources: Sequence[str]
-    name: str | None
-    reading: Reading
-    _: KW_ONLY
-    tenant: str
-    extend: bool
-    max_tokens: int | None
-    merge: bool
-    sync: bool = False
-
-    def corpora(self) -> dict[str, list[str]]:
-        """Return the sources of each corpus.
-
-        Raises:
-            CorpusError: a source does not exist, a corpus lacks a name, or a name would be given twice.
-        """
-        for source in self.sources:
-            if source != STDIN and not Path(source).exists():
-                raise CorpusError.build("no such source", found=repr(source), expected="a file, a folder, or '-'")
-        if self.name is not None:
-            return {self.name: list(self.sources)}
-        found: dict[str, list[str]] = {}
-        for source in self.sources:
-            name = stem(source)
-            if name is None or name in found:
-                what = "standard input has no name" if name is None else f"two sources are called {name!r}"
-                raise CorpusError.build(what, who="--name", remedy="Name the corpus with --name")
-            found[name] = [source]
-        return found
-
-
-@dataclass(slots=True)
-class IntakeResult:
-    """Result of an intake: figures by corpus, counts of skipped files, and the time taken."""
-
-    store: str
-    tenant: str
-    tokenizer: str
-    corpora: list[dict[str, Any]] = field(default_factory=list)
-    skipped: Skipped = field(default_factory=Skipped)
-    seconds: float = 0.0
-    tokenising: float = 0.0
-    merged: int = 0
-    sync: bool = False
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return the result ready for JSON."""
-        tokens = sum(each["tokens"] for each in self.corpora)
-        return {
-            "store": self.store,
-            "tenant": self.tenant,
-            "tokenizer": self.tokenizer,
-            "corpora": self.corpora,
-            "skipped": self.skipped.counts(),
-            "first_bad": self.skipped.first_bad,
-            "seconds": self.seconds,
-            "seconds_tokenising": self.tokenising,
-            "tokens_per_second": tokens / max(self.seconds, 1e-9),
-            "merged_segments": self.merged,
-        }
-
-    def show(self, *, as_json: bool) -> None:
-        """Print the result as tables or as JSON."""
-        print_json(self.as_dict()) if as_json else self._print()
-
-    def _print(self) -> None:
-        columns = _SYNCED if self.sync else _ADDED
-        print_table(
-            f"{'Brought up to date in' if self.sync else 'Added to'} {self.store}",
-            ("corpus", *(key.replace("_", " ") for key in columns)),
-            ((printable(each["name"]), *(_figure(each[key]) for key in columns)) for each in self.corpora),
-        )
-        about = self.as_dict()
-        share = 100 * self.tokenising / max(self.seconds, 1e-9)
-        lines = [
-            f"{about['tokens_per_second']:,.0f} tokens per second; {share:.0f} % of the time was spent tokenising."
-        ]
-        if counts := self.skipped.counts():
-            lines.append(f"Left out: {', '.join(f'{count} {kind}' for kind, count in counts.items())}.")
-        for each in self.corpora:
-            if there := each.get("present"):
-                lines.append(f"{each['name']} had {there:,} of the documents already: they were not added again.")
-            if same := each.get("same_name"):
-                lines.append(
-                    f"{each['name']} has {same:,} documents beside others of the same name and another text; "
-                    "`specplug corpus sync` replaces."
-                )
-        lines += self.skipped.first_bad
-        for line in lines:
-            print_line(line)
-
-
-def take_in(root: Path, tokenizer: str | None, intake: Intake, *, create: bool, quiet: bool) -> IntakeResult:
-    """Add the corpora of an intake to a store; each corpus is added, or brought up to date, whole or not at all.
+def take_in(
+    root: Path,
+    tokenizer: str | None,
+    sources: Sequence[str],
+    name: str | None,
+    how: Reading,
+    *,
+    create: bool,
+    merge: bool,
+    quiet: bool,
+    sync: bool = False,
+    **given: Any,
+) -> dict[str, Any]:
+    """Add corpora to a store; each corpus is added, or brought up to date, whole or not at all.
 
     Args:
         root: the store's folder.
         tokenizer: name of the tokenizer; None: the store's.
-        intake: the corpora to add.
+        sources: files, folders, or "-" for standard input.
+        name: name of the corpus; None: one corpus per source, named by its stem.
+        how: how sources are read.
         create: create the store if there is none; requires a tokenizer.
+        merge: merge segments where worthwhile after adding.
         quiet: show no progress.
+        sync: replace the documents of existing corpora.
+        given: `tenant`, `max_tokens` and, unless `sync`, `extend`, as `Store.add` and `Store.sync` take them.
+
+    Returns:
+        The figures by corpus, the counts of skipped files, and the time taken, ready for JSON.
 
     Raises:
         SpecplugError: the intake is invalid or sources cannot be read; raised before anything is created.
     """
-    corpora = intake.corpora()
-    if create:
-        loaded, store = load_tokenizer(tokenizer or ""), None
-    else:
-        store = Store.open(root)
-        loaded = tokenizer_of(store, tokenizer)
-    fields = replace(intake.reading.fields, vocab_size=loaded.fingerprint.vocab_size)
-    how = replace(intake.reading, fields=fields)
-    outcome = IntakeResult(str(root), intake.tenant, loaded.fingerprint.name, sync=intake.sync)
-    started = time.perf_counter()
+    corpora = _corpora(sources, name)
+    store = None if create else Store.open(root)
+    loaded = load_tokenizer(tokenizer or "") if store is None else tokenizer_of(store, tokenizer)
+    how = replace(how, fields=replace(how.fields, vocab_size=loaded.fingerprint.vocab_size))
+    skipped, tokenising, started = Skipped(), [0.0], time.perf_counter()
+    found: list[dict[str, Any]] = []
     with counting(quiet=quiet) as update:
-        _check_readable([source for sources in corpora.values() for source in sources], how, update)
+        _check_readable(sources, how, update)
         store = Store.create(root, loaded.fingerprint) if store is None else store
-        for corpus, sources in corpora.items():
-            contents = chain.from_iterable(read(source, how, outcome.skipped) for source in sources)
-            documents = _timed(documents_from(contents, loaded.encode_many), outcome)
-            about: dict[str, Any] = {"tenant": intake.tenant, "max_tokens": intake.max_tokens}
-            about["progress"] = partial(_show_progress, update, corpus)
-            done: Added | Synced
-            if intake.sync:
-                done = store.sync(corpus, documents, **about)
-            else:
-                done = store.add(corpus, documents, extend=intake.extend, **about)
-            per_token = {} if intake.sync else {"bytes_per_token": done.bytes / max(done.tokens, 1)}
-            outcome.corpora.append({"name": corpus, **done._asdict(), **per_token})
-    outcome.seconds = time.perf_counter() - started
-    if intake.merge:
-        outcome.merged = store.merge(intake.tenant).read
-    return outcome
+        change: Callable[..., Added | Synced] = store.sync if sync else store.add
+        for corpus, members in corpora.items():
+            contents = chain.from_iterable(read(source, how, skipped) for source in members)
+            documents = _timed(documents_from(contents, loaded.encode_many), tokenising)
+            done = change(corpus, documents, progress=_progress(update, corpus), **given)._asdict()
+            per_token = {} if sync else {"bytes_per_token": done["bytes"] / max(done["tokens"], 1)}
+            found.append({"name": corpus, **done, **per_token})
+    seconds = time.perf_counter() - started
+    return {
+        "store": str(root),
+        "tenant": given["tenant"],
+        "tokenizer": loaded.fingerprint.name,
+        "corpora": found,
+        "skipped": skipped.counts(),
+        "first_bad": skipped.first_bad,
+        "seconds": seconds,
+        "seconds_tokenising": tokenising[0],
+        "tokens_per_second": sum(each["tokens"] for each in found) / max(seconds, 1e-9),
+        "merged_segments": store.merge(given["tenant"]).read if merge else 0,
+    }
 
 
-def _check_readable(sources: Sequence[str], how: Reading, update: Callable[[str], None]) -> None:
+def print_intake(found: dict[str, Any], *, sync: bool) -> None:
+    """Print the result of `take_in` as a table with remarks."""
+    columns = _SYNCED if sync else _ADDED
+    print_table(
+        f"{'Brought up to date in' if sync else 'Added to'} {found['store']}",
+        ("corpus", *(key.replace("_", " ") for key in columns)),
+        ((printable(each["name"]), *(_figure(each[key]) for key in columns)) for each in found["corpora"]),
+    )
+    share = 100 * found["seconds_tokenising"] / max(found["seconds"], 1e-9)
+    lines = [f"{found['tokens_per_second']:,.0f} tokens per second; {share:.0f} % of the time was spent tokenising."]
+    if counts := found["skipped"]:
+        lines.append(f"Left out: {', '.join(f'{count} {kind}' for kind, count in counts.items())}.")
+    for each in found["corpora"]:
+        if there := each.get("present"):
+            lines.append(f"{each['name']} had {there:,} of the documents already: they were not added again.")
+        if same := each.get("same_name"):
+            lines.append(
+                f"{each['name']} has {same:,} documents beside others of the same name and another text; "
+                "`specplug corpus sync` replaces."
+            )
+    for line in [*lines, *found["first_bad"]]:
+        print_line(line)
+
+
+def _corpora(sources: Sequence[str], name: str | None) -> dict[str, list[str]]:
+    """Return the sources of each corpus.
+
+    Raises:
+        CorpusError: a source does not exist, a corpus lacks a name, or a name would be given twice.
+    """
+    for source in sources:
+        if source != STDIN and not Path(source).exists():
+            raise CorpusError.build("no such source", found=repr(source), expected="a file, a folder, or '-'")
+    if name is not None:
+        return {name: list(sources)}
+    found: dict[str, list[str]] = {}
+    for source in sources:
+        own = stem(source)
+        if own is None or own in found:
+            what = "standard input has no name" if own is None else f"two sources are called {own!r}"
+            raise CorpusError.build(what, who="--name", remedy="Name the corpus with --name")
+        found[own] = [source]
+    return found
+
+
+def _check_readable(sources: Sequence[str], how: Reading, update: Update) -> None:
     """Read all sources once before anything is built, so that all problems are reported together.
 
     Standard input can be read only once, so its first bad line ends the build.
@@ -209,22 +161,23 @@ def _figure(value: float) -> str:
     return f"{value:.2f}" if isinstance(value, float) else f"{value:,}"
 
 
-def _show_progress(update: Callable[[str], None], corpus: str, documents: int, tokens: int) -> None:
-    update(f"{corpus}: {documents:,} documents, {tokens:,} tokens")
+def _progress(update: Update, corpus: str) -> Callable[[int, int], None]:
+    return lambda documents, tokens: update(f"{corpus}: {documents:,} documents, {tokens:,} tokens")
 
 
-def _timed(documents: Iterator[Any], outcome: IntakeResult) -> Iterator[Any]:
+def _timed(documents: Iterator[Any], seconds: list[float]) -> Iterator[Any]:
+    """Yield the documents, and add the time that each took to `seconds[0]`."""
     while True:
         started = time.perf_counter()
         document = next(documents, None)
-        outcome.tokenising += time.perf_counter() - started
+        seconds[0] += time.perf_counter() - started
         if document is None:
             return
         yield document
 
 
 @contextmanager
-def counting(*, quiet: bool) -> Iterator[Callable[[str], None]]:
+def counting(*, quiet: bool) -> Iterator[Update]:
     """Show a progress line on stderr; yield the function that changes it."""
     columns = (SpinnerColumn(), TextColumn("{task.description}", markup=False), TimeElapsedColumn())
     out = console(stderr=True)

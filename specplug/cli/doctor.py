@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from rich.text import Text
 
 from specplug.cli.chat import Raw
-from specplug.cli.findings import COLOURS, Finding, print_findings
 from specplug.cli.output import AsJson, console, print_json, print_table
 from specplug.errors import SettingsError, describe
 from specplug.plugins.registry import Entry, Registry, default_registry
@@ -18,11 +19,12 @@ from specplug.plugins.specs import CheckResult, CheckSpec
 from specplug.settings import ResolvedSettings, Settings, leaves, load_settings
 from specplug.settings.mistakes import flatten
 
+COLOURS = {"ok": "green", "warn": "yellow", "fail": "red"}
+"""The colour of each status."""
+
 Launch = Annotated[
     str, typer.Option("--launch", metavar="LINE", help="An engine's launch line, for the checks that examine one.")
 ]
-
-
 Target = Annotated[
     str | None,
     typer.Option("--target", metavar="MODEL", help="With --draft, check the pairing of two models and nothing else."),
@@ -37,6 +39,17 @@ Prompt = Annotated[
 Prompts = Annotated[
     Path | None, typer.Option("--prompts", metavar="FILE", help="Prompts for the quick run, one per line.")
 ]
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One result, with the check and package that produced it."""
+
+    check: str
+    owner: str
+    status: str
+    summary: str
+    remedy: str
 
 
 def doctor(
@@ -65,10 +78,15 @@ def doctor(
     Example: `specplug doctor --target ./8B --draft ./1B --prompts prompts.txt`
     """
     if target or draft or prompt or prompts:
-        from specplug.cli.pairing import doctor_of_pairing
+        target, draft = _two_models(target, draft, launch)
+        texts = [*(prompt or []), *([] if prompts is None else _lines(prompts))]
+        from specplug.cli.pairing import check_pairing
 
-        run = {"max_tokens": max_tokens, "gamma": gamma}
-        doctor_of_pairing(target, draft, prompt or [], prompts, launch=launch, raw=raw, as_json=as_json, **run)
+        with console(stderr=True).status("reading the configurations") as status:
+            run = check_pairing(target, draft, texts, status.update, raw=raw, max_tokens=max_tokens, gamma=gamma)
+            pairing = list(run)
+        about = {"target": target, "draft": draft}
+        _report(f"Pairing of {target} and {draft}", pairing, about, None, as_json=as_json)
         return
     registry = default_registry()
     resolved, findings = _settings(registry)
@@ -79,13 +97,66 @@ def doctor(
             findings += run_check(entry, settings, launch)
     findings += _unknown_launch(registry, findings, launch)
     values = [] if resolved is None else _values(resolved)
+    _report("Checks", findings, {}, values, as_json=as_json)
+
+
+def _report(
+    title: str,
+    findings: Sequence[Finding],
+    about: dict[str, str],
+    values: list[dict[str, Any]] | None,
+    *,
+    as_json: bool,
+) -> None:
+    """Print results, and settings unless they are None; exit with 1 if a check failed."""
     failed = any(finding.status == "fail" for finding in findings)
     if as_json:
-        print_json({"ok": not failed, "checks": [asdict(finding) for finding in findings], "settings": values})
+        shown = {} if values is None else {"settings": values}
+        print_json({"ok": not failed, **about, "checks": [asdict(finding) for finding in findings], **shown})
     else:
-        _print(findings, values)
+        columns = ("check", "status", "found", "remedy")
+        found = ((f.check, Text(f.status, style=COLOURS[f.status]), f.summary, f.remedy) for f in findings)
+        print_table(title, columns, found)
+    if values and not as_json:
+        rows = ((v["key"], json.dumps(v["value"], default=str), v["origin"], v["description"]) for v in values)
+        print_table("Settings", ("setting", "value", "from", "meaning"), rows)
     if failed:
         raise typer.Exit(1)
+
+
+def _two_models(target: str | None, draft: str | None, launch: str) -> tuple[str, str]:
+    """Return the two models of a pairing.
+
+    Raises:
+        SettingsError: one of the two is missing, or there is a launch line, which belongs to the other checks.
+    """
+    if not target or not draft:
+        raise SettingsError.build(
+            "a pairing needs two models",
+            who="specplug doctor",
+            found="only --target" if target else "only --draft" if draft else "only prompts",
+            expected="--target and --draft",
+            remedy="Give both, or neither and no prompts to check this machine",
+        )
+    if launch:
+        remedy = "Check it on its own: specplug doctor --launch LINE"
+        raise SettingsError.build("a launch line is no part of a pairing", who="--launch", remedy=remedy)
+    return target, draft
+
+
+def _lines(file: Path) -> list[str]:
+    """Return the lines of a file that are not blank.
+
+    Raises:
+        SettingsError: it cannot be read, or has none.
+    """
+    try:
+        found = [line for line in file.read_text(encoding="utf-8").splitlines() if line.strip()]
+    except (OSError, UnicodeDecodeError) as error:
+        raise SettingsError.build("cannot read the prompts", who=f"--prompts {file}", found=error) from error
+    if not found:
+        raise SettingsError.build("no prompts", who=f"--prompts {file}", expected="one prompt per line")
+    return found
 
 
 def run_check(entry: Entry, settings: Settings, launch: str = "") -> list[Finding]:
@@ -135,10 +206,3 @@ def _values(resolved: ResolvedSettings) -> list[dict[str, Any]]:
         }
         for key, value in flatten(resolved.settings.model_dump())
     ]
-
-
-def _print(findings: list[Finding], values: list[dict[str, Any]]) -> None:
-    print_findings("Checks", findings)
-    if values:
-        rows = ((v["key"], json.dumps(v["value"], default=str), v["origin"], v["description"]) for v in values)
-        print_table("Settings", ("setting", "value", "from", "meaning"), rows)

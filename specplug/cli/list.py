@@ -10,7 +10,7 @@ from specplug.cli.output import AsJson, print_json, print_table
 from specplug.errors import PluginError, suggest
 from specplug.plugins.registry import Registry, default_registry
 from specplug.plugins.specs import PluginSpec
-from specplug.settings.plugins import KINDS
+from specplug.settings.sources import KINDS
 
 
 def _known_kind(kind: str | None) -> str | None:

@@ -1,33 +1,41 @@
-"""`specplug doctor --target --draft`: the checklist of a target model and a draft model."""
+"""`specplug doctor --target --draft`: the checklist of a target model and a draft model, and a quick run of both."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict
-from pathlib import Path
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
-import typer
 
 from specplug.cli.chat import note, prompt_form
-from specplug.cli.findings import PairingFinding, finding, print_findings
-from specplug.cli.launch import find_model
-from specplug.cli.output import console, print_json
-from specplug.cli.pairing_run import Progress, quick_run
+from specplug.cli.doctor import Finding
+from specplug.cli.launch import find_model, start_engine
 from specplug.draft_model.facts import ModelFacts, Parameters, cache_elements, count_parameters, read_facts
 from specplug.draft_model.pairing import Pair
-from specplug.errors import SettingsError, SpecplugError, describe
+from specplug.errors import SpecplugError, describe
+from specplug.forecast.acceptance import Acceptance
 from specplug.forecast.memory import model_memory
 from specplug.forecast.model_shape import ModelShape
-from specplug.forecast.step_cost import Gpu, RooflineCost
+from specplug.forecast.speedup import forecast
+from specplug.forecast.step_cost import Gpu, RooflineCost, SaturationCost
+from specplug.metrics import MetricsSnapshot, SourceCounts
+from specplug.plugins.embedded import TextRequest
 from specplug.plugins.registry import default_registry
 from specplug.plugins.specs import ProposerSpec
 from specplug.settings import load_settings
-from specplug.settings.plugins import plugin_options
+from specplug.settings.sources import plugin_options
 from specplug.text.loading import load_tokenizer
 from specplug.text.translate.vocabulary import REMEDY, Vocabulary
+
+_OVERHEAD = 0.02
+"""The fixed cost of drafting per step, in steps without drafts: the default of `specplug plan`."""
+
+_MOST_AT_ONCE = 8
+
+Progress = Callable[[str], object]
+"""Called with what is being done."""
 
 ROUTES = {
     "auto": "text, and as common ids where a sampled request's are accepted more often",
@@ -35,6 +43,18 @@ ROUTES = {
     "tli": "common ids",
 }
 """How drafts go from one tokenizer to another, by the setting `route` of the proposer `crosstok`."""
+
+
+@dataclass(frozen=True, slots=True)
+class PairingFinding(Finding):
+    """One result about a pair of models, with its figures for programs."""
+
+    figures: dict[str, Any]
+
+
+def finding(check: str, status: str, summary: str, remedy: str = "", **figures: Any) -> PairingFinding:
+    """Return one result of the core about a pair of models."""
+    return PairingFinding(check, "specplug", status, summary, remedy, figures)
 
 
 class PairedModel(NamedTuple):
@@ -57,62 +77,16 @@ class PairedModel(NamedTuple):
         return self.shape().parameters_read(1) * self.facts.weight_bits / 8
 
 
-def doctor_of_pairing(
-    target: str | None,
-    draft: str | None,
-    prompts: Sequence[str],
-    file: Path | None,
-    *,
-    launch: str,
-    raw: bool,
-    as_json: bool,
-    **run: int,
-) -> None:
-    """Check a pairing, print the results, and exit with 1 if a check failed.
-
-    Args:
-        target, draft: folders, model ids, or names of shipped models.
-        prompts, file: prompts of the quick run, and a file of further ones, one per line.
-        launch: a launch line, which belongs to the other checks.
-        raw: leave prompts as they are, where the target has a chat template.
-        run: `max_tokens` and `gamma` of the quick run.
-
-    Raises:
-        SettingsError, PluginError: one of the two is missing, has no configuration, or the prompts cannot be read.
-    """
-    if not target or not draft:
-        raise SettingsError.build(
-            "a pairing needs two models",
-            who="specplug doctor",
-            found="only --target" if target else "only --draft" if draft else "only prompts",
-            expected="--target and --draft",
-            remedy="Give both, or neither and no prompts to check this machine",
-        )
-    if launch:
-        remedy = "Check it on its own: specplug doctor --launch LINE"
-        raise SettingsError.build("a launch line is no part of a pairing", who="--launch", remedy=remedy)
-    texts = [*prompts, *([] if file is None else _lines(file))]
-    with console(stderr=True).status("reading the configurations") as status:
-        findings = list(check_pairing(target, draft, texts, status.update, raw=raw, **run))
-    failed = any(each.status == "fail" for each in findings)
-    if as_json:
-        checks = [asdict(each) for each in findings]
-        print_json({"ok": not failed, "target": target, "draft": draft, "checks": checks})
-    else:
-        print_findings(f"Pairing of {target} and {draft}", findings)
-    if failed:
-        raise typer.Exit(1)
-
-
 def check_pairing(
     target: str, draft: str, prompts: Sequence[str], progress: Progress, *, raw: bool, max_tokens: int, gamma: int
 ) -> Iterator[PairingFinding]:
     """Yield the results; those that need a check which failed before are left out.
 
     Args:
-        target, draft, prompts, raw: see `doctor_of_pairing`.
+        target, draft: folders, model ids, or names of shipped models.
+        prompts: of the quick run; `raw` leaves them as they are, where the target has a chat template.
         progress: called with what is being done.
-        max_tokens, gamma: of the quick run.
+        max_tokens, gamma: most tokens per answer, and draft tokens per step, of the quick run.
     """
     pair = read_facts(find_model(target)), read_facts(find_model(draft))
     registry = default_registry()
@@ -136,8 +110,8 @@ def check_pairing(
     try:
         form, described = prompt_form(target, raw=raw)
         note(described)
-        given = [form(text) for text in prompts]
-        yield from quick_run(target, pair[1].path, given, progress, size.figures["draft_cost"], max_tokens, gamma)
+        requests = [TextRequest(prompt=form(text), max_tokens=max_tokens) for text in prompts]
+        yield from quick_run(target, pair[1].path, requests, progress, size.figures["draft_cost"], gamma)
     except Exception as error:  # engines raise many kinds, and the results above are to be shown
         yield finding("quick run", "fail", _explained(error), "Do what the message says, or leave out the prompts")
 
@@ -242,6 +216,106 @@ def check_memory(draft: PairedModel, options: Any) -> PairingFinding:
     return finding("memory", "ok", summary, remedy, **figures)
 
 
+def quick_run(
+    target: str, draft: str, requests: Sequence[TextRequest], progress: Progress, draft_cost: float, gamma: int
+) -> Iterator[PairingFinding]:
+    """Serve prompts greedily; yield what was accepted, whether the outputs are equal, and the speed-up that follows.
+
+    `draft_cost` is the cost of drafting a token, in steps without drafts.
+    """
+    num_seqs = min(len(requests), _MOST_AT_ONCE)
+    # Nothing depends on time, this model alone drafts, and no server's files are touched.
+    settings: dict[str, Any] = {
+        "proposer": "crosstok",
+        "extra_proposers": [],
+        "policy": "fixed",
+        "num_speculative_tokens": gamma,
+        "options": {"crosstok": {"model": draft, "max_requests": num_seqs, "max_ms": None}, "fixed": {"gamma": gamma}},
+        **{"faults": {"host_deadline_ms": None}, "trace": {"path": None}, "control": {"file": None}},
+    }
+    device, dtype = _device()
+    place: dict[str, Any] = {"device": device, "dtype": dtype, "max_num_seqs": num_seqs}
+    runs: list[tuple[list[list[int]], MetricsSnapshot]] = []
+    for how, mode in (("without", "off"), ("with", "on")):
+        progress(f"quick run: {how} speculation")
+        engine = start_engine(target, {**settings, "mode": mode}, **place)
+        try:
+            answers: list[list[int]] = [[] for _ in requests]
+            for update in engine.stream(requests):
+                answers[update.index] += update.token_ids
+            runs.append((answers, engine.metrics.snapshot()))
+        finally:
+            engine.close()
+    (expected, _), (answers, counted) = runs
+    yield check_acceptance(counted, gamma, len(requests), sum(map(len, answers)))
+    yield check_outputs(answers, expected)
+    if counted.total.proposed:
+        yield check_speedup(counted.total, gamma, draft_cost)
+
+
+def check_acceptance(counted: MetricsSnapshot, gamma: int, num_prompts: int, num_tokens: int) -> PairingFinding:
+    """Report what was accepted; faults fail."""
+    total = counted.total
+    figures: dict[str, Any] = {
+        "gamma": gamma,
+        "tokens_per_step": total.tau,
+        "acceptance_rate": total.acceptance_rate,
+        "acceptance_by_position": list(total.acceptance_by_position),
+        "accepted_by_source": {name: each.accepted for name, each in counted.by_source.items() if each.proposed},
+        "faults": counted.faults,
+    }
+    faults = [f"{count} {kind} ({who})" for who, kinds in counted.faults.items() for kind, count in kinds.items()]
+    if faults:
+        return finding("acceptance", "fail", f"faults: {', '.join(faults)}", "Read the warnings above", **figures)
+    if not total.proposed:
+        return finding("acceptance", "warn", "nothing was drafted", "Give longer prompts or --max-tokens", **figures)
+    summary = (
+        f"tau {total.tau or 0:.2f} tokens per step, {total.acceptance_rate or 0:.0%} of the draft tokens accepted, at "
+        f"gamma {gamma}; {num_tokens} tokens of {num_prompts} prompts, greedily"
+    )
+    return finding("acceptance", "ok", summary, **figures)
+
+
+def check_outputs(answers: list[list[int]], expected: list[list[int]]) -> PairingFinding:
+    """Compare the outputs; in float32 they must be equal."""
+    differing, (device, dtype) = sum(map(list.__ne__, answers, expected)), _device()
+    figures: dict[str, Any] = {"identical": not differing, "device": device, "dtype": dtype}
+    if not differing:
+        return finding("outputs", "ok", f"identical to those without speculation, in {dtype} on {device}", **figures)
+    summary = f"{differing} of {len(answers)} differ from those without speculation, in {dtype} on {device}"
+    status, remedy = "fail", "Report this to specplug, with the prompts and the models"
+    if dtype != "float32":
+        status = "warn"
+        remedy = "Two tokens can tie to within rounding; hide the GPU with CUDA_VISIBLE_DEVICES= to run in float32"
+    return finding("outputs", status, summary, remedy, **figures)
+
+
+def check_speedup(total: SourceCounts, gamma: int, draft_cost: float) -> PairingFinding:
+    """Forecast the speed-up of one request by draft length, as `specplug plan` does from the counts of a server."""
+    survival, verified = (
+        tuple(count / total.target_steps for count in counts[:gamma])
+        for counts in (total.accepted_at, total.verified_at)
+    )
+    acceptance, cost = Acceptance(survival, verified, "quick run"), SaturationCost()
+    (found,) = forecast(acceptance, cost, [1], gamma, draft_cost=lambda batch: draft_cost, overhead=_OVERHEAD)
+    at, best = found.lengths[-1], found.best
+    figures: dict[str, Any] = {"at_gamma": at.speedup, "gamma": at.gamma, "best_gamma": best.gamma}
+    figures["best"] = best.speedup
+    shown = f"for one request, by the estimated speed: {at.speedup:.2f} at gamma {at.gamma}; "
+    if not best.gamma:
+        remedy = "Choose a smaller draft model, or one that agrees with the target more often"
+        return finding("speed-up", "warn", f"{shown}no gamma up to {gamma} gains", remedy, **figures)
+    summary = f"{shown}best up to gamma {gamma}: {best.speedup:.2f}, at gamma {best.gamma}"
+    longer = "Run it with a larger --gamma too. " if best.gamma == gamma else ""
+    remedy = f"{longer}It is predicted, not measured; for batches: specplug plan --draft-cost {draft_cost:.3g}"
+    return finding("speed-up", "ok", summary, remedy, **figures)
+
+
+def _device() -> tuple[str, str]:
+    """Return the device and the dtype of the quick run: those that the engine chooses by itself."""
+    return ("cuda", "bfloat16") if torch.cuda.is_available() else ("cpu", "float32")
+
+
 def _place(draft: ModelFacts, options: Any) -> tuple[str, torch.dtype]:
     """Return where the draft model would run, and in which dtype."""
     device = ("cuda" if torch.cuda.is_available() else "cpu") if options.device == "auto" else options.device
@@ -256,21 +330,6 @@ def _memory_of(device: str) -> int | None:
         return torch.cuda.get_device_properties(device).total_memory if torch.cuda.is_available() else None
     is_known = device == "cpu" and "SC_PHYS_PAGES" in getattr(os, "sysconf_names", {})
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") if is_known else None
-
-
-def _lines(file: Path) -> list[str]:
-    """Return the lines of a file that are not blank.
-
-    Raises:
-        SettingsError: it cannot be read, or has none.
-    """
-    try:
-        found = [line for line in file.read_text(encoding="utf-8").splitlines() if line.strip()]
-    except (OSError, UnicodeDecodeError) as error:
-        raise SettingsError.build("cannot read the prompts", who=f"--prompts {file}", found=error) from error
-    if not found:
-        raise SettingsError.build("no prompts", who=f"--prompts {file}", expected="one prompt per line")
-    return found
 
 
 def _explained(error: Exception) -> str:

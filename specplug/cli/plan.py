@@ -2,15 +2,31 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from rich.text import Text
 
+from specplug.cli.launch import find_model
 from specplug.cli.numbers import ascending
-from specplug.cli.output import AsJson
+from specplug.cli.output import AsJson, console, print_json, print_table
+from specplug.errors import SettingsError, suggest
+from specplug.forecast.acceptance import Acceptance, by_position, modelled
+from specplug.forecast.memory import ModelMemory, model_memory
+from specplug.forecast.model_shape import ModelShape, read_shape
+from specplug.forecast.speedup import BatchForecast, forecast
+from specplug.forecast.step_cost import GPUS, Gpu, RooflineCost, SaturationCost, StepCost
 
 BATCHES = "1,8,32,64,128,256"
+
+NOTE = (
+    "Predicted by a model of a step's cost, not measured: peak rates, equal contexts, uniform routing, and the same "
+    "acceptance at every batch size. `specplug bench` measures a server."
+)
+_LENGTHS_SHOWN = {*range(9), 12, 15, 16, 24, 31, 32, 48, 63, 64, 96, 127}
+"""Rows of the table by draft length, in addition to the longest; the JSON has all."""
 
 
 def plan(
@@ -95,20 +111,187 @@ def plan(
 
     `specplug replay --gamma 15 --json > replay.json; specplug plan --replay replay.json --json`
     """
-    from specplug.cli import plan_inputs, plan_shown
-    from specplug.forecast.memory import model_memory
-    from specplug.forecast.speedup import forecast
-
     batches = ascending(batch, "batch sizes", "--batch")
-    rates = {"--bandwidth": bandwidth, "--flops": flops}
-    common = {"context": context, "kv_bits": kv_bits, "tensor_parallel": tensor_parallel}
-    roofline = plan_inputs.target_cost(target, gpu, rates, weight_bits, **common)
-    cost = plan_inputs.step_cost(roofline, saturation)
-    drafting = None if draft_model is None else plan_inputs.draft_model_cost(draft_model, roofline, **common)
-    cost_of_drafting = plan_inputs.draft_cost(draft_cost, drafting, roofline)
-    found = plan_inputs.acceptance_from(acceptance, positions, replay, metrics, interval=interval, gamma=gamma)
+    of_target = {"--gpu": gpu, "--bandwidth": bandwidth, "--flops": flops, "--weight-bits": weight_bits}
+    common: dict[str, Any] = {"context": context, "kv_bits": kv_bits, "tensor_parallel": tensor_parallel}
+    roofline = _target_cost(target, of_target, common)
+    if roofline is not None and saturation is not None:
+        raise SettingsError.build(
+            "two models of a step's cost",
+            who="--saturation",
+            found=f"--target as well, {roofline.shape.name}",
+            remedy="Leave one of them out",
+        )
+    cost = roofline or (SaturationCost() if saturation is None else SaturationCost(saturation))
+    drafting, memory = None, None
+    if draft_model is not None:
+        shape = read_shape(Path(find_model(str(draft_model))))
+        drafting = RooflineCost(shape, roofline.gpu if roofline else Gpu(1.0, 1.0), weight_bits=_bits(shape), **common)
+        memory = model_memory(drafting, batches[-1])
+        if draft_cost is None and roofline is None:
+            what, remedy = "the cost of drafting follows from both models", "Give --target or --draft-cost"
+            raise SettingsError.build(what, who="--draft-model", remedy=remedy)
+
+    def per_token(batch: int) -> float:
+        """Return the cost of drafting one token, in steps without drafts."""
+        if draft_cost is not None or drafting is None or roofline is None:
+            return draft_cost or 0.0
+        return drafting.step(batch, 1) / roofline.step(batch, 1)
+
+    sources = {"--acceptance": acceptance, "--acceptance-by-position": positions}
+    found = _acceptance({**sources, "--replay": replay, "--metrics": metrics}, interval, gamma)
     found = found.padded() if padded else found
-    rows = forecast(found, cost, batches, gamma, draft_cost=cost_of_drafting, overhead=overhead)
-    memory = None if drafting is None else model_memory(drafting, batches[-1])
-    show = plan_shown.print_as_json if as_json else plan_shown.print_tables
-    show(rows, found, cost, memory, overhead)
+    rows = forecast(found, cost, batches, gamma, draft_cost=per_token, overhead=overhead)
+    if not as_json:
+        _print(rows, found, cost, memory, overhead)
+        return
+    print_json(
+        {
+            "acceptance": found.as_dict(),
+            "cost": _description(cost),
+            "step_unit": "seconds" if isinstance(cost, RooflineCost) else "steps of a small batch",
+            "overhead": overhead,
+            "rows": [{**row.as_dict(), "experts_touched": _experts(cost, row)} for row in rows],
+            "draft_model": None if memory is None else memory.as_dict(),
+            "note": NOTE,
+        }
+    )
+
+
+def _acceptance(sources: Mapping[str, Any], interval: float | None, gamma: int) -> Acceptance:
+    """Return the acceptance from the one option that is given.
+
+    Raises:
+        SettingsError, EngineError: there is not exactly one, or it cannot be read.
+    """
+    given = {name: value for name, value in sources.items() if value is not None}
+    if len(given) != 1:
+        found, expected = " and ".join(given) or "none", f"exactly one of {', '.join(sources)}"
+        raise SettingsError.build("a plan needs one source of acceptance", found=found, expected=expected)
+    ((name, value),) = given.items()
+    if interval is not None and name != "--metrics":
+        what = "an interval is for a server's metrics"
+        raise SettingsError.build(what, who="--interval", remedy="Give --metrics URL")
+    if name == "--metrics":
+        from specplug.forecast.scraped import read_metrics
+
+        return read_metrics(value, interval)
+    if name == "--replay":
+        from specplug.forecast.recorded import read_replay
+
+        return read_replay(value)
+    if name == "--acceptance":
+        return modelled(value, gamma)
+    try:
+        rates = [float(part) for part in value.split(",")]
+    except ValueError:
+        expected = "such as 0.8,0.7,0.6"
+        raise SettingsError.build("bad acceptance", who=name, found=repr(value), expected=expected) from None
+    return by_position(rates)
+
+
+def _target_cost(target: Path | None, given: Mapping[str, Any], common: Mapping[str, Any]) -> RooflineCost | None:
+    """Return the roofline of the target on its GPUs; None without a target.
+
+    Raises:
+        SettingsError: an option of `given` has no effect, or the model or the GPU is unknown.
+    """
+    if target is None:
+        for name, value in given.items():
+            if value is not None:
+                raise SettingsError.build("no roofline without a model", who=name, found=value, remedy="Give --target")
+        return None
+    shape = read_shape(Path(find_model(str(target))))
+    return RooflineCost(shape, _gpu(given), weight_bits=_bits(shape, given["--weight-bits"]), **common)
+
+
+def _gpu(given: Mapping[str, Any]) -> Gpu:
+    """Return the GPU of that name, with the rates that are given, in tera per second, in place of its own."""
+    name, bandwidth, flops = (given[option] for option in ("--gpu", "--bandwidth", "--flops"))
+    if name is not None and name.lower() not in GPUS:
+        remedy = f"{suggest(name.lower(), GPUS)}. For others give --bandwidth and --flops"
+        raise SettingsError.build(f"unknown GPU {name!r}", who="--gpu", remedy=remedy)
+    known = None if name is None else GPUS[name.lower()]
+    bandwidth = bandwidth * 1e12 if bandwidth else known and known.bandwidth
+    flops = flops * 1e12 if flops else known and known.flops
+    if bandwidth is None or flops is None:
+        remedy = "Give --gpu, or --bandwidth and --flops"
+        raise SettingsError.build("a roofline needs the GPU's rates", who="--target", remedy=remedy)
+    return Gpu(bandwidth, flops)
+
+
+def _bits(shape: ModelShape, given: float | None = None) -> float:
+    bits = given or shape.weight_bits
+    if bits is None:
+        what = "the configuration does not say how many bits a weight has"
+        raise SettingsError.build(what, who=shape.name, remedy="Give --weight-bits, or for a draft model a plain one")
+    return bits
+
+
+def _print(
+    rows: Sequence[BatchForecast], acceptance: Acceptance, cost: StepCost, memory: ModelMemory | None, overhead: float
+) -> None:
+    """Print the best draft lengths, all draft lengths, experts touched, memory, and what the figures rest on."""
+    timed = isinstance(cost, RooflineCost)
+    columns = ("batch size", "best gamma", "tau", "speed-up", "break-even acceptance", "draft cost")
+    title = f"Predicted best draft length, up to {rows[0].lengths[-1].gamma} tokens"
+    print_table(title, (*columns, "step without drafts"), [_cells(row, timed=timed) for row in rows])
+    by_length = [[f"{length.speedup:.2f}" for length in row.lengths] for row in rows]
+    _print_by_length("Predicted speed-up by draft length", rows, by_length)
+    if isinstance(cost, RooflineCost) and cost.shape.experts:
+        title = f"Experts touched per layer, of {cost.shape.experts}, by draft length"
+        _print_by_length(title, rows, [[f"{count:.1f}" for count in _experts(cost, row) or ()] for row in rows])
+    lines = [f"Acceptance: {acceptance.source}.", f"Cost: {_description(cost)}; drafting adds {overhead:g} of a step."]
+    if memory is not None:
+        weights, cache, per_gpu = (f"{size / 1e9:.2f} GB" for size in (memory.weights, memory.kv_cache, memory.per_gpu))
+        line = (
+            f"Draft model {memory.name}: {memory.parameters / 1e9:.2f} B parameters, {weights} of weights, "
+            f"{memory.kv_per_token / 1e3:.1f} kB of KV cache per token, {cache} at batch size {rows[-1].batch}; "
+            f"{per_gpu} on each GPU."
+        )
+        lines.insert(0, line)
+    for line in lines:
+        console().print(Text(line))
+    console().print(Text(NOTE, style="dim"))
+
+
+def _cells(row: BatchForecast, *, timed: bool) -> list[str]:
+    best = row.best
+    return [
+        str(row.batch),
+        str(best.gamma) if best.gamma else "off",
+        f"{best.tau:.2f}",
+        f"{best.speedup:.2f}",
+        "never" if row.break_even is None else f"{row.break_even:.2f}",
+        f"{row.draft_cost:.3f}",
+        f"{1e3 * row.plain_step:.2f} ms" if timed else f"{row.plain_step:.2f}",
+    ]
+
+
+def _print_by_length(title: str, rows: Sequence[BatchForecast], columns: Sequence[Sequence[str]]) -> None:
+    """Print a table of one column per batch size; long drafts are shown at some lengths only."""
+    gammas = [length.gamma for length in rows[0].lengths]
+    shown = [gamma for gamma in gammas if gamma in _LENGTHS_SHOWN or gamma == gammas[-1]]
+    lines = [[str(gamma) if gamma else "off", *(column[gamma] for column in columns)] for gamma in shown]
+    print_table(title, ("gamma", *(f"B={row.batch}" for row in rows)), lines)
+
+
+def _experts(cost: StepCost, row: BatchForecast) -> list[float] | None:
+    """Return the experts of a layer that a step touches, by draft length from 0; None for a dense model."""
+    if not isinstance(cost, RooflineCost) or not cost.shape.experts:
+        return None
+    return [cost.shape.experts_touched(row.batch * length.tokens) for length in row.lengths]
+
+
+def _description(cost: StepCost) -> str:
+    """Return the step cost in words."""
+    if isinstance(cost, SaturationCost):
+        return f"a step costs the same up to {cost.saturation:g} tokens, and grows in proportion beyond"
+    assert isinstance(cost, RooflineCost)
+    shape, gpu = cost.shape, cost.gpu
+    active = f", {shape.active_parameters / 1e9:.2f} B of them per token" if shape.experts else ""
+    return (
+        f"roofline of {shape.name}, {shape.parameters / 1e9:.2f} B parameters{active}, {cost.weight_bits:g} bits each, "
+        f"{cost.context} tokens of context, on {cost.tensor_parallel} x {gpu.bandwidth / 1e12:g} TB/s "
+        f"and {gpu.flops / 1e12:g} TFLOPS"
+    )

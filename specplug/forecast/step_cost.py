@@ -38,7 +38,7 @@ class StepCost(Protocol):
 class SaturationCost:
     """A step costs 1 up to `saturation` tokens, and grows in proportion beyond: the model of the policy `batch`."""
 
-    saturation: float
+    saturation: float = 256.0  # as the policy `batch` assumes
 
     def step(self, batch: int, tokens: float) -> float:
         """Return the cost in steps of a small batch."""

@@ -25,7 +25,7 @@ def specplug_register_verifiers(register: Callable[[VerifierSpec], None]) -> Non
         VerifierSpec(
             name="threshold",
             factory="specplug.verify.lossy:ThresholdVerifier",
-            options="specplug.settings.verifiers:ThresholdSettings",
+            options="specplug.settings.model:ThresholdSettings",
             summary="lossy: accepts tokens of at least a share of the largest probability",
             caps=lossy,
         )
@@ -34,7 +34,7 @@ def specplug_register_verifiers(register: Callable[[VerifierSpec], None]) -> Non
         VerifierSpec(
             name="typical",
             factory="specplug.verify.lossy:TypicalVerifier",
-            options="specplug.settings.verifiers:TypicalSettings",
+            options="specplug.settings.model:TypicalSettings",
             summary="lossy: Medusa's typical acceptance, which asks less where the target is uncertain",
             caps=lossy,
         )

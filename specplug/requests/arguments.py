@@ -11,7 +11,7 @@ import difflib
 import itertools
 import logging
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from specplug.errors import RequestError, SpecplugError, suggest
@@ -54,14 +54,17 @@ def split(extra_args: Mapping[str, Any]) -> tuple[Mapping[str, Any], dict[str, A
     Raises:
         RequestError: a key is unknown, a field is given twice, or the JSON is malformed.
     """
-    rest = {key: value for key, value in extra_args.items() if not _is_ours(key)}
-    fields = dict(as_mapping(extra_args.get(WIRE_KEY)))
-    for key in extra_args:
-        if _is_ours(key) and key != WIRE_KEY:
-            name = _field(key, extra_args[key])
-            if name in fields:
-                raise _given_twice(name, f"{key!r}, and {name!r} inside {WIRE_KEY!r}")
-            fields[name] = _value(name, extra_args[key])
+    ours = {key: value for key, value in extra_args.items() if _is_ours(key)}
+    rest = {key: value for key, value in extra_args.items() if key not in ours}
+    fields = dict(as_mapping(ours.pop(WIRE_KEY, None)))
+    for key, value in ours.items():
+        name = key.removeprefix(PREFIX)
+        if name not in _FIELDS:
+            remedy = suggest(key, [PREFIX + field for field in _FIELDS])
+            raise RequestError.build(f"unknown request field {shown(key)}", found=shown(value), remedy=remedy)
+        if name in fields:
+            raise _given_twice(name, f"{key!r}, and {name!r} inside {WIRE_KEY!r}")
+        fields[name] = _value(name, value)
     return fields, rest
 
 
@@ -81,21 +84,35 @@ def with_prediction(extra_args: Mapping[str, Any] | None, prediction: object) ->
     if key in given:
         raise _given_twice("prediction", f"the request's own 'prediction', and {key!r}")
     if isinstance(prediction, str):  # which `specplug_prediction` may be
-        raise RequestError.build(
-            "bad value for request field 'prediction'",
-            found=shown(prediction),
-            expected="OpenAI's object with 'type' and 'content'",
-        )
+        what, expected = "bad value for request field 'prediction'", "OpenAI's object with 'type' and 'content'"
+        raise RequestError.build(what, found=shown(prediction), expected=expected)
     return {**given, key: prediction}
 
 
 def characters(extra_args: Mapping[str, Any]) -> int:
     """Return the approximate number of characters to parse, keys included, without decoding JSON strings.
 
-    It runs on the event loop, so only the first `_MOST_ITEMS` entries of lists and objects are counted; valid fields
-    have fewer.
+    It runs on the event loop, so only `_MOST_ITEMS` entries of lists and objects are counted; valid fields have fewer.
     """
-    return _weight({key: value for key, value in extra_args.items() if _is_ours(key)}, _MOST_ITEMS)[0]
+    ours = {key: value for key, value in extra_args.items() if _is_ours(key)}
+    total, left = 0, _MOST_ITEMS
+    level: list[object] = [ours]
+    for _ in range(_DEEPEST):
+        total, left = total + len(level), left - len(level)
+        below: list[object] = []
+        for value in level:
+            if isinstance(value, str):
+                total += len(value)
+            elif isinstance(value, Mapping):
+                below += itertools.islice(itertools.chain.from_iterable(value.items()), max(0, left - len(below)))
+            elif isinstance(value, (list, tuple)) and value and not isinstance(value[0], int):
+                below += itertools.islice(value, max(0, left - len(below)))
+            elif hasattr(value, "__len__"):
+                total += len(value)
+        if not below:
+            break
+        level = below
+    return total
 
 
 def _is_ours(key: object) -> bool:
@@ -122,36 +139,8 @@ def _meant(key: str) -> str | None:
     return next(iter(difflib.get_close_matches(plain, (WIRE_KEY, *(PREFIX + each for each in _FIELDS)), 1, 0.8)), None)
 
 
-def _weight(value: object, items: int, depth: int = _DEEPEST) -> tuple[int, int]:
-    """Return a value's characters, and how many of `items` may still be counted."""
-    if depth and isinstance(value, Mapping):
-        parts: Iterable[object] = itertools.chain.from_iterable(value.items())
-    elif depth and isinstance(value, (list, tuple)) and value and not isinstance(value[0], int):
-        parts = value
-    else:
-        return (len(value) if hasattr(value, "__len__") else 1), items - 1
-    total = 0
-    for part in parts:
-        weight, items = _weight(part, items, depth - 1)
-        total += weight
-        if items <= 0:
-            break
-    return total, items
-
-
 def _given_twice(name: str, found: str) -> SpecplugError:
     return RequestError.build(f"request field {name!r} is given twice", found=found)
-
-
-def _field(key: str, value: object) -> str:
-    name = key.removeprefix(PREFIX)
-    if name not in _FIELDS:
-        raise RequestError.build(
-            f"unknown request field {shown(key)}",
-            found=shown(value),
-            remedy=suggest(key, [PREFIX + field for field in _FIELDS]),
-        )
-    return name
 
 
 def _value(name: str, value: Any) -> Any:

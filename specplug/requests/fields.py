@@ -79,35 +79,28 @@ def parse_request_fields(
 
 
 def _threshold(fields: RequestFields, named: Mapping[str, float] | None) -> float | None:
-    given, who = fields.acceptance_threshold, "request field 'acceptance_threshold'"
+    given = fields.acceptance_threshold
     if given is None:
         return None
+    found, expected, remedy = shown(given), None, None
     if named is None:
-        raise RequestError.build(
-            "this server's verifier takes no threshold",
-            who=who,
-            found=shown(given),
-            remedy="Omit it, or use a server whose settings name a verifier that does; `specplug list` shows them",
-        )
-    if fields.verifier is None:
-        raise RequestError.build(
-            "a threshold applies only to requests that name the server's lossy verifier",
-            who=who,
-            found=f"{shown(given)} without 'verifier'",
-            remedy="Name the verifier too, or omit the threshold",
-        )
-    if isinstance(given, str):
-        if given not in named:
-            raise RequestError.build(
-                "the server has no such threshold",
-                who=who,
-                found=shown(given),
-                expected=", ".join(map(repr, named)) or "a number; the server's acceptance_thresholds names none",
-            )
-        return named[given]
-    if not 0 < given <= 1:
-        raise RequestError.build("threshold out of range", who=who, found=given, expected="more than 0, at most 1")
-    return given
+        what = "this server's verifier takes no threshold"
+        remedy = "Omit it, or use a server whose settings name a verifier that does; `specplug list` shows them"
+    elif fields.verifier is None:
+        what = "a threshold applies only to requests that name the server's lossy verifier"
+        found += " without 'verifier'"
+        remedy = "Name the verifier too, or omit the threshold"
+    elif isinstance(given, str):
+        if given in named:
+            return named[given]
+        what = "the server has no such threshold"
+        expected = ", ".join(map(repr, named)) or "a number; the server's acceptance_thresholds names none"
+    elif 0 < given <= 1:
+        return given
+    else:
+        what, expected = "threshold out of range", "more than 0, at most 1"
+    who = "request field 'acceptance_threshold'"
+    raise RequestError.build(what, who=who, found=found, expected=expected, remedy=remedy)
 
 
 def as_mapping(raw: Mapping[str, Any] | str | None) -> Mapping[str, Any]:
@@ -160,9 +153,13 @@ def _count(field: str, count: int, limit: int) -> None:
         )
 
 
-def _sources(fields: RequestFields) -> list[tuple[str, str, str | Ids]]:
-    """Return (field, name, text or ids) of every text that drafts may copy from, in search order."""
-    sources: list[tuple[str, str, str | Ids]] = []
+_Source = tuple[str, str, str | Ids]
+"""A text that drafts may copy from: the request's field, the name, and the text or its ids."""
+
+
+def _sources(fields: RequestFields) -> list[_Source]:
+    """Return the texts in search order, without empty ones."""
+    sources: list[_Source] = []
     if fields.prediction is not None:
         text = "".join(part.text for part in fields.prediction.content)
         sources.append(("prediction", "prediction", text))
@@ -174,10 +171,7 @@ def _sources(fields: RequestFields) -> list[tuple[str, str, str | Ids]]:
 
 
 def _tokenized(
-    sources: Sequence[tuple[str, str, str | Ids]],
-    tokenize: Callable[[str], Sequence[int] | Ids],
-    vocab_size: int,
-    limit: int,
+    sources: Sequence[_Source], tokenize: Callable[[str], Sequence[int] | Ids], vocab_size: int, limit: int
 ) -> tuple[Reference, ...]:
     """Check sizes, starting with those that need no tokenizer, and convert every source to ids."""
     given = sum(len(content) for _, _, content in sources if not isinstance(content, str))

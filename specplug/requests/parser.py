@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from typing import Any
 from weakref import WeakValueDictionary
@@ -13,14 +14,11 @@ from weakref import WeakValueDictionary
 from specplug.errors import RequestError
 from specplug.plugins.registry import default_registry
 from specplug.requests import arguments, wire
+from specplug.requests.admission import BusyError, Quota, Tenants
 from specplug.requests.clients import Client
 from specplug.requests.fields import CHARACTERS_PER_TOKEN, parse_request_fields
-from specplug.requests.quota import BusyError, Quota
-from specplug.requests.tenants import Tenants
-from specplug.settings.plugins import acceptance_thresholds
-from specplug.settings.sources import ResolvedSettings
+from specplug.settings.sources import ResolvedSettings, acceptance_thresholds
 from specplug.text.request_tokenizer import RequestTokenizer
-from specplug.types.request import Reference, RequestOptions
 
 INLINE_CHARACTERS = 8192
 """Most characters that are parsed on the event loop, a few milliseconds of work; larger requests go to a thread."""
@@ -38,8 +36,8 @@ class Parser:
         found: the server's settings.
         vocab_size: ids lie in [0, vocab_size).
         tokenizer: the tokenizer for reference texts.
-        refusal: the exception type raised for wrong fields; the engine's front end answers it with a 400.
-        busy: the exception type raised where requests hold too many reference tokens; it is answered with a 429.
+        refusal: what all methods raise for a `RequestError`; the engine's front end answers it with a 400.
+        busy: likewise for a `BusyError`, of requests that hold too many reference tokens; it is answered with a 429.
 
     Attributes:
         tenants: the tenants that the server assigns.
@@ -72,47 +70,42 @@ class Parser:
         """Return the extra arguments with the request's own `prediction` added, unparsed.
 
         The engine's own drafter ignores predictions, as it does without specplug.
-
-        Raises:
-            RequestError: the prediction is given twice; raised as `refusal`.
         """
         if not self._drafts:
             return dict(extra_args or {})
-        try:
+        with self._refusals():
             return arguments.with_prediction(extra_args, prediction)
-        except RequestError as error:
-            raise self._refusal(str(error)) from None
 
     def parsed(self, extra_args: Mapping[str, Any]) -> dict[str, Any]:
         """Return a request's extra arguments with specplug's fields in their wire form.
 
         A `num_speculative_tokens` above the server's is lowered to the server's.
-
-        Raises:
-            RequestError: the fields are wrong; raised as `refusal`.
         """
-        try:
+        limits = self._settings.limits
+        with self._refusals():
             self._refuse_large(extra_args)
             given, rest = arguments.split(extra_args)
             options, references, tenant = parse_request_fields(
                 given,
-                tokenize=partial(self._tokenizer, most=self._settings.limits.max_reference_tokens),
+                tokenize=partial(self._tokenizer, most=limits.max_reference_tokens),
                 vocab_size=self._vocab_size,
-                limits=self._settings.limits,
+                limits=limits,
                 proposers=self._proposers,
                 verifiers=self._verifiers,
                 thresholds=self._thresholds,
             )
             self.tenants.refuse(tenant)
-            if not self._drafts:
-                _refuse_sources(options, references)
-        except RequestError as error:
-            raise self._refusal(str(error)) from None
+            texts = {"references": references, "documents": options.documents, "corpora": options.corpora}
+            if not self._drafts and any(texts.values()):
+                raise RequestError.build(
+                    "this server drafts with the engine's own drafter, which reads no texts of requests",
+                    who="request fields",
+                    found=" and ".join(name for name, entries in texts.items() if entries),
+                    remedy="Omit them, or use a server that drafts with one of specplug's proposers",
+                )
         cap = options.num_speculative_tokens
         if cap is not None:
-            options = dataclasses.replace(
-                options, num_speculative_tokens=min(cap, self._settings.num_speculative_tokens)
-            )
+            options = replace(options, num_speculative_tokens=min(cap, self._settings.num_speculative_tokens))
         return {**rest, wire.WIRE_KEY: wire.encode(options, references, tenant)}
 
     async def parsed_beside(self, extra_args: Mapping[str, Any], client: str | None = None) -> dict[str, Any]:
@@ -123,10 +116,6 @@ class Parser:
         Args:
             extra_args: a request's extra arguments.
             client: the digest of who sent it, "" if there is none; None for a program in this process.
-
-        Raises:
-            RequestError: the fields are wrong, raised as `refusal`; or too much text of the client's is waiting, raised
-                as `busy`.
         """
         size = arguments.characters(extra_args)
         if size <= INLINE_CHARACTERS:
@@ -141,15 +130,9 @@ class Parser:
                 release()
 
     def hold(self, client: str, tokens: int) -> Callable[[], None]:
-        """Count reference tokens in memory as a client's until the returned function is called.
-
-        Raises:
-            BusyError: there would be too many; raised as `busy`.
-        """
-        try:
+        """Count reference tokens in memory as a client's until the returned function is called."""
+        with self._refusals():
             return self._quota.hold(client, tokens)
-        except BusyError as error:
-            raise self._busy(str(error)) from None
 
     async def admitted(self, extra_args: Mapping[str, Any], client: Client | None, copies: int) -> dict[str, Any]:
         """Return parsed extra arguments, whose references count as the client's until its HTTP request ends.
@@ -158,9 +141,6 @@ class Parser:
             extra_args: unparsed.
             client: who sent them; None for a program in this process, which has no quota.
             copies: how many requests of the engine the HTTP request becomes.
-
-        Raises:
-            RequestError: as `parsed_beside`.
         """
         if client is None:
             return await self.parsed_beside(extra_args)
@@ -169,18 +149,20 @@ class Parser:
         return parsed
 
     def tenant_of(self, client: Client) -> str | None:
-        """Return the tenant that the server assigns to a client.
-
-        Raises:
-            RequestError: the request names several, or an invalid one; raised as `refusal`.
-        """
-        try:
+        """Return the tenant that the server assigns to a client."""
+        with self._refusals():
             return self.tenants.of(client.headers)
+
+    @contextmanager
+    def _refusals(self) -> Iterator[None]:
+        """Raise specplug's own errors as those of the engine's front end."""
+        try:
+            yield
         except RequestError as error:
-            raise self._refusal(str(error)) from None
+            raise (self._busy if isinstance(error, BusyError) else self._refusal)(str(error)) from None
 
     def _refuse_large(self, extra_args: Mapping[str, Any]) -> None:
-        """Refuse fields that cannot be within the limits before anything is decoded.  Raises RequestError."""
+        """Refuse fields that cannot be within the limits before anything is decoded."""
         most = CHARACTERS_PER_TOKEN * self._settings.limits.max_reference_tokens + ALLOWANCE
         if arguments.characters(extra_args) > most:
             raise RequestError.build(
@@ -189,20 +171,3 @@ class Parser:
                 expected=f"at most {most}, of which {CHARACTERS_PER_TOKEN} for each token of references",
                 remedy="Send less text, or raise the server's limits.max_reference_tokens",
             )
-
-
-def _refuse_sources(options: RequestOptions, references: Sequence[Reference]) -> None:
-    """Refuse texts to draft from, which the engine's own drafter cannot use.
-
-    Raises:
-        RequestError: the request carries or names some.
-    """
-    given = {"references": references, "documents": options.documents, "corpora": options.corpora}
-    found = [name for name, entries in given.items() if entries]
-    if found:
-        raise RequestError.build(
-            "this server drafts with the engine's own drafter, which reads no texts of requests",
-            who="request fields",
-            found=" and ".join(found),
-            remedy="Omit them, or use a server that drafts with one of specplug's proposers",
-        )

@@ -37,14 +37,9 @@ def _text(value: object) -> str:
     return value
 
 
-def _references(value: object) -> object:
-    """Expand the short forms, a text or a list of texts, to the long form."""
-    return [{"text": entry} if isinstance(entry, str) else entry for entry in as_list(value)]
-
-
-def _documents(value: object) -> object:
-    """Expand the short forms, a name or a list of names, to the long form."""
-    return [{"name": entry} if isinstance(entry, str) else entry for entry in as_list(value)]
+def _long_form(key: str) -> BeforeValidator:
+    """Return a validator that expands the short forms, a text or a list of texts, to objects with this key."""
+    return BeforeValidator(lambda value: [{key: each} if isinstance(each, str) else each for each in as_list(value)])
 
 
 def _parts(value: object) -> object:
@@ -131,13 +126,13 @@ class RequestFields(Fields):
         description="strictness of the lossy verifier that the request names, in (0, 1] where 1 is lossless, or the "
         "name of one of the server's acceptance_thresholds",
     )
-    references: Annotated[tuple[ReferenceField, ...], BeforeValidator(_references)] = Field(
+    references: Annotated[tuple[ReferenceField, ...], _long_form("text")] = Field(
         default=(), strict=False, description="texts that the answer is likely to copy from"
     )
     prediction: Annotated[Prediction | None, BeforeValidator(_prediction)] = Field(
         default=None, description="OpenAI's predicted output; treated as one more reference, searched first"
     )
-    documents: Annotated[tuple[DocumentField, ...], BeforeValidator(_documents)] = Field(
+    documents: Annotated[tuple[DocumentField, ...], _long_form("name")] = Field(
         default=(), strict=False, description="documents of the server's corpora that the answer is likely to copy from"
     )
     corpora: Annotated[tuple[Name, ...], BeforeValidator(as_list)] = Field(

@@ -29,10 +29,9 @@ _NAMES = {"corpora", "documents"}  # tuples, which msgpack and JSON would turn i
 
 
 class Packed(dict[str, Any]):
-    """The packed form, within the process that made it.
+    """The packed form, within the process that made it: the type marks it as parsed.
 
-    The type marks fields as parsed, since a client's fields are a plain dict.  In other processes the packed form
-    arrives as a plain dict, too.
+    A client's fields are a plain dict, as which the packed form arrives in other processes.
     """
 
 
@@ -87,7 +86,10 @@ def decode(extra_args: Mapping[str, Any] | None) -> tuple[RequestOptions, tuple[
         wire = _unpacked(wire)
     elif version != _VERSION:
         return DEFAULTS, (), None
-    options = _options(wire["options"]) if wire["options"] else DEFAULTS
+    options = DEFAULTS
+    if changed := wire["options"]:
+        documents = tuple(StoredDocument(*each) for each in changed.get("documents", ()))
+        options = RequestOptions(**{**changed, "corpora": tuple(changed.get("corpora", ())), "documents": documents})
     references = tuple(
         Reference(np.frombuffer(ids, dtype=_IDS).astype(np.int32, copy=False), name)
         for name, ids in wire.get("references", ())
@@ -96,7 +98,7 @@ def decode(extra_args: Mapping[str, Any] | None) -> tuple[RequestOptions, tuple[
 
 
 def with_client(extra_args: Mapping[str, Any] | None, client: str | None, tenant: str | None = None) -> dict[str, Any]:
-    """Return the arguments with the client's digest and assigned tenant added; see `clients` and `tenants`.
+    """Return the arguments with the client's digest and assigned tenant added; see `clients` and `admission`.
 
     Args:
         extra_args: parsed arguments, in either form, or those of a request without fields.
@@ -121,12 +123,6 @@ def client_of(extra_args: Mapping[str, Any] | None) -> str | None:
     """Return the client's digest that `with_client` added to the arguments, or None."""
     wire = extra_args.get(WIRE_KEY) if extra_args else None
     return wire.get(_CLIENT_KEY) if isinstance(wire, dict) else None
-
-
-def _options(changed: Mapping[str, Any]) -> RequestOptions:
-    corpora = tuple(changed.get("corpora", ()))
-    documents = tuple(StoredDocument(*each) for each in changed.get("documents", ()))
-    return RequestOptions(**{**changed, "corpora": corpora, "documents": documents})
 
 
 def _unpacked(wire: Mapping[str, Any]) -> dict[str, Any]:

@@ -13,8 +13,14 @@ from specplug.settings.model import (
     TraceSettings,
     leaves,
 )
-from specplug.settings.plugins import KINDS, plugin_options
-from specplug.settings.sources import CONFIG_VARIABLE, DEFAULT_ORIGIN, ResolvedSettings, load_settings
+from specplug.settings.sources import (
+    CONFIG_VARIABLE,
+    DEFAULT_ORIGIN,
+    KINDS,
+    ResolvedSettings,
+    load_settings,
+    plugin_options,
+)
 
 __all__ = [
     "CONFIG_VARIABLE",

@@ -1,4 +1,4 @@
-"""Settings of one server: a single frozen object with a description for every field."""
+"""Settings of one server, a frozen object with a description for every field, and those of lossy verifiers."""
 
 from __future__ import annotations
 
@@ -224,6 +224,32 @@ class Settings(Section):
         if proposer in extra or len(set(extra)) < len(extra):
             raise ValueError(f"names that differ from each other and from 'proposer', {proposer!r}")
         return extra
+
+
+class ThresholdSettings(BaseModel):
+    """Settings of the verifier `threshold`."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    threshold: float = Field(
+        default=0.5,
+        gt=0,
+        le=1,
+        description="least probability of an accepted token, relative to that of the likeliest one, for requests that "
+        "name no acceptance_threshold; 1 is lossless",
+    )
+
+
+class TypicalSettings(ThresholdSettings):
+    """Settings of the verifier `typical`."""
+
+    threshold: float = Field(
+        default=0.09,
+        gt=0,
+        le=1,
+        description="epsilon of typical acceptance, whose delta is its square root, for requests that name no "
+        "acceptance_threshold; 1 is lossless",
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,9 +13,8 @@ import torch
 from transformers import AutoConfig
 from typer.testing import CliRunner
 
-from specplug.cli import pairing_run
 from specplug.cli.app import app
-from specplug.cli.pairing import PairedModel, check_size
+from specplug.cli.pairing import PairedModel, check_acceptance, check_outputs, check_size
 from specplug.demo import model_path
 from specplug.draft_model.facts import ModelFacts, Parameters, cache_elements, count_parameters, read_facts
 from specplug.draft_model.model import DraftModel
@@ -264,22 +263,22 @@ def test_an_engine_that_fails_hides_nothing(monkeypatch):
     def lost(*_args: object, **_kwargs: object):
         raise OSError("no such device")
 
-    monkeypatch.setattr(pairing_run, "start_engine", lost)
+    monkeypatch.setattr("specplug.cli.pairing.start_engine", lost)
     found = pairing("tiny", "tiny-draft", "--prompt", "a", code=1)
     assert list(found) == [*WITHOUT_RUN, "quick run"]
     assert found["quick run"]["summary"] == "OSError: no such device"
 
 
 def test_outputs_that_differ_fail_in_float32_alone(monkeypatch):
-    assert pairing_run._outputs([[1], [2, 3]], [[1], [2, 4]]).status == "fail"
+    assert check_outputs([[1], [2, 3]], [[1], [2, 4]]).status == "fail"
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    found = pairing_run._outputs([[1], [2, 3]], [[1], [2, 4]])
+    found = check_outputs([[1], [2, 3]], [[1], [2, 4]])
     assert (found.status, "1 of 2 differ" in found.summary) == ("warn", True)
 
 
 def test_a_run_without_drafts_or_with_faults_is_seen():
     counters = SpecMetrics(["a"], 4)
-    assert pairing_run._accepted(counters.snapshot(), 4, 1, 8).status == "warn"
+    assert check_acceptance(counters.snapshot(), 4, 1, 8).status == "warn"
     counters.fault("crosstok", "raised")
-    found = pairing_run._accepted(counters.snapshot(), 4, 1, 8)
+    found = check_acceptance(counters.snapshot(), 4, 1, 8)
     assert (found.status, "1 raised (crosstok)" in found.summary) == ("fail", True)

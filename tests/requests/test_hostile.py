@@ -10,14 +10,14 @@ import pytest
 
 from specplug.errors import RequestError
 from specplug.requests import arguments
-from specplug.requests.isolation import isolation_key
+from specplug.requests.clients import isolation_key
 from specplug.requests.parser import INLINE_CHARACTERS, Parser
 from specplug.settings.sources import load_settings
 from specplug.text.request_tokenizer import RequestTokenizer
 
 LONG = "x" * (4 << 20)
 MANY = 200_000
-SECONDS = 1.0  # on a busy machine; each attack took 3 to 20 times as long before it was refused early
+SECONDS = 1.0  # of this process; each attack took 3 to 20 times as long before it was refused early
 
 PART = {"type": "text", "text": "a"}
 REFUSED: dict[str, dict[str, Any]] = {
@@ -42,6 +42,7 @@ EVENT_LOOP: dict[str, Callable[[], object]] = {
     "many keys like fields": lambda: arguments.are_given({f"spec{number:07}": 1 for number in range(MANY)}),
     "a long key like a field": lambda: arguments.are_given({"spec" + "X-" * len(LONG): 1}),
     "many short texts": lambda: arguments.characters({"specplug_references": ["a"] * 2_000_000}),
+    "many empty objects": lambda: arguments.characters({"specplug_references": [{}] * 2_000_000}),
     "a prediction beside JSON": lambda: arguments.with_prediction({"specplug": "[" + "{}," * 3_000_000 + "{}]"}, {}),
 }
 
@@ -59,10 +60,10 @@ def parser() -> Parser:
 
 @pytest.mark.parametrize("name", REFUSED)
 def test_hostile_fields_are_refused_soon_and_in_few_words(parser: Parser, name: str) -> None:
-    begin = time.perf_counter()
+    begin = time.process_time()
     with pytest.raises(RequestError) as refused:
         parser.parsed(REFUSED[name])
-    assert time.perf_counter() - begin < SECONDS
+    assert time.process_time() - begin < SECONDS
     assert len(str(refused.value)) < 2000
     assert "\n" not in str(refused.value).replace("\n  ", "")
 
@@ -71,9 +72,9 @@ def test_hostile_fields_are_refused_soon_and_in_few_words(parser: Parser, name: 
 def test_the_event_loop_reads_no_more_than_it_has_to(name: str) -> None:
     """What a front end does before it hands a request to a thread; 2 million items would take it a second."""
     made = EVENT_LOOP[name]
-    begin = time.perf_counter()
+    begin = time.process_time()
     made()
-    assert time.perf_counter() - begin < SECONDS / 2
+    assert time.process_time() - begin < SECONDS / 2
 
 
 @pytest.mark.parametrize(
@@ -104,8 +105,8 @@ def test_a_salt_of_any_length_gives_a_short_key() -> None:
 def test_text_of_many_tokens_is_tokenized_no_further_than_the_limit(parser: Parser) -> None:
     """Of rare characters each can be four tokens or more, and texts are admitted by their characters."""
     tokenizer = RequestTokenizer(Bytes)
-    begin = time.perf_counter()
+    begin = time.process_time()
     assert 100_000 < len(tokenizer("\U00010330" * 1_500_000, most=100_000)) < 400_000
     with pytest.raises(RequestError, match="references of the request are too large"):
         parser.parsed({"specplug_references": "\U00010330" * 1_500_000})
-    assert time.perf_counter() - begin < SECONDS
+    assert time.process_time() - begin < SECONDS

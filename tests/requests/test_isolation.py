@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from specplug.requests.isolation import isolation_key
+from specplug.requests.clients import isolation_key
 
 TEXTS = st.text(alphabet="a1/:'\",()\\ \ud83d\ude00\U0001f600", max_size=6) | st.sampled_from(
     ["a/lora:1", "lora:1", "tenant", "engine", "None", "a', None)"]

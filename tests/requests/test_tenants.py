@@ -11,8 +11,8 @@ import pytest
 
 from specplug.errors import RequestError, SettingsError, SpecplugError
 from specplug.requests import wire
+from specplug.requests.admission import Tenants
 from specplug.requests.parser import Parser
-from specplug.requests.tenants import Tenants
 from specplug.settings.model import TenantSettings
 from specplug.settings.sources import load_settings
 from specplug.text.request_tokenizer import RequestTokenizer

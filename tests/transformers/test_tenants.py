@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from specplug.requests import isolation
+from specplug.requests import clients
 from specplug_transformers import Engine, GenerateRequest, RequestOutput, SamplingParams
 from tests.transformers import toys
 
@@ -49,5 +49,5 @@ def test_no_trick_drafts_from_another_tenants_responses(make_engine: Any) -> Non
 
 
 def test_a_key_that_leaves_out_the_tenant_would_be_noticed(make_engine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("specplug_transformers.intake.isolation_key", lambda tenant: isolation.isolation_key(None))
+    monkeypatch.setattr("specplug_transformers.intake.isolation_key", lambda tenant: clients.isolation_key(None))
     assert max(thieves(make_engine)) > 0

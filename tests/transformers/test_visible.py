@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from specplug.requests.isolation import isolation_key
+from specplug.requests.clients import isolation_key
 from specplug.types.request import Lifecycle, RequestEvent
 from specplug_transformers import GenerateRequest, RequestOutput, SamplingParams
 from tests.transformers.test_stopping import PROMPT, TEXT, _only, byte_tokenizer, spell

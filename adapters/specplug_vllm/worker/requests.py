@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from specplug.requests import wire
-from specplug.requests.isolation import isolation_key
+from specplug.requests.clients import isolation_key
 from specplug.runtime.running_request import MAX_STOP_IDS, RunningRequest, Span
 from specplug.types.request import Reference, Request, RequestOptions
 

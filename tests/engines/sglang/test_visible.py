@@ -6,7 +6,7 @@ import asyncio
 import re
 from typing import Any
 
-from specplug.requests.isolation import isolation_key
+from specplug.requests.clients import isolation_key
 from tests.engines import ends
 from tests.engines.plain import prompts
 from tests.engines.sglang import inside, watching

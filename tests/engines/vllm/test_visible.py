@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from specplug.requests.isolation import isolation_key
+from specplug.requests.clients import isolation_key
 from tests.engines import ends
 from tests.engines.vllm import inside
 from tests.engines.vllm.referee import kind, prompts, reported, zoo

@@ -1,11 +1,12 @@
-"""Tenants that a server assigns to its clients, by an HTTP header that a proxy sets or by API key."""
+"""Admission of requests: the tenants that a server assigns to its clients, and limits on the tokens that they hold."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +14,61 @@ from specplug.corpus.names import check_name
 from specplug.errors import RequestError, SettingsError, SpecplugError
 from specplug.requests.clients import keys_in
 from specplug.settings.mistakes import no_duplicates
-from specplug.settings.model import TenantSettings
+from specplug.settings.model import Limits, TenantSettings
 
 _DIGEST = re.compile("[0-9a-f]{64}")
 
-Headers = Iterable[tuple[bytes, bytes]]
+
+class BusyError(RequestError):
+    """A client or the server holds as many reference tokens as it may; engines answer 429."""
+
+
+class Quota:
+    """Counts the reference tokens of requests that wait or run, in one process that serves HTTP.
+
+    Args:
+        limits: `max_client_reference_tokens` and `max_server_reference_tokens`.
+    """
+
+    def __init__(self, limits: Limits) -> None:
+        self._limits = limits
+        self._held: Counter[str] = Counter()
+
+    @property
+    def held(self) -> int:
+        """Tokens that all clients hold."""
+        return self._held.total()
+
+    def hold(self, client: str, tokens: int) -> Callable[[], None]:
+        """Count tokens of a client; return a function that stops counting them, once however often it is called.
+
+        Raises:
+            BusyError: the client or the server would hold too many.
+        """
+        limits = (
+            ("of this client", "max_client_reference_tokens", self._held[client]),
+            ("of all clients", "max_server_reference_tokens", self.held),
+        )
+        for whose, limit, held in limits:
+            most, found = getattr(self._limits, limit), held + tokens
+            if found > most:
+                raise BusyError.build(
+                    f"requests {whose} hold too many reference tokens",
+                    who="request fields",
+                    found=f"{found} with this request, each of its prompts and samples counted",
+                    expected=f"at most {most}, limits.{limit}",
+                    remedy="Send it again when others have finished, with smaller references, or with fewer samples",
+                )
+        self._held[client] += tokens
+        left = [tokens]
+
+        def release() -> None:
+            if left:
+                self._held[client] -= left.pop()
+                if self._held[client] <= 0:
+                    del self._held[client]
+
+        return release
 
 
 class Tenants:
@@ -40,7 +91,7 @@ class Tenants:
         """Whether the server assigns tenants, so that requests must not name one."""
         return self._header is not None or self._keys is not None
 
-    def of(self, headers: Headers) -> str | None:
+    def of(self, headers: Iterable[tuple[bytes, bytes]]) -> str | None:
         """Return the tenant of an HTTP request; None if it has none, or if the server assigns none.
 
         Raises:
