@@ -9,14 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from specplug.cli.replay_inputs import read
-from specplug.replay.loop import Offer, longest
 
 from benchmarks.simulate.trajectories import Array, Trajectories
-from specplug.cli.replay import SHIPPED
+from specplug.cli.replay import SHIPPED, read
 from specplug.plugins.registry import Registry
 from specplug.replay.engine import ReplayEngine
 from specplug.replay.items import TokenItem
+from specplug.replay.run import longest
+from specplug.replay.score import Offer
 from specplug.replay.setup import Setup
 from specplug.types.draft import Draft
 

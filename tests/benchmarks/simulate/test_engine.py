@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from specplug.replay.interleaved import replay_interleaved
 
 from benchmarks.simulate.deciding import Policy
 from benchmarks.simulate.engine import Limits
@@ -16,10 +15,11 @@ from benchmarks.simulate.modes import CAPTURED_TOKENS, modes
 from benchmarks.simulate.recording import record
 from benchmarks.simulate.surface import Regime
 from benchmarks.simulate.traffic import Clock, Disturbance, concurrency, limits_of, shuffled
+from specplug.replay.engine import ReplayEngine
 from specplug.replay.setup import Setup
 from specplug.types.plan import StepPlan
 from tests.benchmarks.simulate.tools import Planted, Recorder, fixed, planted, random_trajectories, run
-from tests.replay.tools import ITEMS, VOCAB
+from tests.replay.tools import ITEMS, VOCAB, in_turn
 
 NONE = Policy("none", "none")
 BATCH = Policy("batch", "batch")
@@ -55,7 +55,8 @@ def test_steps_are_counted_exactly_as_in_a_replay(items, gamma, batch):
     setup = Setup("ngram-reference", "fixed", 6, {"ngram-reference": {"min_n": 1}})
     trajectories = record(items, setup, in_flight=batch, vocab_size=VOCAB)
     found = run(trajectories, fixed(gamma), replace(modes(6)["ragged"], lag=0), concurrency=batch)
-    expected = replay_interleaved(items, replace(setup, gamma=gamma), batch=batch, vocab_size=VOCAB).counts
+    engine = ReplayEngine(replace(setup, gamma=gamma), max_length=64, vocab_size=VOCAB, slots=batch)
+    expected = in_turn(engine, items, batch)
     steps = found.steps
     assert steps.rows.sum() == expected.steps
     assert steps.verified.sum() == expected.verified
