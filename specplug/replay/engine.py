@@ -90,7 +90,7 @@ class ReplayEngine:
         stage = self._drafts = build_draft_stage(self._settings, self._registry, context)
         self._plans = build_plan_stage(self._settings, self._registry, context, stage.metrics.fault)
         self._slots = ReplaySlots(stage, context.max_slots, context.max_length, context.vocab_size)
-        self._equals = Draft.allocate(self._repeats, self._setup.gamma, trees=stage.takes_trees, sources=stage.sources)
+        self._equals = Draft.allocate(self._repeats, self._setup.gamma, trees=context.caps.trees, sources=stage.sources)
         self._steps, self._newest_plan = 0, NO_SPECULATION
         hand_over(stage.proposers, self._corpora)
 
