@@ -113,7 +113,7 @@ def report(judged: Iterable[Judged], policies: Sequence[str]) -> dict[str, Any]:
     runs: list[dict[str, Any]] = []
     faults: dict[str, dict[str, int]] = {}
     for case, outcomes in judged:
-        where = {"surface": case.surface.name, "mode": case.mode.name}
+        where: dict[str, Any] = {"surface": case.surface.name, "mode": case.mode.name}
         for label in policies:
             ratios = _ratios(label, {name: outcome.goodput for name, outcome in outcomes.items()})
             comparisons.append({"policy": label, **where, "traffic": case.traffic, **ratios})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import random
 from collections.abc import Sequence
 from dataclasses import replace
@@ -10,15 +11,18 @@ from typing import Any
 
 import numpy as np
 
+import specplug
 from benchmarks.simulate.trajectories import Array, Trajectories
-from specplug.cli.replay import SHIPPED, read
 from specplug.plugins.registry import Registry
+from specplug.replay import Item, load_tokenizer, read_traces, tokenize
 from specplug.replay.engine import ReplayEngine
-from specplug.replay.items import TokenItem
+from specplug.replay.items import TokenItem, vocab_size_for
 from specplug.replay.run import longest
 from specplug.replay.score import Offer
 from specplug.replay.setup import Setup
 from specplug.types.draft import Draft
+
+SHIPPED = Path(specplug.__file__).parent / "replay" / "traces"
 
 LEAST = (1, 2, 3, 4, 5, 6, 7, 11, 21)
 """Shortest match of each of nine buckets, in tokens: those by which vLLM's branch of 2026-09 counts acceptance."""
@@ -42,7 +46,8 @@ def recorded(
         path: the file; None to record and write none.
         traces: files or folders of traces, whose workloads are mixed at random; none: the shipped ones.
         proposer, options: what drafts, and settings of plug-ins.
-        tokenizer, limit: as for `specplug replay`.
+        tokenizer: as for `specplug replay`.
+        limit: most requests of a workload.
         seed: of the mixture.
 
     Raises:
@@ -50,10 +55,17 @@ def recorded(
     """
     if path is not None and path.exists():
         return Trajectories.load(path)
-    inputs = read(traces or [SHIPPED], [], tokenizer, limit=limit, cut_documents=False, distractors=0, quiet=False)
-    items = [item for found in inputs.items.values() for item in found if item.output.size > 1]
+    texts: dict[str, list[Item]] = {}
+    for folder in traces or [SHIPPED]:
+        for workload, read in read_traces(folder).items():
+            texts.setdefault(workload, []).extend(read)
+    default = "tiny" if importlib.util.find_spec("mistral_common") is None else "tekken"
+    loaded = load_tokenizer(tokenizer or default)
+    items = [item for read in texts.values() for item in tokenize(read[:limit], loaded)]
+    size = vocab_size_for(items, loaded)
+    items = [item for item in items if item.output.size > 1]
     random.Random(seed).shuffle(items)
-    found = record(items, Setup(proposer, gamma=31, options=options or {}), vocab_size=inputs.vocab_size)
+    found = record(items, Setup(proposer, gamma=31, options=options or {}), vocab_size=size)
     if path is not None:
         found.save(path)
     return found

@@ -2,7 +2,7 @@
 
 Each step verifies the number of draft tokens with the most expected tokens per second on the profiled curve, from
 confidences one step old, and gives them to the likeliest tokens (vLLM 0.32, `adaptive_verification.py`).  Confidences
-are `BucketCounts`, as in vLLM's suffix speculator.  The curve has no host time, and new requests count as certain, also
+are `Counts`, as in vLLM's suffix speculator.  The curve has no host time, and new requests count as certain, also
 as there.
 """
 
@@ -35,35 +35,8 @@ KNEE = 1.15
 """The gate's knee is where the target's kernels take so many times the time of the smallest batch."""
 
 
-class BucketCounts:
-    """Acceptance counts by source of a draft's first token, -1 for none, bucket of its match, and position.
-
-    All arguments [B] are integers, one per draft; `draft_length` is N.
-    """
-
-    def __init__(self, draft_length: int) -> None:
-        self._counts = np.zeros((MAX_SOURCES + 1, len(LEAST) + 1, draft_length, 2), np.int64)
-        self._steps = 0
-
-    def rates(self, sources: Array, buckets: Array) -> Array:
-        """Return [B, N], the confidence of each position."""
-        counts = self._counts[sources + 1, buckets]
-        rates: Array = (counts[..., 0] + 1) / (counts[..., 1] + 2)
-        return rates
-
-    def learn(self, sources: Array, buckets: Array, verified: Array, accepted: Array) -> None:
-        """Count the tokens of one step whose acceptance was decided."""
-        places = np.arange(self._counts.shape[2])
-        for kind, most in ((0, accepted), (1, np.minimum(accepted + 1, verified))):
-            rows, columns = np.nonzero(places < most[:, None])
-            np.add.at(self._counts[..., kind], (sources[rows] + 1, buckets[rows], columns), 1)
-        self._steps += 1
-        if self._steps % HALVING == 0:
-            self._counts >>= 1
-
-
 class Counts:
-    """Acceptance counts, shared by both halves.
+    """Acceptance counts by source of a draft's first token, -1 for none, bucket of its match, and position.
 
     Attributes:
         survival: [B, N] float64, the newest drafts' survival probabilities, one step old when a plan is made.
@@ -71,25 +44,32 @@ class Counts:
 
     def __init__(self, profile: Profile, *, own_confidences: bool) -> None:
         self._profile, self._uses_drafts, self._gamma = profile, own_confidences, profile.mode.gamma
-        self._counts = BucketCounts(self._gamma)
-        self._cells: tuple[Array, Array] = (np.zeros(0, np.int64), np.zeros(0, np.int64))
+        self._counts = np.zeros((MAX_SOURCES + 1, len(LEAST) + 1, self._gamma, 2), np.int64)
+        self._steps = 0
+        self._cells = np.zeros((2, 0), np.int64)  # [2, B], source plus 1, and bucket, of the newest drafts
         self.survival = np.zeros((0, self._gamma))
 
     def rated(self, draft: Draft) -> Draft:
         """Return the draft with the confidences that the peer uses, and store its survival probabilities."""
         size = draft.draft_length
-        self._cells = draft.source[:, 0].numpy(), self._profile.matches.astype(np.int64)
+        self._cells = np.array([draft.source[:, 0].numpy() + 1, self._profile.matches], np.int64)
         if not self._uses_drafts:
-            rates = torch.from_numpy(self._counts.rates(*self._cells)[:, :size].astype(np.float32))
+            counts = self._counts[*self._cells, :size]
+            rates = torch.from_numpy(((counts[..., 0] + 1) / (counts[..., 1] + 2)).astype(np.float32))
             draft = replace(draft, confidence=torch.where(draft.mask(), rates, 0.0))
-        survival = draft.survival().numpy().astype(np.float64)
         self.survival = np.zeros((draft.batch_size, self._gamma))
-        self.survival[:, :size] = survival
+        self.survival[:, :size] = draft.survival().numpy()
         return draft
 
     def learn(self, verified: Array, accepted: Array) -> None:
-        """Count the tokens whose acceptance was decided."""
-        self._counts.learn(*self._cells, verified, accepted)
+        """Count the tokens of one step whose acceptance was decided; both are [B] integers."""
+        places, (sources, buckets) = np.arange(self._gamma), self._cells
+        for kind, most in ((0, accepted), (1, np.minimum(accepted + 1, verified))):
+            rows, columns = np.nonzero(places < most[:, None])
+            np.add.at(self._counts[..., kind], (sources[rows], buckets[rows], columns), 1)
+        self._steps += 1
+        if self._steps % HALVING == 0:
+            self._counts >>= 1
 
 
 class SurvivalPlanner(Planner):

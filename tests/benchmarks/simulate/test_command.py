@@ -7,7 +7,7 @@ import json
 import pytest
 
 from benchmarks.simulate.__main__ import main
-from specplug.cli.replay import SHIPPED
+from benchmarks.simulate.recording import SHIPPED
 
 SMALL = [str(SHIPPED / "structured.jsonl"), "--limit", "4", "--tokenizer", "tiny", "--proposer", "ngram-reference"]
 QUICK = ["--requests", "12", "--surface", "h200-8b", "--mode", "padded", "--traffic", "steady:4"]
