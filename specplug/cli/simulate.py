@@ -9,8 +9,7 @@ import typer
 from rich.text import Text
 
 from specplug.cli.launch import PluginOptions, nested_options
-from specplug.cli.output import AsJson, console, print_json, print_table
-from specplug.cli.replay_inputs import progress
+from specplug.cli.output import AsJson, console, print_json, print_table, progress
 from specplug.cli.simulate_inputs import cases, trajectories
 from specplug.errors import SettingsError
 

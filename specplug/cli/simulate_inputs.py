@@ -8,8 +8,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from specplug.cli.replay import SHIPPED
-from specplug.cli.replay_inputs import progress, read
+from specplug.cli.output import progress
+from specplug.cli.replay import SHIPPED, read
 from specplug.errors import SettingsError
 
 if TYPE_CHECKING:

@@ -11,8 +11,8 @@ from specplug.plugins.registry import Registry
 from specplug.replay.corpora import corpora_of
 from specplug.replay.engine import ReplayEngine
 from specplug.replay.items import TokenItem
-from specplug.replay.loop import Offer, longest
-from specplug.replay.run import VOCAB_SIZE
+from specplug.replay.run import VOCAB_SIZE, longest
+from specplug.replay.score import Offer
 from specplug.replay.setup import Setup
 from specplug.simulate.matching import match_buckets
 from specplug.simulate.trajectories import Array, Trajectories
@@ -55,7 +55,7 @@ def record(
         SettingsError, PluginError: the setup names unknown plug-ins, or its options are wrong.
     """
     engine = ReplayEngine(
-        replace(setup, policy="fixed", lag=0, trees=False),
+        replace(setup, policy="fixed", trees=False),
         slots=in_flight,
         max_length=longest(items),
         vocab_size=vocab_size,

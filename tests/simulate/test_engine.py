@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from specplug.replay.interleaved import replay_interleaved
+from specplug.replay.engine import ReplayEngine
 from specplug.replay.setup import Setup
 from specplug.simulate.arrivals import bursty, poisson, ramp, steady
 from specplug.simulate.deciding import Policy
@@ -19,7 +19,7 @@ from specplug.simulate.modes import CAPTURED_TOKENS, modes
 from specplug.simulate.recording import record
 from specplug.simulate.surface import Regime
 from specplug.types.plan import StepPlan
-from tests.replay.tools import ITEMS, VOCAB
+from tests.replay.tools import ITEMS, VOCAB, in_turn
 from tests.simulate.tools import Planted, Recorder, fixed, planted, random_trajectories, run
 
 NONE = Policy("none", "none")
@@ -57,7 +57,8 @@ def test_steps_are_counted_exactly_as_in_a_replay(items, gamma, batch):
     setup = Setup("ngram-reference", "fixed", 6, {"ngram-reference": {"min_n": 1}})
     trajectories = record(items, setup, in_flight=batch, vocab_size=VOCAB)
     found = run(trajectories, fixed(gamma), replace(modes(6)["ragged"], lag=0), concurrency=batch)
-    expected = replay_interleaved(items, replace(setup, gamma=gamma), batch=batch, vocab_size=VOCAB).counts
+    engine = ReplayEngine(replace(setup, gamma=gamma), max_length=64, vocab_size=VOCAB, slots=batch)
+    expected = in_turn(engine, items, batch)
     steps = found.steps
     assert steps.rows.sum() == expected.steps
     assert steps.verified.sum() == expected.verified
