@@ -6,6 +6,7 @@ Tokens that the target has not emitted yet are poisoned, so a proposer that read
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 
@@ -29,6 +30,7 @@ POISON = 1_000_000_007
 PLENTY = 1 << 20
 """A remaining length that never limits a draft, so that it does not reveal where an output ends."""
 
+_NO_END = 1 << 30
 _CPU = torch.device("cpu")
 
 
@@ -80,12 +82,15 @@ class ReplaySlots:
         return EngineRows(slots, lengths, self._tokens, emitted, rejected, lengths_by_row=True)
 
     def start(self, slot: int, request: Request, prompt: Ids) -> Occupant:
-        """Assign a slot to a request, as the last row."""
+        """Assign a slot to a request, as the last row; one that shares its id with another gets an id of its own."""
+        if request.request_id in self._slot_of:
+            request = replace(request, request_id=f"{request.request_id} in slot {slot}")
         occupant = Occupant(slot, request)
         self.taken.append(occupant)
+        self._texts[slot] = POISON
         self.append(occupant, prompt)
         self._slot_of[request.request_id] = slot
-        self._allocator.start(RunningRequest(request, PLENTY, stop_ids=(), tokens=prompt))
+        self._allocator.start(RunningRequest(request, _NO_END, stop_ids=(), tokens=prompt))
         return occupant
 
     def finish(self, occupant: Occupant) -> None:
@@ -125,15 +130,16 @@ class ReplaySlots:
         With `resets`, it names the slots that have a new occupant since the last such batch.
         """
         size, slots = len(occupants), torch.tensor([it.slot for it in occupants])
+        lengths = _ints([it.length for it in occupants])
         table = self._allocator.slots
         return EngineBatch(
             slots=slots,
             generations=torch.tensor([table.generations[it.slot] for it in occupants]),
             rows=slots,
             tokens=self._tokens,
-            lengths=_ints([it.length for it in occupants]),
+            lengths=lengths,
             sampled=torch.ones(size, dtype=torch.bool),
-            room=torch.full((size,), PLENTY, dtype=torch.int32),
+            room=_NO_END - lengths,
             temperature=torch.zeros(size),
             grammar=torch.zeros(size, dtype=torch.bool),
             vocab_size=self._vocab_size,
