@@ -18,7 +18,7 @@ from specplug.match.cpu.responses import Responses
 from specplug.types.request import RequestOptions, StoredDocument
 from specplug_retrieval.proposer import Retrieval
 from specplug_retrieval.store_watcher import StoreWatcher
-from tests.proposers.test_retrieval import BEGIN, NAMES, Letters, Server, opened, put
+from tests.proposers.test_retrieval import BEGIN, Letters, Server, opened, put
 
 SECRET = list(range(40, 56))
 THEIRS = [*BEGIN, *SECRET]
@@ -140,10 +140,7 @@ def test_a_document_that_cannot_be_read_costs_itself(
     assert "'d0'" in caplog.text
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_a_segment_that_cannot_be_searched_costs_itself(
-    store: Store, name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_segment_that_cannot_be_searched_costs_itself(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     """Segments searched together with it still give drafts; its own earlier contents no longer do."""
     put(store, "old", [7, 8, 9, 6], tenant="us")
     with opened(store) as server:
