@@ -1,4 +1,4 @@
-"""The operator's HTTP routes that list, add and remove corpora; see `router`.
+"""The operator's HTTP routes that list, add and remove corpora; see `routes`.
 
 Proposers run in other processes, so corpora reach them through the store that `corpora.store` names.
 """
@@ -9,7 +9,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from fastapi import APIRouter, HTTPException, Request
+from fastapi import HTTPException, Request
 
 from specplug.errors import SpecplugError
 from specplug.operator.bodies import BodyError, read_body
@@ -39,30 +39,17 @@ class CorpusRoutes:
         self.room = asyncio.Semaphore(_MOST_AT_ONCE)
 
 
-def attach(router: APIRouter, decorate: Callable[[Any], Any]) -> None:
-    """Register the routes, each of whose functions passes through `decorate`."""
-    router.add_api_route(
-        PATH,
-        decorate(list_corpora),
-        methods=["GET"],
-        summary="The corpora that proposers draft from, by tenant, and problems of the store",
+def attach(add: Callable[..., None]) -> None:
+    """Add the routes by `add`, which takes a path, a function, a method and what describes the route."""
+    add(
+        PATH, list_corpora, "GET", summary="The corpora that proposers draft from, by tenant, and problems of the store"
     )
+    what = "Add a corpus, or documents to a corpus; all documents are added or none"
     content = {"application/json": {"schema": add_schema(), "examples": EXAMPLES}}
-    router.add_api_route(
-        PATH,
-        decorate(add_corpus),
-        methods=["POST"],
-        summary="Add a corpus, or documents to a corpus; all documents are added or none",
-        openapi_extra={"requestBody": {"required": True, "content": content}},
-    )
+    add(PATH, add_corpus, "POST", summary=what, openapi_extra={"requestBody": {"required": True, "content": content}})
     parameters = [_query("tenant", "the corpus's tenant"), _query("document", "remove only these documents", True)]
-    router.add_api_route(
-        PATH + "/{name:path}",
-        decorate(remove_corpus),
-        methods=["DELETE"],
-        summary="Remove a corpus, or documents of it",
-        openapi_extra={"parameters": parameters},
-    )
+    what = "Remove a corpus, or documents of it"
+    add(PATH + "/{name:path}", remove_corpus, "DELETE", summary=what, openapi_extra={"parameters": parameters})
 
 
 async def list_corpora(request: Request) -> dict[str, Any]:

@@ -9,22 +9,22 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
-from specplug.operator import router
+from specplug.operator import routes
 from specplug.operator.access import Operators
 from specplug.operator.corpora_routes import CorpusRoutes
+from specplug.text.request_tokenizer import RequestTokenizer
 from specplug_sglang import status
 from specplug_sglang.config import resolved
 from specplug_sglang.frontend import guards
-from specplug_sglang.frontend.intake import PARSER
 
 
 def attach(app: Any, manager: Any) -> None:
-    """Add the routes of `specplug.operator.router` to the app of a `TokenizerManager`."""
+    """Add the routes of `specplug.operator.routes` to the app of a `TokenizerManager`."""
     from sglang.srt.utils.auth import AuthLevel, auth_level
 
     is_new = not hasattr(app.state, "specplug")
     operators = Operators([manager.server_args.admin_api_key])
-    app.state.specplug = router.OperatedServer(
+    app.state.specplug = routes.OperatedServer(
         versions=status.versions,
         ask=partial(status.ask, manager),
         order=partial(status.order, manager),
@@ -33,10 +33,11 @@ def attach(app: Any, manager: Any) -> None:
     )
     if is_new:
         guards.install(app, operators)
-        app.include_router(router.build(auth_level(AuthLevel.ADMIN_OPTIONAL)))
+        routes.attach(app, auth_level(AuthLevel.ADMIN_OPTIONAL))
 
 
 def _corpora(manager: Any) -> CorpusRoutes:
-    settings, has_tokenizer = resolved(manager.server_args).settings.corpora, manager.tokenizer is not None
-    needed = settings.store is not None and has_tokenizer
-    return CorpusRoutes(settings, getattr(manager, PARSER).tokenizer.copy() if needed else None)
+    settings, tokenizer = resolved(manager.server_args).settings.corpora, None
+    if settings.store is not None and manager.tokenizer is not None:
+        tokenizer = RequestTokenizer(lambda: manager.tokenizer).copy()
+    return CorpusRoutes(settings, tokenizer)

@@ -15,7 +15,7 @@ from typing import Any
 
 from fastapi import FastAPI
 
-from specplug.operator import router
+from specplug.operator import routes
 from specplug.operator.access import Operators
 from specplug.operator.corpora_routes import CorpusRoutes
 from specplug.requests.clients import Clients
@@ -68,7 +68,7 @@ class _ClientsKept:
 
 
 class SpecplugEndpoints:
-    """Adds the routes of `specplug.operator.router`."""
+    """Adds the routes of `specplug.operator.routes`."""
 
     name = "specplug_http"
     required_tasks = ("generate",)
@@ -76,7 +76,7 @@ class SpecplugEndpoints:
     def attach_router(self, app: FastAPI) -> None:
         """Register the routes."""
         if seams.available("routes"):
-            app.include_router(router.build())
+            routes.attach(app)
 
     async def init_state(self, engine_client: Any, state: Any, args: Any) -> None:
         """Store what the routes need."""
@@ -86,11 +86,11 @@ class SpecplugEndpoints:
         state.specplug = _server(engine_client, args) if is_ours else None
 
 
-def _server(engine_client: Any, args: Any) -> router.OperatedServer:
+def _server(engine_client: Any, args: Any) -> routes.OperatedServer:
     import vllm.envs as envs
 
     cores, config = engine_client.engine_core, engine_client.vllm_config
-    return router.OperatedServer(
+    return routes.OperatedServer(
         versions=status.versions,
         ask=functools.partial(status.ask_engines, cores, "specplug_status"),
         order=functools.partial(status.ask_engines, cores, "specplug_control"),

@@ -1,7 +1,7 @@
 """The operator's HTTP routes, the same on every server: `/specplug/status`, `/specplug/mode` and `/specplug/corpora`.
 
-Adapters create the router for their engine's FastAPI app and put an `OperatedServer` into the app's state.  The routes
-serve operators only, see `specplug.operator.access`.
+Adapters attach them to their engine's FastAPI app and put an `OperatedServer` into the app's state.  The routes serve
+operators only, see `specplug.operator.access`.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from fastapi import APIRouter, Depends, HTTPException, Request
+from fastapi import Depends, FastAPI, HTTPException, Request
 
 from specplug.errors import EngineError
 from specplug.operator import corpora_routes
@@ -50,28 +50,24 @@ class OperatedServer:
     keys: Sequence[str] = ()
 
 
-def build(decorate: Callable[[Any], Any] = lambda route: route) -> APIRouter:
-    """Return the routes; an engine that marks its routes' functions does so with `decorate`.
+def attach(app: FastAPI, decorate: Callable[[Any], Any] = lambda route: route) -> None:
+    """Add the routes to an app; an engine that marks its routes' functions does so with `decorate`.
 
     They answer 404 unless `app.state.specplug` is an `OperatedServer`.
     """
-    router = APIRouter(prefix="/specplug", tags=["specplug"], dependencies=[Depends(guard)])
-    router.add_api_route(
-        "/status",
-        decorate(read_status),
-        methods=["GET"],
-        summary="specplug's status: settings and their origins, sources, counts, faults, the operator's control",
-    )
+
+    def add(path: str, route: Any, method: str, **more: Any) -> None:
+        # Not by a router: engines look for the marks among the app's own routes.
+        given = {"methods": [method], "tags": ["specplug"], "dependencies": [Depends(guard)], **more}
+        app.add_api_route(f"/specplug{path}", decorate(route), **given)
+
+    what = "specplug's status: settings and their origins, sources, counts, faults, the operator's control"
+    add("/status", read_status, "GET", summary=what)
+    what = "Switch speculation off or on, or limit the draft length; omitted fields stay unchanged"
     body = {"schema": Order.model_json_schema(), "examples": _EXAMPLES}
-    router.add_api_route(
-        "/mode",
-        decorate(set_mode),
-        methods=["POST"],
-        summary="Switch speculation off or on, or limit the draft length; omitted fields stay unchanged",
-        openapi_extra={"requestBody": {"required": True, "content": {"application/json": body}}},
-    )
-    corpora_routes.attach(router, decorate)
-    return router
+    extra = {"requestBody": {"required": True, "content": {"application/json": body}}}
+    add("/mode", set_mode, "POST", summary=what, openapi_extra=extra)
+    corpora_routes.attach(add)
 
 
 async def read_status(request: Request) -> dict[str, Any]:
