@@ -23,11 +23,6 @@ _HELD = "_specplug_held"  # attribute of a request whose references are counted
 class Parser(parser.Parser):
     """Parses the fields of one server's requests to a form that SGLang's transport accepts."""
 
-    @property
-    def tokenizer(self) -> RequestTokenizer:
-        """The server's tokenizer, for texts of any length, on any thread."""
-        return self._tokenizer
-
     def parsed(self, extra_args: Mapping[str, Any]) -> dict[str, Any]:
         """Return custom parameters with specplug's fields in their packed form.
 
