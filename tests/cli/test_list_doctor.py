@@ -420,6 +420,6 @@ def test_names_are_whole_on_narrow_terminals(monkeypatch, columns):
     for name in ("ngram-reference", "retrieval", "transformers", "sglang launch"):
         assert name in listed
     stated = CliRunner().invoke(app, ["replay", "--help"], env=narrow).output
-    for name in ("--cut-documents", "--distractors", "PLUGIN.KEY=VALUE", "MODULE:FACTORY"):
+    for name in ("--cut-documents", "--distractors", "PLUGIN.KEY=VALUE"):
         assert name in stated
     assert "--num-speculative-tokens" in CliRunner().invoke(app, ["generate", "--help"], env=narrow).output

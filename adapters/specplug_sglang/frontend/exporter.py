@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 from typing import Any
 
-from specplug_sglang import seams, status
+from specplug_sglang import seams
 
 _ADDS_METRICS = "sglang.srt.utils.common.add_prometheus_middleware"
 
@@ -26,13 +26,13 @@ def install() -> None:
 
 def metrics_made(result: Any, app: Any) -> None:
     """Export the metrics of an app's engines once its /metrics exists; called in the app's event loop."""
-    manager = getattr(app.state, "specplug", None)
-    if manager is None or not seams.available("metrics"):
+    server = getattr(app.state, "specplug", None)
+    if server is None or not seams.available("metrics"):
         return
     from specplug.operator.exporter import exporter
 
     collector = exporter()
-    collector.watch(functools.partial(status.ask, manager))
+    collector.watch(server.ask)
     route = next(route for route in reversed(app.routes) if getattr(route, "path", None) == "/metrics")
     route.app = _refreshing_first(route.app, collector)
 

@@ -229,7 +229,7 @@ class CorporaSuite:
         assert listed(server) == {}
 
     def test_the_routes_describe_themselves(self, server):
-        paths = json.loads(server.get("/openapi.json"))["paths"]
+        paths = ask(server, "/openapi.json").json["paths"]
         assert set(paths["/specplug/corpora"]) == {"get", "post"}
         content = paths["/specplug/corpora"]["post"]["requestBody"]["content"]["application/json"]
         assert set(content["schema"]["properties"]) == {"name", "documents", "tenant", "extend"}
