@@ -90,7 +90,7 @@ class Ours:
 
     def ask(self) -> None:
         """Find the best matches of each context."""
-        _ask(self._lookup._state, *self._requested, self._matches, self._found)
+        _ask(self._lookup.state, *self._requested, self._matches, self._found)
 
 
 class Theirs:

@@ -48,7 +48,6 @@ def read(tokens: int, tokenizer: str, roots: Sequence[Path]) -> Texts:
     import numpy as np
 
     from specplug.corpus.documents import tokenized
-    from specplug.text.fingerprint import fingerprint
     from specplug.text.loading import load_tokenizer
 
     loaded = load_tokenizer(tokenizer)
@@ -63,7 +62,7 @@ def read(tokens: int, tokenizer: str, roots: Sequence[Path]) -> Texts:
             total += documents[-1].token_ids.size
         else:
             break
-    return Texts(documents, np.concatenate(external), total, seconds, fingerprint(loaded.watcher, loaded.name))
+    return Texts(documents, np.concatenate(external), total, seconds, loaded.fingerprint)
 
 
 def installed() -> list[Path]:
