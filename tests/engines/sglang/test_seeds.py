@@ -20,10 +20,10 @@ CUT: list[dict[str, Any]] = [{"top_k": 6}, {"top_p": 0.9}, {"top_k": 9, "top_p":
 and in that way for all requests of a batch.  It takes no seeds with min_p, and overlapped it counts penalties late."""
 
 
-def seeded(kinds: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return the sampling parameters of a batch."""
+def seeded(kinds: list[dict[str, Any]], seeds: int = 4) -> list[dict[str, Any]]:
+    """Return the sampling parameters of a batch, so many seeds of each kind."""
     shared = {"temperature": 1.0, "max_new_tokens": 40, "ignore_eos": True}
-    return [{**shared, "sampling_seed": 1000003 * seed, **kind} for seed in range(4) for kind in kinds]
+    return [{**shared, "sampling_seed": 1000003 * seed, **kind} for seed in range(seeds) for kind in kinds]
 
 
 @pytest.fixture
@@ -56,11 +56,12 @@ def at_most(cap: int, params: dict[str, Any]) -> dict[str, Any]:
     return {**params, "custom_params": {"specplug_num_speculative_tokens": cap}}
 
 
+@pytest.mark.parametrize("seeds", [4, pytest.param(72, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("kinds", [WHOLE, CUT], ids=["whole", "cut"])
-def test_a_seed_has_one_text(kinds, deterministic):
+def test_a_seed_has_one_text(kinds, seeds, deterministic):
     """Alone and inside a batch, whatever its draft length and that of others."""
     plain, drafted = deterministic
-    requested = seeded(kinds)
+    requested = seeded(kinds, seeds)
     expected, _ = texts(plain, requested)
     assert len({tuple(text) for text in expected}) > len(requested) // 2, "the seeds do something"
     found, accepted = texts(drafted, requested)

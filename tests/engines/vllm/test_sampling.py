@@ -175,11 +175,12 @@ FEATURES: list[dict[str, Any]] = [
 ]
 
 
+@pytest.mark.parametrize("count", [20, pytest.param(500, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("kind", ["v2", "v2_async"], indirect=True)
-def test_a_seeds_text_is_that_without_speculation(kind, baseline, zoo):
-    """Twenty seeds, together and among others; drafts are right, wrong and looked up."""
-    own = [{**SEEDED, "seed": n, "max_tokens": 12, **FEATURES[n % len(FEATURES)]} for n in range(20)]
-    prompt_of = [LOOP if number % 2 else list(prompts()[number % len(prompts())]) for number in range(20)]
+def test_a_seeds_text_is_that_without_speculation(kind, count, baseline, zoo):
+    """Many seeds, together and among others; drafts are right, wrong and looked up."""
+    own = [{**SEEDED, "seed": n, "max_tokens": 12, **FEATURES[n % len(FEATURES)]} for n in range(count)]
+    prompt_of = [LOOP if number % 2 else list(prompts()[number % len(prompts())]) for number in range(count)]
     plain = texts(baseline, list(zip(prompt_of, own, strict=True)))
     ways = [lambda text: {}, reported, lambda text: reported([*text[:4], 5, *text[5:]])]
     drafted = [(prompt_of[n], {**own[n], **ways[n % 3](text)}) for n, text in enumerate(plain)]
