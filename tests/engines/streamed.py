@@ -96,8 +96,8 @@ def differing(parse: Callable[[int], Sequence[Any]]) -> list[str]:
 
 
 def documented(title: str, parser: str, columns: int) -> list[str]:
-    """Return a parser's row in a table of ``docs/streamed-parsing.md``; empty cells if it has none."""
-    text = (Path(ROOT) / "docs" / "streamed-parsing.md").read_text()
+    """Return a parser's row in a table of ``tests/engines/streamed_parsers.md``; empty cells if it has none."""
+    text = (Path(ROOT) / "tests" / "engines" / "streamed_parsers.md").read_text()
     section = text.partition(f"\n### {title}\n")[2].partition("\n#")[0]
     assert "| --" in section or "|---" in section, title
     row = re.search(rf"^\| `{re.escape(parser)}` \|(.*)\|$", section, re.MULTILINE)

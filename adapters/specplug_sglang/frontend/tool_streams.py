@@ -1,8 +1,8 @@
 """Streamed reasoning and tool calls: SGLang's parsers get the tokens of a step one by one, as without speculation.
 
 Several of SGLang's parsers expect one token in each piece of a stream: they return at most one part of a call for a
-piece, its name or arguments.  If a piece has more, arguments, calls or content are lost; the table is in
-``docs/streamed-parsing.md``.
+piece, its name or arguments.  If a piece has more, arguments, calls or content are lost; the list is in
+``docs/structured-output.md``.
 """
 
 from __future__ import annotations

@@ -211,7 +211,7 @@ def test_every_parser_of_sglangs_is_compared(baseline: Engine):
 def test_calls_are_parsed_as_token_by_token(baseline: Engine, parser: str):
     found = baseline.call(tool_calls, parser=parser, form=PARSERS[parser])
     assert found["single"][0] == [[place, *call] for place, call in enumerate(streamed.expected(PARSERS[parser]))]
-    assert found["alone"] == streamed.documented("SGLang's tool calls", parser, 2), "docs/streamed-parsing.md"
+    assert found["alone"] == streamed.documented("SGLang's tool calls", parser, 2), "tests/engines/streamed_parsers.md"
     assert not any(found["wrapped"])
 
 
@@ -221,7 +221,7 @@ def test_reasoning_is_parsed_as_token_by_token(baseline: Engine, parser: str, fo
     thoughts, content = found["single"]
     if parser != "minimax-append-think":  # which leaves reasoning in the content
         assert ("four" in thoughts, "four" in content) == (form != "none", False)
-    assert found["alone"] == streamed.documented("SGLang's reasoning", parser, 2), "docs/streamed-parsing.md"
+    assert found["alone"] == streamed.documented("SGLang's reasoning", parser, 2), "tests/engines/streamed_parsers.md"
     assert not any(found["wrapped"])
 
 

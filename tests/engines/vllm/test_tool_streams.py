@@ -176,7 +176,7 @@ def test_calls_are_parsed_as_token_by_token(parser: str):
     expected = [(place, *call) for place, call in enumerate(streamed.expected(PARSERS[parser]))]
     assert (single[0] == expected) == (parser not in WRONG)
     calls, _, content = differing(original, text, True)
-    assert [calls, content] == streamed.documented("vLLM's tool calls", parser, 2), "docs/streamed-parsing.md"
+    assert [calls, content] == streamed.documented("vLLM's tool calls", parser, 2), "tests/engines/streamed_parsers.md"
     wrapped = tool_streams.by_token(original)
     assert parsed(wrapped, text, 1, True) == single
     assert not any(differing(wrapped, text, True))
@@ -190,7 +190,7 @@ def test_reasoning_is_parsed_as_token_by_token(parser: str, form: str):
         assert ("four" in single[1], "four" in single[2]) == (form != "none", False)
     _, *alone = differing(original, text, False)
     row = streamed.documented("vLLM's reasoning", parser, 2) if form == REASONING[parser][0] else ["", ""]
-    assert alone == row, "docs/streamed-parsing.md"
+    assert alone == row, "tests/engines/streamed_parsers.md"
     wrapped = tool_streams.by_token(original)
     assert parsed(wrapped, text, 1, False) == single
     assert not any(differing(wrapped, text, False))
