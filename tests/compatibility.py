@@ -344,7 +344,7 @@ and from what the suites recorded when they ran; a run of a whole suite fails if
 
 {proposers}
 
-[engines.md](engines.md) has the limits of each engine in words.
+[serving.md](serving.md#features-and-limits) has the limits of each engine in words.
 
 ## Other versions
 
@@ -353,7 +353,7 @@ and from what the suites recorded when they ran; a run of a whole suite fails if
 | version | tests |
 |---|---|
 {versions}
-| vLLM 0.33 | not run: it has no build for CPUs. `make test` finds [every seam](vllm-seams.md) in its sources |
+| vLLM 0.33 | not run: it has no build for CPUs. `make test` finds [every seam](vllm.md) in its sources |
 
 Versions of transformers between the oldest and the newest were not run.
 """
