@@ -22,6 +22,7 @@ from specplug.requests.schema import RequestFields
 from specplug.settings import KINDS, Limits, Settings, leaves, load_settings
 
 DOCS = Path(__file__).parents[1] / "docs"
+PLUGINS = "writing-plugins.md"
 
 
 def commands(group, before: str = "") -> dict:
@@ -51,6 +52,11 @@ def table(text: str, header: str) -> dict[str, list[str]]:
     body = text.split(f"| {header} |", 1)[1].split("\n\n", 1)[0]
     rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in body.splitlines()[2:]]
     return {name: row[1:] for row in rows for name in re.findall(r"`([^`]+)`", row[0])}
+
+
+def section_of_hook(name: str) -> str:
+    """Return the section on the kind of plug-in that a hook registers, such as "Proposers"."""
+    return sections(PLUGINS)[name.removeprefix("specplug_register_").capitalize()]
 
 
 def code_blocks(document: str, language: str) -> list[str]:
@@ -87,38 +93,40 @@ def test_every_command_has_help_and_help_for_every_option(name: str):
 
 
 def test_every_hook_has_a_section_and_every_section_a_hook():
-    documented = {name for name in sections("hooks.md") if name.startswith("specplug_")}
-    assert documented == set(HOOKS)
+    text = (DOCS / PLUGINS).read_text(encoding="utf-8")
+    assert set(re.findall(r"^def (specplug_register_\w+)\(register: ", text, re.MULTILINE)) == set(HOOKS)
 
 
 @pytest.mark.parametrize("name", HOOKS)
 def test_a_hooks_section_shows_its_signature_and_the_fields_of_its_description(name: str):
-    section, spec = sections("hooks.md")[name], SPEC_OF_HOOK[name]
+    section, spec = section_of_hook(name), SPEC_OF_HOOK[name]
     assert SIGNATURES[name] == re.search(r"```python\n(def .*)\n```", section)[1]  # type: ignore[index]
     common = {field.name for field in dataclasses.fields(PluginSpec)}
     own = {field.name for field in dataclasses.fields(spec)} - common
-    assert set(table(sections("hooks.md")["Fields of every description"], "Field")) == common
+    assert set(table(sections(PLUGINS)["Fields of every description"], "Field")) == common
     heading = f"Field of `{spec.__name__}`"
     assert (set(table(section, heading)) if heading in section else set()) == own
 
 
 @pytest.mark.parametrize("name", HOOKS)
 def test_a_hooks_example_registers_something(name: str):
-    (example,) = [block for block in code_blocks("hooks.md", "python") if f"@specplug.hookimpl\ndef {name}(" in block]
-    module = ModuleType("example")
-    exec(example, module.__dict__)
-    registry = Registry()
-    registry.add(module, Owner("example", "docs", "1"))
-    assert registry.load_errors == ()
-    assert len(registry.entries(SPEC_OF_HOOK[name])) == 1
+    examples = [block for block in code_blocks(PLUGINS, "python") if f"@specplug.hookimpl\ndef {name}(" in block]
+    assert examples
+    for example in examples:
+        module = ModuleType("example")
+        exec(example, module.__dict__)
+        registry = Registry()
+        registry.add(module, Owner("example", "docs", "1"))
+        assert registry.load_errors == ()
+        assert len(registry.entries(SPEC_OF_HOOK[name])) == 1
 
 
 def test_the_example_check_gives_a_result():
-    (example,) = [block for block in code_blocks("hooks.md", "python") if "CheckResult(" in block]
+    (example,) = [block for block in code_blocks(PLUGINS, "python") if "CheckResult(" in block]
     names: dict = {}
     exec(example, names)
     assert names["disk"](Settings()).status in ("ok", "warn")
-    assert set(table(sections("hooks.md")["specplug_register_checks"], "Field of `CheckResult`")) == {
+    assert set(table(section_of_hook("specplug_register_checks"), "Field of `CheckResult`")) == {
         field.name for field in dataclasses.fields(CheckResult)
     }
 

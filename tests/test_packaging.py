@@ -128,6 +128,6 @@ def test_the_conformance_kit_passes_on_the_third_party_package():
 
 
 def test_the_example_is_the_one_in_the_documentation():
-    documented = (ROOT / "docs" / "writing-proposers.md").read_text()
+    documented = (ROOT / "docs" / "writing-plugins.md").read_text()
     for name in ("pyproject.toml", "specplug_parrot.py"):
         assert (EXAMPLE / name).read_text() in documented

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 @dataclass(frozen=True, slots=True)
 class StepCost:
-    """Work and duration of one finished engine step.  docs/writing-policies.md has the details for each engine.
+    """Work and duration of one finished engine step.  docs/writing-plugins.md has the details for each engine.
 
     Attributes:
         requests: number of requests that the target ran.

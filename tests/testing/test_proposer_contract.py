@@ -484,7 +484,7 @@ def test_undefined_memory_is_poisoned() -> None:
     assert int(batch.tokens.max()) > batch.vocab_size
 
 
-DOCS = Path(__file__).parents[2] / "docs" / "writing-proposers.md"
+DOCS = Path(__file__).parents[2] / "docs" / "writing-plugins.md"
 
 
 def code_block(language: str, containing: str) -> str:
@@ -532,5 +532,5 @@ def test_the_documented_composed_proposer_satisfies_the_contract() -> None:
 
 
 def test_every_clause_is_documented() -> None:
-    text = DOCS.read_text()
+    text = DOCS.read_text().split("\n## Proposers")[1].split("\n## ")[0]
     assert [clause for clause in clauses() if f"`{clause}`" not in text] == []

@@ -175,7 +175,8 @@ def test_a_verifier_is_held_to_what_it_declares_alone():
 
 # -- the documentation ------------------------------------------------------------------------------------------------
 
-DOCS = (Path(__file__).parents[2] / "docs" / "writing-verifiers.md").read_text()
+PAGE = (Path(__file__).parents[2] / "docs" / "writing-plugins.md").read_text()
+DOCS = PAGE.split("\n## Verifiers")[1].split("\n## ")[0]
 BLOCKS = re.findall(r"```python\n(.*?)```", DOCS, re.DOTALL)
 
 
@@ -194,7 +195,7 @@ def test_the_documented_verifier_satisfies_the_contract(clause, tmp_path, monkey
 
 
 def test_every_clause_is_documented():
-    assert set(re.findall(r"^\| `(test_\w+)` \|", DOCS, re.MULTILINE)) == clauses()
+    assert set(re.findall(r"`(test_\w+)`", DOCS)) == clauses()
 
 
 def test_trees_are_refused_by_the_reference():
