@@ -141,6 +141,7 @@ def test_a_damaged_segment_costs_drafts_only(seed: int) -> None:
 
 _BEFORE_A_TEXT = """
 import ctypes, mmap
+import numpy as np
 from specplug.match.cpu.searching import insertion_point
 from specplug.match.cpu.corpus_index import CorpusIndex, IndexSegment, Numbers
 from tests.match.test_corpus_index import drafted, drafter, segment_of
