@@ -10,7 +10,7 @@ import hashlib
 import secrets
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from fastapi import Depends, FastAPI, HTTPException, Request
 
@@ -38,14 +38,22 @@ class OperatedServer:
         ask: returns the status of each engine.
         order: sends the fields of a validated `Order` to the engines; returns the resulting state of each.
         corpora: the server's corpora.
-        operators: the clients that have access.
-        keys: the server's own API keys, one of which is required where there is no operator's key; often none.
     """
 
     versions: Callable[[], dict[str, str]]
     ask: Callable[[], Awaitable[Engines]]
     order: Callable[[dict[str, Any]], Awaitable[Engines]]
     corpora: corpora_routes.CorpusRoutes
+
+
+class Access(NamedTuple):
+    """The clients that the routes answer.
+
+    Attributes:
+        operators: those that have access.
+        keys: the server's own API keys, one of which is required where there is no operator's key; often none.
+    """
+
     operators: Operators
     keys: Sequence[str] = ()
 
@@ -53,7 +61,8 @@ class OperatedServer:
 def attach(app: FastAPI, decorate: Callable[[Any], Any] = lambda route: route) -> None:
     """Add the routes to an app; an engine that marks its routes' functions does so with `decorate`.
 
-    They answer 404 unless `app.state.specplug` is an `OperatedServer`.
+    They read the app's state: `specplug_access` is an `Access`; `specplug` is an `OperatedServer`, or None on a server
+    without specplug, where operators get a 404.
     """
 
     def add(path: str, route: Any, method: str, **more: Any) -> None:
@@ -88,15 +97,15 @@ async def set_mode(request: Request) -> dict[str, Any]:
 
 async def guard(request: Request) -> None:
     """Refuse everyone except operators."""
-    server = served(request)
-    refused = server.operators.refusal(request.scope)
+    access: Access = request.app.state.specplug_access
+    refused = access.operators.refusal(request.scope)
     if refused is not None:
         raise HTTPException(refused.status, refused.message)
-    if server.operators.have_key or not server.keys:
-        return
-    scheme, _, shown = request.headers.get("Authorization", "").partition(" ")
-    if scheme.lower() != "bearer" or not any(_are_equal(shown, key) for key in server.keys):
-        raise HTTPException(401, "Unauthorized")
+    if access.keys and not access.operators.have_key:
+        scheme, _, shown = request.headers.get("Authorization", "").partition(" ")
+        if scheme.lower() != "bearer" or not any(_are_equal(shown, key) for key in access.keys):
+            raise HTTPException(401, "Unauthorized")
+    served(request)
 
 
 def served(request: Request) -> OperatedServer:

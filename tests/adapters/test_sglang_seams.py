@@ -9,7 +9,7 @@ from specplug_sglang.seams.table import OPTIONAL, SEAMS, VERSIONS, Where
 from tests.seams.tools import ROOT, Adapter, duplicates, used
 
 OURS = """
-_specplug _specplug_intake _specplug_front _specplug_original specplug
+_specplug _specplug_intake _specplug_front _specplug_original specplug specplug_access
 """
 PYTHONS = """
 aclose acquire addFilter getMessage loop release run_until_complete span util value

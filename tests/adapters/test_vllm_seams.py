@@ -12,7 +12,7 @@ from specplug_vllm.seams.table import OPTIONAL, SEAMS, Where
 from tests.seams.tools import ROOT, Adapter, duplicates, used
 
 OURS = """
-_specplug _specplug_intake _specplug_original specplug specplug_control specplug_status
+_specplug _specplug_intake _specplug_original specplug specplug_access specplug_control specplug_status
 """
 PYTHONS = """
 aclose add_subparsers body digest f_locals origin parent parse_known_args returncode util value

@@ -29,8 +29,8 @@ def attach(app: Any, manager: Any) -> None:
         ask=partial(status.ask, manager),
         order=partial(status.order, manager),
         corpora=_corpora(manager),
-        operators=operators,
     )
+    app.state.specplug_access = routes.Access(operators)
     if is_new:
         guards.install(app, operators)
         routes.attach(app, auth_level(AuthLevel.ADMIN_OPTIONAL))

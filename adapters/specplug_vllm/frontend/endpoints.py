@@ -82,21 +82,22 @@ class SpecplugEndpoints:
         """Store what the routes need."""
         if not seams.available("routes"):
             return
+        import vllm.envs as envs
+
         is_ours = engine_client is not None and is_requested(engine_client.vllm_config)
-        state.specplug = _server(engine_client, args) if is_ours else None
+        state.specplug = _server(engine_client) if is_ours else None
+        state.specplug_access = routes.Access(
+            Operators(), [key for key in (args.api_key or [envs.VLLM_API_KEY]) if key]
+        )
 
 
-def _server(engine_client: Any, args: Any) -> routes.OperatedServer:
-    import vllm.envs as envs
-
-    cores, config = engine_client.engine_core, engine_client.vllm_config
+def _server(engine_client: Any) -> routes.OperatedServer:
+    cores = engine_client.engine_core
     return routes.OperatedServer(
         versions=status.versions,
         ask=functools.partial(status.ask_engines, cores, "specplug_status"),
         order=functools.partial(status.ask_engines, cores, "specplug_control"),
-        corpora=_corpora(config),
-        operators=Operators(),
-        keys=[key for key in (args.api_key or [envs.VLLM_API_KEY]) if key],
+        corpora=_corpora(engine_client.vllm_config),
     )
 
 

@@ -66,7 +66,7 @@ def attached(admin_api_key: str | None) -> Iterator[tuple[Manager, Callable[...,
         app.router.routes[:] = routes
         for route, original in apps:
             route.app = original
-        del app.state.specplug
+        del app.state.specplug, app.state.specplug_access
 
 
 def codes(http: Any, routes: list[tuple[str, str]]) -> list[int]:

@@ -150,6 +150,6 @@ def exported_names(llm: Any) -> list[str]:
 
 def test_a_server_that_did_not_ask_says_so(engine):
     idle = engine("v1", name="idle")
-    stated = "specplug is not enabled on this server; start it with a --speculative-config that names it"
+    stated = "specplug is not enabled on this server; start it with flags that name it"
     assert idle.call(routes_of_a_server_without_specplug) == [[404, stated]] * 3
     assert idle.call(exported_names) == []

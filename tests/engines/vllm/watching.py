@@ -64,6 +64,8 @@ def stage_takes_steps(llm: Any) -> Iterator[None]:
         if hasattr(runner(llm), "speculator"):
             patch.setattr(runner(llm).speculator, "_steps", None)
             patch.setattr(runner(llm).speculator._on_device, "steps", None)
+        else:
+            patch.setattr(runner(llm).drafter._steps, "_compiled", None)
         yield
 
 
