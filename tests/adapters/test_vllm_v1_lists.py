@@ -7,7 +7,6 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-import torch
 
 from specplug.metrics import SpecMetrics
 from specplug.runtime.steps_in_flight import cut_lists
@@ -34,7 +33,7 @@ def test_figures_are_those_of_a_loop_over_rows(seed):
     draw = random.Random(seed)
     names, table = [f"r{row}" for row in range(6)], np.zeros((6, 8), np.int32)
     steps = object.__new__(Steps)
-    steps._emitted, steps._rejected, steps._places, steps._table = *torch.zeros(2, 6).int(), torch.arange(6), None
+    steps._emitted, steps._rejected, steps._wrapped = *np.zeros((2, 6), np.int32), None
     for _ in range(5):
         scheduled = {name: [1] * draw.randint(1, 3) for name in names if draw.random() < draw.choice((0.0, 0.6))}
         most = [len(scheduled.get(name, ())) + 1 for name in names]

@@ -39,10 +39,9 @@ class Steps:
 
     def __init__(self, drafting: Drafting, notify: Callable[[Draft, tuple[str, ...]], None]) -> None:
         self._drafting, self._notify = drafting, notify
-        self._emitted, self._rejected = torch.zeros(2, drafting.max_slots, dtype=torch.int32)
-        self._places = torch.arange(drafting.max_slots)
+        self._emitted, self._rejected = np.zeros((2, drafting.max_slots), np.int32)
         self._facts: RowFacts | None = None
-        self._table: tuple[npt.NDArray[np.int32], Tensor] | None = None
+        self._wrapped: tuple[npt.NDArray[np.int32], npt.NDArray[np.int32], EngineRows] | None = None
         self._compiled: StreamSteps | None = None
         if StreamSteps.applies(drafting.stage):
             self._compiled = started(self._start)
@@ -50,7 +49,7 @@ class Steps:
     def _start(self) -> StreamSteps:
         drafting = self._drafting
         ids = torch.zeros(1, drafting.caps.max_draft_length, dtype=torch.int32)
-        like = EngineRows(self._places, self._emitted, ids, self._emitted, self._rejected, lengths_by_row=True)
+        like = self._wrap(1, self._emitted, ids.numpy())
         given = drafting.slots, drafting.max_length, drafting.vocab_size, _CPU
         steps = StreamSteps(drafting.stage, *given, like=(like, DraftOutputs(ids)))
         drafting.close_by(steps.close)
@@ -95,18 +94,27 @@ class Steps:
     def _engine_rows(
         self, names: list[str], sampled: Sampled, num_tokens: npt.NDArray[np.int32], table: npt.NDArray[np.int32]
     ) -> EngineRows:
-        """Wrap the runner's arrays."""
-        if self._table is None or self._table[0] is not table:
-            self._table = table, torch.from_numpy(table)
-        size, scheduled = len(names), self._drafting.scheduled
-        emitted, rejected = self._emitted.numpy()[:size], self._rejected.numpy()[:size]
+        """Write down what the step emitted and rejected; wrap the runner's arrays, which it keeps."""
+        size, scheduled, known = len(names), self._drafting.scheduled, self._wrapped
+        if known is None or known[0] is not num_tokens or known[1] is not table or len(known[2].idx_mapping) != size:
+            known = self._wrapped = num_tokens, table, self._wrap(size, num_tokens, table)
+        emitted, rejected = self._emitted[:size], self._rejected[:size]
         emitted[:] = list(map(len, sampled))
         rejected[:] = 0
         if scheduled:
             rejected += list(map(len, map(scheduled.get, names, repeat(()))))
             np.maximum(rejected - emitted + 1, 0, out=rejected)
-        columns = self._places[:size], torch.from_numpy(num_tokens), self._table[1]
-        return EngineRows(*columns, self._emitted[:size], self._rejected[:size], lengths_by_row=True)
+        return known[2]
+
+    def _wrap(self, size: int, num_tokens: npt.NDArray[np.int32], table: npt.NDArray[np.int32]) -> EngineRows:
+        return EngineRows(
+            idx_mapping=torch.arange(size),
+            total_len=torch.from_numpy(num_tokens),
+            all_token_ids=torch.from_numpy(table),
+            num_sampled=torch.from_numpy(self._emitted[:size]),
+            num_rejected=torch.from_numpy(self._rejected[:size]),
+            lengths_by_row=True,
+        )
 
     def _of(self, steps: StreamSteps, facts: RowFacts, rows: EngineRows) -> list[list[int]]:
         """Take a compiled step; return the drafts of the rows that may draft, empty ones if it fails."""
