@@ -44,7 +44,11 @@ class Steps:
         self._wrapped: tuple[npt.NDArray[np.int32], npt.NDArray[np.int32], EngineRows] | None = None
         self._compiled: StreamSteps | None = None
         if StreamSteps.applies(drafting.stage):
+            runner = drafting.stage.runners[0]
+            handle = runner.handle
             self._compiled = started(self._start)
+            if self._compiled is None:  # the stage takes all steps, without the intake of those that did not start
+                runner.handle = handle
 
     def _start(self) -> StreamSteps:
         drafting = self._drafting

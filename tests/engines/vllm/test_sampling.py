@@ -175,7 +175,7 @@ FEATURES: list[dict[str, Any]] = [
 ]
 
 
-@pytest.mark.parametrize("count", [20, pytest.param(500, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("count", [20, pytest.param(100, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("kind", ["v2", "v2_async"], indirect=True)
 def test_a_seeds_text_is_that_without_speculation(kind, count, baseline, zoo):
     """Many seeds, together and among others; drafts are right, wrong and looked up."""
