@@ -294,7 +294,7 @@ class HasHostTrim(Protocol):
     """
 
     def host_trim(self) -> HostStep:
-        """Return the C function; called at most once.  `TrimArgument` lists its arguments."""
+        """Return the C function; called at most once.  `TrimArguments` describes its argument."""
 
 
 class Verifier(abc.ABC):

@@ -59,7 +59,7 @@ def take_first(
     buffers.ids[0], buffers.confidence[0] = torch.tensor(drafted, dtype=torch.int32), 0.5
     if buffers.parents is not None:
         buffers.parents[0] = torch.arange(-1, draft_length - 1)
-    step.instruct(HostStep(0, 0), draft_length, reports=False, admits=False, keeps=False)
+    step.set_flags(HostStep(0, 0), draft_length, counts_verdicts=False, runs_proposer=False, stores_drafts=False)
     with _aside(device):
         blank: list[Any] = [None if it is None else it.new_zeros(1, draft_length) for it in like[1]]
         outputs = DraftOutputs(*blank)

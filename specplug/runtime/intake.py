@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from specplug.errors import EngineError
 from specplug.interfaces import HasHostStep
-from specplug.match.cpu.semaphores import Semaphores
+from specplug.match.cpu.locks import Semaphores
 from specplug.pipeline.cpu import host_function as host
 from specplug.pipeline.handles import InlineHandle
 from specplug.pipeline.runner import ProposerRunner

@@ -20,7 +20,7 @@ from specplug.runtime.rows import RowFacts
 from specplug.runtime.slots import NO_CAP, SlotTable
 from specplug.types.batch import EngineBatch
 from specplug.types.draft import Draft
-from specplug.types.host_step import FAILED, HostStep, StepArgument
+from specplug.types.host_step import FAILED, HostStep, StepArguments
 
 
 class StepInFlight:
@@ -60,8 +60,8 @@ class StepInFlight:
         self._base_len, self._draft_lengths = np.zeros(max_slots, np.int32), self.buffers.draft_lengths.numpy()
         self._engine_rows, self._upto = np.zeros(max_slots, np.int64), np.zeros(max_slots, np.int32)
         self._first_lengths = np.zeros(max_slots, np.int32)
-        self._numbers, self._arguments = np.zeros(host.NUMBERS, np.int64), np.zeros(len(StepArgument), np.int64)
-        self._numbers[[host.VOCAB_SIZE, host.NUM_SOURCES]] = vocab_size, len(stage.sources)
+        self._control = host.StepControl(vocab_size=vocab_size, num_sources=len(stage.sources))
+        self._arguments = StepArguments()
         parents = None if self.buffers.parents is None else self.buffers.parents.numpy()
         self._ids = self.buffers.ids.numpy()
         drafts = (self._ids, self.buffers.confidence.numpy(), self._sources)
@@ -85,14 +85,14 @@ class StepInFlight:
     @property
     def status(self) -> int:
         """The status that the host function stored: `OK`, `BUSY`, `FAILED` or `MALFORMED`."""
-        return int(self._numbers[host.STATUS])
+        return self._control.status
 
     @property
     def longest(self) -> int:
         """The tokens of the longest draft, once the step has run."""
         return max(self._draft_lengths[: self.batch_size].tolist(), default=0)
 
-    def describe(
+    def set_rows(
         self,
         facts: RowFacts,
         rows: int,
@@ -134,20 +134,26 @@ class StepInFlight:
             self._columns.cut_by_grammar[: len(cut)] = cut
             self._has_cuts = bool(cut)
 
-    def instruct(self, step: HostStep, draft_length: int, *, reports: bool, admits: bool, keeps: bool) -> None:
-        """Say what the host function is to do.
+    def set_flags(
+        self, step: HostStep, draft_length: int, *, counts_verdicts: bool, runs_proposer: bool, stores_drafts: bool
+    ) -> None:
+        """Set what the host function is to do.
 
         Args:
             step: the proposer's step.
             draft_length: the longest draft.
-            reports: whether to count what the step emitted, and its verdict.
-            admits: whether the proposer takes part.
-            keeps: whether to store the drafts until their verdict.
+            counts_verdicts: whether to count what the step emitted, and its verdict.
+            runs_proposer: whether the proposer takes part.
+            stores_drafts: whether to store the drafts until their verdict.
         """
-        sizes = self.batch_size, draft_length, self.buffers.packed
         self.late = LateRows(() if self._facts is None else self._facts.names)
-        late, status, self.is_lost = self.late.flags.ctypes.data, FAILED, False  # until it has run
-        self._numbers[host.BATCH_SIZE :] = *sizes, step.function, step.data, reports, admits, keeps, late, status
+        self.is_lost = False
+        control = self._control
+        control.batch_size, control.draft_length, control.window = self.batch_size, draft_length, self.buffers.packed
+        control.function, control.data = step
+        control.counts_verdicts, control.runs_proposer = counts_verdicts, runs_proposer
+        control.stores_drafts, control.late = stores_drafts, self.late.flags.ctypes.data
+        control.status = FAILED  # until it has run
 
     def batch(self, vocab_size: int) -> EngineBatch:
         """Return the rows that may draft, once the step has run."""
@@ -177,8 +183,8 @@ class StepInFlight:
         packed = (buffers.lengths, buffers.emitted, buffers.verified, buffers.newest)
         self._step = host.Step(  # type: ignore[no-untyped-call]
             self._memory,
-            self._numbers,
-            self._arguments,
+            self._control.address,
+            self._arguments.address,
             self._engine_rows,
             self._first_lengths,
             *[tensor.numpy() for tensor in packed],

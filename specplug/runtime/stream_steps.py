@@ -186,14 +186,16 @@ class StreamSteps:
         step, rows = self._ring.take(), engine.idx_mapping.shape[0]
         self._slots.flush()
         self._slots.take_resets()
-        step.describe(facts, rows, self._slots, self.intake.first_lengths, plan.caps)
+        step.set_rows(facts, rows, self._slots, self.intake.first_lengths, plan.caps)
         step.cut_by_grammar(cut_by_grammar)
         missed = self._take_missed(facts)
         step.buffers.packed = self._draft_length + 1 + missed
         self._runner.guard.call(self.intake.update)
-        waits = not step.cut.state(plan, step.batch_size)
+        waits = not step.cut.prepare(plan, step.batch_size)
         admits = (plan.draft_length > 0 or missed >= MOST_MISSED) and self._runner.is_ready(())
-        step.instruct(self._step, plan.draft_length, reports=reports, admits=admits, keeps=not waits)
+        step.set_flags(
+            self._step, plan.draft_length, counts_verdicts=reports, runs_proposer=admits, stores_drafts=not waits
+        )
         self._transfers.pack(step.buffers, rows, engine)
         self._stream.launch(self._function, step.argument)
         self.intake.launched += 1

@@ -13,7 +13,7 @@ from specplug.interfaces import HasHostStep
 from specplug.testing.driver import Driver
 from specplug.types.batch import BatchView
 from specplug.types.draft import Draft
-from specplug.types.host_step import OK, HostStep, StepArgument, TrimArgument
+from specplug.types.host_step import OK, HostStep, StepArguments, TrimArguments
 from specplug.types.trim import TrimLimits
 
 C_FUNCTION = ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_int64)
@@ -23,26 +23,25 @@ def kept_by(step: HostStep, draft: Draft, limits: TrimLimits) -> Tensor:
     """Return the mask [B, N] bool of the tokens that a C function keeps; the memory that it is handed is poisoned."""
     rows, draft_length = draft.token_ids.shape
     workspace, kept = np.full((rows, draft_length), np.nan, np.float32), np.full((rows, draft_length), 7, np.uint8)
-    numbers, entry = np.full(len(TrimArgument), -7, np.int64), np.array(limits.entry)
-    for which, number in {
-        TrimArgument.DATA: step.data,
-        TrimArgument.BATCH_SIZE: rows,
-        TrimArgument.DRAFT_LENGTH: draft_length,
-        TrimArgument.TOKEN_BUDGET: int(limits.token_budget),
-        TrimArgument.NUM_PRICES: limits.prices.numel(),
-        TrimArgument.PRICES: limits.prices.data_ptr(),
-        TrimArgument.PRICES_AFTER: limits.prices_after.data_ptr(),
-        TrimArgument.DECODING: limits.decoding.data_ptr(),
-        TrimArgument.CONFIDENCE: draft.confidence.data_ptr(),
-        TrimArgument.PARENTS: 0 if draft.parents is None else draft.parents.data_ptr(),
-        TrimArgument.DRAFT_STRIDE: draft.confidence.stride(0),
-        TrimArgument.DRAFT_LENGTHS: draft.lengths.data_ptr(),
-        TrimArgument.WORKSPACE: workspace.ctypes.data,
-        TrimArgument.KEPT: kept.ctypes.data,
-        TrimArgument.ENTRY: entry.ctypes.data,
-    }.items():
-        numbers[which] = number
-    status = C_FUNCTION(step.function)(numbers.ctypes.data)
+    entry = np.array(limits.entry)
+    arguments = TrimArguments(
+        data=step.data,
+        batch_size=rows,
+        draft_length=draft_length,
+        token_budget=int(limits.token_budget),
+        num_prices=limits.prices.numel(),
+        prices=limits.prices.data_ptr(),
+        prices_after=limits.prices_after.data_ptr(),
+        decoding=limits.decoding.data_ptr(),
+        confidence=draft.confidence.data_ptr(),
+        parents=0 if draft.parents is None else draft.parents.data_ptr(),
+        draft_stride=draft.confidence.stride(0),
+        draft_lengths=draft.lengths.data_ptr(),
+        workspace=workspace.ctypes.data,
+        kept=kept.ctypes.data,
+        entry=entry.ctypes.data,
+    )
+    status = C_FUNCTION(step.function)(arguments.address)
     assert status == OK, f"the C function of a trim half returned {status}; expected {OK}"
     assert set(np.unique(kept)) <= {0, 1}, f"it wrote {np.unique(kept)}; expected 0 or 1 for every token"
     return torch.from_numpy(kept).bool()
@@ -83,24 +82,22 @@ class HostStepDriver(Driver):
 def _drafted_by(step: HostStep, batch: BatchView, num_new: Tensor, limits: Tensor, draft: Draft) -> int:
     """Fill a draft by a C function; return its status."""
     slots, rows = batch.slots.long(), batch.rows.long()
-    numbers = np.full(len(StepArgument), -7, np.int64)
-    for which, number in {
-        StepArgument.DATA: step.data,
-        StepArgument.BATCH_SIZE: batch.batch_size,
-        StepArgument.SLOTS: slots.data_ptr(),
-        StepArgument.TABLE: batch.tokens.data_ptr(),
-        StepArgument.NUM_ROWS: len(batch.tokens),
-        StepArgument.STRIDE: batch.tokens.stride(0),
-        StepArgument.TABLE_ROWS: rows.data_ptr(),
-        StepArgument.LENGTHS: batch.lengths.data_ptr(),
-        StepArgument.NUM_NEW: num_new.data_ptr(),
-        StepArgument.LIMITS: limits.data_ptr(),
-        StepArgument.IDS: draft.token_ids.data_ptr(),
-        StepArgument.CONFIDENCE: draft.confidence.data_ptr(),
-        StepArgument.DRAFT_STRIDE: draft.token_ids.stride(0),
-        StepArgument.DRAFT_LENGTHS: draft.lengths.data_ptr(),
-        StepArgument.SOURCES: draft.source.data_ptr(),
-        StepArgument.PARENTS: 0 if draft.parents is None else draft.parents.data_ptr(),
-    }.items():
-        numbers[which] = number
-    return C_FUNCTION(step.function)(numbers.ctypes.data)  # type: ignore[no-any-return]
+    arguments = StepArguments(
+        data=step.data,
+        batch_size=batch.batch_size,
+        slots=slots.data_ptr(),
+        table=batch.tokens.data_ptr(),
+        num_rows=len(batch.tokens),
+        stride=batch.tokens.stride(0),
+        table_rows=rows.data_ptr(),
+        lengths=batch.lengths.data_ptr(),
+        num_new=num_new.data_ptr(),
+        limits=limits.data_ptr(),
+        ids=draft.token_ids.data_ptr(),
+        confidence=draft.confidence.data_ptr(),
+        draft_stride=draft.token_ids.stride(0),
+        draft_lengths=draft.lengths.data_ptr(),
+        sources=draft.source.data_ptr(),
+        parents=0 if draft.parents is None else draft.parents.data_ptr(),
+    )
+    return C_FUNCTION(step.function)(arguments.address)  # type: ignore[no-any-return]

@@ -14,14 +14,10 @@ from numba import carray  # type: ignore[attr-defined]
 
 from specplug.match.cpu.compiled import c_function, compiled
 from specplug.match.cpu.entries import call_kernel, kernel_address
-from specplug.match.cpu.pointers import float32_at, float64_at, int32_at, int64_at, uint8_at
-from specplug.types.host_step import HostStep, TrimArgument
+from specplug.match.cpu.pointers import float32_at, float64_at, int32_at, int64_at, struct_at, uint8_at
+from specplug.types.host_step import HostStep, TrimArguments
 
-ARGUMENTS = len(TrimArgument)
-
-# Numba takes plain integers for constants, but not the members of an enumeration.
-_DATA, _BATCH_SIZE, _DRAFT_LENGTH, _TOKEN_BUDGET, _NUM_PRICES, _PRICES, _PRICES_AFTER = map(int, list(TrimArgument)[:7])
-_CONFIDENCE, _PARENTS, _STRIDE, _LENGTHS, _WORKSPACE, _KEPT, _ENTRY = map(int, list(TrimArgument)[8:])
+_arguments_at = struct_at(TrimArguments)
 _ABOVE_ONE = int(np.float32(1.0).view(np.int32)) + 1
 _ZERO, _ONE = np.float32(0.0), np.float32(1.0)
 
@@ -33,11 +29,11 @@ def host_trim() -> HostStep:
 
 @compiled
 def admit(arguments: int) -> None:
-    """Mark the tokens to keep; `arguments` is the address of the numbers that `TrimArgument` lists."""
-    n = carray(int64_at(arguments), ARGUMENTS)
-    size = n[_BATCH_SIZE] * n[_DRAFT_LENGTH]
+    """Mark the tokens to keep; `arguments` is the address of `TrimArguments`."""
+    n = _arguments_at(arguments)
+    size = n.batch_size * n.draft_length
     _compute_survival(n)
-    bits = carray(int32_at(n[_WORKSPACE]), size)
+    bits = carray(int32_at(n.workspace), size)
     low, high = 0, _ABOVE_ONE
     while low < high:
         middle = (low + high) >> 1
@@ -46,19 +42,19 @@ def admit(arguments: int) -> None:
         else:
             low = middle + 1
     _mark(n, low, _count_above(bits, low))
-    entry = carray(float64_at(n[_ENTRY]), 1)[0]
+    entry = carray(float64_at(n.entry), 1)[0]
     if entry > 0.0 and _gain(n, size) < entry:
-        carray(uint8_at(n[_KEPT]), size)[:] = 0
+        carray(uint8_at(n.kept), size)[:] = 0
 
 
 @compiled
 def _compute_survival(n: Any) -> None:
     """Multiply confidences along paths, into the workspace; absent tokens get -1."""
-    batch_size, draft_length, stride = n[_BATCH_SIZE], n[_DRAFT_LENGTH], n[_STRIDE]
-    lengths = carray(int32_at(n[_LENGTHS]), batch_size)
-    confidence = carray(float32_at(n[_CONFIDENCE]), (batch_size, stride))
-    parents = carray(int32_at(n[_PARENTS]), (batch_size if n[_PARENTS] != 0 else 0, stride))
-    survival = carray(float32_at(n[_WORKSPACE]), (batch_size, draft_length))
+    batch_size, draft_length, stride = n.batch_size, n.draft_length, n.draft_stride
+    lengths = carray(int32_at(n.draft_lengths), batch_size)
+    confidence = carray(float32_at(n.confidence), (batch_size, stride))
+    parents = carray(int32_at(n.parents), (batch_size if n.parents != 0 else 0, stride))
+    survival = carray(float32_at(n.workspace), (batch_size, draft_length))
     for row in range(batch_size):
         for place in range(draft_length):
             if place >= lengths[row]:
@@ -82,10 +78,10 @@ def _count_above(bits: Any, least: int) -> int:
 @compiled
 def _most_tokens(n: Any, survival: Any) -> int:
     """Return what `specplug.trim.ranking.most_tokens` does."""
-    most = n[_TOKEN_BUDGET]
-    prices = carray(float32_at(n[_PRICES]), n[_NUM_PRICES])
-    after = carray(int64_at(n[_PRICES_AFTER]), n[_NUM_PRICES])
-    for place in range(n[_NUM_PRICES]):
+    most = n.token_budget
+    prices = carray(float32_at(n.prices), n.num_prices)
+    after = carray(int64_at(n.prices_after), n.num_prices)
+    for place in range(n.num_prices):
         if survival < prices[place]:
             most = min(most, after[place])
     return most  # type: ignore[no-any-return]
@@ -100,8 +96,8 @@ def _mark(n: Any, lowest: int, above: int) -> None:
         lowest: bits of the lowest admitted survival.
         above: number of tokens above it.
     """
-    shape = n[_BATCH_SIZE], n[_DRAFT_LENGTH]
-    bits, kept = carray(int32_at(n[_WORKSPACE]), shape), carray(uint8_at(n[_KEPT]), shape)
+    shape = n.batch_size, n.draft_length
+    bits, kept = carray(int32_at(n.workspace), shape), carray(uint8_at(n.kept), shape)
     bound = np.int32(lowest)
     for row in range(shape[0]):
         for place in range(shape[1]):
@@ -117,15 +113,15 @@ def _mark(n: Any, lowest: int, above: int) -> None:
 @compiled
 def _gain(n: Any, size: int) -> float:
     """Return by how much the survival probabilities of the marked tokens exceed their prices."""
-    survival, kept = carray(float32_at(n[_WORKSPACE]), size), carray(uint8_at(n[_KEPT]), size)
-    prices = carray(float32_at(n[_PRICES]), n[_NUM_PRICES])
-    after = carray(int64_at(n[_PRICES_AFTER]), n[_NUM_PRICES])
+    survival, kept = carray(float32_at(n.workspace), size), carray(uint8_at(n.kept), size)
+    prices = carray(float32_at(n.prices), n.num_prices)
+    after = carray(int64_at(n.prices_after), n.num_prices)
     count, gain = 0, 0.0
     for place in range(size):
         if kept[place]:
             count += 1
             gain += survival[place]
-    for place in range(n[_NUM_PRICES]):
+    for place in range(n.num_prices):
         before = prices[place - 1] if place else _ZERO
         gain -= (np.float64(prices[place]) - before) * max(0, count - after[place])
     return gain
@@ -133,7 +129,7 @@ def _gain(n: Any, size: int) -> float:
 
 def _entry(arguments: int) -> int:
     """Run the kernel by address: numba must see that nothing here raises, or the C function could take the GIL."""
-    return call_kernel(int64_at(arguments)[_DATA], arguments, ())  # type: ignore[no-any-return]
+    return call_kernel(_arguments_at(arguments).data, arguments, ())  # type: ignore[no-any-return]
 
 
 @cache

@@ -5,83 +5,106 @@ An engine's stream calls both.
 
 from __future__ import annotations
 
-import enum
-from typing import NamedTuple
+import ctypes
+import inspect
+from typing import NamedTuple, TypeVar
 
 
-class StepArgument(enum.IntEnum):
-    """Indices of a step's arguments, int64 numbers; B rows with drafts of at most N tokens.
+class Int64Struct(ctypes.Structure):
+    """A C struct of int64 numbers, which `int64_fields` gives their places."""
+
+    @property
+    def address(self) -> int:
+        """The address of the struct, whose owner keeps it alive."""
+        return ctypes.addressof(self)
+
+
+S = TypeVar("S", bound=type[Int64Struct])
+
+
+def int64_fields(struct: S) -> S:
+    """Decorate a struct: it has one number for each annotation, in their order."""
+    struct._fields_ = [(name, ctypes.c_int64) for name in inspect.get_annotations(struct)]
+    return struct
+
+
+@int64_fields
+class StepArguments(Int64Struct):
+    """The arguments of a step of B rows with drafts of at most N tokens.
 
     The arrays are in host memory, contiguous unless noted otherwise, and live until the call returns.  Their contents
     are those of `BatchView`, the limits of `Proposer.propose`, and `Draft`, which arrives empty.
     """
 
-    DATA = 0
+    data: int
     """`HostStep.data`."""
-    BATCH_SIZE = 1
+    batch_size: int
     """B."""
-    SLOTS = 2
+    slots: int
     """Address of [B] int64."""
-    TABLE = 3
-    """Address of the token table, [R, L] int32, whose rows are `STRIDE` elements apart."""
-    NUM_ROWS = 4
+    table: int
+    """Address of the token table, [R, L] int32, whose rows are `stride` elements apart."""
+    num_rows: int
     """R."""
-    STRIDE = 5
-    TABLE_ROWS = 6
+    stride: int
+    table_rows: int
     """Address of [B] int64, each request's row of the token table."""
-    LENGTHS = 7
+    lengths: int
     """Address of [B] int32, the tokens up to which the step ingests; 0 for rows that it must not touch."""
-    NUM_NEW = 8
+    num_new: int
     """Address of [B] int32, how many of these are new."""
-    LIMITS = 9
+    limits: int
     """Address of [B] int32, the most draft tokens."""
-    IDS = 10
-    """Address of [B, N] int32, whose rows are `DRAFT_STRIDE` elements apart, like those of the next ones."""
-    CONFIDENCE = 11
+    ids: int
+    """Address of [B, N] int32, whose rows are `draft_stride` elements apart, like those of the next ones."""
+    confidence: int
     """Address of [B, N] float32."""
-    DRAFT_STRIDE = 12
-    DRAFT_LENGTHS = 13
+    draft_stride: int
+    draft_lengths: int
     """Address of [B] int32."""
-    SOURCES = 14
+    sources: int
     """Address of [B, N] int32."""
-    PARENTS = 15
+    parents: int
     """Address of [B, N] int32, or 0 for chains."""
+    first: int
+    """Address of [B] int32, the text position of column 0 of each row of the token table, or 0 if that is 0."""
 
 
-class TrimArgument(enum.IntEnum):
-    """Indices of a trim half's arguments, int64 numbers; B rows with drafts of at most N tokens.
+@int64_fields
+class TrimArguments(Int64Struct):
+    """The arguments of a trim half, for B rows with drafts of at most N tokens.
 
     The arrays are in host memory, contiguous unless noted otherwise, and live until the call returns.
     """
 
-    DATA = 0
+    data: int
     """`HostStep.data`."""
-    BATCH_SIZE = 1
+    batch_size: int
     """B."""
-    DRAFT_LENGTH = 2
+    draft_length: int
     """N."""
-    TOKEN_BUDGET = 3
+    token_budget: int
     """`TrimLimits.token_budget`."""
-    NUM_PRICES = 4
+    num_prices: int
     """P."""
-    PRICES = 5
+    prices: int
     """Address of [P] float32, `TrimLimits.prices`."""
-    PRICES_AFTER = 6
+    prices_after: int
     """Address of [P] int64, `TrimLimits.prices_after`."""
-    DECODING = 7
+    decoding: int
     """Address of [B] bool, `TrimLimits.decoding`."""
-    CONFIDENCE = 8
-    """Address of [B, N] float32, whose rows are `DRAFT_STRIDE` elements apart, like those of `PARENTS`."""
-    PARENTS = 9
+    confidence: int
+    """Address of [B, N] float32, whose rows are `draft_stride` elements apart, like those of `parents`."""
+    parents: int
     """Address of [B, N] int32, or 0 for chains."""
-    DRAFT_STRIDE = 10
-    DRAFT_LENGTHS = 11
+    draft_stride: int
+    draft_lengths: int
     """Address of [B] int32."""
-    WORKSPACE = 12
+    workspace: int
     """Address of [B, N] float32, memory for the function's own use."""
-    KEPT = 13
+    kept: int
     """Address of [B, N] bool; the function sets each entry, true for tokens to keep, like the mask of `Draft.keep`."""
-    ENTRY = 14
+    entry: int
     """Address of one float64, `TrimLimits.entry`."""
 
 
@@ -96,9 +119,9 @@ class HostStep(NamedTuple):
     """A C function and its first argument.
 
     Attributes:
-        function: address of `int step(int64_t arguments)`, where `arguments` is the address of the numbers that
-            `StepArgument` lists, or for a trim half `TrimArgument`.  It runs on a thread of the driver: it takes no
-            GIL, calls nothing of CUDA, raises no exception, waits for nobody and bounds its work.
+        function: address of `int step(int64_t arguments)`, where `arguments` is the address of `StepArguments`, or for
+            a trim half of `TrimArguments`.  It runs on a thread of the driver: it takes no GIL, calls nothing of CUDA,
+            raises no exception, waits for nobody and bounds its work.
         data: a number of the plug-in's choice.
     """
 

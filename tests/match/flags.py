@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from specplug.match.cpu.flag import release, take
+from specplug.match.cpu.locks import release, take
 
 
 @contextmanager

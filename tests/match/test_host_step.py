@@ -14,13 +14,13 @@ import pytest
 import torch
 from numba.core import types
 
-from specplug.match.cpu import addresses, host_step
-from specplug.match.cpu.flag import TAKEN
+from specplug.match.cpu import host_step
+from specplug.match.cpu.locks import TAKEN
 from specplug.match.cpu.lookup import Lookup
 from specplug.match.options import LookupSettings
 from specplug.pipeline.cpu import host_function
 from specplug.types.draft import Draft
-from specplug.types.host_step import BUSY, OK, StepArgument
+from specplug.types.host_step import BUSY, OK, StepArguments
 from tests.match.driver import POISON
 from tests.match.flags import held
 from tests.match.test_threads import CAPACITY, SLOTS, bits, memory, players
@@ -30,8 +30,6 @@ PYTHON = ("PyGILState", "numba_gil", "numba_unpickle", "PyErr", "PyObject", "Py_
 
 RAISES = "picklebuf"
 """Part of the name of the constant that a raise statement of numba refers to."""
-
-NUMBERS = (types.int64,) * 9
 
 
 def code_of(function: Any, *signature: Any) -> str:
@@ -64,9 +62,9 @@ def test_code_that_raises_or_allocates_is_recognised():
     assert "NRT_MemInfo_alloc" in code_of(allocates, types.int64)
 
 
-@pytest.mark.parametrize("kernel", [addresses.ingest_at, addresses.propose_at], ids=["ingest", "propose"])
+@pytest.mark.parametrize("kernel", [host_step.ingest_at, host_step.propose_at], ids=["ingest", "propose"])
 def test_a_kernel_has_no_way_to_python(kernel):
-    code = code_of(kernel.py_func, numba.typeof(lookup().state), *NUMBERS)
+    code = code_of(kernel.py_func, numba.typeof(lookup().state), types.int64)
     assert len(code) > 100_000  # all that it calls is there
     assert [word for word in (*PYTHON, RAISES) if word in code] == []
 
@@ -79,28 +77,28 @@ def test_a_c_function_has_no_way_to_python(entry):
     assert [word for word in (*PYTHON, RAISES) for name in found if word in name] == []
 
 
-def arguments(lookup: Lookup, table: torch.Tensor, columns: list[torch.Tensor], draft: Draft) -> Any:
+def arguments(lookup: Lookup, table: torch.Tensor, columns: list[torch.Tensor], draft: Draft) -> StepArguments:
     """Return the arguments of a step; `columns`: slots, lengths, new tokens, and limits."""
     slots, lengths, num_new, limits = columns
-    numbers = np.zeros(len(StepArgument), np.int64)
-    for which, tensor in {
-        StepArgument.SLOTS: slots,
-        StepArgument.TABLE: table,
-        StepArgument.TABLE_ROWS: slots,
-        StepArgument.LENGTHS: lengths,
-        StepArgument.NUM_NEW: num_new,
-        StepArgument.LIMITS: limits,
-        StepArgument.IDS: draft.token_ids,
-        StepArgument.CONFIDENCE: draft.confidence,
-        StepArgument.DRAFT_LENGTHS: draft.lengths,
-        StepArgument.SOURCES: draft.source,
-    }.items():
-        numbers[which] = tensor.data_ptr()
-    numbers[[StepArgument.DATA, StepArgument.BATCH_SIZE]] = lookup.host_step.address, len(slots)
-    numbers[[StepArgument.NUM_ROWS, StepArgument.STRIDE]] = table.shape
-    numbers[StepArgument.DRAFT_STRIDE] = draft.token_ids.stride(0)
-    numbers[StepArgument.PARENTS] = 0 if draft.parents is None else draft.parents.data_ptr()
-    return numbers
+    num_rows, stride = table.shape
+    return StepArguments(
+        data=lookup.host_step.address,
+        batch_size=len(slots),
+        slots=slots.data_ptr(),
+        table=table.data_ptr(),
+        num_rows=num_rows,
+        stride=stride,
+        table_rows=slots.data_ptr(),
+        lengths=lengths.data_ptr(),
+        num_new=num_new.data_ptr(),
+        limits=limits.data_ptr(),
+        ids=draft.token_ids.data_ptr(),
+        confidence=draft.confidence.data_ptr(),
+        draft_stride=draft.token_ids.stride(0),
+        draft_lengths=draft.lengths.data_ptr(),
+        sources=draft.source.data_ptr(),
+        parents=0 if draft.parents is None else draft.parents.data_ptr(),
+    )
 
 
 class Step:
@@ -143,11 +141,11 @@ def test_a_foreign_thread_drafts_while_python_holds_the_gil(threads: int, trees:
     assert memory(step.lookup) == memory(step.plain.lookup)
 
 
-def call_without_python(function: int, numbers: Any) -> int:
+def call_without_python(function: int, arguments: StepArguments) -> int:
     """Call a function on a thread of its own, and keep the GIL until it has ended; return what it returned."""
     library = ctypes.PyDLL(None)  # whose functions keep the GIL, unlike those of CDLL
     thread, result = ctypes.c_void_p(), ctypes.c_void_p()
-    start = (ctypes.byref(thread), None, ctypes.c_void_p(function), ctypes.c_void_p(numbers.ctypes.data))
+    start = (ctypes.byref(thread), None, ctypes.c_void_p(function), ctypes.c_void_p(arguments.address))
     assert library.pthread_create(*start) == 0
     assert library.pthread_join(thread, ctypes.byref(result)) == 0
     return (result.value or 0) & 0xFFFFFFFF
@@ -155,7 +153,7 @@ def call_without_python(function: int, numbers: Any) -> int:
 
 def call(step: Step) -> int:
     function = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int64)(step.function)
-    return int(function(step.arguments.ctypes.data))
+    return int(function(step.arguments.address))
 
 
 def test_a_step_that_finds_shared_memory_taken_does_nothing():

@@ -25,6 +25,7 @@ from specplug.match.options import LookupSettings
 from specplug.match.proposer import LookupProposer, default_threads
 from specplug.types.caps import EngineCaps
 from specplug.types.draft import Draft
+from specplug.types.host_step import StepArguments
 from tests.match.driver import POISON, Talk
 
 SLOTS, CAPACITY = 150, 200
@@ -157,28 +158,31 @@ def test_the_pool_s_own_thread_can_draft_all_of_a_batch(trees: bool) -> None:
     for tensor in (filled.token_ids, filled.source, filled.confidence, filled.parents):
         if tensor is not None:
             tensor.fill_(POISON)
-    deal(shared.lookup.state, np.array(addresses_of(slots, limits, filled)), SLOTS, -(-SLOTS // parallel.CHUNK))
+    arguments = StepArguments(
+        batch_size=SLOTS,
+        slots=slots.data_ptr(),
+        limits=limits.data_ptr(),
+        ids=filled.token_ids.data_ptr(),
+        confidence=filled.confidence.data_ptr(),
+        draft_stride=filled.token_ids.stride(0),
+        draft_lengths=filled.lengths.data_ptr(),
+        sources=filled.source.data_ptr(),
+        parents=0 if filled.parents is None else filled.parents.data_ptr(),
+    )
+    deal(shared.lookup.state, arguments.address, SLOTS, -(-SLOTS // parallel.CHUNK))
     assert bits(filled) == bits(plain.propose(list(range(SLOTS)), [4] * SLOTS))
     first, second = step(talk, [plain, shared])
     assert first == second
 
 
-def addresses_of(slots: torch.Tensor, limits: torch.Tensor, draft: Draft) -> list[int]:
-    """Return the arguments of `propose_at` after the batch size."""
-    tensors = (slots, limits, draft.token_ids, draft.confidence)
-    parents = 0 if draft.parents is None else draft.parents.data_ptr()
-    strides = draft.token_ids.stride(0)
-    return [*(it.data_ptr() for it in tensors), strides, draft.lengths.data_ptr(), draft.source.data_ptr(), parents]
-
-
 @numba.njit(nogil=True)  # type: ignore[untyped-decorator]
-def deal(first: Any, arguments: Any, rows: int, chunks: int) -> None:
+def deal(first: Any, arguments: int, rows: int, chunks: int) -> None:
     """Have a job done by the pool's own thread alone: all chunks are its part, and this thread waits."""
     state = borrowed(first)
     pool = state.pool
-    for k in range(arguments.size):
-        pool.job[parallel.ARGUMENTS + k] = arguments[k]
-    pool.job[0], pool.job[1], pool.job[2], pool.job[3] = parallel.DRAFT, rows, address_of(state), 2
+    job = pool.job
+    job[parallel.OPERATION], job[parallel.ROWS], job[parallel.STATE] = parallel.DRAFT, rows, address_of(state)
+    job[parallel.THREADS], job[parallel.ARGUMENTS] = 2, arguments
     pool.counters[parallel.FINISHED] = 0
     store(pool.counters, parallel.REMAINING + parallel.LINE, chunks)
     call_at(pool.post, pool.begun)
@@ -228,7 +232,7 @@ def test_it_does_without_threads_that_cannot_start(monkeypatch: pytest.MonkeyPat
 
 
 def test_it_does_without_semaphores(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("specplug.match.cpu.semaphores.ctypes.CDLL", lambda _: object())
+    monkeypatch.setattr("specplug.match.cpu.locks.ctypes.CDLL", lambda _: object())
     talk, (plain, shared) = players(1, 3)
     assert shared.lookup.pool.threads == 1
     first, second = step(talk, [plain, shared])

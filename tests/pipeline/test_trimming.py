@@ -12,23 +12,23 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numba import carray
 
-from specplug.match.cpu.pointers import int64_at, uint8_at
+from specplug.match.cpu.pointers import int64_at, struct_at, uint8_at
 from specplug.pipeline.cpu import kernels, trimming
 from specplug.pipeline.cpu.columns import Columns
 from specplug.types.draft import Draft
-from specplug.types.host_step import FAILED, OK, TrimArgument
+from specplug.types.host_step import FAILED, OK, TrimArguments
 from specplug.types.paths import ROOT
 from tests.trim.tools import bits, random_case
 
-KEPT, DATA, SIZE = int(TrimArgument.KEPT), int(TrimArgument.DATA), 4096
+_arguments_at = struct_at(TrimArguments)
 
 
 @numba.cfunc("int32(int64)")
 def planted(arguments):
-    """Return the first number at `DATA`, and write the bytes after it as the mask."""
-    n = carray(int64_at(arguments), KEPT + 1)
-    plan = carray(int64_at(n[DATA]), 2)
-    mask, kept = carray(uint8_at(n[DATA] + 16), plan[1]), carray(uint8_at(n[KEPT]), plan[1])
+    """Return the first number at `data`, and write the bytes after it as the mask."""
+    n = _arguments_at(arguments)
+    plan = carray(int64_at(n.data), 2)
+    mask, kept = carray(uint8_at(n.data + 16), plan[1]), carray(uint8_at(n.kept), plan[1])
     for place in range(plan[1]):
         kept[place] = mask[place]
     return plan[0]
@@ -53,12 +53,12 @@ def cut(draft: Draft, mask: torch.Tensor, status: int = OK, action: int = trimmi
         ids, confidence, sources, parents, lengths, np.zeros(capacity[0], np.int32),
     )  # fmt: skip
     plan = np.frombuffer(np.array([status, mask.numel()], np.int64).tobytes() + mask.numpy().tobytes(), np.uint8)
-    numbers, arguments = np.array([action, planted.address, -7]), np.zeros(len(TrimArgument), np.int64)
-    arguments[DATA] = plan.ctypes.data
+    control = trimming.CutControl(action=action, function=planted.address, status=-7)
+    arguments = TrimArguments(data=plan.ctypes.data)
     workspace, kept = np.zeros(capacity, np.float32), np.full(capacity, 9, np.uint8)
-    record = trimming.Cut(numbers, arguments, workspace, kept, np.zeros(capacity[1], np.int32))
+    record = trimming.Cut(control.address, arguments.address, workspace, kept, np.zeros(capacity[1], np.int32))
     trimming.trim(memory, record, rows, draft_length)
-    assert action == trimming.LEAVE or numbers[2] == (status if action == trimming.TRIM else FAILED)
+    assert action == trimming.LEAVE or control.status == (status if action == trimming.TRIM else FAILED)
     held = Draft(
         *(torch.from_numpy(it) for it in (ids, lengths, confidence, sources, np.zeros(capacity[0], np.int32))),
         parents=None if draft.parents is None else torch.from_numpy(parents),

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from specplug.match.cpu.semaphores import Semaphores
+from specplug.match.cpu.locks import Semaphores
 from specplug.pipeline.cpu import host_function
 from specplug.runtime import stream_steps
 from specplug.types.plan import StepPlan

@@ -26,7 +26,7 @@ from specplug.trim import SurvivalTrimmer, rank_tokens
 from specplug.types.batch import BatchView
 from specplug.types.caps import EngineCaps
 from specplug.types.draft import Draft
-from specplug.types.host_step import OK, HostStep, TrimArgument
+from specplug.types.host_step import OK, HostStep, TrimArguments
 from specplug.types.plan import HostStats, Price, StepCost, StepPlan, StepReport
 from specplug.types.trim import TrimLimits
 from specplug.types.verdict import Verdict
@@ -283,9 +283,8 @@ class KeepsAllInC(Trims):
 
 
 def _keep_all(arguments: int) -> int:
-    numbers = (ctypes.c_int64 * len(TrimArgument)).from_address(arguments)
-    size = numbers[TrimArgument.BATCH_SIZE] * numbers[TrimArgument.DRAFT_LENGTH]
-    ctypes.memset(numbers[TrimArgument.KEPT], 1, size)
+    given = TrimArguments.from_address(arguments)
+    ctypes.memset(given.kept, 1, given.batch_size * given.draft_length)
     return OK
 
 

@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from specplug.match.cpu.compiled import compiled
-from specplug.match.cpu.prefetch import prefetch
+from specplug.match.cpu.pointers import prefetch
 from specplug.match.cpu.records import Record, RecordType, define
 
 Table = npt.NDArray[np.float32]

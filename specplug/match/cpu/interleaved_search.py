@@ -12,8 +12,7 @@ from numba import carray  # type: ignore[attr-defined]
 
 from specplug.match.cpu.compiled import compiled
 from specplug.match.cpu.corpus_index import TOKEN
-from specplug.match.cpu.pointers import int32_at
-from specplug.match.cpu.prefetch import prefetch
+from specplug.match.cpu.pointers import int32_at, prefetch
 from specplug.match.cpu.searching import halved, place_at
 
 

@@ -9,12 +9,11 @@ import numpy.typing as npt
 from torch import Tensor
 
 from specplug.errors import ContractError
-from specplug.match.cpu.addresses import address, ingest_at, propose_at
 from specplug.match.cpu.corpus_index import MOST_NAMED, CorpusIndex, IndexSegment, Numbers
 from specplug.match.cpu.evidence import Tables
-from specplug.match.cpu.host_step import HostStepMemory
+from specplug.match.cpu.host_step import LookupHostStep, ingest_at, propose_at
 from specplug.match.cpu.parallel import MOST_THREADS
-from specplug.match.cpu.records import Record
+from specplug.match.cpu.records import Record, address
 from specplug.match.cpu.responses import Responses
 from specplug.match.cpu.rows import Rows, Tree, Workspace
 from specplug.match.cpu.state import State
@@ -23,6 +22,7 @@ from specplug.match.cpu.texts import NO_TEXT, Texts, Tokens
 from specplug.match.cpu.threads import ThreadPool
 from specplug.match.options import LookupSettings
 from specplug.types.draft import Draft
+from specplug.types.host_step import StepArguments
 
 Ints = npt.NDArray[np.int32]
 Slots = npt.NDArray[np.int64]
@@ -69,7 +69,7 @@ class Lookup:
         self.pool = ThreadPool(threads)
         self._workspaces = [self._workspace()]
         self._aside = self._workspace(), ThreadPool(1)
-        self._numbers, self.host_step = Numbers(), HostStepMemory(self.rows, self.responses)
+        self._numbers, self.host_step = Numbers(), LookupHostStep(self.rows, self.responses)
         self.load({})
 
     def _workspace(self) -> tuple[Record, Record, Record]:
@@ -205,18 +205,18 @@ class Lookup:
             table, stride = table.contiguous(), num_columns
         if self.pool.is_due(len(slots)):
             self.start_threads()
-        ingest_at(
-            self.state,
-            len(slots),
-            slots.data_ptr(),
-            table.data_ptr(),
-            num_rows,
-            stride,
-            table_rows.data_ptr(),
-            0 if window is None else window.data_ptr(),
-            lengths.data_ptr(),
-            num_new.data_ptr(),
+        arguments = StepArguments(
+            batch_size=len(slots),
+            slots=slots.data_ptr(),
+            table=table.data_ptr(),
+            num_rows=num_rows,
+            stride=stride,
+            table_rows=table_rows.data_ptr(),
+            lengths=lengths.data_ptr(),
+            num_new=num_new.data_ptr(),
+            first=0 if window is None else window.data_ptr(),
         )
+        ingest_at(self.state, arguments.address)
 
     def propose_tensors(self, slots: Tensor, limits: Tensor, draft: Draft, *, trees: bool) -> None:
         """Fill a draft in host memory.
@@ -243,18 +243,18 @@ class Lookup:
             raise ContractError.build("the draft's tensors lie apart", who="Lookup", expected="views of one buffer")
         if self.pool.is_due(len(slots)):
             self.start_threads()
-        propose_at(
-            self.state,
-            len(slots),
-            slots.data_ptr(),
-            limits.data_ptr(),
-            ids.data_ptr(),
-            draft.confidence.data_ptr(),
-            strides[0],
-            draft.lengths.data_ptr(),
-            draft.source.data_ptr(),
-            0 if parents is None else parents.data_ptr(),
+        arguments = StepArguments(
+            batch_size=len(slots),
+            slots=slots.data_ptr(),
+            limits=limits.data_ptr(),
+            ids=ids.data_ptr(),
+            confidence=draft.confidence.data_ptr(),
+            draft_stride=strides[0],
+            draft_lengths=draft.lengths.data_ptr(),
+            sources=draft.source.data_ptr(),
+            parents=0 if parents is None else parents.data_ptr(),
         )
+        propose_at(self.state, arguments.address)
 
     def begin(self, slot: int, tokens: Tokens, most: int) -> None:
         """Ingest the first tokens of a text that has been started; it will have at most `most`.
@@ -269,8 +269,17 @@ class Lookup:
         own = self._state(workspace, pool, self._default, self.corpus_index, np.zeros(MOST_THREADS, np.int64))
         slots, rows = np.array([slot]), np.zeros(1, np.int64)
         table, count = np.ascontiguousarray(tokens, np.int32), np.array([len(tokens)], np.int32)
-        lengths = count.ctypes.data
-        ingest_at(own, 1, slots.ctypes.data, table.ctypes.data, 1, table.size, rows.ctypes.data, 0, lengths, lengths)
+        arguments = StepArguments(
+            batch_size=1,
+            slots=slots.ctypes.data,
+            table=table.ctypes.data,
+            num_rows=1,
+            stride=table.size,
+            table_rows=rows.ctypes.data,
+            lengths=count.ctypes.data,
+            num_new=count.ctypes.data,
+        )
+        ingest_at(own, arguments.address)
 
     def remember(self, slot: int, owner: str, begin: int, end: int) -> None:
         """Store tokens `begin` to `end` of a slot's own text as a response of `owner`."""

@@ -1,8 +1,8 @@
 """Jobs: operations on a batch whose rows several threads share.
 
-A job is an array of addresses.  The thread that has one counts out its rows in chunks, wakes the pool's threads, and
-takes chunks like them until none is left, so a thread that wakes late delays nobody.  Every row is drafted with its
-slot's memory and its thread's own workspace, so the result does not depend on who takes which chunk.
+A job is a step's arguments and what to do with them.  The thread that has one counts out its rows in chunks, wakes the
+pool's threads, and takes chunks like them until none is left, so a thread that wakes late delays nobody.  Every row is
+drafted with its slot's memory and its thread's own workspace, so the result does not depend on who takes which chunk.
 
 Nothing here allocates, raises or needs the GIL, so jobs may be run on threads that Python does not know.
 """
@@ -15,9 +15,10 @@ from numba import carray  # type: ignore[attr-defined]
 
 from specplug.match.cpu.atomics import call_at, fetch_add, load, store
 from specplug.match.cpu.compiled import compiled, inlined
-from specplug.match.cpu.pointers import float32_at, int32_at, int64_at
+from specplug.match.cpu.pointers import float32_at, int32_at, int64_at, struct_at
 from specplug.match.cpu.records import Record, RecordType, address_of, borrowed, borrowed_at, define
 from specplug.match.cpu.steps import extend_texts, propose_chains, propose_trees
+from specplug.types.host_step import StepArguments
 
 CHUNK = 16
 """Rows of a chunk: as many as are searched in the corpus index at a time."""
@@ -34,9 +35,9 @@ SPINS = 5000
 ANY, EXTEND, DRAFT = -1, 0, 1
 """Operations: that of the job; `steps.extend_texts`; and `steps.propose_chains`, or with parents `propose_trees`."""
 
-JOB, ARGUMENTS = 16, 4
-"""Numbers of a job: an operation, the rows, the address of a state, the number of threads, and from index `ARGUMENTS`
-the arguments of `ingest_at` or `propose_at`, from `slots` on."""
+OPERATION, ROWS, STATE, THREADS, ARGUMENTS, JOB = range(6)
+"""Indices of a job's numbers: an operation, the rows, the address of a state, the number of threads, and the address of
+`StepArguments`; and how many numbers they are."""
 
 FINISHED, HELPERS, STOPPED, REMAINING, LINE = 0, 8, 9, 16, 8
 """Indices of a pool's counters: chunks that are done, the pool's own threads, 1 to end these, and `LINE` numbers (a
@@ -45,7 +46,7 @@ cache line) for each thread, the first of which is how many chunks of its part o
 COUNTERS = REMAINING + LINE * MOST_THREADS
 """Number of counters."""
 
-_OPERATION, _ROWS, _STATE, _THREADS = 0, 1, 2, 3
+arguments_at = struct_at(StepArguments)
 
 
 class PoolType(RecordType):
@@ -67,15 +68,15 @@ define(Pool, PoolType, ["counters", "job", "wait", "try_wait", "post", "begun", 
 
 
 @inlined
-def run(state: Any, operation: int, rows: int) -> None:
-    """Run an operation on `rows` rows, whose arguments are in the pool's job."""
+def run(state: Any, operation: int, arguments: int, rows: int) -> None:
+    """Run an operation on the `rows` rows of `StepArguments` at an address."""
     pool, chunks = state.pool, (rows + CHUNK - 1) // CHUNK
     counters, job, threads = pool.counters, pool.job, pool.counters[HELPERS] + 1
-    job[_OPERATION], job[_ROWS], job[_STATE] = operation, rows, address_of(state)
+    job[OPERATION], job[ROWS], job[STATE], job[ARGUMENTS] = operation, rows, address_of(state), arguments
     if threads == 1 or rows < FEWEST_ROWS:
         _run_rows(state, operation, job, 0, rows)
         return
-    job[_THREADS], counters[FINISHED] = threads, 0
+    job[THREADS], counters[FINISHED] = threads, 0
     for thread in range(threads):  # from here on, threads that are awake take chunks
         store(counters, REMAINING + LINE * thread, _part(chunks, thread + 1, threads) - _part(chunks, thread, threads))
     for _ in range(min(threads, chunks) - 1):
@@ -126,59 +127,56 @@ def _take_chunks(like: Any, thread: int, operation: int) -> bool:
     The job's own thread knows its operation at compile time.
     """
     counters, job, owner, is_last = like.pool.counters, like.pool.job, thread, False
-    for _ in range(job[_THREADS]):
+    for _ in range(job[THREADS]):
         while True:
             remaining = fetch_add(counters, REMAINING + LINE * owner, -1)
             if remaining <= 0:
                 break
-            rows, state = job[_ROWS], borrowed_at(like, job[_STATE])
+            rows, state = job[ROWS], borrowed_at(like, job[STATE])
             chunks = (rows + CHUNK - 1) // CHUNK
-            begin = (_part(chunks, owner + 1, job[_THREADS]) - remaining) * CHUNK
+            begin = (_part(chunks, owner + 1, job[THREADS]) - remaining) * CHUNK
             mine, which = (
                 borrowed_at(like, state.of_threads[thread]),
-                job[_OPERATION] if operation == ANY else operation,
+                job[OPERATION] if operation == ANY else operation,
             )
             _run_rows(mine, which, job, begin, min(begin + CHUNK, rows))
             is_last = fetch_add(counters, FINISHED, 1) == chunks - 1
-        owner = owner + 1 if owner + 1 < job[_THREADS] else 0
+        owner = owner + 1 if owner + 1 < job[THREADS] else 0
     return is_last
 
 
 @inlined
 def _run_rows(state: Any, operation: int, job: Any, begin: int, end: int) -> None:
+    a = arguments_at(job[ARGUMENTS])
     if operation == EXTEND:
-        _extend(state, job, begin, end)
+        _extend(state, a, begin, end)
     else:
-        _draft(state, job, begin, end)
+        _draft(state, a, begin, end)
 
 
 @inlined
-def _extend(state: Any, job: Any, begin: int, end: int) -> None:
-    """Run `extend_texts` on rows `begin` to `end`."""
-    slots, table, num_rows, stride = job[ARGUMENTS], job[ARGUMENTS + 1], job[ARGUMENTS + 2], job[ARGUMENTS + 3]
-    table_rows, first, lengths = job[ARGUMENTS + 4], job[ARGUMENTS + 5], job[ARGUMENTS + 6]
+def _extend(state: Any, a: Any, begin: int, end: int) -> None:
+    """Run `extend_texts` on rows `begin` to `end` of the arguments `a`."""
     extend_texts(
         state,
-        carray(int64_at(slots), end)[begin:],
-        carray(int32_at(table), (num_rows, stride)),
-        carray(int64_at(table_rows), end)[begin:],
-        carray(int32_at(first), end if first else 0)[begin:],
-        carray(int32_at(lengths), end)[begin:],
-        carray(int32_at(job[ARGUMENTS + 7]), end)[begin:],
+        carray(int64_at(a.slots), end)[begin:],
+        carray(int32_at(a.table), (a.num_rows, a.stride)),
+        carray(int64_at(a.table_rows), end)[begin:],
+        carray(int32_at(a.first), end if a.first else 0)[begin:],
+        carray(int32_at(a.lengths), end)[begin:],
+        carray(int32_at(a.num_new), end)[begin:],
     )
 
 
 @inlined
-def _draft(state: Any, job: Any, begin: int, end: int) -> None:
-    """Run `propose_chains` or `propose_trees` on rows `begin` to `end`."""
-    slots, limits, ids, confidences = job[ARGUMENTS], job[ARGUMENTS + 1], job[ARGUMENTS + 2], job[ARGUMENTS + 3]
-    grid, counts, sources = (end, job[ARGUMENTS + 4]), job[ARGUMENTS + 5], job[ARGUMENTS + 6]
-    parents = job[ARGUMENTS + 7]
-    all_slots, all_limits = carray(int64_at(slots), end)[begin:], carray(int32_at(limits), end)[begin:]
-    all_ids, all_confidences = carray(int32_at(ids), grid)[begin:], carray(float32_at(confidences), grid)[begin:]
-    all_counts, all_sources = carray(int32_at(counts), end)[begin:], carray(int32_at(sources), grid)[begin:]
-    if parents:
-        all_parents = carray(int32_at(parents), grid)[begin:]
-        propose_trees(state, all_slots, all_limits, all_ids, all_confidences, all_counts, all_sources, all_parents)
+def _draft(state: Any, a: Any, begin: int, end: int) -> None:
+    """Run `propose_chains` or `propose_trees` on rows `begin` to `end` of the arguments `a`."""
+    grid = end, a.draft_stride
+    slots, limits = carray(int64_at(a.slots), end)[begin:], carray(int32_at(a.limits), end)[begin:]
+    ids, confidences = carray(int32_at(a.ids), grid)[begin:], carray(float32_at(a.confidence), grid)[begin:]
+    counts, sources = carray(int32_at(a.draft_lengths), end)[begin:], carray(int32_at(a.sources), grid)[begin:]
+    if a.parents:
+        parents = carray(int32_at(a.parents), grid)[begin:]
+        propose_trees(state, slots, limits, ids, confidences, counts, sources, parents)
     else:
-        propose_chains(state, all_slots, all_limits, all_ids, all_confidences, all_counts, all_sources)
+        propose_chains(state, slots, limits, ids, confidences, counts, sources)

@@ -16,6 +16,8 @@ from numba.core.typing.templates import AttributeTemplate
 from numba.experimental import structref
 from numba.extending import infer_getattr, intrinsic, lower_getattr_generic, register_model
 
+from specplug.match.cpu.compiled import compiled
+
 
 class RecordType(types.StructRef):  # type: ignore[misc]
     """The numba type of a record."""
@@ -87,6 +89,12 @@ address_of: Any = intrinsic(_address_of)
 
 borrowed_at: Any = intrinsic(_borrowed_at)
 """Inside kernels, `borrowed_at(like, address)` is the borrowed view at an address, of the type of the view `like`."""
+
+
+@compiled
+def address(record: Any) -> int:
+    """Return the address of a record's fields, for `borrowed_at`; the record's owner keeps it alive."""
+    return address_of(borrowed(record))  # type: ignore[no-any-return]
 
 
 @infer_getattr

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from specplug.match.cpu.compiled import compiled
-from specplug.match.cpu.flag import make_flag, release, take
+from specplug.match.cpu.locks import make_flag, release, take
 from specplug.match.cpu.recency import GRANULE, allow_visits, insert
 from specplug.match.cpu.records import Record, RecordType, define
 from specplug.match.cpu.texts import MOST_CANDIDATES, NO_TEXT, Tokens
@@ -46,7 +46,7 @@ class Responses:
         text: [C] int32, token i at i modulo C.
         children: [2 C] int32, see `recency`.
         owners: [C / `GRANULE`] int32.
-        flag: guards all of it, see `specplug.match.cpu.flag`.
+        flag: guards all of it, see `specplug.match.cpu.locks`.
         record: the record that kernels take.
     """
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from specplug.match.cpu.compiled import compiled
-from specplug.match.cpu.prefetch import prefetch
+from specplug.match.cpu.pointers import prefetch
 from specplug.match.cpu.recency import GRANULE, bucket
 
 MOST_PREFETCHED = 16

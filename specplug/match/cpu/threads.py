@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from specplug.match.cpu.locks import Semaphores
 from specplug.match.cpu.parallel import COUNTERS, FEWEST_ROWS, HELPERS, JOB, MOST_THREADS, STOPPED, Pool, help_with
-from specplug.match.cpu.semaphores import Semaphores
 
 _BEGUN = 0
 """Index of the semaphore that the pool's threads wait for; the other is for the thread that has a job."""

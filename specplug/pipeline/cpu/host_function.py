@@ -17,7 +17,7 @@ from specplug.errors import ContractError
 from specplug.match.cpu.atomics import call_at, fetch_add, load, store
 from specplug.match.cpu.compiled import c_function, compiled
 from specplug.match.cpu.entries import call_kernel, handle_of, kernel_address
-from specplug.match.cpu.pointers import int32_at, int64_at
+from specplug.match.cpu.pointers import int32_at, int64_at, struct_at
 from specplug.match.cpu.records import Record, RecordType, borrowed, define
 from specplug.pipeline.cpu.kernels import (
     CAP,
@@ -31,7 +31,7 @@ from specplug.pipeline.cpu.kernels import (
     sanitize,
 )
 from specplug.pipeline.cpu.trimming import trim
-from specplug.types.host_step import OK, StepArgument
+from specplug.types.host_step import OK, Int64Struct, StepArguments, int64_fields
 
 MOST_NEW = 8192
 """Tokens that one step ingests for all rows together, one or two milliseconds of work.
@@ -43,21 +43,33 @@ that is left with more drafts nothing until a later step has ingested them.
 MALFORMED = -1
 """Status of a step whose proposer wrote an impossible length or an id outside the vocabulary."""
 
-VOCAB_SIZE, NUM_SOURCES, BATCH_SIZE, DRAFT_LENGTH, WINDOW, FUNCTION, DATA, REPORTS, ADMITS, KEEPS, LATE = range(11)
-"""Indices of a step's numbers: V, the number of sources, B, K, how many of the newest tokens are packed, the C step and
-its data, 0 if others count what was emitted, 0 to leave the proposer out, 0 if the caller stores the drafts, and the
-address of `LateRows.flags`, which the function writes."""
 
-STATUS = 11
-"""Index of the status, which the function writes."""
+@int64_fields
+class StepControl(Int64Struct):
+    """The numbers of one step."""
 
-NUMBERS = 12
-
-# Numba takes plain integers for constants, but not the members of an enumeration.
-_DATA, _BATCH_SIZE, _SLOTS, _TABLE, _NUM_ROWS, _STRIDE, _TABLE_ROWS, _LENGTHS = map(int, list(StepArgument)[:8])
-_NUM_NEW, _LIMITS, _IDS, _CONFIDENCE, _DRAFT_STRIDE, _DRAFT_LENGTHS, _SOURCES, _PARENTS = map(
-    int, list(StepArgument)[8:]
-)
+    vocab_size: int
+    """V."""
+    num_sources: int
+    batch_size: int
+    """B."""
+    draft_length: int
+    """K."""
+    window: int
+    """How many of the newest tokens are packed."""
+    function: int
+    data: int
+    """The proposer's `HostStep`."""
+    counts_verdicts: int
+    """0 if others count what was emitted."""
+    runs_proposer: int
+    """0 to leave the proposer out."""
+    stores_drafts: int
+    """0 if the caller stores the drafts until their verdict."""
+    late: int
+    """The address of `LateRows.flags`, which the function writes."""
+    status: int
+    """`OK`, `BUSY`, `FAILED` or `MALFORMED`, which the function writes."""
 
 
 ENDED, WAITING, CLOSED, WAIT, POST, SEMAPHORE, PROGRESS = range(7)
@@ -100,8 +112,7 @@ class Step(Record):
 
     Attributes:
         memory: the record `Memory` of this step's columns and draft buffers.
-        numbers: [`NUMBERS`] int64.
-        arguments: [`StepArgument`] int64, the proposer's.
+        control, arguments: the addresses of its `StepControl` and of its proposer's `StepArguments`.
         engine_rows: [R] int64, by draft: the engine's row.
         first_lengths: [R] int32, by draft: tokens of the text when its request began.
         packed_lengths, packed_emitted, packed_verified: [R] int32, by the engine's row.
@@ -115,36 +126,39 @@ class Step(Record):
 define(
     Step,
     StepType,
-    ["memory", "numbers", "arguments", "engine_rows", "first_lengths", "packed_lengths", "packed_emitted",
+    ["memory", "control", "arguments", "engine_rows", "first_lengths", "packed_lengths", "packed_emitted",
      "packed_verified", "newest", "upto", "texts", "text_lengths", "text_generations", "progress", "cut"],
 )  # fmt: skip
+
+
+_control_at, _arguments_at = struct_at(StepControl), struct_at(StepArguments)
 
 
 @compiled
 def run(record: Any) -> None:
     """Take the step."""
     step = borrowed(record)
-    memory, numbers, left = step.memory, step.numbers, MOST_NEW
-    for row in range(numbers[BATCH_SIZE]):
+    control, memory, left = _control_at(step.control), step.memory, MOST_NEW
+    for row in range(control.batch_size):
         slot = memory.slots[row]
         facts = memory.table[slot]
-        is_whole = _receive(step, row, slot, facts[GENERATION])
-        if numbers[REPORTS]:
+        is_whole = _receive(step, control.window, row, slot, facts[GENERATION])
+        if control.counts_verdicts:
             judge(memory, step.texts, row, slot, facts)
         else:
             detect_stop(memory, step.texts, row, slot, facts)
         describe_row(memory, row, facts)
-        _prepare(step, row, slot, facts, is_whole, left)
+        _prepare(step, control.draft_length, row, slot, facts, is_whole, left)
         left -= memory.num_new[row]
-    status = _draft(step)
-    _note_late(step, status)
-    _finish(step, status)
+    status = _draft(step, control)
+    _note_late(step, control, status)
+    _finish(step, control, status)
     _end(step.progress)
 
 
 @compiled
-def _receive(step: Any, row: int, slot: int, generation: int) -> bool:
-    """Append a row's newest tokens to its text; return whether none is missing between them."""
+def _receive(step: Any, packed: int, row: int, slot: int, generation: int) -> bool:
+    """Append a row's newest tokens, of which so many are packed, to its text; return whether none is missing."""
     memory, source, window = step.memory, step.engine_rows[row], step.newest.shape[1]
     length = step.packed_lengths[source]
     memory.lengths[row], memory.emitted[row] = length, step.packed_emitted[source]
@@ -152,7 +166,7 @@ def _receive(step: Any, row: int, slot: int, generation: int) -> bool:
     if step.text_generations[slot] != generation:
         step.text_generations[slot], step.text_lengths[slot] = generation, step.first_lengths[row]
     start = step.text_lengths[slot]
-    if length - step.numbers[WINDOW] > start or length > step.texts.shape[1]:
+    if length - packed > start or length > step.texts.shape[1]:
         return False
     for place in range(start, length):
         step.texts[slot, place] = step.newest[source, window - length + place]
@@ -161,12 +175,12 @@ def _receive(step: Any, row: int, slot: int, generation: int) -> bool:
 
 
 @compiled
-def _prepare(step: Any, row: int, slot: int, facts: Any, is_whole: bool, left: int) -> None:
+def _prepare(step: Any, draft_length: int, row: int, slot: int, facts: Any, is_whole: bool, left: int) -> None:
     """Compute the tokens that a row's proposer ingests, of `left` for it and the rows after it, and the most it drafts.
 
     A slot whose generation is not yet in `ingested_by` belongs to the thread that ingests its first text.
     """
-    memory, length, draft_length = step.memory, step.memory.lengths[row], step.numbers[DRAFT_LENGTH]
+    memory, length = step.memory, step.memory.lengths[row]
     empty(memory, row, 0, draft_length)
     memory.draft_lengths[row], memory.base_len[row] = 0, length
     memory.num_new[row], memory.limits[row], step.upto[row] = 0, 0, 0
@@ -181,57 +195,52 @@ def _prepare(step: Any, row: int, slot: int, facts: Any, is_whole: bool, left: i
 
 
 @compiled
-def _draft(step: Any) -> int:
+def _draft(step: Any, control: Any) -> int:
     """Let the proposer ingest and draft, and sanitize its drafts; return its status."""
-    memory, n = step.memory, step.numbers
-    batch_size, draft_length = n[BATCH_SIZE], n[DRAFT_LENGTH]
+    memory, batch_size, draft_length = step.memory, control.batch_size, control.draft_length
     status = OK
-    if n[ADMITS]:
-        _state_arguments(step)
-        status = call_at(n[FUNCTION], step.arguments.ctypes.data)
+    if control.runs_proposer:
+        _set_arguments(step, control)
+        status = call_at(control.function, step.arguments)
         if status == OK:
             for row in range(batch_size):
                 if step.upto[row] > 0:
                     memory.ingested[memory.slots[row]] = step.upto[row]
-            if malformed(memory, batch_size, draft_length, n[VOCAB_SIZE]) >= 0:
+            if malformed(memory, batch_size, draft_length, control.vocab_size) >= 0:
                 status = MALFORMED
     if status != OK:
         memory.draft_lengths[:batch_size] = 0
-    sanitize(memory, batch_size, draft_length, n[NUM_SOURCES])
+    sanitize(memory, batch_size, draft_length, control.num_sources)
     return status
 
 
 @compiled
-def _note_late(step: Any, status: int) -> None:
+def _set_arguments(step: Any, control: Any) -> None:
+    memory, a = step.memory, _arguments_at(step.arguments)
+    a.data, a.batch_size, a.slots = control.data, control.batch_size, memory.slots.ctypes.data
+    a.table, a.num_rows, a.stride = step.texts.ctypes.data, step.texts.shape[0], step.texts.shape[1]
+    a.table_rows, a.lengths = memory.table_rows.ctypes.data, step.upto.ctypes.data
+    a.num_new, a.limits = memory.num_new.ctypes.data, memory.limits.ctypes.data
+    a.ids, a.confidence = memory.ids.ctypes.data, memory.confidence.ctypes.data
+    a.draft_lengths, a.draft_stride = memory.draft_lengths.ctypes.data, memory.ids.shape[1]
+    a.sources, a.parents = memory.sources.ctypes.data, memory.parents.ctypes.data if memory.parents.size else 0
+
+
+@compiled
+def _note_late(step: Any, control: Any, status: int) -> None:
     """Note the rows whose drafts, if there are none, tell nothing about the proposer."""
-    memory, batch_size = step.memory, step.numbers[BATCH_SIZE]
-    late = carray(int32_at(step.numbers[LATE]), batch_size)
-    for row in range(batch_size):
-        late[row] = status != OK or step.upto[row] != memory.lengths[row]
+    late = carray(int32_at(control.late), control.batch_size)
+    for row in range(control.batch_size):
+        late[row] = status != OK or step.upto[row] != step.memory.lengths[row]
 
 
 @compiled
-def _finish(step: Any, status: int) -> None:
+def _finish(step: Any, control: Any, status: int) -> None:
     """Store the status, trim the drafts, and keep them until their verdict."""
-    memory, numbers = step.memory, step.numbers
-    numbers[STATUS] = status
-    trim(memory, step.cut, numbers[BATCH_SIZE], numbers[DRAFT_LENGTH])
-    if numbers[KEEPS]:
-        keep(memory, numbers[BATCH_SIZE])
-
-
-@compiled
-def _state_arguments(step: Any) -> None:
-    memory, n, arguments = step.memory, step.numbers, step.arguments
-    arguments[_DATA], arguments[_BATCH_SIZE] = n[DATA], n[BATCH_SIZE]
-    arguments[_SLOTS], arguments[_TABLE_ROWS] = memory.slots.ctypes.data, memory.table_rows.ctypes.data
-    arguments[_TABLE], arguments[_NUM_ROWS] = step.texts.ctypes.data, step.texts.shape[0]
-    arguments[_STRIDE] = step.texts.shape[1]
-    arguments[_LENGTHS], arguments[_NUM_NEW] = step.upto.ctypes.data, memory.num_new.ctypes.data
-    arguments[_LIMITS], arguments[_DRAFT_LENGTHS] = memory.limits.ctypes.data, memory.draft_lengths.ctypes.data
-    arguments[_IDS], arguments[_CONFIDENCE] = memory.ids.ctypes.data, memory.confidence.ctypes.data
-    arguments[_SOURCES], arguments[_DRAFT_STRIDE] = memory.sources.ctypes.data, memory.ids.shape[1]
-    arguments[_PARENTS] = memory.parents.ctypes.data if memory.parents.size else 0
+    control.status = status
+    trim(step.memory, step.cut, control.batch_size, control.draft_length)
+    if control.stores_drafts:
+        keep(step.memory, control.batch_size)
 
 
 def _enter(argument: int) -> None:

@@ -14,25 +14,28 @@ from numba import carray  # type: ignore[attr-defined]
 
 from specplug.match.cpu.atomics import call_at
 from specplug.match.cpu.compiled import compiled
-from specplug.match.cpu.pointers import uint8_at
+from specplug.match.cpu.pointers import struct_at, uint8_at
 from specplug.match.cpu.records import Record, RecordType, define
 from specplug.pipeline.cpu.kernels import empty
 from specplug.pipeline.draft import DraftStage
-from specplug.types.host_step import FAILED, OK, TrimArgument
+from specplug.types.host_step import FAILED, OK, Int64Struct, TrimArguments, int64_fields
 from specplug.types.paths import ROOT
 from specplug.types.plan import MOST_PRICES, StepPlan
-
-ACTION, FUNCTION, STATUS = range(3)
-"""Indices of a cut's numbers: what to do, the C function, and its status, which the kernel writes."""
 
 LEAVE, TRIM, DROP = range(3)
 """Actions: leave the drafts, trim them, or drop them because the trim half is switched off."""
 
-# Numba takes plain integers for constants, but not the members of an enumeration.
-_BATCH_SIZE, _DRAFT_LENGTH = map(int, list(TrimArgument)[1:3])
-_DECODING, _CONFIDENCE, _PARENTS, _STRIDE, _LENGTHS, _WORKSPACE, _KEPT = map(int, list(TrimArgument)[7:14])
 
-_STATED = [TrimArgument.DATA, TrimArgument.TOKEN_BUDGET, TrimArgument.NUM_PRICES]
+@int64_fields
+class CutControl(Int64Struct):
+    """What is to be done with the drafts of one step."""
+
+    action: int
+    """`LEAVE`, `TRIM` or `DROP`."""
+    function: int
+    """Address of the trim half's C function."""
+    status: int
+    """Its status, which `trim` writes."""
 
 
 class CutType(RecordType):
@@ -43,28 +46,29 @@ class Cut(Record):
     """The memory of one step's cut; the constructor takes the attributes in this order.
 
     Attributes:
-        numbers: [3] int64.
-        arguments: [`TrimArgument`] int64, the trim half's.
+        control, arguments: the addresses of its `CutControl` and of the trim half's `TrimArguments`.
         workspace: [S, N] float32, for its own use.
         kept: [S, N] uint8, of which a step of B rows and K tokens uses the first B * K: 1 for tokens to keep.
         places: [N] int32, where a row's nodes have moved.
     """
 
 
-define(Cut, CutType, ["numbers", "arguments", "workspace", "kept", "places"])
+define(Cut, CutType, ["control", "arguments", "workspace", "kept", "places"])
+
+_control_at, _arguments_at = struct_at(CutControl), struct_at(TrimArguments)
 
 
 @compiled
 def trim(memory: Any, cut: Any, batch_size: int, draft_length: int) -> None:
-    """Cut the drafts in `memory`, B rows of at most K tokens, as the cut's numbers say."""
-    action = cut.numbers[ACTION]
-    if action == LEAVE:
+    """Cut the drafts in `memory`, B rows of at most K tokens, as the cut's control says."""
+    control = _control_at(cut.control)
+    if control.action == LEAVE:
         return
     status = FAILED
-    if action == TRIM:
-        _state_arguments(memory, cut, batch_size, draft_length)
-        status = call_at(cut.numbers[FUNCTION], cut.arguments.ctypes.data)
-    cut.numbers[STATUS] = status
+    if control.action == TRIM:
+        _set_arguments(memory, cut, batch_size, draft_length)
+        status = call_at(control.function, cut.arguments)
+    control.status = status
     kept = carray(uint8_at(cut.kept.ctypes.data), (batch_size, draft_length))
     for row in range(batch_size):
         count = _keep(memory, cut, row, kept) if status == OK else 0
@@ -75,13 +79,13 @@ def trim(memory: Any, cut: Any, batch_size: int, draft_length: int) -> None:
 
 
 @compiled
-def _state_arguments(memory: Any, cut: Any, batch_size: int, draft_length: int) -> None:
-    arguments = cut.arguments
-    arguments[_BATCH_SIZE], arguments[_DRAFT_LENGTH] = batch_size, draft_length
-    arguments[_DECODING], arguments[_CONFIDENCE] = memory.sampled.ctypes.data, memory.confidence.ctypes.data
-    arguments[_PARENTS] = memory.parents.ctypes.data if memory.parents.size > 0 else 0
-    arguments[_STRIDE], arguments[_LENGTHS] = memory.ids.shape[1], memory.draft_lengths.ctypes.data
-    arguments[_WORKSPACE], arguments[_KEPT] = cut.workspace.ctypes.data, cut.kept.ctypes.data
+def _set_arguments(memory: Any, cut: Any, batch_size: int, draft_length: int) -> None:
+    a = _arguments_at(cut.arguments)
+    a.batch_size, a.draft_length = batch_size, draft_length
+    a.decoding, a.confidence = memory.sampled.ctypes.data, memory.confidence.ctypes.data
+    a.parents = memory.parents.ctypes.data if memory.parents.size > 0 else 0
+    a.draft_stride, a.draft_lengths = memory.ids.shape[1], memory.draft_lengths.ctypes.data
+    a.workspace, a.kept = cut.workspace.ctypes.data, cut.kept.ctypes.data
 
 
 @compiled
@@ -115,27 +119,30 @@ class StepCut:
 
     def __init__(self, stage: DraftStage, shape: tuple[int, int]) -> None:
         self._stage, self._step = stage, stage.host_trim
-        self._numbers, self._arguments = np.zeros(3, np.int64), np.zeros(len(TrimArgument), np.int64)
-        workspace, kept = np.zeros(shape, np.float32), np.zeros(shape, np.uint8)
-        places = np.zeros(shape[1], np.int32)
         self._prices, self._prices_after = np.zeros(MOST_PRICES, np.float32), np.zeros(MOST_PRICES, np.int64)
-        self._entry = np.zeros(())
-        self._arguments[TrimArgument.ENTRY] = self._entry.ctypes.data
-        self._arguments[TrimArgument.PRICES] = self._prices.ctypes.data
-        self._arguments[TrimArgument.PRICES_AFTER] = self._prices_after.ctypes.data
-        self.record = Cut(self._numbers, self._arguments, workspace, kept, places)  # type: ignore[no-untyped-call]
+        self._entry, self._control = np.zeros(()), CutControl()
+        self._arguments = TrimArguments(
+            entry=self._entry.ctypes.data,
+            prices=self._prices.ctypes.data,
+            prices_after=self._prices_after.ctypes.data,
+        )
+        workspace, kept = np.zeros(shape, np.float32), np.zeros(shape, np.uint8)
+        self.record = Cut(  # type: ignore[no-untyped-call]
+            self._control.address, self._arguments.address, workspace, kept, np.zeros(shape[1], np.int32)
+        )
 
-    def state(self, plan: StepPlan, batch_size: int) -> bool:
-        """State what `trim` is to do in a step of B rows; return false if only the stage itself can cut its drafts."""
-        self._numbers[ACTION] = LEAVE
+    def prepare(self, plan: StepPlan, batch_size: int) -> bool:
+        """Set what `trim` is to do in a step of B rows; return false if only the stage itself can cut its drafts."""
+        control, arguments, step = self._control, self._arguments, self._step
+        control.action = LEAVE
         if not self._stage.cuts(batch_size, plan.draft_length, plan):
             return True
-        step = self._step
         if step is None:
             return False
-        self._numbers[:] = TRIM if self._stage.trimmer_guard.admits_step() else DROP, step.function, FAILED
-        budget = plan.budget_of(batch_size * plan.draft_length)
-        self._arguments[_STATED] = step.data, budget, len(plan.prices)
+        control.action = TRIM if self._stage.trimmer_guard.admits_step() else DROP
+        control.function, control.status = step.function, FAILED
+        arguments.data, arguments.num_prices = step.data, len(plan.prices)
+        arguments.token_budget = plan.budget_of(batch_size * plan.draft_length)
         self._entry[...] = plan.entry
         for place, (survival, after) in enumerate(plan.prices):
             self._prices[place], self._prices_after[place] = survival, after
@@ -143,8 +150,8 @@ class StepCut:
 
     def report(self) -> None:
         """Report the status of a cut that has ended to the trim half's circuit breaker."""
-        if self._numbers[ACTION] == TRIM:
-            self._stage.trimmer_guard.step(partial(_raise_if_failed, int(self._numbers[STATUS])))
+        if self._control.action == TRIM:
+            self._stage.trimmer_guard.step(partial(_raise_if_failed, self._control.status))
 
 
 def _raise_if_failed(status: int) -> None:
