@@ -16,10 +16,9 @@ from specplug.corpus.documents import Document
 from specplug.corpus.view import LiveSegment
 from specplug.match.cpu.compiled import compiled
 from specplug.match.cpu.corpus_index import IndexSegment
-from specplug.match.cpu.interleaved_search import find_points
 from specplug.match.cpu.lookup import Lookup
 from specplug.match.cpu.records import borrowed
-from specplug.match.cpu.searching import nearest
+from specplug.match.cpu.searching import find_points, nearest
 from specplug.match.cpu.texts import MOST_CANDIDATES
 from specplug.match.options import LookupSettings
 

@@ -17,8 +17,8 @@ import numpy.typing as npt
 import torch
 
 from specplug.errors import EngineError
-from specplug.match.cpu.atomics import call_at, load, store
 from specplug.match.cpu.compiled import compiled
+from specplug.match.cpu.intrinsics import call_at, load, store
 from specplug.pipeline.stream.launch import CudaStream, error_name, refuse_capture
 
 READY, DONE, STOPPED, WORDS = range(4)

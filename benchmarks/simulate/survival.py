@@ -19,7 +19,7 @@ from benchmarks.simulate.recording import LEAST
 from benchmarks.simulate.trajectories import Array
 from specplug.interfaces import Planner, PluginContext, Trimmer
 from specplug.plugins.specs import PolicySpec
-from specplug.trim.ranking import rank_tokens
+from specplug.trim.survival import rank_tokens
 from specplug.types.batch import BatchView
 from specplug.types.draft import Draft
 from specplug.types.plan import HostStats, StepPlan

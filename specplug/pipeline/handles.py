@@ -14,8 +14,7 @@ from torch import Tensor
 from specplug.errors import ContractError, text_of
 from specplug.faults import LateDraft
 from specplug.interfaces import Proposer
-from specplug.pipeline.held_back import HeldBack
-from specplug.pipeline.worker import Job, Worker
+from specplug.pipeline.worker import HeldBack, Job, Worker
 from specplug.plugins.specs import ProposerSpec
 from specplug.types.batch import BatchView
 from specplug.types.caps import Distribution, ProposerCaps

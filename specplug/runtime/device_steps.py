@@ -10,11 +10,10 @@ from torch import Tensor
 
 from specplug.errors import ContractError
 from specplug.pipeline.buffers import shift_sources
-from specplug.pipeline.device.columns import KNOWN, LIMITS, NUM_NEW, Columns, State
-from specplug.pipeline.device.launches import Launches
+from specplug.pipeline.device.columns import KNOWN, LIMITS, NUM_NEW, Columns, Launches, State
 from specplug.pipeline.draft import DraftStage
 from specplug.pipeline.sanitize import sanitize
-from specplug.pipeline.stream.tensors import DraftOutputs, EngineRows
+from specplug.pipeline.stream.transfers import DraftOutputs, EngineRows
 from specplug.runtime.rows import RowFacts
 from specplug.runtime.slots import NO_CAP, SlotTable
 from specplug.runtime.stops import StopDetector

@@ -12,8 +12,7 @@ from torch import Tensor
 
 from specplug.errors import EngineError, describe
 from specplug.pipeline.stream.launch import HostFunctionStream
-from specplug.pipeline.stream.tensors import DraftOutputs, EngineRows
-from specplug.pipeline.stream.transfers import Transfers
+from specplug.pipeline.stream.transfers import DraftOutputs, EngineRows, Transfers
 from specplug.runtime.steps_in_flight import StepInFlight
 from specplug.types.host_step import OK, HostStep
 

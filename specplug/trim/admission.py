@@ -1,4 +1,4 @@
-"""Admission of draft tokens on the host, compiled; `specplug.trim.ranking` states the order of admission.
+"""Admission of draft tokens on the host, compiled; `specplug.trim.survival` states the order of admission.
 
 Nothing is sorted.  Survival probabilities are non-negative floats, whose bits are in the order of their values, so the
 lowest admitted probability is found by bisection over the bits: 30 passes that count the tokens above.
@@ -12,9 +12,8 @@ from typing import Any
 import numpy as np
 from numba import carray  # type: ignore[attr-defined]
 
-from specplug.match.cpu.compiled import c_function, compiled
-from specplug.match.cpu.entries import call_kernel, kernel_address
-from specplug.match.cpu.pointers import float32_at, float64_at, int32_at, int64_at, struct_at, uint8_at
+from specplug.match.cpu.compiled import c_function, call_kernel, compiled, kernel_address
+from specplug.match.cpu.intrinsics import float32_at, float64_at, int32_at, int64_at, struct_at, uint8_at
 from specplug.types.host_step import HostStep, TrimArguments
 
 _arguments_at = struct_at(TrimArguments)
@@ -77,7 +76,7 @@ def _count_above(bits: Any, least: int) -> int:
 
 @compiled
 def _most_tokens(n: Any, survival: Any) -> int:
-    """Return what `specplug.trim.ranking.most_tokens` does."""
+    """Return what `specplug.trim.survival.most_tokens` does."""
     most = n.token_budget
     prices = carray(float32_at(n.prices), n.num_prices)
     after = carray(int64_at(n.prices_after), n.num_prices)

@@ -11,7 +11,7 @@ import torch
 from specplug.assembly import build_draft_stage
 from specplug.faults import FaultGuard
 from specplug.interfaces import PluginContext
-from specplug.pipeline.device.launches import Launches
+from specplug.pipeline.device.columns import Launches
 from specplug.pipeline.draft import DraftStage
 from specplug.plugins.registry import default_registry
 from specplug.runtime.running_request import RunningRequest

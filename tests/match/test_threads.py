@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from specplug.interfaces import PluginContext
 from specplug.match.cpu import parallel
-from specplug.match.cpu.atomics import call_at, store
+from specplug.match.cpu.intrinsics import call_at, store
 from specplug.match.cpu.lookup import Lookup
 from specplug.match.cpu.records import address_of, borrowed
 from specplug.match.options import LookupSettings

@@ -12,9 +12,7 @@ from hypothesis import strategies as st
 
 from specplug.errors import ContractError, EngineError
 from specplug.pipeline.stream import host_kernels
-from specplug.pipeline.stream.buffers import StepBuffers
-from specplug.pipeline.stream.tensors import DraftOutputs, EngineRows
-from specplug.pipeline.stream.transfers import transfers_for
+from specplug.pipeline.stream.transfers import DraftOutputs, EngineRows, StepBuffers, transfers_for
 from tests.pipeline.transfers import packed, random_step, unpacked
 
 KERNELS = "specplug.pipeline.stream.kernels"

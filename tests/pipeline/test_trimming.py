@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numba import carray
 
-from specplug.match.cpu.pointers import int64_at, struct_at, uint8_at
+from specplug.match.cpu.intrinsics import int64_at, struct_at, uint8_at
 from specplug.pipeline.cpu import kernels, trimming
 from specplug.pipeline.cpu.columns import Columns
 from specplug.types.draft import Draft

@@ -12,10 +12,10 @@ import torch
 from specplug.faults import FaultGuard
 from specplug.interfaces import Proposer, Trimmer
 from specplug.metrics import SpecMetrics
-from specplug.pipeline.device.launches import Launches
+from specplug.pipeline.device.columns import Launches
 from specplug.pipeline.draft import DraftStage
 from specplug.pipeline.handles import make_handle
-from specplug.pipeline.stream.tensors import DraftOutputs, EngineRows
+from specplug.pipeline.stream.transfers import DraftOutputs, EngineRows
 from specplug.plugins.specs import ProposerSpec
 from specplug.runtime.device_steps import DeviceSteps
 from specplug.runtime.slot_allocator import SlotAllocator

@@ -11,7 +11,7 @@ import torch
 from specplug.assembly import build_draft_stage, may_stream
 from specplug.faults import FaultGuard
 from specplug.interfaces import PluginContext
-from specplug.pipeline.device.launches import launches_for
+from specplug.pipeline.device.columns import launches_for
 from specplug.pipeline.draft import DraftStage
 from specplug.plugins.registry import default_registry
 from specplug.runtime.device_steps import DeviceSteps

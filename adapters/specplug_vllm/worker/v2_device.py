@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from specplug.pipeline.device.launches import launches_for
-from specplug.pipeline.stream.tensors import DraftOutputs, EngineRows
+from specplug.pipeline.device.columns import launches_for
+from specplug.pipeline.stream.transfers import DraftOutputs, EngineRows
 from specplug.runtime.device_steps import DeviceSteps
 from specplug.runtime.rows import RowFacts
 from specplug.runtime.slots import SlotRows

@@ -12,7 +12,7 @@ from numba import carray  # type: ignore[attr-defined]
 
 from specplug.match.cpu.compiled import compiled
 from specplug.match.cpu.evidence import ALIGNED, CORPUS, FROM, NEAR, OWN, RESPONSE
-from specplug.match.cpu.pointers import int64_at
+from specplug.match.cpu.intrinsics import int64_at
 from specplug.match.cpu.recency import owner_of
 from specplug.match.cpu.searching import document_at, token_after
 from specplug.match.cpu.voting import token_at

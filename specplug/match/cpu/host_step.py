@@ -15,12 +15,11 @@ from typing import Any
 
 from numba import carray  # type: ignore[attr-defined]
 
-from specplug.match.cpu.compiled import c_function, compiled
-from specplug.match.cpu.entries import call_kernel, handle_of, kernel_address
+from specplug.match.cpu.compiled import c_function, call_kernel, compiled, handle_of, kernel_address
 from specplug.match.cpu.evidence import CORPUS as OF_CORPUS
+from specplug.match.cpu.intrinsics import int32_at, int64_at, struct_at
 from specplug.match.cpu.locks import FLAG, release, take, try_take
 from specplug.match.cpu.parallel import DRAFT, EXTEND, arguments_at, run
-from specplug.match.cpu.pointers import int32_at, int64_at, struct_at
 from specplug.match.cpu.records import borrowed
 from specplug.match.cpu.responses import Responses
 from specplug.match.cpu.rows import Rows

@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from specplug.match.cpu.atomics import call_at, fetch_add, load
 from specplug.match.cpu.compiled import compiled
+from specplug.match.cpu.intrinsics import call_at, fetch_add, load
 
 TAKEN, _SLEEP, FLAG = range(3)
 """Indices of the numbers of a flag: 0 if nobody has it, and the address of `usleep`; and how many numbers they are."""

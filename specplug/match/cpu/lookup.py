@@ -12,14 +12,12 @@ from specplug.errors import ContractError
 from specplug.match.cpu.corpus_index import MOST_NAMED, CorpusIndex, IndexSegment, Numbers
 from specplug.match.cpu.evidence import Tables
 from specplug.match.cpu.host_step import LookupHostStep, ingest_at, propose_at
-from specplug.match.cpu.parallel import MOST_THREADS
+from specplug.match.cpu.parallel import MOST_THREADS, ThreadPool
 from specplug.match.cpu.records import Record, address
 from specplug.match.cpu.responses import Responses
-from specplug.match.cpu.rows import Rows, Tree, Workspace
-from specplug.match.cpu.state import State
+from specplug.match.cpu.rows import Rows, State, Tree, Workspace
 from specplug.match.cpu.steps import ingest, propose_chains, propose_trees
 from specplug.match.cpu.texts import NO_TEXT, Texts, Tokens
-from specplug.match.cpu.threads import ThreadPool
 from specplug.match.options import LookupSettings
 from specplug.types.draft import Draft
 from specplug.types.host_step import StepArguments

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from specplug.match.cpu.compiled import compiled
-from specplug.match.cpu.pointers import prefetch
+from specplug.match.cpu.intrinsics import prefetch
 
 GRANULE = 16
 """Tokens per entry of an owner table."""

@@ -1,4 +1,4 @@
-"""Per-slot state of drafting between two steps, and the workspace for one row's draft."""
+"""Per-slot state of drafting between two steps, the workspace for one row's draft, and the record of all memory."""
 
 from __future__ import annotations
 
@@ -178,3 +178,28 @@ class Tree:
         chances, survivals = np.zeros(most_considered), np.zeros(draft_length + 1)
         nodes, sources = (np.zeros(most_considered, np.int32) for _ in range(2))
         self.record = _Tree(counts, depths, survivals, entries, above, chances, nodes, sources)  # type: ignore[no-untyped-call]
+
+
+class StateType(RecordType):
+    """See `State`."""
+
+
+class State(Record):
+    """The memory of `specplug.match.cpu.lookup`; the constructor takes all attributes in this order.
+
+    Attributes:
+        texts, memory, corpus_index, rows, tables, workspace, tree: records of
+            `Texts`, `Responses`, `CorpusIndex`, `Rows`, `Tables`, `Workspace` and `Tree`.
+        starts: [S] int32, the start of each slot's own text, after its references.
+        max_n, min_n, min_survival: see `specplug.match.options.LookupSettings`.
+        pool: the record of the `ThreadPool` that shares the work.
+        of_threads: [T] int64, addresses of the states of the pool's threads, which differ in their workspaces only.
+    """
+
+
+define(
+    State,
+    StateType,
+    ["texts", "memory", "corpus_index", "rows", "tables", "workspace", "tree", "starts", "max_n", "min_n",
+     "min_survival", "pool", "of_threads"],
+)  # fmt: skip

@@ -14,10 +14,8 @@ import numpy.typing as npt
 from numba import carray  # type: ignore[attr-defined]
 
 from specplug.errors import ContractError
-from specplug.match.cpu.atomics import call_at, fetch_add, load, store
-from specplug.match.cpu.compiled import c_function, compiled
-from specplug.match.cpu.entries import call_kernel, handle_of, kernel_address
-from specplug.match.cpu.pointers import int32_at, int64_at, struct_at
+from specplug.match.cpu.compiled import c_function, call_kernel, compiled, handle_of, kernel_address
+from specplug.match.cpu.intrinsics import call_at, fetch_add, int32_at, int64_at, load, store, struct_at
 from specplug.match.cpu.records import Record, RecordType, borrowed, define
 from specplug.pipeline.cpu.kernels import (
     CAP,

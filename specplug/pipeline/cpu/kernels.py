@@ -131,7 +131,7 @@ def malformed(memory: Any, batch_size: int, draft_length: int, vocab_size: int) 
 
 @compiled
 def sanitize(memory: Any, batch_size: int, draft_length: int, num_sources: int) -> None:
-    """Make a draft buffer that is not `malformed` safe to verify, like `specplug.pipeline.sanitize`."""
+    """Make a draft buffer that is not `malformed` safe to verify, like `specplug.pipeline.choices`."""
     for row in range(batch_size):
         count = min(memory.draft_lengths[row], memory.limits[row])
         for k in range(count):

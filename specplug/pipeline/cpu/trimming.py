@@ -12,9 +12,8 @@ from typing import Any
 import numpy as np
 from numba import carray  # type: ignore[attr-defined]
 
-from specplug.match.cpu.atomics import call_at
 from specplug.match.cpu.compiled import compiled
-from specplug.match.cpu.pointers import struct_at, uint8_at
+from specplug.match.cpu.intrinsics import call_at, struct_at, uint8_at
 from specplug.match.cpu.records import Record, RecordType, define
 from specplug.pipeline.cpu.kernels import empty
 from specplug.pipeline.draft import DraftStage

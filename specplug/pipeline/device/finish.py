@@ -1,6 +1,6 @@
 """`finish`, the bookkeeping after a proposer's step, as one Triton kernel; see `begin` for how such kernels run.
 
-It does what `specplug.pipeline.sanitize` and `InFlight.put` do, and writes the drafts into the engine's buffers.
+It does what `specplug.pipeline.choices` and `InFlight.put` do, and writes the drafts into the engine's buffers.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
-from specplug.pipeline.device.launches import Launches
+from specplug.pipeline.device.columns import Launches
 from tests.engines.launches import most
 from tests.engines.one_device import OneDevice
 from tests.pipeline.test_no_sync import Watch

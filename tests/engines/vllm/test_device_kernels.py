@@ -14,7 +14,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from specplug.pipeline.device.launches import launches_for
+from specplug.pipeline.device.columns import launches_for
 from specplug.trim import survival
 from specplug.types.caps import Distribution
 from specplug.types.plan import StepPlan

@@ -15,7 +15,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from specplug.pipeline.device.launches import launches_for
+from specplug.pipeline.device.columns import launches_for
 from specplug.trim import SurvivalTrimmer
 from specplug.types.draft import Draft
 from specplug_sglang.scheduler import device_drafts, ranks
