@@ -22,8 +22,9 @@ from benchmarks.gpu.suffix_reference import confidences, find
 from benchmarks.gpu.texts import Tokens
 from specplug.assembly import build_draft_stage
 from specplug.interfaces import PluginContext
+from specplug.pipeline.stream.buffers import DraftOutputs, EngineRows, StepBuffers
 from specplug.pipeline.stream.launch import stream_for
-from specplug.pipeline.stream.transfers import DraftOutputs, EngineRows, StepBuffers, transfers_for
+from specplug.pipeline.stream.transfers import transfers_for
 from specplug.plugins.registry import default_registry
 from specplug.runtime.rows import RowFacts
 from specplug.runtime.running_request import RunningRequest

@@ -12,7 +12,7 @@ import torch
 
 from specplug.errors import EngineError
 from specplug.pipeline.draft import DraftStage
-from specplug.pipeline.stream.transfers import DraftOutputs, EngineRows
+from specplug.pipeline.stream.buffers import DraftOutputs, EngineRows
 from specplug.replay.items import Ids
 from specplug.runtime.rows import RowFacts
 from specplug.runtime.running_request import RunningRequest

@@ -13,7 +13,7 @@ from specplug.pipeline.buffers import shift_sources
 from specplug.pipeline.device.columns import KNOWN, LIMITS, NUM_NEW, Columns, Launches, State
 from specplug.pipeline.draft import DraftStage
 from specplug.pipeline.sanitize import sanitize
-from specplug.pipeline.stream.transfers import DraftOutputs, EngineRows
+from specplug.pipeline.stream.buffers import DraftOutputs, EngineRows
 from specplug.runtime.rows import RowFacts
 from specplug.runtime.slots import NO_CAP, SlotTable
 from specplug.runtime.stops import StopDetector

@@ -11,8 +11,9 @@ import torch
 from torch import Tensor
 
 from specplug.errors import EngineError, describe
+from specplug.pipeline.stream.buffers import DraftOutputs, EngineRows
 from specplug.pipeline.stream.launch import HostFunctionStream
-from specplug.pipeline.stream.transfers import DraftOutputs, EngineRows, Transfers
+from specplug.pipeline.stream.transfers import Transfers
 from specplug.runtime.steps_in_flight import StepInFlight
 from specplug.types.host_step import OK, HostStep
 

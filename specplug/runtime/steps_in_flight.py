@@ -14,7 +14,7 @@ from specplug.pipeline.cpu import kernels
 from specplug.pipeline.cpu.columns import Columns
 from specplug.pipeline.cpu.trimming import StepCut
 from specplug.pipeline.draft import DraftStage
-from specplug.pipeline.stream.transfers import StepBuffers
+from specplug.pipeline.stream.buffers import StepBuffers
 from specplug.runtime.late_rows import LateRows
 from specplug.runtime.rows import RowFacts
 from specplug.runtime.slots import NO_CAP, SlotTable

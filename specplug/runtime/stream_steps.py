@@ -17,9 +17,10 @@ from specplug.faults import FaultGuard
 from specplug.interfaces import HasHostStep
 from specplug.pipeline.cpu import host_function as host
 from specplug.pipeline.draft import DraftStage
+from specplug.pipeline.stream.buffers import DraftOutputs, EngineRows
 from specplug.pipeline.stream.launch import HostFunctionStream, stream_for
 from specplug.pipeline.stream.ring import Ring
-from specplug.pipeline.stream.transfers import DraftOutputs, EngineRows, Transfers, transfers_for
+from specplug.pipeline.stream.transfers import Transfers, transfers_for
 from specplug.runtime.first_step import take_first
 from specplug.runtime.intake import Intake
 from specplug.runtime.late_rows import LateRows

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from specplug.errors import ContractError, EngineError
 from specplug.pipeline.stream import host_kernels
-from specplug.pipeline.stream.transfers import DraftOutputs, EngineRows, StepBuffers, transfers_for
+from specplug.pipeline.stream.buffers import DraftOutputs, EngineRows, StepBuffers
+from specplug.pipeline.stream.transfers import transfers_for
 from tests.pipeline.transfers import packed, random_step, unpacked
 
 KERNELS = "specplug.pipeline.stream.kernels"

@@ -15,7 +15,7 @@ from specplug.metrics import SpecMetrics
 from specplug.pipeline.device.columns import Launches
 from specplug.pipeline.draft import DraftStage
 from specplug.pipeline.handles import make_handle
-from specplug.pipeline.stream.transfers import DraftOutputs, EngineRows
+from specplug.pipeline.stream.buffers import DraftOutputs, EngineRows
 from specplug.plugins.specs import ProposerSpec
 from specplug.runtime.device_steps import DeviceSteps
 from specplug.runtime.slot_allocator import SlotAllocator

@@ -10,7 +10,7 @@ import torch
 from specplug.assembly import build_draft_stage
 from specplug.interfaces import PluginContext
 from specplug.pipeline.stream import host_kernels
-from specplug.pipeline.stream.transfers import DraftOutputs, EngineRows
+from specplug.pipeline.stream.buffers import DraftOutputs, EngineRows
 from specplug.plugins.registry import default_registry
 from specplug.runtime.rows import RowFacts
 from specplug.runtime.running_request import RunningRequest

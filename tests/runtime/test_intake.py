@@ -133,7 +133,7 @@ def test_a_malformed_draft_is_a_fault_and_is_dropped():
     engine = Engine(streamed=True)
     engine.start("r", 0, TEXT)
     for it in engine.steps._ring._objects:
-        it._numbers[host_function.VOCAB_SIZE] = 1  # all other ids are outside
+        it._control.vocab_size = 1  # all other ids are outside
     for _ in range(4):
         assert torch.equal(step(engine, "r"), NOTHING)
     faults = engine.stage.metrics.snapshot().faults["ngram"]

@@ -16,7 +16,7 @@ from specplug.assembly import build_draft_stage
 from specplug.cli.replay import SHIPPED
 from specplug.interfaces import PluginContext
 from specplug.match.cpu.parallel import FEWEST_ROWS
-from specplug.pipeline.stream.transfers import DraftOutputs, EngineRows
+from specplug.pipeline.stream.buffers import DraftOutputs, EngineRows
 from specplug.plugins.registry import default_registry
 from specplug.replay import Setup, load_tokenizer, read_traces, tokenize
 from specplug.replay.corpora import corpora_of, hand_over

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from specplug.pipeline.device.columns import Launches
-from specplug.pipeline.stream.transfers import DraftOutputs, EngineRows
+from specplug.pipeline.stream.buffers import DraftOutputs, EngineRows
 from specplug.runtime.device_steps import DeviceSteps
 from specplug.runtime.slots import SlotTable
 from specplug.types.draft import Draft

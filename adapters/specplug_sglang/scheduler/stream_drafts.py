@@ -14,7 +14,7 @@ from torch import Tensor
 from specplug.grammar.drafts import SOURCE, Completed, verdict_on_forced
 from specplug.interfaces import PluginContext
 from specplug.pipeline.draft import DraftStage
-from specplug.pipeline.stream.transfers import DraftOutputs, EngineRows
+from specplug.pipeline.stream.buffers import DraftOutputs, EngineRows
 from specplug.runtime.slots import SlotTable
 from specplug.runtime.steps_in_flight import StepInFlight
 from specplug.runtime.stream_steps import StreamSteps

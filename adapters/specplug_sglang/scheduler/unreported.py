@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from specplug.pipeline.stream.transfers import EngineRows
+from specplug.pipeline.stream.buffers import EngineRows
 from specplug_sglang.scheduler.drafts import Decoding, module_of
 from specplug_sglang.verification.table import TokenTable
 

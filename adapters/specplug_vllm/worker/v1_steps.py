@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from specplug.grammar.drafts import SOURCE, verdict_on_forced
-from specplug.pipeline.stream.transfers import DraftOutputs, EngineRows
+from specplug.pipeline.stream.buffers import DraftOutputs, EngineRows
 from specplug.runtime.first_step import started
 from specplug.runtime.rows import RowFacts
 from specplug.runtime.steps_in_flight import cut_lists

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from vllm.v1.worker.gpu.spec_decode.speculator import BaseSpeculator
 
-from specplug.pipeline.stream.transfers import DraftOutputs, EngineRows
+from specplug.pipeline.stream.buffers import DraftOutputs, EngineRows
 from specplug.runtime.late_rows import LateRows
 from specplug.runtime.rows import RowFacts
 from specplug.runtime.stream_steps import StreamSteps

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from specplug.assembly import may_stream
-from specplug.pipeline.stream.transfers import DraftOutputs, EngineRows
+from specplug.pipeline.stream.buffers import DraftOutputs, EngineRows
 from specplug.plugins.registry import default_registry
 from specplug.runtime.first_step import started
 from specplug.runtime.stream_steps import StreamSteps

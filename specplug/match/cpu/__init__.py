@@ -9,9 +9,9 @@ Texts
     searching       the places in the corpus index that match a context best
 
 Drafts
-    aligning        continuing to follow a text after it diverges
+    gathering       the candidates of all sources; continuing to follow a text after it diverges
     evidence        hit rates of matches, learnt online; confidences
-    voting          the candidates of all sources vote on the next token
+    voting          candidates vote on the next token
     drafting        chains and trees of the likeliest tokens
 
 Calls

@@ -18,7 +18,8 @@ from specplug.match.cpu.evidence import (
     token_key,
     vote_key,
 )
-from specplug.match.cpu.voting import best, follow, gather, gather_anew, predicted, token_at, vote
+from specplug.match.cpu.gathering import gather, gather_anew
+from specplug.match.cpu.voting import best, follow, predicted, token_at, vote
 
 BRANCHES = 6
 """The most child tokens of a node that a tree considers."""

@@ -41,7 +41,7 @@ from specplug.pipeline.device.layout import (
     VERIFIED,
     smaller,
 )
-from specplug.pipeline.stream.transfers import EngineRows
+from specplug.pipeline.stream.buffers import EngineRows
 from specplug.types.draft import Draft
 
 

@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 from triton import knobs
 
-from specplug.pipeline.stream.transfers import DraftOutputs, EngineRows, StepBuffers
+from specplug.pipeline.stream.buffers import DraftOutputs, EngineRows, StepBuffers
 
 INTERPRETED: bool = knobs.runtime.interpret is True
 """Whether Triton's interpreter runs these kernels, on any device: Triton decides this where a kernel is defined."""
