@@ -16,7 +16,7 @@ import pytest
 
 from specplug.errors import ContractError, PluginError, text_of
 from specplug.faults import FaultGuard, LateDraft, status_of
-from specplug.pipeline.worker import Worker
+from specplug.pipeline.worker import JobThread
 from specplug.plugins.specs import PolicySpec
 from specplug.settings.mistakes import shown
 
@@ -138,7 +138,7 @@ def test_a_worker_survives_it(kind):
     def job():
         raise kind
 
-    worker = Worker("test")
+    worker = JobThread("test")
     for done in [worker.submit(job), worker.submit(works)]:
         assert FaultGuard("mine").call(done.result) is (done.done() and done.exception() is None)
     worker.stop()

@@ -14,7 +14,7 @@ from torch import Tensor
 from specplug.errors import ContractError, text_of
 from specplug.faults import LateDraft
 from specplug.interfaces import Proposer
-from specplug.pipeline.worker import HeldBack, Job, Worker
+from specplug.pipeline.worker import HeldBack, Job, JobThread
 from specplug.plugins.specs import ProposerSpec
 from specplug.types.batch import BatchView
 from specplug.types.caps import Distribution, ProposerCaps
@@ -138,7 +138,7 @@ class HostHandle(ProposerHandle):
     ) -> None:
         super().__init__(spec, proposer, caps)
         self._deadline, self._closing = deadline, closing
-        self._worker = Worker(f"specplug-{spec.name}")
+        self._worker = JobThread(f"specplug-{spec.name}")
         self._late: Future[None] | None = None
         self._held_back = HeldBack()
         self._own: Draft | None = None  # the proposer's buffer, reused after successful steps: see `_own_draft`

@@ -15,7 +15,7 @@ from specplug.types.request import BEGINS, EngineEvent, Event, RequestEvent
 Job = Callable[[], None]
 
 
-class Worker:
+class JobThread:
     """Runs jobs one after the other on its own thread, in inference mode like the engine's thread.
 
     The thread is a daemon.  Unlike with `ThreadPoolExecutor`, whose threads the interpreter joins at exit, a job that

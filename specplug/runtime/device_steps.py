@@ -10,7 +10,7 @@ from torch import Tensor
 
 from specplug.errors import ContractError
 from specplug.pipeline.buffers import shift_sources
-from specplug.pipeline.device.columns import KNOWN, LIMITS, NUM_NEW, Columns, Launches, State
+from specplug.pipeline.device.columns import KNOWN, LIMITS, NUM_NEW, DeviceColumns, DeviceState, Launches
 from specplug.pipeline.draft import DraftStage
 from specplug.pipeline.sanitize import sanitize
 from specplug.pipeline.stream.buffers import DraftOutputs, EngineRows
@@ -24,7 +24,7 @@ from specplug.types.plan import StepPlan
 from specplug.types.transfer import to_device
 
 
-class _Rows(NamedTuple):
+class _DeviceRows(NamedTuple):
     """B rows that may draft, among E rows of the engine; reused while the same requests hold the same slots.
 
     Attributes:
@@ -32,7 +32,7 @@ class _Rows(NamedTuple):
         num_rows: E.
         order: [>= B] int32, the engine's row of each of them.
         places: [>= E] int32, the index of each of the engine's rows among them; -1 for the others.
-        batch: the B rows, without resets; its tensors are those of `Columns`.
+        batch: the B rows, without resets; its tensors are those of `DeviceColumns`.
         handed: the same for the proposer.
     """
 
@@ -71,11 +71,11 @@ class DeviceSteps:
     ) -> None:
         self._stage, self._runner, self._slots, self._vocab_size = stage, stage.runners[0], slots, vocab_size
         self._launches = launches
-        self._state, self._columns = State.of(stage, slots.table, stops.stopped), Columns.allocate(stage)
+        self._state, self._columns = DeviceState.of(stage, slots.table, stops.stopped), DeviceColumns.allocate(stage)
         max_slots, device = self._runner.buffer.batch_size, self._runner.buffer.device
         self._all_rows = torch.arange(max_slots, dtype=torch.int32, device=device)
         self._no_caps = torch.full_like(self._all_rows, NO_CAP)
-        self._rows: _Rows | None = None
+        self._rows: _DeviceRows | None = None
         self._draft: Draft | None = None
         self._warm_up(*like)
 
@@ -147,7 +147,7 @@ class DeviceSteps:
         return draft
 
     def _begin(
-        self, rows: _Rows, draft: Draft, engine: EngineRows, temperature: Tensor, plan: StepPlan, reports: bool
+        self, rows: _DeviceRows, draft: Draft, engine: EngineRows, temperature: Tensor, plan: StepPlan, reports: bool
     ) -> None:
         caps = self._no_caps
         if plan.caps:
@@ -166,7 +166,7 @@ class DeviceSteps:
             reports,
         )
 
-    def _propose(self, rows: _Rows, batch: EngineBatch, draft: Draft) -> Draft:
+    def _propose(self, rows: _DeviceRows, batch: EngineBatch, draft: Draft) -> Draft:
         """Run the proposer with its faults contained; return its draft, which is empty if it fails or is off."""
         runner, counts, (size, draft_length) = self._runner, self._columns.counts, draft.token_ids.shape
         if not runner.is_ready(batch.reset_slots):
@@ -205,7 +205,7 @@ class DeviceSteps:
             self._draft = self._runner.buffer.view(batch_size, draft_length)
         return self._draft
 
-    def _rows_of(self, facts: RowFacts, engine: EngineRows) -> _Rows:
+    def _rows_of(self, facts: RowFacts, engine: EngineRows) -> _DeviceRows:
         known, num_rows, texts = self._rows, engine.idx_mapping.shape[0], engine.all_token_ids
         if known is not None and known.facts is facts and known.num_rows == num_rows and known.batch.tokens is texts:
             return known
@@ -222,7 +222,7 @@ class DeviceSteps:
             requests=facts.requests,
         )
         handed = batch.handed(self._columns.counts[NUM_NEW, :size], ())
-        self._rows = _Rows(facts, num_rows, order, places, batch, handed)
+        self._rows = _DeviceRows(facts, num_rows, order, places, batch, handed)
         return self._rows
 
     def _on_device(self, values: list[int]) -> Tensor:

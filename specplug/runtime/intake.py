@@ -22,7 +22,7 @@ from specplug.match.cpu.locks import Semaphores
 from specplug.pipeline.cpu import host_function as host
 from specplug.pipeline.handles import InlineHandle
 from specplug.pipeline.runner import ProposerRunner
-from specplug.pipeline.worker import Worker
+from specplug.pipeline.worker import JobThread
 from specplug.runtime.running_request import Span, Tokens
 from specplug.runtime.slots import SlotTable
 from specplug.types.request import BEGINS, Event, RequestEvent
@@ -65,7 +65,7 @@ class Intake(InlineHandle):
         self.launched, self.first_lengths = 0, np.zeros(len(texts), np.int32)
         self._slots, self._texts, self._progress = slots, texts, progress
         self._ingested, self._ingested_by = runner.ingested.numpy(), runner.generations.numpy()
-        self._worker = Worker(f"specplug-{handle.spec.name}") if on_thread else None
+        self._worker = JobThread(f"specplug-{handle.spec.name}") if on_thread else None
         self._jobs: deque[Future[None]] = deque()
         self._semaphores = Semaphores(1)
         if on_thread and not self._semaphores.work:

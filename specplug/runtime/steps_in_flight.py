@@ -9,9 +9,10 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from specplug.match.cpu.records import record
 from specplug.pipeline.cpu import host_function as host
-from specplug.pipeline.cpu import kernels
 from specplug.pipeline.cpu.columns import Columns
+from specplug.pipeline.cpu.kernels import NO_PARENTS
 from specplug.pipeline.cpu.trimming import StepCut
 from specplug.pipeline.draft import DraftStage
 from specplug.pipeline.stream.buffers import StepBuffers
@@ -62,19 +63,24 @@ class StepInFlight:
         self._first_lengths = np.zeros(max_slots, np.int32)
         self._control = host.StepControl(vocab_size=vocab_size, num_sources=len(stage.sources))
         self._arguments = StepArguments()
-        parents = None if self.buffers.parents is None else self.buffers.parents.numpy()
+        parents = self.buffers.parents
         self._ids = self.buffers.ids.numpy()
-        drafts = (self._ids, self.buffers.confidence.numpy(), self._sources)
-        tensors = (runner.ingested, runner.generations, stage.in_flight.heads, *stage.metrics.tensors())
-        self._memory = kernels.Memory(  # type: ignore[no-untyped-call]
-            *self._columns,
-            self._table,
-            shared.stopped,
-            *[tensor.numpy() for tensor in tensors],
-            *drafts,
-            kernels.NO_PARENTS if parents is None else parents,
-            self._draft_lengths,
-            self._base_len,
+        row_counts, token_counts = stage.metrics.tensors()
+        self._memory = record(
+            **self._columns._asdict(),
+            table=self._table,
+            stopped=shared.stopped,
+            ingested=runner.ingested.numpy(),
+            ingested_by=runner.generations.numpy(),
+            heads=stage.in_flight.heads.numpy(),
+            row_counts=row_counts.numpy(),
+            token_counts=token_counts.numpy(),
+            ids=self._ids,
+            confidence=self.buffers.confidence.numpy(),
+            sources=self._sources,
+            parents=NO_PARENTS if parents is None else parents.numpy(),
+            draft_lengths=self._draft_lengths,
+            base_len=self._base_len,
         )
         self.cut = StepCut(stage, (max_slots, draft_length))
         self._facts: RowFacts | None = None
@@ -180,20 +186,22 @@ class StepInFlight:
     def _record(self) -> None:
         """Hand all addresses to the host function."""
         buffers, shared = self.buffers, self._shared
-        packed = (buffers.lengths, buffers.emitted, buffers.verified, buffers.newest)
-        self._step = host.Step(  # type: ignore[no-untyped-call]
-            self._memory,
-            self._control.address,
-            self._arguments.address,
-            self._engine_rows,
-            self._first_lengths,
-            *[tensor.numpy() for tensor in packed],
-            self._upto,
-            shared.texts,
-            shared.text_lengths,
-            shared.text_generations,
-            shared.progress,
-            self.cut.record,
+        self._step = record(
+            memory=self._memory,
+            control=self._control.address,
+            arguments=self._arguments.address,
+            engine_rows=self._engine_rows,
+            first_lengths=self._first_lengths,
+            packed_lengths=buffers.lengths.numpy(),
+            packed_emitted=buffers.emitted.numpy(),
+            packed_verified=buffers.verified.numpy(),
+            newest=buffers.newest.numpy(),
+            upto=self._upto,
+            texts=shared.texts,
+            text_lengths=shared.text_lengths,
+            text_generations=shared.text_generations,
+            progress=shared.progress,
+            cut=self.cut.record,
         )
         self._argument = host.argument_of(self._step)
         self.argument: int = self._argument.ctypes.data

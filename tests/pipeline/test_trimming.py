@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from numba import carray
 
 from specplug.match.cpu.intrinsics import int64_at, struct_at, uint8_at
+from specplug.match.cpu.records import record
 from specplug.pipeline.cpu import kernels, trimming
 from specplug.pipeline.cpu.columns import Columns
 from specplug.types.draft import Draft
@@ -47,17 +48,19 @@ def cut(draft: Draft, mask: torch.Tensor, status: int = OK, action: int = trimmi
         parents = kernels.NO_PARENTS
     else:
         parents[:rows, :draft_length] = draft.parents
-    unused = np.zeros((1, 1), np.int64)
-    memory = kernels.Memory(
-        *columns, unused, unused[0], columns.num_new, unused[0], unused, unused, unused.reshape(1, 1, 1),
-        ids, confidence, sources, parents, lengths, np.zeros(capacity[0], np.int32),
-    )  # fmt: skip
+    drafts = {"ids": ids, "confidence": confidence, "sources": sources, "parents": parents, "draft_lengths": lengths}
+    memory = record(**columns._asdict(), **drafts)
     plan = np.frombuffer(np.array([status, mask.numel()], np.int64).tobytes() + mask.numpy().tobytes(), np.uint8)
     control = trimming.CutControl(action=action, function=planted.address, status=-7)
     arguments = TrimArguments(data=plan.ctypes.data)
-    workspace, kept = np.zeros(capacity, np.float32), np.full(capacity, 9, np.uint8)
-    record = trimming.Cut(control.address, arguments.address, workspace, kept, np.zeros(capacity[1], np.int32))
-    trimming.trim(memory, record, rows, draft_length)
+    cut = record(
+        control=control.address,
+        arguments=arguments.address,
+        workspace=np.zeros(capacity, np.float32),
+        kept=np.full(capacity, 9, np.uint8),
+        places=np.zeros(capacity[1], np.int32),
+    )
+    trimming.trim(memory, cut, rows, draft_length)
     assert action == trimming.LEAVE or control.status == (status if action == trimming.TRIM else FAILED)
     held = Draft(
         *(torch.from_numpy(it) for it in (ids, lengths, confidence, sources, np.zeros(capacity[0], np.int32))),

@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from specplug.errors import ContractError
-from specplug.match.cpu.records import Record, RecordType, define
+from specplug.match.cpu.records import Record, record
 from specplug.match.cpu.texts import MOST_CANDIDATES, Tokens
 
 MOST_NAMED = 16
@@ -63,22 +63,6 @@ class IndexSegment:
             raise ContractError.build("malformed segment", who="Segment", expected="NO_TEXT at both ends of its text")
 
 
-class CorpusIndexType(RecordType):
-    """See `CorpusIndex`."""
-
-
-class _CorpusIndex(Record):
-    pass
-
-
-define(
-    _CorpusIndex,
-    CorpusIndexType,
-    ["texts", "lengths", "places", "counts", "starts", "documents", "corpus_of", "dead", "first_number", "numbers",
-     "first", "found", "matches", "named", "segments", "cursors"],
-)  # fmt: skip
-
-
 class CorpusIndex:
     """The segments of all tenants.
 
@@ -103,28 +87,28 @@ class CorpusIndex:
             first.append(len(self._kept))
         kept = self._kept
         self.num_tokens = sum(len(segment.text) for segment in kept)
-        self._shared = (
-            _ints([_address(it.text) // TOKEN for it in kept]),
-            _ints([len(it.text) for it in kept]),
-            _ints([_address(it.places) for it in kept]),
-            _ints([len(it.places) for it in kept]),
-            _ints([_address(it.starts) for it in kept]),
-            _ints([len(it.corpus_of) for it in kept]),
-            _ints([_address(it.corpus_of) for it in kept]),
-            _ints([0 if it.dead is None else _address(it.dead) for it in kept]),
-            _ints(first_number),
-            np.asarray(corpora, np.int32),
-            _ints(first),
-        )
+        self._shared = {
+            "texts": _ints([_address(it.text) // TOKEN for it in kept]),
+            "lengths": _ints([len(it.text) for it in kept]),
+            "places": _ints([_address(it.places) for it in kept]),
+            "counts": _ints([len(it.places) for it in kept]),
+            "starts": _ints([_address(it.starts) for it in kept]),
+            "documents": _ints([len(it.corpus_of) for it in kept]),
+            "corpus_of": _ints([_address(it.corpus_of) for it in kept]),
+            "dead": _ints([0 if it.dead is None else _address(it.dead) for it in kept]),
+            "first_number": _ints(first_number),
+            "numbers": np.asarray(corpora, np.int32),
+            "first": _ints(first),
+        }
         self.record = self.view()
 
     def view(self) -> Record:
         """Return a record of these segments with its own workspace, for kernels on another thread."""
-        return _CorpusIndex(  # type: ignore[no-untyped-call, no-any-return]
-            *self._shared,
-            np.zeros(MOST_CANDIDATES, np.int64),
-            *(np.zeros(MOST_CANDIDATES, np.int32) for _ in range(3)),
-            np.zeros((MAX_CURSORS, 6), np.int64),
+        return record(
+            **self._shared,
+            found=np.zeros(MOST_CANDIDATES, np.int64),
+            **{name: np.zeros(MOST_CANDIDATES, np.int32) for name in ("matches", "named", "segments")},
+            cursors=np.zeros((MAX_CURSORS, 6), np.int64),
         )
 
 

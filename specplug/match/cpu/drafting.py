@@ -81,7 +81,7 @@ def draft_chain(state: Any, slot: int, limit: int, ids: Any, confidences: Any, s
     """Draft the likeliest token repeatedly, while the whole draft survives with at least `state.min_survival`.
 
     Args:
-        state: see `State`.
+        state: the record of all memory, see `Lookup._state`.
         slot: the slot of the text to draft for.
         limit: the most tokens.
         ids, confidences, sources: [N] int32, float32 and int32, to be filled; see `_source`.

@@ -22,7 +22,7 @@ import numpy.typing as npt
 
 from specplug.match.cpu.compiled import compiled
 from specplug.match.cpu.intrinsics import prefetch
-from specplug.match.cpu.records import Record, RecordType, define
+from specplug.match.cpu.records import record
 
 Table = npt.NDArray[np.float32]
 
@@ -53,17 +53,6 @@ _LEAST = np.float32(0.01)
 """The least count of hits and of misses, because repeated halving would make the rarer of them vanish."""
 
 
-class TablesType(RecordType):
-    """See `Tables`."""
-
-
-class _Tables(Record):
-    pass
-
-
-define(_Tables, TablesType, ["votes", "evidence", "contexts", "tokens"])
-
-
 class Tables:
     """The four tables, each [n, 2] float32: hits and tries.
 
@@ -74,7 +63,7 @@ class Tables:
     def __init__(self) -> None:
         self.votes, self.evidence, self.contexts = _default_votes(), _default_evidence(), _default_contexts()
         self.tokens = np.zeros((2 * HASHES, 2), np.float32)
-        self.record = _Tables(*self.arrays)  # type: ignore[no-untyped-call]
+        self.record = record(votes=self.votes, evidence=self.evidence, contexts=self.contexts, tokens=self.tokens)
 
     @property
     def arrays(self) -> tuple[Table, Table, Table, Table]:

@@ -22,7 +22,7 @@ from specplug.match.cpu.locks import FLAG, release, take, try_take
 from specplug.match.cpu.parallel import DRAFT, EXTEND, arguments_at, run
 from specplug.match.cpu.records import borrowed
 from specplug.match.cpu.responses import Responses
-from specplug.match.cpu.rows import Rows
+from specplug.match.cpu.rows import SlotStates
 from specplug.match.cpu.steps import learn_from
 from specplug.types.host_step import BUSY, FAILED, OK, Int64Struct, int64_fields
 
@@ -54,7 +54,7 @@ class LookupHostStep:
         responses: its response memory, whose flag guards the states as well.
     """
 
-    def __init__(self, rows: Rows, responses: Responses) -> None:
+    def __init__(self, rows: SlotStates, responses: Responses) -> None:
         self._rows, self._flag = rows, responses.flag
         self._memory = HostStepMemory(flag=self._flag.ctypes.data)
         self.address = self._memory.address
@@ -85,7 +85,7 @@ class LookupHostStep:
 def ingest_at(state: Any, arguments: int) -> None:
     """Run `steps.ingest` on the arrays of `StepArguments` at an address.
 
-    Rows learn one after another, in this thread; their texts are extended by the threads of the state's pool.
+    SlotStates learn one after another, in this thread; their texts are extended by the threads of the state's pool.
     """
     own, a = borrowed(state), arguments_at(arguments)
     learn_from(

@@ -13,9 +13,9 @@ from specplug.match.cpu.corpus_index import MOST_NAMED, CorpusIndex, IndexSegmen
 from specplug.match.cpu.evidence import Tables
 from specplug.match.cpu.host_step import LookupHostStep, ingest_at, propose_at
 from specplug.match.cpu.parallel import MOST_THREADS, ThreadPool
-from specplug.match.cpu.records import Record, address
+from specplug.match.cpu.records import Record, address, record
 from specplug.match.cpu.responses import Responses
-from specplug.match.cpu.rows import Rows, State, Tree, Workspace
+from specplug.match.cpu.rows import SlotStates, Tree, Workspace
 from specplug.match.cpu.steps import ingest, propose_chains, propose_trees
 from specplug.match.cpu.texts import NO_TEXT, Texts, Tokens
 from specplug.match.options import LookupSettings
@@ -61,7 +61,7 @@ class Lookup:
         considered = _CONSIDERED_PER_NODE * (draft_length + 1) if trees else draft_length
         self.texts = Texts(max_slots, capacity, settings.max_n)
         self.responses = Responses(settings.memory_tokens, settings.max_n)
-        self.rows, self.tables, self._default = Rows(max_slots, considered), Tables(), Tables()
+        self.rows, self.tables, self._default = SlotStates(max_slots, considered), Tables(), Tables()
         self._starts, self._from_start = np.zeros(max_slots, np.int32), np.zeros(0, np.int32)
         self._draft_length, self._considered, self._trees = draft_length, considered, trees
         self.pool = ThreadPool(threads)
@@ -100,15 +100,27 @@ class Lookup:
         tables: Tables,
         corpus_index: CorpusIndex,
         addresses: npt.NDArray[np.int64],
-    ) -> State:
+    ) -> Record:
+        """Return all memory of the kernels in one record; `addresses`: of the states of the pool's threads."""
         settings, (texts, workspace, tree) = self._settings, own
-        return State(  # type: ignore[no-untyped-call]
-            texts, self.responses.record, corpus_index.view(), self.rows.record, tables.record, workspace, tree,
-            self._starts, settings.max_n, settings.min_n, settings.min_survival, pool.record, addresses,
-        )  # fmt: skip
+        return record(
+            texts=texts,
+            memory=self.responses.record,
+            corpus_index=corpus_index.view(),
+            rows=self.rows.record,
+            tables=tables.record,
+            workspace=workspace,
+            tree=tree,
+            starts=self._starts,
+            max_n=settings.max_n,
+            min_n=settings.min_n,
+            min_survival=settings.min_survival,
+            pool=pool.record,
+            of_threads=addresses,
+        )
 
     @property
-    def state(self) -> State:
+    def state(self) -> Record:
         """The state that kernels take."""
         return self._states[0]
 

@@ -25,7 +25,7 @@ from numba import carray  # type: ignore[attr-defined]
 from specplug.match.cpu.compiled import compiled, inlined
 from specplug.match.cpu.intrinsics import call_at, fetch_add, float32_at, int32_at, int64_at, load, store, struct_at
 from specplug.match.cpu.locks import Semaphores
-from specplug.match.cpu.records import Record, RecordType, address_of, borrowed, borrowed_at, define
+from specplug.match.cpu.records import address_of, borrowed, borrowed_at, record
 from specplug.match.cpu.steps import extend_texts, propose_chains, propose_trees
 from specplug.types.host_step import StepArguments
 
@@ -56,24 +56,6 @@ COUNTERS = REMAINING + LINE * MOST_THREADS
 """Number of counters."""
 
 arguments_at = struct_at(StepArguments)
-
-
-class PoolType(RecordType):
-    """See `ThreadPool`."""
-
-
-class Pool(Record):
-    """The memory of a `ThreadPool`.
-
-    Attributes:
-        counters: [`COUNTERS`] int64.
-        job: [`JOB`] int64.
-        wait, try_wait, post: addresses of `sem_wait`, `sem_trywait` and `sem_post`.
-        begun, ended: addresses of the semaphores that the pool's threads and the job's thread wait for.
-    """
-
-
-define(Pool, PoolType, ["counters", "job", "wait", "try_wait", "post", "begun", "ended"])
 
 
 @inlined
@@ -211,13 +193,15 @@ class ThreadPool:
         self.threads = min(threads, MOST_THREADS) if self._semaphores.work else 1
         self._counters = np.zeros(COUNTERS, np.int64)
         semaphores = self._semaphores
-        self.record = Pool(  # type: ignore[no-untyped-call]
-            self._counters,
-            np.zeros(JOB, np.int64),
-            semaphores.wait,
-            semaphores.try_wait,
-            semaphores.post,
-            *semaphores.places,
+        begun, ended = semaphores.places
+        self.record = record(
+            counters=self._counters,
+            job=np.zeros(JOB, np.int64),
+            wait=semaphores.wait,
+            try_wait=semaphores.try_wait,
+            post=semaphores.post,
+            begun=begun,
+            ended=ended,
         )
         self.started: list[threading.Thread] = []
         self._stop: weakref.finalize[..., ThreadPool] | None = None

@@ -6,7 +6,7 @@ arrays would cost as much, at every access, as the access itself.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from functools import cache
 from typing import Any
 
 from llvmlite import ir
@@ -28,19 +28,24 @@ class RecordType(types.StructRef):  # type: ignore[misc]
 
 
 class Record(structref.StructRefProxy):  # type: ignore[misc]
-    """A record in Python; its class is called with all fields: arrays, numbers and other records."""
+    """A record in Python; see `record`."""
 
 
-def define(record: type[Record], kind: type[RecordType], fields: Sequence[str]) -> None:
-    """Make records of this class usable in kernels.
+structref.register(RecordType)  # type: ignore[no-untyped-call]
+structref.define_boxing(RecordType, Record)  # type: ignore[no-untyped-call]
 
-    Args:
-        record: the class.
-        kind: its numba type.
-        fields: names of its fields.
-    """
-    structref.register(kind)  # type: ignore[no-untyped-call]
-    structref.define_proxy(record, kind, list(fields))  # type: ignore[no-untyped-call]
+
+def record(**fields: Any) -> Record:
+    """Return a record of these fields: arrays, numbers and other records."""
+    return _constructor(tuple(fields))(*fields.values())  # type: ignore[no-any-return]
+
+
+@cache
+def _constructor(names: tuple[str, ...]) -> Any:
+    """Return a function that makes records of fields with these names."""
+    named = type("Record", (Record,), {})
+    structref.define_constructor(named, RecordType, list(names))  # type: ignore[no-untyped-call]
+    return named
 
 
 class BorrowedType(types.Type):  # type: ignore[misc]

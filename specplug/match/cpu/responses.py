@@ -9,7 +9,7 @@ import numpy as np
 from specplug.match.cpu.compiled import compiled
 from specplug.match.cpu.locks import make_flag, release, take
 from specplug.match.cpu.recency import GRANULE, allow_visits, insert
-from specplug.match.cpu.records import Record, RecordType, define
+from specplug.match.cpu.records import record
 from specplug.match.cpu.texts import MOST_CANDIDATES, NO_TEXT, Tokens
 
 MOST_PLACES = 2**30
@@ -20,20 +20,6 @@ PIECE = 64
 
 FEW_OWNERS = 1 << 12
 """Number of owner names that are kept even if they own nothing."""
-
-
-class ResponsesType(RecordType):
-    """See `Responses`."""
-
-
-class _Responses(Record):
-    pass
-
-
-define(
-    _Responses, ResponsesType,
-    ["text", "children", "heads", "owners", "ends", "places", "match_lengths", "budget", "flag"],
-)  # fmt: skip
 
 
 class Responses:
@@ -62,16 +48,16 @@ class Responses:
         self.children = np.zeros(2 * size, np.int32)
         self._heads, self._ends = np.zeros(size // 4, np.int32), np.zeros(1, np.int64)
         self.flag = make_flag()
-        self.record = _Responses(  # type: ignore[no-untyped-call]
-            self.text,
-            self.children,
-            self._heads,
-            self.owners,
-            self._ends,
-            np.zeros(MOST_CANDIDATES, np.int32),
-            np.zeros(MOST_CANDIDATES, np.int32),
-            np.zeros(1, np.int64),
-            self.flag,
+        self.record = record(
+            text=self.text,
+            children=self.children,
+            heads=self._heads,
+            owners=self.owners,
+            ends=self._ends,
+            places=np.zeros(MOST_CANDIDATES, np.int32),
+            match_lengths=np.zeros(MOST_CANDIDATES, np.int32),
+            budget=np.zeros(1, np.int64),
+            flag=self.flag,
         )
 
     @property

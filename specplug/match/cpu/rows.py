@@ -1,4 +1,4 @@
-"""Per-slot state of drafting between two steps, the workspace for one row's draft, and the record of all memory."""
+"""Per-slot state of drafting between two steps, and the workspace for one row's draft."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from specplug.match.cpu.corpus_index import MOST_NAMED
-from specplug.match.cpu.records import Record, RecordType, define
+from specplug.match.cpu.records import record
 from specplug.match.cpu.texts import MOST_CANDIDATES
 
 MOST_CANDIDATE_VOTES = 3 * MOST_CANDIDATES + 3
@@ -17,41 +17,7 @@ POINTS = 4
 """Number of segments of a tenant with interleaved searches; merging keeps the number of segments low."""
 
 
-class RowsType(RecordType):
-    """See `Rows`."""
-
-
-class _Rows(Record):
-    pass
-
-
-define(
-    _Rows,
-    RowsType,
-    [
-        "owners",
-        "hit_rate",
-        "tenants",
-        "named",
-        "anchors",
-        "ages",
-        "bounds",
-        "points",
-        "drafted_for",
-        "num_considered",
-        "tokens",
-        "parents",
-        "evidence",
-        "contexts",
-        "token_keys",
-        "num_candidate_votes",
-        "candidate_vote_tokens",
-        "candidate_vote_keys",
-    ],
-)
-
-
-class Rows:
+class SlotStates:
     """S slots' state, at most N considered tokens each.
 
     A *considered* token is one that was drafted or, in a tree, could have been.  Parents are indices among the
@@ -78,22 +44,22 @@ class Rows:
         self.anchors, self.ages = np.zeros((max_slots, 3), np.int64), table(3)
         self.bounds = np.zeros((max_slots, 2), np.int64)
         self.drafted_for = table() - 1
-        considered = [table(most_considered) for _ in range(5)]
-        candidate_votes = [table(MOST_CANDIDATE_VOTES) for _ in range(2)]
-        self.record = _Rows(  # type: ignore[no-untyped-call]
-            self.owners,
-            self.hit_rate,
-            self.tenants,
-            self.named,
-            self.anchors,
-            self.ages,
-            self.bounds,
-            np.full((max_slots, POINTS), -1, np.int64),
-            self.drafted_for,
-            table(),
-            *considered,
-            table(),
-            *candidate_votes,
+        considered = ("tokens", "parents", "evidence", "contexts", "token_keys")
+        self.record = record(
+            owners=self.owners,
+            hit_rate=self.hit_rate,
+            tenants=self.tenants,
+            named=self.named,
+            anchors=self.anchors,
+            ages=self.ages,
+            bounds=self.bounds,
+            points=np.full((max_slots, POINTS), -1, np.int64),
+            drafted_for=self.drafted_for,
+            num_considered=table(),
+            **{name: table(most_considered) for name in considered},
+            num_candidate_votes=table(),
+            candidate_vote_tokens=table(MOST_CANDIDATE_VOTES),
+            candidate_vote_keys=table(MOST_CANDIDATE_VOTES),
         )
 
     def clear(self, slot: int, owner: int, tenant: int = 0, named: Sequence[int] = ()) -> None:
@@ -102,25 +68,6 @@ class Rows:
         self.anchors[slot], self.ages[slot], self.drafted_for[slot] = 0, 0, -1
         self.named[slot], self.bounds[slot] = 0, 0
         self.named[slot, : len(named)] = named
-
-
-class WorkspaceType(RecordType):
-    """See `Workspace`."""
-
-
-class _Workspace(Record):
-    pass
-
-
-define(
-    _Workspace,
-    WorkspaceType,
-    [
-        "at", "length", "kind", "places", "lengths",
-        "token", "score", "longest", "support", "sources", "near", "origin",
-        "context", "drafted",
-    ],
-)  # fmt: skip
 
 
 class Workspace:
@@ -135,34 +82,19 @@ class Workspace:
         def ints(*shape: int) -> np.ndarray[tuple[int, ...], np.dtype[np.int32]]:
             return np.zeros(shape, np.int32)
 
-        candidates = [
-            np.zeros((nodes, MOST_CANDIDATE_VOTES), np.int64),
-            *(ints(nodes, MOST_CANDIDATE_VOTES) for _ in range(2)),
-        ]
-        found = [ints(MOST_CANDIDATES) for _ in range(2)]
-        tokens = [ints(MOST_CANDIDATE_VOTES) for _ in range(5)]
-        score, origin = np.zeros(MOST_CANDIDATE_VOTES), np.zeros(MOST_CANDIDATE_VOTES, np.int64)
-        self.record = _Workspace(  # type: ignore[no-untyped-call]
-            *candidates,
-            *found,
-            tokens[0],
-            score,
-            *tokens[1:],
-            origin,
-            ints(cap + draft_length + 1),
-            ints(draft_length + 1),
+        per_token = ("token", "longest", "support", "sources", "near")
+        self.record = record(
+            at=np.zeros((nodes, MOST_CANDIDATE_VOTES), np.int64),
+            length=ints(nodes, MOST_CANDIDATE_VOTES),
+            kind=ints(nodes, MOST_CANDIDATE_VOTES),
+            places=ints(MOST_CANDIDATES),
+            lengths=ints(MOST_CANDIDATES),
+            score=np.zeros(MOST_CANDIDATE_VOTES),
+            **{name: ints(MOST_CANDIDATE_VOTES) for name in per_token},
+            origin=np.zeros(MOST_CANDIDATE_VOTES, np.int64),
+            context=ints(cap + draft_length + 1),
+            drafted=ints(draft_length + 1),
         )
-
-
-class TreeType(RecordType):
-    """See `Tree`."""
-
-
-class _Tree(Record):
-    pass
-
-
-define(_Tree, TreeType, ["counts", "depths", "survivals", "entries", "above", "chances", "nodes", "sources"])
 
 
 class Tree:
@@ -174,32 +106,9 @@ class Tree:
     """
 
     def __init__(self, draft_length: int, most_considered: int) -> None:
-        counts, depths, entries, above = (np.zeros(draft_length + 1, np.int32) for _ in range(4))
-        chances, survivals = np.zeros(most_considered), np.zeros(draft_length + 1)
-        nodes, sources = (np.zeros(most_considered, np.int32) for _ in range(2))
-        self.record = _Tree(counts, depths, survivals, entries, above, chances, nodes, sources)  # type: ignore[no-untyped-call]
-
-
-class StateType(RecordType):
-    """See `State`."""
-
-
-class State(Record):
-    """The memory of `specplug.match.cpu.lookup`; the constructor takes all attributes in this order.
-
-    Attributes:
-        texts, memory, corpus_index, rows, tables, workspace, tree: records of
-            `Texts`, `Responses`, `CorpusIndex`, `Rows`, `Tables`, `Workspace` and `Tree`.
-        starts: [S] int32, the start of each slot's own text, after its references.
-        max_n, min_n, min_survival: see `specplug.match.options.LookupSettings`.
-        pool: the record of the `ThreadPool` that shares the work.
-        of_threads: [T] int64, addresses of the states of the pool's threads, which differ in their workspaces only.
-    """
-
-
-define(
-    State,
-    StateType,
-    ["texts", "memory", "corpus_index", "rows", "tables", "workspace", "tree", "starts", "max_n", "min_n",
-     "min_survival", "pool", "of_threads"],
-)  # fmt: skip
+        self.record = record(
+            **{name: np.zeros(draft_length + 1, np.int32) for name in ("counts", "depths", "entries", "above")},
+            survivals=np.zeros(draft_length + 1),
+            chances=np.zeros(most_considered),
+            **{name: np.zeros(most_considered, np.int32) for name in ("nodes", "sources")},
+        )

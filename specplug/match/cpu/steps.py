@@ -21,7 +21,7 @@ def ingest(state: Any, slots: Any, table: Any, table_rows: Any, first: Any, leng
     """Ingest each row's newest tokens, and learn from them.
 
     Args:
-        state: see `State`.
+        state: the record of all memory, see `Lookup._state`.
         slots, table_rows: [B] int64.
         table: [R, W] int32, the token table, or a window of it.
         first: [B] int32, the index of the token in column 0 of each row; empty if it is 0 in all rows.
@@ -98,7 +98,7 @@ def propose_chains(state: Any, slots: Any, limits: Any, ids: Any, confidences: A
     """Draft a chain for each row; see `draft_chain`.
 
     Args:
-        state: see `State`.
+        state: the record of all memory, see `Lookup._state`.
         slots: [B] int64.
         limits: [B] int32.
         ids, confidences: [B, N] int32 and float32, to be filled.

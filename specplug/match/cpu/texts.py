@@ -11,7 +11,7 @@ import numpy.typing as npt
 from specplug.errors import ContractError
 from specplug.match.cpu.compiled import compiled
 from specplug.match.cpu.recency import allow_visits, insert
-from specplug.match.cpu.records import Record, RecordType, define
+from specplug.match.cpu.records import Record, record
 
 Tokens = npt.NDArray[np.int32]
 
@@ -22,21 +22,6 @@ MOST_CANDIDATES = 16
 """The most candidates per slot: those with the longest matches are kept, the oldest among ties."""
 
 _FEWEST_TREES, _PLACES_PER_TREE = 64, 8
-
-
-class TextsType(RecordType):
-    """See `Texts`."""
-
-
-class _Texts(Record):
-    pass
-
-
-define(
-    _Texts,
-    TextsType,
-    ["text", "children", "heads", "trees", "lengths", "places", "match_lengths", "candidates", "empty", "budget"],
-)
 
 
 class Texts:
@@ -71,17 +56,17 @@ class Texts:
 
     def view(self) -> Record:
         """Return a record of these texts with its own scratch memory, for kernels on another thread."""
-        return _Texts(  # type: ignore[no-untyped-call, no-any-return]
-            self.text,
-            self._children,
-            self._heads,
-            self._trees,
-            self.lengths,
-            self.places,
-            self.match_lengths,
-            self.candidates,
-            np.zeros(0, np.int32),
-            np.zeros(1, np.int64),
+        return record(
+            text=self.text,
+            children=self._children,
+            heads=self._heads,
+            trees=self._trees,
+            lengths=self.lengths,
+            places=self.places,
+            match_lengths=self.match_lengths,
+            candidates=self.candidates,
+            empty=np.zeros(0, np.int32),
+            budget=np.zeros(1, np.int64),
         )
 
     def clear(self, slot: int) -> None:

@@ -16,7 +16,7 @@ from numba import carray  # type: ignore[attr-defined]
 from specplug.errors import ContractError
 from specplug.match.cpu.compiled import c_function, call_kernel, compiled, handle_of, kernel_address
 from specplug.match.cpu.intrinsics import call_at, fetch_add, int32_at, int64_at, load, store, struct_at
-from specplug.match.cpu.records import Record, RecordType, borrowed, define
+from specplug.match.cpu.records import Record, borrowed
 from specplug.pipeline.cpu.kernels import (
     CAP,
     GENERATION,
@@ -99,42 +99,28 @@ class Shared(NamedTuple):
         return cls(texts, lengths, generations, stopped, np.zeros(PROGRESS, np.int64))
 
 
-class StepType(RecordType):
-    """See `Step`."""
-
-
-class Step(Record):
-    """One step in flight; the constructor takes the attributes in this order.
-
-    R is the most rows, S the slots, L the longest text, W the window of newest tokens.
-
-    Attributes:
-        memory: the record `Memory` of this step's columns and draft buffers.
-        control, arguments: the addresses of its `StepControl` and of its proposer's `StepArguments`.
-        engine_rows: [R] int64, by draft: the engine's row.
-        first_lengths: [R] int32, by draft: tokens of the text when its request began.
-        packed_lengths, packed_emitted, packed_verified: [R] int32, by the engine's row.
-        newest: [R, W] int32, by the engine's row.
-        upto: [R] int32, by draft: tokens that the proposer has after the step.
-        texts, text_lengths, text_generations, progress: see `Shared`.
-        cut: the record `Cut` of this step.
-    """
-
-
-define(
-    Step,
-    StepType,
-    ["memory", "control", "arguments", "engine_rows", "first_lengths", "packed_lengths", "packed_emitted",
-     "packed_verified", "newest", "upto", "texts", "text_lengths", "text_generations", "progress", "cut"],
-)  # fmt: skip
-
-
 _control_at, _arguments_at = struct_at(StepControl), struct_at(StepArguments)
 
 
 @compiled
 def run(record: Any) -> None:
-    """Take the step."""
+    """Take a step.
+
+    R is the most rows, S the slots, L the longest text, W the window of newest tokens.
+
+    Args:
+        record: a record of
+
+            memory: the step's columns and draft buffers, see `specplug.pipeline.cpu.kernels`
+            control, arguments: the addresses of its `StepControl` and of its proposer's `StepArguments`
+            engine_rows: [R] int64, by draft: the engine's row
+            first_lengths: [R] int32, by draft: tokens of the text when its request began
+            packed_lengths, packed_emitted, packed_verified: [R] int32, by the engine's row
+            newest: [R, W] int32, by the engine's row
+            upto: [R] int32, by draft: tokens that the proposer has after the step
+            texts, text_lengths, text_generations, progress: see `Shared`
+            cut: see `specplug.pipeline.cpu.trimming.trim`
+    """
     step = borrowed(record)
     control, memory, left = _control_at(step.control), step.memory, MOST_NEW
     for row in range(control.batch_size):
@@ -261,7 +247,7 @@ def _compiled_entry() -> Any:
     return c_function("void(int64)")(_enter)
 
 
-def argument_of(step: Step) -> npt.NDArray[np.int64]:
+def argument_of(step: Record) -> npt.NDArray[np.int64]:
     """Return the memory whose address the host function takes, for a step that its owner keeps alive like it."""
     return np.array([kernel_address(run, step), handle_of(step)], np.int64)
 

@@ -1,6 +1,15 @@
 """Compiled bookkeeping around a proposer's step: `judge` runs before it, `sanitize` and `keep` after it.
 
-Each gives the results of a few dozen small tensor operations of `specplug.pipeline`.
+Each gives the results of a few dozen small tensor operations of `specplug.pipeline`.  `memory` is a record of the
+fields of `Columns` and of
+
+    table: [S, 5 + M] int64, the slot table: generation, end, cap, grammar, verifier and M stop ids
+    stopped: [S] int64, the generation of each slot that has stopped
+    ingested: [S] int32, tokens of each slot that the proposer has
+    ingested_by: [S] int64, the generation that these tokens belong to
+    heads: [S, 3 + N] int64, the drafts that wait for their verdict; see `InFlight`
+    row_counts, token_counts: [C + 2, 3] and [C + 1, N, 6] int64, the counters of `SpecMetrics`
+    ids, confidence, sources, parents, draft_lengths, base_len: the draft buffer, [S, N] or [S]; `NO_PARENTS` for chains
 """
 
 from __future__ import annotations
@@ -10,36 +19,7 @@ from typing import Any
 import numpy as np
 
 from specplug.match.cpu.compiled import compiled
-from specplug.match.cpu.records import Record, RecordType, define
-from specplug.pipeline.cpu.columns import Columns
 from specplug.types.draft import NO_TOKEN
-
-
-class MemoryType(RecordType):
-    """See `Memory`."""
-
-
-class Memory(Record):
-    """All arrays of the kernels; the constructor takes them in this order.
-
-    Attributes:
-        the fields of `Columns`.
-        table: [S, 5 + M] int64, the slot table: generation, end, cap, grammar, verifier and M stop ids.
-        stopped: [S] int64, the generation of each slot that has stopped.
-        ingested: [S] int32, tokens of each slot that the proposer has.
-        ingested_by: [S] int64, the generation that these tokens belong to.
-        heads: [S, 3 + N] int64, the drafts that wait for their verdict; see `InFlight`.
-        row_counts, token_counts: [C + 2, 3] and [C + 1, N, 6] int64, the counters of `SpecMetrics`.
-        ids, confidence, sources, parents, draft_lengths, base_len: the draft buffer, [S, N] or [S]; `NO_PARENTS` for
-            chains.
-    """
-
-
-_OTHERS = (
-    *("table", "stopped", "ingested", "ingested_by", "heads", "row_counts", "token_counts"),
-    *("ids", "confidence", "sources", "parents", "draft_lengths", "base_len"),
-)
-define(Memory, MemoryType, [*Columns._fields, *_OTHERS])
 
 NO_PARENTS = np.zeros((0, 0), np.int32)
 

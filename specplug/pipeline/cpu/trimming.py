@@ -14,7 +14,7 @@ from numba import carray  # type: ignore[attr-defined]
 
 from specplug.match.cpu.compiled import compiled
 from specplug.match.cpu.intrinsics import call_at, struct_at, uint8_at
-from specplug.match.cpu.records import Record, RecordType, define
+from specplug.match.cpu.records import record
 from specplug.pipeline.cpu.kernels import empty
 from specplug.pipeline.draft import DraftStage
 from specplug.types.host_step import FAILED, OK, Int64Struct, TrimArguments, int64_fields
@@ -37,29 +37,20 @@ class CutControl(Int64Struct):
     """Its status, which `trim` writes."""
 
 
-class CutType(RecordType):
-    """See `Cut`."""
-
-
-class Cut(Record):
-    """The memory of one step's cut; the constructor takes the attributes in this order.
-
-    Attributes:
-        control, arguments: the addresses of its `CutControl` and of the trim half's `TrimArguments`.
-        workspace: [S, N] float32, for its own use.
-        kept: [S, N] uint8, of which a step of B rows and K tokens uses the first B * K: 1 for tokens to keep.
-        places: [N] int32, where a row's nodes have moved.
-    """
-
-
-define(Cut, CutType, ["control", "arguments", "workspace", "kept", "places"])
-
 _control_at, _arguments_at = struct_at(CutControl), struct_at(TrimArguments)
 
 
 @compiled
 def trim(memory: Any, cut: Any, batch_size: int, draft_length: int) -> None:
-    """Cut the drafts in `memory`, B rows of at most K tokens, as the cut's control says."""
+    """Cut the drafts in `memory`, B rows of at most K tokens, as the cut's control says.
+
+    Args:
+        memory: see `specplug.pipeline.cpu.kernels`.
+        cut: a record of `control` and `arguments`, the addresses of `CutControl` and of the trim half's
+            `TrimArguments`; `workspace`, [S, N] float32, for its own use; `kept`, [S, N] uint8, of which a step of B
+            rows and K tokens uses the first B * K, 1 for tokens to keep; `places`, [N] int32, where a row's nodes have
+            moved.
+    """
     control = _control_at(cut.control)
     if control.action == LEAVE:
         return
@@ -125,9 +116,12 @@ class StepCut:
             prices=self._prices.ctypes.data,
             prices_after=self._prices_after.ctypes.data,
         )
-        workspace, kept = np.zeros(shape, np.float32), np.zeros(shape, np.uint8)
-        self.record = Cut(  # type: ignore[no-untyped-call]
-            self._control.address, self._arguments.address, workspace, kept, np.zeros(shape[1], np.int32)
+        self.record = record(
+            control=self._control.address,
+            arguments=self._arguments.address,
+            workspace=np.zeros(shape, np.float32),
+            kept=np.zeros(shape, np.uint8),
+            places=np.zeros(shape[1], np.int32),
         )
 
     def prepare(self, plan: StepPlan, batch_size: int) -> bool:

@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from specplug.pipeline.device.columns import Columns, State
+from specplug.pipeline.device.columns import DeviceColumns, DeviceState
 from specplug.pipeline.device.layout import (
     ACCEPTED,
     AFTER_STOP,
@@ -197,8 +197,8 @@ def begin_kernel(  # type: ignore[no-untyped-def]
 
 
 def begin(
-    state: State,
-    columns: Columns,
+    state: DeviceState,
+    columns: DeviceColumns,
     draft: Draft,
     batch_size: int,
     draft_length: int,
@@ -211,8 +211,8 @@ def begin(
     """Report the verified step of B rows to the counters; fill the columns; and empty the rows of the draft.
 
     Args:
-        state: see `State`.  The proposer's tokens are left alone at a draft length of 0.
-        columns: see `Columns`.
+        state: see `DeviceState`.  The proposer's tokens are left alone at a draft length of 0.
+        columns: see `DeviceColumns`.
         draft: [>= B, >= draft_length], the draft buffer.
         batch_size: B, the rows that may draft.
         draft_length: most draft tokens of the step.

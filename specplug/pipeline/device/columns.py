@@ -14,10 +14,10 @@ from specplug.types.draft import Draft
 from specplug.types.verdict import Verdict
 
 LENGTHS, ROOM, KNOWN, NUM_NEW, LIMITS, TAKEN, BASE, PROPOSED, VERIFIED, ACCEPTED, CUT, EMITTED, AFTER_STOP = range(13)
-"""Rows of `Columns.counts`."""
+"""Rows of `DeviceColumns.counts`."""
 
 
-class Columns(NamedTuple):
+class DeviceColumns(NamedTuple):
     """Facts of at most S rows, one entry per row; a batch of B rows uses the first B entries.
 
     Attributes:
@@ -38,7 +38,7 @@ class Columns(NamedTuple):
     taken: Draft
 
     @classmethod
-    def allocate(cls, stage: DraftStage) -> Columns:
+    def allocate(cls, stage: DraftStage) -> DeviceColumns:
         """Return columns of zeros for the batches of a stage."""
         buffer = stage.runners[0].buffer
         max_slots, draft_length = buffer.token_ids.shape
@@ -87,8 +87,8 @@ class Columns(NamedTuple):
         return draft, Verdict(*counts[PROPOSED:])
 
 
-class State(NamedTuple):
-    """State by slot and counters, which the kernels share with the draft stage.
+class DeviceState(NamedTuple):
+    """DeviceState by slot and counters, which the kernels share with the draft stage.
 
     Attributes:
         table: [S, 5 + M] int64, the slot table: generation, end, cap, grammar, verifier and M stop ids.
@@ -111,7 +111,7 @@ class State(NamedTuple):
     token_counts: Tensor
 
     @classmethod
-    def of(cls, stage: DraftStage, table: Tensor, stopped: Tensor) -> State:
+    def of(cls, stage: DraftStage, table: Tensor, stopped: Tensor) -> DeviceState:
         """Return the state of a stage with one proposer; `table` and `stopped` as above."""
         runner, store = stage.runners[0], stage.in_flight.store
         found = (table, stopped, runner.ingested, runner.generations, stage.in_flight.heads)

@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from specplug.pipeline.device.columns import Columns, State
+from specplug.pipeline.device.columns import DeviceColumns, DeviceState
 from specplug.pipeline.device.layout import BASE_LEN, COUNT, DRAFT, LENGTHS, LIMITS, SOURCES, smaller
 from specplug.types.draft import Draft
 
@@ -92,8 +92,8 @@ def finish_kernel(  # type: ignore[no-untyped-def]
 
 
 def finish(
-    state: State,
-    columns: Columns,
+    state: DeviceState,
+    columns: DeviceColumns,
     draft: Draft,
     draft_length: int,
     vocab_size: int,
