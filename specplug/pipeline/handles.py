@@ -21,7 +21,7 @@ from specplug.types.batch import BatchView
 from specplug.types.caps import Distribution, ProposerCaps
 from specplug.types.draft import Draft
 from specplug.types.request import Event
-from specplug.types.transfer import to_device
+from specplug.types.tensors import to_device
 from specplug.types.verdict import Verdict
 
 MOST_QUEUED = 256

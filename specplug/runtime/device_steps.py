@@ -22,7 +22,7 @@ from specplug.types.batch import BatchView, EngineBatch
 from specplug.types.caps import Distribution
 from specplug.types.draft import Draft
 from specplug.types.plan import StepPlan
-from specplug.types.transfer import to_device
+from specplug.types.tensors import to_device
 
 
 class _Rows(NamedTuple):

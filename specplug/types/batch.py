@@ -9,9 +9,8 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import Tensor
 
-from specplug.types.checks import ANY, check_tensor
 from specplug.types.request import Request
-from specplug.types.transfer import to_host
+from specplug.types.tensors import ANY, check_tensor, to_host
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from specplug.errors import ContractError
 from specplug.types.caps import Distribution
-from specplug.types.checks import ANY, check_tensor
 from specplug.types.paths import ROOT, along_paths, best_path, compacted, gather_nodes
+from specplug.types.tensors import ANY, check_tensor
 
 NO_TOKEN = -1
 

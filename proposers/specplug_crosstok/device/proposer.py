@@ -16,7 +16,7 @@ from specplug.types.batch import BatchView
 from specplug.types.caps import Distribution
 from specplug.types.draft import Draft
 from specplug.types.request import BEGINS, Event, RequestEvent
-from specplug.types.transfer import to_device
+from specplug.types.tensors import to_device
 from specplug.types.verdict import Verdict
 from specplug_crosstok.device.step import DeviceStep
 from specplug_crosstok.drawing import GENERATION_BITS
