@@ -11,7 +11,7 @@ from torch import Tensor
 
 from specplug.composing import ComposedProposer, splice
 from specplug.interfaces import PluginContext
-from specplug.types.batch import BatchView
+from specplug.types.batch import EngineBatch
 from specplug.types.draft import Draft
 from specplug.types.request import BEGINS, Event, RequestEvent
 from specplug.types.verdict import Verdict
@@ -40,7 +40,7 @@ class Hybrid(ComposedProposer):
         self._began = self._in_model = 0.0
         self._skipped = self._steps = self._steps_with_model = 0
 
-    def compose(self, batch: BatchView, limits: Tensor, draft: Draft) -> None:
+    def compose(self, batch: EngineBatch, limits: Tensor, draft: Draft) -> None:
         """Draft by lookup, and by the model for the rows that `_rows_for_model` returns."""
         now = time.monotonic()
         if self._began:
@@ -60,7 +60,7 @@ class Hybrid(ComposedProposer):
             splice(draft, drafted)
         splice(draft, found)
 
-    def _rows_for_model(self, batch: BatchView, limits: Tensor, found: Draft) -> Tensor | None:
+    def _rows_for_model(self, batch: EngineBatch, limits: Tensor, found: Draft) -> Tensor | None:
         """Return [B] bool, the rows that gain by the model; None if it should not run."""
         by_lookup = found.survival().sum(1).double().numpy()
         by_model = np.minimum(self.gains.expected(batch.slots.tolist()), limits.numpy())
@@ -72,7 +72,7 @@ class Hybrid(ComposedProposer):
             return torch.from_numpy(rows)
         return None
 
-    def observe(self, batch: BatchView, draft: Draft, verdict: Verdict) -> None:
+    def observe(self, batch: EngineBatch, draft: Draft, verdict: Verdict) -> None:
         """Let the parts learn, and learn what the model's drafts were worth."""
         super().observe(batch, draft, verdict)
         by_model = (draft.source >= self._first_of_model).sum(1)

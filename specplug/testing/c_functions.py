@@ -11,7 +11,7 @@ from torch import Tensor
 
 from specplug.interfaces import HasHostStep
 from specplug.testing.driver import Driver
-from specplug.types.batch import BatchView
+from specplug.types.batch import EngineBatch
 from specplug.types.draft import Draft
 from specplug.types.host_step import OK, HostStep, StepArgument, TrimArgument
 from specplug.types.trim import TrimLimits
@@ -61,7 +61,7 @@ class HostStepDriver(Driver):
         assert isinstance(self.proposer, HasHostStep), f"{self.spec.name}: `host_step`, but it has no such methods"
         self._stepping, self._begins, self._step = self.proposer, begins, self.proposer.host_step()
 
-    def run(self, batch: BatchView, draft_length: int, caps: Tensor) -> Draft:
+    def run(self, batch: EngineBatch, draft_length: int, caps: Tensor) -> Draft:
         """Pass one batch to the function, or to `step`."""
         if self._stepping.is_outdated():
             self._stepping.update()
@@ -80,7 +80,7 @@ class HostStepDriver(Driver):
         return draft
 
 
-def _drafted_by(step: HostStep, batch: BatchView, num_new: Tensor, limits: Tensor, draft: Draft) -> int:
+def _drafted_by(step: HostStep, batch: EngineBatch, num_new: Tensor, limits: Tensor, draft: Draft) -> int:
     """Fill a draft by a C function; return its status."""
     slots, rows = batch.slots.long(), batch.rows.long()
     numbers = np.full(len(StepArgument), -7, np.int64)

@@ -31,7 +31,7 @@ from specplug.plugins.registry import Registry, default_registry
 from specplug.plugins.specs import ProposerSpec
 from specplug.settings.model import Faults, Settings
 from specplug.testing.batches import PLENTY, POISON, make_batch
-from specplug.types.batch import Barrier, BatchView
+from specplug.types.batch import Barrier, EngineBatch
 from specplug.types.caps import Distribution, EngineCaps
 from specplug.types.draft import Draft
 from specplug.types.request import EngineEvent, EngineEventKind, Lifecycle, Reference, Request, RequestEvent
@@ -55,7 +55,7 @@ class Step:
     """Input and output of a proposer at one step."""
 
     names: tuple[str, ...]
-    batch: BatchView
+    batch: EngineBatch
     limits: Tensor
     draft: Draft
 
@@ -193,7 +193,7 @@ class Driver:
         """Return a copy of the request's text."""
         return list(self._occupants[name].tokens)
 
-    def batch(self, order: Sequence[str] | None = None) -> BatchView:
+    def batch(self, order: Sequence[str] | None = None) -> EngineBatch:
         """Return the current batch with its rows in the given order, by default the order in which requests started."""
         occupants = [self._occupants[name] for name in (self._occupants if order is None else order)]
         slots = [occupant.slot for occupant in occupants]
@@ -218,7 +218,7 @@ class Driver:
         """Mark the request's whole text as new at its next step."""
         self._occupants[name].known = 0
 
-    def handed(self, batch: BatchView) -> BatchView:
+    def handed(self, batch: EngineBatch) -> EngineBatch:
         """Return the batch to pass to the proposer; subclasses override this to change it."""
         return batch
 
@@ -261,7 +261,7 @@ class Driver:
             self.proposer.observe(self.handed(self.batch(step.names)), step.draft, verdict)
         return verdict
 
-    def run(self, batch: BatchView, draft_length: int, caps: Tensor) -> Draft:
+    def run(self, batch: EngineBatch, draft_length: int, caps: Tensor) -> Draft:
         """Pass one batch to the proposer; `caps` [B] int32 limits the rows' drafts."""
         batch, distribution = self.handed(batch), self.caps.distribution
         draft = Draft.allocate(

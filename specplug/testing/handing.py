@@ -9,14 +9,14 @@ from torch import Tensor
 
 from specplug.testing.batches import POISON
 from specplug.testing.driver import Driver
-from specplug.types.batch import BatchView
+from specplug.types.batch import EngineBatch
 from specplug.types.draft import Draft
 
 
 class WindowDriver(Driver):
     """Passes only each row's newest tokens, in tables that begin with them and are poisoned after them."""
 
-    def handed(self, batch: BatchView) -> BatchView:
+    def handed(self, batch: EngineBatch) -> EngineBatch:
         """Return the windows."""
         windows = batch.to_host(newest_only=True)
         _outside(windows.tokens, 0, windows.num_new)
@@ -26,7 +26,7 @@ class WindowDriver(Driver):
 class OldTextDriver(Driver):
     """Passes whole tables in which old text is poisoned."""
 
-    def handed(self, batch: BatchView) -> BatchView:
+    def handed(self, batch: EngineBatch) -> EngineBatch:
         """Return the tables."""
         tables = batch.to_host()
         _outside(tables.tokens, tables.lengths - tables.num_new, tables.lengths)
@@ -36,7 +36,7 @@ class OldTextDriver(Driver):
 class OverwritingDriver(Driver):
     """Overwrites all tensors of a batch after its step, as an engine with persistent buffers may do."""
 
-    def run(self, batch: BatchView, draft_length: int, caps: Tensor) -> Draft:
+    def run(self, batch: EngineBatch, draft_length: int, caps: Tensor) -> Draft:
         """Pass one batch to the proposer, then overwrite it."""
         draft = super().run(batch, draft_length, caps)
         for field in fields(batch):

@@ -13,7 +13,7 @@ from specplug.pipeline.draft import DraftStage
 from specplug.pipeline.handles import make_handle
 from specplug.testing.driver import Driver
 from specplug.trim import SurvivalTrimmer
-from specplug.types.batch import BatchView
+from specplug.types.batch import EngineBatch
 from specplug.types.draft import Draft
 
 
@@ -46,7 +46,7 @@ class PipelineDriver(Driver):
             metrics=SpecMetrics(handle.sources, context.caps.max_draft_length, context.device),
         )
 
-    def run(self, batch: BatchView, draft_length: int, caps: Tensor) -> Draft:
+    def run(self, batch: EngineBatch, draft_length: int, caps: Tensor) -> Draft:
         """Pass a dummy batch to the stage, then the real one, which is only ingested at a draft length of 0."""
         self.stage.propose(replace(batch, tokens=batch.tokens.flip(1), is_dummy=True), draft_length, caps)
         if not draft_length:

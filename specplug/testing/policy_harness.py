@@ -18,7 +18,7 @@ from specplug.interfaces import Planner, PluginContext, Trimmer
 from specplug.plugins.specs import PolicySpec
 from specplug.testing.batches import make_batch
 from specplug.testing.driver import NO_OPTIONS
-from specplug.types.batch import BatchView
+from specplug.types.batch import EngineBatch
 from specplug.types.caps import DraftLengthChange, EngineCaps, Ragged
 from specplug.types.draft import Draft
 from specplug.types.paths import ROOT
@@ -157,7 +157,7 @@ class PolicyHarness:
             found.append(above)
         return found
 
-    def verified(self, draft: Draft) -> tuple[BatchView, Draft, Verdict]:
+    def verified(self, draft: Draft) -> tuple[EngineBatch, Draft, Verdict]:
         """Return the arguments of `observe` for `draft` with the first token of each row accepted."""
         rows, device = draft.batch_size, draft.device
         accepted = draft.lengths.clamp(max=1)

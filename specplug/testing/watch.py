@@ -11,7 +11,7 @@ from torch import Tensor
 
 from specplug.errors import ContractError
 from specplug.interfaces import Proposer
-from specplug.types.batch import BatchView
+from specplug.types.batch import EngineBatch
 from specplug.types.draft import Draft
 from specplug.types.request import Event
 from specplug.types.verdict import Verdict
@@ -27,14 +27,14 @@ class WatchedProposer(Proposer):
     def warmup(self) -> None:
         self._proposer.warmup()
 
-    def ingest(self, batch: BatchView) -> None:
+    def ingest(self, batch: EngineBatch) -> None:
         watch("ingest", lambda: self._proposer.ingest(batch), batch=batch)
 
-    def propose(self, batch: BatchView, limits: Tensor, draft: Draft) -> None:
+    def propose(self, batch: EngineBatch, limits: Tensor, draft: Draft) -> None:
         read_only = {"batch": batch, "limits": limits, "draft.base_len": draft.base_len}
         watch("propose", lambda: self._proposer.propose(batch, limits, draft), **read_only)
 
-    def observe(self, batch: BatchView, draft: Draft, verdict: Verdict) -> None:
+    def observe(self, batch: EngineBatch, draft: Draft, verdict: Verdict) -> None:
         read_only = {"batch": batch, "draft": draft, "verdict": verdict}
         watch("observe", lambda: self._proposer.observe(batch, draft, verdict), **read_only)
 

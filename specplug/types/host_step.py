@@ -13,7 +13,7 @@ class StepArgument(enum.IntEnum):
     """Indices of a step's arguments, int64 numbers; B rows with drafts of at most N tokens.
 
     The arrays are in host memory, contiguous unless noted otherwise, and live until the call returns.  Their contents
-    are those of `BatchView`, the limits of `Proposer.propose`, and `Draft`, which arrives empty.
+    are those of `EngineBatch`, the limits of `Proposer.propose`, and `Draft`, which arrives empty.
     """
 
     DATA = 0

@@ -23,7 +23,7 @@ from specplug.plugins.specs import PolicySpec
 from specplug.testing.c_functions import C_FUNCTION
 from specplug.testing.policy_contract import PolicyContract
 from specplug.trim import SurvivalTrimmer, rank_tokens
-from specplug.types.batch import BatchView
+from specplug.types.batch import EngineBatch
 from specplug.types.caps import EngineCaps
 from specplug.types.draft import Draft
 from specplug.types.host_step import OK, HostStep, TrimArgument
@@ -54,7 +54,7 @@ class Trims(SurvivalTrimmer):
     def __init__(self, context: PluginContext) -> None:
         self.accepted = torch.zeros((), dtype=torch.int64, device=context.device)
 
-    def observe(self, batch: BatchView, draft: Draft, verdict: Verdict) -> None:
+    def observe(self, batch: EngineBatch, draft: Draft, verdict: Verdict) -> None:
         self.accepted += verdict.accepted.sum()
 
 
@@ -270,7 +270,7 @@ class ReadsTheBudget(Trims):
 
 
 class ReadsVerdicts(Trims):
-    def observe(self, batch: BatchView, draft: Draft, verdict: Verdict) -> None:
+    def observe(self, batch: EngineBatch, draft: Draft, verdict: Verdict) -> None:
         self.rate = verdict.accepted.sum().item()
 
 
@@ -290,12 +290,12 @@ def _keep_all(arguments: int) -> int:
 
 
 class EditsTheVerdict(Trims):
-    def observe(self, batch: BatchView, draft: Draft, verdict: Verdict) -> None:
+    def observe(self, batch: EngineBatch, draft: Draft, verdict: Verdict) -> None:
         verdict.accepted.add_(1)
 
 
 class LearnsFromSomebody(Trims):
-    def observe(self, batch: BatchView, draft: Draft, verdict: Verdict) -> None:
+    def observe(self, batch: EngineBatch, draft: Draft, verdict: Verdict) -> None:
         best: Tensor = verdict.accepted.max()
         self.accepted += best
 

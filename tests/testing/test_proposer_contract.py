@@ -27,7 +27,7 @@ from specplug.testing.c_functions import C_FUNCTION
 from specplug.testing.contract import ProposerContract
 from specplug.testing.driver import Driver
 from specplug.testing.pipeline_driver import PipelineDriver
-from specplug.types.batch import BatchView
+from specplug.types.batch import EngineBatch
 from specplug.types.caps import Distribution, ProposerCaps
 from specplug.types.draft import Draft
 from specplug.types.host_step import OK, HostStep
@@ -50,26 +50,26 @@ class Lookup(Proposer):
         self.history: dict[Hashable, list[int]] = {}
         self.accepted = 0
 
-    def ingest(self, batch: BatchView) -> None:
+    def ingest(self, batch: EngineBatch) -> None:
         for row, (length, new) in enumerate(zip(batch.lengths.tolist(), batch.num_new.tolist(), strict=True)):
             known = self.history.setdefault(self.key(batch, row), [])
             known += self.text(batch, row)[length - new : length]
 
-    def propose(self, batch: BatchView, limits: Tensor, draft: Draft) -> None:
+    def propose(self, batch: EngineBatch, limits: Tensor, draft: Draft) -> None:
         for row, limit in enumerate(limits.tolist()):
             text = self.history[self.key(batch, row)][self.begin(batch, row) :]
             self.write(draft, row, self.look_up(text, limit))
 
-    def observe(self, batch: BatchView, draft: Draft, verdict: Verdict) -> None:
+    def observe(self, batch: EngineBatch, draft: Draft, verdict: Verdict) -> None:
         self.accepted += int(verdict.accepted.sum())
 
-    def key(self, batch: BatchView, row: int) -> Hashable:
+    def key(self, batch: EngineBatch, row: int) -> Hashable:
         return int(batch.slots[row]), int(batch.generations[row])
 
-    def text(self, batch: BatchView, row: int) -> list[int]:
+    def text(self, batch: EngineBatch, row: int) -> list[int]:
         return batch.tokens[int(batch.rows[row]), : int(batch.lengths[row])].tolist()
 
-    def begin(self, batch: BatchView, row: int) -> int:
+    def begin(self, batch: EngineBatch, row: int) -> int:
         return max((barrier.stop for barrier in batch.barriers if barrier.row == row), default=0)
 
     def look_up(self, text: list[int], limit: int) -> list[int]:
@@ -104,7 +104,7 @@ class Drawn(Lookup):
 class Incremental(Lookup):
     """Reads the new tokens at any position, and starts over when all are new."""
 
-    def ingest(self, batch: BatchView) -> None:
+    def ingest(self, batch: EngineBatch) -> None:
         for row, (length, new) in enumerate(zip(batch.lengths.tolist(), batch.num_new.tolist(), strict=True)):
             first = 0 if batch.first is None else int(batch.first[row])
             text = batch.tokens[int(batch.rows[row]), length - new - first : length - first].tolist()
@@ -152,13 +152,13 @@ class Silent(Lookup):
 
 
 class Resizes(Lookup):
-    def propose(self, batch: BatchView, limits: Tensor, draft: Draft) -> None:
+    def propose(self, batch: EngineBatch, limits: Tensor, draft: Draft) -> None:
         super().propose(batch, limits, draft)
         draft.confidence.resize_(draft.batch_size, draft.draft_length + 1)
 
 
 class NeedsLongIndices(Lookup):
-    def ingest(self, batch: BatchView) -> None:
+    def ingest(self, batch: EngineBatch) -> None:
         batch.tokens.take(batch.rows)
         super().ingest(batch)
 
@@ -236,28 +236,28 @@ class OwnsUpToOthers(DrawnFromOthers):
 
 
 class IngestsWhenItDrafts(Lookup):
-    def ingest(self, batch: BatchView) -> None:
+    def ingest(self, batch: EngineBatch) -> None:
         pass
 
-    def propose(self, batch: BatchView, limits: Tensor, draft: Draft) -> None:
+    def propose(self, batch: EngineBatch, limits: Tensor, draft: Draft) -> None:
         super().ingest(batch)
         super().propose(batch, limits, draft)
 
 
 class NeedsARow(Lookup):
-    def ingest(self, batch: BatchView) -> None:
+    def ingest(self, batch: EngineBatch) -> None:
         int(batch.lengths.max())
         super().ingest(batch)
 
 
 class CleansTheTable(Lookup):
-    def ingest(self, batch: BatchView) -> None:
+    def ingest(self, batch: EngineBatch) -> None:
         batch.tokens.clamp_(max=self.context.vocab_size - 1)
         super().ingest(batch)
 
 
 class LowersLimits(Lookup):
-    def propose(self, batch: BatchView, limits: Tensor, draft: Draft) -> None:
+    def propose(self, batch: EngineBatch, limits: Tensor, draft: Draft) -> None:
         super().propose(batch, limits.clamp_(max=2), draft)
 
 
@@ -268,41 +268,41 @@ class MovesTheBase(Lookup):
 
 
 class KeyedByRow(Lookup):
-    def key(self, batch: BatchView, row: int) -> Hashable:
+    def key(self, batch: EngineBatch, row: int) -> Hashable:
         return row
 
 
 class ReadsBeyondTheLength(Lookup):
-    def propose(self, batch: BatchView, limits: Tensor, draft: Draft) -> None:
+    def propose(self, batch: EngineBatch, limits: Tensor, draft: Draft) -> None:
         for row, limit in enumerate(limits.tolist()):
             text, length = batch.tokens[int(batch.rows[row])].tolist(), int(batch.lengths[row])
             self.write(draft, row, text[length : length + limit])
 
 
 class TakesSlotsForTableRows(Lookup):
-    def text(self, batch: BatchView, row: int) -> list[int]:
+    def text(self, batch: EngineBatch, row: int) -> list[int]:
         return batch.tokens[int(batch.slots[row]), : int(batch.lengths[row])].tolist()
 
 
 class BlindToBarriers(Lookup):
-    def begin(self, batch: BatchView, row: int) -> int:
+    def begin(self, batch: EngineBatch, row: int) -> int:
         return 0
 
 
 class ExpectsOneTokenAStep(Lookup):
-    def ingest(self, batch: BatchView) -> None:
+    def ingest(self, batch: EngineBatch) -> None:
         for row in range(batch.batch_size):
             text, key = self.text(batch, row), self.key(batch, row)
             self.history[key] = [*self.history[key], text[-1]] if key in self.history else text
 
 
 class KeyedBySlot(Lookup):
-    def key(self, batch: BatchView, row: int) -> Hashable:
+    def key(self, batch: EngineBatch, row: int) -> Hashable:
         return int(batch.slots[row])
 
 
 class KeyedByRequest(Lookup):
-    def key(self, batch: BatchView, row: int) -> Hashable:
+    def key(self, batch: EngineBatch, row: int) -> Hashable:
         assert batch.request_ids is not None
         return batch.request_ids[row]
 
@@ -325,12 +325,12 @@ class DependsOnTheInstance(Lookup):
 
 
 class FailsToLearn(Lookup):
-    def observe(self, batch: BatchView, draft: Draft, verdict: Verdict) -> None:
+    def observe(self, batch: EngineBatch, draft: Draft, verdict: Verdict) -> None:
         verdict.accepted.tolist()[draft.batch_size]
 
 
 class EditsTheVerdict(Lookup):
-    def observe(self, batch: BatchView, draft: Draft, verdict: Verdict) -> None:
+    def observe(self, batch: EngineBatch, draft: Draft, verdict: Verdict) -> None:
         verdict.accepted.add_(1)
 
 
@@ -344,7 +344,7 @@ class BoundToItsThread(Lookup):
         super().__init__(context)
         self.thread = threading.get_ident()
 
-    def ingest(self, batch: BatchView) -> None:
+    def ingest(self, batch: EngineBatch) -> None:
         if threading.get_ident() != self.thread:
             raise RuntimeError("used in another thread than created in")
         super().ingest(batch)
@@ -362,7 +362,7 @@ class AppendsWhatIsNew(Incremental):
 class KeepsTheTable(Incremental):
     lengths: Tensor | None = None
 
-    def ingest(self, batch: BatchView) -> None:
+    def ingest(self, batch: EngineBatch) -> None:
         if self.lengths is not None and int(self.lengths.max()) > self.context.max_length:
             self.history.clear()
         super().ingest(batch)
@@ -453,7 +453,7 @@ def test_every_clause_has_a_planted_proposer() -> None:
 
 def test_dummy_steps_that_reach_the_proposer_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     class Leaks(PipelineDriver):
-        def run(self, batch: BatchView, draft_length: int, caps: Tensor) -> Draft:
+        def run(self, batch: EngineBatch, draft_length: int, caps: Tensor) -> Draft:
             self.proposer.ingest(replace(batch, tokens=batch.tokens.flip(1), is_dummy=True))
             return super().run(batch, draft_length, caps)
 

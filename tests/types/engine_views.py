@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from specplug.types.batch import BatchView
+from specplug.types.batch import EngineBatch
 from specplug.types.draft import Draft
 from specplug.types.request import Request
 from tests.types.recorded_states import JUNK, SGLANG, TRANSFORMERS, VLLM_V1, VLLM_V2, VOCAB
@@ -27,21 +27,21 @@ def drafts(rows: list[list[int]], draft_length: int) -> Draft:
     return draft
 
 
-def text(batch: BatchView, row: int) -> list[int]:
+def text(batch: EngineBatch, row: int) -> list[int]:
     return batch.tokens[batch.rows[row], : batch.lengths[row]].tolist()
 
 
-def new_tokens(batch: BatchView, row: int) -> list[int]:
+def new_tokens(batch: EngineBatch, row: int) -> list[int]:
     return text(batch, row)[int(batch.lengths[row] - batch.num_new[row]) :]
 
 
-def vllm_v2_batch() -> BatchView:
+def vllm_v2_batch() -> EngineBatch:
     state = {name: torch.from_numpy(array) for name, array in VLLM_V2["req_states"].items()}
     slots = torch.from_numpy(VLLM_V2["idx_mapping"])
     lengths = state["total_len"][slots]
     sampled = torch.from_numpy(VLLM_V2["num_sampled"])
     fresh = torch.isin(slots, ints(VLLM_V2["new_slots"]))
-    return BatchView(
+    return EngineBatch(
         slots=slots,
         generations=torch.from_numpy(VLLM_V2["generation"])[slots],
         rows=slots,
@@ -57,7 +57,7 @@ def vllm_v2_batch() -> BatchView:
     )
 
 
-def vllm_v1_steps() -> tuple[BatchView, BatchView, np.ndarray]:
+def vllm_v1_steps() -> tuple[EngineBatch, EngineBatch, np.ndarray]:
     """The batches before and after "a" left, and the runner's own array."""
     array = VLLM_V1["token_ids_cpu"].copy()
     before = _vllm_v1_batch(array, VLLM_V1["before"], num_new=[4, 5, 4])
@@ -71,13 +71,13 @@ def vllm_v1_steps() -> tuple[BatchView, BatchView, np.ndarray]:
     return frozen, _vllm_v1_batch(array, VLLM_V1["after"], num_new), array
 
 
-def _vllm_v1_batch(array: np.ndarray, step: dict, num_new: list[int]) -> BatchView:
+def _vllm_v1_batch(array: np.ndarray, step: dict, num_new: list[int]) -> EngineBatch:
     slot_of = {request_id: slot for slot, request_id in enumerate(VLLM_V1["before"]["req_ids"])}  # the adapter's
     ids = step["req_ids"]
     lengths = torch.from_numpy(step["num_tokens_no_spec"])
     known = [VLLM_V1["requests"][request_id] for request_id in ids]
     most = [min(r["prompt"] + r["max_tokens"], VLLM_V1["max_model_len"]) for r in known]
-    return BatchView(
+    return EngineBatch(
         slots=ints([slot_of[request_id] for request_id in ids]),
         generations=torch.zeros(len(ids), dtype=torch.int64),
         rows=torch.arange(len(ids)),
@@ -97,7 +97,7 @@ def _vllm_v1_batch(array: np.ndarray, step: dict, num_new: list[int]) -> BatchVi
     )
 
 
-def sglang_batch() -> BatchView:
+def sglang_batch() -> EngineBatch:
     pool = torch.full((SGLANG["pool_size"], SGLANG["context_length"]), JUNK, dtype=torch.int32)
     lengths, num_new = [], []
     for row, req in enumerate(SGLANG["reqs"]):
@@ -112,7 +112,7 @@ def sglang_batch() -> BatchView:
     ids = [req["rid"] for req in SGLANG["reqs"]]
     prompts = [len(req["origin_input_ids"]) for req in SGLANG["reqs"]]
     slots = torch.tensor([req["req_pool_idx"] for req in SGLANG["reqs"]])
-    return BatchView(
+    return EngineBatch(
         slots=slots,
         generations=torch.zeros(len(ids), dtype=torch.int64),
         rows=slots,
@@ -128,7 +128,7 @@ def sglang_batch() -> BatchView:
     )
 
 
-def sglang_tree(batch: BatchView, draft: Draft) -> tuple[Tensor, Tensor]:
+def sglang_tree(batch: EngineBatch, draft: Draft) -> tuple[Tensor, Tensor]:
     """Tokens [bs * n] int64, node 0 being the last real token, and the mask [bs * n * n] of what each node sees."""
     size, n = draft.batch_size, draft.draft_length + 1
     last = batch.tokens[batch.rows, batch.lengths.long() - 1]
@@ -143,10 +143,10 @@ def sglang_tree(batch: BatchView, draft: Draft) -> tuple[Tensor, Tensor]:
     return tokens.reshape(-1), mask.reshape(-1)
 
 
-def transformers_batch() -> BatchView:
+def transformers_batch() -> EngineBatch:
     slots = torch.tensor(TRANSFORMERS["running"])
     held = {name: torch.from_numpy(TRANSFORMERS[name])[slots] for name in ("generation", "length", "remaining")}
-    return BatchView(
+    return EngineBatch(
         slots=slots,
         generations=held["generation"],
         rows=slots,

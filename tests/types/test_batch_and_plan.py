@@ -1,4 +1,4 @@
-"""BatchView's own arithmetic, and the host types beside it."""
+"""EngineBatch's own arithmetic, and the host types beside it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from specplug.errors import ContractError, SettingsError
 from specplug.plugins.specs import ProposerSpec
-from specplug.types.batch import Barrier, BatchView
+from specplug.types.batch import Barrier, EngineBatch
 from specplug.types.caps import Distribution, DraftLengthChange, EngineCaps, ProposerCaps, VerifierCaps
 from specplug.types.plan import NO_SPECULATION, StepPlan
 from specplug.types.request import Request, RequestOptions
@@ -24,14 +24,14 @@ def ints(values) -> torch.Tensor:
     return torch.tensor(values, dtype=torch.int32)
 
 
-def make_batch(texts: list[list[int]], *, room=None, sampled=None) -> BatchView:
+def make_batch(texts: list[list[int]], *, room=None, sampled=None) -> EngineBatch:
     """Rows 0, 1, ... live in slots B-1, B-2, ...; the table is longer than any text and its tail is junk."""
     size = len(texts)
     slots = torch.arange(size).flip(0)
     tokens = torch.full((size, 12), JUNK, dtype=torch.int32)
     for slot, ids in zip(slots.tolist(), texts, strict=True):
         tokens[slot, : len(ids)] = ints(ids)
-    return BatchView(
+    return EngineBatch(
         slots=slots,
         generations=torch.arange(size) + 10,
         rows=slots,
@@ -49,7 +49,7 @@ def make_batch(texts: list[list[int]], *, room=None, sampled=None) -> BatchView:
     )
 
 
-def row_of(batch: BatchView, row: int) -> dict:
+def row_of(batch: EngineBatch, row: int) -> dict:
     """Return one row's values, independent of its position."""
     per_row = ("slots", "generations", "lengths", "num_new", "sampled", "room", "temperature", "grammar")
     values = {name: getattr(batch, name)[row].item() for name in per_row}
@@ -80,7 +80,7 @@ class TestLimits:
         assert on_meta.limits(3, torch.empty(1, device="meta")).device.type == "meta"
 
 
-class TestBatchView:
+class TestViews:
     def test_host_snapshot_is_independent(self):
         batch = make_batch([[1, 2, 3], [4, 5]])
         seen = [row_of(batch, row) for row in (0, 1)]
@@ -144,7 +144,7 @@ class TestBatchView:
     def test_validate_names_what_is_malformed(self, name, wrong):
         batch = make_batch([[1], [2]])
         batch.validate()
-        with pytest.raises(ContractError, match=rf"BatchView\.{name} is malformed; found \(.*; expected "):
+        with pytest.raises(ContractError, match=rf"EngineBatch\.{name} is malformed; found \(.*; expected "):
             replace(batch, **{name: wrong}).validate()
 
 

@@ -1,4 +1,4 @@
-"""Each of BatchView, Draft, Verdict and EngineCaps, built from recorded states of all four engines."""
+"""Each of EngineBatch, Draft, Verdict and EngineCaps, built from recorded states of all four engines."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import pickle
 import numpy as np
 import torch
 
-from specplug.types.batch import BatchView
+from specplug.types.batch import EngineBatch
 from specplug.types.caps import Distribution, DraftLengthChange, EngineCaps, Ragged
 from specplug.types.draft import Draft
 from specplug.types.verdict import Outcome, Verdict
@@ -25,7 +25,7 @@ from tests.types.engine_views import (
 from tests.types.recorded_states import JUNK, LAUNCH, SGLANG, TRANSFORMERS, VLLM_V1, VLLM_V2, VOCAB
 
 
-def check_batch(batch: BatchView) -> None:
+def check_batch(batch: EngineBatch) -> None:
     """Check what holds for every engine: the view is well formed, and all its tokens are real."""
     batch.validate()
     for row in range(batch.batch_size):

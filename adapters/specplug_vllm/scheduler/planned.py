@@ -20,7 +20,7 @@ from specplug.runtime.step_planner import UNREPORTED, Bounds, Fate, Launched, St
 from specplug.types.caps import DraftLengthChange
 from specplug.types.plan import StepPlan
 from specplug_vllm import seams, step_metadata
-from specplug_vllm.config import engine_caps, resolved, runner_of, target_model
+from specplug_vllm.config import engine_caps, resolved, runner_of, target_fields
 from specplug_vllm.startup import recurrent
 from specplug_vllm.worker import status
 from specplug_vllm.worker.requests import fields_of
@@ -204,7 +204,7 @@ def planning_of(vllm_config: Any) -> StepPlanner[Any]:
         max_slots=vllm_config.scheduler_config.max_num_seqs,
         max_length=longest,
         seed=found.settings.seed,
-        target=target_model(vllm_config),
+        **target_fields(vllm_config),
     )
 
     def bounds(request: Any) -> Bounds:
