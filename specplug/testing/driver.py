@@ -85,6 +85,8 @@ class _Occupant:
 class Driver:
     """An engine's view of one proposer.  As a context manager it closes the proposer on exit.
 
+    The attribute `proposer` may be replaced by a wrapper, see `specplug.testing.wrappers`.
+
     Args:
         spec, options: the proposer, and its own settings as arguments of its options model.
         vocab_size, max_slots, max_length, max_draft_length: the engine's; the drafts of a step may be shorter.
@@ -214,13 +216,9 @@ class Driver:
             device=context.device,
         )
 
-    def hand_again(self, name: str) -> None:
+    def resend(self, name: str) -> None:
         """Mark the request's whole text as new at its next step."""
         self._occupants[name].known = 0
-
-    def handed(self, batch: EngineBatch) -> EngineBatch:
-        """Return the batch to pass to the proposer; subclasses override this to change it."""
-        return batch
 
     def step(
         self, draft_length: int, *, order: Sequence[str] | None = None, caps: Mapping[str, int] | None = None
@@ -234,8 +232,8 @@ class Driver:
         bounds = torch.tensor(
             [draft_length if caps is None else caps.get(name, draft_length) for name in names], dtype=torch.int32
         )
-        bounds = bounds.to(batch.device)
-        step = Step(names, batch, batch.limits(draft_length, bounds), self.run(batch, draft_length, bounds))
+        limits = batch.limits(draft_length, bounds.to(batch.device))
+        step = Step(names, batch, limits, self.run(batch, draft_length, limits))
         self._reset_slots.difference_update(self._occupants[name].slot for name in names)
         for name in names:
             self._occupants[name].known = len(self._occupants[name].tokens)
@@ -258,12 +256,12 @@ class Driver:
         outcome = Outcome(step.draft.lengths.clone(), int32(accepted), int32(emitted))
         verdict = Verdict.build(step.draft.lengths, outcome)
         if self.caps.learns:
-            self.proposer.observe(self.handed(self.batch(step.names)), step.draft, verdict)
+            self.proposer.observe(self.batch(step.names), step.draft, verdict)
         return verdict
 
-    def run(self, batch: EngineBatch, draft_length: int, caps: Tensor) -> Draft:
-        """Pass one batch to the proposer; `caps` [B] int32 limits the rows' drafts."""
-        batch, distribution = self.handed(batch), self.caps.distribution
+    def run(self, batch: EngineBatch, draft_length: int, limits: Tensor) -> Draft:
+        """Pass one batch to the proposer; `limits` [B] int32 are the most draft tokens of each row."""
+        distribution = self.caps.distribution
         draft = Draft.allocate(
             batch.batch_size,
             draft_length,
@@ -275,7 +273,6 @@ class Driver:
             sources=self.proposer.sources or (self.spec.name,),
         )
         draft.reset(batch.lengths)
-        limits = batch.limits(draft_length, caps)
         self.proposer.step(batch, limits if draft_length else None, draft if draft_length else None)
         return draft
 

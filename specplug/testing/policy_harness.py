@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import fields, replace
+from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 from unittest.mock import patch
@@ -23,6 +23,7 @@ from specplug.types.caps import DraftLengthChange, EngineCaps, Ragged
 from specplug.types.draft import Draft
 from specplug.types.paths import ROOT
 from specplug.types.plan import HostStats, Price, RequestStats, StepCost, StepPlan, StepReport
+from specplug.types.tensors import map_tensors
 from specplug.types.trim import TrimLimits
 from specplug.types.verdict import Outcome, Verdict
 
@@ -115,7 +116,7 @@ class PolicyHarness:
         self, draft: Draft, budget: int, price: float = 0.0, *, rank: int = 0, trimmer: Trimmer | None = None
     ) -> Draft:
         """Return a trimmed copy of `draft`, by a new trim half unless one is given."""
-        copy = _mapped(draft, Tensor.clone)
+        copy = map_tensors(draft, Tensor.clone)
         trimmed = (trimmer or self.trimmer(rank=rank)).trim(copy, self.limits(draft, budget, price))
         trimmed.validate()
         return trimmed
@@ -140,7 +141,7 @@ class PolicyHarness:
 
     def rows(self, draft: Draft, order: Tensor) -> Draft:
         """Return the draft with its rows in another order."""
-        return _mapped(draft, lambda tensor: tensor[order])
+        return map_tensors(draft, lambda tensor: tensor[order])
 
     def nodes(self, draft: Draft) -> list[list[tuple[int, float]]]:
         """Return each row's tokens with their confidences."""
@@ -176,14 +177,6 @@ class PolicyHarness:
             device=device or torch.device("cpu"),
             rank=rank,
         )
-
-
-def _mapped(draft: Draft, change: Callable[[Tensor], Tensor]) -> Draft:
-    changed: dict[str, Any] = {}
-    for field in fields(draft):
-        value = getattr(draft, field.name)
-        changed[field.name] = change(value) if isinstance(value, Tensor) else value
-    return Draft(**changed)
 
 
 def stats_of(count: int, step: int = 0, cap: int | None = None) -> HostStats:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -20,11 +21,12 @@ from specplug.interfaces import PluginContext, Verifier
 from specplug.plugins.specs import VerifierSpec
 from specplug.testing.driver import NO_OPTIONS
 from specplug.testing.output_distribution import MISTAKEN_DISTRIBUTIONS, Case, Knobs, TinyModel, distribution_error
-from specplug.testing.verify_steps import VerifyStep, moved, tensors
+from specplug.testing.verify_steps import VerifyStep, moved
+from specplug.testing.wrappers import watch
 from specplug.types.caps import Distribution, EngineCaps
 from specplug.types.draft import NO_TOKEN, Draft
 from specplug.types.verification import SamplingBatch, TargetLogits, Uniforms, Verification
-from specplug.verify.fitting import FittedVerifier
+from specplug.verify.draft_distribution import FittedVerifier
 
 EXACT = 1e-5
 """Largest error of an enumerated probability that counts as rounding; planted mistakes are off by more than 1e-3."""
@@ -160,12 +162,9 @@ class VerifierContract:
                 moved(it, self.device)
                 for it in (step.draft, TargetLogits.dense(step.dense.clone()), step.sampling, step.uniforms)
             )
-            arguments = {"draft": draft, "target": target, "sampling": sampling, "uniforms": numbers}
-            before = {who: {name: t.clone() for name, t in tensors(it).items()} for who, it in arguments.items()}
-            self.verifier().verify(draft, target, sampling, numbers)  # type: ignore[arg-type]
-            for who, argument in arguments.items():
-                for name, tensor in tensors(argument).items():
-                    assert torch.equal(tensor, before[who][name]), f"{self.who}: has changed {who}.{name}"
+            verifier, arguments = self.verifier(), {"draft": draft, "target": target, "sampling": sampling}
+            action = partial(verifier.verify, draft, target, sampling, numbers)  # type: ignore[arg-type]
+            watch(f"{self.who}: verify", action, **arguments, uniforms=numbers)
 
     def test_reads_nothing_back(self) -> None:
         """No value is read on the host; tensors on "meta" have no values, so reading one raises."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 import torch
@@ -11,6 +11,7 @@ from torch import Tensor
 from specplug.interfaces import Verifier
 from specplug.types.caps import Distribution
 from specplug.types.draft import Draft
+from specplug.types.tensors import map_tensors, tensors_of
 from specplug.types.verification import SamplingBatch, TargetLogits, Uniforms, Verification
 from specplug.verify.random import uniforms
 from specplug.verify.target import target_probs
@@ -87,7 +88,7 @@ class VerifyStep:
             draft_probs=cut(self.draft.draft_probs, draft_length),
             drawn=cut(self.draft.drawn, draft_length),
         )
-        knobs: dict[str, Any] = {name: tensor[index] for name, tensor in tensors(self.sampling).items()}
+        knobs: dict[str, Any] = {name: tensor[index] for name, tensor in tensors_of(self.sampling).items()}
         sampling = replace(self.sampling, **knobs)
         numbers = Uniforms(cut(self.uniforms.accept, draft_length), cut(self.uniforms.draw, draft_length + 1))
         return VerifyStep(draft, cut(self.dense, draft_length + 1), sampling, numbers)
@@ -133,12 +134,6 @@ class VerifyStep:
         return replace(self, draft=draft, sampling=plain)
 
 
-def tensors(value: object) -> dict[str, Tensor]:
-    """Return the tensors of a draft, of sampling parameters, or of another dataclass, by attribute."""
-    named = {field.name: getattr(value, field.name) for field in fields(value)}  # type: ignore[arg-type]
-    return {name: tensor for name, tensor in named.items() if isinstance(tensor, Tensor)}
-
-
-def moved(value: T, device: str) -> T:
+def moved(record: T, device: str) -> T:
     """Return a dataclass with its tensors on `device`."""
-    return replace(value, **{name: tensor.to(device) for name, tensor in tensors(value).items()})  # type: ignore[type-var]
+    return map_tensors(record, lambda tensor: tensor.to(device))

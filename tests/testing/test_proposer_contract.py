@@ -26,7 +26,7 @@ from specplug.testing.batches import POISON, make_batch
 from specplug.testing.c_functions import C_FUNCTION
 from specplug.testing.contract import ProposerContract
 from specplug.testing.driver import Driver
-from specplug.testing.pipeline_driver import PipelineDriver
+from specplug.testing.wrappers import StagedProposer
 from specplug.types.batch import EngineBatch
 from specplug.types.caps import Distribution, ProposerCaps
 from specplug.types.draft import Draft
@@ -452,12 +452,12 @@ def test_every_clause_has_a_planted_proposer() -> None:
 
 
 def test_dummy_steps_that_reach_the_proposer_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Leaks(PipelineDriver):
-        def run(self, batch: EngineBatch, draft_length: int, caps: Tensor) -> Draft:
+    class Leaks(StagedProposer):
+        def step(self, batch: EngineBatch, limits: Tensor | None, draft: Draft | None) -> None:
             self.proposer.ingest(replace(batch, tokens=batch.tokens.flip(1), is_dummy=True))
-            return super().run(batch, draft_length, caps)
+            super().step(batch, limits, draft)
 
-    monkeypatch.setattr("specplug.testing.contract.PipelineDriver", Leaks)
+    monkeypatch.setattr("specplug.testing.contract.StagedProposer", Leaks)
     with pytest.raises(AssertionError, match="the pipeline"):
         contract_of(Lookup)().test_works_through_the_pipeline()
 

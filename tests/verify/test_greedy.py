@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 
 from specplug.types.draft import NO_TOKEN, Draft
 from specplug.types.verification import SamplingBatch, TargetLogits, Uniforms
-from specplug.verify.greedy import verify_greedy
-from specplug.verify.reference import ReferenceVerifier
+from specplug.verify.reference import ReferenceVerifier, verify_greedy
 from tests.mutants import LOSSY_MUTANTS
 
 VOCAB = 4

@@ -12,9 +12,10 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from specplug.errors import ContractError
-from specplug.testing.verify_steps import VerifyStep, tensors
+from specplug.testing.verify_steps import VerifyStep
 from specplug.types.caps import Distribution
 from specplug.types.draft import Draft
+from specplug.types.tensors import tensors_of
 from specplug.types.verification import SamplingBatch, TargetLogits, Uniforms
 from specplug.verify.draft_distribution import was_drawn, write_probs
 from specplug.verify.random import uniforms
@@ -38,7 +39,7 @@ def steps(draw):
 @given(steps())
 def test_only_possible_tokens_are_emitted(step):
     result = step.verify(VERIFIER)
-    distribution = target_probs(step.dense, **tensors(step.sampling))
+    distribution = target_probs(step.dense, **tensors_of(step.sampling))
     emitted = torch.arange(step.draft.draft_length + 1) < result.num_emitted[:, None]
     chance = distribution.gather(2, result.token_ids.long().clamp(min=0)[:, :, None])[:, :, 0]
     assert (chance[emitted] > 0).all()
