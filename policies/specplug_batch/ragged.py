@@ -15,8 +15,7 @@ from specplug.interfaces import Planner, PluginContext
 from specplug.types.plan import NO_SPECULATION, HostStats, StepCost, StepPlan, StepReport
 from specplug_batch.gains import Gains
 from specplug_batch.gate import DECIDE_EVERY, EARLY, GAIN_TO_KEEP, GAIN_TO_START, LIKE, TRIALS, Probes, size_class
-from specplug_batch.options import BatchOptions
-from specplug_batch.roofline import Roofline
+from specplug_batch.options import BatchOptions, Roofline
 
 _TOKENS_PER_ROW = (0.125, 0.25, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, 8.0, 12.0, 16.0, 32.0)
 """Draft tokens per row at which the cost of a step is predicted."""

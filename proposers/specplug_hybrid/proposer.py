@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor
 
 from specplug.composing import ComposedProposer, splice
@@ -16,7 +17,16 @@ from specplug.types.draft import Draft
 from specplug.types.request import BEGINS, Event, RequestEvent
 from specplug.types.verdict import Verdict
 from specplug_hybrid.gains import Gains
-from specplug_hybrid.options import HybridSettings
+
+
+class HybridSettings(BaseModel):
+    """The two proposers; each takes its own settings under `options.<name>`."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    lookup: str = Field(default="ngram", description="the proposer that looks drafts up, which costs next to nothing")
+    model: str = Field(default="crosstok", description="the proposer that runs a model")
+
 
 LOOKUP, MODEL = range(2)
 _TRIED_EVERY = 64  # steps after which the model is tried again although it does not pay

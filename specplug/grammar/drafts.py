@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from specplug.faults import FaultGuard
-from specplug.grammar.follow import GrammarState, follow
+from specplug.grammar.states import GrammarState, follow
 from specplug.types.caps import Distribution
 from specplug.types.draft import Draft, chain_parents
 from specplug.types.verdict import Forced, Outcome, Verdict

@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 
 from specplug.faults import FaultGuard
 from specplug.grammar.drafts import SOURCE, Completer, complete, separated
-from specplug.grammar.follow import CERTAIN, LIKELY, follow
-from specplug.grammar.states import AllowedState, MaskState, bit, bits_of, only_bit
+from specplug.grammar.states import CERTAIN, LIKELY, AllowedState, MaskState, bit, bits_of, follow, only_bit
 from specplug.metrics import SpecMetrics
 from specplug.testing.batches import make_batch
 from specplug.text.jump_forward import JumpForwardTokenizer

@@ -20,10 +20,8 @@ from specplug.types.caps import DraftLengthChange, EngineCaps, Ragged
 from specplug.types.plan import HostStats, Price, RequestStats, StepCost, StepPlan, StepReport
 from specplug_adaptive import plugin
 from specplug_adaptive.acceptance import Acceptance
-from specplug_adaptive.caps import worthwhile
-from specplug_adaptive.costs import TokenCosts
-from specplug_adaptive.options import AdaptiveOptions
-from specplug_adaptive.policy import AdaptivePlanner, NoCaps, build
+from specplug_adaptive.costs import TokenCosts, worthwhile
+from specplug_adaptive.policy import AdaptiveOptions, AdaptivePlanner, NoCaps, build
 
 
 def spec() -> PolicySpec:

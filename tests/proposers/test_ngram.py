@@ -30,8 +30,7 @@ from specplug.testing.driver import Driver
 from specplug.types.caps import EngineCaps
 from specplug.types.request import Reference, Request
 from specplug_ngram import plugin
-from specplug_ngram.options import ReferenceSettings
-from specplug_ngram.reference import OWN_TEXT, REFERENCE, NgramReference
+from specplug_ngram.reference import OWN_TEXT, REFERENCE, NgramReference, ReferenceSettings
 from tests.proposers.lookup_contract import LookupContract, on_engine
 
 
