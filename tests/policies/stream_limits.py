@@ -34,17 +34,3 @@ class StreamLimits:
             taken = min(backlog, max(left, LONGEST))
             self._backlog[row] -= taken
             left -= taken
-
-    def evidence(self, could_draft):
-        """Return the rows of which a step with drafts is reported, [B] bool."""
-        return could_draft
-
-
-class FormerLimits(StreamLimits):
-    """At most 64 tokens of each row a step, and padding of rows that could not draft reported as rejected drafts."""
-
-    def _ingest(self):
-        self._backlog -= np.minimum(self._backlog, 64)
-
-    def evidence(self, could_draft):
-        return np.ones_like(could_draft)

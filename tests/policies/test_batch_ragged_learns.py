@@ -59,11 +59,11 @@ class Fixed:
 class Server:
     """An engine with ragged rows whose plans come one step late, and drafts from a proposer in its stream."""
 
-    def __init__(self, surface, planner=None, seed=1, limits=None, noise=0.03, drafting=None):
+    def __init__(self, surface, planner=None, seed=1, noise=0.03, drafting=None):
         self._noise, self._drafting = noise, drafting  # milliseconds of a step that drafts, if the engine tells
         self._surface, self._rng = SURFACES[surface], np.random.default_rng(seed)
         self.planner = planner or RaggedPlanner(PluginContext(CAPS, options=BatchOptions()))
-        self._limits, self._can_draft = limits or StreamLimits(), None
+        self._limits, self._can_draft = StreamLimits(), None
         self._plan, self._step, self._kinds, self._last = StepPlan(0), 0, 0, None
         self._rests, self._reported = 0, True
 
@@ -97,7 +97,7 @@ class Server:
             reported = None if self._drafting is None else 1e-3 * self._drafting * (plan.draft_length > 0)
             work = requests, requests + int(counts.sum()), 1500 * requests, plan.draft_length, noisy
             self._last = StepCost(*work, drafting_seconds=reported)
-            rows = np.flatnonzero(self._limits.evidence(could)) if plan.draft_length else np.arange(requests)
+            rows = np.flatnonzero(could) if plan.draft_length else np.arange(requests)
             fates = [(int(counts[row]), int(accepted[row])) for row in rows]
             self.planner.observe(StepReport.build(self._step - 1, plan.draft_length, len(rows), fates, self._last))
         self._rests -= 1

@@ -16,6 +16,7 @@ from specplug.types.batch import Barrier, EngineBatch
 from specplug.types.caps import Distribution, DraftLengthChange, EngineCaps, ProposerCaps, VerifierCaps
 from specplug.types.plan import NO_SPECULATION, StepPlan
 from specplug.types.request import Request, RequestOptions
+from specplug.types.verdict import Outcome, Verdict
 
 JUNK = 99999
 
@@ -203,6 +204,33 @@ class TestCaps:
         assert same.labels() == ("device", "one-hot")
 
 
+class TestVerdict:
+    """What engines report of one row with a draft of 3 tokens, and what is made of it."""
+
+    @pytest.mark.parametrize(
+        ("report", "expected"),
+        [
+            ({"verified": 3, "accepted": 1, "emitted": 2}, (3, 3, 1, 0, 2)),
+            (
+                {"verified": 5, "accepted": 5, "emitted": 6},
+                (3, 3, 3, 0, 3),
+            ),  # padding counts for nobody
+            ({"verified": 1, "accepted": 1, "emitted": 2}, (3, 1, 1, 0, 1)),  # the engine dropped two
+            ({"verified": 2, "accepted": 1, "emitted": 2, "cut_by_grammar": 1}, (3, 2, 1, 1, 2)),
+            (
+                {"verified": 3, "accepted": 2, "emitted": 3, "after_stop": 2},
+                (3, 0, 0, 0, 0),
+            ),  # ends at once
+            ({"verified": 3, "accepted": 2, "emitted": 3, "after_stop": 3}, (0, 0, 0, 0, 0)),  # had ended before
+            ({"verified": 0, "accepted": 0, "emitted": 0}, (3, 0, 0, 0, 0)),  # a prefill chunk
+        ],
+    )
+    def test_of_one_row(self, report, expected):
+        verdict = Verdict.build(ints([3]), Outcome(**{name: ints([count]) for name, count in report.items()}))
+        found = (verdict.proposed, verdict.verified, verdict.accepted, verdict.cut_by_grammar, verdict.tested())
+        assert tuple(int(count) for count in found) == expected
+
+
 class TestRequestAndPlan:
     @pytest.mark.parametrize("store", [True, False])
     def test_what_may_enter_the_memory(self, store):
@@ -216,6 +244,6 @@ class TestRequestAndPlan:
         assert plan.draft_length_for("r") == expected
         assert plan.draft_length_for("other") == draft_length
 
-    @pytest.mark.parametrize("plan", [NO_SPECULATION, StepPlan(3, token_budget=9, caps={"r": 1})])
-    def test_plans_cross_processes(self, plan):
-        assert pickle.loads(pickle.dumps(plan)) == plan
+    @pytest.mark.parametrize("sent", [NO_SPECULATION, StepPlan(3, token_budget=9, caps={"r": 1}), EngineCaps(8)])
+    def test_they_cross_processes(self, sent):
+        assert pickle.loads(pickle.dumps(sent)) == sent
