@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from specplug.interfaces import Planner, PluginContext
 from specplug.types.caps import EngineCaps, Ragged
 from specplug.types.plan import HostStats, StepPlan, StepReport
-from specplug_adaptive.acceptance import Acceptance
+from specplug_adaptive.acceptance import RequestAcceptance
 from specplug_adaptive.costs import TokenCosts, worthwhile
 
 
@@ -71,7 +71,7 @@ class AdaptivePlanner(Planner):
     def __init__(self, context: PluginContext) -> None:
         self._options: AdaptiveOptions = context.options or AdaptiveOptions()
         self._most = context.caps.fit_draft_length(context.caps.max_draft_length)
-        self._acceptance, self._costs = Acceptance(), TokenCosts(self._options.saturation)
+        self._acceptance, self._costs = RequestAcceptance(), TokenCosts(self._options.saturation)
         self._is_priced = False  # by another policy
         self._uncapped = self._plan = StepPlan(self._most)
         self._next = 0  # step of the next reading

@@ -50,7 +50,7 @@ class Owner:
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class PluginEntry:
     """One registered plug-in and its owner."""
 
     spec: PluginSpec
@@ -72,7 +72,7 @@ class Registry:
     def __init__(self) -> None:
         self._manager = pluggy.PluginManager(hooks.PROJECT)
         self._manager.add_hookspecs(hooks)
-        self._entries: dict[str, dict[str, list[Entry]]] = {spec.kind: {} for spec in _HOOKS.values()}
+        self._entries: dict[str, dict[str, list[PluginEntry]]] = {spec.kind: {} for spec in _HOOKS.values()}
         self._errors: list[LoadError] = []
 
     @classmethod
@@ -135,7 +135,7 @@ class Registry:
                 found=repr(spec.name),
                 expected=f"a name without {JOINS_POLICIES!r}, which joins the names of policies",
             )
-        self._entries[spec.kind].setdefault(spec.name, []).append(Entry(spec, owner))
+        self._entries[spec.kind].setdefault(spec.name, []).append(PluginEntry(spec, owner))
 
     def _record(self, owner: Owner, stage: str, error: BaseException) -> None:
         self._errors.append(LoadError(owner, stage, describe(error)))
@@ -151,7 +151,7 @@ class Registry:
         )
         return (*self._errors, *doubles)
 
-    def entries(self, spec_type: type[S]) -> Mapping[str, Entry]:
+    def entries(self, spec_type: type[S]) -> Mapping[str, PluginEntry]:
         """Return a read-only mapping from name to plug-in of one kind; a duplicate name maps to its first owner."""
         named = self._entries[spec_type.kind]
         return MappingProxyType({name: named[name][0] for name in sorted(named)})
@@ -186,7 +186,7 @@ class Registry:
         return ", ".join(sorted({str(error.owner) for error in self._errors}))
 
 
-def _duplicate(kind: str, name: str, entries: Iterable[Entry]) -> str:
+def _duplicate(kind: str, name: str, entries: Iterable[PluginEntry]) -> str:
     owners = " and ".join(str(entry.owner) for entry in entries)
     return f"{kind} {name!r} is registered twice, by {owners}; expected one owner. Uninstall or rename one of them"
 

@@ -51,7 +51,7 @@ class RowDraft(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Step:
+class DraftedStep:
     """Input and output of a proposer at one step."""
 
     names: tuple[str, ...]
@@ -71,7 +71,7 @@ class Step:
 
 
 @dataclass
-class _Occupant:
+class _Running:
     """One running request: its slot, its text, and how much of the text the proposer has received."""
 
     request: Request
@@ -128,7 +128,7 @@ class Driver:
         )
         self.context = replace(self.context, part=partial(self._part, registry))
         self._poison, self._index_dtype = poison, index_dtype
-        self._occupants: dict[str, _Occupant] = {}
+        self._occupants: dict[str, _Running] = {}
         self._free = list(range(max_slots))
         self._generations = [-1] * max_slots
         self._reset_slots: set[int] = set()
@@ -165,7 +165,7 @@ class Driver:
         self._reset_slots.add(slot)
         given: dict[str, Any] = {"prompt_length": len(tokens), "max_tokens": PLENTY, "isolation_key": name, **fields}
         request = Request(name, references=tuple(Reference.of(reference) for reference in references), **given)
-        occupant = _Occupant(request, slot, self._generations[slot], list(tokens), barriers)
+        occupant = _Running(request, slot, self._generations[slot], list(tokens), barriers)
         self._occupants[name] = occupant
         self._notify(kind, occupant)
 
@@ -222,7 +222,7 @@ class Driver:
 
     def step(
         self, draft_length: int, *, order: Sequence[str] | None = None, caps: Mapping[str, int] | None = None
-    ) -> Step:
+    ) -> DraftedStep:
         """Let the proposer ingest the current batch and, with a draft length above 0, draft.
 
         `caps` limits the drafts of single requests, by name.  Requests that are not in `order` skip the step.
@@ -233,13 +233,13 @@ class Driver:
             [draft_length if caps is None else caps.get(name, draft_length) for name in names], dtype=torch.int32
         )
         limits = batch.limits(draft_length, bounds.to(batch.device))
-        step = Step(names, batch, limits, self.run(batch, draft_length, limits))
+        step = DraftedStep(names, batch, limits, self.run(batch, draft_length, limits))
         self._reset_slots.difference_update(self._occupants[name].slot for name in names)
         for name in names:
             self._occupants[name].known = len(self._occupants[name].tokens)
         return step
 
-    def settle(self, step: Step, answers: Mapping[str, Sequence[int]]) -> Verdict:
+    def settle(self, step: DraftedStep, answers: Mapping[str, Sequence[int]]) -> Verdict:
         """Verify a step against a greedy target's next tokens, append the emitted ones, and let the proposer observe.
 
         A request with n accepted draft tokens emits the first n + 1 tokens of its answer.
@@ -281,7 +281,7 @@ class Driver:
         settings, known = Settings(faults=Faults(host_deadline_ms=None)), registry or default_registry()
         return build_part(name, settings, known, self.context, _refuse, (self.spec.name,), states=states)
 
-    def _notify(self, kind: Lifecycle, occupant: _Occupant, visible: int | None = None) -> None:
+    def _notify(self, kind: Lifecycle, occupant: _Running, visible: int | None = None) -> None:
         self.proposer.on_event(RequestEvent(kind, occupant.request, occupant.slot, occupant.generation, visible))
 
 

@@ -10,7 +10,7 @@ import torch
 from specplug.interfaces import Proposer
 from specplug.plugins.registry import Registry
 from specplug.plugins.specs import ProposerSpec
-from specplug.testing.driver import NO_OPTIONS, Driver, RowDraft, Step
+from specplug.testing.driver import NO_OPTIONS, DraftedStep, Driver, RowDraft
 from specplug.types.caps import ProposerCaps
 from specplug.types.request import Lifecycle
 
@@ -72,7 +72,7 @@ class ProposerHarness:
         draft_lengths: Callable[[int], int] | None = None,
         orders: Callable[[list[str], int], list[str]] = lambda names, step: names,
         caps: Callable[[int, int], int] | None = None,
-    ) -> Iterator[Step]:
+    ) -> Iterator[DraftedStep]:
         """Feed all texts from their first half to their end, one to three tokens per step; yield every step.
 
         Args:

@@ -10,7 +10,7 @@ import pytest
 
 from specplug import hookimpl
 from specplug.errors import PluginError
-from specplug.plugins.registry import Entry, Owner, Registry, default_registry
+from specplug.plugins.registry import Owner, PluginEntry, Registry, default_registry
 from specplug.plugins.specs import CheckSpec, PolicySpec, ProposerSpec, VerifierSpec
 from specplug.types.caps import ProposerCaps
 
@@ -214,7 +214,7 @@ def test_entries_are_sorted_and_read_only():
     entries = registry.entries(ProposerSpec)
     assert list(entries) == ["a", "b"]
     with pytest.raises(TypeError):
-        entries["c"] = Entry(proposer("c"), owner())  # type: ignore[index]
+        entries["c"] = PluginEntry(proposer("c"), owner())  # type: ignore[index]
     with pytest.raises(AttributeError):
         entries["a"].owner = owner("zeta")  # type: ignore[misc]
 

@@ -10,7 +10,7 @@ import pytest
 from specplug.interfaces import PluginContext
 from specplug.types.caps import EngineCaps, Ragged
 from specplug.types.plan import HostStats, StepCost, StepPlan, StepReport
-from specplug_batch.gains import Gains
+from specplug_batch.gains import SpeedUps
 from specplug_batch.options import BatchOptions
 from specplug_batch.ragged import RaggedPlanner
 from tests.policies.stream_limits import StreamLimits
@@ -212,9 +212,9 @@ def test_what_the_worker_verified_counts_where_the_scheduler_knows_only_placehol
     assert planners[0]._gains.speed_up(8) == planners[1]._gains.speed_up(8)
 
 
-class TestGains:
+class TestSpeedUps:
     def test_a_batch_size_that_was_not_seen_is_taken_for_the_nearest(self):
-        gains = Gains()
+        gains = SpeedUps()
         assert gains.speed_up(8) == 1.0
         for _ in range(200):
             gains.observe(8, 3.0, 1.2)
@@ -225,7 +225,7 @@ class TestGains:
         assert not gains.is_known(200)
 
     def test_what_was_forgotten_is_a_first_guess(self):
-        gains = Gains()
+        gains = SpeedUps()
         for _ in range(200):
             gains.observe(8, 3.0, 1.2)
         gains.forget()
