@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import inspect
-import re
 import sys
 import threading
 import tomllib
@@ -33,6 +31,7 @@ from specplug.types.draft import Draft
 from specplug.types.host_step import OK, HostStep
 from specplug.types.request import Lifecycle
 from specplug.types.verdict import Verdict
+from tests.testing.clauses import clauses, code_block, documented
 
 LEARNS = ProposerCaps(needs_host=True, learns=True)
 TREES = ProposerCaps(needs_host=True, trees=True)
@@ -443,12 +442,8 @@ def test_planted_proposer_is_caught(
         getattr(contract_of(proposer, caps)(), clause)(*arguments)
 
 
-def clauses() -> list[str]:
-    return [name for name, _ in inspect.getmembers(ProposerContract, inspect.isfunction) if name.startswith("test_")]
-
-
-def test_every_clause_has_a_planted_proposer() -> None:
-    assert {clause for _, _, clause, _, _ in PLANTED} == set(clauses())
+def test_every_clause_has_a_planted_proposer_and_is_documented() -> None:
+    assert {clause for _, _, clause, _, _ in PLANTED} == clauses(ProposerContract) == documented("Proposers")
 
 
 def test_dummy_steps_that_reach_the_proposer_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -484,19 +479,10 @@ def test_undefined_memory_is_poisoned() -> None:
     assert int(batch.tokens.max()) > batch.vocab_size
 
 
-DOCS = Path(__file__).parents[2] / "docs" / "writing-plugins.md"
-
-
-def code_block(language: str, containing: str) -> str:
-    blocks = re.findall(rf"```{language}\n(.*?)```", DOCS.read_text(), re.DOTALL)
-    (block,) = [block for block in blocks if containing in block]
-    return block
-
-
 def test_documented_proposer_satisfies_the_contract(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    project = tomllib.loads(code_block("toml", "entry-points"))["project"]
+    project = tomllib.loads(code_block("entry-points", "toml"))["project"]
     name = project["entry-points"]["specplug"]["parrot"]
-    (tmp_path / f"{name}.py").write_text(code_block("python", "class Parrot"))
+    (tmp_path / f"{name}.py").write_text(code_block("class Parrot"))
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setitem(sys.modules, name, None)  # so that it is forgotten when the test ends
     del sys.modules[name]
@@ -506,20 +492,20 @@ def test_documented_proposer_satisfies_the_contract(tmp_path: Path, monkeypatch:
     assert registry.get(ProposerSpec, "parrot").labels() == ("host", "one-hot")
 
     namespace: dict[str, Any] = {}
-    exec(code_block("python", "class TestParrot"), namespace)
+    exec(code_block("class TestParrot"), namespace)
     contract = namespace["TestParrot"]
     arguments = {clause: values for _, _, clause, values, _ in PLANTED}
     skips = {"test_observes", "test_parents_come_before_children", "test_fills_in_its_distribution"}
     skips |= {"test_works_inline", "test_keeps_no_view_of_a_batch"}
     skips |= {"test_needs_only_the_newest_tokens", "test_starts_over_with_a_whole_text"}
     skips |= {"test_drafts_alike_in_compiled_code"}
-    for clause in set(clauses()) - skips:
+    for clause in clauses(ProposerContract) - skips:
         getattr(contract(), clause)(*arguments[clause])
 
 
 def test_the_documented_composed_proposer_satisfies_the_contract() -> None:
     namespace: dict[str, Any] = {}
-    exec(code_block("python", "ComposedProposer"), namespace)
+    exec(code_block("ComposedProposer"), namespace)
     registry = Registry.discover()
     registry.add(SimpleNamespace(**namespace), Owner("spliced", "acme", "1"))
 
@@ -529,8 +515,3 @@ def test_the_documented_composed_proposer_satisfies_the_contract() -> None:
     TestSpliced.registry = registry
     TestSpliced().test_drafts_for_the_texts()
     TestSpliced().test_names_its_sources()
-
-
-def test_every_clause_is_documented() -> None:
-    text = DOCS.read_text().split("\n## Proposers")[1].split("\n## ")[0]
-    assert [clause for clause in clauses() if f"`{clause}`" not in text] == []
