@@ -319,13 +319,3 @@ class Verifier(abc.ABC):
             sampling: temperature, top-k, top-p and min-p per row, which apply to the target first.
             uniforms: the random numbers to use, each at most once.
         """
-
-
-__all__ = [
-    "HoldsCorpora",
-    "Planner",
-    "PluginContext",
-    "Proposer",
-    "Trimmer",
-    "Verifier",
-]

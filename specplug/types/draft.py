@@ -91,6 +91,27 @@ class Draft:
             sources=tuple(sources),
         )
 
+    @classmethod
+    def of_rows(
+        cls,
+        token_ids: Sequence[Sequence[int]],
+        confidence: Sequence[Sequence[float]],
+        draft_length: int,
+        *,
+        device: torch.device | str = "cpu",
+    ) -> Draft:
+        """Copy chains of at most `draft_length` tokens from the host to a new buffer, all rows at once."""
+        ids = [[*row, *[NO_TOKEN] * (draft_length - len(row))] for row in token_ids]
+        levels = [[*row, *[0.0] * (draft_length - len(row))] for row in confidence]
+        grid, lengths = torch.tensor(ids, dtype=torch.int32), torch.tensor(list(map(len, token_ids)), dtype=torch.int32)
+        return cls(
+            token_ids=grid.to(device),
+            lengths=lengths.to(device),
+            confidence=torch.tensor(levels, dtype=torch.float32).to(device),
+            source=torch.where(grid >= 0, 0, -1).int().to(device),
+            base_len=torch.zeros_like(lengths).to(device),
+        )
+
     @property
     def batch_size(self) -> int:
         """B, the number of rows."""
