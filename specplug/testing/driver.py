@@ -13,7 +13,7 @@ in the batch are three different numbers, and undefined entries are poisoned.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from itertools import takewhile
 from types import MappingProxyType
@@ -28,7 +28,7 @@ from specplug.interfaces import PluginContext, Proposer
 from specplug.pipeline.buffers import checked_draft_vocab
 from specplug.pipeline.runner import ProposerRunner
 from specplug.plugins.registry import Registry, default_registry
-from specplug.plugins.specs import ProposerSpec
+from specplug.plugins.specs import PluginSpec, ProposerSpec
 from specplug.settings.model import Faults, Settings
 from specplug.testing.batches import PLENTY, POISON, make_batch
 from specplug.types.batch import Barrier, EngineBatch
@@ -39,6 +39,14 @@ from specplug.types.verdict import Outcome, Verdict
 
 NO_OPTIONS: Mapping[str, object] = MappingProxyType({})
 FULL_LENGTH = -1
+
+
+def context_for(spec: PluginSpec, options: Mapping[str, object], caps: EngineCaps, **fields: Any) -> PluginContext:
+    """Return the context of a plug-in under test, with its own settings as arguments of its options model."""
+    model = spec.options_model()
+    if model is None and options:
+        raise ContractError.build("takes no options", who=f"{spec.kind} {spec.name!r}", found=dict(options))
+    return PluginContext(caps, options=None if model is None else model(**options), **fields)
 
 
 class RowDraft(NamedTuple):
@@ -112,21 +120,11 @@ class Driver:
         index_dtype: torch.dtype = torch.int64,
         registry: Registry | None = None,
     ) -> None:
-        model = spec.options_model()
-        if model is None and options:
-            raise ContractError.build("takes no options", who=f"proposer {spec.name!r}", found=dict(options))
         self.spec, self.caps = spec, spec.caps_for(torch.device(device).type)
         caps = EngineCaps(max_draft_length, trees=self.caps.trees, draft_input=self.caps.distribution)
-        self.context = PluginContext(
-            caps,
-            options=None if model is None else model(**options),
-            vocab_size=vocab_size,
-            max_slots=max_slots,
-            max_length=max_length,
-            device=torch.device(device),
-            rank=rank,
-        )
-        self.context = replace(self.context, part=partial(self._part, registry))
+        sizes = {"vocab_size": vocab_size, "max_slots": max_slots, "max_length": max_length}
+        given = {**sizes, "device": torch.device(device), "rank": rank, "part": partial(self._part, registry)}
+        self.context = context_for(spec, options, caps, **given)
         self._poison, self._index_dtype = poison, index_dtype
         self._occupants: dict[str, _Running] = {}
         self._free = list(range(max_slots))

@@ -17,7 +17,7 @@ from torch import Tensor
 from specplug.interfaces import Planner, PluginContext, Trimmer
 from specplug.plugins.specs import PolicySpec
 from specplug.testing.batches import make_batch
-from specplug.testing.driver import NO_OPTIONS
+from specplug.testing.driver import NO_OPTIONS, context_for
 from specplug.types.batch import EngineBatch
 from specplug.types.caps import DraftLengthChange, EngineCaps, Ragged
 from specplug.types.draft import Draft
@@ -167,16 +167,8 @@ class PolicyHarness:
         return batch, draft, Verdict.build(draft.lengths.clone(), outcome)
 
     def _context(self, caps: EngineCaps, rank: int, device: torch.device | None = None) -> PluginContext:
-        model = self.spec.options_model()
-        return PluginContext(
-            caps,
-            options=None if model is None else model(**self.options),
-            vocab_size=64,
-            max_slots=512,
-            max_length=1024,
-            device=device or torch.device("cpu"),
-            rank=rank,
-        )
+        sizes = {"vocab_size": 64, "max_slots": 512, "max_length": 1024}
+        return context_for(self.spec, self.options, caps, **sizes, device=device or torch.device("cpu"), rank=rank)
 
 
 def stats_of(count: int, step: int = 0, cap: int | None = None) -> HostStats:

@@ -17,9 +17,9 @@ from typing import Any
 import pytest
 import torch
 
-from specplug.interfaces import PluginContext, Verifier
+from specplug.interfaces import Verifier
 from specplug.plugins.specs import VerifierSpec
-from specplug.testing.driver import NO_OPTIONS
+from specplug.testing.driver import NO_OPTIONS, context_for
 from specplug.testing.output_distribution import MISTAKEN_DISTRIBUTIONS, Case, Knobs, TinyModel, distribution_error
 from specplug.testing.verify_steps import VerifyStep, moved
 from specplug.testing.wrappers import watch
@@ -174,13 +174,8 @@ class VerifierContract:
 
     def verifier(self, device: str | None = None) -> Verifier:
         """Build the verifier as an engine does, for drafts that fit its declaration."""
-        model = self.spec.options_model()
-        context = PluginContext(
-            EngineCaps(self.draft_length),
-            options=None if model is None else model(**self.options),
-            vocab_size=self.vocab_size,
-            device=torch.device(device or self.device),
-        )
+        given = {"vocab_size": self.vocab_size, "device": torch.device(device or self.device)}
+        context = context_for(self.spec, self.options, EngineCaps(self.draft_length), **given)
         return FittedVerifier(self.spec.build(context), self.spec.caps)
 
     def steps(self) -> Iterator[VerifyStep]:

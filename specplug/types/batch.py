@@ -114,19 +114,6 @@ class EngineBatch:
         optional = {"first": self.first is not None, "num_new": self.num_new is not _UNKNOWN}
         return self._PER_ROW | {name: (torch.int32,) for name, is_set in optional.items() if is_set}
 
-    def permute(self, order: list[int]) -> Self:
-        """Return the same batch with its rows in a different order, or a subset of its rows."""
-        index = torch.tensor(order, dtype=torch.int64, device=self.device)
-        picked = {name: getattr(self, name)[index] for name in self._columns()}
-        place = {old: new for new, old in enumerate(order)}
-        return replace(
-            self,
-            **picked,
-            barriers=tuple(replace(b, row=place[b.row]) for b in self.barriers if b.row in place),
-            request_ids=None if self.request_ids is None else tuple(self.request_ids[i] for i in order),
-            requests=None if self.requests is None else tuple(self.requests[i] for i in order),
-        )
-
     def validate(self) -> None:
         """Raise `ContractError` if a shape or dtype is wrong.  Reads no tensor values, so it is safe on a GPU."""
         for name, dtypes in self._columns().items():

@@ -117,16 +117,6 @@ class TestViews:
         for text, count, row in zip(texts, new, snapshot.tokens.tolist(), strict=True):
             assert row[:count] == text[len(text) - count :]
         assert snapshot.to_host().tokens.tolist() == snapshot.tokens.tolist()
-        order = list(range(len(texts)))[::-1]
-        assert snapshot.permute(order).first.tolist() == snapshot.first.tolist()[::-1]
-
-    @given(st.permutations(range(4)), st.integers(0, 4))
-    @settings(max_examples=30, deadline=None)
-    def test_permute_moves_whole_rows(self, order, count):
-        batch = make_batch([[1], [2, 3], [4, 5, 6], [7]])
-        moved = batch.permute(order[:count])
-        moved.validate()
-        assert [row_of(moved, row) for row in range(count)] == [row_of(batch, row) for row in order[:count]]
 
     @pytest.mark.parametrize(
         ("name", "wrong"),

@@ -117,8 +117,7 @@ class Planned:
             # vLLM also runs steps without any request, whose drafts are no evidence.
             is_reported = scheduled and not planner.is_off
             self._launched.append(self._launch(scheduler_output) if is_reported else UNREPORTED)
-        prompts = sum([scheduled[new.req_id] for new in scheduler_output.scheduled_new_reqs])
-        plan = planner.make(self.running, prompts)
+        plan = planner.make(self.running)
         if plan is not self._sized or plan.caps:
             self._sized, self._row_length = plan, self._length_for(plan)
         scheduler_output.num_spec_tokens_to_schedule = self._drafted_length()
