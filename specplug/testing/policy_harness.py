@@ -139,10 +139,6 @@ class PolicyHarness:
             draft.set_row(row, ids, levels, parents=parents if trees else None)
         return draft
 
-    def rows(self, draft: Draft, order: Tensor) -> Draft:
-        """Return the draft with its rows in another order."""
-        return map_tensors(draft, lambda tensor: tensor[order])
-
     def nodes(self, draft: Draft) -> list[list[tuple[int, float]]]:
         """Return each row's tokens with their confidences."""
         rows = zip(draft.token_ids.tolist(), draft.confidence.tolist(), draft.lengths.tolist(), strict=True)

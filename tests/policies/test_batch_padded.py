@@ -154,15 +154,15 @@ def test_an_engine_has_the_planner_for_its_capabilities(change, kind):
 
 def test_it_states_what_it_plans_and_why():
     server = Server("dense")
-    assert server._planner.status() == {"why": "nothing was planned yet"}
+    assert server.planner.status() == {"why": "nothing was planned yet"}
     server.serve("easy", 8, 4000 * 8)
-    found = server._planner.status()
+    found = server.planner.status()
     assert (found["draft_length"], found["requests"], found["costs"]) == (15, 8, "measured")
     assert found["why"].startswith("at 8 requests 15 draft tokens are predicted to emit")
     assert found["predicted_speedup"]["15"] > 5
     assert found["cost_error"] < 0.1
     server.serve("hopeless", 8, 4000 * 8)
-    assert server._planner.status()["why"].startswith("off: at 8 requests")
+    assert server.planner.status()["why"].startswith("off: at 8 requests")
 
 
 @pytest.mark.parametrize(("error", "probed"), [(0.02, 15), (0.3, 7)])
