@@ -19,4 +19,4 @@ def specplug_register_policies(register: Callable[[PolicySpec], None]) -> None:
             options="specplug_fixed.policy:FixedOptions",
         )
     )
-    register(PolicySpec(name="none", factory="specplug_fixed.policy:NoSpeculation", summary="no speculation"))
+    register(PolicySpec(name="none", factory="specplug_fixed.policy:no_speculation", summary="no speculation"))
