@@ -111,7 +111,7 @@ class EngineBatch:
 
     def _columns(self) -> dict[str, tuple[torch.dtype, ...]]:
         """Return the names and dtypes of the tensors that have an entry per row."""
-        optional = {"first": self.first is not None, "num_new": len(self.num_new) > 0}
+        optional = {"first": self.first is not None, "num_new": len(self.num_new) > 0 or not self.batch_size}
         return self._PER_ROW | {name: (torch.int32,) for name, is_set in optional.items() if is_set}
 
     def validate(self) -> None:
