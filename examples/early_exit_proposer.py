@@ -34,10 +34,10 @@ class EarlyExit(specplug.HostProposer):
 
     def __init__(self, context: specplug.PluginContext) -> None:
         super().__init__(context)
-        if context.target.path is None:
+        if context.target_path is None:
             raise specplug.PluginError.build("the target's path is not known", who="proposer 'early-exit'")
         num_layers = (context.options or EarlyExitSettings()).layers
-        self.model = AutoModelForCausalLM.from_pretrained(context.target.path, dtype=torch.float32).eval()
+        self.model = AutoModelForCausalLM.from_pretrained(context.target_path, dtype=torch.float32).eval()
         self.model.model.layers = self.model.model.layers[:num_layers]
         self.model.config.num_hidden_layers = len(self.model.model.layers)
         self.cache = cache_argument(self.model)

@@ -36,7 +36,7 @@ from specplug.settings.sources import plugin_options
 from specplug.trace import TraceWriter
 from specplug.types.caps import Distribution
 from specplug.types.draft import Draft
-from specplug.verify.fitting import FittedVerifier
+from specplug.verify.draft_distribution import FittedVerifier
 
 _CALLERS = (__file__, specs.__file__)
 _FRAMES_SHOWN = 3

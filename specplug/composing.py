@@ -19,7 +19,7 @@ from specplug.faults import status_of
 from specplug.interfaces import PluginContext, Proposer
 from specplug.pipeline.buffers import shift_sources
 from specplug.pipeline.runner import ProposerRunner
-from specplug.types.batch import BatchView
+from specplug.types.batch import EngineBatch
 from specplug.types.draft import Draft
 from specplug.types.request import Event
 from specplug.types.verdict import Verdict
@@ -55,7 +55,7 @@ class ComposedProposer(Proposer):
         self.sources = tuple(source for part in self.parts for source in part.sources)
         self._starts = list(accumulate((len(part.sources) for part in self.parts), initial=0))
 
-    def compose(self, batch: BatchView, limits: Tensor, draft: Draft) -> None:
+    def compose(self, batch: EngineBatch, limits: Tensor, draft: Draft) -> None:
         """Fill `draft`, which arrives empty, with the parts' drafts.
 
         Override it to compose differently.  Every part must run at every step: call `part_draft`, or `ingest` of the
@@ -64,7 +64,7 @@ class ComposedProposer(Proposer):
         for index in range(len(self.parts)):
             splice(draft, self.part_draft(index, batch, limits, draft.draft_length))
 
-    def part_draft(self, index: int, batch: BatchView, limits: Tensor, draft_length: int) -> Draft:
+    def part_draft(self, index: int, batch: EngineBatch, limits: Tensor, draft_length: int) -> Draft:
         """Return one part's chains of at most `limits` [B] tokens; `source` indexes `sources`.
 
         The part's next step overwrites the buffer of the draft.
@@ -73,7 +73,7 @@ class ComposedProposer(Proposer):
         shift_sources(draft, self._starts[index])
         return replace(draft, sources=self.sources)
 
-    def step(self, batch: BatchView, limits: Tensor | None, draft: Draft | None) -> None:
+    def step(self, batch: EngineBatch, limits: Tensor | None, draft: Draft | None) -> None:
         """Let the parts ingest and draft in one call, so that each threaded part is waited for only once."""
         if limits is not None and draft is not None:
             self.compose(batch, limits, draft)
@@ -81,15 +81,15 @@ class ComposedProposer(Proposer):
         for part in self.parts:
             part.ingest(batch)
 
-    def ingest(self, batch: BatchView) -> None:
+    def ingest(self, batch: EngineBatch) -> None:
         """Let the parts ingest."""
         self.step(batch, None, None)
 
-    def propose(self, batch: BatchView, limits: Tensor, draft: Draft) -> None:
+    def propose(self, batch: EngineBatch, limits: Tensor, draft: Draft) -> None:
         """Compose drafts for a batch that `ingest` was called with."""
         self.step(replace(batch, reset_slots=()), limits, draft)
 
-    def observe(self, batch: BatchView, draft: Draft, verdict: Verdict) -> None:
+    def observe(self, batch: EngineBatch, draft: Draft, verdict: Verdict) -> None:
         """Let the parts learn, each from the tokens of its own sources."""
         for part, start in zip(self.parts, self._starts, strict=False):
             part.observe(batch, draft, start, verdict)

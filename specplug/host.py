@@ -13,7 +13,7 @@ from torch import Tensor
 
 from specplug.errors import ContractError
 from specplug.interfaces import PluginContext, Proposer
-from specplug.types.batch import BatchView
+from specplug.types.batch import EngineBatch
 from specplug.types.draft import Draft
 from specplug.types.request import Request
 
@@ -56,7 +56,7 @@ class HostProposer(Proposer):
         """Return the tokens that may follow, in order; an empty sequence for none.
 
         Args:
-            tokens: [n] int32, n >= 1, prompt and output so far, after the last barrier (see `BatchView.barriers`).  A
+            tokens: [n] int32, n >= 1, prompt and output so far, after the last barrier (see `EngineBatch.barriers`).  A
                 read-only view, valid only during this call.
             limit: the most draft tokens, at least 1; a longer draft is cut.
             request: the request's description if the engine has it, otherwise None.
@@ -65,7 +65,7 @@ class HostProposer(Proposer):
             The token ids alone, the ids with their confidence, or a `HostDraft`.
         """
 
-    def propose(self, batch: BatchView, limits: Tensor, draft: Draft) -> None:
+    def propose(self, batch: EngineBatch, limits: Tensor, draft: Draft) -> None:
         """Call `draft` for every row that may draft and has text, and write the results to `draft`."""
         if batch.device.type != "cpu":
             raise ContractError.build(
@@ -88,7 +88,7 @@ class HostProposer(Proposer):
                 sheet.write(row, _as_host_draft(answer), limit)
 
 
-def _text_starts(batch: BatchView) -> dict[int, int]:
+def _text_starts(batch: EngineBatch) -> dict[int, int]:
     """Return, for each row with barriers, the start of the text after its last barrier."""
     starts: dict[int, int] = {}
     for barrier in batch.barriers:

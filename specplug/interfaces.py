@@ -18,13 +18,12 @@ import torch
 from torch import Tensor
 
 from specplug.errors import ContractError
-from specplug.types.batch import BatchView
+from specplug.types.batch import EngineBatch
 from specplug.types.caps import EngineCaps
 from specplug.types.draft import Draft
 from specplug.types.host_step import HostStep
 from specplug.types.plan import HostStats, StepCost, StepPlan, StepReport
 from specplug.types.request import Event
-from specplug.types.target import TargetModel
 from specplug.types.trim import TrimLimits
 from specplug.types.verdict import Verdict
 from specplug.types.verification import SamplingBatch, TargetLogits, Uniforms, Verification
@@ -52,7 +51,11 @@ class PluginContext:
         rank: tensor-parallel rank.  Drafts must not depend on it.
         seed: seed of the plug-in's own random stream.  Drafts must be independent of the verifier's random numbers, so
             never derive random numbers from a request's seed or from positions.
-        target: the target model.
+        target_path: the directory or the repository id that the engine loaded the target model from.  None, like the
+            next two, if the adapter does not know it.
+        target_config: the target's Hugging Face configuration.  For a multimodal model this is the configuration of
+            the whole model; `get_text_config()` returns that of the language model.
+        target_tokenizer: the target's tokenizer, with the interface of a Hugging Face tokenizer.
         sections: the sections of the server's settings that the plug-in registered for (`PluginSpec.sections`), by
             name; empty when the plug-in is built without settings, for example by a test.
         part: builds another registered proposer as a part of this one, by name and with its own settings; returns a
@@ -68,7 +71,9 @@ class PluginContext:
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     rank: int = 0
     seed: int = 0
-    target: TargetModel = field(default_factory=TargetModel)
+    target_path: str | None = None
+    target_config: Any = None
+    target_tokenizer: Any = None
     sections: Mapping[str, Any] = field(default_factory=dict)
     part: Callable[..., Any] = _no_part
 
@@ -82,7 +87,7 @@ class Proposer(abc.ABC):
       `propose` runs.  The tokens of other steps arrive with the next call; `ingest` may also be called alone.  Neither
       runs at dummy steps.
     - Per-request state is indexed by slot and becomes invalid when the slot's generation changes.
-    - After a preemption, `BatchView.tokens` is authoritative.
+    - After a preemption, `EngineBatch.tokens` is authoritative.
     - The batch is read-only, and entries of `tokens` at or beyond a row's length are undefined.
     - Drafts depend on a row's own data (and on shared state) but never on its index in the batch, on the rank, or on
       the verifier's random numbers.
@@ -101,18 +106,18 @@ class Proposer(abc.ABC):
     def warmup(self) -> None:  # noqa: B027 - optional
         """Compile kernels, allocate memory and load files.  Called once, before serving."""
 
-    def ingest(self, batch: BatchView) -> None:  # noqa: B027 - optional
+    def ingest(self, batch: EngineBatch) -> None:  # noqa: B027 - optional
         """Ingest the `num_new` newest tokens of each row."""
 
     @abc.abstractmethod
-    def propose(self, batch: BatchView, limits: Tensor, draft: Draft) -> None:
+    def propose(self, batch: EngineBatch, limits: Tensor, draft: Draft) -> None:
         """Write drafts of at most `limits` [B] int32 tokens into `draft`, which arrives empty.
 
         Write `token_ids`, `lengths`, `confidence` and `source`, and also `parents` and full distributions if the
         proposer declares them.  `draft.base_len` is already set.
         """
 
-    def step(self, batch: BatchView, limits: Tensor | None, draft: Draft | None) -> None:
+    def step(self, batch: EngineBatch, limits: Tensor | None, draft: Draft | None) -> None:
         """Run a real step: call `ingest`, then `propose` if `limits` and `draft` are given.
 
         Engines call this method.  Override it only if one call is cheaper than two.
@@ -121,7 +126,7 @@ class Proposer(abc.ABC):
         if limits is not None and draft is not None:
             self.propose(batch, limits, draft)
 
-    def observe(self, batch: BatchView, draft: Draft, verdict: Verdict) -> None:  # noqa: B027 - optional
+    def observe(self, batch: EngineBatch, draft: Draft, verdict: Verdict) -> None:  # noqa: B027 - optional
         """Learn from the verdicts on earlier drafts.
 
         All arguments are in the row order of `batch`, the batch after verification, whose lengths include the emitted
@@ -264,7 +269,7 @@ class Trimmer(abc.ABC):
         `limits.entry`.
         """
 
-    def observe(self, batch: BatchView, draft: Draft, verdict: Verdict) -> None:  # noqa: B027 - optional
+    def observe(self, batch: EngineBatch, draft: Draft, verdict: Verdict) -> None:  # noqa: B027 - optional
         """Learn from the verdicts on earlier drafts, without reading anything back.
 
         Works like `Proposer.observe`, but for the rows of all proposers: `draft` is the trimmed draft, and
@@ -314,14 +319,3 @@ class Verifier(abc.ABC):
             sampling: temperature, top-k, top-p and min-p per row, which apply to the target first.
             uniforms: the random numbers to use, each at most once.
         """
-
-
-__all__ = [
-    "HoldsCorpora",
-    "Planner",
-    "PluginContext",
-    "Proposer",
-    "TargetModel",
-    "Trimmer",
-    "Verifier",
-]

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
+from operator import add, sub
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from specplug.errors import ContractError
-from specplug.types.departures import LossyCounter, LossyCounts
 from specplug.types.verdict import Verdict
 
 NO_SOURCE = "none"  # counts rows without a draft although one was planned, and the first token after a prefill
@@ -29,28 +29,36 @@ class SourceCounts:
         target_steps: rows that emitted tokens for a client, once per row and engine step, counted for the source of
             the row's first token.
         proposed: tokens proposed for verification, after trimming; these are the "drafted" of `acceptance_rate`.
-        verified: proposed tokens that went through the target, up to the request's end.
-        tested: verified tokens that were decided: the accepted ones and the rejected one.  Verified tokens after a
-            rejection are not decided.
-        accepted: tested tokens that were kept, bonus excluded.
         cut_by_grammar: proposed tokens that a grammar removed before verification.
         emitted: tokens that reach clients, bonus and recovered tokens included, attributed like `target_steps`.
         after_stop: tokens after a stop, which no client sees and `emitted` leaves out, attributed likewise.
-        verified_at, tested_at, accepted_at: the same counts by position in the draft, up to the longest draft.  For
-            trees, only `accepted_at` is meaningful, by depth.
+        verified_at, tested_at, accepted_at: `verified`, `tested` and `accepted` by position in the draft, up to the
+            longest draft.  For trees, only `accepted_at` is meaningful, by depth.
     """
 
     target_steps: int
     proposed: int
-    verified: int
-    tested: int
-    accepted: int
     cut_by_grammar: int
     emitted: int
     after_stop: int
     verified_at: tuple[int, ...]
     tested_at: tuple[int, ...]
     accepted_at: tuple[int, ...]
+
+    @property
+    def verified(self) -> int:
+        """Proposed tokens that went through the target, up to the request's end."""
+        return sum(self.verified_at)
+
+    @property
+    def tested(self) -> int:
+        """Verified tokens that were decided: the accepted ones and the rejected one, but none after it."""
+        return sum(self.tested_at)
+
+    @property
+    def accepted(self) -> int:
+        """Tested tokens that were kept, bonus excluded."""
+        return sum(self.accepted_at)
 
     @property
     def rejected(self) -> int:
@@ -89,40 +97,76 @@ class SourceCounts:
 
     def as_dict(self) -> dict[str, Any]:
         """Return counts and ratios, ready for JSON."""
-        named = {name: getattr(self, name) for name in (*_SUMS, *_AT_COUNTS, *_DERIVED)}
+        named = {name: getattr(self, name) for name in (*_COUNTS, *_DERIVED)}
         return {name: list(value) if isinstance(value, tuple) else value for name, value in named.items()}
 
     def __add__(self, other: SourceCounts) -> SourceCounts:
-        return self._with(other, lambda mine, theirs: mine + theirs)
+        return self._with(other, add)
 
     def __sub__(self, other: SourceCounts) -> SourceCounts:
-        return self._with(other, lambda mine, theirs: mine - theirs)
+        return self._with(other, sub)
 
     def _with(self, other: SourceCounts, join: Callable[[int, int], int]) -> SourceCounts:
         """Join two counts field by field."""
         joined: dict[str, Any] = {}
-        for name in _SUMS:
-            joined[name] = join(getattr(self, name), getattr(other, name))
-        for name in _AT_COUNTS:
-            joined[name] = tuple(map(join, getattr(self, name), getattr(other, name)))
+        for name in _COUNTS:
+            mine, theirs = getattr(self, name), getattr(other, name)
+            joined[name] = tuple(map(join, mine, theirs)) if name in _AT_COUNTS else join(mine, theirs)
         return SourceCounts(**joined)
 
 
-_DERIVED = (
-    "rejected",
-    "wasted",
-    "never_verified",
-    "acceptance_rate",
-    "verified_acceptance_rate",
-    "acceptance_by_position",
-    "tau",
-)
-_SUMS = tuple(f.name for f in fields(SourceCounts) if not f.name.endswith("_at"))
-_AT_COUNTS = tuple(f.name for f in fields(SourceCounts) if f.name.endswith("_at"))
+_COUNTS = tuple(f.name for f in fields(SourceCounts))
+_AT_COUNTS = tuple(name for name in _COUNTS if name.endswith("_at"))
+_DERIVED = tuple(name for name, value in vars(SourceCounts).items() if isinstance(value, property))
 _ROW_COUNTS = ("target_steps", "emitted", "after_stop")
 _FATES = 6
 """Number of stages a draft position may reach: not drafted, proposed, not cut by a grammar, verified, tested, accepted.
 """
+
+
+@dataclass(frozen=True, slots=True)
+class LossyCounts:
+    """Counts since start-up for lossy verification.
+
+    Attributes:
+        accepted: draft tokens that it accepted.
+        departed: the expected number of them that lossless verification would have rejected, given the tokens before.
+    """
+
+    accepted: int = 0
+    departed: float = 0.0
+
+    @property
+    def departure_rate(self) -> float | None:
+        """Departed / accepted; None when nothing was accepted."""
+        return self.departed / self.accepted if self.accepted else None
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return counts and rate, ready for JSON."""
+        return {"accepted": self.accepted, "departed": self.departed, "departure_rate": self.departure_rate}
+
+    def __sub__(self, other: LossyCounts) -> LossyCounts:
+        return LossyCounts(self.accepted - other.accepted, self.departed - other.departed)
+
+
+class LossyCounter:
+    """Counter of lossy verification; on no device until something is counted."""
+
+    def __init__(self) -> None:
+        self._sums: Tensor | None = None  # accepted, departed
+
+    def add(self, accepted: Tensor, departed: Tensor) -> None:
+        """Count rows: draft tokens accepted [B] and departed [B], on the same device.  Reads nothing back."""
+        if self._sums is None:
+            self._sums = torch.zeros(2, dtype=torch.float64, device=accepted.device)
+        self._sums += torch.stack([accepted.sum(dtype=torch.float64), departed.sum(dtype=torch.float64)])
+
+    def read(self) -> LossyCounts:
+        """Read the counts back, which on a GPU waits for the steps that are queued."""
+        if self._sums is None:
+            return LossyCounts()
+        accepted, departed = self._sums.tolist()
+        return LossyCounts(int(accepted), departed)
 
 
 @dataclass(frozen=True, slots=True)
@@ -288,10 +332,9 @@ class SpecMetrics:
         for name, of_rows, at in zip(self._names, rows.tolist(), came.transpose(1, 2).tolist(), strict=False):
             named: dict[str, Any] = dict(zip(_ROW_COUNTS, of_rows, strict=True))
             _, proposed, left, *reached = at
-            named |= {"proposed": sum(proposed), "cut_by_grammar": sum(proposed) - sum(left)}
-            for name_at, places in zip(_AT_COUNTS, reached, strict=True):
-                named |= {name_at: tuple(places), name_at.removesuffix("_at"): sum(places)}
-            by_source[name] = SourceCounts(**named)
+            named |= dict(zip(_AT_COUNTS, map(tuple, reached), strict=True))
+            cut_by_grammar = sum(proposed) - sum(left)
+            by_source[name] = SourceCounts(proposed=sum(proposed), cut_by_grammar=cut_by_grammar, **named)
         if any(off := rows[-1].tolist()):
             none, counted = by_source[NO_SOURCE], dict[str, Any](zip(_ROW_COUNTS, off, strict=True))
             by_source[OFF_SOURCE] = replace(none - none, **counted)

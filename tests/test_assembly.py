@@ -173,11 +173,6 @@ def test_capabilities_are_those_of_the_engines_device(registry, device, expected
     stage.close()
 
 
-def test_capabilities_that_fail_at_start_up_are_named(registry):
-    with pytest.raises(PluginError, match="proposer 'nowhere': capabilities on 'meta' are not known; found 'Zero"):
-        build_draft_stage(settings(proposer="nowhere"), registry, META)
-
-
 @pytest.mark.parametrize(("milliseconds", "seconds"), [(250.0, 0.25), (None, None)])
 def test_the_deadline_is_given_in_milliseconds(registry, milliseconds, seconds):
     faults = {"host_deadline_ms": milliseconds, "max_consecutive": 2, "cooldown_steps": 5}
@@ -202,23 +197,37 @@ def test_mode_off_plans_no_speculation(registry):
     assert stage.plan(HostStats(0, ())).draft_length == 0
 
 
+BUILDS = {
+    "draft": lambda found, registry: build_draft_stage(found, registry, META),
+    "plan": lambda found, registry: build_plan_stage(found, registry, META, lambda *_: None),
+    "verifier": lambda found, registry: build_verifier(found, registry, META),
+}
+PLANTED = "does not start; found ZeroDivisionError: planted"
+NO_KIND = r"found \('nothing that drafts',\) from its factory; expected a specplug.%s\."
+
+
 @pytest.mark.parametrize(
-    ("changes", "who"),
+    ("build", "changes", "message"),
     [
-        ({"proposer": "bad"}, "proposer 'bad'"),
-        ({"proposer": "cold"}, "proposer 'cold'"),
-        ({"policy": "bad"}, "policy 'bad'"),
+        ("draft", {"proposer": "bad"}, f"proposer 'bad' {PLANTED}"),
+        ("draft", {"proposer": "cold"}, f"proposer 'cold' {PLANTED}"),
+        ("draft", {"proposer": "exits"}, "proposer 'exits' does not start; found SystemExit: 3"),
+        ("draft", {"proposer": "nowhere"}, "proposer 'nowhere': capabilities on 'meta' are not known; found 'Zero"),
+        ("draft", {"policy": "bad"}, f"policy 'bad' {PLANTED}"),
+        ("plan", {"policy": "bad"}, f"policy 'bad' {PLANTED}"),
+        ("verifier", {}, f"verifier 'bad' {PLANTED}"),
+        ("draft", {"proposer": "no proposer"}, NO_KIND % "Proposer"),
+        ("plan", {"policy": "no policy"}, NO_KIND % "Planner"),
+        ("draft", {"policy": "no policy"}, NO_KIND % "Trimmer"),
+        ("verifier", {"verifier": "no verifier"}, NO_KIND % "Verifier"),
+        ("draft", {"proposer": "wrong"}, r"^a mistake in its options, explained$"),
     ],
 )
-def test_what_fails_at_start_up_is_named(registry, changes, who):
-    with pytest.raises(PluginError, match=rf"{who} does not start; found ZeroDivisionError: planted") as caught:
-        build_draft_stage(settings(**changes), registry, META)
-    assert isinstance(caught.value.__cause__, ZeroDivisionError)
-
-
-def test_a_plugin_that_exits_as_it_starts_is_named(registry):
-    with pytest.raises(PluginError, match="proposer 'exits' does not start; found SystemExit: 3"):
-        build_draft_stage(settings(proposer="exits"), registry, META)
+def test_what_fails_at_start_up_is_named_and_errors_that_explain_themselves_are_left_alone(
+    registry, build, changes, message
+):
+    with pytest.raises((PluginError, SettingsError), match=message):
+        BUILDS[build](settings(**changes), registry)
 
 
 def test_the_message_shows_where_in_the_plug_in_it_failed(registry):
@@ -229,26 +238,6 @@ def test_the_message_shows_where_in_the_plug_in_it_failed(registry):
     assert f'File "{__file__}"' in place
     assert place.endswith("in broken")
     assert line.strip() == 'raise ZeroDivisionError("planted in a factory")'
-
-
-@pytest.mark.parametrize(
-    ("changes", "build", "expected"),
-    [
-        ({"proposer": "no proposer"}, "draft", "Proposer"),
-        ({"policy": "no policy"}, "plan", "Planner"),
-        ({"policy": "no policy"}, "draft", "Trimmer"),
-        ({"verifier": "no verifier"}, "verifier", "Verifier"),
-    ],
-)
-def test_what_is_not_what_it_is_registered_as_is_refused(registry, changes, build, expected):
-    builds = {
-        "draft": lambda found: build_draft_stage(found, registry, META),
-        "plan": lambda found: build_plan_stage(found, registry, META, lambda *_: None),
-        "verifier": lambda found: build_verifier(found, registry, META),
-    }
-    message = rf"found \('nothing that drafts',\) from its factory; expected a specplug.{expected}\."
-    with pytest.raises(PluginError, match=message):
-        builds[build](settings(**changes))
 
 
 @pytest.mark.parametrize("stated", list(Distribution))
@@ -262,15 +251,3 @@ def test_a_verifier_is_handed_what_it_declares(registry, stated):
         assert (handed.distribution, handed.draft_logits) == (Distribution.ONE_HOT, None)
     else:
         assert handed is draft
-
-
-def test_planners_and_verifiers_that_fail_at_start_up_are_named(registry):
-    with pytest.raises(PluginError, match="policy 'bad' does not start"):
-        build_plan_stage(settings(policy="bad"), registry, META, lambda *_: None)
-    with pytest.raises(PluginError, match="verifier 'bad' does not start"):
-        build_verifier(settings(), registry, META)
-
-
-def test_errors_that_explain_themselves_are_left_alone(registry):
-    with pytest.raises(SettingsError, match=r"^a mistake in its options, explained$"):
-        build_draft_stage(settings(proposer="wrong"), registry, META)

@@ -9,6 +9,7 @@ import os
 import signal
 import sys
 import threading
+from collections import Counter
 from contextlib import contextmanager
 from types import SimpleNamespace
 
@@ -234,30 +235,36 @@ def test_the_first_fault_of_each_kind_is_logged_with_the_name_of_the_plug_in(gua
     assert sum("Traceback" in message for message in messages) == 1, "of what it raised"
 
 
-def test_it_is_switched_off_after_enough_faults_in_a_row(guard, events):
-    assert steps(guard, [breaks, works, breaks, breaks]) == [ON, ON, ON, ON]
-    assert guard.is_off
-    assert events == [("mine", "raised")] * 3 + [("mine", "switched off")]
-
-
-def test_the_cool_down_is_counted_in_steps_and_ends_in_a_trial(guard, events):
-    assert steps(guard, [breaks, breaks] + [works] * 5) == [ON, ON, OFF, OFF, OFF, ON, ON]
-    assert not guard.is_off
-    assert guard.counts == {"raised": 2, "switched off": 1, "came back": 1}
-    assert events[-1] == ("mine", "came back")
-
-
-def test_a_fault_on_trial_switches_it_off_again_at_once(guard):
-    assert steps(guard, [breaks] * 7) == [ON, ON, OFF, OFF, OFF, ON, OFF]
-    assert guard.counts == {"raised": 3, "switched off": 2}
-    assert steps(guard, [works] * 3) == [OFF, OFF, ON]
-    assert guard.counts["came back"] == 1
-
-
-def test_after_a_good_trial_the_record_is_clean(guard):
-    steps(guard, [breaks] * 7 + [works] * 3)
-    assert steps(guard, [breaks, works, breaks, works]) == [ON] * 4
-    assert guard.counts == {"raised": 5, "switched off": 2, "came back": 1}
+@pytest.mark.parametrize(
+    ("actions", "admitted", "counts"),
+    [
+        pytest.param([breaks, works, breaks], [ON] * 3, {"raised": 2}, id="not in a row"),
+        pytest.param([breaks, breaks], [ON, ON], {"raised": 2, "switched off": 1}, id="in a row"),
+        pytest.param(
+            [breaks, breaks, *[works] * 5],
+            [ON, ON, OFF, OFF, OFF, ON, ON],
+            {"raised": 2, "switched off": 1, "came back": 1},
+            id="the cool-down is counted in steps and ends in a trial",
+        ),
+        pytest.param(
+            [*[breaks] * 7, *[works] * 3],
+            [ON, ON, OFF, OFF, OFF, ON, OFF, OFF, OFF, ON],
+            {"raised": 3, "switched off": 2, "came back": 1},
+            id="a fault on trial switches it off again at once",
+        ),
+        pytest.param(
+            [breaks, breaks, *[works] * 4, breaks, works, breaks, works],
+            [ON, ON, OFF, OFF, OFF, *[ON] * 5],
+            {"raised": 4, "switched off": 1, "came back": 1},
+            id="after a good trial the record is clean",
+        ),
+    ],
+)
+def test_it_is_switched_off_after_faults_in_a_row_and_tried_again(guard, events, actions, admitted, counts):
+    assert steps(guard, actions) == admitted
+    assert guard.counts == counts
+    assert guard.is_off == ("switched off" in counts and "came back" not in counts)
+    assert Counter(kind for _, kind in events) == counts
 
 
 def test_a_cool_down_of_one_step_is_one_step():

@@ -19,7 +19,6 @@ from specplug.plugins.registry import Owner, Registry
 from specplug.plugins.specs import ProposerSpec
 from specplug.testing.contract import ProposerContract
 from specplug.types.caps import EngineCaps
-from specplug.types.target import TargetModel
 from tests.draft_model.tools import greedy
 from tests.engines.examples import command
 
@@ -44,7 +43,7 @@ def _one_thread():
 
 
 def early_exit(context: PluginContext) -> early_exit_proposer.EarlyExit:
-    return early_exit_proposer.EarlyExit(replace(context, target=TargetModel(path=TINY)))
+    return early_exit_proposer.EarlyExit(replace(context, target_path=TINY))
 
 
 def registered() -> ProposerSpec:

@@ -15,7 +15,7 @@ import torch
 
 from specplug.assembly import build_draft_stage, build_plan_stage, build_verifier
 from specplug.errors import RequestError
-from specplug.interfaces import PluginContext, TargetModel
+from specplug.interfaces import PluginContext
 from specplug.metrics import SpecMetrics
 from specplug.operator.startup_line import start_line
 from specplug.plugins.registry import Registry, default_registry
@@ -82,7 +82,9 @@ class Engine:
             max_length=self.max_length,
             device=self._runner.device,
             seed=settings.seed,
-            target=TargetModel(model.name_or_path or None, model.config, tokenizer),
+            target_path=model.name_or_path or None,
+            target_config=model.config,
+            target_tokenizer=tokenizer,
         )
         self._drafts = build_draft_stage(settings, self.registry, context, grammars=True)
         self._plans = build_plan_stage(settings, self.registry, context, self._drafts.metrics.fault)

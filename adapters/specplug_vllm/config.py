@@ -15,7 +15,6 @@ import os
 from typing import Any, Literal
 
 from specplug.errors import EngineError, SettingsError
-from specplug.interfaces import TargetModel
 from specplug.plugins.registry import default_registry
 from specplug.plugins.specs import ENGINE_DRAFTER
 from specplug.settings.sources import CONFIG_VARIABLE, ResolvedSettings, load_settings
@@ -121,15 +120,15 @@ def engine_caps(vllm_config: Any) -> EngineCaps:
     )
 
 
-def target_model(vllm_config: Any) -> TargetModel:
-    """Return the target model as plug-ins see it, without a tokenizer if the server runs without one."""
+def target_fields(vllm_config: Any) -> dict[str, Any]:
+    """Return what a `PluginContext` holds of the target model; no tokenizer if the server runs without one."""
     model = vllm_config.model_config
     tokenizer = None
     if not model.skip_tokenizer_init:
         from vllm.tokenizers import cached_tokenizer_from_config
 
         tokenizer = cached_tokenizer_from_config(model)
-    return TargetModel(model.model, model.hf_config, tokenizer)
+    return {"target_path": model.model, "target_config": model.hf_config, "target_tokenizer": tokenizer}
 
 
 def refuse_unsupported(vllm_config: Any) -> None:

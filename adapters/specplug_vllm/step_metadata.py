@@ -8,9 +8,10 @@ from typing import Any, NamedTuple
 
 import torch
 
+from specplug.types.draft import Draft
 from specplug.types.plan import NO_SPECULATION, StepCost, StepPlan
 from specplug.types.request import EngineEventKind
-from specplug.types.verdict import Forced, Outcome
+from specplug.types.verdict import Outcome
 
 _ATTRIBUTE, _ADMITTED, _PROFILED = "specplug_metadata", "specplug_admitted", "specplug_profiled"
 _LATE = "specplug_late"
@@ -134,4 +135,4 @@ def annotated(
     levels = [[] if of is None else of.confidence[: len(row)] for of, row in zip(states, added, strict=True)]
     cut = torch.tensor([0 if of is None else of.cut for of in states], dtype=torch.int32)
     widest = max(map(len, added))
-    return replace(outcome, cut_by_grammar=cut, forced=Forced.build(added, levels, widest) if widest else None)
+    return replace(outcome, cut_by_grammar=cut, forced=Draft.of_rows(added, levels, widest) if widest else None)

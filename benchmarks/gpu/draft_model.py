@@ -17,7 +17,6 @@ from specplug.plugins.specs import ProposerSpec
 from specplug.testing.driver import Driver
 from specplug.types.caps import Distribution, ProposerCaps
 from specplug.types.draft import Draft
-from specplug.types.target import TargetModel
 
 NEEDED = ("transformers", "tokenizers", "safetensors")
 DRAFTS = ("tiny-draft", "tiny-draft-other")
@@ -66,7 +65,7 @@ def _driver(device: torch.device, draft: str, batch_size: int, gamma: int) -> Dr
     tokenizer = load_tokenizer(str(model_path("tiny"))).library
 
     def build(context: PluginContext) -> DeviceCrossTok:
-        return DeviceCrossTok(replace(context, target=TargetModel(tokenizer=tokenizer)))
+        return DeviceCrossTok(replace(context, target_tokenizer=tokenizer))
 
     caps = ProposerCaps(distribution=Distribution.LOGITS, learns=True)
     options = "specplug_crosstok.options:CrossTokSettings"

@@ -128,7 +128,7 @@ class PolicyDecider(Decider):
         self._trimmed, planner = None, self._planner
         self._profile.prefill_tokens = view.prefill_tokens
         self._lengths[view.rows] = view.lengths
-        planner.make(view.rows.tolist(), view.prefill_tokens)
+        planner.make(view.rows.tolist())
         self._plans.append(planner.launch(0.0, 0, 0, 0, 0, timed=False))
         plan = self._plans[0].plan[2]
         if self._survival is None or not (plan.prices or plan.entry) or not view.rows.size:

@@ -20,7 +20,7 @@ from benchmarks.simulate.trajectories import Array
 from specplug.interfaces import Planner, PluginContext, Trimmer
 from specplug.plugins.specs import PolicySpec
 from specplug.trim.survival import rank_tokens
-from specplug.types.batch import BatchView
+from specplug.types.batch import EngineBatch
 from specplug.types.draft import Draft
 from specplug.types.plan import HostStats, StepPlan
 from specplug.types.trim import TrimLimits
@@ -113,7 +113,7 @@ class SurvivalTrim(Trimmer):
         _, rank = rank_tokens(self._counts.rated(draft))
         return draft.keep(rank < limits.token_budget)
 
-    def observe(self, batch: BatchView, draft: Draft, verdict: Verdict) -> None:
+    def observe(self, batch: EngineBatch, draft: Draft, verdict: Verdict) -> None:
         """Count the verdicts."""
         if draft.draft_length:
             self._counts.learn(verdict.verified.numpy(), verdict.accepted.numpy())

@@ -22,7 +22,7 @@ _MEMORY, _LONG_MEMORY = 32.0, 1024.0
 """Number of decided tokens after which a request's token, or one of the average, counts half."""
 
 
-class _Seen(NamedTuple):
+class _Decided(NamedTuple):
     """What is known of a request: its totals when they were read, and faded counts of its decided tokens."""
 
     accepted: int = 0
@@ -31,10 +31,10 @@ class _Seen(NamedTuple):
     bad: float = 0.0
 
 
-_NEW = _Seen()
+_NEW = _Decided()
 
 
-class Acceptance:
+class RequestAcceptance:
     """The rate at which a request's next draft token is accepted, if those before it are.
 
     A draft that is rejected after n accepted tokens decides n + 1 tokens; those beyond are undecided.  A request's rate
@@ -42,7 +42,7 @@ class Acceptance:
     """
 
     def __init__(self) -> None:
-        self._known: dict[str, _Seen] = {}
+        self._known: dict[str, _Decided] = {}
         self._good, self._bad = _FIRST_RATE * _FIRST_TOKENS, (1.0 - _FIRST_RATE) * _FIRST_TOKENS
 
     @property
@@ -57,13 +57,13 @@ class Acceptance:
             rates: [B] float64.
             swept: [B] bool, whether all of the request's drafts since then were accepted, and there were some.
         """
-        known: dict[str, _Seen] = {}
+        known: dict[str, _Decided] = {}
         rows: list[tuple[float, float, int, int]] = []
         for name, _, _, _, _, accepted, rejected in requests:
             before = self._known.get(name, _NEW)
             gained, lost = accepted - before.accepted, rejected - before.rejected
             keep = _MEMORY / (_MEMORY + gained + lost)
-            seen = known[name] = _Seen(accepted, rejected, keep * before.good + gained, keep * before.bad + lost)
+            seen = known[name] = _Decided(accepted, rejected, keep * before.good + gained, keep * before.bad + lost)
             rows.append((seen.good, seen.bad, gained, lost))
         self._known = known
         good, bad, gains, losses = np.array(rows).T

@@ -16,6 +16,6 @@ def specplug_register_policies(register: Callable[[PolicySpec], None]) -> None:
             name="adaptive",
             factory="specplug_adaptive.policy:build",
             summary="drafts for each request as far as its own acceptance pays",
-            options="specplug_adaptive.options:AdaptiveOptions",
+            options="specplug_adaptive.policy:AdaptiveOptions",
         )
     )

@@ -1,18 +1,29 @@
-"""The plan half: caps on the drafts of single requests, where shorter drafts of one save anything."""
+"""The settings and the plan half: caps on the drafts of single requests, where shorter drafts of one save anything."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import numpy as np
+from pydantic import BaseModel, ConfigDict, Field
 
 from specplug.interfaces import Planner, PluginContext
 from specplug.types.caps import EngineCaps, Ragged
 from specplug.types.plan import HostStats, StepPlan, StepReport
-from specplug_adaptive.acceptance import Acceptance
-from specplug_adaptive.caps import worthwhile
-from specplug_adaptive.costs import TokenCosts
-from specplug_adaptive.options import AdaptiveOptions
+from specplug_adaptive.acceptance import RequestAcceptance
+from specplug_adaptive.costs import TokenCosts, worthwhile
+
+
+class AdaptiveOptions(BaseModel):
+    """How often the acceptance of requests is read, and what a step costs until that is measured."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    read_every: int = Field(default=4, ge=1, description="steps between two readings of the requests' acceptance")
+    saturation: int = Field(
+        default=256, ge=1, description="tokens per step up to which more are free, until step times are known"
+    )
+
 
 _LEAST = 1e-3
 """Survival probability below which a price is none."""
@@ -60,7 +71,7 @@ class AdaptivePlanner(Planner):
     def __init__(self, context: PluginContext) -> None:
         self._options: AdaptiveOptions = context.options or AdaptiveOptions()
         self._most = context.caps.fit_draft_length(context.caps.max_draft_length)
-        self._acceptance, self._costs = Acceptance(), TokenCosts(self._options.saturation)
+        self._acceptance, self._costs = RequestAcceptance(), TokenCosts(self._options.saturation)
         self._is_priced = False  # by another policy
         self._uncapped = self._plan = StepPlan(self._most)
         self._next = 0  # step of the next reading

@@ -29,7 +29,7 @@ def kept_share(rows: float, steps: int, known: float) -> float:
     return (1.0 - 1.0 / max(_MEMORY_STEPS, _MEMORY_ROWS / rows)) * aged
 
 
-class Gains:
+class SpeedUps:
     """The speed-up of drafting per class of batch sizes: tokens per row and step over the relative cost of the steps.
 
     A ratio of averages, and no average of ratios: a long step counts as much as it takes.  The class of a batch size is

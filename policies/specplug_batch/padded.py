@@ -14,8 +14,7 @@ from specplug.interfaces import Planner, PluginContext
 from specplug.types.plan import HostStats, StepCost, StepPlan, StepReport
 from specplug_batch.acceptance import AcceptanceLengths, Array
 from specplug_batch.gate import DECIDE_EVERY, EARLY, GAIN_TO_KEEP, GAIN_TO_START, LIKE, TRIALS, Probes, size_class
-from specplug_batch.options import BatchOptions
-from specplug_batch.roofline import Roofline
+from specplug_batch.options import BatchOptions, Roofline
 
 _GAIN_TO_CHANGE = 0.01
 """Least predicted gain of another draft length over the present one."""

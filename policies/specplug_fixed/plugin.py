@@ -16,7 +16,7 @@ def specplug_register_policies(register: Callable[[PolicySpec], None]) -> None:
             name="fixed",
             factory="specplug_fixed.policy:ConstantGamma",
             summary="the same gamma at every step",
-            options="specplug_fixed.options:FixedOptions",
+            options="specplug_fixed.policy:FixedOptions",
         )
     )
-    register(PolicySpec(name="none", factory="specplug_fixed.policy:NoSpeculation", summary="no speculation"))
+    register(PolicySpec(name="none", factory="specplug_fixed.policy:no_speculation", summary="no speculation"))

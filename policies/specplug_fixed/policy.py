@@ -1,11 +1,27 @@
-"""The planners of the two constant policies."""
+"""The planners of the two constant policies, and the settings of `fixed`."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+from pydantic import BaseModel, ConfigDict, Field
+
 from specplug.errors import SettingsError
 from specplug.interfaces import Planner, PluginContext
-from specplug.types.plan import NO_SPECULATION, HostStats, StepPlan
-from specplug_fixed.options import FixedOptions
+from specplug.types.plan import HostStats, StepPlan
+
+
+class FixedOptions(BaseModel):
+    """A constant draft length and a constant budget."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    gamma: int | None = Field(
+        default=None, ge=0, description="draft tokens per request and step; None is the server's num_speculative_tokens"
+    )
+    token_budget: int | None = Field(
+        default=None, ge=0, description="draft tokens that the whole batch may verify per step; None is no limit"
+    )
 
 
 class ConstantGamma(Planner):
@@ -40,18 +56,6 @@ class ConstantGamma(Planner):
         return self._plan.draft_length
 
 
-class NoSpeculation(Planner):
-    """Plans plain decoding at every step."""
-
-    is_constant = True
-
-    def __init__(self, context: PluginContext) -> None:
-        """Ignore `context`, which every planner is built with."""
-
-    def plan(self, stats: HostStats) -> StepPlan:
-        """Return a draft length of 0."""
-        return NO_SPECULATION
-
-    def longest_draft(self, batch_size: int) -> int:
-        """Return 0."""
-        return 0
+def no_speculation(context: PluginContext) -> Planner:
+    """Return the planner of plain decoding at every step."""
+    return ConstantGamma(replace(context, options=FixedOptions(gamma=0)))

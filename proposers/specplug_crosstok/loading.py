@@ -34,7 +34,7 @@ def load_model(context: PluginContext, options: CrossTokSettings, device: torch.
     dtype = None if options.dtype == "auto" else getattr(torch, options.dtype)
     model = DraftModel(options.model, max_texts=max_texts, max_length=options.max_context, device=device, dtype=dtype)
     own = load_tokenizer(options.model).library
-    return model, Pair.of(context.target.tokenizer, own, context.vocab_size, model.vocab_size)
+    return model, Pair.of(context.target_tokenizer, own, context.vocab_size, model.vocab_size)
 
 
 def common_ids(pair: Pair, draft_vocab: int, target_vocab: int) -> tuple[npt.NDArray[np.int32], Tensor]:

@@ -13,7 +13,7 @@ from torch import Tensor
 from specplug.draft_model.drafting import Drafter
 from specplug.interfaces import PluginContext, Proposer
 from specplug.text.translate.translator import Context
-from specplug.types.batch import BatchView
+from specplug.types.batch import EngineBatch
 from specplug.types.caps import Distribution
 from specplug.types.draft import Draft
 from specplug.types.request import BEGINS, Event, RequestEvent
@@ -123,11 +123,11 @@ class CrossTok(Proposer):
         """Allocate the model's caches."""
         self.model.warm_up()
 
-    def ingest(self, batch: BatchView) -> None:
+    def ingest(self, batch: EngineBatch) -> None:
         """Translate the new tokens."""
         self._contexts.ingest(batch)
 
-    def propose(self, batch: BatchView, limits: Tensor, draft: Draft) -> None:
+    def propose(self, batch: EngineBatch, limits: Tensor, draft: Draft) -> None:
         """Draft for the rows that may have drafts and that the model has caught up with."""
         rows = self._rows(batch, limits, states=draft.distribution is not Distribution.ONE_HOT)
         if not rows:
@@ -144,7 +144,7 @@ class CrossTok(Proposer):
             texts[row].cache(drafted[row][:-1])
             self._write(rows[row], draft, drafted[row], drawn, row)
 
-    def observe(self, batch: BatchView, draft: Draft, verdict: Verdict) -> None:
+    def observe(self, batch: EngineBatch, draft: Draft, verdict: Verdict) -> None:
         """Learn how often the routes' tokens are accepted."""
         tested, base = verdict.tested().tolist(), draft.base_len.tolist()
         for at, (slot, accepted) in enumerate(zip(batch.slots.tolist(), verdict.accepted.tolist(), strict=True)):
@@ -162,7 +162,7 @@ class CrossTok(Proposer):
         """Return the pair, and what its drafts were worth."""
         return status_of(self.model, self.pair, self.acceptance.counts())
 
-    def _rows(self, batch: BatchView, limits: Tensor, *, states: bool) -> dict[int, _Row]:
+    def _rows(self, batch: EngineBatch, limits: Tensor, *, states: bool) -> dict[int, _Row]:
         """Return the rows to draft for, by their row of the model's cache."""
         rows, route = {}, self._options.route
         columns = (limits, batch.slots, batch.generations, batch.lengths, batch.temperature)

@@ -12,7 +12,7 @@ import numpy.typing as npt
 from specplug.draft_model.pairing import Pair, Translation
 from specplug.draft_model.texts import Text
 from specplug.errors import ContractError, SpecplugError
-from specplug.types.batch import BatchView
+from specplug.types.batch import EngineBatch
 from specplug_crosstok.options import Route
 
 logger = logging.getLogger(__name__)
@@ -78,7 +78,7 @@ class DraftContexts:
         """Return a slot's context, or None."""
         return self._by_slot.get(slot)
 
-    def ingest(self, batch: BatchView) -> None:
+    def ingest(self, batch: EngineBatch) -> None:
         """Append the batch's new tokens; rows whose whole text is new begin anew."""
         table, starts = batch.tokens.numpy(), _text_starts(batch)
         first = batch.lengths - batch.num_new - (0 if batch.first is None else batch.first)
@@ -125,7 +125,7 @@ class DraftContexts:
             context.row = None
 
 
-def _text_starts(batch: BatchView) -> dict[int, int]:
+def _text_starts(batch: EngineBatch) -> dict[int, int]:
     """Return, for each row with barriers, the position after its last one."""
     starts: dict[int, int] = {}
     for barrier in batch.barriers:

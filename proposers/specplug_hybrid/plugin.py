@@ -17,7 +17,7 @@ def specplug_register_proposers(register: Callable[[ProposerSpec], None]) -> Non
             name="hybrid",
             factory="specplug_hybrid.proposer:Hybrid",
             summary="lookup where it is surer, a draft model elsewhere, and none of its steps where they do not pay",
-            options="specplug_hybrid.options:HybridSettings",
+            options="specplug_hybrid.proposer:HybridSettings",
             caps=ProposerCaps(needs_host=True, inline=True, distribution=Distribution.LOGITS, learns=True),
         )
     )

@@ -7,16 +7,26 @@ from typing import Any
 
 import numpy as np
 import torch
+from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor
 
 from specplug.composing import ComposedProposer, splice
 from specplug.interfaces import PluginContext
-from specplug.types.batch import BatchView
+from specplug.types.batch import EngineBatch
 from specplug.types.draft import Draft
 from specplug.types.request import BEGINS, Event, RequestEvent
 from specplug.types.verdict import Verdict
 from specplug_hybrid.gains import Gains
-from specplug_hybrid.options import HybridSettings
+
+
+class HybridSettings(BaseModel):
+    """The two proposers; each takes its own settings under `options.<name>`."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    lookup: str = Field(default="ngram", description="the proposer that looks drafts up, which costs next to nothing")
+    model: str = Field(default="crosstok", description="the proposer that runs a model")
+
 
 LOOKUP, MODEL = range(2)
 _TRIED_EVERY = 64  # steps after which the model is tried again although it does not pay
@@ -40,7 +50,7 @@ class Hybrid(ComposedProposer):
         self._began = self._in_model = 0.0
         self._skipped = self._steps = self._steps_with_model = 0
 
-    def compose(self, batch: BatchView, limits: Tensor, draft: Draft) -> None:
+    def compose(self, batch: EngineBatch, limits: Tensor, draft: Draft) -> None:
         """Draft by lookup, and by the model for the rows that `_rows_for_model` returns."""
         now = time.monotonic()
         if self._began:
@@ -60,7 +70,7 @@ class Hybrid(ComposedProposer):
             splice(draft, drafted)
         splice(draft, found)
 
-    def _rows_for_model(self, batch: BatchView, limits: Tensor, found: Draft) -> Tensor | None:
+    def _rows_for_model(self, batch: EngineBatch, limits: Tensor, found: Draft) -> Tensor | None:
         """Return [B] bool, the rows that gain by the model; None if it should not run."""
         by_lookup = found.survival().sum(1).double().numpy()
         by_model = np.minimum(self.gains.expected(batch.slots.tolist()), limits.numpy())
@@ -72,7 +82,7 @@ class Hybrid(ComposedProposer):
             return torch.from_numpy(rows)
         return None
 
-    def observe(self, batch: BatchView, draft: Draft, verdict: Verdict) -> None:
+    def observe(self, batch: EngineBatch, draft: Draft, verdict: Verdict) -> None:
         """Let the parts learn, and learn what the model's drafts were worth."""
         super().observe(batch, draft, verdict)
         by_model = (draft.source >= self._first_of_model).sum(1)

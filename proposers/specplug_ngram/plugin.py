@@ -26,7 +26,7 @@ def specplug_register_proposers(register: Callable[[ProposerSpec], None]) -> Non
             name="ngram-reference",
             factory="specplug_ngram.reference:NgramReference",
             summary="plain prompt lookup: what followed the last tokens when they occurred before",
-            options="specplug_ngram.options:ReferenceSettings",
+            options="specplug_ngram.reference:ReferenceSettings",
             caps=ProposerCaps(needs_host=True),
         )
     )

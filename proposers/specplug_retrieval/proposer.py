@@ -15,7 +15,7 @@ import numpy.typing as npt
 from specplug.interfaces import PluginContext
 from specplug.match.cpu.lookup import SOURCES
 from specplug.match.proposer import LookupProposer
-from specplug.types.batch import BatchView
+from specplug.types.batch import EngineBatch
 from specplug.types.request import Request
 from specplug_retrieval.store_watcher import StoreWatcher
 
@@ -53,7 +53,7 @@ class Retrieval(LookupProposer):
         """Load the corpus index of a changed store."""
         self._load_changes()
 
-    def ingest(self, batch: BatchView) -> None:
+    def ingest(self, batch: EngineBatch) -> None:
         """Ingest new tokens and learn from them; load the corpus index of a changed store."""
         self._load_changes()
         super().ingest(batch)

@@ -54,7 +54,7 @@ class StoreWatcher:
         self._corpus_index_of = corpus_index_of
         self._settings: CorporaSettings = context.sections.get("corpora", CorporaSettings())
         self._tokenizer = _target_fingerprint(context)
-        tokenizer = context.target.tokenizer
+        tokenizer = context.target_tokenizer
         self._prefixes = None if tokenizer is None else PrefixRetokenizer(tokenizer)
         self._own: TemporaryFolder | None = None
         self._store: Store | None = None
@@ -266,4 +266,4 @@ def _warm_up() -> None:
 
 
 def _target_fingerprint(context: PluginContext) -> Fingerprint | None:
-    return None if context.target.tokenizer is None else fingerprint(context.target.tokenizer)
+    return None if context.target_tokenizer is None else fingerprint(context.target_tokenizer)

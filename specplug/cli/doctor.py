@@ -14,7 +14,7 @@ from rich.text import Text
 from specplug.cli.chat import Raw
 from specplug.cli.output import AsJson, console, print_json, print_table
 from specplug.errors import SettingsError, describe
-from specplug.plugins.registry import Entry, Registry, default_registry
+from specplug.plugins.registry import PluginEntry, Registry, default_registry
 from specplug.plugins.specs import CheckResult, CheckSpec
 from specplug.settings import ResolvedSettings, Settings, leaves, load_settings
 from specplug.settings.mistakes import flatten
@@ -159,7 +159,7 @@ def _lines(file: Path) -> list[str]:
     return found
 
 
-def run_check(entry: Entry, settings: Settings, launch: str = "") -> list[Finding]:
+def run_check(entry: PluginEntry, settings: Settings, launch: str = "") -> list[Finding]:
     """Run one check; a check that raises, or returns anything but results, counts as failed."""
     owner = str(entry.owner)
     try:

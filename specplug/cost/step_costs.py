@@ -13,9 +13,20 @@ from math import log
 
 import numpy as np
 
-from specplug.cost.cell import AGREEING, CELL_SIZE, Cell, shrunk
-from specplug.cost.profiled import Curve, curve_of
-from specplug.cost.shape import LEAST, NUM_TERMS, PENALTIES, Array, nonnegative_fit, terms
+from specplug.cost.estimates import (
+    AGREEING,
+    CELL_SIZE,
+    LEAST,
+    NUM_TERMS,
+    PENALTIES,
+    Array,
+    Cell,
+    Curve,
+    curve_of,
+    nonnegative_fit,
+    shrunk,
+    terms,
+)
 from specplug.types.plan import StepCost
 
 _PRIOR_STEPS = 32.0

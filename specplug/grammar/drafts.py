@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from specplug.faults import FaultGuard
-from specplug.grammar.follow import GrammarState, follow
+from specplug.grammar.states import GrammarState, follow
 from specplug.types.caps import Distribution
 from specplug.types.draft import Draft, chain_parents
-from specplug.types.verdict import Forced, Outcome, Verdict
+from specplug.types.verdict import Outcome, Verdict
 
 SOURCE = "grammar"
 """The source name of grammars' tokens in metrics and traces."""
@@ -31,7 +31,7 @@ class Completed:
 
     draft: Draft
     cut: list[int]
-    forced: Forced | None
+    forced: Draft | None
 
     def annotated(self, outcome: Outcome) -> Outcome:
         """Add the cut and forced tokens to the engine's report on these drafts, which has the same row order."""
@@ -71,7 +71,9 @@ def complete(
             continue
         _, added[row], levels[row] = follow(state, ids[row][: lengths[row]], most)
         spare = None if spare is None else spare - len(added[row])
-    forced = Forced.build(added, levels, draft.draft_length, draft.device) if any(added) else None
+    forced = None
+    if any(added):
+        forced = Draft.of_rows(added, levels, draft.draft_length, device=draft.device)
     whole = legal if forced is None else _appended(legal, forced)
     return Completed(whole.as_one_hot(looked_at), cut, forced)
 
@@ -173,7 +175,7 @@ def _are_chains(draft: Draft) -> list[bool]:
     return follows
 
 
-def _appended(draft: Draft, forced: Forced) -> Draft:
+def _appended(draft: Draft, forced: Draft) -> Draft:
     """Return the draft with the grammars' tokens appended."""
     place = torch.arange(draft.draft_length, device=draft.device) - draft.lengths[:, None]
     inside = (place >= 0) & (place < forced.lengths[:, None])
@@ -211,14 +213,9 @@ def separated(lengths: Tensor, outcome: Outcome, verdict: Verdict) -> tuple[Draf
     verified = (all_verified - before).clamp(min=0).minimum(added)
     reached = (accepted >= before) & (verified > 0)
     places = torch.arange(forced.token_ids.shape[1], device=added.device)
-    draft = Draft(
-        token_ids=forced.token_ids,
-        lengths=added,
-        confidence=forced.confidence,
-        source=torch.where(places < added[:, None], 0, -1).int(),
-        base_len=lengths - outcome.emitted + before,
-        sources=(SOURCE,),
-    )
+    source = torch.where(places < added[:, None], 0, -1).int()
+    base_len = lengths - outcome.emitted + before
+    draft = replace(forced, lengths=added, source=source, base_len=base_len, sources=(SOURCE,))
     fate = Verdict(
         proposed=added,
         verified=verified,

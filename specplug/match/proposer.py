@@ -12,7 +12,7 @@ from specplug.interfaces import PluginContext, Proposer
 from specplug.match.cpu.lookup import SOURCES, Lookup
 from specplug.match.cpu.texts import NO_TEXT, Tokens
 from specplug.match.options import LookupSettings
-from specplug.types.batch import BatchView
+from specplug.types.batch import EngineBatch
 from specplug.types.draft import Draft
 from specplug.types.host_step import HostStep
 from specplug.types.request import BEGINS, EngineEvent, Event, Lifecycle, Request, RequestEvent
@@ -58,7 +58,7 @@ class LookupProposer(Proposer):
         """Stop the lookup's threads."""
         self.lookup.close()
 
-    def ingest(self, batch: BatchView) -> None:
+    def ingest(self, batch: EngineBatch) -> None:
         """Ingest new tokens and learn from them."""
         if batch.reset_slots:
             self._begin_unreported(batch)
@@ -66,7 +66,7 @@ class LookupProposer(Proposer):
         slots, rows = _wide(batch.slots), _wide(batch.rows)
         self.lookup.ingest_tensors(slots, table, rows, batch.lengths, batch.num_new, batch.first)
 
-    def propose(self, batch: BatchView, limits: Tensor, draft: Draft) -> None:
+    def propose(self, batch: EngineBatch, limits: Tensor, draft: Draft) -> None:
         """Fill in the drafts."""
         self.lookup.propose_tensors(_wide(batch.slots), limits, draft, trees=self._trees)
 
@@ -136,7 +136,7 @@ class LookupProposer(Proposer):
             return f"unstored:{request.isolation_key}"
         return "" if self._is_shared else f"key:{request.isolation_key}"
 
-    def _begin_unreported(self, batch: BatchView) -> None:
+    def _begin_unreported(self, batch: EngineBatch) -> None:
         """Begin texts without a start event: they have no references, and their responses are not stored."""
         generations = dict(zip(batch.slots.tolist(), batch.generations.tolist(), strict=True))
         for slot in batch.reset_slots:
@@ -150,7 +150,7 @@ def _wide(numbers: Tensor) -> Tensor:
     return numbers if numbers.dtype is torch.int64 else numbers.long()
 
 
-def _without_barriers(batch: BatchView) -> Tensor:
+def _without_barriers(batch: EngineBatch) -> Tensor:
     """Return the token table with barriers among the new tokens replaced by NO_TEXT."""
     lengths, num_new = batch.lengths.tolist(), batch.num_new.tolist()
     rows, first = batch.rows.tolist(), [0] * batch.batch_size if batch.first is None else batch.first.tolist()

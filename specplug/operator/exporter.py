@@ -24,10 +24,9 @@ from prometheus_client.registry import Collector
 from prometheus_client.samples import Sample
 
 from specplug.errors import describe
-from specplug.metrics import MetricsSnapshot, SourceCounts
+from specplug.metrics import LossyCounts, MetricsSnapshot, SourceCounts
 from specplug.operator.prometheus import SpecCollector
 from specplug.operator.status import counting
-from specplug.types.departures import LossyCounts
 
 logger = logging.getLogger("specplug")
 

@@ -16,11 +16,11 @@ from specplug.faults import LateDraft
 from specplug.interfaces import Proposer
 from specplug.pipeline.worker import HeldBack, Job, JobThread
 from specplug.plugins.specs import ProposerSpec
-from specplug.types.batch import BatchView
+from specplug.types.batch import EngineBatch
 from specplug.types.caps import Distribution, ProposerCaps
 from specplug.types.draft import Draft
 from specplug.types.request import Event
-from specplug.types.transfer import to_device
+from specplug.types.tensors import to_device
 from specplug.types.verdict import Verdict
 
 MOST_QUEUED = 256
@@ -54,11 +54,11 @@ class ProposerHandle(abc.ABC):
         return
 
     @abc.abstractmethod
-    def step(self, batch: BatchView, limits: Tensor | None, draft: Draft | None) -> None:
+    def step(self, batch: EngineBatch, limits: Tensor | None, draft: Draft | None) -> None:
         """Ingest the batch and, if `limits` and an empty `draft` are given, fill the draft."""
 
     @abc.abstractmethod
-    def observe(self, batch: BatchView, draft: Draft, verdict: Verdict) -> None:
+    def observe(self, batch: EngineBatch, draft: Draft, verdict: Verdict) -> None:
         """Pass the verdict to the proposer if it learns."""
 
     @abc.abstractmethod
@@ -70,7 +70,7 @@ class ProposerHandle(abc.ABC):
         self.proposer.close()
 
 
-def _run(proposer: Proposer, batch: BatchView, limits: Tensor | None, draft: Draft | None) -> None:
+def _run(proposer: Proposer, batch: EngineBatch, limits: Tensor | None, draft: Draft | None) -> None:
     if draft is None:
         proposer.step(batch, None, None)
     else:
@@ -92,10 +92,10 @@ class DeviceHandle(ProposerHandle):
     reporting them.
     """
 
-    def step(self, batch: BatchView, limits: Tensor | None, draft: Draft | None) -> None:
+    def step(self, batch: EngineBatch, limits: Tensor | None, draft: Draft | None) -> None:
         _run(self.proposer, batch, limits, draft)
 
-    def observe(self, batch: BatchView, draft: Draft, verdict: Verdict) -> None:
+    def observe(self, batch: EngineBatch, draft: Draft, verdict: Verdict) -> None:
         if self.caps.learns:
             self.proposer.observe(batch, draft, verdict)
 
@@ -106,7 +106,7 @@ class DeviceHandle(ProposerHandle):
 class InlineHandle(DeviceHandle):
     """Runs a host proposer inline if the batch is in host memory: no snapshot, no thread, no deadline."""
 
-    def step(self, batch: BatchView, limits: Tensor | None, draft: Draft | None) -> None:
+    def step(self, batch: EngineBatch, limits: Tensor | None, draft: Draft | None) -> None:
         super().step(batch, limits, draft)
         if draft is not None:
             _check_ids(draft, batch.vocab_size)
@@ -148,7 +148,7 @@ class HostHandle(ProposerHandle):
         if self._is_busy():
             raise LateDraft
 
-    def step(self, batch: BatchView, limits: Tensor | None, draft: Draft | None) -> None:
+    def step(self, batch: EngineBatch, limits: Tensor | None, draft: Draft | None) -> None:
         self._catch_up()
         own = None if draft is None else self._own_draft(draft)
         snapshot, others = batch.to_host_with(
@@ -171,7 +171,7 @@ class HostHandle(ProposerHandle):
                 draft.copy_(_on_device(own, draft.device))
             self._own = own
 
-    def observe(self, batch: BatchView, draft: Draft, verdict: Verdict) -> None:
+    def observe(self, batch: EngineBatch, draft: Draft, verdict: Verdict) -> None:
         if not self.caps.learns or self._is_busy():
             return
         self._catch_up()

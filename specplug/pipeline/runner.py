@@ -13,12 +13,12 @@ from specplug.faults import FaultGuard, LateDraft
 from specplug.pipeline.buffers import seen_from
 from specplug.pipeline.handles import ProposerHandle
 from specplug.pipeline.sanitize import sanitize
-from specplug.types.batch import BatchView, EngineBatch
+from specplug.types.batch import EngineBatch
 from specplug.types.draft import Draft
 from specplug.types.request import Event
 from specplug.types.verdict import Verdict
 
-Run = Callable[[BatchView, Tensor | None, Draft | None], None]
+Run = Callable[[EngineBatch, Tensor | None, Draft | None], None]
 
 
 class ProposerRunner:
@@ -119,11 +119,11 @@ class ProposerRunner:
         self._missed_resets.clear()
         return resets
 
-    def step(self, batch: BatchView, limits: Tensor | None, draft: Draft | None, *, run: Run | None = None) -> bool:
+    def step(self, batch: EngineBatch, limits: Tensor | None, draft: Draft | None, *, run: Run | None = None) -> bool:
         """Run the proposer's step, by `run` or by the handle, and contain its faults; return whether it succeeded."""
         return self.guard.step(partial(self._step, run or self.handle.step, batch, limits, draft))
 
-    def _step(self, run: Run, batch: BatchView, limits: Tensor | None, draft: Draft | None) -> None:
+    def _step(self, run: Run, batch: EngineBatch, limits: Tensor | None, draft: Draft | None) -> None:
         """Run a step.  If an incremental proposer raises, its next step resends every row in full."""
         try:
             run(batch, limits, draft)

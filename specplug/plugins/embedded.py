@@ -14,7 +14,7 @@ from specplug.errors import EngineError
 from specplug.plugins.specs import resolve
 
 if TYPE_CHECKING:
-    from specplug.metrics import MetricsSnapshot  # imports torch
+    from specplug.metrics import SpecMetrics  # imports torch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,18 +57,11 @@ class TextUpdate:
     top_logprobs: Sequence[Mapping[int, float]] = ()
 
 
-class Counters(Protocol):
-    """Counters of drafted and accepted tokens; `specplug.metrics.SpecMetrics` is one implementation."""
-
-    def snapshot(self) -> MetricsSnapshot:
-        """Return the counts so far."""
-
-
 class TextEngine(Protocol):
     """The embedded engine, as `specplug generate`, `demo` and `audit` use it."""
 
     @property
-    def metrics(self) -> Counters:
+    def metrics(self) -> SpecMetrics:
         """Counters since the engine was built."""
 
     def stream(self, requests: Sequence[TextRequest]) -> Iterator[TextUpdate]:

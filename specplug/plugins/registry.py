@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import functools
 import importlib.metadata
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, TypeVar
@@ -50,7 +51,7 @@ class Owner:
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class PluginEntry:
     """One registered plug-in and its owner."""
 
     spec: PluginSpec
@@ -72,7 +73,7 @@ class Registry:
     def __init__(self) -> None:
         self._manager = pluggy.PluginManager(hooks.PROJECT)
         self._manager.add_hookspecs(hooks)
-        self._entries: dict[str, dict[str, list[Entry]]] = {spec.kind: {} for spec in _HOOKS.values()}
+        self._entries: dict[str, dict[str, list[PluginEntry]]] = {spec.kind: {} for spec in _HOOKS.values()}
         self._errors: list[LoadError] = []
 
     @classmethod
@@ -83,38 +84,27 @@ class Registry:
         for entry_point in sorted(found, key=lambda e: (e.dist.name if e.dist else "", e.name)):
             dist = entry_point.dist
             owner = Owner(entry_point.name, dist.name if dist else "unknown", dist.version if dist else "?")
-            try:
-                module = entry_point.load()
-            except BaseException as error:  # one broken package must not hide the others
-                if ends_process(error):
-                    raise
-                registry._record(owner, f"import of {entry_point.value!r}", error)
-                continue
-            registry.add(module, owner)
+            with registry._recording(owner, f"import of {entry_point.value!r}"):
+                registry.add(entry_point.load(), owner)
         return registry
 
     def add(self, module: Any, owner: Owner) -> None:
         """Call the hooks of `module`; record the ones that fail and keep what the others register."""
         name = f"{owner.package}:{owner.plugin}"
-        try:
+        is_checked = False
+        with self._recording(owner, "hook signatures"):
             self._manager.register(module, name)
             self._manager.check_pending()
-        except BaseException as error:
-            if ends_process(error):
-                raise
-            self._record(owner, "hook signatures", error)
+            is_checked = True
+        if not is_checked:
             if self._manager.has_plugin(name):  # a hook that stays pending would fail every later plug-in's check
                 self._manager.unregister(name=name)
             return
         for caller in self._manager.get_hookcallers(module) or ():
             impl = next(impl for impl in caller.get_hookimpls() if impl.plugin_name == name)
             register = functools.partial(self._take, owner, caller.name, _HOOKS[caller.name])
-            try:
+            with self._recording(owner, caller.name):
                 impl.function(register)
-            except BaseException as error:
-                if ends_process(error):
-                    raise
-                self._record(owner, caller.name, error)
 
     def _take(self, owner: Owner, hook: str, expected: type[PluginSpec], spec: PluginSpec) -> None:
         if type(spec) is not expected:
@@ -135,10 +125,17 @@ class Registry:
                 found=repr(spec.name),
                 expected=f"a name without {JOINS_POLICIES!r}, which joins the names of policies",
             )
-        self._entries[spec.kind].setdefault(spec.name, []).append(Entry(spec, owner))
+        self._entries[spec.kind].setdefault(spec.name, []).append(PluginEntry(spec, owner))
 
-    def _record(self, owner: Owner, stage: str, error: BaseException) -> None:
-        self._errors.append(LoadError(owner, stage, describe(error)))
+    @contextmanager
+    def _recording(self, owner: Owner, stage: str) -> Iterator[None]:
+        """Record what a package's code raises, so that one broken package does not hide the others."""
+        try:
+            yield
+        except BaseException as error:
+            if ends_process(error):
+                raise
+            self._errors.append(LoadError(owner, stage, describe(error)))
 
     @property
     def load_errors(self) -> tuple[LoadError, ...]:
@@ -151,7 +148,7 @@ class Registry:
         )
         return (*self._errors, *doubles)
 
-    def entries(self, spec_type: type[S]) -> Mapping[str, Entry]:
+    def entries(self, spec_type: type[S]) -> Mapping[str, PluginEntry]:
         """Return a read-only mapping from name to plug-in of one kind; a duplicate name maps to its first owner."""
         named = self._entries[spec_type.kind]
         return MappingProxyType({name: named[name][0] for name in sorted(named)})
@@ -186,7 +183,7 @@ class Registry:
         return ", ".join(sorted({str(error.owner) for error in self._errors}))
 
 
-def _duplicate(kind: str, name: str, entries: Iterable[Entry]) -> str:
+def _duplicate(kind: str, name: str, entries: Iterable[PluginEntry]) -> str:
     owners = " and ".join(str(entry.owner) for entry in entries)
     return f"{kind} {name!r} is registered twice, by {owners}; expected one owner. Uninstall or rename one of them"
 

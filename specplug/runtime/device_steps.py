@@ -17,11 +17,11 @@ from specplug.pipeline.stream.buffers import DraftOutputs, EngineRows
 from specplug.runtime.rows import RowFacts
 from specplug.runtime.slots import NO_CAP, SlotTable
 from specplug.runtime.stops import StopDetector
-from specplug.types.batch import BatchView, EngineBatch
+from specplug.types.batch import EngineBatch
 from specplug.types.caps import Distribution
 from specplug.types.draft import Draft
 from specplug.types.plan import StepPlan
-from specplug.types.transfer import to_device
+from specplug.types.tensors import to_device
 
 
 class _DeviceRows(NamedTuple):
@@ -41,7 +41,7 @@ class _DeviceRows(NamedTuple):
     order: Tensor
     places: Tensor
     batch: EngineBatch
-    handed: BatchView
+    handed: EngineBatch
 
 
 class DeviceSteps:
@@ -180,7 +180,7 @@ class DeviceSteps:
         runner.buffer.lengths[:size].zero_()
         return self._view(size, draft_length)
 
-    def _run(self, batch: BatchView, limits: Tensor | None, draft: Draft | None) -> None:
+    def _run(self, batch: EngineBatch, limits: Tensor | None, draft: Draft | None) -> None:
         assert draft is not None
         signature = _signature_of(draft)
         self._runner.handle.step(batch, limits, draft)

@@ -61,9 +61,6 @@ def _counts(
     return SourceCounts(
         target_steps=rows,
         proposed=sum(verified),
-        verified=sum(verified),
-        tested=sum(tested),
-        accepted=sum(accepted),
         cut_by_grammar=0,
         emitted=emitted,
         after_stop=0,

@@ -149,7 +149,7 @@ class StepPlanner(Generic[R]):
         self._tallies: dict[str, _Tally] = {}
         self._capped: dict[str, int] = {}
 
-    def make(self, running: Sequence[R], prefill_tokens: int = 0) -> StepPlan:
+    def make(self, running: Sequence[R]) -> StepPlan:
         """Plan the next step's drafts; `running` holds the engine's own requests.
 
         The planner is not called for a constant plan.  Where a plan has no drafts, or the operator allows none, nothing
@@ -166,7 +166,7 @@ class StepPlanner(Generic[R]):
             if plan is None:
                 figures = _Figures(running, self._figures)
                 newest = self.plan if self.steps else None
-                stats = HostStats(self.steps, figures, prefill_tokens, self.last_step, newest)
+                stats = HostStats(self.steps, figures, self.last_step, newest)
                 plan = self.stage.plan(stats)
             plan = self._enforced(plan, self._planned)
             self.holds_until = 0 if plan.draft_length else self.steps + plan.num_steps

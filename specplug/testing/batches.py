@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from specplug.types.batch import Barrier, BatchView
+from specplug.types.batch import Barrier, EngineBatch
 from specplug.types.request import Request
 
 POISON = 1_000_000_007
@@ -36,7 +36,7 @@ def make_batch(
     poison: int = POISON,
     index_dtype: torch.dtype = torch.int64,
     device: torch.device | str = "cpu",
-) -> BatchView:
+) -> EngineBatch:
     """Return the batch of B rows whose row i holds `texts[i]`.
 
     By default all tokens are new, row i is slot i in its first generation, and every row is decoded greedily and has
@@ -61,7 +61,7 @@ def make_batch(
     def column(given: Sequence[float] | None, default: Sequence[float], dtype: torch.dtype) -> Tensor:
         return torch.tensor(list(default if given is None else given), dtype=dtype, device=device)
 
-    batch = BatchView(
+    batch = EngineBatch(
         slots=column(slots, (), index_dtype),
         generations=column(generations, [0] * count, torch.int64),
         rows=column(rows, (), index_dtype),

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import ctypes
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from specplug.interfaces import HasHostStep
-from specplug.testing.driver import Driver
-from specplug.types.batch import BatchView
+from specplug.interfaces import HasHostStep, Proposer
+from specplug.testing.wrappers import WrappedProposer
+from specplug.types.batch import EngineBatch
 from specplug.types.draft import Draft
 from specplug.types.host_step import OK, HostStep, StepArguments, TrimArguments
 from specplug.types.trim import TrimLimits
@@ -47,7 +46,7 @@ def kept_by(step: HostStep, draft: Draft, limits: TrimLimits) -> Tensor:
     return torch.from_numpy(kept).bool()
 
 
-class HostStepDriver(Driver):
+class CompiledProposer(WrappedProposer):
     """Drafts by a proposer's C function, and takes other steps with its `step`, as engines do.
 
     Args:
@@ -55,31 +54,28 @@ class HostStepDriver(Driver):
             otherwise it is passed to `step`.
     """
 
-    def __init__(self, *args: Any, begins: bool, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        assert isinstance(self.proposer, HasHostStep), f"{self.spec.name}: `host_step`, but it has no such methods"
-        self._stepping, self._begins, self._step = self.proposer, begins, self.proposer.host_step()
+    def __init__(self, proposer: Proposer, *, begins: bool) -> None:
+        super().__init__(proposer)
+        assert isinstance(proposer, HasHostStep), f"{type(proposer).__name__}: `host_step`, but it has no such methods"
+        self._stepping, self._begins, self._function = proposer, begins, proposer.host_step()
 
-    def run(self, batch: BatchView, draft_length: int, caps: Tensor) -> Draft:
-        """Pass one batch to the function, or to `step`."""
+    def step(self, batch: EngineBatch, limits: Tensor | None, draft: Draft | None) -> None:
         if self._stepping.is_outdated():
             self._stepping.update()
-        if not draft_length or not batch.batch_size or (batch.reset_slots and not self._begins):
-            return super().run(batch, draft_length, caps)
+        if limits is None or draft is None or not batch.batch_size or (batch.reset_slots and not self._begins):
+            self.proposer.step(batch, limits, draft)
+            return
         num_new = batch.num_new.clone()
         for row, slot in enumerate(batch.slots.tolist()):
             if slot in batch.reset_slots:
                 text = batch.tokens[int(batch.rows[row]), : int(batch.lengths[row])]
                 self._stepping.begin_text(slot, text.numpy().copy())
                 num_new[row] = 0
-        draft = Draft.allocate(batch.batch_size, draft_length, trees=self.caps.trees, sources=self.proposer.sources)
-        draft.reset(batch.lengths)
-        status = _drafted_by(self._step, batch, num_new, batch.limits(draft_length, caps), draft)
-        assert status == OK, f"the C function of {self.spec.name} returned {status}; expected {OK}"
-        return draft
+        status = _drafted_by(self._function, batch, num_new, limits, draft)
+        assert status == OK, f"the C function of {type(self.proposer).__name__} returned {status}; expected {OK}"
 
 
-def _drafted_by(step: HostStep, batch: BatchView, num_new: Tensor, limits: Tensor, draft: Draft) -> int:
+def _drafted_by(step: HostStep, batch: EngineBatch, num_new: Tensor, limits: Tensor, draft: Draft) -> int:
     """Fill a draft by a C function; return its status."""
     slots, rows = batch.slots.long(), batch.rows.long()
     arguments = StepArguments(

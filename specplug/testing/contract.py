@@ -9,18 +9,23 @@ Each test is one clause of the contract that `specplug.interfaces.Proposer` stat
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import torch
 
-from specplug.testing.c_functions import HostStepDriver
-from specplug.testing.handing import OldTextDriver, OverwritingDriver, WindowDriver
+from specplug.testing.batches import POISON
+from specplug.testing.c_functions import CompiledProposer
 from specplug.testing.harness import ProposerHarness
-from specplug.testing.pipeline_driver import PipelineDriver
-from specplug.testing.watch import WatchedProposer
+from specplug.testing.wrappers import ChangedBatches, StagedProposer, WatchedProposer, newest_only, without_old_text
 from specplug.types.caps import Distribution
 from specplug.types.draft import NO_TOKEN
 from specplug.types.paths import ROOT
 from specplug.types.request import Lifecycle
+from specplug.types.tensors import tensors_of
+
+_newest_only = partial(ChangedBatches, change=newest_only)
+_without_old_text = partial(ChangedBatches, change=without_old_text)
 
 
 class ProposerContract(ProposerHarness):
@@ -153,8 +158,7 @@ class ProposerContract(ProposerHarness):
 
     def test_changes_nothing_that_it_reads(self) -> None:
         """Batch, limits and the draft's base belong to the engine and stay unchanged."""
-        with self.driver() as driver:
-            driver.proposer = WatchedProposer(driver.proposer)
+        with self.driver(WatchedProposer) as driver:
             for _step in self.steps(driver):
                 pass
 
@@ -227,8 +231,7 @@ class ProposerContract(ProposerHarness):
         """`observe` neither fails nor changes its arguments."""
         if not self.caps.learns:
             pytest.skip("does not learn")
-        with self.driver() as driver:
-            driver.proposer = WatchedProposer(driver.proposer)
+        with self.driver(WatchedProposer) as driver:
             answers = {}
             for index, text in enumerate(self.texts):
                 driver.start(f"text {index}", text[: (len(text) + 1) // 2])
@@ -259,14 +262,19 @@ class ProposerContract(ProposerHarness):
         """Drafts do not depend on a batch's tensors being overwritten after the step."""
         if not self.caps.inline:
             pytest.skip("does not run inline, and so gets copies")
-        with self.driver() as still, self.driver_of(OverwritingDriver) as overwritten:
-            self.same(self.drafts(still), self.drafts(overwritten), "with tensors overwritten after each step")
+        found = []
+        with self.driver() as still, self.driver() as overwritten:
+            for step in self.steps(overwritten):
+                found.append(step.by_request())
+                for tensor in tensors_of(step.batch).values():
+                    tensor.fill_(POISON)  # a float represents it exactly, and a bool becomes True
+            self.same(self.drafts(still), found, "with tensors overwritten after each step")
 
     def test_needs_only_the_newest_tokens(self) -> None:
         """Drafts do not depend on ids before a row's newest `num_new`, which may be wrong or missing."""
         if not self.caps.incremental:
             pytest.skip("reads whole texts")
-        with self.driver() as whole, self.driver_of(WindowDriver) as windows, self.driver_of(OldTextDriver) as wrong:
+        with self.driver() as whole, self.driver(_newest_only) as windows, self.driver(_without_old_text) as wrong:
             expected = self.drafts(whole, orders=_with_gaps)
             self.same(expected, self.drafts(windows, orders=_with_gaps), "with the newest tokens only")
             self.same(expected, self.drafts(wrong, orders=_with_gaps), "with other ids in text that it has seen")
@@ -275,10 +283,10 @@ class ProposerContract(ProposerHarness):
         """A row whose whole text is new gets the drafts of a slot that held nothing before."""
         if not self.caps.incremental:
             pytest.skip("reads whole texts")
-        with self.driver() as once, self.driver_of(WindowDriver) as again:
+        with self.driver() as once, self.driver(_newest_only) as again:
 
             def orders(names: list[str], step: int) -> list[str]:
-                again.hand_again(names[step % len(names)])
+                again.resend(names[step % len(names)])
                 return names
 
             self.same(self.drafts(once), self.drafts(again, orders=orders), "with whole texts handed over again")
@@ -288,12 +296,13 @@ class ProposerContract(ProposerHarness):
         """The C function drafts what `step` drafts, whether `begin_text` or `step` has ingested a request's text."""
         if not self.caps.host_step:
             pytest.skip("has no C function")
-        with self.driver() as plain, self.driver_of(HostStepDriver, begins=begins) as compiled:
+        with self.driver() as plain, self.driver(partial(CompiledProposer, begins=begins)) as compiled:
             self.same(self.drafts(plain), self.drafts(compiled), "in its C function")
 
     def _compare_with_pipeline(self, *, inline: bool, when: str) -> None:
-        with self.driver() as plain, self.driver_of(PipelineDriver, inline=inline) as staged:
-            expected, found = self.drafts(plain), self.drafts(staged)
+        with self.driver() as plain, self.driver() as driver:
+            driver.proposer = staged = StagedProposer(driver.proposer, self.spec, driver.context, inline=inline)
+            expected, found = self.drafts(plain), self.drafts(driver)
             assert not staged.guard.counts, f"{self.who}: faults in the pipeline: {dict(staged.guard.counts)}"
         self.same(expected, found, when)
 

@@ -13,7 +13,7 @@ in the batch are three different numbers, and undefined entries are poisoned.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from itertools import takewhile
 from types import MappingProxyType
@@ -28,10 +28,10 @@ from specplug.interfaces import PluginContext, Proposer
 from specplug.pipeline.buffers import checked_draft_vocab
 from specplug.pipeline.runner import ProposerRunner
 from specplug.plugins.registry import Registry, default_registry
-from specplug.plugins.specs import ProposerSpec
+from specplug.plugins.specs import PluginSpec, ProposerSpec
 from specplug.settings.model import Faults, Settings
 from specplug.testing.batches import PLENTY, POISON, make_batch
-from specplug.types.batch import Barrier, BatchView
+from specplug.types.batch import Barrier, EngineBatch
 from specplug.types.caps import Distribution, EngineCaps
 from specplug.types.draft import Draft
 from specplug.types.request import EngineEvent, EngineEventKind, Lifecycle, Reference, Request, RequestEvent
@@ -39,6 +39,14 @@ from specplug.types.verdict import Outcome, Verdict
 
 NO_OPTIONS: Mapping[str, object] = MappingProxyType({})
 FULL_LENGTH = -1
+
+
+def context_for(spec: PluginSpec, options: Mapping[str, object], caps: EngineCaps, **fields: Any) -> PluginContext:
+    """Return the context of a plug-in under test, with its own settings as arguments of its options model."""
+    model = spec.options_model()
+    if model is None and options:
+        raise ContractError.build("takes no options", who=f"{spec.kind} {spec.name!r}", found=dict(options))
+    return PluginContext(caps, options=None if model is None else model(**options), **fields)
 
 
 class RowDraft(NamedTuple):
@@ -51,11 +59,11 @@ class RowDraft(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Step:
+class DraftedStep:
     """Input and output of a proposer at one step."""
 
     names: tuple[str, ...]
-    batch: BatchView
+    batch: EngineBatch
     limits: Tensor
     draft: Draft
 
@@ -71,7 +79,7 @@ class Step:
 
 
 @dataclass
-class _Occupant:
+class _Running:
     """One running request: its slot, its text, and how much of the text the proposer has received."""
 
     request: Request
@@ -84,6 +92,8 @@ class _Occupant:
 
 class Driver:
     """An engine's view of one proposer.  As a context manager it closes the proposer on exit.
+
+    The attribute `proposer` may be replaced by a wrapper, see `specplug.testing.wrappers`.
 
     Args:
         spec, options: the proposer, and its own settings as arguments of its options model.
@@ -110,23 +120,13 @@ class Driver:
         index_dtype: torch.dtype = torch.int64,
         registry: Registry | None = None,
     ) -> None:
-        model = spec.options_model()
-        if model is None and options:
-            raise ContractError.build("takes no options", who=f"proposer {spec.name!r}", found=dict(options))
         self.spec, self.caps = spec, spec.caps_for(torch.device(device).type)
         caps = EngineCaps(max_draft_length, trees=self.caps.trees, draft_input=self.caps.distribution)
-        self.context = PluginContext(
-            caps,
-            options=None if model is None else model(**options),
-            vocab_size=vocab_size,
-            max_slots=max_slots,
-            max_length=max_length,
-            device=torch.device(device),
-            rank=rank,
-        )
-        self.context = replace(self.context, part=partial(self._part, registry))
+        sizes = {"vocab_size": vocab_size, "max_slots": max_slots, "max_length": max_length}
+        given = {**sizes, "device": torch.device(device), "rank": rank, "part": partial(self._part, registry)}
+        self.context = context_for(spec, options, caps, **given)
         self._poison, self._index_dtype = poison, index_dtype
-        self._occupants: dict[str, _Occupant] = {}
+        self._occupants: dict[str, _Running] = {}
         self._free = list(range(max_slots))
         self._generations = [-1] * max_slots
         self._reset_slots: set[int] = set()
@@ -163,7 +163,7 @@ class Driver:
         self._reset_slots.add(slot)
         given: dict[str, Any] = {"prompt_length": len(tokens), "max_tokens": PLENTY, "isolation_key": name, **fields}
         request = Request(name, references=tuple(Reference.of(reference) for reference in references), **given)
-        occupant = _Occupant(request, slot, self._generations[slot], list(tokens), barriers)
+        occupant = _Running(request, slot, self._generations[slot], list(tokens), barriers)
         self._occupants[name] = occupant
         self._notify(kind, occupant)
 
@@ -193,7 +193,7 @@ class Driver:
         """Return a copy of the request's text."""
         return list(self._occupants[name].tokens)
 
-    def batch(self, order: Sequence[str] | None = None) -> BatchView:
+    def batch(self, order: Sequence[str] | None = None) -> EngineBatch:
         """Return the current batch with its rows in the given order, by default the order in which requests started."""
         occupants = [self._occupants[name] for name in (self._occupants if order is None else order)]
         slots = [occupant.slot for occupant in occupants]
@@ -214,17 +214,13 @@ class Driver:
             device=context.device,
         )
 
-    def hand_again(self, name: str) -> None:
+    def resend(self, name: str) -> None:
         """Mark the request's whole text as new at its next step."""
         self._occupants[name].known = 0
 
-    def handed(self, batch: BatchView) -> BatchView:
-        """Return the batch to pass to the proposer; subclasses override this to change it."""
-        return batch
-
     def step(
         self, draft_length: int, *, order: Sequence[str] | None = None, caps: Mapping[str, int] | None = None
-    ) -> Step:
+    ) -> DraftedStep:
         """Let the proposer ingest the current batch and, with a draft length above 0, draft.
 
         `caps` limits the drafts of single requests, by name.  Requests that are not in `order` skip the step.
@@ -234,14 +230,14 @@ class Driver:
         bounds = torch.tensor(
             [draft_length if caps is None else caps.get(name, draft_length) for name in names], dtype=torch.int32
         )
-        bounds = bounds.to(batch.device)
-        step = Step(names, batch, batch.limits(draft_length, bounds), self.run(batch, draft_length, bounds))
+        limits = batch.limits(draft_length, bounds.to(batch.device))
+        step = DraftedStep(names, batch, limits, self.run(batch, draft_length, limits))
         self._reset_slots.difference_update(self._occupants[name].slot for name in names)
         for name in names:
             self._occupants[name].known = len(self._occupants[name].tokens)
         return step
 
-    def settle(self, step: Step, answers: Mapping[str, Sequence[int]]) -> Verdict:
+    def settle(self, step: DraftedStep, answers: Mapping[str, Sequence[int]]) -> Verdict:
         """Verify a step against a greedy target's next tokens, append the emitted ones, and let the proposer observe.
 
         A request with n accepted draft tokens emits the first n + 1 tokens of its answer.
@@ -258,12 +254,12 @@ class Driver:
         outcome = Outcome(step.draft.lengths.clone(), int32(accepted), int32(emitted))
         verdict = Verdict.build(step.draft.lengths, outcome)
         if self.caps.learns:
-            self.proposer.observe(self.handed(self.batch(step.names)), step.draft, verdict)
+            self.proposer.observe(self.batch(step.names), step.draft, verdict)
         return verdict
 
-    def run(self, batch: BatchView, draft_length: int, caps: Tensor) -> Draft:
-        """Pass one batch to the proposer; `caps` [B] int32 limits the rows' drafts."""
-        batch, distribution = self.handed(batch), self.caps.distribution
+    def run(self, batch: EngineBatch, draft_length: int, limits: Tensor) -> Draft:
+        """Pass one batch to the proposer; `limits` [B] int32 are the most draft tokens of each row."""
+        distribution = self.caps.distribution
         draft = Draft.allocate(
             batch.batch_size,
             draft_length,
@@ -275,7 +271,6 @@ class Driver:
             sources=self.proposer.sources or (self.spec.name,),
         )
         draft.reset(batch.lengths)
-        limits = batch.limits(draft_length, caps)
         self.proposer.step(batch, limits if draft_length else None, draft if draft_length else None)
         return draft
 
@@ -284,7 +279,7 @@ class Driver:
         settings, known = Settings(faults=Faults(host_deadline_ms=None)), registry or default_registry()
         return build_part(name, settings, known, self.context, _refuse, (self.spec.name,), states=states)
 
-    def _notify(self, kind: Lifecycle, occupant: _Occupant, visible: int | None = None) -> None:
+    def _notify(self, kind: Lifecycle, occupant: _Running, visible: int | None = None) -> None:
         self.proposer.on_event(RequestEvent(kind, occupant.request, occupant.slot, occupant.generation, visible))
 
 

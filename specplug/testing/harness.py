@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 
+from specplug.interfaces import Proposer
 from specplug.plugins.registry import Registry
 from specplug.plugins.specs import ProposerSpec
-from specplug.testing.driver import NO_OPTIONS, Driver, RowDraft, Step
+from specplug.testing.driver import NO_OPTIONS, DraftedStep, Driver, RowDraft
 from specplug.types.caps import ProposerCaps
 from specplug.types.request import Lifecycle
-
-D = TypeVar("D", bound=Driver)
 
 _PHRASE = (5, 9, 12, 7, 3, 21, 40, 33, 18, 2)
 DEFAULT_TEXTS: tuple[tuple[int, ...], ...] = (
@@ -49,13 +48,9 @@ class ProposerHarness:
     device: str = "cpu"
     registry: Registry | None = None
 
-    def driver(self, **changes: Any) -> Driver:
-        """Return a driver of a new proposer, large enough for the texts."""
-        return self.driver_of(Driver, **changes)
-
-    def driver_of(self, kind: type[D], **changes: Any) -> D:
-        """Return a driver of the given class."""
-        return kind(
+    def driver(self, wrap: Callable[[Proposer], Proposer] | None = None, **changes: Any) -> Driver:
+        """Return a driver of a new proposer, large enough for the texts; `wrap` is put around the proposer."""
+        driver = Driver(
             self.spec,
             self.options,
             vocab_size=self.vocab_size,
@@ -66,6 +61,9 @@ class ProposerHarness:
             registry=self.registry,
             **changes,
         )
+        if wrap is not None:
+            driver.proposer = wrap(driver.proposer)
+        return driver
 
     def steps(
         self,
@@ -74,7 +72,7 @@ class ProposerHarness:
         draft_lengths: Callable[[int], int] | None = None,
         orders: Callable[[list[str], int], list[str]] = lambda names, step: names,
         caps: Callable[[int, int], int] | None = None,
-    ) -> Iterator[Step]:
+    ) -> Iterator[DraftedStep]:
         """Feed all texts from their first half to their end, one to three tokens per step; yield every step.
 
         Args:

@@ -18,8 +18,9 @@ import torch
 from specplug.pipeline.draft import host_trim_of
 from specplug.testing.c_functions import kept_by
 from specplug.testing.policy_harness import IDLE, PRICES, PROFILE, PolicyHarness, stats_of, watch_for_waiting
-from specplug.testing.watch import watch
+from specplug.testing.wrappers import watch
 from specplug.types.plan import MOST_PRICES, StepPlan, StepReport
+from specplug.types.tensors import map_tensors
 
 
 class PolicyContract(PolicyHarness):
@@ -170,7 +171,7 @@ class PolicyContract(PolicyHarness):
         for budget in self.budgets:
             draft = self.draft()
             order = torch.arange(draft.batch_size).flip(0)
-            turned = self.rows(self.draft(), order)
+            turned = map_tensors(draft, lambda tensor: tensor[order])  # noqa: B023 - called at once
             expected, found = self.trimmed(draft, budget).lengths[order], self.trimmed(turned, budget).lengths
             assert torch.equal(expected, found), (
                 f"{self.who}: keeps {found.tolist()} with the rows in another order; expected {expected.tolist()}"

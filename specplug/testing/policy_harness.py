@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import fields, replace
+from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 from unittest.mock import patch
@@ -17,12 +17,13 @@ from torch import Tensor
 from specplug.interfaces import Planner, PluginContext, Trimmer
 from specplug.plugins.specs import PolicySpec
 from specplug.testing.batches import make_batch
-from specplug.testing.driver import NO_OPTIONS
-from specplug.types.batch import BatchView
+from specplug.testing.driver import NO_OPTIONS, context_for
+from specplug.types.batch import EngineBatch
 from specplug.types.caps import DraftLengthChange, EngineCaps, Ragged
 from specplug.types.draft import Draft
 from specplug.types.paths import ROOT
 from specplug.types.plan import HostStats, Price, RequestStats, StepCost, StepPlan, StepReport
+from specplug.types.tensors import map_tensors
 from specplug.types.trim import TrimLimits
 from specplug.types.verdict import Outcome, Verdict
 
@@ -115,7 +116,7 @@ class PolicyHarness:
         self, draft: Draft, budget: int, price: float = 0.0, *, rank: int = 0, trimmer: Trimmer | None = None
     ) -> Draft:
         """Return a trimmed copy of `draft`, by a new trim half unless one is given."""
-        copy = _mapped(draft, Tensor.clone)
+        copy = map_tensors(draft, Tensor.clone)
         trimmed = (trimmer or self.trimmer(rank=rank)).trim(copy, self.limits(draft, budget, price))
         trimmed.validate()
         return trimmed
@@ -138,10 +139,6 @@ class PolicyHarness:
             draft.set_row(row, ids, levels, parents=parents if trees else None)
         return draft
 
-    def rows(self, draft: Draft, order: Tensor) -> Draft:
-        """Return the draft with its rows in another order."""
-        return _mapped(draft, lambda tensor: tensor[order])
-
     def nodes(self, draft: Draft) -> list[list[tuple[int, float]]]:
         """Return each row's tokens with their confidences."""
         rows = zip(draft.token_ids.tolist(), draft.confidence.tolist(), draft.lengths.tolist(), strict=True)
@@ -157,7 +154,7 @@ class PolicyHarness:
             found.append(above)
         return found
 
-    def verified(self, draft: Draft) -> tuple[BatchView, Draft, Verdict]:
+    def verified(self, draft: Draft) -> tuple[EngineBatch, Draft, Verdict]:
         """Return the arguments of `observe` for `draft` with the first token of each row accepted."""
         rows, device = draft.batch_size, draft.device
         accepted = draft.lengths.clamp(max=1)
@@ -166,24 +163,8 @@ class PolicyHarness:
         return batch, draft, Verdict.build(draft.lengths.clone(), outcome)
 
     def _context(self, caps: EngineCaps, rank: int, device: torch.device | None = None) -> PluginContext:
-        model = self.spec.options_model()
-        return PluginContext(
-            caps,
-            options=None if model is None else model(**self.options),
-            vocab_size=64,
-            max_slots=512,
-            max_length=1024,
-            device=device or torch.device("cpu"),
-            rank=rank,
-        )
-
-
-def _mapped(draft: Draft, change: Callable[[Tensor], Tensor]) -> Draft:
-    changed: dict[str, Any] = {}
-    for field in fields(draft):
-        value = getattr(draft, field.name)
-        changed[field.name] = change(value) if isinstance(value, Tensor) else value
-    return Draft(**changed)
+        sizes = {"vocab_size": 64, "max_slots": 512, "max_length": 1024}
+        return context_for(self.spec, self.options, caps, **sizes, device=device or torch.device("cpu"), rank=rank)
 
 
 def stats_of(count: int, step: int = 0, cap: int | None = None) -> HostStats:

@@ -11,20 +11,22 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
 
-from specplug.interfaces import PluginContext, Verifier
+from specplug.interfaces import Verifier
 from specplug.plugins.specs import VerifierSpec
-from specplug.testing.driver import NO_OPTIONS
+from specplug.testing.driver import NO_OPTIONS, context_for
 from specplug.testing.output_distribution import MISTAKEN_DISTRIBUTIONS, Case, Knobs, TinyModel, distribution_error
-from specplug.testing.verify_steps import VerifyStep, moved, tensors
+from specplug.testing.verify_steps import VerifyStep, moved
+from specplug.testing.wrappers import watch
 from specplug.types.caps import Distribution, EngineCaps
 from specplug.types.draft import NO_TOKEN, Draft
 from specplug.types.verification import SamplingBatch, TargetLogits, Uniforms, Verification
-from specplug.verify.fitting import FittedVerifier
+from specplug.verify.draft_distribution import FittedVerifier
 
 EXACT = 1e-5
 """Largest error of an enumerated probability that counts as rounding; planted mistakes are off by more than 1e-3."""
@@ -160,12 +162,9 @@ class VerifierContract:
                 moved(it, self.device)
                 for it in (step.draft, TargetLogits.dense(step.dense.clone()), step.sampling, step.uniforms)
             )
-            arguments = {"draft": draft, "target": target, "sampling": sampling, "uniforms": numbers}
-            before = {who: {name: t.clone() for name, t in tensors(it).items()} for who, it in arguments.items()}
-            self.verifier().verify(draft, target, sampling, numbers)  # type: ignore[arg-type]
-            for who, argument in arguments.items():
-                for name, tensor in tensors(argument).items():
-                    assert torch.equal(tensor, before[who][name]), f"{self.who}: has changed {who}.{name}"
+            verifier, arguments = self.verifier(), {"draft": draft, "target": target, "sampling": sampling}
+            action = partial(verifier.verify, draft, target, sampling, numbers)  # type: ignore[arg-type]
+            watch(f"{self.who}: verify", action, **arguments, uniforms=numbers)
 
     def test_reads_nothing_back(self) -> None:
         """No value is read on the host; tensors on "meta" have no values, so reading one raises."""
@@ -175,13 +174,8 @@ class VerifierContract:
 
     def verifier(self, device: str | None = None) -> Verifier:
         """Build the verifier as an engine does, for drafts that fit its declaration."""
-        model = self.spec.options_model()
-        context = PluginContext(
-            EngineCaps(self.draft_length),
-            options=None if model is None else model(**self.options),
-            vocab_size=self.vocab_size,
-            device=torch.device(device or self.device),
-        )
+        given = {"vocab_size": self.vocab_size, "device": torch.device(device or self.device)}
+        context = context_for(self.spec, self.options, EngineCaps(self.draft_length), **given)
         return FittedVerifier(self.spec.build(context), self.spec.caps)
 
     def steps(self) -> Iterator[VerifyStep]:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, replace
-from typing import Any, TypeVar
+from dataclasses import dataclass, replace
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -11,6 +11,7 @@ from torch import Tensor
 from specplug.interfaces import Verifier
 from specplug.types.caps import Distribution
 from specplug.types.draft import Draft
+from specplug.types.tensors import map_tensors
 from specplug.types.verification import SamplingBatch, TargetLogits, Uniforms, Verification
 from specplug.verify.random import uniforms
 from specplug.verify.target import target_probs
@@ -68,29 +69,12 @@ class VerifyStep:
 
     def pick(self, rows: list[int], draft_length: int | None = None) -> VerifyStep:
         """Return the step of some rows, in their order, cut to `draft_length` draft tokens."""
-        index, draft_length = (
-            torch.tensor(rows, dtype=torch.int64),
-            self.draft.draft_length if draft_length is None else draft_length,
-        )
-
-        def cut(tensor: Tensor | None, columns: int) -> Any:
-            return None if tensor is None else tensor[index][:, :columns].clone()
-
-        draft = replace(
-            self.draft,
-            token_ids=cut(self.draft.token_ids, draft_length),
-            lengths=self.draft.lengths[index],
-            confidence=cut(self.draft.confidence, draft_length),
-            source=cut(self.draft.source, draft_length),
-            base_len=self.draft.base_len[index],
-            draft_logits=cut(self.draft.draft_logits, draft_length),
-            draft_probs=cut(self.draft.draft_probs, draft_length),
-            drawn=cut(self.draft.drawn, draft_length),
-        )
-        knobs: dict[str, Any] = {name: tensor[index] for name, tensor in tensors(self.sampling).items()}
-        sampling = replace(self.sampling, **knobs)
-        numbers = Uniforms(cut(self.uniforms.accept, draft_length), cut(self.uniforms.draw, draft_length + 1))
-        return VerifyStep(draft, cut(self.dense, draft_length + 1), sampling, numbers)
+        index, most = torch.tensor(rows, dtype=torch.int64), draft_length
+        most = self.draft.draft_length if most is None else most
+        draft = map_tensors(self.draft, lambda tensor: tensor[index]).view(len(rows), most)
+        sampling = map_tensors(self.sampling, lambda tensor: tensor[index])
+        numbers = Uniforms(self.uniforms.accept[index, :most], self.uniforms.draw[index, : most + 1])
+        return VerifyStep(draft, self.dense[index, : most + 1], sampling, numbers)
 
     def poisoned(self, poison: int) -> VerifyStep:
         """Return the step with `poison` and NaN wherever the memory of a row is undefined."""
@@ -133,12 +117,6 @@ class VerifyStep:
         return replace(self, draft=draft, sampling=plain)
 
 
-def tensors(value: object) -> dict[str, Tensor]:
-    """Return the tensors of a draft, of sampling parameters, or of another dataclass, by attribute."""
-    named = {field.name: getattr(value, field.name) for field in fields(value)}  # type: ignore[arg-type]
-    return {name: tensor for name, tensor in named.items() if isinstance(tensor, Tensor)}
-
-
-def moved(value: T, device: str) -> T:
+def moved(record: T, device: str) -> T:
     """Return a dataclass with its tensors on `device`."""
-    return replace(value, **{name: tensor.to(device) for name, tensor in tensors(value).items()})  # type: ignore[type-var]
+    return map_tensors(record, lambda tensor: tensor.to(device))

@@ -1,17 +1,16 @@
-"""EngineBatch and BatchView: an engine's batch at one step, and one proposer's view of it."""
+"""EngineBatch: an engine's batch at one step, also as one proposer sees it."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor
 
-from specplug.types.checks import ANY, check_tensor
 from specplug.types.request import Request
-from specplug.types.transfer import to_host
+from specplug.types.tensors import ANY, check_tensor, to_host
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +23,7 @@ class Barrier:
 
 
 _INDEX = (torch.int32, torch.int64)
+_UNKNOWN = torch.empty(0, dtype=torch.int32)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -55,6 +55,8 @@ class EngineBatch:
             the text; None means that every entry starts at the beginning of the text.  Only proposers that declare
             `incremental` receive such batches.  Lengths, barriers and all other positions count from the beginning of
             the text.
+        num_new: [B] int32, the number of tokens per row that are new since the proposer last ingested the row's slot;
+            in `observe`, the number that the step emitted.  Empty in the engine's own batch: `handed` sets it.
     """
 
     _PER_ROW: ClassVar[dict[str, tuple[torch.dtype, ...]]] = {
@@ -84,6 +86,7 @@ class EngineBatch:
     requests: tuple[Request, ...] | None = None
     is_dummy: bool = False
     first: Tensor | None = None
+    num_new: Tensor = _UNKNOWN
 
     @property
     def batch_size(self) -> int:
@@ -102,61 +105,35 @@ class EngineBatch:
             limits = torch.minimum(limits, caps.to(limits.dtype))
         return limits.clamp_(min=0, max=draft_length) * self.sampled
 
-    def handed(self, num_new: Tensor, reset_slots: tuple[int, ...]) -> BatchView:
+    def handed(self, num_new: Tensor, reset_slots: tuple[int, ...]) -> Self:
         """Return one proposer's view of this batch, with the tokens that are new to it and the resets it has missed."""
-        held = {it.name: getattr(self, it.name) for it in fields(EngineBatch)}
-        return BatchView(**held | {"reset_slots": reset_slots}, num_new=num_new)
+        return replace(self, num_new=num_new, reset_slots=reset_slots)
 
-    def permute(self, order: list[int]) -> Self:
-        """Return the same batch with its rows in a different order, or a subset of its rows."""
-        index = torch.tensor(order, dtype=torch.int64, device=self.device)
-        picked = {name: getattr(self, name)[index] for name in self._PER_ROW}
-        place = {old: new for new, old in enumerate(order)}
-        return replace(
-            self,
-            **picked,
-            first=None if self.first is None else self.first[index],
-            barriers=tuple(replace(b, row=place[b.row]) for b in self.barriers if b.row in place),
-            request_ids=None if self.request_ids is None else tuple(self.request_ids[i] for i in order),
-            requests=None if self.requests is None else tuple(self.requests[i] for i in order),
-        )
+    def _columns(self) -> dict[str, tuple[torch.dtype, ...]]:
+        """Return the names and dtypes of the tensors that have an entry per row."""
+        optional = {"first": self.first is not None, "num_new": len(self.num_new) > 0 or not self.batch_size}
+        return self._PER_ROW | {name: (torch.int32,) for name, is_set in optional.items() if is_set}
 
     def validate(self) -> None:
         """Raise `ContractError` if a shape or dtype is wrong.  Reads no tensor values, so it is safe on a GPU."""
-        columns = self._PER_ROW if self.first is None else {**self._PER_ROW, "first": (torch.int32,)}
-        for name, dtypes in columns.items():
-            check_tensor(f"{type(self).__name__}.{name}", getattr(self, name), (self.batch_size,), dtypes)
-        check_tensor(f"{type(self).__name__}.tokens", self.tokens, (ANY, ANY), (torch.int32,))
+        for name, dtypes in self._columns().items():
+            check_tensor(f"EngineBatch.{name}", getattr(self, name), (self.batch_size,), dtypes)
+        check_tensor("EngineBatch.tokens", self.tokens, (ANY, ANY), (torch.int32,))
 
-
-@dataclass(frozen=True, slots=True, eq=False)
-class BatchView(EngineBatch):
-    """An engine's batch as one proposer sees it.
-
-    Attributes:
-        num_new: [B] int32, the number of tokens per row that are new since the proposer last ingested the row's slot;
-            in `observe`, the number that the step emitted.
-    """
-
-    _PER_ROW: ClassVar[dict[str, tuple[torch.dtype, ...]]] = {**EngineBatch._PER_ROW, "num_new": (torch.int32,)}
-
-    num_new: Tensor = field(kw_only=True)
-
-    def to_host(self, *, newest_only: bool = False) -> BatchView:
+    def to_host(self, *, newest_only: bool = False) -> Self:
         """Return a snapshot on the CPU that no later engine step changes; see `to_host_with`."""
         return self.to_host_with((), newest_only=newest_only)[0]
 
     def to_host_with(
         self, others: Sequence[Tensor], *, newest_only: bool = False, window: int = 0
-    ) -> tuple[BatchView, list[Tensor]]:
+    ) -> tuple[Self, list[Tensor]]:
         """Return a snapshot on the CPU that no later engine step changes, and copies of `others` of the same device.
 
         The snapshot's token table holds only this batch's rows, in batch order.  With `newest_only` it holds only the
         `num_new` newest tokens of each row, `first` gives their position, and all other entries are undefined.  All of
         it takes one wait for a GPU if no row has more than `window` new tokens, otherwise two.
         """
-        names = [name for name in self._PER_ROW if name != "rows"]
-        names += [] if self.first is None else ["first"]
+        names = [name for name in self._columns() if name != "rows"]
         at_once = newest_only and window > 0 and self.tokens.device == self.device
         newest = [self._newest(window)] if at_once else []
         copies = to_host([*[getattr(self, name) for name in names], *others, *newest])

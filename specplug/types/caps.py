@@ -96,7 +96,7 @@ class ProposerCaps:
             batch is already in host memory, the proposer runs in the engine's own thread on the engine's tensors,
             without copies or a deadline.  Otherwise it runs on a thread like other host proposers.
         incremental: for proposers with `needs_host`: the proposer reads only the `num_new` newest tokens of each row
-            (in `observe`, the tokens just emitted), so snapshots hold no others (see `BatchView.first`).  A row whose
+            (in `observe`, the tokens just emitted), so snapshots hold no others (see `EngineBatch.first`).  A row whose
             `num_new` equals its length starts over and replaces earlier state.  If the proposer raises, its next step
             resends every row in full.
         host_step: for inline proposers: they implement `specplug.interfaces.HasHostStep`, so that a GPU's stream can

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from specplug.errors import ContractError
 from specplug.types.caps import Distribution
-from specplug.types.checks import ANY, check_tensor
 from specplug.types.paths import ROOT, along_paths, best_path, compacted, gather_nodes
+from specplug.types.tensors import ANY, check_tensor
 
 NO_TOKEN = -1
 
@@ -89,6 +89,27 @@ class Draft:
             draft_vocab=draft_vocab.to(device) if states and draft_vocab is not None else None,
             drawn=full(grid, True, dtype=torch.bool) if states else None,
             sources=tuple(sources),
+        )
+
+    @classmethod
+    def of_rows(
+        cls,
+        token_ids: Sequence[Sequence[int]],
+        confidence: Sequence[Sequence[float]],
+        draft_length: int,
+        *,
+        device: torch.device | str = "cpu",
+    ) -> Draft:
+        """Copy chains of at most `draft_length` tokens from the host to a new buffer, all rows at once."""
+        ids = [[*row, *[NO_TOKEN] * (draft_length - len(row))] for row in token_ids]
+        levels = [[*row, *[0.0] * (draft_length - len(row))] for row in confidence]
+        grid, lengths = torch.tensor(ids, dtype=torch.int32), torch.tensor(list(map(len, token_ids)), dtype=torch.int32)
+        return cls(
+            token_ids=grid.to(device),
+            lengths=lengths.to(device),
+            confidence=torch.tensor(levels, dtype=torch.float32).to(device),
+            source=torch.where(grid >= 0, 0, -1).int().to(device),
+            base_len=torch.zeros_like(lengths).to(device),
         )
 
     @property

@@ -33,7 +33,7 @@ class StepArguments(Int64Struct):
     """The arguments of a step of B rows with drafts of at most N tokens.
 
     The arrays are in host memory, contiguous unless noted otherwise, and live until the call returns.  Their contents
-    are those of `BatchView`, the limits of `Proposer.propose`, and `Draft`, which arrives empty.
+    are those of `EngineBatch`, the limits of `Proposer.propose`, and `Draft`, which arrives empty.
     """
 
     data: int

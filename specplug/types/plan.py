@@ -60,14 +60,12 @@ class HostStats:
         step: number of the step to be planned.
         requests: the requests that decode in this step.  Read them within `plan`; engines compute the figures of single
             requests only if they are read, and their number is always cheap.
-        prefill_tokens: prompt tokens that share this step.
         last_step: cost of the newest step whose duration is known; None before the first.
         last_plan: the plan of the step before, with the limits of all policies and requests; None before the first.
     """
 
     step: int
     requests: Sequence[RequestStats]
-    prefill_tokens: int = 0
     last_step: StepCost | None = None
     last_plan: StepPlan | None = None
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from specplug.types.plan import Price
-from specplug.types.transfer import to_device
+from specplug.types.tensors import to_device
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -2,43 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Forced:
-    """Tokens that grammars drafted after the proposers' drafts: B rows of at most N, on the device of the drafts.
-
-    Attributes:
-        token_ids: [B, N] int32, -1 beyond the row's length.
-        confidence: [B, N] float32.
-        lengths: [B] int32.
-    """
-
-    token_ids: Tensor
-    confidence: Tensor
-    lengths: Tensor
-
-    @classmethod
-    def build(
-        cls,
-        token_ids: Sequence[Sequence[int]],
-        confidence: Sequence[Sequence[float]],
-        draft_length: int,
-        device: torch.device | str = "cpu",
-    ) -> Forced:
-        """Copy B rows of at most `draft_length` tokens to the device."""
-        padded = [[*row, *[-1] * (draft_length - len(row))] for row in token_ids]
-        levels = [[*row, *[0.0] * (draft_length - len(row))] for row in confidence]
-        return cls(
-            torch.tensor(padded, dtype=torch.int32).to(device),
-            torch.tensor(levels, dtype=torch.float32).to(device),
-            torch.tensor([len(row) for row in token_ids], dtype=torch.int32).to(device),
-        )
+from specplug.types.draft import Draft
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -51,7 +20,7 @@ class Outcome:
         emitted: [B] int32, tokens appended to the request, bonus or recovered token included; 0 for prefill chunks.
         cut_by_grammar: [B] int32, draft tokens that a grammar removed before verification; None when not known.
         after_stop: [B] int32, emitted tokens after a stop, which no client sees; None when not known.
-        forced: tokens that grammars drafted after the proposers' drafts, also counted in `verified` and `accepted`;
+        forced: chains that grammars drafted after the proposers' drafts, also counted in `verified` and `accepted`;
             None for none.
     """
 
@@ -60,7 +29,7 @@ class Outcome:
     emitted: Tensor
     cut_by_grammar: Tensor | None = None
     after_stop: Tensor | None = None
-    forced: Forced | None = None
+    forced: Draft | None = None
 
     def discarded(self) -> Tensor:
         """Return [B] bool, true for rows whose request had ended before the step: the engine drops all their tokens.

@@ -29,7 +29,6 @@ from specplug.types.caps import Distribution
 from specplug.types.draft import NO_TOKEN, Draft
 from specplug.types.verification import SamplingBatch, TargetLogits, Uniforms, Verification
 from specplug.verify.draft_distribution import column_probs, normalised, probs_of, scattered, was_drawn
-from specplug.verify.greedy import verify_greedy
 from specplug.verify.target import target_probs
 
 
@@ -185,3 +184,20 @@ def _join(drafted: Tensor, num_accepted: Tensor, next_token: Tensor) -> Verifica
     token_ids = torch.where(places == num_accepted[:, None], next_token[:, None], token_ids)
     token_ids = torch.where(places > num_accepted[:, None], NO_TOKEN, token_ids)
     return Verification(token_ids.to(torch.int32), num_accepted.to(torch.int32))
+
+
+def verify_greedy(draft: Draft, target: TargetLogits) -> Verification:
+    """Keep each row's longest draft prefix that equals the greedy output, and add one token.
+
+    The emitted tokens are the argmax at every position up to and including the first one at which the draft differs.
+
+    Equals `ReferenceVerifier` at temperature 0 for any top-k, top-p and min-p; ties in the logits go to the smallest
+    id.  Takes O(B N) memory in addition to the logits, and reads nothing back.
+    """
+    places = torch.arange(draft.draft_length + 1, device=draft.device)
+    lengths = draft.lengths[:, None]
+    best = target.logits.argmax(-1)[target.starts[:, None] + torch.minimum(places, lengths)].to(torch.int32)
+    kept = (best[:, : draft.draft_length] == draft.token_ids) & (places[: draft.draft_length] < lengths)
+    num_accepted = kept.to(torch.int32).cumprod(1).sum(1, dtype=torch.int32)
+    token_ids = torch.where(places <= num_accepted[:, None], best, NO_TOKEN)
+    return Verification(token_ids, num_accepted)

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from specplug.errors import EngineError
-from specplug.types.departures import LossyCounter, LossyCounts
+from specplug.metrics import LossyCounter, LossyCounts
 from specplug_sglang.verification import lossy
 
 KERNEL = "tree_speculative_sampling_target_only"

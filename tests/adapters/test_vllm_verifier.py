@@ -15,10 +15,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from specplug.errors import EngineError
-from specplug.metrics import SpecMetrics
+from specplug.metrics import LossyCounts, SpecMetrics
 from specplug.plugins.specs import VerifierSpec
 from specplug.types.caps import Distribution, VerifierCaps
-from specplug.types.departures import LossyCounts
 from specplug.types.draft import Draft
 from specplug.types.request import RequestOptions
 from specplug.types.verification import SamplingBatch, TargetLogits, Verification

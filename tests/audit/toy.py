@@ -24,7 +24,7 @@ from specplug.interfaces import PluginContext, Proposer
 from specplug.plugins.hooks import hookimpl
 from specplug.plugins.registry import Owner, Registry
 from specplug.plugins.specs import ProposerSpec, VerifierSpec
-from specplug.types.batch import BatchView
+from specplug.types.batch import EngineBatch
 from specplug.types.caps import Distribution, ProposerCaps, VerifierCaps
 from specplug.types.draft import Draft
 from tests.mutants import LOSSY_MUTANTS
@@ -73,7 +73,7 @@ class Drawn(Proposer):
         """Return the logits that it states."""
         return self._logits
 
-    def propose(self, batch: BatchView, limits: torch.Tensor, draft: Draft) -> None:
+    def propose(self, batch: EngineBatch, limits: torch.Tensor, draft: Draft) -> None:
         rows, length = draft.token_ids.shape
         probs = self._logits.softmax(-1).expand(rows, -1)
         if length:

@@ -8,9 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specplug.cost import StepCosts
-from specplug.cost.cell import shrunk
-from specplug.cost.profiled import curve_of
-from specplug.cost.shape import NUM_TERMS, nonnegative_fit, terms
+from specplug.cost.estimates import NUM_TERMS, curve_of, nonnegative_fit, shrunk, terms
 from specplug.types.plan import StepCost
 
 LENGTHS = (0, 1, 3, 7, 15)

@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 
 from specplug.faults import FaultGuard
 from specplug.grammar.drafts import SOURCE, Completer, complete, separated
-from specplug.grammar.follow import CERTAIN, LIKELY, follow
-from specplug.grammar.states import AllowedState, MaskState, bit, bits_of, only_bit
+from specplug.grammar.states import CERTAIN, LIKELY, AllowedState, MaskState, bit, bits_of, follow, only_bit
 from specplug.metrics import SpecMetrics
 from specplug.testing.batches import make_batch
 from specplug.text.jump_forward import JumpForwardTokenizer
@@ -22,7 +21,7 @@ from specplug.trace import rows_from
 from specplug.types.caps import Distribution
 from specplug.types.draft import NO_TOKEN, Draft
 from specplug.types.paths import ROOT
-from specplug.types.verdict import Forced, Outcome, Verdict
+from specplug.types.verdict import Outcome, Verdict
 
 VOCAB, END = 8, 7
 TEXT = [1, 2]
@@ -134,7 +133,7 @@ def test_batches_row_by_row(rows, more, budget):
     done = complete(given_draft, states, [draft_length] * len(rows), budget)
     assert ids_of(given_draft) == drafted, "it is not ours to change"
     free = follow_all(rows, draft_length)
-    added = [[] for _ in rows] if done.forced is None else forced_of(done.forced)
+    added = [[] for _ in rows] if done.forced is None else ids_of(done.forced)
     assert ids_of(done.draft) == [kept + more for (kept, _), more in zip(free, added, strict=True)], (
         "cut, and what was added behind"
     )
@@ -179,10 +178,6 @@ def follow_all(rows, draft_length: int) -> list[tuple[list[int], list[int]]]:
             kept, added, _ = follow(Masked(allowed, TEXT), ids, draft_length)
             found.append((list(ids[:kept]), added))
     return found
-
-
-def forced_of(forced: Forced) -> list[list[int]]:
-    return [row[:length] for row, length in zip(forced.token_ids.tolist(), forced.lengths.tolist(), strict=True)]
 
 
 @st.composite
@@ -256,7 +251,7 @@ def test_reported_apart(rows):
     cut = torch.minimum(cut, proposed)
     verified = torch.minimum(verified, proposed - cut + forced)
     accepted = torch.minimum(accepted, verified)
-    added = Forced.build([[5] * int(n) for n in forced], [[1.0] * int(n) for n in forced], 4)
+    added = Draft.of_rows([[5] * int(n) for n in forced], [[1.0] * int(n) for n in forced], 4)
     outcome = Outcome(verified, accepted, accepted + 1, cut_by_grammar=cut, forced=added)
     verdict = Verdict.build(proposed, outcome)
     draft, fate, reached = separated(batch_of(len(rows)).lengths, outcome, verdict)

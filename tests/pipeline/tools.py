@@ -18,7 +18,7 @@ from specplug.plugins.specs import ProposerSpec
 from specplug.testing.batches import make_batch
 from specplug.trace import TraceWriter
 from specplug.trim import SurvivalTrimmer
-from specplug.types.batch import BatchView
+from specplug.types.batch import EngineBatch
 from specplug.types.caps import EngineCaps, ProposerCaps
 from specplug.types.draft import Draft
 from specplug.types.plan import Price, StepPlan
@@ -30,10 +30,10 @@ torch.set_num_threads(1)
 CPU = torch.device("cpu")
 VOCAB = 64
 SLOTS = 6
-Write = Callable[[BatchView, Tensor, Draft], None]
+Write = Callable[[EngineBatch, Tensor, Draft], None]
 
 
-def count_up(batch: BatchView, limits: Tensor, draft: Draft) -> None:
+def count_up(batch: EngineBatch, limits: Tensor, draft: Draft) -> None:
     """Draft last token + 1, + 2, ... as far as the limits go."""
     ends = batch.lengths.long() if batch.first is None else batch.lengths.long() - batch.first
     last = batch.tokens[batch.rows.long(), ends - 1]
@@ -45,7 +45,7 @@ def count_up(batch: BatchView, limits: Tensor, draft: Draft) -> None:
     draft.source.copy_(torch.where(inside, 0, -1))
 
 
-def draft_nothing(_batch: BatchView, _limits: Tensor, _draft: Draft) -> None:
+def draft_nothing(_batch: EngineBatch, _limits: Tensor, _draft: Draft) -> None:
     """Leave the draft empty."""
 
 
@@ -69,7 +69,7 @@ class Recorder(Proposer):
         self.texts: dict[tuple[int, int], list[int]] = {}
         self.resets: list[tuple[int, ...]] = []
         self.limits: list[list[int]] = []
-        self.observed: list[tuple[BatchView, Draft, Verdict]] = []
+        self.observed: list[tuple[EngineBatch, Draft, Verdict]] = []
         self.events: list[Any] = []
 
     def _called(self, name: str) -> None:
@@ -77,7 +77,7 @@ class Recorder(Proposer):
         if name in self.fails:
             raise ZeroDivisionError(f"planted in {name}")
 
-    def ingest(self, batch: BatchView) -> None:
+    def ingest(self, batch: EngineBatch) -> None:
         handed = {}
         for row in range(batch.batch_size):
             key = (int(batch.slots[row]), int(batch.generations[row]))
@@ -87,12 +87,12 @@ class Recorder(Proposer):
         self.resets.append(batch.reset_slots)
         self._called("ingest")
 
-    def propose(self, batch: BatchView, limits: Tensor, draft: Draft) -> None:
+    def propose(self, batch: EngineBatch, limits: Tensor, draft: Draft) -> None:
         self.limits.append(limits.tolist())
         self.write(batch, limits, draft)  # also when it fails: half a draft is then in the buffer
         self._called("propose")
 
-    def observe(self, batch: BatchView, draft: Draft, verdict: Verdict) -> None:
+    def observe(self, batch: EngineBatch, draft: Draft, verdict: Verdict) -> None:
         self.observed.append((batch, draft, verdict))
         self._called("observe")
 
@@ -195,7 +195,7 @@ class Rig:
         self.stage.on_event(RequestEvent(kind, occupant.request, occupant.slot, occupant.generation))
         return occupant.tokens
 
-    def batch(self, names: Sequence[str] | None = None, **columns: Any) -> BatchView:
+    def batch(self, names: Sequence[str] | None = None, **columns: Any) -> EngineBatch:
         """Return the batch of the named requests, by default of all; slots and rows of the table differ."""
         occupants = [self.occupants[name] for name in (self.occupants if names is None else names)]
         return make_batch(
@@ -241,7 +241,7 @@ class Rig:
         return self.stage.observe(self.batch(list(accepted)), outcome)
 
 
-def newest(batch: BatchView, row: int) -> list[int]:
+def newest(batch: EngineBatch, row: int) -> list[int]:
     """Return a row's new tokens, wherever its entry in the table begins."""
     stop = int(batch.lengths[row]) - (0 if batch.first is None else int(batch.first[row]))
     return batch.tokens[int(batch.rows[row]), stop - int(batch.num_new[row]) : stop].tolist()
@@ -271,7 +271,7 @@ def rig_of(proposer: Recorder, **kwargs: Any) -> Rig:
 def rows(*ids: Sequence[int], confidence: float = 0.5) -> Write:
     """Return a `write` that drafts these rows, as many of them as the batch has."""
 
-    def write(_batch: BatchView, _limits: Tensor, draft: Draft) -> None:
+    def write(_batch: EngineBatch, _limits: Tensor, draft: Draft) -> None:
         for row, row_ids in enumerate(ids[: draft.batch_size]):
             draft.set_row(row, row_ids, confidence)
 

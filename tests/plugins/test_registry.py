@@ -10,7 +10,7 @@ import pytest
 
 from specplug import hookimpl
 from specplug.errors import PluginError
-from specplug.plugins.registry import Entry, Owner, Registry, default_registry
+from specplug.plugins.registry import Owner, PluginEntry, Registry, default_registry
 from specplug.plugins.specs import CheckSpec, PolicySpec, ProposerSpec, VerifierSpec
 from specplug.types.caps import ProposerCaps
 
@@ -92,22 +92,22 @@ def test_discovery_goes_by_package_and_then_by_entry_point(install):
     assert errors == ["a", "c"]
 
 
-def test_a_plugin_that_does_not_import_is_recorded_and_left_out(install):
-    install("acme", bad="import no_such_module", good=SOURCE.format(name="echo"))
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        ("import no_such_module", "ModuleNotFoundError: No module named 'no_such_module'"),
+        ("raise SystemExit(3)", "SystemExit: 3"),
+    ],
+)
+def test_a_plugin_that_does_not_import_is_recorded_and_left_out(install, source: str, message: str):
+    install("acme", bad=source, good=SOURCE.format(name="echo"))
     registry = Registry.discover()
     (error,) = [error for error in registry.load_errors if error.owner.package == "acme"]
     assert error.owner == Owner("bad", "acme", "1.2")
     assert error.stage.startswith("import of 'specplug_test_plugin_")
-    assert error.error == "ModuleNotFoundError: No module named 'no_such_module'"
+    assert error.error == message
     assert "echo" in registry.entries(ProposerSpec)
     assert "reference" in registry.entries(VerifierSpec)
-
-
-def test_a_plugin_that_exits_as_it_is_imported_hides_no_other(install):
-    install("acme", bad="raise SystemExit(3)", good=SOURCE.format(name="echo"))
-    registry = Registry.discover()
-    assert [error.error for error in registry.load_errors if error.owner.package == "acme"] == ["SystemExit: 3"]
-    assert "echo" in registry.entries(ProposerSpec)
 
 
 def test_a_raising_hook_keeps_what_was_registered_and_the_other_hooks():
@@ -121,16 +121,6 @@ def test_a_raising_hook_keeps_what_was_registered_and_the_other_hooks():
     ]
     assert list(registry.entries(ProposerSpec)) == ["first"]
     assert registry.get(PolicySpec, "fine") is good
-
-
-def test_the_wrong_kind_of_plugin_is_recorded_with_what_was_expected():
-    registry = Registry()
-    registry.add(plugin("specplug_register_policies", proposer("echo")), owner())
-    (error,) = registry.load_errors
-    assert error.error == (
-        "PluginError: specplug_register_policies: wrong kind of plug-in; found ProposerSpec; expected PolicySpec"
-    )
-    assert all(registry.entries(kind) == {} for kind in KINDS)
 
 
 def _unknown_argument() -> types.ModuleType:
@@ -214,7 +204,7 @@ def test_entries_are_sorted_and_read_only():
     entries = registry.entries(ProposerSpec)
     assert list(entries) == ["a", "b"]
     with pytest.raises(TypeError):
-        entries["c"] = Entry(proposer("c"), owner())  # type: ignore[index]
+        entries["c"] = PluginEntry(proposer("c"), owner())  # type: ignore[index]
     with pytest.raises(AttributeError):
         entries["a"].owner = owner("zeta")  # type: ignore[misc]
 
@@ -269,16 +259,21 @@ def test_a_factory_is_built_from_its_path_or_itself():
     assert PolicySpec(name="echo", factory=len, summary="", trimmer=sorted).build_trimmer("ba") == ["a", "b"]
 
 
-def test_no_policy_may_have_a_name_that_stands_for_two():
+@pytest.mark.parametrize(
+    ("hook", "spec", "error"),
+    [
+        ("proposers", proposer("engine"), "reserved name; found 'engine'"),
+        ("policies", PolicySpec(name="one+two", factory="a:b", summary=""), "reserved character; found 'one+two'"),
+        ("policies", proposer("echo"), "wrong kind of plug-in; found ProposerSpec; expected PolicySpec"),
+    ],
+)
+def test_what_may_not_be_registered_is_recorded_with_what_was_expected(hook: str, spec, error: str):
     registry = Registry()
-    policies = [PolicySpec(name=name, factory="nowhere:Nothing", summary="") for name in ("one+two", "mine")]
-    registry.add(plugin("specplug_register_policies", *policies), owner())
-    assert "reserved character; found 'one+two'; expected a name without '+'" in registry.load_errors[0].error
+    registry.add(plugin(f"specplug_register_{hook}", spec), owner())
+    assert f"PluginError: specplug_register_{hook}: {error}" in registry.load_errors[0].error
+    assert all(registry.entries(kind) == {} for kind in KINDS)
 
 
-def test_no_proposer_may_have_the_name_of_the_engines_own_drafter():
-    registry = Registry()
-    registry.add(plugin("specplug_register_proposers", proposer("engine"), proposer("mine")), owner())
-    assert "reserved name" in registry.load_errors[0].error
+def test_the_engines_own_drafter_is_no_plugin():
     with pytest.raises(PluginError, match="own drafter is not used here"):
-        registry.get(ProposerSpec, "engine")
+        default_registry().get(ProposerSpec, "engine")

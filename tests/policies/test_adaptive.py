@@ -19,11 +19,9 @@ from specplug.testing.policy_harness import ENGINES
 from specplug.types.caps import DraftLengthChange, EngineCaps, Ragged
 from specplug.types.plan import HostStats, Price, RequestStats, StepCost, StepPlan, StepReport
 from specplug_adaptive import plugin
-from specplug_adaptive.acceptance import Acceptance
-from specplug_adaptive.caps import worthwhile
-from specplug_adaptive.costs import TokenCosts
-from specplug_adaptive.options import AdaptiveOptions
-from specplug_adaptive.policy import AdaptivePlanner, NoCaps, build
+from specplug_adaptive.acceptance import RequestAcceptance
+from specplug_adaptive.costs import TokenCosts, worthwhile
+from specplug_adaptive.policy import AdaptiveOptions, AdaptivePlanner, NoCaps, build
 
 
 def spec() -> PolicySpec:
@@ -89,7 +87,7 @@ def stats(name: str, verified: int, accepted: int, rejected: int) -> RequestStat
 
 
 def test_acceptance_is_of_decided_tokens_and_drawn_to_the_average():
-    acceptance = Acceptance()
+    acceptance = RequestAcceptance()
     for step in range(1, 40):
         easy, hard = stats("easy", 8 * step, 8 * step, 0), stats("hard", 8 * step, 2 * step, step)
         rates, swept = acceptance.read([easy, hard])
@@ -102,7 +100,7 @@ def test_acceptance_is_of_decided_tokens_and_drawn_to_the_average():
 
 
 def test_what_was_decided_long_ago_counts_less():
-    acceptance = Acceptance()
+    acceptance = RequestAcceptance()
     for step in range(1, 60):
         acceptance.read([stats("a", 4 * step, 0, step)])
     (before,), _ = acceptance.read([stats("a", 240, 0, 60)])

@@ -18,7 +18,7 @@ from specplug.types.caps import DraftLengthChange, EngineCaps, Ragged
 from specplug.types.plan import HostStats, RequestStats
 from specplug_batch import plugin
 from specplug_batch.options import BatchOptions
-from specplug_fixed.options import FixedOptions
+from specplug_fixed.policy import FixedOptions
 
 RAGGED, TREES = EngineCaps(64, ragged=Ragged.NATIVE), EngineCaps(64, ragged=Ragged.PADDED, trees=True)
 PLENTY = 1 << 20

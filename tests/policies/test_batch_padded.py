@@ -12,7 +12,7 @@ from specplug_batch.options import BatchOptions
 from specplug_batch.padded import PaddedPlanner
 from specplug_batch.policy import FreePlanner, build
 from specplug_batch.ragged import RaggedPlanner
-from tests.policies.stream_limits import FormerLimits, StreamLimits
+from tests.policies.stream_server import Fixed, StreamServer
 
 LENGTHS = (0, 1, 3, 7, 15)
 CAPS = EngineCaps(
@@ -34,18 +34,13 @@ SURFACES = {
 }
 
 
-class Server:
-    """An engine with padded rows whose plans come one step late, and whose drafts come from a proposer in its stream.
+class Server(StreamServer):
+    """An engine with padded rows; `fixed` plans the same length at every step."""
 
-    `fixed` plans the same length at every step.
-    """
-
-    def __init__(self, surface, fixed=None, seed=1, limits=None):
-        self._surface, self._fixed, self._rng = SURFACES[surface], fixed, np.random.default_rng(seed)
-        self._planner = PaddedPlanner(PluginContext(CAPS, options=BatchOptions()))
-        self._limits, self._can_draft = limits or StreamLimits(), None
-        self._step, self._plan, self._reported = 0, StepPlan(0), True
-        self._last, self._run, self._rests = None, np.zeros(0, int), 0
+    def __init__(self, surface, fixed=None, seed=1):
+        planner = PaddedPlanner(PluginContext(CAPS, options=BatchOptions()))
+        super().__init__(planner if fixed is None else Fixed(StepPlan(fixed)), seed)
+        self._surface, self._run = SURFACES[surface], np.zeros(0, int)
 
     def serve(self, traffic, requests, tokens=0, *, steps=0):
         """Emit so many tokens, or take so many steps.
@@ -55,44 +50,25 @@ class Server:
         """
         seconds = emitted = wasted = taken = 0
         while emitted < tokens or taken < steps:
-            length = self._plan.draft_length
+            length = self.next_plan.draft_length
             spent = self._surface(requests, requests * (length + 1), length) * 1e-3
-            kept = (self._rng.random((requests, 15)) < TRAFFIC[traffic]).cumprod(1)[:, :length].sum(1)
-            could = self._can_draft if length and len(self._can_draft) == requests else np.ones(requests, bool)
+            kept = (self.rng.random((requests, 15)) < TRAFFIC[traffic]).cumprod(1)[:, :length].sum(1)
+            could = self.could_draft(requests)
             kept *= could
             seconds, emitted = seconds + spent, emitted + requests + int(kept.sum())
             wasted += requests * length - int(kept.sum())
             taken += 1
-            self._decide(requests, length, kept, could, spent)
+            self._end(requests, length, kept, could, spent)
         return emitted / seconds, wasted / emitted
 
-    def _decide(self, requests, length, kept, could, spent):
-        noisy = spent * np.exp(self._rng.normal(0, 0.03)) * (10 if self._rng.random() < 0.003 else 1)
-        if self._fixed is not None:
-            self._plan = StepPlan(self._fixed)
-        else:
-            self._report(requests, length, kept, could, noisy)
-            self._rests -= 1
-            self._reported = self._rests <= 0
-            if self._reported:
-                stats = HostStats(self._step, range(requests), last_step=self._last)
-                self._plan = self._planner.plan(stats)
-                self._rests = 0 if self._plan.draft_length else self._plan.num_steps
-            self._step += 1
-        self._can_draft = self._limits.step(kept + 1, drafts=self._plan.draft_length > 0)
-
-    def _report(self, requests, length, kept, could, seconds):
-        """Report the step, unless it is one of a plan of several steps that was not made for it."""
+    def _end(self, requests, length, kept, could, seconds):
         before = self._run if len(self._run) == requests else np.zeros(requests, int)
         self._run = np.where(length and kept == length, before + kept + 1, 0)
-        if not self._reported:
-            return
-        self._last = StepCost(requests, requests * (length + 1), 1500 * requests, length, seconds)
-        rows = np.flatnonzero(self._limits.evidence(could)) if length else ()
+        rows = np.flatnonzero(could) if length else ()
         fates = [(length, int(kept[row])) for row in rows]
         runs = [(int(before[row]), int(before[row] + kept[row]) + 1) for row in rows]
-        late = requests - len(rows) if length else 0
-        self._planner.observe(StepReport.build(self._step - 1, length, requests - late, fates, self._last, runs))
+        drafted = len(rows) if length else requests
+        self.end_step(requests, requests * (length + 1), seconds, kept + 1, drafted, fates, runs)
 
 
 @pytest.mark.parametrize("surface", SURFACES)
@@ -141,13 +117,6 @@ def test_drafting_is_back_soon_after_it_was_off(requests, surface, idle):
     assert server.serve("easy", requests, steps=300)[0] > 0.95 * always
 
 
-def test_under_the_former_limits_drafting_stayed_off():
-    server = Server("dense", limits=FormerLimits())
-    server.serve("hopeless", 8, steps=1000)
-    plain, found = Server("dense", 0).serve("easy", 8, steps=3000), server.serve("easy", 8, steps=3000)
-    assert found[0] < 1.01 * plain[0]
-
-
 def test_a_batch_that_grows_a_little_leaves_a_length_that_is_no_longer_considered():
     planner = PaddedPlanner(PluginContext(CAPS, options=BatchOptions()))
     for step in range(2000):
@@ -185,15 +154,15 @@ def test_an_engine_has_the_planner_for_its_capabilities(change, kind):
 
 def test_it_states_what_it_plans_and_why():
     server = Server("dense")
-    assert server._planner.status() == {"why": "nothing was planned yet"}
+    assert server.planner.status() == {"why": "nothing was planned yet"}
     server.serve("easy", 8, 4000 * 8)
-    found = server._planner.status()
+    found = server.planner.status()
     assert (found["draft_length"], found["requests"], found["costs"]) == (15, 8, "measured")
     assert found["why"].startswith("at 8 requests 15 draft tokens are predicted to emit")
     assert found["predicted_speedup"]["15"] > 5
     assert found["cost_error"] < 0.1
     server.serve("hopeless", 8, 4000 * 8)
-    assert server._planner.status()["why"].startswith("off: at 8 requests")
+    assert server.planner.status()["why"].startswith("off: at 8 requests")
 
 
 @pytest.mark.parametrize(("error", "probed"), [(0.02, 15), (0.3, 7)])

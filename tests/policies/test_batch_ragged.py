@@ -18,9 +18,8 @@ from specplug.types.draft import Draft
 from specplug.types.paths import ROOT
 from specplug.types.plan import HostStats, StepPlan, StepReport
 from specplug.types.trim import TrimLimits
-from specplug_batch.options import BatchOptions
+from specplug_batch.options import BatchOptions, Roofline
 from specplug_batch.ragged import RaggedPlanner
-from specplug_batch.roofline import Roofline
 from tests.pipeline.tools import Recorder, drafts, rig_of, rows
 
 CAPS = EngineCaps(64, ragged=Ragged.NATIVE)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -10,10 +10,10 @@ import pytest
 from specplug.interfaces import PluginContext
 from specplug.types.caps import EngineCaps, Ragged
 from specplug.types.plan import HostStats, StepCost, StepPlan, StepReport
-from specplug_batch.gains import Gains
+from specplug_batch.gains import SpeedUps
 from specplug_batch.options import BatchOptions
 from specplug_batch.ragged import RaggedPlanner
-from tests.policies.stream_limits import StreamLimits
+from tests.policies.stream_server import Fixed, StreamServer
 
 GAMMA = 16
 CAPS = EngineCaps(GAMMA, ragged=Ragged.NATIVE)
@@ -43,29 +43,16 @@ def kept(confidences: np.ndarray, plan: StepPlan) -> np.ndarray:
 ALL = StepPlan(GAMMA)
 
 
-@dataclass
-class Fixed:
-    """Plans the same limits at every step."""
+class Server(StreamServer):
+    """An engine with ragged rows.
 
-    plan_: StepPlan
+    Args:
+        drafting: milliseconds of a step that drafts, if the engine tells.
+    """
 
-    def plan(self, stats):
-        return self.plan_
-
-    def observe(self, report):
-        pass
-
-
-class Server:
-    """An engine with ragged rows whose plans come one step late, and drafts from a proposer in its stream."""
-
-    def __init__(self, surface, planner=None, seed=1, limits=None, noise=0.03, drafting=None):
-        self._noise, self._drafting = noise, drafting  # milliseconds of a step that drafts, if the engine tells
-        self._surface, self._rng = SURFACES[surface], np.random.default_rng(seed)
-        self.planner = planner or RaggedPlanner(PluginContext(CAPS, options=BatchOptions()))
-        self._limits, self._can_draft = limits or StreamLimits(), None
-        self._plan, self._step, self._kinds, self._last = StepPlan(0), 0, 0, None
-        self._rests, self._reported = 0, True
+    def __init__(self, surface, planner=None, seed=1, noise=0.03, drafting=None):
+        super().__init__(planner or RaggedPlanner(PluginContext(CAPS, options=BatchOptions())), seed, noise)
+        self._surface, self._drafting, self._kinds = SURFACES[surface], drafting, 0
 
     def serve(self, traffic, requests, tokens=0, *, steps=0):
         """Emit about so many tokens, or take so many steps.
@@ -75,38 +62,22 @@ class Server:
         """
         seconds = emitted = wasted = taken = 0
         while emitted < tokens or taken < steps:
-            plan, confidences = self._plan, np.take(KINDS[traffic], self._kinds + np.arange(requests), mode="wrap")
+            plan, confidences = self.next_plan, np.take(KINDS[traffic], self._kinds + np.arange(requests), mode="wrap")
             self._kinds += requests  # all kinds are equally frequent
-            counts = kept(confidences, plan)
-            could = np.ones(requests, bool)
-            if plan.draft_length and len(self._can_draft) == requests:
-                could = self._can_draft
-            counts *= could
-            hits = self._rng.random((requests, GAMMA)) < confidences[:, None]
+            could = self.could_draft(requests)
+            counts = kept(confidences, plan) * could
+            hits = self.rng.random((requests, GAMMA)) < confidences[:, None]
             accepted = np.minimum(hits.cumprod(1).sum(1), counts)
             expected = (confidences * (1 - confidences**counts) / (1 - confidences)).sum()  # less noisy
             spent = self._surface(requests, counts.sum(), plan.draft_length) * 1e-3
             seconds, emitted, taken = seconds + spent, emitted + requests + expected, taken + 1
             wasted += counts.sum() - expected
-            self._decide(requests, plan, counts, accepted, could, spent)
-        return emitted / seconds, wasted / emitted
-
-    def _decide(self, requests, plan, counts, accepted, could, spent):
-        noisy = spent * np.exp(self._rng.normal(0, self._noise)) * (10 if self._rng.random() < 0.003 else 1)
-        if self._reported:
-            reported = None if self._drafting is None else 1e-3 * self._drafting * (plan.draft_length > 0)
-            work = requests, requests + int(counts.sum()), 1500 * requests, plan.draft_length, noisy
-            self._last = StepCost(*work, drafting_seconds=reported)
-            rows = np.flatnonzero(self._limits.evidence(could)) if plan.draft_length else np.arange(requests)
+            rows = np.flatnonzero(could) if plan.draft_length else np.arange(requests)
             fates = [(int(counts[row]), int(accepted[row])) for row in rows]
-            self.planner.observe(StepReport.build(self._step - 1, plan.draft_length, len(rows), fates, self._last))
-        self._rests -= 1
-        self._reported = self._rests <= 0
-        if self._reported:
-            self._plan = self.planner.plan(HostStats(self._step, range(requests), last_step=self._last))
-            self._rests = 0 if self._plan.draft_length else self._plan.num_steps
-        self._step += 1
-        self._can_draft = self._limits.step(accepted + 1, drafts=self._plan.draft_length > 0)
+            drafting = None if self._drafting is None else 1e-3 * self._drafting * (plan.draft_length > 0)
+            verified = requests + int(counts.sum())
+            self.end_step(requests, verified, spent, accepted + 1, len(rows), fates, drafting_seconds=drafting)
+        return emitted / seconds, wasted / emitted
 
 
 def best_constant(surface, traffic, requests):
@@ -212,9 +183,9 @@ def test_what_the_worker_verified_counts_where_the_scheduler_knows_only_placehol
     assert planners[0]._gains.speed_up(8) == planners[1]._gains.speed_up(8)
 
 
-class TestGains:
+class TestSpeedUps:
     def test_a_batch_size_that_was_not_seen_is_taken_for_the_nearest(self):
-        gains = Gains()
+        gains = SpeedUps()
         assert gains.speed_up(8) == 1.0
         for _ in range(200):
             gains.observe(8, 3.0, 1.2)
@@ -225,7 +196,7 @@ class TestGains:
         assert not gains.is_known(200)
 
     def test_what_was_forgotten_is_a_first_guess(self):
-        gains = Gains()
+        gains = SpeedUps()
         for _ in range(200):
             gains.observe(8, 3.0, 1.2)
         gains.forget()

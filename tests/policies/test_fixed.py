@@ -11,7 +11,7 @@ from specplug.trim import SurvivalTrimmer
 from specplug.types.caps import DraftLengthChange, EngineCaps
 from specplug.types.plan import HostStats, RequestStats
 from specplug_fixed import plugin
-from specplug_fixed.options import FixedOptions
+from specplug_fixed.policy import FixedOptions
 
 
 def planner(name: str, caps: EngineCaps, **options: object) -> Planner:

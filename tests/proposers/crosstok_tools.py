@@ -19,8 +19,7 @@ from specplug.plugins.specs import ProposerSpec
 from specplug.testing.driver import Driver
 from specplug.text.loading import load_tokenizer
 from specplug.text.translate.libraries import byte_alphabet
-from specplug.types.batch import BatchView
-from specplug.types.target import TargetModel
+from specplug.types.batch import EngineBatch
 from specplug_crosstok import plugin
 from specplug_crosstok.device.proposer import DeviceCrossTok
 from specplug_crosstok.proposer import CrossTok
@@ -42,7 +41,7 @@ def tokenizer(name: str = "tiny") -> Any:
 
 def build(context: PluginContext) -> CrossTok:
     """Build the proposer for a target whose tokenizer is that of "tiny"."""
-    return CrossTok(replace(context, target=TargetModel(tokenizer=tokenizer())))
+    return CrossTok(replace(context, target_tokenizer=tokenizer()))
 
 
 def spec() -> ProposerSpec:
@@ -54,7 +53,7 @@ def device_spec() -> ProposerSpec:
     """Return the form for batches on a GPU, which runs on any device."""
 
     def build_on_device(context: PluginContext) -> DeviceCrossTok:
-        return DeviceCrossTok(replace(context, target=TargetModel(tokenizer=tokenizer())))
+        return DeviceCrossTok(replace(context, target_tokenizer=tokenizer()))
 
     return replace(registered(), factory=build_on_device, caps=registered().caps_for("cuda"))
 
@@ -93,6 +92,6 @@ def encoded(text: str) -> list[int]:
 class Warm(Driver):
     """Passes batches whose rows are sampled, at temperatures of their own, except for every third."""
 
-    def batch(self, order: Any = None) -> BatchView:
+    def batch(self, order: Any = None) -> EngineBatch:
         batch = super().batch(order)
         return replace(batch, temperature=torch.where(batch.slots % 3 == 2, 0.0, 0.5 + batch.slots / 4))

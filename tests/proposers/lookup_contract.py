@@ -8,7 +8,7 @@ from specplug.interfaces import PluginContext
 from specplug.match.proposer import LookupProposer
 from specplug.plugins.specs import ProposerSpec
 from specplug.testing.contract import ProposerContract
-from specplug.types.batch import BatchView
+from specplug.types.batch import EngineBatch
 from specplug.types.caps import ProposerCaps
 
 
@@ -23,7 +23,7 @@ class Unlearning(LookupProposer):
         self._learnt = self.lookup.tables.arrays
         self._default_counts = tuple(table.copy() for table in self._learnt)
 
-    def ingest(self, batch: BatchView) -> None:
+    def ingest(self, batch: EngineBatch) -> None:
         super().ingest(batch)
         for table, default in zip(self._learnt, self._default_counts, strict=True):
             table[:] = default

@@ -27,7 +27,6 @@ from specplug.testing.driver import Driver
 from specplug.types.caps import Distribution, EngineCaps
 from specplug.types.draft import Draft
 from specplug.types.request import Lifecycle
-from specplug.types.target import TargetModel
 from specplug_crosstok import plugin
 from specplug_crosstok.memory import declared
 from specplug_crosstok.options import CrossTokSettings
@@ -178,7 +177,7 @@ def starting(chosen: Mapping[str, object], target: Any = None) -> SpecplugError:
     registry = Registry()
     registry.add(plugin, Owner("crosstok", "specplug", "test"))
     settings = load_settings({"proposer": "crosstok", "options": {"crosstok": chosen}}, env={}).settings
-    context = PluginContext(EngineCaps(4), vocab_size=VOCAB, target=TargetModel(tokenizer=target))
+    context = PluginContext(EngineCaps(4), vocab_size=VOCAB, target_tokenizer=target)
     with pytest.raises(SpecplugError) as found:
         try_to_build(replace(spec(), factory=CrossTok), settings, registry, context)
     return found.value

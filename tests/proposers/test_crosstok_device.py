@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from specplug.demo import model_path
 from specplug.draft_model.device.loop import size_for, sizes
 from specplug.testing.contract import ProposerContract
-from specplug.testing.driver import Driver, Step
+from specplug.testing.driver import DraftedStep, Driver
 from specplug.types.draft import Draft
 from specplug.types.request import Lifecycle
 from specplug_crosstok.acceptance import Acceptance
@@ -142,7 +142,7 @@ class Recording:
         with torch.inference_mode():
             step.loop.capture(step)
 
-    def steps(self) -> Iterator[tuple[Step, Step]]:
+    def steps(self) -> Iterator[tuple[DraftedStep, DraftedStep]]:
         """Yield steps of both, through starts, ends and growing texts."""
         for number in range(14):
             for driver in (self.plain, self.recorded):

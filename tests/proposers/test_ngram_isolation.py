@@ -2,30 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 from specplug.testing.driver import Driver, RowDraft
-from specplug.testing.pipeline_driver import PipelineDriver
 from specplug.types.request import RequestOptions
-from tests.proposers.ngram_tools import BEGIN, PROMPT, STATED, Make, ask, remembers, serve, spec
-
-
-@pytest.fixture
-def make() -> Iterator[Make]:
-    """Make drivers, with the proposer's own settings as keyword arguments, and close them in the end."""
-    drivers: list[Driver] = []
-
-    def made(kind: type[Driver] = Driver, *, max_length: int = 256, rank: int = 0, **options: object) -> Driver:
-        drivers.append(kind(spec(), options, vocab_size=128, max_length=max_length, rank=rank))
-        return drivers[-1]
-
-    yield made
-    for driver in drivers:
-        driver.close()
-
+from tests.proposers.ngram_tools import BEGIN, PROMPT, STATED, Make, ask, remembers, serve
 
 # -- who reads it ------------------------------------------------------------------------------------------------------
 
@@ -158,14 +141,12 @@ def expected(make: Make) -> list[dict[str, RowDraft]]:
     return conversation(make())
 
 
-@pytest.mark.parametrize("kind", [Driver, PipelineDriver])
-def test_the_order_of_rows_does_not_matter(make: Make, expected: list[dict[str, RowDraft]], kind: type[Driver]) -> None:
-    assert conversation(make(kind), turned=True) == expected
-
-
-@pytest.mark.parametrize("kind", [Driver, PipelineDriver])
-def test_the_rank_does_not_matter(make: Make, expected: list[dict[str, RowDraft]], kind: type[Driver]) -> None:
-    assert conversation(make(kind, rank=1)) == expected
+@pytest.mark.parametrize("staged", [False, True])
+@pytest.mark.parametrize(("rank", "turned"), [(0, True), (1, False)])
+def test_neither_the_order_of_rows_nor_the_rank_matters(
+    make: Make, expected: list[dict[str, RowDraft]], staged: bool, rank: int, turned: bool
+) -> None:
+    assert conversation(make(staged=staged, rank=rank), turned=turned) == expected
 
 
 def test_memory_is_part_of_what_is_the_same(make: Make, expected: list[dict[str, RowDraft]]) -> None:

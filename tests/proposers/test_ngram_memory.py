@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 
 from specplug.testing.driver import Driver
@@ -21,21 +19,6 @@ from tests.proposers.ngram_tools import (
     source,
     spec,
 )
-
-
-@pytest.fixture
-def make() -> Iterator[Make]:
-    """Make drivers, with the proposer's own settings as keyword arguments, and close them in the end."""
-    drivers: list[Driver] = []
-
-    def made(kind: type[Driver] = Driver, *, max_length: int = 256, rank: int = 0, **options: object) -> Driver:
-        drivers.append(kind(spec(), options, vocab_size=128, max_length=max_length, rank=rank))
-        return drivers[-1]
-
-    yield made
-    for driver in drivers:
-        driver.close()
-
 
 # -- what enters -------------------------------------------------------------------------------------------------------
 

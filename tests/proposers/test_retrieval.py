@@ -19,7 +19,7 @@ import specplug_ngram.plugin
 import specplug_retrieval.plugin
 from specplug.corpus import Document, Fingerprint, Store, fingerprint
 from specplug.errors import CorpusError
-from specplug.interfaces import HoldsCorpora, PluginContext, TargetModel
+from specplug.interfaces import HoldsCorpora, PluginContext
 from specplug.plugins.registry import Owner, Registry
 from specplug.plugins.specs import ProposerSpec
 from specplug.settings.model import CorporaSettings
@@ -99,8 +99,8 @@ class Server:
         built: list[Retrieval] = []
 
         def factory(context: PluginContext) -> Retrieval:
-            target = TargetModel(tokenizer=tokenizer)
-            built.append(Retrieval(replace(context, sections={"corpora": corpora}, target=target)))
+            own = replace(context, sections={"corpora": corpora}, target_tokenizer=tokenizer)
+            built.append(Retrieval(own))
             return built[0]
 
         self.driver = Driver(replace(self.spec, factory=factory), vocab_size=64)

@@ -17,7 +17,7 @@ from specplug.plugins.registry import Owner, Registry
 from specplug.plugins.specs import PolicySpec, ProposerSpec
 from specplug.replay.items import TokenItem
 from specplug.replay.score import StepCounts
-from specplug.types.batch import BatchView
+from specplug.types.batch import EngineBatch
 from specplug.types.caps import ProposerCaps
 from specplug.types.draft import Draft
 from specplug.types.plan import HostStats, StepPlan
@@ -81,13 +81,13 @@ class Planted(Proposer):
         observed: per call, what it was given.
     """
 
-    def __init__(self, write: Callable[[BatchView, int, int], Sequence[int]] = lambda batch, row, limit: ()) -> None:
+    def __init__(self, write: Callable[[EngineBatch, int, int], Sequence[int]] = lambda batch, row, limit: ()) -> None:
         self.write = write
         self.events: list[Any] = []
         self.texts: dict[tuple[int, int], list[int]] = {}
         self.observed: list[tuple[list[int], list[int], list[int]]] = []
 
-    def ingest(self, batch: BatchView) -> None:
+    def ingest(self, batch: EngineBatch) -> None:
         for row in range(batch.batch_size):
             key = (int(batch.slots[row]), int(batch.generations[row]))
             stop, new = int(batch.lengths[row]), int(batch.num_new[row])
@@ -95,11 +95,11 @@ class Planted(Proposer):
             assert len(text) == stop - new
             text += batch.tokens[int(batch.rows[row]), stop - new : stop].tolist()
 
-    def propose(self, batch: BatchView, limits: Tensor, draft: Draft) -> None:
+    def propose(self, batch: EngineBatch, limits: Tensor, draft: Draft) -> None:
         for row, limit in enumerate(limits.tolist()):
             draft.set_row(row, list(self.write(batch, row, limit))[:limit], 0.5)
 
-    def observe(self, batch: BatchView, draft: Draft, verdict: Any) -> None:
+    def observe(self, batch: EngineBatch, draft: Draft, verdict: Any) -> None:
         self.observed.append((batch.lengths.tolist(), draft.lengths.tolist(), verdict.tested().tolist()))
 
     def on_event(self, event: Any) -> None:

@@ -64,7 +64,7 @@ def test_they_plan_like_planners_that_are_called_at_every_step(built, seed):
             order = draw.choice(({"mode": "off"}, {"mode": "on"}, {"num_speculative_tokens": 2}))
             fast.control.set(**order)
             slow.control.set(**order)
-        one, other = fast.make(running, 5), slow.make(running, 5)
+        one, other = fast.make(running), slow.make(running)
         assert (one.draft_length, one.token_budget, one.prices) == (
             other.draft_length,
             other.token_budget,

@@ -57,7 +57,7 @@ def launch(step_planner: StepPlanner, began: float = 0.0):
 def test_every_plan_is_one_object_and_looks_at_no_request(step_planner, planner, monkeypatch, order):
     step_planner.control.set(**order)
     monkeypatch.setattr(step_planner, "_identify", None)
-    assert all(step_planner.make(["a", "b"], 5) is NO_SPECULATION for _ in range(5))
+    assert all(step_planner.make(["a", "b"]) is NO_SPECULATION for _ in range(5))
     assert not planner.planned
     assert step_planner.steps == 5
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import importlib
-import inspect
-import re
 import sys
 import time
 from collections.abc import Sequence
@@ -23,13 +21,14 @@ from specplug.plugins.specs import PolicySpec
 from specplug.testing.c_functions import C_FUNCTION
 from specplug.testing.policy_contract import PolicyContract
 from specplug.trim import SurvivalTrimmer, rank_tokens
-from specplug.types.batch import BatchView
+from specplug.types.batch import EngineBatch
 from specplug.types.caps import EngineCaps
 from specplug.types.draft import Draft
 from specplug.types.host_step import OK, HostStep, TrimArguments
 from specplug.types.plan import HostStats, Price, StepCost, StepPlan, StepReport
 from specplug.types.trim import TrimLimits
 from specplug.types.verdict import Verdict
+from tests.testing.clauses import clauses, code_block, documented
 
 
 class Plans(Planner):
@@ -54,7 +53,7 @@ class Trims(SurvivalTrimmer):
     def __init__(self, context: PluginContext) -> None:
         self.accepted = torch.zeros((), dtype=torch.int64, device=context.device)
 
-    def observe(self, batch: BatchView, draft: Draft, verdict: Verdict) -> None:
+    def observe(self, batch: EngineBatch, draft: Draft, verdict: Verdict) -> None:
         self.accepted += verdict.accepted.sum()
 
 
@@ -270,7 +269,7 @@ class ReadsTheBudget(Trims):
 
 
 class ReadsVerdicts(Trims):
-    def observe(self, batch: BatchView, draft: Draft, verdict: Verdict) -> None:
+    def observe(self, batch: EngineBatch, draft: Draft, verdict: Verdict) -> None:
         self.rate = verdict.accepted.sum().item()
 
 
@@ -289,12 +288,12 @@ def _keep_all(arguments: int) -> int:
 
 
 class EditsTheVerdict(Trims):
-    def observe(self, batch: BatchView, draft: Draft, verdict: Verdict) -> None:
+    def observe(self, batch: EngineBatch, draft: Draft, verdict: Verdict) -> None:
         verdict.accepted.add_(1)
 
 
 class LearnsFromSomebody(Trims):
-    def observe(self, batch: BatchView, draft: Draft, verdict: Verdict) -> None:
+    def observe(self, batch: EngineBatch, draft: Draft, verdict: Verdict) -> None:
         best: Tensor = verdict.accepted.max()
         self.accepted += best
 
@@ -348,12 +347,8 @@ def test_planted_policy_is_caught(half: type, clause: str, arguments: tuple[Any,
         getattr(contract(), clause)(*arguments)
 
 
-def clauses() -> set[str]:
-    return {name for name, _ in inspect.getmembers(PolicyContract, inspect.isfunction) if name.startswith("test_")}
-
-
-def test_every_clause_has_a_planted_policy() -> None:
-    assert {clause for _, clause, _, _ in PLANTED} == clauses()
+def test_every_clause_has_a_planted_policy_and_is_documented() -> None:
+    assert {clause for _, clause, _, _ in PLANTED} == clauses(PolicyContract) == documented("Policies")
 
 
 def test_halves_that_do_not_learn_skip_what_is_about_learning() -> None:
@@ -368,16 +363,6 @@ def test_halves_that_do_not_learn_skip_what_is_about_learning() -> None:
     for clause in (contract.test_learns_from_reports, contract.test_learns_from_verdicts):
         with pytest.raises(pytest.skip.Exception):
             clause()
-
-
-DOCS = Path(__file__).parents[2] / "docs" / "writing-plugins.md"
-
-
-def code_block(containing: str) -> str:
-    (block,) = [
-        block for block in re.findall(r"```python\n(.*?)```", DOCS.read_text(), re.DOTALL) if containing in block
-    ]
-    return block
 
 
 def test_documented_policy_satisfies_the_contract(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -404,8 +389,3 @@ def test_documented_policy_satisfies_the_contract(tmp_path: Path, monkeypatch: p
     for _ in range(20):
         planner.observe(long)
     assert planner.plan(HostStats(0, ())).draft_length > before
-
-
-def test_every_clause_is_documented_and_no_other() -> None:
-    text = DOCS.read_text().split("\n## Policies")[1].split("\n## ")[0]
-    assert set(re.findall(r"`(test_\w+)`", text)) == clauses()

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import inspect
-import re
 import sys
 import threading
 import tomllib
@@ -26,13 +24,14 @@ from specplug.testing.batches import POISON, make_batch
 from specplug.testing.c_functions import C_FUNCTION
 from specplug.testing.contract import ProposerContract
 from specplug.testing.driver import Driver
-from specplug.testing.pipeline_driver import PipelineDriver
-from specplug.types.batch import BatchView
+from specplug.testing.wrappers import StagedProposer
+from specplug.types.batch import EngineBatch
 from specplug.types.caps import Distribution, ProposerCaps
 from specplug.types.draft import Draft
 from specplug.types.host_step import OK, HostStep
 from specplug.types.request import Lifecycle
 from specplug.types.verdict import Verdict
+from tests.testing.clauses import clauses, code_block, documented
 
 LEARNS = ProposerCaps(needs_host=True, learns=True)
 TREES = ProposerCaps(needs_host=True, trees=True)
@@ -50,26 +49,26 @@ class Lookup(Proposer):
         self.history: dict[Hashable, list[int]] = {}
         self.accepted = 0
 
-    def ingest(self, batch: BatchView) -> None:
+    def ingest(self, batch: EngineBatch) -> None:
         for row, (length, new) in enumerate(zip(batch.lengths.tolist(), batch.num_new.tolist(), strict=True)):
             known = self.history.setdefault(self.key(batch, row), [])
             known += self.text(batch, row)[length - new : length]
 
-    def propose(self, batch: BatchView, limits: Tensor, draft: Draft) -> None:
+    def propose(self, batch: EngineBatch, limits: Tensor, draft: Draft) -> None:
         for row, limit in enumerate(limits.tolist()):
             text = self.history[self.key(batch, row)][self.begin(batch, row) :]
             self.write(draft, row, self.look_up(text, limit))
 
-    def observe(self, batch: BatchView, draft: Draft, verdict: Verdict) -> None:
+    def observe(self, batch: EngineBatch, draft: Draft, verdict: Verdict) -> None:
         self.accepted += int(verdict.accepted.sum())
 
-    def key(self, batch: BatchView, row: int) -> Hashable:
+    def key(self, batch: EngineBatch, row: int) -> Hashable:
         return int(batch.slots[row]), int(batch.generations[row])
 
-    def text(self, batch: BatchView, row: int) -> list[int]:
+    def text(self, batch: EngineBatch, row: int) -> list[int]:
         return batch.tokens[int(batch.rows[row]), : int(batch.lengths[row])].tolist()
 
-    def begin(self, batch: BatchView, row: int) -> int:
+    def begin(self, batch: EngineBatch, row: int) -> int:
         return max((barrier.stop for barrier in batch.barriers if barrier.row == row), default=0)
 
     def look_up(self, text: list[int], limit: int) -> list[int]:
@@ -104,7 +103,7 @@ class Drawn(Lookup):
 class Incremental(Lookup):
     """Reads the new tokens at any position, and starts over when all are new."""
 
-    def ingest(self, batch: BatchView) -> None:
+    def ingest(self, batch: EngineBatch) -> None:
         for row, (length, new) in enumerate(zip(batch.lengths.tolist(), batch.num_new.tolist(), strict=True)):
             first = 0 if batch.first is None else int(batch.first[row])
             text = batch.tokens[int(batch.rows[row]), length - new - first : length - first].tolist()
@@ -152,13 +151,13 @@ class Silent(Lookup):
 
 
 class Resizes(Lookup):
-    def propose(self, batch: BatchView, limits: Tensor, draft: Draft) -> None:
+    def propose(self, batch: EngineBatch, limits: Tensor, draft: Draft) -> None:
         super().propose(batch, limits, draft)
         draft.confidence.resize_(draft.batch_size, draft.draft_length + 1)
 
 
 class NeedsLongIndices(Lookup):
-    def ingest(self, batch: BatchView) -> None:
+    def ingest(self, batch: EngineBatch) -> None:
         batch.tokens.take(batch.rows)
         super().ingest(batch)
 
@@ -236,28 +235,28 @@ class OwnsUpToOthers(DrawnFromOthers):
 
 
 class IngestsWhenItDrafts(Lookup):
-    def ingest(self, batch: BatchView) -> None:
+    def ingest(self, batch: EngineBatch) -> None:
         pass
 
-    def propose(self, batch: BatchView, limits: Tensor, draft: Draft) -> None:
+    def propose(self, batch: EngineBatch, limits: Tensor, draft: Draft) -> None:
         super().ingest(batch)
         super().propose(batch, limits, draft)
 
 
 class NeedsARow(Lookup):
-    def ingest(self, batch: BatchView) -> None:
+    def ingest(self, batch: EngineBatch) -> None:
         int(batch.lengths.max())
         super().ingest(batch)
 
 
 class CleansTheTable(Lookup):
-    def ingest(self, batch: BatchView) -> None:
+    def ingest(self, batch: EngineBatch) -> None:
         batch.tokens.clamp_(max=self.context.vocab_size - 1)
         super().ingest(batch)
 
 
 class LowersLimits(Lookup):
-    def propose(self, batch: BatchView, limits: Tensor, draft: Draft) -> None:
+    def propose(self, batch: EngineBatch, limits: Tensor, draft: Draft) -> None:
         super().propose(batch, limits.clamp_(max=2), draft)
 
 
@@ -268,41 +267,41 @@ class MovesTheBase(Lookup):
 
 
 class KeyedByRow(Lookup):
-    def key(self, batch: BatchView, row: int) -> Hashable:
+    def key(self, batch: EngineBatch, row: int) -> Hashable:
         return row
 
 
 class ReadsBeyondTheLength(Lookup):
-    def propose(self, batch: BatchView, limits: Tensor, draft: Draft) -> None:
+    def propose(self, batch: EngineBatch, limits: Tensor, draft: Draft) -> None:
         for row, limit in enumerate(limits.tolist()):
             text, length = batch.tokens[int(batch.rows[row])].tolist(), int(batch.lengths[row])
             self.write(draft, row, text[length : length + limit])
 
 
 class TakesSlotsForTableRows(Lookup):
-    def text(self, batch: BatchView, row: int) -> list[int]:
+    def text(self, batch: EngineBatch, row: int) -> list[int]:
         return batch.tokens[int(batch.slots[row]), : int(batch.lengths[row])].tolist()
 
 
 class BlindToBarriers(Lookup):
-    def begin(self, batch: BatchView, row: int) -> int:
+    def begin(self, batch: EngineBatch, row: int) -> int:
         return 0
 
 
 class ExpectsOneTokenAStep(Lookup):
-    def ingest(self, batch: BatchView) -> None:
+    def ingest(self, batch: EngineBatch) -> None:
         for row in range(batch.batch_size):
             text, key = self.text(batch, row), self.key(batch, row)
             self.history[key] = [*self.history[key], text[-1]] if key in self.history else text
 
 
 class KeyedBySlot(Lookup):
-    def key(self, batch: BatchView, row: int) -> Hashable:
+    def key(self, batch: EngineBatch, row: int) -> Hashable:
         return int(batch.slots[row])
 
 
 class KeyedByRequest(Lookup):
-    def key(self, batch: BatchView, row: int) -> Hashable:
+    def key(self, batch: EngineBatch, row: int) -> Hashable:
         assert batch.request_ids is not None
         return batch.request_ids[row]
 
@@ -325,12 +324,12 @@ class DependsOnTheInstance(Lookup):
 
 
 class FailsToLearn(Lookup):
-    def observe(self, batch: BatchView, draft: Draft, verdict: Verdict) -> None:
+    def observe(self, batch: EngineBatch, draft: Draft, verdict: Verdict) -> None:
         verdict.accepted.tolist()[draft.batch_size]
 
 
 class EditsTheVerdict(Lookup):
-    def observe(self, batch: BatchView, draft: Draft, verdict: Verdict) -> None:
+    def observe(self, batch: EngineBatch, draft: Draft, verdict: Verdict) -> None:
         verdict.accepted.add_(1)
 
 
@@ -344,7 +343,7 @@ class BoundToItsThread(Lookup):
         super().__init__(context)
         self.thread = threading.get_ident()
 
-    def ingest(self, batch: BatchView) -> None:
+    def ingest(self, batch: EngineBatch) -> None:
         if threading.get_ident() != self.thread:
             raise RuntimeError("used in another thread than created in")
         super().ingest(batch)
@@ -362,7 +361,7 @@ class AppendsWhatIsNew(Incremental):
 class KeepsTheTable(Incremental):
     lengths: Tensor | None = None
 
-    def ingest(self, batch: BatchView) -> None:
+    def ingest(self, batch: EngineBatch) -> None:
         if self.lengths is not None and int(self.lengths.max()) > self.context.max_length:
             self.history.clear()
         super().ingest(batch)
@@ -443,21 +442,17 @@ def test_planted_proposer_is_caught(
         getattr(contract_of(proposer, caps)(), clause)(*arguments)
 
 
-def clauses() -> list[str]:
-    return [name for name, _ in inspect.getmembers(ProposerContract, inspect.isfunction) if name.startswith("test_")]
-
-
-def test_every_clause_has_a_planted_proposer() -> None:
-    assert {clause for _, _, clause, _, _ in PLANTED} == set(clauses())
+def test_every_clause_has_a_planted_proposer_and_is_documented() -> None:
+    assert {clause for _, _, clause, _, _ in PLANTED} == clauses(ProposerContract) == documented("Proposers")
 
 
 def test_dummy_steps_that_reach_the_proposer_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Leaks(PipelineDriver):
-        def run(self, batch: BatchView, draft_length: int, caps: Tensor) -> Draft:
+    class Leaks(StagedProposer):
+        def step(self, batch: EngineBatch, limits: Tensor | None, draft: Draft | None) -> None:
             self.proposer.ingest(replace(batch, tokens=batch.tokens.flip(1), is_dummy=True))
-            return super().run(batch, draft_length, caps)
+            super().step(batch, limits, draft)
 
-    monkeypatch.setattr("specplug.testing.contract.PipelineDriver", Leaks)
+    monkeypatch.setattr("specplug.testing.contract.StagedProposer", Leaks)
     with pytest.raises(AssertionError, match="the pipeline"):
         contract_of(Lookup)().test_works_through_the_pipeline()
 
@@ -484,19 +479,10 @@ def test_undefined_memory_is_poisoned() -> None:
     assert int(batch.tokens.max()) > batch.vocab_size
 
 
-DOCS = Path(__file__).parents[2] / "docs" / "writing-plugins.md"
-
-
-def code_block(language: str, containing: str) -> str:
-    blocks = re.findall(rf"```{language}\n(.*?)```", DOCS.read_text(), re.DOTALL)
-    (block,) = [block for block in blocks if containing in block]
-    return block
-
-
 def test_documented_proposer_satisfies_the_contract(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    project = tomllib.loads(code_block("toml", "entry-points"))["project"]
+    project = tomllib.loads(code_block("entry-points", "toml"))["project"]
     name = project["entry-points"]["specplug"]["parrot"]
-    (tmp_path / f"{name}.py").write_text(code_block("python", "class Parrot"))
+    (tmp_path / f"{name}.py").write_text(code_block("class Parrot"))
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setitem(sys.modules, name, None)  # so that it is forgotten when the test ends
     del sys.modules[name]
@@ -506,20 +492,20 @@ def test_documented_proposer_satisfies_the_contract(tmp_path: Path, monkeypatch:
     assert registry.get(ProposerSpec, "parrot").labels() == ("host", "one-hot")
 
     namespace: dict[str, Any] = {}
-    exec(code_block("python", "class TestParrot"), namespace)
+    exec(code_block("class TestParrot"), namespace)
     contract = namespace["TestParrot"]
     arguments = {clause: values for _, _, clause, values, _ in PLANTED}
     skips = {"test_observes", "test_parents_come_before_children", "test_fills_in_its_distribution"}
     skips |= {"test_works_inline", "test_keeps_no_view_of_a_batch"}
     skips |= {"test_needs_only_the_newest_tokens", "test_starts_over_with_a_whole_text"}
     skips |= {"test_drafts_alike_in_compiled_code"}
-    for clause in set(clauses()) - skips:
+    for clause in clauses(ProposerContract) - skips:
         getattr(contract(), clause)(*arguments[clause])
 
 
 def test_the_documented_composed_proposer_satisfies_the_contract() -> None:
     namespace: dict[str, Any] = {}
-    exec(code_block("python", "ComposedProposer"), namespace)
+    exec(code_block("ComposedProposer"), namespace)
     registry = Registry.discover()
     registry.add(SimpleNamespace(**namespace), Owner("spliced", "acme", "1"))
 
@@ -529,8 +515,3 @@ def test_the_documented_composed_proposer_satisfies_the_contract() -> None:
     TestSpliced.registry = registry
     TestSpliced().test_drafts_for_the_texts()
     TestSpliced().test_names_its_sources()
-
-
-def test_every_clause_is_documented() -> None:
-    text = DOCS.read_text().split("\n## Proposers")[1].split("\n## ")[0]
-    assert [clause for clause in clauses() if f"`{clause}`" not in text] == []

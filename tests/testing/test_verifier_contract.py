@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import inspect
-import re
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from specplug.errors import ContractError
 from specplug.plugins.registry import default_registry
 from specplug.plugins.specs import VerifierSpec
 from specplug.testing import VerifierContract
@@ -19,6 +15,7 @@ from specplug.types.caps import Distribution, VerifierCaps
 from specplug.types.verification import TargetLogits, Uniforms, Verification
 from specplug.verify.reference import ReferenceVerifier
 from tests.mutants import LOSSY_MUTANTS, AcceptsAlways, DroppedMask, LenientThreshold
+from tests.testing.clauses import clauses, code_block, documented
 
 FULL = VerifierCaps(lossless=True, distributions=(Distribution.LOGITS, Distribution.PROBS))
 ONE_HOT = VerifierCaps(lossless=True)
@@ -159,13 +156,8 @@ def contract_of(verifier: type[ReferenceVerifier], caps: VerifierCaps = FULL) ->
     return type("Contract", (VerifierContract,), {"spec": spec})
 
 
-def clauses() -> set[str]:
-    members = inspect.getmembers(VerifierContract, inspect.isfunction)
-    return {name for name, _ in members if name.startswith("test_")}
-
-
-def test_every_clause_has_a_planted_verifier():
-    assert {clause for _, clause, _ in PLANTED} == clauses()
+def test_every_clause_has_a_planted_verifier_and_is_documented():
+    assert {clause for _, clause, _ in PLANTED} == clauses(VerifierContract) == documented("Verifiers")
 
 
 def test_a_verifier_is_held_to_what_it_declares_alone():
@@ -173,33 +165,10 @@ def test_a_verifier_is_held_to_what_it_declares_alone():
     contract_of(IgnoresDistributions, ONE_HOT)().test_keeps_what_the_target_would_have_drawn()
 
 
-# -- the documentation ------------------------------------------------------------------------------------------------
-
-PAGE = (Path(__file__).parents[2] / "docs" / "writing-plugins.md").read_text()
-DOCS = PAGE.split("\n## Verifiers")[1].split("\n## ")[0]
-BLOCKS = re.findall(r"```python\n(.*?)```", DOCS, re.DOTALL)
-
-
-def block(containing: str) -> str:
-    (found,) = [block for block in BLOCKS if containing in block]
-    return found
-
-
-@pytest.mark.parametrize("clause", sorted(clauses()))
+@pytest.mark.parametrize("clause", sorted(clauses(VerifierContract)))
 def test_the_documented_verifier_satisfies_the_contract(clause, tmp_path, monkeypatch):
-    (tmp_path / "specplug_agree.py").write_text(block("class Agree"))
+    (tmp_path / "specplug_agree.py").write_text(code_block("class Agree"))
     monkeypatch.syspath_prepend(str(tmp_path))
     namespace: dict[str, Any] = {}
-    exec(block("class TestAgree"), namespace)
+    exec(code_block("class TestAgree"), namespace)
     getattr(namespace["TestAgree"](), clause)()
-
-
-def test_every_clause_is_documented():
-    assert set(re.findall(r"`(test_\w+)`", DOCS)) == clauses()
-
-
-def test_trees_are_refused_by_the_reference():
-    step = next(TestReference().steps())
-    tree = replace(step, draft=replace(step.draft, parents=torch.full_like(step.draft.token_ids, -1)))
-    with pytest.raises(ContractError, match="takes chains"):
-        tree.verify(ReferenceVerifier())

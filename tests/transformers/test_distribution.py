@@ -14,7 +14,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from specplug.interfaces import PluginContext, Proposer
 from specplug.plugins.specs import ProposerSpec
 from specplug.testing import g_test
-from specplug.types.batch import BatchView
+from specplug.types.batch import EngineBatch
 from specplug.types.caps import Distribution, ProposerCaps
 from specplug.types.draft import Draft
 from specplug_transformers import Engine, GenerateRequest, SamplingParams
@@ -74,7 +74,7 @@ class Ranked(Proposer):
 
     def __init__(self, context: PluginContext) -> None: ...
 
-    def propose(self, batch: BatchView, limits: Tensor, draft: Draft) -> None:
+    def propose(self, batch: EngineBatch, limits: Tensor, draft: Draft) -> None:
         for row, (slot, length) in enumerate(zip(batch.rows.tolist(), batch.lengths.tolist(), strict=True)):
             output = tuple(batch.tokens[slot, len(PROMPT) : length].tolist())
             drafted: list[int] = []

@@ -8,7 +8,7 @@ import torch
 from specplug.interfaces import PluginContext, Proposer
 from specplug.plugins.specs import ProposerSpec
 from specplug.testing.statistics import g_test
-from specplug.types.batch import BatchView
+from specplug.types.batch import EngineBatch
 from specplug.types.caps import Distribution, ProposerCaps
 from specplug.types.draft import Draft
 from specplug_transformers import Engine, GenerateRequest, SamplingParams
@@ -160,7 +160,7 @@ class Drawn(Proposer):
     def __init__(self, context: PluginContext) -> None:
         self._vocab, self._stream = context.vocab_size, torch.Generator().manual_seed(5)
 
-    def propose(self, batch: BatchView, limits: torch.Tensor, draft: Draft) -> None:
+    def propose(self, batch: EngineBatch, limits: torch.Tensor, draft: Draft) -> None:
         assert draft.draft_probs is not None
         distribution = torch.zeros(self._vocab)
         distribution[[12, 90, 91]] = torch.tensor([0.5, 0.25, 0.25])

@@ -22,5 +22,5 @@ def test_proposers_are_reported_of_the_target(llama: Any) -> None:
     tokenizer = object()
     Engine(llama, tokenizer, settings={"proposer": "reported"}, registry=toys.make_registry([spec])).close()
     (context,) = contexts
-    target = context.target
-    assert (target.path, target.config, target.tokenizer) == (llama.name_or_path or None, llama.config, tokenizer)
+    found = context.target_path, context.target_config, context.target_tokenizer
+    assert found == (llama.name_or_path or None, llama.config, tokenizer)

@@ -32,7 +32,7 @@ from specplug.interfaces import Planner, PluginContext, Proposer
 from specplug.plugins.hooks import hookimpl
 from specplug.plugins.registry import Owner, Registry
 from specplug.plugins.specs import PolicySpec, ProposerSpec, VerifierSpec
-from specplug.types.batch import BatchView
+from specplug.types.batch import EngineBatch
 from specplug.types.caps import Distribution, ProposerCaps, VerifierCaps
 from specplug.types.draft import Draft
 from specplug.types.plan import HostStats, StepPlan
@@ -115,7 +115,7 @@ class Garbage(Proposer):
     def __init__(self, context: PluginContext) -> None:
         self._vocab, self._stream = context.vocab_size, torch.Generator().manual_seed(5)
 
-    def propose(self, batch: BatchView, limits: Tensor, draft: Draft) -> None:
+    def propose(self, batch: EngineBatch, limits: Tensor, draft: Draft) -> None:
         ids = torch.randint(self._vocab, tuple(draft.token_ids.shape), generator=self._stream)
         draft.token_ids.copy_(ids)
         draft.lengths.fill_(draft.draft_length)
@@ -167,7 +167,7 @@ class RowWriter(Proposer):
 
     def __init__(self, context: PluginContext) -> None: ...
 
-    def propose(self, batch: BatchView, limits: Tensor, draft: Draft) -> None:
+    def propose(self, batch: EngineBatch, limits: Tensor, draft: Draft) -> None:
         for row, limit in enumerate(limits.tolist()):
             draft.set_row(row, [7] * limit, 0.5)
 
@@ -187,7 +187,7 @@ class Recorder(Garbage):
         self.after_stop = 0
         Recorder.newest = self
 
-    def ingest(self, batch: BatchView) -> None:
+    def ingest(self, batch: EngineBatch) -> None:
         self.ingested.append(dict(zip(batch.request_ids or (), batch.num_new.tolist(), strict=True)))
         self.resets.append(batch.reset_slots)
         self.grammars.append(batch.grammar.tolist())

@@ -1,4 +1,4 @@
-"""BatchView's own arithmetic, and the host types beside it."""
+"""EngineBatch's own arithmetic, and the host types beside it."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ from hypothesis import strategies as st
 
 from specplug.errors import ContractError, SettingsError
 from specplug.plugins.specs import ProposerSpec
-from specplug.types.batch import Barrier, BatchView
+from specplug.types.batch import Barrier, EngineBatch
 from specplug.types.caps import Distribution, DraftLengthChange, EngineCaps, ProposerCaps, VerifierCaps
 from specplug.types.plan import NO_SPECULATION, StepPlan
 from specplug.types.request import Request, RequestOptions
+from specplug.types.verdict import Outcome, Verdict
 
 JUNK = 99999
 
@@ -24,14 +25,14 @@ def ints(values) -> torch.Tensor:
     return torch.tensor(values, dtype=torch.int32)
 
 
-def make_batch(texts: list[list[int]], *, room=None, sampled=None) -> BatchView:
+def make_batch(texts: list[list[int]], *, room=None, sampled=None) -> EngineBatch:
     """Rows 0, 1, ... live in slots B-1, B-2, ...; the table is longer than any text and its tail is junk."""
     size = len(texts)
     slots = torch.arange(size).flip(0)
     tokens = torch.full((size, 12), JUNK, dtype=torch.int32)
     for slot, ids in zip(slots.tolist(), texts, strict=True):
         tokens[slot, : len(ids)] = ints(ids)
-    return BatchView(
+    return EngineBatch(
         slots=slots,
         generations=torch.arange(size) + 10,
         rows=slots,
@@ -49,7 +50,7 @@ def make_batch(texts: list[list[int]], *, room=None, sampled=None) -> BatchView:
     )
 
 
-def row_of(batch: BatchView, row: int) -> dict:
+def row_of(batch: EngineBatch, row: int) -> dict:
     """Return one row's values, independent of its position."""
     per_row = ("slots", "generations", "lengths", "num_new", "sampled", "room", "temperature", "grammar")
     values = {name: getattr(batch, name)[row].item() for name in per_row}
@@ -80,7 +81,7 @@ class TestLimits:
         assert on_meta.limits(3, torch.empty(1, device="meta")).device.type == "meta"
 
 
-class TestBatchView:
+class TestViews:
     def test_host_snapshot_is_independent(self):
         batch = make_batch([[1, 2, 3], [4, 5]])
         seen = [row_of(batch, row) for row in (0, 1)]
@@ -116,16 +117,6 @@ class TestBatchView:
         for text, count, row in zip(texts, new, snapshot.tokens.tolist(), strict=True):
             assert row[:count] == text[len(text) - count :]
         assert snapshot.to_host().tokens.tolist() == snapshot.tokens.tolist()
-        order = list(range(len(texts)))[::-1]
-        assert snapshot.permute(order).first.tolist() == snapshot.first.tolist()[::-1]
-
-    @given(st.permutations(range(4)), st.integers(0, 4))
-    @settings(max_examples=30, deadline=None)
-    def test_permute_moves_whole_rows(self, order, count):
-        batch = make_batch([[1], [2, 3], [4, 5, 6], [7]])
-        moved = batch.permute(order[:count])
-        moved.validate()
-        assert [row_of(moved, row) for row in range(count)] == [row_of(batch, row) for row in order[:count]]
 
     @pytest.mark.parametrize(
         ("name", "wrong"),
@@ -144,7 +135,7 @@ class TestBatchView:
     def test_validate_names_what_is_malformed(self, name, wrong):
         batch = make_batch([[1], [2]])
         batch.validate()
-        with pytest.raises(ContractError, match=rf"BatchView\.{name} is malformed; found \(.*; expected "):
+        with pytest.raises(ContractError, match=rf"EngineBatch\.{name} is malformed; found \(.*; expected "):
             replace(batch, **{name: wrong}).validate()
 
 
@@ -203,6 +194,33 @@ class TestCaps:
         assert same.labels() == ("device", "one-hot")
 
 
+class TestVerdict:
+    """What engines report of one row with a draft of 3 tokens, and what is made of it."""
+
+    @pytest.mark.parametrize(
+        ("report", "expected"),
+        [
+            ({"verified": 3, "accepted": 1, "emitted": 2}, (3, 3, 1, 0, 2)),
+            (
+                {"verified": 5, "accepted": 5, "emitted": 6},
+                (3, 3, 3, 0, 3),
+            ),  # padding counts for nobody
+            ({"verified": 1, "accepted": 1, "emitted": 2}, (3, 1, 1, 0, 1)),  # the engine dropped two
+            ({"verified": 2, "accepted": 1, "emitted": 2, "cut_by_grammar": 1}, (3, 2, 1, 1, 2)),
+            (
+                {"verified": 3, "accepted": 2, "emitted": 3, "after_stop": 2},
+                (3, 0, 0, 0, 0),
+            ),  # ends at once
+            ({"verified": 3, "accepted": 2, "emitted": 3, "after_stop": 3}, (0, 0, 0, 0, 0)),  # had ended before
+            ({"verified": 0, "accepted": 0, "emitted": 0}, (3, 0, 0, 0, 0)),  # a prefill chunk
+        ],
+    )
+    def test_of_one_row(self, report, expected):
+        verdict = Verdict.build(ints([3]), Outcome(**{name: ints([count]) for name, count in report.items()}))
+        found = (verdict.proposed, verdict.verified, verdict.accepted, verdict.cut_by_grammar, verdict.tested())
+        assert tuple(int(count) for count in found) == expected
+
+
 class TestRequestAndPlan:
     @pytest.mark.parametrize("store", [True, False])
     def test_what_may_enter_the_memory(self, store):
@@ -216,6 +234,6 @@ class TestRequestAndPlan:
         assert plan.draft_length_for("r") == expected
         assert plan.draft_length_for("other") == draft_length
 
-    @pytest.mark.parametrize("plan", [NO_SPECULATION, StepPlan(3, token_budget=9, caps={"r": 1})])
-    def test_plans_cross_processes(self, plan):
-        assert pickle.loads(pickle.dumps(plan)) == plan
+    @pytest.mark.parametrize("sent", [NO_SPECULATION, StepPlan(3, token_budget=9, caps={"r": 1}), EngineCaps(8)])
+    def test_they_cross_processes(self, sent):
+        assert pickle.loads(pickle.dumps(sent)) == sent

@@ -6,7 +6,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specplug.types import transfer
+from specplug.types.tensors import to_device, to_host
 from tests.pipeline.test_handles import work
 from tests.pipeline.tools import Recorder, host_handle
 
@@ -22,7 +22,7 @@ def test_copies_are_equal_and_independent(kinds):
         tensors.append(
             (values % 2 == 1 if dtype is torch.bool else values.to(dtype)).T if transposed else values.to(dtype)
         )
-    for copies in (transfer.to_host(tensors), transfer.to_device(tensors, torch.device("cpu"))):
+    for copies in (to_host(tensors), to_device(tensors, torch.device("cpu"))):
         for copy, tensor in zip(copies, tensors, strict=True):
             assert copy.dtype is tensor.dtype
             assert torch.equal(copy, tensor)
@@ -31,12 +31,12 @@ def test_copies_are_equal_and_independent(kinds):
 
 def test_one_row_of_a_strided_column():
     columns = [torch.arange(26, dtype=dtype).reshape(2, 13)[:1, 3] for dtype in DTYPES[:3]]
-    assert [copy.tolist() for copy in transfer.to_host(columns)] == [[3]] * 3
+    assert [copy.tolist() for copy in to_host(columns)] == [[3]] * 3
 
 
 def test_the_same_tensor_may_cross_twice():
     tensor = torch.tensor([1, 2])
-    assert [copy.tolist() for copy in transfer.to_host([tensor, tensor])] == [[1, 2], [1, 2]]
+    assert [copy.tolist() for copy in to_host([tensor, tensor])] == [[1, 2], [1, 2]]
 
 
 def test_a_host_proposer_waits_for_the_device_once_a_step(monkeypatch):
@@ -45,7 +45,7 @@ def test_a_host_proposer_waits_for_the_device_once_a_step(monkeypatch):
 
     def counting(tensors):
         transfers.append(len(tensors))
-        return transfer.to_host(tensors)
+        return to_host(tensors)
 
     monkeypatch.setattr("specplug.types.batch.to_host", counting)
     proposer = Recorder(needs_host=True, incremental=True)

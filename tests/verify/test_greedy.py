@@ -2,16 +2,13 @@
 
 from dataclasses import replace
 
-import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specplug.types.draft import NO_TOKEN, Draft
 from specplug.types.verification import SamplingBatch, TargetLogits, Uniforms
-from specplug.verify.greedy import verify_greedy
-from specplug.verify.reference import ReferenceVerifier
-from tests.mutants import LOSSY_MUTANTS
+from specplug.verify.reference import ReferenceVerifier, verify_greedy
 
 VOCAB = 4
 
@@ -59,15 +56,3 @@ def test_equals_the_general_path(step, flat):
         assert found.token_ids.tolist() == expected.token_ids.tolist()
         assert found.num_accepted.tolist() == expected.num_accepted.tolist()
         assert found.token_ids.dtype is found.num_accepted.dtype is torch.int32
-
-
-@pytest.mark.parametrize("name", ["accepts always", "off-by-one bonus", "dropped validity mask"])
-def test_mutants_do_not_hide_behind_it(name):
-    """A planted mistake on greedy rows is found although the host reports that all rows are greedy."""
-    draft = Draft.allocate(1, 3)
-    draft.set_row(0, [1, 2], 0.5)
-    draft.token_ids[0, 2] = 3 if name == "dropped validity mask" else NO_TOKEN
-    dense = torch.eye(VOCAB)[None, [1, 0 if name == "accepts always" else 2, 3, 1]]
-    given_ = (draft, TargetLogits.dense(dense), sampling(draft, all_greedy=True), numbers(draft))
-    wrong, right = LOSSY_MUTANTS[name]().verify(*given_), ReferenceVerifier().verify(*given_)
-    assert wrong.token_ids.tolist() != right.token_ids.tolist()

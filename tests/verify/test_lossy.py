@@ -13,9 +13,10 @@ from specplug import PluginContext
 from specplug.plugins.registry import default_registry
 from specplug.plugins.specs import VerifierSpec
 from specplug.testing import VerifierContract
-from specplug.testing.verify_steps import VerifyStep, tensors
+from specplug.testing.verify_steps import VerifyStep
 from specplug.types.caps import Distribution, EngineCaps
 from specplug.types.draft import Draft
+from specplug.types.tensors import tensors_of
 from specplug.types.verification import SamplingBatch, TargetLogits
 from specplug.verify.draft_distribution import was_drawn
 from specplug.verify.lossy import ThresholdVerifier, TypicalVerifier
@@ -79,7 +80,7 @@ def drawn_by(distribution, number):
 @given(steps())
 def test_equals_the_rule_in_plain_python(name, step):
     found = step.verify(verifier(name))
-    sampling = {key: value for key, value in tensors(step.sampling).items() if key != "acceptance_threshold"}
+    sampling = {key: value for key, value in tensors_of(step.sampling).items() if key != "acceptance_threshold"}
     warm = sampling | {"temperature": torch.where(sampling["temperature"] == 0, 1.0, sampling["temperature"])}
     own, judged = (target_probs(step.dense, **which).double() for which in (sampling, warm))
     q, drawn = full_probs(step.draft, step.sampling.temperature, VOCAB), was_drawn(step.draft, sampling["temperature"])

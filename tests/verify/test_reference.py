@@ -12,14 +12,13 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from specplug.errors import ContractError
-from specplug.testing.verify_steps import VerifyStep, tensors
+from specplug.testing.verify_steps import VerifyStep
 from specplug.types.caps import Distribution
 from specplug.types.draft import Draft
 from specplug.types.verification import SamplingBatch, TargetLogits, Uniforms
 from specplug.verify.draft_distribution import was_drawn, write_probs
 from specplug.verify.random import uniforms
 from specplug.verify.reference import ReferenceVerifier
-from specplug.verify.target import target_probs
 from tests.verify.full_probs import full_probs
 
 VOCAB = 5
@@ -32,16 +31,6 @@ def steps(draw):
     sizes = {"batch_size": draw(st.integers(1, 4)), "draft_length": draw(st.integers(0, 4))}
     distribution = draw(st.sampled_from(list(Distribution)))
     return VerifyStep.random(draw(st.integers(0, 10_000)), distribution, vocab_size=VOCAB, **sizes)
-
-
-@FEW
-@given(steps())
-def test_only_possible_tokens_are_emitted(step):
-    result = step.verify(VERIFIER)
-    distribution = target_probs(step.dense, **tensors(step.sampling))
-    emitted = torch.arange(step.draft.draft_length + 1) < result.num_emitted[:, None]
-    chance = distribution.gather(2, result.token_ids.long().clamp(min=0)[:, :, None])[:, :, 0]
-    assert (chance[emitted] > 0).all()
 
 
 def one_row(drafted, logits, accept, draw, *, temperature=1.0, probs=None):
@@ -108,13 +97,6 @@ def test_draft_probs_are_weighed_against_the_target():
     assert rejected == [0, 1]  # residual 0.3 0.1 0
 
 
-def test_equal_distributions_always_accept():
-    logits = DISTRIBUTION.log().expand(2, 3)
-    distribution = target_probs(logits[:1], torch.ones(1))
-    for token in range(3):
-        assert one_row([token], logits, [LAST], [0.0, 0.0], probs=distribution).num_accepted.item() == 1
-
-
 def test_an_empty_residual_still_gives_a_possible_token():
     """If the draft distribution exceeds the target everywhere, the residual is empty and p replaces it."""
     logits = torch.tensor([[0.0, -torch.inf, -torch.inf]]).expand(2, 3)
@@ -144,21 +126,6 @@ def test_ids_outside_the_vocabulary_are_never_emitted():
             result = one_row([wild], torch.zeros(2, 3), [0.0], [number, 0.0])
             emitted = result.token_ids[0, : result.num_emitted.item()]
             assert ((emitted >= 0) & (emitted < 3)).all()
-
-
-@FEW
-@given(steps())
-def test_narrow_and_wide_buffers_agree(step):
-    """A draft that is a view of a wider buffer."""
-    assume(step.draft.draft_length > 0)
-    draft_length = step.draft.draft_length - 1
-    step.draft.shorten(torch.full_like(step.draft.lengths, draft_length))
-    cut = Uniforms(step.uniforms.accept[:, :draft_length], step.uniforms.draw[:, : draft_length + 1])
-    narrow = VERIFIER.verify(
-        step.draft.view(step.draft.batch_size, draft_length), TargetLogits.dense(step.dense), step.sampling, cut
-    )
-    wide = step.verify(VERIFIER)
-    assert torch.equal(narrow.token_ids, wide.token_ids[:, : draft_length + 1])
 
 
 def refused(draft, numbers):

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from specplug.grammar.drafts import Completed
-from specplug.interfaces import PluginContext, TargetModel
+from specplug.interfaces import PluginContext
 from specplug.pipeline.draft import DraftStage
 from specplug.plugins.registry import default_registry
 from specplug.plugins.specs import ProposerSpec
@@ -93,7 +93,9 @@ class Drafting:
             device=device,
             rank=rank,
             seed=self.resolved.settings.seed,
-            target=TargetModel(model_config.model_path, model_config.hf_config, tokenizer),
+            target_path=model_config.model_path,
+            target_config=model_config.hf_config,
+            target_tokenizer=tokenizer,
         )
         self.drafts_trees = self.caps.trees and _any_drafts_trees(self.resolved.settings, device.type)
         self.step_planner: StepPlanner[Any] = StepPlanner(

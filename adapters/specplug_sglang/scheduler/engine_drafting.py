@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from specplug.interfaces import PluginContext, TargetModel
+from specplug.interfaces import PluginContext
 from specplug.requests import wire
 from specplug.runtime.outcome_counts import OutcomeCounts
 from specplug.runtime.step_planner import UNREPORTED, Bounds, Launched, StepPlanner
@@ -70,7 +70,8 @@ class EngineDrafting:
             device=device,
             rank=ranks.rank,
             seed=self.resolved.settings.seed,
-            target=TargetModel(model_config.model_path, model_config.hf_config),
+            target_path=model_config.model_path,
+            target_config=model_config.hf_config,
         )
         self.step_planner: StepPlanner[Any] = StepPlanner(
             self.resolved, context, attrgetter("rid"), text_length, self._bounds

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from specplug.errors import EngineError
-from specplug.types.departures import LossyCounter
+from specplug.metrics import LossyCounter
 from specplug_sglang.config import decided, lossy_arguments
 
 counter = LossyCounter()

@@ -12,8 +12,7 @@ from typing import Any
 
 from specplug.faults import FaultGuard
 from specplug.grammar.drafts import SOURCE
-from specplug.grammar.follow import follow
-from specplug.grammar.states import MaskState
+from specplug.grammar.states import MaskState, follow
 from specplug.plugins.registry import default_registry
 from specplug.plugins.specs import ProposerSpec
 from specplug.runtime.step_planner import StepPlanner

@@ -20,7 +20,7 @@ from specplug.runtime.step_planner import UNREPORTED, Bounds, Fate, Launched, St
 from specplug.types.caps import DraftLengthChange
 from specplug.types.plan import StepPlan
 from specplug_vllm import seams, step_metadata
-from specplug_vllm.config import engine_caps, resolved, runner_of, target_model
+from specplug_vllm.config import engine_caps, resolved, runner_of, target_fields
 from specplug_vllm.startup import recurrent
 from specplug_vllm.worker import status
 from specplug_vllm.worker.requests import fields_of
@@ -117,8 +117,7 @@ class Planned:
             # vLLM also runs steps without any request, whose drafts are no evidence.
             is_reported = scheduled and not planner.is_off
             self._launched.append(self._launch(scheduler_output) if is_reported else UNREPORTED)
-        prompts = sum([scheduled[new.req_id] for new in scheduler_output.scheduled_new_reqs])
-        plan = planner.make(self.running, prompts)
+        plan = planner.make(self.running)
         if plan is not self._sized or plan.caps:
             self._sized, self._row_length = plan, self._length_for(plan)
         scheduler_output.num_spec_tokens_to_schedule = self._drafted_length()
@@ -204,7 +203,7 @@ def planning_of(vllm_config: Any) -> StepPlanner[Any]:
         max_slots=vllm_config.scheduler_config.max_num_seqs,
         max_length=longest,
         seed=found.settings.seed,
-        target=target_model(vllm_config),
+        **target_fields(vllm_config),
     )
 
     def bounds(request: Any) -> Bounds:

@@ -25,7 +25,7 @@ from specplug.types.plan import StepPlan
 from specplug.types.request import EngineEvent, EngineEventKind
 from specplug.types.verdict import Outcome
 from specplug_vllm import step_metadata
-from specplug_vllm.config import engine_caps, resolved, runner_of, target_model
+from specplug_vllm.config import engine_caps, resolved, runner_of, target_fields
 from specplug_vllm.worker.requests import running_request, tokens_of
 
 
@@ -172,7 +172,7 @@ class Drafting:
             device=self.device,
             rank=self.rank,
             seed=self.resolved.settings.seed,
-            target=target_model(vllm_config),
+            **target_fields(vllm_config),
         )
 
 

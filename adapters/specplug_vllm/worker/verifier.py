@@ -25,7 +25,7 @@ from specplug.plugins.specs import VerifierSpec
 from specplug.types.draft import Draft
 from specplug.types.verification import SamplingBatch, TargetLogits, Verification
 from specplug.verify.random import uniforms
-from specplug_vllm.config import engine_caps, resolved, target_model
+from specplug_vllm.config import engine_caps, resolved, target_fields
 
 MOST_DISTRIBUTION_BYTES = 1 << 28
 """Most bytes that the float64 distributions of rows verified in one call may take."""
@@ -101,7 +101,7 @@ def build(vllm_config: Any, device: torch.device) -> ServerVerifier | None:
         max_length=vllm_config.model_config.max_model_len,
         device=device,
         seed=found.settings.seed,
-        target=target_model(vllm_config),
+        **target_fields(vllm_config),
     )
     plugin = build_verifier(found.settings, default_registry(), context)
     return ServerVerifier(plugin, spec.caps.lossless, vllm_config.model_config.seed or 0)

@@ -12,11 +12,11 @@ from specplug.draft_model.device.loop import NUM_MISSING, size_for, sizes
 from specplug.draft_model.device.schedule import IdsPerToken, Schedule
 from specplug.draft_model.device.texts import NO_REQUEST
 from specplug.interfaces import PluginContext, Proposer
-from specplug.types.batch import BatchView
+from specplug.types.batch import EngineBatch
 from specplug.types.caps import Distribution
 from specplug.types.draft import Draft
 from specplug.types.request import BEGINS, Event, RequestEvent
-from specplug.types.transfer import to_device
+from specplug.types.tensors import to_device
 from specplug.types.verdict import Verdict
 from specplug_crosstok.device.step import DeviceStep
 from specplug_crosstok.drawing import GENERATION_BITS
@@ -64,7 +64,7 @@ class DeviceCrossTok(Proposer):
         else:
             self._schedule.release(event.slot)
 
-    def propose(self, batch: BatchView, limits: Tensor, draft: Draft) -> None:
+    def propose(self, batch: EngineBatch, limits: Tensor, draft: Draft) -> None:
         """Draft for the rows that may have drafts and that the model has caught up with."""
         if not self._schedule.num_rows or not batch.batch_size:
             return
@@ -81,7 +81,7 @@ class DeviceCrossTok(Proposer):
         step.written.write(draft, at.rows, step.drawing.logits)
         self._schedule.end(step.figures)
 
-    def observe(self, batch: BatchView, draft: Draft, verdict: Verdict) -> None:
+    def observe(self, batch: EngineBatch, draft: Draft, verdict: Verdict) -> None:
         """Learn how often the routes' tokens are accepted, and how many ids a token has."""
         rows = self._schedule.row_of_slot()[batch.slots.long()]
         row, sent = rows.clamp(min=0), self._step.written
@@ -106,7 +106,7 @@ class DeviceCrossTok(Proposer):
         """Return how many ids to draft for so many tokens; a text for one more, because its last token may go on."""
         return math.ceil((num_tokens + 1) * self._ids_per_token.value) if self._step.is_text else num_tokens
 
-    def _give(self, at: _At, batch: BatchView, limits: Tensor, *, states: bool) -> None:
+    def _give(self, at: _At, batch: EngineBatch, limits: Tensor, *, states: bool) -> None:
         """Set the step's inputs."""
         inputs, rows = self._step.inputs, slice(at.num_rows)
         heat = at.of_rows(batch.temperature)
@@ -117,7 +117,7 @@ class DeviceCrossTok(Proposer):
         inputs.temperature[rows] = heat
         self._step.drawing.temperature[rows] = heat * states
 
-    def _catch_up(self, batch: BatchView, entries: Tensor) -> None:
+    def _catch_up(self, batch: EngineBatch, entries: Tensor) -> None:
         """Compute texts that are many tokens behind, such as prompts, up to the chunk of a step."""
         chunk, texts = self._options.prefill_chunk, self._step.texts
         for row, count in self._schedule.to_catch_up(chunk, NUM_MISSING):
@@ -144,7 +144,7 @@ class _At(NamedTuple):
     is_running: Tensor
 
     @classmethod
-    def of(cls, batch: BatchView, row_of_slot: Tensor, num_rows: int) -> _At:
+    def of(cls, batch: EngineBatch, row_of_slot: Tensor, num_rows: int) -> _At:
         """Find the rows of a batch."""
         rows = row_of_slot[batch.slots.long()]
         place = torch.full((num_rows + 1,), -1, dtype=torch.int64, device=rows.device)
@@ -162,12 +162,12 @@ class _At(NamedTuple):
         return torch.where(self.is_running, column[self.place], 0)
 
 
-def _owners(batch: BatchView) -> Tensor:
+def _owners(batch: EngineBatch) -> Tensor:
     """Return [B] int64, a number for each slot and generation."""
     return (batch.slots.long() << GENERATION_BITS) | batch.generations
 
 
-def _text_starts(batch: BatchView) -> Tensor:
+def _text_starts(batch: EngineBatch) -> Tensor:
     """Return [B], the position after each row's last barrier."""
     if not batch.barriers:
         return torch.zeros_like(batch.slots)

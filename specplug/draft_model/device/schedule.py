@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from specplug.draft_model.device.polled import News, Polled
-from specplug.types.transfer import to_device
+from specplug.types.tensors import to_device
 
 NO_ROW = -1
 

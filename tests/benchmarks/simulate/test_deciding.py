@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import numpy as np
 import pytest
 import torch
 
@@ -13,7 +12,7 @@ from benchmarks.simulate.modes import modes
 from specplug.errors import PluginError, SettingsError
 from specplug.trim import SurvivalTrimmer
 from specplug.types.plan import Price, StepPlan
-from tests.benchmarks.simulate.tools import Planted, fixed, planted, random_trajectories, run
+from tests.benchmarks.simulate.tools import Planted, planted, random_trajectories, run
 
 
 class Watching(SurvivalTrimmer):
@@ -63,22 +62,6 @@ def test_no_figure_reveals_an_outputs_end():
     assert min(rooms) > 10_000
 
 
-def test_the_budget_cuts_the_least_likely_tokens_of_the_batch():
-    found, trimmer = watched(lambda stats: StepPlan(8, token_budget=6))
-    assert found.steps.verified.max() == 6
-    for draft, (_, kept, _) in zip(trimmer.drafts, trimmer.verdicts, strict=True):
-        survival, inside = draft.survival(), torch.arange(8) < kept.lengths[:, None]
-        cut = survival[draft.mask() & ~inside[:, : draft.draft_length]]
-        least = survival[inside[:, : draft.draft_length]]
-        assert not cut.numel() or not least.numel() or cut.max() <= least.min()
-
-
-def test_a_price_cuts_too():
-    found, trimmer = watched(lambda stats: StepPlan(8, prices=(Price(0.3),)))
-    assert found.steps.verified.sum() > 0
-    assert all(draft.survival()[draft.mask()].min() >= 0.3 for _, draft, _ in trimmer.verdicts if draft.mask().any())
-
-
 def test_verdicts_reach_a_trim_half_that_learns():
     found, trimmer = watched(lambda stats: StepPlan(5))
     decoding = found.steps.rows > 0
@@ -87,14 +70,6 @@ def test_verdicts_reach_a_trim_half_that_learns():
     assert [int(it.emitted.sum()) for *_, it in trimmer.verdicts] == found.steps.emitted[decoding].tolist()
     batch, draft, verdict = trimmer.verdicts[-1]
     assert torch.equal(batch.lengths - draft.base_len, verdict.emitted)
-
-
-def test_steps_of_draft_length_zero_are_reported_too():
-    found, trimmer = watched(lambda stats: StepPlan(4 * (stats.step % 2)))
-    decoding = found.steps.rows > 0
-    lengths = [draft.draft_length for _, draft, _ in trimmer.verdicts]
-    assert lengths == found.steps.draft_length[decoding].tolist()
-    assert [int(it.emitted.sum()) for *_, it in trimmer.verdicts] == found.steps.emitted[decoding].tolist()
 
 
 @pytest.mark.parametrize("half", ["plan", "trim"])
@@ -126,14 +101,3 @@ def test_unknown_policies_and_options_are_errors():
         run(random_trajectories(), Policy("a", "adaptve"))
     with pytest.raises(SettingsError, match="gama"):
         run(random_trajectories(), Policy("a", "none+fixed", {"fixed": {"gama": 3}}))
-
-
-def test_a_constant_plan_verifies_what_was_recorded():
-    trajectories = random_trajectories(requests=1)
-    found = run(trajectories, fixed(8), replace(modes(8)["ragged"], lag=0), concurrency=1).steps
-    place, expected = 0, []
-    while place < trajectories.outputs[0] - 1:
-        expected.append(int(trajectories.lengths[place]))
-        place += int(trajectories.accepted[place]) + 1
-    assert found.verified[found.rows > 0].tolist() == expected
-    assert np.all(found.verified[found.rows == 0] == 0)

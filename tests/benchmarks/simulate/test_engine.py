@@ -14,7 +14,7 @@ from benchmarks.simulate.engine import Limits
 from benchmarks.simulate.modes import CAPTURED_TOKENS, modes
 from benchmarks.simulate.recording import record
 from benchmarks.simulate.surface import Regime
-from benchmarks.simulate.traffic import Clock, Disturbance, concurrency, limits_of, shuffled
+from benchmarks.simulate.traffic import Clock, Disturbance, concurrency, shuffled
 from specplug.replay.engine import ReplayEngine
 from specplug.replay.setup import Setup
 from specplug.types.plan import StepPlan
@@ -140,15 +140,6 @@ def test_caps_of_single_requests_hold():
     assert capped.steps.verified.max() == 1
 
 
-@pytest.mark.parametrize("mode", MODES)
-def test_a_draft_length_of_zero_is_no_speculation(mode):
-    trajectories = random_trajectories()
-    none, zero = run(trajectories, NONE, mode), run(trajectories, fixed(0), mode)
-    for name in ("ended", "rows", "verified", "emitted"):
-        assert getattr(none.steps, name).tolist() == getattr(zero.steps, name).tolist()
-    assert none.finished.tolist() == zero.finished.tolist()
-
-
 def test_resuming_costs_the_tokens_that_were_missed():
     surface = Recorder()
     with planted(Planted(lambda stats: StepPlan(3 * (stats.step % 4 == 3)))) as policy:
@@ -181,10 +172,6 @@ def test_traffic_is_a_ramp_or_steady(text):
     assert (concurrency("steady:64"), concurrency("ramp")) == (64, 128)
     with pytest.raises(ValueError):  # noqa: PT011 - of `int` too
         concurrency(text)
-
-
-def test_a_ramp_goes_up_and_down():
-    assert limits_of("ramp", 100).tolist() == [8] * 10 + [128] * 80 + [8] * 10
 
 
 def test_a_ramp_fills_and_empties_the_batch():

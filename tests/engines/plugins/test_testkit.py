@@ -20,9 +20,9 @@ from specplug.plugins.specs import PolicySpec, ProposerSpec
 from specplug.testing.contract import ProposerContract
 from specplug.testing.driver import Driver
 from specplug.testing.harness import DEFAULT_TEXTS
-from specplug.testing.pipeline_driver import PipelineDriver
 from specplug.testing.policy_contract import PolicyContract
 from specplug.testing.statistics import g_test
+from specplug.testing.wrappers import StagedProposer
 from specplug.types.caps import EngineCaps
 from specplug.types.plan import HostStats, RequestStats
 from tests.verify.full_probs import full_probs
@@ -147,7 +147,8 @@ def test_drawn_tokens_follow_the_stated_distribution_or_not(name, true, temperat
 
 @pytest.mark.parametrize("name", ["raises", "raises-device", "garbage", "garbage-device"])
 def test_broken_proposers_are_contained(name, caplog):
-    with PipelineDriver(spec_of(name), vocab_size=16) as driver:
+    with Driver(spec_of(name), vocab_size=16) as driver:
+        driver.proposer = StagedProposer(driver.proposer, driver.spec, driver.context)
         driver.start("request", LOOP)
         for _ in range(12):
             draft = driver.step(draft_length=4).draft

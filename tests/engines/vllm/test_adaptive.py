@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from specplug.cost.profiled import curve_of
+from specplug.cost.estimates import curve_of
 from specplug.errors import EngineError
 from specplug.types.caps import Distribution, DraftLengthChange, Ragged
 from specplug.types.plan import StepCost, StepPlan

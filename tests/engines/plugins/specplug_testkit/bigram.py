@@ -8,7 +8,7 @@ from torch import Tensor
 
 from specplug.host import HostProposer
 from specplug.interfaces import PluginContext, Proposer
-from specplug.types.batch import BatchView
+from specplug.types.batch import EngineBatch
 from specplug.types.draft import NO_TOKEN, Draft
 
 
@@ -20,7 +20,7 @@ class Bigram(Proposer):
     def __init__(self, context: PluginContext) -> None:
         self.context = context
 
-    def propose(self, batch: BatchView, limits: Tensor, draft: Draft) -> None:
+    def propose(self, batch: EngineBatch, limits: Tensor, draft: Draft) -> None:
         if not batch.batch_size or not draft.draft_length:
             return
         tokens = batch.tokens.index_select(0, batch.rows)  # [B, L]

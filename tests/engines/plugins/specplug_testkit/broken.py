@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from specplug.interfaces import PluginContext
-from specplug.types.batch import BatchView
+from specplug.types.batch import EngineBatch
 from specplug.types.draft import Draft
 from specplug.types.request import Event
 from specplug.types.verdict import Verdict
@@ -44,14 +44,14 @@ class RaisesOnDevice(Bigram):
     def warmup(self) -> None:
         self._count("warmup")
 
-    def ingest(self, batch: BatchView) -> None:
+    def ingest(self, batch: EngineBatch) -> None:
         self._count("ingest")
 
-    def propose(self, batch: BatchView, limits: Tensor, draft: Draft) -> None:
+    def propose(self, batch: EngineBatch, limits: Tensor, draft: Draft) -> None:
         super().propose(batch, limits, draft)
         self._count("propose")
 
-    def observe(self, batch: BatchView, draft: Draft, verdict: Verdict) -> None:
+    def observe(self, batch: EngineBatch, draft: Draft, verdict: Verdict) -> None:
         self._count("observe")
 
     def on_event(self, event: Event) -> None:
@@ -80,7 +80,7 @@ class GarbageOnDevice(Bigram):
         self._options: GarbageOptions = context.options or GarbageOptions()
         self._step = 0
 
-    def propose(self, batch: BatchView, limits: Tensor, draft: Draft) -> None:
+    def propose(self, batch: EngineBatch, limits: Tensor, draft: Draft) -> None:
         super().propose(batch, limits, draft)
         kinds = self._options.kinds
         kind = kinds[self._step % len(kinds)]
@@ -101,7 +101,7 @@ class GarbageOnDevice(Bigram):
 class GarbageOnHost(GarbageOnDevice):
     """The same, registered for the host; "length" is then a buffer of another size, too."""
 
-    def propose(self, batch: BatchView, limits: Tensor, draft: Draft) -> None:
+    def propose(self, batch: EngineBatch, limits: Tensor, draft: Draft) -> None:
         kinds = self._options.kinds
         resize = kinds[self._step % len(kinds)] == "length"
         super().propose(batch, limits, draft)
@@ -117,7 +117,7 @@ class Slow(Bigram):
         self._options: SlowOptions = context.options or SlowOptions()
         self._step = 0
 
-    def propose(self, batch: BatchView, limits: Tensor, draft: Draft) -> None:
+    def propose(self, batch: EngineBatch, limits: Tensor, draft: Draft) -> None:
         super().propose(batch, limits, draft)
         if self._step % self._options.every == 0:
             time.sleep(self._options.seconds)

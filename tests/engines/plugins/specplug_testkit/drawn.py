@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from specplug.interfaces import PluginContext, Proposer
-from specplug.types.batch import BatchView
+from specplug.types.batch import EngineBatch
 from specplug.types.draft import Draft
 from specplug_testkit.options import DrawnOptions
 
@@ -32,7 +32,7 @@ class Drawn(Proposer):
             logits = logits[list(self._options.tokens)]
         self._logits = logits.to(context.device)
 
-    def lies(self, batch: BatchView) -> list[bool]:
+    def lies(self, batch: EngineBatch) -> list[bool]:
         """Return which rows get the distribution turned around: what is drawn most often is stated to be so least.
 
         With spread 0 that is the truth.
@@ -40,7 +40,7 @@ class Drawn(Proposer):
         lies_to = self._options.lies_to
         return [lies_to is not None and request.tenant == lies_to for request in batch.requests or ()]
 
-    def propose(self, batch: BatchView, limits: Tensor, draft: Draft) -> None:
+    def propose(self, batch: EngineBatch, limits: Tensor, draft: Draft) -> None:
         shape = (*draft.token_ids.shape, len(self._logits))
         temperature = batch.temperature.clamp(min=COLDEST)[:, None, None]
         noise = torch.empty(shape, device=draft.device).exponential_(generator=self._generator).log().neg_()
@@ -63,5 +63,5 @@ class Drawn(Proposer):
 class Liar(Drawn):
     """Lies about every row."""
 
-    def lies(self, batch: BatchView) -> list[bool]:
+    def lies(self, batch: EngineBatch) -> list[bool]:
         return [True] * batch.batch_size

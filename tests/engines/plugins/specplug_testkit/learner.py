@@ -6,7 +6,7 @@ import torch
 
 from specplug.interfaces import Planner, PluginContext
 from specplug.trim import SurvivalTrimmer, rank_tokens
-from specplug.types.batch import BatchView
+from specplug.types.batch import EngineBatch
 from specplug.types.draft import Draft
 from specplug.types.plan import HostStats, Price, StepCost, StepPlan, StepReport
 from specplug.types.trim import TrimLimits
@@ -67,5 +67,5 @@ class LearningTrimmer(SurvivalTrimmer):
         survival, rank = rank_tokens(draft)
         return draft.keep((rank < limits.token_budget) & (survival * trust >= limits.prices))
 
-    def observe(self, batch: BatchView, draft: Draft, verdict: Verdict) -> None:
+    def observe(self, batch: EngineBatch, draft: Draft, verdict: Verdict) -> None:
         self.counts += torch.stack((verdict.tested().sum(), verdict.accepted.sum()))

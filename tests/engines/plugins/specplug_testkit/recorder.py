@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from specplug.interfaces import PluginContext
-from specplug.types.batch import BatchView
+from specplug.types.batch import EngineBatch
 from specplug.types.draft import Draft
 from specplug.types.request import Event, RequestEvent
 from specplug.types.verdict import Verdict
@@ -30,16 +30,16 @@ class Recorder(NgramReference):
         super().__init__(context)
         self._note("created", rank=context.rank, max_slots=context.max_slots, max_length=context.max_length)
 
-    def ingest(self, batch: BatchView) -> None:
+    def ingest(self, batch: EngineBatch) -> None:
         super().ingest(batch)
         self._note("ingest", **described(batch), texts=texts_of(batch))
 
-    def propose(self, batch: BatchView, limits: Tensor, draft: Draft) -> None:
+    def propose(self, batch: EngineBatch, limits: Tensor, draft: Draft) -> None:
         super().propose(batch, limits, draft)
         drafts = [ids[:length] for ids, length in zip(draft.token_ids.tolist(), draft.lengths.tolist(), strict=True)]
         self._note("propose", **described(batch), limits=limits.tolist(), drafts=drafts)
 
-    def observe(self, batch: BatchView, draft: Draft, verdict: Verdict) -> None:
+    def observe(self, batch: EngineBatch, draft: Draft, verdict: Verdict) -> None:
         reported = {name: getattr(verdict, name).tolist() for name in verdict.__dataclass_fields__}
         source = draft.source.tolist()
         self._note("observe", **described(batch), texts=texts_of(batch), verdict=reported, source=source)
@@ -72,13 +72,13 @@ class Recorder(NgramReference):
         RECORDS.append({"call": call, **reported})
 
 
-def texts_of(batch: BatchView) -> list[list[int]]:
+def texts_of(batch: EngineBatch) -> list[list[int]]:
     """Return each row's tokens."""
     rows = zip(batch.rows.tolist(), batch.lengths.tolist(), strict=True)
     return [batch.tokens[row, :length].tolist() for row, length in rows]
 
 
-def described(batch: BatchView) -> dict[str, Any]:
+def described(batch: EngineBatch) -> dict[str, Any]:
     """Return a batch's host and per-row fields."""
     names = ("slots", "generations", "lengths", "num_new", "sampled", "room", "temperature", "grammar")
     return {

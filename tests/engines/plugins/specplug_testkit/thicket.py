@@ -8,7 +8,7 @@ from typing import NamedTuple
 from torch import Tensor
 
 from specplug.interfaces import PluginContext, Proposer
-from specplug.types.batch import BatchView
+from specplug.types.batch import EngineBatch
 from specplug.types.draft import Draft
 from specplug.types.paths import ROOT
 from specplug.types.request import Request
@@ -35,7 +35,7 @@ class _Trees(Proposer):
         """Return at most `limit` nodes after a text."""
         raise NotImplementedError
 
-    def propose(self, batch: BatchView, limits: Tensor, draft: Draft) -> None:
+    def propose(self, batch: EngineBatch, limits: Tensor, draft: Draft) -> None:
         for row, limit in enumerate(limits.tolist()):
             if limit > 0:
                 text = batch.tokens[batch.rows[row], : batch.lengths[row]].tolist()

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from specplug.interfaces import PluginContext, Proposer
-from specplug.types.batch import BatchView
+from specplug.types.batch import EngineBatch
 from specplug.types.draft import Draft
 from specplug_testkit.options import TinyModelOptions
 
@@ -33,7 +33,7 @@ class TinyModel(Proposer):
 
     def __init__(self, context: PluginContext) -> None:
         options: TinyModelOptions = context.options or TinyModelOptions()
-        self._target, device = context.target, context.device
+        self._target_path, device = context.target_path, context.device
         self.draft_vocab = torch.tensor(_vocabulary(context), device=device)
         embeddings = torch.randn(context.vocab_size, _WIDTH, generator=torch.Generator().manual_seed(12345))
         own = torch.nn.functional.normalize(embeddings.to(device)[self.draft_vocab], dim=-1)
@@ -43,7 +43,7 @@ class TinyModel(Proposer):
         is_meta = device.type == "meta"
         self._generator = None if is_meta else torch.Generator(device).manual_seed(context.seed + 2)
 
-    def propose(self, batch: BatchView, limits: Tensor, draft: Draft) -> None:
+    def propose(self, batch: EngineBatch, limits: Tensor, draft: Draft) -> None:
         greedy = batch.temperature == 0
         temperature = torch.where(greedy, 1.0, batch.temperature)[:, None]
         last = batch.tokens[batch.rows.long(), (batch.lengths.long() - 1).clamp(min=0)].long()
@@ -66,14 +66,14 @@ class TinyModel(Proposer):
         draft.shorten(limits)
 
     def status(self) -> dict[str, Any]:
-        return {"target": self._target.path, "draft_vocabulary": len(self.draft_vocab)}
+        return {"target": self._target_path, "draft_vocabulary": len(self.draft_vocab)}
 
 
 def _vocabulary(context: PluginContext) -> list[int]:
     """Return the ids that it drafts: every second one, without the tokenizer's and the model's special ones."""
-    special = set(getattr(context.target.tokenizer, "all_special_ids", ()))
-    if context.target.config is not None:
-        text = context.target.config.get_text_config()
+    special = set(getattr(context.target_tokenizer, "all_special_ids", ()))
+    if context.target_config is not None:
+        text = context.target_config.get_text_config()
         special |= {getattr(text, name, None) for name in ("bos_token_id", "pad_token_id")}
     options: TinyModelOptions = context.options or TinyModelOptions()
     return [token for token in range(options.first, context.vocab_size, 2) if token not in special]

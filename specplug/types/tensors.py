@@ -1,0 +1,96 @@
+"""Tensors of records and batches: what each record holds, checks of shape and dtype, and transfers in one copy."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import fields, replace
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+from specplug.errors import ContractError
+
+T = TypeVar("T")
+
+ANY = -1
+"""A size that is not checked."""
+
+
+def tensors_of(record: Any) -> dict[str, Tensor]:
+    """Return the tensors of a dataclass such as a batch, a draft or a verdict, by attribute."""
+    named = {field.name: getattr(record, field.name) for field in fields(record)}
+    return {name: tensor for name, tensor in named.items() if isinstance(tensor, Tensor)}
+
+
+def map_tensors(record: T, change: Callable[[Tensor], Tensor]) -> T:
+    """Return a dataclass with `change` applied to each of its tensors."""
+    return replace(record, **{name: change(tensor) for name, tensor in tensors_of(record).items()})  # type: ignore[type-var]
+
+
+def check_tensor(
+    name: str,
+    tensor: Tensor | None,
+    shape: tuple[int, ...],
+    dtypes: tuple[torch.dtype, ...] = (),
+    device: torch.device | None = None,
+) -> None:
+    """Raise `ContractError` if a tensor is missing or wrong.  Reads no values, so it is safe on a GPU.
+
+    Args:
+        name: the tensor's name in the error.
+        tensor: the tensor; None is always an error.
+        shape: the expected sizes; a size may be `ANY`.
+        dtypes: the dtypes that are allowed; none given allows all.
+        device: the expected device; None allows any.
+    """
+    right = (
+        tensor is not None
+        and tensor.ndim == len(shape)
+        and all(expected in (ANY, size) for size, expected in zip(tensor.shape, shape, strict=True))
+        and (not dtypes or tensor.dtype in dtypes)
+        and device in (None, tensor.device)
+    )
+    if not right:
+        sizes = ", ".join("any" if size == ANY else str(size) for size in shape)
+        kinds = " or ".join(map(str, dtypes)) or "of any dtype"
+        raise ContractError.build(
+            f"{name} is missing or malformed" if tensor is None else f"{name} is malformed",
+            found=None if tensor is None else f"{tuple(tensor.shape)} {tensor.dtype} on {tensor.device}",
+            expected=f"({sizes}) {kinds}" + ("" if device is None else f" on {device}"),
+        )
+
+
+def to_host(tensors: Sequence[Tensor]) -> list[Tensor]:
+    """Return copies of tensors of one device in host memory, made in one transfer, which waits for the device."""
+    return _unpack(_pack(tensors).to("cpu"), tensors)
+
+
+def to_device(tensors: Sequence[Tensor], device: torch.device) -> list[Tensor]:
+    """Return copies of tensors of the host on a device, made in one transfer, which nothing waits for."""
+    packed = _pack(tensors)
+    if device.type == "cuda":
+        packed = packed.pin_memory()
+    return _unpack(packed.to(device, non_blocking=True), tensors)
+
+
+def _pack(tensors: Sequence[Tensor]) -> Tensor:
+    """Return the bits of bool, 4-byte and 8-byte tensors as one [n] int32; 8 bytes come first, so they are aligned."""
+    flat = [(it.int() if it.dtype is torch.bool else it.contiguous()).reshape(-1) for it in _in_order(tensors)]
+    # A single element counts as contiguous whatever its stride, but `view` needs a stride of 1.
+    return torch.cat([it.as_strided(it.shape, (1,)).view(torch.int32) for it in flat])
+
+
+def _unpack(packed: Tensor, tensors: Sequence[Tensor]) -> list[Tensor]:
+    found: dict[int, Tensor] = {}
+    start = 0
+    for it in _in_order(tensors):
+        size = it.numel() * (2 if it.element_size() == 8 else 1)
+        bits = packed[start : start + size]
+        found[id(it)] = (bits != 0 if it.dtype is torch.bool else bits.view(it.dtype)).reshape(it.shape)
+        start += size
+    return [found[id(it)] for it in tensors]
+
+
+def _in_order(tensors: Sequence[Tensor]) -> list[Tensor]:
+    return sorted(tensors, key=lambda it: -it.element_size())
