@@ -67,19 +67,19 @@ def lossless_cases():
     for name, knobs in KNOBS.items():
         one_hot = [fixed_drafts(vocab, n, knobs, seed) for vocab in (3, 4) for n in (0, 1) for seed in range(3)]
         yield f"one-hot, {name}", itertools.chain(*one_hot)
-        for law in FULL:
-            drawn = [drawn_drafts(vocab, 1, knobs, law, seed) for vocab in (3, 4) for seed in range(3)]
-            yield f"drawn by {law.value}, {name}", drawn
+        for stated in FULL:
+            drawn = [drawn_drafts(vocab, 1, knobs, stated, seed) for vocab in (3, 4) for seed in range(3)]
+            yield f"drawn by {stated.value}, {name}", drawn
     for name, knobs in few.items():
         yield f"one-hot, two tokens, {name}", fixed_drafts(3, 2, knobs)
-        for law, part in itertools.product(FULL, [(2,), (3, 0), (1, 3, 2), (2, 0, 3, 1)]):
-            drawn = [replace(drawn_drafts(4, 1, knobs, law, seed), draft_vocab=part) for seed in range(2)]
-            yield f"drawn from {part} by {law.value}, {name}", drawn
+        for stated, part in itertools.product(FULL, [(2,), (3, 0), (1, 3, 2), (2, 0, 3, 1)]):
+            drawn = [replace(drawn_drafts(4, 1, knobs, stated, seed), draft_vocab=part) for seed in range(2)]
+            yield f"drawn from {part} by {stated.value}, {name}", drawn
         for padding, length in ((2, 1), (-1, 1), (0, 2)):
             yield f"padding {padding}, {name}", fixed_drafts(3, length, knobs, padding=(padding,))
-    for law in FULL:
-        two = drawn_drafts(3, 2, Knobs(), law)
-        yield f"two tokens by {law.value}", [two, replace(two, draft_vocab=(2, 0))]
+    for stated in FULL:
+        two = drawn_drafts(3, 2, Knobs(), stated)
+        yield f"two tokens by {stated.value}", [two, replace(two, draft_vocab=(2, 0))]
     same = TinyModel.random(4, 2, seed=5)  # nothing is rejected, and the residual is empty up to rounding
     yield "the target's own", [Case(same, draft_model=TinyModel(same.levels[:1]), distribution=Distribution.PROBS)]
     says, drafts = torch.tensor([[0.0, 1.0, -40.0, -40.0]]), torch.tensor([[-40.0, -40.0, 0.5, 0.0]])
@@ -112,8 +112,8 @@ CONTROLS = controls()
 APPLIES = {name: ["one-hot", "top-k", "drawn", "drawn by logits"] for name in LOSSY_MUTANTS} | {
     "dropped validity mask": ["padding"],
     "resampling from p": ["drawn", "drawn by logits", "part"],
-    "draft law at another temperature": ["drawn", "drawn by logits", "part"],
-    "uniform draft law": ["drawn", "part"],
+    "draft stated at another temperature": ["drawn", "drawn by logits", "part"],
+    "uniform draft stated": ["drawn", "part"],
 }
 
 
