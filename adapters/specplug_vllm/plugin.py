@@ -14,21 +14,21 @@ def specplug_register_checks(register: Callable[[CheckSpec], None]) -> None:
     register(
         CheckSpec(
             name="vllm",
-            factory="specplug_vllm.doctor.checks:installed",
+            factory="specplug_vllm.doctor:installed",
             summary="the installed vLLM is supported, has the seams that the adapter uses, and loads specplug",
         )
     )
     register(
         CheckSpec(
             name="vllm import",
-            factory="specplug_vllm.doctor.checks:imports",
+            factory="specplug_vllm.doctor:imports",
             summary="the installed vLLM imports",
         )
     )
     register(
         CheckSpec(
             name="vllm launch",
-            factory="specplug_vllm.doctor.checks:launch",
+            factory="specplug_vllm.doctor:launch",
             summary="the server that a launch line starts: runner, token budget, what it refuses and what it costs",
             takes_launch=True,
         )

@@ -9,6 +9,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from specplug.plugins.specs import CheckResult
@@ -18,6 +19,57 @@ from specplug.seams.support import UNKNOWN, Range, is_optional
 
 IMPORT_PATIENCE = 120.0
 """Seconds that an engine may take to import."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InstalledEngine:
+    """An engine that may be installed beside specplug.
+
+    Attributes:
+        package: its package.
+        versions: the versions that the adapter supports.
+        seams, optional: as in `seams_result`.
+        group, target: the group and the target of the entry point "specplug" by which it loads specplug.
+        allowing, empty_allows: as in `entry_point_result`.
+        statement, remedy: as in `import_result`.
+    """
+
+    package: str
+    versions: Range
+    seams: Sequence[Seam]
+    optional: Mapping[str, str]
+    group: str
+    target: str
+    allowing: str
+    empty_allows: bool
+    statement: str
+    remedy: str
+
+    @property
+    def folder(self) -> Path | None:
+        """Its package folder, or None if it is not installed."""
+        return package_folder(self.package)
+
+    def check(self) -> list[CheckResult]:
+        """Report whether it is supported, has every seam, and loads specplug."""
+        folder, engine = self.folder, self.versions.engine
+        if folder is None:
+            missing = f"{engine} is not installed: its adapter cannot run"
+            return [CheckResult("warn", missing, f"Install {self.versions}")]
+        version = version_in(folder)
+        return [
+            version_result(self.versions, version),
+            seams_result(self.versions, version, folder, self.seams, self.optional),
+            entry_point_result(
+                engine, self.group, "specplug", self.target, allowing=self.allowing, empty_allows=self.empty_allows
+            ),
+        ]
+
+    def check_import(self) -> list[CheckResult]:
+        """Report whether it imports; return nothing if it is not installed."""
+        if self.folder is None:
+            return []
+        return [import_result(self.versions.engine, self.statement, self.remedy)]
 
 
 def package_folder(package: str) -> Path | None:

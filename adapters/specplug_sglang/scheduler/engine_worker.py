@@ -62,7 +62,7 @@ class PlannedWorker:
         shorten_rollbacks(server_args)
         lossy.install(server_args)
         if ranks.leads:
-            advice.announce(server_args)
+            advice.launch_of(server_args).announce()
 
     def init_cuda_graphs(self) -> None:
         """Build the runtime state of each draft length, and on a GPU capture its graphs.

@@ -83,7 +83,7 @@ class Worker(BaseSpecWorker):
         self.plain_steps = PlainSteps(target_worker, self.drafting.table)
         lossy.install(server_args)
         if self.ranks.leads:
-            advice.announce(server_args)
+            advice.launch_of(server_args).announce()
 
     def _leave_room(self) -> None:
         """Reserve the memory that rank 0's proposers declare; all ranks must reserve the same."""
