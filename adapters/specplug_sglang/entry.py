@@ -40,14 +40,23 @@ def _options() -> dict[str, Any]:
     try:
         if seams.moved("algorithm"):
             return _refusing(lambda: seams.require("algorithm"))
-        from specplug_sglang import hooks
         from specplug_sglang.startup.algorithm import Algorithm
 
-        hooks.install()
+        install_hooks()
         return {"spec_class": Algorithm}
     except Exception as error:
         broken = _broken(error)
         return _refusing(lambda: _raise(broken))
+
+
+def install_hooks() -> None:
+    """Install the hooks, once per process.  Each reads the server's arguments and does nothing without specplug."""
+    from specplug_sglang.frontend import http, intake
+    from specplug_sglang.scheduler import endings, events, status
+    from specplug_sglang.startup import refused
+
+    for part in (intake, http, status, events, refused, endings):
+        part.install()
 
 
 def _refusing(check: Callable[[], None]) -> dict[str, Any]:

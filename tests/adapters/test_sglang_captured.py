@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from specplug.types.caps import DraftLengthChange, EngineCaps
-from specplug_sglang.verification.captured import largest_batches, least_captured, needed_batches
+from specplug_sglang.config import largest_batches, least_captured, needed_batches
 
 
 @pytest.mark.parametrize(

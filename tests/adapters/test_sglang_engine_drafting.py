@@ -17,7 +17,7 @@ from specplug.types.caps import DraftLengthChange, EngineCaps, Ragged
 from specplug.types.request import RequestOptions
 from specplug_sglang.scheduler import engine_drafting
 from specplug_sglang.scheduler.engine_drafting import EngineDrafting
-from specplug_sglang.verification.limits import cut
+from specplug_sglang.verification.trees import cut
 
 LADDER = (0, 1, 2, 4)
 PARAMS = {

@@ -150,8 +150,7 @@ def _counting_drafts(original: Callable[..., None]) -> Callable[..., None]:
 
 
 def _answering(original: Callable[..., Any]) -> Callable[..., Any]:
-    from specplug_sglang.frontend.parsing import has_unparsed_fields
-    from specplug_sglang.frontend.refusal import BusyRequest, RefusedRequest
+    from specplug_sglang.frontend.parsing import BusyRequest, RefusedRequest, has_unparsed_fields
 
     @functools.wraps(original)
     async def serve_generate_request(obj: Any, request: Any) -> Any:
@@ -173,7 +172,7 @@ def _answering(original: Callable[..., Any]) -> Callable[..., Any]:
 def _taking_predictions(original: Callable[..., Any]) -> Callable[..., Any]:
     """Read OpenAI's `prediction` from the body, because SGLang's request models omit it, and count it in `usage`."""
     from specplug_sglang.frontend import usage
-    from specplug_sglang.frontend.refusal import RefusedRequest
+    from specplug_sglang.frontend.parsing import RefusedRequest
 
     @functools.wraps(original)
     async def handle_request(self: Any, request: Any, raw_request: Any) -> Any:

@@ -27,7 +27,7 @@ from specplug.runtime.step_planner import UNREPORTED, Bounds, Launched, StepPlan
 from specplug.settings.model import Settings
 from specplug.types.draft import Draft
 from specplug.types.request import BEGINS, EngineEvent, EngineEventKind, Event, RequestEvent
-from specplug_sglang.config import engine_caps, resolved
+from specplug_sglang.config import engine_caps, least_captured, resolved
 from specplug_sglang.requests import running_request, served_plainly, text_length
 from specplug_sglang.scheduler.arrivals import Arrivals
 from specplug_sglang.scheduler.build import build
@@ -37,7 +37,6 @@ from specplug_sglang.scheduler.grammar import Grammars
 from specplug_sglang.scheduler.rows import Rows
 from specplug_sglang.scheduler.stream_drafts import StreamDrafts
 from specplug_sglang.scheduler.unsettled import Unsettled
-from specplug_sglang.verification.captured import least_captured
 from specplug_sglang.verification.table import TokenTable
 
 

@@ -14,11 +14,10 @@ from specplug.interfaces import PluginContext, TargetModel
 from specplug.requests import wire
 from specplug.runtime.outcome_counts import OutcomeCounts
 from specplug.runtime.step_planner import UNREPORTED, Bounds, Launched, StepPlanner
-from specplug_sglang.config import engine_caps, engine_method, resolved
+from specplug_sglang.config import engine_caps, engine_method, least_captured, resolved
 from specplug_sglang.requests import served_plainly, text_length
 from specplug_sglang.scheduler.ranks import Ranks
 from specplug_sglang.scheduler.unsettled import Unsettled
-from specplug_sglang.verification.captured import least_captured
 
 INEXACT = ("penalties", "min_new_tokens", "grammar")
 """Features that SGLang serves exactly only if a step emits one token; the others it never applies in verification."""

@@ -24,7 +24,7 @@ from specplug_sglang.startup import advice
 from specplug_sglang.verification import lossy
 from specplug_sglang.verification.draft_lengths import refuse_fused_accept
 from specplug_sglang.verification.exact import rows_of_pool
-from specplug_sglang.verification.limits import cut
+from specplug_sglang.verification.trees import cut
 
 _SWITCHES = "sglang.srt.speculative.eagle_worker_v2"
 """The logger to which SGLang writes a line per change of the draft length."""

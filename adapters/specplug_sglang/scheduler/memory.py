@@ -1,8 +1,4 @@
-"""Hook on SGLang's measurement of memory for its caches that reserves memory for proposers.
-
-SGLang builds the draft worker before it measures, so memory that a proposer allocates when it is built is already
-counted.  This hook subtracts what proposers declare to allocate later, the same on all ranks.
-"""
+"""Room in SGLang's memory: bytes for proposers beside its caches, and its request pool's rows for its reserve."""
 
 from __future__ import annotations
 
@@ -11,7 +7,11 @@ from collections.abc import Callable
 
 
 def install(leave_room: Callable[[int], int]) -> None:
-    """Pass SGLang's available bytes through `leave_room`, which returns what remains."""
+    """Pass the bytes that SGLang measures for its caches through `leave_room`, which returns what remains.
+
+    SGLang builds the draft worker before it measures, so memory that a proposer allocates when it is built is already
+    counted.  This subtracts what proposers declare to allocate later, the same on all ranks.
+    """
     from sglang.srt.mem_cache.kv_cache_configurator import KVCacheConfigurator
 
     original = KVCacheConfigurator._profile_available_bytes
@@ -21,3 +21,25 @@ def install(leave_room: Callable[[int], int]) -> None:
         return leave_room(original(self, pre_model_load_memory))
 
     KVCacheConfigurator._profile_available_bytes = profile
+
+
+def make_room() -> None:
+    """Extend the rows of the request pool to hold the whole reserve.  Call it before SGLang creates its pools.
+
+    For a step SGLang reserves up to twice the step's nodes per request, also at the end of the context, but its rows in
+    the request pool extend less than that beyond the context.  The excess would be written into another request's row
+    and never be freed.
+    """
+    from sglang.srt.mem_cache import kv_cache_configurator as module
+    from sglang.srt.mem_cache.allocation_sizing import get_alloc_reserve_per_decode
+
+    original = module.get_req_to_token_extra_context_len
+    if hasattr(original, "_specplug"):
+        return
+
+    @functools.wraps(original)
+    def extra() -> int:
+        return max(int(original()), int(get_alloc_reserve_per_decode()))
+
+    extra._specplug = True  # type: ignore[attr-defined]
+    module.get_req_to_token_extra_context_len = extra

@@ -12,10 +12,10 @@ from specplug.types.caps import EngineCaps
 from specplug.types.draft import Draft
 from specplug.types.plan import StepPlan
 from specplug.types.verdict import Outcome
+from specplug_sglang.config import least_captured
 from specplug_sglang.scheduler.counts import Counts
 from specplug_sglang.scheduler.drafts import Decoding, Drafts, caps_of, module_of
 from specplug_sglang.scheduler.grammar import Grammars
-from specplug_sglang.verification.captured import least_captured
 from specplug_sglang.verification.table import TokenTable, on_device
 
 

@@ -21,11 +21,11 @@ from specplug.runtime.stream_steps import StreamSteps
 from specplug.types.draft import Draft
 from specplug.types.plan import NO_SPECULATION, StepPlan
 from specplug.types.verdict import Outcome
+from specplug_sglang.config import least_captured
 from specplug_sglang.scheduler.counts import Counts
 from specplug_sglang.scheduler.drafts import Decoding, Drafts, caps_of
 from specplug_sglang.scheduler.grammar import Grammars
 from specplug_sglang.scheduler.unreported import Unreported, Verified
-from specplug_sglang.verification.captured import least_captured
 from specplug_sglang.verification.table import TokenTable
 
 

@@ -21,7 +21,7 @@ from torch import Tensor
 from specplug.errors import EngineError
 from specplug.types.draft import Draft
 from specplug_sglang import seams
-from specplug_sglang.config import decided
+from specplug_sglang.config import decided, largest_batches
 from specplug_sglang.requests import finished_prefills
 from specplug_sglang.scheduler import memory
 from specplug_sglang.scheduler.drafting import Drafting
@@ -29,13 +29,10 @@ from specplug_sglang.scheduler.grammar import shorten_rollbacks
 from specplug_sglang.scheduler.plain_step import PlainSteps, decodes_plainly
 from specplug_sglang.scheduler.ranks import Ranks
 from specplug_sglang.startup import advice
-from specplug_sglang.verification import attention, exact, lossy, seeded
-from specplug_sglang.verification.cache_room import make_room
-from specplug_sglang.verification.captured import largest_batches
+from specplug_sglang.verification import attention, exact, lossy
 from specplug_sglang.verification.draft_lengths import DECODING, DraftLengths
-from specplug_sglang.verification.operations import operations_for
 from specplug_sglang.verification.table import on_device
-from specplug_sglang.verification.trees import Nodes
+from specplug_sglang.verification.trees import Nodes, operations_for
 from specplug_sglang.verification.verify_input import prepare, relayed, verify_input
 
 
@@ -64,7 +61,7 @@ class Worker(BaseSpecWorker):
         self.model_runner = target_worker.model_runner
         self.device = torch.device(self.model_runner.device)
         self.ranks = Ranks(get_parallel().tp_group)
-        make_room()
+        memory.make_room()
         shorten_rollbacks(server_args)
         # Runs before SGLang sizes its cache, so these allocations are counted.
         self.drafting = Drafting(
@@ -227,7 +224,7 @@ class Worker(BaseSpecWorker):
             result = self.target_worker.forward_batch_generation(batch, is_verify=True)
             logits = result.logits_output
             mask = exact.grammar_mask(batch, tree, self.device)
-            predict, accept_lens, accept_index = seeded.verify(self.model_runner, batch, logits, mask)
+            predict, accept_lens, accept_index = exact.verify(self.model_runner, batch, logits, mask)
             exact.sample_plainly(self.model_runner.sampler, batch, logits, predict, n)
             # Called within `using`, because the backend that attended knows which recurrent state belongs to which row.
             commit_mamba_states_after_verify(self.target_worker, batch, accept_lens, accept_index, n)

@@ -95,7 +95,7 @@ def test_a_step_of_a_proposer_on_the_device_is_two_launches_and_its_own(engine):
 def on_meta(scheduler: Any, draft_length: int) -> dict[str, Any]:
     """Draft, prepare and observe for three requests on the meta device, the second time under watch."""
     from specplug_sglang.scheduler.drafting import Drafting
-    from specplug_sglang.verification import plain
+    from specplug_sglang.verification import trees
     from specplug_sglang.verification.trees import whole_mask
     from specplug_sglang.verification.verify_input import relayed
 
@@ -117,11 +117,11 @@ def on_meta(scheduler: Any, draft_length: int) -> dict[str, Any]:
             assert (draft.parents is not None) == drafting.drafts_trees  # which other ranks go by
             if drafting.caps.trees:  # of a shape that nobody can know here
                 draft = replace(draft, parents=empty(3, draft_length))
-            nodes = plain.nodes(draft, drafting.table, slots, before)
+            nodes = trees.nodes(draft, drafting.table, slots, before)
             if nodes.sees is not None:
                 mask = whole_mask(nodes.sees, before, 60 // (draft_length + 1)).numel()
             predict, index, counts = empty(3 * (draft_length + 1)), empty(3, draft_length + 1), empty(3)
-            accepted = plain.append(drafting.table, slots, before, predict, index, counts)
+            accepted = trees.append(drafting.table, slots, before, predict, index, counts)
             drafting.observe(reqs, slots, before, draft, counts)
             relayed(accepted, counts)
     assert drafting.stage is not None

@@ -138,7 +138,7 @@ def rename_optional_seam(engine):
     from sglang.srt.model_executor.model_runner_components.weight_updater import WeightUpdater
 
     from specplug_sglang import seams
-    from specplug_sglang.frontend import exporter
+    from specplug_sglang.frontend import http
     from specplug_sglang.scheduler import events
 
     weights = SimpleNamespace(get_model_runner=lambda: None)
@@ -148,7 +148,7 @@ def rename_optional_seam(engine):
         patch.setattr(events, "_runners", {None: None})
         for _ in range(2):
             events._notify_change(weights)
-            exporter.metrics_made(None, SimpleNamespace(state=SimpleNamespace(specplug="a manager")))
+            http.metrics_made(None, SimpleNamespace(state=SimpleNamespace(specplug="a manager")))
         for where in set(get_args(Where)) - OPTIONAL.keys():
             seams.require(where)
     return records

@@ -19,9 +19,9 @@ from specplug.pipeline.device.launches import launches_for
 from specplug.trim import SurvivalTrimmer
 from specplug.types.draft import Draft
 from specplug_sglang.scheduler import device_drafts, ranks
-from specplug_sglang.verification import plain
-from specplug_sglang.verification.operations import operations_for
+from specplug_sglang.verification import trees
 from specplug_sglang.verification.table import TokenTable
+from specplug_sglang.verification.trees import operations_for
 from tests.adapters.sglang_engine import DRAFT_LENGTH, Engine, run
 from tests.engines.gpu_compiler import Launch, compiled
 from tests.engines.interpreted import imported_anew
@@ -87,7 +87,7 @@ def test_the_nodes_of_chains_are_the_same(kernels, random):
     for row in range(len(slots)):
         draft.set_row(row, [random.randint(100, 200) for _ in range(random.randint(0, draft.draft_length))], 0.5)
     draft = apart(random, draft)
-    found, expected = (it.nodes(draft, table, slots, before) for it in (kernels, plain))
+    found, expected = (it.nodes(draft, table, slots, before) for it in (kernels, trees))
     for name in ("tokens", "positions", "child", "sibling"):
         assert torch.equal(getattr(found, name), getattr(expected, name)), name
     assert found.sees is expected.sees is None
@@ -127,7 +127,7 @@ def test_the_same_tokens_are_appended(kernels, random):
         index[row, :count] = torch.tensor(sorted(random.sample(range(row * n, row * n + n), count)))
     predict, index, counts = (view_of(random, it) for it in (predict, index, counts))
     seed, tables, found = random.random(), [], []
-    for operations in (kernels, plain):
+    for operations in (kernels, trees):
         tables.append(filled(Random(seed)))
         found.append(operations.append(tables[-1], slots, before, predict, index, counts))
     (one, other) = found
@@ -158,7 +158,7 @@ def test_drafts_between_kernels_are_those_of_the_stage(launches, random, mixed, 
 
 
 def test_a_cpu_takes_tensor_operations():
-    assert operations_for(filled(Random(0))) is plain
+    assert operations_for(filled(Random(0))) is trees
 
 
 def test_no_argument_is_specialised_for():
