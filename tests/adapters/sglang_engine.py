@@ -21,13 +21,9 @@ from specplug.types.caps import EngineCaps, Ragged
 from specplug.types.draft import Draft
 from specplug.types.plan import StepPlan
 from specplug.types.request import BEGINS, Request, RequestEvent
-from specplug_sglang.scheduler.build import build
-from specplug_sglang.scheduler.device_drafts import DeviceDrafts
-from specplug_sglang.scheduler.drafts import Decoding, Drafts
+from specplug_sglang.scheduler.drafts import Decoding, Drafts, Rows, StageDrafts
 from specplug_sglang.scheduler.grammar import Grammars
-from specplug_sglang.scheduler.rows import Rows
-from specplug_sglang.scheduler.stage_drafts import StageDrafts
-from specplug_sglang.scheduler.stream_drafts import StreamDrafts
+from specplug_sglang.scheduler.stream_drafts import DeviceDrafts, StreamDrafts, build
 from specplug_sglang.verification.table import TokenTable
 
 CPU = torch.device("cpu")

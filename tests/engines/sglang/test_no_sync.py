@@ -111,7 +111,8 @@ def on_meta(scheduler: Any, draft_length: int) -> dict[str, Any]:
         drafting._rows.view(drafting.table.tokens, slots, before, 9)  # copies what a step that drafts needs
         drafting.prefilled(reqs)  # so that the newest token is looked at, too
         with mode:
-            draft = drafting.propose(reqs, slots, before, draft_length)
+            batch = drafting.decoding(reqs, slots, before)
+            draft = drafting.drafts.propose(batch, draft_length, drafting.step_planner.plan)
             assert draft is not None, "as long as planned, found or not"
             assert draft.draft_length == draft_length
             assert (draft.parents is not None) == drafting.drafts_trees  # which other ranks go by
@@ -122,7 +123,7 @@ def on_meta(scheduler: Any, draft_length: int) -> dict[str, Any]:
                 mask = whole_mask(nodes.sees, before, 60 // (draft_length + 1)).numel()
             predict, index, counts = empty(3 * (draft_length + 1)), empty(3, draft_length + 1), empty(3)
             accepted = trees.append(drafting.table, slots, before, predict, index, counts)
-            drafting.observe(reqs, slots, before, draft, counts)
+            drafting.drafts.observe(batch, draft, counts)
             relayed(accepted, counts)
     assert drafting.stage is not None
     faults = {name: dict(kinds) for name, kinds in drafting.stage.metrics._faults.items()}
@@ -134,13 +135,13 @@ def between_kernels(scheduler: Any) -> dict[str, Any]:
 
     The first step copies what steps that draft need.  "own" is the number of launches of the proposer itself.
     """
-    from specplug_sglang.scheduler import build
+    from specplug_sglang.scheduler import stream_drafts
     from specplug_sglang.scheduler.drafting import Drafting
 
     launched: list[str] = []
     noting = Launches(*(lambda *_, name=name: launched.append(name) for name in Launches._fields))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(build, "launches_for", lambda device: noting)
+        patch.setattr(stream_drafts, "launches_for", lambda device: noting)
         drafting = Drafting(scheduler.server_args, scheduler.model_config, slots=9, device=META, rank=0, tokenizer=None)
     reqs = [request(name, slot) for slot, name in enumerate("abc", start=1)]
     drafting.admit(reqs)
@@ -154,10 +155,11 @@ def between_kernels(scheduler: Any) -> dict[str, Any]:
             step_of_proposer(*args)
 
     def step() -> None:
-        draft = drafting.propose(reqs, slots, before, 2)
+        batch = drafting.decoding(reqs, slots, before)
+        draft = drafting.drafts.propose(batch, 2, drafting.step_planner.plan)
         assert draft is not None
         assert draft.token_ids.shape == (3, 2)
-        drafting.observe(reqs, slots, before, draft, counts)
+        drafting.drafts.observe(batch, draft, counts)
 
     drafting.plan(reqs)
     step()

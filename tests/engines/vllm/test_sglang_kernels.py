@@ -18,7 +18,8 @@ from hypothesis import strategies as st
 from specplug.pipeline.device.launches import launches_for
 from specplug.trim import SurvivalTrimmer
 from specplug.types.draft import Draft
-from specplug_sglang.scheduler import device_drafts, ranks
+from specplug_sglang.scheduler import ranks
+from specplug_sglang.scheduler.drafts import Decoding
 from specplug_sglang.verification import trees
 from specplug_sglang.verification.table import TokenTable
 from specplug_sglang.verification.trees import operations_for
@@ -150,7 +151,7 @@ def test_drafts_between_kernels_are_those_of_the_stage(launches, random, mixed, 
     engines = [Engine(stage=stages[0]), Engine(stage=stages[1], launches=launches)]
     constrained = cache(lambda step: mixed and random.randint(0, 2) == 0)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(device_drafts, "_is_constrained", lambda step: constrained(id(step)))
+        patch.setattr(Decoding, "is_constrained", property(lambda step: constrained(id(step))))
         run(random, engines, steps=20)
         expected, found = [engine.close() for engine in engines]
     assert found == expected
