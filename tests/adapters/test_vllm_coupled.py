@@ -7,7 +7,7 @@ from random import Random
 import pytest
 import torch
 
-from specplug_vllm.worker.coupled import kept
+from specplug_vllm.worker.verifier_v2 import kept
 
 
 @pytest.mark.parametrize("seed", range(20))

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from specplug.requests import arguments, clients, predicted, wire
 from specplug_vllm import seams
 from specplug_vllm.config import is_requested, proposes, resolved, runner_of
-from specplug_vllm.frontend import exporter
+from specplug_vllm.worker import status
 
 if TYPE_CHECKING:
     from specplug.requests.parser import Parser
@@ -59,7 +59,7 @@ def _open() -> None:
     AsyncLLM.__init__ = _serving(AsyncLLM.__init__)
     AsyncLLM.add_request = _parsing_beside(AsyncLLM.add_request)
     SamplingParams._validate_spec_decode = _admitting(SamplingParams._validate_spec_decode)
-    exporter.install()
+    status.export_metrics()
 
 
 @functools.cache

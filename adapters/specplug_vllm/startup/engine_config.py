@@ -1,7 +1,15 @@
 """Patches of vLLM's configuration, so that specplug runs on V2, with async scheduling and its own scheduler.
 
-Unmodified vLLM sends ``custom_class`` to the V1 runner and turns async scheduling off for it.  Configurations that do
-not name specplug are unchanged.
+Unmodified vLLM sends ``custom_class`` to the V1 runner and turns async scheduling off for it.  It wants a method, a
+model and a draft length in ``--speculative-config``; where that names no method, specplug's section of
+``--additional-config`` alone turns speculation on, and they follow from the settings.  Configurations that do not ask
+for specplug are unchanged.
+
+With ``"enable_adaptive_verification": true`` in ``--speculative-config`` the V2 runner verifies fewer draft tokens than
+were scheduled: it picks those with the highest confidences on the device, without a host sync.  vLLM supports this for
+DSpark only, and derives the number of tokens from measured costs; here it works for every proposer, and the plan's
+`token_budget` sets the number.  vLLM's own checks are kept: a backend that plans from query lengths on the host would
+silently serve wrong text.
 """
 
 from __future__ import annotations
@@ -14,29 +22,48 @@ from typing import Any, Literal, get_args
 
 from specplug.errors import EngineError, SpecplugError
 from specplug.operator import startup_errors
+from specplug.plugins.registry import default_registry
+from specplug.plugins.specs import ENGINE_DRAFTER
+from specplug.settings.sources import load_settings
 from specplug_vllm import seams
-from specplug_vllm.config import METHOD, is_requested, proposes, refuse_unsupported, resolved, runner_of
-from specplug_vllm.startup import adaptive, advice, graphs, recurrent
+from specplug_vllm.config import (
+    FLAG,
+    METHOD,
+    PROPOSER,
+    SECTION,
+    is_requested,
+    proposes,
+    refuse_unsupported,
+    resolved,
+    runner_of,
+    section_of,
+)
+from specplug_vllm.startup import advice, graphs, recurrent
+
+ADAPTIVE = "enable_adaptive_verification"
 
 SCHEDULERS = {
     (True, False): "specplug_vllm.scheduler.scheduler.SpecplugScheduler",
     (True, True): "specplug_vllm.scheduler.scheduler.SpecplugAsyncScheduler",
-    (False, False): "specplug_vllm.scheduler.engine_drafts.EngineDraftsScheduler",
-    (False, True): "specplug_vllm.scheduler.engine_drafts.EngineDraftsAsyncScheduler",
+    (False, False): "specplug_vllm.scheduler.scheduler.EngineDraftsScheduler",
+    (False, True): "specplug_vllm.scheduler.scheduler.EngineDraftsAsyncScheduler",
 }
 """specplug's schedulers, by whether its proposers draft and whether scheduling is asynchronous."""
 
 
 def install() -> None:
-    """Patch `VllmConfig`, once per process."""
+    """Patch `VllmConfig` and `EngineArgs`, once per process."""
     from vllm.config import vllm as module
+    from vllm.engine.arg_utils import EngineArgs
 
+    if not hasattr(EngineArgs.create_engine_config, "_specplug"):
+        EngineArgs.create_engine_config = _completed(EngineArgs.create_engine_config)
     cls = module.VllmConfig
     if not hasattr(cls.__post_init__, "_specplug"):
         cls.__post_init__ = _with_specplug(cls.__post_init__, module)
         unsupported = cls._get_v2_model_runner_unsupported_features
         cls._get_v2_model_runner_unsupported_features = _supporting_specplug(unsupported)
-        adaptive.install_checks(cls)
+        cls._validate_adaptive_verification = _checking_graphs(cls._validate_adaptive_verification)
         graphs.install(cls)
 
 
@@ -122,3 +149,69 @@ def _async_allowed(module: Any, wanted: bool) -> Iterator[None]:
         yield
     finally:
         module.NgramGPUTypes = types
+
+
+_LENGTH = "num_speculative_tokens"
+
+
+def _completed(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def create_engine_config(self: Any, *args: Any, **kwargs: Any) -> Any:
+        self.speculative_config = implied(self.speculative_config, self.additional_config)
+        return original(self, *args, **kwargs)
+
+    create_engine_config._specplug = True  # type: ignore[attr-defined]
+    return create_engine_config
+
+
+def implied(given: dict[str, Any] | None, additional_config: Any) -> dict[str, Any] | None:
+    """Return the speculative configuration of a launch that gives this one, or none.
+
+    It is `given` itself where that names a method or another model, where there is no section, and where the section
+    names vLLM's own drafter.
+
+    Raises:
+        SettingsError: the section is invalid.
+    """
+    section, named = section_of(additional_config), given or {}
+    has_section = isinstance(additional_config, dict) and SECTION in additional_config
+    if not has_section or section.get("proposer") == ENGINE_DRAFTER:
+        return given
+    if named.get("method") not in (None, METHOD) or named.get("model") not in (None, PROPOSER):
+        return given
+    found = {**named, "method": METHOD, "model": PROPOSER}
+    if _LENGTH not in named:
+        settings = load_settings(section, flags_origin=f"{FLAG} {SECTION!r}", registry=default_registry())
+        found[_LENGTH] = settings.settings.num_speculative_tokens
+    return found
+
+
+def _checking_graphs(original: Callable[[Any], None]) -> Callable[[Any], None]:
+    """Allow servers with specplug to run without CUDA graphs, which vLLM requires to measure costs."""
+
+    @functools.wraps(original)
+    def validate(self: Any) -> None:
+        eager = proposes(self) and not has_any_graphs(self)
+        original(_WithGraphs(self) if eager else self)
+
+    return validate
+
+
+class _WithGraphs:
+    """View of a configuration that reports full CUDA graphs."""
+
+    def __init__(self, vllm_config: Any) -> None:
+        self._config = vllm_config
+        self.compilation_config = self
+        self.cudagraph_mode = self
+
+    def has_full_cudagraphs(self) -> bool:
+        return True
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._config, name)
+
+
+def has_any_graphs(vllm_config: Any) -> bool:
+    """Return whether the engine captures CUDA graphs of any kind."""
+    return bool(vllm_config.compilation_config.cudagraph_mode.value)

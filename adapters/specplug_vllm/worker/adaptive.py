@@ -1,7 +1,6 @@
 """Hooks of the V2 runner's adaptive verification: they replace vLLM's manager by specplug's `BudgetManager`.
 
-They run in worker processes; `specplug_vllm.startup.adaptive` explains their purpose.  vLLM's own checks are kept: a
-backend that plans from query lengths on the host would silently serve wrong text.
+They run in worker processes; `specplug_vllm.startup.engine_config` explains their purpose, and which checks are kept.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ from typing import Any
 from specplug.errors import EngineError
 from specplug_vllm import seams, step_metadata
 from specplug_vllm.config import is_requested
-from specplug_vllm.startup.adaptive import FLAG, has_any_graphs
+from specplug_vllm.startup.engine_config import ADAPTIVE, has_any_graphs
 
 
 def install_manager() -> None:
@@ -55,14 +54,14 @@ def _our_manager(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def maybe_create_adaptive_verification_manager(**found: Any) -> Any:
         vllm_config = found["vllm_config"]
-        if not found[FLAG] or not is_requested(vllm_config):
+        if not found[ADAPTIVE] or not is_requested(vllm_config):
             return original(**found)
         if found.get("copy_admitted_drafts_to_host"):
             raise EngineError.build(
                 "drafts cannot be cut on the device",
                 who="specplug_vllm",
                 found="batch-sharded sampling, which needs their counts on the host",
-                remedy=f"Leave {FLAG!r} out of --speculative-config, or switch batch-sharded sampling off",
+                remedy=f"Leave {ADAPTIVE!r} out of --speculative-config, or switch batch-sharded sampling off",
             )
         from specplug_vllm.worker.budget_manager import BudgetManager
 
@@ -101,5 +100,5 @@ def _refuse_backends(attn_groups: Any, layer_names: set[str] | None) -> None:
             who="specplug_vllm",
             found=f"attention backend {backend}, which plans from query lengths on the host",
             expected="a backend that reads them on the device",
-            remedy=f"Leave {FLAG!r} out of --speculative-config, or choose another backend",
+            remedy=f"Leave {ADAPTIVE!r} out of --speculative-config, or choose another backend",
         )

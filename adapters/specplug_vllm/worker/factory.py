@@ -33,7 +33,7 @@ def _wrapped(original: Callable[..., Any]) -> Callable[..., Any]:
         if not proposes(vllm_config):
             speculator = original(vllm_config, device, *args, **kwargs)
             if engine_method(vllm_config) == "draft_model":
-                from specplug_vllm.worker.draft_model import take_length
+                from specplug_vllm.worker.factory import take_length
 
                 take_length(speculator)
             return speculator
@@ -44,3 +44,23 @@ def _wrapped(original: Callable[..., Any]) -> Callable[..., Any]:
 
     init_speculator._specplug = True  # type: ignore[attr-defined]
     return init_speculator
+
+
+def take_length(speculator: Any) -> None:
+    """Let a `StandaloneARSpeculator` draft as many tokens as a step needs.
+
+    It drafts at least one: the pass that drafts it also enters the newest tokens in the draft model's key-value cache.
+    """
+    original, longest = speculator.propose, speculator.num_speculative_steps
+
+    @functools.wraps(original)
+    def propose(input_batch: Any, *args: Any, num_speculative_tokens: int | None = None, **kwargs: Any) -> Any:
+        needed = longest if num_speculative_tokens is None else num_speculative_tokens
+        speculator.num_speculative_steps = min(longest, max(1, needed))
+        try:
+            original(input_batch, *args, num_speculative_tokens=num_speculative_tokens, **kwargs)
+        finally:
+            speculator.num_speculative_steps = longest
+        return speculator.draft_tokens[: input_batch.num_reqs]
+
+    speculator.propose = propose

@@ -11,7 +11,7 @@ import functools
 import hashlib
 from collections.abc import Callable
 from contextvars import ContextVar
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any
 
 import torch
@@ -70,7 +70,7 @@ class ServerVerifier:
                 self.plugin.verify(
                     _rows_of(draft, rows),
                     TargetLogits(target.logits, target.starts[rows]),
-                    _sampling_of(sampling, rows),
+                    _rows_of(sampling, rows),
                     type(numbers)(numbers.accept[rows], numbers.draw[rows]),
                 )
             )
@@ -175,27 +175,7 @@ def chain(token_ids: Tensor, base_len: Tensor) -> Draft:
     )
 
 
-def _sampling_of(sampling: SamplingBatch, rows: slice) -> SamplingBatch:
-    thresholds = sampling.acceptance_threshold
-    return SamplingBatch(
-        sampling.temperature[rows],
-        acceptance_threshold=None if thresholds is None else thresholds[rows],
-        all_greedy=sampling.all_greedy,
-    )
-
-
-def _rows_of(draft: Draft, rows: slice) -> Draft:
-    def cut(tensor: Tensor | None) -> Tensor | None:
-        return None if tensor is None else tensor[rows]
-
-    return replace(
-        draft,
-        token_ids=draft.token_ids[rows],
-        lengths=draft.lengths[rows],
-        confidence=draft.confidence[rows],
-        source=draft.source[rows],
-        base_len=draft.base_len[rows],
-        draft_logits=cut(draft.draft_logits),
-        draft_probs=cut(draft.draft_probs),
-        drawn=cut(draft.drawn),
-    )
+def _rows_of(record: Any, rows: slice) -> Any:
+    """Return a record whose tensors are all by row, [B, ...], with some of its rows."""
+    tensors = {each.name: getattr(record, each.name) for each in fields(record)}
+    return replace(record, **{name: value[rows] for name, value in tensors.items() if isinstance(value, Tensor)})

@@ -19,10 +19,9 @@ from specplug.seams.probe import imported, problems
 from specplug.seams.seam import Seam
 from specplug.seams.sources import Sources, moved_in
 from specplug_vllm import seams
-from specplug_vllm.frontend import exporter
 from specplug_vllm.seams.table import DIFFERENCES, NEWEST, OLDEST, OPTIONAL, SEAMS, Where
 from specplug_vllm.startup import engine_config
-from specplug_vllm.worker import events
+from specplug_vllm.worker import hooks, status
 from tests.engines.planted import assert_named_in_process, assert_named_in_sources, sources_of
 
 INSTALLED = Path(vllm.__file__).parents[1]
@@ -150,9 +149,9 @@ def test_what_serves_comfort_alone_is_off_with_one_warning_where_it_has_moved(mo
     monkeypatch.delattr(EngineCoreClient, "make_async_mp_client")
     monkeypatch.delattr(Worker, "finish_weight_update")
     with caplog.at_level(logging.WARNING, logger="specplug"):
-        exporter.install()  # which would hook the first
-        events.install_worker(SimpleNamespace(), None)
-        events.install_worker(SimpleNamespace(), None)
+        status.export_metrics()  # which would hook the first
+        hooks.install_events(SimpleNamespace(), None)
+        hooks.install_events(SimpleNamespace(), None)
     stated = [record.getMessage() for record in caplog.records if record.name == "specplug"]
     assert len(stated) == 2
     assert "EngineCoreClient.make_async_mp_client is gone" in stated[0]
