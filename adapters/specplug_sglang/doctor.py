@@ -19,7 +19,7 @@ from specplug.seams.installed import InstalledEngine
 from specplug.settings.model import Settings
 from specplug_sglang import seams
 from specplug_sglang.config import ALGORITHM, is_requested
-from specplug_sglang.seams.table import OPTIONAL, SEAMS, VERSIONS
+from specplug_sglang.seams import OPTIONAL, SEAMS, VERSIONS
 from specplug_sglang.startup import advice
 
 MODULE = "sglang.launch_server"
@@ -53,8 +53,8 @@ def launch(settings: Settings, launch: str = "") -> list[CheckResult]:
     names = awaited_proposers(settings, default_registry(), "cuda")
     in_general = [advice.STEP_PLANNER, advice.GRAMMARS, advice.UNDRAFTED, advice.REFUSED]
     in_general += [advice.host_cost(names)] if names else []
-    remedy = VERSIONS.remedy
-    return COMMAND.check(launch, is_installed=ENGINE.folder is not None, remedy=remedy, in_general=in_general)
+    is_installed = ENGINE.folder is not None
+    return COMMAND.check(launch, is_installed=is_installed, remedy=VERSIONS.remedy, in_general=in_general)
 
 
 def arguments_in(words: list[str]) -> list[str] | None:

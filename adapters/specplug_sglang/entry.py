@@ -14,7 +14,7 @@ from specplug.errors import EngineError, SpecplugError, describe
 from specplug.operator import startup_errors
 from specplug_sglang import seams
 from specplug_sglang.config import ALGORITHM, HANDLES_ARGUMENTS, engine_method
-from specplug_sglang.seams.table import VERSIONS
+from specplug_sglang.seams import VERSIONS
 
 _log = logging.getLogger("specplug")
 

@@ -26,13 +26,12 @@ from specplug.types.caps import Distribution, EngineCaps, Ragged
 from specplug.types.plan import StepCost
 from specplug.types.request import EngineEvent, EngineEventKind, Lifecycle, RequestEvent
 from specplug.verify.reference import ReferenceVerifier
-from specplug_transformers import seams
+from specplug_transformers.batch import TokenTable
 from specplug_transformers.decode import Decoder
 from specplug_transformers.intake import GenerateRequest, Intake, RequestOutput
-from specplug_transformers.probe import probe
-from specplug_transformers.runner import ModelRunner
+from specplug_transformers.runner import ModelRunner, probe
 from specplug_transformers.state import RequestState
-from specplug_transformers.table import TokenTable
+from specplug_transformers.support import require_seams
 
 logger = logging.getLogger("specplug")
 
@@ -65,7 +64,7 @@ class Engine:
         prefill_chunk: int = 512,
         registry: Registry | None = None,
     ) -> None:
-        seams.require()
+        require_seams()
         self.registry = registry or default_registry()
         if not isinstance(settings, Settings):
             settings = load_settings(settings, flags_origin="Engine(settings=...)", registry=self.registry).settings

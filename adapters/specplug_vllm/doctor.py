@@ -16,13 +16,13 @@ from specplug.seams.installed import InstalledEngine
 from specplug.settings.model import Settings
 from specplug_vllm import seams
 from specplug_vllm.config import is_requested
-from specplug_vllm.seams.table import OPTIONAL, SEAMS
+from specplug_vllm.seams import OPTIONAL, SEAMS, VERSIONS
 from specplug_vllm.startup import advice
 from specplug_vllm.startup.engine_config import require_installed
 
 ENGINE = InstalledEngine(
     package="vllm",
-    versions=seams.VERSIONS,
+    versions=VERSIONS,
     seams=SEAMS,
     optional=OPTIONAL,
     group="vllm.general_plugins",
@@ -49,8 +49,8 @@ def launch(settings: Settings, launch: str = "") -> list[CheckResult]:
     names = awaited_proposers(settings, default_registry(), "cuda")
     in_general = [advice.REFUSED_ON_V1, *([advice.host_cost(names)] if names else [])]
     in_general.append(f"with data parallelism {advice.FIXED_DRAFT_LENGTH}")
-    remedy = seams.VERSIONS.remedy
-    return COMMAND.check(launch, is_installed=ENGINE.folder is not None, remedy=remedy, in_general=in_general)
+    is_installed = ENGINE.folder is not None
+    return COMMAND.check(launch, is_installed=is_installed, remedy=VERSIONS.remedy, in_general=in_general)
 
 
 def arguments_in(words: list[str]) -> list[str] | None:

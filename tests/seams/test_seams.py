@@ -20,6 +20,7 @@ from specplug.seams.installed import seams_result
 from specplug.seams.probe import _method_codes, _stored, imported, problems
 from specplug.seams.seam import Seam
 from specplug.seams.seam import seam as a_seam
+from specplug.seams.seam import table
 from specplug.seams.sources import Sources, moved_in
 from specplug.seams.support import UNKNOWN, Range, Support
 from tests.seams.tools import Adapter, duplicates
@@ -207,6 +208,35 @@ def test_seams_that_a_version_does_not_have_are_left_out(engine):
     assert moved_in(engine, (0, 31), [gone, replace(gone, since=(0, 32)), replace(gone, until=(0, 30))]) == [
         "engine:absent is gone"
     ]
+
+
+TABLE = """
+[v1, v2]
+engine.parts: LIMIT
+  Base: shared size
+      left
+  Base.__init__(size, *, eager) >= 0.33
+# A remark.
+engine.runner
+  conditional
+
+[front]
+engine.other:function(a, b) <= 0.5.22
+engine.empty:
+"""
+
+
+def test_a_table_is_read():
+    assert list(table(TABLE)) == [
+        a_seam("engine.parts", "v1", "v2", holds="LIMIT"),
+        a_seam("engine.parts:Base", "v1", "v2", holds="shared size left"),
+        a_seam("engine.parts:Base.__init__", "v1", "v2", takes="size", named="eager", since=(0, 33)),
+        a_seam("engine.runner:conditional", "v1", "v2"),
+        a_seam("engine.other:function", "front", takes="a b", until=(0, 5, 22)),
+        a_seam("engine.empty", "front"),
+    ]
+    with pytest.raises(ValueError, match="not a row"):
+        table("engine.parts LIMIT")
 
 
 # -- versions ----------------------------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ import pytest
 
 from specplug.seams.installed import package_folder, version_in
 from specplug.seams.sources import moved_in
-from specplug_sglang.seams.table import OPTIONAL, SEAMS, VERSIONS, Where
+from specplug_sglang.seams import OPTIONAL, SEAMS, VERSIONS, Where
 from tests.engines.engines import Raised
 from tests.engines.planted import assert_named_in_sources, sources_of
 
@@ -175,7 +175,7 @@ def warned():
     records = []
     handler = logging.Handler()
     handler.emit = lambda record: records.append(record.getMessage())
-    looks = (seams.require, seams.available, seams.warn_untested)
+    looks = (seams.require, seams.available, seams._support.warn_untested)
     for look in looks:
         look.cache_clear()
     logging.getLogger("specplug").addHandler(handler)

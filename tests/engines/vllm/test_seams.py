@@ -19,13 +19,13 @@ from specplug.seams.probe import imported, problems
 from specplug.seams.seam import Seam
 from specplug.seams.sources import Sources, moved_in
 from specplug_vllm import seams
-from specplug_vllm.seams.table import DIFFERENCES, NEWEST, OLDEST, OPTIONAL, SEAMS, Where
+from specplug_vllm.seams import DIFFERENCES, NEWEST, OLDEST, OPTIONAL, SEAMS, VERSIONS, Where
 from specplug_vllm.startup import engine_config
 from specplug_vllm.worker import hooks, status
 from tests.engines.planted import assert_named_in_process, assert_named_in_sources, sources_of
 
 INSTALLED = Path(vllm.__file__).parents[1]
-VERSION = seams.parse(vllm.__version__)
+VERSION = VERSIONS.parse(vllm.__version__)
 OTHER = "0.33.0"
 """The version whose sources are downloaded: another one than the installed."""
 
@@ -45,12 +45,12 @@ def forget() -> Iterator[None]:
     seams.require.cache_clear()
     seams.available.cache_clear()
     seams._has.cache_clear()
-    seams._warn_untested.cache_clear()
+    seams._support.warn_untested.cache_clear()
 
 
 def test_the_installed_version_is_supported_and_the_other_one_is_another():
     assert OLDEST <= VERSION <= NEWEST
-    assert {VERSION, seams.parse(OTHER)} == {OLDEST, NEWEST}
+    assert {VERSION, VERSIONS.parse(OTHER)} == {OLDEST, NEWEST}
 
 
 @pytest.mark.parametrize("where", get_args(Where))
@@ -66,13 +66,13 @@ def test_every_seam_holds_in_the_installed_vllms_sources():
 def test_every_seam_holds_in_another_versions_sources(other_sources):
     stated = ast.parse((other_sources / "vllm" / "_version.py").read_text())
     assert f"'{OTHER}'" in ast.unparse(stated)
-    assert moved_in(other_sources, seams.parse(OTHER), SEAMS) == []
+    assert moved_in(other_sources, VERSIONS.parse(OTHER), SEAMS) == []
 
 
 def test_what_only_some_versions_have_is_not_in_the_others(other_sources):
     sources = Sources(other_sources)
     for name, seam in DIFFERENCES.items():
-        assert (list(problems(seam, sources.find)) == []) == seam.applies(seams.parse(OTHER)), name
+        assert (list(problems(seam, sources.find)) == []) == seam.applies(VERSIONS.parse(OTHER)), name
         assert (list(problems(seam, imported)) == []) == seam.applies(VERSION), name
 
 
