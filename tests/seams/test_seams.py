@@ -18,9 +18,8 @@ import pytest
 from specplug.errors import EngineError
 from specplug.seams.installed import seams_result
 from specplug.seams.probe import _method_codes, _stored, imported, problems
-from specplug.seams.seam import Seam
+from specplug.seams.seam import Seam, table
 from specplug.seams.seam import seam as a_seam
-from specplug.seams.seam import table
 from specplug.seams.sources import Sources, moved_in
 from specplug.seams.support import UNKNOWN, Range, Support
 from tests.seams.tools import Adapter, duplicates
