@@ -271,5 +271,7 @@ def used(tree: ast.Module) -> Iterator[tuple[str, int]]:
         match node:
             case ast.Attribute(attr=name):
                 yield name, node.lineno
-            case ast.Call(func=ast.Name(id="getattr" | "hasattr" | "setattr"), args=[_, ast.Constant(value=name), *_]):
+            case ast.Call(
+                func=ast.Name(id="getattr" | "hasattr" | "setattr" | "hook"), args=[_, ast.Constant(value=name), *_]
+            ):
                 yield name, node.lineno

@@ -5,6 +5,8 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 
+from specplug.seams.hook import hook
+
 
 def install(leave_room: Callable[[int], int]) -> None:
     """Pass the bytes that SGLang measures for its caches through `leave_room`, which returns what remains.
@@ -31,15 +33,11 @@ def make_room() -> None:
     and never be freed.
     """
     from sglang.srt.mem_cache import kv_cache_configurator as module
+
+    hook(module, "get_req_to_token_extra_context_len", _extra_context_len)
+
+
+def _extra_context_len(original: Callable[[], int]) -> int:
     from sglang.srt.mem_cache.allocation_sizing import get_alloc_reserve_per_decode
 
-    original = module.get_req_to_token_extra_context_len
-    if hasattr(original, "_specplug"):
-        return
-
-    @functools.wraps(original)
-    def extra() -> int:
-        return max(int(original()), int(get_alloc_reserve_per_decode()))
-
-    extra._specplug = True  # type: ignore[attr-defined]
-    module.get_req_to_token_extra_context_len = extra
+    return max(int(original()), int(get_alloc_reserve_per_decode()))

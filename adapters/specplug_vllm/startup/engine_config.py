@@ -14,7 +14,6 @@ silently serve wrong text.
 
 from __future__ import annotations
 
-import functools
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -24,6 +23,7 @@ from specplug.errors import EngineError, SpecplugError
 from specplug.operator import startup_errors
 from specplug.plugins.registry import default_registry
 from specplug.plugins.specs import ENGINE_DRAFTER
+from specplug.seams.hook import hook
 from specplug.settings.sources import load_settings
 from specplug_vllm import seams
 from specplug_vllm.config import (
@@ -56,15 +56,12 @@ def install() -> None:
     from vllm.config import vllm as module
     from vllm.engine.arg_utils import EngineArgs
 
-    if not hasattr(EngineArgs.create_engine_config, "_specplug"):
-        EngineArgs.create_engine_config = _completed(EngineArgs.create_engine_config)
+    hook(EngineArgs, "create_engine_config", _create_engine_config)
     cls = module.VllmConfig
-    if not hasattr(cls.__post_init__, "_specplug"):
-        cls.__post_init__ = _with_specplug(cls.__post_init__, module)
-        unsupported = cls._get_v2_model_runner_unsupported_features
-        cls._get_v2_model_runner_unsupported_features = _supporting_specplug(unsupported)
-        cls._validate_adaptive_verification = _checking_graphs(cls._validate_adaptive_verification)
-        graphs.install(cls)
+    hook(cls, "__post_init__", _post_init)
+    hook(cls, "_get_v2_model_runner_unsupported_features", _unsupported_features)
+    hook(cls, "_validate_adaptive_verification", _validate_adaptive_verification)
+    hook(cls, "_set_cudagraph_sizes", graphs.set_cudagraph_sizes)
 
 
 def require_installed() -> None:
@@ -86,36 +83,25 @@ def require_installed() -> None:
         )
 
 
-def _supporting_specplug(original: Callable[[Any], list[str]]) -> Callable[[Any], list[str]]:
+def _unsupported_features(original: Callable[[Any], list[str]], config: Any) -> list[str]:
     """Remove specplug's method from the list of features that V2 does not support."""
-
-    @functools.wraps(original)
-    def unsupported_features(self: Any) -> list[str]:
-        features = original(self)
-        return [feature for feature in features if METHOD not in feature] if proposes(self) else features
-
-    return unsupported_features
+    features = original(config)
+    return [feature for feature in features if METHOD not in feature] if proposes(config) else features
 
 
-def _with_specplug(original: Callable[..., None], module: Any) -> Callable[..., None]:
+def _post_init(original: Callable[..., None], config: Any, *args: Any, **kwargs: Any) -> None:
     """Check the settings first, and set specplug's scheduler after vLLM's own decisions."""
-
-    @functools.wraps(original)
-    def post_init(self: Any, *args: Any, **kwargs: Any) -> None:
-        if not is_requested(self):
-            original(self, *args, **kwargs)
-            return
-        _check(self)
-        graphs.require_lengths_on_v1(self)
-        with _async_allowed(module, proposes(self) and runner_of(self) == "v2"):
-            original(self, *args, **kwargs)
-        scheduler = self.scheduler_config
-        if scheduler.scheduler_cls is None or scheduler.scheduler_cls in SCHEDULERS.values():
-            scheduler.scheduler_cls = SCHEDULERS[proposes(self), bool(scheduler.async_scheduling)]
-        advice.announce(self)
-
-    post_init._specplug = True  # type: ignore[attr-defined]
-    return post_init
+    if not is_requested(config):
+        original(config, *args, **kwargs)
+        return
+    _check(config)
+    graphs.require_lengths_on_v1(config)
+    with _async_allowed(proposes(config) and runner_of(config) == "v2"):
+        original(config, *args, **kwargs)
+    scheduler = config.scheduler_config
+    if scheduler.scheduler_cls is None or scheduler.scheduler_cls in SCHEDULERS.values():
+        scheduler.scheduler_cls = SCHEDULERS[proposes(config), bool(scheduler.async_scheduling)]
+    advice.announce(config)
 
 
 def _check(vllm_config: Any) -> None:
@@ -135,11 +121,13 @@ def _check(vllm_config: Any) -> None:
 
 
 @contextmanager
-def _async_allowed(module: Any, wanted: bool) -> Iterator[None]:
+def _async_allowed(wanted: bool) -> Iterator[None]:
     """Add the method to vLLM's list of methods that keep async scheduling, while one configuration is built.
 
     From 0.33 on vLLM reads the list for V1 only, and may remove it.
     """
+    from vllm.config import vllm as module
+
     types = getattr(module, "NgramGPUTypes", None)
     if types is None or not wanted:
         yield
@@ -154,14 +142,9 @@ def _async_allowed(module: Any, wanted: bool) -> Iterator[None]:
 _LENGTH = "num_speculative_tokens"
 
 
-def _completed(original: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(original)
-    def create_engine_config(self: Any, *args: Any, **kwargs: Any) -> Any:
-        self.speculative_config = implied(self.speculative_config, self.additional_config)
-        return original(self, *args, **kwargs)
-
-    create_engine_config._specplug = True  # type: ignore[attr-defined]
-    return create_engine_config
+def _create_engine_config(original: Callable[..., Any], arguments: Any, *args: Any, **kwargs: Any) -> Any:
+    arguments.speculative_config = implied(arguments.speculative_config, arguments.additional_config)
+    return original(arguments, *args, **kwargs)
 
 
 def implied(given: dict[str, Any] | None, additional_config: Any) -> dict[str, Any] | None:
@@ -186,15 +169,10 @@ def implied(given: dict[str, Any] | None, additional_config: Any) -> dict[str, A
     return found
 
 
-def _checking_graphs(original: Callable[[Any], None]) -> Callable[[Any], None]:
+def _validate_adaptive_verification(original: Callable[[Any], None], config: Any) -> None:
     """Allow servers with specplug to run without CUDA graphs, which vLLM requires to measure costs."""
-
-    @functools.wraps(original)
-    def validate(self: Any) -> None:
-        eager = proposes(self) and not has_any_graphs(self)
-        original(_WithGraphs(self) if eager else self)
-
-    return validate
+    eager = proposes(config) and not has_any_graphs(config)
+    original(_WithGraphs(config) if eager else config)
 
 
 class _WithGraphs:

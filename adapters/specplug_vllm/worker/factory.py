@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+from specplug.seams.hook import hook
 from specplug_vllm import seams
 from specplug_vllm.config import engine_method, proposes
 
@@ -16,34 +17,24 @@ _NAME = "init_speculator"
 
 
 def install() -> None:
-    """Wrap the factory, once per process, also in the runner's module if that has already imported the name."""
+    """Hook the factory, once per process, also in the runner's module if that has already imported the name."""
     import vllm.v1.worker.gpu.spec_decode as package
 
     for module in (package, sys.modules.get(_RUNNER)):
         if hasattr(module, _NAME):
-            setattr(module, _NAME, _wrapped(getattr(module, _NAME)))
+            hook(module, _NAME, _init_speculator)
 
 
-def _wrapped(original: Callable[..., Any]) -> Callable[..., Any]:
-    if hasattr(original, "_specplug"):
-        return original
+def _init_speculator(original: Callable[..., Any], vllm_config: Any, device: Any, *args: Any, **kwargs: Any) -> Any:
+    if not proposes(vllm_config):
+        speculator = original(vllm_config, device, *args, **kwargs)
+        if engine_method(vllm_config) == "draft_model":
+            take_length(speculator)
+        return speculator
+    seams.require("v2")
+    from specplug_vllm.worker.v2 import Speculator
 
-    @functools.wraps(original)
-    def init_speculator(vllm_config: Any, device: Any, *args: Any, **kwargs: Any) -> Any:
-        if not proposes(vllm_config):
-            speculator = original(vllm_config, device, *args, **kwargs)
-            if engine_method(vllm_config) == "draft_model":
-                from specplug_vllm.worker.factory import take_length
-
-                take_length(speculator)
-            return speculator
-        seams.require("v2")
-        from specplug_vllm.worker.v2 import Speculator
-
-        return Speculator(vllm_config, device, args[0] if args else kwargs["req_states"])
-
-    init_speculator._specplug = True  # type: ignore[attr-defined]
-    return init_speculator
+    return Speculator(vllm_config, device, args[0] if args else kwargs["req_states"])
 
 
 def take_length(speculator: Any) -> None:

@@ -18,65 +18,50 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from specplug.pipeline.memory import free_bytes
+from specplug.seams.hook import hook
 from specplug_vllm import seams, step_metadata
 from specplug_vllm.startup.engine_config import SCHEDULERS
 from specplug_vllm.worker import adaptive
 from specplug_vllm.worker.drafting import Drafting
 
+Method = Callable[..., Any]
+
 _EXTERNAL = object()
 """Stands for the `drafting` of drafters that are not specplug's."""
 
 
-def install_steps(runner_class: Any) -> None:
-    """Hook `execute_model` of a runner class, once.  Runners without specplug pass through."""
-    original = runner_class.execute_model
-    if hasattr(original, "_specplug"):
-        return
-
-    @functools.wraps(original)
-    def execute_model(self: Any, scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
-        if kwargs.get("dummy_run"):
-            return original(self, scheduler_output, *args, **kwargs)
-        drafter = _drafter(self)
-        drafting = getattr(drafter, "drafting", _EXTERNAL)
-        if drafting is not _EXTERNAL:  # specplug's, also on ranks that do not draft
-            drafter.before_step(self, scheduler_output)
-        if not isinstance(drafting, Drafting) or is_warmup(self, scheduler_output):
-            result = original(self, scheduler_output, *args, **kwargs)
-        else:
-            metadata = step_metadata.of(scheduler_output)
-            if metadata.events or scheduler_output.finished_req_ids or scheduler_output.preempted_req_ids:
-                _leave(drafting, scheduler_output, metadata)
-            result = original(self, scheduler_output, *args, **kwargs)
-            resumed = getattr(scheduler_output.scheduled_cached_reqs, "resumed_req_ids", ())  # V1
-            if scheduler_output.scheduled_new_reqs or resumed:
-                _arrive(drafting, scheduler_output.scheduled_new_reqs, metadata.cache_salts, resumed)
-            drafting.begin_step(scheduler_output)
-        if hasattr(self, "adaptive_verification"):  # V2, also on ranks that do not draft
-            adaptive.set_plan(self, scheduler_output)
-        return result
-
-    execute_model._specplug = True  # type: ignore[attr-defined]
-    runner_class.execute_model = execute_model
+def execute_model(original: Method, runner: Any, scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
+    """Hook on `execute_model` of both runners.  Runners without specplug pass through."""
+    if kwargs.get("dummy_run"):
+        return original(runner, scheduler_output, *args, **kwargs)
+    drafter = _drafter(runner)
+    drafting = getattr(drafter, "drafting", _EXTERNAL)
+    if drafting is not _EXTERNAL:  # specplug's, also on ranks that do not draft
+        drafter.before_step(runner, scheduler_output)
+    if not isinstance(drafting, Drafting) or is_warmup(runner, scheduler_output):
+        result = original(runner, scheduler_output, *args, **kwargs)
+    else:
+        metadata = step_metadata.of(scheduler_output)
+        if metadata.events or scheduler_output.finished_req_ids or scheduler_output.preempted_req_ids:
+            _leave(drafting, scheduler_output, metadata)
+        result = original(runner, scheduler_output, *args, **kwargs)
+        resumed = getattr(scheduler_output.scheduled_cached_reqs, "resumed_req_ids", ())  # V1
+        if scheduler_output.scheduled_new_reqs or resumed:
+            _arrive(drafting, scheduler_output.scheduled_new_reqs, metadata.cache_salts, resumed)
+        drafting.begin_step(scheduler_output)
+    if hasattr(runner, "adaptive_verification"):  # V2, also on ranks that do not draft
+        adaptive.set_plan(runner, scheduler_output)
+    return result
 
 
-def install_reports(runner_class: Any) -> None:
-    """Hook `sample_tokens` of V2's runner class, once: its outputs bring what only the worker knows of a step."""
-    original = runner_class.sample_tokens
-    if hasattr(original, "_specplug"):
-        return
-
-    @functools.wraps(original)
-    def sample_tokens(self: Any, *args: Any, **kwargs: Any) -> Any:
-        output = original(self, *args, **kwargs)
-        if output is not None:
-            result = getattr(output, "model_runner_output", output)
-            step_metadata.state_late(result, getattr(_drafter(self), "late", None))
-            adaptive.report(self, result)
-        return output
-
-    sample_tokens._specplug = True  # type: ignore[attr-defined]
-    runner_class.sample_tokens = sample_tokens
+def sample_tokens(original: Method, runner: Any, *args: Any, **kwargs: Any) -> Any:
+    """Hook on `sample_tokens` of V2's runner: its outputs bring what only the worker knows of a step."""
+    output = original(runner, *args, **kwargs)
+    if output is not None:
+        result = getattr(output, "model_runner_output", output)
+        step_metadata.state_late(result, getattr(_drafter(runner), "late", None))
+        adaptive.report(runner, result)
+    return output
 
 
 def is_warmup(runner: Any, scheduler_output: Any) -> bool:
@@ -124,32 +109,21 @@ def reserve_memory(drafting: Drafting) -> None:
     from vllm.v1.worker.gpu_worker import Worker
 
     for worker_class in (Worker, *type.__subclasses__(Worker)):  # the CPU worker is a subclass
-        _hook_memory(worker_class)
+        hook(worker_class, "determine_available_memory", _available_memory)
 
 
-def _hook_memory(worker_class: Any) -> None:
-    original = worker_class.determine_available_memory
-    if hasattr(original, "_specplug"):
-        return
-
-    @functools.wraps(original)
-    def determine_available_memory(self: Any) -> int:
-        available: int = original(self)
-        drafting = drafting_of(self.model_runner)
-        if drafting is None or drafting.device.type != self.model_runner.device.type:  # V1 drafts on the CPU
-            return available
-        if self.cache_config.kv_cache_memory_bytes is None:
-            return drafting.stage.leave_room(available)
-        free = free_bytes(drafting.device)  # the operator sets the cache's size, and vLLM has not allocated it yet
-        if free is not None:
-            drafting.stage.leave_room(free - available)
+def _available_memory(original: Method, worker: Any) -> int:
+    available: int = original(worker)
+    drafting = drafting_of(worker.model_runner)
+    if drafting is None or drafting.device.type != worker.model_runner.device.type:  # V1 drafts on the CPU
         return available
+    if worker.cache_config.kv_cache_memory_bytes is None:
+        return drafting.stage.leave_room(available)
+    free = free_bytes(drafting.device)  # the operator sets the cache's size, and vLLM has not allocated it yet
+    if free is not None:
+        drafting.stage.leave_room(free - available)
+    return available
 
-    determine_available_memory._specplug = True  # type: ignore[attr-defined]
-    worker_class.determine_available_memory = determine_available_memory
-
-
-Method = Callable[..., Any]
 
 _MEMORY = frozenset(("weights", "kv_cache"))  # memory that vLLM releases to sleep, and restores in parts or at once
 _CHANGES = "_specplug_weights"  # attribute of a runner that holds its `_Weights`
@@ -205,20 +179,10 @@ def _hook_workers() -> None:
     """Hook this process's worker classes, once.  At the first step they include the worker's own class."""
     from vllm.v1.worker.worker_base import WorkerBase
 
-    hooks = {
-        "finish_weight_update": _finishes_update,
-        "reset_weights": _changes_weights,
-        "shutdown": _shuts_down,
-        "sleep": _sleeps,
-        "wake_up": _wakes,
-    }
     for cls in _family(WorkerBase):
-        for name, hook in hooks.items():
-            original = cls.__dict__.get(name)
-            if original is not None and not hasattr(original, "_specplug"):
-                hooked = functools.wraps(original)(hook(original))
-                hooked._specplug = True  # type: ignore[attr-defined]
-                setattr(cls, name, hooked)
+        for name, around in _EVENTS.items():
+            if name in cls.__dict__:
+                hook(cls, name, around)
 
 
 def _family(base: Any) -> Iterator[Any]:
@@ -227,64 +191,54 @@ def _family(base: Any) -> Iterator[Any]:
         yield from _family(cls)
 
 
-def _changes_weights(original: Method) -> Method:
-    def change(self: Any, *args: Any, **kwargs: Any) -> Any:
-        weights: AbstractContextManager[None] = getattr(self.model_runner, _CHANGES, None) or nullcontext()
-        with weights:
-            return original(self, *args, **kwargs)
-
-    return change
+def _changes_weights(original: Method, worker: Any, *args: Any, **kwargs: Any) -> Any:
+    weights: AbstractContextManager[None] = getattr(worker.model_runner, _CHANGES, None) or nullcontext()
+    with weights:
+        return original(worker, *args, **kwargs)
 
 
-def _finishes_update(original: Method) -> Method:
-    """Wrap `finish_weight_update`.  A transfer to vLLM's own draft model does not change the target's weights."""
-    of_target = _changes_weights(original)
-
-    def finish_weight_update(self: Any, *args: Any, **kwargs: Any) -> Any:
-        of_draft = getattr(self, "_weight_update_is_draft", False)
-        return (original if of_draft else of_target)(self, *args, **kwargs)
-
-    return finish_weight_update
+def _finishes_update(original: Method, worker: Any, *args: Any, **kwargs: Any) -> Any:
+    """A transfer to vLLM's own draft model does not change the target's weights."""
+    if getattr(worker, "_weight_update_is_draft", False):
+        return original(worker, *args, **kwargs)
+    return _changes_weights(original, worker, *args, **kwargs)
 
 
-def _sleeps(original: Method) -> Method:
-    """Wrap `sleep`.  Proposers are notified first, while the device's memory is still intact."""
-
-    def sleep(self: Any, *args: Any, **kwargs: Any) -> Any:
-        asleep, drafting = _asleep(self), drafting_of(self.model_runner)
-        if drafting is not None and not asleep:
-            drafting.on_engine_event("sleep")
-        asleep.update(_MEMORY)
-        return original(self, *args, **kwargs)
-
-    return sleep
+def _sleeps(original: Method, worker: Any, *args: Any, **kwargs: Any) -> Any:
+    """Proposers are notified first, while the device's memory is still intact."""
+    asleep, drafting = _asleep(worker), drafting_of(worker.model_runner)
+    if drafting is not None and not asleep:
+        drafting.on_engine_event("sleep")
+    asleep.update(_MEMORY)
+    return original(worker, *args, **kwargs)
 
 
-def _wakes(original: Method) -> Method:
-    """Wrap `wake_up`.  Memory may come back in parts: proposers are notified once all of it is back."""
-
-    def wake_up(self: Any, tags: Any = None, *args: Any, **kwargs: Any) -> Any:
-        result = original(self, tags, *args, **kwargs)
-        asleep, drafting = _asleep(self), drafting_of(self.model_runner)
-        was_asleep = bool(asleep)
-        asleep.difference_update(tags or _MEMORY)
-        if drafting is not None and was_asleep and not asleep:
-            drafting.on_engine_event("wake")
-        return result
-
-    return wake_up
+def _wakes(original: Method, worker: Any, tags: Any = None, *args: Any, **kwargs: Any) -> Any:
+    """Memory may come back in parts: proposers are notified once all of it is back."""
+    result = original(worker, tags, *args, **kwargs)
+    asleep, drafting = _asleep(worker), drafting_of(worker.model_runner)
+    was_asleep = bool(asleep)
+    asleep.difference_update(tags or _MEMORY)
+    if drafting is not None and was_asleep and not asleep:
+        drafting.on_engine_event("wake")
+    return result
 
 
-def _shuts_down(original: Method) -> Method:
-    """Wrap `shutdown`.  Drafting closes first and flushes its trace."""
+def _shuts_down(original: Method, worker: Any, *args: Any, **kwargs: Any) -> Any:
+    """Drafting closes first and flushes its trace."""
+    drafting = drafting_of(getattr(worker, "model_runner", None))
+    if drafting is not None:
+        drafting.close()
+    return original(worker, *args, **kwargs)
 
-    def shutdown(self: Any, *args: Any, **kwargs: Any) -> Any:
-        drafting = drafting_of(getattr(self, "model_runner", None))
-        if drafting is not None:
-            drafting.close()
-        return original(self, *args, **kwargs)
 
-    return shutdown
+_EVENTS: dict[str, Method] = {
+    "finish_weight_update": _finishes_update,
+    "reset_weights": _changes_weights,
+    "shutdown": _shuts_down,
+    "sleep": _sleeps,
+    "wake_up": _wakes,
+}
 
 
 def _asleep(worker: Any) -> set[str]:

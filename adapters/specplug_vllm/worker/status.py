@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import asyncio
 import functools
+from collections.abc import Callable
 from importlib.metadata import version
 from typing import Any
 
 from specplug.operator.status import by_plugin, reported_details, reported_rows, reported_settings
+from specplug.seams.hook import hook
 from specplug_vllm import seams
 from specplug_vllm.config import engine_caps, engine_method, is_requested, lossy_method, runner_of
 from specplug_vllm.worker.hooks import drafting_of
@@ -44,21 +46,16 @@ def export_metrics() -> None:
         return
     from vllm.v1.engine.core_client import EngineCoreClient
 
-    from specplug.operator.exporter import exporter
+    hook(EngineCoreClient, "make_async_mp_client", _watched)
 
-    original = EngineCoreClient.make_async_mp_client
-    if hasattr(original, "_specplug"):
-        return
 
-    @functools.wraps(original)
-    def make_async_mp_client(vllm_config: Any, *args: Any, **kwargs: Any) -> Any:
-        client = original(vllm_config, *args, **kwargs)
-        if is_requested(vllm_config):
-            exporter().watch(functools.partial(ask_engines, client, "specplug_status"))
-        return client
+def _watched(original: Callable[..., Any], vllm_config: Any, *args: Any, **kwargs: Any) -> Any:
+    client = original(vllm_config, *args, **kwargs)
+    if is_requested(vllm_config):
+        from specplug.operator.exporter import exporter
 
-    make_async_mp_client._specplug = True  # type: ignore[attr-defined]
-    EngineCoreClient.make_async_mp_client = staticmethod(make_async_mp_client)
+        exporter().watch(functools.partial(ask_engines, client, "specplug_status"))
+    return client
 
 
 def worker_status(worker: Any) -> dict[str, Any]:

@@ -22,6 +22,7 @@ from specplug.runtime.first_step import started
 from specplug.runtime.rows import RowFacts
 from specplug.runtime.steps_in_flight import cut_lists
 from specplug.runtime.stream_steps import StreamSteps
+from specplug.seams.hook import hook
 from specplug.types.batch import EngineBatch
 from specplug.types.draft import Draft
 from specplug.types.plan import NO_SPECULATION
@@ -58,7 +59,7 @@ class Proposer:
         status.install_worker()
         from vllm.v1.worker.gpu_model_runner import GPUModelRunner  # which the runner has imported
 
-        hooks.install_steps(GPUModelRunner)
+        hook(GPUModelRunner, "execute_model", hooks.execute_model)
 
     def load_model(self, *_: Any, **__: Any) -> None:
         """Do nothing: specplug loads nothing after the target."""

@@ -20,6 +20,7 @@ from specplug.runtime.first_step import started
 from specplug.runtime.late_rows import LateRows
 from specplug.runtime.rows import RowFacts
 from specplug.runtime.stream_steps import StreamSteps
+from specplug.seams.hook import hook
 from specplug_vllm import config, step_metadata
 from specplug_vllm.config import resolved
 from specplug_vllm.startup import recurrent
@@ -85,8 +86,8 @@ class Speculator(BaseSpeculator):
         status.install_worker()
         from vllm.v1.worker.gpu.model_runner import GPUModelRunner  # which the runner has imported
 
-        hooks.install_steps(GPUModelRunner)
-        hooks.install_reports(GPUModelRunner)
+        hook(GPUModelRunner, "execute_model", hooks.execute_model)
+        hook(GPUModelRunner, "sample_tokens", hooks.sample_tokens)
 
     def before_step(self, runner: Any, scheduler_output: Any) -> None:
         """Hook the runner at its first step, and store what this step verifies; called by the lifecycle hook."""

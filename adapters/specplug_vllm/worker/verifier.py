@@ -22,6 +22,7 @@ from specplug.errors import EngineError
 from specplug.interfaces import PluginContext, Verifier
 from specplug.plugins.registry import default_registry
 from specplug.plugins.specs import VerifierSpec
+from specplug.seams.hook import hook
 from specplug.types.draft import Draft
 from specplug.types.verification import SamplingBatch, TargetLogits, Verification
 from specplug.verify.random import uniforms
@@ -132,18 +133,13 @@ def refuse_unsupported(vllm_config: Any, spec: VerifierSpec) -> None:
 
 
 def replace_in(module: Any) -> None:
-    """Patch a module's `rejection_sample`, once per process.  The engine's own runs outside `decided_by` methods."""
-    original = module.rejection_sample
-    if hasattr(original, "_specplug"):
-        return
+    """Hook a module's `rejection_sample`.  The engine's own runs outside `decided_by` methods."""
+    hook(module, "rejection_sample", _rejection_sample)
 
-    @functools.wraps(original)
-    def rejection_sample(*args: Any, **kwargs: Any) -> Any:
-        decide = _deciding.get()
-        return original(*args, **kwargs) if decide is None else decide(original, *args, **kwargs)
 
-    rejection_sample._specplug = True  # type: ignore[attr-defined]
-    module.rejection_sample = rejection_sample
+def _rejection_sample(original: Decide, *args: Any, **kwargs: Any) -> Any:
+    decide = _deciding.get()
+    return original(*args, **kwargs) if decide is None else decide(original, *args, **kwargs)
 
 
 def decided_by(decide: Decide, method: Callable[..., Any]) -> Callable[..., Any]:

@@ -378,7 +378,7 @@ def patched(engine: Any) -> list[str]:
     """Return the names that the adapter has wrapped in the engine's process."""
     from sglang.srt.managers.tokenizer_manager import TokenizerManager
 
-    return [name for name in vars(TokenizerManager) if hasattr(getattr(TokenizerManager, name), "_specplug_intake")]
+    return [name for name in vars(TokenizerManager) if hasattr(getattr(TokenizerManager, name), "_specplug")]
 
 
 # Without an engine.
