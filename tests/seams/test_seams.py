@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from specplug.errors import EngineError
-from specplug.seams.installed import seams_result
+from specplug.seams.installed import InstalledEngine
 from specplug.seams.probe import _method_codes, _stored, imported, problems
 from specplug.seams.seam import Seam, table
 from specplug.seams.seam import seam as a_seam
@@ -355,7 +355,9 @@ def test_an_optional_part_that_has_moved_is_off_with_one_warning(engine, caplog)
     ids=["none", "optional", "needed"],
 )
 def test_doctor_warns_of_optional_parts_and_fails_for_others(engine, seams, status, summary):
-    found = seams_result(TWO, "0.32.0", engine / "engine", seams, OPTIONAL)
+    keys = ("package", "group", "target", "allowing", "empty_allows", "statement", "remedy")
+    given = dict.fromkeys(keys, "") | {"package": "engine", "versions": TWO, "seams": seams, "optional": OPTIONAL}
+    found = InstalledEngine(**given).check_seams("0.32.0")
     assert found.status == status
     assert summary in found.summary
 

@@ -204,7 +204,6 @@ class StageDrafts(Drafts):
         self._unseen = False  # whether tokens were emitted that the stop detector has not seen
 
     def propose(self, batch: Decoding, draft_length: int, plan: StepPlan) -> Draft | None:
-        """See `Drafts.propose`."""
         view, caps = self._view(batch, batch.before + 1), batch.caps(plan)
         most = None if caps is None else on_device(caps, torch.int32, self._device)
         draft = self.stage.propose(view, draft_length, most)
@@ -231,7 +230,6 @@ class StageDrafts(Drafts):
         return draft.view(draft.batch_size, min(least_captured(self._caps, longest), draft.draft_length))
 
     def observe(self, batch: Decoding, draft: Draft, accept_lens: Tensor) -> None:
-        """See `Drafts.observe`."""
         if self._unseen:  # the host knows all ends but those of the step before, which emitted one token per row
             self._unseen = False
             self._after_stop(batch, batch.before + 1, torch.ones_like(batch.slots, dtype=torch.int32))
@@ -247,7 +245,6 @@ class StageDrafts(Drafts):
         self.counts.step()
 
     def emits_one(self) -> None:
-        """See `Drafts.emits_one`."""
         self._unseen = True
 
     def _view(self, batch: Decoding, lengths: Tensor) -> EngineBatch:

@@ -156,12 +156,10 @@ class StreamDrafts(ReportingDrafts):
         return draft
 
     def observe(self, batch: Decoding, draft: Draft, accept_lens: Tensor) -> None:
-        """See `Drafts.observe`."""
         self.completed = self.grammars.take()
         self._store(batch, accept_lens, () if self.completed is None else self.completed.cut)
 
     def idle(self, batch: Decoding) -> None:
-        """See `Drafts.idle`."""
         self.flush()
         facts = batch.rows.facts
         if not self._steps.skip(facts):
@@ -176,7 +174,6 @@ class StreamDrafts(ReportingDrafts):
         self.stage.metrics.record_added(SOURCE, *verdict_on_forced(outcome))
 
     def close(self) -> None:
-        """See `Drafts.close`."""
         self._unreported = None
         self._steps.close()
 
@@ -235,7 +232,6 @@ class DeviceDrafts(ReportingDrafts):
         self._steps = DeviceSteps(self.stage, slots, by_stage.stops, vocab_size, launches, like=like)
 
     def propose(self, batch: Decoding, draft_length: int, plan: StepPlan) -> Draft | None:
-        """See `Drafts.propose`."""
         if batch.is_constrained:
             self.flush()
             return self._by_stage.propose(batch, draft_length, plan)
@@ -244,22 +240,18 @@ class DeviceDrafts(ReportingDrafts):
         return self._by_stage.fitted(draft, draft.lengths)
 
     def observe(self, batch: Decoding, draft: Draft, accept_lens: Tensor) -> None:
-        """See `Drafts.observe`."""
         if batch.is_constrained:
             self._by_stage.observe(batch, draft, accept_lens)
         else:
             self._store(batch, accept_lens)
 
     def idle(self, batch: Decoding) -> None:
-        """See `Drafts.idle`."""
         self.flush()
 
     def emits_one(self) -> None:
-        """See `Drafts.emits_one`."""
         self._by_stage.emits_one()
 
     def close(self) -> None:
-        """See `Drafts.close`."""
         self._unreported = None
         self._by_stage.close()
 

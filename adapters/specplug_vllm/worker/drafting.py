@@ -17,20 +17,19 @@ from torch import Tensor
 
 from specplug.assembly import build_draft_stage
 from specplug.errors import EngineError
-from specplug.interfaces import PluginContext
 from specplug.pipeline.draft import DraftStage
 from specplug.plugins.registry import default_registry
 from specplug.runtime.running_request import Tokens
 from specplug.runtime.slot_allocator import SlotAllocator
 from specplug.runtime.stops import StopDetector
 from specplug.types.batch import EngineBatch
-from specplug.types.caps import Distribution, EngineCaps
+from specplug.types.caps import Distribution
 from specplug.types.draft import Draft
 from specplug.types.plan import StepPlan
 from specplug.types.request import EngineEvent, EngineEventKind
 from specplug.types.verdict import Outcome
 from specplug_vllm import seams, step_metadata
-from specplug_vllm.config import engine_caps, resolved, runner_of, target_model
+from specplug_vllm.config import plugin_context, resolved, runner_of
 from specplug_vllm.worker.requests import running_request, tokens_of
 
 
@@ -96,16 +95,13 @@ class Drafting:
         if found is None:
             raise EngineError.build("specplug is not enabled on this server", who="specplug_vllm")
         self.resolved, self.rank, self.device = found, rank, device
-        self.caps: EngineCaps = engine_caps(vllm_config)
-        self.vocab_size: int = vllm_config.model_config.get_vocab_size()
-        self.max_slots: int = vllm_config.scheduler_config.max_num_seqs
-        self.max_length: int = vllm_config.model_config.max_model_len
+        context = plugin_context(vllm_config, found.settings.seed, device=device, rank=rank)
+        self.caps, self.vocab_size = context.caps, context.vocab_size
+        self.max_slots, self.max_length = context.max_slots, context.max_length
         runner = runner_of(vllm_config)
         self.text_of: Callable[[str], Tokens] = _no_text
         self.drafts_seeded = runner == "v2"
-        self.stage: DraftStage = build_draft_stage(
-            found.settings, default_registry(), self._context(vllm_config), grammars=runner == "v1"
-        )
+        self.stage: DraftStage = build_draft_stage(found.settings, default_registry(), context, grammars=runner == "v1")
         self.distribution_bytes = self.stage.distribution_bytes
         self._closing = weakref.finalize(self, self.stage.close)
         self.allocator = SlotAllocator(self.max_slots, device, lambda event: self.stage.on_event(event))
@@ -204,18 +200,6 @@ class Drafting:
     def close(self) -> None:
         """Release proposers, threads and files, once; also called at the end of the process."""
         self._closing()
-
-    def _context(self, vllm_config: Any) -> PluginContext:
-        return PluginContext(
-            caps=self.caps,
-            vocab_size=self.vocab_size,
-            max_slots=self.max_slots,
-            max_length=self.max_length,
-            device=self.device,
-            rank=self.rank,
-            seed=self.resolved.settings.seed,
-            target=target_model(vllm_config),
-        )
 
 
 def _no_text(_: str) -> Tokens:

@@ -19,14 +19,14 @@ from torch import Tensor
 
 from specplug.assembly import build_verifier
 from specplug.errors import EngineError
-from specplug.interfaces import PluginContext, Verifier
+from specplug.interfaces import Verifier
 from specplug.plugins.registry import default_registry
 from specplug.plugins.specs import VerifierSpec
 from specplug.seams.hook import hook
 from specplug.types.draft import Draft
 from specplug.types.verification import SamplingBatch, TargetLogits, Verification
 from specplug.verify.random import uniforms
-from specplug_vllm.config import engine_caps, resolved, target_model
+from specplug_vllm.config import plugin_context, resolved
 
 MOST_DISTRIBUTION_BYTES = 1 << 28
 """Most bytes that the float64 distributions of rows verified in one call may take."""
@@ -95,15 +95,7 @@ def build(vllm_config: Any, device: torch.device) -> ServerVerifier | None:
         return None
     spec = default_registry().get(VerifierSpec, found.settings.verifier)
     refuse_unsupported(vllm_config, spec)
-    context = PluginContext(
-        caps=engine_caps(vllm_config),
-        vocab_size=vllm_config.model_config.get_vocab_size(),
-        max_slots=vllm_config.scheduler_config.max_num_seqs,
-        max_length=vllm_config.model_config.max_model_len,
-        device=device,
-        seed=found.settings.seed,
-        target=target_model(vllm_config),
-    )
+    context = plugin_context(vllm_config, found.settings.seed, device=device)
     plugin = build_verifier(found.settings, default_registry(), context)
     return ServerVerifier(plugin, spec.caps.lossless, vllm_config.model_config.seed or 0)
 
