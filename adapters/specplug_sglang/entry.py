@@ -98,9 +98,9 @@ def _broken(error: Exception) -> SpecplugError:
 
 def _worker(server_args: Any) -> type:
     """Return the class of the worker that drafts and verifies."""
-    from specplug_sglang.scheduler.worker import Worker
+    from specplug_sglang.scheduler.worker import SpeculativeWorker
 
-    return Worker
+    return SpeculativeWorker
 
 
 def _log_as_sglang_does() -> None:

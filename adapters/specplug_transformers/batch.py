@@ -16,7 +16,7 @@ from specplug.verify.random import uniforms
 from specplug_transformers.state import RequestState
 
 
-class TokenTable:
+class SlotTokens:
     """Tokens by slot.  Slots are reused, lowest first; each new request begins a new generation of its slot.
 
     Attributes:
@@ -69,7 +69,7 @@ class DecodeBatch:
         seeded: [B] bool, rows whose request has a seed of its own; None if there are none.
     """
 
-    def __init__(self, states: Sequence[RequestState], table: TokenTable) -> None:
+    def __init__(self, states: Sequence[RequestState], table: SlotTokens) -> None:
         self.states = tuple(states)
         self.cache_rows = [state.row for state in states]
         self._device = table.tokens.device
@@ -113,7 +113,7 @@ class DecodeBatch:
             return Uniforms(accept, torch.zeros(count, draft_length + 1, dtype=torch.float64, device=self._device))
         return uniforms(self._seeds, self._column([state.length for state in self.states], torch.int64), draft_length)
 
-    def _first_view(self, table: TokenTable) -> EngineBatch:
+    def _first_view(self, table: SlotTokens) -> EngineBatch:
         states = self.states
         slots = self._column([state.slot for state in states], torch.int64)
         zeros = torch.zeros(len(states), dtype=torch.int32, device=self._device)

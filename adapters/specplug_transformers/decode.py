@@ -25,7 +25,7 @@ from specplug.types.plan import NO_SPECULATION, HostStats, StepCost, StepPlan, S
 from specplug.types.verdict import Outcome
 from specplug.types.verification import TargetLogits, Verification
 from specplug.verify.lossy import merged
-from specplug_transformers.batch import DecodeBatch, TokenTable
+from specplug_transformers.batch import DecodeBatch, SlotTokens
 from specplug_transformers.params import AllowedTokens, process_row
 from specplug_transformers.runner import ModelRunner
 from specplug_transformers.state import RequestState
@@ -47,7 +47,7 @@ class Decoder:
     def __init__(
         self,
         runner: ModelRunner,
-        table: TokenTable,
+        table: SlotTokens,
         plans: PlanStage,
         drafts: DraftStage,
         verifier: Verifier,

@@ -26,9 +26,9 @@ from specplug.types.caps import Distribution, EngineCaps, Ragged
 from specplug.types.plan import StepCost
 from specplug.types.request import EngineEvent, EngineEventKind, Lifecycle, RequestEvent
 from specplug.verify.reference import ReferenceVerifier
-from specplug_transformers.batch import TokenTable
+from specplug_transformers.batch import SlotTokens
 from specplug_transformers.decode import Decoder
-from specplug_transformers.intake import GenerateRequest, Intake, RequestOutput
+from specplug_transformers.intake import GenerateRequest, RequestIntake, RequestOutput
 from specplug_transformers.runner import ModelRunner, probe
 from specplug_transformers.state import RequestState
 from specplug_transformers.support import require_seams
@@ -85,13 +85,13 @@ class Engine:
         )
         self._drafts = build_draft_stage(settings, self.registry, context, grammars=True)
         self._plans = build_plan_stage(settings, self.registry, context, self._drafts.metrics.fault)
-        self._table = TokenTable(max_num_seqs, self.max_length, self._runner.vocab_size, self._runner.device)
+        self._table = SlotTokens(max_num_seqs, self.max_length, self._runner.vocab_size, self._runner.device)
         verifier, lossy = build_verifier(settings, self.registry, context), None
         if not self.registry.get(VerifierSpec, settings.verifier).caps.lossless:
             verifier, lossy = ReferenceVerifier(), verifier
         self._decoder = Decoder(self._runner, self._table, self._plans, self._drafts, verifier, lossy)
         proposers = (settings.proposer, *settings.extra_proposers)
-        self._intake = Intake(
+        self._intake = RequestIntake(
             model,
             tokenizer,
             settings,

@@ -85,7 +85,7 @@ class RequestOutput:
         return self.finish_reason is not None
 
 
-class Intake:
+class RequestIntake:
     """Validates requests and converts them to engine state."""
 
     def __init__(

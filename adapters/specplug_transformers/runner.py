@@ -13,7 +13,7 @@ from torch import Tensor
 
 from specplug.draft_model.cache import cache_argument
 from specplug.errors import EngineError
-from specplug_transformers.cache import Place, RowCache
+from specplug_transformers.cache import RowCache, RowPlaces
 from specplug_transformers.support import check_model, layer_types, longest_context
 
 _LENGTHS = (5, 7)  # tokens of the two texts
@@ -54,7 +54,7 @@ class ModelRunner:
 
         Return the logits [B, Q, V] float32; without `keep_logits` those of the last column only, [B, 1, V].
         """
-        place = self._cache.place = Place(rows, starts, token_ids.shape[1], self.device)
+        place = self._cache.place = RowPlaces(rows, starts, token_ids.shape[1], self.device)
         output = self.model(
             input_ids=token_ids,
             attention_mask=self._masks(place),
@@ -89,7 +89,7 @@ class ModelRunner:
         """Move a row's context to another row of the cache."""
         self._cache.move(source, target)
 
-    def _masks(self, place: Place) -> Any:
+    def _masks(self, place: RowPlaces) -> Any:
         """Return the 4-d mask that the model uses unchanged, or a dict of one mask per attention type.
 
         It is None where attention is correct without one, and faster: for rows of one new token that see all their

@@ -52,10 +52,10 @@ def _holds(probe: Callable[[], bool]) -> bool:
 def _cache_hands_over_to_layers() -> bool:
     import torch
 
-    from specplug_transformers.cache import Place, RowCache
+    from specplug_transformers.cache import RowCache, RowPlaces
 
     cache = RowCache(1)
-    cache.place = Place([1], [0], 2, torch.device("cpu"))
+    cache.place = RowPlaces([1], [0], 2, torch.device("cpu"))
     states = torch.ones(1, 1, 2, 3)
     keys, values = cache.update(states, 2 * states, 0)
     return torch.equal(keys, states) and torch.equal(values, 2 * states)

@@ -24,7 +24,7 @@ from specplug.types.request import Reference, RequestOptions
 from specplug_sglang import requests
 from specplug_sglang.config import LADDER, draft_lengths_on
 from specplug_sglang.requests import prompt_of, running_request, served_plainly
-from specplug_sglang.scheduler.ranks import Ranks, _unpacked
+from specplug_sglang.scheduler.ranks import RankGroup, _unpacked
 from specplug_sglang.verification.attention import check, most_cached, reads_mask
 from specplug_sglang.verification.table import TokenTable
 from specplug_sglang.verification.trees import chain_sees, nodes_of, whole_mask
@@ -243,7 +243,7 @@ def test_drafts_arrive_on_other_ranks_as_they_were_sent(data):
             sent.append(packed.clone())
 
     empty = Draft.allocate(draft.batch_size, draft.draft_length, trees=draft.parents is not None)
-    mine = Ranks(Group()).share(draft)
+    mine = RankGroup(Group()).share(draft)
     assert len(sent) == 1
     for found in (mine, _unpacked(empty, sent[0])):
         found.validate()
@@ -267,7 +267,7 @@ def test_drafts_on_hosts_arrive_in_one_message_whatever_their_length(data):
         messages.append(message.clone()) if ranks.leads else message.copy_(messages[0])
 
     for rank in range(2):
-        ranks = Ranks(SimpleNamespace(world_size=2, rank_in_group=rank, ranks=[7, 8], cpu_group="hosts"))
+        ranks = RankGroup(SimpleNamespace(world_size=2, rank_in_group=rank, ranks=[7, 8], cpu_group="hosts"))
         with pytest.MonkeyPatch.context() as patched:
             patched.setattr(torch.distributed, "broadcast", broadcast)
             blank = partial(Draft.allocate, draft.batch_size, trees=trees)
@@ -282,7 +282,7 @@ def test_drafts_on_hosts_arrive_in_one_message_whatever_their_length(data):
 
 
 def test_with_one_rank_drafts_stay_where_they_are():
-    ranks = Ranks(SimpleNamespace(world_size=1, rank_in_group=0))
+    ranks = RankGroup(SimpleNamespace(world_size=1, rank_in_group=0))
     draft = Draft.allocate(2, 3)
     assert ranks.leads
     assert ranks.share(draft) is draft

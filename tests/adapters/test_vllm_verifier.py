@@ -100,7 +100,7 @@ def decide_v1(
         req_ids=[str(number) for number in range(len(batch))],
         num_tokens_no_spec=np.array([row.length for row in batch] + [77], dtype=np.int32),
     )
-    decision = verifier_v1.Decision(SimpleNamespace(input_batch=input_batch), server, drafting)
+    decision = verifier_v1.V1Decision(SimpleNamespace(input_batch=input_batch), server, drafting)
     return decision(
         baseline,
         torch.tensor([token for row in batch for token in row.draft], dtype=torch.int32),
@@ -206,7 +206,7 @@ def decide_v2(
         by_slot[slot, len(row.draft) :] = 0.0  # padding
         temperature[slot], seeds[slot] = row.temperature, row.seed
     counts = torch.tensor([len(row.draft) + 1 for row in batch])
-    decision = verifier_v2.Decision(server, drafting)
+    decision = verifier_v2.V2Decision(server, drafting)
     decision.all_greedy = not any(row.temperature for row in batch)
     padding = torch.zeros(spare, VOCAB)
     return decision(
@@ -326,7 +326,7 @@ def test_v2_reads_nothing_back(temperature: float, states_distribution: bool) ->
     def empty(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
         return torch.empty(shape, dtype=dtype, device="meta")
 
-    decision = verifier_v2.Decision(reference(), None)
+    decision = verifier_v2.V2Decision(reference(), None)
     decision.all_greedy = temperature == 0
     sampled, counts = decision(
         None,

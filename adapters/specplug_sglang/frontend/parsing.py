@@ -37,7 +37,7 @@ CUSTOM = "custom_params"
 _HELD = "_specplug_held"  # attribute of a request whose references are counted
 
 
-class Parser(parser.Parser):
+class PackingParser(parser.Parser):
     """Parses the fields of one server's requests to a form that SGLang's transport accepts."""
 
     def parsed(self, extra_args: Mapping[str, Any]) -> dict[str, Any]:
@@ -86,10 +86,10 @@ class Parser(parser.Parser):
         return {**params, CUSTOM: self.parsed(params[CUSTOM])} if _has_unparsed(params) else params
 
 
-def parser_of(manager: Any) -> Parser:
+def parser_of(manager: Any) -> PackingParser:
     """Return the parser for the requests of an initialised `TokenizerManager`."""
     tokenizer = RequestTokenizer(lambda: manager.tokenizer)
-    return Parser(
+    return PackingParser(
         resolved(manager.server_args), manager.model_config.vocab_size, tokenizer, RefusedRequest, BusyRequest
     )
 

@@ -24,15 +24,15 @@ from specplug.types.draft import Draft
 from specplug.types.request import BEGINS, EngineEvent, EngineEventKind, Event, RequestEvent
 from specplug_sglang.requests import running_request
 from specplug_sglang.scheduler.arrivals import Arrivals
-from specplug_sglang.scheduler.drafts import Decoding, Drafts, Rows
-from specplug_sglang.scheduler.grammar import Grammars
+from specplug_sglang.scheduler.drafts import BatchRows, Decoding, Drafts
+from specplug_sglang.scheduler.grammar import GrammarCompleter
 from specplug_sglang.scheduler.planned_steps import LaunchedStep, PlannedSteps, VerifiedStep
 from specplug_sglang.scheduler.status import Counts
 from specplug_sglang.scheduler.stream_drafts import StreamDrafts, build
 from specplug_sglang.verification.table import TokenTable
 
 
-class Drafting(PlannedSteps):
+class ProposerDrafting(PlannedSteps):
     """Requests, plans and drafts of one worker; arguments as in `PlannedSteps`.
 
     Attributes:
@@ -57,7 +57,7 @@ class Drafting(PlannedSteps):
         else:
             self.allocator = SlotAllocator(slots, device, self._tell)
         self.arrivals = Arrivals(self.allocator, self._describe, self.table.write, self._forget)
-        self._rows: Rows | None = None
+        self._rows: BatchRows | None = None
         self._scheduler: weakref.ref[Any] | None = None
 
     @property
@@ -66,7 +66,7 @@ class Drafting(PlannedSteps):
         return None if self.drafts is None else self.drafts.stage
 
     @property
-    def grammars(self) -> Grammars | None:
+    def grammars(self) -> GrammarCompleter | None:
         """What completes rank 0's drafts; None on other ranks."""
         return None if self.drafts is None else self.drafts.grammars
 
@@ -133,7 +133,7 @@ class Drafting(PlannedSteps):
         self.settle()
         if self._rows is None or not self._rows.hold(self.allocator, reqs):
             self.arrivals.admit(reqs)
-            self._rows = Rows(self.allocator, reqs, self.device)
+            self._rows = BatchRows(self.allocator, reqs, self.device)
         return self._plan(reqs)
 
     def decoding(self, reqs: Sequence[Any], slots: Tensor, before: Tensor) -> Decoding:

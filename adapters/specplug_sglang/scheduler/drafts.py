@@ -22,12 +22,12 @@ from specplug.types.draft import Draft
 from specplug.types.plan import StepPlan
 from specplug.types.verdict import Outcome
 from specplug_sglang.config import least_captured
-from specplug_sglang.scheduler.grammar import Grammars
+from specplug_sglang.scheduler.grammar import GrammarCompleter
 from specplug_sglang.scheduler.status import Counts
 from specplug_sglang.verification.table import TokenTable, on_device
 
 
-class Rows:
+class BatchRows:
     """Rows of B requests, kept from step to step while the same requests hold the same slots.
 
     What lies on the device is copied there once a step drafts.
@@ -101,7 +101,7 @@ class Decoding(NamedTuple):
     """
 
     reqs: Sequence[Any]
-    rows: Rows
+    rows: BatchRows
     slots: Tensor
     before: Tensor
 
@@ -127,7 +127,7 @@ class Drafts(ABC):
     """
 
     stage: DraftStage
-    grammars: Grammars
+    grammars: GrammarCompleter
     counts: Counts
     completed: Completed | None = None
     late: Iterable[str] = ()
@@ -194,7 +194,7 @@ class StageDrafts(Drafts):
     """
 
     def __init__(
-        self, stage: DraftStage, table: TokenTable, grammars: Grammars, caps: EngineCaps, vocab_size: int
+        self, stage: DraftStage, table: TokenTable, grammars: GrammarCompleter, caps: EngineCaps, vocab_size: int
     ) -> None:
         self.stage, self._table, self.grammars, self._caps = stage, table, grammars, caps
         self._device, self._vocab_size = table.tokens.device, vocab_size

@@ -11,7 +11,7 @@ import torch
 from specplug.runtime.outcome_counts import OutcomeCounts
 from specplug_sglang.config import engine_method
 from specplug_sglang.scheduler.planned_steps import LaunchedStep, PlannedSteps, VerifiedStep
-from specplug_sglang.scheduler.ranks import Ranks
+from specplug_sglang.scheduler.ranks import RankGroup
 
 
 class EngineDrafting(PlannedSteps):
@@ -36,7 +36,9 @@ class EngineDrafting(PlannedSteps):
     # SGLang serves these exactly only if a step emits one token; it never applies the others in verification.
     inexact = ("penalties", "min_new_tokens", "grammar")
 
-    def __init__(self, server_args: Any, model_config: Any, *, slots: int, device: torch.device, ranks: Ranks) -> None:
+    def __init__(
+        self, server_args: Any, model_config: Any, *, slots: int, device: torch.device, ranks: RankGroup
+    ) -> None:
         super().__init__(server_args, model_config, slots=slots, device=device, rank=ranks.rank)
         self.method, self._ranks = str(engine_method(server_args)).lower(), ranks
         self.counts = OutcomeCounts(self.method, self.caps.max_draft_length)

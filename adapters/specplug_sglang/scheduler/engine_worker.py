@@ -19,7 +19,7 @@ from specplug_sglang import seams
 from specplug_sglang.requests import finished_prefills
 from specplug_sglang.scheduler.engine_drafting import EngineDrafting
 from specplug_sglang.scheduler.grammar import shorten_rollbacks
-from specplug_sglang.scheduler.ranks import Ranks
+from specplug_sglang.scheduler.ranks import RankGroup
 from specplug_sglang.startup import advice
 from specplug_sglang.verification import lossy
 from specplug_sglang.verification.draft_lengths import refuse_fused_accept
@@ -49,7 +49,7 @@ class PlannedWorker:
     def __init__(self, server_args: Any, gpu_id: int, nccl_port: int, target_worker: Any) -> None:
         seams.require("engine drafts")
         super().__init__(server_args, gpu_id, nccl_port, target_worker)  # type: ignore[call-arg]
-        ranks, runner = Ranks(get_parallel().tp_group), target_worker.model_runner
+        ranks, runner = RankGroup(get_parallel().tp_group), target_worker.model_runner
         self.drafting = EngineDrafting(
             server_args,
             runner.model_config,

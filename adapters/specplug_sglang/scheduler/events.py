@@ -2,7 +2,7 @@
 
 The events are the scheduler itself, idle times, new weights and released memory.  All of them arrive between two steps,
 since SGLang runs such calls and steps one after the other.  SGLang itself reports a flushed cache to the worker
-(`Worker.clear_cache_pool`).
+(`SpeculativeWorker.clear_cache_pool`).
 
 SGLang's `WeightUpdater` changes weights on the target's runner: from disk, from tensors, from other processes.  A
 client that writes weights from outside, by RDMA, signals it by an update that ends without a load in between.
@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from specplug_sglang import seams
 
 if TYPE_CHECKING:
-    from specplug_sglang.scheduler.drafting import Drafting
+    from specplug_sglang.scheduler.drafting import ProposerDrafting
 from specplug_sglang.config import engine_method
 
 CHOICE = "sglang.srt.speculative.spec_info.SpeculativeAlgorithm.create_worker"
@@ -25,8 +25,8 @@ SCHEDULER = "sglang.srt.managers.scheduler.Scheduler"
 MANAGER = "sglang.srt.managers.scheduler_components.weight_updater.SchedulerWeightUpdaterManager"
 UPDATER = "sglang.srt.model_executor.model_runner_components.weight_updater.WeightUpdater"
 
-_runners: weakref.WeakKeyDictionary[Any, Drafting] = weakref.WeakKeyDictionary()
-"""The `Drafting` of each target runner."""
+_runners: weakref.WeakKeyDictionary[Any, ProposerDrafting] = weakref.WeakKeyDictionary()
+"""The `ProposerDrafting` of each target runner."""
 
 
 def install() -> None:
@@ -45,14 +45,14 @@ def install() -> None:
     register(f"{MANAGER}.resume_memory_occupation", _resume, HookType.AFTER)
 
 
-def drafting_of(owner: Any) -> Drafting | None:
-    """Return the `Drafting` of a scheduler or another owner of a `draft_worker`; None without specplug."""
+def drafting_of(owner: Any) -> ProposerDrafting | None:
+    """Return the `ProposerDrafting` of a scheduler or another owner of a `draft_worker`; None without specplug."""
     drafting = getattr(getattr(owner, "draft_worker", None), "drafting", None)
     if drafting is None:
         return None
-    from specplug_sglang.scheduler.drafting import Drafting
+    from specplug_sglang.scheduler.drafting import ProposerDrafting
 
-    return drafting if isinstance(drafting, Drafting) else None
+    return drafting if isinstance(drafting, ProposerDrafting) else None
 
 
 def _attach(_: Any, scheduler: Any) -> None:
@@ -63,8 +63,8 @@ def _attach(_: Any, scheduler: Any) -> None:
         _runners[scheduler.draft_worker.model_runner] = drafting
 
 
-def _listening(owner: Any) -> Drafting | None:
-    """Return the `Drafting` of `owner`; None if there is none, or if the seams of events have moved."""
+def _listening(owner: Any) -> ProposerDrafting | None:
+    """Return the `ProposerDrafting` of `owner`; None if there is none, or if the seams of events have moved."""
     drafting = drafting_of(owner)
     return drafting if drafting is not None and seams.available("events") else None
 

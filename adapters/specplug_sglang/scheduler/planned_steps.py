@@ -36,7 +36,7 @@ class LaunchedStep(NamedTuple):
     late: Iterable[str] = ()
 
 
-class _Row(NamedTuple):
+class _DraftedRow(NamedTuple):
     """A request, its output tokens before the step, and its verified and accepted draft tokens."""
 
     req: Any
@@ -57,14 +57,14 @@ class VerifiedStep(NamedTuple):
 
     launched: Launched
     ended: float
-    rows: tuple[_Row, ...]
+    rows: tuple[_DraftedRow, ...]
     late: tuple[str, ...]
 
     @classmethod
     def of(cls, step: LaunchedStep, verified: Iterable[int], accepted: Iterable[int], ended: float) -> VerifiedStep:
         """Note the numbers of a step's verified and accepted draft tokens by row."""
         rows = [
-            _Row(req, len(req.output_ids), *counts)
+            _DraftedRow(req, len(req.output_ids), *counts)
             for req, *counts in zip(step.reqs, verified, accepted, strict=True)
             if not req.finished()
         ]

@@ -35,8 +35,8 @@ from specplug.types.plan import NO_SPECULATION, StepPlan
 from specplug.types.request import Event
 from specplug.types.verdict import Outcome
 from specplug_sglang.config import least_captured
-from specplug_sglang.scheduler.drafts import Decoding, Drafts, Rows, StageDrafts, module_of
-from specplug_sglang.scheduler.grammar import Grammars
+from specplug_sglang.scheduler.drafts import BatchRows, Decoding, Drafts, StageDrafts, module_of
+from specplug_sglang.scheduler.grammar import GrammarCompleter
 from specplug_sglang.scheduler.status import Counts
 from specplug_sglang.verification.table import TokenTable
 
@@ -117,7 +117,7 @@ class StreamDrafts(ReportingDrafts):
     """
 
     def __init__(
-        self, stage: DraftStage, slots: SlotTable, table: TokenTable, grammars: Grammars, context: PluginContext
+        self, stage: DraftStage, slots: SlotTable, table: TokenTable, grammars: GrammarCompleter, context: PluginContext
     ) -> None:
         like, device = stage.runners[0].buffer, table.tokens.device
         super().__init__(table, like.draft_length)
@@ -258,7 +258,7 @@ class DeviceDrafts(ReportingDrafts):
     def _report(self, step: _Unreported, rows: EngineRows) -> None:
         self._step(step.batch.rows, rows, NO_SPECULATION, reports=True)
 
-    def _step(self, of: Rows, rows: EngineRows, plan: StepPlan, *, reports: bool) -> Draft:
+    def _step(self, of: BatchRows, rows: EngineRows, plan: StepPlan, *, reports: bool) -> Draft:
         outputs = self._outputs(len(of.facts.names))
         draft = self._steps.take(of.facts, rows, outputs, self._padding, of.temperature, plan, reports=reports)
         if reports:
@@ -285,8 +285,8 @@ def build(
         notify: called with the slots' events.
     """
 
-    def grammars_of(stage: DraftStage) -> Grammars:
-        return Grammars(context.vocab_size, tokenizer, FaultGuard("grammar", sink=stage.metrics.fault))
+    def grammars_of(stage: DraftStage) -> GrammarCompleter:
+        return GrammarCompleter(context.vocab_size, tokenizer, FaultGuard("grammar", sink=stage.metrics.fault))
 
     registry = default_registry()
     if may_stream(settings, registry, context.device):

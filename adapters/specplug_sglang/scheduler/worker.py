@@ -24,11 +24,11 @@ from specplug_sglang import seams
 from specplug_sglang.config import decided, largest_batches
 from specplug_sglang.requests import finished_prefills
 from specplug_sglang.scheduler import memory
-from specplug_sglang.scheduler.drafting import Drafting
+from specplug_sglang.scheduler.drafting import ProposerDrafting
 from specplug_sglang.scheduler.drafts import Decoding
 from specplug_sglang.scheduler.grammar import shorten_rollbacks
 from specplug_sglang.scheduler.plain_step import PlainSteps, decodes_plainly
-from specplug_sglang.scheduler.ranks import Ranks
+from specplug_sglang.scheduler.ranks import RankGroup
 from specplug_sglang.startup import advice
 from specplug_sglang.verification import attention, exact, lossy
 from specplug_sglang.verification.draft_lengths import DECODING, DraftLengths
@@ -37,7 +37,7 @@ from specplug_sglang.verification.trees import operations_for
 from specplug_sglang.verification.verify_input import prepare, relayed, verify_input
 
 
-class Worker(BaseSpecWorker):
+class SpeculativeWorker(BaseSpecWorker):
     """specplug as SGLang's scheduler sees it.
 
     Args:
@@ -61,11 +61,11 @@ class Worker(BaseSpecWorker):
         self._target_worker = target_worker
         self.model_runner = target_worker.model_runner
         self.device = torch.device(self.model_runner.device)
-        self.ranks = Ranks(get_parallel().tp_group)
+        self.ranks = RankGroup(get_parallel().tp_group)
         memory.make_room()
         shorten_rollbacks(server_args)
         # Runs before SGLang sizes its cache, so these allocations are counted.
-        self.drafting = Drafting(
+        self.drafting = ProposerDrafting(
             server_args,
             self.model_runner.model_config,
             slots=exact.rows_of_pool(server_args),

@@ -78,11 +78,11 @@ def _init_processor(original: Callable[..., None], processor: Any, vllm_config: 
 
     from specplug.requests.parser import Parser
     from specplug.text.request_tokenizer import RequestTokenizer
-    from specplug_vllm.frontend.refusal import BusyRequest, RefusedRequest
+    from specplug_vllm.frontend.refusal import OverloadedRequest, InvalidRequest
 
     model = vllm_config.model_config
     tokenizer = RequestTokenizer(functools.partial(cached_tokenizer_from_config, model))
-    setattr(processor, _PARSER, Parser(found, model.get_vocab_size(), tokenizer, RefusedRequest, BusyRequest))
+    setattr(processor, _PARSER, Parser(found, model.get_vocab_size(), tokenizer, InvalidRequest, OverloadedRequest))
     if proposes(vllm_config) and runner_of(vllm_config) == "v2":
         from vllm.v1.worker.gpu.sample.logit_bias import MAX_NUM_LOGIT_BIAS_TOKENS
 
@@ -125,7 +125,7 @@ async def _check_model(original: Callable[..., Any], serving: Any, request: Any)
 
     The parts of a split request are validated when they reach `AsyncLLM`.
     """
-    from specplug_vllm.frontend.refusal import BusyRequest
+    from specplug_vllm.frontend.refusal import OverloadedRequest
 
     refusal = await original(serving, request)
     parser = _parser(serving)
@@ -146,7 +146,7 @@ async def _check_model(original: Callable[..., Any], serving: Any, request: Any)
             setattr(holder, name, await parser.admitted(given, client, _copies(request, holder)))
             if (of_request := predicted.current()) is not None:
                 of_request.read(getattr(holder, name))
-        except BusyRequest as error:
+        except OverloadedRequest as error:
             return serving.create_error_response(str(error), "TooManyRequestsError", HTTPStatus.TOO_MANY_REQUESTS)
     return None
 
@@ -168,10 +168,10 @@ def _validate_spec_decode(original: Callable[..., None], params: Any, speculativ
     if most is None:
         original(params, speculative_config)
     elif params.logit_bias and len(params.logit_bias) > most:
-        from specplug_vllm.frontend.refusal import RefusedRequest
+        from specplug_vllm.frontend.refusal import InvalidRequest
 
         # Otherwise the worker would raise, which ends the engine.
-        raise RefusedRequest(f"too many entries in logit_bias; found {len(params.logit_bias)}; expected at most {most}")
+        raise InvalidRequest(f"too many entries in logit_bias; found {len(params.logit_bias)}; expected at most {most}")
 
 
 def _parser(owner: Any) -> Parser | None:

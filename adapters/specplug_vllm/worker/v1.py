@@ -36,7 +36,7 @@ from specplug_vllm.worker.drafting import Drafting, ranks
 _CPU = torch.device("cpu")
 
 
-class Proposer:
+class V1Proposer:
     """specplug as vLLM's V1 runner sees it.  ``speculative_config.model`` names this class.
 
     Attributes:

@@ -109,7 +109,7 @@ def install(runner: Any, verifier: ServerVerifier | None, drafting: Drafting | N
             remedy="Leave the setting out",
         )
     replace_in(module)
-    others = None if verifier is None else Decision(verifier, drafting)
+    others = None if verifier is None else V2Decision(verifier, drafting)
     decision = SeededDecision(Coupled(sampler.sampler), others)
     engines_own = decided_by(decision, sampler._verify)
     temperature = sampler.sampler.sampling_states.temperature.np
@@ -143,7 +143,7 @@ class SeededDecision:
         others: decides the others; None is vLLM's own function.
     """
 
-    def __init__(self, coupled: Coupled, others: Decision | None) -> None:
+    def __init__(self, coupled: Coupled, others: V2Decision | None) -> None:
         self._coupled, self._others = coupled, others
         self._rows: Any = None
 
@@ -183,7 +183,7 @@ class SeededDecision:
         return torch.where(chosen[:, None], tokens, other_tokens), torch.where(chosen, counts, other_counts)
 
 
-class Decision:
+class V2Decision:
     """Replacement of `rejection_sample` by the server's verifier.
 
     Attributes:

@@ -94,20 +94,20 @@ def refusals(engine: Any, given: dict[str, Any]) -> list[dict[str, Any]]:
 
 def parses(engine: Any, sampling_params: Any, prompts: int = 1) -> dict[str, Any]:
     """Return how often fields are parsed for one call, and whether the caller's parameters are unchanged."""
-    from specplug_sglang.frontend.parsing import Parser
+    from specplug_sglang.frontend.parsing import PackingParser
 
-    count, before, original = [], repr(sampling_params), Parser.parsed
+    count, before, original = [], repr(sampling_params), PackingParser.parsed
 
     def parsed(self: Any, extra_args: Any) -> Any:
         count.append(1)
         return original(self, extra_args)
 
-    Parser.parsed = parsed
+    PackingParser.parsed = parsed
     try:
         given = [[5, 6, 7]] * prompts if prompts > 1 else [5, 6, 7]
         answers = engine.generate(input_ids=given, sampling_params=sampling_params)
     finally:
-        Parser.parsed = original
+        PackingParser.parsed = original
     return {
         "parses": len(count),
         "answers": len(answers) if isinstance(answers, list) else 1,
@@ -135,9 +135,9 @@ def while_parsing(engine: Any, sizes: list[int]) -> dict[str, Any]:
     """Send requests with references of so many lines at once; return which were parsed on the event loop's thread."""
     import threading
 
-    from specplug_sglang.frontend.parsing import Parser
+    from specplug_sglang.frontend.parsing import PackingParser
 
-    on_loop, original = {}, Parser.parsed
+    on_loop, original = {}, PackingParser.parsed
 
     def parsed(self: Any, extra_args: Any) -> Any:
         lines = extra_args["specplug_references"].count("\n")
@@ -150,11 +150,11 @@ def while_parsing(engine: Any, sizes: list[int]) -> dict[str, Any]:
         requested = [engine.async_generate(input_ids=[5, 6, 7], sampling_params=each) for each in params]
         return await asyncio.gather(*requested)
 
-    Parser.parsed = parsed
+    PackingParser.parsed = parsed
     try:
         answers = engine.loop.run_until_complete(together())
     finally:
-        Parser.parsed = original
+        PackingParser.parsed = original
     return {"on the loop": on_loop, "answers": len(answers)}
 
 

@@ -94,13 +94,13 @@ def test_a_step_of_a_proposer_on_the_device_is_two_launches_and_its_own(engine):
 
 def on_meta(scheduler: Any, draft_length: int) -> dict[str, Any]:
     """Draft, prepare and observe for three requests on the meta device, the second time under watch."""
-    from specplug_sglang.scheduler.drafting import Drafting
+    from specplug_sglang.scheduler.drafting import ProposerDrafting
     from specplug_sglang.verification import trees
     from specplug_sglang.verification.trees import whole_mask
     from specplug_sglang.verification.verify_input import relayed
 
     config = scheduler.model_config
-    drafting = Drafting(scheduler.server_args, config, slots=9, device=META, rank=0, tokenizer=None)
+    drafting = ProposerDrafting(scheduler.server_args, config, slots=9, device=META, rank=0, tokenizer=None)
     reqs = [request(name, slot) for slot, name in enumerate("abc", start=1)]
     drafting.admit(reqs)
     slots, before = empty(3, dtype=torch.int64), empty(3, dtype=torch.int64)
@@ -136,13 +136,15 @@ def between_kernels(scheduler: Any) -> dict[str, Any]:
     The first step copies what steps that draft need.  "own" is the number of launches of the proposer itself.
     """
     from specplug_sglang.scheduler import stream_drafts
-    from specplug_sglang.scheduler.drafting import Drafting
+    from specplug_sglang.scheduler.drafting import ProposerDrafting
 
     launched: list[str] = []
     noting = Launches(*(lambda *_, name=name: launched.append(name) for name in Launches._fields))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(stream_drafts, "launches_for", lambda device: noting)
-        drafting = Drafting(scheduler.server_args, scheduler.model_config, slots=9, device=META, rank=0, tokenizer=None)
+        drafting = ProposerDrafting(
+            scheduler.server_args, scheduler.model_config, slots=9, device=META, rank=0, tokenizer=None
+        )
     reqs = [request(name, slot) for slot, name in enumerate("abc", start=1)]
     drafting.admit(reqs)
     slots, before, counts = empty(3, dtype=torch.int64), empty(3, dtype=torch.int64), empty(3)
