@@ -78,7 +78,7 @@ def _init_processor(original: Callable[..., None], processor: Any, vllm_config: 
 
     from specplug.requests.parser import Parser
     from specplug.text.request_tokenizer import RequestTokenizer
-    from specplug_vllm.frontend.refusal import OverloadedRequest, InvalidRequest
+    from specplug_vllm.frontend.refusal import InvalidRequest, OverloadedRequest
 
     model = vllm_config.model_config
     tokenizer = RequestTokenizer(functools.partial(cached_tokenizer_from_config, model))
