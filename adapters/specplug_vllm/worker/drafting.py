@@ -19,6 +19,7 @@ from specplug.assembly import build_draft_stage
 from specplug.errors import EngineError
 from specplug.pipeline.draft import DraftStage
 from specplug.plugins.registry import default_registry
+from specplug.runtime.rows import RowFacts
 from specplug.runtime.running_request import Tokens
 from specplug.runtime.slot_allocator import SlotAllocator
 from specplug.runtime.stops import StopDetector
@@ -89,6 +90,8 @@ class Drafting:
         drafts_seeded: whether requests that sample with a seed are drafted, see `fields_of`.
         distribution_bytes: memory of the draft distributions, the engine's buffer included.
     """
+
+    _facts: RowFacts | None = None
 
     def __init__(self, vllm_config: Any, device: torch.device, rank: int) -> None:
         found = resolved(vllm_config)
@@ -165,6 +168,12 @@ class Drafting:
         self.grammars = metadata.grammars
         self.scheduled = scheduler_output.scheduled_spec_decode_tokens
         self.is_idle = step_metadata.drafts_nothing(scheduler_output)
+
+    def facts_of(self, names: list[str]) -> RowFacts:
+        """Return the facts of the rows that may draft, cached while the same requests hold the same slots."""
+        if self._facts is None or not self._facts.hold(self.allocator, names):
+            self._facts = RowFacts(self.allocator, names)
+        return self._facts
 
     def count(self, names: Iterable[str], emitted: Iterable[object]) -> None:
         """Count the rows `names` of an idle step; `emitted` is true for those that emitted a token."""

@@ -132,7 +132,6 @@ class Steps:
     def __init__(self, drafting: Drafting, notify: Callable[[Draft, tuple[str, ...]], None]) -> None:
         self._drafting, self._notify = drafting, notify
         self._emitted, self._rejected = np.zeros((2, drafting.max_slots), np.int32)
-        self._facts: RowFacts | None = None
         self._wrapped: tuple[npt.NDArray[np.int32], npt.NDArray[np.int32], EngineRows] | None = None
         self._compiled: StreamSteps | None = None
         if StreamSteps.applies(drafting.stage):
@@ -153,7 +152,7 @@ class Steps:
 
     def skip(self, names: list[str], sampled: Sampled) -> bool:
         """Count a step of rows `names` that neither verifies nor makes drafts; return False if it must be taken."""
-        if self._compiled is not None and not self._compiled.skip(self._facts_of(names)):
+        if self._compiled is not None and not self._compiled.skip(self._drafting.facts_of(names)):
             return False
         self._drafting.count(names, sampled)
         return True
@@ -169,7 +168,7 @@ class Steps:
             num_tokens: [R], tokens of each row, sampled ones included.
             table: [R, L], the runner's token table, by row.
         """
-        facts = self._facts_of(names)
+        facts = self._drafting.facts_of(names)
         if not facts.names:
             return []
         rows = self._engine_rows(names, sampled, num_tokens, table)
@@ -180,12 +179,6 @@ class Steps:
         for row, ids in zip(facts.kept, drafts, strict=True):
             found[row] = ids
         return found
-
-    def _facts_of(self, names: list[str]) -> RowFacts:
-        """Return the facts of the rows that may draft, cached while the same requests hold the same slots."""
-        if self._facts is None or not self._facts.hold(self._drafting.allocator, names):
-            self._facts = RowFacts(self._drafting.allocator, names)
-        return self._facts
 
     def _engine_rows(
         self, names: list[str], sampled: Sampled, num_tokens: npt.NDArray[np.int32], table: npt.NDArray[np.int32]

@@ -18,7 +18,6 @@ from specplug.pipeline.stream.tensors import DraftOutputs, EngineRows
 from specplug.plugins.registry import default_registry
 from specplug.runtime.first_step import started
 from specplug.runtime.late_rows import LateRows
-from specplug.runtime.rows import RowFacts
 from specplug.runtime.stream_steps import StreamSteps
 from specplug.seams.hook import hook
 from specplug_vllm import config, step_metadata
@@ -71,7 +70,6 @@ class Speculator(BaseSpeculator):
             has_verifier = self.verifier is not None
             self.drafting, self._steps = _steps_of(vllm_config, device, like, has_verifier=has_verifier)
         self.draft_logits: Tensor | None = None
-        self._facts: RowFacts | None = None
         self._attached = self._is_warmup = self._is_idle = False
         self._verified: Mapping[str, Sequence[int]] = {}
         self.late: LateRows | None = None
@@ -146,7 +144,7 @@ class Speculator(BaseSpeculator):
         if self._is_idle and self._skips(input_batch):
             return out
         if self.drafting is not None:
-            facts = self._facts_of(self.drafting, input_batch.req_ids)
+            facts = self.drafting.facts_of(input_batch.req_ids)
             rows = self._rows(input_batch.idx_mapping, num_sampled, num_rejected)
             outputs = DraftOutputs(out, self.draft_token_confidence_probs[: out.shape[0]])
             if self._steps is not None:
@@ -161,7 +159,7 @@ class Speculator(BaseSpeculator):
         """Count a step that neither verifies nor makes drafts, on the host; return False if it must be taken anyway."""
         if self.drafting is None:
             return True
-        if self._steps is not None and not self._steps.skip(self._facts_of(self.drafting, input_batch.req_ids)):
+        if self._steps is not None and not self._steps.skip(self.drafting.facts_of(input_batch.req_ids)):
             return False
         self.drafting.count(input_batch.req_ids, _emits(input_batch))
         return True
@@ -175,12 +173,6 @@ class Speculator(BaseSpeculator):
         """Wrap the runner's tensors."""
         states = self._states
         return EngineRows(slots, states.total_len.gpu, states.all_token_ids.gpu, num_sampled, num_rejected)
-
-    def _facts_of(self, drafting: Drafting, names: list[str]) -> RowFacts:
-        """Return the facts of the rows that may draft, cached while the same requests hold the same slots."""
-        if self._facts is None or not self._facts.hold(drafting.allocator, names):
-            self._facts = RowFacts(drafting.allocator, names)
-        return self._facts
 
 
 def _emits(input_batch: Any) -> list[bool]:
