@@ -61,7 +61,7 @@ def install() -> None:
     hook(cls, "__post_init__", _post_init)
     hook(cls, "_get_v2_model_runner_unsupported_features", _unsupported_features)
     hook(cls, "_validate_adaptive_verification", _validate_adaptive_verification)
-    hook(cls, "_set_cudagraph_sizes", graphs.set_cudagraph_sizes)
+    graphs.install(cls)
 
 
 def require_installed() -> None:

@@ -15,6 +15,7 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from specplug.seams.hook import hook
 from specplug_vllm.config import (
     SECTION,
     cuts_on_device,
@@ -28,8 +29,12 @@ from specplug_vllm.config import (
 logger = logging.getLogger("specplug")
 
 
-def set_cudagraph_sizes(original: Callable[[Any], None], config: Any) -> None:
-    """List the lengths after vLLM sets its graph mode and before it chooses sizes; a hook on `_set_cudagraph_sizes`."""
+def install(config_class: Any) -> None:
+    """Hook `_set_cudagraph_sizes` to list the lengths after vLLM sets its graph mode and before it chooses sizes."""
+    hook(config_class, "_set_cudagraph_sizes", _set_cudagraph_sizes)
+
+
+def _set_cudagraph_sizes(original: Callable[[Any], None], config: Any) -> None:
     if is_requested(config):
         name_lengths(config)
     chosen = not config.compilation_config.cudagraph_capture_sizes

@@ -134,7 +134,7 @@ def test_later_versions_do_without_the_list_of_methods_that_schedule_asynchronou
     monkeypatch.delattr(module, "NgramGPUTypes")
     monkeypatch.setattr(vllm, "__version__", "0.33.0")
     seams.require("config")
-    with engine_config._async_allowed(module, wanted=True):
+    with engine_config._async_allowed(wanted=True):
         assert not hasattr(module, "NgramGPUTypes")
     seams.require.cache_clear()
     monkeypatch.setattr(vllm, "__version__", "0.32.0")
