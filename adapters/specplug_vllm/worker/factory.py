@@ -11,7 +11,6 @@ from specplug.seams.hook import hook
 from specplug_vllm import seams
 from specplug_vllm.config import engine_method, proposes
 
-_PACKAGE = "vllm.v1.worker.gpu.spec_decode"
 _RUNNER = "vllm.v1.worker.gpu.model_runner"
 _NAME = "init_speculator"
 
