@@ -258,11 +258,8 @@ def test_every_seam_that_is_gone_fails_by_name(doctor, package):
     [
         ("vLLM", "0.31.2", "fail"),
         ("vLLM", "0.33.0", "ok"),
-        ("vLLM", "0.34.0", "warn"),
-        ("SGLang", "0.5.21", "fail"),
         ("SGLang", "0.5.23", "ok"),
         ("SGLang", "0.5.24rc1", "warn"),
-        ("SGLang", "dev", "warn"),
     ],
     indirect=["doctor"],
 )

