@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from specplug.errors import EngineError
+from specplug.seams.hook import hook
 from specplug.seams.installed import InstalledEngine
 from specplug.seams.probe import _method_codes, _stored, imported, problems
 from specplug.seams.seam import Seam, table
@@ -434,3 +435,31 @@ def test_a_row_that_says_what_another_one_says_is_named():
     assert duplicates(LISTED) == []
     assert duplicates([*LISTED, a_seam("engine.parts:Row", "worker", holds="private")])
     assert duplicates([a_seam("engine.parts:Row")])
+
+
+# -- hooks -------------------------------------------------------------------------------------------------------------
+
+
+def doubled(original, *args):
+    return 2 * original(*args)
+
+
+def increased(original, *args):
+    return 1 + original(*args)
+
+
+def test_a_hook_is_called_around_the_original_once_however_often_it_is_installed():
+    class Owner:
+        def method(self, a):
+            """Return it."""
+            return a
+
+        @staticmethod
+        def static(a):
+            return a
+
+    for around in (doubled, increased, doubled):
+        hook(Owner, "method", around)
+        hook(Owner, "static", around)
+    assert (Owner().method(3), Owner.static(3), Owner().static(3)) == (7, 7, 7)
+    assert Owner.method.__doc__ == "Return it."
