@@ -14,7 +14,7 @@ from specplug.errors import EngineError, SpecplugError, describe
 from specplug.operator import startup_errors
 from specplug_sglang import seams
 from specplug_sglang.config import ALGORITHM, HANDLES_ARGUMENTS, engine_method
-from specplug_sglang.seams.table import VERSIONS
+from specplug_sglang.seams import VERSIONS
 
 _log = logging.getLogger("specplug")
 
@@ -40,14 +40,23 @@ def _options() -> dict[str, Any]:
     try:
         if seams.moved("algorithm"):
             return _refusing(lambda: seams.require("algorithm"))
-        from specplug_sglang import hooks
         from specplug_sglang.startup.algorithm import Algorithm
 
-        hooks.install()
+        install_hooks()
         return {"spec_class": Algorithm}
     except Exception as error:
         broken = _broken(error)
         return _refusing(lambda: _raise(broken))
+
+
+def install_hooks() -> None:
+    """Install the hooks, once per process.  Each reads the server's arguments and does nothing without specplug."""
+    from specplug_sglang.frontend import http, intake
+    from specplug_sglang.scheduler import endings, events, status
+    from specplug_sglang.startup import refused
+
+    for part in (intake, http, status, events, refused, endings):
+        part.install()
 
 
 def _refusing(check: Callable[[], None]) -> dict[str, Any]:
@@ -89,9 +98,9 @@ def _broken(error: Exception) -> SpecplugError:
 
 def _worker(server_args: Any) -> type:
     """Return the class of the worker that drafts and verifies."""
-    from specplug_sglang.scheduler.worker import Worker
+    from specplug_sglang.scheduler.worker import SpeculativeWorker
 
-    return Worker
+    return SpeculativeWorker
 
 
 def _log_as_sglang_does() -> None:

@@ -7,30 +7,19 @@ from collections.abc import Callable
 from specplug.plugins.hooks import hookimpl
 from specplug.plugins.specs import CheckSpec
 
+_CHECKS = {
+    ("sglang", "installed"): "the installed SGLang is supported, has the seams that the adapter uses, and loads "
+    "specplug",
+    ("sglang import", "imports"): "the installed SGLang imports",
+    ("sglang launch", "launch"): "the server that a launch line starts: chains or trees, draft lengths and their "
+    "graphs, what is refused and what it costs",
+}
+"""What each check of `specplug doctor` is about, by its name and its function."""
+
 
 @hookimpl
 def specplug_register_checks(register: Callable[[CheckSpec], None]) -> None:
     """Register the SGLang checks of `specplug doctor`."""
-    register(
-        CheckSpec(
-            name="sglang",
-            factory="specplug_sglang.doctor.checks:installed",
-            summary="the installed SGLang is supported, has the seams that the adapter uses, and loads specplug",
-        )
-    )
-    register(
-        CheckSpec(
-            name="sglang import",
-            factory="specplug_sglang.doctor.checks:imports",
-            summary="the installed SGLang imports",
-        )
-    )
-    register(
-        CheckSpec(
-            name="sglang launch",
-            factory="specplug_sglang.doctor.checks:launch",
-            summary="the server that a launch line starts: chains or trees, draft lengths and their graphs, what is "
-            "refused and what it costs",
-            takes_launch=True,
-        )
-    )
+    for (name, function), summary in _CHECKS.items():
+        factory, takes_launch = f"specplug_sglang.doctor:{function}", function == "launch"
+        register(CheckSpec(name=name, factory=factory, summary=summary, takes_launch=takes_launch))

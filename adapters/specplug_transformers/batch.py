@@ -1,7 +1,8 @@
-"""Tensors of the rows that decode together, as proposers and verifiers see them."""
+"""Tensors of the requests in slots, and of the rows that decode together, as proposers and verifiers see them."""
 
 from __future__ import annotations
 
+import heapq
 import math
 from collections.abc import Sequence
 from dataclasses import replace
@@ -13,7 +14,49 @@ from specplug.types.batch import EngineBatch
 from specplug.types.verification import SamplingBatch, Uniforms
 from specplug.verify.random import uniforms
 from specplug_transformers.state import RequestState
-from specplug_transformers.table import TokenTable
+
+
+class SlotTokens:
+    """Tokens by slot.  Slots are reused, lowest first; each new request begins a new generation of its slot.
+
+    Attributes:
+        tokens: [S, L] int32 on the model's device; entries after a request's text are undefined.
+        vocab_size: ids are in [0, vocab_size).
+    """
+
+    def __init__(self, max_slots: int, max_length: int, vocab_size: int, device: torch.device) -> None:
+        self.tokens = torch.zeros(max_slots, max_length, dtype=torch.int32, device=device)
+        self.vocab_size = vocab_size
+        self._free = list(range(max_slots))
+        self._generations = [0] * max_slots
+        self._reset: list[int] = []
+
+    @property
+    def has_free_slot(self) -> bool:
+        """Whether a slot is free."""
+        return bool(self._free)
+
+    def take_slot(self, token_ids: Sequence[int]) -> tuple[int, int]:
+        """Write a request's text into a free slot; return (slot, generation)."""
+        slot = heapq.heappop(self._free)
+        self._generations[slot] += 1
+        self._reset.append(slot)
+        self.write(slot, 0, token_ids)
+        return slot, self._generations[slot]
+
+    def give_back(self, slot: int) -> None:
+        """Free a slot."""
+        heapq.heappush(self._free, slot)
+
+    def take_resets(self) -> tuple[int, ...]:
+        """Return the slots that began a new generation since the last call."""
+        reset, self._reset = tuple(self._reset), []
+        return reset
+
+    def write(self, slot: int, start: int, token_ids: Sequence[int]) -> None:
+        """Write tokens of one request from position `start`."""
+        ids = torch.tensor(token_ids, dtype=torch.int32, device=self.tokens.device)
+        self.tokens[slot, start : start + len(token_ids)] = ids
 
 
 class DecodeBatch:
@@ -26,7 +69,7 @@ class DecodeBatch:
         seeded: [B] bool, rows whose request has a seed of its own; None if there are none.
     """
 
-    def __init__(self, states: Sequence[RequestState], table: TokenTable) -> None:
+    def __init__(self, states: Sequence[RequestState], table: SlotTokens) -> None:
         self.states = tuple(states)
         self.cache_rows = [state.row for state in states]
         self._device = table.tokens.device
@@ -70,7 +113,7 @@ class DecodeBatch:
             return Uniforms(accept, torch.zeros(count, draft_length + 1, dtype=torch.float64, device=self._device))
         return uniforms(self._seeds, self._column([state.length for state in self.states], torch.int64), draft_length)
 
-    def _first_view(self, table: TokenTable) -> EngineBatch:
+    def _first_view(self, table: SlotTokens) -> EngineBatch:
         states = self.states
         slots = self._column([state.slot for state in states], torch.int64)
         zeros = torch.zeros(len(states), dtype=torch.int32, device=self._device)

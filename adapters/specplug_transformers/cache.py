@@ -14,7 +14,7 @@ from torch import Tensor
 from transformers.cache_utils import Cache, DynamicLayer
 
 
-class Place:
+class RowPlaces:
     """Write positions of one forward pass: the cache row, and the position of the first token, of each batch row.
 
     Attributes:
@@ -78,7 +78,7 @@ class RowCache(Cache):
     """Cache of all layers; each row has its own length.  Set `place` before each forward pass."""
 
     def __init__(self, num_layers: int) -> None:
-        self.place = Place([0], [0], 0, torch.device("cpu"))
+        self.place = RowPlaces([0], [0], 0, torch.device("cpu"))
         self._layers = [_RowLayer(self) for _ in range(num_layers)]
         super().__init__(layers=list(self._layers))
 
@@ -107,7 +107,7 @@ class RowCache(Cache):
         return [stored for layer in self._layers if layer.is_initialized for stored in (layer.keys, layer.values)]
 
 
-def _grown(stored: Tensor, place: Place) -> Tensor:
+def _grown(stored: Tensor, place: RowPlaces) -> Tensor:
     """Return a larger copy with room for `place`, over-allocated so that growth is rare."""
     rows, heads, columns, size = stored.shape
     more_rows = rows if rows >= place.rows else max(place.rows, rows + rows // 4)

@@ -1,19 +1,21 @@
 """The decode step: plan, propose, trim, forward, verify and observe, for the requests that are ready to decode.
 
 Each row's input is its last token followed by its draft, so the first output token needs no special case, and a row
-without a draft decodes plainly.
+without a draft decodes plainly.  Grammars are functions of the ids so far, which the host may call at any time.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from specplug.faults import FaultGuard
 from specplug.grammar.drafts import SOURCE, Completer
+from specplug.grammar.states import AllowedState
 from specplug.interfaces import Verifier
 from specplug.pipeline.draft import DraftStage
 from specplug.pipeline.plan import PlanStage
@@ -23,12 +25,10 @@ from specplug.types.plan import NO_SPECULATION, HostStats, StepCost, StepPlan, S
 from specplug.types.verdict import Outcome
 from specplug.types.verification import TargetLogits, Verification
 from specplug.verify.lossy import merged
-from specplug_transformers.batch import DecodeBatch
-from specplug_transformers.grammar import grammar_states
-from specplug_transformers.processing import process_row
+from specplug_transformers.batch import DecodeBatch, SlotTokens
+from specplug_transformers.params import AllowedTokens, process_row
 from specplug_transformers.runner import ModelRunner
 from specplug_transformers.state import RequestState
-from specplug_transformers.table import TokenTable
 
 
 class Decoder:
@@ -47,7 +47,7 @@ class Decoder:
     def __init__(
         self,
         runner: ModelRunner,
-        table: TokenTable,
+        table: SlotTokens,
         plans: PlanStage,
         drafts: DraftStage,
         verifier: Verifier,
@@ -186,3 +186,18 @@ class Decoder:
     def _most(state: RequestState, plan: StepPlan) -> int:
         """Return the most draft tokens that a plan and a request itself allow it."""
         return state.draft_cap(plan.draft_length_for(state.request.request_id))
+
+
+def grammar_states(states: Sequence[RequestState], device: torch.device) -> list[AllowedState | None]:
+    """Return the grammar state of each request; None for requests without a grammar."""
+    found: list[AllowedState | None] = []
+    for state in states:
+        allowed = state.params.allowed_tokens
+        ask = None if allowed is None else partial(_ask, allowed, device)
+        found.append(None if ask is None else AllowedState(ask, state.tokens, state.end_token_ids))
+    return found
+
+
+def _ask(allowed: AllowedTokens, device: torch.device, text: Sequence[int]) -> list[int]:
+    """Call `allowed` as Hugging Face's processor does, for the only row of a batch."""
+    return allowed(0, torch.tensor(text, dtype=torch.int64, device=device))

@@ -26,13 +26,12 @@ from specplug.types.caps import Distribution, EngineCaps, Ragged
 from specplug.types.plan import StepCost
 from specplug.types.request import EngineEvent, EngineEventKind, Lifecycle, RequestEvent
 from specplug.verify.reference import ReferenceVerifier
-from specplug_transformers import seams
+from specplug_transformers.batch import SlotTokens
 from specplug_transformers.decode import Decoder
-from specplug_transformers.intake import GenerateRequest, Intake, RequestOutput
-from specplug_transformers.probe import probe
-from specplug_transformers.runner import ModelRunner
+from specplug_transformers.intake import GenerateRequest, RequestIntake, RequestOutput
+from specplug_transformers.runner import ModelRunner, probe
 from specplug_transformers.state import RequestState
-from specplug_transformers.table import TokenTable
+from specplug_transformers.support import require_seams
 
 logger = logging.getLogger("specplug")
 
@@ -65,7 +64,7 @@ class Engine:
         prefill_chunk: int = 512,
         registry: Registry | None = None,
     ) -> None:
-        seams.require()
+        require_seams()
         self.registry = registry or default_registry()
         if not isinstance(settings, Settings):
             settings = load_settings(settings, flags_origin="Engine(settings=...)", registry=self.registry).settings
@@ -88,13 +87,13 @@ class Engine:
         )
         self._drafts = build_draft_stage(settings, self.registry, context, grammars=True)
         self._plans = build_plan_stage(settings, self.registry, context, self._drafts.metrics.fault)
-        self._table = TokenTable(max_num_seqs, self.max_length, self._runner.vocab_size, self._runner.device)
+        self._table = SlotTokens(max_num_seqs, self.max_length, self._runner.vocab_size, self._runner.device)
         verifier, lossy = build_verifier(settings, self.registry, context), None
         if not self.registry.get(VerifierSpec, settings.verifier).caps.lossless:
             verifier, lossy = ReferenceVerifier(), verifier
         self._decoder = Decoder(self._runner, self._table, self._plans, self._drafts, verifier, lossy)
         proposers = (settings.proposer, *settings.extra_proposers)
-        self._intake = Intake(
+        self._intake = RequestIntake(
             model,
             tokenizer,
             settings,

@@ -15,10 +15,8 @@ from specplug.requests.fields import parse_request_fields
 from specplug.settings.mistakes import shown
 from specplug.settings.model import Settings
 from specplug.types.request import Request
-from specplug_transformers.generate_stream import TextStream
-from specplug_transformers.params import SamplingParams
-from specplug_transformers.processing import Processor, build_processors
-from specplug_transformers.state import FinishReason, RequestState
+from specplug_transformers.params import Processor, SamplingParams, build_processors
+from specplug_transformers.state import FinishReason, RequestState, TextStream
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,7 +85,7 @@ class RequestOutput:
         return self.finish_reason is not None
 
 
-class Intake:
+class RequestIntake:
     """Validates requests and converts them to engine state."""
 
     def __init__(

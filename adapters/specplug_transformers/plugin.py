@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 from specplug.plugins.hooks import hookimpl
-from specplug.plugins.specs import CheckSpec
+from specplug.plugins.specs import CheckResult, CheckSpec
+from specplug.seams.installed import version_result
 
 
 @hookimpl
@@ -14,7 +16,53 @@ def specplug_register_checks(register: Callable[[CheckSpec], None]) -> None:
     register(
         CheckSpec(
             name="transformers",
-            factory="specplug_transformers.seams:check",
+            factory="specplug_transformers.plugin:check",
             summary="the installed transformers has the seams that the adapter uses",
         )
     )
+
+
+def check(_settings: Any) -> list[CheckResult]:
+    """Report whether every seam is there, and whether `generate` gives the same text with specplug as without."""
+    try:
+        import transformers
+    except ImportError as error:
+        remedy = "pip install 'specplug[transformers]'"
+        return [CheckResult("warn", f"transformers is not installed: {error}", remedy)]
+    from specplug_transformers.support import VERSIONS
+
+    return [version_result(VERSIONS, transformers.__version__), _found(f"transformers {transformers.__version__}")]
+
+
+def _found(installed: str) -> CheckResult:
+    from specplug_transformers.support import VERSIONS, moved_seams
+
+    moved = moved_seams()
+    if moved:
+        return CheckResult("fail", f"{installed} has moved: {', '.join(moved)}", VERSIONS.remedy)
+    try:
+        failure = "" if _generates_the_same_text() else "another text than without specplug"
+    except Exception as error:  # a moved seam may raise anything
+        failure = f"{type(error).__name__}: {error}"
+    if failure:
+        return CheckResult("fail", f"{installed}: generate(custom_generate=...) gave {failure}", VERSIONS.remedy)
+    return CheckResult("ok", "all seams found, and generate(custom_generate=...) gives the same text")
+
+
+def _generates_the_same_text() -> bool:
+    """Call a random model's `generate` as users do, with left padding and a penalty."""
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    from specplug.settings import Settings
+    from specplug_transformers.custom_generate import speculative_generate
+
+    shape: Any = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1}
+    make: Any = LlamaForCausalLM
+    with torch.random.fork_rng(devices=[]):
+        model = make(LlamaConfig(**shape, vocab_size=16, pad_token_id=0, eos_token_id=None))
+        ids = torch.tensor([[3, 4, 3, 4], [0, 5, 6, 5]])
+        given = {"attention_mask": (ids > 0).long(), "max_new_tokens": 8, "do_sample": False, "repetition_penalty": 1.1}
+        ours = {"custom_generate": speculative_generate, "specplug": Settings(proposer="ngram-reference")}
+        plain, found = (model.generate(ids, **given, **own) for own in ({}, ours))
+    return torch.equal(plain, found)

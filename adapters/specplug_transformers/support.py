@@ -1,12 +1,91 @@
-"""Checks of model support: attention must take explicit masks, and state must roll back to an accepted length."""
+"""Checks of support: of the installed transformers, whose seams are probed, and of models.
+
+A model's attention must take explicit masks, and its state must roll back to an accepted length.
+"""
 
 from __future__ import annotations
 
+import functools
 import inspect
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from specplug.errors import EngineError
+from specplug.seams.support import Range
+
+VERSIONS = Range(engine="transformers", oldest=(5, 16), newest=(5, 24))
+"""The oldest and the newest version that `make test-versions` runs."""
+
+
+@functools.cache
+def require_seams() -> None:
+    """Refuse to start on a transformers version whose seams have moved.  Probes once per process.
+
+    Raises:
+        EngineError: a seam is missing.
+    """
+    import transformers
+
+    moved = moved_seams()
+    if moved:
+        raise EngineError.build(
+            f"transformers has moved: {', '.join(moved)}",
+            who="specplug_transformers",
+            found=f"transformers {transformers.__version__}",
+            expected=str(VERSIONS),
+            remedy=VERSIONS.remedy,
+        )
+
+
+def moved_seams() -> list[str]:
+    """Return the names of the seams that do not hold in the installed transformers."""
+    return [name for name, holds in _PROBES.items() if not _holds(holds)]
+
+
+def _holds(probe: Callable[[], bool]) -> bool:
+    try:
+        return probe()
+    except Exception:  # a moved seam may raise anything
+        return False
+
+
+def _cache_hands_over_to_layers() -> bool:
+    import torch
+
+    from specplug_transformers.cache import RowCache, RowPlaces
+
+    cache = RowCache(1)
+    cache.place = RowPlaces([1], [0], 2, torch.device("cpu"))
+    states = torch.ones(1, 1, 2, 3)
+    keys, values = cache.update(states, 2 * states, 0)
+    return torch.equal(keys, states) and torch.equal(values, 2 * states)
+
+
+def _prepared_masks_are_kept() -> bool:
+    import torch
+    from transformers import LlamaConfig, masking_utils
+
+    from specplug_transformers.cache import RowCache
+
+    config = LlamaConfig(num_hidden_layers=1, hidden_size=4, num_attention_heads=1, vocab_size=4)
+    config._attn_implementation = "sdpa"
+    mask = torch.ones(1, 1, 2, 3, dtype=torch.bool)
+    is_kept = masking_utils.create_causal_mask(config, torch.zeros(1, 2, 4), mask, None) is mask
+    return is_kept and masking_utils.create_causal_mask(config, torch.zeros(1, 1, 4), None, RowCache(1)) is None
+
+
+def _models_declare_what_they_can() -> bool:
+    from transformers import PreTrainedModel
+
+    return isinstance(PreTrainedModel._is_stateful, bool) and hasattr(PreTrainedModel, "_supports_attention_backend")
+
+
+_PROBES: dict[str, Callable[[], bool]] = {
+    "Cache.update calls the layers of Cache(layers=...)": _cache_hands_over_to_layers,
+    "4-d attention masks are used unchanged": _prepared_masks_are_kept,
+    "PreTrainedModel._is_stateful and ._supports_attention_backend": _models_declare_what_they_can,
+}
+
 
 _ROLLS_BACK = {"full_attention", "sliding_attention"}
 _TAKES_MASKS = {"sdpa", "eager"}

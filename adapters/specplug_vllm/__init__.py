@@ -14,7 +14,7 @@ __all__ = ["Proposer"]
 def __getattr__(name: str) -> Any:
     """Import `Proposer` when vLLM looks it up."""
     if name == "Proposer":
-        from specplug_vllm.worker.v1 import Proposer
+        from specplug_vllm.worker.v1 import V1Proposer
 
-        return Proposer
+        return V1Proposer
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -15,6 +15,7 @@ import os
 from typing import Any, Literal
 
 from specplug.errors import EngineError, SettingsError
+from specplug.interfaces import PluginContext
 from specplug.plugins.registry import default_registry
 from specplug.plugins.specs import ENGINE_DRAFTER
 from specplug.settings.sources import CONFIG_VARIABLE, ResolvedSettings, load_settings
@@ -129,6 +130,19 @@ def target_fields(vllm_config: Any) -> dict[str, Any]:
 
         tokenizer = cached_tokenizer_from_config(model)
     return {"target_path": model.model, "target_config": model.hf_config, "target_tokenizer": tokenizer}
+
+
+def plugin_context(vllm_config: Any, seed: int, **place: Any) -> PluginContext:
+    """Return the context that plug-ins are built with; `place` is the device and the rank, where they matter."""
+    return PluginContext(
+        caps=engine_caps(vllm_config),
+        vocab_size=vllm_config.model_config.get_vocab_size(),
+        max_slots=vllm_config.scheduler_config.max_num_seqs,
+        max_length=vllm_config.model_config.max_model_len,
+        seed=seed,
+        **target_fields(vllm_config),
+        **place,
+    )
 
 
 def refuse_unsupported(vllm_config: Any) -> None:

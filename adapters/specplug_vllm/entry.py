@@ -6,7 +6,7 @@ import logging
 
 from specplug_vllm import seams
 from specplug_vllm.frontend import intake
-from specplug_vllm.startup import engine_config, speculative_config
+from specplug_vllm.startup import engine_config
 from specplug_vllm.worker import factory
 
 
@@ -20,7 +20,6 @@ def register() -> None:
         return
     _log_as_vllm_does()
     engine_config.install()
-    speculative_config.install()
     factory.install()
     intake.install()
 

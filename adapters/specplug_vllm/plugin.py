@@ -7,29 +7,20 @@ from collections.abc import Callable
 from specplug.plugins.hooks import hookimpl
 from specplug.plugins.specs import CheckSpec
 
+_CHECKS = {
+    ("vllm", "installed"): "the installed vLLM is supported, has the seams that the adapter uses, and loads specplug",
+    ("vllm import", "imports"): "the installed vLLM imports",
+    (
+        "vllm launch",
+        "launch",
+    ): "the server that a launch line starts: runner, token budget, what it refuses and what it costs",
+}
+"""What each check of `specplug doctor` is about, by its name and its function."""
+
 
 @hookimpl
 def specplug_register_checks(register: Callable[[CheckSpec], None]) -> None:
     """Register the vLLM checks of `specplug doctor`."""
-    register(
-        CheckSpec(
-            name="vllm",
-            factory="specplug_vllm.doctor.checks:installed",
-            summary="the installed vLLM is supported, has the seams that the adapter uses, and loads specplug",
-        )
-    )
-    register(
-        CheckSpec(
-            name="vllm import",
-            factory="specplug_vllm.doctor.checks:imports",
-            summary="the installed vLLM imports",
-        )
-    )
-    register(
-        CheckSpec(
-            name="vllm launch",
-            factory="specplug_vllm.doctor.checks:launch",
-            summary="the server that a launch line starts: runner, token budget, what it refuses and what it costs",
-            takes_launch=True,
-        )
-    )
+    for (name, function), summary in _CHECKS.items():
+        factory, takes_launch = f"specplug_vllm.doctor:{function}", function == "launch"
+        register(CheckSpec(name=name, factory=factory, summary=summary, takes_launch=takes_launch))

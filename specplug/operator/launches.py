@@ -1,31 +1,141 @@
-"""Launch lines of engines, split as a shell does and resolved by the engine itself in a separate process.
+"""Launches of servers: advice on them, and launch lines, which the engine itself resolves in a separate process.
 
-An engine fills in unset options by device and model, so only the engine can tell what a line amounts to.
+An engine fills in unset options by device and model, so only the engine can tell what a line amounts to.  A server logs
+the same advice at start-up that ``specplug doctor`` prints.
 """
 
 from __future__ import annotations
 
+import functools
 import itertools
 import json
+import logging
 import os
 import re
 import shlex
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import PurePath
 from typing import Any
 
 from specplug.errors import EngineError, SpecplugError, describe
 from specplug.plugins.registry import Registry
-from specplug.plugins.specs import ProposerSpec
+from specplug.plugins.specs import CheckResult, ProposerSpec
 from specplug.settings.model import Settings
 
 MARK = "specplug-launch:"
 PATIENCE = 300.0
 """Timeout in seconds; importing an engine takes most of it."""
 
+ENGINE_DRAFTS = "specplug's policy chooses how many tokens it drafts and the target verifies"
+
 _WHO = "--launch"
+_log = logging.getLogger("specplug")
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """What the launch of a server with specplug amounts to.
+
+    Attributes:
+        line: the start-up line of its log.
+        settings: specplug's settings that differ from their defaults.
+        advice: remarks for the operator, warnings included.
+    """
+
+    line: str
+    settings: dict[str, Any]
+    advice: tuple[CheckResult, ...]
+
+    def announce(self) -> None:
+        """Log the start-up line and the warnings, each once per process."""
+        _log_once(logging.INFO, self.line)
+        for result in self.advice:
+            if result.status != "ok":
+                _log_once(logging.WARNING, f"{result.summary}. {result.remedy}")
+
+    def results(self) -> list[CheckResult]:
+        """Return the settings and the advice as ``specplug doctor`` prints them."""
+        described = ", ".join(f"{key}: {value}" for key, value in self.settings.items()) or "all at their defaults"
+        return [CheckResult("ok", f"settings of the launch: {described}"), *self.advice]
+
+    @classmethod
+    def from_plain(cls, plain: dict[str, Any]) -> Launch:
+        """Rebuild a launch from its JSON form."""
+        return cls(plain["line"], plain["settings"], tuple(CheckResult(**result) for result in plain["advice"]))
+
+
+@functools.cache
+def _log_once(level: int, text: str) -> None:
+    _log.log(level, "%s", text)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerCommand:
+    """The command lines that start an engine's server.
+
+    Attributes:
+        engine, package: the engine's name, and that of its package and command.
+        module: the adapter's module that calls `tell`.
+        arguments_in: returns the server's arguments in the words of a line; None if they start no server.
+        expected: such a line, for messages.
+        enabling: the flag that enables specplug.
+        variables: further environment variables of the process that resolves a line.
+    """
+
+    engine: str
+    package: str
+    module: str
+    arguments_in: Callable[[list[str]], list[str] | None]
+    expected: str
+    enabling: str
+    variables: Mapping[str, str] = field(default_factory=dict)
+
+    def ask(self, line: str, patience: float = PATIENCE) -> Launch | None:
+        """Return what a line amounts to; None if it does not enable specplug.
+
+        Args:
+            line: a shell command, optionally with variables set before it.
+            patience: timeout in seconds.
+
+        Raises:
+            EngineError: the line starts no such server, or the engine does not accept it.
+        """
+        variables, words = split(line)
+        arguments = self.arguments_in(words)
+        if arguments is None:
+            raise EngineError.build("not a launch line", who=_WHO, found=repr(line), expected=self.expected)
+        given = {**self.variables, **variables}
+        found = ask(self.module, arguments, given, engine=self.engine, patience=patience)
+        return None if found is None else Launch.from_plain(found)
+
+    def check(self, line: str, *, is_installed: bool, remedy: str, in_general: Sequence[str]) -> list[CheckResult]:
+        """Report on the server that a line would start; return nothing for another engine's line.
+
+        Args:
+            line: the launch line, "" if there is none.
+            is_installed: whether the engine is there.
+            remedy: what to do if it is not.
+            in_general: what holds for any line.
+        """
+        if line and not names_engine(line, self.package):
+            return []
+        if not is_installed:
+            missing = f"this line starts {self.engine}, which is not installed"
+            return [CheckResult("fail", missing, remedy)] if line else []
+        if not line:
+            example = f"specplug doctor --launch '{self.package} serve MODEL ...'"
+            hint = f"no launch line given; {example} checks one. In general:"
+            return [CheckResult("ok", text) for text in (hint, *in_general)]
+        try:
+            found = self.ask(line)
+        except EngineError as error:
+            return [CheckResult("fail", str(error), "Correct what the message names")]
+        if found is None:
+            return [CheckResult("warn", "the launch line does not enable specplug", f"Add {self.enabling}")]
+        return found.results()
 
 
 def split(line: str) -> tuple[dict[str, str], list[str]]:
@@ -102,11 +212,12 @@ def answer_of(done: subprocess.CompletedProcess[str], engine: str) -> Any:
     return answer
 
 
-def tell(found: Callable[[list[str]], dict[str, Any] | None], arguments: str) -> None:
+def tell(found: Callable[[list[str]], Launch | dict[str, Any] | None], arguments: str) -> None:
     """Print the result for arguments given as JSON, or the reason why there is none; the counterpart of `ask`."""
     answer: object
     try:
         answer = found(json.loads(arguments))
+        answer = asdict(answer) if isinstance(answer, Launch) else answer
     except SystemExit as error:  # the engine's parser has printed the mistake last on standard error
         if error.code:
             raise
@@ -140,3 +251,15 @@ def awaited_proposers(settings: Settings, registry: Registry, device: str) -> tu
     if len(names) == 1 and all(it.host_step for it in caps.values()):
         return ()
     return tuple(name for name in names if caps[name].needs_host)
+
+
+def host_cost(names: Sequence[str], where: str) -> str:
+    """Describe what `awaited_proposers` cost, `where` a step waits for them."""
+    several = "draft" if len(names) > 1 else "drafts"
+    waits = "every step then waits once for the device's new tokens"
+    return f"{', '.join(names)} {several} on the host, on a thread: {where} {waits}"
+
+
+def lossy_acceptance(by: str, consequence: str) -> CheckResult:
+    """Warn of an engine's lossy verification: what enables it, and the rest of a sentence on what follows."""
+    return CheckResult("warn", f"LOSSY by {by}: {consequence}", "Leave it out to serve every request losslessly")

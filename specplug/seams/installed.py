@@ -9,6 +9,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from specplug.plugins.specs import CheckResult
@@ -18,6 +19,89 @@ from specplug.seams.support import UNKNOWN, Range, is_optional
 
 IMPORT_PATIENCE = 120.0
 """Seconds that an engine may take to import."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InstalledEngine:
+    """An engine that may be installed beside specplug.
+
+    Attributes:
+        package: its package.
+        versions: the versions that the adapter supports.
+        seams: all seams that the adapter uses.
+        optional: parts of the adapter that a server can start without, each with the features that are then off.
+        group, target: the group and the target of the entry point "specplug" by which it loads specplug.
+        allowing: the environment variable that lists the plug-ins to load; if unset, all are loaded.
+        empty_allows: whether all are also loaded if the variable is empty.
+        statement: imports what serves.
+        remedy: what to do if it does not import.
+    """
+
+    package: str
+    versions: Range
+    seams: Sequence[Seam]
+    optional: Mapping[str, str]
+    group: str
+    target: str
+    allowing: str
+    empty_allows: bool
+    statement: str
+    remedy: str
+
+    @property
+    def folder(self) -> Path | None:
+        """Its package folder, or None if it is not installed."""
+        return package_folder(self.package)
+
+    def check(self) -> list[CheckResult]:
+        """Report whether it is supported, has every seam, and loads specplug."""
+        if self.folder is None:
+            missing = f"{self.versions.engine} is not installed: its adapter cannot run"
+            return [CheckResult("warn", missing, f"Install {self.versions}")]
+        version = version_in(self.folder)
+        return [version_result(self.versions, version), self.check_seams(version), self.check_entry_point()]
+
+    def check_import(self) -> list[CheckResult]:
+        """Report whether it imports, in another process; return nothing if it is not installed."""
+        if self.folder is None:
+            return []
+        engine, command = self.versions.engine, [sys.executable, "-c", self.statement]
+        try:
+            done = subprocess.run(command, capture_output=True, text=True, timeout=IMPORT_PATIENCE)
+        except subprocess.TimeoutExpired:
+            return [CheckResult("warn", f"{engine} did not import within {IMPORT_PATIENCE:g} s", "Import it by hand")]
+        if not done.returncode:
+            return [CheckResult("ok", f"{engine} imports")]
+        last = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
+        return [CheckResult("fail", f"{engine} does not import: {last}", self.remedy)]
+
+    def check_seams(self, version: str) -> CheckResult:
+        """Report whether its sources, of this version, have every seam."""
+        folder, assumed = self.folder, self.versions.assumed(version)
+        assert folder is not None
+        needed = [seam for seam in self.seams if not is_optional(seam, self.optional)]
+        moved, off = moved_in(folder.parent, assumed, needed), []
+        for part, what in self.optional.items():
+            gone = moved_in(folder.parent, assumed, [seam for seam in self.seams if part in seam.where])
+            off += [f"{'; '.join(gone)} (off: {what})"] if gone else []
+        if moved or off:
+            summary = f"{self.versions.engine} {version} has moved: {'; '.join([*moved, *off])}"
+            return CheckResult("fail" if moved else "warn", summary, self.versions.remedy)
+        return CheckResult("ok", f"all {len(self.seams)} seams found")
+
+    def check_entry_point(self) -> CheckResult:
+        """Report whether it loads specplug."""
+        engine, name = self.versions.engine, "specplug"
+        found = [entry.value for entry in importlib.metadata.entry_points(group=self.group) if entry.name == name]
+        if self.target not in found:
+            summary = f"{engine} does not load specplug: no entry point {name!r} in the group {self.group!r}"
+            return CheckResult("fail", summary, f"Reinstall specplug into {engine}'s environment")
+        allowed = os.environ.get(self.allowing)
+        restricts = allowed is not None and not (self.empty_allows and not allowed)
+        if allowed is not None and restricts and name not in (each.strip() for each in allowed.split(",")):
+            summary = f"{self.allowing}={allowed!r} keeps {engine} from loading specplug"
+            return CheckResult("fail", summary, f"Add {name!r} to it, or unset it")
+        return CheckResult("ok", f"{engine} loads specplug (entry point {name!r} of {self.group!r})")
 
 
 def package_folder(package: str) -> Path | None:
@@ -37,25 +121,6 @@ def version_in(folder: Path) -> str:
     return UNKNOWN
 
 
-def import_result(engine: str, statement: str, remedy: str) -> CheckResult:
-    """Return whether an installed engine imports, as a check result; another process tries it.
-
-    Args:
-        engine: its name, for the message.
-        statement: imports what serves.
-        remedy: what to do if it does not.
-    """
-    command = [sys.executable, "-c", statement]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=IMPORT_PATIENCE)
-    except subprocess.TimeoutExpired:
-        return CheckResult("warn", f"{engine} did not import within {IMPORT_PATIENCE:g} s", "Import it by hand")
-    if not done.returncode:
-        return CheckResult("ok", f"{engine} imports")
-    last = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
-    return CheckResult("fail", f"{engine} does not import: {last}", remedy)
-
-
 def version_result(versions: Range, version: str) -> CheckResult:
     """Return whether a version is supported, as a check result."""
     judgement = versions.judge(version)
@@ -67,50 +132,3 @@ def version_result(versions: Range, version: str) -> CheckResult:
         return CheckResult("warn", summary, f"{versions.remedy}, or go on if every seam is found")
     remark = "; no test runs it, its seams were compared" if versions.parse(version) in versions.compared else ""
     return CheckResult("ok", f"{name} (supported: {versions}{remark})")
-
-
-def seams_result(
-    versions: Range, version: str, folder: Path, seams: Sequence[Seam], optional: Mapping[str, str]
-) -> CheckResult:
-    """Return whether an installed engine has every seam, as a check result.
-
-    Args:
-        versions: the versions that the adapter supports.
-        version: the installed version.
-        folder: the engine's package folder.
-        seams: all seams that the adapter uses.
-        optional: parts of the adapter that a server can start without, each with the features that are then off.
-    """
-    name, assumed = f"{versions.engine} {version}", versions.assumed(version)
-    moved = moved_in(folder.parent, assumed, [seam for seam in seams if not is_optional(seam, optional)])
-    off = []
-    for part, what in optional.items():
-        gone = moved_in(folder.parent, assumed, [seam for seam in seams if part in seam.where])
-        off += [f"{'; '.join(gone)} (off: {what})"] if gone else []
-    if moved or off:
-        summary = f"{name} has moved: {'; '.join([*moved, *off])}"
-        return CheckResult("fail" if moved else "warn", summary, versions.remedy)
-    return CheckResult("ok", f"all {len(seams)} seams found")
-
-
-def entry_point_result(
-    engine: str, group: str, name: str, target: str, *, allowing: str, empty_allows: bool
-) -> CheckResult:
-    """Return whether an engine loads specplug, as a check result.
-
-    Args:
-        engine: the engine's name, for messages.
-        group, name, target: group, name and target of the entry point.
-        allowing: the environment variable that lists the plug-ins to load; if unset, all are loaded.
-        empty_allows: whether all are also loaded if the variable is empty.
-    """
-    found = [entry.value for entry in importlib.metadata.entry_points(group=group) if entry.name == name]
-    if target not in found:
-        summary = f"{engine} does not load specplug: no entry point {name!r} in the group {group!r}"
-        return CheckResult("fail", summary, f"Reinstall specplug into {engine}'s environment")
-    allowed = os.environ.get(allowing)
-    restricts = allowed is not None and not (empty_allows and not allowed)
-    if allowed is not None and restricts and name not in (each.strip() for each in allowed.split(",")):
-        summary = f"{allowing}={allowed!r} keeps {engine} from loading specplug"
-        return CheckResult("fail", summary, f"Add {name!r} to it, or unset it")
-    return CheckResult("ok", f"{engine} loads specplug (entry point {name!r} of {group!r})")

@@ -21,13 +21,9 @@ from specplug.types.caps import EngineCaps, Ragged
 from specplug.types.draft import Draft
 from specplug.types.plan import StepPlan
 from specplug.types.request import BEGINS, Request, RequestEvent
-from specplug_sglang.scheduler.build import build
-from specplug_sglang.scheduler.device_drafts import DeviceDrafts
-from specplug_sglang.scheduler.drafts import Decoding, Drafts
-from specplug_sglang.scheduler.grammar import Grammars
-from specplug_sglang.scheduler.rows import Rows
-from specplug_sglang.scheduler.stage_drafts import StageDrafts
-from specplug_sglang.scheduler.stream_drafts import StreamDrafts
+from specplug_sglang.scheduler.drafts import BatchRows, Decoding, Drafts, StageDrafts
+from specplug_sglang.scheduler.grammar import GrammarCompleter
+from specplug_sglang.scheduler.stream_drafts import DeviceDrafts, StreamDrafts, build
 from specplug_sglang.verification.table import TokenTable
 
 CPU = torch.device("cpu")
@@ -62,13 +58,13 @@ class Engine:
             assert isinstance(self.drafts, StreamDrafts)
         else:
             stage = stage or build_draft_stage(wanted, default_registry(), context, grammars=True)
-            grammars = Grammars(VOCAB, None, FaultGuard("grammar", sink=stage.metrics.fault))
+            grammars = GrammarCompleter(VOCAB, None, FaultGuard("grammar", sink=stage.metrics.fault))
             self.drafts = by_stage = StageDrafts(stage, self.table, grammars, caps, VOCAB)
             self.allocator = SlotAllocator(SLOTS, CPU, self._tell)
             if launches is not None:
                 self.drafts = DeviceDrafts(by_stage, self.table, VOCAB, self.allocator.slots, launches)
         self.allocator.engine_slot = self.slot_of.__getitem__
-        self._rows: Rows | None = None
+        self._rows: BatchRows | None = None
 
     def _tell(self, event: RequestEvent) -> None:
         if event.kind not in BEGINS:
@@ -95,7 +91,7 @@ class Engine:
     def propose(self, names: list[str], lengths: dict[str, int], plan: StepPlan) -> Draft | None:
         """Draft for a batch; None if nothing is drafted."""
         if self._rows is None or not self._rows.hold(self.allocator, [SimpleNamespace(rid=name) for name in names]):
-            self._rows = Rows(self.allocator, [SimpleNamespace(rid=name) for name in names], CPU)
+            self._rows = BatchRows(self.allocator, [SimpleNamespace(rid=name) for name in names], CPU)
         reqs = [SimpleNamespace(rid=name, grammar=None) for name in names]
         slots = torch.tensor([self.slot_of[name] for name in names])
         self._batch = Decoding(reqs, self._rows, slots, torch.tensor([lengths[name] - 1 for name in names]))

@@ -15,9 +15,9 @@ from specplug.requests import wire
 from specplug.settings import ResolvedSettings, Settings
 from specplug.types.caps import DraftLengthChange, EngineCaps, Ragged
 from specplug.types.request import RequestOptions
-from specplug_sglang.scheduler import engine_drafting
+from specplug_sglang.scheduler import engine_drafting, planned_steps
 from specplug_sglang.scheduler.engine_drafting import EngineDrafting
-from specplug_sglang.verification.limits import cut
+from specplug_sglang.verification.trees import cut
 
 LADDER = (0, 1, 2, 4)
 PARAMS = {
@@ -56,7 +56,8 @@ def make(monkeypatch: pytest.MonkeyPatch) -> Any:
         )
         found = ResolvedSettings(Settings(proposer="engine", num_speculative_tokens=4, **given), {})
         for name, value in {"engine_caps": caps, "engine_method": "EAGLE", "resolved": found}.items():
-            monkeypatch.setattr(engine_drafting, name, lambda server_args, value=value: value)
+            module = engine_drafting if name == "engine_method" else planned_steps
+            monkeypatch.setattr(module, name, lambda server_args, value=value: value)
         model = SimpleNamespace(vocab_size=8, context_len=64, model_path="m", hf_config=None)
         return EngineDrafting(None, model, slots=8, device=torch.device("cpu"), ranks=ranks or Ranks())
 

@@ -18,7 +18,7 @@ from specplug.operator.control import parse_order
 from specplug.types.verdict import Verdict
 from specplug_sglang import status as frontend
 from specplug_sglang.scheduler import status
-from specplug_sglang.scheduler.counts import PERIOD, Counts
+from specplug_sglang.scheduler.status import PERIOD, Counts
 
 ORDERS = st.fixed_dictionaries(
     {},

@@ -19,12 +19,13 @@ from specplug.requests import wire
 from specplug.requests.clients import isolation_key
 from specplug.runtime.running_request import MAX_STOP_IDS
 from specplug.testing.batches import POISON
+from specplug.types.caps import DraftLengthChange, EngineCaps
 from specplug.types.draft import Draft
 from specplug.types.request import Reference, RequestOptions
 from specplug_sglang import requests
-from specplug_sglang.config import LADDER, draft_lengths_on
+from specplug_sglang.config import LADDER, draft_lengths_on, largest_batches, least_captured, needed_batches
 from specplug_sglang.requests import prompt_of, running_request, served_plainly
-from specplug_sglang.scheduler.ranks import Ranks, _unpacked
+from specplug_sglang.scheduler.ranks import RankGroup, _unpacked
 from specplug_sglang.verification.attention import check, most_cached, reads_mask
 from specplug_sglang.verification.table import TokenTable
 from specplug_sglang.verification.trees import chain_sees, nodes_of, whole_mask
@@ -243,7 +244,7 @@ def test_drafts_arrive_on_other_ranks_as_they_were_sent(data):
             sent.append(packed.clone())
 
     empty = Draft.allocate(draft.batch_size, draft.draft_length, trees=draft.parents is not None)
-    mine = Ranks(Group()).share(draft)
+    mine = RankGroup(Group()).share(draft)
     assert len(sent) == 1
     for found in (mine, _unpacked(empty, sent[0])):
         found.validate()
@@ -267,7 +268,7 @@ def test_drafts_on_hosts_arrive_in_one_message_whatever_their_length(data):
         messages.append(message.clone()) if ranks.leads else message.copy_(messages[0])
 
     for rank in range(2):
-        ranks = Ranks(SimpleNamespace(world_size=2, rank_in_group=rank, ranks=[7, 8], cpu_group="hosts"))
+        ranks = RankGroup(SimpleNamespace(world_size=2, rank_in_group=rank, ranks=[7, 8], cpu_group="hosts"))
         with pytest.MonkeyPatch.context() as patched:
             patched.setattr(torch.distributed, "broadcast", broadcast)
             blank = partial(Draft.allocate, draft.batch_size, trees=trees)
@@ -282,7 +283,7 @@ def test_drafts_on_hosts_arrive_in_one_message_whatever_their_length(data):
 
 
 def test_with_one_rank_drafts_stay_where_they_are():
-    ranks = Ranks(SimpleNamespace(world_size=1, rank_in_group=0))
+    ranks = RankGroup(SimpleNamespace(world_size=1, rank_in_group=0))
     draft = Draft.allocate(2, 3)
     assert ranks.leads
     assert ranks.share(draft) is draft
@@ -463,3 +464,33 @@ def test_draft_lengths_on_a_gpu_are_a_ladder_up_to_the_widest(draft_length):
     assert ladder[-1] == draft_length
     assert set(ladder) == {step for step in LADDER if step <= draft_length} | {draft_length}
     assert draft_lengths_on("cpu", draft_length) == ()
+
+
+@pytest.mark.parametrize(
+    ("largest", "expected"),
+    [(1, [1]), (2, [1, 2]), (3, [1, 2, 4]), (8, [1, 2, 4, 8]), (9, [1, 2, 4, 8]), (400, [1, 2, 4, 8])],
+)
+def test_batches_are_captured_up_to_the_least_that_holds_the_largest(largest, expected):
+    assert needed_batches([8, 1, 4, 2], largest) == expected
+
+
+def test_an_engine_that_captures_nothing_has_no_batches():
+    assert needed_batches(None, 4) is None
+    assert needed_batches([], 4) is None
+
+
+def test_each_draft_length_has_its_largest_batch():
+    def longest(batch_size: int) -> int:
+        return 8 if batch_size <= 2 else 3 if batch_size <= 5 else 0
+
+    assert largest_batches((0, 1, 2, 4, 8, 16), longest, 7) == {0: 7, 1: 5, 2: 5, 4: 2, 8: 2, 16: 0}
+
+
+def test_a_policy_that_states_nothing_drafts_so_long_for_any_batch():
+    assert largest_batches((0, 8), lambda batch_size: 8, 7) == {0: 7, 8: 7}
+
+
+def test_a_step_takes_the_least_captured_length_that_holds_its_drafts():
+    caps = EngineCaps(8, captured_draft_lengths=(0, 1, 4, 8), draft_length_change=DraftLengthChange.CAPTURED)
+    assert [least_captured(caps, longest) for longest in (0, 1, 2, 4, 5, 8)] == [0, 1, 4, 4, 8, 8]
+    assert least_captured(EngineCaps(8), 3) == 3

@@ -6,8 +6,9 @@ import pickle
 from types import SimpleNamespace
 
 from specplug.runtime.late_rows import LateRows
+from specplug.seams.hook import hook
 from specplug_vllm import step_metadata
-from specplug_vllm.worker import lifecycle
+from specplug_vllm.worker import hooks
 
 
 def test_an_output_brings_what_the_host_function_writes_later():
@@ -17,7 +18,7 @@ def test_an_output_brings_what_the_host_function_writes_later():
         def sample_tokens(self):
             return SimpleNamespace(model_runner_output=SimpleNamespace())
 
-    lifecycle.install_reports(Runner)
+    hook(Runner, "sample_tokens", hooks.sample_tokens)
     found = Runner().sample_tokens().model_runner_output
     Runner.speculator.late.flags[1] = 1
     assert step_metadata.late(found) == step_metadata.late(pickle.loads(pickle.dumps(found))) == ("b",)

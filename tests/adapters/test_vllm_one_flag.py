@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from specplug.errors import SettingsError
-from specplug_vllm.startup.speculative_config import implied
+from specplug_vllm.startup.engine_config import implied
 
 OURS = {"method": "custom_class", "model": "specplug_vllm.Proposer"}
 

@@ -12,7 +12,7 @@ from specplug.metrics import SpecMetrics
 from specplug.runtime.steps_in_flight import cut_lists
 from specplug.types.draft import Draft
 from specplug_vllm.worker.drafting import Drafting
-from specplug_vllm.worker.v1_steps import Steps
+from specplug_vllm.worker.v1 import Steps
 
 SEEDS = pytest.mark.parametrize("seed", range(10))
 

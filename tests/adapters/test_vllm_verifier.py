@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from random import Random
 from types import SimpleNamespace
 from typing import Any
 
@@ -99,7 +100,7 @@ def decide_v1(
         req_ids=[str(number) for number in range(len(batch))],
         num_tokens_no_spec=np.array([row.length for row in batch] + [77], dtype=np.int32),
     )
-    decision = verifier_v1.Decision(SimpleNamespace(input_batch=input_batch), server, drafting)
+    decision = verifier_v1.V1Decision(SimpleNamespace(input_batch=input_batch), server, drafting)
     return decision(
         baseline,
         torch.tensor([token for row in batch for token in row.draft], dtype=torch.int32),
@@ -205,7 +206,7 @@ def decide_v2(
         by_slot[slot, len(row.draft) :] = 0.0  # padding
         temperature[slot], seeds[slot] = row.temperature, row.seed
     counts = torch.tensor([len(row.draft) + 1 for row in batch])
-    decision = verifier_v2.Decision(server, drafting)
+    decision = verifier_v2.V2Decision(server, drafting)
     decision.all_greedy = not any(row.temperature for row in batch)
     padding = torch.zeros(spare, VOCAB)
     return decision(
@@ -325,7 +326,7 @@ def test_v2_reads_nothing_back(temperature: float, states_distribution: bool) ->
     def empty(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
         return torch.empty(shape, dtype=dtype, device="meta")
 
-    decision = verifier_v2.Decision(reference(), None)
+    decision = verifier_v2.V2Decision(reference(), None)
     decision.all_greedy = temperature == 0
     sampled, counts = decision(
         None,
@@ -342,3 +343,29 @@ def test_v2_reads_nothing_back(temperature: float, states_distribution: bool) ->
         DRAFT_LENGTH,
     )
     assert (sampled.shape, counts.shape) == ((3, DRAFT_LENGTH + 1), (3,))
+
+
+# -- seeded rows on V2 -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_row_emits_what_was_drawn_up_to_the_first_other_draft_token(seed):
+    random, longest = Random(seed), 4
+    lengths = [random.randint(0, longest) for _ in range(random.randint(1, 6))]
+    drawn = [[random.randrange(3) for _ in range(length + 1)] for length in lengths]
+    drafts = [[random.choice([token, token, random.randrange(-1, 3)]) for token in row[:-1]] for row in drawn]
+    inputs = [token for draft in drafts for token in (random.randrange(3), *draft)]
+    starts = [0]
+    for length in lengths:
+        starts.append(starts[-1] + length + 1)
+    found, counts = verifier_v2.kept(
+        torch.tensor([token for row in drawn for token in row]),
+        torch.tensor(inputs, dtype=torch.int32),
+        torch.tensor(starts, dtype=torch.int32),
+        longest,
+    )
+    assert (found.shape, found.dtype, counts.dtype) == ((len(lengths), longest + 1), torch.int64, torch.int32)
+    for row, (tokens, draft) in enumerate(zip(drawn, drafts, strict=True)):
+        equal = next((place for place, token in enumerate(draft) if token != tokens[place]), len(draft))
+        assert counts[row] == equal + 1
+        assert found[row, : equal + 1].tolist() == tokens[: equal + 1]

@@ -75,9 +75,9 @@ def _watch_launches() -> None:
 
     _wrap(host_kernels, "pack", "unpack")
     if "sglang" in sys.modules:
-        from specplug_sglang.verification import plain
+        from specplug_sglang.verification import trees
 
-        _wrap(plain, "nodes", "append")
+        _wrap(trees, "nodes", "append")
     if os.environ.get("TRITON_INTERPRET") == "1":
         from triton.runtime.interpreter import InterpretedFunction
 

@@ -16,9 +16,10 @@ from pathlib import Path
 import pytest
 
 from specplug.errors import EngineError
-from specplug.seams.installed import seams_result
+from specplug.seams.hook import hook
+from specplug.seams.installed import InstalledEngine
 from specplug.seams.probe import _method_codes, _stored, imported, problems
-from specplug.seams.seam import Seam
+from specplug.seams.seam import Seam, table
 from specplug.seams.seam import seam as a_seam
 from specplug.seams.sources import Sources, moved_in
 from specplug.seams.support import UNKNOWN, Range, Support
@@ -209,6 +210,35 @@ def test_seams_that_a_version_does_not_have_are_left_out(engine):
     ]
 
 
+TABLE = """
+[v1, v2]
+engine.parts: LIMIT
+  Base: shared size
+      left
+  Base.__init__(size, *, eager) >= 0.33
+# A remark.
+engine.runner
+  conditional
+
+[front]
+engine.other:function(a, b) <= 0.5.22
+engine.empty:
+"""
+
+
+def test_a_table_is_read():
+    assert list(table(TABLE)) == [
+        a_seam("engine.parts", "v1", "v2", holds="LIMIT"),
+        a_seam("engine.parts:Base", "v1", "v2", holds="shared size left"),
+        a_seam("engine.parts:Base.__init__", "v1", "v2", takes="size", named="eager", since=(0, 33)),
+        a_seam("engine.runner:conditional", "v1", "v2"),
+        a_seam("engine.other:function", "front", takes="a b", until=(0, 5, 22)),
+        a_seam("engine.empty", "front"),
+    ]
+    with pytest.raises(ValueError, match="not a row"):
+        table("engine.parts LIMIT")
+
+
 # -- versions ----------------------------------------------------------------------------------------------------------
 
 TWO = Range(engine="Engine", oldest=(0, 30), newest=(0, 33))
@@ -220,16 +250,10 @@ THREE = Range(engine="Engine", oldest=(0, 5, 22), newest=(0, 5, 23))
     [
         (TWO, "0.32.0", (0, 32)),
         (TWO, "0.33.1rc2.dev4+g12ab", (0, 33)),
-        (TWO, "0.34rc1", (0, 34)),
-        (TWO, "1.0", (1, 0)),
-        (TWO, "1", None),
         (TWO, "dev", None),
-        (TWO, "x.y", None),
-        (TWO, "", None),
+        (TWO, "1", None),
         (THREE, "0.5.23", (0, 5, 23)),
         (THREE, "0.5.12.post1", (0, 5, 12)),
-        (THREE, "0.5.24rc1", (0, 5, 24)),
-        (THREE, "0.5", None),
         (THREE, "v0.5.23", None),
     ],
 )
@@ -247,8 +271,6 @@ def test_versions_are_read(versions: Range, text: str, expected):
         (TWO, "0.34.0", "untested"),
         (TWO, UNKNOWN, "untested"),
         (THREE, "0.5.21.post1", "too old"),
-        (THREE, "0.5.22", "supported"),
-        (THREE, "0.5.24", "untested"),
         (THREE, "1.0.0", "untested"),
     ],
 )
@@ -326,7 +348,9 @@ def test_an_optional_part_that_has_moved_is_off_with_one_warning(engine, caplog)
     ids=["none", "optional", "needed"],
 )
 def test_doctor_warns_of_optional_parts_and_fails_for_others(engine, seams, status, summary):
-    found = seams_result(TWO, "0.32.0", engine / "engine", seams, OPTIONAL)
+    keys = ("package", "group", "target", "allowing", "empty_allows", "statement", "remedy")
+    given = dict.fromkeys(keys, "") | {"package": "engine", "versions": TWO, "seams": seams, "optional": OPTIONAL}
+    found = InstalledEngine(**given).check_seams("0.32.0")
     assert found.status == status
     assert summary in found.summary
 
@@ -411,3 +435,31 @@ def test_a_row_that_says_what_another_one_says_is_named():
     assert duplicates(LISTED) == []
     assert duplicates([*LISTED, a_seam("engine.parts:Row", "worker", holds="private")])
     assert duplicates([a_seam("engine.parts:Row")])
+
+
+# -- hooks -------------------------------------------------------------------------------------------------------------
+
+
+def doubled(original, *args):
+    return 2 * original(*args)
+
+
+def increased(original, *args):
+    return 1 + original(*args)
+
+
+def test_a_hook_is_called_around_the_original_once_however_often_it_is_installed():
+    class Owner:
+        def method(self, a):
+            """Return it."""
+            return a
+
+        @staticmethod
+        def static(a):
+            return a
+
+    for around in (doubled, increased, doubled):
+        hook(Owner, "method", around)
+        hook(Owner, "static", around)
+    assert (Owner().method(3), Owner.static(3), Owner().static(3)) == (7, 7, 7)
+    assert Owner.method.__doc__ == "Return it."

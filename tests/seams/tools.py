@@ -39,7 +39,7 @@ class Adapter:
 
     Attributes:
         engine: the engine's package.
-        folder: the adapter's package folder; what lies in its folder `seams` is left out.
+        folder: the adapter's package folder; its module `seams` is left out.
         seams: its table.
         groups: entry-point groups, which are named in strings as modules are.
         elsewhere: attributes that are neither the engine's nor defined where `known` looks.
@@ -54,7 +54,7 @@ class Adapter:
     @functools.cached_property
     def trees(self) -> dict[str, ast.Module]:
         """Return the adapter's files, parsed."""
-        files = (path for path in sorted(self.folder.rglob("*.py")) if path.parent.name != "seams")
+        files = (path for path in sorted(self.folder.rglob("*.py")) if path.name != "seams.py")
         return {str(path.relative_to(self.folder)): ast.parse(path.read_text()) for path in files}
 
     def is_engines(self, module: str) -> bool:
@@ -271,5 +271,7 @@ def used(tree: ast.Module) -> Iterator[tuple[str, int]]:
         match node:
             case ast.Attribute(attr=name):
                 yield name, node.lineno
-            case ast.Call(func=ast.Name(id="getattr" | "hasattr" | "setattr"), args=[_, ast.Constant(value=name), *_]):
+            case ast.Call(
+                func=ast.Name(id="getattr" | "hasattr" | "setattr" | "hook"), args=[_, ast.Constant(value=name), *_]
+            ):
                 yield name, node.lineno

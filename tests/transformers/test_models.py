@@ -10,7 +10,7 @@ import transformers
 from transformers import BertConfig, BertLMHeadModel, LlamaConfig, LlamaForCausalLM, cache_utils, masking_utils
 
 from specplug.errors import EngineError
-from specplug_transformers import Engine, seams
+from specplug_transformers import Engine, plugin, support
 from specplug_transformers.runner import ModelRunner
 from specplug_transformers.support import longest_context
 from tests.transformers.conftest import assert_greedy_equal, cached_model, greedy, requests_of
@@ -201,18 +201,18 @@ def test_ragged_rows_give_the_logits_of_plain_forwards(name, attention):
 
 
 def test_all_seams_are_there():
-    version, found = seams.check(None)
+    version, found = plugin.check(None)
     assert found.status == "ok", found.summary
     assert (version.status, transformers.__version__ in version.summary) == ("ok", True)
 
 
 def test_moved_seams_are_named(monkeypatch):
     monkeypatch.setattr(cache_utils.Cache, "update", lambda self, states, layer: states)
-    result = seams.check(None)[1]
+    result = plugin.check(None)[1]
     assert result.status == "fail"
     assert transformers.__version__ in result.summary
     assert "Cache.update" in result.summary
-    assert str(seams.VERSIONS) in result.remedy
+    assert str(support.VERSIONS) in result.remedy
 
 
 def test_what_users_call_is_called(monkeypatch):
@@ -224,7 +224,7 @@ def test_what_users_call_is_called(monkeypatch):
         return prepare(self, config, model_kwargs, *args)
 
     monkeypatch.setattr(transformers.GenerationMixin, "_prepare_cache_for_generation", prepared)
-    version, result = seams.check(None)
+    version, result = plugin.check(None)
     assert (version.status, result.status) == ("ok", "fail")
     assert "found kv_store" in result.summary
 
@@ -232,13 +232,13 @@ def test_what_users_call_is_called(monkeypatch):
 def test_masks_that_are_rebuilt_are_noticed(monkeypatch):
     """The adapter's own masks must reach the attention untouched."""
     monkeypatch.setattr(masking_utils, "create_causal_mask", lambda config, embeds, mask, cache: mask.clone())
-    assert "4-d attention masks" in seams.check(None)[1].summary
+    assert "4-d attention masks" in plugin.check(None)[1].summary
 
 
 def test_an_engine_does_not_start_when_a_seam_has_moved(monkeypatch):
-    seams.require.cache_clear()
+    support.require_seams.cache_clear()
     monkeypatch.delattr(transformers.PreTrainedModel, "_is_stateful")
     with pytest.raises(EngineError, match="_is_stateful") as caught:
         Engine(build_model("llama"))
     assert transformers.__version__ in str(caught.value)
-    assert str(seams.VERSIONS) in str(caught.value)
+    assert str(support.VERSIONS) in str(caught.value)

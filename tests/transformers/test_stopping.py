@@ -11,7 +11,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from specplug_transformers import GenerateRequest, SamplingParams
-from specplug_transformers.generate_stream import TextStream
+from specplug_transformers.state import TextStream
 from tests.engines import plain
 from tests.transformers.conftest import greedy, requests_of
 from tests.transformers.toys import CONTEXT, EOS, VOCAB, Oracle, Recorder, prompts

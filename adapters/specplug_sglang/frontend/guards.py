@@ -13,19 +13,10 @@ from typing import Any
 from specplug.operator.access import Operators, Refusal
 from specplug_sglang.scheduler.status import KEY, LIMIT, MODE
 
-_FRONT = "sglang.srt.managers.tokenizer_control_mixin.TokenizerControlMixin"
 _STATES = ("/server_info", "/get_server_info", "/set_internal_state")
 
 _refused: ContextVar[Refusal | None] = ContextVar("specplug_refused", default=None)
 """Refusal for a client that is not an operator, while one of `_STATES` serves its request; None for operators."""
-
-
-def install_hooks() -> None:
-    """Hook the methods that `_STATES` call, in this process; without specplug the hooks change nothing."""
-    from sglang.srt.plugins.hook_registry import HookRegistry, HookType
-
-    HookRegistry.register(f"{_FRONT}.get_internal_state", states_shown, HookType.AROUND)
-    HookRegistry.register(f"{_FRONT}.set_internal_state", state_ordered, HookType.AROUND)
 
 
 def install(app: Any, operators: Operators) -> None:

@@ -8,17 +8,16 @@ either, so a hook on OpenAI's endpoints reads it from the body.
 
 from __future__ import annotations
 
-import functools
 import sys
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 from specplug.requests import clients, predicted
+from specplug.seams.hook import hook
 from specplug_sglang import seams
 from specplug_sglang.config import is_requested
 
 PARSER = "_specplug_parser"  # attribute of a TokenizerManager whose server enables specplug
-_MARK = "_specplug_intake"
 _HTTP = "sglang.srt.entrypoints.http_server"
 _SHARES_ARGUMENTS = "sglang.srt.managers.multi_tokenizer_mixin.write_data_for_multi_tokenizer"
 
@@ -27,86 +26,67 @@ def install() -> None:
     """Install the hooks once this process launches a server that enables specplug; import nothing until then."""
     from sglang.srt.server_args import ServerArgs
 
-    _wrap(ServerArgs, "check_server_args", _with_intake)
+    hook(ServerArgs, "check_server_args", _check_server_args)
 
 
 def install_request_hooks() -> None:
-    """Patch SGLang's classes, once per process."""
+    """Hook SGLang's classes, once per process."""
     seams.require("api")
     clients.prepare()
     from sglang.srt.managers.tokenizer_manager import TokenizerManager
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
-    _wrap(TokenizerManager, "__init__", _with_parser)
-    _wrap(TokenizerManager, "generate_request", _parsing_first)
-    _wrap(TokenizerManager, "_calculate_spec_decoding_metrics", _counting_drafts)
+    hook(TokenizerManager, "__init__", _init_manager)
+    hook(TokenizerManager, "generate_request", _generate_request)
+    hook(TokenizerManager, "_calculate_spec_decoding_metrics", _count_drafts)
     if _SHARES_ARGUMENTS not in HookRegistry._patched:
         HookRegistry.register(_SHARES_ARGUMENTS, _shared, HookType.BEFORE)
         HookRegistry.apply_hooks()
     if _HTTP in sys.modules:
         seams.require("http")
-        _wrap(sys.modules[_HTTP], "serve_generate_request", _answering)
+        hook(sys.modules[_HTTP], "serve_generate_request", _serve_generate_request)
         from sglang.srt.entrypoints.openai.serving_base import OpenAIServingBase
 
-        _wrap(OpenAIServingBase, "handle_request", _taking_predictions)
+        hook(OpenAIServingBase, "handle_request", _handle_request)
 
 
-def _wrap(owner: Any, name: str, around: Callable[[Any], Any]) -> None:
-    original = getattr(owner, name)
-    if not hasattr(original, _MARK):
-        wrapped = around(original)
-        setattr(wrapped, _MARK, True)
-        setattr(owner, name, wrapped)
+def _check_server_args(original: Callable[..., None], server_args: Any) -> None:
+    """Hook on the launch's check of the server's arguments, which runs before anything is built."""
+    original(server_args)
+    if is_requested(server_args):
+        install_request_hooks()
 
 
-def _with_intake(original: Callable[..., None]) -> Callable[..., None]:
-    """Wrap the launch's check of the server's arguments, which runs before anything is built."""
+def _init_manager(original: Callable[..., None], manager: Any, server_args: Any, *args: Any, **kwargs: Any) -> None:
+    original(manager, server_args, *args, **kwargs)
+    if not is_requested(server_args):
+        return
+    from specplug_sglang.frontend.parsing import parser_of
 
-    @functools.wraps(original)
-    def check_server_args(self: Any) -> None:
-        original(self)
-        if is_requested(self):
-            install_request_hooks()
-
-    return check_server_args
-
-
-def _with_parser(original: Callable[..., None]) -> Callable[..., None]:
-    @functools.wraps(original)
-    def init(self: Any, server_args: Any, *args: Any, **kwargs: Any) -> None:
-        original(self, server_args, *args, **kwargs)
-        if not is_requested(server_args):
-            return
-        from specplug_sglang.frontend.parsing import parser_of
-
-        parser = parser_of(self)
-        setattr(self, PARSER, parser)
-        self.preferred_sampling_params = parser.preferred(self.preferred_sampling_params)
-        if _HTTP in sys.modules:
-            parser.prepare_for_serving()
-
-    return init
+    parser = parser_of(manager)
+    setattr(manager, PARSER, parser)
+    manager.preferred_sampling_params = parser.preferred(manager.preferred_sampling_params)
+    if _HTTP in sys.modules:
+        parser.prepare_for_serving()
 
 
-def _parsing_first(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap `generate_request`: parse specplug's fields and add the HTTP client's digest before SGLang's own code."""
+def _generate_request(
+    original: Callable[..., Any], manager: Any, obj: Any, request: Any = None, *args: Any, **kwargs: Any
+) -> Any:
+    """Parse specplug's fields and add the HTTP client's digest before SGLang's own code."""
+    parser = getattr(manager, PARSER, None)
+    if parser is None:
+        return original(manager, obj, request, *args, **kwargs)
     from specplug_sglang.frontend.parsing import has_unparsed_fields, is_held, with_client
 
-    @functools.wraps(original)
-    def generate_request(self: Any, obj: Any, request: Any = None, *args: Any, **kwargs: Any) -> Any:
-        parser = getattr(self, PARSER, None)
-        if parser is None:
-            return original(self, obj, request, *args, **kwargs)
-        client = _client(request)
+    client = _client(request)
 
-        def begin() -> Any:
-            if client is not None:
-                with_client(obj, client.digest, parser.tenant_of(client), self.preferred_sampling_params)
-            return original(self, obj, request, *args, **kwargs)
+    def begin() -> Any:
+        if client is not None:
+            with_client(obj, client.digest, parser.tenant_of(client), manager.preferred_sampling_params)
+        return original(manager, obj, request, *args, **kwargs)
 
-        return _served(self, parser, obj, client, begin) if has_unparsed_fields(obj) or is_held(obj) else begin()
-
-    return generate_request
+    return _served(manager, parser, obj, client, begin) if has_unparsed_fields(obj) or is_held(obj) else begin()
 
 
 def _client(request: Any) -> clients.Client | None:
@@ -135,64 +115,52 @@ async def _served(
         release(obj)
 
 
-def _counting_drafts(original: Callable[..., None]) -> Callable[..., None]:
+def _count_drafts(
+    original: Callable[..., None], manager: Any, meta_info: dict[str, Any], recv_obj: Any, i: int
+) -> None:
     """Report the draft tokens that were verified; SGLang reports as many per step as the longest draft may have."""
-
-    @functools.wraps(original)
-    def calculate(self: Any, meta_info: dict[str, Any], recv_obj: Any, i: int) -> None:
-        original(self, meta_info, recv_obj, i)
-        if hasattr(self, PARSER) and "spec_num_proposed_drafts" in meta_info:
-            proposed = recv_obj.spec_num_cap_tokens[i] - recv_obj.spec_verify_ct[i]
-            meta_info["spec_num_proposed_drafts"] = proposed
-            meta_info["spec_accept_rate"] = meta_info["spec_num_correct_drafts"] / max(proposed, 1)
-
-    return calculate
+    original(manager, meta_info, recv_obj, i)
+    if hasattr(manager, PARSER) and "spec_num_proposed_drafts" in meta_info:
+        proposed = recv_obj.spec_num_cap_tokens[i] - recv_obj.spec_verify_ct[i]
+        meta_info["spec_num_proposed_drafts"] = proposed
+        meta_info["spec_accept_rate"] = meta_info["spec_num_correct_drafts"] / max(proposed, 1)
 
 
-def _answering(original: Callable[..., Any]) -> Callable[..., Any]:
-    from specplug_sglang.frontend.parsing import has_unparsed_fields
-    from specplug_sglang.frontend.refusal import BusyRequest, RefusedRequest
+async def _serve_generate_request(original: Callable[..., Any], obj: Any, request: Any) -> Any:
+    from specplug_sglang.frontend.parsing import BusyRequest, RefusedRequest, has_unparsed_fields
 
-    @functools.wraps(original)
-    async def serve_generate_request(obj: Any, request: Any) -> Any:
-        module = sys.modules[_HTTP]
-        parser = getattr(module.get_global_state().tokenizer_manager, PARSER, None)
-        if parser is not None:
-            client = _client(request)
-            try:
-                parser.tenant_of(client)  # refuses an invalid one
-                if has_unparsed_fields(obj):
-                    await parser.parse(obj, client)
-            except (RefusedRequest, BusyRequest) as error:
-                return module._create_error_response(error)
-        return await original(obj, request)
-
-    return serve_generate_request
+    module = sys.modules[_HTTP]
+    parser = getattr(module.get_global_state().tokenizer_manager, PARSER, None)
+    if parser is not None:
+        client = _client(request)
+        try:
+            parser.tenant_of(client)  # refuses an invalid one
+            if has_unparsed_fields(obj):
+                await parser.parse(obj, client)
+        except (RefusedRequest, BusyRequest) as error:
+            return module._create_error_response(error)
+    return await original(obj, request)
 
 
-def _taking_predictions(original: Callable[..., Any]) -> Callable[..., Any]:
+async def _handle_request(original: Callable[..., Any], serving: Any, request: Any, raw_request: Any) -> Any:
     """Read OpenAI's `prediction` from the body, because SGLang's request models omit it, and count it in `usage`."""
+    parser = getattr(serving.tokenizer_manager, PARSER, None)
+    # Requests through SGLang's gRPC bridge have no body.
+    if parser is None or not hasattr(request, "custom_params"):
+        return await original(serving, request, raw_request)
     from specplug_sglang.frontend import usage
-    from specplug_sglang.frontend.refusal import RefusedRequest
+    from specplug_sglang.frontend.parsing import RefusedRequest
 
-    @functools.wraps(original)
-    async def handle_request(self: Any, request: Any, raw_request: Any) -> Any:
-        parser = getattr(self.tokenizer_manager, PARSER, None)
-        # Requests through SGLang's gRPC bridge have no body.
-        if parser is None or not hasattr(request, "custom_params"):
-            return await original(self, request, raw_request)
-        if hasattr(raw_request, "json"):
-            body = await raw_request.json()  # cached since the request model was built
-            prediction = body.get("prediction") if isinstance(body, dict) else None
-            if prediction is not None:
-                try:
-                    request.custom_params = parser.with_prediction(request.custom_params, prediction)
-                except RefusedRequest as error:
-                    return self.create_error_response(str(error), err_type="BadRequest")
-        of_request = predicted.begin()
-        return usage.detailed(await original(self, request, raw_request), of_request)
-
-    return handle_request
+    if hasattr(raw_request, "json"):
+        body = await raw_request.json()  # cached since the request model was built
+        prediction = body.get("prediction") if isinstance(body, dict) else None
+        if prediction is not None:
+            try:
+                request.custom_params = parser.with_prediction(request.custom_params, prediction)
+            except RefusedRequest as error:
+                return serving.create_error_response(str(error), err_type="BadRequest")
+    of_request = predicted.begin()
+    return usage.detailed(await original(serving, request, raw_request), of_request)
 
 
 class _Information(dict[str, Any]):

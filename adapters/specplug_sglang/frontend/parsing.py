@@ -10,17 +10,34 @@ import weakref
 from collections.abc import Mapping
 from typing import Any
 
+from fastapi import HTTPException
+
+from specplug.errors import RequestError
 from specplug.requests import arguments, parser, wire
 from specplug.requests.clients import Client
 from specplug.text.request_tokenizer import RequestTokenizer
 from specplug_sglang.config import resolved
-from specplug_sglang.frontend.refusal import BusyRequest, RefusedRequest
+
+
+class RefusedRequest(RequestError, ValueError):
+    """A request's specplug fields are invalid.  SGLang returns 400 for a `ValueError`, and 500 for other errors."""
+
+
+class BusyRequest(RequestError, HTTPException):
+    """A request's references are too many at the moment."""
+
+    def __init__(self, message: str) -> None:
+        HTTPException.__init__(self, 429, message)
+
+    def __str__(self) -> str:
+        return str(self.detail)
+
 
 CUSTOM = "custom_params"
 _HELD = "_specplug_held"  # attribute of a request whose references are counted
 
 
-class Parser(parser.Parser):
+class PackingParser(parser.Parser):
     """Parses the fields of one server's requests to a form that SGLang's transport accepts."""
 
     def parsed(self, extra_args: Mapping[str, Any]) -> dict[str, Any]:
@@ -69,10 +86,10 @@ class Parser(parser.Parser):
         return {**params, CUSTOM: self.parsed(params[CUSTOM])} if _has_unparsed(params) else params
 
 
-def parser_of(manager: Any) -> Parser:
+def parser_of(manager: Any) -> PackingParser:
     """Return the parser for the requests of an initialised `TokenizerManager`."""
     tokenizer = RequestTokenizer(lambda: manager.tokenizer)
-    return Parser(
+    return PackingParser(
         resolved(manager.server_args), manager.model_config.vocab_size, tokenizer, RefusedRequest, BusyRequest
     )
 

@@ -1,9 +1,10 @@
-"""Drafts: how rank 0 drafts for batches that decode; `stage_drafts` and `stream_drafts` implement it."""
+"""Drafts: how rank 0 drafts for batches that decode, and `StageDrafts`, by a stage that takes its steps itself."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import torch
@@ -11,11 +12,82 @@ from torch import Tensor
 
 from specplug.grammar.drafts import Completed
 from specplug.pipeline.draft import DraftStage
+from specplug.runtime.rows import RowFacts
+from specplug.runtime.slot_allocator import SlotAllocator
+from specplug.runtime.slots import SlotRows
+from specplug.runtime.stops import StopDetector
+from specplug.types.batch import EngineBatch
+from specplug.types.caps import EngineCaps
 from specplug.types.draft import Draft
 from specplug.types.plan import StepPlan
-from specplug_sglang.scheduler.counts import Counts
-from specplug_sglang.scheduler.grammar import Grammars
-from specplug_sglang.scheduler.rows import Rows
+from specplug.types.verdict import Outcome
+from specplug_sglang.config import least_captured
+from specplug_sglang.scheduler.grammar import GrammarCompleter
+from specplug_sglang.scheduler.status import Counts
+from specplug_sglang.verification.table import TokenTable, on_device
+
+
+class BatchRows:
+    """Rows of B requests, kept from step to step while the same requests hold the same slots.
+
+    What lies on the device is copied there once a step drafts.
+
+    Args:
+        allocator: slots of the requests that the worker holds.
+        reqs: the requests.
+        device: device of batches and drafts.
+    """
+
+    def __init__(self, allocator: SlotAllocator, reqs: Sequence[Any], device: torch.device) -> None:
+        self.facts = RowFacts(allocator, [req.rid for req in reqs])
+        self._reqs, self._slots, self._device = list(reqs), allocator.slots, device
+
+    def hold(self, allocator: SlotAllocator, reqs: Sequence[Any]) -> bool:
+        """Return whether these are still the rows of `reqs`."""
+        return self._reqs == reqs and self.facts.are_current(allocator)
+
+    def view(self, tokens: Tensor, slots: Tensor, lengths: Tensor, vocab_size: int) -> EngineBatch:
+        """Describe the batch.
+
+        Args:
+            tokens: [S, L] int32, the token table.
+            slots: [B] int64, rows in SGLang's request pool.
+            lengths: [B], known tokens of each.
+            vocab_size: V.
+        """
+        lengths = lengths.to(torch.int32)
+        return EngineBatch(
+            slots=slots,
+            generations=self.table.generations,
+            rows=slots,
+            tokens=tokens,
+            lengths=lengths,
+            sampled=self._all,
+            room=self.table.ends - lengths,
+            temperature=self.temperature,
+            grammar=self.table.grammar,
+            vocab_size=vocab_size,
+            reset_slots=self._slots.take_resets(),
+            barriers=self.facts.barriers,
+            request_ids=self.facts.names,
+            requests=self.facts.requests,
+        )
+
+    @cached_property
+    def table(self) -> SlotRows:
+        """The slot table's rows."""
+        return self._slots.rows(on_device(self.facts.slots, torch.int64, self._device))
+
+    @cached_property
+    def temperature(self) -> Tensor:
+        """The requests' temperatures, [B] float32."""
+        temperatures = [request.temperature for request in self.facts.requests]
+        return on_device(temperatures, torch.float32, self._device)
+
+    @cached_property
+    def _all(self) -> Tensor:
+        """[B] bool, all true."""
+        return torch.ones(len(self.facts.slots), dtype=torch.bool, device=self._device)
 
 
 class Decoding(NamedTuple):
@@ -29,9 +101,18 @@ class Decoding(NamedTuple):
     """
 
     reqs: Sequence[Any]
-    rows: Rows
+    rows: BatchRows
     slots: Tensor
     before: Tensor
+
+    @property
+    def is_constrained(self) -> bool:
+        """Whether a request has a grammar."""
+        return any(req.grammar is not None for req in self.reqs)
+
+    def caps(self, plan: StepPlan) -> list[int] | None:
+        """Return the most draft tokens of each row; None if no row is capped."""
+        return [plan.draft_length_for(req.rid) for req in self.reqs] if plan.caps else None
 
 
 class Drafts(ABC):
@@ -46,7 +127,7 @@ class Drafts(ABC):
     """
 
     stage: DraftStage
-    grammars: Grammars
+    grammars: GrammarCompleter
     counts: Counts
     completed: Completed | None = None
     late: Iterable[str] = ()
@@ -98,9 +179,82 @@ class Drafts(ABC):
         self.stage.close()
 
 
-def caps_of(plan: StepPlan, reqs: Sequence[Any]) -> list[int] | None:
-    """Return the most draft tokens of each row; None if no row is capped."""
-    return [plan.draft_length_for(req.rid) for req in reqs] if plan.caps else None
+class StageDrafts(Drafts):
+    """Drafts of a stage that takes its steps itself, on the engine's device or on threads of its own.
+
+    Args:
+        stage: the draft stage, on the engine's device.
+        table: the token table.
+        grammars: completes the drafts.
+        caps: the engine's capabilities.
+        vocab_size: V.
+
+    Attributes:
+        stops: the detector of stops.
+    """
+
+    def __init__(
+        self, stage: DraftStage, table: TokenTable, grammars: GrammarCompleter, caps: EngineCaps, vocab_size: int
+    ) -> None:
+        self.stage, self._table, self.grammars, self._caps = stage, table, grammars, caps
+        self._device, self._vocab_size = table.tokens.device, vocab_size
+        self.counts = Counts(stage.metrics, module_of(self._device))
+        self.stops = StopDetector(table.tokens.shape[0], caps.max_draft_length, self._device)
+        self._reads_lengths = self._device.type == "cpu"
+        self._unseen = False  # whether tokens were emitted that the stop detector has not seen
+
+    def propose(self, batch: Decoding, draft_length: int, plan: StepPlan) -> Draft | None:
+        view, caps = self._view(batch, batch.before + 1), batch.caps(plan)
+        most = None if caps is None else on_device(caps, torch.int32, self._device)
+        draft = self.stage.propose(view, draft_length, most)
+        constrained = batch.is_constrained
+        if self._reads_lengths and not constrained and not draft.lengths.any():
+            return None
+        draft = self.stage.trim(view, draft, plan)
+        proposed = draft.lengths
+        if constrained:
+            draft = self.grammars.of(view, batch.reqs, draft, most, plan.token_budget)
+        return self.fitted(draft, proposed)
+
+    def fitted(self, draft: Draft, proposed: Tensor) -> Draft | None:
+        """Shorten a draft on a CPU to the captured length that holds its rows; None if nothing is drafted.
+
+        What a grammar cut must be reported with a step of drafts, even if it cut everything of `proposed` [B] tokens.
+        """
+        if not self._reads_lengths:
+            return draft
+        longest = max(int(draft.lengths.max()), int(proposed.any()))
+        if not longest:
+            self.grammars.drop()
+            return None
+        return draft.view(draft.batch_size, min(least_captured(self._caps, longest), draft.draft_length))
+
+    def observe(self, batch: Decoding, draft: Draft, accept_lens: Tensor) -> None:
+        if self._unseen:  # the host knows all ends but those of the step before, which emitted one token per row
+            self._unseen = False
+            self._after_stop(batch, batch.before + 1, torch.ones_like(batch.slots, dtype=torch.int32))
+        emitted = accept_lens.to(torch.int32)
+        lengths = batch.before + 1 + emitted
+        outcome = Outcome(
+            verified=draft.lengths,
+            accepted=emitted - 1,
+            emitted=emitted,
+            after_stop=self._after_stop(batch, lengths, emitted),
+        )
+        self.stage.observe(self._view(batch, lengths), self.grammars.annotated(outcome))
+        self.counts.step()
+
+    def emits_one(self) -> None:
+        self._unseen = True
+
+    def _view(self, batch: Decoding, lengths: Tensor) -> EngineBatch:
+        """Describe the batch with `lengths` [B] known tokens."""
+        return batch.rows.view(self._table.tokens, batch.slots, lengths, self._vocab_size)
+
+    def _after_stop(self, batch: Decoding, lengths: Tensor, emitted: Tensor) -> Tensor:
+        """Return [B] int32: how many of the `emitted` [B] newest of `lengths` [B] tokens come after a stop."""
+        slots, lengths = batch.slots, lengths.to(torch.int32)
+        return self.stops.after(self._table.tokens, slots, slots, lengths, emitted, batch.rows.table)
 
 
 def module_of(device: torch.device) -> Any:

@@ -19,12 +19,12 @@ from specplug_sglang import seams
 from specplug_sglang.requests import finished_prefills
 from specplug_sglang.scheduler.engine_drafting import EngineDrafting
 from specplug_sglang.scheduler.grammar import shorten_rollbacks
-from specplug_sglang.scheduler.ranks import Ranks
+from specplug_sglang.scheduler.ranks import RankGroup
 from specplug_sglang.startup import advice
 from specplug_sglang.verification import lossy
 from specplug_sglang.verification.draft_lengths import refuse_fused_accept
 from specplug_sglang.verification.exact import rows_of_pool
-from specplug_sglang.verification.limits import cut
+from specplug_sglang.verification.trees import cut
 
 _SWITCHES = "sglang.srt.speculative.eagle_worker_v2"
 """The logger to which SGLang writes a line per change of the draft length."""
@@ -49,7 +49,7 @@ class PlannedWorker:
     def __init__(self, server_args: Any, gpu_id: int, nccl_port: int, target_worker: Any) -> None:
         seams.require("engine drafts")
         super().__init__(server_args, gpu_id, nccl_port, target_worker)  # type: ignore[call-arg]
-        ranks, runner = Ranks(get_parallel().tp_group), target_worker.model_runner
+        ranks, runner = RankGroup(get_parallel().tp_group), target_worker.model_runner
         self.drafting = EngineDrafting(
             server_args,
             runner.model_config,
@@ -62,7 +62,7 @@ class PlannedWorker:
         shorten_rollbacks(server_args)
         lossy.install(server_args)
         if ranks.leads:
-            advice.announce(server_args)
+            advice.launch_of(server_args).announce()
 
     def init_cuda_graphs(self) -> None:
         """Build the runtime state of each draft length, and on a GPU capture its graphs.

@@ -1,7 +1,8 @@
-"""Hooks for events that SGLang does not report to a worker: its scheduler, idle times, new weights, released memory.
+"""Hooks in SGLang's scheduler process: its choice of a worker, and events that it does not report to one.
 
-All of them run in the scheduler's process, between two steps, since SGLang runs such calls and steps one after the
-other.  SGLang itself reports a flushed cache to the worker (`Worker.clear_cache_pool`).
+The events are the scheduler itself, idle times, new weights and released memory.  All of them arrive between two steps,
+since SGLang runs such calls and steps one after the other.  SGLang itself reports a flushed cache to the worker
+(`SpeculativeWorker.clear_cache_pool`).
 
 SGLang's `WeightUpdater` changes weights on the target's runner: from disk, from tensors, from other processes.  A
 client that writes weights from outside, by RDMA, signals it by an update that ends without a load in between.
@@ -16,14 +17,16 @@ from typing import TYPE_CHECKING, Any
 from specplug_sglang import seams
 
 if TYPE_CHECKING:
-    from specplug_sglang.scheduler.drafting import Drafting
+    from specplug_sglang.scheduler.drafting import ProposerDrafting
+from specplug_sglang.config import engine_method
 
+CHOICE = "sglang.srt.speculative.spec_info.SpeculativeAlgorithm.create_worker"
 SCHEDULER = "sglang.srt.managers.scheduler.Scheduler"
 MANAGER = "sglang.srt.managers.scheduler_components.weight_updater.SchedulerWeightUpdaterManager"
 UPDATER = "sglang.srt.model_executor.model_runner_components.weight_updater.WeightUpdater"
 
-_runners: weakref.WeakKeyDictionary[Any, Drafting] = weakref.WeakKeyDictionary()
-"""The `Drafting` of each target runner."""
+_runners: weakref.WeakKeyDictionary[Any, ProposerDrafting] = weakref.WeakKeyDictionary()
+"""The `ProposerDrafting` of each target runner."""
 
 
 def install() -> None:
@@ -31,6 +34,7 @@ def install() -> None:
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
     register = HookRegistry.register
+    register(CHOICE, chosen, HookType.AFTER)
     register(f"{SCHEDULER}.maybe_init_draft_worker", _attach, HookType.AFTER)
     register(f"{SCHEDULER}.on_idle", _idle, HookType.BEFORE)
     for name in ("update_weights_from_disk", "update_weights_from_tensor", "update_weights_from_ipc"):
@@ -41,14 +45,14 @@ def install() -> None:
     register(f"{MANAGER}.resume_memory_occupation", _resume, HookType.AFTER)
 
 
-def drafting_of(owner: Any) -> Drafting | None:
-    """Return the `Drafting` of a scheduler or another owner of a `draft_worker`; None without specplug."""
+def drafting_of(owner: Any) -> ProposerDrafting | None:
+    """Return the `ProposerDrafting` of a scheduler or another owner of a `draft_worker`; None without specplug."""
     drafting = getattr(getattr(owner, "draft_worker", None), "drafting", None)
     if drafting is None:
         return None
-    from specplug_sglang.scheduler.drafting import Drafting
+    from specplug_sglang.scheduler.drafting import ProposerDrafting
 
-    return drafting if isinstance(drafting, Drafting) else None
+    return drafting if isinstance(drafting, ProposerDrafting) else None
 
 
 def _attach(_: Any, scheduler: Any) -> None:
@@ -59,8 +63,8 @@ def _attach(_: Any, scheduler: Any) -> None:
         _runners[scheduler.draft_worker.model_runner] = drafting
 
 
-def _listening(owner: Any) -> Drafting | None:
-    """Return the `Drafting` of `owner`; None if there is none, or if the seams of events have moved."""
+def _listening(owner: Any) -> ProposerDrafting | None:
+    """Return the `ProposerDrafting` of `owner`; None if there is none, or if the seams of events have moved."""
     drafting = drafting_of(owner)
     return drafting if drafting is not None and seams.available("events") else None
 
@@ -106,3 +110,12 @@ def _resume(_: Any, manager: Any, *__: Any) -> None:
     drafting = _listening(manager)
     if drafting is not None and not manager.offload_tags:
         drafting.on_engine_event("wake")
+
+
+def chosen(worker: Any, algorithm: Any, server_args: Any) -> Any:
+    """Return the class of the worker, given the one that SGLang chose; other servers are unchanged."""
+    if engine_method(server_args) is None:
+        return worker
+    from specplug_sglang.scheduler.engine_worker import planned
+
+    return planned(worker)

@@ -21,7 +21,7 @@ from specplug_sglang.config import decided
 from specplug_sglang.requests import goes_back
 
 
-class State(MaskState):
+class GrammarObjectState(MaskState):
     """State of a `BaseGrammarObject` of any backend."""
 
     def __init__(
@@ -53,7 +53,7 @@ class State(MaskState):
         return bool(self._grammar.is_terminated())
 
 
-class Grammars(Completer):
+class GrammarCompleter(Completer):
     """Completes drafts by their requests' grammars.
 
     Args:
@@ -80,10 +80,10 @@ class Grammars(Completer):
         """Forget the completed drafts of a step that verifies none."""
         self._done = None
 
-    def _state(self, req: Any) -> State | None:
+    def _state(self, req: Any) -> GrammarObjectState | None:
         if req.grammar is None or not goes_back(req.grammar):
             return None
-        return State(req.grammar, self._vocab_size, self._canonical, req.output_ids[-TAIL:])
+        return GrammarObjectState(req.grammar, self._vocab_size, self._canonical, req.output_ids[-TAIL:])
 
 
 def shorten_rollbacks(server_args: Any) -> None:

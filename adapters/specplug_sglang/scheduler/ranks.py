@@ -17,7 +17,7 @@ from torch import Tensor
 from specplug.types.draft import Draft
 
 
-class Ranks:
+class RankGroup:
     """The tensor-parallel ranks of one worker.
 
     Attributes:

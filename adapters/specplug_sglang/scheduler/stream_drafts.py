@@ -1,36 +1,112 @@
-"""StreamDrafts: drafts of a proposer on the host, in the engine's stream; see `specplug.runtime.stream_steps`.
+"""Drafts in the engine's stream or between two kernels, and the choice of how rank 0 drafts.
 
-One step reports what the engine's last step emitted, and drafts for its next one; see `unreported`.
+One step reports what the engine's last step emitted, and drafts for its next one.  The report needs the same requests
+in the same slots, so it is made on its own before a request leaves, and before a batch of other requests drafts.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from abc import abstractmethod
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from specplug.assembly import build_draft_stage, may_stream
+from specplug.faults import FaultGuard
 from specplug.grammar.drafts import SOURCE, Completed, verdict_on_forced
 from specplug.interfaces import PluginContext
+from specplug.pipeline.device.columns import Launches, launches_for
 from specplug.pipeline.draft import DraftStage
 from specplug.pipeline.stream.buffers import DraftOutputs, EngineRows
+from specplug.plugins.registry import default_registry
+from specplug.runtime.device_steps import DeviceSteps
+from specplug.runtime.first_step import started
+from specplug.runtime.slot_allocator import SlotAllocator
 from specplug.runtime.slots import SlotTable
 from specplug.runtime.steps_in_flight import StepInFlight
 from specplug.runtime.stream_steps import StreamSteps
+from specplug.settings.model import Settings
 from specplug.types.draft import Draft
 from specplug.types.plan import NO_SPECULATION, StepPlan
+from specplug.types.request import Event
 from specplug.types.verdict import Outcome
-from specplug_sglang.scheduler.counts import Counts
-from specplug_sglang.scheduler.drafts import Decoding, Drafts, caps_of
-from specplug_sglang.scheduler.grammar import Grammars
-from specplug_sglang.scheduler.unreported import Unreported, Verified
-from specplug_sglang.verification.captured import least_captured
+from specplug_sglang.config import least_captured
+from specplug_sglang.scheduler.drafts import BatchRows, Decoding, Drafts, StageDrafts, module_of
+from specplug_sglang.scheduler.grammar import GrammarCompleter
+from specplug_sglang.scheduler.status import Counts
 from specplug_sglang.verification.table import TokenTable
 
+HOST = torch.device("cpu")
 
-class StreamDrafts(Drafts):
-    """See `Drafts`.
+
+class _Unreported(NamedTuple):
+    """A step that verified drafts: its batch before it, tokens emitted [B], by row what grammars cut, its stream."""
+
+    batch: Decoding
+    emitted: Tensor
+    cut: Sequence[int]
+    stream: Any
+
+
+class ReportingDrafts(Drafts):
+    """Drafts whose steps report the step before, see above.
+
+    Args:
+        table: the token table.
+        draft_length: N, the longest draft.
+    """
+
+    def __init__(self, table: TokenTable, draft_length: int) -> None:
+        self._table, self._module = table, module_of(table.tokens.device)
+        self._ones = torch.ones(len(table.tokens), dtype=torch.int32, device=table.tokens.device)
+        self._most = torch.full_like(self._ones, draft_length)
+        self._unreported: _Unreported | None = None
+
+    def _engine_rows(self, slots: Tensor, cached: Tensor, emitted: Tensor) -> EngineRows:
+        """Wrap the tensors of B rows with `cached` [B] tokens, which lack the newest.
+
+        SGLang verifies whole drafts, so that nothing is lost by calling all other tokens rejected.
+        """
+        return EngineRows(slots, cached, self._table.tokens, emitted, self._most, lengths_by_row=True, lacking=1)
+
+    def _types(self) -> EngineRows:
+        """Return rows of the types that steps have, S of them."""
+        return self._engine_rows(self._ones.long(), self._ones.long(), self._ones)
+
+    def _store(self, batch: Decoding, emitted: Tensor, cut: Sequence[int] = ()) -> None:
+        """Keep a step until it is reported; fields as in `_Unreported`."""
+        stream = None if self._module is None else self._module.current_stream()
+        self._unreported = _Unreported(batch, emitted, cut, stream)
+
+    def _take(self, batch: Decoding) -> tuple[EngineRows, _Unreported | None]:
+        """Return the rows of a step that drafts, and the step that it reports, if that had the same rows."""
+        if self._unreported is not None and self._unreported.batch.rows is not batch.rows:
+            self.flush()
+        step, self._unreported = self._unreported, None
+        emitted = self._ones if step is None else step.emitted
+        return self._engine_rows(batch.slots, batch.before, emitted), step
+
+    @torch.inference_mode()
+    def flush(self) -> None:
+        """See `Drafts.flush`; the step is reported in the stream that it ran in."""
+        step, self._unreported = self._unreported, None
+        if step is None:
+            return
+        with nullcontext() if self._module is None else self._module.stream(step.stream):
+            after = step.batch.before + step.emitted
+            self._report(step, self._engine_rows(step.batch.slots, after, step.emitted))
+
+    @abstractmethod
+    def _report(self, step: _Unreported, rows: EngineRows) -> None:
+        """Report a step on its own, with rows as they are after it."""
+
+
+class StreamDrafts(ReportingDrafts):
+    """Drafts of a proposer on the host, in the engine's stream; see `specplug.runtime.stream_steps`.
 
     Args:
         stage: the draft stage, on the CPU.
@@ -41,15 +117,15 @@ class StreamDrafts(Drafts):
     """
 
     def __init__(
-        self, stage: DraftStage, slots: SlotTable, table: TokenTable, grammars: Grammars, context: PluginContext
+        self, stage: DraftStage, slots: SlotTable, table: TokenTable, grammars: GrammarCompleter, context: PluginContext
     ) -> None:
+        like, device = stage.runners[0].buffer, table.tokens.device
+        super().__init__(table, like.draft_length)
         self.stage, self.grammars, self._caps = stage, grammars, context.caps
         self.counts = Counts(stage.metrics, None)
-        like, device = stage.runners[0].buffer, table.tokens.device
         self._reads_lengths = device.type == "cpu"
         self._draft = Draft.allocate(*like.token_ids.shape, device=device, trees=like.parents is not None)
-        self._unreported = Unreported(table, like.draft_length, self._report)
-        types = self._unreported.like, _outputs(self._draft)
+        types = self._types(), _outputs(self._draft)
         self._steps = StreamSteps(stage, slots, context.max_length, context.vocab_size, device, like=types)
 
     def propose(self, batch: Decoding, draft_length: int, plan: StepPlan) -> Draft | None:
@@ -61,11 +137,12 @@ class StreamDrafts(Drafts):
         return None
 
     def _propose(self, batch: Decoding, draft_length: int, plan: StepPlan) -> Draft | None:
-        planned = plan if plan.draft_length == draft_length else replace(plan, draft_length=draft_length)
-        step = self._launch(batch, planned)
+        step = self._launch(
+            batch, plan if plan.draft_length == draft_length else replace(plan, draft_length=draft_length)
+        )
         self.late = step.late
-        rows, longest = len(batch.reqs), draft_length
-        if any(req.grammar is not None for req in batch.reqs):
+        longest = draft_length
+        if batch.is_constrained:
             longest = self._complete(batch, step, draft_length, plan)
         elif self._reads_lengths:
             longest = self._steps.longest(step)
@@ -74,25 +151,19 @@ class StreamDrafts(Drafts):
             return None
         if self._reads_lengths:
             draft_length = min(least_captured(self._caps, longest), draft_length)
-        draft = self._draft.view(rows, draft_length)
+        draft = self._draft.view(len(batch.reqs), draft_length)
         self._steps.unpack(step, draft_length, _outputs(draft))
         return draft
 
     def observe(self, batch: Decoding, draft: Draft, accept_lens: Tensor) -> None:
-        """See `Drafts.observe`."""
         self.completed = self.grammars.take()
-        self._unreported.store(batch, accept_lens, () if self.completed is None else self.completed.cut)
+        self._store(batch, accept_lens, () if self.completed is None else self.completed.cut)
 
     def idle(self, batch: Decoding) -> None:
-        """See `Drafts.idle`."""
         self.flush()
         facts = batch.rows.facts
         if not self._steps.skip(facts):
             self._steps.attempt(facts, lambda: self._steps.drop(self._launch(batch, NO_SPECULATION)))
-
-    def flush(self) -> None:
-        """See `Drafts.flush`."""
-        self._unreported.flush()
 
     def count_grammars(self, completed: Completed, lengths: Tensor, accepted: Sequence[int]) -> None:
         """See `Drafts.count_grammars`.  With a grammar in the batch, no row goes on after its end."""
@@ -103,28 +174,25 @@ class StreamDrafts(Drafts):
         self.stage.metrics.record_added(SOURCE, *verdict_on_forced(outcome))
 
     def close(self) -> None:
-        """See `Drafts.close`."""
-        self._unreported.drop()
+        self._unreported = None
         self._steps.close()
 
     def _launch(self, batch: Decoding, plan: StepPlan) -> StepInFlight:
         """Report the step before, if it verified drafts of the same requests, and draft."""
-        rows, verified = self._unreported.take(batch)
-        cut = () if verified is None else verified.cut
-        return self._steps.launch(batch.rows.facts, rows, plan, reports=verified is not None, cut_by_grammar=cut)
+        rows, step = self._take(batch)
+        cut = () if step is None else step.cut
+        return self._steps.launch(batch.rows.facts, rows, plan, reports=step is not None, cut_by_grammar=cut)
 
-    def _report(self, verified: Verified, rows: EngineRows) -> None:
-        facts = verified.batch.rows.facts
-
-        def step() -> None:
-            self._steps.drop(self._steps.launch(facts, rows, NO_SPECULATION, cut_by_grammar=verified.cut))
-
-        self._steps.attempt(facts, step)
+    def _report(self, step: _Unreported, rows: EngineRows) -> None:
+        facts, cut = step.batch.rows.facts, step.cut
+        self._steps.attempt(
+            facts, lambda: self._steps.drop(self._steps.launch(facts, rows, NO_SPECULATION, cut_by_grammar=cut))
+        )
 
     def _complete(self, batch: Decoding, step: StepInFlight, draft_length: int, plan: StepPlan) -> int:
         """Let grammars complete a step's drafts; return the tokens of the longest."""
         view, draft = self._steps.drafts(step, draft_length)
-        caps = caps_of(plan, batch.reqs)
+        caps = batch.caps(plan)
         most = None if caps is None else torch.tensor(caps, dtype=torch.int32)
         proposed = bool(draft.lengths.any())
         draft.copy_(self.grammars.of(view, batch.reqs, draft, most, plan.token_budget))
@@ -137,3 +205,102 @@ class StreamDrafts(Drafts):
 
 def _outputs(draft: Draft) -> DraftOutputs:
     return DraftOutputs(draft.token_ids, lengths=draft.lengths, parents=draft.parents)
+
+
+class DeviceDrafts(ReportingDrafts):
+    """Drafts of a stage on the engine's device, in one kernel before its proposer and one after it.
+
+    Steps of batches with grammars are the stage's, which shares all state.
+
+    Args:
+        by_stage: drafts of a stage that `DeviceSteps` applies to, on the engine's device.
+        table: the token table.
+        vocab_size: V.
+        slots: the table of slots.
+        launches: the kernels of the device.
+    """
+
+    def __init__(
+        self, by_stage: StageDrafts, table: TokenTable, vocab_size: int, slots: SlotTable, launches: Launches
+    ) -> None:
+        super().__init__(table, by_stage.stage.runners[0].buffer.draft_length)
+        self.stage, self.grammars, self.counts = by_stage.stage, by_stage.grammars, by_stage.counts
+        self._by_stage = by_stage
+        self._padding = table.tokens[:, 0]  # nothing reads what drafts are padded with
+        self._nothing = torch.empty(len(table.tokens), 0, device=table.tokens.device)
+        like = self._types(), self._outputs(0), self._padding
+        self._steps = DeviceSteps(self.stage, slots, by_stage.stops, vocab_size, launches, like=like)
+
+    def propose(self, batch: Decoding, draft_length: int, plan: StepPlan) -> Draft | None:
+        if batch.is_constrained:
+            self.flush()
+            return self._by_stage.propose(batch, draft_length, plan)
+        rows, step = self._take(batch)
+        draft = self._step(batch.rows, rows, replace(plan, draft_length=draft_length), reports=step is not None)
+        return self._by_stage.fitted(draft, draft.lengths)
+
+    def observe(self, batch: Decoding, draft: Draft, accept_lens: Tensor) -> None:
+        if batch.is_constrained:
+            self._by_stage.observe(batch, draft, accept_lens)
+        else:
+            self._store(batch, accept_lens)
+
+    def idle(self, batch: Decoding) -> None:
+        self.flush()
+
+    def emits_one(self) -> None:
+        self._by_stage.emits_one()
+
+    def close(self) -> None:
+        self._unreported = None
+        self._by_stage.close()
+
+    def _report(self, step: _Unreported, rows: EngineRows) -> None:
+        self._step(step.batch.rows, rows, NO_SPECULATION, reports=True)
+
+    def _step(self, of: BatchRows, rows: EngineRows, plan: StepPlan, *, reports: bool) -> Draft:
+        outputs = self._outputs(len(of.facts.names))
+        draft = self._steps.take(of.facts, rows, outputs, self._padding, of.temperature, plan, reports=reports)
+        if reports:
+            self.counts.step()
+        return draft
+
+    def _outputs(self, rows: int) -> DraftOutputs:
+        """Return outputs without columns: verification reads the drafts themselves."""
+        return DraftOutputs(self._nothing[:rows], self._nothing[:rows])
+
+
+def build(
+    settings: Settings, context: PluginContext, table: TokenTable, tokenizer: Any, notify: Callable[[Event], None]
+) -> tuple[Drafts, SlotAllocator]:
+    """Return how to draft, and the slots of requests, which lie where the draft stage does.
+
+    A proposer on the host drafts in the engine's stream if it can, with a stage on the CPU.
+
+    Args:
+        settings: the server's.
+        context: the context that plug-ins are built with.
+        table: the token table.
+        tokenizer: the target's, or None.
+        notify: called with the slots' events.
+    """
+
+    def grammars_of(stage: DraftStage) -> GrammarCompleter:
+        return GrammarCompleter(context.vocab_size, tokenizer, FaultGuard("grammar", sink=stage.metrics.fault))
+
+    registry = default_registry()
+    if may_stream(settings, registry, context.device):
+        stage = build_draft_stage(settings, registry, replace(context, device=HOST), grammars=True)
+        if StreamSteps.applies(stage):
+            allocator, grammars = SlotAllocator(context.max_slots, HOST, notify), grammars_of(stage)
+            drafts = started(lambda: StreamDrafts(stage, allocator.slots, table, grammars, context))
+            if drafts is not None:
+                return drafts, allocator
+        stage.close()
+    stage = build_draft_stage(settings, registry, context, grammars=True)
+    allocator = SlotAllocator(context.max_slots, context.device, notify)
+    by_stage = StageDrafts(stage, table, grammars_of(stage), context.caps, context.vocab_size)
+    launches = launches_for(context.device)
+    if launches is None or not DeviceSteps.applies(stage):
+        return by_stage, allocator
+    return DeviceDrafts(by_stage, table, context.vocab_size, allocator.slots, launches), allocator

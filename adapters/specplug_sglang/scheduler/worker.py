@@ -21,25 +21,23 @@ from torch import Tensor
 from specplug.errors import EngineError
 from specplug.types.draft import Draft
 from specplug_sglang import seams
-from specplug_sglang.config import decided
+from specplug_sglang.config import decided, largest_batches
 from specplug_sglang.requests import finished_prefills
 from specplug_sglang.scheduler import memory
-from specplug_sglang.scheduler.drafting import Drafting
+from specplug_sglang.scheduler.drafting import ProposerDrafting
+from specplug_sglang.scheduler.drafts import Decoding
 from specplug_sglang.scheduler.grammar import shorten_rollbacks
 from specplug_sglang.scheduler.plain_step import PlainSteps, decodes_plainly
-from specplug_sglang.scheduler.ranks import Ranks
+from specplug_sglang.scheduler.ranks import RankGroup
 from specplug_sglang.startup import advice
-from specplug_sglang.verification import attention, exact, lossy, seeded
-from specplug_sglang.verification.cache_room import make_room
-from specplug_sglang.verification.captured import largest_batches
+from specplug_sglang.verification import attention, exact, lossy
 from specplug_sglang.verification.draft_lengths import DECODING, DraftLengths
-from specplug_sglang.verification.operations import operations_for
 from specplug_sglang.verification.table import on_device
-from specplug_sglang.verification.trees import Nodes
+from specplug_sglang.verification.trees import operations_for
 from specplug_sglang.verification.verify_input import prepare, relayed, verify_input
 
 
-class Worker(BaseSpecWorker):
+class SpeculativeWorker(BaseSpecWorker):
     """specplug as SGLang's scheduler sees it.
 
     Args:
@@ -63,11 +61,11 @@ class Worker(BaseSpecWorker):
         self._target_worker = target_worker
         self.model_runner = target_worker.model_runner
         self.device = torch.device(self.model_runner.device)
-        self.ranks = Ranks(get_parallel().tp_group)
-        make_room()
+        self.ranks = RankGroup(get_parallel().tp_group)
+        memory.make_room()
         shorten_rollbacks(server_args)
         # Runs before SGLang sizes its cache, so these allocations are counted.
-        self.drafting = Drafting(
+        self.drafting = ProposerDrafting(
             server_args,
             self.model_runner.model_config,
             slots=exact.rows_of_pool(server_args),
@@ -83,7 +81,7 @@ class Worker(BaseSpecWorker):
         self.plain_steps = PlainSteps(target_worker, self.drafting.table)
         lossy.install(server_args)
         if self.ranks.leads:
-            advice.announce(server_args)
+            advice.launch_of(server_args).announce()
 
     def _leave_room(self) -> None:
         """Reserve the memory that rank 0's proposers declare; all ranks must reserve the same."""
@@ -186,48 +184,50 @@ class Worker(BaseSpecWorker):
 
     def _decode(self, batch: Any, on_publish: Any) -> Any:
         """Draft and verify, or decode plainly if there is nothing to verify."""
-        draft = self._draft(batch)
+        draft_length = self.drafting.plan(batch.reqs)
+        step = self.drafting.decoding(batch.reqs, batch.req_pool_indices, batch.seq_lens)
+        draft = self._draft(step, draft_length)
         if draft is None and self.decodes_plainly:
             with self.draft_lengths.using(DECODING):
                 result = self.plain_steps.decode(batch)
             if on_publish is not None:
                 on_publish(result.new_seq_lens)
         else:
-            result = self._verify(batch, draft, on_publish)
+            result = self._verify(batch, step, draft, on_publish)
         self.drafting.launched(batch.reqs, draft)
         return result
 
-    def _draft(self, batch: Any) -> Draft | None:
+    def _draft(self, step: Decoding, draft_length: int) -> Draft | None:
         """Return drafts of B rows, the same on all ranks; None if nothing is drafted."""
-        drafting, ranks, reqs = self.drafting, self.ranks, batch.reqs
-        draft_length = drafting.plan(reqs)
+        drafting, ranks = self.drafting, self.ranks
         if not drafting.reads_lengths:
             draft_length = ranks.agree(draft_length)
-        draft, rows = None, (reqs, batch.req_pool_indices, batch.seq_lens)
-        if ranks.leads and draft_length:
-            draft = drafting.propose(*rows, draft_length)
-        elif ranks.leads:
-            drafting.idle(*rows)
-        blank = partial(Draft.allocate, len(reqs), device=self.device, trees=drafting.drafts_trees)
+        draft = None
+        if drafting.drafts is not None and draft_length:
+            draft = drafting.drafts.propose(step, draft_length, drafting.step_planner.plan)
+        elif drafting.drafts is not None:
+            drafting.drafts.idle(step)
+        blank = partial(Draft.allocate, len(step.reqs), device=self.device, trees=drafting.drafts_trees)
         if drafting.reads_lengths:
             return ranks.share_from_host(draft, blank, drafting.caps.max_draft_length)
         return ranks.share(draft or blank(draft_length)) if draft_length else None
 
-    def _verify(self, batch: Any, draft: Draft | None, on_publish: Any) -> Any:
+    def _verify(self, batch: Any, step: Decoding, draft: Draft | None, on_publish: Any) -> Any:
         """Let the target verify drafts, or without drafts the newest token of each row, and observe."""
         from sglang.srt.speculative.spec_utils import commit_mamba_states_after_verify
 
-        drafting, slots, before = self.drafting, batch.req_pool_indices, batch.seq_lens
+        drafting, slots, before = self.drafting, step.slots, step.before
         given = Draft.allocate(len(batch.reqs), 0, device=self.device) if draft is None else draft
         nodes = self._operations.nodes(given, drafting.table, slots, before)
         n = given.draft_length + 1
         with self.draft_lengths.using(n):
-            prepare(batch, self._verify_input(batch, nodes))
+            backend, trees = self.model_runner.attn_backend, drafting.caps.trees
+            prepare(batch, verify_input(batch, nodes, backend, trees=trees, max_length=drafting.max_length))
             tree = exact.grammar_tree(batch, nodes)
             result = self.target_worker.forward_batch_generation(batch, is_verify=True)
             logits = result.logits_output
             mask = exact.grammar_mask(batch, tree, self.device)
-            predict, accept_lens, accept_index = seeded.verify(self.model_runner, batch, logits, mask)
+            predict, accept_lens, accept_index = exact.verify(self.model_runner, batch, logits, mask)
             exact.sample_plainly(self.model_runner.sampler, batch, logits, predict, n)
             # Called within `using`, because the backend that attended knows which recurrent state belongs to which row.
             commit_mamba_states_after_verify(self.target_worker, batch, accept_lens, accept_index, n)
@@ -235,8 +235,8 @@ class Worker(BaseSpecWorker):
         accepted = self._operations.append(drafting.table, slots, before, predict, accept_index, accept_lens)
         if on_publish is not None:
             on_publish(accepted.new_seq_lens)
-        if draft is not None:
-            drafting.observe(batch.reqs, slots, before, draft, accept_lens)
+        if draft is not None and drafting.drafts is not None:
+            drafting.drafts.observe(step, draft, accept_lens)
         batch.forward_mode = ForwardMode.DECODE
         return GenerationBatchResult(
             logits_output=logits,
@@ -249,11 +249,6 @@ class Worker(BaseSpecWorker):
             speculative_num_draft_tokens=n,
             speculative_output_stride=n,
         )
-
-    def _verify_input(self, batch: Any, nodes: Nodes) -> Any:
-        drafting = self.drafting
-        backend = self.model_runner.attn_backend
-        return verify_input(batch, nodes, backend, trees=drafting.caps.trees, max_length=drafting.max_length)
 
     def _settle(
         self, batch: Any, draft: Draft, accept_lens: Tensor, accept_index: Tensor, predict: Tensor, logits: Any

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import functools
-import logging
-from dataclasses import dataclass, fields
+from collections.abc import Sequence
 from typing import Any
 
-from specplug.operator.launches import awaited_proposers, differing
+from specplug.operator import launches
+from specplug.operator.launches import ENGINE_DRAFTS, Launch, awaited_proposers, differing, lossy_acceptance
 from specplug.operator.startup_line import start_line
 from specplug.plugins.registry import default_registry
 from specplug.plugins.specs import CheckResult
@@ -21,126 +20,11 @@ from specplug_sglang.config import (
     resolved,
 )
 
-logger = logging.getLogger("specplug")
-
-
-@dataclass(frozen=True, slots=True)
-class Launch:
-    """Resolved launch of a server with specplug enabled.
-
-    Attributes:
-        draft_length: the server's maximum draft length.
-        topk: ``--speculative-eagle-topk``: 1 for chains, more for trees.
-        overlap: whether the host prepares a step while the device runs the previous one.
-        max_running_requests: most concurrent requests.
-        limited_by: what this number follows from.
-        draft_lengths: draft lengths that plans choose among and that have graphs; empty if any length may be chosen.
-        graphs_up_to: the largest batch that decodes as a graph; None if every step runs eagerly.
-        settings: specplug's settings that differ from their defaults.
-        awaited_proposers: enabled proposers on the host that each step on a GPU waits for.
-        engine_drafter: algorithm of SGLang's own drafter, if that drafts.
-        lossy: arguments by which SGLang's verification is lossy; "" if it is not.
-    """
-
-    draft_length: int
-    topk: int
-    overlap: bool
-    device: str
-    attention_backend: str
-    max_running_requests: int
-    limited_by: str
-    tensor_parallel_size: int
-    draft_lengths: tuple[int, ...]
-    graphs_up_to: int | None
-    settings: dict[str, Any]
-    awaited_proposers: tuple[str, ...]
-    engine_drafter: str | None = None
-    lossy: str = ""
-
-    @classmethod
-    def from_plain(cls, plain: dict[str, Any]) -> Launch:
-        """Rebuild a launch from its JSON form."""
-        values = {field.name: plain[field.name] for field in fields(cls)}
-        return cls(
-            **{
-                **values,
-                "draft_lengths": tuple(plain["draft_lengths"]),
-                "awaited_proposers": tuple(plain["awaited_proposers"]),
-            }
-        )
-
-
-def launch_of(server_args: Any) -> Launch:
-    """Return the launch of a server's arguments, which SGLang has resolved."""
-    view, caps, settings = decided(server_args), engine_caps(server_args), resolved(server_args).settings
-    most = int(view.max_running_requests)
-    return Launch(
-        draft_length=caps.max_draft_length,
-        topk=int(view.speculative_eagle_topk or 1),
-        overlap=not view.disable_overlap_schedule,
-        device=str(view.device),
-        attention_backend=str(view.attention_backend),
-        max_running_requests=most,
-        limited_by=_limited_by(server_args, most),
-        tensor_parallel_size=caps.tensor_parallel_size,
-        draft_lengths=caps.captured_draft_lengths,
-        graphs_up_to=_graphs_up_to(view),
-        settings=differing(settings),
-        awaited_proposers=awaited_proposers(settings, default_registry(), str(view.device)),
-        engine_drafter=engine_method(server_args),
-        lossy=lossy_arguments(view),
-    )
-
-
-def _limited_by(server_args: Any, most: int) -> str:
-    default, why = default_requests_of(server_args) if proposes(server_args) else (48, "SGLang's default for drafters")
-    return why if most == default else FLAG
-
-
-def _graphs_up_to(view: Any) -> int | None:
-    decoding = view.cuda_graph_config.decode
-    return None if view.device == "cpu" or decoding.backend == "disabled" else int(decoding.max_bs)
-
-
-def advise(launch: Launch) -> list[CheckResult]:
-    """Return advice on a launch, warnings included."""
-    results = [CheckResult("ok", _head(launch)), _graphs(launch)]
-    results += [CheckResult("ok", text) for text in on_the_host(launch)]
-    if launch.lossy:
-        results.append(
-            CheckResult("warn", LOSSY.format(launch.lossy), "Leave it out to serve every request losslessly")
-        )
-    if launch.engine_drafter is not None:
-        drafter = f"SGLang's own drafter drafts, by {launch.engine_drafter}; {ENGINE_DRAFTS}"
-        return [*results, CheckResult("ok", drafter), CheckResult("ok", CUT)]
-    return [*results, CheckResult("ok", UNDRAFTED)]
-
-
-def announce(server_args: Any) -> None:
-    """Log the start-up line and the warnings of the launch, each once per process."""
-    launch = launch_of(server_args)
-    shape = "chains" if launch.topk == 1 else "trees"
-    scheduling = "overlap" if launch.overlap else "synchronous"
-    settings = resolved(server_args).settings
-    drafter = [] if launch.engine_drafter is None else [f"SGLang's {launch.engine_drafter}"]
-    requests = f"up to {launch.max_running_requests} requests (limited by {launch.limited_by})"
-    facts = (*drafter, shape, scheduling, requests, *(["LOSSY"] if launch.lossy else []))
-    _log_once(logging.INFO, start_line(settings, launch.draft_length, *facts, status="on, where HTTP is served"))
-    for result in advise(launch):
-        if result.status != "ok":
-            _log_once(logging.WARNING, f"{result.summary}. {result.remedy}")
-
-
 FLAG = "--max-running-requests"
-LOSSY = (
-    "LOSSY by {}: sampled text does not follow the model's distribution; /specplug/status and /metrics count how many "
-    "tokens depart"
-)
 UNDRAFTED = (
     "requests with penalties, min_new_tokens, a custom logit processor, a grammar of Outlines, or min_p when sampling "
     "get no drafts: SGLang verifies them inexactly, so they are served one token per step"
 )
-ENGINE_DRAFTS = "specplug's policy chooses how many tokens it drafts and the target verifies"
 CUT = (
     "all rows have one draft length: of requests with a lower limit of their own, with penalties or with "
     "min_new_tokens, the rest of the draft is verified and never accepted"
@@ -155,61 +39,75 @@ STEP_PLANNER = (
     "each step on the host: the plan, from results that are one step old; drafts and their outcomes stay on the device"
 )
 GRAMMARS = "steps with a grammar in the batch copy the drafts to the host and wait there for the grammar's mask"
+_RANKS = "each step rank 0 sends the draft length to the other tensor-parallel ranks, between hosts"
+_LOSSY = (
+    "sampled text does not follow the model's distribution; /specplug/status and /metrics count how many tokens depart"
+)
 
 
-def host_cost(names: tuple[str, ...]) -> str:
+def launch_of(server_args: Any) -> Launch:
+    """Return the launch of a server's arguments, which SGLang has resolved."""
+    view, caps, settings = decided(server_args), engine_caps(server_args), resolved(server_args).settings
+    method, lossy, topk = engine_method(server_args), lossy_arguments(view), int(view.speculative_eagle_topk or 1)
+    most, requests, device = caps.max_draft_length, int(view.max_running_requests), str(view.device)
+    limited_by = _limited_by(server_args, requests)
+    scheduling = "synchronous" if view.disable_overlap_schedule else "overlap"
+    shape = "chains" if topk == 1 else f"trees (--speculative-eagle-topk {topk})"
+    head = (
+        f"drafts are {shape} of up to {most} tokens; {scheduling} scheduling, up to {requests} requests at a time "
+        f"(limited by {limited_by}), {view.attention_backend} attention on {device}"
+    )
+    decoding = view.cuda_graph_config.decode
+    graphs_up_to = None if device == "cpu" or decoding.backend == "disabled" else int(decoding.max_bs)
+    if caps.captured_draft_lengths:
+        reach = graphs_reach(caps.captured_draft_lengths, graphs_up_to, requests, is_chosen=limited_by == FLAG)
+    else:
+        reach = CheckResult("ok", f"every draft length from 0 to {most} may be chosen; {device} has no graphs")
+    awaited = awaited_proposers(settings, default_registry(), device)
+    ranks = [_RANKS] if caps.tensor_parallel_size > 1 else []
+    on_the_host = [STEP_PLANNER, *([host_cost(awaited)] if awaited else []), *ranks, GRAMMARS]
+    last = [UNDRAFTED]
+    if method is not None:
+        last = [f"SGLang's own drafter drafts, by {method}; {ENGINE_DRAFTS}", CUT]
+    advice = [CheckResult("ok", head), reach, *(CheckResult("ok", text) for text in on_the_host)]
+    advice += [lossy_acceptance(lossy, _LOSSY)] if lossy else []
+    advice += [CheckResult("ok", text) for text in last]
+    drafter = () if method is None else (f"SGLang's {method}",)
+    limit = f"up to {requests} requests (limited by {limited_by})"
+    facts = (*drafter, "chains" if topk == 1 else "trees", scheduling, limit, *(("LOSSY",) if lossy else ()))
+    line = start_line(settings, most, *facts, status="on, where HTTP is served")
+    return Launch(line, differing(settings), tuple(advice))
+
+
+def _limited_by(server_args: Any, most: int) -> str:
+    default, why = default_requests_of(server_args) if proposes(server_args) else (48, "SGLang's default for drafters")
+    return why if most == default else FLAG
+
+
+def host_cost(names: Sequence[str]) -> str:
     """Describe the cost of proposers on the host."""
-    several = "draft" if len(names) > 1 else "drafts"
-    return (
-        f"{', '.join(names)} {several} on the host, on a thread: on a GPU every step then waits once for the device's "
-        "new tokens"
-    )
+    return launches.host_cost(names, "on a GPU")
 
 
-def on_the_host(launch: Launch) -> list[str]:
-    """Describe the work of a step that runs on the host."""
-    lines = [STEP_PLANNER]
-    if launch.awaited_proposers:
-        lines.append(host_cost(launch.awaited_proposers))
-    if launch.tensor_parallel_size > 1:
-        lines.append("each step rank 0 sends the draft length to the other tensor-parallel ranks, between hosts")
-    return [*lines, GRAMMARS]
+def graphs_reach(lengths: Sequence[int], graphs_up_to: int | None, requests: int, *, is_chosen: bool) -> CheckResult:
+    """Compare the batches that have graphs with the largest.
 
-
-def _head(launch: Launch) -> str:
-    shape = "chains" if launch.topk == 1 else f"trees (--speculative-eagle-topk {launch.topk})"
-    scheduling = "overlap" if launch.overlap else "synchronous"
-    return (
-        f"drafts are {shape} of up to {launch.draft_length} tokens; {scheduling} scheduling, up to "
-        f"{launch.max_running_requests} requests at a time (limited by {launch.limited_by}), "
-        f"{launch.attention_backend} attention on {launch.device}"
-    )
-
-
-def _graphs(launch: Launch) -> CheckResult:
-    """Describe which draft lengths have graphs, and warn if the largest batches have none."""
-    if not launch.draft_lengths:
-        return CheckResult(
-            "ok", f"every draft length from 0 to {launch.draft_length} may be chosen; {launch.device} has no graphs"
-        )
-    draft_lengths = ", ".join(map(str, launch.draft_lengths))
-    if launch.graphs_up_to is None:
-        return CheckResult(
-            "ok", f"draft lengths {draft_lengths} may be chosen; graphs are switched off, so every step runs eagerly"
-        )
-    line = f"draft lengths {draft_lengths} may be chosen, each with graphs for up to {launch.graphs_up_to} requests"
-    if launch.max_running_requests <= launch.graphs_up_to:
+    Args:
+        lengths: draft lengths that plans choose among.
+        graphs_up_to: the largest batch that decodes as a graph; None if every step runs eagerly.
+        requests: the most requests at a time.
+        is_chosen: whether the operator chose that number.
+    """
+    line = f"draft lengths {', '.join(map(str, lengths))} may be chosen"
+    if graphs_up_to is None:
+        return CheckResult("ok", f"{line}; graphs are switched off, so every step runs eagerly")
+    line = f"{line}, each with graphs for up to {graphs_up_to} requests"
+    if requests <= graphs_up_to:
         return CheckResult("ok", line)
-    if launch.limited_by != FLAG:
+    if not is_chosen:
         return CheckResult("ok", f"{line}: larger batches run eagerly, as without speculation")
-    most = launch.max_running_requests
     return CheckResult(
         "warn",
-        f"{line}: larger batches, up to max_running_requests = {most}, run eagerly",
-        f"Raise --cuda-graph-max-bs-decode to {most}, or lower --max-running-requests to {launch.graphs_up_to}",
+        f"{line}: larger batches, up to max_running_requests = {requests}, run eagerly",
+        f"Raise --cuda-graph-max-bs-decode to {requests}, or lower --max-running-requests to {graphs_up_to}",
     )
-
-
-@functools.cache
-def _log_once(level: int, text: str) -> None:
-    logger.log(level, "%s", text)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 from sglang.srt.speculative.spec_registry import CustomSpecAlgo
@@ -53,10 +54,8 @@ class Algorithm(CustomSpecAlgo):
         For the n-gram SGLang always requests text lengths on the host, and so waits for every verification; here it
         does so only if `host_lengths` is set.
         """
-        from specplug_sglang.startup.relay import Relay
-
         needed = needs_cpu_seq_lens and self.host_lengths
-        return Relay(device, self, req_to_token_pool, needed, needs_confidence_relay)
+        return _relay()(device, self, req_to_token_pool, needed, needs_confidence_relay)
 
     def handle_server_args(self, server_args: Any) -> None:
         """Refuse unsupported server arguments and fill in omitted ones.
@@ -87,6 +86,23 @@ class Algorithm(CustomSpecAlgo):
         server_args.enable_mixed_chunk = False
         if server_args.max_running_requests is None:
             server_args.max_running_requests, _ = default_requests_of(server_args)
+
+
+@functools.cache
+def _relay() -> type:
+    """Return the class of the relay, which carries text lengths only: tokens are in the worker's table."""
+    from sglang.srt.managers.overlap_utils import FutureMap
+
+    class Relay(FutureMap):
+        """SGLang's relay without the tokens that its own n-gram drafts from."""
+
+        def stash(self, future_indices: Any, payload: Any) -> None:
+            """Store nothing."""
+
+        def _resolve_spec_extras(self, batch: Any) -> None:
+            """Load nothing."""
+
+    return Relay
 
 
 def refuse_unsupported(server_args: Any) -> None:

@@ -18,7 +18,7 @@ import torch
 from sglang.srt.runtime_context import get_context, get_exec, get_spec
 
 from specplug.errors import EngineError
-from specplug_sglang.verification.captured import needed_batches
+from specplug_sglang.config import needed_batches
 from specplug_sglang.verification.graph_buffers import GraphBuffers
 
 DECODING = 0

@@ -1,4 +1,10 @@
-"""Exactness where SGLang's own verification is inexact: grammars over trees, and rows without drafts."""
+"""Exactness where SGLang's own verification is inexact: grammars over trees, seeds, and rows without drafts.
+
+Under deterministic inference SGLang draws each token from the logits, the request's seed and the token's position
+alone.  Here the token after every node is drawn the same way, and a draft token is accepted if it equals that token, so
+neither the drafts nor their length affect the text.  SGLang's own verification uses other random numbers; the last one
+comes from the column after the draft, and so changes with the draft length.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from specplug_sglang.config import decided
 from specplug_sglang.requests import served_plainly
 from specplug_sglang.verification.table import on_device
 from specplug_sglang.verification.trees import Nodes
@@ -15,8 +22,6 @@ from specplug_sglang.verification.trees import Nodes
 
 def rows_of_pool(server_args: Any) -> int:
     """Return the rows of SGLang's request pool, whose first one is padding."""
-    from specplug_sglang.config import decided
-
     return int(decided(server_args).max_running_requests) + 1
 
 
@@ -85,3 +90,78 @@ def _plain_rows(batch: Any) -> list[int]:
     ):
         return [row for row, req in enumerate(batch.reqs) if served_plainly(req) is not None]
     return []
+
+
+Verified = tuple[Tensor, Tensor, Tensor]
+"""`predict`, `accept_lens` and `accept_index`, as SGLang's `eagle_sample` returns them."""
+
+
+def verify(runner: Any, batch: Any, logits: Any, grammar_mask: Any) -> Verified:
+    """Accept draft tokens, and emit one more per request.
+
+    Args:
+        runner: the target's `ModelRunner`.
+        batch: the verified batch; its `spec_info` describes the nodes.
+        logits: SGLang's output of the forward pass; penalties, biases and grammars are applied to it in place.
+        grammar_mask: tokens that grammars forbid at each node, or None.
+    """
+    from sglang.srt.speculative.eagle_utils import eagle_sample
+
+    info = batch.sampling_info
+    by_seed = info.sampling_seed is not None and not info.is_all_greedy
+    if by_seed:  # greedy verification is the cheapest, and changes the logits as any other does
+        batch.sampling_info = replace(info, is_all_greedy=True)
+    try:
+        found: Verified = eagle_sample(
+            batch.spec_info, batch, logits, grammar_mask, watermark_state=runner.watermark_state
+        )
+    finally:
+        batch.sampling_info = info
+    return _accept(batch.spec_info, _drawn(runner.sampler, batch, logits), found) if by_seed else found
+
+
+def _drawn(sampler: Any, batch: Any, logits: Any) -> Tensor:
+    """Return [B, n] int64: the token after each node, as SGLang draws it without speculation.
+
+    It draws one node per row at a time, because SGLang hashes a number for every token of the vocabulary.
+    """
+    from sglang.srt.layers.logits_processor import LogitsProcessorOutput
+    from sglang.srt.runtime_context import get_parallel
+
+    n = batch.spec_info.draft_token_num
+    # Rows with a custom logit processor have no drafts; `sample_plainly` draws them later.
+    info = replace(batch.sampling_info, has_custom_logit_processor=False)
+    nodes, positions = logits.next_token_logits.unflatten(0, (-1, n)), batch.spec_info.positions.view(-1, n)
+    tokens = []
+    for node in range(n):
+        own = LogitsProcessorOutput(next_token_logits=nodes[:, node].clone())
+        tokens.append(sampler(own, info, False, [], [], positions[:, node].contiguous()).long())
+    drawn = torch.stack(tokens, 1)
+    get_parallel().tp_group.broadcast(drawn, src=0)  # as verification does for its own draws
+    return drawn
+
+
+def _accept(nodes: Any, drawn: Tensor, alike: Verified) -> Verified:
+    """Walk each row from its root along the nodes that hold the drawn tokens.
+
+    Args:
+        nodes: SGLang's description of the nodes.
+        drawn: [B, n] int64, the token after each node.
+        alike: templates for the shapes and dtypes of the results.
+    """
+    from sglang.srt.speculative.eagle_utils import verify_tree_greedy_func
+
+    n = nodes.draft_token_num
+    predict, accept_lens, accept_index = alike
+    predict, accept_index, accepted = verify_tree_greedy_func(
+        predicts=torch.zeros_like(predict),
+        accept_index=torch.full_like(accept_index, -1),
+        accept_token_num=torch.empty_like(accept_lens),
+        candidates=nodes.draft_token.view(-1, n),
+        retrieve_index=nodes.retrieve_index,
+        retrieve_next_token=nodes.retrieve_next_token,
+        retrieve_next_sibling=nodes.retrieve_next_sibling,
+        target_predict=drawn,
+        topk=nodes.tree_topk,
+    )
+    return predict, accepted + 1, accept_index

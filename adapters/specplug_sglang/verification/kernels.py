@@ -1,4 +1,4 @@
-"""Triton kernels of a step that verifies chains, one program per row; `plain` documents and defines them.
+"""Triton kernels of a step that verifies chains, one program per row; `trees` documents and defines them.
 
 As in `specplug.pipeline.stream.kernels`, no argument that changes from step to step is specialised for, and a launch of
 0 rows compiles a kernel and runs nothing.
@@ -13,10 +13,9 @@ from torch import Tensor
 from triton import knobs
 
 from specplug.types.draft import Draft
-from specplug_sglang.verification import plain
-from specplug_sglang.verification.plain import Accepted
+from specplug_sglang.verification import trees
 from specplug_sglang.verification.table import TokenTable
-from specplug_sglang.verification.trees import Nodes
+from specplug_sglang.verification.trees import Accepted, Nodes
 
 INTERPRETED: bool = knobs.runtime.interpret is True
 """Whether Triton's interpreter runs these kernels, on any device: Triton decides this where a kernel is defined."""
@@ -99,9 +98,9 @@ def append_kernel(  # type: ignore[no-untyped-def]
 
 
 def nodes(draft: Draft, table: TokenTable, slots: Tensor, before: Tensor) -> Nodes:
-    """Return the nodes of a draft like `plain.nodes`; those of a chain by one kernel."""
+    """Return the nodes of a draft like `trees.nodes`; those of a chain by one kernel."""
     if draft.parents is not None:
-        return plain.nodes(draft, table, slots, before)
+        return trees.nodes(draft, table, slots, before)
     n = draft.draft_length + 1
     shape = len(slots), n
     tokens, positions, child, sibling = (torch.empty(shape, dtype=torch.int64, device=slots.device) for _ in range(4))
@@ -127,7 +126,7 @@ def nodes(draft: Draft, table: TokenTable, slots: Tensor, before: Tensor) -> Nod
 def append(
     table: TokenTable, slots: Tensor, before: Tensor, predict: Tensor, accept_index: Tensor, accept_lens: Tensor
 ) -> Accepted:
-    """Append what verification accepted, by one kernel, like `plain.append`; emitted tokens beyond a count are 0."""
+    """Append what verification accepted, by one kernel, like `trees.append`; emitted tokens beyond a count are 0."""
     rows, n = accept_index.shape
     emitted = torch.empty(rows, n, dtype=predict.dtype, device=predict.device)
     new_seq_lens, last = torch.empty_like(before), torch.empty(rows, dtype=torch.int32, device=predict.device)

@@ -6,8 +6,8 @@ server, so each step reads those that it was verified with.
 
 from __future__ import annotations
 
-import functools
 import importlib
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -15,6 +15,7 @@ from torch import Tensor
 
 from specplug.errors import EngineError
 from specplug.metrics import LossyCounter
+from specplug.seams.hook import hook
 from specplug_sglang.config import decided, lossy_arguments
 
 counter = LossyCounter()
@@ -30,8 +31,7 @@ def install(server_args: Any) -> None:
         EngineError: the server is lossy, and the function to count in is missing.
     """
     module = _home(server_args.device)
-    original = getattr(module, _KERNEL, None)
-    if original is None:  # SGLang has it on GPUs only, and verifies greedily elsewhere
+    if not hasattr(module, _KERNEL):  # SGLang has it on GPUs only, and verifies greedily elsewhere
         if server_args.device != "cpu" and lossy_arguments(decided(server_args)):
             raise EngineError.build(
                 "cannot count how far lossy acceptance departs",
@@ -40,20 +40,16 @@ def install(server_args: Any) -> None:
                 remedy="Leave out the acceptance thresholds",
             )
         return
-    if hasattr(original, "_specplug"):
-        return
+    hook(module, _KERNEL, _sampled)
 
-    @functools.wraps(original)
-    def sampled(**given: Any) -> None:
-        original(**given)
-        single, acc = given["threshold_single"], given["threshold_acc"]
-        if single < 1 or acc < 1:
-            names = ("target_probs", "candidates", "accept_index", "accept_token_num")
-            accepted = given["accept_token_num"]
-            counter.add(accepted, departed(*(given[name] for name in names), single=single, acc=acc))
 
-    sampled._specplug = True  # type: ignore[attr-defined]
-    setattr(module, _KERNEL, sampled)
+def _sampled(original: Callable[..., None], **given: Any) -> None:
+    original(**given)
+    single, acc = given["threshold_single"], given["threshold_acc"]
+    if single < 1 or acc < 1:
+        names = ("target_probs", "candidates", "accept_index", "accept_token_num")
+        accepted = given["accept_token_num"]
+        counter.add(accepted, departed(*(given[name] for name in names), single=single, acc=acc))
 
 
 def _home(device: str) -> Any:

@@ -3,16 +3,23 @@
 All rows of a batch have the same number of nodes.  Nodes after a row's own draft are padding: no node links to them, so
 the verifier's walk never reaches them.  Nor does it reach a node that repeats the token of an earlier sibling, whose
 probability SGLang's kernels would count twice.  Everything is computed on the device, and nothing is read back.
+
+`nodes` and `append` work on any device, in tensor operations; on a GPU `kernels` has both.
 """
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
+from types import ModuleType
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from specplug.types.draft import Draft
+from specplug_sglang.verification.table import TokenTable, on_device
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -120,3 +127,76 @@ def whole_mask(sees: Tensor, lengths: Tensor, total: int) -> Tensor:
     cells = (lines + lengths[:, None])[:, :, None] + node
     mask = torch.ones(n * total + rows * n * n, dtype=torch.bool, device=sees.device)
     return mask.scatter_(0, cells.flatten(), sees.flatten())
+
+
+def cut(next_token: Tensor, limits: Sequence[int]) -> Tensor:
+    """Return the links of chains without those beyond each row's limit, so that verification ends there.
+
+    The token after the last link left is then the target's own, as at the end of any draft.
+
+    Args:
+        next_token: [B, n] int64, the node after each node of a chain, the root first; -1 for none.
+        limits: most draft tokens of each of the B rows.
+    """
+    nodes = torch.arange(next_token.shape[1], device=next_token.device)
+    allowed = on_device(limits, torch.int64, next_token.device)
+    return next_token.where(nodes < allowed[:, None], -1)
+
+
+class Accepted(NamedTuple):
+    """What verification accepted, B rows of n nodes.
+
+    Attributes:
+        emitted: [B, n] int32, emitted tokens; undefined beyond a row's count.
+        new_seq_lens: [B] int64, cached tokens after the step.
+        last: [B] int32, the newest token.
+    """
+
+    emitted: Tensor
+    new_seq_lens: Tensor
+    last: Tensor
+
+
+def nodes(draft: Draft, table: TokenTable, slots: Tensor, before: Tensor) -> Nodes:
+    """Return the nodes of a draft, after the newest token of each text.
+
+    Args:
+        draft: B rows.
+        table: the token table.
+        slots: [B] int64.
+        before: [B] int64, cached tokens of each text, which lack the newest.
+    """
+    return nodes_of(draft, table.tokens[slots, before].long(), before)
+
+
+def append(
+    table: TokenTable, slots: Tensor, before: Tensor, predict: Tensor, accept_index: Tensor, accept_lens: Tensor
+) -> Accepted:
+    """Append the emitted tokens of a step to the token table.
+
+    Args:
+        table: the token table.
+        slots, before: as in `nodes`.
+        predict: [B * n] int32, the token after each node.
+        accept_index: [B, n] int32, indices in `predict` of the emitted tokens; -1 beyond a row's count.
+        accept_lens: [B] int32 or int64, emitted tokens.
+    """
+    emitted = predict[accept_index.long()]
+    table.append(slots, before + 1, emitted)
+    last = emitted.gather(1, (accept_lens - 1)[:, None].long())
+    return Accepted(emitted, before + accept_lens, last.flatten().to(torch.int32))
+
+
+def operations_for(table: TokenTable) -> ModuleType:
+    """Return the module whose `nodes` and `append` suit the token table's device; compile its kernels."""
+    device = table.tokens.device
+    operations = sys.modules[__name__]
+    if device.type == "cuda":
+        from specplug_sglang.verification import kernels
+
+        operations = kernels
+    rows = torch.empty(0, dtype=torch.int64, device=device)
+    operations.nodes(Draft.allocate(0, 1, device=device), table, rows, rows)
+    counts = rows.int()
+    operations.append(table, rows, rows, counts, counts.view(0, 1), counts)
+    return operations

@@ -10,8 +10,7 @@ from sglang.srt.speculative.ngram_info import NgramVerifyInput
 from torch import Tensor
 
 from specplug_sglang.verification.attention import mask_of
-from specplug_sglang.verification.plain import Accepted
-from specplug_sglang.verification.trees import Nodes
+from specplug_sglang.verification.trees import Accepted, Nodes
 
 
 def verify_input(batch: Any, nodes: Nodes, attention: Any, *, trees: bool, max_length: int) -> NgramVerifyInput:

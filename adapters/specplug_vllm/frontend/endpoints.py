@@ -19,6 +19,7 @@ from specplug.operator import routes
 from specplug.operator.access import Operators
 from specplug.operator.corpora_routes import CorpusRoutes
 from specplug.requests.clients import Clients
+from specplug.seams.hook import hook
 from specplug.text.request_tokenizer import RequestTokenizer
 from specplug_vllm import seams
 from specplug_vllm.config import is_requested, resolved
@@ -33,24 +34,19 @@ def install() -> None:
 
     if not hasattr(plugins, "load_endpoint_plugins"):
         seams.available("routes")  # logs what is off
-    elif not hasattr(plugins.load_endpoint_plugins, "_specplug"):
-        plugins.load_endpoint_plugins = _with_ours(plugins.load_endpoint_plugins)
+    else:
+        hook(plugins, "load_endpoint_plugins", _with_ours)
 
 
-def _with_ours(original: Callable[..., list[Any]]) -> Callable[..., list[Any]]:
-    @functools.wraps(original)
-    def load_endpoint_plugins(supported_tasks: Any = None) -> list[Any]:
-        import vllm.envs as envs
+def _with_ours(original: Callable[..., list[Any]], supported_tasks: Any = None) -> list[Any]:
+    import vllm.envs as envs
 
-        if envs.VLLM_PLUGINS is not None:
-            return [*original(supported_tasks), _ClientsKept()]
-        others = {point.name for point in entry_points(group=_GROUP)} - {SpecplugEndpoints.name}
-        found = original(supported_tasks) if others else []  # vLLM warns of each plug-in that it skips
-        fits = set(SpecplugEndpoints.required_tasks) & set(supported_tasks or ())
-        return [*found, *([SpecplugEndpoints()] if fits else ()), _ClientsKept()]
-
-    load_endpoint_plugins._specplug = True  # type: ignore[attr-defined]
-    return load_endpoint_plugins
+    if envs.VLLM_PLUGINS is not None:
+        return [*original(supported_tasks), _ClientsKept()]
+    others = {point.name for point in entry_points(group=_GROUP)} - {SpecplugEndpoints.name}
+    found = original(supported_tasks) if others else []  # vLLM warns of each plug-in that it skips
+    fits = set(SpecplugEndpoints.required_tasks) & set(supported_tasks or ())
+    return [*found, *([SpecplugEndpoints()] if fits else ()), _ClientsKept()]
 
 
 class _ClientsKept:

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from tokenizers import Tokenizer
 from tokenizers.decoders import DecodeStream
 
+from specplug.seams.hook import hook
 from specplug_vllm import seams
 
 _TEXTS = "_specplug_texts"  # attribute of a parser, which vLLM makes for one stream
@@ -27,17 +28,12 @@ def install() -> None:
         return
     from vllm.parser.parser_manager import ParserManager
 
-    original = ParserManager.get_parser
-    if hasattr(original, "_specplug"):
-        return
+    hook(ParserManager, "get_parser", _get_parser)
 
-    @functools.wraps(original)
-    def get_parser(*args: Any, **kwargs: Any) -> Any:
-        found = original(*args, **kwargs)
-        return None if found is None else by_token(found)
 
-    get_parser._specplug = True  # type: ignore[attr-defined]
-    ParserManager.get_parser = get_parser
+def _get_parser(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    found = original(*args, **kwargs)
+    return None if found is None else by_token(found)
 
 
 def by_token(parser: type[Any]) -> type[Any]:

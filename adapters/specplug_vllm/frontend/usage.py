@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 from specplug.requests import predicted
+from specplug.seams.hook import hook
 
 
 def install() -> None:
@@ -14,19 +14,16 @@ def install() -> None:
     from vllm.entrypoints.serve.engine import protocol
     from vllm.v1.engine.async_llm import AsyncLLM
 
-    AsyncLLM.generate = _read(AsyncLLM.generate)
-    protocol.UsageInfo.__init__ = _detailed(protocol.UsageInfo.__init__, protocol.CompletionTokenUsageInfo)
+    hook(AsyncLLM, "generate", _generate)
+    hook(protocol.UsageInfo, "__init__", _init_usage)
 
 
-def _read(original: Callable[..., AsyncIterator[Any]]) -> Callable[..., AsyncIterator[Any]]:
-    """Wrap `generate`: let a prediction's counts take in the tokens of its completions."""
-
-    @functools.wraps(original)
-    def generate(self: Any, *args: Any, **kwargs: Any) -> AsyncIterator[Any]:
-        outputs, of_request = original(self, *args, **kwargs), predicted.current()
-        return outputs if of_request is None or not of_request.details() else _counted(outputs, of_request)
-
-    return generate
+def _generate(
+    original: Callable[..., AsyncIterator[Any]], engine: Any, *args: Any, **kwargs: Any
+) -> AsyncIterator[Any]:
+    """Let a prediction's counts take in the tokens of its completions."""
+    outputs, of_request = original(engine, *args, **kwargs), predicted.current()
+    return outputs if of_request is None or not of_request.details() else _counted(outputs, of_request)
 
 
 async def _counted(outputs: AsyncIterator[Any], of_request: predicted.Predicted) -> AsyncIterator[Any]:
@@ -40,13 +37,12 @@ async def _counted(outputs: AsyncIterator[Any], of_request: predicted.Predicted)
         await outputs.aclose()  # type: ignore[attr-defined]
 
 
-def _detailed(original: Callable[..., None], details: Any) -> Callable[..., None]:
-    @functools.wraps(original)
-    def init(self: Any, **fields: Any) -> None:
-        original(self, **fields)
-        of_request = predicted.current()
-        if of_request is not None and (counts := of_request.details()):
-            known = self.completion_tokens_details
-            self.completion_tokens_details = details(**{**(known.model_dump() if known else {}), **counts})
+def _init_usage(original: Callable[..., None], usage: Any, **fields: Any) -> None:
+    from vllm.entrypoints.serve.engine.protocol import CompletionTokenUsageInfo
 
-    return init
+    original(usage, **fields)
+    of_request = predicted.current()
+    if of_request is not None and (counts := of_request.details()):
+        known = usage.completion_tokens_details
+        given = {**(known.model_dump() if known else {}), **counts}
+        usage.completion_tokens_details = CompletionTokenUsageInfo(**given)

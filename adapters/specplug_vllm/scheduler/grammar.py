@@ -22,7 +22,7 @@ from specplug_vllm.config import runner_of
 from specplug_vllm.step_metadata import Constrained
 
 
-class State(MaskState):
+class StructuredOutputState(MaskState):
     """State of a `StructuredOutputGrammar` of any backend."""
 
     def __init__(
@@ -112,7 +112,7 @@ class Grammars:
             room = min(self._room(request), len(own) + spare)
             if room <= len(own) or _may_reason(manager, request):
                 continue
-            state = State(
+            state = StructuredOutputState(
                 request.structured_output_request.grammar,
                 request.request_id,
                 self._vocab_size,

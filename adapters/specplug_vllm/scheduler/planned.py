@@ -15,12 +15,11 @@ from time import perf_counter
 from typing import Any
 
 from specplug.errors import EngineError
-from specplug.interfaces import PluginContext
 from specplug.runtime.step_planner import UNREPORTED, Bounds, Fate, Launched, StepPlanner, until_stop
 from specplug.types.caps import DraftLengthChange
 from specplug.types.plan import StepPlan
 from specplug_vllm import seams, step_metadata
-from specplug_vllm.config import engine_caps, resolved, runner_of, target_fields
+from specplug_vllm.config import plugin_context, resolved, runner_of
 from specplug_vllm.startup import recurrent
 from specplug_vllm.worker import status
 from specplug_vllm.worker.requests import fields_of
@@ -197,14 +196,7 @@ def planning_of(vllm_config: Any) -> StepPlanner[Any]:
         raise EngineError.build("specplug is not enabled on this server", who="specplug_vllm")
     longest: int = vllm_config.model_config.max_model_len
     drafts_seeded = runner_of(vllm_config) == "v2"
-    context = PluginContext(
-        caps=engine_caps(vllm_config),
-        vocab_size=vllm_config.model_config.get_vocab_size(),
-        max_slots=vllm_config.scheduler_config.max_num_seqs,
-        max_length=longest,
-        seed=found.settings.seed,
-        **target_fields(vllm_config),
-    )
+    context = plugin_context(vllm_config, found.settings.seed)
 
     def bounds(request: Any) -> Bounds:
         params = request.sampling_params

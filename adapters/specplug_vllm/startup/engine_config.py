@@ -1,12 +1,19 @@
 """Patches of vLLM's configuration, so that specplug runs on V2, with async scheduling and its own scheduler.
 
-Unmodified vLLM sends ``custom_class`` to the V1 runner and turns async scheduling off for it.  Configurations that do
-not name specplug are unchanged.
+Unmodified vLLM sends ``custom_class`` to the V1 runner and turns async scheduling off for it.  It wants a method, a
+model and a draft length in ``--speculative-config``; where that names no method, specplug's section of
+``--additional-config`` alone turns speculation on, and they follow from the settings.  Configurations that do not ask
+for specplug are unchanged.
+
+With ``"enable_adaptive_verification": true`` in ``--speculative-config`` the V2 runner verifies fewer draft tokens than
+were scheduled: it picks those with the highest confidences on the device, without a host sync.  vLLM supports this for
+DSpark only, and derives the number of tokens from measured costs; here it works for every proposer, and the plan's
+`token_budget` sets the number.  vLLM's own checks are kept: a backend that plans from query lengths on the host would
+silently serve wrong text.
 """
 
 from __future__ import annotations
 
-import functools
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -14,30 +21,47 @@ from typing import Any, Literal, get_args
 
 from specplug.errors import EngineError, SpecplugError
 from specplug.operator import startup_errors
+from specplug.plugins.registry import default_registry
+from specplug.plugins.specs import ENGINE_DRAFTER
+from specplug.seams.hook import hook
+from specplug.settings.sources import load_settings
 from specplug_vllm import seams
-from specplug_vllm.config import METHOD, is_requested, proposes, refuse_unsupported, resolved, runner_of
-from specplug_vllm.startup import adaptive, advice, graphs, recurrent
+from specplug_vllm.config import (
+    FLAG,
+    METHOD,
+    PROPOSER,
+    SECTION,
+    is_requested,
+    proposes,
+    refuse_unsupported,
+    resolved,
+    runner_of,
+    section_of,
+)
+from specplug_vllm.startup import advice, graphs, recurrent
+
+ADAPTIVE = "enable_adaptive_verification"
 
 SCHEDULERS = {
     (True, False): "specplug_vllm.scheduler.scheduler.SpecplugScheduler",
     (True, True): "specplug_vllm.scheduler.scheduler.SpecplugAsyncScheduler",
-    (False, False): "specplug_vllm.scheduler.engine_drafts.EngineDraftsScheduler",
-    (False, True): "specplug_vllm.scheduler.engine_drafts.EngineDraftsAsyncScheduler",
+    (False, False): "specplug_vllm.scheduler.scheduler.EngineDraftsScheduler",
+    (False, True): "specplug_vllm.scheduler.scheduler.EngineDraftsAsyncScheduler",
 }
 """specplug's schedulers, by whether its proposers draft and whether scheduling is asynchronous."""
 
 
 def install() -> None:
-    """Patch `VllmConfig`, once per process."""
+    """Patch `VllmConfig` and `EngineArgs`, once per process."""
     from vllm.config import vllm as module
+    from vllm.engine.arg_utils import EngineArgs
 
+    hook(EngineArgs, "create_engine_config", _create_engine_config)
     cls = module.VllmConfig
-    if not hasattr(cls.__post_init__, "_specplug"):
-        cls.__post_init__ = _with_specplug(cls.__post_init__, module)
-        unsupported = cls._get_v2_model_runner_unsupported_features
-        cls._get_v2_model_runner_unsupported_features = _supporting_specplug(unsupported)
-        adaptive.install_checks(cls)
-        graphs.install(cls)
+    hook(cls, "__post_init__", _post_init)
+    hook(cls, "_get_v2_model_runner_unsupported_features", _unsupported_features)
+    hook(cls, "_validate_adaptive_verification", _validate_adaptive_verification)
+    graphs.install(cls)
 
 
 def require_installed() -> None:
@@ -59,36 +83,25 @@ def require_installed() -> None:
         )
 
 
-def _supporting_specplug(original: Callable[[Any], list[str]]) -> Callable[[Any], list[str]]:
+def _unsupported_features(original: Callable[[Any], list[str]], config: Any) -> list[str]:
     """Remove specplug's method from the list of features that V2 does not support."""
-
-    @functools.wraps(original)
-    def unsupported_features(self: Any) -> list[str]:
-        features = original(self)
-        return [feature for feature in features if METHOD not in feature] if proposes(self) else features
-
-    return unsupported_features
+    features = original(config)
+    return [feature for feature in features if METHOD not in feature] if proposes(config) else features
 
 
-def _with_specplug(original: Callable[..., None], module: Any) -> Callable[..., None]:
+def _post_init(original: Callable[..., None], config: Any, *args: Any, **kwargs: Any) -> None:
     """Check the settings first, and set specplug's scheduler after vLLM's own decisions."""
-
-    @functools.wraps(original)
-    def post_init(self: Any, *args: Any, **kwargs: Any) -> None:
-        if not is_requested(self):
-            original(self, *args, **kwargs)
-            return
-        _check(self)
-        graphs.require_lengths_on_v1(self)
-        with _async_allowed(module, proposes(self) and runner_of(self) == "v2"):
-            original(self, *args, **kwargs)
-        scheduler = self.scheduler_config
-        if scheduler.scheduler_cls is None or scheduler.scheduler_cls in SCHEDULERS.values():
-            scheduler.scheduler_cls = SCHEDULERS[proposes(self), bool(scheduler.async_scheduling)]
-        advice.announce(self)
-
-    post_init._specplug = True  # type: ignore[attr-defined]
-    return post_init
+    if not is_requested(config):
+        original(config, *args, **kwargs)
+        return
+    _check(config)
+    graphs.require_lengths_on_v1(config)
+    with _async_allowed(proposes(config) and runner_of(config) == "v2"):
+        original(config, *args, **kwargs)
+    scheduler = config.scheduler_config
+    if scheduler.scheduler_cls is None or scheduler.scheduler_cls in SCHEDULERS.values():
+        scheduler.scheduler_cls = SCHEDULERS[proposes(config), bool(scheduler.async_scheduling)]
+    advice.announce(config)
 
 
 def _check(vllm_config: Any) -> None:
@@ -108,11 +121,13 @@ def _check(vllm_config: Any) -> None:
 
 
 @contextmanager
-def _async_allowed(module: Any, wanted: bool) -> Iterator[None]:
+def _async_allowed(wanted: bool) -> Iterator[None]:
     """Add the method to vLLM's list of methods that keep async scheduling, while one configuration is built.
 
     From 0.33 on vLLM reads the list for V1 only, and may remove it.
     """
+    from vllm.config import vllm as module
+
     types = getattr(module, "NgramGPUTypes", None)
     if types is None or not wanted:
         yield
@@ -122,3 +137,59 @@ def _async_allowed(module: Any, wanted: bool) -> Iterator[None]:
         yield
     finally:
         module.NgramGPUTypes = types
+
+
+_LENGTH = "num_speculative_tokens"
+
+
+def _create_engine_config(original: Callable[..., Any], arguments: Any, *args: Any, **kwargs: Any) -> Any:
+    arguments.speculative_config = implied(arguments.speculative_config, arguments.additional_config)
+    return original(arguments, *args, **kwargs)
+
+
+def implied(given: dict[str, Any] | None, additional_config: Any) -> dict[str, Any] | None:
+    """Return the speculative configuration of a launch that gives this one, or none.
+
+    It is `given` itself where that names a method or another model, where there is no section, and where the section
+    names vLLM's own drafter.
+
+    Raises:
+        SettingsError: the section is invalid.
+    """
+    section, named = section_of(additional_config), given or {}
+    has_section = isinstance(additional_config, dict) and SECTION in additional_config
+    if not has_section or section.get("proposer") == ENGINE_DRAFTER:
+        return given
+    if named.get("method") not in (None, METHOD) or named.get("model") not in (None, PROPOSER):
+        return given
+    found = {**named, "method": METHOD, "model": PROPOSER}
+    if _LENGTH not in named:
+        settings = load_settings(section, flags_origin=f"{FLAG} {SECTION!r}", registry=default_registry())
+        found[_LENGTH] = settings.settings.num_speculative_tokens
+    return found
+
+
+def _validate_adaptive_verification(original: Callable[[Any], None], config: Any) -> None:
+    """Allow servers with specplug to run without CUDA graphs, which vLLM requires to measure costs."""
+    eager = proposes(config) and not has_any_graphs(config)
+    original(_WithGraphs(config) if eager else config)
+
+
+class _WithGraphs:
+    """View of a configuration that reports full CUDA graphs."""
+
+    def __init__(self, vllm_config: Any) -> None:
+        self._config = vllm_config
+        self.compilation_config = self
+        self.cudagraph_mode = self
+
+    def has_full_cudagraphs(self) -> bool:
+        return True
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._config, name)
+
+
+def has_any_graphs(vllm_config: Any) -> bool:
+    """Return whether the engine captures CUDA graphs of any kind."""
+    return bool(vllm_config.compilation_config.cudagraph_mode.value)

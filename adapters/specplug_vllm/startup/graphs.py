@@ -11,11 +11,11 @@ launched with; if that is another one, sizes become multiples of 1 + length, and
 
 from __future__ import annotations
 
-import functools
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
+from specplug.seams.hook import hook
 from specplug_vllm.config import (
     SECTION,
     cuts_on_device,
@@ -31,21 +31,16 @@ logger = logging.getLogger("specplug")
 
 def install(config_class: Any) -> None:
     """Hook `_set_cudagraph_sizes` to list the lengths after vLLM sets its graph mode and before it chooses sizes."""
-    original = config_class._set_cudagraph_sizes
-    if hasattr(original, "_specplug"):
-        return
+    hook(config_class, "_set_cudagraph_sizes", _set_cudagraph_sizes)
 
-    @functools.wraps(original)
-    def set_cudagraph_sizes(self: Any) -> None:
-        if is_requested(self):
-            name_lengths(self)
-        chosen = not self.compilation_config.cudagraph_capture_sizes
-        original(self)
-        if chosen and engine_method(self) is not None:
-            _fit_sizes(self)
 
-    set_cudagraph_sizes._specplug = True  # type: ignore[attr-defined]
-    config_class._set_cudagraph_sizes = set_cudagraph_sizes
+def _set_cudagraph_sizes(original: Callable[[Any], None], config: Any) -> None:
+    if is_requested(config):
+        name_lengths(config)
+    chosen = not config.compilation_config.cudagraph_capture_sizes
+    original(config)
+    if chosen and engine_method(config) is not None:
+        _fit_sizes(config)
 
 
 def require_lengths_on_v1(vllm_config: Any) -> None:

@@ -1,19 +1,18 @@
 """Hooks of the V2 runner's adaptive verification: they replace vLLM's manager by specplug's `BudgetManager`.
 
-They run in worker processes; `specplug_vllm.startup.adaptive` explains their purpose.  vLLM's own checks are kept: a
-backend that plans from query lengths on the host would silently serve wrong text.
+They run in worker processes; `specplug_vllm.startup.engine_config` explains their purpose, and which checks are kept.
 """
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from typing import Any
 
 from specplug.errors import EngineError
+from specplug.seams.hook import hook
 from specplug_vllm import seams, step_metadata
 from specplug_vllm.config import is_requested
-from specplug_vllm.startup.adaptive import FLAG, has_any_graphs
+from specplug_vllm.startup.engine_config import ADAPTIVE, has_any_graphs
 
 
 def install_manager() -> None:
@@ -21,12 +20,8 @@ def install_manager() -> None:
     from vllm.v1.worker.gpu import model_runner
 
     seams.require("adaptive")
-    for name, wrapped in _WRAPPED.items():
-        original = getattr(model_runner, name)
-        if not hasattr(original, "_specplug"):
-            ours: Any = wrapped(original)
-            ours._specplug = True
-            setattr(model_runner, name, ours)
+    hook(model_runner, "maybe_create_adaptive_verification_manager", _our_manager)
+    hook(model_runner, "resolve_adaptive_cudagraph_mode", _our_graph_mode)
 
 
 def set_plan(runner: Any, scheduler_output: Any) -> None:
@@ -51,43 +46,29 @@ def report(runner: Any, output: Any) -> None:
         manager.profiled = ()
 
 
-def _our_manager(original: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(original)
-    def maybe_create_adaptive_verification_manager(**found: Any) -> Any:
-        vllm_config = found["vllm_config"]
-        if not found[FLAG] or not is_requested(vllm_config):
-            return original(**found)
-        if found.get("copy_admitted_drafts_to_host"):
-            raise EngineError.build(
-                "drafts cannot be cut on the device",
-                who="specplug_vllm",
-                found="batch-sharded sampling, which needs their counts on the host",
-                remedy=f"Leave {FLAG!r} out of --speculative-config, or switch batch-sharded sampling off",
-            )
-        from specplug_vllm.worker.budget_manager import BudgetManager
+def _our_manager(original: Callable[..., Any], **found: Any) -> Any:
+    vllm_config = found["vllm_config"]
+    if not found[ADAPTIVE] or not is_requested(vllm_config):
+        return original(**found)
+    if found.get("copy_admitted_drafts_to_host"):
+        raise EngineError.build(
+            "drafts cannot be cut on the device",
+            who="specplug_vllm",
+            found="batch-sharded sampling, which needs their counts on the host",
+            remedy=f"Leave {ADAPTIVE!r} out of --speculative-config, or switch batch-sharded sampling off",
+        )
+    from specplug_vllm.worker.budget_manager import BudgetManager
 
-        if has_any_graphs(vllm_config):
-            original(**found)  # raises if a backend or its graphs cannot; the manager it returns is dropped
-        else:
-            _refuse_backends(found["attn_groups"], found.get("target_layer_names"))
-        needed = ("req_states", "query_start_loc", "num_bonus_tokens", "max_total_logits")
-        return BudgetManager(**{name: found[name] for name in needed})
-
-    return maybe_create_adaptive_verification_manager
+    if has_any_graphs(vllm_config):
+        original(**found)  # raises if a backend or its graphs cannot; the manager it returns is dropped
+    else:
+        _refuse_backends(found["attn_groups"], found.get("target_layer_names"))
+    needed = ("req_states", "query_start_loc", "num_bonus_tokens", "max_total_logits")
+    return BudgetManager(**{name: found[name] for name in needed})
 
 
-def _our_graph_mode(original: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(original)
-    def resolve_adaptive_cudagraph_mode(mode: Any, **found: Any) -> Any:
-        return original(mode, **found) if mode.has_full_cudagraphs() else mode
-
-    return resolve_adaptive_cudagraph_mode
-
-
-_WRAPPED = {
-    "maybe_create_adaptive_verification_manager": _our_manager,
-    "resolve_adaptive_cudagraph_mode": _our_graph_mode,
-}
+def _our_graph_mode(original: Callable[..., Any], mode: Any, **found: Any) -> Any:
+    return original(mode, **found) if mode.has_full_cudagraphs() else mode
 
 
 def _refuse_backends(attn_groups: Any, layer_names: set[str] | None) -> None:
@@ -101,5 +82,5 @@ def _refuse_backends(attn_groups: Any, layer_names: set[str] | None) -> None:
             who="specplug_vllm",
             found=f"attention backend {backend}, which plans from query lengths on the host",
             expected="a backend that reads them on the device",
-            remedy=f"Leave {FLAG!r} out of --speculative-config, or choose another backend",
+            remedy=f"Leave {ADAPTIVE!r} out of --speculative-config, or choose another backend",
         )

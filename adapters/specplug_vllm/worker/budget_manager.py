@@ -1,8 +1,14 @@
-"""Manager of vLLM's adaptive verification that takes its budget from specplug's plan instead of costs of its own."""
+"""Manager of vLLM's adaptive verification that takes its budget from specplug's plan instead of costs of its own.
+
+At start-up vLLM runs dummy steps of every captured size, and of larger ones up to the most tokens of a step, and times
+the target's forward by events in its stream.  A sample holds tokens, requests, milliseconds, and whether one full CUDA
+graph ran.  The context is one length for all; the steps have as many requests as they can, and no prompts.  Nothing of
+the host, the sampler or the drafter is in it: specplug drafts nothing in dummy steps, so the drafter is left out.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -11,7 +17,6 @@ from vllm.v1.worker.gpu.spec_decode.adaptive_verification import AdaptiveVerific
 
 from specplug.trim import completed, priced_budget
 from specplug.types.plan import NO_SPECULATION, StepCost, StepPlan
-from specplug_vllm.worker.cost_profile import step_costs
 
 
 class BudgetManager(AdaptiveVerificationManager):  # type: ignore[misc]
@@ -76,3 +81,28 @@ class BudgetManager(AdaptiveVerificationManager):  # type: ignore[misc]
         is_known = confidence.min(axis=1) < 1.0  # vLLM takes new requests for certain
         survival = completed(np.cumprod(confidence, axis=1), is_known)
         return survival[np.arange(survival.shape[1]) < counts[:, None]]
+
+
+def step_costs(samples: Iterable[Any], draft_length: int, context_length: int) -> tuple[StepCost, ...]:
+    """Return the costs of vLLM's samples.
+
+    Rows longer than a draft can be run as prompts do, without the graph for drafts, so their excess is prompt tokens.
+
+    Args:
+        samples: `StepTimingSample`s.
+        draft_length: the longest draft.
+        context_length: context tokens of each request.
+    """
+    return tuple([_cost(sample, draft_length, context_length) for sample in samples])
+
+
+def _cost(sample: Any, draft_length: int, context_length: int) -> StepCost:
+    requests, tokens = sample.num_reqs, sample.num_target_tokens
+    return StepCost(
+        requests=requests,
+        tokens=tokens,
+        context_tokens=requests * context_length,
+        draft_length=min(-(-tokens // requests) - 1, draft_length),
+        seconds=sample.forward_ms / 1e3,
+        prompt_tokens=max(0, tokens - requests * (draft_length + 1)),
+    )

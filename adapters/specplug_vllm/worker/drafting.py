@@ -1,4 +1,9 @@
-"""The worker's half of specplug, shared by both of vLLM's runners: requests, slots and the draft stage."""
+"""The worker's half of specplug, shared by both of vLLM's runners: ranks, requests, slots and the draft stage.
+
+Under tensor parallelism rank 0 drafts and broadcasts its drafts to the other ranks.  Every rank verifies its own copy
+of the drafts, and drafts that differ between ranks silently give wrong text.  So anything that could differ (a
+deadline, an exception, a race, a random draw) happens on rank 0 only.
+"""
 
 from __future__ import annotations
 
@@ -12,21 +17,58 @@ from torch import Tensor
 
 from specplug.assembly import build_draft_stage
 from specplug.errors import EngineError
-from specplug.interfaces import PluginContext
 from specplug.pipeline.draft import DraftStage
 from specplug.plugins.registry import default_registry
+from specplug.runtime.rows import RowFacts
 from specplug.runtime.running_request import Tokens
 from specplug.runtime.slot_allocator import SlotAllocator
 from specplug.runtime.stops import StopDetector
 from specplug.types.batch import EngineBatch
-from specplug.types.caps import Distribution, EngineCaps
+from specplug.types.caps import Distribution
 from specplug.types.draft import Draft
 from specplug.types.plan import StepPlan
 from specplug.types.request import EngineEvent, EngineEventKind
 from specplug.types.verdict import Outcome
-from specplug_vllm import step_metadata
-from specplug_vllm.config import engine_caps, resolved, runner_of, target_fields
+from specplug_vllm import seams, step_metadata
+from specplug_vllm.config import plugin_context, resolved, runner_of
 from specplug_vllm.worker.requests import running_request, tokens_of
+
+
+class Ranks:
+    """The tensor-parallel ranks of one worker.
+
+    Attributes:
+        leads: True on rank 0, which drafts.
+    """
+
+    def __init__(self, group: Any) -> None:
+        self._send = _sender(group) if group.world_size > 1 else None
+        self.leads: bool = group.rank_in_group == 0
+
+    def broadcast(self, tensor: Tensor) -> None:
+        """Overwrite `tensor`, contiguous, with rank 0's, without a host sync.  A no-op with one rank."""
+        if self._send is not None:
+            self._send(tensor, src=0)
+
+
+def _sender(group: Any) -> Callable[..., Any]:
+    """Return the broadcast function of a group: that of vLLM's warmed-up NCCL communicator if there is one.
+
+    The group's own method goes through torch's device group, which creates another communicator at its first use, when
+    vLLM has already allocated all memory.
+    """
+    communicator = group.device_communicator
+    nccl = getattr(communicator, "pynccl_comm", None)
+    warm = nccl is not None and seams.available("nccl") and not nccl.disabled
+    through: Callable[..., Any] = communicator.broadcast if warm else group.broadcast
+    return through
+
+
+def ranks() -> Ranks:
+    """Return this process's tensor-parallel ranks."""
+    from vllm.distributed import get_tp_group
+
+    return Ranks(get_tp_group())
 
 
 class Drafting:
@@ -49,21 +91,20 @@ class Drafting:
         distribution_bytes: memory of the draft distributions, the engine's buffer included.
     """
 
+    _facts: RowFacts | None = None
+
     def __init__(self, vllm_config: Any, device: torch.device, rank: int) -> None:
         found = resolved(vllm_config)
         if found is None:
             raise EngineError.build("specplug is not enabled on this server", who="specplug_vllm")
         self.resolved, self.rank, self.device = found, rank, device
-        self.caps: EngineCaps = engine_caps(vllm_config)
-        self.vocab_size: int = vllm_config.model_config.get_vocab_size()
-        self.max_slots: int = vllm_config.scheduler_config.max_num_seqs
-        self.max_length: int = vllm_config.model_config.max_model_len
+        context = plugin_context(vllm_config, found.settings.seed, device=device, rank=rank)
+        self.caps, self.vocab_size = context.caps, context.vocab_size
+        self.max_slots, self.max_length = context.max_slots, context.max_length
         runner = runner_of(vllm_config)
         self.text_of: Callable[[str], Tokens] = _no_text
         self.drafts_seeded = runner == "v2"
-        self.stage: DraftStage = build_draft_stage(
-            found.settings, default_registry(), self._context(vllm_config), grammars=runner == "v1"
-        )
+        self.stage: DraftStage = build_draft_stage(found.settings, default_registry(), context, grammars=runner == "v1")
         self.distribution_bytes = self.stage.distribution_bytes
         self._closing = weakref.finalize(self, self.stage.close)
         self.allocator = SlotAllocator(self.max_slots, device, lambda event: self.stage.on_event(event))
@@ -128,6 +169,12 @@ class Drafting:
         self.scheduled = scheduler_output.scheduled_spec_decode_tokens
         self.is_idle = step_metadata.drafts_nothing(scheduler_output)
 
+    def facts_of(self, names: list[str]) -> RowFacts:
+        """Return the facts of the rows that may draft, cached while the same requests hold the same slots."""
+        if self._facts is None or not self._facts.hold(self.allocator, names):
+            self._facts = RowFacts(self.allocator, names)
+        return self._facts
+
     def count(self, names: Iterable[str], emitted: Iterable[object]) -> None:
         """Count the rows `names` of an idle step; `emitted` is true for those that emitted a token."""
         if self.allocator.ignored:
@@ -162,18 +209,6 @@ class Drafting:
     def close(self) -> None:
         """Release proposers, threads and files, once; also called at the end of the process."""
         self._closing()
-
-    def _context(self, vllm_config: Any) -> PluginContext:
-        return PluginContext(
-            caps=self.caps,
-            vocab_size=self.vocab_size,
-            max_slots=self.max_slots,
-            max_length=self.max_length,
-            device=self.device,
-            rank=self.rank,
-            seed=self.resolved.settings.seed,
-            **target_fields(vllm_config),
-        )
 
 
 def _no_text(_: str) -> Tokens:

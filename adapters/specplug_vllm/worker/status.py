@@ -8,13 +8,16 @@ dicts, lists, strings and numbers, which every transport of vLLM can carry.
 from __future__ import annotations
 
 import asyncio
+import functools
+from collections.abc import Callable
 from importlib.metadata import version
 from typing import Any
 
 from specplug.operator.status import by_plugin, reported_details, reported_rows, reported_settings
+from specplug.seams.hook import hook
 from specplug_vllm import seams
-from specplug_vllm.config import engine_caps, engine_method, lossy_method, runner_of
-from specplug_vllm.worker.lifecycle import drafting_of
+from specplug_vllm.config import engine_caps, engine_method, is_requested, lossy_method, runner_of
+from specplug_vllm.worker.hooks import drafting_of
 
 
 def install_worker() -> None:
@@ -32,6 +35,27 @@ def install_engine_core() -> None:
 
     EngineCore.specplug_status = engine_status
     EngineCore.specplug_control = control
+
+
+def export_metrics() -> None:
+    """Export the metrics of engines that this process starts or connects to on vLLM's /metrics.
+
+    Called if specplug is enabled; see `specplug.operator.exporter`.
+    """
+    if not seams.available("metrics"):
+        return
+    from vllm.v1.engine.core_client import EngineCoreClient
+
+    hook(EngineCoreClient, "make_async_mp_client", _watched)
+
+
+def _watched(original: Callable[..., Any], vllm_config: Any, *args: Any, **kwargs: Any) -> Any:
+    client = original(vllm_config, *args, **kwargs)
+    if is_requested(vllm_config):
+        from specplug.operator.exporter import exporter
+
+        exporter().watch(functools.partial(ask_engines, client, "specplug_status"))
+    return client
 
 
 def worker_status(worker: Any) -> dict[str, Any]:

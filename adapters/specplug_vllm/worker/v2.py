@@ -13,25 +13,18 @@ import torch
 from torch import Tensor
 from vllm.v1.worker.gpu.spec_decode.speculator import BaseSpeculator
 
+from specplug.assembly import may_stream
 from specplug.pipeline.stream.buffers import DraftOutputs, EngineRows
+from specplug.plugins.registry import default_registry
+from specplug.runtime.first_step import started
 from specplug.runtime.late_rows import LateRows
-from specplug.runtime.rows import RowFacts
 from specplug.runtime.stream_steps import StreamSteps
+from specplug.seams.hook import hook
 from specplug_vllm import config, step_metadata
+from specplug_vllm.config import resolved
 from specplug_vllm.startup import recurrent
-from specplug_vllm.worker import (
-    adaptive,
-    events,
-    lifecycle,
-    memory,
-    ranks,
-    status,
-    v2_steps,
-    verifier,
-    verifier_v2,
-    workarounds,
-)
-from specplug_vllm.worker.drafting import Drafting
+from specplug_vllm.worker import adaptive, hooks, status, verifier, verifier_v2, workarounds
+from specplug_vllm.worker.drafting import Drafting, ranks
 from specplug_vllm.worker.v2_device import DeviceDrafting
 
 
@@ -59,7 +52,7 @@ class Speculator(BaseSpeculator):
 
     def __init__(self, vllm_config: Any, device: torch.device, req_states: Any) -> None:
         self._states = req_states
-        self._ranks = ranks.ranks()
+        self._ranks = ranks()
         self.verifier = verifier.build(vllm_config, device)
         slots, draft_length = (
             vllm_config.scheduler_config.max_num_seqs,
@@ -75,9 +68,8 @@ class Speculator(BaseSpeculator):
         like = self._types(device)
         if self._ranks.leads:
             has_verifier = self.verifier is not None
-            self.drafting, self._steps = v2_steps.build(vllm_config, device, like, has_verifier=has_verifier)
+            self.drafting, self._steps = _steps_of(vllm_config, device, like, has_verifier=has_verifier)
         self.draft_logits: Tensor | None = None
-        self._facts: RowFacts | None = None
         self._attached = self._is_warmup = self._is_idle = False
         self._verified: Mapping[str, Sequence[int]] = {}
         self.late: LateRows | None = None
@@ -86,17 +78,20 @@ class Speculator(BaseSpeculator):
             self.drafting.allocator.engine_slot = lambda name: req_states.req_id_to_index[name]
             self.draft_logits = self.drafting.engine_distributions(device)
             self._on_device = DeviceDrafting(self.drafting, self.draft_logits, (*like, req_states.last_sampled_tokens))
-            memory.install(self.drafting)
+            hooks.reserve_memory(self.drafting)
         if self.enable_adaptive_verification:
             adaptive.install_manager()
         status.install_worker()
-        _hook_runner()
+        from vllm.v1.worker.gpu.model_runner import GPUModelRunner  # which the runner has imported
+
+        hook(GPUModelRunner, "execute_model", hooks.execute_model)
+        hook(GPUModelRunner, "sample_tokens", hooks.sample_tokens)
 
     def before_step(self, runner: Any, scheduler_output: Any) -> None:
         """Hook the runner at its first step, and store what this step verifies; called by the lifecycle hook."""
         self._verified = scheduler_output.scheduled_spec_decode_tokens
         self.late, self._late = self._late, None
-        self._is_warmup = lifecycle.is_warmup(runner, scheduler_output)
+        self._is_warmup = hooks.is_warmup(runner, scheduler_output)
         self._is_idle = step_metadata.drafts_nothing(scheduler_output)
         if self._attached:
             return
@@ -108,7 +103,7 @@ class Speculator(BaseSpeculator):
         if not config.lossy_method(runner.vllm_config):
             verifier_v2.install(runner, self.verifier, self.drafting)
         if self.drafting is not None:
-            events.install_worker(runner, self.drafting)
+            hooks.install_events(runner, self.drafting)
 
     def init_cudagraph_manager(self, cudagraph_mode: Any) -> None:
         """Do nothing: specplug captures no CUDA graphs."""
@@ -149,7 +144,7 @@ class Speculator(BaseSpeculator):
         if self._is_idle and self._skips(input_batch):
             return out
         if self.drafting is not None:
-            facts = self._facts_of(self.drafting, input_batch.req_ids)
+            facts = self.drafting.facts_of(input_batch.req_ids)
             rows = self._rows(input_batch.idx_mapping, num_sampled, num_rejected)
             outputs = DraftOutputs(out, self.draft_token_confidence_probs[: out.shape[0]])
             if self._steps is not None:
@@ -164,7 +159,7 @@ class Speculator(BaseSpeculator):
         """Count a step that neither verifies nor makes drafts, on the host; return False if it must be taken anyway."""
         if self.drafting is None:
             return True
-        if self._steps is not None and not self._steps.skip(self._facts_of(self.drafting, input_batch.req_ids)):
+        if self._steps is not None and not self._steps.skip(self.drafting.facts_of(input_batch.req_ids)):
             return False
         self.drafting.count(input_batch.req_ids, _emits(input_batch))
         return True
@@ -178,12 +173,6 @@ class Speculator(BaseSpeculator):
         """Wrap the runner's tensors."""
         states = self._states
         return EngineRows(slots, states.total_len.gpu, states.all_token_ids.gpu, num_sampled, num_rejected)
-
-    def _facts_of(self, drafting: Drafting, names: list[str]) -> RowFacts:
-        """Return the facts of the rows that may draft, cached while the same requests hold the same slots."""
-        if self._facts is None or not self._facts.hold(drafting.allocator, names):
-            self._facts = RowFacts(drafting.allocator, names)
-        return self._facts
 
 
 def _emits(input_batch: Any) -> list[bool]:
@@ -205,9 +194,25 @@ def buffers(slots: int, draft_length: int, device: torch.device, *, together: bo
     return sent, sent, torch.zeros(slots, draft_length, device=device)
 
 
-def _hook_runner() -> None:
-    """Hook the runner's class; the caller has already imported its module."""
-    from vllm.v1.worker.gpu.model_runner import GPUModelRunner
+def _steps_of(
+    vllm_config: Any, device: torch.device, like: tuple[EngineRows, DraftOutputs], *, has_verifier: bool
+) -> tuple[Drafting, StreamSteps | None]:
+    """Return the drafting of rank 0, and its steps in the stream; None if the draft stage takes them on the device.
 
-    lifecycle.install(GPUModelRunner)
-    lifecycle.install_reports(GPUModelRunner)
+    In a stream, all state of the draft stage is in host memory.  A verifier of specplug's (`has_verifier`) reads the
+    slots' facts on the device, so the stage stays there.  Rows and outputs of steps are of the types of `like`.
+    """
+    found = resolved(vllm_config)
+    assert found is not None
+    if not has_verifier and may_stream(found.settings, default_registry(), device):
+        drafting = Drafting(vllm_config, torch.device("cpu"), rank=0)
+        if StreamSteps.applies(drafting.stage):
+            given = drafting.slots, drafting.max_length, drafting.vocab_size, device
+            steps = started(lambda: StreamSteps(drafting.stage, *given, like=like))
+            if steps is not None:
+                drafting.close_by(steps.close)
+                return drafting, steps
+        elif device.type == "cpu":
+            return drafting, None
+        drafting.close()
+    return Drafting(vllm_config, device, rank=0), None

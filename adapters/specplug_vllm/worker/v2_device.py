@@ -13,7 +13,6 @@ from specplug.runtime.slots import SlotRows
 from specplug.types.batch import EngineBatch
 from specplug.types.draft import Draft
 from specplug.types.verdict import Outcome
-from specplug_vllm.worker import draft_logits
 from specplug_vllm.worker.drafting import Drafting
 
 
@@ -60,7 +59,7 @@ class DeviceDrafting:
             kept = self._kept_of(facts)
             slots = (engine.idx_mapping if kept is None else engine.idx_mapping[kept]).long()
             padded = outputs.ids if kept is None else outputs.ids[kept]
-            draft_logits.write(self._logits, slots, draft, temperature[slots], padded)
+            write_logits(self._logits, slots, draft, temperature[slots], padded)
 
     def _take(
         self, facts: RowFacts, engine: EngineRows, outputs: DraftOutputs, last_sampled: Tensor, temperature: Tensor
@@ -135,4 +134,40 @@ class DeviceDrafting:
             out[kept] = padded
             confidence[kept, :draft_length] = draft.confidence
         if self._logits is not None:
-            draft_logits.write(self._logits, batch.slots.long(), draft, batch.temperature, padded)
+            write_logits(self._logits, batch.slots.long(), draft, batch.temperature, padded)
+
+
+UNLIKELY = -1e4
+"""Logit of every other token where a draft token is certain.  Finite, because vLLM subtracts logits."""
+
+
+def write_logits(buffer: Tensor, slots: Tensor, draft: Draft, temperature: Tensor, token_ids: Tensor) -> None:
+    """Write the logits of B rows: the proposer's own, or one-hot at any temperature for padding and one-hot drafts.
+
+    Overwrites `draft.draft_logits`, which nothing reads afterwards.
+
+    Args:
+        buffer: [S, K, V] float32, by slot.
+        slots: [B] int64, distinct.
+        draft: at most K tokens per row; its logits may cover a draft vocabulary.
+        temperature: [B] float32.
+        token_ids: [B, K] int64, the padded drafts.
+    """
+    floor = (UNLIKELY * temperature.clamp(min=1.0))[:, None, None]
+    stated, draft_length = draft.draft_logits, 0
+    is_stated = torch.zeros(token_ids.shape, dtype=torch.bool, device=buffer.device)
+    if stated is not None:
+        draft_length = draft.draft_length
+        is_stated[:, :draft_length] = draft.mask() if draft.drawn is None else draft.mask() & draft.drawn
+        torch.maximum(stated, floor, out=stated)
+        torch.where(is_stated[:, :draft_length, None], stated, floor, out=stated)
+    whole = draft_length if draft.draft_vocab is None else 0  # positions with logits for the full vocabulary
+    rest = (len(slots), buffer.shape[1] - whole, buffer.shape[2])
+    buffer[:, whole:].index_copy_(0, slots, floor.expand(rest))
+    positions = torch.arange(buffer.shape[1], device=buffer.device)
+    if stated is not None and draft.draft_vocab is None:
+        buffer[:, :draft_length].index_copy_(0, slots, stated)
+    elif stated is not None:
+        buffer[slots[:, None, None], positions[:draft_length, None], draft.draft_vocab] = stated
+    at_tokens = (slots[:, None], positions, token_ids)
+    buffer[at_tokens] = torch.where(is_stated, buffer[at_tokens], 0.0)

@@ -11,7 +11,7 @@ import functools
 import hashlib
 from collections.abc import Callable
 from contextvars import ContextVar
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any
 
 import torch
@@ -19,13 +19,14 @@ from torch import Tensor
 
 from specplug.assembly import build_verifier
 from specplug.errors import EngineError
-from specplug.interfaces import PluginContext, Verifier
+from specplug.interfaces import Verifier
 from specplug.plugins.registry import default_registry
 from specplug.plugins.specs import VerifierSpec
+from specplug.seams.hook import hook
 from specplug.types.draft import Draft
 from specplug.types.verification import SamplingBatch, TargetLogits, Verification
 from specplug.verify.random import uniforms
-from specplug_vllm.config import engine_caps, resolved, target_fields
+from specplug_vllm.config import plugin_context, resolved
 
 MOST_DISTRIBUTION_BYTES = 1 << 28
 """Most bytes that the float64 distributions of rows verified in one call may take."""
@@ -70,7 +71,7 @@ class ServerVerifier:
                 self.plugin.verify(
                     _rows_of(draft, rows),
                     TargetLogits(target.logits, target.starts[rows]),
-                    _sampling_of(sampling, rows),
+                    _rows_of(sampling, rows),
                     type(numbers)(numbers.accept[rows], numbers.draw[rows]),
                 )
             )
@@ -94,15 +95,7 @@ def build(vllm_config: Any, device: torch.device) -> ServerVerifier | None:
         return None
     spec = default_registry().get(VerifierSpec, found.settings.verifier)
     refuse_unsupported(vllm_config, spec)
-    context = PluginContext(
-        caps=engine_caps(vllm_config),
-        vocab_size=vllm_config.model_config.get_vocab_size(),
-        max_slots=vllm_config.scheduler_config.max_num_seqs,
-        max_length=vllm_config.model_config.max_model_len,
-        device=device,
-        seed=found.settings.seed,
-        **target_fields(vllm_config),
-    )
+    context = plugin_context(vllm_config, found.settings.seed, device=device)
     plugin = build_verifier(found.settings, default_registry(), context)
     return ServerVerifier(plugin, spec.caps.lossless, vllm_config.model_config.seed or 0)
 
@@ -132,18 +125,13 @@ def refuse_unsupported(vllm_config: Any, spec: VerifierSpec) -> None:
 
 
 def replace_in(module: Any) -> None:
-    """Patch a module's `rejection_sample`, once per process.  The engine's own runs outside `decided_by` methods."""
-    original = module.rejection_sample
-    if hasattr(original, "_specplug"):
-        return
+    """Hook a module's `rejection_sample`.  The engine's own runs outside `decided_by` methods."""
+    hook(module, "rejection_sample", _rejection_sample)
 
-    @functools.wraps(original)
-    def rejection_sample(*args: Any, **kwargs: Any) -> Any:
-        decide = _deciding.get()
-        return original(*args, **kwargs) if decide is None else decide(original, *args, **kwargs)
 
-    rejection_sample._specplug = True  # type: ignore[attr-defined]
-    module.rejection_sample = rejection_sample
+def _rejection_sample(original: Decide, *args: Any, **kwargs: Any) -> Any:
+    decide = _deciding.get()
+    return original(*args, **kwargs) if decide is None else decide(original, *args, **kwargs)
 
 
 def decided_by(decide: Decide, method: Callable[..., Any]) -> Callable[..., Any]:
@@ -175,27 +163,7 @@ def chain(token_ids: Tensor, base_len: Tensor) -> Draft:
     )
 
 
-def _sampling_of(sampling: SamplingBatch, rows: slice) -> SamplingBatch:
-    thresholds = sampling.acceptance_threshold
-    return SamplingBatch(
-        sampling.temperature[rows],
-        acceptance_threshold=None if thresholds is None else thresholds[rows],
-        all_greedy=sampling.all_greedy,
-    )
-
-
-def _rows_of(draft: Draft, rows: slice) -> Draft:
-    def cut(tensor: Tensor | None) -> Tensor | None:
-        return None if tensor is None else tensor[rows]
-
-    return replace(
-        draft,
-        token_ids=draft.token_ids[rows],
-        lengths=draft.lengths[rows],
-        confidence=draft.confidence[rows],
-        source=draft.source[rows],
-        base_len=draft.base_len[rows],
-        draft_logits=cut(draft.draft_logits),
-        draft_probs=cut(draft.draft_probs),
-        drawn=cut(draft.drawn),
-    )
+def _rows_of(record: Any, rows: slice) -> Any:
+    """Return a record whose tensors are all by row, [B, ...], with some of its rows."""
+    tensors = {each.name: getattr(record, each.name) for each in fields(record)}
+    return replace(record, **{name: value[rows] for name, value in tensors.items() if isinstance(value, Tensor)})

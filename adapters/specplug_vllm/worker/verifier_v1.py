@@ -25,10 +25,10 @@ def install(runner: Any, verifier: ServerVerifier, drafting: Drafting | None) ->
     seams.require("verifier v1")
     replace_in(module)
     sampler = runner.rejection_sampler
-    sampler.forward = decided_by(Decision(runner, verifier, drafting), sampler.forward)
+    sampler.forward = decided_by(V1Decision(runner, verifier, drafting), sampler.forward)
 
 
-class Decision:
+class V1Decision:
     """Replacement of `rejection_sample`.
 
     The engine has already drawn each row's bonus token from the distribution at its position.  The verifier gets the

@@ -19,9 +19,72 @@ from specplug.types.caps import Distribution
 from specplug.types.draft import Draft
 from specplug.types.verification import SamplingBatch, TargetLogits
 from specplug_vllm import seams
-from specplug_vllm.worker.coupled import Coupled
 from specplug_vllm.worker.drafting import Drafting
 from specplug_vllm.worker.verifier import Decide, ServerVerifier, chain, decided_by, replace_in
+
+
+class Coupled:
+    """Decides the rows with a seed of their own.
+
+    Args:
+        sampler: V2's `Sampler`, of whose requests every rank knows the sampling parameters.
+    """
+
+    def __init__(self, sampler: Any) -> None:
+        self._states, self._use_fp64 = sampler.sampling_states, bool(sampler.use_fp64_gumbel)
+
+    def rows(self, slots: Any) -> Any:
+        """Return [B] bool (numpy), true where the request in a slot has a seed and is not greedy."""
+        return self._states.seeds_set[slots] & (self._states.temperature.np[slots] > 0)
+
+    def decide(
+        self,
+        target_logits: Tensor,
+        draft_sampled: Tensor,
+        cu_num_logits: Tensor,
+        pos: Tensor,
+        expanded_idx_mapping: Tensor,
+        temperature: Tensor,
+        seed: Tensor,
+        num_speculative_steps: int,
+    ) -> tuple[Tensor, Tensor]:
+        """Return the tokens that each of B rows emits, [B, K + 1] int64, and their number, [B] int32.
+
+        The arguments are those of vLLM's `rejection_sample`.
+        """
+        from vllm.v1.worker.gpu.sample.gumbel import gumbel_sample
+
+        drawn = gumbel_sample(
+            target_logits,
+            expanded_idx_mapping,
+            temperature,
+            seed,
+            pos,
+            apply_temperature=False,
+            is_drafting=False,
+            use_fp64=self._use_fp64,
+        )
+        return kept(drawn, draft_sampled, cu_num_logits, num_speculative_steps)
+
+
+def kept(drawn: Tensor, draft_sampled: Tensor, cu_num_logits: Tensor, draft_length: int) -> tuple[Tensor, Tensor]:
+    """Keep each row's drawn tokens up to the first that its draft does not have.  Reads nothing back.
+
+    Args:
+        drawn: [L] int64, the token drawn at each position.
+        draft_sampled: [L], the input token of each position: a row's last token, then its draft.
+        cu_num_logits: [B + 1] int32, where each row's positions begin.
+        draft_length: K, the longest draft.
+
+    Returns:
+        [B, K + 1] int64, of which a row's number of tokens, [B] int32, are emitted.
+    """
+    places = torch.arange(draft_length + 1, device=drawn.device)
+    starts, lengths = cu_num_logits[:-1, None], cu_num_logits.diff()[:, None]
+    index = (starts + places).clamp_(max=len(drawn) - 1)
+    tokens = drawn[index]
+    fits = (tokens[:, :-1] == draft_sampled[index[:, 1:]]) & (places[1:] < lengths)
+    return tokens, fits.cumprod(1, dtype=torch.int32).sum(1, dtype=torch.int32) + 1
 
 
 def install(runner: Any, verifier: ServerVerifier | None, drafting: Drafting | None) -> None:
@@ -46,7 +109,7 @@ def install(runner: Any, verifier: ServerVerifier | None, drafting: Drafting | N
             remedy="Leave the setting out",
         )
     replace_in(module)
-    others = None if verifier is None else Decision(verifier, drafting)
+    others = None if verifier is None else V2Decision(verifier, drafting)
     decision = SeededDecision(Coupled(sampler.sampler), others)
     engines_own = decided_by(decision, sampler._verify)
     temperature = sampler.sampler.sampling_states.temperature.np
@@ -80,7 +143,7 @@ class SeededDecision:
         others: decides the others; None is vLLM's own function.
     """
 
-    def __init__(self, coupled: Coupled, others: Decision | None) -> None:
+    def __init__(self, coupled: Coupled, others: V2Decision | None) -> None:
         self._coupled, self._others = coupled, others
         self._rows: Any = None
 
@@ -120,7 +183,7 @@ class SeededDecision:
         return torch.where(chosen[:, None], tokens, other_tokens), torch.where(chosen, counts, other_counts)
 
 
-class Decision:
+class V2Decision:
     """Replacement of `rejection_sample` by the server's verifier.
 
     Attributes:

@@ -10,44 +10,39 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from specplug.seams.hook import hook
+
 
 def install() -> None:
     """Patch V1's rejection sampling on a CPU, once per process."""
     import vllm.v1.sample.rejection_sampler as module
 
-    if not hasattr(module.expand_batch_to_tokens, "_specplug"):
-        module.expand_batch_to_tokens = _expanding_on_a_cpu(module.expand_batch_to_tokens)
-        module.apply_sampling_constraints = _passing_nothing(module.apply_sampling_constraints)
+    hook(module, "expand_batch_to_tokens", _expand_batch_to_tokens)
+    hook(module, "apply_sampling_constraints", _apply_sampling_constraints)
 
 
-def _passing_nothing(original: Callable[..., Any]) -> Callable[..., Any]:
+def _apply_sampling_constraints(original: Callable[..., Any], logits: Tensor, *args: Any, **kwargs: Any) -> Any:
     """Skip steps without drafts: they reach this function too, and on a CPU top-k raises on them."""
-
-    @functools.wraps(original)
-    def apply_sampling_constraints(logits: Tensor, *args: Any, **kwargs: Any) -> Any:
-        return original(logits, *args, **kwargs) if len(logits) else logits
-
-    return apply_sampling_constraints
+    return original(logits, *args, **kwargs) if len(logits) else logits
 
 
-def _expanding_on_a_cpu(original: Callable[..., Any]) -> Callable[..., Any]:
+def _expand_batch_to_tokens(
+    original: Callable[..., Any],
+    x: Tensor,
+    cu_num_tokens: Tensor,
+    num_tokens: int,
+    replace_from: int = 0,
+    replace_to: int = 0,
+) -> Any:
     """Give each draft token its row's temperature, top-k and top-p on a CPU.
 
     The CPU kernel takes int64 only.  For other dtypes vLLM passes it a converted copy of the output and drops the copy,
     so sampling reads uninitialised memory.
     """
-
-    @functools.wraps(original)
-    def expand_batch_to_tokens(
-        x: Tensor, cu_num_tokens: Tensor, num_tokens: int, replace_from: int = 0, replace_to: int = 0
-    ) -> Any:
-        if x.device.type != "cpu":
-            return original(x, cu_num_tokens, num_tokens, replace_from, replace_to)
-        rows = torch.searchsorted(cu_num_tokens, torch.arange(num_tokens, dtype=cu_num_tokens.dtype), right=True)
-        return torch.where(x == replace_from, replace_to, x).to(x.dtype)[rows]
-
-    expand_batch_to_tokens._specplug = True  # type: ignore[attr-defined]
-    return expand_batch_to_tokens
+    if x.device.type != "cpu":
+        return original(x, cu_num_tokens, num_tokens, replace_from, replace_to)
+    rows = torch.searchsorted(cu_num_tokens, torch.arange(num_tokens, dtype=cu_num_tokens.dtype), right=True)
+    return torch.where(x == replace_from, replace_to, x).to(x.dtype)[rows]
 
 
 def spread_adapters(lora_state: Any, verified: Callable[[], Mapping[str, Sequence[int]]]) -> None:

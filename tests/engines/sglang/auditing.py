@@ -62,9 +62,9 @@ def counts(engine: Any) -> list[int]:
 
 def swap_rows(scheduler: Any) -> None:
     """Verify the drafts of the first two rows by each other's logits."""
-    from specplug_sglang.verification import seeded
+    from specplug_sglang.verification import exact
 
-    verify = seeded.verify
+    verify = exact.verify
 
     def swapped(runner: Any, batch: Any, logits: Any, mask: Any) -> Any:
         if len(batch.reqs) > 1:
@@ -72,7 +72,7 @@ def swap_rows(scheduler: Any) -> None:
             logits.next_token_logits = torch.cat([rows[:2].flip(0), rows[2:]]).flatten(0, 1)
         return verify(runner, batch, logits, mask)
 
-    trees.put(seeded, "verify", swapped)
+    trees.put(exact, "verify", swapped)
 
 
 def shift_slots(scheduler: Any) -> None:

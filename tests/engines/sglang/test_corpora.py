@@ -12,7 +12,7 @@ import pytest
 
 from specplug.corpus.store import Store
 from specplug.text.fingerprint import fingerprint
-from specplug_sglang.frontend.external_corpora import MESSAGE
+from specplug_sglang.frontend.http import MESSAGE
 from tests.engines.engines import Engine, HostDied, Raised
 from tests.engines.plain import greedy, prompts, tokenizer
 from tests.engines.server import Server

@@ -11,8 +11,7 @@ from typing import Any
 
 import pytest
 
-from specplug.operator.launches import MARK
-from specplug_sglang.startup.advice import Launch, advise
+from specplug.operator.launches import MARK, Launch
 from tests.engines.sglang.launch import Configuration, configuration
 
 SPECPLUG = Path(sys.executable).parent / "specplug"
@@ -21,10 +20,10 @@ NGRAM = '{"proposer": "ngram", "mode": "off"}'
 REQUESTED = """
 import json, os, sys
 from specplug.operator.launches import tell
-from specplug_sglang.doctor.launch import _resolved
+from specplug_sglang.doctor import resolved_launch
 for settings, arguments in json.loads(sys.argv[1]):
     os.environ["SPECPLUG_CONFIG"] = settings
-    tell(_resolved, json.dumps(arguments))
+    tell(resolved_launch, json.dumps(arguments))
 """
 
 
@@ -80,15 +79,14 @@ def answers() -> dict[str, Any]:
 
 def test_trees_and_synchronous_steps_are_recognised(answers):
     found = Launch.from_plain(answers["trees"])
-    assert (found.draft_length, found.topk, found.overlap) == (5, 3, False)
-    assert "drafts are trees (--speculative-eagle-topk 3) of up to 5 tokens; synchronous" in advise(found)[0].summary
+    assert "drafts are trees (--speculative-eagle-topk 3) of up to 5 tokens; synchronous" in found.advice[0].summary
 
 
 def test_what_the_line_leaves_open_is_settled(answers):
-    found = Launch.from_plain(answers["default width"])
-    assert found.draft_length > 0
-    assert (found.max_running_requests, found.limited_by) == (2048, "SGLang's default without speculation")
-    assert Launch.from_plain(answers["trees"]).limited_by == "--max-running-requests"
+    line = Launch.from_plain(answers["default width"]).line
+    assert "up to 2048 requests (limited by SGLang's default without speculation)" in line
+    assert "up to 0 draft tokens" not in line
+    assert "limited by --max-running-requests" in Launch.from_plain(answers["trees"]).line
 
 
 def test_a_line_that_asks_for_something_else_is_not_looked_into(answers):
@@ -116,7 +114,7 @@ def test_another_algorithms_name_is_not_requested_about(answers):
 
 def test_a_line_that_keeps_specplug_out_is_refused():
     config = configuration("SPECPLUG", environment={"SGLANG_PLUGINS": "other"})
-    command = [sys.executable, "-m", "specplug_sglang.doctor.launch", json.dumps(config.flags())]
+    command = [sys.executable, "-m", "specplug_sglang.doctor", json.dumps(config.flags())]
     done = subprocess.run(command, capture_output=True, text=True, timeout=900, env=config.variables())
     (reported,) = [line for line in done.stdout.splitlines() if line.startswith(MARK)]
     assert "SGLang does not load specplug" in reported

@@ -12,7 +12,7 @@ from specplug.grammar.states import follow
 from specplug.text.jump_forward import TAIL, JumpForwardTokenizer
 from specplug.types.draft import NO_TOKEN
 from specplug_sglang.requests import goes_back
-from specplug_sglang.scheduler.grammar import State
+from specplug_sglang.scheduler.grammar import GrammarObjectState
 from tests.engines.matchers import REGEX, allows, legal, matcher
 from tests.engines.plain import ids, tokenizer
 from tests.engines.sglang.test_exact import SERVED, ask, assert_same, count_drafts, counted
@@ -23,7 +23,7 @@ __all__ = ["expected", "pair"]
 pytestmark = pytest.mark.parametrize("pair", [(True, "xgrammar")], ids=["overlap"], indirect=True, scope="session")
 
 
-def state_of(regex: str | None, text: list[int]) -> State:
+def state_of(regex: str | None, text: list[int]) -> GrammarObjectState:
     """Return the adapter's state of SGLang's own grammar object after a text."""
     from sglang.srt.constrained.xgrammar_backend import XGrammarGrammar
 
@@ -31,7 +31,7 @@ def state_of(regex: str | None, text: list[int]) -> State:
     assert allows(after, text)
     vocabulary = tokenizer()
     grammar = XGrammarGrammar(after, len(vocabulary), None, None)
-    return State(grammar, len(vocabulary), JumpForwardTokenizer(vocabulary), text[-TAIL:])
+    return GrammarObjectState(grammar, len(vocabulary), JumpForwardTokenizer(vocabulary), text[-TAIL:])
 
 
 @pytest.mark.parametrize("regex", [None, REGEX, "(ab|a,)*[0-9]{3}", "(foo|bar|baz){6,9}"])

@@ -94,13 +94,13 @@ def test_a_step_of_a_proposer_on_the_device_is_two_launches_and_its_own(engine):
 
 def on_meta(scheduler: Any, draft_length: int) -> dict[str, Any]:
     """Draft, prepare and observe for three requests on the meta device, the second time under watch."""
-    from specplug_sglang.scheduler.drafting import Drafting
-    from specplug_sglang.verification import plain
+    from specplug_sglang.scheduler.drafting import ProposerDrafting
+    from specplug_sglang.verification import trees
     from specplug_sglang.verification.trees import whole_mask
     from specplug_sglang.verification.verify_input import relayed
 
     config = scheduler.model_config
-    drafting = Drafting(scheduler.server_args, config, slots=9, device=META, rank=0, tokenizer=None)
+    drafting = ProposerDrafting(scheduler.server_args, config, slots=9, device=META, rank=0, tokenizer=None)
     reqs = [request(name, slot) for slot, name in enumerate("abc", start=1)]
     drafting.admit(reqs)
     slots, before = empty(3, dtype=torch.int64), empty(3, dtype=torch.int64)
@@ -111,18 +111,19 @@ def on_meta(scheduler: Any, draft_length: int) -> dict[str, Any]:
         drafting._rows.view(drafting.table.tokens, slots, before, 9)  # copies what a step that drafts needs
         drafting.prefilled(reqs)  # so that the newest token is looked at, too
         with mode:
-            draft = drafting.propose(reqs, slots, before, draft_length)
+            batch = drafting.decoding(reqs, slots, before)
+            draft = drafting.drafts.propose(batch, draft_length, drafting.step_planner.plan)
             assert draft is not None, "as long as planned, found or not"
             assert draft.draft_length == draft_length
             assert (draft.parents is not None) == drafting.drafts_trees  # which other ranks go by
             if drafting.caps.trees:  # of a shape that nobody can know here
                 draft = replace(draft, parents=empty(3, draft_length))
-            nodes = plain.nodes(draft, drafting.table, slots, before)
+            nodes = trees.nodes(draft, drafting.table, slots, before)
             if nodes.sees is not None:
                 mask = whole_mask(nodes.sees, before, 60 // (draft_length + 1)).numel()
             predict, index, counts = empty(3 * (draft_length + 1)), empty(3, draft_length + 1), empty(3)
-            accepted = plain.append(drafting.table, slots, before, predict, index, counts)
-            drafting.observe(reqs, slots, before, draft, counts)
+            accepted = trees.append(drafting.table, slots, before, predict, index, counts)
+            drafting.drafts.observe(batch, draft, counts)
             relayed(accepted, counts)
     assert drafting.stage is not None
     faults = {name: dict(kinds) for name, kinds in drafting.stage.metrics._faults.items()}
@@ -134,14 +135,16 @@ def between_kernels(scheduler: Any) -> dict[str, Any]:
 
     The first step copies what steps that draft need.  "own" is the number of launches of the proposer itself.
     """
-    from specplug_sglang.scheduler import build
-    from specplug_sglang.scheduler.drafting import Drafting
+    from specplug_sglang.scheduler import stream_drafts
+    from specplug_sglang.scheduler.drafting import ProposerDrafting
 
     launched: list[str] = []
     noting = Launches(*(lambda *_, name=name: launched.append(name) for name in Launches._fields))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(build, "launches_for", lambda device: noting)
-        drafting = Drafting(scheduler.server_args, scheduler.model_config, slots=9, device=META, rank=0, tokenizer=None)
+        patch.setattr(stream_drafts, "launches_for", lambda device: noting)
+        drafting = ProposerDrafting(
+            scheduler.server_args, scheduler.model_config, slots=9, device=META, rank=0, tokenizer=None
+        )
     reqs = [request(name, slot) for slot, name in enumerate("abc", start=1)]
     drafting.admit(reqs)
     slots, before, counts = empty(3, dtype=torch.int64), empty(3, dtype=torch.int64), empty(3)
@@ -154,10 +157,11 @@ def between_kernels(scheduler: Any) -> dict[str, Any]:
             step_of_proposer(*args)
 
     def step() -> None:
-        draft = drafting.propose(reqs, slots, before, 2)
+        batch = drafting.decoding(reqs, slots, before)
+        draft = drafting.drafts.propose(batch, 2, drafting.step_planner.plan)
         assert draft is not None
         assert draft.token_ids.shape == (3, 2)
-        drafting.observe(reqs, slots, before, draft, counts)
+        drafting.drafts.observe(batch, draft, counts)
 
     drafting.plan(reqs)
     step()

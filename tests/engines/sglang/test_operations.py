@@ -244,10 +244,10 @@ def routes_without_specplug(engine: Any) -> list[str]:
     """Let a server of this engine's arguments be made, as far as specplug has a part in it; return what is ours."""
     from sglang.srt.entrypoints.http_server import app
 
-    from specplug_sglang.frontend import exporter, http
+    from specplug_sglang.frontend import http
 
     http.front_made(None, engine.tokenizer_manager)
-    exporter.metrics_made(None, app)
+    http.metrics_made(None, app)
     ours = [path for route in app.routes if "specplug" in (path := getattr(route, "path", ""))]
     return ours + [
         name for name in ("specplug_sglang.frontend.endpoints", "specplug.operator.exporter") if name in sys.modules

@@ -115,18 +115,18 @@ def an_old_version() -> Callable[[], None]:
 
 
 def hooks_that_break() -> Callable[[], None]:
-    from specplug_sglang import hooks
+    from specplug_sglang import entry
 
-    default = hooks.install
+    default = entry.install_hooks
 
     def install() -> None:
         raise AttributeError("no such hook")
 
-    hooks.install = install
+    entry.install_hooks = install
     restore = registered_anew()
 
     def restored() -> None:
-        hooks.install = default
+        entry.install_hooks = default
         restore()
 
     return restored

@@ -185,7 +185,7 @@ def requested(truth: Answers, *names: str) -> list[dict[str, Any]]:
 
 def test_it_is_ours_and_as_requested_for(ours, kind):
     facts = ours.inside(inside.facts)
-    assert (facts["algorithm"], facts["worker"]) == ("SPECPLUG", "Worker")
+    assert (facts["algorithm"], facts["worker"]) == ("SPECPLUG", "SpeculativeWorker")
     assert (facts["overlap"], facts["topk"]) == (KINDS[kind]["overlap"], KINDS[kind]["topk"])
 
 

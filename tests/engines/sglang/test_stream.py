@@ -102,7 +102,7 @@ def refuse(scheduler: Any, every: int) -> None:
 def started_without(scheduler: Any) -> dict[str, Any]:
     """Build what drafts once more, with a stream that refuses its first step."""
     from specplug.interfaces import PluginContext
-    from specplug_sglang.scheduler.build import build
+    from specplug_sglang.scheduler.stream_drafts import build
 
     own = scheduler.draft_worker.drafting
     given = {"vocab_size": own.vocab_size, "max_slots": len(own.table.tokens), "max_length": own.max_length}

@@ -244,7 +244,8 @@ def create(backend: Any, graphs: str, method: str = "custom_class", support: str
     group = SimpleNamespace(
         backend=backend, layer_names=["0"], kv_cache_spec=None, get_metadata_builder=lambda _: builder
     )
-    return _our_manager(maybe_create_adaptive_verification_manager)(
+    return _our_manager(
+        maybe_create_adaptive_verification_manager,
         enable_adaptive_verification=True,
         attn_groups=[[group]],
         req_states=SimpleNamespace(num_speculative_steps=DRAFT_LENGTH),

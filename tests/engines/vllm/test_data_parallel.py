@@ -10,8 +10,8 @@ from specplug.types.caps import DraftLengthChange
 from specplug.types.plan import StepPlan
 from specplug_vllm import seams
 from specplug_vllm.config import engine_caps
-from specplug_vllm.scheduler.engine_drafts import _EngineDrafts
 from specplug_vllm.scheduler.planned import Planned
+from specplug_vllm.scheduler.scheduler import _EngineDrafts
 from tests.engines.vllm.graphs import vllm_config
 
 LONGEST = 7

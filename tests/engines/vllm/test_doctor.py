@@ -13,9 +13,8 @@ import pytest
 
 from specplug.errors import EngineError
 from specplug.operator import launches
-from specplug.operator.launches import MARK
-from specplug_vllm.doctor import launch
-from specplug_vllm.startup.advice import Launch, advise
+from specplug.operator.launches import MARK, Launch
+from specplug_vllm.doctor import COMMAND
 from tests.engines.vllm.launch import Configuration, configuration
 
 SPECPLUG = Path(sys.executable).parent / "specplug"
@@ -53,14 +52,14 @@ def test_doctor_looks_through_a_launch_line():
 @pytest.mark.slow
 def test_a_v2_launch_with_too_small_a_budget_is_warned_of_by_doctor_and_by_the_server():
     config = configuration("v2", NGRAM, asynchronous=True, draft_length=32, max_num_seqs=16)
-    _, arguments = launch.parsed(line_of(config))
-    command = [sys.executable, "-m", "specplug_vllm.doctor.launch", json.dumps(arguments)]
+    arguments = [*config.flags(), "--port", "1"]
+    command = [sys.executable, "-m", "specplug_vllm.doctor", json.dumps(arguments)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=900, env=config.variables())
-    found = Launch(**launches.answer_of(done, "vLLM"))
-    text = "\n".join(result.summary for result in advise(found))
+    found = Launch.from_plain(launches.answer_of(done, "vLLM"))
+    text = "\n".join(result.summary for result in found.advice)
     assert "V2 runner, async scheduling, up to 32 draft tokens" in text
     assert "on the host, on a thread" not in text
-    (warning,) = [result.summary for result in advise(found) if result.status == "warn"]
+    (warning,) = [result.summary for result in found.advice if result.status == "warn"]
     assert "(32 + 1) x 16 = 528 exceeds max_num_batched_tokens = 512" in warning
     assert warning in done.stdout  # in vLLM's log: what every server says when its configuration is made
 
@@ -68,9 +67,9 @@ def test_a_v2_launch_with_too_small_a_budget_is_warned_of_by_doctor_and_by_the_s
 REQUESTED = """
 import json, sys
 from specplug.operator.launches import tell
-from specplug_vllm.doctor.launch import _configured
+from specplug_vllm.doctor import resolved_launch
 for arguments in json.loads(sys.argv[1]):
-    tell(_configured, json.dumps(arguments))
+    tell(resolved_launch, json.dumps(arguments))
 """
 
 PLAIN = configuration("v1").flags()
@@ -117,8 +116,9 @@ def answers(tmp_path_factory) -> dict[str, Any]:
     [("one flag", 15), ("one flag and a length", 5), ("dotted", 8), ("underscores", 8), ("file", 6)],
 )
 def test_a_line_is_read_by_vllms_own_parser(answers, case, draft_length):
-    found = Launch(**answers[case])
-    assert (found.draft_length, found.settings["mode"]) == (draft_length, "off")
+    found = Launch.from_plain(answers[case])
+    assert f"up to {draft_length} draft tokens" in found.line
+    assert found.settings["mode"] == "off"
 
 
 def test_a_line_without_specplug_is_not_looked_into(answers):
@@ -144,7 +144,7 @@ def test_a_line_that_keeps_specplug_out_is_refused(monkeypatch):
         monkeypatch.setenv(name, value)
     line = shlex.join(["vllm", "serve", *PLAIN, *DOTTED])
     with pytest.raises(EngineError, match=r"vLLM has not loaded specplug.*VLLM_PLUGINS='other'"):
-        launch.ask(f"VLLM_PLUGINS=other {line}")
+        COMMAND.ask(f"VLLM_PLUGINS=other {line}")
 
 
 def test_a_mistake_ends_the_server_with_one_message_before_anything_is_loaded():

@@ -12,7 +12,8 @@ from torch.utils._pytree import tree_leaves
 
 from specplug.types.caps import Distribution
 from specplug.types.draft import Draft
-from specplug_vllm.worker.draft_logits import UNLIKELY, write
+from specplug_vllm.worker.v2_device import UNLIKELY
+from specplug_vllm.worker.v2_device import write_logits as write
 
 SLOTS, LONGEST, VOCAB = 7, 5, 300
 

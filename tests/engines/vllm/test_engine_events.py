@@ -161,7 +161,7 @@ def test_drafting_is_closed_once_before_its_worker_shuts_down():
 
     from vllm.v1.worker.worker_base import WorkerBase
 
-    from specplug_vllm.worker import events
+    from specplug_vllm.worker import hooks
     from specplug_vllm.worker.drafting import Drafting
 
     order: list[str] = []
@@ -179,7 +179,7 @@ def test_drafting_is_closed_once_before_its_worker_shuts_down():
     drafting._closing = weakref.finalize(drafting, order.append, "drafting")
     worker = object.__new__(Worker)
     worker.model_runner = SimpleNamespace(speculator=SimpleNamespace(drafting=drafting))
-    events._hook_workers()
+    hooks._hook_workers()
     worker.shutdown()
     assert order == ["drafting", "worker", "base"]
     del worker.model_runner  # a worker that ends before it has one

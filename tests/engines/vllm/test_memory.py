@@ -13,7 +13,7 @@ from vllm.v1.worker.gpu_worker import Worker
 
 from specplug.errors import PluginError
 from specplug.pipeline.draft import DraftStage
-from specplug_vllm.worker import memory
+from specplug_vllm.worker import hooks
 from specplug_vllm.worker.drafting import Drafting
 
 GIB = 1 << 30
@@ -27,9 +27,9 @@ def worker(monkeypatch: pytest.MonkeyPatch) -> Any:
         monkeypatch.setattr(worker_class, "determine_available_memory", worker_class.determine_available_memory)
     status = SimpleNamespace(total_memory=8 * GIB, available_memory=6 * GIB)
     monkeypatch.setattr(cpu_worker, "get_memory_node_info", lambda _node: status)
-    monkeypatch.setattr(memory, "free_bytes", lambda _device: 6 * GIB)
+    monkeypatch.setattr(hooks, "free_bytes", lambda _device: 6 * GIB)
     monkeypatch.setattr(cpu_worker.psutil.Process, "memory_info", lambda _self: SimpleNamespace(rss=GIB))
-    memory.install(SimpleNamespace(stage=SimpleNamespace(bytes_to_allocate=1)))
+    hooks.reserve_memory(SimpleNamespace(stage=SimpleNamespace(bytes_to_allocate=1)))
     made = object.__new__(CPUWorker)
     made.requested_cpu_memory = 4 * GIB
     made.cache_config = SimpleNamespace(kv_cache_memory_bytes=None)

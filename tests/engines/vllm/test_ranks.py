@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from specplug_vllm.worker.ranks import Ranks
+from specplug_vllm.worker.drafting import Ranks
 from specplug_vllm.worker.v2 import buffers
 
 

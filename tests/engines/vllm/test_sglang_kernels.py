@@ -18,10 +18,11 @@ from hypothesis import strategies as st
 from specplug.pipeline.device.columns import launches_for
 from specplug.trim import SurvivalTrimmer
 from specplug.types.draft import Draft
-from specplug_sglang.scheduler import device_drafts, ranks
-from specplug_sglang.verification import plain
-from specplug_sglang.verification.operations import operations_for
+from specplug_sglang.scheduler import ranks
+from specplug_sglang.scheduler.drafts import Decoding
+from specplug_sglang.verification import trees
 from specplug_sglang.verification.table import TokenTable
+from specplug_sglang.verification.trees import operations_for
 from tests.adapters.sglang_engine import DRAFT_LENGTH, Engine, run
 from tests.engines.gpu_compiler import Launch, compiled
 from tests.engines.interpreted import imported_anew
@@ -87,7 +88,7 @@ def test_the_nodes_of_chains_are_the_same(kernels, random):
     for row in range(len(slots)):
         draft.set_row(row, [random.randint(100, 200) for _ in range(random.randint(0, draft.draft_length))], 0.5)
     draft = apart(random, draft)
-    found, expected = (it.nodes(draft, table, slots, before) for it in (kernels, plain))
+    found, expected = (it.nodes(draft, table, slots, before) for it in (kernels, trees))
     for name in ("tokens", "positions", "child", "sibling"):
         assert torch.equal(getattr(found, name), getattr(expected, name)), name
     assert found.sees is expected.sees is None
@@ -127,7 +128,7 @@ def test_the_same_tokens_are_appended(kernels, random):
         index[row, :count] = torch.tensor(sorted(random.sample(range(row * n, row * n + n), count)))
     predict, index, counts = (view_of(random, it) for it in (predict, index, counts))
     seed, tables, found = random.random(), [], []
-    for operations in (kernels, plain):
+    for operations in (kernels, trees):
         tables.append(filled(Random(seed)))
         found.append(operations.append(tables[-1], slots, before, predict, index, counts))
     (one, other) = found
@@ -150,7 +151,7 @@ def test_drafts_between_kernels_are_those_of_the_stage(launches, random, mixed, 
     engines = [Engine(stage=stages[0]), Engine(stage=stages[1], launches=launches)]
     constrained = cache(lambda step: mixed and random.randint(0, 2) == 0)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(device_drafts, "_is_constrained", lambda step: constrained(id(step)))
+        patch.setattr(Decoding, "is_constrained", property(lambda step: constrained(id(step))))
         run(random, engines, steps=20)
         expected, found = [engine.close() for engine in engines]
     assert found == expected
@@ -158,7 +159,7 @@ def test_drafts_between_kernels_are_those_of_the_stage(launches, random, mixed, 
 
 
 def test_a_cpu_takes_tensor_operations():
-    assert operations_for(filled(Random(0))) is plain
+    assert operations_for(filled(Random(0))) is trees
 
 
 def test_no_argument_is_specialised_for():

@@ -68,12 +68,12 @@ def refusing(llm: Any, every: int, **arguments: Any) -> dict[str, Any]:
 
 def started_without(llm: Any) -> dict[str, Any]:
     """Build what drafts once more, with a stream that refuses its first step."""
-    from specplug_vllm.worker import v2_steps
+    from specplug_vllm.worker import v2
 
     runner = inside.runner(llm)
     with refused_at_start() as warned:
         given = runner.vllm_config, runner.device, runner.speculator._types(runner.device)
-        drafting, steps = v2_steps.build(*given, has_verifier=False)
+        drafting, steps = v2._steps_of(*given, has_verifier=False)
     drafting.close()
     return {"steps": steps, "warned": len(warned), "drafts": drafting.stage.runners[0].buffer.device.type}
 

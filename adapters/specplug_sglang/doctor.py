@@ -1,48 +1,60 @@
-"""Resolution of a launch line by SGLang itself, without starting an engine.
+"""SGLang checks of ``specplug doctor``.  Those of what is installed read its sources, as importing it takes seconds.
 
-SGLang derives omitted arguments from device and model.  It runs in a separate process:
-``python -m specplug_sglang.doctor.launch ARGUMENTS``.
+SGLang derives omitted arguments from device and model.  It resolves a launch line in a separate process:
+``python -m specplug_sglang.doctor ARGUMENTS``.
 """
 
 from __future__ import annotations
 
 import os
 import sys
-from dataclasses import asdict
 from pathlib import PurePath
-from typing import Any
 
 from specplug.errors import EngineError, describe
 from specplug.operator import launches
+from specplug.operator.launches import Launch, ServerCommand, awaited_proposers
+from specplug.plugins.registry import default_registry
+from specplug.plugins.specs import CheckResult
+from specplug.seams.installed import InstalledEngine
+from specplug.settings.model import Settings
 from specplug_sglang import seams
 from specplug_sglang.config import ALGORITHM, is_requested
-from specplug_sglang.startup.advice import Launch, launch_of
+from specplug_sglang.seams import OPTIONAL, SEAMS, VERSIONS
+from specplug_sglang.startup import advice
 
 MODULE = "sglang.launch_server"
-EXPECTED = f"'python -m {MODULE} --model-path MODEL ...' or 'sglang serve MODEL ...'"
+
+ENGINE = InstalledEngine(
+    package="sglang",
+    versions=VERSIONS,
+    seams=SEAMS,
+    optional=OPTIONAL,
+    group="sglang.srt.plugins",
+    target="specplug_sglang.entry:register",
+    allowing="SGLANG_PLUGINS",
+    empty_allows=True,
+    statement="import sglang.srt.entrypoints.engine",
+    remedy="Install what the message names. SGLang's wheels are for GPUs; for a CPU see docs/serving.md, On a CPU",
+)
 
 
-def is_mine(line: str) -> bool:
-    """Return whether a launch line starts SGLang."""
-    return launches.names_engine(line, "sglang")
+def installed(settings: Settings) -> list[CheckResult]:
+    """Report whether the installed SGLang is supported, has every seam, and loads specplug."""
+    return ENGINE.check()
 
 
-def ask(line: str, patience: float = launches.PATIENCE) -> Launch | None:
-    """Return the resolved launch of a line; None if the line does not enable specplug.
+def imports(settings: Settings) -> list[CheckResult]:
+    """Report whether the installed SGLang imports; return nothing if there is none."""
+    return ENGINE.check_import()
 
-    Args:
-        line: a shell command, optionally with variables set before it.
-        patience: timeout in seconds.
 
-    Raises:
-        EngineError: the line starts no SGLang server, or SGLang does not accept it.
-    """
-    variables, words = launches.split(line)
-    arguments = arguments_in(words)
-    if arguments is None:
-        raise EngineError.build("not a launch line", who="--launch", found=repr(line), expected=EXPECTED)
-    found = launches.ask(__spec__.name, arguments, variables, engine="SGLang", patience=patience)
-    return None if found is None else Launch.from_plain(found)
+def launch(settings: Settings, launch: str = "") -> list[CheckResult]:
+    """Report on the server that a launch line would start; return nothing for another engine's line."""
+    names = awaited_proposers(settings, default_registry(), "cuda")
+    in_general = [advice.STEP_PLANNER, advice.GRAMMARS, advice.UNDRAFTED, advice.REFUSED]
+    in_general += [advice.host_cost(names)] if names else []
+    is_installed = ENGINE.folder is not None
+    return COMMAND.check(launch, is_installed=is_installed, remedy=VERSIONS.remedy, in_general=in_general)
 
 
 def arguments_in(words: list[str]) -> list[str] | None:
@@ -61,7 +73,17 @@ def arguments_in(words: list[str]) -> list[str] | None:
     return None
 
 
-def _resolved(arguments: list[str]) -> dict[str, Any] | None:
+COMMAND = ServerCommand(
+    engine="SGLang",
+    package="sglang",
+    module="specplug_sglang.doctor",
+    arguments_in=arguments_in,
+    expected=f"'python -m {MODULE} --model-path MODEL ...' or 'sglang serve MODEL ...'",
+    enabling=f"--speculative-algorithm {ALGORITHM}",
+)
+
+
+def resolved_launch(arguments: list[str]) -> Launch | None:
     """Parse and resolve a server's arguments with SGLang's own code."""
     try:
         from sglang.srt.plugins import load_plugins
@@ -80,7 +102,7 @@ def _resolved(arguments: list[str]) -> dict[str, Any] | None:
         return None
     _require_loaded()
     server_args.resolve_once()
-    return asdict(launch_of(server_args))
+    return advice.launch_of(server_args)
 
 
 def _require_loaded() -> None:
@@ -102,4 +124,4 @@ def _require_loaded() -> None:
 
 
 if __name__ == "__main__":
-    launches.tell(_resolved, sys.argv[1])
+    launches.tell(resolved_launch, sys.argv[1])

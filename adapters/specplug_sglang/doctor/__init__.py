@@ -1,1 +1,0 @@
-"""Checks of `specplug doctor` for SGLang and its launch lines."""

@@ -1,0 +1,183 @@
+"""Plans of one worker's steps, and the verified steps that later plans follow from."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Sequence
+from operator import attrgetter
+from time import perf_counter
+from typing import Any, NamedTuple
+
+import torch
+
+from specplug.grammar.drafts import Completed
+from specplug.interfaces import PluginContext
+from specplug.requests import wire
+from specplug.runtime.step_planner import UNREPORTED, Bounds, Fate, Launched, StepPlanner, until_stop
+from specplug_sglang.config import engine_caps, least_captured, resolved
+from specplug_sglang.requests import served_plainly, text_length
+
+
+class LaunchedStep(NamedTuple):
+    """A launched step whose results have not arrived.
+
+    Attributes:
+        launched: what the planner knows of it.
+        reqs: its requests.
+        verified: by row, draft tokens that may be accepted, ints or [B] int32 on the host; None without drafts.
+        completed: what grammars made of the drafts, if it is still to be counted.
+        late: the requests that could not draft, to be read once the results have arrived.
+    """
+
+    launched: Launched
+    reqs: tuple[Any, ...]
+    verified: Any
+    completed: Completed | None = None
+    late: Iterable[str] = ()
+
+
+class _DraftedRow(NamedTuple):
+    """A request, its output tokens before the step, and its verified and accepted draft tokens."""
+
+    req: Any
+    before: int
+    verified: int
+    accepted: int
+
+
+class VerifiedStep(NamedTuple):
+    """A step whose accepted counts are known, until SGLang has found which requests it ended, and where.
+
+    Attributes:
+        launched: what the planner knows of it.
+        ended: when its results arrived, in seconds.
+        rows: the requests that had not ended before the step, beyond which SGLang may have let them run.
+        late: those that could not draft, see `StepPlanner.finish`.
+    """
+
+    launched: Launched
+    ended: float
+    rows: tuple[_DraftedRow, ...]
+    late: tuple[str, ...]
+
+    @classmethod
+    def of(cls, step: LaunchedStep, verified: Iterable[int], accepted: Iterable[int], ended: float) -> VerifiedStep:
+        """Note the numbers of a step's verified and accepted draft tokens by row."""
+        rows = [
+            _DraftedRow(req, len(req.output_ids), *counts)
+            for req, *counts in zip(step.reqs, verified, accepted, strict=True)
+            if not req.finished()
+        ]
+        return cls(step.launched, ended, tuple(rows), tuple(step.late))
+
+    def received(self) -> list[int]:
+        """Return how many tokens of the step each request's client receives, once the ends are known."""
+        return [
+            max(len(row.req.output_ids_through_stop) - row.before, 0) if row.req.finished() else row.accepted + 1
+            for row in self.rows
+        ]
+
+    def fates(self, received: Iterable[int]) -> list[Fate]:
+        """Return the fates of the requests' drafts up to their ends."""
+        return [
+            until_stop((row.req.rid, row.verified, row.accepted), max(count, 1))
+            for row, count in zip(self.rows, received, strict=True)
+        ]
+
+
+class PlannedSteps:
+    """Plans of one worker's steps, from results that SGLang reports in step order, one step late.
+
+    Args:
+        server_args: arguments of a server with specplug enabled.
+        model_config: the target's.
+        slots: S, rows of SGLang's request pool.
+        device: device of batches and drafts.
+        rank: tensor-parallel rank.
+        tokenizer: the target's, or None.
+
+    Attributes:
+        step_planner: makes the plans.
+        context: the context that plug-ins are built with.
+        inexact: features, see `served_plainly`, with which a request gets no drafts; None for all of them.
+    """
+
+    inexact: tuple[str, ...] | None = None
+
+    def __init__(
+        self, server_args: Any, model_config: Any, *, slots: int, device: torch.device, rank: int, tokenizer: Any = None
+    ) -> None:
+        self.resolved, self.caps = resolved(server_args), engine_caps(server_args)
+        self.rank, self.device = rank, device
+        self.vocab_size, self.max_length = int(model_config.vocab_size), int(model_config.context_len)
+        self.context = PluginContext(
+            caps=self.caps,
+            vocab_size=self.vocab_size,
+            max_slots=slots,
+            max_length=self.max_length,
+            device=device,
+            rank=rank,
+            seed=self.resolved.settings.seed,
+            target_path=model_config.model_path,
+            target_config=model_config.hf_config,
+            target_tokenizer=tokenizer,
+        )
+        self.step_planner: StepPlanner[Any] = StepPlanner(
+            self.resolved, self.context, attrgetter("rid"), text_length, self._bounds
+        )
+        self._launched: deque[LaunchedStep] = deque()
+        self._unsettled: VerifiedStep | None = None
+        self._began, self._prefills = 0.0, False
+
+    def verified(self, accepted: Sequence[int]) -> None:
+        """Process a step's accepted counts by row."""
+        ended = perf_counter()
+        self.settle()
+        if not self._launched:
+            return
+        step = self._launched.popleft()
+        if len(step.reqs) != len(accepted):  # a step that the worker did not see
+            self._launched.clear()
+        else:
+            self._unsettled = self._results_of(step, accepted, ended)
+
+    def settle(self) -> None:
+        """Report the newest verified step to the planner, as its ends are known by now."""
+        step, self._unsettled = self._unsettled, None
+        if step is not None:
+            self._report(step)
+
+    def _results_of(self, step: LaunchedStep, accepted: Sequence[int], ended: float) -> VerifiedStep | None:
+        """Return a step to report once its ends are known; None if nothing of it is left to report."""
+        return VerifiedStep.of(step, step.verified, accepted, ended)
+
+    def _report(self, step: VerifiedStep) -> None:
+        self.step_planner.finish(step.launched, step.fates(step.received()), step.ended, late=step.late)
+
+    def _plan(self, reqs: Sequence[Any]) -> int:
+        """Plan a step; return its draft length, a captured one that covers the longest row."""
+        plan = self.step_planner.make(reqs)
+        if not plan.caps or not plan.draft_length:
+            return plan.draft_length
+        longest = max(plan.draft_length_for(req.rid) for req in reqs)
+        return min(least_captured(self.caps, longest), plan.draft_length)
+
+    def _launch(self, reqs: Sequence[Any], draft_length: int) -> Launched:
+        """Return what the planner knows of a step that begins.
+
+        A prefill queued before the step may still be running when the step begins, so the step is then not timed.
+        """
+        timed, self._prefills = not self._prefills, False
+        if self.step_planner.is_off:
+            return UNREPORTED
+        rows, context = len(reqs), sum(map(text_length, reqs))
+        return self.step_planner.launch(
+            self._began, rows, rows * (draft_length + 1), context, draft_length, timed=timed
+        )
+
+    def _bounds(self, req: Any) -> Bounds:
+        params, feature = req.sampling_params, served_plainly(req)
+        most = self.max_length if params.max_new_tokens is None else int(params.max_new_tokens)
+        is_plain = feature is not None and (self.inexact is None or feature in self.inexact)
+        cap = 0 if is_plain else wire.decode(params.custom_params)[0].cap
+        return Bounds(min(len(req.origin_input_ids) + most, self.max_length), cap)

@@ -1,1 +1,0 @@
-"""Checks of `specplug doctor` for vLLM and its launch lines."""

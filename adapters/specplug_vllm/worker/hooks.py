@@ -1,0 +1,247 @@
+"""Hooks on vLLM's runners and workers: requests, what V2's outputs report, memory for proposers, and engine events.
+
+Requests are removed before the engine's step runs, as vLLM frees their slots then, and added after it, when vLLM has
+assigned slots.  V2's warm-up sends dummy requests through the same method; the hook ignores these.
+
+Events are new weights, sleep, wake-up and shutdown; the scheduler reports a flushed prefix cache with the next step
+(see `scheduler`).  All of them arrive between two steps, because a worker runs such calls and its steps one after the
+other.  Weights change through ``reload_weights``; through a weight transfer, which ends with ``finish_weight_update``;
+through ``reset_weights``, which zeroes them; and through third-party code, such as a training framework's worker
+extension, that calls the model's own ``load_weights``.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+from specplug.pipeline.memory import free_bytes
+from specplug.seams.hook import hook
+from specplug_vllm import seams, step_metadata
+from specplug_vllm.startup.engine_config import SCHEDULERS
+from specplug_vllm.worker import adaptive
+from specplug_vllm.worker.drafting import Drafting
+
+Method = Callable[..., Any]
+
+_EXTERNAL = object()
+"""Stands for the `drafting` of drafters that are not specplug's."""
+
+
+def execute_model(original: Method, runner: Any, scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
+    """Hook on `execute_model` of both runners.  Runners without specplug pass through."""
+    if kwargs.get("dummy_run"):
+        return original(runner, scheduler_output, *args, **kwargs)
+    drafter = _drafter(runner)
+    drafting = getattr(drafter, "drafting", _EXTERNAL)
+    if drafting is not _EXTERNAL:  # specplug's, also on ranks that do not draft
+        drafter.before_step(runner, scheduler_output)
+    if not isinstance(drafting, Drafting) or is_warmup(runner, scheduler_output):
+        result = original(runner, scheduler_output, *args, **kwargs)
+    else:
+        metadata = step_metadata.of(scheduler_output)
+        if metadata.events or scheduler_output.finished_req_ids or scheduler_output.preempted_req_ids:
+            _leave(drafting, scheduler_output, metadata)
+        result = original(runner, scheduler_output, *args, **kwargs)
+        resumed = getattr(scheduler_output.scheduled_cached_reqs, "resumed_req_ids", ())  # V1
+        if scheduler_output.scheduled_new_reqs or resumed:
+            _arrive(drafting, scheduler_output.scheduled_new_reqs, metadata.cache_salts, resumed)
+        drafting.begin_step(scheduler_output)
+    if hasattr(runner, "adaptive_verification"):  # V2, also on ranks that do not draft
+        adaptive.set_plan(runner, scheduler_output)
+    return result
+
+
+def sample_tokens(original: Method, runner: Any, *args: Any, **kwargs: Any) -> Any:
+    """Hook on `sample_tokens` of V2's runner: its outputs bring what only the worker knows of a step."""
+    output = original(runner, *args, **kwargs)
+    if output is not None:
+        result = getattr(output, "model_runner_output", output)
+        step_metadata.state_late(result, getattr(_drafter(runner), "late", None))
+        adaptive.report(runner, result)
+    return output
+
+
+def is_warmup(runner: Any, scheduler_output: Any) -> bool:
+    """Return whether the step is a warm-up: specplug's scheduler is in use and did not mark the step as its own."""
+    if step_metadata.has(scheduler_output):
+        return False
+    return runner.vllm_config.scheduler_config.scheduler_cls in SCHEDULERS.values()
+
+
+def drafting_of(runner: Any) -> Drafting | None:
+    """Return the `Drafting` of a V1 or V2 runner, or None."""
+    drafting = getattr(_drafter(runner), "drafting", None)
+    return drafting if isinstance(drafting, Drafting) else None
+
+
+def _drafter(runner: Any) -> Any:
+    return getattr(runner, "drafter", None) or getattr(runner, "speculator", None)
+
+
+def _leave(drafting: Drafting, scheduler_output: Any, metadata: step_metadata.StepMetadata) -> None:
+    for kind in metadata.events:
+        drafting.on_engine_event(kind)
+    for request_id in sorted(scheduler_output.finished_req_ids):
+        ending = metadata.endings.get(request_id, step_metadata.Ending())
+        drafting.allocator.finish(request_id, aborted=ending.aborted, visible=ending.visible)
+    for request_id in sorted(scheduler_output.preempted_req_ids or ()):
+        drafting.allocator.preempt(request_id)
+
+
+def _arrive(drafting: Drafting, started: Iterable[Any], salts: Mapping[str, str], resumed: Iterable[str]) -> None:
+    for new in started:  # on V2 also resumed requests
+        drafting.start(new, salts.get(new.req_id))
+    for request_id in resumed:
+        drafting.allocator.resume(request_id, drafting.text_of(request_id))
+
+
+def reserve_memory(drafting: Drafting) -> None:
+    """Hook the worker classes of this process, once, if any proposer declares later allocations.
+
+    On a GPU vLLM profiles the model and gives the rest of its memory share to the KV cache, so memory that a proposer
+    allocates when it is built is already counted.  The hook subtracts what proposers declare to allocate later.
+    """
+    if not drafting.stage.bytes_to_allocate:
+        return
+    from vllm.v1.worker.gpu_worker import Worker
+
+    for worker_class in (Worker, *type.__subclasses__(Worker)):  # the CPU worker is a subclass
+        hook(worker_class, "determine_available_memory", _available_memory)
+
+
+def _available_memory(original: Method, worker: Any) -> int:
+    available: int = original(worker)
+    drafting = drafting_of(worker.model_runner)
+    if drafting is None or drafting.device.type != worker.model_runner.device.type:  # V1 drafts on the CPU
+        return available
+    if worker.cache_config.kv_cache_memory_bytes is None:
+        return drafting.stage.leave_room(available)
+    free = free_bytes(drafting.device)  # the operator sets the cache's size, and vLLM has not allocated it yet
+    if free is not None:
+        drafting.stage.leave_room(free - available)
+    return available
+
+
+_MEMORY = frozenset(("weights", "kv_cache"))  # memory that vLLM releases to sleep, and restores in parts or at once
+_CHANGES = "_specplug_weights"  # attribute of a runner that holds its `_Weights`
+_ASLEEP = "_specplug_asleep"
+
+
+def install_events(runner: Any, drafting: Drafting) -> None:
+    """Hook a runner, its model and its worker.  Call it once per runner, at its first step.
+
+    Earlier events belong to start-up, when no proposer has learnt anything.
+    """
+    if not seams.available("events"):
+        return
+    weights, model = _Weights(drafting), runner.get_model()
+    setattr(runner, _CHANGES, weights)
+    runner.reload_weights = weights.watched(runner.reload_weights)
+    if hasattr(model, "load_weights"):
+        model.load_weights = weights.watched(model.load_weights)
+    _hook_workers()
+
+
+class _Weights:
+    """Context manager around a change of weights.
+
+    It reports one event at the end of the outermost change, because a reload nests a load.  It also reports a change
+    that fails, since some of the weights may be new.
+    """
+
+    def __init__(self, drafting: Drafting) -> None:
+        self._drafting = drafting
+        self._depth = 0
+
+    def __enter__(self) -> None:
+        self._depth += 1
+
+    def __exit__(self, *_: object) -> None:
+        self._depth -= 1
+        if not self._depth:
+            self._drafting.on_engine_event("weights changed")
+
+    def watched(self, original: Method) -> Method:
+        """Return `original` wrapped as a change of weights."""
+
+        @functools.wraps(original)
+        def change(*args: Any, **kwargs: Any) -> Any:
+            with self:
+                return original(*args, **kwargs)
+
+        return change
+
+
+def _hook_workers() -> None:
+    """Hook this process's worker classes, once.  At the first step they include the worker's own class."""
+    from vllm.v1.worker.worker_base import WorkerBase
+
+    for cls in _family(WorkerBase):
+        for name, around in _EVENTS.items():
+            if name in cls.__dict__:
+                hook(cls, name, around)
+
+
+def _family(base: Any) -> Iterator[Any]:
+    yield base
+    for cls in base.__subclasses__():
+        yield from _family(cls)
+
+
+def _changes_weights(original: Method, worker: Any, *args: Any, **kwargs: Any) -> Any:
+    weights: AbstractContextManager[None] = getattr(worker.model_runner, _CHANGES, None) or nullcontext()
+    with weights:
+        return original(worker, *args, **kwargs)
+
+
+def _finishes_update(original: Method, worker: Any, *args: Any, **kwargs: Any) -> Any:
+    """A transfer to vLLM's own draft model does not change the target's weights."""
+    if getattr(worker, "_weight_update_is_draft", False):
+        return original(worker, *args, **kwargs)
+    return _changes_weights(original, worker, *args, **kwargs)
+
+
+def _sleeps(original: Method, worker: Any, *args: Any, **kwargs: Any) -> Any:
+    """Proposers are notified first, while the device's memory is still intact."""
+    asleep, drafting = _asleep(worker), drafting_of(worker.model_runner)
+    if drafting is not None and not asleep:
+        drafting.on_engine_event("sleep")
+    asleep.update(_MEMORY)
+    return original(worker, *args, **kwargs)
+
+
+def _wakes(original: Method, worker: Any, tags: Any = None, *args: Any, **kwargs: Any) -> Any:
+    """Memory may come back in parts: proposers are notified once all of it is back."""
+    result = original(worker, tags, *args, **kwargs)
+    asleep, drafting = _asleep(worker), drafting_of(worker.model_runner)
+    was_asleep = bool(asleep)
+    asleep.difference_update(tags or _MEMORY)
+    if drafting is not None and was_asleep and not asleep:
+        drafting.on_engine_event("wake")
+    return result
+
+
+def _shuts_down(original: Method, worker: Any, *args: Any, **kwargs: Any) -> Any:
+    """Drafting closes first and flushes its trace."""
+    drafting = drafting_of(getattr(worker, "model_runner", None))
+    if drafting is not None:
+        drafting.close()
+    return original(worker, *args, **kwargs)
+
+
+_EVENTS: dict[str, Method] = {
+    "finish_weight_update": _finishes_update,
+    "reset_weights": _changes_weights,
+    "shutdown": _shuts_down,
+    "sleep": _sleeps,
+    "wake_up": _wakes,
+}
+
+
+def _asleep(worker: Any) -> set[str]:
+    """Return the memory that a worker has released; stored on the worker, as hooks of its base classes share it."""
+    asleep: set[str] = worker.__dict__.setdefault(_ASLEEP, set())
+    return asleep
