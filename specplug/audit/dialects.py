@@ -7,11 +7,10 @@ only.  Chats go through OpenAI's route on both.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
 from typing import Any, Protocol
 
-from specplug.audit.probe import Answer, Probe, ToolCall
-from specplug.client.answers import Choice, Function, Generated, Logprobs, Message, Whole
+from specplug.audit.probe import Probe
+from specplug.client.answers import Answer, CompletionLogprobs, Generated, Whole
 from specplug.errors import EngineError
 
 
@@ -50,7 +49,6 @@ class Vllm:
     arguments = "vllm_xargs"
 
     def body(self, probe: Probe, model: str) -> dict[str, Any]:
-        """Return the body of a completion's request."""
         body: dict[str, Any] = {
             "model": model,
             "prompt": list(probe.prompt),
@@ -73,9 +71,8 @@ class Vllm:
         return body
 
     def answer(self, found: Whole) -> Answer:
-        """Return what a completion's answer says."""
         choice = found.choices[0]
-        logprobs = choice.logprobs or Logprobs()
+        logprobs = choice.logprobs or CompletionLogprobs()
         own, values, tops = logprobs.tokens or [], logprobs.token_logprobs or [], logprobs.top_logprobs or []
         _check_lengths(choice.token_ids, own, values, tops)
         return Answer(
@@ -98,7 +95,6 @@ class Sglang:
     arguments = "custom_params"
 
     def body(self, probe: Probe, model: str) -> dict[str, Any]:
-        """Return the body of a completion's request."""
         params: dict[str, Any] = {
             "max_new_tokens": probe.max_tokens,
             "temperature": probe.temperature,
@@ -118,7 +114,6 @@ class Sglang:
         return body
 
     def answer(self, found: Generated) -> Answer:
-        """Return what a completion's answer says."""
         about = found.meta_info
         own, top = about.output_token_logprobs or [], about.output_top_logprobs or []
         _check_lengths(found.output_ids, own, top)
@@ -157,28 +152,6 @@ def chat_body(probe: Probe, model: str, arguments: str) -> dict[str, Any]:
     if probe.specplug:
         body[arguments] = flat(probe)
     return body
-
-
-def chat_answer(parts: Iterable[Choice]) -> Answer:
-    """Return what a chat's answer says: one message, or the deltas of a stream.
-
-    Args:
-        parts: the first choice of the whole answer, or of each event of a stream.
-    """
-    text, reasoning, reason = "", "", None
-    calls: dict[int, list[str]] = {}
-    for part in parts:
-        message = part.message or part.delta or Message()
-        text += message.content or ""
-        reasoning += message.reasoning or message.reasoning_content or ""
-        reason = part.finish_reason or reason
-        for place, call in enumerate(message.tool_calls or ()):
-            known = calls.setdefault(place if call.index is None else call.index, ["", ""])
-            function = call.function or Function()
-            known[0] += function.name or ""
-            known[1] += function.arguments or ""
-    called = tuple(ToolCall(*calls[index]) for index in sorted(calls))
-    return Answer(text=text, reasoning=reasoning, finish_reason=reason, tool_calls=called)
 
 
 def _check_lengths(token_ids: list[int] | None, *columns: list[Any]) -> None:

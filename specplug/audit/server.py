@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-import re
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
-from specplug.audit.dialects import CHAT_PATH, Dialect, Sglang, Vllm, chat_answer, chat_body
-from specplug.audit.probe import Answer, DraftCounts, Probe
-from specplug.client.answers import Anything, Choice, Event, Models, Status, Tokens, Version, Whole
-from specplug.client.http import PATIENCE, REFUSALS, Client, Refused
+from specplug.audit.dialects import CHAT_PATH, Dialect, Sglang, Vllm, chat_body
+from specplug.audit.probe import DraftCounts, Probe
+from specplug.client.answers import Answer, Mode, Tokenized, Version, Whole, put_together
+from specplug.client.http import PATIENCE, Refused, ServerClient, answer_all
 from specplug.errors import EngineError
+from specplug.forecast.scraped import Samples, read_samples
 from specplug.text.chat import messages
 
 R = TypeVar("R")
@@ -45,10 +45,10 @@ class ServerSide:
         patience: float = PATIENCE,
     ) -> None:
         self._loop = asyncio.Runner()
-        self._client = Client(url, api_key=api_key, operator_key=operator_key, patience=patience)
+        self._client = ServerClient(url, api_key=api_key, operator_key=operator_key, patience=patience)
         self._mode: str | None = None
         self._dialect, self._version = self._run(self._recognised())
-        self._model = self._run(self._client.ask(Models, "GET", "/v1/models")).data[0].id
+        self._model = self._run(self._client.model())
         self.has_template = not raw and self._run(self._client.has_chat_template(self._model))
 
     def close(self) -> None:
@@ -59,12 +59,12 @@ class ServerSide:
     def tokenize(self, text: str) -> tuple[int, ...]:
         """Return the token ids of a prompt."""
         prompt = {"messages": messages(text)} if self.has_template else {"prompt": text}
-        found = self._run(self._client.ask(Tokens, "POST", "/tokenize", {"model": self._model, **prompt}))
+        found = self._run(self._client.ask(Tokenized, "POST", "/tokenize", {"model": self._model, **prompt}))
         return tuple(found.tokens)
 
     def answer(self, probes: Sequence[Probe], together: int, done: Callable[[], None]) -> list[Answer]:
         """Answer probes with `together` requests in flight."""
-        return self._run(self._in_flight(probes, together, done))
+        return self._run(answer_all(probes, together, self._one, done))
 
     def draft_counts(self) -> DraftCounts | None:
         """Return the counts of specplug's status route, or of vLLM's metrics.
@@ -73,21 +73,21 @@ class ServerSide:
             EngineError: the server answers neither as expected.
         """
         try:
-            status = self._run(self._client.ask(Status, "GET", "/specplug/status", operator=True))
+            status = self._run(self._client.status())
         except Refused:
-            return _from_metrics(self._run(self._client.body("GET", "/metrics")).decode(errors="replace"))
+            return _from_metrics(self._run(read_samples(self._client)))
         parts = list(status.metrics)
         accepted, rejected = (sum(getattr(part.total, name) for part in parts) for name in ("accepted", "rejected"))
         return DraftCounts(accepted, rejected, sum(part.lossy.departed for part in parts))
 
-    def set_mode(self, mode: Literal["on", "off"]) -> Literal["on", "off"]:
+    def set_mode(self, mode: Mode) -> Mode:
         """Switch speculation on or off; return the mode before.
 
         Raises:
             EngineError: specplug's operator routes do not answer.
         """
-        before = self._run(self._client.ask(Status, "GET", "/specplug/status", operator=True)).mode
-        self._run(self._client.ask(Anything, "POST", "/specplug/mode", {"mode": mode}, operator=True))
+        before = self._run(self._client.status()).mode
+        self._run(self._client.set_mode(mode))
         self._mode = mode
         return before
 
@@ -115,41 +115,18 @@ class ServerSide:
             expected="a vLLM or SGLang server",
         )
 
-    async def _in_flight(self, probes: Sequence[Probe], together: int, done: Callable[[], None]) -> list[Answer]:
-        places = asyncio.Semaphore(together)
-
-        async def one(probe: Probe) -> Answer:
-            async with places:
-                answer = await self._one(probe)
-            done()
-            return answer
-
-        return list(await asyncio.gather(*map(one, probes)))
-
     async def _one(self, probe: Probe) -> Answer:
-        """Answer one probe; a failure is an answer with an `error`."""
-        try:
-            if not probe.messages:
-                dialect, body = self._dialect, self._dialect.body(probe, self._model)
-                return dialect.answer(await self._client.ask(dialect.schema, "POST", dialect.path, body))
-            body = chat_body(probe, self._model, self._dialect.arguments)
-            if not probe.stream:
-                return chat_answer((await self._client.ask(Whole, "POST", CHAT_PATH, body)).choices[:1])
-            choices: list[Choice] = []
-
-            def take(event: Event) -> None:
-                choices.extend(event.choices[:1])
-
-            await self._client.stream(CHAT_PATH, body, take)
-            return chat_answer(choices)
-        except Refused as error:
-            return Answer(error=str(error), refused=error.status in REFUSALS)
-        except EngineError as error:
-            return Answer(error=str(error))
+        if not probe.messages:
+            dialect, body = self._dialect, self._dialect.body(probe, self._model)
+            return dialect.answer(await self._client.ask(dialect.schema, "POST", dialect.path, body))
+        body = chat_body(probe, self._model, self._dialect.arguments)
+        if probe.stream:
+            return await self._client.stream(CHAT_PATH, body)
+        return put_together((await self._client.ask(Whole, "POST", CHAT_PATH, body)).choices[:1])
 
 
 @contextmanager
-def connect(url: str, *, mode: Literal["on", "off"] | None = None, **given: Any) -> Iterator[ServerSide]:
+def connect(url: str, *, mode: Mode | None = None, **given: Any) -> Iterator[ServerSide]:
     """Connect to a server, and switch speculation to `mode` meanwhile if one is given.
 
     Args:
@@ -167,14 +144,13 @@ def connect(url: str, *, mode: Literal["on", "off"] | None = None, **given: Any)
         side.close()
 
 
-def _from_metrics(text: str) -> DraftCounts | None:
+def _from_metrics(samples: Samples) -> DraftCounts | None:
     """Return vLLM's own counts, of all engines together; None if there are none.
 
     vLLM counts drafted tokens, so those after a rejection count as rejected, too.
     """
-    totals = {}
-    for name in ("accepted_tokens", "draft_tokens"):
-        found = re.findall(rf"^vllm:spec_decode_num_{name}_total\{{[^}}]*\}} ([0-9.e+]{{1,30}})$", text, re.MULTILINE)
-        totals[name] = sum(map(float, found)) if found else None
-    accepted, drafted = totals["accepted_tokens"], totals["draft_tokens"]
-    return None if accepted is None or drafted is None else DraftCounts(int(accepted), int(drafted - accepted))
+    names = ("accepted_tokens", "draft_tokens")
+    accepted, drafted = (samples.get((f"vllm:spec_decode_num_{name}_total", "")) for name in names)
+    if accepted is None or drafted is None:
+        return None
+    return DraftCounts(int(sum(accepted)), int(sum(drafted) - sum(accepted)))

@@ -2,34 +2,42 @@
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.text import Text
 
-from specplug.cli.chat import Raw, note, prompt_form, server_form
 from specplug.cli.launch import (
+    ApiKey,
     Device,
     DraftLength,
     DraftModel,
     Dtype,
     EmbeddedOnly,
+    OperatorKey,
     PluginOptions,
     Proposer,
+    Raw,
     Threads,
     Timeout,
     drafted_by,
     flags,
     nested_options,
+    prompt_form,
+    require_packages,
+    server_form,
     start_engine,
 )
-from specplug.cli.output import AsJson, console, print_json, print_line, print_table, progress
+from specplug.cli.output import AsJson, note, progress, show, table
 from specplug.client.http import PATIENCE
-from specplug.errors import EngineError, SettingsError
+from specplug.errors import SettingsError
+
+if TYPE_CHECKING:
+    from specplug.audit.probe import Side
+    from specplug.audit.run import Open, Report
 
 POLICY = "fixed"
 """The default policy of audited engines: it always drafts, where others stop if drafts do not pay."""
@@ -88,14 +96,9 @@ def audit(
     device: Device = None,
     dtype: Dtype = None,
     threads: Threads = None,
-    api_key: Annotated[
-        str | None, typer.Option("--api-key", envvar="OPENAI_API_KEY", help="The servers' API key.")
-    ] = None,
+    api_key: ApiKey = None,
     timeout: Timeout = PATIENCE,
-    operator_key: Annotated[
-        str | None,
-        typer.Option("--operator-key", envvar="SPECPLUG_OPERATOR_KEY", help="The operator's key, if different."),
-    ] = None,
+    operator_key: OperatorKey = None,
     as_json: AsJson = False,
 ) -> None:
     """Check that speculation leaves an engine's output as it is, and report what was compared.
@@ -114,7 +117,7 @@ def audit(
 
     `specplug audit http://127.0.0.1:8000 http://127.0.0.1:8001 --prompts logs.jsonl --json`
     """
-    _require_packages()
+    require_packages("audit", "httpx", "jsonschema")
     from specplug.audit.checks import chosen
     from specplug.audit.run import run
 
@@ -151,10 +154,7 @@ def audit(
             progress=advance,
             fields=_fields(verifier, acceptance_threshold),
         )
-    if as_json:
-        print_json(report.as_dict())
-    else:
-        _print(report)
+    show(report.as_dict(), *_shown(report), as_json=as_json)
     if not report.passed or (checks and report.not_run):
         raise typer.Exit(1)
 
@@ -170,16 +170,15 @@ def _fields(verifier: str | None, threshold: str | None) -> dict[str, Any]:
     return fields
 
 
-def _servers(audited: str, control: str | None, **given: Any) -> Any:
+def _servers(audited: str, control: str | None, **given: Any) -> tuple[Open, Open]:
     from specplug.audit.server import connect
 
     if control is not None and not _is_url(control):
-        raise SettingsError.build(
-            "not a server", who="CONTROL", found=repr(control), expected="an address with http://"
-        )
+        what, expected = "not a server", "an address with http://"
+        raise SettingsError.build(what, who="CONTROL", found=repr(control), expected=expected)
 
     @contextmanager
-    def noted(**mode: Any) -> Iterator[Any]:
+    def noted(**mode: Any) -> Iterator[Side]:
         with connect(audited, **mode, **given) as side:
             note(server_form(side.has_template, raw=given["raw"]))
             yield side
@@ -189,23 +188,22 @@ def _servers(audited: str, control: str | None, **given: Any) -> Any:
     return noted, lambda: connect(control, **given)
 
 
-def _engines(model: str, overrides: dict[str, Any], *, raw: bool, **launch: Any) -> Any:
+def _engines(model: str, overrides: dict[str, Any], *, raw: bool, **launch: Any) -> tuple[Open, Open]:
     from specplug.audit.text_engine import TextEngineSide
 
     @contextmanager
-    def started(baseline: bool) -> Iterator[Any]:
-        running = start_engine(model, {} if baseline else overrides, baseline=baseline, **launch)
-        try:
-            if baseline:
-                yield TextEngineSide(running, drafts=False)
-            else:
-                form, described = prompt_form(model, raw=raw)
-                note(described)
-                yield TextEngineSide(running, drafts=True, form=form)
-        finally:
-            running.close()
+    def audited() -> Iterator[Side]:
+        with closing(start_engine(model, overrides, baseline=False, **launch)) as running:
+            form, described = prompt_form(model, raw=raw)
+            note(described)
+            yield TextEngineSide(running, drafts=True, form=form)
 
-    return lambda: started(False), lambda: started(True)
+    @contextmanager
+    def control() -> Iterator[Side]:
+        with closing(start_engine(model, {}, baseline=True, **launch)) as running:
+            yield TextEngineSide(running, drafts=False)
+
+    return audited, control
 
 
 def _texts(paths: list[Path] | None, limit: int) -> list[str]:
@@ -220,8 +218,8 @@ def _texts(paths: list[Path] | None, limit: int) -> list[str]:
     return [task.prompt for of_kind in zip(*tasks, strict=True) for task in of_kind][:limit]
 
 
-def _print(report: Any) -> None:
-    console().print(Text(f"audited: {report.audited}\ncontrol: {report.control}"), soft_wrap=True)
+def _shown(report: Report) -> Iterator[Any]:
+    yield f"audited: {report.audited}\ncontrol: {report.control}"
     rows = [
         (
             finding.check,
@@ -231,27 +229,18 @@ def _print(report: Any) -> None:
         )
         for finding in report.findings
     ]
-    print_table("Audit", ("check", "result", "found", "drafts accepted / rejected"), rows, whole=1)
+    yield table("Audit", ("check", "result", "found", "drafts accepted / rejected"), rows, whole=1)
     for finding in report.findings:
-        for example in finding.examples:
-            print_line(f"{finding.check}: {example}")
+        yield from (f"{finding.check}: {example}" for example in finding.examples)
     if report.drafts is not None and report.drafts.departed:
         share = report.drafts.departed / report.drafts.accepted
-        print_line(
+        yield (
             f"Verification was lossy: of {report.drafts.accepted} accepted draft tokens, about "
             f"{report.drafts.departed:.0f} ({share:.1%}) would have been rejected by lossless verification."
         )
     verdict = "passed" if report.passed else "FAILED" if report.failed else "proves nothing yet"
-    console().print(Text(f"The audit {verdict}.", style="bold"))
+    yield Text(f"The audit {verdict}.", style="bold")
 
 
 def _is_url(text: str) -> bool:
     return text.startswith(("http://", "https://"))
-
-
-def _require_packages() -> None:
-    for package in ("httpx", "jsonschema"):
-        if importlib.util.find_spec(package) is None:
-            raise EngineError.build(
-                f"{package} is not installed", who="specplug audit", remedy="Install it: pip install 'specplug[audit]'"
-            )

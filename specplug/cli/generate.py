@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import sys
 import time
+from contextlib import closing
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.text import Text
 
-from specplug.cli.chat import TEMPLATE, Raw, note, prompt_form
 from specplug.cli.launch import (
+    TEMPLATE,
     Device,
     DraftLength,
     DraftModel,
@@ -19,14 +19,17 @@ from specplug.cli.launch import (
     EmbeddedOnly,
     Policy,
     Proposer,
+    Raw,
     Threads,
     drafted_by,
     flags,
+    prompt_form,
     start_engine,
 )
-from specplug.cli.output import AsJson, console, print_json, rate_shown
-from specplug.demo.loops import loop_mask
+from specplug.cli.output import AsJson, note, show
+from specplug.demo.compare import loop_mask
 from specplug.errors import RequestError
+from specplug.plugins.embedded import TextEngine, TextRequest
 
 RAW_ENDS = "; instruct models often do so with a raw prompt, so leave out --raw"
 
@@ -83,50 +86,29 @@ def generate(
     `specplug generate ./my-model --file question.txt --reference passage.txt`
     """
     prompts = _prompts(prompt, files or [])
-    fields: dict[str, Any] = {}
-    if references:
-        fields["references"] = [{"text": _text(path), "name": path.name} for path in references]
-    from specplug.plugins.embedded import TextRequest
-
-    overrides = drafted_by(draft, proposer) | flags(
-        policy=policy, num_speculative_tokens=draft_length, mode=None if speculate else "off"
-    )
+    given = [{"text": _text(path), "name": path.name} for path in references or ()]
+    sampling: dict[str, Any] = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "seed": seed}
+    defaults = {**sampling, "max_tokens": max_tokens, "stop": tuple(stop or ())}
+    chosen = flags(policy=policy, num_speculative_tokens=draft_length, mode=None if speculate else "off")
+    overrides = drafted_by(draft, proposer) | chosen
     launch: dict[str, Any] = {"device": device, "dtype": dtype, "threads": threads}
-    running = start_engine(model, overrides, **launch)
-    try:
+    with closing(start_engine(model, overrides, **launch)) as running:
         form, described = prompt_form(model, raw=raw, system=system)
         note(described)
-        requests = [
-            TextRequest(
-                prompt=form(text),
-                max_tokens=max_tokens,
-                temperature=temperature,
-                top_k=top_k,
-                top_p=top_p,
-                seed=seed,
-                stop=tuple(stop or ()),
-                specplug=fields,
-            )
-            for text in prompts
-        ]
+        fields = {"references": given} if given else {}
+        requests = [TextRequest(prompt=form(text), specplug=fields, **defaults) for text in prompts]
         answers, seconds = _serve(running, requests, show=not as_json)
         statistics = _statistics(running, answers, seconds)
-    finally:
-        running.close()
     if compare:
-        plain = start_engine(model, {**overrides, "mode": "off"}, **launch)
-        try:
-            expected, plain_seconds = _serve(plain, requests, show=False)
-        finally:
-            plain.close()
-        statistics["plain_seconds"] = plain_seconds
+        with closing(start_engine(model, {**overrides, "mode": "off"}, **launch)) as plain:
+            expected, statistics["plain_seconds"] = _serve(plain, requests, show=False)
         statistics["identical"] = answers == expected if temperature == 0 else None
     for number, answer in enumerate(answers, 1):
         if why := _ended_at_once(answer, stop or [], max_tokens):
             note(f"answer {number} of {len(answers)} {why}{RAW_ENDS if raw else ''}")
     if as_json:
         statistics["chat_template"] = described == TEMPLATE
-        print_json({"answers": answers, "statistics": statistics})
+        show({"answers": answers, "statistics": statistics}, as_json=True)
     else:
         _print_statistics(statistics)
     if statistics.get("identical") is False:
@@ -154,7 +136,7 @@ def _text(path: Path) -> str:
         ) from error
 
 
-def _serve(engine: Any, requests: list[Any], *, show: bool) -> tuple[list[dict[str, Any]], float]:
+def _serve(engine: TextEngine, requests: list[TextRequest], *, show: bool) -> tuple[list[dict[str, Any]], float]:
     answers: list[dict[str, Any]] = [{"text": "", "token_ids": [], "finish_reason": None} for _ in requests]
     streaming = show and len(requests) == 1
     began = time.perf_counter()
@@ -187,7 +169,7 @@ def _ended_at_once(answer: dict[str, Any], stop: list[str], max_tokens: int) -> 
     return f"{state}: {ends}{', or it began with a --stop text' if stop else ''}"
 
 
-def _statistics(engine: Any, answers: list[dict[str, Any]], seconds: float) -> dict[str, Any]:
+def _statistics(engine: TextEngine, answers: list[dict[str, Any]], seconds: float) -> dict[str, Any]:
     tokens = sum(len(answer["token_ids"]) for answer in answers)
     snapshot = engine.metrics.snapshot()
     total = snapshot.total
@@ -220,10 +202,14 @@ def _print_statistics(found: dict[str, Any]) -> None:
         rate_shown(found["tokens_per_second"]),
         found["model"],
     ]
-    console(stderr=True).print(Text("; ".join(parts), style="dim"))
+    note("; ".join(parts))
     if "plain_seconds" in found:
         verdicts = {True: "outputs are identical", False: "outputs DIFFER", None: "sampled, so outputs may differ"}
         ratio = found["plain_seconds"] / found["seconds"]
         plain = rate_shown(found["tokens"] / found["plain_seconds"])
-        line = f"plain decoding: {plain}; {ratio:.2f} times as fast with speculation; "
-        console(stderr=True).print(Text(line + verdicts[found["identical"]], style="dim"))
+        note(f"plain decoding: {plain}; {ratio:.2f} times as fast with speculation; {verdicts[found['identical']]}")
+
+
+def rate_shown(rate: float) -> str:
+    """Return a rate in tokens per second as text, with a decimal below 10."""
+    return f"{rate:.{1 if rate < 10 else 0}f} tokens/s"

@@ -9,7 +9,7 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from specplug.audit.distributions import (
+from specplug.audit.sampled import (
     OTHER,
     against_exact,
     against_sample,

@@ -11,9 +11,10 @@ from typing import Any, ClassVar
 import pytest
 from typer.testing import CliRunner
 
-from specplug.audit.probe import Answer, DraftCounts, Probe, ToolCall
+from specplug.audit.probe import DraftCounts, Probe
 from specplug.audit.server import ServerSide
 from specplug.cli.app import app
+from specplug.client.answers import Answer, ToolCall
 from specplug.errors import EngineError
 from tests.local_http import served
 

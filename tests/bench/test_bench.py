@@ -20,8 +20,8 @@ from specplug.bench import report
 from specplug.bench.prompts import Block, Prompt, deal, read_prompts
 from specplug.bench.report import LEVEL, looks, ratio, rows
 from specplug.bench.run import Measured
-from specplug.bench.server import Answer
 from specplug.cli.app import app
+from specplug.client.answers import Answer
 from specplug.errors import SettingsError, TraceError
 from tests.bench.server import COUNTS, FakeServer, serving
 
@@ -222,7 +222,7 @@ def test_until_goes_on_with_pairs_until_it_knows(prompts, monkeypatch):
 
 
 def block_of(pair: int, mode: str, tokens: int, seconds: float) -> Measured:
-    answers = tuple(Answer("text", tokens, first=0.5, last=seconds) for _ in range(2))
+    answers = tuple(Answer(text="text", num_tokens=tokens, first=0.5, last=seconds) for _ in range(2))
     return Measured(Block(2, pair, mode, (Prompt("a"), Prompt("b"))), answers, seconds, dict(COUNTS))
 
 
@@ -288,7 +288,7 @@ def test_looks_share_the_level(first: int, most: int):
 def test_failed_requests_are_left_out():
     failed = Measured(
         Block(2, 0, "on", (Prompt("a"), Prompt("b"))),
-        (Answer(error="x"), Answer("t", 11, 0.5, 1.5)),
+        (Answer(error="x"), Answer(text="t", num_tokens=11, first=0.5, last=1.5)),
         2.0,
         dict(COUNTS),
     )

@@ -10,8 +10,8 @@ import pytest
 from typer.testing import CliRunner
 
 from specplug.cli.app import app
-from specplug.cli.chat import prompt_form
-from specplug.cli.output import rate_shown
+from specplug.cli.generate import rate_shown
+from specplug.cli.launch import prompt_form
 from specplug.demo import model_path
 from specplug.errors import EngineError, RequestError
 from specplug.plugins.embedded import embedded_engine

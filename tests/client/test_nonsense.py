@@ -16,10 +16,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from typer.testing import CliRunner, Result
 
-from specplug.audit.dialects import Sglang, Vllm, chat_answer
+from specplug.audit.dialects import Sglang, Vllm
 from specplug.cli.app import app
 from specplug.client import answers, http
-from specplug.client.answers import read
+from specplug.client.answers import put_together, read
 from specplug.errors import EngineError
 from specplug.forecast import scraped
 from tests.local_http import served
@@ -254,7 +254,7 @@ def test_there_is_no_plan_from_nonsense(url, prompts, kind, monkeypatch):
 def test_what_is_no_address_is_refused(prompts):
     for address in ("localhost:8000", "http://", "http://x:y", "http://[::1", "ftp://x", "http://\ud800.x"):
         with pytest.raises(EngineError, match="no server's address"):
-            http.Client(address)
+            http.ServerClient(address)
 
 
 JUNK = st.recursive(
@@ -268,11 +268,11 @@ JUNK = st.recursive(
     max_leaves=6,
 )
 SCHEMAS = [
-    (answers.Status, STATUS, lambda found: (found.mode, list(found.metrics))),
-    (answers.Whole, COMPLETION, lambda found: (Vllm().answer(found), chat_answer(found.choices))),
+    (answers.ServerStatus, STATUS, lambda found: (found.mode, list(found.metrics))),
+    (answers.Whole, COMPLETION, lambda found: (Vllm().answer(found), put_together(found.choices))),
     (answers.Generated, GENERATED, Sglang().answer),
-    (answers.Event, STREAM[0], lambda found: chat_answer(found.choices)),
-    (answers.Tokens, {"tokens": [1]}, lambda found: found.tokens),
+    (answers.StreamEvent, STREAM[0], lambda found: put_together(found.choices)),
+    (answers.Tokenized, {"tokens": [1]}, lambda found: found.tokens),
 ]
 
 

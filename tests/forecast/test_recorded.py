@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 from specplug.cli.app import app
 from specplug.errors import SettingsError
-from specplug.forecast.recorded import from_histogram, read_replay
+from specplug.forecast.acceptance import from_histogram, read_replay
 
 
 def run(label: str = "ngram (fixed)", mode: str = "serving", batches=(1,), rows=((2, 1, 2, 10),), **changed):
