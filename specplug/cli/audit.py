@@ -58,38 +58,28 @@ def audit(
     ] = None,
     prompts: Annotated[
         list[Path] | None,
-        typer.Option(
-            "--prompts", help="File or folder of .jsonl with prompts; by default tasks made from Python files."
-        ),
+        typer.Option(help="File or folder of .jsonl with prompts; by default tasks made from Python files."),
     ] = None,
     checks: Annotated[
         list[str] | None, typer.Option("--check", help="Run this check only, and fail if it cannot run; repeat.")
     ] = None,
-    limit: Annotated[int, typer.Option("--limit", min=1, help="Most prompts.")] = 24,
-    samples: Annotated[
-        int, typer.Option("--samples", min=1, help="Samples for each of 4 prompts and 2 kinds of sampling.")
-    ] = 200,
-    max_tokens: Annotated[int, typer.Option("--max-tokens", min=2, help="Most tokens per answer.")] = 64,
+    limit: Annotated[int, typer.Option(min=1, help="Most prompts.")] = 24,
+    samples: Annotated[int, typer.Option(min=1, help="Samples for each of 4 prompts and 2 kinds of sampling.")] = 200,
+    max_tokens: Annotated[int, typer.Option(min=2, help="Most tokens per answer.")] = 64,
     raw: Raw = False,
-    concurrency: Annotated[int, typer.Option("--concurrency", min=1, help="Requests in flight.")] = 8,
+    concurrency: Annotated[int, typer.Option(min=1, help="Requests in flight.")] = 8,
     engine: EmbeddedOnly = None,
     draft: DraftModel = None,
     proposer: Proposer = None,
     policy: Annotated[
         str | None,
-        typer.Option(
-            "--policy", help=f"The policy that chooses draft lengths; by default {POLICY}, which always drafts."
-        ),
+        typer.Option(help=f"The policy that chooses draft lengths; by default {POLICY}, which always drafts."),
     ] = None,
     verifier: Annotated[
-        str | None,
-        typer.Option("--verifier", help="The verifier that requests name; see `specplug list`. A lossy one fails."),
+        str | None, typer.Option(help="The verifier that requests name; see `specplug list`. A lossy one fails.")
     ] = None,
     acceptance_threshold: Annotated[
-        str | None,
-        typer.Option(
-            "--acceptance-threshold", metavar="NUMBER|NAME", help="Threshold of a lossy verifier, which must be named."
-        ),
+        str | None, typer.Option(metavar="NUMBER|NAME", help="Threshold of a lossy verifier, which must be named.")
     ] = None,
     draft_length: DraftLength = None,
     options: PluginOptions = None,

@@ -34,25 +34,22 @@ def bench(
         list[Path] | None,
         typer.Argument(help="Files or folders of .jsonl with prompts or chat logs; by default the shipped traces."),
     ] = None,
-    concurrency: Annotated[
-        str, typer.Option("--concurrency", help="Requests in flight, separated by commas; one row each.")
-    ] = "1,4",
-    pairs: Annotated[int, typer.Option("--pairs", min=1, help="Pairs of blocks, off and on, at each concurrency.")] = 3,
+    concurrency: Annotated[str, typer.Option(help="Requests in flight, separated by commas; one row each.")] = "1,4",
+    pairs: Annotated[int, typer.Option(min=1, help="Pairs of blocks, off and on, at each concurrency.")] = 3,
     until: Annotated[
-        bool,
-        typer.Option("--until", help="Go on with further pairs until a difference is shown, or the prompts end."),
+        bool, typer.Option("--until", help="Go on with further pairs until a difference is shown, or the prompts end.")
     ] = False,
-    max_tokens: Annotated[int, typer.Option("--max-tokens", min=2, help="Most tokens per answer.")] = 128,
-    limit: Annotated[int | None, typer.Option("--limit", min=1, help="Only the first N different prompts.")] = None,
+    max_tokens: Annotated[int, typer.Option(min=2, help="Most tokens per answer.")] = 128,
+    limit: Annotated[int | None, typer.Option(min=1, help="Only the first N different prompts.")] = None,
     check: Annotated[
-        int, typer.Option("--check", min=0, help="Prompts to send in both modes at the end, to compare the texts.")
+        int, typer.Option(min=0, help="Prompts to send in both modes at the end, to compare the texts.")
     ] = 4,
     raw: Raw = False,
-    model: Annotated[str | None, typer.Option("--model", help="The model's name; by default the first one.")] = None,
+    model: Annotated[str | None, typer.Option(help="The model's name; by default the first one.")] = None,
     api_key: ApiKey = None,
     operator_key: OperatorKey = None,
     timeout: Timeout = PATIENCE,
-    seed: Annotated[int, typer.Option("--seed", help="Seed for assigning prompts to blocks.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed for assigning prompts to blocks.")] = 0,
     as_json: AsJson = False,
 ) -> None:
     """Measure whether speculation helps a running vLLM or SGLang server, with your own prompts.

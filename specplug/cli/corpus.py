@@ -38,27 +38,25 @@ def _take_in(
     ],
     tokenizer: Tokenizer = None,
     name: Annotated[
-        str | None, typer.Option("--name", help="The corpus's name; by default each SOURCE is one, named by its stem.")
+        str | None, typer.Option(help="The corpus's name; by default each SOURCE is one, named by its stem.")
     ] = None,
     tenant: Tenant = "",
     globs: Annotated[
         list[str] | None,
         typer.Option("--glob", metavar="PATTERN", help="Only files in folders that match, as '*.md'; repeat."),
     ] = None,
-    text_field: Annotated[str, typer.Option("--text-field", help="The key of the text in JSON lines.")] = "text",
+    text_field: Annotated[str, typer.Option(help="The key of the text in JSON lines.")] = "text",
     name_field: Annotated[
-        str | None, typer.Option("--name-field", help="The key of the document's name; by default name, or else id.")
+        str | None, typer.Option(help="The key of the document's name; by default name, or else id.")
     ] = None,
     skip_bad: Annotated[
         bool, typer.Option("--skip-bad", help="Count and skip what cannot be read, such as files that are not UTF-8.")
     ] = False,
     extend: Annotated[
-        bool,
-        typer.Option("--extend", help="Add to the corpus if it exists, except for documents that it already has."),
+        bool, typer.Option("--extend", help="Add to the corpus if it exists, except for documents that it already has.")
     ] = False,
     max_tokens: Annotated[
-        int | None,
-        typer.Option("--max-tokens", min=1, help="Refuse additions that would give the tenant more tokens than this."),
+        int | None, typer.Option(min=1, help="Refuse additions that would give the tenant more tokens than this.")
     ] = None,
     no_merge: NoMerge = False,
     as_json: AsJson = False,
@@ -138,7 +136,7 @@ def add(**given: Any) -> None:
 def sync(
     store: Root,
     tokenizer: Annotated[
-        str | None, typer.Option("--tokenizer", help="The target's tokenizer, for a new store or if it has moved.")
+        str | None, typer.Option(help="The target's tokenizer, for a new store or if it has moved.")
     ] = None,
     **given: Any,
 ) -> None:
@@ -195,7 +193,7 @@ def remove(
 @corpus.command("list")
 def list_corpora(
     store: Root,
-    tenant: Annotated[str | None, typer.Option("--tenant", help="Only this tenant's.")] = None,
+    tenant: Annotated[str | None, typer.Option(help="Only this tenant's.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """List a store's tenants, their corpora, and the corpora's sizes.
@@ -219,14 +217,12 @@ def list_corpora(
 def inspect(
     store: Root,
     name: Annotated[str | None, typer.Argument(metavar="[NAME]", help="A corpus; by default all.")] = None,
-    tenant: Annotated[str | None, typer.Option("--tenant", help="Only this tenant's.")] = None,
-    document: Annotated[
-        str | None, typer.Option("--document", metavar="NAME", help="Show the beginning of this document.")
-    ] = None,
+    tenant: Annotated[str | None, typer.Option(help="Only this tenant's.")] = None,
+    document: Annotated[str | None, typer.Option(metavar="NAME", help="Show the beginning of this document.")] = None,
     continues: Annotated[
-        str | None, typer.Option("--continues", metavar="TEXT", help="Show what follows the end of this text, exactly.")
+        str | None, typer.Option(metavar="TEXT", help="Show what follows the end of this text, exactly.")
     ] = None,
-    limit: Annotated[int, typer.Option("--limit", min=1, help="Most documents, and continuations, to list.")] = 20,
+    limit: Annotated[int, typer.Option(min=1, help="Most documents, and continuations, to list.")] = 20,
     tokenizer: Tokenizer = None,
     as_json: AsJson = False,
 ) -> None:
@@ -278,7 +274,7 @@ def verify(store: Root, as_json: AsJson = False) -> None:
 @corpus.command()
 def merge(
     store: Root,
-    tenant: Annotated[str | None, typer.Option("--tenant", help="Only this tenant's segments.")] = None,
+    tenant: Annotated[str | None, typer.Option(help="Only this tenant's segments.")] = None,
     whole: Annotated[
         bool, typer.Option("--whole", help="Merge into as few segments as possible and drop what was removed.")
     ] = False,

@@ -45,21 +45,21 @@ OF_CHATS = NOTE.format(over="") + (
 
 
 def demo(
-    model: Annotated[str, typer.Option("--model", help="A folder, a model id, or a shipped model.")] = "tiny",
+    model: Annotated[str, typer.Option(help="A folder, a model id, or a shipped model.")] = "tiny",
     tasks: Annotated[
-        int | None, typer.Option("--tasks", min=1, help="Tasks of each kind; by default 12, or 2 chats, which are all.")
+        int | None, typer.Option(min=1, help="Tasks of each kind; by default 12, or 2 chats, which are all.")
     ] = None,
     max_tokens: Annotated[
-        int | None, typer.Option("--max-tokens", min=1, help="Most tokens per answer; by default 400, or 64 of a chat.")
+        int | None, typer.Option(min=1, help="Most tokens per answer; by default 400, or 64 of a chat.")
     ] = None,
-    seed: Annotated[int, typer.Option("--seed", help="Seed that selects the tasks; chats are always the same.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed that selects the tasks; chats are always the same.")] = 0,
     raw: Raw = False,
     engine: EmbeddedOnly = None,
     draft: DraftModel = None,
     proposer: Proposer = None,
     policy: Policy = None,
     draft_length: DraftLength = None,
-    plot: Annotated[Path | None, typer.Option("--plot", help="Write a PNG of tokens per step by task.")] = None,
+    plot: Annotated[Path | None, typer.Option(help="Write a PNG of tokens per step by task.")] = None,
     device: Device = None,
     dtype: Dtype = None,
     threads: Threads = None,

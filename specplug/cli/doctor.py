@@ -41,26 +41,23 @@ class CheckReport:
 
 def doctor(
     launch: Annotated[
-        str, typer.Option("--launch", metavar="LINE", help="An engine's launch line, for the checks that examine one.")
+        str, typer.Option(metavar="LINE", help="An engine's launch line, for the checks that examine one.")
     ] = "",
     target: Annotated[
-        str | None,
-        typer.Option("--target", metavar="MODEL", help="With --draft, check the pairing of two models, nothing else."),
+        str | None, typer.Option(metavar="MODEL", help="With --draft, check the pairing of two models, nothing else.")
     ] = None,
     draft: Annotated[
-        str | None,
-        typer.Option("--draft", metavar="MODEL", help="The draft model: a folder, a model id, or a shipped one."),
+        str | None, typer.Option(metavar="MODEL", help="The draft model: a folder, a model id, or a shipped one.")
     ] = None,
     prompt: Annotated[
-        list[str] | None,
-        typer.Option("--prompt", metavar="TEXT", help="A prompt for a quick run of the pairing; repeat."),
+        list[str] | None, typer.Option(metavar="TEXT", help="A prompt for a quick run of the pairing; repeat.")
     ] = None,
     prompts: Annotated[
-        Path | None, typer.Option("--prompts", metavar="FILE", help="Prompts for the quick run, one per line.")
+        Path | None, typer.Option(metavar="FILE", help="Prompts for the quick run, one per line.")
     ] = None,
-    max_tokens: Annotated[int, typer.Option("--max-tokens", min=1, help="Most tokens per answer of the run.")] = 64,
+    max_tokens: Annotated[int, typer.Option(min=1, help="Most tokens per answer of the run.")] = 64,
     raw: Raw = False,
-    gamma: Annotated[int, typer.Option("--gamma", min=1, max=64, help="Draft tokens per step of the run.")] = 8,
+    gamma: Annotated[int, typer.Option(min=1, max=64, help="Draft tokens per step of the run.")] = 8,
     as_json: AsJson = False,
 ) -> None:
     """Check this machine, the plug-ins and the settings, and name a remedy for every problem.

@@ -46,7 +46,7 @@ def generate(
         typer.Option("--reference", "-r", exists=True, dir_okay=False, help="Text the answer may copy from; repeat."),
     ] = None,
     system: Annotated[
-        str | None, typer.Option("--system", metavar="TEXT", help="A system prompt for the model's chat template.")
+        str | None, typer.Option(metavar="TEXT", help="A system prompt for the model's chat template.")
     ] = None,
     raw: Raw = False,
     engine: EmbeddedOnly = None,
@@ -54,12 +54,12 @@ def generate(
     proposer: Proposer = None,
     policy: Policy = None,
     draft_length: DraftLength = None,
-    max_tokens: Annotated[int, typer.Option("--max-tokens", min=1, help="Most tokens per answer.")] = 256,
+    max_tokens: Annotated[int, typer.Option(min=1, help="Most tokens per answer.")] = 256,
     temperature: Annotated[float, typer.Option("--temperature", "-t", min=0.0, help="0 is greedy.")] = 0.0,
-    top_k: Annotated[int, typer.Option("--top-k", min=0, help="0 is off.")] = 0,
-    top_p: Annotated[float, typer.Option("--top-p", help="1 is off.")] = 1.0,
-    seed: Annotated[int | None, typer.Option("--seed", help="Makes sampling reproducible.")] = None,
-    stop: Annotated[list[str] | None, typer.Option("--stop", help="Text that ends the answer; repeat.")] = None,
+    top_k: Annotated[int, typer.Option(min=0, help="0 is off.")] = 0,
+    top_p: Annotated[float, typer.Option(help="1 is off.")] = 1.0,
+    seed: Annotated[int | None, typer.Option(help="Makes sampling reproducible.")] = None,
+    stop: Annotated[list[str] | None, typer.Option(help="Text that ends the answer; repeat.")] = None,
     compare: Annotated[
         bool, typer.Option("--compare", help="Also decode without drafts and print both; greedy outputs must be equal.")
     ] = False,

@@ -52,8 +52,7 @@ Device = Annotated[str | None, typer.Option("--device", help="cpu, cuda, ...; by
 Dtype = Annotated[str | None, typer.Option("--dtype", help="By default float32 on a CPU and bfloat16 on a GPU.")]
 
 PluginOptions = Annotated[
-    list[str] | None,
-    typer.Option("--option", metavar="PLUGIN.KEY=VALUE", help="A plug-in's own setting; repeat."),
+    list[str] | None, typer.Option("--option", metavar="PLUGIN.KEY=VALUE", help="A plug-in's own setting; repeat.")
 ]
 
 Threads = Annotated[

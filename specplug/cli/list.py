@@ -21,8 +21,7 @@ def _known_kind(kind: str | None) -> str | None:
 
 def list_plugins(
     kind: Annotated[
-        str | None,
-        typer.Option("--kind", callback=_known_kind, metavar="KIND", help=f"Only this kind: {', '.join(KINDS)}."),
+        str | None, typer.Option(callback=_known_kind, metavar="KIND", help=f"Only this kind: {', '.join(KINDS)}.")
     ] = None,
     as_json: AsJson = False,
 ) -> None:

@@ -29,8 +29,7 @@ _LENGTHS_SHOWN = {*range(9), 12, 15, 16, 24, 31, 32, 48, 63, 64, 96, 127}
 
 def plan(
     acceptance: Annotated[
-        float | None,
-        typer.Option("--acceptance", metavar="ALPHA", min=0, max=1, help="Probability that a draft token is accepted."),
+        float | None, typer.Option(metavar="ALPHA", min=0, max=1, help="Probability that a draft token is accepted.")
     ] = None,
     positions: Annotated[
         str | None,
@@ -39,54 +38,45 @@ def plan(
         ),
     ] = None,
     replay: Annotated[
-        Path | None, typer.Option("--replay", help="Acceptance from a file that `specplug replay --json` wrote.")
+        Path | None, typer.Option(help="Acceptance from a file that `specplug replay --json` wrote.")
     ] = None,
     metrics: Annotated[
-        str | None, typer.Option("--metrics", metavar="URL", help="Acceptance from a running vLLM or SGLang server.")
+        str | None, typer.Option(metavar="URL", help="Acceptance from a running vLLM or SGLang server.")
     ] = None,
     interval: Annotated[
-        float | None,
-        typer.Option("--interval", min=0.1, help="Seconds between two scrapes; by default one scrape, the totals."),
+        float | None, typer.Option(min=0.1, help="Seconds between two scrapes; by default one scrape, the totals.")
     ] = None,
-    batch: Annotated[
-        str, typer.Option("--batch", help="Requests that decode together, separated by commas.")
-    ] = BATCHES,
-    gamma: Annotated[int, typer.Option("--gamma", min=1, max=128, help="Longest draft to consider.")] = 15,
+    batch: Annotated[str, typer.Option(help="Requests that decode together, separated by commas.")] = BATCHES,
+    gamma: Annotated[int, typer.Option(min=1, max=128, help="Longest draft to consider.")] = 15,
     padded: Annotated[
         bool, typer.Option("--padded", help="Rows are padded to the draft length, as on vLLM's V2 runner and SGLang.")
     ] = False,
     draft_cost: Annotated[
-        float | None,
-        typer.Option("--draft-cost", min=0, help="Cost of drafting one token, in steps without drafts; 0 for lookup."),
+        float | None, typer.Option(min=0, help="Cost of drafting one token, in steps without drafts; 0 for lookup.")
     ] = None,
     draft_model: Annotated[
-        Path | None, typer.Option("--draft-model", help="A draft model's config.json: its memory, and its cost.")
+        Path | None, typer.Option(help="A draft model's config.json: its memory, and its cost.")
     ] = None,
     overhead: Annotated[
-        float, typer.Option("--overhead", min=0, help="Fixed cost of drafting per step, in steps without drafts.")
+        float, typer.Option(min=0, help="Fixed cost of drafting per step, in steps without drafts.")
     ] = 0.02,
     saturation: Annotated[
-        float | None,
-        typer.Option("--saturation", min=1, help="Tokens up to which a step costs the same; 256 without a target."),
+        float | None, typer.Option(min=1, help="Tokens up to which a step costs the same; 256 without a target.")
     ] = None,
     target: Annotated[
-        Path | None, typer.Option("--target", help="The model's folder or config.json, for a roofline of its steps.")
+        Path | None, typer.Option(help="The model's folder or config.json, for a roofline of its steps.")
     ] = None,
     gpu: Annotated[
-        str | None, typer.Option("--gpu", help="a100, b200, h100, h200, l4, l40s or mi300x; others by the two below.")
+        str | None, typer.Option(help="a100, b200, h100, h200, l4, l40s or mi300x; others by the two below.")
     ] = None,
-    bandwidth: Annotated[
-        float | None, typer.Option("--bandwidth", min=1e-3, help="Memory bandwidth of one GPU in TB/s.")
-    ] = None,
-    flops: Annotated[
-        float | None, typer.Option("--flops", min=1e-3, help="Dense arithmetic of one GPU in TFLOPS.")
-    ] = None,
-    tensor_parallel: Annotated[int, typer.Option("--tensor-parallel", min=1, help="GPUs that share the model.")] = 1,
-    context: Annotated[int, typer.Option("--context", min=0, help="Tokens of context per request.")] = 1024,
+    bandwidth: Annotated[float | None, typer.Option(min=0.001, help="Memory bandwidth of one GPU in TB/s.")] = None,
+    flops: Annotated[float | None, typer.Option(min=0.001, help="Dense arithmetic of one GPU in TFLOPS.")] = None,
+    tensor_parallel: Annotated[int, typer.Option(min=1, help="GPUs that share the model.")] = 1,
+    context: Annotated[int, typer.Option(min=0, help="Tokens of context per request.")] = 1024,
     weight_bits: Annotated[
-        float | None, typer.Option("--weight-bits", min=1, help="Bits per weight; by default those of the config.json.")
+        float | None, typer.Option(min=1, help="Bits per weight; by default those of the config.json.")
     ] = None,
-    kv_bits: Annotated[float, typer.Option("--kv-bits", min=1, help="Bits per element of the KV cache.")] = 16,
+    kv_bits: Annotated[float, typer.Option(min=1, help="Bits per element of the KV cache.")] = 16,
     as_json: AsJson = False,
 ) -> None:
     """Predict whether speculation pays on a server, and the best draft length by batch size, without running a model.

@@ -43,19 +43,12 @@ def replay(
     policy: Policy = None,
     options: PluginOptions = None,
     gamma: Annotated[
-        int | None,
-        typer.Option("--gamma", min=0, help="Most draft tokens per step; by default the server's setting."),
+        int | None, typer.Option(min=0, help="Most draft tokens per step; by default the server's setting.")
     ] = None,
-    mode: Annotated[str, typer.Option("--mode", help="cold, serving (state is kept between requests) or both.")] = (
-        "serving"
-    ),
-    batch: Annotated[str, typer.Option("--batch", help="Batch sizes reported to the policy.")] = BATCHES,
-    workloads: Annotated[
-        list[str] | None, typer.Option("--workloads", help="Only these, separated by commas; repeat.")
-    ] = None,
-    limit: Annotated[
-        int | None, typer.Option("--limit", min=1, help="Only the first N requests of a workload.")
-    ] = None,
+    mode: Annotated[str, typer.Option(help="cold, serving (state is kept between requests) or both.")] = ("serving"),
+    batch: Annotated[str, typer.Option(help="Batch sizes reported to the policy.")] = BATCHES,
+    workloads: Annotated[list[str] | None, typer.Option(help="Only these, separated by commas; repeat.")] = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="Only the first N requests of a workload.")] = None,
     trees: Annotated[bool, typer.Option("--trees", help="The target verifies trees.")] = False,
     references: Annotated[
         bool, typer.Option("--references", help="Give each request its documents as references.")
@@ -64,19 +57,13 @@ def replay(
         bool,
         typer.Option("--corpus", help="Give proposers that hold corpora the documents of all requests as a corpus."),
     ] = False,
-    distractors: Annotated[
-        int, typer.Option("--distractors", min=0, help="Also give them N corpora of other workloads' prompts.")
-    ] = 0,
+    distractors: Annotated[int, typer.Option(min=0, help="Also give them N corpora of other workloads' prompts.")] = 0,
     cut_documents: Annotated[
         bool, typer.Option("--cut-documents", help="Cut each request's documents out of its prompt.")
     ] = False,
-    saturation: Annotated[
-        float, typer.Option("--saturation", min=1, help="Tokens up to which a step costs the same.")
-    ] = 256,
-    overhead: Annotated[
-        float, typer.Option("--overhead", min=0, help="Cost of drafting per step, in plain steps.")
-    ] = 0.02,
-    jobs: Annotated[int, typer.Option("--jobs", min=1, help="Processes that share the work.")] = 1,
+    saturation: Annotated[float, typer.Option(min=1, help="Tokens up to which a step costs the same.")] = 256,
+    overhead: Annotated[float, typer.Option(min=0, help="Cost of drafting per step, in plain steps.")] = 0.02,
+    jobs: Annotated[int, typer.Option(min=1, help="Processes that share the work.")] = 1,
     as_json: AsJson = False,
 ) -> None:
     """Replay recorded outputs and count the draft tokens a target would accept: exact for greedy outputs, no model.

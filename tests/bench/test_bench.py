@@ -23,7 +23,7 @@ from specplug.bench.run import Measured
 from specplug.cli.app import app
 from specplug.client.answers import Answer
 from specplug.errors import SettingsError, TraceError
-from tests.bench.server import COUNTS, FakeServer, serving
+from tests.bench.server import COUNTS, FakeServer
 
 
 @pytest.fixture
@@ -102,7 +102,7 @@ def test_every_prompt_is_dealt_once_at_most_and_pairs_are_alike(sizes, concurren
 def test_blocks_alternate_on_the_server_which_is_put_back(prompts):
     server = FakeServer()
     server.mode = "off"
-    with serving(server) as url:
+    with server.running() as url:
         result = bench(url, prompts, "--concurrency", "1", "--pairs", "2", "--check", "2", "--json")
     assert result.exit_code == 0, result.output
     stated = json.loads(result.stdout)
@@ -121,7 +121,7 @@ def test_blocks_alternate_on_the_server_which_is_put_back(prompts):
 def test_so_many_requests_are_in_flight(prompts):
     server = FakeServer()
     server.together = threading.Barrier(3)  # none is answered before three are there
-    with serving(server) as url:
+    with server.running() as url:
         result = bench(url, prompts, "--concurrency", "3", "--pairs", "2", "--check", "0", "--json")
     assert result.exit_code == 0, result.output
     assert server.most_in_flight == 3
@@ -130,7 +130,7 @@ def test_so_many_requests_are_in_flight(prompts):
 def test_a_changed_text_is_seen(prompts):
     server = FakeServer()
     server.garbles = True
-    with serving(server) as url:
+    with server.running() as url:
         result = bench(url, prompts, "--concurrency", "1", "--pairs", "1")
     assert result.exit_code == 1
     assert "Texts identical in both modes: 0 of 4" in result.stdout
@@ -139,7 +139,7 @@ def test_a_changed_text_is_seen(prompts):
 def test_a_failed_request_is_shown_and_counted(prompts):
     server = FakeServer()
     server.fails = {"00"}
-    with serving(server) as url:
+    with server.running() as url:
         result = bench(url, prompts, "--concurrency", "1", "--pairs", "1", "--check", "0", "--json")
     assert result.exit_code == 1
     stated = json.loads(result.stdout)
@@ -150,7 +150,7 @@ def test_a_failed_request_is_shown_and_counted(prompts):
 def test_a_server_that_answers_nothing_ends_the_run_with_its_mode_put_back(prompts):
     server = FakeServer()
     server.fails = {f"{number:02d}" * (number + 1) for number in range(24)}
-    with serving(server) as url:
+    with server.running() as url:
         result = bench(url, prompts, "--concurrency", "1", "--pairs", "1")
     assert result.exit_code == 2
     assert "no request of a block was answered" in result.stderr
@@ -160,7 +160,7 @@ def test_a_server_that_answers_nothing_ends_the_run_with_its_mode_put_back(promp
 def test_the_operators_key_is_requested_for_and_used(prompts):
     server = FakeServer()
     server.operator_key = "secret"
-    with serving(server) as url:
+    with server.running() as url:
         refused = bench(url, prompts, "--concurrency", "1", "--pairs", "1")
         taken = bench(url, prompts, "--concurrency", "1", "--pairs", "1", "--operator-key", "secret", "--json")
     assert refused.exit_code == 2
@@ -192,7 +192,7 @@ def test_too_few_prompts_say_how_many_it_takes(prompts):
 def test_plain_prompts_are_chats_where_the_model_has_a_template(prompts, template, arguments, are_chats, described):
     server = FakeServer()
     server.template = template
-    with serving(server) as url:
+    with server.running() as url:
         result = bench(url, prompts, "--concurrency", "1", "--pairs", "1", *arguments)
     assert result.exit_code == 0, result.output
     assert (len(server.requests), server.chats) == (32, 32 * are_chats)
@@ -211,7 +211,7 @@ def test_until_goes_on_with_pairs_until_it_knows(prompts, monkeypatch):
 
     monkeypatch.setattr(report, "rows", timed)
     server = FakeServer()
-    with serving(server) as url:
+    with server.running() as url:
         result = bench(url, prompts, "--concurrency", "1", "--pairs", "2", "--check", "0", "--until", "--json")
     assert result.exit_code == 0, result.output
     (row,) = json.loads(result.stdout)["rows"]
