@@ -1,21 +1,177 @@
-"""An audit's side over a running vLLM or SGLang server, with or without specplug."""
+"""An audit's side over a running vLLM or SGLang server, with or without specplug.
+
+Completions are compared by token ids.  vLLM returns them from its OpenAI routes; SGLang from its own route `/generate`
+only.  Chats go through OpenAI's route on both.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import json
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
-from specplug.audit.dialects import CHAT_PATH, Dialect, Sglang, Vllm, chat_body
 from specplug.audit.probe import DraftCounts, Probe
-from specplug.client.answers import Answer, Mode, Tokenized, Version, Whole, put_together
+from specplug.client.answers import Answer, CompletionLogprobs, Generated, Mode, Tokenized, Version, Whole, put_together
 from specplug.client.http import PATIENCE, Refused, ServerClient, answer_all
 from specplug.errors import EngineError
 from specplug.forecast.scraped import Samples, read_samples
 from specplug.text.chat import messages
 
 R = TypeVar("R")
+
+CHAT_PATH = "/v1/chat/completions"
+
+
+class Dialect(ABC):
+    """How one engine's server takes probes.
+
+    Attributes:
+        name: the engine.
+        path: route of completions.
+        schema: of its answers.
+        arguments: key of a chat's body under which the engine passes on arguments that it does not know.
+    """
+
+    name: ClassVar[str]
+    path: ClassVar[str]
+    schema: ClassVar[type[Any]]
+    arguments: ClassVar[str]
+
+    @abstractmethod
+    def body(self, probe: Probe, model: str) -> dict[str, Any]:
+        """Return the body of a completion's request."""
+
+    @abstractmethod
+    def answer(self, found: Any) -> Answer:
+        """Return what a completion's answer, of `schema`, says.
+
+        Raises:
+            EngineError: its parts do not fit together.
+        """
+
+    def chat_body(self, probe: Probe, model: str) -> dict[str, Any]:
+        """Return the body of a chat's request, in OpenAI's form."""
+        body: dict[str, Any] = {
+            "model": model,
+            "messages": list(probe.messages),
+            "max_tokens": probe.max_tokens,
+            "temperature": probe.temperature,
+            "stream": probe.stream,
+            **self.specplug(probe),
+        }
+        if probe.tools:
+            named = {"type": "function", "function": {"name": probe.tool_choice}}
+            choice = probe.tool_choice if probe.tool_choice in ("auto", "required") else named
+            body |= {"tools": list(probe.tools), "tool_choice": choice}
+        return body
+
+    def specplug(self, probe: Probe) -> dict[str, Any]:
+        """Return the entry of a probe's specplug fields, if it has any."""
+        fields = {f"specplug_{name}": value for name, value in probe.specplug.items()}
+        return {self.arguments: fields} if fields else {}
+
+
+class Vllm(Dialect):
+    """vLLM's `/v1/completions`."""
+
+    name, path, schema, arguments = "vLLM", "/v1/completions", Whole, "vllm_xargs"
+
+    def body(self, probe: Probe, model: str) -> dict[str, Any]:
+        body: dict[str, Any] = {
+            "model": model,
+            "prompt": list(probe.prompt),
+            "max_tokens": probe.max_tokens,
+            "temperature": probe.temperature,
+            "stop": list(probe.stop),
+            "return_token_ids": True,
+            **self.specplug(probe),
+        }
+        if probe.top_k:
+            body["top_k"] = probe.top_k
+        if probe.seed is not None:
+            body["seed"] = probe.seed
+        if probe.top_logprobs:
+            body |= {"logprobs": probe.top_logprobs, "return_tokens_as_token_ids": True}
+        if probe.json_schema is not None:
+            named = {"name": "audit", "schema": probe.json_schema}
+            body["response_format"] = {"type": "json_schema", "json_schema": named}
+        return body
+
+    def answer(self, found: Whole) -> Answer:
+        choice = found.choices[0]
+        logprobs = choice.logprobs or CompletionLogprobs()
+        own, values, tops = logprobs.tokens or [], logprobs.token_logprobs or [], logprobs.top_logprobs or []
+        _check_lengths(choice.token_ids, own, values, tops)
+        return Answer(
+            token_ids=tuple(choice.token_ids or ()),
+            text=choice.text or "",
+            finish_reason=choice.finish_reason,
+            top_logprobs=tuple(
+                {_id(name): logprob for name, logprob in {**(top or {}), token: value}.items()}
+                for token, value, top in zip(own, values, tops, strict=True)
+            ),
+        )
+
+
+class Sglang(Dialect):
+    """SGLang's `/generate`."""
+
+    name, path, schema, arguments = "SGLang", "/generate", Generated, "custom_params"
+
+    def body(self, probe: Probe, model: str) -> dict[str, Any]:
+        params: dict[str, Any] = {
+            "max_new_tokens": probe.max_tokens,
+            "temperature": probe.temperature,
+            "stop": list(probe.stop),
+            **self.specplug(probe),
+        }
+        if probe.top_k:
+            params["top_k"] = probe.top_k
+        if probe.seed is not None:
+            params["sampling_seed"] = probe.seed
+        if probe.json_schema is not None:
+            params["json_schema"] = json.dumps(probe.json_schema)
+        body: dict[str, Any] = {"input_ids": list(probe.prompt), "sampling_params": params}
+        if probe.top_logprobs:
+            body |= {"return_logprob": True, "top_logprobs_num": probe.top_logprobs}
+        return body
+
+    def answer(self, found: Generated) -> Answer:
+        about = found.meta_info
+        own, top = about.output_token_logprobs or [], about.output_top_logprobs or []
+        _check_lengths(found.output_ids, own, top)
+        return Answer(
+            token_ids=tuple(found.output_ids),
+            text=found.text,
+            finish_reason=None if about.finish_reason is None else about.finish_reason.type,
+            top_logprobs=tuple(
+                {token: value for value, token, _ in (*(likeliest or ()), chosen)}
+                for chosen, likeliest in zip(own, top, strict=True)
+            ),
+        )
+
+
+def _check_lengths(token_ids: list[int] | None, *columns: list[Any]) -> None:
+    """Refuse an answer without token ids, or whose log-probabilities are neither absent nor one for each token."""
+    lengths = [len(column) for column in columns]
+    if token_ids is None or set(lengths) not in ({0}, {len(token_ids)}):
+        ids = "no token ids" if token_ids is None else f"{len(token_ids)} token ids"
+        raise EngineError.build(
+            "the server's answer does not fit together",
+            found=f"{ids}, log-probabilities of {lengths} tokens",
+            expected="token ids, and none or as many log-probabilities",
+        )
+
+
+def _id(token: str) -> int:
+    """Return the id in vLLM's name of a token, "token_id:17"."""
+    number = token.rpartition(":")[2]
+    if not (number.isascii() and number.isdecimal() and len(number) < 11):
+        raise EngineError.build("not a token", found=repr(token[:80]), expected='a name such as "token_id:17"')
+    return int(number)
 
 
 class ServerSide:
@@ -119,7 +275,7 @@ class ServerSide:
         if not probe.messages:
             dialect, body = self._dialect, self._dialect.body(probe, self._model)
             return dialect.answer(await self._client.ask(dialect.schema, "POST", dialect.path, body))
-        body = chat_body(probe, self._model, self._dialect.arguments)
+        body = self._dialect.chat_body(probe, self._model)
         if probe.stream:
             return await self._client.stream(CHAT_PATH, body)
         return put_together((await self._client.ask(Whole, "POST", CHAT_PATH, body)).choices[:1])

@@ -46,30 +46,6 @@ async def keeping_mode(server: ServerClient) -> AsyncIterator[None]:
 
 
 async def measure(
-    server: ServerClient, model: str, blocks: Sequence[Block], max_tokens: int, advance: Callable[[Block], None]
-) -> list[Measured]:
-    """Run the blocks in order; `advance` is called with the block after each answered request.
-
-    Raises:
-        EngineError: the server's routes do not answer, or a whole block of requests came back without a token.
-    """
-    found = []
-    for block in blocks:
-        await server.set_mode(block.mode)
-        await _answers(server, model, [WARM_UP], 4)
-        before = await counts(server)
-        began = time.perf_counter()
-        done = partial(advance, block)
-        answers = await _answers(server, model, block.prompts, max_tokens, block.concurrency, done)
-        seconds = time.perf_counter() - began
-        after = await counts(server)
-        if not any(answer.num_tokens for answer in answers):
-            raise _unanswered(block, answers)
-        found.append(Measured(block, tuple(answers), seconds, {name: after[name] - before[name] for name in after}))
-    return found
-
-
-async def measure_until(
     server: ServerClient,
     model: str,
     blocks: Sequence[Block],
@@ -78,17 +54,44 @@ async def measure_until(
     looks: Sequence[int],
     is_known: Callable[[Sequence[Measured]], bool],
 ) -> list[Measured]:
-    """Run the blocks of each concurrency until `is_known`, called after as many pairs as `looks` names."""
+    """Run the blocks of each concurrency, in order, until `is_known`, called after as many pairs as `looks` names.
+
+    `advance` is called with the block after each answered request.
+
+    Raises:
+        EngineError: the server's routes do not answer, or a whole block of requests came back without a token.
+    """
     found = []
     for concurrency in dict.fromkeys(block.concurrency for block in blocks):
         of_one = [block for block in blocks if block.concurrency == concurrency]
         done: list[Measured] = []
         for pairs in looks:
-            done += await measure(server, model, of_one[len(done) : 2 * pairs], max_tokens, advance)
+            for block in of_one[len(done) : 2 * pairs]:
+                done.append(await _measured(server, model, block, max_tokens, partial(advance, block)))
             if is_known(done):
                 break
         found += done
     return found
+
+
+async def _measured(
+    server: ServerClient, model: str, block: Block, max_tokens: int, done: Callable[[], None]
+) -> Measured:
+    await server.set_mode(block.mode)
+    await _answers(server, model, [WARM_UP], 4)
+    before = await counts(server)
+    began = time.perf_counter()
+    answers = await _answers(server, model, block.prompts, max_tokens, block.concurrency, done)
+    seconds = time.perf_counter() - began
+    after = await counts(server)
+    if not any(answer.num_tokens for answer in answers):
+        raise EngineError.build(
+            "no request of a block was answered",
+            who=f"speculation {block.mode}, {block.concurrency} in flight",
+            found="; ".join(dict.fromkeys(answer.error or "an answer without tokens" for answer in answers)),
+            remedy="Send one of the prompts by hand to see what the server says",
+        )
+    return Measured(block, tuple(answers), seconds, {name: after[name] - before[name] for name in after})
 
 
 async def same_texts(server: ServerClient, model: str, prompts: Sequence[Prompt], max_tokens: int) -> int:
@@ -124,13 +127,3 @@ async def _answers(
         return await server.stream(prompt.path, {**prompt.body(), **defaults, **streamed})
 
     return await answer_all(prompts, together, send, done)
-
-
-def _unanswered(block: Block, answers: Sequence[Answer]) -> Exception:
-    errors = dict.fromkeys(answer.error or "an answer without tokens" for answer in answers)
-    return EngineError.build(
-        "no request of a block was answered",
-        who=f"speculation {block.mode}, {block.concurrency} in flight",
-        found="; ".join(errors),
-        remedy="Send one of the prompts by hand to see what the server says",
-    )

@@ -111,7 +111,7 @@ async def _run(
     """Return the results of the blocks, the number of texts identical in both modes, and the server's description."""
     from specplug.bench.prompts import as_chats
     from specplug.bench.report import looks, rows
-    from specplug.bench.run import keeping_mode, measure_until, same_texts
+    from specplug.bench.run import keeping_mode, measure, same_texts
 
     pairs = 1 + max(block.pair for block in blocks)
     stops = [pairs] if first_look is None else looks(first_look, pairs)
@@ -135,7 +135,7 @@ async def _run(
                 bar.update(task, description=label, advance=1)
 
             async with keeping_mode(server):
-                measured = await measure_until(server, name, blocks, max_tokens, advance, stops, is_known)
+                measured = await measure(server, name, blocks, max_tokens, advance, stops, is_known)
                 bar.update(task, description="comparing texts")
                 same = await same_texts(server, name, check, max_tokens)
     return measured, same, {"url": server.url, "model": name, "versions": status.versions}

@@ -23,7 +23,6 @@ from specplug.text.loading import load_tokenizer
 
 Update = Callable[[str], None]
 
-_SHOWN_EVERY = 0.2
 _MOST_BAD = 500
 _ADDED = ("documents", "tokens", "bytes", "bytes_per_token")
 _SYNCED = ("added", "replaced", "removed", "unchanged", "tokens")
@@ -115,11 +114,7 @@ def shown_intake(found: dict[str, Any], *, sync: bool) -> Iterator[Table | str]:
 
 
 def _corpora(sources: Sequence[str], name: str | None) -> dict[str, list[str]]:
-    """Return the sources of each corpus.
-
-    Raises:
-        CorpusError: a source does not exist, a corpus lacks a name, or a name would be given twice.
-    """
+    """Return the sources of each corpus."""
     for source in sources:
         if source != STDIN and not Path(source).exists():
             raise CorpusError.build("no such source", found=repr(source), expected="a file, a folder, or '-'")
@@ -180,12 +175,5 @@ def progress_line(*, quiet: bool) -> Iterator[Update]:
     columns = (SpinnerColumn(), TextColumn("{task.description}", markup=False), TimeElapsedColumn())
     out = console(stderr=True)
     with Progress(*columns, console=out, disable=quiet or not out.is_terminal, transient=True) as bar:
-        task, last = bar.add_task("reading", total=None), 0.0
-
-        def update(line: str) -> None:
-            nonlocal last
-            if (now := time.perf_counter()) - last > _SHOWN_EVERY:
-                last = now
-                bar.update(task, description=printable(line))
-
-        yield update
+        task = bar.add_task("reading", total=None)
+        yield lambda line: bar.update(task, description=printable(line))

@@ -100,11 +100,7 @@ def doctor(
 
 
 def _two_models(target: str | None, draft: str | None, launch: str) -> tuple[str, str]:
-    """Return the two models of a pairing.
-
-    Raises:
-        SettingsError: one of the two is missing, or there is a launch line, which belongs to the other checks.
-    """
+    """Return the two models of a pairing."""
     if not target or not draft:
         raise SettingsError.build(
             "a pairing needs two models",
@@ -120,11 +116,7 @@ def _two_models(target: str | None, draft: str | None, launch: str) -> tuple[str
 
 
 def _lines(file: Path) -> list[str]:
-    """Return the lines of a file that are not blank.
-
-    Raises:
-        SettingsError: it cannot be read, or has none.
-    """
+    """Return the lines of a file that are not blank."""
     try:
         found = [line for line in file.read_text(encoding="utf-8").splitlines() if line.strip()]
     except (OSError, UnicodeDecodeError) as error:

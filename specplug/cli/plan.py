@@ -149,11 +149,7 @@ def plan(
 
 
 def _acceptance(sources: Mapping[str, Any], interval: float | None, gamma: int) -> DraftAcceptance:
-    """Return the acceptance from the one option that is given.
-
-    Raises:
-        SettingsError, EngineError: there is not exactly one, or it cannot be read.
-    """
+    """Return the acceptance from the one option that is given."""
     given = {name: value for name, value in sources.items() if value is not None}
     if len(given) != 1:
         found, expected = " and ".join(given) or "none", f"exactly one of {', '.join(sources)}"
@@ -179,11 +175,7 @@ def _acceptance(sources: Mapping[str, Any], interval: float | None, gamma: int) 
 
 
 def _target_cost(target: Path | None, given: Mapping[str, Any], common: Mapping[str, Any]) -> RooflineCost | None:
-    """Return the roofline of the target on its GPUs; None without a target.
-
-    Raises:
-        SettingsError: an option of `given` has no effect, or the model or the GPU is unknown.
-    """
+    """Return the roofline of the target on its GPUs; None without a target."""
     if target is None:
         for name, value in given.items():
             if value is not None:

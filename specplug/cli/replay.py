@@ -119,11 +119,7 @@ def replay(
 def _texts(
     paths: Sequence[Path], wanted: Sequence[str], limit: int | None, *, cut_documents: bool
 ) -> tuple[Mapping[str, Sequence[Item]], dict[str, Sequence[Item]]]:
-    """Read the traces; return all items by workload, and those to replay.
-
-    Raises:
-        SpecplugError: a name or a trace is wrong.
-    """
+    """Read the traces; return all items by workload, and those to replay."""
     from specplug.replay.items import read_traces, without_documents
 
     everything: dict[str, list[Item]] = {}
@@ -163,11 +159,7 @@ def _modes(text: str) -> list[Mode]:
 
 
 def _setups(names: Sequence[str | None], given: dict[str, Any], rest: dict[str, Any]) -> list[Setup]:
-    """Return the setups to replay, built with a server's settings; None stands for the settings' own proposer.
-
-    Raises:
-        SettingsError: a name or an option is wrong.
-    """
+    """Return the setups to replay, built with a server's settings; None stands for the settings' own proposer."""
     from specplug.plugins.registry import default_registry
     from specplug.replay.setup import Setup
     from specplug.settings.sources import load_settings

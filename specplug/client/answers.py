@@ -72,16 +72,14 @@ TokenIds = Annotated[list[TokenId], Field(max_length=_LONGEST_LIST)]
 Logprob = Annotated[float, Strict(), AfterValidator(_is_number)]
 
 
-class ServedModel(BaseModel):
-    """A model that the server lists."""
-
+class _Model(BaseModel):
     id: str
 
 
 class ServedModels(BaseModel):
     """`GET /v1/models`."""
 
-    data: list[ServedModel] = Field(min_length=1)
+    data: list[_Model] = Field(min_length=1)
 
 
 class Version(BaseModel):
@@ -107,9 +105,7 @@ class Anything(BaseModel):
     """An answer of which only the status counts."""
 
 
-class DraftTotals(BaseModel):
-    """Counts of drafts since the server's start."""
-
+class _DraftTotals(BaseModel):  # since the server's start
     target_steps: Count
     proposed: Count
     accepted: Count
@@ -117,49 +113,38 @@ class DraftTotals(BaseModel):
     emitted: Count
 
 
-class LossyTotals(BaseModel):
-    """The expected number of accepted tokens that lossless verification would have rejected."""
-
+class _LossyTotals(BaseModel):
+    # the expected number of accepted tokens that lossless verification would have rejected
     departed: Annotated[float, Strict(), Field(ge=0, allow_inf_nan=False)] = 0.0
 
 
-class ServedMetrics(BaseModel):
-    """Metrics of a process that drafts or counts."""
-
-    total: DraftTotals
-    lossy: LossyTotals = LossyTotals()
+class _ServedMetrics(BaseModel):
+    total: _DraftTotals
+    lossy: _LossyTotals = _LossyTotals()
 
 
-class ServedWorker(BaseModel):
-    """A worker; only those that count have metrics."""
-
-    metrics: ServedMetrics | None = None
+class _ServedWorker(BaseModel):
+    metrics: _ServedMetrics | None = None  # of those that draft or count
 
 
-class ServedControl(BaseModel):
-    """The operator's settings."""
-
+class _OperatorControl(BaseModel):
     mode: Mode
 
 
-class ServedScheduler(ServedWorker):
-    """The scheduler, which counts if the engine's own drafter drafts."""
-
-    control: ServedControl
+class _ServedScheduler(_ServedWorker):  # which counts if the engine's own drafter drafts
+    control: _OperatorControl
 
 
-class ServedEngine(BaseModel):
-    """One engine of the server."""
-
-    scheduler: ServedScheduler
-    workers: list[ServedWorker]
+class _ServedEngine(BaseModel):
+    scheduler: _ServedScheduler
+    workers: list[_ServedWorker]
 
 
 class ServerStatus(BaseModel):
     """`GET /specplug/status`."""
 
     versions: dict[str, str] = {}
-    engines: list[ServedEngine] = Field(min_length=1)
+    engines: list[_ServedEngine] = Field(min_length=1)
 
     @property
     def mode(self) -> Mode:
@@ -167,7 +152,7 @@ class ServerStatus(BaseModel):
         return "off" if any(engine.scheduler.control.mode == "off" for engine in self.engines) else "on"
 
     @property
-    def metrics(self) -> Iterator[ServedMetrics]:
+    def metrics(self) -> Iterator[_ServedMetrics]:
         """The metrics of every process that counts."""
         for engine in self.engines:
             for part in (*engine.workers, engine.scheduler):
@@ -175,18 +160,14 @@ class ServerStatus(BaseModel):
                     yield part.metrics
 
 
-class CalledFunction(BaseModel):
-    """The called function of a tool call, or a part of it."""
-
+class _CalledFunction(BaseModel):
     name: str | None = None
     arguments: str | None = None
 
 
-class CallPart(BaseModel):
-    """A tool call, or a part of it."""
-
+class _CallPart(BaseModel):
     index: Count | None = None
-    function: CalledFunction | None = None
+    function: _CalledFunction | None = None
 
 
 class ChatMessage(BaseModel):
@@ -195,7 +176,7 @@ class ChatMessage(BaseModel):
     content: str | None = None
     reasoning: str | None = None
     reasoning_content: str | None = None
-    tool_calls: list[CallPart] | None = None
+    tool_calls: list[_CallPart] | None = None
 
 
 class CompletionLogprobs(BaseModel):
@@ -217,9 +198,7 @@ class AnswerChoice(BaseModel):
     finish_reason: str | None = None
 
 
-class Usage(BaseModel):
-    """Tokens of a request."""
-
+class _Usage(BaseModel):
     completion_tokens: Count
 
 
@@ -227,7 +206,7 @@ class StreamEvent(BaseModel):
     """An event of a stream of OpenAI's API."""
 
     choices: list[AnswerChoice] = []
-    usage: Usage | None = None
+    usage: _Usage | None = None
     error: Any = None
 
 
@@ -237,16 +216,14 @@ class Whole(StreamEvent):
     choices: list[AnswerChoice] = Field(min_length=1)
 
 
-class FinishReason(BaseModel):
-    """Why SGLang ended an answer."""
-
+class _FinishReason(BaseModel):
     type: str
 
 
-class GeneratedFigures(BaseModel):
+class _GeneratedFigures(BaseModel):
     """SGLang's figures of an answer: log-probabilities are (value, token, text)."""
 
-    finish_reason: FinishReason | None = None
+    finish_reason: _FinishReason | None = None
     output_token_logprobs: list[tuple[Logprob, TokenId, Any]] | None = None
     output_top_logprobs: list[list[tuple[Logprob, TokenId, Any]] | None] | None = None
 
@@ -256,7 +233,7 @@ class Generated(BaseModel):
 
     text: str
     output_ids: TokenIds
-    meta_info: GeneratedFigures
+    meta_info: _GeneratedFigures
 
 
 def read(schema: type[S], answer: bytes | str, who: str) -> S:
@@ -302,7 +279,7 @@ def put_together(parts: Iterable[AnswerChoice], **figures: Any) -> Answer:
         reason = part.finish_reason or reason
         for place, call in enumerate(message.tool_calls or ()):
             known = calls.setdefault(place if call.index is None else call.index, ["", ""])
-            function = call.function or CalledFunction()
+            function = call.function or _CalledFunction()
             known[0] += function.name or ""
             known[1] += function.arguments or ""
     called = tuple(ToolCall(*calls[index]) for index in sorted(calls))

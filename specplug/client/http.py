@@ -214,11 +214,7 @@ async def answer_all(
 
 
 def _address(url: str) -> str:
-    """Return a server's address without "/v1".
-
-    Raises:
-        EngineError: it is none.
-    """
+    """Return a server's address without "/v1"."""
     try:
         parts = urlsplit(url)
         is_one = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0 and url.isprintable()

@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from typer.testing import CliRunner, Result
 
-from specplug.audit.dialects import Sglang, Vllm
+from specplug.audit.server import Sglang, Vllm
 from specplug.cli.app import app
 from specplug.client import answers, http
 from specplug.client.answers import put_together, read
