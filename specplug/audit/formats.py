@@ -15,10 +15,10 @@ from specplug.audit.probe import (
     LEAST_TOLERANCE,
     TOP_LOGPROBS,
     Check,
+    CheckOutcome,
     ControlAnswers,
     Finding,
     Material,
-    Outcome,
     Probe,
     judged,
 )
@@ -159,7 +159,7 @@ class Chat(Check):
     ) -> Finding:
         """Compare reasoning, content and calls with both answers of the control, and validate complete calls."""
         if not any(one.tool_calls if self._parsed == "tool calls" else one.reasoning for one in expected):
-            return Finding(self.name, Outcome.NOT_RUN, f"the control parsed no {self._parsed}. {self._remedy}")
+            return Finding(self.name, CheckOutcome.NOT_RUN, f"the control parsed no {self._parsed}. {self._remedy}")
         malformed, differences, calls, unstable = [], [], 0, 0
         own = zip(expected[: len(answers)], expected[len(answers) :], strict=True)
         for probe, found, pair in zip(self.probes(material), answers, own, strict=True):

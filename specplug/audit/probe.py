@@ -148,7 +148,7 @@ class ControlAnswers:
         return any(answer.top_logprobs for answer in self.greedy)
 
 
-class Outcome(StrEnum):
+class CheckOutcome(StrEnum):
     """Outcome of a check."""
 
     PASSED = "passed"
@@ -172,7 +172,7 @@ class Finding:
     """
 
     check: str
-    status: Outcome
+    status: CheckOutcome
     summary: str
     examples: tuple[str, ...] = ()
     figures: dict[str, Any] = field(default_factory=dict)
@@ -180,9 +180,9 @@ class Finding:
 
     def with_drafts(self, drafts: DraftCounts | None) -> Finding:
         """Return the result with its draft counts; a check that passed proves nothing unless a draft was accepted."""
-        if self.status is Outcome.PASSED and not (drafts and drafts.accepted):
+        if self.status is CheckOutcome.PASSED and not (drafts and drafts.accepted):
             why = "no draft was accepted meanwhile" if drafts else "the engine does not report its drafts"
-            return replace(self, drafts=drafts, status=Outcome.UNPROVEN, summary=f"{self.summary}; {why}")
+            return replace(self, drafts=drafts, status=CheckOutcome.UNPROVEN, summary=f"{self.summary}; {why}")
         return replace(self, drafts=drafts)
 
     def as_dict(self) -> dict[str, Any]:
@@ -192,7 +192,7 @@ class Finding:
 
 def judged(check: str, failures: Sequence[str], summary: str, *, proves: bool = True, **figures: Any) -> Finding:
     """Return a result that failed if there are failures, and is unproven if it `proves` nothing without any."""
-    status = Outcome.FAILED if failures else Outcome.PASSED if proves else Outcome.UNPROVEN
+    status = CheckOutcome.FAILED if failures else CheckOutcome.PASSED if proves else CheckOutcome.UNPROVEN
     return Finding(check, status, summary, tuple(failures[:MOST_EXAMPLES]), figures)
 
 
@@ -201,7 +201,7 @@ def unanswered(check: str, answers: Sequence[Answer], who: str) -> Finding | Non
     errors = [answer.error for answer in answers if answer.error is not None]
     if not errors:
         return None
-    status = Outcome.NOT_RUN if all(answer.refused for answer in answers) else Outcome.FAILED
+    status = CheckOutcome.NOT_RUN if all(answer.refused for answer in answers) else CheckOutcome.FAILED
     summary = f"{who}: {len(errors)} of {len(answers)} requests had no answer"
     return Finding(check, status, summary, tuple(dict.fromkeys(errors))[:MOST_EXAMPLES])
 

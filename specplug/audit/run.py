@@ -11,11 +11,11 @@ from specplug.audit.probe import (
     MOST_EXAMPLES,
     TOP_LOGPROBS,
     Check,
+    CheckOutcome,
     ControlAnswers,
     DraftCounts,
     Finding,
     Material,
-    Outcome,
     Probe,
     Side,
     unanswered,
@@ -49,17 +49,17 @@ class Report:
     def passed(self) -> bool:
         """Whether no check failed or went unproven, and at least one passed."""
         statuses = {finding.status for finding in self.findings}
-        return Outcome.PASSED in statuses and not statuses & {Outcome.FAILED, Outcome.UNPROVEN}
+        return CheckOutcome.PASSED in statuses and not statuses & {CheckOutcome.FAILED, CheckOutcome.UNPROVEN}
 
     @property
     def failed(self) -> bool:
         """Whether a check failed."""
-        return any(finding.status is Outcome.FAILED for finding in self.findings)
+        return any(finding.status is CheckOutcome.FAILED for finding in self.findings)
 
     @property
     def not_run(self) -> tuple[str, ...]:
         """The names of the checks that could not run."""
-        return tuple(finding.check for finding in self.findings if finding.status is Outcome.NOT_RUN)
+        return tuple(finding.check for finding in self.findings if finding.status is CheckOutcome.NOT_RUN)
 
     def as_dict(self) -> dict[str, Any]:
         """Return the results ready for JSON."""
@@ -111,7 +111,9 @@ def run(
         findings = [_judge(opened, *one, material, own) for one in collected]
     if problems:
         failed = f"{len(problems)} requests for prompts or counts had no answer; they are compared with nothing"
-        findings.insert(0, Finding("answers", Outcome.FAILED, failed, tuple(dict.fromkeys(problems))[:MOST_EXAMPLES]))
+        findings.insert(
+            0, Finding("answers", CheckOutcome.FAILED, failed, tuple(dict.fromkeys(problems))[:MOST_EXAMPLES])
+        )
     return Report(name, described, tuple(findings), total)
 
 

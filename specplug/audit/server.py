@@ -15,7 +15,7 @@ from typing import Any, ClassVar, TypeVar
 
 from specplug.audit.probe import DraftCounts, Probe
 from specplug.client.answers import Answer, CompletionLogprobs, Generated, Mode, Tokenized, Version, Whole, put_together
-from specplug.client.http import PATIENCE, Refused, ServerClient, answer_all
+from specplug.client.http import Refused, ServerClient, answer_all
 from specplug.errors import EngineError
 from specplug.forecast.scraped import Samples, read_samples
 from specplug.text.chat import messages
@@ -178,11 +178,8 @@ class ServerSide:
     """A `Side` over HTTP.
 
     Args:
-        url: the server's address, with or without "/v1".
-        api_key: key for requests; None sends none.
-        operator_key: key for specplug's routes; None sends `api_key`.
+        client: of the server.
         raw: leave prompts as they are, where the model has a chat template.
-        patience: seconds within which a request must be answered.
 
     Attributes:
         has_template: whether prompts are put into the model's chat template.
@@ -191,21 +188,12 @@ class ServerSide:
         EngineError: no vLLM or SGLang server answers.
     """
 
-    def __init__(
-        self,
-        url: str,
-        *,
-        api_key: str | None = None,
-        operator_key: str | None = None,
-        raw: bool = False,
-        patience: float = PATIENCE,
-    ) -> None:
-        self._loop = asyncio.Runner()
-        self._client = ServerClient(url, api_key=api_key, operator_key=operator_key, patience=patience)
-        self._mode: str | None = None
+    def __init__(self, client: ServerClient, *, raw: bool = False) -> None:
+        self._loop, self._client = asyncio.Runner(), client
+        self._mode: Mode | None = None
         self._dialect, self._version = self._run(self._recognised())
-        self._model = self._run(self._client.model())
-        self.has_template = not raw and self._run(self._client.has_chat_template(self._model))
+        self._model = self._run(client.model())
+        self.has_template = not raw and self._run(client.has_chat_template(self._model))
 
     def close(self) -> None:
         """Close the connection."""
@@ -282,15 +270,16 @@ class ServerSide:
 
 
 @contextmanager
-def connect(url: str, *, mode: Mode | None = None, **given: Any) -> Iterator[ServerSide]:
+def connect(url: str, *, mode: Mode | None = None, raw: bool = False, **given: Any) -> Iterator[ServerSide]:
     """Connect to a server, and switch speculation to `mode` meanwhile if one is given.
 
     Args:
         url: the server's address.
         mode: needs specplug's operator routes on the server, whose other clients it affects, too.
-        given: further arguments of `ServerSide`.
+        raw: as of `ServerSide`.
+        given: further arguments of `ServerClient`.
     """
-    side = ServerSide(url, **given)
+    side = ServerSide(ServerClient(url, **given), raw=raw)
     before = None if mode is None else side.set_mode(mode)
     try:
         yield side

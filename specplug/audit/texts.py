@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from specplug.audit.probe import Check, ControlAnswers, Finding, Material, Outcome, Probe, judged
+from specplug.audit.probe import Check, CheckOutcome, ControlAnswers, Finding, Material, Probe, judged
 from specplug.client.answers import Answer
 from specplug.testing.equality import Difference
 
@@ -220,7 +220,7 @@ class Logprobs(Check):
     ) -> Finding:
         """Compare tokens and the log-probabilities of all tokens that both sides list."""
         if not control.gives_logprobs:
-            return Finding(self.name, Outcome.NOT_RUN, "the control gives no log-probabilities")
+            return Finding(self.name, CheckOutcome.NOT_RUN, "the control gives no log-probabilities")
         tolerance = max(LEAST_LOGPROB_TOLERANCE, control.tolerance)
         differences, largest, compared = [], 0.0, 0
         for number, (found, wanted) in enumerate(zip(answers, control.greedy, strict=True)):

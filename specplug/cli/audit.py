@@ -10,27 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.text import Text
 
-from specplug.cli.launch import (
-    ApiKey,
-    Device,
-    DraftLength,
-    DraftModel,
-    Dtype,
-    EmbeddedOnly,
-    OperatorKey,
-    PluginOptions,
-    Proposer,
-    Raw,
-    Threads,
-    Timeout,
-    drafted_by,
-    flags,
-    nested_options,
-    prompt_form,
-    require_packages,
-    server_form,
-    start_engine,
-)
+from specplug.cli import launch
 from specplug.cli.output import AsJson, note, progress, show, table
 from specplug.client.http import PATIENCE
 from specplug.errors import SettingsError
@@ -43,6 +23,13 @@ POLICY = "fixed"
 """The default policy of audited engines: it always drafts, where others stop if drafts do not pay."""
 
 COLOURS = {"passed": "green", "failed": "red", "unproven": "yellow", "not run": "dim"}
+
+
+def _number_or_name(text: str) -> float | str:
+    try:
+        return float(text)
+    except ValueError:
+        return text
 
 
 def audit(
@@ -66,11 +53,11 @@ def audit(
     limit: Annotated[int, typer.Option(min=1, help="Most prompts.")] = 24,
     samples: Annotated[int, typer.Option(min=1, help="Samples for each of 4 prompts and 2 kinds of sampling.")] = 200,
     max_tokens: Annotated[int, typer.Option(min=2, help="Most tokens per answer.")] = 64,
-    raw: Raw = False,
+    raw: launch.Raw = False,
     concurrency: Annotated[int, typer.Option(min=1, help="Requests in flight.")] = 8,
-    engine: EmbeddedOnly = None,
-    draft: DraftModel = None,
-    proposer: Proposer = None,
+    engine: launch.EmbeddedOnly = None,
+    draft: launch.DraftModel = None,
+    proposer: launch.Proposer = None,
     policy: Annotated[
         str | None,
         typer.Option(help=f"The policy that chooses draft lengths; by default {POLICY}, which always drafts."),
@@ -79,16 +66,19 @@ def audit(
         str | None, typer.Option(help="The verifier that requests name; see `specplug list`. A lossy one fails.")
     ] = None,
     acceptance_threshold: Annotated[
-        str | None, typer.Option(metavar="NUMBER|NAME", help="Threshold of a lossy verifier, which must be named.")
+        Any | None,
+        typer.Option(
+            parser=_number_or_name, metavar="NUMBER|NAME", help="Threshold of a lossy verifier, which must be named."
+        ),
     ] = None,
-    draft_length: DraftLength = None,
-    options: PluginOptions = None,
-    device: Device = None,
-    dtype: Dtype = None,
-    threads: Threads = None,
-    api_key: ApiKey = None,
-    timeout: Timeout = PATIENCE,
-    operator_key: OperatorKey = None,
+    draft_length: launch.DraftLength = None,
+    options: launch.PluginOptions = None,
+    device: launch.Device = None,
+    dtype: launch.Dtype = None,
+    threads: launch.Threads = None,
+    api_key: launch.ApiKey = None,
+    timeout: launch.Timeout = PATIENCE,
+    operator_key: launch.OperatorKey = None,
     as_json: AsJson = False,
 ) -> None:
     """Check that speculation leaves an engine's output as it is, and report what was compared.
@@ -107,7 +97,7 @@ def audit(
 
     `specplug audit http://127.0.0.1:8000 http://127.0.0.1:8001 --prompts logs.jsonl --json`
     """
-    require_packages("audit", "httpx", "jsonschema")
+    launch.require_packages("audit", "httpx", "jsonschema")
     from specplug.audit.checks import chosen
     from specplug.audit.run import run
 
@@ -115,12 +105,14 @@ def audit(
     if _is_url(audited):
         sides = _servers(audited, control, api_key=api_key, operator_key=operator_key, raw=raw, patience=timeout)
     elif control is None:
-        overrides = drafted_by(draft, proposer) | flags(verifier=verifier, num_speculative_tokens=draft_length)
+        overrides = launch.drafted_by(draft, proposer) | launch.flags(
+            verifier=verifier, num_speculative_tokens=draft_length
+        )
         overrides["policy"] = policy or POLICY
-        given = nested_options(options or ())
+        given = launch.nested_options(options or ())
         overrides["options"] = {**overrides.get("options", {}), **given}
-        launch = {"device": device, "dtype": dtype, "threads": threads, "max_num_seqs": concurrency}
-        sides = _engines(audited, overrides, raw=raw, **launch)
+        place = {"device": device, "dtype": dtype, "threads": threads, "max_num_seqs": concurrency}
+        sides = _engines(audited, overrides, raw=raw, **place)
     else:
         raise SettingsError.build(
             "a control is a server",
@@ -142,22 +134,11 @@ def audit(
             max_tokens=max_tokens,
             together=concurrency,
             progress=advance,
-            fields=_fields(verifier, acceptance_threshold),
+            fields=launch.flags(verifier=verifier, acceptance_threshold=acceptance_threshold),
         )
     show(report.as_dict(), *_shown(report), as_json=as_json)
     if not report.passed or (checks and report.not_run):
         raise typer.Exit(1)
-
-
-def _fields(verifier: str | None, threshold: str | None) -> dict[str, Any]:
-    """Return the fields of the audited engine's requests."""
-    fields: dict[str, Any] = {} if verifier is None else {"verifier": verifier}
-    if threshold is not None:
-        try:
-            fields["acceptance_threshold"] = float(threshold)
-        except ValueError:  # a name
-            fields["acceptance_threshold"] = threshold
-    return fields
 
 
 def _servers(audited: str, control: str | None, **given: Any) -> tuple[Open, Open]:
@@ -170,7 +151,7 @@ def _servers(audited: str, control: str | None, **given: Any) -> tuple[Open, Ope
     @contextmanager
     def noted(**mode: Any) -> Iterator[Side]:
         with connect(audited, **mode, **given) as side:
-            note(server_form(side.has_template, raw=given["raw"]))
+            note(launch.server_form(side.has_template, raw=given["raw"]))
             yield side
 
     if control is None:
@@ -178,19 +159,19 @@ def _servers(audited: str, control: str | None, **given: Any) -> tuple[Open, Ope
     return noted, lambda: connect(control, **given)
 
 
-def _engines(model: str, overrides: dict[str, Any], *, raw: bool, **launch: Any) -> tuple[Open, Open]:
+def _engines(model: str, overrides: dict[str, Any], *, raw: bool, **place: Any) -> tuple[Open, Open]:
     from specplug.audit.text_engine import TextEngineSide
 
     @contextmanager
     def audited() -> Iterator[Side]:
-        with closing(start_engine(model, overrides, baseline=False, **launch)) as running:
-            form, described = prompt_form(model, raw=raw)
+        with closing(launch.start_engine(model, overrides, baseline=False, **place)) as running:
+            form, described = launch.prompt_form(model, raw=raw)
             note(described)
             yield TextEngineSide(running, drafts=True, form=form)
 
     @contextmanager
     def control() -> Iterator[Side]:
-        with closing(start_engine(model, {}, baseline=True, **launch)) as running:
+        with closing(launch.start_engine(model, {}, baseline=True, **place)) as running:
             yield TextEngineSide(running, drafts=False)
 
     return audited, control

@@ -25,7 +25,7 @@ Owned = tuple[str, LiveSegment]
 """A segment behind its tenant."""
 
 
-class Section(NamedTuple):
+class InspectedPart(NamedTuple):
     """One part of the output: its key and data in JSON, and a table and lines for people."""
 
     key: str
@@ -50,7 +50,7 @@ class Inspection(NamedTuple):
     tokenizer: str | None
     limit: int
 
-    def overview(self) -> list[Section]:
+    def overview(self) -> list[InspectedPart]:
         """Return the segments, and the documents if a corpus is given."""
         view = View(self.root, None)
         found, (_, tenants, problems) = list(self._segments(view)), view.snapshot
@@ -60,7 +60,7 @@ class Inspection(NamedTuple):
         segments = _segments_section(f"{self.root} (tokens of {view.tokenizer.name})", found, problems)
         return [segments] if self.corpus is None else [segments, self._documents_section(self.corpus, found)]
 
-    def document(self, name: str) -> list[Section]:
+    def document(self, name: str) -> list[InspectedPart]:
         """Return the beginning of a document."""
         ids = Store.open(self.root).document(name, corpus=self.corpus, tenant=self.tenant or "")
         first = ids[:_EXCERPT].tolist()
@@ -71,9 +71,9 @@ class Inspection(NamedTuple):
         data = {"name": name, "tokens": len(ids), "first_token_ids": first, "first_text": text}
         body = (" ".join(map(str, first)) if text is None else text) + ("" if len(ids) <= _EXCERPT else " ...")
         lines = [line for line in (f"{name}: {len(ids):,} tokens", body, reason) if line]
-        return [Section("document", data, lines)]
+        return [InspectedPart("document", data, lines)]
 
-    def continuations(self, text: str) -> list[Section]:
+    def continuations(self, text: str) -> list[InspectedPart]:
         """Return the longest match of a text's end, and its continuations."""
         tokenizer = self._loaded()
         context = tokenizer.encode(text).tolist()
@@ -92,7 +92,7 @@ class Inspection(NamedTuple):
         rows = [(str(token), repr(text), f"{n:,}", f"{100 * n / total:.1f} %") for token, text, n in most]
         shown = table(f"What follows {matched!r}", ("token", "text", "count", "share"), rows)
         line = f"Tokens matched: the last {found.length} of {len(context)}. Occurrences: {total:,}."
-        return [Section("continues", data, [shown, line])]
+        return [InspectedPart("continues", data, [shown, line])]
 
     def _loaded(self) -> Tokenizer:
         return tokenizer_of(Store.open(self.root), self.tokenizer)
@@ -113,7 +113,7 @@ class Inspection(NamedTuple):
         """Return the segment with only the corpus's documents alive."""
         return live if self.corpus is None else live._replace(dead=(~self._of_corpus(live)).astype(np.uint8))
 
-    def _documents_section(self, corpus: str, found: Sequence[Owned]) -> Section:
+    def _documents_section(self, corpus: str, found: Sequence[Owned]) -> InspectedPart:
         listed = (
             (tenant, live.segment.name(int(index)), int(live.segment.lengths[index]))
             for tenant, live in found
@@ -124,12 +124,12 @@ class Inspection(NamedTuple):
         data = [{"tenant": tenant, "name": name, "tokens": tokens} for tenant, name, tokens in some]
         rows = [(tenant, name, f"{tokens:,}") for tenant, name, tokens in some]
         lines = [f"{more:,} more; --limit shows them."] if more else []
-        return Section(
+        return InspectedPart(
             "documents", data, [table(f"Documents of {corpus}", ("tenant", "document", "tokens"), rows), *lines]
         )
 
 
-def _segments_section(title: str, found: Sequence[Owned], problems: Sequence[str]) -> Section:
+def _segments_section(title: str, found: Sequence[Owned], problems: Sequence[str]) -> InspectedPart:
     data, rows = [], []
     for tenant, live in found:
         segment, lengths = live.segment, live.segment.lengths
@@ -144,4 +144,4 @@ def _segments_section(title: str, found: Sequence[Owned], problems: Sequence[str
         rows.append([*each.values(), *figures, named])
     columns = ("tenant", "segment", "documents", "tokens", "bytes", "bytes per token", "dead", "corpora")
     lines = [f"Does not serve: {problem}" for problem in problems]
-    return Section("segments", data, [table(title, columns, rows), *lines])
+    return InspectedPart("segments", data, [table(title, columns, rows), *lines])

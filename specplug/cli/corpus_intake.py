@@ -44,11 +44,7 @@ def take_in(
     """Add corpora to a store; each corpus is added, or brought up to date, whole or not at all.
 
     Args:
-        root: the store's folder.
-        tokenizer: name of the tokenizer; None: the store's.
-        sources: files, folders, or "-" for standard input.
-        name: name of the corpus; None: one corpus per source, named by its stem.
-        how: how sources are read.
+        root, tokenizer, sources, name: as the commands take them; `how` sources are read.
         create: create the store if there is none; requires a tokenizer.
         merge: merge segments where worthwhile after adding.
         quiet: show no progress.

@@ -4,28 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import closing
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.text import Text
 
-from specplug.cli.launch import (
-    TEMPLATE,
-    Device,
-    DraftLength,
-    DraftModel,
-    Dtype,
-    EmbeddedOnly,
-    Policy,
-    Proposer,
-    Raw,
-    Threads,
-    drafted_by,
-    flags,
-    prompt_form,
-    start_engine,
-)
+from specplug.cli import launch
 from specplug.cli.output import AsJson, console, counting, dim, note, show, table
 from specplug.demo.tasks import KINDS, Task, chat_tasks, make_tasks
 
@@ -53,16 +39,16 @@ def demo(
         int | None, typer.Option(min=1, help="Most tokens per answer; by default 400, or 64 of a chat.")
     ] = None,
     seed: Annotated[int, typer.Option(help="Seed that selects the tasks; chats are always the same.")] = 0,
-    raw: Raw = False,
-    engine: EmbeddedOnly = None,
-    draft: DraftModel = None,
-    proposer: Proposer = None,
-    policy: Policy = None,
-    draft_length: DraftLength = None,
+    raw: launch.Raw = False,
+    engine: launch.EmbeddedOnly = None,
+    draft: launch.DraftModel = None,
+    proposer: launch.Proposer = None,
+    policy: launch.Policy = None,
+    draft_length: launch.DraftLength = None,
     plot: Annotated[Path | None, typer.Option(help="Write a PNG of tokens per step by task.")] = None,
-    device: Device = None,
-    dtype: Dtype = None,
-    threads: Threads = None,
+    device: launch.Device = None,
+    dtype: launch.Dtype = None,
+    threads: launch.Threads = None,
     as_json: AsJson = False,
 ) -> None:
     """Show speculation at work: each task is served without and with it, and the outputs must be identical.
@@ -79,13 +65,13 @@ def demo(
 
     `specplug demo --draft tiny-draft-other`, with a draft model that has another tokenizer
     """
-    chosen = drafted_by(draft, proposer) | flags(policy=policy, num_speculative_tokens=draft_length)
-    launch: dict[str, Any] = {"device": device, "dtype": dtype, "max_num_seqs": 1, "threads": threads}
-    plain_engine = start_engine(model, {**chosen, "mode": "off"}, **launch)
-    with closing(plain_engine) as plain, closing(start_engine(model, chosen, **launch)) as speculative:
-        form, described = prompt_form(model, raw=raw)
+    chosen = launch.drafted_by(draft, proposer) | launch.flags(policy=policy, num_speculative_tokens=draft_length)
+    place: dict[str, Any] = {"device": device, "dtype": dtype, "max_num_seqs": 1, "threads": threads}
+    plain_engine = launch.start_engine(model, {**chosen, "mode": "off"}, **place)
+    with closing(plain_engine) as plain, closing(launch.start_engine(model, chosen, **place)) as speculative:
+        form, described = launch.prompt_form(model, raw=raw)
         note(described)
-        chats = described == TEMPLATE
+        chats = described == launch.TEMPLATE
         first, items = _tasks(chats, tasks, seed)
         most = max_tokens or (64 if chats else 400)
         streamed = chats and not as_json
@@ -105,7 +91,7 @@ def demo(
             f"{differing}can tie to within rounding; anything else is a defect worth reporting.", style="red"
         )
     show(
-        {"model": description, "note": remark, "rows": [row.as_dict() for row in rows]},
+        {"model": description, "note": remark, "rows": [asdict(row) for row in rows]},
         table(f"Without and with speculation: {description}", _COLUMNS, map(_cells, rows)),
         dim(remark),
         verdict,

@@ -10,22 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from specplug.cli.launch import (
-    TEMPLATE,
-    Device,
-    DraftLength,
-    DraftModel,
-    Dtype,
-    EmbeddedOnly,
-    Policy,
-    Proposer,
-    Raw,
-    Threads,
-    drafted_by,
-    flags,
-    prompt_form,
-    start_engine,
-)
+from specplug.cli import launch
 from specplug.cli.output import AsJson, note, show
 from specplug.demo.compare import loop_mask
 from specplug.errors import RequestError
@@ -48,12 +33,12 @@ def generate(
     system: Annotated[
         str | None, typer.Option(metavar="TEXT", help="A system prompt for the model's chat template.")
     ] = None,
-    raw: Raw = False,
-    engine: EmbeddedOnly = None,
-    draft: DraftModel = None,
-    proposer: Proposer = None,
-    policy: Policy = None,
-    draft_length: DraftLength = None,
+    raw: launch.Raw = False,
+    engine: launch.EmbeddedOnly = None,
+    draft: launch.DraftModel = None,
+    proposer: launch.Proposer = None,
+    policy: launch.Policy = None,
+    draft_length: launch.DraftLength = None,
     max_tokens: Annotated[int, typer.Option(min=1, help="Most tokens per answer.")] = 256,
     temperature: Annotated[float, typer.Option("--temperature", "-t", min=0.0, help="0 is greedy.")] = 0.0,
     top_k: Annotated[int, typer.Option(min=0, help="0 is off.")] = 0,
@@ -66,9 +51,9 @@ def generate(
     speculate: Annotated[
         bool, typer.Option("--speculate/--plain", help="Draft tokens, or decode without drafts.")
     ] = True,
-    device: Device = None,
-    dtype: Dtype = None,
-    threads: Threads = None,
+    device: launch.Device = None,
+    dtype: launch.Dtype = None,
+    threads: launch.Threads = None,
     as_json: AsJson = False,
 ) -> None:
     """Generate text, streaming it, and print speculation statistics.
@@ -89,25 +74,25 @@ def generate(
     given = [{"text": _text(path), "name": path.name} for path in references or ()]
     sampling: dict[str, Any] = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "seed": seed}
     defaults = {**sampling, "max_tokens": max_tokens, "stop": tuple(stop or ())}
-    chosen = flags(policy=policy, num_speculative_tokens=draft_length, mode=None if speculate else "off")
-    overrides = drafted_by(draft, proposer) | chosen
-    launch: dict[str, Any] = {"device": device, "dtype": dtype, "threads": threads}
-    with closing(start_engine(model, overrides, **launch)) as running:
-        form, described = prompt_form(model, raw=raw, system=system)
+    chosen = launch.flags(policy=policy, num_speculative_tokens=draft_length, mode=None if speculate else "off")
+    overrides = launch.drafted_by(draft, proposer) | chosen
+    place: dict[str, Any] = {"device": device, "dtype": dtype, "threads": threads}
+    with closing(launch.start_engine(model, overrides, **place)) as running:
+        form, described = launch.prompt_form(model, raw=raw, system=system)
         note(described)
         fields = {"references": given} if given else {}
         requests = [TextRequest(prompt=form(text), specplug=fields, **defaults) for text in prompts]
         answers, seconds = _serve(running, requests, show=not as_json)
         statistics = _statistics(running, answers, seconds)
     if compare:
-        with closing(start_engine(model, {**overrides, "mode": "off"}, **launch)) as plain:
+        with closing(launch.start_engine(model, {**overrides, "mode": "off"}, **place)) as plain:
             expected, statistics["plain_seconds"] = _serve(plain, requests, show=False)
         statistics["identical"] = answers == expected if temperature == 0 else None
     for number, answer in enumerate(answers, 1):
         if why := _ended_at_once(answer, stop or [], max_tokens):
             note(f"answer {number} of {len(answers)} {why}{RAW_ENDS if raw else ''}")
     if as_json:
-        statistics["chat_template"] = described == TEMPLATE
+        statistics["chat_template"] = described == launch.TEMPLATE
         show({"answers": answers, "statistics": statistics}, as_json=True)
     else:
         _print_statistics(statistics)

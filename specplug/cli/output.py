@@ -59,9 +59,9 @@ def table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str | Text
     return made
 
 
-def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str | Text]]) -> None:
-    """Print a table."""
-    console().print(table(title, columns, rows))
+def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str | Text]], *, whole: int = 0) -> None:
+    """Print a `table`."""
+    console().print(table(title, columns, rows, whole=whole))
 
 
 def dim(text: str) -> Text:

@@ -46,7 +46,7 @@ ROUTES = {
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class PairResult:
     """Result of one check: "ok", "warn" or "fail", a sentence, what to do, and the figures for programs."""
 
     status: str
@@ -102,7 +102,7 @@ def check_pairing(
     facts, registry = (read_facts(find_model(target)), read_facts(find_model(draft))), default_registry()
     settings = load_settings(registry=registry, engine_drafts=True).settings
     pair = Pairing(*facts, plugin_options(settings, registry.get(ProposerSpec, "crosstok")))
-    found: dict[str, Verdict] = {}
+    found: dict[str, PairResult] = {}
     for name, doing, needed, check in CHECKS:
         if all(found[other].status != "fail" for other in needed):
             progress(doing)
@@ -112,7 +112,7 @@ def check_pairing(
         return
     if not prompts:
         remedy = "Give --prompt TEXT or --prompts FILE"
-        yield _report("quick run", Verdict("ok", "left out, because it needs prompts", remedy))
+        yield _report("quick run", PairResult("ok", "left out, because it needs prompts", remedy))
         return
     try:
         form, described = prompt_form(target, raw=raw)
@@ -122,21 +122,21 @@ def check_pairing(
         yield from (_report(*each) for each in ran)
     except Exception as error:  # engines raise many kinds, and the results above are to be shown
         remedy = "Do what the message says, or leave out the prompts"
-        yield _report("quick run", Verdict("fail", _explained(error), remedy))
+        yield _report("quick run", PairResult("fail", _explained(error), remedy))
 
 
-def _report(check: str, found: Verdict) -> CheckReport:
+def _report(check: str, found: PairResult) -> CheckReport:
     return CheckReport(check, "specplug", found.status, found.summary, found.remedy, found.figures)
 
 
-def check_tokenizers(pair: Pairing) -> Verdict:
+def check_tokenizers(pair: Pairing) -> PairResult:
     """Compare the tokenizers, and say how drafts go from one to the other."""
     target, draft, options = pair
     try:
         own, other = (load_tokenizer(facts.path).library for facts in (target, draft))
         tokenizers = Pair.of(own, other, target.vocab_size, draft.vocab_size)
     except Exception as error:  # libraries of tokenizers raise many kinds
-        return Verdict("fail", _explained(error).removesuffix(f". {REMEDY}"), REMEDY)
+        return PairResult("fail", _explained(error).removesuffix(f". {REMEDY}"), REMEDY)
     shared, translator, route = tokenizers.intersection, tokenizers.translator, options.route
     figures = {
         "same": translator is None,
@@ -145,7 +145,7 @@ def check_tokenizers(pair: Pairing) -> Verdict:
         "overlap_of_draft_percent": shared.of_draft,
     }
     if translator is None:
-        return Verdict("ok", "the same, so drafts go as the same ids", "", figures)
+        return PairResult("ok", "the same, so drafts go as the same ids", "", figures)
     summary = (
         f"different: {shared.of_target:.1f}% of the target's vocabulary and {shared.of_draft:.1f}% of the draft's "
         f"are common; drafts go as {ROUTES[route]}"
@@ -153,7 +153,7 @@ def check_tokenizers(pair: Pairing) -> Verdict:
     for whose, each in (("target", translator.target), ("draft", translator.draft)):
         if limits := _limits(each):
             summary += f"; the {whose}'s {limits}"
-    return Verdict("ok", summary, "", figures)
+    return PairResult("ok", summary, "", figures)
 
 
 def _limits(vocabulary: Vocabulary) -> str:
@@ -164,33 +164,33 @@ def _limits(vocabulary: Vocabulary) -> str:
     return " and ".join([*limits, *["normalises text"] * vocabulary.alters_text])
 
 
-def check_kinds(pair: Pairing) -> Verdict:
+def check_kinds(pair: Pairing) -> PairResult:
     """Check that both are decoders, and that the draft model's cache can be rolled back."""
     try:
         for facts in (pair.target, pair.draft):
             count_parameters(facts)
         is_certain = cache_elements(pair.draft) is not None
     except SpecplugError as error:
-        return Verdict("fail", str(error), "Choose a decoder-only model, and a draft with plain attention")
+        return PairResult("fail", str(error), "Choose a decoder-only model, and a draft with plain attention")
     figures = {"target": pair.target.kind, "draft": pair.draft.kind}
     summary = f"target {pair.target.kind}, draft {pair.draft.kind}"
-    return Verdict("ok", summary + ", whose layers all keep keys and values" * is_certain, "", figures)
+    return PairResult("ok", summary + ", whose layers all keep keys and values" * is_certain, "", figures)
 
 
-def check_lengths(pair: Pairing) -> Verdict:
+def check_lengths(pair: Pairing) -> PairResult:
     """Compare the most tokens of a text."""
     target, draft, most = pair.target.max_length, pair.draft.max_length, pair.options.max_context
     figures: dict[str, Any] = {"target": target, "draft": draft}
     shown = ", ".join(f"{who} {'not stated' if n is None else f'{n:,} tokens'}" for who, n in figures.items())
     if draft is not None and (target is None or draft < target):
         summary = f"{shown}: of longer requests, the draft model reads the newest tokens only"
-        return Verdict("warn", summary, "Choose a draft model of more positions if longer requests matter", figures)
+        return PairResult("warn", summary, "Choose a draft model of more positions if longer requests matter", figures)
     if target is None or most < target:
         shown += f"; crosstok reads the newest {most:,} (options.crosstok.max_context)"
-    return Verdict("ok", shown, "", figures)
+    return PairResult("ok", shown, "", figures)
 
 
-def check_size(target: PairedModel, draft: PairedModel) -> Verdict:
+def check_size(target: PairedModel, draft: PairedModel) -> PairResult:
     """Compare parameters, and the bytes of weights that a step reads, from which the ratio of speeds is estimated."""
     counts = [model.shape().parameters for model in (target, draft)]
     speed = target.bytes_read / draft.bytes_read
@@ -213,10 +213,10 @@ def check_size(target: PairedModel, draft: PairedModel) -> Verdict:
         "target_bytes_read": target.bytes_read,
         "draft_bytes_read": draft.bytes_read,
     }
-    return Verdict(status, summary, remedy, figures)
+    return PairResult(status, summary, remedy, figures)
 
 
-def check_memory(pair: Pairing) -> Verdict:
+def check_memory(pair: Pairing) -> PairResult:
     """Compute the memory of the draft model's weights and cache."""
     draft, options = PairedModel.of(pair.draft), pair.options
     device, dtype = _place(draft.facts, options)
@@ -229,19 +229,19 @@ def check_memory(pair: Pairing) -> Verdict:
     figures |= {"device": device, "dtype": name}
     summary = f"in {name} on {device}: {_bytes(found.weights)} of weights, and a key-value cache of "
     if elements is None:
-        return Verdict("warn", f"{summary}unknown size", "Measure it on the server", figures)
+        return PairResult("warn", f"{summary}unknown size", "Measure it on the server", figures)
     summary += f"{_bytes(found.kv_cache)} for {options.max_requests} requests of {context:,} tokens"
     figures |= {"kv_cache": found.kv_cache, "kv_per_token": found.kv_per_token}
     narrower = ", or set options.crosstok.dtype to bfloat16" if bits > 16 else ""
     remedy = f"To lower it, lower options.crosstok.max_requests or max_context{narrower}"
     total = _memory_of(device)
     if total is not None and found.weights + found.kv_cache > total:
-        return Verdict("warn", f"{summary}; this machine has {_bytes(total)}", remedy, figures)
-    return Verdict("ok", summary, remedy, figures)
+        return PairResult("warn", f"{summary}; this machine has {_bytes(total)}", remedy, figures)
+    return PairResult("ok", summary, remedy, figures)
 
 
 _COUNTING = "counting parameters"
-CHECKS: tuple[tuple[str, str, tuple[str, ...], Callable[[Pairing], Verdict]], ...] = (
+CHECKS: tuple[tuple[str, str, tuple[str, ...], Callable[[Pairing], PairResult]], ...] = (
     ("tokenizers", "comparing the tokenizers", (), check_tokenizers),
     ("kinds", _COUNTING, (), check_kinds),
     ("maximum lengths", _COUNTING, (), check_lengths),
@@ -253,7 +253,7 @@ CHECKS: tuple[tuple[str, str, tuple[str, ...], Callable[[Pairing], Verdict]], ..
 
 def quick_run(
     target: str, draft: str, requests: Sequence[TextRequest], progress: Progress, draft_cost: float, gamma: int
-) -> Iterator[tuple[str, Verdict]]:
+) -> Iterator[tuple[str, PairResult]]:
     """Serve prompts greedily; yield what was accepted, whether the outputs are equal, and the speed-up that follows.
 
     `draft_cost` is the cost of drafting a token, in steps without drafts.
@@ -285,7 +285,7 @@ def quick_run(
         yield "speed-up", check_speedup(found.total, gamma, draft_cost)
 
 
-def check_acceptance(found: MetricsSnapshot, gamma: int, num_prompts: int, num_tokens: int) -> Verdict:
+def check_acceptance(found: MetricsSnapshot, gamma: int, num_prompts: int, num_tokens: int) -> PairResult:
     """Report what was accepted; faults fail."""
     total = found.total
     figures: dict[str, Any] = {
@@ -298,30 +298,30 @@ def check_acceptance(found: MetricsSnapshot, gamma: int, num_prompts: int, num_t
     }
     faults = [f"{count} {kind} ({who})" for who, kinds in found.faults.items() for kind, count in kinds.items()]
     if faults:
-        return Verdict("fail", f"faults: {', '.join(faults)}", "Read the warnings above", figures)
+        return PairResult("fail", f"faults: {', '.join(faults)}", "Read the warnings above", figures)
     if not total.proposed:
-        return Verdict("warn", "nothing was drafted", "Give longer prompts or --max-tokens", figures)
+        return PairResult("warn", "nothing was drafted", "Give longer prompts or --max-tokens", figures)
     summary = (
         f"tau {total.tau or 0:.2f} tokens per step, {total.acceptance_rate or 0:.0%} of the draft tokens accepted, at "
         f"gamma {gamma}; {num_tokens} tokens of {num_prompts} prompts, greedily"
     )
-    return Verdict("ok", summary, "", figures)
+    return PairResult("ok", summary, "", figures)
 
 
-def check_outputs(answers: list[list[int]], expected: list[list[int]]) -> Verdict:
+def check_outputs(answers: list[list[int]], expected: list[list[int]]) -> PairResult:
     """Compare the outputs; in float32 they must be equal."""
     differing, (device, dtype) = sum(map(list.__ne__, answers, expected)), _device()
     figures: dict[str, Any] = {"identical": not differing, "device": device, "dtype": dtype}
     if not differing:
-        return Verdict("ok", f"identical to those without speculation, in {dtype} on {device}", "", figures)
+        return PairResult("ok", f"identical to those without speculation, in {dtype} on {device}", "", figures)
     summary = f"{differing} of {len(answers)} differ from those without speculation, in {dtype} on {device}"
     if dtype == "float32":
-        return Verdict("fail", summary, "Report this to specplug, with the prompts and the models", figures)
+        return PairResult("fail", summary, "Report this to specplug, with the prompts and the models", figures)
     remedy = "Two tokens can tie to within rounding; hide the GPU with CUDA_VISIBLE_DEVICES= to run in float32"
-    return Verdict("warn", summary, remedy, figures)
+    return PairResult("warn", summary, remedy, figures)
 
 
-def check_speedup(total: SourceCounts, gamma: int, draft_cost: float) -> Verdict:
+def check_speedup(total: SourceCounts, gamma: int, draft_cost: float) -> PairResult:
     """Forecast the speed-up of one request by draft length, as `specplug plan` does from the counts of a server."""
     acceptance = counted(total.accepted_at[:gamma], total.verified_at[:gamma], total.target_steps, "quick run")
     cost = SaturationCost()
@@ -331,11 +331,11 @@ def check_speedup(total: SourceCounts, gamma: int, draft_cost: float) -> Verdict
     shown = f"for one request, by the estimated speed: {at.speedup:.2f} at gamma {at.gamma}; "
     if not best.gamma:
         remedy = "Choose a smaller draft model, or one that agrees with the target more often"
-        return Verdict("warn", f"{shown}no gamma up to {gamma} gains", remedy, figures)
+        return PairResult("warn", f"{shown}no gamma up to {gamma} gains", remedy, figures)
     summary = f"{shown}best up to gamma {gamma}: {best.speedup:.2f}, at gamma {best.gamma}"
     longer = "Run it with a larger --gamma too. " if best.gamma == gamma else ""
     remedy = f"{longer}It is predicted, not measured; for batches: specplug plan --draft-cost {draft_cost:.3g}"
-    return Verdict("ok", summary, remedy, figures)
+    return PairResult("ok", summary, remedy, figures)
 
 
 def _device() -> tuple[str, str]:

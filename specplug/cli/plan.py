@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -131,12 +132,12 @@ def plan(
     found = found.padded() if padded else found
     rows = forecast(found, cost, batches, gamma, draft_cost=per_token, overhead=overhead)
     data = {
-        "acceptance": found.as_dict(),
+        "acceptance": asdict(found),
         "cost": _description(cost),
         "step_unit": "seconds" if isinstance(cost, RooflineCost) else "steps of a small batch",
         "overhead": overhead,
         "rows": [{**row.as_dict(), "experts_touched": _experts(cost, row)} for row in rows],
-        "draft_model": None if memory is None else memory.as_dict(),
+        "draft_model": None if memory is None else asdict(memory),
         "note": NOTE,
     }
     remarks = [

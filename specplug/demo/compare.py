@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -77,10 +77,6 @@ class TaskComparison:
     tokens_per_step: float | None
     acceptance_rate: float | None
     speedup: float | None
-
-    def as_dict(self) -> dict[str, object]:
-        """Return the row ready for JSON."""
-        return asdict(self)
 
 
 def run_pairs(

@@ -18,16 +18,6 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Literal
 
-__all__ = [
-    "DocumentedDefinition",
-    "SourceFile",
-    "Split",
-    "definitions",
-    "is_held_out",
-    "library_root",
-    "source_files",
-]
-
 Split = Literal["train", "held-out"]
 
 HELD_OUT_ONE_IN = 10

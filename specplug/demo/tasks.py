@@ -25,8 +25,6 @@ from typing import Literal, get_args
 
 from specplug.demo.sources import DocumentedDefinition, SourceFile, Split, definitions, source_files
 
-__all__ = ["END", "KINDS", "MARKERS", "MAX_CHARS", "Kind", "Task", "chat_tasks", "make_tasks"]
-
 Kind = Literal["edit", "quote", "json", "code"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
 CLOSED = ("edit", "quote", "json")

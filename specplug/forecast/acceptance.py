@@ -47,10 +47,6 @@ class DraftAcceptance:
         """Return the same acceptance where every row is padded to gamma, so that each position is computed."""
         return replace(self, verified=(1.0,) * self.longest)
 
-    def as_dict(self) -> dict[str, Any]:
-        """Return the figures ready for JSON."""
-        return {"source": self.source, "survival": list(self.survival), "verified": list(self.verified)}
-
 
 def modelled(alpha: float, gamma: int) -> DraftAcceptance:
     """Return drafts of `gamma` tokens, each accepted with probability `alpha` if those before it were."""

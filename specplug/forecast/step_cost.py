@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
-from typing import Any, NamedTuple, Protocol
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
 
 from specplug.forecast.model_shape import ModelShape
 
@@ -64,10 +64,6 @@ class ModelMemory:
     kv_per_token: float
     kv_cache: float
     per_gpu: float
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return the sizes ready for JSON."""
-        return asdict(self)
 
 
 @dataclass(frozen=True, slots=True)

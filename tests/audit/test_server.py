@@ -12,6 +12,7 @@ from specplug.audit.probe import DraftCounts, Probe
 from specplug.audit.server import ServerSide
 from specplug.cli.app import app
 from specplug.client.answers import Answer, ToolCall
+from specplug.client.http import ServerClient
 from specplug.errors import EngineError
 from tests.client.servers import COMPLETION, GENERATED, LocalServer, stream_of
 
@@ -48,7 +49,7 @@ def done() -> None: ...
 
 @pytest.mark.parametrize("server", [VLLM, SGLANG], ids=["vLLM", "SGLang"], indirect=True)
 def test_completions_of_both_dialects(server, request):
-    side = ServerSide(f"{server.url}/v1")
+    side = ServerSide(ServerClient(f"{server.url}/v1"))
     name = request.node.callspec.id
     assert name in side.describe()
     assert side.tokenize("ab") == (1, 2)
@@ -77,7 +78,7 @@ def test_completions_of_both_dialects(server, request):
 )
 def test_prompts_are_chats_where_the_model_has_a_template_that_marks_roles(server, shown, raw, is_chat):
     server.routes["/detokenize"] = shown
-    with closing(ServerSide(server.url, raw=raw)) as side:
+    with closing(ServerSide(ServerClient(server.url), raw=raw)) as side:
         assert side.has_template is is_chat
         assert side.tokenize("ab") == (1, 2)
     sent = {"messages": [{"role": "user", "content": "ab"}]} if is_chat else {"prompt": "ab"}
@@ -86,7 +87,7 @@ def test_prompts_are_chats_where_the_model_has_a_template_that_marks_roles(serve
 
 @pytest.mark.parametrize(("server", "key"), [(VLLM, "vllm_xargs"), (SGLANG, "custom_params")], indirect=["server"])
 def test_further_fields_are_sent_with_completions_and_chats(server, key):
-    side, fields = ServerSide(server.url), {"verifier": "typical", "acceptance_threshold": 0.3}
+    side, fields = ServerSide(ServerClient(server.url)), {"verifier": "typical", "acceptance_threshold": 0.3}
     side.answer([Probe(prompt=(1,), fields=fields), Probe(messages=({"role": "user"},), fields=fields)], 1, done)
     completion, chat = server.received[-2:]
     expected = {"specplug_verifier": "typical", "specplug_acceptance_threshold": 0.3}
@@ -98,7 +99,7 @@ def test_further_fields_are_sent_with_completions_and_chats(server, key):
 @pytest.mark.parametrize("server", [VLLM], indirect=True)
 def test_a_streamed_chat_is_put_together(server):
     probe = Probe(messages=({"role": "user", "content": "x"},), tools=({"name": "weather"},), stream=True)
-    (found,) = ServerSide(server.url).answer([probe], 1, done)
+    (found,) = ServerSide(ServerClient(server.url)).answer([probe], 1, done)
     calls = (ToolCall("weather", '{"city": 1}'),)
     assert found == Answer(reasoning="hm", tool_calls=calls, finish_reason="tool_calls")
     assert server.received[-1]["tool_choice"] == "auto"
@@ -106,14 +107,14 @@ def test_a_streamed_chat_is_put_together(server):
 
 @pytest.mark.parametrize("server", [VLLM], indirect=True)
 def test_vllms_own_counts_serve_without_specplug(server):
-    assert ServerSide(server.url).draft_counts() == DraftCounts(accepted=7, rejected=3)
+    assert ServerSide(ServerClient(server.url)).draft_counts() == DraftCounts(accepted=7, rejected=3)
     server.routes["/metrics"] = ""
-    assert ServerSide(server.url).draft_counts() is None
+    assert ServerSide(ServerClient(server.url)).draft_counts() is None
 
 
 @pytest.mark.parametrize("server", [VLLM], indirect=True)
 def test_a_refused_probe_has_an_error(server):
-    side = ServerSide(server.url)
+    side = ServerSide(ServerClient(server.url))
     del server.routes["/v1/completions"]
     (found,) = side.answer([PROBE], 1, done)
     assert found.error is not None
@@ -128,7 +129,7 @@ def test_a_refused_probe_has_an_error(server):
 @pytest.mark.parametrize("server", [{}], indirect=True)
 def test_other_servers_are_refused(server):
     with pytest.raises(EngineError, match="expected a vLLM or SGLang server"):
-        ServerSide(server.url)
+        ServerSide(ServerClient(server.url))
 
 
 def test_a_server_that_is_not_there_ends_with_one_message():

@@ -127,21 +127,15 @@ def test_so_many_requests_are_in_flight(prompts):
     assert server.most_in_flight == 3
 
 
-def test_a_changed_text_is_seen(prompts):
+def test_changed_texts_and_failed_requests_are_shown_and_counted(prompts):
     server = FakeServer()
-    server.garbles = True
+    server.garbles, server.fails = True, {"00"}
     with server.running() as url:
-        result = bench(url, prompts, "--concurrency", "1", "--pairs", "1")
-    assert result.exit_code == 1
-    assert "Texts identical in both modes: 0 of 4" in result.stdout
-
-
-def test_a_failed_request_is_shown_and_counted(prompts):
-    server = FakeServer()
-    server.fails = {"00"}
-    with server.running() as url:
+        shown = bench(url, prompts, "--concurrency", "1", "--pairs", "1")
         result = bench(url, prompts, "--concurrency", "1", "--pairs", "1", "--check", "0", "--json")
-    assert result.exit_code == 1
+    assert shown.exit_code == result.exit_code == 1
+    assert "Texts identical in both modes: 0 of 4" in shown.stdout
+    assert "a request failed: " in shown.stderr
     stated = json.loads(result.stdout)
     assert stated["rows"][0]["off"]["failed"] + stated["rows"][0]["on"]["failed"] == 1
     assert "HTTP 500" in stated["errors"][0]
@@ -250,6 +244,8 @@ def test_the_interval_is_students():
     assert ratio([math.log(2.0), math.log(2.1), math.log(2.2)]).verdict == "faster"
     assert ratio([math.log(0.5), math.log(0.51), math.log(0.52)]).verdict == "slower"
     assert ratio([math.log(2.0)]).verdict == "no difference shown"
+    assert ratio([math.log(2.0), math.log(2.1), math.log(2.2)]).needed is None
+    assert ratio([-0.5, 0.0, 0.5001]).needed is None, "a negligible difference asks for no prompts"
 
 
 def test_too_wide_an_interval_says_how_many_more_prompts_it_takes():
@@ -270,11 +266,6 @@ def test_too_wide_an_interval_says_how_many_more_prompts_it_takes():
     assert f"about {(needed - 3) * 4} more prompts" in row.advice  # two prompts in each of a pair's two blocks
     assert f"--pairs {needed}" in row.advice
     assert rows(measured[:2])[0].advice.endswith("give --pairs 3 or more")
-
-
-def test_a_known_or_a_negligible_difference_asks_for_no_prompts():
-    assert ratio([math.log(2.0), math.log(2.1), math.log(2.2)]).needed is None
-    assert ratio([-0.5, 0.0, 0.5001]).needed is None
 
 
 @given(st.integers(1, 40), st.integers(1, 200))

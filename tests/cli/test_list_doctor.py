@@ -110,18 +110,18 @@ def checks_of(output: str, name: str) -> list[dict[str, str]]:
 
 
 def test_list_shows_what_a_plugin_is_and_can_do(registry):
-    shown = run("list")
-    for part in (
-        "proposer",
-        "ngram",
-        "acme",
-        "1.2",
-        "host, draft_probs, trees, learns",
-        "drafts [B, N] tokens",
-        "lossless",
-    ):
+    shown, found = run("list"), json.loads(run("list", "--json"))
+    for part in ("proposer", "acme", "1.2", "host, draft_probs, trees, learns", "drafts [B, N] tokens", "lossless"):
         assert part in shown
     assert "Failed to load" not in shown
+    assert found["errors"] == []
+    assert [row["name"] for row in found["plugins"]] == ["ngram", "batch", "reference"]
+    capabilities = ["host", "draft_probs", "trees", "learns"]
+    about = {"kind": "proposer", "name": "ngram", "package": "acme", "version": "1.2", "capabilities": capabilities}
+    assert found["plugins"][0] == {**about, "summary": "drafts [B, N] tokens"}
+    assert [row["name"] for row in json.loads(run("list", "--kind", "policy", "--json"))["plugins"]] == ["batch"]
+    refused = " ".join(run("list", "--kind", "polici", code=2).replace("│", " ").split())
+    assert "'polici' is not a kind of plug-in. Did you mean 'policy'?" in refused
 
 
 def test_list_and_doctor_show_capabilities_by_device(registry):
@@ -144,31 +144,6 @@ def test_list_and_doctor_show_capabilities_by_device(registry):
     assert "warn" in [status for summary, status in found.items() if "'lost'" in summary]
 
 
-def test_list_as_json_holds_the_same(registry):
-    found = json.loads(run("list", "--json"))
-    assert found["errors"] == []
-    assert [(row["kind"], row["name"]) for row in found["plugins"]] == [
-        ("proposer", "ngram"),
-        ("policy", "batch"),
-        ("verifier", "reference"),
-    ]
-    assert found["plugins"][0] == {
-        "kind": "proposer",
-        "name": "ngram",
-        "package": "acme",
-        "version": "1.2",
-        "capabilities": ["host", "draft_probs", "trees", "learns"],
-        "summary": "drafts [B, N] tokens",
-    }
-
-
-def test_list_of_one_kind(registry):
-    found = json.loads(run("list", "--kind", "policy", "--json"))
-    assert [row["name"] for row in found["plugins"]] == ["batch"]
-    refused = " ".join(run("list", "--kind", "polici", code=2).replace("│", " ").split())
-    assert "'polici' is not a kind of plug-in. Did you mean 'policy'?" in refused
-
-
 def test_list_shows_broken_plugins_and_duplicates_beside_the_healthy(registry):
     registry.add(plugin(proposers=[RuntimeError("boom [red]")]), Owner("bad", "broken", "0.3"))
     registry.add(plugin(policies=[POLICY]), Owner("main", "zeta", "9"))
@@ -176,13 +151,8 @@ def test_list_shows_broken_plugins_and_duplicates_beside_the_healthy(registry):
     for part in ("ngram", "Failed to load", "broken", "0.3", "RuntimeError: boom [red]", "policy 'batch'", "zeta"):
         assert part in shown
     errors = json.loads(run("list", "--json"))["errors"]
-    assert errors[0] == {
-        "package": "broken",
-        "version": "0.3",
-        "entry_point": "bad",
-        "stage": "specplug_register_proposers",
-        "error": "RuntimeError: boom [red]",
-    }
+    where = {"package": "broken", "version": "0.3", "entry_point": "bad", "stage": "specplug_register_proposers"}
+    assert errors[0] == {**where, "error": "RuntimeError: boom [red]"}
     assert "acme 1.2 (entry point 'main') and zeta 9 (entry point 'main')" in errors[1]["error"]
 
 
@@ -193,13 +163,8 @@ def test_doctor_is_content_with_a_healthy_machine(registry):
     report = json.loads(run("doctor", "--json"))
     assert report["ok"] is True
     assert [check["check"] for check in report["checks"]] == ["settings", "mine"]
-    assert report["checks"][1] == {
-        "check": "mine",
-        "owner": str(EXTRA),
-        "status": "ok",
-        "summary": "batch",
-        "remedy": "",
-    }
+    mine = {"check": "mine", "owner": str(EXTRA), "status": "ok", "summary": "batch", "remedy": ""}
+    assert report["checks"][1] == mine
 
 
 def test_doctor_shows_every_setting_with_value_origin_and_meaning(registry, tmp_path):
@@ -238,35 +203,25 @@ def _raises(settings: Settings) -> CheckResult:
 
 
 @pytest.mark.parametrize(
-    ("check", "code", "found"),
+    ("check", "code", "status", "summary", "remedy"),
     [
-        (
-            lambda s: [CheckResult("warn", "slow", "buy"), CheckResult("ok", "fine")],
-            0,
-            [("warn", "slow", "buy"), ("ok", "fine", "")],
-        ),
-        (lambda s: CheckResult("fail", "gone", "fetch"), 1, [("fail", "gone", "fetch")]),
-        (_raises, 1, [("fail", "the check itself failed: RuntimeError: boom", f"Report this to {EXTRA}")]),
-        ("no_such_module:check", 1, [("fail", "the check itself failed: PluginError", f"Report this to {EXTRA}")]),
-        (
-            lambda s: CheckResult("bad", ""),
-            1,
-            [("fail", "expected a CheckResult of status ok, warn or fail", "Report")],
-        ),
-        (lambda s: "fine", 1, [("fail", "found 'fine'; expected a CheckResult", "Report")]),
-        (lambda s: None, 1, [("fail", "found None; expected a CheckResult", "Report")]),
+        (lambda s: [CheckResult("warn", "slow", "buy"), CheckResult("ok", "fine")], 0, "warn", "slow", "buy"),
+        (lambda s: CheckResult("fail", "gone", "fetch"), 1, "fail", "gone", "fetch"),
+        (_raises, 1, "fail", "the check itself failed: RuntimeError: boom", f"Report this to {EXTRA}"),
+        ("no_such_module:check", 1, "fail", "the check itself failed: PluginError", f"Report this to {EXTRA}"),
+        (lambda s: CheckResult("bad", ""), 1, "fail", "expected a CheckResult of status ok, warn or fail", "Report"),
+        (lambda s: "fine", 1, "fail", "found 'fine'; expected a CheckResult", "Report"),
+        (lambda s: None, 1, "fail", "found None; expected a CheckResult", "Report"),
     ],
 )
-def test_doctor_survives_any_check_and_fails_when_one_fails(registry, check, code: int, found):
+def test_doctor_survives_any_check_and_fails_when_one_fails(registry, check, code, status, summary, remedy):
     registry.add(plugin(checks=[CheckSpec(name="mine", factory=check, summary="")]), EXTRA)
-    output = run("doctor", "--json", code=code)
-    results = checks_of(output, "mine")
-    assert [result["status"] for result in results] == [status for status, _, _ in found]
-    for result, (_, summary, remedy) in zip(results, found, strict=True):
-        assert summary in result["summary"]
-        assert remedy in result["remedy"]
-    shown = run("doctor", code=code)
-    assert found[0][0] in shown
+    result, *more = checks_of(run("doctor", "--json", code=code), "mine")
+    assert result["status"] == status
+    assert summary in result["summary"]
+    assert remedy in result["remedy"]
+    assert [other["summary"] for other in more] == ["fine"] * (status == "warn")
+    assert status in run("doctor", code=code)
 
 
 def test_environment_reports_interpreter_libraries_devices_and_cores(registry):

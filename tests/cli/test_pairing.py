@@ -91,17 +91,20 @@ def test_another_tokenizer_with_a_quick_run(tmp_path):
     assert "48 tokens of 2 prompts" in found["acceptance"]["summary"]
 
 
-def test_swapped_models_fail():
-    found = pairing("tiny-draft", "tiny", code=1)
-    assert [name for name, check in found.items() if check["status"] == "fail"] == ["size"]
-    assert "swapped" in found["size"]["remedy"]
-
-
-@pytest.mark.parametrize(("parameters", "status"), [(49, "ok"), (51, "warn"), (99, "warn"), (100, "fail")])
-def test_a_draft_model_above_half_of_the_target_warns(parameters: int, status: str):
+@pytest.mark.parametrize(
+    ("parameters", "status", "remedy"),
+    [
+        (49, "ok", ""),
+        (51, "warn", "half"),
+        (99, "warn", "half"),
+        (100, "fail", "smaller draft model"),
+        (101, "fail", "swapped"),
+    ],
+)
+def test_a_draft_model_above_half_of_the_target_warns(parameters: int, status: str, remedy: str):
     facts = read_facts(str(model_path()))
-    models = [PairedModel(facts, Parameters(count * 1000, 0)) for count in (100, parameters)]
-    assert check_size(*models).status == status
+    found = check_size(*(PairedModel(facts, Parameters(count * 1000, 0)) for count in (100, parameters)))
+    assert (found.status, remedy in found.remedy, "swapped" in found.remedy) == (status, True, parameters > 100)
 
 
 def test_experts_count_as_far_as_a_token_reads_them():
@@ -124,27 +127,18 @@ def test_what_a_tokenizer_does_not_keep_is_told(tmp_path):
     )
 
 
-def test_a_tokenizer_that_spells_no_text_fails_with_the_reason(tmp_path):
+BARE = dict.fromkeys(("normalizer", "pre_tokenizer", "post_processor", "decoder")) | {"added_tokens": []}
+
+
+@pytest.mark.parametrize("parts", [{"pre_tokenizer": {"type": "Whitespace"}}, BARE], ids=["words", "no byte fallback"])
+def test_a_tokenizer_that_spells_no_text_fails_with_the_reason(tmp_path, parts: dict[str, Any]):
     words = {"type": "WordLevel", "vocab": {"[UNK]": 0, "the": 1, "cat": 2}, "unk_token": "[UNK]"}
-    other = changed(tmp_path, "tiny-draft-other", tokenizer={"model": words, "pre_tokenizer": {"type": "Whitespace"}})
+    other = changed(tmp_path, "tiny-draft-other", tokenizer={"model": words, **parts})
     found = pairing("tiny", other, "--prompt", PROMPTS[0], code=1)["tokenizers"]
     assert found["status"] == "fail"
     assert "cannot translate token ids of this tokenizer, whose tokens spell no text" in found["summary"]
     assert "the target's own tokenizer" in found["remedy"]
     assert "Choose" not in found["summary"], "one remedy, which the target's tokenizer cannot contradict"
-
-
-def test_a_tokenizer_without_byte_fallback_fails_with_the_reason(tmp_path):
-    vocabulary = {"[UNK]": 0, "a": 1, "b": 2}
-    words = {"model": {"type": "WordLevel", "vocab": vocabulary, "unk_token": "[UNK]"}, "added_tokens": []}
-    parts = dict.fromkeys(("normalizer", "pre_tokenizer", "post_processor", "decoder"))
-    found = pairing("tiny", changed(tmp_path, "tiny-draft-other", tokenizer=words | parts), code=1)["tokenizers"]
-    assert "whose tokens spell no text" in found["summary"]
-    assert "Choose" not in found["summary"]
-
-
-def test_a_draft_model_as_large_as_the_target_is_not_taken_for_swapped():
-    assert pairing("tiny", "tiny", code=1)["size"]["remedy"] == "Choose a smaller draft model"
 
 
 @pytest.mark.parametrize(

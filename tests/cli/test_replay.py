@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from types import ModuleType
 
 import pytest
@@ -56,12 +57,9 @@ def copying(tmp_path):
 def test_the_shipped_traces_are_replayed_when_none_are_named():
     result = invoke("--limit", "1", "--batch", "1,64", "--tokenizer", "tiny")
     assert result.exit_code == 0, result.output
-    for title in (
-        "Drafts at batch size 1, gamma 15, serving",
-        "Speed-up S(B) over plain decoding, gamma 15, serving",
-        "All workloads pooled, by batch size, gamma 15, serving",
-        "Confidence against acceptance at batch size 1",
-    ):
+    titles = ("Drafts at batch size 1, gamma 15, serving", "Speed-up S(B) over plain decoding, gamma 15, serving")
+    titles += ("All workloads pooled, by batch size, gamma 15", "Confidence against acceptance at batch size 1")
+    for title in titles:
         assert title in " ".join(result.stdout.split())  # titles wrap above narrow tables
     for row in ("agentic", "code_edit", "structured", "pooled", "geometric mean", "no drafts"):
         assert f" {row} " in result.stdout
@@ -212,28 +210,9 @@ def test_mistakes_get_one_clear_message(arguments, stated):
     assert "Traceback" not in result.output
 
 
-@pytest.mark.parametrize(
-    ("text", "stated"), [("", "no items"), ("{}\n", "line 1"), ('{"id": "a", "workload"', "line 1"), ("[]\n", "line 1")]
-)
-def test_empty_and_malformed_traces_are_refused(tmp_path, text, stated):
-    path = tmp_path / "bad.jsonl"
-    path.write_text(text)
-    result = invoke(str(path), "--tokenizer", "tiny")
-    assert result.exit_code == 2
-    assert stated in result.stderr
-
-
 def test_a_missing_tokenizer_library_is_named(monkeypatch):
-    import builtins
-
-    real = builtins.__import__
-
-    def without(name, *args, **kwargs):
-        if name.partition(".")[0] == "mistral_common":
-            raise ImportError("No module named 'mistral_common'")
-        return real(name, *args, **kwargs)
-
-    monkeypatch.setattr(builtins, "__import__", without)
+    for name in [each for each in sys.modules if each.partition(".")[0] == "mistral_common"] or ["mistral_common"]:
+        monkeypatch.setitem(sys.modules, name, None)
     result = invoke(*SMALL[:-2], "--tokenizer", "tekken")
     assert result.exit_code == 2
     assert "mistral_common" in result.stderr

@@ -120,4 +120,4 @@ def test_memory_of_a_draft_model(roofline):
     assert memory.kv_per_token == 16 * 2 * 8 * 64 * 2
     assert memory.kv_cache == 16 * 1000 * memory.kv_per_token
     assert memory.per_gpu == (memory.weights + memory.kv_cache) / 2
-    assert memory.as_dict()["name"] == "Llama-3.2-1B"
+    assert memory.name == "Llama-3.2-1B"
