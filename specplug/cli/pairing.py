@@ -13,13 +13,13 @@ import torch
 from specplug.cli.doctor import CheckReport
 from specplug.cli.launch import find_model, prompt_form, start_engine
 from specplug.cli.output import note
-from specplug.draft_model.facts import ModelFacts, Parameters, cache_elements, count_parameters, read_facts
+from specplug.draft_model.facts import ModelFacts, cache_elements, count_parameters, read_facts
 from specplug.draft_model.pairing import Pair
 from specplug.errors import SpecplugError, describe
 from specplug.forecast.acceptance import counted
 from specplug.forecast.model_shape import ModelShape
 from specplug.forecast.speedup import forecast
-from specplug.forecast.step_cost import Gpu, RooflineCost, SaturationCost
+from specplug.forecast.step_cost import SaturationCost
 from specplug.metrics import MetricsSnapshot, SourceCounts
 from specplug.plugins.embedded import TextRequest
 from specplug.plugins.registry import default_registry
@@ -53,31 +53,6 @@ class PairResult:
     summary: str
     remedy: str = ""
     figures: dict[str, Any] = field(default_factory=dict)
-
-
-class PairedModel(NamedTuple):
-    """One of the two models, with its number of parameters."""
-
-    facts: ModelFacts
-    parameters: Parameters
-
-    @classmethod
-    def of(cls, facts: ModelFacts) -> PairedModel:
-        """Count a model's parameters."""
-        return cls(facts, count_parameters(facts))
-
-    def shape(self, kv_elements: int = 0) -> ModelShape:
-        """Return the model's sizes as a forecast takes them; the experts of all layers count as those of one."""
-        of = self.parameters
-        return ModelShape(
-            self.facts.path, of.dense, of.embedding, int(of.experts > 0), of.experts, of.experts_per_token, of.expert,
-            kv_elements, kv_heads=1, attention_flops=0, weight_bits=self.facts.weight_bits,
-        )  # fmt: skip
-
-    @property
-    def bytes_read(self) -> float:
-        """The bytes of weights that a step of one token reads."""
-        return self.shape().parameters_read(1) * self.facts.weight_bits / 8
 
 
 class Pairing(NamedTuple):
@@ -190,14 +165,23 @@ def check_lengths(pair: Pairing) -> PairResult:
     return PairResult("ok", shown, "", figures)
 
 
-def check_size(target: PairedModel, draft: PairedModel) -> PairResult:
+def shape_of(facts: ModelFacts) -> ModelShape:
+    """Return a model's sizes as a forecast takes them; the experts of all layers count as those of one."""
+    of = count_parameters(facts)
+    return ModelShape(
+        facts.path, of.dense, of.embedding, int(of.experts > 0), of.experts, of.experts_per_token, of.expert,
+        kv_elements=0, kv_heads=1, attention_flops=0, weight_bits=facts.weight_bits,
+    )  # fmt: skip
+
+
+def check_size(target: ModelShape, draft: ModelShape) -> PairResult:
     """Compare parameters, and the bytes of weights that a step reads, from which the ratio of speeds is estimated."""
-    counts = [model.shape().parameters for model in (target, draft)]
-    speed = target.bytes_read / draft.bytes_read
+    target_read, draft_read = (shape.parameters_read(1) * (shape.weight_bits or 16) / 8 for shape in (target, draft))
+    speed = target_read / draft_read
     summary = (
-        f"{_count(counts[0])} and {_count(counts[1])} parameters, {counts[0] / counts[1]:.1f} to 1; the draft model is "
-        f"an estimated {speed:.1f} times as fast, by bytes of weights read per token: {_bytes(target.bytes_read)} "
-        f"and {_bytes(draft.bytes_read)}"
+        f"{_count(target.parameters)} and {_count(draft.parameters)} parameters, "
+        f"{target.parameters / draft.parameters:.1f} to 1; the draft model is an estimated {speed:.1f} times as fast, "
+        f"by bytes of weights read per token: {_bytes(target_read)} and {_bytes(draft_read)}"
     )
     status, remedy = "ok", ""
     if speed <= 1:
@@ -206,36 +190,35 @@ def check_size(target: PairedModel, draft: PairedModel) -> PairResult:
     elif speed < 2:
         status, remedy = "warn", "Choose a smaller draft model; this one takes more than half of the target's time"
     figures = {
-        "target_parameters": counts[0],
-        "draft_parameters": counts[1],
+        "target_parameters": target.parameters,
+        "draft_parameters": draft.parameters,
         "speed_ratio": speed,
         "draft_cost": 1 / speed,
-        "target_bytes_read": target.bytes_read,
-        "draft_bytes_read": draft.bytes_read,
+        "target_bytes_read": target_read,
+        "draft_bytes_read": draft_read,
     }
     return PairResult(status, summary, remedy, figures)
 
 
 def check_memory(pair: Pairing) -> PairResult:
     """Compute the memory of the draft model's weights and cache."""
-    draft, options = PairedModel.of(pair.draft), pair.options
-    device, dtype = _place(draft.facts, options)
-    elements, limit = cache_elements(draft.facts), draft.facts.max_length
-    context = min(options.max_context, limit or options.max_context)
-    bits = 8.0 * dtype.itemsize
-    cost = RooflineCost(draft.shape(elements or 0), Gpu(1.0, 1.0), context, draft.facts.quantised_bits or bits, bits)
-    found, name = cost.memory(options.max_requests), str(dtype).removeprefix("torch.")
-    figures: dict[str, Any] = {"weights": found.weights, "max_requests": options.max_requests, "max_context": context}
+    draft, options = pair.draft, pair.options
+    device, dtype = _place(draft, options)
+    elements, context = cache_elements(draft), min(options.max_context, draft.max_length or options.max_context)
+    weights = shape_of(draft).parameters * (draft.quantised_bits or 8.0 * dtype.itemsize) / 8
+    name = str(dtype).removeprefix("torch.")
+    figures: dict[str, Any] = {"weights": weights, "max_requests": options.max_requests, "max_context": context}
     figures |= {"device": device, "dtype": name}
-    summary = f"in {name} on {device}: {_bytes(found.weights)} of weights, and a key-value cache of "
+    summary = f"in {name} on {device}: {_bytes(weights)} of weights, and a key-value cache of "
     if elements is None:
         return PairResult("warn", f"{summary}unknown size", "Measure it on the server", figures)
-    summary += f"{_bytes(found.kv_cache)} for {options.max_requests} requests of {context:,} tokens"
-    figures |= {"kv_cache": found.kv_cache, "kv_per_token": found.kv_per_token}
-    narrower = ", or set options.crosstok.dtype to bfloat16" if bits > 16 else ""
+    per_token = float(elements * dtype.itemsize)
+    cache, total = options.max_requests * context * per_token, _memory_of(device)
+    figures |= {"kv_cache": cache, "kv_per_token": per_token}
+    summary += f"{_bytes(cache)} for {options.max_requests} requests of {context:,} tokens"
+    narrower = ", or set options.crosstok.dtype to bfloat16" if dtype.itemsize > 2 else ""
     remedy = f"To lower it, lower options.crosstok.max_requests or max_context{narrower}"
-    total = _memory_of(device)
-    if total is not None and found.weights + found.kv_cache > total:
+    if total is not None and weights + cache > total:
         return PairResult("warn", f"{summary}; this machine has {_bytes(total)}", remedy, figures)
     return PairResult("ok", summary, remedy, figures)
 
@@ -245,7 +228,7 @@ CHECKS: tuple[tuple[str, str, tuple[str, ...], Callable[[Pairing], PairResult]],
     ("tokenizers", "comparing the tokenizers", (), check_tokenizers),
     ("kinds", _COUNTING, (), check_kinds),
     ("maximum lengths", _COUNTING, (), check_lengths),
-    ("size", _COUNTING, ("kinds",), lambda pair: check_size(*map(PairedModel.of, pair[:2]))),
+    ("size", _COUNTING, ("kinds",), lambda pair: check_size(shape_of(pair.target), shape_of(pair.draft))),
     ("memory", _COUNTING, ("kinds",), check_memory),
 )
 """The checks without a run: name, what is being done, the checks that must not have failed, and what is called."""

@@ -240,16 +240,13 @@ def test_a_missing_library_of_specplug_itself_is_a_failure(registry, monkeypatch
 def test_plugins_check_loads_the_code_behind_every_name(registry):
     assert {result.status for result in plugins(Settings())} == {"ok"}
     assert "proposer: ngram" in [result.summary for result in plugins(Settings())]
-    registry.add(
-        plugin(
-            proposers=[ProposerSpec(name="p", factory="no_such:P", summary="", caps=ProposerCaps())],
-            policies=[PolicySpec(name="q", factory=len, summary="", trimmer="no_such:T")],
-            verifiers=[
-                VerifierSpec(name="v", factory=len, summary="", options="no_such:O", caps=VerifierCaps(lossless=True))
-            ],
-        ),
-        Owner("main", "zeta", "9"),
+    lossless = VerifierCaps(lossless=True)
+    wrong = plugin(
+        proposers=[ProposerSpec(name="p", factory="no_such:P", summary="", caps=ProposerCaps())],
+        policies=[PolicySpec(name="q", factory=len, summary="", trimmer="no_such:T")],
+        verifiers=[VerifierSpec(name="v", factory=len, summary="", options="no_such:O", caps=lossless)],
     )
+    registry.add(wrong, Owner("main", "zeta", "9"))
     registry.add(plugin(checks=[ValueError("boom")]), Owner("main", "broken", "0.3"))
     failed = [result.summary for result in plugins(Settings()) if result.status == "fail"]
     assert len(failed) == 4
@@ -266,16 +263,11 @@ def test_plugins_check_builds_what_it_calls_ok_and_releases_it(registry):
     halved = PolicySpec(name="halved", factory=Silent, summary="", trimmer=broken)
     registry.add(plugin(proposers=[spare], policies=[chosen, halved]), Owner("main", "zeta", "9"))
     results = plugins(Settings(policy="chosen"))
-    found = {
-        name: r for r in results for name in ("spare", "chosen", "halved") if f"{name!r} does not start" in r.summary
-    }
-    assert {name: result.status for name, result in found.items()} == {
-        "spare": "warn",
-        "chosen": "fail",
-        "halved": "warn",
-    }
-    assert all("OSError: no such model" in result.summary for result in found.values())
-    assert found["spare"].remedy.startswith("Needed only to use this proposer")
+    found = [result for result in results if "does not start" in result.summary]
+    statuses = {name: r.status for r in found for name in ("spare", "chosen", "halved") if repr(name) in r.summary}
+    assert statuses == {"spare": "warn", "chosen": "fail", "halved": "warn"}
+    assert all("OSError: no such model" in result.summary for result in found)
+    assert any(result.remedy.startswith("Needed only to use this proposer") for result in found)
     assert "proposer: ngram" in [result.summary for result in results]
 
 
@@ -319,13 +311,6 @@ def test_debug_shows_where_it_happened(failing, arguments: list[str], env: dict[
 
 def test_version():
     assert run("--version") == f"specplug {__version__}\n"
-
-
-@pytest.mark.parametrize("command", ["--help", "list --help", "doctor --help"])
-def test_help_teaches_what_a_command_does(command: str):
-    shown = " ".join(run(*command.split()).split())
-    assert ("Example: " in shown) == (command != "--help")
-    assert "--help" in shown
 
 
 PROBE = """

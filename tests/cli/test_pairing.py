@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +15,9 @@ from transformers import AutoConfig
 from typer.testing import CliRunner
 
 from specplug.cli.app import app
-from specplug.cli.pairing import PairedModel, check_acceptance, check_outputs, check_size
+from specplug.cli.pairing import check_acceptance, check_outputs, check_size, shape_of
 from specplug.demo import model_path
-from specplug.draft_model.facts import ModelFacts, Parameters, cache_elements, count_parameters, read_facts
+from specplug.draft_model.facts import ModelFacts, cache_elements, count_parameters, read_facts
 from specplug.draft_model.model import DraftModel
 from specplug.metrics import SpecMetrics
 
@@ -102,15 +103,9 @@ def test_another_tokenizer_with_a_quick_run(tmp_path):
     ],
 )
 def test_a_draft_model_above_half_of_the_target_warns(parameters: int, status: str, remedy: str):
-    facts = read_facts(str(model_path()))
-    found = check_size(*(PairedModel(facts, Parameters(count * 1000, 0)) for count in (100, parameters)))
+    tiny = shape_of(read_facts(str(model_path())))
+    found = check_size(*(replace(tiny, dense=count, embedding=0) for count in (100, parameters)))
     assert (found.status, remedy in found.remedy, "swapped" in found.remedy) == (status, True, parameters > 100)
-
-
-def test_experts_count_as_far_as_a_token_reads_them():
-    mixture = PairedModel(read_facts(str(model_path())), Parameters(100, 50, experts=8, experts_per_token=2, expert=10))
-    assert mixture.shape().parameters == 230
-    assert mixture.bytes_read == pytest.approx(2 * 120)
 
 
 def test_what_a_tokenizer_does_not_keep_is_told(tmp_path):
@@ -207,6 +202,9 @@ def test_facts_of_a_mixture_of_experts():
     config = AutoConfig.for_model("qwen3_moe", num_experts_per_tok=2, vocab_size=100, **sizes)
     found = count_parameters(ModelFacts("mixture", config))
     assert (found.experts, found.experts_per_token, found.expert) == (8, 2, 2 * 3 * 64 * 32)
+    shape = shape_of(ModelFacts("mixture", config))
+    assert shape.parameters == found.dense + found.embedding + 8 * found.expert
+    assert shape.parameters_read(1) == pytest.approx(found.dense + 2 * found.expert)
     assert found.embedding == 100 * 64
 
 

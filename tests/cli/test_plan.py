@@ -124,7 +124,7 @@ def test_a_line_of_arithmetic_is_right(line):
 
 def test_lines_of_arithmetic_lead_to_the_tables():
     """Each case has its speed-ups, a step's time and its sizes written out."""
-    assert len(ARITHMETIC) > 30
+    assert len(ARITHMETIC) > 20
     for name, _, table, text in CASES:
         speedups = {f"{float(value):.2f}" for value in re.findall(r"^speed-up.* = (\S+)$", text, flags=re.MULTILINE)}
         stated = {line.strip("|").split("|")[5].strip() for line in table.strip().splitlines()[2:]} - {"1.00", "3.63"}
