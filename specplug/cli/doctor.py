@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 from rich.text import Text
 
-from specplug.cli.launch import Raw
+from specplug.cli.launch import Raw, read_text
 from specplug.cli.output import AsJson, console, show, table
 from specplug.errors import SettingsError, describe
 from specplug.plugins.registry import Entry, Registry, default_registry
@@ -117,10 +117,7 @@ def _two_models(target: str | None, draft: str | None, launch: str) -> tuple[str
 
 def _lines(file: Path) -> list[str]:
     """Return the lines of a file that are not blank."""
-    try:
-        found = [line for line in file.read_text(encoding="utf-8").splitlines() if line.strip()]
-    except (OSError, UnicodeDecodeError) as error:
-        raise SettingsError.build("cannot read the prompts", who=f"--prompts {file}", found=error) from error
+    found = [line for line in read_text(file, f"--prompts {file}").splitlines() if line.strip()]
     if not found:
         raise SettingsError.build("no prompts", who=f"--prompts {file}", expected="one prompt per line")
     return found

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from specplug.cli import launch
-from specplug.cli.output import AsJson, note, show
+from specplug.cli.output import AsJson, faults_of, note, show
 from specplug.demo.compare import loop_mask
 from specplug.errors import RequestError
 from specplug.plugins.embedded import TextEngine, TextRequest
@@ -71,7 +71,7 @@ def generate(
     `specplug generate ./my-model --file question.txt --reference passage.txt`
     """
     prompts = _prompts(prompt, files or [])
-    given = [{"text": _text(path), "name": path.name} for path in references or ()]
+    given = [{"text": launch.read_text(path, str(path)), "name": path.name} for path in references or ()]
     sampling: dict[str, Any] = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "seed": seed}
     defaults = {**sampling, "max_tokens": max_tokens, "stop": tuple(stop or ())}
     chosen = launch.flags(policy=policy, num_speculative_tokens=draft_length, mode=None if speculate else "off")
@@ -101,7 +101,7 @@ def generate(
 
 
 def _prompts(prompt: str | None, files: list[Path]) -> list[str]:
-    prompts = [_text(path) for path in files]
+    prompts = [launch.read_text(path, str(path)) for path in files]
     if prompt is not None:
         prompts.insert(0, sys.stdin.read() if prompt == "-" else prompt)
     if not prompts:
@@ -109,16 +109,6 @@ def _prompts(prompt: str | None, files: list[Path]) -> list[str]:
             "no prompt", who="specplug generate", expected="a prompt or --file", remedy="Use '-' to read standard input"
         )
     return prompts
-
-
-def _text(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        found = error.strerror if isinstance(error, OSError) else str(error)
-        raise RequestError.build(
-            "cannot read a file", who=str(path), found=found, expected="a readable text in UTF-8"
-        ) from error
 
 
 def _serve(engine: TextEngine, requests: list[TextRequest], *, show: bool) -> tuple[list[dict[str, Any]], float]:
@@ -176,14 +166,13 @@ def _statistics(engine: TextEngine, answers: list[dict[str, Any]], seconds: floa
 
 def _print_statistics(found: dict[str, Any]) -> None:
     rate = found["acceptance_rate"]
-    faults = [f"{count} {kind} ({who})" for who, kinds in found["faults"].items() for kind, count in kinds.items()]
     in_loops = found["tokens_in_loops"]
     loops = [f"{in_loops} tokens in loops, where any lookup looks perfect"] if in_loops else []
     parts = [
         f"{found['tokens']} tokens in {found['target_steps']} steps: {found['tokens_per_step'] or 0:.2f} per step",
         f"{found['drafted']} drafted, {'none' if rate is None else f'{rate:.0%}'} accepted",
         *loops,
-        *faults,
+        *faults_of(found["faults"]),
         rate_shown(found["tokens_per_second"]),
         found["model"],
     ]

@@ -14,6 +14,7 @@ from specplug.demo import MODEL_NAMES, model_path
 from specplug.errors import EngineError, RequestError, SettingsError
 from specplug.plugins.embedded import TextEngine, embedded_engine
 from specplug.plugins.registry import default_registry
+from specplug.settings import Settings, load_settings
 
 
 def _refuse_servers(engine: str | None) -> str | None:
@@ -114,15 +115,35 @@ def nested_options(given: Iterable[str]) -> dict[str, Any]:
     return nested
 
 
+def settings_of(overrides: dict[str, Any]) -> Settings:
+    """Return a server's settings, with those that were given on the command line.
+
+    Raises:
+        SettingsError: a setting or a plug-in's name is wrong.
+    """
+    return load_settings(overrides, flags_origin="command line", registry=default_registry()).settings
+
+
+def read_text(path: Path, who: str) -> str:
+    """Return the text of a file that an option names.
+
+    Raises:
+        RequestError: it cannot be read.
+    """
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        found, expected = getattr(error, "strerror", None) or str(error), "a readable text in UTF-8"
+        raise RequestError.build("cannot read a file", who=who, found=found, expected=expected) from error
+
+
 def start_engine(model: str, overrides: dict[str, Any], *, threads: int | None = None, **launch: Any) -> TextEngine:
     """Resolve the settings and start the embedded engine.
 
     Raises:
         SettingsError, PluginError, EngineError: a setting, a plug-in's name or the model is wrong.
     """
-    from specplug.settings.sources import load_settings
-
-    settings = load_settings(overrides, flags_origin="command line", registry=default_registry()).settings
+    settings = settings_of(overrides)
     found = find_model(model)
     if threads is None and found != model:
         threads = 1

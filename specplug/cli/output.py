@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Annotated, Any
 
@@ -96,3 +96,8 @@ def counting(description: str, total: int, *, quiet: bool) -> Iterator[Callable[
     with progress(quiet=quiet) as bar:
         task = bar.add_task(description, total=total)
         yield lambda count=1: bar.advance(task, count)
+
+
+def faults_of(counts: Mapping[str, Mapping[str, int]]) -> list[str]:
+    """Return the faults of plug-ins, by plug-in and kind, as text."""
+    return [f"{count} {kind} ({who})" for who, kinds in counts.items() for kind, count in kinds.items()]

@@ -12,7 +12,7 @@ import torch
 
 from specplug.cli.doctor import CheckReport
 from specplug.cli.launch import find_model, prompt_form, start_engine
-from specplug.cli.output import note
+from specplug.cli.output import faults_of, note
 from specplug.draft_model.facts import ModelFacts, cache_elements, count_parameters, read_facts
 from specplug.draft_model.pairing import Pair
 from specplug.errors import SpecplugError, describe
@@ -279,7 +279,7 @@ def check_acceptance(found: MetricsSnapshot, gamma: int, num_prompts: int, num_t
         "accepted_by_source": {name: each.accepted for name, each in found.by_source.items() if each.proposed},
         "faults": found.faults,
     }
-    faults = [f"{count} {kind} ({who})" for who, kinds in found.faults.items() for kind, count in kinds.items()]
+    faults = faults_of(found.faults)
     if faults:
         return PairResult("fail", f"faults: {', '.join(faults)}", "Read the warnings above", figures)
     if not total.proposed:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.text import Text
 
-from specplug.cli.launch import PluginOptions, Policy, ascending, flags, nested_options
+from specplug.cli.launch import PluginOptions, Policy, ascending, flags, nested_options, settings_of
 from specplug.cli.output import AsJson, counting, dim, show, table
 from specplug.errors import SettingsError, suggest
 
@@ -160,17 +160,13 @@ def _modes(text: str) -> list[Mode]:
 
 def _setups(names: Sequence[str | None], given: dict[str, Any], rest: dict[str, Any]) -> list[Setup]:
     """Return the setups to replay, built with a server's settings; None stands for the settings' own proposer."""
-    from specplug.plugins.registry import default_registry
     from specplug.replay.setup import Setup
-    from specplug.settings.sources import load_settings
 
-    setups = []
-    for name in dict.fromkeys(names):
-        overrides = {**given, **flags(proposer=name)}
-        found = load_settings(overrides, flags_origin="command line", registry=default_registry()).settings
-        gamma = found.num_speculative_tokens
-        setups.append(Setup(found.proposer, found.policy, gamma, options=found.options, **rest))
-    return setups
+    settings = [settings_of({**given, **flags(proposer=name)}) for name in dict.fromkeys(names)]
+    return [
+        Setup(each.proposer, each.policy, each.num_speculative_tokens, options=each.options, **rest)
+        for each in settings
+    ]
 
 
 def _note(tokenizer: str, saturation: float, overhead: float) -> str:

@@ -236,7 +236,7 @@ def test_a_missing_folder_is_a_mistake(tmp_path):
         (("--draft", "tiny"), "found only --draft"),
         (("--prompt", "a"), "found only prompts"),
         (("--target", "tiny", "--draft", "tiny", "--launch", "vllm serve M"), "no part of a pairing"),
-        (("--target", "tiny", "--draft", "tiny", "--prompts", "/no/such/file"), "cannot read the prompts"),
+        (("--target", "tiny", "--draft", "tiny", "--prompts", "/no/such/file"), "/no/such/file: cannot read a file"),
         (("--target", "tiny", "--draft", "tiny", "--prompts", "/dev/null"), "no prompts"),
     ],
 )

@@ -10,6 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 import specplug
+from specplug.cli import launch
 from specplug.cli.app import app
 from specplug.interfaces import Proposer
 from specplug.plugins import registry
@@ -144,7 +145,7 @@ def install(monkeypatch, name: str, factory) -> None:
     plugin.specplug_register_proposers = specplug.hookimpl(lambda register: register(spec))
     found = Registry.discover()
     found.add(plugin, Owner(name, f"{name}-package", "1"))
-    for module in (registry, engine):
+    for module in (registry, engine, launch):
         monkeypatch.setattr(module, "default_registry", lambda: found)
 
 
