@@ -1,4 +1,4 @@
-"""What the parts of an audit share: probes, their answers' summaries, the two sides, checks, and checks' findings."""
+"""What the parts of an audit share: probes and their material, the interfaces of sides and of checks, and findings."""
 
 from __future__ import annotations
 

@@ -8,22 +8,24 @@ import statistics
 import threading
 from collections import Counter
 from dataclasses import replace
+from functools import partial
 from itertools import pairwise
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import t
-from typer.testing import CliRunner
 
 from specplug.bench import report
 from specplug.bench.prompts import Block, Prompt, deal, read_prompts
 from specplug.bench.report import LEVEL, looks, ratio, rows
 from specplug.bench.run import Measured
-from specplug.cli.app import app
 from specplug.client.answers import Answer
 from specplug.errors import SettingsError, TraceError
 from tests.bench.server import COUNTS, FakeServer
+from tests.cli.tools import invoke
+
+bench = partial(invoke, "bench")
 
 
 @pytest.fixture
@@ -31,10 +33,6 @@ def prompts(tmp_path):
     path = tmp_path / "prompts.jsonl"
     path.write_text("".join(json.dumps({"prompt": f"{number:02d}" * (number + 1)}) + "\n" for number in range(24)))
     return path
-
-
-def bench(url: str, *arguments: object):
-    return CliRunner().invoke(app, ["bench", url, *map(str, arguments)])
 
 
 # -- prompts -----------------------------------------------------------------------------------------------------------

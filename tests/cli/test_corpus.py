@@ -4,39 +4,26 @@ from __future__ import annotations
 
 import json
 import shutil
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
-from typer.testing import CliRunner
 
-from specplug.cli.app import app
 from specplug.corpus.documents import Document
 from specplug.corpus.store import Store
 from specplug.demo import model_path
 from specplug.text.fingerprint import Fingerprint
 from specplug_retrieval.proposer import SHARED
+from tests.cli import tools
 from tests.corpus.tools import overwrite
 
-runner = CliRunner()
+invoke, done = partial(tools.invoke, "corpus"), partial(tools.stated, "corpus")
 TEXT = "The cat sat on the mat. The cat sat on the hat.\n"
 
 
-def invoke(*arguments: object, **more):
-    return runner.invoke(app, ["corpus", *map(str, arguments)], **more)
-
-
-def done(*arguments: object, **more):
-    """Return a command's JSON output."""
-    result = invoke(*arguments, "--json", **more)
-    assert result.exit_code == 0, result.output
-    return json.loads(result.stdout)
-
-
 def refused(*arguments: object, **more) -> str:
-    result = invoke(*arguments, **more)
-    assert result.exit_code == 2, result.output
-    return result.output
+    return invoke(*arguments, code=2, **more).output
 
 
 @pytest.fixture

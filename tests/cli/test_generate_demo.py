@@ -5,18 +5,18 @@ from __future__ import annotations
 import json
 import shutil
 import sys
+from functools import partial
 
 import pytest
-from typer.testing import CliRunner
 
-from specplug.cli.app import app
 from specplug.cli.generate import rate_shown
 from specplug.cli.launch import prompt_form
 from specplug.demo import model_path
 from specplug.errors import EngineError, RequestError
 from specplug.plugins.embedded import embedded_engine
+from tests.cli.tools import invoke, stated
 
-runner = CliRunner()
+answers = partial(stated, "generate", "tiny")
 BINARY = str(model_path("tiny") / "model.safetensors")
 EDIT = "<|document|>a = 1\nb = 2\nc = 3\nd = 4<|edit|>b = 2\nc = 5\nd = 4<|answer|>"
 PROMPT = "<|code|>import os\nimport sys\n\ndef main():\n    return os.path.join(sys.argv[0], os.getcwd())\n"
@@ -26,16 +26,6 @@ PROMPT = "<|code|>import os\nimport sys\n\ndef main():\n    return os.path.join(
 def no_deadline(monkeypatch):
     """Drafts must not depend on the machine's load."""
     monkeypatch.setenv("SPECPLUG_CONFIG", '{"faults": {"host_deadline_ms": null}}')
-
-
-def invoke(*arguments: str, **kwargs):
-    return runner.invoke(app, list(arguments), **kwargs)
-
-
-def answers(*arguments: str, **kwargs) -> dict:
-    result = invoke("generate", "tiny", *arguments, "--json", **kwargs)
-    assert result.exit_code == 0, result.output
-    return json.loads(result.stdout)
 
 
 def test_generate_is_the_same_with_and_without_speculation():
@@ -165,7 +155,7 @@ def test_an_answer_that_ends_at_once_says_so():
 
 
 @pytest.mark.parametrize(
-    ("arguments", "stated"),
+    ("arguments", "message"),
     [
         (("generate", "tiny"), "no prompt"),
         (("generate", "tiny", "x", "--system", "y"), "a system prompt needs a chat template"),
@@ -183,10 +173,10 @@ def test_an_answer_that_ends_at_once_says_so():
         (("generate", "tiny", "x", "--reference", BINARY), "cannot read a file"),
     ],
 )
-def test_mistakes_get_one_clear_message(arguments, stated):
+def test_mistakes_get_one_clear_message(arguments, message):
     result = invoke(*arguments)
     assert result.exit_code == 2
-    assert stated in result.output
+    assert message in result.output
     assert "Traceback" not in result.output
 
 

@@ -9,10 +9,8 @@ from types import ModuleType
 from typing import ClassVar
 
 import pytest
-from typer.testing import CliRunner
 
 from specplug import CheckResult, __version__, hookimpl
-from specplug.cli.app import app
 from specplug.cli.checks import environment, plugins
 from specplug.errors import PluginError, SettingsError
 from specplug.interfaces import Planner, Proposer
@@ -21,6 +19,7 @@ from specplug.plugins.specs import CheckSpec, PolicySpec, ProposerSpec, Verifier
 from specplug.settings import KINDS, Settings, leaves
 from specplug.types.caps import Distribution, ProposerCaps, VerifierCaps
 from specplug.types.plan import StepPlan
+from tests.cli.tools import invoke
 
 ACME = Owner("main", "acme", "1.2")
 EXTRA = Owner("extra", "acme", "1.2")
@@ -100,9 +99,7 @@ def registry(monkeypatch: pytest.MonkeyPatch) -> Registry:
 
 
 def run(*arguments: str, code: int = 0, **env: str) -> str:
-    result = CliRunner().invoke(app, list(arguments), env={"COLUMNS": "200", **env})
-    assert result.exit_code == code, result.output
-    return result.output
+    return invoke(*arguments, code=code, env={"COLUMNS": "200", **env}).output
 
 
 def checks_of(output: str, name: str) -> list[dict[str, str]]:
@@ -298,14 +295,14 @@ def failing(registry, monkeypatch: pytest.MonkeyPatch):
 
 
 def test_a_mistake_is_one_message_and_exit_code_2(failing):
-    result = CliRunner().invoke(app, ["list"])
+    result = invoke("list")
     assert (result.exit_code, result.stdout) == (2, "")
     assert result.stderr == "error: two lines:\n  [bold] is no markup\n"
 
 
 @pytest.mark.parametrize(("arguments", "env"), [(["--debug"], {}), ([], {"SPECPLUG_DEBUG": "1"})])
 def test_debug_shows_where_it_happened(failing, arguments: list[str], env: dict[str, str]):
-    result = CliRunner().invoke(app, [*arguments, "list"], env=env)
+    result = invoke(*arguments, "list", env=env)
     assert isinstance(result.exception, SettingsError)
 
 
@@ -356,10 +353,10 @@ def test_doctor_gives_the_launch_line_to_the_checks_that_take_one(registry):
 def test_names_are_whole_on_narrow_terminals(monkeypatch, columns):
     monkeypatch.setattr("specplug.cli.output._PIPED_WIDTH", int(columns))
     narrow = {"COLUMNS": columns, "TERMINAL_DRAFT_LENGTH": columns}
-    listed = CliRunner().invoke(app, ["list"], env=narrow).output
+    listed = invoke("list", env=narrow).output
     for name in ("ngram-reference", "retrieval", "transformers", "sglang launch"):
         assert name in listed
-    stated = CliRunner().invoke(app, ["replay", "--help"], env=narrow).output
+    stated = invoke("replay", "--help", env=narrow).output
     for name in ("--cut-documents", "--distractors", "PLUGIN.KEY=VALUE"):
         assert name in stated
-    assert "--num-speculative-tokens" in CliRunner().invoke(app, ["generate", "--help"], env=narrow).output
+    assert "--num-speculative-tokens" in invoke("generate", "--help", env=narrow).output

@@ -6,22 +6,23 @@ import json
 import re
 import shutil
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from transformers import AutoConfig
-from typer.testing import CliRunner
 
-from specplug.cli.app import app
 from specplug.cli.pairing import check_acceptance, check_outputs, check_size, shape_of
 from specplug.demo import model_path
 from specplug.draft_model.facts import ModelFacts, cache_elements, count_parameters, read_facts
 from specplug.draft_model.model import DraftModel
 from specplug.metrics import SpecMetrics
+from tests.cli import tools
 
 PROMPTS = ("<|code|>import os\nimport sys\n\ndef main():\n", "<|code|>class Stack:\n    def __init__(self):\n")
+invoke = partial(tools.invoke, "doctor")
 WITHOUT_RUN = ["tokenizers", "kinds", "maximum lengths", "size", "memory"]
 
 
@@ -30,15 +31,9 @@ def default_settings(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.delenv("SPECPLUG_CONFIG", raising=False)
 
 
-def invoke(*arguments: object, code: int = 0, **env: str):
-    result = CliRunner().invoke(app, ["doctor", *map(str, arguments)], env=env)
-    assert result.exit_code == code, result.output
-    return result
-
-
 def pairing(target: object, draft: object, *arguments: object, code: int = 0, **env: str) -> dict[str, dict[str, Any]]:
     """Return the results of a pairing by check."""
-    found = json.loads(invoke("--target", target, "--draft", draft, "--json", *arguments, code=code, **env).stdout)
+    found = tools.stated("doctor", "--target", target, "--draft", draft, *arguments, code=code, env=env)
     assert found["ok"] == (code == 0)
     return {check["check"]: check for check in found["checks"]}
 

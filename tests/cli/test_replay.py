@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 import sys
+from functools import partial
 from types import ModuleType
 
 import pytest
-from typer.testing import CliRunner
 
 import specplug
 from specplug.cli import launch
-from specplug.cli.app import app
 from specplug.interfaces import Proposer
 from specplug.plugins import registry
 from specplug.plugins.registry import Owner, Registry
@@ -19,20 +18,11 @@ from specplug.plugins.specs import ProposerSpec
 from specplug.replay import engine
 from specplug.types.caps import ProposerCaps
 from specplug.types.request import Lifecycle
+from tests.cli import tools
 
-runner = CliRunner()
+invoke, replayed = partial(tools.invoke, "replay"), partial(tools.stated, "replay")
 SMALL = ("--workloads", "structured", "--limit", "1", "--batch", "1", "--tokenizer", "tiny")
 TEXT = "the quick brown fox jumps over the lazy dog and runs away from the old grey wolf "
-
-
-def invoke(*arguments: str):
-    return runner.invoke(app, ["replay", *arguments])
-
-
-def replayed(*arguments: str) -> dict:
-    result = invoke(*arguments, "--json")
-    assert result.exit_code == 0, result.output
-    return json.loads(result.stdout)
 
 
 def without_times(found):
