@@ -4,14 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from specplug.audit.chat import Chat
-from specplug.audit.check import Check
-from specplug.audit.greedy import Greedy
-from specplug.audit.logprobs import Logprobs
+from specplug.audit.formats import Chat, Structured
+from specplug.audit.probe import Check
 from specplug.audit.sampled import Sampled
-from specplug.audit.seeds import Seeds
-from specplug.audit.stops import Stops
-from specplug.audit.structured import Structured
+from specplug.audit.texts import Greedy, Logprobs, Seeds, Stops
 from specplug.errors import SettingsError, suggest
 
 

@@ -1,13 +1,26 @@
-"""Probes that an audit sends, the answers to them, and the interface of what answers."""
+"""What the parts of an audit share: probes and their material, the interfaces of sides and of checks, and findings."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, replace
+from enum import StrEnum
 from typing import Any, Protocol
+
+from specplug.client.answers import Answer
 
 TOP_LOGPROBS = 20
 """Log-probabilities requested per token; the most that vLLM gives by default."""
+
+LEAST_TOLERANCE = 1e-4
+"""Gaps below it are near ties even where no noise was measured: float32 sums in another order."""
+
+NOISE_FACTOR = 4.0
+"""The audited engine may sum in an order that differs more than the control's two runs."""
+
+MOST_EXAMPLES = 5
+"""Examples of differences that a finding lists."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,41 +61,8 @@ class Probe:
 
     @property
     def specplug(self) -> dict[str, Any]:
-        """Return all of the request's specplug fields; the reference text is a list of token ids."""
+        """All of the request's specplug fields; the reference text is a list of token ids."""
         return {**({"references": list(self.expected)} if self.expected else {}), **self.fields}
-
-
-@dataclass(frozen=True, slots=True)
-class ToolCall:
-    """A tool call as the server parsed it; `arguments` is JSON text, or what was meant to be."""
-
-    name: str
-    arguments: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
-    """The answer to one probe.
-
-    Attributes:
-        token_ids: output tokens; empty for chats.
-        text: the output, or a chat's content.
-        finish_reason: as the engine names it, or None.
-        top_logprobs: for each output token, log-probabilities by token id.
-        reasoning: the part of a chat's answer that the server parsed as reasoning.
-        tool_calls: the tool calls that the server parsed.
-        error: why the engine refused or failed; the other fields are then meaningless.
-        refused: whether the engine refused the request by name, as something that it cannot do, rather than failed.
-    """
-
-    token_ids: tuple[int, ...] = ()
-    text: str = ""
-    finish_reason: str | None = None
-    top_logprobs: tuple[Mapping[int, float], ...] = ()
-    reasoning: str = ""
-    tool_calls: tuple[ToolCall, ...] = ()
-    error: str | None = None
-    refused: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,9 +116,15 @@ class Material:
     greedy: tuple[Answer, ...]
     max_tokens: int
 
+    def probe(self, number: int, **given: Any) -> Probe:
+        """Return a probe of a prompt, greedy and with its greedy answer to draft from unless `given` says otherwise."""
+        prompt = self.prompts[number]
+        defaults = {"max_tokens": self.max_tokens, "expected": prompt + self.greedy[number].token_ids}
+        return Probe(prompt=prompt, **{**defaults, **given})
+
 
 @dataclass(frozen=True, slots=True)
-class Control:
+class ControlAnswers:
     """The control's own greedy answers to the prompts, and its numerical noise.
 
     Attributes:
@@ -153,17 +139,96 @@ class Control:
 
     @property
     def tolerance(self) -> float:
-        """Return the gap of two log-probabilities below which their order is a matter of rounding."""
+        """The gap of two log-probabilities below which their order is a matter of rounding."""
         return max(LEAST_TOLERANCE, NOISE_FACTOR * self.noise)
 
     @property
     def gives_logprobs(self) -> bool:
-        """Return whether the control's answers have log-probabilities."""
+        """Whether the control's answers have log-probabilities."""
         return any(answer.top_logprobs for answer in self.greedy)
 
 
-LEAST_TOLERANCE = 1e-4
-"""Gaps below it are near ties even where no noise was measured: float32 sums in another order."""
+class CheckOutcome(StrEnum):
+    """Outcome of a check."""
 
-NOISE_FACTOR = 4.0
-"""The audited engine may sum in an order that differs more than the control's two runs."""
+    PASSED = "passed"
+    FAILED = "failed"
+    UNPROVEN = "unproven"
+    """No difference was found, but no draft was at work that could have made one."""
+    NOT_RUN = "not run"
+    """The engine cannot do what the check needs."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """Result of one check.
+
+    Attributes:
+        check: the check's name.
+        summary: one sentence with its figures.
+        examples: what differed, at most `MOST_EXAMPLES` of them.
+        figures: the figures for programs.
+        drafts: draft tokens that were decided while the check's probes ran; None if the engine does not report them.
+    """
+
+    check: str
+    status: CheckOutcome
+    summary: str
+    examples: tuple[str, ...] = ()
+    figures: dict[str, Any] = field(default_factory=dict)
+    drafts: DraftCounts | None = None
+
+    def with_drafts(self, drafts: DraftCounts | None) -> Finding:
+        """Return the result with its draft counts; a check that passed proves nothing unless a draft was accepted."""
+        if self.status is CheckOutcome.PASSED and not (drafts and drafts.accepted):
+            why = "no draft was accepted meanwhile" if drafts else "the engine does not report its drafts"
+            return replace(self, drafts=drafts, status=CheckOutcome.UNPROVEN, summary=f"{self.summary}; {why}")
+        return replace(self, drafts=drafts)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the result ready for JSON."""
+        return {**asdict(self), "status": str(self.status), "examples": list(self.examples)}
+
+
+def judged(check: str, failures: Sequence[str], summary: str, *, proves: bool = True, **figures: Any) -> Finding:
+    """Return a result that failed if there are failures, and is unproven if it `proves` nothing without any."""
+    status = CheckOutcome.FAILED if failures else CheckOutcome.PASSED if proves else CheckOutcome.UNPROVEN
+    return Finding(check, status, summary, tuple(failures[:MOST_EXAMPLES]), figures)
+
+
+def unanswered(check: str, answers: Sequence[Answer], who: str) -> Finding | None:
+    """Return a result if probes had no answer: "not run" if all of them were refused by name, else "failed"."""
+    errors = [answer.error for answer in answers if answer.error is not None]
+    if not errors:
+        return None
+    status = CheckOutcome.NOT_RUN if all(answer.refused for answer in answers) else CheckOutcome.FAILED
+    summary = f"{who}: {len(errors)} of {len(answers)} requests had no answer"
+    return Finding(check, status, summary, tuple(dict.fromkeys(errors))[:MOST_EXAMPLES])
+
+
+class Check(ABC):
+    """One question of an audit.
+
+    The audited engine answers first, because only one of the two engines may fit the device's memory at a time.
+
+    Attributes:
+        name: as it is chosen on the command line.
+        summary: one line for listings.
+    """
+
+    name: str
+    summary: str
+
+    @abstractmethod
+    def probes(self, material: Material) -> list[Probe]:
+        """Return the probes for the audited engine."""
+
+    def control_probes(self, material: Material, answers: Sequence[Answer], control: ControlAnswers) -> list[Probe]:
+        """Return the probes for the control, given the audited engine's answers; none if its greedy answers will do."""
+        return []
+
+    @abstractmethod
+    def judge(
+        self, material: Material, answers: Sequence[Answer], expected: Sequence[Answer], control: ControlAnswers
+    ) -> Finding:
+        """Judge the answers of the audited engine by those of the control; all of them were answered."""

@@ -1,32 +1,185 @@
-"""An audit's side over a running vLLM or SGLang server, with or without specplug."""
+"""An audit's side over a running vLLM or SGLang server, with or without specplug.
+
+Completions are compared by token ids.  vLLM returns them from its OpenAI routes; SGLang from its own route `/generate`
+only.  Chats go through OpenAI's route on both.
+"""
 
 from __future__ import annotations
 
 import asyncio
-import re
+import json
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, Literal, TypeVar
+from typing import Any, ClassVar, TypeVar
 
-from specplug.audit.dialects import CHAT_PATH, Dialect, Sglang, Vllm, chat_answer, chat_body
-from specplug.audit.probe import Answer, DraftCounts, Probe
-from specplug.client.answers import Anything, Choice, Event, Models, Status, Tokens, Version, Whole
-from specplug.client.http import PATIENCE, REFUSALS, Client, Refused
+from specplug.audit.probe import DraftCounts, Probe
+from specplug.client.answers import Answer, CompletionLogprobs, Generated, Mode, Tokenized, Version, Whole, put_together
+from specplug.client.http import Refused, ServerClient, answer_all
 from specplug.errors import EngineError
+from specplug.forecast.scraped import Samples, read_samples
 from specplug.text.chat import messages
 
 R = TypeVar("R")
+
+CHAT_PATH = "/v1/chat/completions"
+
+
+class Dialect(ABC):
+    """How one engine's server takes probes.
+
+    Attributes:
+        name: the engine.
+        path: route of completions.
+        schema: of its answers.
+        arguments: key of a chat's body under which the engine passes on arguments that it does not know.
+    """
+
+    name: ClassVar[str]
+    path: ClassVar[str]
+    schema: ClassVar[type[Any]]
+    arguments: ClassVar[str]
+
+    @abstractmethod
+    def body(self, probe: Probe, model: str) -> dict[str, Any]:
+        """Return the body of a completion's request."""
+
+    @abstractmethod
+    def answer(self, found: Any) -> Answer:
+        """Return what a completion's answer, of `schema`, says.
+
+        Raises:
+            EngineError: its parts do not fit together.
+        """
+
+    def chat_body(self, probe: Probe, model: str) -> dict[str, Any]:
+        """Return the body of a chat's request, in OpenAI's form."""
+        body: dict[str, Any] = {
+            "model": model,
+            "messages": list(probe.messages),
+            "max_tokens": probe.max_tokens,
+            "temperature": probe.temperature,
+            "stream": probe.stream,
+            **self.specplug(probe),
+        }
+        if probe.tools:
+            named = {"type": "function", "function": {"name": probe.tool_choice}}
+            choice = probe.tool_choice if probe.tool_choice in ("auto", "required") else named
+            body |= {"tools": list(probe.tools), "tool_choice": choice}
+        return body
+
+    def specplug(self, probe: Probe) -> dict[str, Any]:
+        """Return the entry of a probe's specplug fields, if it has any."""
+        fields = {f"specplug_{name}": value for name, value in probe.specplug.items()}
+        return {self.arguments: fields} if fields else {}
+
+
+class Vllm(Dialect):
+    """vLLM's `/v1/completions`."""
+
+    name, path, schema, arguments = "vLLM", "/v1/completions", Whole, "vllm_xargs"
+
+    def body(self, probe: Probe, model: str) -> dict[str, Any]:
+        body: dict[str, Any] = {
+            "model": model,
+            "prompt": list(probe.prompt),
+            "max_tokens": probe.max_tokens,
+            "temperature": probe.temperature,
+            "stop": list(probe.stop),
+            "return_token_ids": True,
+            **self.specplug(probe),
+        }
+        if probe.top_k:
+            body["top_k"] = probe.top_k
+        if probe.seed is not None:
+            body["seed"] = probe.seed
+        if probe.top_logprobs:
+            body |= {"logprobs": probe.top_logprobs, "return_tokens_as_token_ids": True}
+        if probe.json_schema is not None:
+            named = {"name": "audit", "schema": probe.json_schema}
+            body["response_format"] = {"type": "json_schema", "json_schema": named}
+        return body
+
+    def answer(self, found: Whole) -> Answer:
+        choice = found.choices[0]
+        logprobs = choice.logprobs or CompletionLogprobs()
+        own, values, tops = logprobs.tokens or [], logprobs.token_logprobs or [], logprobs.top_logprobs or []
+        _check_lengths(choice.token_ids, own, values, tops)
+        return Answer(
+            token_ids=tuple(choice.token_ids or ()),
+            text=choice.text or "",
+            finish_reason=choice.finish_reason,
+            top_logprobs=tuple(
+                {_id(name): logprob for name, logprob in {**(top or {}), token: value}.items()}
+                for token, value, top in zip(own, values, tops, strict=True)
+            ),
+        )
+
+
+class Sglang(Dialect):
+    """SGLang's `/generate`."""
+
+    name, path, schema, arguments = "SGLang", "/generate", Generated, "custom_params"
+
+    def body(self, probe: Probe, model: str) -> dict[str, Any]:
+        params: dict[str, Any] = {
+            "max_new_tokens": probe.max_tokens,
+            "temperature": probe.temperature,
+            "stop": list(probe.stop),
+            **self.specplug(probe),
+        }
+        if probe.top_k:
+            params["top_k"] = probe.top_k
+        if probe.seed is not None:
+            params["sampling_seed"] = probe.seed
+        if probe.json_schema is not None:
+            params["json_schema"] = json.dumps(probe.json_schema)
+        body: dict[str, Any] = {"input_ids": list(probe.prompt), "sampling_params": params}
+        if probe.top_logprobs:
+            body |= {"return_logprob": True, "top_logprobs_num": probe.top_logprobs}
+        return body
+
+    def answer(self, found: Generated) -> Answer:
+        about = found.meta_info
+        own, top = about.output_token_logprobs or [], about.output_top_logprobs or []
+        _check_lengths(found.output_ids, own, top)
+        return Answer(
+            token_ids=tuple(found.output_ids),
+            text=found.text,
+            finish_reason=None if about.finish_reason is None else about.finish_reason.type,
+            top_logprobs=tuple(
+                {token: value for value, token, _ in (*(likeliest or ()), chosen)}
+                for chosen, likeliest in zip(own, top, strict=True)
+            ),
+        )
+
+
+def _check_lengths(token_ids: list[int] | None, *columns: list[Any]) -> None:
+    """Refuse an answer without token ids, or whose log-probabilities are neither absent nor one for each token."""
+    lengths = [len(column) for column in columns]
+    if token_ids is None or set(lengths) not in ({0}, {len(token_ids)}):
+        ids = "no token ids" if token_ids is None else f"{len(token_ids)} token ids"
+        raise EngineError.build(
+            "the server's answer does not fit together",
+            found=f"{ids}, log-probabilities of {lengths} tokens",
+            expected="token ids, and none or as many log-probabilities",
+        )
+
+
+def _id(token: str) -> int:
+    """Return the id in vLLM's name of a token, "token_id:17"."""
+    number = token.rpartition(":")[2]
+    if not (number.isascii() and number.isdecimal() and len(number) < 11):
+        raise EngineError.build("not a token", found=repr(token[:80]), expected='a name such as "token_id:17"')
+    return int(number)
 
 
 class ServerSide:
     """A `Side` over HTTP.
 
     Args:
-        url: the server's address, with or without "/v1".
-        api_key: key for requests; None sends none.
-        operator_key: key for specplug's routes; None sends `api_key`.
+        client: of the server.
         raw: leave prompts as they are, where the model has a chat template.
-        patience: seconds within which a request must be answered.
 
     Attributes:
         has_template: whether prompts are put into the model's chat template.
@@ -35,21 +188,12 @@ class ServerSide:
         EngineError: no vLLM or SGLang server answers.
     """
 
-    def __init__(
-        self,
-        url: str,
-        *,
-        api_key: str | None = None,
-        operator_key: str | None = None,
-        raw: bool = False,
-        patience: float = PATIENCE,
-    ) -> None:
-        self._loop = asyncio.Runner()
-        self._client = Client(url, api_key=api_key, operator_key=operator_key, patience=patience)
-        self._mode: str | None = None
+    def __init__(self, client: ServerClient, *, raw: bool = False) -> None:
+        self._loop, self._client = asyncio.Runner(), client
+        self._mode: Mode | None = None
         self._dialect, self._version = self._run(self._recognised())
-        self._model = self._run(self._client.ask(Models, "GET", "/v1/models")).data[0].id
-        self.has_template = not raw and self._run(self._client.has_chat_template(self._model))
+        self._model = self._run(client.model())
+        self.has_template = not raw and self._run(client.has_chat_template(self._model))
 
     def close(self) -> None:
         """Close the connection."""
@@ -59,12 +203,12 @@ class ServerSide:
     def tokenize(self, text: str) -> tuple[int, ...]:
         """Return the token ids of a prompt."""
         prompt = {"messages": messages(text)} if self.has_template else {"prompt": text}
-        found = self._run(self._client.ask(Tokens, "POST", "/tokenize", {"model": self._model, **prompt}))
+        found = self._run(self._client.ask(Tokenized, "POST", "/tokenize", {"model": self._model, **prompt}))
         return tuple(found.tokens)
 
     def answer(self, probes: Sequence[Probe], together: int, done: Callable[[], None]) -> list[Answer]:
         """Answer probes with `together` requests in flight."""
-        return self._run(self._in_flight(probes, together, done))
+        return self._run(answer_all(probes, together, self._one, done))
 
     def draft_counts(self) -> DraftCounts | None:
         """Return the counts of specplug's status route, or of vLLM's metrics.
@@ -73,21 +217,21 @@ class ServerSide:
             EngineError: the server answers neither as expected.
         """
         try:
-            status = self._run(self._client.ask(Status, "GET", "/specplug/status", operator=True))
+            status = self._run(self._client.status())
         except Refused:
-            return _from_metrics(self._run(self._client.body("GET", "/metrics")).decode(errors="replace"))
+            return _from_metrics(self._run(read_samples(self._client)))
         parts = list(status.metrics)
         accepted, rejected = (sum(getattr(part.total, name) for part in parts) for name in ("accepted", "rejected"))
         return DraftCounts(accepted, rejected, sum(part.lossy.departed for part in parts))
 
-    def set_mode(self, mode: Literal["on", "off"]) -> Literal["on", "off"]:
+    def set_mode(self, mode: Mode) -> Mode:
         """Switch speculation on or off; return the mode before.
 
         Raises:
             EngineError: specplug's operator routes do not answer.
         """
-        before = self._run(self._client.ask(Status, "GET", "/specplug/status", operator=True)).mode
-        self._run(self._client.ask(Anything, "POST", "/specplug/mode", {"mode": mode}, operator=True))
+        before = self._run(self._client.status()).mode
+        self._run(self._client.set_mode(mode))
         self._mode = mode
         return before
 
@@ -115,49 +259,27 @@ class ServerSide:
             expected="a vLLM or SGLang server",
         )
 
-    async def _in_flight(self, probes: Sequence[Probe], together: int, done: Callable[[], None]) -> list[Answer]:
-        places = asyncio.Semaphore(together)
-
-        async def one(probe: Probe) -> Answer:
-            async with places:
-                answer = await self._one(probe)
-            done()
-            return answer
-
-        return list(await asyncio.gather(*map(one, probes)))
-
     async def _one(self, probe: Probe) -> Answer:
-        """Answer one probe; a failure is an answer with an `error`."""
-        try:
-            if not probe.messages:
-                dialect, body = self._dialect, self._dialect.body(probe, self._model)
-                return dialect.answer(await self._client.ask(dialect.schema, "POST", dialect.path, body))
-            body = chat_body(probe, self._model, self._dialect.arguments)
-            if not probe.stream:
-                return chat_answer((await self._client.ask(Whole, "POST", CHAT_PATH, body)).choices[:1])
-            choices: list[Choice] = []
-
-            def take(event: Event) -> None:
-                choices.extend(event.choices[:1])
-
-            await self._client.stream(CHAT_PATH, body, take)
-            return chat_answer(choices)
-        except Refused as error:
-            return Answer(error=str(error), refused=error.status in REFUSALS)
-        except EngineError as error:
-            return Answer(error=str(error))
+        if not probe.messages:
+            dialect, body = self._dialect, self._dialect.body(probe, self._model)
+            return dialect.answer(await self._client.ask(dialect.schema, "POST", dialect.path, body))
+        body = self._dialect.chat_body(probe, self._model)
+        if probe.stream:
+            return await self._client.stream(CHAT_PATH, body)
+        return put_together((await self._client.ask(Whole, "POST", CHAT_PATH, body)).choices[:1])
 
 
 @contextmanager
-def connect(url: str, *, mode: Literal["on", "off"] | None = None, **given: Any) -> Iterator[ServerSide]:
+def connect(url: str, *, mode: Mode | None = None, raw: bool = False, **given: Any) -> Iterator[ServerSide]:
     """Connect to a server, and switch speculation to `mode` meanwhile if one is given.
 
     Args:
         url: the server's address.
         mode: needs specplug's operator routes on the server, whose other clients it affects, too.
-        given: further arguments of `ServerSide`.
+        raw: as of `ServerSide`.
+        given: further arguments of `ServerClient`.
     """
-    side = ServerSide(url, **given)
+    side = ServerSide(ServerClient(url, **given), raw=raw)
     before = None if mode is None else side.set_mode(mode)
     try:
         yield side
@@ -167,14 +289,13 @@ def connect(url: str, *, mode: Literal["on", "off"] | None = None, **given: Any)
         side.close()
 
 
-def _from_metrics(text: str) -> DraftCounts | None:
+def _from_metrics(samples: Samples) -> DraftCounts | None:
     """Return vLLM's own counts, of all engines together; None if there are none.
 
     vLLM counts drafted tokens, so those after a rejection count as rejected, too.
     """
-    totals = {}
-    for name in ("accepted_tokens", "draft_tokens"):
-        found = re.findall(rf"^vllm:spec_decode_num_{name}_total\{{[^}}]*\}} ([0-9.e+]{{1,30}})$", text, re.MULTILINE)
-        totals[name] = sum(map(float, found)) if found else None
-    accepted, drafted = totals["accepted_tokens"], totals["draft_tokens"]
-    return None if accepted is None or drafted is None else DraftCounts(int(accepted), int(drafted - accepted))
+    names = ("accepted_tokens", "draft_tokens")
+    accepted, drafted = (samples.get((f"vllm:spec_decode_num_{name}_total", "")) for name in names)
+    if accepted is None or drafted is None:
+        return None
+    return DraftCounts(int(sum(accepted)), int(sum(drafted) - sum(accepted)))

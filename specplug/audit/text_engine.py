@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from specplug.audit.probe import Answer, DraftCounts, Probe
+from specplug.audit.probe import DraftCounts, Probe
+from specplug.client.answers import Answer
 from specplug.errors import RequestError
 from specplug.plugins.embedded import TextEngine, TextRequest
 

@@ -11,12 +11,11 @@ import random
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
+from specplug.client.answers import Mode
 from specplug.errors import SettingsError, TraceError
 from specplug.text.chat import messages
-
-Mode = Literal["off", "on"]
 
 EXPECTED = 'a JSON object with "prompt", or with "messages" as in OpenAI chat requests'
 

@@ -7,8 +7,8 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
-from specplug.bench.prompts import Mode
 from specplug.bench.run import Measured
+from specplug.client.answers import Mode
 
 LEVEL = 0.05
 """Probability that an interval misses the ratio."""
@@ -56,7 +56,7 @@ class Ratio:
 
 
 @dataclass(frozen=True, slots=True)
-class Side:
+class ModeFigures:
     """One mode's figures at one concurrency.
 
     Attributes:
@@ -74,7 +74,7 @@ class Side:
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class Comparison:
     """One concurrency.
 
     Attributes:
@@ -88,8 +88,8 @@ class Row:
     """
 
     concurrency: int
-    off: Side
-    on: Side
+    off: ModeFigures
+    on: ModeFigures
     throughput: Ratio
     time_per_token: Ratio | None
     tokens_per_step: float | None
@@ -127,7 +127,7 @@ def looks(first: int, most: int) -> list[int]:
     return found
 
 
-def rows(measured: Sequence[Measured], first_look: int | None = None) -> list[Row]:
+def rows(measured: Sequence[Measured], first_look: int | None = None) -> list[Comparison]:
     """Return one row for each concurrency, in the order in which they ran.
 
     Args:
@@ -170,13 +170,13 @@ def _needed(mean: float, deviation: float, pairs: int) -> int | None:
     return None
 
 
-def _row(measured: Sequence[Measured], first_look: int | None) -> Row:
+def _row(measured: Sequence[Measured], first_look: int | None) -> Comparison:
     off, on = (_of_mode(measured, "off"), _of_mode(measured, "on"))
     pairs = list(zip(off, on, strict=True))
     counts = {name: sum(each.counts[name] for each in on) for name in on[0].counts}
     steps, drafted = counts["target_steps"], counts["proposed"]
     looked = 0 if first_look is None else len(looks(first_look, len(pairs)))
-    return Row(
+    return Comparison(
         concurrency=measured[0].block.concurrency,
         off=_side(off),
         on=_side(on),
@@ -193,10 +193,10 @@ def _of_mode(measured: Sequence[Measured], mode: Mode) -> list[Measured]:
     return sorted(found, key=lambda each: each.block.pair)
 
 
-def _side(measured: Sequence[Measured]) -> Side:
+def _side(measured: Sequence[Measured]) -> ModeFigures:
     answers = [answer for each in measured for answer in each.answers]
     answered = [answer for answer in answers if answer.error is None]
-    return Side(
+    return ModeFigures(
         tokens_per_second=statistics.median(_throughput(each) for each in measured),
         ms_per_token=_ms_per_token(measured),
         ms_to_first=1e3 * statistics.median([answer.first for answer in answered] or [0.0]),
@@ -206,13 +206,13 @@ def _side(measured: Sequence[Measured]) -> Side:
 
 
 def _throughput(measured: Measured) -> float:
-    return sum(answer.tokens for answer in measured.answers if answer.error is None) / measured.seconds
+    return sum(answer.num_tokens for answer in measured.answers if answer.error is None) / measured.seconds
 
 
 def _ms_per_token(measured: Sequence[Measured]) -> float:
     """Return the median over the requests with more than one token."""
-    answers = [answer for each in measured for answer in each.answers if answer.error is None and answer.tokens > 1]
-    times = [1e3 * (answer.last - answer.first) / (answer.tokens - 1) for answer in answers]
+    answers = [answer for each in measured for answer in each.answers if answer.error is None and answer.num_tokens > 1]
+    times = [1e3 * (answer.last - answer.first) / (answer.num_tokens - 1) for answer in answers]
     return statistics.median(times or [0.0])
 
 

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 
-from specplug.bench.prompts import Block, Mode, Prompt
-from specplug.bench.server import Answer, Server
+from specplug.bench.prompts import Block, Prompt
+from specplug.client.answers import Answer, Mode
+from specplug.client.http import ServerClient, answer_all
 from specplug.errors import EngineError
+
+COUNTS = ("target_steps", "proposed", "accepted", "emitted")
+"""Counters of `/specplug/status` from which a block's tokens per step are computed."""
 
 WARM_UP = Prompt("The quick brown fox")
 """An untimed request before each block; once it is answered, the new mode is in effect."""
@@ -32,9 +36,9 @@ class Measured:
 
 
 @asynccontextmanager
-async def keeping_mode(server: Server) -> AsyncIterator[None]:
+async def keeping_mode(server: ServerClient) -> AsyncIterator[None]:
     """Restore the server's mode on exit, even after an exception."""
-    before = await server.mode()
+    before = (await server.status()).mode
     try:
         yield
     finally:
@@ -42,31 +46,7 @@ async def keeping_mode(server: Server) -> AsyncIterator[None]:
 
 
 async def measure(
-    server: Server, model: str, blocks: Sequence[Block], max_tokens: int, advance: Callable[[Block], None]
-) -> list[Measured]:
-    """Run the blocks in order; `advance` is called with the block after each answered request.
-
-    Raises:
-        EngineError: the server's routes do not answer, or a whole block of requests came back without a token.
-    """
-    found = []
-    for block in blocks:
-        await server.set_mode(block.mode)
-        await server.send(WARM_UP, model, 4)
-        before = await server.counts()
-        began = time.perf_counter()
-        answers = await _in_flight(server, model, block, max_tokens, lambda block=block: advance(block))  # type: ignore[misc]
-        seconds = time.perf_counter() - began
-        after = await server.counts()
-        if not any(answer.tokens for answer in answers):
-            raise _unanswered(block, answers)
-        counts = {name: after[name] - before[name] for name in after}
-        found.append(Measured(block, tuple(answers), seconds, counts))
-    return found
-
-
-async def measure_until(
-    server: Server,
+    server: ServerClient,
     model: str,
     blocks: Sequence[Block],
     max_tokens: int,
@@ -74,51 +54,76 @@ async def measure_until(
     looks: Sequence[int],
     is_known: Callable[[Sequence[Measured]], bool],
 ) -> list[Measured]:
-    """Run the blocks of each concurrency until `is_known`, called after as many pairs as `looks` names."""
+    """Run the blocks of each concurrency, in order, until `is_known`, called after as many pairs as `looks` names.
+
+    `advance` is called with the block after each answered request.
+
+    Raises:
+        EngineError: the server's routes do not answer, or a whole block of requests came back without a token.
+    """
     found = []
     for concurrency in dict.fromkeys(block.concurrency for block in blocks):
         of_one = [block for block in blocks if block.concurrency == concurrency]
         done: list[Measured] = []
         for pairs in looks:
-            done += await measure(server, model, of_one[len(done) : 2 * pairs], max_tokens, advance)
+            for block in of_one[len(done) : 2 * pairs]:
+                done.append(await _measured(server, model, block, max_tokens, partial(advance, block)))
             if is_known(done):
                 break
         found += done
     return found
 
 
-async def same_texts(server: Server, model: str, prompts: Sequence[Prompt], max_tokens: int) -> int:
+async def _measured(
+    server: ServerClient, model: str, block: Block, max_tokens: int, done: Callable[[], None]
+) -> Measured:
+    await server.set_mode(block.mode)
+    await _answers(server, model, [WARM_UP], 4)
+    before = await counts(server)
+    began = time.perf_counter()
+    answers = await _answers(server, model, block.prompts, max_tokens, block.concurrency, done)
+    seconds = time.perf_counter() - began
+    after = await counts(server)
+    if not any(answer.num_tokens for answer in answers):
+        raise EngineError.build(
+            "no request of a block was answered",
+            who=f"speculation {block.mode}, {block.concurrency} in flight",
+            found="; ".join(dict.fromkeys(answer.error or "an answer without tokens" for answer in answers)),
+            remedy="Send one of the prompts by hand to see what the server says",
+        )
+    return Measured(block, tuple(answers), seconds, {name: after[name] - before[name] for name in after})
+
+
+async def same_texts(server: ServerClient, model: str, prompts: Sequence[Prompt], max_tokens: int) -> int:
     """Return the number of prompts with the same greedy answer in both modes, each sent alone."""
     answers: dict[Mode, list[Answer]] = {}
     modes: tuple[Mode, Mode] = ("off", "on")
     for mode in modes:
         await server.set_mode(mode)
-        answers[mode] = [await server.send(prompt, model, max_tokens) for prompt in prompts]
+        answers[mode] = await _answers(server, model, prompts, max_tokens)
     pairs = zip(answers["off"], answers["on"], strict=True)
     return sum(off.error is None and on.error is None and off.text == on.text for off, on in pairs)
 
 
-async def _in_flight(
-    server: Server, model: str, block: Block, max_tokens: int, done: Callable[[], None]
+async def counts(server: ServerClient) -> dict[str, int]:
+    """Return the counters of the server's drafts, summed over its engines."""
+    totals = [metrics.total for metrics in (await server.status()).metrics]
+    return {name: sum(getattr(total, name) for total in totals) for name in COUNTS}
+
+
+async def _answers(
+    server: ServerClient,
+    model: str,
+    prompts: Sequence[Prompt],
+    max_tokens: int,
+    together: int = 1,
+    done: Callable[[], None] = lambda: None,
 ) -> list[Answer]:
-    """Send a block's prompts with `concurrency` of them in flight; each answer triggers the next request."""
-    left: Iterator[tuple[int, Prompt]] = iter(enumerate(block.prompts))
-    answers: dict[int, Answer] = {}
+    """Send greedy, streamed requests, `together` of them in flight."""
+    defaults = {"model": model, "max_tokens": max_tokens, "temperature": 0.0}
+    streamed = {"stream": True, "stream_options": {"include_usage": True}}
 
-    async def client() -> None:
-        for place, prompt in left:
-            answers[place] = await server.send(prompt, model, max_tokens)
-            done()
+    async def send(prompt: Prompt) -> Answer:
+        return await server.stream(prompt.path, {**prompt.body(), **defaults, **streamed})
 
-    await asyncio.gather(*(client() for _ in range(block.concurrency)))
-    return [answers[place] for place in range(len(block.prompts))]
-
-
-def _unanswered(block: Block, answers: Sequence[Answer]) -> Exception:
-    errors = dict.fromkeys(answer.error or "an answer without tokens" for answer in answers)
-    return EngineError.build(
-        "no request of a block was answered",
-        who=f"speculation {block.mode}, {block.concurrency} in flight",
-        found="; ".join(errors),
-        remedy="Send one of the prompts by hand to see what the server says",
-    )
+    return await answer_all(prompts, together, send, done)

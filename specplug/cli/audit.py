@@ -2,39 +2,34 @@
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.text import Text
 
-from specplug.cli.chat import Raw, note, prompt_form, server_form
-from specplug.cli.launch import (
-    Device,
-    DraftLength,
-    DraftModel,
-    Dtype,
-    EmbeddedOnly,
-    PluginOptions,
-    Proposer,
-    Threads,
-    Timeout,
-    drafted_by,
-    flags,
-    nested_options,
-    start_engine,
-)
-from specplug.cli.output import AsJson, console, print_json, print_line, print_table, progress
+from specplug.cli import launch
+from specplug.cli.output import AsJson, note, progress, show, table
 from specplug.client.http import PATIENCE
-from specplug.errors import EngineError, SettingsError
+from specplug.errors import SettingsError
+
+if TYPE_CHECKING:
+    from specplug.audit.probe import Side
+    from specplug.audit.run import Open, Report
 
 POLICY = "fixed"
 """The default policy of audited engines: it always drafts, where others stop if drafts do not pay."""
 
 COLOURS = {"passed": "green", "failed": "red", "unproven": "yellow", "not run": "dim"}
+
+
+def _number_or_name(text: str) -> float | str:
+    try:
+        return float(text)
+    except ValueError:
+        return text
 
 
 def audit(
@@ -50,52 +45,40 @@ def audit(
     ] = None,
     prompts: Annotated[
         list[Path] | None,
-        typer.Option(
-            "--prompts", help="File or folder of .jsonl with prompts; by default tasks made from Python files."
-        ),
+        typer.Option(help="File or folder of .jsonl with prompts; by default tasks made from Python files."),
     ] = None,
     checks: Annotated[
         list[str] | None, typer.Option("--check", help="Run this check only, and fail if it cannot run; repeat.")
     ] = None,
-    limit: Annotated[int, typer.Option("--limit", min=1, help="Most prompts.")] = 24,
-    samples: Annotated[
-        int, typer.Option("--samples", min=1, help="Samples for each of 4 prompts and 2 kinds of sampling.")
-    ] = 200,
-    max_tokens: Annotated[int, typer.Option("--max-tokens", min=2, help="Most tokens per answer.")] = 64,
-    raw: Raw = False,
-    concurrency: Annotated[int, typer.Option("--concurrency", min=1, help="Requests in flight.")] = 8,
-    engine: EmbeddedOnly = None,
-    draft: DraftModel = None,
-    proposer: Proposer = None,
+    limit: Annotated[int, typer.Option(min=1, help="Most prompts.")] = 24,
+    samples: Annotated[int, typer.Option(min=1, help="Samples for each of 4 prompts and 2 kinds of sampling.")] = 200,
+    max_tokens: Annotated[int, typer.Option(min=2, help="Most tokens per answer.")] = 64,
+    raw: launch.Raw = False,
+    concurrency: Annotated[int, typer.Option(min=1, help="Requests in flight.")] = 8,
+    engine: launch.EmbeddedOnly = None,
+    draft: launch.DraftModel = None,
+    proposer: launch.Proposer = None,
     policy: Annotated[
         str | None,
-        typer.Option(
-            "--policy", help=f"The policy that chooses draft lengths; by default {POLICY}, which always drafts."
-        ),
+        typer.Option(help=f"The policy that chooses draft lengths; by default {POLICY}, which always drafts."),
     ] = None,
     verifier: Annotated[
-        str | None,
-        typer.Option("--verifier", help="The verifier that requests name; see `specplug list`. A lossy one fails."),
+        str | None, typer.Option(help="The verifier that requests name; see `specplug list`. A lossy one fails.")
     ] = None,
     acceptance_threshold: Annotated[
-        str | None,
+        Any | None,
         typer.Option(
-            "--acceptance-threshold", metavar="NUMBER|NAME", help="Threshold of a lossy verifier, which must be named."
+            parser=_number_or_name, metavar="NUMBER|NAME", help="Threshold of a lossy verifier, which must be named."
         ),
     ] = None,
-    draft_length: DraftLength = None,
-    options: PluginOptions = None,
-    device: Device = None,
-    dtype: Dtype = None,
-    threads: Threads = None,
-    api_key: Annotated[
-        str | None, typer.Option("--api-key", envvar="OPENAI_API_KEY", help="The servers' API key.")
-    ] = None,
-    timeout: Timeout = PATIENCE,
-    operator_key: Annotated[
-        str | None,
-        typer.Option("--operator-key", envvar="SPECPLUG_OPERATOR_KEY", help="The operator's key, if different."),
-    ] = None,
+    draft_length: launch.DraftLength = None,
+    options: launch.PluginOptions = None,
+    device: launch.Device = None,
+    dtype: launch.Dtype = None,
+    threads: launch.Threads = None,
+    api_key: launch.ApiKey = None,
+    timeout: launch.Timeout = PATIENCE,
+    operator_key: launch.OperatorKey = None,
     as_json: AsJson = False,
 ) -> None:
     """Check that speculation leaves an engine's output as it is, and report what was compared.
@@ -114,7 +97,7 @@ def audit(
 
     `specplug audit http://127.0.0.1:8000 http://127.0.0.1:8001 --prompts logs.jsonl --json`
     """
-    _require_packages()
+    launch.require_packages("audit", "httpx", "jsonschema")
     from specplug.audit.checks import chosen
     from specplug.audit.run import run
 
@@ -122,12 +105,14 @@ def audit(
     if _is_url(audited):
         sides = _servers(audited, control, api_key=api_key, operator_key=operator_key, raw=raw, patience=timeout)
     elif control is None:
-        overrides = drafted_by(draft, proposer) | flags(verifier=verifier, num_speculative_tokens=draft_length)
+        overrides = launch.drafted_by(draft, proposer) | launch.flags(
+            verifier=verifier, num_speculative_tokens=draft_length
+        )
         overrides["policy"] = policy or POLICY
-        given = nested_options(options or ())
+        given = launch.nested_options(options or ())
         overrides["options"] = {**overrides.get("options", {}), **given}
-        launch = {"device": device, "dtype": dtype, "threads": threads, "max_num_seqs": concurrency}
-        sides = _engines(audited, overrides, raw=raw, **launch)
+        place = {"device": device, "dtype": dtype, "threads": threads, "max_num_seqs": concurrency}
+        sides = _engines(audited, overrides, raw=raw, **place)
     else:
         raise SettingsError.build(
             "a control is a server",
@@ -149,39 +134,24 @@ def audit(
             max_tokens=max_tokens,
             together=concurrency,
             progress=advance,
-            fields=_fields(verifier, acceptance_threshold),
+            fields=launch.flags(verifier=verifier, acceptance_threshold=acceptance_threshold),
         )
-    if as_json:
-        print_json(report.as_dict())
-    else:
-        _print(report)
+    show(report.as_dict(), *_shown(report), as_json=as_json)
     if not report.passed or (checks and report.not_run):
         raise typer.Exit(1)
 
 
-def _fields(verifier: str | None, threshold: str | None) -> dict[str, Any]:
-    """Return the fields of the audited engine's requests."""
-    fields: dict[str, Any] = {} if verifier is None else {"verifier": verifier}
-    if threshold is not None:
-        try:
-            fields["acceptance_threshold"] = float(threshold)
-        except ValueError:  # a name
-            fields["acceptance_threshold"] = threshold
-    return fields
-
-
-def _servers(audited: str, control: str | None, **given: Any) -> Any:
+def _servers(audited: str, control: str | None, **given: Any) -> tuple[Open, Open]:
     from specplug.audit.server import connect
 
     if control is not None and not _is_url(control):
-        raise SettingsError.build(
-            "not a server", who="CONTROL", found=repr(control), expected="an address with http://"
-        )
+        what, expected = "not a server", "an address with http://"
+        raise SettingsError.build(what, who="CONTROL", found=repr(control), expected=expected)
 
     @contextmanager
-    def noted(**mode: Any) -> Iterator[Any]:
+    def noted(**mode: Any) -> Iterator[Side]:
         with connect(audited, **mode, **given) as side:
-            note(server_form(side.has_template, raw=given["raw"]))
+            note(launch.server_form(side.has_template, raw=given["raw"]))
             yield side
 
     if control is None:
@@ -189,23 +159,22 @@ def _servers(audited: str, control: str | None, **given: Any) -> Any:
     return noted, lambda: connect(control, **given)
 
 
-def _engines(model: str, overrides: dict[str, Any], *, raw: bool, **launch: Any) -> Any:
+def _engines(model: str, overrides: dict[str, Any], *, raw: bool, **place: Any) -> tuple[Open, Open]:
     from specplug.audit.text_engine import TextEngineSide
 
     @contextmanager
-    def started(baseline: bool) -> Iterator[Any]:
-        running = start_engine(model, {} if baseline else overrides, baseline=baseline, **launch)
-        try:
-            if baseline:
-                yield TextEngineSide(running, drafts=False)
-            else:
-                form, described = prompt_form(model, raw=raw)
-                note(described)
-                yield TextEngineSide(running, drafts=True, form=form)
-        finally:
-            running.close()
+    def audited() -> Iterator[Side]:
+        with closing(launch.start_engine(model, overrides, baseline=False, **place)) as running:
+            form, described = launch.prompt_form(model, raw=raw)
+            note(described)
+            yield TextEngineSide(running, drafts=True, form=form)
 
-    return lambda: started(False), lambda: started(True)
+    @contextmanager
+    def control() -> Iterator[Side]:
+        with closing(launch.start_engine(model, {}, baseline=True, **place)) as running:
+            yield TextEngineSide(running, drafts=False)
+
+    return audited, control
 
 
 def _texts(paths: list[Path] | None, limit: int) -> list[str]:
@@ -220,8 +189,8 @@ def _texts(paths: list[Path] | None, limit: int) -> list[str]:
     return [task.prompt for of_kind in zip(*tasks, strict=True) for task in of_kind][:limit]
 
 
-def _print(report: Any) -> None:
-    console().print(Text(f"audited: {report.audited}\ncontrol: {report.control}"), soft_wrap=True)
+def _shown(report: Report) -> Iterator[Any]:
+    yield f"audited: {report.audited}\ncontrol: {report.control}"
     rows = [
         (
             finding.check,
@@ -231,27 +200,18 @@ def _print(report: Any) -> None:
         )
         for finding in report.findings
     ]
-    print_table("Audit", ("check", "result", "found", "drafts accepted / rejected"), rows, whole=1)
+    yield table("Audit", ("check", "result", "found", "drafts accepted / rejected"), rows, whole=1)
     for finding in report.findings:
-        for example in finding.examples:
-            print_line(f"{finding.check}: {example}")
+        yield from (f"{finding.check}: {example}" for example in finding.examples)
     if report.drafts is not None and report.drafts.departed:
         share = report.drafts.departed / report.drafts.accepted
-        print_line(
+        yield (
             f"Verification was lossy: of {report.drafts.accepted} accepted draft tokens, about "
             f"{report.drafts.departed:.0f} ({share:.1%}) would have been rejected by lossless verification."
         )
     verdict = "passed" if report.passed else "FAILED" if report.failed else "proves nothing yet"
-    console().print(Text(f"The audit {verdict}.", style="bold"))
+    yield Text(f"The audit {verdict}.", style="bold")
 
 
 def _is_url(text: str) -> bool:
     return text.startswith(("http://", "https://"))
-
-
-def _require_packages() -> None:
-    for package in ("httpx", "jsonschema"):
-        if importlib.util.find_spec(package) is None:
-            raise EngineError.build(
-                f"{package} is not installed", who="specplug audit", remedy="Install it: pip install 'specplug[audit]'"
-            )

@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 import asyncio
-import importlib.util
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from specplug.cli.chat import Raw, note, server_form
-from specplug.cli.launch import Timeout
-from specplug.cli.numbers import ascending
-from specplug.cli.output import AsJson, console, print_error, print_json, print_line, print_table, progress
-from specplug.client.http import PATIENCE
-from specplug.errors import EngineError
+from specplug.cli.launch import ApiKey, OperatorKey, Raw, Timeout, ascending, require_packages, server_form
+from specplug.cli.output import AsJson, dim, note, print_error, progress, show, table
+from specplug.cli.replay import SHIPPED
+from specplug.client.http import PATIENCE, ServerClient
 
-SHIPPED = Path(__file__).parents[1] / "replay" / "traces"
+if TYPE_CHECKING:
+    from specplug.bench.prompts import Block, Prompt
+    from specplug.bench.report import Comparison
+    from specplug.bench.run import Measured
+
 NOTE = (
     "Ratios compare speculation on with off on the same server, pair by pair, with 95 % intervals; above 1 is faster. "
     "A server started without specplug can be faster than one with speculation off. Within the timed blocks no prompt "
@@ -33,30 +34,22 @@ def bench(
         list[Path] | None,
         typer.Argument(help="Files or folders of .jsonl with prompts or chat logs; by default the shipped traces."),
     ] = None,
-    concurrency: Annotated[
-        str, typer.Option("--concurrency", help="Requests in flight, separated by commas; one row each.")
-    ] = "1,4",
-    pairs: Annotated[int, typer.Option("--pairs", min=1, help="Pairs of blocks, off and on, at each concurrency.")] = 3,
+    concurrency: Annotated[str, typer.Option(help="Requests in flight, separated by commas; one row each.")] = "1,4",
+    pairs: Annotated[int, typer.Option(min=1, help="Pairs of blocks, off and on, at each concurrency.")] = 3,
     until: Annotated[
-        bool,
-        typer.Option("--until", help="Go on with further pairs until a difference is shown, or the prompts end."),
+        bool, typer.Option("--until", help="Go on with further pairs until a difference is shown, or the prompts end.")
     ] = False,
-    max_tokens: Annotated[int, typer.Option("--max-tokens", min=2, help="Most tokens per answer.")] = 128,
-    limit: Annotated[int | None, typer.Option("--limit", min=1, help="Only the first N different prompts.")] = None,
+    max_tokens: Annotated[int, typer.Option(min=2, help="Most tokens per answer.")] = 128,
+    limit: Annotated[int | None, typer.Option(min=1, help="Only the first N different prompts.")] = None,
     check: Annotated[
-        int, typer.Option("--check", min=0, help="Prompts to send in both modes at the end, to compare the texts.")
+        int, typer.Option(min=0, help="Prompts to send in both modes at the end, to compare the texts.")
     ] = 4,
     raw: Raw = False,
-    model: Annotated[str | None, typer.Option("--model", help="The model's name; by default the first one.")] = None,
-    api_key: Annotated[
-        str | None, typer.Option("--api-key", envvar="OPENAI_API_KEY", help="The server's API key.")
-    ] = None,
-    operator_key: Annotated[
-        str | None,
-        typer.Option("--operator-key", envvar="SPECPLUG_OPERATOR_KEY", help="The operator's key, if different."),
-    ] = None,
+    model: Annotated[str | None, typer.Option(help="The model's name; by default the first one.")] = None,
+    api_key: ApiKey = None,
+    operator_key: OperatorKey = None,
     timeout: Timeout = PATIENCE,
-    seed: Annotated[int, typer.Option("--seed", help="Seed for assigning prompts to blocks.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed for assigning prompts to blocks.")] = 0,
     as_json: AsJson = False,
 ) -> None:
     """Measure whether speculation helps a running vLLM or SGLang server, with your own prompts.
@@ -75,54 +68,55 @@ def bench(
 
     `specplug bench http://127.0.0.1:8000 logs.jsonl --concurrency 1,8,32 --pairs 5 --json`
     """
-    for package in ("httpx", "scipy"):
-        if importlib.util.find_spec(package) is None:
-            raise EngineError.build(
-                f"{package} is not installed", who="specplug bench", remedy="Install it: pip install 'specplug[bench]'"
-            )
+    require_packages("bench", "httpx")
     from specplug.bench.prompts import deal, most_pairs, read_prompts
     from specplug.bench.report import errors, rows
-    from specplug.bench.server import Server
 
     found = read_prompts(prompts or [SHIPPED])[:limit]
     in_flight = ascending(concurrency, "numbers", "--concurrency")
     most = max(pairs, most_pairs(len(found), in_flight)) if until else pairs
     blocks = deal(found, in_flight, most, seed)
     first_look = pairs if until else None
-    server = Server(url, api_key=api_key, operator_key=operator_key, patience=timeout)
+    server = ServerClient(url, api_key=api_key, operator_key=operator_key, patience=timeout)
     run: dict[str, Any] = {"max_tokens": max_tokens, "first_look": first_look, "raw": raw, "quiet": as_json}
     measured, same, about = asyncio.run(_run(server, model, blocks, found[:check], **run))
     compared, failures = rows(measured, first_look), errors(measured)
     checked = {"identical": same, "requested": len(found[:check])}
-    if as_json:
-        table = [row.as_dict() for row in compared]
-        print_json({**about, "check": checked, "rows": table, "errors": failures, "note": NOTE})
-    else:
-        _print(compared, about, checked, failures)
+    versions = ", ".join(f"{name} {version}" for name, version in about["versions"].items())
+    show(
+        {**about, "check": checked, "rows": [row.as_dict() for row in compared], "errors": failures, "note": NOTE},
+        table(f"{about['model']} at {about['url']} ({versions})", _COLUMNS, map(_cells, compared)),
+        f"Texts identical in both modes: {same} of {checked['requested']}.",
+        *(row.advice for row in compared if row.advice),
+        dim(NOTE),
+        as_json=as_json,
+    )
+    for failure in failures[:5] if not as_json else ():
+        print_error(f"a request failed: {failure}")
     if failures or same < checked["requested"]:
         raise typer.Exit(1)
 
 
 async def _run(
-    server: Any,
+    server: ServerClient,
     model: str | None,
-    blocks: Sequence[Any],
-    check: Sequence[Any],
+    blocks: Sequence[Block],
+    check: Sequence[Prompt],
     *,
     max_tokens: int,
     first_look: int | None,
     raw: bool,
     quiet: bool,
-) -> tuple[list[Any], int, dict[str, Any]]:
+) -> tuple[list[Measured], int, dict[str, Any]]:
     """Return the results of the blocks, the number of texts identical in both modes, and the server's description."""
     from specplug.bench.prompts import as_chats
     from specplug.bench.report import looks, rows
-    from specplug.bench.run import keeping_mode, measure_until, same_texts
+    from specplug.bench.run import keeping_mode, measure, same_texts
 
     pairs = 1 + max(block.pair for block in blocks)
     stops = [pairs] if first_look is None else looks(first_look, pairs)
 
-    def is_known(measured: Sequence[Any]) -> bool:
+    def is_known(measured: Sequence[Measured]) -> bool:
         return rows(measured, first_look)[0].throughput.is_known
 
     async with server:
@@ -136,45 +130,24 @@ async def _run(
         with progress(quiet=quiet) as bar:
             task = bar.add_task("asking", total=sum(len(block.prompts) for block in blocks))
 
-            def advance(block: Any) -> None:
+            def advance(block: Block) -> None:
                 label = f"{block.concurrency} in flight, pair {block.pair + 1}, speculation {block.mode}"
                 bar.update(task, description=label, advance=1)
 
             async with keeping_mode(server):
-                measured = await measure_until(server, name, blocks, max_tokens, advance, stops, is_known)
+                measured = await measure(server, name, blocks, max_tokens, advance, stops, is_known)
                 bar.update(task, description="comparing texts")
                 same = await same_texts(server, name, check, max_tokens)
     return measured, same, {"url": server.url, "model": name, "versions": status.versions}
 
 
-def _print(rows: Sequence[Any], about: dict[str, Any], checked: dict[str, int], failures: Sequence[str]) -> None:
-    columns = (
-        "in flight",
-        "tokens per second: off",
-        "on",
-        "ratio",
-        "ms per token: off",
-        "on",
-        "ratio",
-        "ms to first: off",
-        "on",
-        "tokens per step",
-        "accepted",
-        "verdict",
-    )
-    versions = ", ".join(f"{name} {version}" for name, version in about["versions"].items())
-    print_table(f"{about['model']} at {about['url']} ({versions})", columns, map(_cells, rows))
-    out = console()
-    out.print(f"Texts identical in both modes: {checked['identical']} of {checked['requested']}.")
-    for row in rows:
-        if row.advice:
-            print_line(row.advice)
-    out.print(NOTE, style="dim")
-    for failure in failures[:5]:
-        print_error(f"a request failed: {failure}")
+_COLUMNS = (
+    *("in flight", "tokens per second: off", "on", "ratio", "ms per token: off", "on", "ratio"),
+    *("ms to first: off", "on", "tokens per step", "accepted", "verdict"),
+)
 
 
-def _cells(row: Any) -> list[str]:
+def _cells(row: Comparison) -> list[str]:
     return [
         str(row.concurrency),
         f"{row.off.tokens_per_second:.1f}",
@@ -182,7 +155,7 @@ def _cells(row: Any) -> list[str]:
         str(row.throughput),
         f"{row.off.ms_per_token:.2f}",
         f"{row.on.ms_per_token:.2f}",
-        "" if row.time_per_token is None else str(row.time_per_token),
+        str(row.time_per_token or ""),
         f"{row.off.ms_to_first:.1f}",
         f"{row.on.ms_to_first:.1f}",
         "" if row.tokens_per_step is None else f"{row.tokens_per_step:.2f}",

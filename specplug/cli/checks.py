@@ -89,14 +89,16 @@ def _small_engine(settings: Settings) -> PluginContext:
 
 
 def _own_libraries() -> Iterator[CheckResult]:
-    """Compare the requirements in specplug's own metadata, without extras, with the installed versions."""
-    demanded = [text for text in importlib.metadata.requires("specplug") or () if "extra ==" not in text]
-    for requirement in demanded:
-        version = _installed(requirement)
-        if version is None:
+    """Compare the requirements in specplug's own metadata, without extras and versions, with what is installed."""
+    for requirement in importlib.metadata.requires("specplug") or ():
+        name = re.split(r"[^A-Za-z0-9._-]", requirement, maxsplit=1)[0]
+        if "extra ==" in requirement:
+            continue
+        try:
+            found = f"{name} {importlib.metadata.version(name)} (declared: {requirement})"
+            yield CheckResult("ok", found)
+        except importlib.metadata.PackageNotFoundError:
             yield CheckResult("fail", f"{requirement} is not installed", f"pip install '{requirement}'")
-        else:
-            yield CheckResult("ok", f"{_distribution(requirement)} {version} (declared: {requirement})")
 
 
 def _devices() -> Iterator[CheckResult]:
@@ -114,17 +116,3 @@ def _devices() -> Iterator[CheckResult]:
         yield CheckResult("warn", f"{cores} cores, {threads} torch threads", f"Set OMP_NUM_THREADS={cores}")
     else:
         yield CheckResult("ok", f"{cores} cores, {threads} torch threads")
-
-
-def _distribution(requirement: str) -> str:
-    """Return the package name in a requirement such as ``torch>=2.9``."""
-    match = re.match(r"[A-Za-z0-9][A-Za-z0-9._-]*", requirement)
-    return requirement if match is None else match.group()
-
-
-def _installed(requirement: str) -> str | None:
-    """Return the installed version of the package in a requirement, ignoring its version range; None if absent."""
-    try:
-        return importlib.metadata.version(_distribution(requirement))
-    except importlib.metadata.PackageNotFoundError:
-        return None

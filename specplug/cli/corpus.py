@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from specplug.cli.output import AsJson, print_json, print_line, print_table, printable
+from specplug.cli.output import AsJson, show, table
 
 corpus = typer.Typer(no_args_is_help=True, rich_markup_mode="markdown")
 
@@ -38,27 +38,25 @@ def _take_in(
     ],
     tokenizer: Tokenizer = None,
     name: Annotated[
-        str | None, typer.Option("--name", help="The corpus's name; by default each SOURCE is one, named by its stem.")
+        str | None, typer.Option(help="The corpus's name; by default each SOURCE is one, named by its stem.")
     ] = None,
     tenant: Tenant = "",
     globs: Annotated[
         list[str] | None,
         typer.Option("--glob", metavar="PATTERN", help="Only files in folders that match, as '*.md'; repeat."),
     ] = None,
-    text_field: Annotated[str, typer.Option("--text-field", help="The key of the text in JSON lines.")] = "text",
+    text_field: Annotated[str, typer.Option(help="The key of the text in JSON lines.")] = "text",
     name_field: Annotated[
-        str | None, typer.Option("--name-field", help="The key of the document's name; by default name, or else id.")
+        str | None, typer.Option(help="The key of the document's name; by default name, or else id.")
     ] = None,
     skip_bad: Annotated[
         bool, typer.Option("--skip-bad", help="Count and skip what cannot be read, such as files that are not UTF-8.")
     ] = False,
     extend: Annotated[
-        bool,
-        typer.Option("--extend", help="Add to the corpus if it exists, except for documents that it already has."),
+        bool, typer.Option("--extend", help="Add to the corpus if it exists, except for documents that it already has.")
     ] = False,
     max_tokens: Annotated[
-        int | None,
-        typer.Option("--max-tokens", min=1, help="Refuse additions that would give the tenant more tokens than this."),
+        int | None, typer.Option(min=1, help="Refuse additions that would give the tenant more tokens than this.")
     ] = None,
     no_merge: NoMerge = False,
     as_json: AsJson = False,
@@ -67,7 +65,7 @@ def _take_in(
     sync: bool = False,
 ) -> None:
     """Do as `build` (with `create`), `add` or `sync` does, whose arguments and options these are."""
-    from specplug.cli.corpus_intake import print_intake, take_in
+    from specplug.cli.corpus_intake import shown_intake, take_in
     from specplug.corpus.lines import Fields
     from specplug.corpus.sources import Reading
 
@@ -75,7 +73,7 @@ def _take_in(
     given: dict[str, Any] = {"tenant": tenant, "max_tokens": max_tokens, **({} if sync else {"extend": extend})}
     given |= {"create": create, "sync": sync, "merge": not no_merge, "quiet": as_json}
     found = take_in(store, tokenizer, sources, name, how, **given)
-    print_json(found) if as_json else print_intake(found, sync=sync)
+    show(found, *shown_intake(found, sync=sync), as_json=as_json)
 
 
 def _intake(*without: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
@@ -138,7 +136,7 @@ def add(**given: Any) -> None:
 def sync(
     store: Root,
     tokenizer: Annotated[
-        str | None, typer.Option("--tokenizer", help="The target's tokenizer, for a new store or if it has moved.")
+        str | None, typer.Option(help="The target's tokenizer, for a new store or if it has moved.")
     ] = None,
     **given: Any,
 ) -> None:
@@ -187,16 +185,15 @@ def remove(
     found = Store.open(store)
     removed = found.remove(name, documents=documents or None, tenant=tenant)
     merged = 0 if no_merge else found.merge(tenant).read
-    if as_json:
-        print_json({"store": str(store), "corpus": name, **removed._asdict(), "merged_segments": merged})
-    else:
-        print_line(f"Removed from {printable(name)}: documents {removed.documents:,}, tokens {removed.tokens:,}.")
+    data = {"store": str(store), "corpus": name, **removed._asdict(), "merged_segments": merged}
+    line = f"Removed from {name}: documents {removed.documents:,}, tokens {removed.tokens:,}."
+    show(data, line, as_json=as_json)
 
 
 @corpus.command("list")
 def list_corpora(
     store: Root,
-    tenant: Annotated[str | None, typer.Option("--tenant", help="Only this tenant's.")] = None,
+    tenant: Annotated[str | None, typer.Option(help="Only this tenant's.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """List a store's tenants, their corpora, and the corpora's sizes.
@@ -209,29 +206,23 @@ def list_corpora(
 
     found = Store.open(store)
     infos = found.list(tenant)
-    if as_json:
-        about = {"store": str(store), "tokenizer": found.tokenizer._asdict()}
-        print_json({**about, "corpora": [info._asdict() for info in infos]})
-        return
-    print_table(
-        f"{store} (tokens of {printable(found.tokenizer.name)})",
-        ("tenant", "corpus", "documents", "tokens", "bytes"),
-        ((printable(one.tenant), printable(one.name), *(f"{count:,}" for count in one[2:])) for one in infos),
-    )
+    rows = [(one.tenant, one.name, *(f"{count:,}" for count in one[2:])) for one in infos]
+    title, columns = f"{store} (tokens of {found.tokenizer.name})", ("tenant", "corpus", "documents", "tokens", "bytes")
+    about = {"store": str(store), "tokenizer": found.tokenizer._asdict()}
+    data = {**about, "corpora": [info._asdict() for info in infos]}
+    show(data, table(title, columns, rows), as_json=as_json)
 
 
 @corpus.command()
 def inspect(
     store: Root,
     name: Annotated[str | None, typer.Argument(metavar="[NAME]", help="A corpus; by default all.")] = None,
-    tenant: Annotated[str | None, typer.Option("--tenant", help="Only this tenant's.")] = None,
-    document: Annotated[
-        str | None, typer.Option("--document", metavar="NAME", help="Show the beginning of this document.")
-    ] = None,
+    tenant: Annotated[str | None, typer.Option(help="Only this tenant's.")] = None,
+    document: Annotated[str | None, typer.Option(metavar="NAME", help="Show the beginning of this document.")] = None,
     continues: Annotated[
-        str | None, typer.Option("--continues", metavar="TEXT", help="Show what follows the end of this text, exactly.")
+        str | None, typer.Option(metavar="TEXT", help="Show what follows the end of this text, exactly.")
     ] = None,
-    limit: Annotated[int, typer.Option("--limit", min=1, help="Most documents, and continuations, to list.")] = 20,
+    limit: Annotated[int, typer.Option(min=1, help="Most documents, and continuations, to list.")] = 20,
     tokenizer: Tokenizer = None,
     as_json: AsJson = False,
 ) -> None:
@@ -245,20 +236,17 @@ def inspect(
 
     `specplug corpus inspect ./store --continues "the terms of this"`
     """
-    from specplug.cli.corpus_shown import Looking
+    from specplug.cli.corpus_inspect import Inspection
 
-    looking = Looking(store, name, tenant, tokenizer, limit)
+    inspection = Inspection(store, name, tenant, tokenizer, limit)
     if document is not None:
-        parts = looking.document(document)
+        sections = inspection.document(document)
     elif continues is not None:
-        parts = looking.continuations(continues)
+        sections = inspection.continuations(continues)
     else:
-        parts = looking.overview()
-    if as_json:
-        print_json({part.key: part.data for part in parts})
-        return
-    for part in parts:
-        part.print()
+        sections = inspection.overview()
+    data = {section.key: section.data for section in sections}
+    show(data, *(part for section in sections for part in section.shown), as_json=as_json)
 
 
 @corpus.command()
@@ -269,18 +257,16 @@ def verify(store: Root, as_json: AsJson = False) -> None:
 
     Example: `specplug corpus verify ./store`
     """
-    from specplug.cli.corpus_intake import counting
+    from specplug.cli.corpus_intake import progress_line
     from specplug.corpus.store import Store
 
     found = Store.open(store)
-    with counting(quiet=as_json) as update:
+    with progress_line(quiet=as_json) as update:
         problems = found.verify(lambda done, of: update(f"{done} of {of} segments"))
-    if as_json:
-        print_json({"ok": not problems, "problems": [problem._asdict() for problem in problems]})
-    elif problems:
-        print_table("Problems", ("file", "what"), ((printable(one.path), printable(one.what)) for one in problems))
-    else:
-        print_line(f"{store} is intact: {sum(info.tokens for info in found.list()):,} tokens.")
+    shown: Any = f"{store} is intact: {sum(info.tokens for info in found.list()):,} tokens."
+    if problems:
+        shown = table("Problems", ("file", "what"), ((one.path, one.what) for one in problems))
+    show({"ok": not problems, "problems": [one._asdict() for one in problems]}, shown, as_json=as_json)
     if problems:
         raise typer.Exit(1)
 
@@ -288,7 +274,7 @@ def verify(store: Root, as_json: AsJson = False) -> None:
 @corpus.command()
 def merge(
     store: Root,
-    tenant: Annotated[str | None, typer.Option("--tenant", help="Only this tenant's segments.")] = None,
+    tenant: Annotated[str | None, typer.Option(help="Only this tenant's segments.")] = None,
     whole: Annotated[
         bool, typer.Option("--whole", help="Merge into as few segments as possible and drop what was removed.")
     ] = False,
@@ -303,7 +289,5 @@ def merge(
     from specplug.corpus.store import Store
 
     merged = Store.open(store).merge(tenant, whole=whole)
-    if as_json:
-        print_json(merged._asdict())
-    else:
-        print_line(f"Read {merged.read} segments, and wrote {merged.written} in their place.")
+    line = f"Read {merged.read} segments, and wrote {merged.written} in their place."
+    show(merged._asdict(), line, as_json=as_json)

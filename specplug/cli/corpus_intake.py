@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.table import Table
 
-from specplug.cli.output import console, print_line, print_table, printable
+from specplug.cli.output import console, printable, table
 from specplug.corpus.sources import STDIN, Reading, Skipped, read, stem
 from specplug.corpus.status import Added, Synced
 from specplug.corpus.store import Store
@@ -22,7 +23,6 @@ from specplug.text.loading import load_tokenizer
 
 Update = Callable[[str], None]
 
-_SHOWN_EVERY = 0.2
 _MOST_BAD = 500
 _ADDED = ("documents", "tokens", "bytes", "bytes_per_token")
 _SYNCED = ("added", "replaced", "removed", "unchanged", "tokens")
@@ -44,11 +44,7 @@ def take_in(
     """Add corpora to a store; each corpus is added, or brought up to date, whole or not at all.
 
     Args:
-        root: the store's folder.
-        tokenizer: name of the tokenizer; None: the store's.
-        sources: files, folders, or "-" for standard input.
-        name: name of the corpus; None: one corpus per source, named by its stem.
-        how: how sources are read.
+        root, tokenizer, sources, name: as the commands take them; `how` sources are read.
         create: create the store if there is none; requires a tokenizer.
         merge: merge segments where worthwhile after adding.
         quiet: show no progress.
@@ -67,7 +63,7 @@ def take_in(
     how = replace(how, fields=replace(how.fields, vocab_size=loaded.fingerprint.vocab_size))
     skipped, tokenising, started = Skipped(), [0.0], time.perf_counter()
     found: list[dict[str, Any]] = []
-    with counting(quiet=quiet) as update:
+    with progress_line(quiet=quiet) as update:
         _check_readable(sources, how, update)
         store = Store.create(root, loaded.fingerprint) if store is None else store
         change: Callable[..., Added | Synced] = store.sync if sync else store.add
@@ -92,36 +88,29 @@ def take_in(
     }
 
 
-def print_intake(found: dict[str, Any], *, sync: bool) -> None:
-    """Print the result of `take_in` as a table with remarks."""
-    columns = _SYNCED if sync else _ADDED
-    print_table(
-        f"{'Brought up to date in' if sync else 'Added to'} {found['store']}",
-        ("corpus", *(key.replace("_", " ") for key in columns)),
-        ((printable(each["name"]), *(_figure(each[key]) for key in columns)) for each in found["corpora"]),
-    )
+def shown_intake(found: dict[str, Any], *, sync: bool) -> Iterator[Table | str]:
+    """Yield the result of `take_in` as a table with remarks."""
+    keys = _SYNCED if sync else _ADDED
+    title, columns = "Brought up to date in" if sync else "Added to", [key.replace("_", " ") for key in keys]
+    rows = [(each["name"], *(_figure(each[key]) for key in keys)) for each in found["corpora"]]
+    yield table(f"{title} {found['store']}", ("corpus", *columns), rows)
     share = 100 * found["seconds_tokenising"] / max(found["seconds"], 1e-9)
-    lines = [f"{found['tokens_per_second']:,.0f} tokens per second; {share:.0f} % of the time was spent tokenising."]
+    yield f"{found['tokens_per_second']:,.0f} tokens per second; {share:.0f} % of the time was spent tokenising."
     if counts := found["skipped"]:
-        lines.append(f"Left out: {', '.join(f'{count} {kind}' for kind, count in counts.items())}.")
+        yield f"Left out: {', '.join(f'{count} {kind}' for kind, count in counts.items())}."
     for each in found["corpora"]:
         if there := each.get("present"):
-            lines.append(f"{each['name']} had {there:,} of the documents already: they were not added again.")
+            yield f"{each['name']} had {there:,} of the documents already: they were not added again."
         if same := each.get("same_name"):
-            lines.append(
+            yield (
                 f"{each['name']} has {same:,} documents beside others of the same name and another text; "
                 "`specplug corpus sync` replaces."
             )
-    for line in [*lines, *found["first_bad"]]:
-        print_line(line)
+    yield from found["first_bad"]
 
 
 def _corpora(sources: Sequence[str], name: str | None) -> dict[str, list[str]]:
-    """Return the sources of each corpus.
-
-    Raises:
-        CorpusError: a source does not exist, a corpus lacks a name, or a name would be given twice.
-    """
+    """Return the sources of each corpus."""
     for source in sources:
         if source != STDIN and not Path(source).exists():
             raise CorpusError.build("no such source", found=repr(source), expected="a file, a folder, or '-'")
@@ -177,17 +166,10 @@ def _timed(documents: Iterator[Any], seconds: list[float]) -> Iterator[Any]:
 
 
 @contextmanager
-def counting(*, quiet: bool) -> Iterator[Update]:
+def progress_line(*, quiet: bool) -> Iterator[Update]:
     """Show a progress line on stderr; yield the function that changes it."""
     columns = (SpinnerColumn(), TextColumn("{task.description}", markup=False), TimeElapsedColumn())
     out = console(stderr=True)
     with Progress(*columns, console=out, disable=quiet or not out.is_terminal, transient=True) as bar:
-        task, last = bar.add_task("reading", total=None), 0.0
-
-        def update(line: str) -> None:
-            nonlocal last
-            if (now := time.perf_counter()) - last > _SHOWN_EVERY:
-                last = now
-                bar.update(task, description=printable(line))
-
-        yield update
+        task = bar.add_task("reading", total=None)
+        yield lambda line: bar.update(task, description=printable(line))

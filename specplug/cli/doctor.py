@@ -1,4 +1,4 @@
-"""`specplug doctor` command: runs the registered checks and shows the settings in effect."""
+"""`specplug doctor` command: runs the registered checks and shows the settings in effect, or checks a pairing."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from typing import Annotated, Any
 import typer
 from rich.text import Text
 
-from specplug.cli.chat import Raw
-from specplug.cli.output import AsJson, console, print_json, print_table
+from specplug.cli.launch import Raw, read_text
+from specplug.cli.output import AsJson, console, show, table
 from specplug.errors import SettingsError, describe
 from specplug.plugins.registry import PluginEntry, Registry, default_registry
 from specplug.plugins.specs import CheckResult, CheckSpec
@@ -22,45 +22,42 @@ from specplug.settings.mistakes import flatten
 COLOURS = {"ok": "green", "warn": "yellow", "fail": "red"}
 """The colour of each status."""
 
-Launch = Annotated[
-    str, typer.Option("--launch", metavar="LINE", help="An engine's launch line, for the checks that examine one.")
-]
-Target = Annotated[
-    str | None,
-    typer.Option("--target", metavar="MODEL", help="With --draft, check the pairing of two models and nothing else."),
-]
-DraftModelName = Annotated[
-    str | None,
-    typer.Option("--draft", metavar="MODEL", help="The draft model: a folder, a model id, or a shipped one."),
-]
-Prompt = Annotated[
-    list[str] | None, typer.Option("--prompt", metavar="TEXT", help="A prompt for a quick run of the pairing; repeat.")
-]
-Prompts = Annotated[
-    Path | None, typer.Option("--prompts", metavar="FILE", help="Prompts for the quick run, one per line.")
-]
-
 
 @dataclass(frozen=True, slots=True)
-class Finding:
-    """One result, with the check and package that produced it."""
+class CheckReport:
+    """One result, with the check and package that produced it; only those of a pairing have figures."""
 
     check: str
     owner: str
     status: str
     summary: str
     remedy: str
+    figures: dict[str, Any] | None = None
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the result ready for JSON."""
+        return {key: value for key, value in asdict(self).items() if value is not None}
 
 
 def doctor(
-    launch: Launch = "",
-    target: Target = None,
-    draft: DraftModelName = None,
-    prompt: Prompt = None,
-    prompts: Prompts = None,
-    max_tokens: Annotated[int, typer.Option("--max-tokens", min=1, help="Most tokens per answer of the run.")] = 64,
+    launch: Annotated[
+        str, typer.Option(metavar="LINE", help="An engine's launch line, for the checks that examine one.")
+    ] = "",
+    target: Annotated[
+        str | None, typer.Option(metavar="MODEL", help="With --draft, check the pairing of two models, nothing else.")
+    ] = None,
+    draft: Annotated[
+        str | None, typer.Option(metavar="MODEL", help="The draft model: a folder, a model id, or a shipped one.")
+    ] = None,
+    prompt: Annotated[
+        list[str] | None, typer.Option(metavar="TEXT", help="A prompt for a quick run of the pairing; repeat.")
+    ] = None,
+    prompts: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Prompts for the quick run, one per line.")
+    ] = None,
+    max_tokens: Annotated[int, typer.Option(min=1, help="Most tokens per answer of the run.")] = 64,
     raw: Raw = False,
-    gamma: Annotated[int, typer.Option("--gamma", min=1, max=64, help="Draft tokens per step of the run.")] = 8,
+    gamma: Annotated[int, typer.Option(min=1, max=64, help="Draft tokens per step of the run.")] = 8,
     as_json: AsJson = False,
 ) -> None:
     """Check this machine, the plug-ins and the settings, and name a remedy for every problem.
@@ -77,6 +74,7 @@ def doctor(
 
     Example: `specplug doctor --target ./8B --draft ./1B --prompts prompts.txt`
     """
+    values = None
     if target or draft or prompt or prompts:
         target, draft = _two_models(target, draft, launch)
         texts = [*(prompt or []), *([] if prompts is None else _lines(prompts))]
@@ -84,52 +82,25 @@ def doctor(
 
         with console(stderr=True).status("reading the configurations") as status:
             run = check_pairing(target, draft, texts, status.update, raw=raw, max_tokens=max_tokens, gamma=gamma)
-            pairing = list(run)
-        about = {"target": target, "draft": draft}
-        _report(f"Pairing of {target} and {draft}", pairing, about, None, as_json=as_json)
-        return
-    registry = default_registry()
-    resolved, findings = _settings(registry)
-    settings = Settings() if resolved is None else resolved.settings
-    with console(stderr=True).status("checking") as status:  # on a terminal; some checks import an engine
-        for entry in registry.entries(CheckSpec).values():
-            status.update(f"checking: {entry.spec.name}")
-            findings += run_check(entry, settings, launch)
-    findings += _unknown_launch(registry, findings, launch)
-    values = [] if resolved is None else _values(resolved)
-    _report("Checks", findings, {}, values, as_json=as_json)
-
-
-def _report(
-    title: str,
-    findings: Sequence[Finding],
-    about: dict[str, str],
-    values: list[dict[str, Any]] | None,
-    *,
-    as_json: bool,
-) -> None:
-    """Print results, and settings unless they are None; exit with 1 if a check failed."""
-    failed = any(finding.status == "fail" for finding in findings)
-    if as_json:
-        shown = {} if values is None else {"settings": values}
-        print_json({"ok": not failed, **about, "checks": [asdict(finding) for finding in findings], **shown})
+            found = list(run)
+        title, about = f"Pairing of {target} and {draft}", {"target": target, "draft": draft}
     else:
-        columns = ("check", "status", "found", "remedy")
-        found = ((f.check, Text(f.status, style=COLOURS[f.status]), f.summary, f.remedy) for f in findings)
-        print_table(title, columns, found)
-    if values and not as_json:
-        rows = ((v["key"], json.dumps(v["value"], default=str), v["origin"], v["description"]) for v in values)
-        print_table("Settings", ("setting", "value", "from", "meaning"), rows)
+        found, values = _check_machine(launch)
+        title, about = "Checks", {}
+    failed = any(each.status == "fail" for each in found)
+    rows = [(each.check, Text(each.status, style=COLOURS[each.status]), each.summary, each.remedy) for each in found]
+    tables = [table(title, ("check", "status", "found", "remedy"), rows)]
+    if values:
+        cells = [(v["key"], json.dumps(v["value"], default=str), v["origin"], v["description"]) for v in values]
+        tables.append(table("Settings", ("setting", "value", "from", "meaning"), cells))
+    shown = {} if values is None else {"settings": values}
+    show({"ok": not failed, **about, "checks": [each.as_dict() for each in found], **shown}, *tables, as_json=as_json)
     if failed:
         raise typer.Exit(1)
 
 
 def _two_models(target: str | None, draft: str | None, launch: str) -> tuple[str, str]:
-    """Return the two models of a pairing.
-
-    Raises:
-        SettingsError: one of the two is missing, or there is a launch line, which belongs to the other checks.
-    """
+    """Return the two models of a pairing."""
     if not target or not draft:
         raise SettingsError.build(
             "a pairing needs two models",
@@ -145,21 +116,35 @@ def _two_models(target: str | None, draft: str | None, launch: str) -> tuple[str
 
 
 def _lines(file: Path) -> list[str]:
-    """Return the lines of a file that are not blank.
-
-    Raises:
-        SettingsError: it cannot be read, or has none.
-    """
-    try:
-        found = [line for line in file.read_text(encoding="utf-8").splitlines() if line.strip()]
-    except (OSError, UnicodeDecodeError) as error:
-        raise SettingsError.build("cannot read the prompts", who=f"--prompts {file}", found=error) from error
+    """Return the lines of a file that are not blank."""
+    found = [line for line in read_text(file, f"--prompts {file}").splitlines() if line.strip()]
     if not found:
         raise SettingsError.build("no prompts", who=f"--prompts {file}", expected="one prompt per line")
     return found
 
 
-def run_check(entry: PluginEntry, settings: Settings, launch: str = "") -> list[Finding]:
+def _check_machine(launch: str) -> tuple[list[CheckReport], list[dict[str, Any]]]:
+    """Return the results of all checks, and the settings in effect; none if they are wrong.
+
+    The other checks then run with the defaults.
+    """
+    registry = default_registry()
+    settings, values = Settings(), []
+    try:
+        resolved = load_settings(registry=registry, engine_drafts=True)  # a server decides whether its engine drafts
+        settings, values = resolved.settings, _values(resolved)
+        first = CheckReport("settings", "specplug", "ok", "every setting is known and in range", "")
+    except SettingsError as error:
+        first = CheckReport("settings", "specplug", "fail", str(error), "Correct what the message names")
+    found = [first]
+    with console(stderr=True).status("checking") as status:  # on a terminal; some checks import an engine
+        for entry in registry.entries(CheckSpec).values():
+            status.update(f"checking: {entry.spec.name}")
+            found += _run_check(entry, settings, launch)
+    return found + _unknown_launch(registry, found, launch), values
+
+
+def _run_check(entry: PluginEntry, settings: Settings, launch: str) -> list[CheckReport]:
     """Run one check; a check that raises, or returns anything but results, counts as failed."""
     owner = str(entry.owner)
     try:
@@ -170,28 +155,19 @@ def run_check(entry: PluginEntry, settings: Settings, launch: str = "") -> list[
             if not isinstance(result, CheckResult) or result.status not in COLOURS:
                 raise TypeError(f"found {result!r}; expected a CheckResult of status ok, warn or fail")
     except Exception as error:  # a broken check must not hide what the others found
-        summary = f"the check itself failed: {describe(error)}"
-        results = [CheckResult("fail", summary, f"Report this to {owner}")]
-    return [Finding(entry.spec.name, owner, r.status, r.summary, r.remedy) for r in results]
+        results = [CheckResult("fail", f"the check itself failed: {describe(error)}", f"Report this to {owner}")]
+    return [CheckReport(entry.spec.name, owner, r.status, r.summary, r.remedy) for r in results]
 
 
-def _unknown_launch(registry: Registry, findings: list[Finding], launch: str) -> list[Finding]:
+def _unknown_launch(registry: Registry, found: Sequence[CheckReport], launch: str) -> list[CheckReport]:
     """Return a failure if a launch line is given that no check recognises."""
     entries = registry.entries(CheckSpec).values()
     looking = [entry.spec.name for entry in entries if entry.spec.takes_launch]  # type: ignore[attr-defined]
-    if not launch or any(finding.check in looking for finding in findings):
+    if not launch or any(each.check in looking for each in found):
         return []
     summary = f"no check knows the launch line {launch!r}; those that look at one: {', '.join(looking) or 'none'}"
-    return [Finding("launch", "specplug", "fail", summary, "Give an engine's own command, as it is typed into a shell")]
-
-
-def _settings(registry: Registry) -> tuple[ResolvedSettings | None, list[Finding]]:
-    """Resolve the settings; if they are wrong, the other checks run with the defaults."""
-    try:
-        resolved = load_settings(registry=registry, engine_drafts=True)  # a server decides whether its engine drafts
-    except SettingsError as error:
-        return None, [Finding("settings", "specplug", "fail", str(error), "Correct what the message names")]
-    return resolved, [Finding("settings", "specplug", "ok", "every setting is known and in range", "")]
+    remedy = "Give an engine's own command, as it is typed into a shell"
+    return [CheckReport("launch", "specplug", "fail", summary, remedy)]
 
 
 def _values(resolved: ResolvedSettings) -> list[dict[str, Any]]:

@@ -4,29 +4,17 @@ from __future__ import annotations
 
 import sys
 import time
+from contextlib import closing
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.text import Text
 
-from specplug.cli.chat import TEMPLATE, Raw, note, prompt_form
-from specplug.cli.launch import (
-    Device,
-    DraftLength,
-    DraftModel,
-    Dtype,
-    EmbeddedOnly,
-    Policy,
-    Proposer,
-    Threads,
-    drafted_by,
-    flags,
-    start_engine,
-)
-from specplug.cli.output import AsJson, console, print_json, rate_shown
-from specplug.demo.loops import loop_mask
+from specplug.cli import launch
+from specplug.cli.output import AsJson, faults_of, note, show
+from specplug.demo.compare import loop_mask
 from specplug.errors import RequestError
+from specplug.plugins.embedded import TextEngine, TextRequest
 
 RAW_ENDS = "; instruct models often do so with a raw prompt, so leave out --raw"
 
@@ -43,29 +31,29 @@ def generate(
         typer.Option("--reference", "-r", exists=True, dir_okay=False, help="Text the answer may copy from; repeat."),
     ] = None,
     system: Annotated[
-        str | None, typer.Option("--system", metavar="TEXT", help="A system prompt for the model's chat template.")
+        str | None, typer.Option(metavar="TEXT", help="A system prompt for the model's chat template.")
     ] = None,
-    raw: Raw = False,
-    engine: EmbeddedOnly = None,
-    draft: DraftModel = None,
-    proposer: Proposer = None,
-    policy: Policy = None,
-    draft_length: DraftLength = None,
-    max_tokens: Annotated[int, typer.Option("--max-tokens", min=1, help="Most tokens per answer.")] = 256,
+    raw: launch.Raw = False,
+    engine: launch.EmbeddedOnly = None,
+    draft: launch.DraftModel = None,
+    proposer: launch.Proposer = None,
+    policy: launch.Policy = None,
+    draft_length: launch.DraftLength = None,
+    max_tokens: Annotated[int, typer.Option(min=1, help="Most tokens per answer.")] = 256,
     temperature: Annotated[float, typer.Option("--temperature", "-t", min=0.0, help="0 is greedy.")] = 0.0,
-    top_k: Annotated[int, typer.Option("--top-k", min=0, help="0 is off.")] = 0,
-    top_p: Annotated[float, typer.Option("--top-p", help="1 is off.")] = 1.0,
-    seed: Annotated[int | None, typer.Option("--seed", help="Makes sampling reproducible.")] = None,
-    stop: Annotated[list[str] | None, typer.Option("--stop", help="Text that ends the answer; repeat.")] = None,
+    top_k: Annotated[int, typer.Option(min=0, help="0 is off.")] = 0,
+    top_p: Annotated[float, typer.Option(help="1 is off.")] = 1.0,
+    seed: Annotated[int | None, typer.Option(help="Makes sampling reproducible.")] = None,
+    stop: Annotated[list[str] | None, typer.Option(help="Text that ends the answer; repeat.")] = None,
     compare: Annotated[
         bool, typer.Option("--compare", help="Also decode without drafts and print both; greedy outputs must be equal.")
     ] = False,
     speculate: Annotated[
         bool, typer.Option("--speculate/--plain", help="Draft tokens, or decode without drafts.")
     ] = True,
-    device: Device = None,
-    dtype: Dtype = None,
-    threads: Threads = None,
+    device: launch.Device = None,
+    dtype: launch.Dtype = None,
+    threads: launch.Threads = None,
     as_json: AsJson = False,
 ) -> None:
     """Generate text, streaming it, and print speculation statistics.
@@ -83,50 +71,29 @@ def generate(
     `specplug generate ./my-model --file question.txt --reference passage.txt`
     """
     prompts = _prompts(prompt, files or [])
-    fields: dict[str, Any] = {}
-    if references:
-        fields["references"] = [{"text": _text(path), "name": path.name} for path in references]
-    from specplug.plugins.embedded import TextRequest
-
-    overrides = drafted_by(draft, proposer) | flags(
-        policy=policy, num_speculative_tokens=draft_length, mode=None if speculate else "off"
-    )
-    launch: dict[str, Any] = {"device": device, "dtype": dtype, "threads": threads}
-    running = start_engine(model, overrides, **launch)
-    try:
-        form, described = prompt_form(model, raw=raw, system=system)
+    given = [{"text": launch.read_text(path, str(path)), "name": path.name} for path in references or ()]
+    sampling: dict[str, Any] = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "seed": seed}
+    defaults = {**sampling, "max_tokens": max_tokens, "stop": tuple(stop or ())}
+    chosen = launch.flags(policy=policy, num_speculative_tokens=draft_length, mode=None if speculate else "off")
+    overrides = launch.drafted_by(draft, proposer) | chosen
+    place: dict[str, Any] = {"device": device, "dtype": dtype, "threads": threads}
+    with closing(launch.start_engine(model, overrides, **place)) as running:
+        form, described = launch.prompt_form(model, raw=raw, system=system)
         note(described)
-        requests = [
-            TextRequest(
-                prompt=form(text),
-                max_tokens=max_tokens,
-                temperature=temperature,
-                top_k=top_k,
-                top_p=top_p,
-                seed=seed,
-                stop=tuple(stop or ()),
-                specplug=fields,
-            )
-            for text in prompts
-        ]
+        fields = {"references": given} if given else {}
+        requests = [TextRequest(prompt=form(text), specplug=fields, **defaults) for text in prompts]
         answers, seconds = _serve(running, requests, show=not as_json)
         statistics = _statistics(running, answers, seconds)
-    finally:
-        running.close()
     if compare:
-        plain = start_engine(model, {**overrides, "mode": "off"}, **launch)
-        try:
-            expected, plain_seconds = _serve(plain, requests, show=False)
-        finally:
-            plain.close()
-        statistics["plain_seconds"] = plain_seconds
+        with closing(launch.start_engine(model, {**overrides, "mode": "off"}, **place)) as plain:
+            expected, statistics["plain_seconds"] = _serve(plain, requests, show=False)
         statistics["identical"] = answers == expected if temperature == 0 else None
     for number, answer in enumerate(answers, 1):
         if why := _ended_at_once(answer, stop or [], max_tokens):
             note(f"answer {number} of {len(answers)} {why}{RAW_ENDS if raw else ''}")
     if as_json:
-        statistics["chat_template"] = described == TEMPLATE
-        print_json({"answers": answers, "statistics": statistics})
+        statistics["chat_template"] = described == launch.TEMPLATE
+        show({"answers": answers, "statistics": statistics}, as_json=True)
     else:
         _print_statistics(statistics)
     if statistics.get("identical") is False:
@@ -134,7 +101,7 @@ def generate(
 
 
 def _prompts(prompt: str | None, files: list[Path]) -> list[str]:
-    prompts = [_text(path) for path in files]
+    prompts = [launch.read_text(path, str(path)) for path in files]
     if prompt is not None:
         prompts.insert(0, sys.stdin.read() if prompt == "-" else prompt)
     if not prompts:
@@ -144,17 +111,7 @@ def _prompts(prompt: str | None, files: list[Path]) -> list[str]:
     return prompts
 
 
-def _text(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        found = error.strerror if isinstance(error, OSError) else str(error)
-        raise RequestError.build(
-            "cannot read a file", who=str(path), found=found, expected="a readable text in UTF-8"
-        ) from error
-
-
-def _serve(engine: Any, requests: list[Any], *, show: bool) -> tuple[list[dict[str, Any]], float]:
+def _serve(engine: TextEngine, requests: list[TextRequest], *, show: bool) -> tuple[list[dict[str, Any]], float]:
     answers: list[dict[str, Any]] = [{"text": "", "token_ids": [], "finish_reason": None} for _ in requests]
     streaming = show and len(requests) == 1
     began = time.perf_counter()
@@ -187,7 +144,7 @@ def _ended_at_once(answer: dict[str, Any], stop: list[str], max_tokens: int) -> 
     return f"{state}: {ends}{', or it began with a --stop text' if stop else ''}"
 
 
-def _statistics(engine: Any, answers: list[dict[str, Any]], seconds: float) -> dict[str, Any]:
+def _statistics(engine: TextEngine, answers: list[dict[str, Any]], seconds: float) -> dict[str, Any]:
     tokens = sum(len(answer["token_ids"]) for answer in answers)
     snapshot = engine.metrics.snapshot()
     total = snapshot.total
@@ -209,21 +166,24 @@ def _statistics(engine: Any, answers: list[dict[str, Any]], seconds: float) -> d
 
 def _print_statistics(found: dict[str, Any]) -> None:
     rate = found["acceptance_rate"]
-    faults = [f"{count} {kind} ({who})" for who, kinds in found["faults"].items() for kind, count in kinds.items()]
     in_loops = found["tokens_in_loops"]
     loops = [f"{in_loops} tokens in loops, where any lookup looks perfect"] if in_loops else []
     parts = [
         f"{found['tokens']} tokens in {found['target_steps']} steps: {found['tokens_per_step'] or 0:.2f} per step",
         f"{found['drafted']} drafted, {'none' if rate is None else f'{rate:.0%}'} accepted",
         *loops,
-        *faults,
+        *faults_of(found["faults"]),
         rate_shown(found["tokens_per_second"]),
         found["model"],
     ]
-    console(stderr=True).print(Text("; ".join(parts), style="dim"))
+    note("; ".join(parts))
     if "plain_seconds" in found:
         verdicts = {True: "outputs are identical", False: "outputs DIFFER", None: "sampled, so outputs may differ"}
         ratio = found["plain_seconds"] / found["seconds"]
         plain = rate_shown(found["tokens"] / found["plain_seconds"])
-        line = f"plain decoding: {plain}; {ratio:.2f} times as fast with speculation; "
-        console(stderr=True).print(Text(line + verdicts[found["identical"]], style="dim"))
+        note(f"plain decoding: {plain}; {ratio:.2f} times as fast with speculation; {verdicts[found['identical']]}")
+
+
+def rate_shown(rate: float) -> str:
+    """Return a rate in tokens per second as text, with a decimal below 10."""
+    return f"{rate:.{1 if rate < 10 else 0}f} tokens/s"

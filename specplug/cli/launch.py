@@ -1,18 +1,20 @@
-"""Shared parts of several commands: options for model and settings, and the start of the embedded engine."""
+"""What commands share: options of models, settings and servers, the form of prompts, the embedded engine's start."""
 
 from __future__ import annotations
 
+import importlib.util
 import json
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from specplug.demo import MODEL_NAMES, model_path
-from specplug.errors import SettingsError
+from specplug.errors import EngineError, RequestError, SettingsError
 from specplug.plugins.embedded import TextEngine, embedded_engine
 from specplug.plugins.registry import default_registry
+from specplug.settings import Settings, load_settings
 
 
 def _refuse_servers(engine: str | None) -> str | None:
@@ -51,8 +53,7 @@ Device = Annotated[str | None, typer.Option("--device", help="cpu, cuda, ...; by
 Dtype = Annotated[str | None, typer.Option("--dtype", help="By default float32 on a CPU and bfloat16 on a GPU.")]
 
 PluginOptions = Annotated[
-    list[str] | None,
-    typer.Option("--option", metavar="PLUGIN.KEY=VALUE", help="A plug-in's own setting; repeat."),
+    list[str] | None, typer.Option("--option", metavar="PLUGIN.KEY=VALUE", help="A plug-in's own setting; repeat.")
 ]
 
 Threads = Annotated[
@@ -63,6 +64,15 @@ Threads = Annotated[
 Timeout = Annotated[
     float, typer.Option("--timeout", min=0.1, help="Seconds within which a server must have answered a request.")
 ]
+ApiKey = Annotated[str | None, typer.Option("--api-key", envvar="OPENAI_API_KEY", help="The server's API key.")]
+OperatorKey = Annotated[
+    str | None, typer.Option("--operator-key", envvar="SPECPLUG_OPERATOR_KEY", help="The operator's key, if different.")
+]
+Raw = Annotated[bool, typer.Option("--raw", help="Send plain prompts as they are, without the model's chat template.")]
+
+TEMPLATE = "prompts are in the model's chat template; --raw sends them as they are"
+AS_GIVEN = "prompts are sent as they are, since the model has no chat template that marks roles"
+RAW = "prompts are sent as they are (--raw)"
 
 
 def find_model(name: str) -> str:
@@ -105,16 +115,96 @@ def nested_options(given: Iterable[str]) -> dict[str, Any]:
     return nested
 
 
+def settings_of(overrides: dict[str, Any]) -> Settings:
+    """Return a server's settings, with those that were given on the command line.
+
+    Raises:
+        SettingsError: a setting or a plug-in's name is wrong.
+    """
+    return load_settings(overrides, flags_origin="command line", registry=default_registry()).settings
+
+
+def read_text(path: Path, who: str) -> str:
+    """Return the text of a file that an option names.
+
+    Raises:
+        RequestError: it cannot be read.
+    """
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        found, expected = getattr(error, "strerror", None) or str(error), "a readable text in UTF-8"
+        raise RequestError.build("cannot read a file", who=who, found=found, expected=expected) from error
+
+
 def start_engine(model: str, overrides: dict[str, Any], *, threads: int | None = None, **launch: Any) -> TextEngine:
     """Resolve the settings and start the embedded engine.
 
     Raises:
         SettingsError, PluginError, EngineError: a setting, a plug-in's name or the model is wrong.
     """
-    from specplug.settings.sources import load_settings
-
-    settings = load_settings(overrides, flags_origin="command line", registry=default_registry()).settings
+    settings = settings_of(overrides)
     found = find_model(model)
     if threads is None and found != model:
         threads = 1
     return embedded_engine()(found, settings, threads=threads, **launch)
+
+
+def prompt_form(model: str, *, raw: bool, system: str | None = None) -> tuple[Callable[[str], Any], str]:
+    """Return what makes a prompt of a text, and a sentence that says so.
+
+    Args:
+        model: a folder, a model id, or the name of a shipped model.
+        raw: leave prompts as they are.
+        system: a system prompt for the template.
+
+    Raises:
+        RequestError: the model's tokenizer cannot be read, or there is a system prompt but no template to put it in.
+    """
+    from specplug.text.chat import chat_ids, has_chat_template
+    from specplug.text.loading import automatic
+
+    try:
+        tokenizer = None if raw else automatic(find_model(model))
+    except SettingsError as error:
+        remedy = "Send prompts as they are with --raw"
+        raise RequestError.build("no chat template can be read", who=model, found=error, remedy=remedy) from error
+    if has_chat_template(tokenizer):
+        return lambda text: chat_ids(tokenizer, text, system), TEMPLATE
+    if system is not None:
+        raise RequestError.build(
+            "a system prompt needs a chat template", who="--system", found=RAW if raw else f"none of {model!r}"
+        )
+    return lambda text: text, RAW if raw else AS_GIVEN
+
+
+def server_form(has_template: bool, *, raw: bool) -> str:
+    """Return a sentence that says what is made of the prompts for a server."""
+    return RAW if raw else TEMPLATE if has_template else AS_GIVEN
+
+
+def ascending(text: str, what: str, who: str) -> list[int]:
+    """Return positive integers, ascending, without repeats.
+
+    Raises:
+        SettingsError: a part is no positive integer; `what` names the numbers and `who` the option.
+    """
+    try:
+        found = sorted({int(part) for part in text.split(",")})
+    except ValueError:
+        found = []
+    if not found or found[0] < 1:
+        raise SettingsError.build(f"bad {what}", who=who, found=repr(text), expected="such as 1,8,32")
+    return found
+
+
+def require_packages(command: str, *packages: str) -> None:
+    """Refuse a command whose extra is not installed.
+
+    Raises:
+        EngineError: a package is missing.
+    """
+    for package in packages:
+        if importlib.util.find_spec(package) is None:
+            remedy = f"Install it: pip install 'specplug[{command}]'"
+            raise EngineError.build(f"{package} is not installed", who=f"specplug {command}", remedy=remedy)

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from specplug.cli.output import AsJson, print_json, print_table
+from specplug.cli.output import AsJson, show, table
 from specplug.errors import PluginError, suggest
 from specplug.plugins.registry import Registry, default_registry
 from specplug.plugins.specs import PluginSpec
@@ -21,8 +21,7 @@ def _known_kind(kind: str | None) -> str | None:
 
 def list_plugins(
     kind: Annotated[
-        str | None,
-        typer.Option("--kind", callback=_known_kind, metavar="KIND", help=f"Only this kind: {', '.join(KINDS)}."),
+        str | None, typer.Option(callback=_known_kind, metavar="KIND", help=f"Only this kind: {', '.join(KINDS)}.")
     ] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -34,16 +33,13 @@ def list_plugins(
     Example: `specplug list --kind proposer`
     """
     registry = default_registry()
-    plugins = plugin_rows(registry, kind)
-    errors = error_rows(registry)
-    if as_json:
-        print_json({"plugins": plugins, "errors": errors})
-        return
-    print_table(
-        "Plug-ins", ("kind", "name", "package", "version", "capabilities", "summary"), map(_cells, plugins), whole=2
-    )
+    plugins, errors = plugin_rows(registry, kind), error_rows(registry)
+    columns: tuple[str, ...] = ("kind", "name", "package", "version", "capabilities", "summary")
+    tables = [table("Plug-ins", columns, map(_cells, plugins), whole=2)]
     if errors:
-        print_table("Failed to load", ("package", "version", "entry point", "stage", "error"), map(_cells, errors))
+        columns = ("package", "version", "entry point", "stage", "error")
+        tables.append(table("Failed to load", columns, map(_cells, errors)))
+    show({"plugins": plugins, "errors": errors}, *tables, as_json=as_json)
 
 
 def plugin_rows(registry: Registry, kind: str | None) -> list[dict[str, Any]]:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Annotated, Any
 
 import typer
@@ -26,32 +27,51 @@ def console(*, stderr: bool = False) -> Console:
     return Console(file=stream, width=None if stream.isatty() else _PIPED_WIDTH, highlight=False)
 
 
-def progress(*, quiet: bool) -> Progress:
-    """Return a progress bar on stderr."""
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    return Progress(*columns, console=console(stderr=True), disable=quiet)
+def show(data: Any, *parts: Table | Text | str, as_json: bool) -> None:
+    """Print one JSON document, or the same for people: tables, remarks, and lines that are not wrapped.
+
+    Values that JSON lacks, such as TOML dates, are printed as strings, and lines without terminal control characters.
+    """
+    if as_json:
+        typer.echo(json.dumps(data, indent=2, default=str))
+        return
+    for part in parts:
+        if isinstance(part, str):
+            console().print(Text(printable(part)), soft_wrap=True)
+        else:
+            console().print(part)
 
 
-def print_json(data: Any) -> None:
-    """Print one JSON document; values that JSON lacks, such as TOML dates, are printed as strings."""
-    typer.echo(json.dumps(data, indent=2, default=str))
-
-
-def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str | Text]], *, whole: int = 0) -> None:
-    """Print a table.  Strings are shown as they are: brackets are not markup.
+def table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str | Text]], *, whole: int = 0) -> Table:
+    """Return a table.  Strings are shown as they are: brackets are not markup.
 
     Args:
         title, columns, rows: contents of the table.
         whole: number of leading columns that are never wrapped or truncated, so that names can be copied.
     """
-    cells = [[Text(cell) if isinstance(cell, str) else cell for cell in row] for row in rows]
-    table = Table(title=title, title_justify="left", title_style="bold")
+    cells = [[Text(printable(cell)) if isinstance(cell, str) else cell for cell in row] for row in rows]
+    made = Table(title=Text(printable(title), style="bold"), title_justify="left")
     for place, column in enumerate(columns):
         longest = max([len(column), *(row[place].cell_len for row in cells)]) if place < whole else None
-        table.add_column(column, no_wrap=place < whole, min_width=longest)
+        made.add_column(column, no_wrap=place < whole, min_width=longest)
     for row in cells:
-        table.add_row(*row)
-    console().print(table)
+        made.add_row(*row)
+    return made
+
+
+def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str | Text]], *, whole: int = 0) -> None:
+    """Print a `table`."""
+    console().print(table(title, columns, rows, whole=whole))
+
+
+def dim(text: str) -> Text:
+    """Return a remark."""
+    return Text(text, style="dim")
+
+
+def note(text: str) -> None:
+    """Print a remark to standard error."""
+    console(stderr=True).print(dim(text))
 
 
 def print_error(message: str) -> None:
@@ -64,11 +84,20 @@ def printable(text: str) -> str:
     return "".join(each if each.isprintable() or each in "\n\t" else ascii(each)[1:-1] for each in text)
 
 
-def print_line(line: str) -> None:
-    """Print a line without wrapping and without terminal control characters."""
-    console().print(Text(printable(line)), soft_wrap=True)
+def progress(*, quiet: bool) -> Progress:
+    """Return a progress bar on stderr."""
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    return Progress(*columns, console=console(stderr=True), disable=quiet)
 
 
-def rate_shown(rate: float) -> str:
-    """Return a rate in tokens per second as text, with a decimal below 10."""
-    return f"{rate:.{1 if rate < 10 else 0}f} tokens/s"
+@contextmanager
+def counting(description: str, total: int, *, quiet: bool) -> Iterator[Callable[..., None]]:
+    """Show a progress bar of one task on stderr; yield what advances it by one, or by the number given."""
+    with progress(quiet=quiet) as bar:
+        task = bar.add_task(description, total=total)
+        yield lambda count=1: bar.advance(task, count)
+
+
+def faults_of(counts: Mapping[str, Mapping[str, int]]) -> list[str]:
+    """Return the faults of plug-ins, by plug-in and kind, as text."""
+    return [f"{count} {kind} ({who})" for who, kinds in counts.items() for kind, count in kinds.items()]

@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.text import Text
+from rich.table import Table
 
-from specplug.cli.launch import find_model
-from specplug.cli.numbers import ascending
-from specplug.cli.output import AsJson, console, print_json, print_table
+from specplug.cli.launch import ascending, find_model
+from specplug.cli.output import AsJson, dim, show, table
 from specplug.errors import SettingsError, suggest
-from specplug.forecast.acceptance import Acceptance, by_position, modelled
-from specplug.forecast.memory import ModelMemory, model_memory
+from specplug.forecast.acceptance import DraftAcceptance, by_position, modelled, read_replay
 from specplug.forecast.model_shape import ModelShape, read_shape
 from specplug.forecast.speedup import BatchForecast, forecast
-from specplug.forecast.step_cost import GPUS, Gpu, RooflineCost, SaturationCost, StepCost
+from specplug.forecast.step_cost import GPUS, CostModel, Gpu, ModelMemory, RooflineCost, SaturationCost
 
 BATCHES = "1,8,32,64,128,256"
 
@@ -31,8 +30,7 @@ _LENGTHS_SHOWN = {*range(9), 12, 15, 16, 24, 31, 32, 48, 63, 64, 96, 127}
 
 def plan(
     acceptance: Annotated[
-        float | None,
-        typer.Option("--acceptance", metavar="ALPHA", min=0, max=1, help="Probability that a draft token is accepted."),
+        float | None, typer.Option(metavar="ALPHA", min=0, max=1, help="Probability that a draft token is accepted.")
     ] = None,
     positions: Annotated[
         str | None,
@@ -41,54 +39,45 @@ def plan(
         ),
     ] = None,
     replay: Annotated[
-        Path | None, typer.Option("--replay", help="Acceptance from a file that `specplug replay --json` wrote.")
+        Path | None, typer.Option(help="Acceptance from a file that `specplug replay --json` wrote.")
     ] = None,
     metrics: Annotated[
-        str | None, typer.Option("--metrics", metavar="URL", help="Acceptance from a running vLLM or SGLang server.")
+        str | None, typer.Option(metavar="URL", help="Acceptance from a running vLLM or SGLang server.")
     ] = None,
     interval: Annotated[
-        float | None,
-        typer.Option("--interval", min=0.1, help="Seconds between two scrapes; by default one scrape, the totals."),
+        float | None, typer.Option(min=0.1, help="Seconds between two scrapes; by default one scrape, the totals.")
     ] = None,
-    batch: Annotated[
-        str, typer.Option("--batch", help="Requests that decode together, separated by commas.")
-    ] = BATCHES,
-    gamma: Annotated[int, typer.Option("--gamma", min=1, max=128, help="Longest draft to consider.")] = 15,
+    batch: Annotated[str, typer.Option(help="Requests that decode together, separated by commas.")] = BATCHES,
+    gamma: Annotated[int, typer.Option(min=1, max=128, help="Longest draft to consider.")] = 15,
     padded: Annotated[
         bool, typer.Option("--padded", help="Rows are padded to the draft length, as on vLLM's V2 runner and SGLang.")
     ] = False,
     draft_cost: Annotated[
-        float | None,
-        typer.Option("--draft-cost", min=0, help="Cost of drafting one token, in steps without drafts; 0 for lookup."),
+        float | None, typer.Option(min=0, help="Cost of drafting one token, in steps without drafts; 0 for lookup.")
     ] = None,
     draft_model: Annotated[
-        Path | None, typer.Option("--draft-model", help="A draft model's config.json: its memory, and its cost.")
+        Path | None, typer.Option(help="A draft model's config.json: its memory, and its cost.")
     ] = None,
     overhead: Annotated[
-        float, typer.Option("--overhead", min=0, help="Fixed cost of drafting per step, in steps without drafts.")
+        float, typer.Option(min=0, help="Fixed cost of drafting per step, in steps without drafts.")
     ] = 0.02,
     saturation: Annotated[
-        float | None,
-        typer.Option("--saturation", min=1, help="Tokens up to which a step costs the same; 256 without a target."),
+        float | None, typer.Option(min=1, help="Tokens up to which a step costs the same; 256 without a target.")
     ] = None,
     target: Annotated[
-        Path | None, typer.Option("--target", help="The model's folder or config.json, for a roofline of its steps.")
+        Path | None, typer.Option(help="The model's folder or config.json, for a roofline of its steps.")
     ] = None,
     gpu: Annotated[
-        str | None, typer.Option("--gpu", help="a100, b200, h100, h200, l4, l40s or mi300x; others by the two below.")
+        str | None, typer.Option(help="a100, b200, h100, h200, l4, l40s or mi300x; others by the two below.")
     ] = None,
-    bandwidth: Annotated[
-        float | None, typer.Option("--bandwidth", min=1e-3, help="Memory bandwidth of one GPU in TB/s.")
-    ] = None,
-    flops: Annotated[
-        float | None, typer.Option("--flops", min=1e-3, help="Dense arithmetic of one GPU in TFLOPS.")
-    ] = None,
-    tensor_parallel: Annotated[int, typer.Option("--tensor-parallel", min=1, help="GPUs that share the model.")] = 1,
-    context: Annotated[int, typer.Option("--context", min=0, help="Tokens of context per request.")] = 1024,
+    bandwidth: Annotated[float | None, typer.Option(min=0.001, help="Memory bandwidth of one GPU in TB/s.")] = None,
+    flops: Annotated[float | None, typer.Option(min=0.001, help="Dense arithmetic of one GPU in TFLOPS.")] = None,
+    tensor_parallel: Annotated[int, typer.Option(min=1, help="GPUs that share the model.")] = 1,
+    context: Annotated[int, typer.Option(min=0, help="Tokens of context per request.")] = 1024,
     weight_bits: Annotated[
-        float | None, typer.Option("--weight-bits", min=1, help="Bits per weight; by default those of the config.json.")
+        float | None, typer.Option(min=1, help="Bits per weight; by default those of the config.json.")
     ] = None,
-    kv_bits: Annotated[float, typer.Option("--kv-bits", min=1, help="Bits per element of the KV cache.")] = 16,
+    kv_bits: Annotated[float, typer.Option(min=1, help="Bits per element of the KV cache.")] = 16,
     as_json: AsJson = False,
 ) -> None:
     """Predict whether speculation pays on a server, and the best draft length by batch size, without running a model.
@@ -127,7 +116,7 @@ def plan(
     if draft_model is not None:
         shape = read_shape(Path(find_model(str(draft_model))))
         drafting = RooflineCost(shape, roofline.gpu if roofline else Gpu(1.0, 1.0), weight_bits=_bits(shape), **common)
-        memory = model_memory(drafting, batches[-1])
+        memory = drafting.memory(batches[-1])
         if draft_cost is None and roofline is None:
             what, remedy = "the cost of drafting follows from both models", "Give --target or --draft-cost"
             raise SettingsError.build(what, who="--draft-model", remedy=remedy)
@@ -142,28 +131,26 @@ def plan(
     found = _acceptance({**sources, "--replay": replay, "--metrics": metrics}, interval, gamma)
     found = found.padded() if padded else found
     rows = forecast(found, cost, batches, gamma, draft_cost=per_token, overhead=overhead)
-    if not as_json:
-        _print(rows, found, cost, memory, overhead)
-        return
-    print_json(
-        {
-            "acceptance": found.as_dict(),
-            "cost": _description(cost),
-            "step_unit": "seconds" if isinstance(cost, RooflineCost) else "steps of a small batch",
-            "overhead": overhead,
-            "rows": [{**row.as_dict(), "experts_touched": _experts(cost, row)} for row in rows],
-            "draft_model": None if memory is None else memory.as_dict(),
-            "note": NOTE,
-        }
-    )
+    data = {
+        "acceptance": asdict(found),
+        "cost": _description(cost),
+        "step_unit": "seconds" if isinstance(cost, RooflineCost) else "steps of a small batch",
+        "overhead": overhead,
+        "rows": [{**row.as_dict(), "experts_touched": _experts(cost, row)} for row in rows],
+        "draft_model": None if memory is None else asdict(memory),
+        "note": NOTE,
+    }
+    remarks = [
+        f"Acceptance: {found.source}.",
+        f"Cost: {_description(cost)}; drafting adds {overhead:g} of a step.",
+    ]
+    if memory is not None:
+        remarks.insert(0, _memory_line(memory, batches[-1]))
+    show(data, *_tables(rows, cost), *remarks, dim(NOTE), as_json=as_json)
 
 
-def _acceptance(sources: Mapping[str, Any], interval: float | None, gamma: int) -> Acceptance:
-    """Return the acceptance from the one option that is given.
-
-    Raises:
-        SettingsError, EngineError: there is not exactly one, or it cannot be read.
-    """
+def _acceptance(sources: Mapping[str, Any], interval: float | None, gamma: int) -> DraftAcceptance:
+    """Return the acceptance from the one option that is given."""
     given = {name: value for name, value in sources.items() if value is not None}
     if len(given) != 1:
         found, expected = " and ".join(given) or "none", f"exactly one of {', '.join(sources)}"
@@ -177,8 +164,6 @@ def _acceptance(sources: Mapping[str, Any], interval: float | None, gamma: int) 
 
         return read_metrics(value, interval)
     if name == "--replay":
-        from specplug.forecast.recorded import read_replay
-
         return read_replay(value)
     if name == "--acceptance":
         return modelled(value, gamma)
@@ -191,11 +176,7 @@ def _acceptance(sources: Mapping[str, Any], interval: float | None, gamma: int) 
 
 
 def _target_cost(target: Path | None, given: Mapping[str, Any], common: Mapping[str, Any]) -> RooflineCost | None:
-    """Return the roofline of the target on its GPUs; None without a target.
-
-    Raises:
-        SettingsError: an option of `given` has no effect, or the model or the GPU is unknown.
-    """
+    """Return the roofline of the target on its GPUs; None without a target."""
     if target is None:
         for name, value in given.items():
             if value is not None:
@@ -228,38 +209,33 @@ def _bits(shape: ModelShape, given: float | None = None) -> float:
     return bits
 
 
-def _print(
-    rows: Sequence[BatchForecast], acceptance: Acceptance, cost: StepCost, memory: ModelMemory | None, overhead: float
-) -> None:
-    """Print the best draft lengths, all draft lengths, experts touched, memory, and what the figures rest on."""
-    timed = isinstance(cost, RooflineCost)
+def _tables(rows: Sequence[BatchForecast], cost: CostModel) -> Iterator[Table]:
+    """Yield the best draft lengths, all draft lengths, and the experts touched."""
     columns = ("batch size", "best gamma", "tau", "speed-up", "break-even acceptance", "draft cost")
     title = f"Predicted best draft length, up to {rows[0].lengths[-1].gamma} tokens"
-    print_table(title, (*columns, "step without drafts"), [_cells(row, timed=timed) for row in rows])
+    timed = isinstance(cost, RooflineCost)
+    yield table(title, (*columns, "step without drafts"), [_cells(row, timed=timed) for row in rows])
     by_length = [[f"{length.speedup:.2f}" for length in row.lengths] for row in rows]
-    _print_by_length("Predicted speed-up by draft length", rows, by_length)
+    yield _by_length("Predicted speed-up by draft length", rows, by_length)
     if isinstance(cost, RooflineCost) and cost.shape.experts:
         title = f"Experts touched per layer, of {cost.shape.experts}, by draft length"
-        _print_by_length(title, rows, [[f"{count:.1f}" for count in _experts(cost, row) or ()] for row in rows])
-    lines = [f"Acceptance: {acceptance.source}.", f"Cost: {_description(cost)}; drafting adds {overhead:g} of a step."]
-    if memory is not None:
-        weights, cache, per_gpu = (f"{size / 1e9:.2f} GB" for size in (memory.weights, memory.kv_cache, memory.per_gpu))
-        line = (
-            f"Draft model {memory.name}: {memory.parameters / 1e9:.2f} B parameters, {weights} of weights, "
-            f"{memory.kv_per_token / 1e3:.1f} kB of KV cache per token, {cache} at batch size {rows[-1].batch}; "
-            f"{per_gpu} on each GPU."
-        )
-        lines.insert(0, line)
-    for line in lines:
-        console().print(Text(line))
-    console().print(Text(NOTE, style="dim"))
+        yield _by_length(title, rows, [[f"{count:.1f}" for count in _experts(cost, row) or ()] for row in rows])
+
+
+def _memory_line(memory: ModelMemory, batch: int) -> str:
+    weights, cache, per_gpu = (f"{size / 1e9:.2f} GB" for size in (memory.weights, memory.kv_cache, memory.per_gpu))
+    return (
+        f"Draft model {memory.name}: {memory.parameters / 1e9:.2f} B parameters, {weights} of weights, "
+        f"{memory.kv_per_token / 1e3:.1f} kB of KV cache per token, {cache} at batch size {batch}; "
+        f"{per_gpu} on each GPU."
+    )
 
 
 def _cells(row: BatchForecast, *, timed: bool) -> list[str]:
     best = row.best
     return [
         str(row.batch),
-        str(best.gamma) if best.gamma else "off",
+        str(best.gamma or "off"),
         f"{best.tau:.2f}",
         f"{best.speedup:.2f}",
         "never" if row.break_even is None else f"{row.break_even:.2f}",
@@ -268,22 +244,22 @@ def _cells(row: BatchForecast, *, timed: bool) -> list[str]:
     ]
 
 
-def _print_by_length(title: str, rows: Sequence[BatchForecast], columns: Sequence[Sequence[str]]) -> None:
-    """Print a table of one column per batch size; long drafts are shown at some lengths only."""
+def _by_length(title: str, rows: Sequence[BatchForecast], columns: Sequence[Sequence[str]]) -> Table:
+    """Return a table of one column per batch size; long drafts are shown at some lengths only."""
     gammas = [length.gamma for length in rows[0].lengths]
     shown = [gamma for gamma in gammas if gamma in _LENGTHS_SHOWN or gamma == gammas[-1]]
-    lines = [[str(gamma) if gamma else "off", *(column[gamma] for column in columns)] for gamma in shown]
-    print_table(title, ("gamma", *(f"B={row.batch}" for row in rows)), lines)
+    lines = [[str(gamma or "off"), *(column[gamma] for column in columns)] for gamma in shown]
+    return table(title, ("gamma", *(f"B={row.batch}" for row in rows)), lines)
 
 
-def _experts(cost: StepCost, row: BatchForecast) -> list[float] | None:
+def _experts(cost: CostModel, row: BatchForecast) -> list[float] | None:
     """Return the experts of a layer that a step touches, by draft length from 0; None for a dense model."""
     if not isinstance(cost, RooflineCost) or not cost.shape.experts:
         return None
     return [cost.shape.experts_touched(row.batch * length.tokens) for length in row.lengths]
 
 
-def _description(cost: StepCost) -> str:
+def _description(cost: CostModel) -> str:
     """Return the step cost in words."""
     if isinstance(cost, SaturationCost):
         return f"a step costs the same up to {cost.saturation:g} tokens, and grows in proportion beyond"

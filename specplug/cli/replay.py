@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.text import Text
 
-from specplug.cli.launch import PluginOptions, Policy, flags, nested_options
-from specplug.cli.numbers import ascending
-from specplug.cli.output import AsJson, console, print_json, print_table, progress
+from specplug.cli.launch import PluginOptions, Policy, ascending, flags, nested_options, settings_of
+from specplug.cli.output import AsJson, counting, dim, show, table
 from specplug.errors import SettingsError, suggest
 
 if TYPE_CHECKING:
-    from specplug.replay.items import Item
+    from specplug.replay.items import Item, TokenItem
     from specplug.replay.report import ReplayReport
-    from specplug.replay.run import Distractors, Traces
+    from specplug.replay.run import Distractors
     from specplug.replay.setup import Mode, Setup
     from specplug.text.tokenizers import Tokenizer
 
@@ -44,19 +43,12 @@ def replay(
     policy: Policy = None,
     options: PluginOptions = None,
     gamma: Annotated[
-        int | None,
-        typer.Option("--gamma", min=0, help="Most draft tokens per step; by default the server's setting."),
+        int | None, typer.Option(min=0, help="Most draft tokens per step; by default the server's setting.")
     ] = None,
-    mode: Annotated[str, typer.Option("--mode", help="cold, serving (state is kept between requests) or both.")] = (
-        "serving"
-    ),
-    batch: Annotated[str, typer.Option("--batch", help="Batch sizes reported to the policy.")] = BATCHES,
-    workloads: Annotated[
-        list[str] | None, typer.Option("--workloads", help="Only these, separated by commas; repeat.")
-    ] = None,
-    limit: Annotated[
-        int | None, typer.Option("--limit", min=1, help="Only the first N requests of a workload.")
-    ] = None,
+    mode: Annotated[str, typer.Option(help="cold, serving (state is kept between requests) or both.")] = ("serving"),
+    batch: Annotated[str, typer.Option(help="Batch sizes reported to the policy.")] = BATCHES,
+    workloads: Annotated[list[str] | None, typer.Option(help="Only these, separated by commas; repeat.")] = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="Only the first N requests of a workload.")] = None,
     trees: Annotated[bool, typer.Option("--trees", help="The target verifies trees.")] = False,
     references: Annotated[
         bool, typer.Option("--references", help="Give each request its documents as references.")
@@ -65,19 +57,13 @@ def replay(
         bool,
         typer.Option("--corpus", help="Give proposers that hold corpora the documents of all requests as a corpus."),
     ] = False,
-    distractors: Annotated[
-        int, typer.Option("--distractors", min=0, help="Also give them N corpora of other workloads' prompts.")
-    ] = 0,
+    distractors: Annotated[int, typer.Option(min=0, help="Also give them N corpora of other workloads' prompts.")] = 0,
     cut_documents: Annotated[
         bool, typer.Option("--cut-documents", help="Cut each request's documents out of its prompt.")
     ] = False,
-    saturation: Annotated[
-        float, typer.Option("--saturation", min=1, help="Tokens up to which a step costs the same.")
-    ] = 256,
-    overhead: Annotated[
-        float, typer.Option("--overhead", min=0, help="Cost of drafting per step, in plain steps.")
-    ] = 0.02,
-    jobs: Annotated[int, typer.Option("--jobs", min=1, help="Processes that share the work.")] = 1,
+    saturation: Annotated[float, typer.Option(min=1, help="Tokens up to which a step costs the same.")] = 256,
+    overhead: Annotated[float, typer.Option(min=0, help="Cost of drafting per step, in plain steps.")] = 0.02,
+    jobs: Annotated[int, typer.Option(min=1, help="Processes that share the work.")] = 1,
     as_json: AsJson = False,
 ) -> None:
     """Replay recorded outputs and count the draft tokens a target would accept: exact for greedy outputs, no model.
@@ -96,75 +82,45 @@ def replay(
 
     `specplug replay traces/ --workloads rag --proposer retrieval --corpus --cut-documents --distractors 16`
     """
+    from specplug.replay.items import tokenize, vocab_size_for
     from specplug.replay.report import ReplayReport
     from specplug.replay.run import ReplayRun, execute
     from specplug.replay.score import ScoringRoofline
+    from specplug.text.loading import load_tokenizer
 
     sizes, modes = ascending(batch, "batch sizes", "--batch"), _modes(mode)
     given = flags(policy=policy, options=nested_options(options or []), num_speculative_tokens=gamma)
     setups = _setups(proposers or [None], given, {"references": references, "corpus": corpus, "trees": trees})
     runs = [ReplayRun(setup, each, size) for setup in setups for each in modes for size in sizes]
-    inputs = read(
-        traces or [SHIPPED],
-        workloads or [],
-        tokenizer,
-        limit=limit,
-        cut_documents=cut_documents,
-        distractors=distractors,
-        quiet=as_json,
-    )
-    with progress(quiet=as_json) as bar:
-        task = bar.add_task("replaying", total=len(runs) * sum(map(len, inputs.items.values())))
+
+    everything, texts = _texts(traces or [SHIPPED], workloads or [], limit, cut_documents=cut_documents)
+    default = "tiny" if importlib.util.find_spec("mistral_common") is None else "tekken"
+    loaded = load_tokenizer(tokenizer or default)
+    name = loaded.fingerprint.name
+    with counting(f"tokenising ({name})", sum(map(len, texts.values())), quiet=as_json) as advance:
+        items = {workload: tokenize(found, loaded, lambda done: advance()) for workload, found in texts.items()}
+    with counting("replaying", len(runs) * sum(map(len, items.values())), quiet=as_json) as advance:
         found = execute(
             runs,
-            inputs.items,
-            vocab_size=inputs.vocab_size,
-            distractors=inputs.distractors,
+            items,
+            vocab_size=max(vocab_size_for(each, loaded) for each in items.values()),
+            distractors=_distractors(everything, items, distractors, loaded),
             jobs=jobs,
-            advance=lambda count: bar.advance(task, count),
+            advance=advance,
         )
     report = ReplayReport(found, ScoringRoofline(saturation, overhead))
-    if as_json:
-        print_json({"tokenizer": inputs.tokenizer, **report.as_dict()})
-    else:
-        _print(report, inputs.tokenizer)
+    tables = [table(each.title, each.columns, each.rows) for each in report.tables()]
+    data = {"tokenizer": name, **report.as_dict()}
+    show(data, *tables, dim(_note(name, saturation, overhead)), *_faults(report), as_json=as_json)
     if report.faults():
         raise typer.Exit(1)
 
 
-class Inputs(NamedTuple):
-    """Inputs of a replay.
-
-    Attributes:
-        items: the tokenised requests of each workload.
-        distractors: corpora of other workloads' prompts, for each workload.
-        vocab_size: vocabulary size of the tokenizer.
-        tokenizer: name of the tokenizer.
-    """
-
-    items: Traces
-    distractors: Distractors
-    vocab_size: int
-    tokenizer: str
-
-
-def read(
-    paths: Sequence[Path],
-    wanted: Sequence[str],
-    tokenizer: str | None,
-    *,
-    limit: int | None,
-    cut_documents: bool,
-    distractors: int,
-    quiet: bool,
-) -> Inputs:
-    """Read and tokenise the traces; the arguments are the command's.
-
-    Raises:
-        SpecplugError: a name or a trace is wrong, or there is too little for the distractors.
-    """
-    from specplug.replay.items import read_traces, tokenize, vocab_size_for, without_documents
-    from specplug.text.loading import load_tokenizer
+def _texts(
+    paths: Sequence[Path], wanted: Sequence[str], limit: int | None, *, cut_documents: bool
+) -> tuple[Mapping[str, Sequence[Item]], dict[str, Sequence[Item]]]:
+    """Read the traces; return all items by workload, and those to replay."""
+    from specplug.replay.items import read_traces, without_documents
 
     everything: dict[str, list[Item]] = {}
     for path in paths:
@@ -174,20 +130,17 @@ def read(
     for name in names:
         if name not in everything:
             raise SettingsError.build(f"unknown workload {name!r}", who="--workloads", remedy=suggest(name, everything))
-    texts = {name: found[:limit] for name, found in everything.items() if name in names}
+    texts: dict[str, Sequence[Item]] = {name: found[:limit] for name, found in everything.items() if name in names}
     if cut_documents:
         texts = {name: [without_documents(item) for item in found] for name, found in texts.items()}
-    default = "tiny" if importlib.util.find_spec("mistral_common") is None else "tekken"
-    loaded = load_tokenizer(tokenizer or default)
-    with progress(quiet=quiet) as bar:
-        task = bar.add_task(f"tokenising ({loaded.fingerprint.name})", total=sum(map(len, texts.values())))
-        items = {name: tokenize(found, loaded, lambda done: bar.advance(task)) for name, found in texts.items()}
-    size = max(vocab_size_for(found, loaded) for found in items.values())
-    return Inputs(items, _distractors(everything, texts, distractors, loaded), size, loaded.fingerprint.name)
+    return everything, texts
 
 
 def _distractors(
-    everything: Mapping[str, Sequence[Item]], workloads: Mapping[str, object], count: int, loaded: Tokenizer
+    everything: Mapping[str, Sequence[Item]],
+    workloads: Mapping[str, Sequence[TokenItem]],
+    count: int,
+    loaded: Tokenizer,
 ) -> Distractors:
     """Return for each workload corpora of the others' prompts, unmodified and regardless of the limit."""
     from specplug.replay.corpora import distractors
@@ -205,36 +158,26 @@ def _modes(text: str) -> list[Mode]:
     return found
 
 
-def _setups(names: Iterable[str | None], given: dict[str, Any], rest: dict[str, Any]) -> list[Setup]:
-    """Return the setups to replay, built with a server's settings; None stands for the settings' own proposer.
-
-    Raises:
-        SettingsError: a name or an option is wrong.
-    """
-    from specplug.plugins.registry import default_registry
+def _setups(names: Sequence[str | None], given: dict[str, Any], rest: dict[str, Any]) -> list[Setup]:
+    """Return the setups to replay, built with a server's settings; None stands for the settings' own proposer."""
     from specplug.replay.setup import Setup
-    from specplug.settings.sources import load_settings
 
-    setups = []
-    for name in dict.fromkeys(names):
-        overrides = {**given, **flags(proposer=name)}
-        found = load_settings(overrides, flags_origin="command line", registry=default_registry()).settings
-        gamma = found.num_speculative_tokens
-        setups.append(Setup(found.proposer, found.policy, gamma, options=found.options, **rest))
-    return setups
+    settings = [settings_of({**given, **flags(proposer=name)}) for name in dict.fromkeys(names)]
+    return [
+        Setup(each.proposer, each.policy, each.num_speculative_tokens, options=each.options, **rest)
+        for each in settings
+    ]
 
 
-def _print(report: ReplayReport, tokenizer: str) -> None:
-    for table in report.tables():
-        print_table(table.title, table.columns, table.rows)
-    out, roofline = console(), report.roofline
-    note = (
+def _note(tokenizer: str, saturation: float, overhead: float) -> str:
+    return (
         f"Tokenizer: {tokenizer}. A step in which each of B requests verifies n draft tokens costs "
-        f"max(1, B (n + 1) / {roofline.n_sat:g}) + {roofline.overhead:g} plain steps."
+        f"max(1, B (n + 1) / {saturation:g}) + {overhead:g} plain steps."
     )
-    out.print(Text(note, style="dim"))
+
+
+def _faults(report: ReplayReport) -> Iterator[Text]:
     for plugin, kinds in report.faults().items():
         counts = ", ".join(f"{count} {kind}" for kind, count in kinds.items())
-        out.print(
-            Text(f"Faults of {plugin}: {counts}. The counts above are not those of the plug-in at work.", style="red")
-        )
+        line = f"Faults of {plugin}: {counts}. The counts above are not those of the plug-in at work."
+        yield Text(line, style="red")

@@ -1,11 +1,12 @@
-"""What vLLM and SGLang servers answer, as schemas, and the one reader that holds an answer to them.
+"""What vLLM and SGLang servers answer: schemas, the one reader that holds an answer to them, and `Answer`.
 
 Servers may answer anything, so nothing else reads their JSON.  Keys that no schema names are ignored.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import AfterValidator, BaseModel, Field, Strict, ValidationError
@@ -14,8 +15,49 @@ from specplug.errors import EngineError, SpecplugError, text_of
 
 S = TypeVar("S", bound=BaseModel)
 
+Mode = Literal["off", "on"]
+"""Whether a server with specplug speculates."""
+
 _LONGEST_LIST = 1 << 18
 _LONGEST_SHOWN = 120
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCall:
+    """A tool call as the server parsed it; `arguments` is JSON text, or what was meant to be."""
+
+    name: str
+    arguments: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """The answer to one request.  Figures that are not read from it have their defaults.
+
+    Attributes:
+        token_ids: output tokens; empty for chats.
+        text: the output, or a chat's content.
+        finish_reason: as the engine names it, or None.
+        top_logprobs: for each output token, log-probabilities by token id.
+        reasoning: the part of a chat's answer that the server parsed as reasoning.
+        tool_calls: the tool calls that the server parsed.
+        error: why the engine refused or failed; the other fields are then meaningless.
+        refused: whether the engine refused the request by name, as something that it cannot do, rather than failed.
+        num_tokens: output tokens of a stream, as counted by the server.
+        first, last: times of a stream's first and last text, in seconds since the request was sent.
+    """
+
+    token_ids: tuple[int, ...] = ()
+    text: str = ""
+    finish_reason: str | None = None
+    top_logprobs: tuple[Mapping[int, float], ...] = ()
+    reasoning: str = ""
+    tool_calls: tuple[ToolCall, ...] = ()
+    error: str | None = None
+    refused: bool = False
+    num_tokens: int = field(default=0, compare=False)
+    first: float = field(default=0.0, compare=False)
+    last: float = field(default=0.0, compare=False)
 
 
 def _is_number(value: float) -> float:
@@ -30,16 +72,14 @@ TokenIds = Annotated[list[TokenId], Field(max_length=_LONGEST_LIST)]
 Logprob = Annotated[float, Strict(), AfterValidator(_is_number)]
 
 
-class Model(BaseModel):
-    """A served model."""
-
+class _Model(BaseModel):
     id: str
 
 
-class Models(BaseModel):
+class ServedModels(BaseModel):
     """`GET /v1/models`."""
 
-    data: list[Model] = Field(min_length=1)
+    data: list[_Model] = Field(min_length=1)
 
 
 class Version(BaseModel):
@@ -48,7 +88,7 @@ class Version(BaseModel):
     version: str | None = None
 
 
-class Tokens(BaseModel):
+class Tokenized(BaseModel):
     """`POST /tokenize`."""
 
     tokens: TokenIds
@@ -65,9 +105,7 @@ class Anything(BaseModel):
     """An answer of which only the status counts."""
 
 
-class Total(BaseModel):
-    """Counts of drafts since the server's start."""
-
+class _DraftTotals(BaseModel):  # since the server's start
     target_steps: Count
     proposed: Count
     accepted: Count
@@ -75,57 +113,46 @@ class Total(BaseModel):
     emitted: Count
 
 
-class Lossy(BaseModel):
-    """The expected number of accepted tokens that lossless verification would have rejected."""
-
+class _LossyTotals(BaseModel):
+    # the expected number of accepted tokens that lossless verification would have rejected
     departed: Annotated[float, Strict(), Field(ge=0, allow_inf_nan=False)] = 0.0
 
 
-class Metrics(BaseModel):
-    """Metrics of a process that drafts or counts."""
-
-    total: Total
-    lossy: Lossy = Lossy()
+class _ServedMetrics(BaseModel):
+    total: _DraftTotals
+    lossy: _LossyTotals = _LossyTotals()
 
 
-class Worker(BaseModel):
-    """A worker; only those that count have metrics."""
-
-    metrics: Metrics | None = None
+class _ServedWorker(BaseModel):
+    metrics: _ServedMetrics | None = None  # of those that draft or count
 
 
-class Control(BaseModel):
-    """The operator's settings."""
-
-    mode: Literal["on", "off"]
+class _OperatorControl(BaseModel):
+    mode: Mode
 
 
-class Scheduler(Worker):
-    """The scheduler, which counts if the engine's own drafter drafts."""
-
-    control: Control
+class _ServedScheduler(_ServedWorker):  # which counts if the engine's own drafter drafts
+    control: _OperatorControl
 
 
-class Engine(BaseModel):
-    """One engine of the server."""
-
-    scheduler: Scheduler
-    workers: list[Worker]
+class _ServedEngine(BaseModel):
+    scheduler: _ServedScheduler
+    workers: list[_ServedWorker]
 
 
-class Status(BaseModel):
+class ServerStatus(BaseModel):
     """`GET /specplug/status`."""
 
     versions: dict[str, str] = {}
-    engines: list[Engine] = Field(min_length=1)
+    engines: list[_ServedEngine] = Field(min_length=1)
 
     @property
-    def mode(self) -> Literal["on", "off"]:
+    def mode(self) -> Mode:
         """ "off" if any engine is off."""
         return "off" if any(engine.scheduler.control.mode == "off" for engine in self.engines) else "on"
 
     @property
-    def metrics(self) -> Iterator[Metrics]:
+    def metrics(self) -> Iterator[_ServedMetrics]:
         """The metrics of every process that counts."""
         for engine in self.engines:
             for part in (*engine.workers, engine.scheduler):
@@ -133,30 +160,26 @@ class Status(BaseModel):
                     yield part.metrics
 
 
-class Function(BaseModel):
-    """The called function of a tool call, or a part of it."""
-
+class _CalledFunction(BaseModel):
     name: str | None = None
     arguments: str | None = None
 
 
-class Call(BaseModel):
-    """A tool call, or a part of it."""
-
+class _CallPart(BaseModel):
     index: Count | None = None
-    function: Function | None = None
+    function: _CalledFunction | None = None
 
 
-class Message(BaseModel):
+class ChatMessage(BaseModel):
     """A chat's message, or a part of it."""
 
     content: str | None = None
     reasoning: str | None = None
     reasoning_content: str | None = None
-    tool_calls: list[Call] | None = None
+    tool_calls: list[_CallPart] | None = None
 
 
-class Logprobs(BaseModel):
+class CompletionLogprobs(BaseModel):
     """Log-probabilities of a completion's tokens; tokens are named "token_id:17"."""
 
     tokens: list[str] | None = None
@@ -164,47 +187,43 @@ class Logprobs(BaseModel):
     top_logprobs: list[dict[str, Logprob] | None] | None = None
 
 
-class Choice(BaseModel):
+class AnswerChoice(BaseModel):
     """An answer of OpenAI's API, or a part of it."""
 
     text: str | None = None
     token_ids: TokenIds | None = None
-    logprobs: Logprobs | None = None
-    message: Message | None = None
-    delta: Message | None = None
+    logprobs: CompletionLogprobs | None = None
+    message: ChatMessage | None = None
+    delta: ChatMessage | None = None
     finish_reason: str | None = None
 
 
-class Usage(BaseModel):
-    """Tokens of a request."""
-
+class _Usage(BaseModel):
     completion_tokens: Count
 
 
-class Event(BaseModel):
+class StreamEvent(BaseModel):
     """An event of a stream of OpenAI's API."""
 
-    choices: list[Choice] = []
-    usage: Usage | None = None
+    choices: list[AnswerChoice] = []
+    usage: _Usage | None = None
     error: Any = None
 
 
-class Whole(Event):
+class Whole(StreamEvent):
     """A whole answer of OpenAI's API."""
 
-    choices: list[Choice] = Field(min_length=1)
+    choices: list[AnswerChoice] = Field(min_length=1)
 
 
-class Reason(BaseModel):
-    """Why SGLang ended an answer."""
-
+class _FinishReason(BaseModel):
     type: str
 
 
-class About(BaseModel):
+class _GeneratedFigures(BaseModel):
     """SGLang's figures of an answer: log-probabilities are (value, token, text)."""
 
-    finish_reason: Reason | None = None
+    finish_reason: _FinishReason | None = None
     output_token_logprobs: list[tuple[Logprob, TokenId, Any]] | None = None
     output_top_logprobs: list[list[tuple[Logprob, TokenId, Any]] | None] | None = None
 
@@ -214,7 +233,7 @@ class Generated(BaseModel):
 
     text: str
     output_ids: TokenIds
-    meta_info: About
+    meta_info: _GeneratedFigures
 
 
 def read(schema: type[S], answer: bytes | str, who: str) -> S:
@@ -242,3 +261,26 @@ def unexpected(who: str, found: str, expected: str | None = None, remedy: str | 
     line = "".join(char if char.isprintable() else " " for char in " ".join(found.split()))
     what = "the server does not answer as expected"
     return EngineError.build(what, who=who, found=line, expected=expected, remedy=remedy)
+
+
+def put_together(parts: Iterable[AnswerChoice], **figures: Any) -> Answer:
+    """Return what an answer of OpenAI's API says.
+
+    Args:
+        parts: the first choice of the whole answer, or of each event of a stream.
+        figures: further fields of the answer.
+    """
+    text, reasoning, reason = "", "", None
+    calls: dict[int, list[str]] = {}
+    for part in parts:
+        message = part.message or part.delta or ChatMessage()
+        text += part.text or message.content or ""
+        reasoning += message.reasoning or message.reasoning_content or ""
+        reason = part.finish_reason or reason
+        for place, call in enumerate(message.tool_calls or ()):
+            known = calls.setdefault(place if call.index is None else call.index, ["", ""])
+            function = call.function or _CalledFunction()
+            known[0] += function.name or ""
+            known[1] += function.arguments or ""
+    called = tuple(ToolCall(*calls[index]) for index in sorted(calls))
+    return Answer(text=text, reasoning=reasoning, finish_reason=reason, tool_calls=called, **figures)

@@ -4,13 +4,30 @@ from __future__ import annotations
 
 import asyncio
 import importlib.util
-from collections.abc import Callable
-from typing import Any
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
-from specplug.client.answers import Detokenized, Event, S, Tokens, read, unexpected
+from specplug.client.answers import (
+    Answer,
+    AnswerChoice,
+    Anything,
+    Detokenized,
+    Mode,
+    S,
+    ServedModels,
+    ServerStatus,
+    StreamEvent,
+    Tokenized,
+    put_together,
+    read,
+    unexpected,
+)
 from specplug.errors import EngineError, describe
 from specplug.text.chat import PROBE, marks_roles, messages
+
+T = TypeVar("T")
 
 PATIENCE = 600.0
 """Seconds within which a request must be answered whole."""
@@ -18,9 +35,7 @@ PATIENCE = 600.0
 LARGEST = 32 << 20
 """Most bytes of an answer."""
 
-REFUSALS = (400, 404, 422, 501)
-"""Status codes by which a server says that it does not have or take something."""
-
+_REFUSALS = (400, 404, 422, 501)  # by which a server says that it does not have or take something
 _IDLE = 2.0  # seconds; servers close an idle connection after 5, perhaps while a request is on its way
 _REMEDIES = {
     401: "Give the key with --api-key, or the operator's with --operator-key",
@@ -35,7 +50,7 @@ class Refused(EngineError):
     status: int
 
 
-class Client:
+class ServerClient:
     """A vLLM or SGLang server.  One event loop must run all calls.
 
     Args:
@@ -61,7 +76,7 @@ class Client:
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=None, keepalive_expiry=_IDLE)
         self._http = httpx.AsyncClient(timeout=patience, limits=limits, trust_env=False)
 
-    async def __aenter__(self) -> Client:
+    async def __aenter__(self) -> ServerClient:
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -91,31 +106,52 @@ class Client:
         await self._exchange(method, path, body, chunks.append, operator=operator)
         return b"".join(chunks)
 
-    async def stream(self, path: str, body: Any, take: Callable[[Event], None]) -> None:
-        """Send a request of OpenAI's API, and call `take` with each event of its stream; raises as `ask`."""
+    async def stream(self, path: str, body: Any) -> Answer:
+        """Send a request of OpenAI's API, and return what its stream says, with times; raises as `ask`."""
         who, rest, ended = f"POST {self.url}{path}", b"", False
+        began, times, num_tokens = time.perf_counter(), [], 0
+        parts: list[AnswerChoice] = []
 
         def feed(chunk: bytes) -> None:
-            nonlocal rest, ended
+            nonlocal rest, ended, num_tokens
             *lines, rest = (rest + chunk).split(b"\n")
             for line in lines:
                 data = line.removeprefix(b"data:").strip()
                 if data == b"[DONE]":
                     ended = True
                 elif line.startswith(b"data:"):
-                    event = read(Event, data, who)
+                    event = read(StreamEvent, data, who)
                     if event.error is not None:
                         raise unexpected(who, str(event.error)[:200])
-                    take(event)
+                    if event.usage is not None:
+                        num_tokens = event.usage.completion_tokens
+                    for part in event.choices[:1]:
+                        parts.append(part)
+                        if part.text or (part.delta and part.delta.content):
+                            times.append(time.perf_counter() - began)
 
         await self._exchange("POST", path, body, feed)
         if not ended:
             raise unexpected(who, "a stream that breaks off", "data: [DONE] at its end")
+        first, last = (times[0], times[-1]) if times else (0.0, 0.0)
+        return put_together(parts, num_tokens=num_tokens, first=first, last=last)
+
+    async def model(self) -> str:
+        """Return the name of the first model that the server lists."""
+        return (await self.ask(ServedModels, "GET", "/v1/models")).data[0].id
+
+    async def status(self) -> ServerStatus:
+        """Return the status of a server with specplug."""
+        return await self.ask(ServerStatus, "GET", "/specplug/status", operator=True)
+
+    async def set_mode(self, mode: Mode) -> None:
+        """Switch speculation off or on for all requests of a server with specplug."""
+        await self.ask(Anything, "POST", "/specplug/mode", {"mode": mode}, operator=True)
 
     async def has_chat_template(self, model: str) -> bool:
         """Return whether the model of the server has a chat template that marks roles."""
         body: dict[str, Any] = {"model": model, "messages": messages(PROBE)}
-        found = await self.ask_if_there(Tokens, "POST", "/tokenize", body)
+        found = await self.ask_if_there(Tokenized, "POST", "/tokenize", body)
         if found is None or not found.tokens:
             return False
         body = {"model": model, "tokens": found.tokens, "skip_special_tokens": False}
@@ -151,12 +187,34 @@ class Client:
             raise unexpected(who, describe(error)) from error
 
 
-def _address(url: str) -> str:
-    """Return a server's address without "/v1".
+async def answer_all(
+    items: Sequence[T], together: int, send: Callable[[T], Awaitable[Answer]], done: Callable[[], None]
+) -> list[Answer]:
+    """Return the answers of `send` to the items, in order; a failure is an answer with an `error`.
 
-    Raises:
-        EngineError: it is none.
+    Args:
+        items: what to send.
+        together: most requests in flight; each answer triggers the next one.
+        send: sends one.
+        done: called after each answer.
     """
+    places = asyncio.Semaphore(together)
+
+    async def one(item: T) -> Answer:
+        async with places:
+            try:
+                answer = await send(item)
+            except EngineError as error:
+                refused = isinstance(error, Refused) and error.status in _REFUSALS
+                answer = Answer(error=str(error), refused=refused)
+        done()
+        return answer
+
+    return list(await asyncio.gather(*map(one, items)))
+
+
+def _address(url: str) -> str:
+    """Return a server's address without "/v1"."""
     try:
         parts = urlsplit(url)
         is_one = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0 and url.isprintable()

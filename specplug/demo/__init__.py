@@ -9,8 +9,6 @@ from __future__ import annotations
 from difflib import get_close_matches
 from pathlib import Path
 
-__all__ = ["MODEL_NAMES", "model_path"]
-
 MODEL_NAMES = ("tiny", "tiny-draft", "tiny-draft-other")
 """The target, a smaller draft with its tokenizer, and a smaller draft with another tokenizer."""
 

@@ -1,19 +1,26 @@
-"""Comparison of the same tasks with and without speculation: outputs, steps and time."""
+"""Comparison of the same tasks with and without speculation: outputs, steps and time, less repetition loops."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
-from specplug.demo.loops import loop_mask
 from specplug.demo.tasks import Task
+from specplug.errors import SpecplugError
 from specplug.plugins.embedded import TextEngine, TextRequest
+
+LOOP_PERIOD = 16
+"""Longest period that counts as a repetition loop, in which any lookup drafts perfectly and inflates figures."""
+
+LOOP_TIMES = 3
+"""Number of consecutive repetitions of a stretch of `LOOP_PERIOD` tokens that make a loop."""
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class TaskRun:
     """One task, served once.
 
     Attributes:
@@ -29,12 +36,12 @@ class Run:
 
 
 @dataclass(frozen=True, slots=True)
-class Pair:
+class TaskPair:
     """One task, served without and with speculation."""
 
     task: Task
-    plain: Run
-    speculative: Run
+    plain: TaskRun
+    speculative: TaskRun
     drafted: int
     accepted: int
 
@@ -45,7 +52,7 @@ class Pair:
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class TaskComparison:
     """The comparison over the tasks of one kind.
 
     `tokens`, `tokens_per_step` and `speedup` cover correct outputs only (all outputs of open tasks) and exclude the
@@ -71,10 +78,6 @@ class Row:
     acceptance_rate: float | None
     speedup: float | None
 
-    def as_dict(self) -> dict[str, object]:
-        """Return the row ready for JSON."""
-        return asdict(self)
-
 
 def run_pairs(
     tasks: Sequence[Task],
@@ -83,7 +86,7 @@ def run_pairs(
     max_tokens: int,
     done: Callable[[Task], None],
     form: Callable[[str], Any] = str,
-) -> list[Pair]:
+) -> list[TaskPair]:
     """Serve each task with both engines in turn, so that noise on the machine affects both.
 
     Serve some other task with both first, by `serve`, since the first one includes one-time set-up.  `form` makes an
@@ -98,14 +101,14 @@ def run_pairs(
         else:
             slow, fast = serve(plain, prompt, max_tokens), serve(speculative, prompt, max_tokens)
         counts = (speculative.metrics.snapshot() - before).total
-        pairs.append(Pair(task, slow, fast, counts.proposed, counts.accepted))
+        pairs.append(TaskPair(task, slow, fast, counts.proposed, counts.accepted))
         done(task)
     return pairs
 
 
-def serve(engine: TextEngine, prompt: Any, max_tokens: int, show: Callable[[str], object] = str) -> Run:
+def serve(engine: TextEngine, prompt: Any, max_tokens: int, show: Callable[[str], object] = str) -> TaskRun:
     """Serve one prompt, and pass its text to `show` as it comes."""
-    run = Run()
+    run = TaskRun()
     text = []
     began = time.perf_counter()
     for update in engine.stream([TextRequest(prompt=prompt, max_tokens=max_tokens)]):
@@ -119,10 +122,10 @@ def serve(engine: TextEngine, prompt: Any, max_tokens: int, show: Callable[[str]
         run.seconds.extend([(now - began) / count] * count)
         run.steps.extend([1 / count] * count)
         began = now
-    return Run(run.token_ids, "".join(text), run.seconds, run.steps)
+    return TaskRun(run.token_ids, "".join(text), run.seconds, run.steps)
 
 
-def summarise(kind: str, pairs: Iterable[Pair]) -> Row:
+def summarise(kind: str, pairs: Iterable[TaskPair]) -> TaskComparison:
     """Compare the pairs of one kind, or of all kinds together."""
     pairs = list(pairs)
     verdicts = [pair.task.is_correct(pair.speculative.text) for pair in pairs]
@@ -139,7 +142,7 @@ def summarise(kind: str, pairs: Iterable[Pair]) -> Row:
                 plain_seconds += pair.plain.seconds[place]
                 fast_seconds += pair.speculative.seconds[place]
     drafted = sum(pair.drafted for pair in pairs)
-    return Row(
+    return TaskComparison(
         kind=kind,
         tasks=len(pairs),
         identical=sum(pair.identical for pair in pairs),
@@ -150,3 +153,53 @@ def summarise(kind: str, pairs: Iterable[Pair]) -> Row:
         acceptance_rate=sum(pair.accepted for pair in pairs) / drafted if drafted else None,
         speedup=plain_seconds / fast_seconds if fast_seconds else None,
     )
+
+
+def loop_mask(token_ids: Sequence[int]) -> list[bool]:
+    """Return for each token whether it lies in a loop.
+
+    A loop is a stretch of at least `LOOP_PERIOD` times `LOOP_TIMES` tokens that repeats itself with a period of
+    `LOOP_PERIOD` or shorter: 16 tokens three times in a row, or one token 48 times.
+    """
+    inside = [False] * len(token_ids)
+    for step in range(1, LOOP_PERIOD + 1):
+        run = 0
+        for place in range(step, len(token_ids) + 1):
+            if place < len(token_ids) and token_ids[place] == token_ids[place - step]:
+                run += 1
+                continue
+            if run + step >= LOOP_PERIOD * LOOP_TIMES:
+                inside[place - run - step : place] = [True] * (run + step)
+            run = 0
+    return inside
+
+
+def plot_rows(rows: Sequence[TaskComparison], path: Path, title: str) -> None:
+    """Plot tokens per step by task, without and with speculation, as a PNG or in the format of the path's suffix.
+
+    Raises:
+        SpecplugError: matplotlib is not installed, or the path cannot be written.
+    """
+    try:
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise SpecplugError.build(
+            "cannot plot", found=str(error), expected="matplotlib", remedy="pip install 'specplug[plot]'"
+        ) from error
+    shown = [row for row in rows if row.tokens_per_step is not None]
+    figure = Figure(figsize=(7, 4), layout="constrained")
+    axes = figure.subplots()
+    places = range(len(shown))
+    axes.bar([p - 0.2 for p in places], [1.0] * len(shown), 0.4, label="without speculation", color="#9aa5b1")
+    heights = [row.tokens_per_step or 0 for row in shown]
+    bars = axes.bar([p + 0.2 for p in places], heights, 0.4, label="with specplug", color="#2f6fde")
+    axes.bar_label(bars, fmt="%.2f", padding=2)
+    axes.set_xticks(list(places), [row.kind for row in shown])
+    axes.set_ylabel("tokens per target step")
+    axes.set_title(title, fontsize=10)
+    axes.legend(frameon=False)
+    axes.spines[["top", "right"]].set_visible(False)
+    try:
+        figure.savefig(path, dpi=150)
+    except (OSError, ValueError) as error:
+        raise SpecplugError.build("cannot write the plot", who=str(path), found=str(error)) from error

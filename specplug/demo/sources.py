@@ -18,16 +18,6 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Literal
 
-__all__ = [
-    "Definition",
-    "SourceFile",
-    "Split",
-    "definitions",
-    "is_held_out",
-    "library_root",
-    "source_files",
-]
-
 Split = Literal["train", "held-out"]
 
 HELD_OUT_ONE_IN = 10
@@ -52,7 +42,7 @@ class SourceFile:
 
 
 @dataclass(frozen=True)
-class Definition:
+class DocumentedDefinition:
     """A documented module, class or function; paragraphs have their line breaks removed."""
 
     name: str
@@ -107,7 +97,7 @@ def _walk(root: Path) -> Iterator[SourceFile]:
 
 
 @lru_cache(maxsize=2048)
-def definitions(file: SourceFile) -> tuple[Definition, ...]:
+def definitions(file: SourceFile) -> tuple[DocumentedDefinition, ...]:
     """Return the file's documented definitions in order of appearance; none if it does not parse."""
     try:
         with warnings.catch_warnings():
@@ -119,16 +109,16 @@ def definitions(file: SourceFile) -> tuple[Definition, ...]:
     return tuple(sorted((d for d in found if d is not None), key=lambda d: (d.line, d.name)))
 
 
-def _definition(node: _Documented, file: SourceFile) -> Definition | None:
+def _definition(node: _Documented, file: SourceFile) -> DocumentedDefinition | None:
     paragraphs = _paragraphs(ast.get_docstring(node) or "")
     if not paragraphs:
         return None
     if isinstance(node, ast.Module):
-        return Definition(file.module, "module", 1, 0, paragraphs)
+        return DocumentedDefinition(file.module, "module", 1, 0, paragraphs)
     if isinstance(node, ast.ClassDef):
-        return Definition(node.name, "class", node.lineno, 0, paragraphs)
+        return DocumentedDefinition(node.name, "class", node.lineno, 0, paragraphs)
     count = len(node.args.posonlyargs) + len(node.args.args) + len(node.args.kwonlyargs)
-    return Definition(node.name, "function", node.lineno, count, paragraphs)
+    return DocumentedDefinition(node.name, "function", node.lineno, count, paragraphs)
 
 
 def _paragraphs(docstring: str) -> tuple[str, ...]:

@@ -20,11 +20,10 @@ import textwrap
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
+from pathlib import Path
 from typing import Literal, get_args
 
-from specplug.demo.sources import Definition, SourceFile, Split, definitions, source_files
-
-__all__ = ["END", "KINDS", "MARKERS", "MAX_CHARS", "Kind", "Task", "make_tasks"]
+from specplug.demo.sources import DocumentedDefinition, SourceFile, Split, definitions, source_files
 
 Kind = Literal["edit", "quote", "json", "code"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
@@ -39,6 +38,8 @@ MAX_CHARS = 600
 """Default limit on the material a task is made from, in characters (about three a token)."""
 
 MIN_CHARS = 100
+_CHATS = Path(__file__).with_name("chats.jsonl")
+_FIRST_CHAT = "first"
 _ATTEMPTS = 10_000
 _IDENTIFIER = re.compile(r"\b[A-Za-z_][A-Za-z_]{2,23}\b")
 
@@ -48,7 +49,7 @@ class Task:
     """A prompt and the text that should follow it; for `code`, the text that did follow it.
 
     Attributes:
-        kind: one of `KINDS`, or of `specplug.demo.chats`.
+        kind: one of `KINDS`, or a kind of chat.
     """
 
     kind: str
@@ -100,6 +101,18 @@ def make_tasks(kind: Kind, split: Split, count: int, seed: int = 0, *, max_chars
         if task is not None:
             tasks.append(task)
     raise RuntimeError(f"the {split} files yield only {len(tasks)} of {count} {kind} tasks")
+
+
+def chat_tasks(each: int) -> tuple[Task, list[Task]]:
+    """Return one chat to begin with, and at most `each` of every kind: the kinds one after the other.
+
+    Chats are for models with a chat template, and have no single right answer.
+    """
+    rows = [json.loads(line) for line in _CHATS.read_text(encoding="utf-8").splitlines()]
+    tasks = [Task(row["kind"], row["prompt"], answer="") for row in rows]
+    [first] = [task for task in tasks if task.kind == _FIRST_CHAT]
+    kinds = dict.fromkeys(task.kind for task in tasks if task is not first)
+    return first, [task for kind in kinds for task in [it for it in tasks if it.kind == kind][:each]]
 
 
 def _edit(rng: random.Random, split: Split, max_chars: int) -> Task | None:
@@ -245,7 +258,7 @@ def _passage(rng: random.Random, split: Split, max_chars: int) -> tuple[str, str
     return None
 
 
-def _record(file: SourceFile, definition: Definition) -> dict[str, str | int]:
+def _record(file: SourceFile, definition: DocumentedDefinition) -> dict[str, str | int]:
     return {
         "name": definition.name,
         "module": file.module,

@@ -1,18 +1,21 @@
-"""Acceptance of draft tokens by position, modelled or measured, and the tokens per step that follow from it."""
+"""Acceptance of draft tokens by position, modelled, replayed or counted, and the tokens per step that follow."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
 from operator import mul
+from pathlib import Path
 from typing import Any
 
-from specplug.errors import SettingsError
+from specplug.errors import SettingsError, describe
 
 
 @dataclass(frozen=True, slots=True)
-class Acceptance:
+class DraftAcceptance:
     """What happens at each draft position of one request's step, as probabilities over all its steps.
 
     Steps without a draft, or with a shorter one, count as well: they verify and accept nothing at that position.
@@ -40,21 +43,17 @@ class Acceptance:
         """Return the tokens that the target computes per step: the verified draft tokens and one more."""
         return 1 + sum(self.verified[:gamma])
 
-    def padded(self) -> Acceptance:
+    def padded(self) -> DraftAcceptance:
         """Return the same acceptance where every row is padded to gamma, so that each position is computed."""
         return replace(self, verified=(1.0,) * self.longest)
 
-    def as_dict(self) -> dict[str, Any]:
-        """Return the figures ready for JSON."""
-        return {"source": self.source, "survival": list(self.survival), "verified": list(self.verified)}
 
-
-def modelled(alpha: float, gamma: int) -> Acceptance:
+def modelled(alpha: float, gamma: int) -> DraftAcceptance:
     """Return drafts of `gamma` tokens, each accepted with probability `alpha` if those before it were."""
     return by_position([alpha] * gamma, f"modelled, alpha = {alpha:.4g} at every position")
 
 
-def by_position(rates: Sequence[float], source: str = "given by position") -> Acceptance:
+def by_position(rates: Sequence[float], source: str = "given by position") -> DraftAcceptance:
     """Return drafts whose token at each position is accepted at this rate if those before it were.
 
     Raises:
@@ -63,7 +62,14 @@ def by_position(rates: Sequence[float], source: str = "given by position") -> Ac
     for rate in rates:
         if not 0 <= rate <= 1:
             raise SettingsError.build("bad acceptance", found=rate, expected="probabilities, from 0 to 1")
-    return Acceptance(tuple(accumulate(rates, mul)), (1.0,) * len(rates), source)
+    return DraftAcceptance(tuple(accumulate(rates, mul)), (1.0,) * len(rates), source)
+
+
+def counted(accepted: Sequence[float], verified: Sequence[float], steps: float, source: str) -> DraftAcceptance:
+    """Return the shares of `steps` in which the token at each position was accepted and verified."""
+    shares = [min(1.0, count / steps) for count in verified]
+    survival = accumulate((min(kept / steps, share) for kept, share in zip(accepted, shares, strict=False)), min)
+    return DraftAcceptance(tuple(survival), tuple(shares), source)
 
 
 def expected_tau(alpha: float, gamma: int) -> float:
@@ -83,3 +89,65 @@ def acceptance_for(tau: float, gamma: int) -> float | None:
         middle = (low + high) / 2
         low, high = (low, middle) if expected_tau(middle, gamma) >= tau else (middle, high)
     return high if tau > 1 else 0.0
+
+
+def read_replay(path: Path) -> DraftAcceptance:
+    """Read the replay of one proposer.  Of several batch sizes the smallest counts, where a policy cuts drafts least.
+
+    Raises:
+        SettingsError: the file is no replay's JSON, or holds several proposers or modes, trees, or no drafts.
+    """
+    who = f"--replay {path}"
+    try:
+        run = _only(json.loads(path.read_bytes())["runs"], who)
+        workloads = run["workloads"].values()
+        found = from_histogram((row for workload in workloads for row in workload["histogram"]), _source(run))
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise SettingsError.build(
+            "no JSON of a replay",
+            who=who,
+            found=describe(error),
+            remedy="Write one with: specplug replay --json > replay.json",
+        ) from error
+    if not found.longest:
+        raise SettingsError.build("nothing was drafted", who=who, remedy="Replay with --gamma above 0, and a proposer")
+    return found
+
+
+def from_histogram(rows: Iterable[Sequence[int]], source: str) -> DraftAcceptance:
+    """Return the shares of steps by position, from rows of [verified, accepted, emitted, steps].
+
+    A step that ended its output counts as accepted what it emitted, so that tau is the replay's.
+    """
+    steps = 0
+    lengths: Counter[int] = Counter()
+    accepted: Counter[int] = Counter()
+    for verified, _, emitted, count in rows:
+        steps += count
+        lengths[verified] += count
+        accepted[emitted - 1] += count
+    positions = range(max(lengths, default=0))
+    survived, drafted = (
+        [sum(each[n] for n in each if n > place) for place in positions] for each in (accepted, lengths)
+    )
+    return counted(survived, drafted, steps, source)
+
+
+def _only(runs: Sequence[dict[str, Any]], who: str) -> dict[str, Any]:
+    """Return the run at the smallest batch size of the only proposer and mode."""
+    kinds = list(dict.fromkeys(f"{run['label']}, {run['mode']}" for run in runs))
+    if len(kinds) != 1:
+        raise SettingsError.build(
+            "a plan is for one proposer in one mode",
+            who=who,
+            found="; ".join(kinds) or "no run",
+            remedy="Replay with one --proposer and one --mode",
+        )
+    run = min(runs, key=lambda run: min(run["batches"]))
+    if run["trees"]:
+        raise SettingsError.build("a plan is for chains", who=who, found="trees", remedy="Replay without --trees")
+    return run
+
+
+def _source(run: dict[str, Any]) -> str:
+    return f"replay of {run['label']}, {run['mode']}, gamma {run['gamma']}, at batch size {min(run['batches'])}"

@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from itertools import accumulate
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from specplug.client.http import Client
+from specplug.client.http import ServerClient
 from specplug.errors import EngineError, text_of
-from specplug.forecast.acceptance import Acceptance, acceptance_for, by_position
+from specplug.forecast.acceptance import DraftAcceptance, acceptance_for, by_position, counted
 
 Samples = dict[tuple[str, str], list[float]]
 """Values by metric and position, the latter "" where there is none, of all engines, models and sources."""
@@ -33,7 +32,7 @@ _RESTARTED = "The server was restarted meanwhile; try again"
 _REMEDY = "Start the server with speculation, and SGLang with --enable-metrics as well"
 
 
-def read_metrics(url: str, interval: float | None = None) -> Acceptance:
+def read_metrics(url: str, interval: float | None = None) -> DraftAcceptance:
     """Scrape a server once for its totals, or twice for the counts of an interval in seconds.
 
     Raises:
@@ -42,15 +41,21 @@ def read_metrics(url: str, interval: float | None = None) -> Acceptance:
     url = url.rstrip("/").removesuffix("/metrics").rstrip("/")
 
     async def scraped() -> tuple[Samples, Samples]:
-        async with Client(url, patience=PATIENCE) as client:
+        async with ServerClient(url, patience=PATIENCE) as client:
             before: Samples = {}
             if interval is not None:
-                before = parse((await client.body("GET", "/metrics")).decode(errors="replace"), f"{url}/metrics")
+                before = await read_samples(client)
                 await asyncio.sleep(interval)
-            return before, parse((await client.body("GET", "/metrics")).decode(errors="replace"), f"{url}/metrics")
+            return before, await read_samples(client)
 
     before, samples = asyncio.run(scraped())
     return acceptance_of(samples, before, f"{url}/metrics")
+
+
+async def read_samples(client: ServerClient) -> Samples:
+    """Return a server's samples of speculation; raises as `parse`, and as `ServerClient.ask`."""
+    text = await client.body("GET", "/metrics")
+    return parse(text.decode(errors="replace"), f"{client.url}/metrics")
 
 
 def parse(text: str, url: str) -> Samples:
@@ -82,14 +87,14 @@ def _checked(value: float, name: str, position: str) -> float:
     return value
 
 
-def acceptance_of(samples: Samples, before: Samples, url: str) -> Acceptance:
+def acceptance_of(samples: Samples, before: Samples, url: str) -> DraftAcceptance:
     """Return the acceptance of the counts since the samples `before`, which may be empty.
 
     Raises:
         EngineError: as `read_metrics`.
     """
 
-    def counted(name: str, position: str = "") -> float:
+    def count_of(name: str, position: str = "") -> float:
         key = name, position
         count = sum(samples.get(key, ())) - sum(before.get(key, ()))
         if count < 0:
@@ -98,60 +103,55 @@ def acceptance_of(samples: Samples, before: Samples, url: str) -> Acceptance:
 
     names = {name for name, _ in samples}
     if _SPECPLUG in names:
-        return _specplug(counted, _positions(samples, "specplug_position_verified_tokens_total"), url)
+        return _specplug(count_of, _positions(samples, "specplug_position_verified_tokens_total"), url)
     if _VLLM in names:
-        return _vllm(counted, _positions(samples, "vllm:spec_decode_num_accepted_tokens_per_pos_total"), url)
+        return _vllm(count_of, _positions(samples, "vllm:spec_decode_num_accepted_tokens_per_pos_total"), url)
     if any(samples.get((_SGLANG, ""), ())):
         return _sglang(samples, url)
     looked_for = f"{_SPECPLUG}, {_VLLM} or {_SGLANG} above 0"
     raise EngineError.build("no metrics of speculation", who=url, expected=looked_for, remedy=_REMEDY)
 
 
-def _specplug(counted: Callable[..., float], positions: Sequence[str], url: str) -> Acceptance:
+def _specplug(count_of: Callable[..., float], positions: Sequence[str], url: str) -> DraftAcceptance:
     """Divide specplug's counts by position by all steps of requests that drafts were planned for.
 
     Those without a draft are included.
     """
-    steps = counted(_SPECPLUG)
-    verified = [counted("specplug_position_verified_tokens_total", position) for position in positions]
-    accepted = [counted("specplug_position_accepted_tokens_total", position) for position in positions]
+    steps = count_of(_SPECPLUG)
+    verified = [count_of("specplug_position_verified_tokens_total", position) for position in positions]
+    accepted = [count_of("specplug_position_accepted_tokens_total", position) for position in positions]
     source = f"specplug's metrics at {url}, {steps:.0f} steps of requests"
     return _shares(accepted, [count for count in verified if count], steps, source, url)
 
 
-def _vllm(counted: Callable[..., float], positions: Sequence[str], url: str) -> Acceptance:
+def _vllm(count_of: Callable[..., float], positions: Sequence[str], url: str) -> DraftAcceptance:
     """Divide vLLM's accepted tokens by position by all steps of requests, which emit one token and what they accepted.
 
     vLLM counts no lengths by position, so every draft counts as one of the longest, which costs most.
     """
-    drafts = counted(_VLLM)
-    steps = counted("vllm:generation_tokens_total") - counted("vllm:spec_decode_num_accepted_tokens_total")
+    drafts = count_of(_VLLM)
+    steps = count_of("vllm:generation_tokens_total") - count_of("vllm:spec_decode_num_accepted_tokens_total")
     steps = max(steps, drafts)  # tokens of running steps may not be counted yet
-    accepted = [counted("vllm:spec_decode_num_accepted_tokens_per_pos_total", position) for position in positions]
-    mean = counted("vllm:spec_decode_num_draft_tokens_total") / drafts if drafts else 0.0
+    accepted = [count_of("vllm:spec_decode_num_accepted_tokens_per_pos_total", position) for position in positions]
+    mean = count_of("vllm:spec_decode_num_draft_tokens_total") / drafts if drafts else 0.0
     source = f"vLLM's metrics at {url}, {drafts:.0f} drafts of {mean:.2f} tokens in {steps:.0f} steps of requests"
     return _shares(accepted, [drafts] * len(positions), steps, source, url)
 
 
-def _sglang(samples: Samples, url: str) -> Acceptance:
+def _sglang(samples: Samples, url: str) -> DraftAcceptance:
     """Fit alpha to SGLang's mean acceptance length, which its gauges give for the last interval of its log."""
 
     def mean(name: str) -> float:
         values = [value for value in samples.get((name, ""), ()) if value > 0]
         return sum(values) / len(values) if values else 0.0
 
-    tau, gamma, num_draft_tokens = (
-        mean("sglang:spec_accept_length"),
-        mean(_SGLANG),
-        mean("sglang:spec_num_draft_tokens"),
-    )
+    tau, gamma = mean("sglang:spec_accept_length"), mean(_SGLANG)
+    num_draft_tokens = mean("sglang:spec_num_draft_tokens")
     if gamma > MOST_POSITIONS:
         raise EngineError.build("a draft too long", who=url, found=f"{_SGLANG} {gamma:g}", expected=f"{MOST_POSITIONS}")
     if num_draft_tokens != gamma + 1:
-        found = f"{num_draft_tokens:g} draft tokens, the root included, in {gamma:g} steps"
-        raise EngineError.build(
-            "a plan is for chains", who=url, found=found, expected="chains, one more token than steps"
-        )
+        found, expected = f"{num_draft_tokens:g} draft tokens, the root included, in {gamma:g} steps", "one more token"
+        raise EngineError.build("a plan is for chains", who=url, found=found, expected=f"chains, {expected} than steps")
     alpha = acceptance_for(tau, round(gamma))
     if tau < 1 or alpha is None:
         raise _nothing_drafted(f"a mean acceptance length of {tau:g}", url)
@@ -159,13 +159,12 @@ def _sglang(samples: Samples, url: str) -> Acceptance:
     return by_position([alpha] * round(gamma), source)
 
 
-def _shares(accepted: Sequence[float], verified: Sequence[float], steps: float, source: str, url: str) -> Acceptance:
-    """Divide counts by position by the steps."""
+def _shares(
+    accepted: Sequence[float], verified: Sequence[float], steps: float, source: str, url: str
+) -> DraftAcceptance:
     if steps <= 0 or not sum(verified):
         raise _nothing_drafted(f"{steps:g} steps without a draft", url)
-    shares = [min(1.0, count / steps) for count in verified]
-    survival = accumulate((min(kept / steps, share) for kept, share in zip(accepted, shares, strict=False)), min)
-    return Acceptance(tuple(survival), tuple(shares), source)
+    return counted(accepted, verified, steps, source)
 
 
 def _positions(samples: Samples, name: str) -> list[str]:

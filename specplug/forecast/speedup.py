@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from specplug.forecast.acceptance import Acceptance, acceptance_for
-from specplug.forecast.step_cost import StepCost
+from specplug.forecast.acceptance import DraftAcceptance, acceptance_for
+from specplug.forecast.step_cost import CostModel
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,8 +59,8 @@ class BatchForecast:
 
 
 def forecast(
-    acceptance: Acceptance,
-    target: StepCost,
+    acceptance: DraftAcceptance,
+    target: CostModel,
     batches: Sequence[int],
     gamma: int,
     *,
@@ -81,7 +81,7 @@ def forecast(
 
 
 def _of_batch(
-    acceptance: Acceptance, target: StepCost, batch: int, longest: int, draft_cost: float, overhead: float
+    acceptance: DraftAcceptance, target: CostModel, batch: int, longest: int, draft_cost: float, overhead: float
 ) -> BatchForecast:
     plain = target.step(batch, 1)
 

@@ -27,7 +27,7 @@ GPUS = {
 """Figures of the vendors' data sheets, without structured sparsity, for which these state twice the arithmetic."""
 
 
-class StepCost(Protocol):
+class CostModel(Protocol):
     """Cost of a target step, in a unit of its own."""
 
     def step(self, batch: int, tokens: float) -> float:
@@ -43,6 +43,27 @@ class SaturationCost:
     def step(self, batch: int, tokens: float) -> float:
         """Return the cost in steps of a small batch."""
         return max(1.0, batch * tokens / self.saturation)
+
+
+@dataclass(frozen=True, slots=True)
+class ModelMemory:
+    """Bytes of a model; with tensor parallelism `per_gpu` is what each GPU holds.
+
+    Attributes:
+        name: the model's folder.
+        parameters: number of weights.
+        weights: bytes of the weights.
+        kv_per_token: bytes of KV cache per token of context.
+        kv_cache: bytes of KV cache for a whole batch.
+        per_gpu: bytes of weights and KV cache on each GPU.
+    """
+
+    name: str
+    parameters: int
+    weights: float
+    kv_per_token: float
+    kv_cache: float
+    per_gpu: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,3 +101,11 @@ class RooflineCost:
         """Return the floating-point operations of each GPU."""
         per_token = 2 * self.shape.active_parameters + self.context * self.shape.attention_flops
         return batch * tokens * per_token / self.tensor_parallel
+
+    def memory(self, batch: int) -> ModelMemory:
+        """Return the memory of the model for `batch` requests of the context."""
+        shape = self.shape
+        weights, kv_per_token = shape.parameters * self.weight_bits / 8, shape.kv_elements * self.kv_bits / 8
+        cache = batch * self.context * kv_per_token
+        per_gpu = weights / self.tensor_parallel + cache / min(self.tensor_parallel, shape.kv_heads)
+        return ModelMemory(shape.name, shape.parameters, weights, kv_per_token, cache, per_gpu)

@@ -2,22 +2,16 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
 
-from specplug.audit.chat import Chat
 from specplug.audit.checks import all_checks, chosen
-from specplug.audit.differences import first_difference, noise
-from specplug.audit.finding import Finding, Status, unanswered
-from specplug.audit.greedy import Greedy, half_right
-from specplug.audit.logprobs import Logprobs
-from specplug.audit.probe import Answer, Control, DraftCounts, Material, ToolCall
-from specplug.audit.seeds import SEEDS, Seeds
-from specplug.audit.stops import Stops, stop_within
-from specplug.audit.structured import Structured
+from specplug.audit.formats import Chat, Structured
+from specplug.audit.probe import CheckOutcome, ControlAnswers, DraftCounts, Finding, Material, unanswered
+from specplug.audit.texts import SEEDS, Greedy, Logprobs, Seeds, Stops, first_difference, half_right, noise, stop_within
+from specplug.client.answers import Answer, ToolCall
 from specplug.errors import SettingsError
 
 PROMPTS = tuple((place, 1, 2) for place in range(6))
@@ -35,22 +29,19 @@ def material(greedy: Sequence[Answer]) -> Material:
     return Material(PROMPTS, tuple(map(str, PROMPTS)), tuple(greedy), len(TEXT))
 
 
-def greedily(first: Sequence[Answer], control: Control, second: Sequence[Answer] | None = None) -> Finding:
+def greedily(first: Sequence[Answer], control: ControlAnswers, second: Sequence[Answer] | None = None) -> Finding:
     again = second or [answer(TEXT[: max(1, len(TEXT) - 3 * (number % 5))]) for number in reversed(range(len(PROMPTS)))]
     return Greedy().judge(material(first), again, [], control)
 
 
 SAME = [answer()] * len(PROMPTS)
-EXACT = Control(tuple(SAME))
-
-
-def test_equal_outputs_pass():
-    assert greedily(SAME, EXACT).status is Status.PASSED
+EXACT = ControlAnswers(tuple(SAME))
 
 
 @pytest.mark.parametrize(
     ("tokens", "words"),
     [
+        (TEXT, None),
         ((3, 4, 99, 6, 7, 8), "output token 2: expected token 5, found token 99"),
         ((3, 4, 42, 6, 7, 8), "found token 42, gap of log-probabilities inf"),
         ((3, 4), "expected token 5, found the end"),
@@ -58,14 +49,25 @@ def test_equal_outputs_pass():
 )
 def test_a_difference_fails_and_is_named(tokens, words):
     found = greedily([answer(tokens), *SAME[1:]], EXACT)
-    assert found.status is Status.FAILED
-    assert words in found.examples[0]
+    assert (found.status, len(found.examples)) == ((CheckOutcome.FAILED, 1) if words else (CheckOutcome.PASSED, 0))
+    assert words is None or words in found.examples[0]
+    assert (first_difference(0, answer(), answer(tokens)) is None) is (words is None)
+    control = ControlAnswers(tuple(replace(one, top_logprobs=()) for one in SAME))
+    bare = greedily([answer(tokens), *SAME[1:]], control)
+    assert bare.status is found.status, "without log-probabilities every difference fails"
+    assert all("nan" in example for example in bare.examples)
+
+
+def test_texts_to_draft_from_and_to_stop_at():
+    assert half_right(TEXT) == (3, 4, 5, 5, 7, 8)
+    assert half_right((5, 5, 5, 5)) == (5, 5, 5, 5)
+    assert [stop_within(text) for text in ("abcdef", "ab", " ", "")] == ["def", "b", "\n", "\n"]
 
 
 def test_a_near_tie_is_rounding():
-    control = Control((answer(gap=5e-5), *SAME[1:]))
+    control = ControlAnswers((answer(gap=5e-5), *SAME[1:]))
     found = greedily([answer((3, 99, 5, 6, 7, 8)), *SAME[1:]], control)
-    assert found.status is Status.PASSED
+    assert found.status is CheckOutcome.PASSED
     assert "1 near ties" in found.summary
 
 
@@ -73,22 +75,15 @@ def test_the_controls_noise_widens_ties():
     """In half precision the control's own log-probabilities depend on the batch."""
     tied = (answer(gap=0.02), *SAME[1:])
     mine = [answer((3, 99, 5, 6, 7, 8)), *SAME[1:]]
-    assert greedily(mine, Control(tied)).status is Status.FAILED
-    assert greedily(mine, Control(tied, noise=0.01)).status is Status.PASSED
+    assert greedily(mine, ControlAnswers(tied)).status is CheckOutcome.FAILED
+    assert greedily(mine, ControlAnswers(tied, noise=0.01)).status is CheckOutcome.PASSED
 
 
 def test_too_many_near_ties_fail():
     """Each of them could be rounding, but the control never differs from itself."""
-    control = Control(tuple(answer(gap=1e-6) for _ in PROMPTS))
+    control = ControlAnswers(tuple(answer(gap=1e-6) for _ in PROMPTS))
     wrong = [answer((99, *TEXT[1:]))] * len(PROMPTS)
-    assert greedily(wrong, control, [answer((99,))] * len(PROMPTS)).status is Status.FAILED
-
-
-def test_without_log_probabilities_every_difference_fails():
-    control = Control(tuple(replace(one, top_logprobs=()) for one in SAME))
-    found = greedily([answer((3, 99, 5, 6, 7, 8)), *SAME[1:]], control)
-    assert found.status is Status.FAILED
-    assert "nan" in found.examples[0]
+    assert greedily(wrong, control, [answer((99,))] * len(PROMPTS)).status is CheckOutcome.FAILED
 
 
 def test_noise_is_measured_until_texts_part():
@@ -99,31 +94,21 @@ def test_noise_is_measured_until_texts_part():
     assert noise([one], [one]) == (0.0, 0)
 
 
-def test_first_difference_knows_equal_texts():
-    assert first_difference(0, answer(), answer()) is None
-    assert math.isinf(first_difference(0, answer(), answer((*TEXT, 9))).gap)
-
-
-def test_half_right_drafts_are_partly_wrong():
-    assert half_right(TEXT) == (3, 4, 5, 5, 7, 8)
-    assert half_right((5, 5, 5, 5)) == (5, 5, 5, 5)
-
-
 def test_a_check_without_accepted_drafts_proves_nothing():
     passed = greedily(SAME, EXACT)
-    assert passed.with_drafts(DraftCounts(0, 5)).status is Status.UNPROVEN
-    assert passed.with_drafts(DraftCounts(1, 5)).status is Status.PASSED
-    assert passed.with_drafts(None).status is Status.UNPROVEN
+    assert passed.with_drafts(DraftCounts(0, 5)).status is CheckOutcome.UNPROVEN
+    assert passed.with_drafts(DraftCounts(1, 5)).status is CheckOutcome.PASSED
+    assert passed.with_drafts(None).status is CheckOutcome.UNPROVEN
     failed = greedily([answer((3,)), *SAME[1:]], EXACT)
-    assert failed.with_drafts(DraftCounts(0, 0)).status is Status.FAILED
+    assert failed.with_drafts(DraftCounts(0, 0)).status is CheckOutcome.FAILED
 
 
 def test_unanswered_probes():
     assert unanswered("x", (answer(),), "the control") is None
     refused, broken = Answer(error="HTTP 400", refused=True), Answer(error="HTTP 500")
-    assert unanswered("x", (refused, refused), "the control").status is Status.NOT_RUN
-    assert unanswered("x", (broken, broken), "the control").status is Status.FAILED
-    assert unanswered("x", (refused, answer()), "the control").status is Status.FAILED
+    assert unanswered("x", (refused, refused), "the control").status is CheckOutcome.NOT_RUN
+    assert unanswered("x", (broken, broken), "the control").status is CheckOutcome.FAILED
+    assert unanswered("x", (refused, answer()), "the control").status is CheckOutcome.FAILED
 
 
 # -- other checks ------------------------------------------------------------------------------------------------------
@@ -132,10 +117,10 @@ def test_unanswered_probes():
 def test_stops_compare_text_and_reason():
     stopped = [answer(finish_reason="stop")] * len(PROMPTS)
     judge = Stops().judge
-    assert judge(material(SAME), stopped, stopped, EXACT).status is Status.PASSED
-    assert judge(material(SAME), SAME, SAME, EXACT).status is Status.UNPROVEN
+    assert judge(material(SAME), stopped, stopped, EXACT).status is CheckOutcome.PASSED
+    assert judge(material(SAME), SAME, SAME, EXACT).status is CheckOutcome.UNPROVEN
     late = [replace(stopped[0], text="later"), *stopped[1:]]
-    assert judge(material(SAME), late, stopped, EXACT).status is Status.FAILED
+    assert judge(material(SAME), late, stopped, EXACT).status is CheckOutcome.FAILED
 
 
 def seeded(found: Sequence[Answer], again: Sequence[Answer] | None = None) -> Finding:
@@ -148,12 +133,14 @@ def seeded(found: Sequence[Answer], again: Sequence[Answer] | None = None) -> Fi
 def test_texts_of_seeds_must_be_the_controls():
     count = len(PROMPTS) * len(SEEDS)
     other = answer((3, 4, 9))
-    assert seeded([answer()] * count).status is Status.PASSED
+    assert seeded([answer()] * count).status is CheckOutcome.PASSED
     found = seeded([other] * count)
-    assert found.status is Status.FAILED
+    assert found.status is CheckOutcome.FAILED
     assert found.examples[1] == "prompt 0, seed 2: texts part at output token 2"
-    assert seeded([other, *[answer()] * (count - 1)]).status is Status.UNPROVEN
-    assert seeded([other] * count, [other] * count).status is Status.UNPROVEN, "the control does not repeat either"
+    assert seeded([other, *[answer()] * (count - 1)]).status is CheckOutcome.UNPROVEN
+    assert seeded([other] * count, [other] * count).status is CheckOutcome.UNPROVEN, (
+        "the control does not repeat either"
+    )
 
 
 def test_each_prompt_has_its_seeds_and_the_control_answers_twice():
@@ -164,19 +151,15 @@ def test_each_prompt_has_its_seeds_and_the_control_answers_twice():
     assert {probe.prompt for probe in mine} == set(PROMPTS)
 
 
-def test_a_stop_string_is_never_empty():
-    assert [stop_within(text) for text in ("abcdef", "ab", " ", "")] == ["def", "b", "\n", "\n"]
-
-
 def test_log_probabilities_must_be_there_and_equal():
     judge = Logprobs().judge
-    assert judge(material(SAME), SAME, [], EXACT).status is Status.PASSED
+    assert judge(material(SAME), SAME, [], EXACT).status is CheckOutcome.PASSED
     wrong = [answer(gap=1.1), *SAME[1:]]
-    assert judge(material(SAME), wrong, [], EXACT).status is Status.FAILED
+    assert judge(material(SAME), wrong, [], EXACT).status is CheckOutcome.FAILED
     missing = [replace(SAME[0], top_logprobs=SAME[0].top_logprobs[1:]), *SAME[1:]]
     assert "5 log-probabilities for 6 tokens" in judge(material(SAME), missing, [], EXACT).examples[0]
-    bare = Control(tuple(replace(one, top_logprobs=()) for one in SAME))
-    assert judge(material(SAME), SAME, [], bare).status is Status.NOT_RUN
+    bare = ControlAnswers(tuple(replace(one, top_logprobs=()) for one in SAME))
+    assert judge(material(SAME), SAME, [], bare).status is CheckOutcome.NOT_RUN
 
 
 def structured(text: str) -> Answer:
@@ -190,14 +173,14 @@ def test_structured_output_is_validated_where_the_controls_is_valid():
     texts = [VALID, '"read 12 lines of main"', '["red", "blue"]'] * 2
     good = [structured(text) for text in texts]
     judge = Structured().judge
-    assert judge(material(SAME), good, good, EXACT).status is Status.PASSED
+    assert judge(material(SAME), good, good, EXACT).status is CheckOutcome.PASSED
     torn = [structured(VALID[:-1]), *good[1:]]
     found = judge(material(SAME), torn, good, EXACT)
-    assert found.status is Status.FAILED
+    assert found.status is CheckOutcome.FAILED
     assert "does not follow its schema" in found.examples[0]
-    assert judge(material(SAME), torn, torn, EXACT).status is Status.PASSED  # the engine's own mistake
+    assert judge(material(SAME), torn, torn, EXACT).status is CheckOutcome.PASSED  # the engine's own mistake
     none = [structured("x")] * len(texts)
-    assert judge(material(SAME), none, none, EXACT).status is Status.UNPROVEN
+    assert judge(material(SAME), none, none, EXACT).status is CheckOutcome.UNPROVEN
 
 
 def chat(arguments: str = '{"city": "Oslo", "unit": "C"}', **more: object) -> Answer:
@@ -214,31 +197,31 @@ def tools() -> Chat:
 def test_calls_are_compared_by_value(tools):
     right = [chat()] * 12
     spaced = [chat('{"unit":"C","city":"Oslo"}')] * 12
-    assert tools.judge(material(SAME), spaced, right * 2, EXACT).status is Status.PASSED
+    assert tools.judge(material(SAME), spaced, right * 2, EXACT).status is CheckOutcome.PASSED
     lost = [chat(""), *right[1:]]
     found = tools.judge(material(SAME), lost, right * 2, EXACT)
-    assert found.status is Status.FAILED
+    assert found.status is CheckOutcome.FAILED
     assert "whole: arguments ''" in found.examples[0]
 
 
 def test_either_answer_of_an_unstable_control_will_do(tools):
     right, other = [chat()] * 12, [chat(reasoning="<think>")] * 12
     found = tools.judge(material(SAME), right, other + right, EXACT)
-    assert found.status is Status.PASSED
+    assert found.status is CheckOutcome.PASSED
     assert "the control differs from itself on 12" in found.summary
 
 
 def test_in_half_precision_only_malformed_calls_fail(tools):
-    right, noisy = [chat()] * 12, Control(tuple(SAME), noise=0.01)
+    right, noisy = [chat()] * 12, ControlAnswers(tuple(SAME), noise=0.01)
     other = [chat('{"city": "Paris", "unit": "C"}')] * 12
-    assert tools.judge(material(SAME), other, right * 2, noisy).status is Status.PASSED
+    assert tools.judge(material(SAME), other, right * 2, noisy).status is CheckOutcome.PASSED
     unknown = [chat('{"city": "Rome", "unit": "C"}')] * 12
-    assert tools.judge(material(SAME), unknown, right * 2, noisy).status is Status.FAILED
+    assert tools.judge(material(SAME), unknown, right * 2, noisy).status is CheckOutcome.FAILED
 
 
 def test_a_control_without_calls_shows_nothing(tools):
     silent = [Answer(text="no", finish_reason="stop")] * 12
-    assert tools.judge(material(SAME), silent, silent * 2, EXACT).status is Status.NOT_RUN
+    assert tools.judge(material(SAME), silent, silent * 2, EXACT).status is CheckOutcome.NOT_RUN
 
 
 def test_unknown_checks_are_refused():

@@ -9,14 +9,7 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from specplug.audit.distributions import (
-    OTHER,
-    against_exact,
-    against_sample,
-    detectable,
-    from_logprobs,
-    next_tokens,
-)
+from specplug.audit.sampled import OTHER, against_exact, against_sample, detectable, from_logprobs, next_tokens
 from specplug.testing.statistics import GStatistic
 
 PROBS = {0: 0.5, 1: 0.3, 2: 0.15, 3: 0.05}

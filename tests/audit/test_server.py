@@ -2,44 +2,20 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from contextlib import closing
-from http.server import BaseHTTPRequestHandler
-from typing import Any, ClassVar
 
 import pytest
 from typer.testing import CliRunner
 
-from specplug.audit.probe import Answer, DraftCounts, Probe, ToolCall
+from specplug.audit.probe import DraftCounts, Probe
 from specplug.audit.server import ServerSide
 from specplug.cli.app import app
+from specplug.client.answers import Answer, ToolCall
+from specplug.client.http import ServerClient
 from specplug.errors import EngineError
-from tests.local_http import served
+from tests.client.servers import COMPLETION, GENERATED, LocalServer, stream_of
 
-COMPLETION = {
-    "choices": [
-        {
-            "text": "ab",
-            "token_ids": [7, 8],
-            "finish_reason": "length",
-            "logprobs": {
-                "tokens": ["token_id:7", "token_id:8"],
-                "token_logprobs": [-0.1, -2.0],
-                "top_logprobs": [{"token_id:7": -0.1}, {"token_id:9": -0.5}],
-            },
-        }
-    ]
-}
-GENERATED = {
-    "text": "ab",
-    "output_ids": [7, 8],
-    "meta_info": {
-        "finish_reason": {"type": "length"},
-        "output_token_logprobs": [[-0.1, 7, "a"], [-2.0, 8, "b"]],
-        "output_top_logprobs": [[[-0.1, 7, "a"]], [[-0.5, 9, "c"]]],
-    },
-}
 DELTAS = [
     {"delta": {"role": "assistant", "content": ""}},
     {"delta": {"reasoning_content": "hm"}},
@@ -47,7 +23,7 @@ DELTAS = [
     {"delta": {"tool_calls": [{"index": 0, "function": {"arguments": 'ty": 1}'}}]}},
     {"delta": {}, "finish_reason": "tool_calls"},
 ]
-STREAM = "".join(f"data: {json.dumps({'choices': [delta]})}\n\n" for delta in DELTAS) + "data: [DONE]\n\n"
+STREAM = stream_of(*({"choices": [delta]} for delta in DELTAS))
 METRICS = (
     'vllm:spec_decode_num_accepted_tokens_total{engine="0"} 5.0\n'
     'vllm:spec_decode_num_accepted_tokens_total{engine="1"} 2.0\n'
@@ -60,33 +36,12 @@ WANTED = Answer(token_ids=(7, 8), text="ab", finish_reason="length", top_logprob
 PROBE = Probe(prompt=(1, 2), max_tokens=2, temperature=1.5, top_k=20, stop=("x",), top_logprobs=3, expected=(1, 2, 7))
 
 
-class Fake(BaseHTTPRequestHandler):
-    """Answers by `routes`, and keeps the bodies that it received."""
-
-    routes: ClassVar[dict[str, Any]] = {}
-    received: ClassVar[list[dict[str, Any]]] = []
-
-    def do_GET(self) -> None:
-        found = self.routes.get(self.path)
-        body = found if isinstance(found, str) else json.dumps(found)
-        self.send_response(404 if found is None else 200)
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body.encode())
-
-    def do_POST(self) -> None:
-        self.received.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
-        self.do_GET()
-
-    def log_message(self, *args: object) -> None: ...
-
-
 @pytest.fixture
-def server(request: pytest.FixtureRequest) -> Iterator[str]:
-    Fake.routes = {"/v1/models": MODELS, "/tokenize": TOKENS, "/v1/chat/completions": STREAM, **request.param}
-    Fake.received = []
-    with served(Fake) as url:
-        yield url
+def server(request: pytest.FixtureRequest) -> Iterator[LocalServer]:
+    chats = {"/v1/chat/completions": STREAM}
+    found = LocalServer({"/v1/models": MODELS, "/tokenize": TOKENS, **chats, **request.param})
+    with found.running():
+        yield found
 
 
 def done() -> None: ...
@@ -94,12 +49,12 @@ def done() -> None: ...
 
 @pytest.mark.parametrize("server", [VLLM, SGLANG], ids=["vLLM", "SGLang"], indirect=True)
 def test_completions_of_both_dialects(server, request):
-    side = ServerSide(f"{server}/v1")
+    side = ServerSide(ServerClient(f"{server.url}/v1"))
     name = request.node.callspec.id
     assert name in side.describe()
     assert side.tokenize("ab") == (1, 2)
     assert side.answer([PROBE], 1, done) == [WANTED]
-    sent = Fake.received[-1]
+    sent = server.received[-1]
     if name == "vLLM":
         assert (sent["prompt"], sent["logprobs"], sent["top_k"]) == ([1, 2], 3, 20)
         assert sent["vllm_xargs"] == {"specplug_references": [1, 2, 7]}
@@ -122,19 +77,19 @@ def test_completions_of_both_dialects(server, request):
     ],
 )
 def test_prompts_are_chats_where_the_model_has_a_template_that_marks_roles(server, shown, raw, is_chat):
-    Fake.routes["/detokenize"] = shown
-    with closing(ServerSide(server, raw=raw)) as side:
+    server.routes["/detokenize"] = shown
+    with closing(ServerSide(ServerClient(server.url), raw=raw)) as side:
         assert side.has_template is is_chat
         assert side.tokenize("ab") == (1, 2)
     sent = {"messages": [{"role": "user", "content": "ab"}]} if is_chat else {"prompt": "ab"}
-    assert Fake.received[-1] == {"model": "m", **sent}
+    assert server.received[-1] == {"model": "m", **sent}
 
 
 @pytest.mark.parametrize(("server", "key"), [(VLLM, "vllm_xargs"), (SGLANG, "custom_params")], indirect=["server"])
 def test_further_fields_are_sent_with_completions_and_chats(server, key):
-    side, fields = ServerSide(server), {"verifier": "typical", "acceptance_threshold": 0.3}
+    side, fields = ServerSide(ServerClient(server.url)), {"verifier": "typical", "acceptance_threshold": 0.3}
     side.answer([Probe(prompt=(1,), fields=fields), Probe(messages=({"role": "user"},), fields=fields)], 1, done)
-    completion, chat = Fake.received[-2:]
+    completion, chat = server.received[-2:]
     expected = {"specplug_verifier": "typical", "specplug_acceptance_threshold": 0.3}
     assert completion.get("sampling_params", completion)[key] == expected
     assert chat[key] == expected
@@ -144,28 +99,28 @@ def test_further_fields_are_sent_with_completions_and_chats(server, key):
 @pytest.mark.parametrize("server", [VLLM], indirect=True)
 def test_a_streamed_chat_is_put_together(server):
     probe = Probe(messages=({"role": "user", "content": "x"},), tools=({"name": "weather"},), stream=True)
-    (found,) = ServerSide(server).answer([probe], 1, done)
+    (found,) = ServerSide(ServerClient(server.url)).answer([probe], 1, done)
     calls = (ToolCall("weather", '{"city": 1}'),)
     assert found == Answer(reasoning="hm", tool_calls=calls, finish_reason="tool_calls")
-    assert Fake.received[-1]["tool_choice"] == "auto"
+    assert server.received[-1]["tool_choice"] == "auto"
 
 
 @pytest.mark.parametrize("server", [VLLM], indirect=True)
 def test_vllms_own_counts_serve_without_specplug(server):
-    assert ServerSide(server).draft_counts() == DraftCounts(accepted=7, rejected=3)
-    Fake.routes["/metrics"] = ""
-    assert ServerSide(server).draft_counts() is None
+    assert ServerSide(ServerClient(server.url)).draft_counts() == DraftCounts(accepted=7, rejected=3)
+    server.routes["/metrics"] = ""
+    assert ServerSide(ServerClient(server.url)).draft_counts() is None
 
 
 @pytest.mark.parametrize("server", [VLLM], indirect=True)
 def test_a_refused_probe_has_an_error(server):
-    side = ServerSide(server)
-    del Fake.routes["/v1/completions"]
+    side = ServerSide(ServerClient(server.url))
+    del server.routes["/v1/completions"]
     (found,) = side.answer([PROBE], 1, done)
     assert found.error is not None
     assert "HTTP 404" in found.error
     assert found.refused
-    Fake.routes["/v1/completions"] = "no JSON"
+    server.routes["/v1/completions"] = "no JSON"
     (broken,) = side.answer([PROBE], 1, done)
     assert broken.error is not None
     assert not broken.refused
@@ -174,7 +129,7 @@ def test_a_refused_probe_has_an_error(server):
 @pytest.mark.parametrize("server", [{}], indirect=True)
 def test_other_servers_are_refused(server):
     with pytest.raises(EngineError, match="expected a vLLM or SGLang server"):
-        ServerSide(server)
+        ServerSide(ServerClient(server.url))
 
 
 def test_a_server_that_is_not_there_ends_with_one_message():

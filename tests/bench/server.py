@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler
 from typing import Any
 
-from tests.local_http import served
+from tests.client.servers import LocalServer, stream_of
 
 COUNTS = {"target_steps": 0, "proposed": 0, "accepted": 0, "rejected": 0, "emitted": 0}
 
 
-class FakeServer:
+class FakeServer(LocalServer):
     """A server with configured behaviour that records its requests.
 
     Attributes:
@@ -29,6 +26,10 @@ class FakeServer:
     """
 
     def __init__(self) -> None:
+        operators = {"/specplug/status": self._status, "/specplug/mode": self._switch}
+        templates = {"/tokenize": self._tokenize, "/detokenize": self._detokenize}
+        completions = dict.fromkeys(("/v1/completions", "/v1/chat/completions"), self._complete)
+        super().__init__({"/v1/models": {"data": [{"id": "fake"}]}, **operators, **templates, **completions})
         self.mode, self.per_step = "on", 4
         self.requests: list[tuple[str, str]] = []
         self.chats = 0
@@ -65,70 +66,36 @@ class FakeServer:
         text = prompt[:8] + ("!" if self.garbles and self.mode == "on" else "")
         return [text[:3], text[3:]], tokens
 
-    def status(self) -> dict[str, Any]:
+    def _complete(self, handler: BaseHTTPRequestHandler, body: dict[str, Any]) -> Any:
+        if body.get("prompt") in self.fails:
+            return 500, {"error": "planted"}
+        pieces, tokens = self.answer(body)
+        choices = [{"delta": {"content": piece}} if "messages" in body else {"text": piece} for piece in pieces]
+        events = [{"choices": [choice]} for choice in choices]
+        return stream_of(*events, {"choices": [], "usage": {"completion_tokens": tokens}})
+
+    def _refusal(self, handler: BaseHTTPRequestHandler) -> tuple[int, Any] | None:
+        key = self.operator_key
+        is_allowed = key is None or handler.headers.get("Authorization") == f"Bearer {key}"
+        return None if is_allowed else (401, {"error": "Unauthorized"})
+
+    def _status(self, handler: BaseHTTPRequestHandler, _: object) -> Any:
         control = {"mode": self.mode, "num_speculative_tokens": None}
         workers = [{"rank": 0, "metrics": {"total": self.counts}}, {"rank": 1}]
-        return {"versions": {"specplug": "0"}, "engines": [{"scheduler": {"control": control}, "workers": workers}]}
+        engines = [{"scheduler": {"control": control}, "workers": workers}]
+        return self._refusal(handler) or {"versions": {"specplug": "0"}, "engines": engines}
 
+    def _switch(self, handler: BaseHTTPRequestHandler, body: dict[str, Any]) -> Any:
+        refusal = self._refusal(handler)
+        if refusal is None:
+            self.mode = body["mode"]
+            self.switched.append(self.mode)
+        return refusal or {}
 
-@contextmanager
-def serving(server: FakeServer) -> Iterator[str]:
-    """Serve on a free port of this machine; yield the URL."""
+    def _tokenize(self, _: BaseHTTPRequestHandler, body: dict[str, Any]) -> Any:
+        if self.template is None:
+            return 400, {"error": "no template"}
+        return {"tokens": [*self.template.format(body["messages"][-1]["content"]).encode()]}
 
-    class Handler(BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
-
-        def log_message(self, *_: Any) -> None:
-            """Log nothing."""
-
-        def do_GET(self) -> None:
-            if self.path == "/v1/models":
-                self._json(200, {"data": [{"id": "fake"}]})
-            elif self._allowed():
-                self._json(200, server.status())
-
-        def do_POST(self) -> None:
-            body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-            if self.path == "/specplug/mode":
-                if self._allowed():
-                    server.mode = body["mode"]
-                    server.switched.append(server.mode)
-                    self._json(200, {})
-            elif self.path == "/tokenize" and server.template is not None:
-                self._json(200, {"tokens": [*server.template.format(body["messages"][-1]["content"]).encode()]})
-            elif self.path == "/detokenize" and server.template is not None:
-                self._json(200, {"prompt": bytes(body["tokens"]).decode()})
-            elif self.path in ("/tokenize", "/detokenize"):
-                self._json(400, {"error": "no template"})
-            elif body.get("prompt") in server.fails:
-                self._json(500, {"error": "planted"})
-            else:
-                self._stream(*server.answer(body), chat="messages" in body)
-
-        def _allowed(self) -> bool:
-            key = server.operator_key
-            if key is None or self.headers.get("Authorization") == f"Bearer {key}":
-                return True
-            self._json(401, {"error": "Unauthorized"})
-            return False
-
-        def _json(self, code: int, stated: Any) -> None:
-            text = json.dumps(stated).encode()
-            self.send_response(code)
-            self.send_header("Content-Length", str(len(text)))
-            self.end_headers()
-            self.wfile.write(text)
-
-        def _stream(self, pieces: list[str], tokens: int, *, chat: bool) -> None:
-            choices = [{"delta": {"content": piece}} if chat else {"text": piece} for piece in pieces]
-            events: list[Any] = [{"choices": [choice]} for choice in choices]
-            events.append({"choices": [], "usage": {"completion_tokens": tokens}})
-            text = "".join(f"data: {json.dumps(event)}\n\n" for event in events) + "data: [DONE]\n\n"
-            self.send_response(200)
-            self.send_header("Content-Type", "text/event-stream")
-            self.send_header("Content-Length", str(len(text)))
-            self.end_headers()
-            self.wfile.write(text.encode())
-
-    with served(Handler) as address:
-        yield address
+    def _detokenize(self, _: BaseHTTPRequestHandler, body: dict[str, Any]) -> Any:
+        return {"prompt": bytes(body["tokens"]).decode()}

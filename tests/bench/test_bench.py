@@ -8,22 +8,24 @@ import statistics
 import threading
 from collections import Counter
 from dataclasses import replace
+from functools import partial
 from itertools import pairwise
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import t
-from typer.testing import CliRunner
 
 from specplug.bench import report
 from specplug.bench.prompts import Block, Prompt, deal, read_prompts
 from specplug.bench.report import LEVEL, looks, ratio, rows
 from specplug.bench.run import Measured
-from specplug.bench.server import Answer
-from specplug.cli.app import app
+from specplug.client.answers import Answer
 from specplug.errors import SettingsError, TraceError
-from tests.bench.server import COUNTS, FakeServer, serving
+from tests.bench.server import COUNTS, FakeServer
+from tests.cli.tools import invoke
+
+bench = partial(invoke, "bench")
 
 
 @pytest.fixture
@@ -31,10 +33,6 @@ def prompts(tmp_path):
     path = tmp_path / "prompts.jsonl"
     path.write_text("".join(json.dumps({"prompt": f"{number:02d}" * (number + 1)}) + "\n" for number in range(24)))
     return path
-
-
-def bench(url: str, *arguments: object):
-    return CliRunner().invoke(app, ["bench", url, *map(str, arguments)])
 
 
 # -- prompts -----------------------------------------------------------------------------------------------------------
@@ -102,7 +100,7 @@ def test_every_prompt_is_dealt_once_at_most_and_pairs_are_alike(sizes, concurren
 def test_blocks_alternate_on_the_server_which_is_put_back(prompts):
     server = FakeServer()
     server.mode = "off"
-    with serving(server) as url:
+    with server.running() as url:
         result = bench(url, prompts, "--concurrency", "1", "--pairs", "2", "--check", "2", "--json")
     assert result.exit_code == 0, result.output
     stated = json.loads(result.stdout)
@@ -121,27 +119,21 @@ def test_blocks_alternate_on_the_server_which_is_put_back(prompts):
 def test_so_many_requests_are_in_flight(prompts):
     server = FakeServer()
     server.together = threading.Barrier(3)  # none is answered before three are there
-    with serving(server) as url:
+    with server.running() as url:
         result = bench(url, prompts, "--concurrency", "3", "--pairs", "2", "--check", "0", "--json")
     assert result.exit_code == 0, result.output
     assert server.most_in_flight == 3
 
 
-def test_a_changed_text_is_seen(prompts):
+def test_changed_texts_and_failed_requests_are_shown_and_counted(prompts):
     server = FakeServer()
-    server.garbles = True
-    with serving(server) as url:
-        result = bench(url, prompts, "--concurrency", "1", "--pairs", "1")
-    assert result.exit_code == 1
-    assert "Texts identical in both modes: 0 of 4" in result.stdout
-
-
-def test_a_failed_request_is_shown_and_counted(prompts):
-    server = FakeServer()
-    server.fails = {"00"}
-    with serving(server) as url:
+    server.garbles, server.fails = True, {"00"}
+    with server.running() as url:
+        shown = bench(url, prompts, "--concurrency", "1", "--pairs", "1")
         result = bench(url, prompts, "--concurrency", "1", "--pairs", "1", "--check", "0", "--json")
-    assert result.exit_code == 1
+    assert shown.exit_code == result.exit_code == 1
+    assert "Texts identical in both modes: 0 of 4" in shown.stdout
+    assert "a request failed: " in shown.stderr
     stated = json.loads(result.stdout)
     assert stated["rows"][0]["off"]["failed"] + stated["rows"][0]["on"]["failed"] == 1
     assert "HTTP 500" in stated["errors"][0]
@@ -150,7 +142,7 @@ def test_a_failed_request_is_shown_and_counted(prompts):
 def test_a_server_that_answers_nothing_ends_the_run_with_its_mode_put_back(prompts):
     server = FakeServer()
     server.fails = {f"{number:02d}" * (number + 1) for number in range(24)}
-    with serving(server) as url:
+    with server.running() as url:
         result = bench(url, prompts, "--concurrency", "1", "--pairs", "1")
     assert result.exit_code == 2
     assert "no request of a block was answered" in result.stderr
@@ -160,7 +152,7 @@ def test_a_server_that_answers_nothing_ends_the_run_with_its_mode_put_back(promp
 def test_the_operators_key_is_requested_for_and_used(prompts):
     server = FakeServer()
     server.operator_key = "secret"
-    with serving(server) as url:
+    with server.running() as url:
         refused = bench(url, prompts, "--concurrency", "1", "--pairs", "1")
         taken = bench(url, prompts, "--concurrency", "1", "--pairs", "1", "--operator-key", "secret", "--json")
     assert refused.exit_code == 2
@@ -192,7 +184,7 @@ def test_too_few_prompts_say_how_many_it_takes(prompts):
 def test_plain_prompts_are_chats_where_the_model_has_a_template(prompts, template, arguments, are_chats, described):
     server = FakeServer()
     server.template = template
-    with serving(server) as url:
+    with server.running() as url:
         result = bench(url, prompts, "--concurrency", "1", "--pairs", "1", *arguments)
     assert result.exit_code == 0, result.output
     assert (len(server.requests), server.chats) == (32, 32 * are_chats)
@@ -211,7 +203,7 @@ def test_until_goes_on_with_pairs_until_it_knows(prompts, monkeypatch):
 
     monkeypatch.setattr(report, "rows", timed)
     server = FakeServer()
-    with serving(server) as url:
+    with server.running() as url:
         result = bench(url, prompts, "--concurrency", "1", "--pairs", "2", "--check", "0", "--until", "--json")
     assert result.exit_code == 0, result.output
     (row,) = json.loads(result.stdout)["rows"]
@@ -222,7 +214,7 @@ def test_until_goes_on_with_pairs_until_it_knows(prompts, monkeypatch):
 
 
 def block_of(pair: int, mode: str, tokens: int, seconds: float) -> Measured:
-    answers = tuple(Answer("text", tokens, first=0.5, last=seconds) for _ in range(2))
+    answers = tuple(Answer(text="text", num_tokens=tokens, first=0.5, last=seconds) for _ in range(2))
     return Measured(Block(2, pair, mode, (Prompt("a"), Prompt("b"))), answers, seconds, dict(COUNTS))
 
 
@@ -250,6 +242,8 @@ def test_the_interval_is_students():
     assert ratio([math.log(2.0), math.log(2.1), math.log(2.2)]).verdict == "faster"
     assert ratio([math.log(0.5), math.log(0.51), math.log(0.52)]).verdict == "slower"
     assert ratio([math.log(2.0)]).verdict == "no difference shown"
+    assert ratio([math.log(2.0), math.log(2.1), math.log(2.2)]).needed is None
+    assert ratio([-0.5, 0.0, 0.5001]).needed is None, "a negligible difference asks for no prompts"
 
 
 def test_too_wide_an_interval_says_how_many_more_prompts_it_takes():
@@ -272,11 +266,6 @@ def test_too_wide_an_interval_says_how_many_more_prompts_it_takes():
     assert rows(measured[:2])[0].advice.endswith("give --pairs 3 or more")
 
 
-def test_a_known_or_a_negligible_difference_asks_for_no_prompts():
-    assert ratio([math.log(2.0), math.log(2.1), math.log(2.2)]).needed is None
-    assert ratio([-0.5, 0.0, 0.5001]).needed is None
-
-
 @given(st.integers(1, 40), st.integers(1, 200))
 def test_looks_share_the_level(first: int, most: int):
     found = looks(first, most)
@@ -288,7 +277,7 @@ def test_looks_share_the_level(first: int, most: int):
 def test_failed_requests_are_left_out():
     failed = Measured(
         Block(2, 0, "on", (Prompt("a"), Prompt("b"))),
-        (Answer(error="x"), Answer("t", 11, 0.5, 1.5)),
+        (Answer(error="x"), Answer(text="t", num_tokens=11, first=0.5, last=1.5)),
         2.0,
         dict(COUNTS),
     )

@@ -5,18 +5,18 @@ from __future__ import annotations
 import json
 import shutil
 import sys
+from functools import partial
 
 import pytest
-from typer.testing import CliRunner
 
-from specplug.cli.app import app
-from specplug.cli.chat import prompt_form
-from specplug.cli.output import rate_shown
+from specplug.cli.generate import rate_shown
+from specplug.cli.launch import prompt_form
 from specplug.demo import model_path
 from specplug.errors import EngineError, RequestError
 from specplug.plugins.embedded import embedded_engine
+from tests.cli.tools import invoke, stated
 
-runner = CliRunner()
+answers = partial(stated, "generate", "tiny")
 BINARY = str(model_path("tiny") / "model.safetensors")
 EDIT = "<|document|>a = 1\nb = 2\nc = 3\nd = 4<|edit|>b = 2\nc = 5\nd = 4<|answer|>"
 PROMPT = "<|code|>import os\nimport sys\n\ndef main():\n    return os.path.join(sys.argv[0], os.getcwd())\n"
@@ -26,16 +26,6 @@ PROMPT = "<|code|>import os\nimport sys\n\ndef main():\n    return os.path.join(
 def no_deadline(monkeypatch):
     """Drafts must not depend on the machine's load."""
     monkeypatch.setenv("SPECPLUG_CONFIG", '{"faults": {"host_deadline_ms": null}}')
-
-
-def invoke(*arguments: str, **kwargs):
-    return runner.invoke(app, list(arguments), **kwargs)
-
-
-def answers(*arguments: str, **kwargs) -> dict:
-    result = invoke("generate", "tiny", *arguments, "--json", **kwargs)
-    assert result.exit_code == 0, result.output
-    return json.loads(result.stdout)
 
 
 def test_generate_is_the_same_with_and_without_speculation():
@@ -73,10 +63,8 @@ def test_generate_ends_with_1_where_outputs_differ(monkeypatch):
 def test_generate_flags_loops():
     found = answers("import", "--max-tokens", "120")["statistics"]
     assert found["tokens_in_loops"] > 60
-    assert (
-        f"{found['tokens_in_loops']} tokens in loops"
-        in invoke("generate", "tiny", "import", "--max-tokens", "120").stderr
-    )
+    shown = invoke("generate", "tiny", "import", "--max-tokens", "120").stderr
+    assert f"{found['tokens_in_loops']} tokens in loops" in shown
 
 
 @pytest.mark.parametrize(("rate", "shown"), [(0.44, "0.4 tokens/s"), (9.26, "9.3 tokens/s"), (158.3, "158 tokens/s")])
@@ -167,7 +155,7 @@ def test_an_answer_that_ends_at_once_says_so():
 
 
 @pytest.mark.parametrize(
-    ("arguments", "stated"),
+    ("arguments", "message"),
     [
         (("generate", "tiny"), "no prompt"),
         (("generate", "tiny", "x", "--system", "y"), "a system prompt needs a chat template"),
@@ -185,10 +173,10 @@ def test_an_answer_that_ends_at_once_says_so():
         (("generate", "tiny", "x", "--reference", BINARY), "cannot read a file"),
     ],
 )
-def test_mistakes_get_one_clear_message(arguments, stated):
+def test_mistakes_get_one_clear_message(arguments, message):
     result = invoke(*arguments)
     assert result.exit_code == 2
-    assert stated in result.output
+    assert message in result.output
     assert "Traceback" not in result.output
 
 
@@ -241,16 +229,7 @@ def test_demo_exits_1_when_outputs_differ(monkeypatch):
 
 
 def test_the_plot_says_what_is_missing(monkeypatch, tmp_path):
-    import builtins
-
-    real = builtins.__import__
-
-    def no_matplotlib(name, *args, **kwargs):
-        if name.startswith("matplotlib"):
-            raise ImportError("No module named 'matplotlib'")
-        return real(name, *args, **kwargs)
-
-    monkeypatch.setattr(builtins, "__import__", no_matplotlib)
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     result = invoke("demo", "--tasks", "1", "--max-tokens", "5", "--plot", str(tmp_path / "x.png"))
     assert result.exit_code == 2
     assert "specplug[plot]" in result.output

@@ -5,22 +5,24 @@ from __future__ import annotations
 import json
 import re
 import shutil
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from transformers import AutoConfig
-from typer.testing import CliRunner
 
-from specplug.cli.app import app
-from specplug.cli.pairing import PairedModel, check_acceptance, check_outputs, check_size
+from specplug.cli.pairing import check_acceptance, check_outputs, check_size, shape_of
 from specplug.demo import model_path
-from specplug.draft_model.facts import ModelFacts, Parameters, cache_elements, count_parameters, read_facts
+from specplug.draft_model.facts import ModelFacts, cache_elements, count_parameters, read_facts
 from specplug.draft_model.model import DraftModel
 from specplug.metrics import SpecMetrics
+from tests.cli import tools
 
 PROMPTS = ("<|code|>import os\nimport sys\n\ndef main():\n", "<|code|>class Stack:\n    def __init__(self):\n")
+invoke = partial(tools.invoke, "doctor")
 WITHOUT_RUN = ["tokenizers", "kinds", "maximum lengths", "size", "memory"]
 
 
@@ -29,15 +31,9 @@ def default_settings(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.delenv("SPECPLUG_CONFIG", raising=False)
 
 
-def invoke(*arguments: object, code: int = 0, **env: str):
-    result = CliRunner().invoke(app, ["doctor", *map(str, arguments)], env=env)
-    assert result.exit_code == code, result.output
-    return result
-
-
 def pairing(target: object, draft: object, *arguments: object, code: int = 0, **env: str) -> dict[str, dict[str, Any]]:
     """Return the results of a pairing by check."""
-    found = json.loads(invoke("--target", target, "--draft", draft, "--json", *arguments, code=code, **env).stdout)
+    found = tools.stated("doctor", "--target", target, "--draft", draft, *arguments, code=code, env=env)
     assert found["ok"] == (code == 0)
     return {check["check"]: check for check in found["checks"]}
 
@@ -91,23 +87,20 @@ def test_another_tokenizer_with_a_quick_run(tmp_path):
     assert "48 tokens of 2 prompts" in found["acceptance"]["summary"]
 
 
-def test_swapped_models_fail():
-    found = pairing("tiny-draft", "tiny", code=1)
-    assert [name for name, check in found.items() if check["status"] == "fail"] == ["size"]
-    assert "swapped" in found["size"]["remedy"]
-
-
-@pytest.mark.parametrize(("parameters", "status"), [(49, "ok"), (51, "warn"), (99, "warn"), (100, "fail")])
-def test_a_draft_model_above_half_of_the_target_warns(parameters: int, status: str):
-    facts = read_facts(str(model_path()))
-    models = [PairedModel(facts, Parameters(count * 1000, 0)) for count in (100, parameters)]
-    assert check_size(*models).status == status
-
-
-def test_experts_count_as_far_as_a_token_reads_them():
-    mixture = PairedModel(read_facts(str(model_path())), Parameters(100, 50, experts=8, experts_per_token=2, expert=10))
-    assert mixture.shape().parameters == 230
-    assert mixture.bytes_read == pytest.approx(2 * 120)
+@pytest.mark.parametrize(
+    ("parameters", "status", "remedy"),
+    [
+        (49, "ok", ""),
+        (51, "warn", "half"),
+        (99, "warn", "half"),
+        (100, "fail", "smaller draft model"),
+        (101, "fail", "swapped"),
+    ],
+)
+def test_a_draft_model_above_half_of_the_target_warns(parameters: int, status: str, remedy: str):
+    tiny = shape_of(read_facts(str(model_path())))
+    found = check_size(*(replace(tiny, dense=count, embedding=0) for count in (100, parameters)))
+    assert (found.status, remedy in found.remedy, "swapped" in found.remedy) == (status, True, parameters > 100)
 
 
 def test_what_a_tokenizer_does_not_keep_is_told(tmp_path):
@@ -124,27 +117,18 @@ def test_what_a_tokenizer_does_not_keep_is_told(tmp_path):
     )
 
 
-def test_a_tokenizer_that_spells_no_text_fails_with_the_reason(tmp_path):
+BARE = dict.fromkeys(("normalizer", "pre_tokenizer", "post_processor", "decoder")) | {"added_tokens": []}
+
+
+@pytest.mark.parametrize("parts", [{"pre_tokenizer": {"type": "Whitespace"}}, BARE], ids=["words", "no byte fallback"])
+def test_a_tokenizer_that_spells_no_text_fails_with_the_reason(tmp_path, parts: dict[str, Any]):
     words = {"type": "WordLevel", "vocab": {"[UNK]": 0, "the": 1, "cat": 2}, "unk_token": "[UNK]"}
-    other = changed(tmp_path, "tiny-draft-other", tokenizer={"model": words, "pre_tokenizer": {"type": "Whitespace"}})
+    other = changed(tmp_path, "tiny-draft-other", tokenizer={"model": words, **parts})
     found = pairing("tiny", other, "--prompt", PROMPTS[0], code=1)["tokenizers"]
     assert found["status"] == "fail"
     assert "cannot translate token ids of this tokenizer, whose tokens spell no text" in found["summary"]
     assert "the target's own tokenizer" in found["remedy"]
     assert "Choose" not in found["summary"], "one remedy, which the target's tokenizer cannot contradict"
-
-
-def test_a_tokenizer_without_byte_fallback_fails_with_the_reason(tmp_path):
-    vocabulary = {"[UNK]": 0, "a": 1, "b": 2}
-    words = {"model": {"type": "WordLevel", "vocab": vocabulary, "unk_token": "[UNK]"}, "added_tokens": []}
-    parts = dict.fromkeys(("normalizer", "pre_tokenizer", "post_processor", "decoder"))
-    found = pairing("tiny", changed(tmp_path, "tiny-draft-other", tokenizer=words | parts), code=1)["tokenizers"]
-    assert "whose tokens spell no text" in found["summary"]
-    assert "Choose" not in found["summary"]
-
-
-def test_a_draft_model_as_large_as_the_target_is_not_taken_for_swapped():
-    assert pairing("tiny", "tiny", code=1)["size"]["remedy"] == "Choose a smaller draft model"
 
 
 @pytest.mark.parametrize(
@@ -213,6 +197,9 @@ def test_facts_of_a_mixture_of_experts():
     config = AutoConfig.for_model("qwen3_moe", num_experts_per_tok=2, vocab_size=100, **sizes)
     found = count_parameters(ModelFacts("mixture", config))
     assert (found.experts, found.experts_per_token, found.expert) == (8, 2, 2 * 3 * 64 * 32)
+    shape = shape_of(ModelFacts("mixture", config))
+    assert shape.parameters == found.dense + found.embedding + 8 * found.expert
+    assert shape.parameters_read(1) == pytest.approx(found.dense + 2 * found.expert)
     assert found.embedding == 100 * 64
 
 
@@ -244,7 +231,7 @@ def test_a_missing_folder_is_a_mistake(tmp_path):
         (("--draft", "tiny"), "found only --draft"),
         (("--prompt", "a"), "found only prompts"),
         (("--target", "tiny", "--draft", "tiny", "--launch", "vllm serve M"), "no part of a pairing"),
-        (("--target", "tiny", "--draft", "tiny", "--prompts", "/no/such/file"), "cannot read the prompts"),
+        (("--target", "tiny", "--draft", "tiny", "--prompts", "/no/such/file"), "/no/such/file: cannot read a file"),
         (("--target", "tiny", "--draft", "tiny", "--prompts", "/dev/null"), "no prompts"),
     ],
 )

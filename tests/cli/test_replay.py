@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import sys
+from functools import partial
 from types import ModuleType
 
 import pytest
-from typer.testing import CliRunner
 
 import specplug
-from specplug.cli.app import app
+from specplug.cli import launch
 from specplug.interfaces import Proposer
 from specplug.plugins import registry
 from specplug.plugins.registry import Owner, Registry
@@ -17,20 +18,11 @@ from specplug.plugins.specs import ProposerSpec
 from specplug.replay import engine
 from specplug.types.caps import ProposerCaps
 from specplug.types.request import Lifecycle
+from tests.cli import tools
 
-runner = CliRunner()
+invoke, replayed = partial(tools.invoke, "replay"), partial(tools.stated, "replay")
 SMALL = ("--workloads", "structured", "--limit", "1", "--batch", "1", "--tokenizer", "tiny")
 TEXT = "the quick brown fox jumps over the lazy dog and runs away from the old grey wolf "
-
-
-def invoke(*arguments: str):
-    return runner.invoke(app, ["replay", *arguments])
-
-
-def replayed(*arguments: str) -> dict:
-    result = invoke(*arguments, "--json")
-    assert result.exit_code == 0, result.output
-    return json.loads(result.stdout)
 
 
 def without_times(found):
@@ -56,12 +48,9 @@ def copying(tmp_path):
 def test_the_shipped_traces_are_replayed_when_none_are_named():
     result = invoke("--limit", "1", "--batch", "1,64", "--tokenizer", "tiny")
     assert result.exit_code == 0, result.output
-    for title in (
-        "Drafts at batch size 1, gamma 15, serving",
-        "Speed-up S(B) over plain decoding, gamma 15, serving",
-        "All workloads pooled, by batch size, gamma 15, serving",
-        "Confidence against acceptance at batch size 1",
-    ):
+    titles = ("Drafts at batch size 1, gamma 15, serving", "Speed-up S(B) over plain decoding, gamma 15, serving")
+    titles += ("All workloads pooled, by batch size, gamma 15", "Confidence against acceptance at batch size 1")
+    for title in titles:
         assert title in " ".join(result.stdout.split())  # titles wrap above narrow tables
     for row in ("agentic", "code_edit", "structured", "pooled", "geometric mean", "no drafts"):
         assert f" {row} " in result.stdout
@@ -146,7 +135,7 @@ def install(monkeypatch, name: str, factory) -> None:
     plugin.specplug_register_proposers = specplug.hookimpl(lambda register: register(spec))
     found = Registry.discover()
     found.add(plugin, Owner(name, f"{name}-package", "1"))
-    for module in (registry, engine):
+    for module in (registry, engine, launch):
         monkeypatch.setattr(module, "default_registry", lambda: found)
 
 
@@ -212,28 +201,9 @@ def test_mistakes_get_one_clear_message(arguments, stated):
     assert "Traceback" not in result.output
 
 
-@pytest.mark.parametrize(
-    ("text", "stated"), [("", "no items"), ("{}\n", "line 1"), ('{"id": "a", "workload"', "line 1"), ("[]\n", "line 1")]
-)
-def test_empty_and_malformed_traces_are_refused(tmp_path, text, stated):
-    path = tmp_path / "bad.jsonl"
-    path.write_text(text)
-    result = invoke(str(path), "--tokenizer", "tiny")
-    assert result.exit_code == 2
-    assert stated in result.stderr
-
-
 def test_a_missing_tokenizer_library_is_named(monkeypatch):
-    import builtins
-
-    real = builtins.__import__
-
-    def without(name, *args, **kwargs):
-        if name.partition(".")[0] == "mistral_common":
-            raise ImportError("No module named 'mistral_common'")
-        return real(name, *args, **kwargs)
-
-    monkeypatch.setattr(builtins, "__import__", without)
+    for name in [each for each in sys.modules if each.partition(".")[0] == "mistral_common"] or ["mistral_common"]:
+        monkeypatch.setitem(sys.modules, name, None)
     result = invoke(*SMALL[:-2], "--tokenizer", "tekken")
     assert result.exit_code == 2
     assert "mistral_common" in result.stderr

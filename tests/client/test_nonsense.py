@@ -7,50 +7,28 @@ import math
 import socket
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from typer.testing import CliRunner, Result
 
-from specplug.audit.dialects import Sglang, Vllm, chat_answer
+from specplug.audit.server import Sglang, Vllm
 from specplug.cli.app import app
 from specplug.client import answers, http
-from specplug.client.answers import read
+from specplug.client.answers import put_together, read
 from specplug.errors import EngineError
 from specplug.forecast import scraped
-from tests.local_http import served
+from tests.client.servers import COMPLETION, GENERATED, LocalServer, stream_of
 
 TOTAL = {"target_steps": 4, "proposed": 8, "accepted": 6, "rejected": 2, "emitted": 9}
 STATUS = {
     "versions": {"specplug": "0"},
     "engines": [{"scheduler": {"control": {"mode": "on"}}, "workers": [{"metrics": {"total": TOTAL}}, {"rank": 1}]}],
-}
-COMPLETION = {
-    "choices": [
-        {
-            "text": "ab",
-            "token_ids": [7, 8],
-            "finish_reason": "length",
-            "logprobs": {
-                "tokens": ["token_id:7", "token_id:8"],
-                "token_logprobs": [-0.1, -2.0],
-                "top_logprobs": [{"token_id:7": -0.1}, {"token_id:9": -0.5}],
-            },
-        }
-    ]
-}
-GENERATED = {
-    "text": "ab",
-    "output_ids": [7, 8],
-    "meta_info": {
-        "finish_reason": {"type": "length"},
-        "output_token_logprobs": [[-0.1, 7, "a"], [-2.0, 8, "b"]],
-        "output_top_logprobs": [[[-0.1, 7, "a"]], [[-0.5, 9, "c"]]],
-    },
 }
 STREAM = [
     {"choices": [{"text": "ab", "delta": {"content": "ab", "tool_calls": [{"function": {"name": "f"}}]}}]},
@@ -93,7 +71,6 @@ BODIES: dict[str, bytes] = {
 def _raw(text: bytes) -> Callable[[BaseHTTPRequestHandler], None]:
     def answer(handler: BaseHTTPRequestHandler) -> None:
         handler.wfile.write(text)
-        handler.close_connection = True
 
     return answer
 
@@ -119,51 +96,45 @@ BEHAVIOURS: dict[str, Callable[[BaseHTTPRequestHandler], None]] = {
 NONSENSE = [*BODIES, *BEHAVIOURS]
 
 
-class Handler(BaseHTTPRequestHandler):
-    """Answers soundly, except the routes in `wrong`."""
+class WrongServer(LocalServer):
+    """Answers soundly, except the routes in `wrong`, by kind of nonsense, and the completion of number `spoilt`."""
 
-    wrong: ClassVar[dict[str, str]] = {}
-    spoilt_prompt: ClassVar[int | None] = None
-    prompts: ClassVar[list[Any]] = []
+    def __init__(self) -> None:
+        super().__init__({path: partial(self._answer, path) for path in SOUND})
+        self.wrong: dict[str, str] = {}
+        self.spoilt: int | None = None
+        self.num_completions = 0
 
-    def do_GET(self, sent: dict[str, Any] | None = None) -> None:
-        kind = self.wrong.get(self.path)
+    def _answer(self, path: str, handler: BaseHTTPRequestHandler, sent: dict[str, Any] | None) -> Any:
+        kind = self.wrong.get(path)
+        self.num_completions += path == "/v1/completions"
+        if path == "/v1/completions" and self.num_completions == self.spoilt:
+            return b"null"
         if kind in BEHAVIOURS:
-            BEHAVIOURS[kind](self)
-            return
-        sound = SOUND.get(self.path)
-        body = sound.encode() if isinstance(sound, str) else json.dumps(sound).encode()
-        if sent and sent.get("stream"):
-            body = b"".join(b"data: %s\n\n" % json.dumps(event).encode() for event in STREAM) + b"data: [DONE]\n\n"
+            handler.close_connection = True
+            return BEHAVIOURS[kind](handler)
         if kind is not None:
-            body = BODIES[kind]
-        self.send_response(404 if sound is None else 200)
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-
-    def do_POST(self) -> None:
-        sent = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        if self.path == "/v1/completions":
-            self.prompts.append(sent.get("prompt"))
-            if len(self.prompts) == self.spoilt_prompt:
-                _raw(b"HTTP/1.1 200 OK\r\nContent-Length: 4\r\n\r\nnull")(self)
-                return
-        self.do_GET(sent)
-
-    def log_message(self, *_: object) -> None: ...
+            return BODIES[kind]
+        return stream_of(*STREAM) if sent and sent.get("stream") else SOUND[path]
 
 
 @pytest.fixture(scope="module")
-def url() -> Iterator[str]:
-    with served(Handler) as address:
-        yield address
+def running() -> Iterator[WrongServer]:
+    server = WrongServer()
+    with server.running():
+        yield server
 
 
-@pytest.fixture(autouse=True)
-def sound(monkeypatch: pytest.MonkeyPatch) -> None:
-    Handler.wrong, Handler.spoilt_prompt, Handler.prompts = {}, None, []
+@pytest.fixture
+def server(running: WrongServer, monkeypatch: pytest.MonkeyPatch) -> WrongServer:
+    running.wrong, running.spoilt, running.num_completions = {}, None, 0
     monkeypatch.setattr(http, "LARGEST", 200_000)
+    return running
+
+
+@pytest.fixture
+def url(server: WrongServer) -> str:
+    return server.url
 
 
 @pytest.fixture(scope="module")
@@ -211,11 +182,11 @@ def test_a_sound_server_is_served(url, prompts, command):
     ],
 )
 @pytest.mark.parametrize("whole", [False, pytest.param(True, marks=pytest.mark.slow)])
-def test_nonsense_is_one_line_or_a_failed_answer(url, prompts, command, routes, whole, monkeypatch):
+def test_nonsense_is_one_line_or_a_failed_answer(server, url, prompts, command, routes, whole, monkeypatch):
     """In short every kind comes once, from one of the routes."""
     for number, route in enumerate(routes):
         for kind in NONSENSE if whole else NONSENSE[number :: len(routes)]:
-            Handler.wrong, patience = {route: kind}, 0.3 if kind == "hangs" else 60.0
+            server.wrong, patience = {route: kind}, 0.3 if kind == "hangs" else 60.0
             monkeypatch.setattr(scraped, "PATIENCE", patience)
             result = run(command, url, prompts, patience)
             output = assert_reported(result, url, (route, kind))
@@ -223,8 +194,8 @@ def test_nonsense_is_one_line_or_a_failed_answer(url, prompts, command, routes, 
                 assert "expected one within 0.3 s" in output
 
 
-def test_one_bad_answer_is_that_answers_failure(url, prompts):
-    Handler.spoilt_prompt = 3
+def test_one_bad_answer_is_that_answers_failure(server, url, prompts):
+    server.spoilt = 3
     result = run("audit", url, prompts)
     assert_reported(result, url, "one bad answer")
     assert result.exit_code == 1
@@ -254,7 +225,7 @@ def test_there_is_no_plan_from_nonsense(url, prompts, kind, monkeypatch):
 def test_what_is_no_address_is_refused(prompts):
     for address in ("localhost:8000", "http://", "http://x:y", "http://[::1", "ftp://x", "http://\ud800.x"):
         with pytest.raises(EngineError, match="no server's address"):
-            http.Client(address)
+            http.ServerClient(address)
 
 
 JUNK = st.recursive(
@@ -268,11 +239,11 @@ JUNK = st.recursive(
     max_leaves=6,
 )
 SCHEMAS = [
-    (answers.Status, STATUS, lambda found: (found.mode, list(found.metrics))),
-    (answers.Whole, COMPLETION, lambda found: (Vllm().answer(found), chat_answer(found.choices))),
+    (answers.ServerStatus, STATUS, lambda found: (found.mode, list(found.metrics))),
+    (answers.Whole, COMPLETION, lambda found: (Vllm().answer(found), put_together(found.choices))),
     (answers.Generated, GENERATED, Sglang().answer),
-    (answers.Event, STREAM[0], lambda found: chat_answer(found.choices)),
-    (answers.Tokens, {"tokens": [1]}, lambda found: found.tokens),
+    (answers.StreamEvent, STREAM[0], lambda found: put_together(found.choices)),
+    (answers.Tokenized, {"tokens": [1]}, lambda found: found.tokens),
 ]
 
 

@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specplug.demo.compare import Pair, Run, run_pairs, summarise
-from specplug.demo.loops import loop_mask
+from specplug.demo.compare import TaskPair, TaskRun, loop_mask, run_pairs, summarise
 from specplug.demo.tasks import Task
 from specplug.metrics import SpecMetrics
 from specplug.plugins.embedded import TextUpdate
@@ -39,11 +38,11 @@ def test_the_mask_agrees_with_its_definition(tokens):
     assert loop_mask(tokens) == expected
 
 
-def pair(answer: str, text: str, *, speculative_ids, plain_ids=None, kind="quote") -> Pair:
+def pair(answer: str, text: str, *, speculative_ids, plain_ids=None, kind="quote") -> TaskPair:
     count = len(speculative_ids)
-    plain = Run(list(plain_ids or speculative_ids), text, [3.0] * count, [1.0] * count)
-    fast = Run(list(speculative_ids), text, [1.0] * count, [0.5] * count)
-    return Pair(Task(kind, "p", answer), plain, fast, drafted=10, accepted=5)
+    plain = TaskRun(list(plain_ids or speculative_ids), text, [3.0] * count, [1.0] * count)
+    fast = TaskRun(list(speculative_ids), text, [1.0] * count, [0.5] * count)
+    return TaskPair(Task(kind, "p", answer), plain, fast, drafted=10, accepted=5)
 
 
 def test_a_row_counts_correct_identical_outputs_only():

@@ -7,13 +7,11 @@ from contextlib import contextmanager
 from dataclasses import asdict
 from typing import Any
 
-from specplug.audit.check import Check
-from specplug.audit.greedy import Greedy
-from specplug.audit.logprobs import Logprobs
-from specplug.audit.probe import Answer, DraftCounts, Probe
+from specplug.audit.formats import Structured
+from specplug.audit.probe import Check, DraftCounts, Probe
 from specplug.audit.run import Report, run
-from specplug.audit.stops import Stops
-from specplug.audit.structured import Structured
+from specplug.audit.texts import Greedy, Logprobs, Stops
+from specplug.client.answers import Answer
 from specplug.demo.tasks import KINDS, make_tasks
 from tests.engines.engines import Engine
 from tests.engines.plain import ids

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler
 
-from tests.local_http import served
+from tests.client.servers import LocalServer
 
 VLLM = """\
 # HELP vllm:generation_tokens_total Number of generation tokens processed.
@@ -62,17 +61,6 @@ SGLANG_PLAIN = SGLANG.replace("} 3.0", "} 0.0").replace("} 2.0", "} 0.0").replac
 def answering(*texts: str) -> Iterator[str]:
     """Serve the texts in turn as /metrics, the last one from then on; yield the server's address."""
     left = list(texts)
-
-    class Handler(BaseHTTPRequestHandler):
-        def log_message(self, *_: object) -> None:
-            """Log nothing."""
-
-        def do_GET(self) -> None:
-            text = (left.pop(0) if len(left) > 1 else left[0]).encode()
-            self.send_response(200 if self.path == "/metrics" else 404)
-            self.send_header("Content-Length", str(len(text)))
-            self.end_headers()
-            self.wfile.write(text)
-
-    with served(Handler) as address:
-        yield address
+    routes = {"/metrics": lambda *_: left.pop(0) if len(left) > 1 else left[0]}
+    with LocalServer(routes).running() as url:
+        yield url

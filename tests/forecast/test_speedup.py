@@ -8,7 +8,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from specplug.forecast.acceptance import modelled
-from specplug.forecast.memory import model_memory
 from specplug.forecast.model_shape import ModelShape, read_shape
 from specplug.forecast.speedup import forecast
 from specplug.forecast.step_cost import GPUS, RooflineCost, SaturationCost
@@ -116,9 +115,9 @@ def test_gpus_share_weights_and_heads(roofline):
 
 
 def test_memory_of_a_draft_model(roofline):
-    memory = model_memory(roofline("Llama-3.2-1B", context=1000, tensor_parallel=2), batch=16)
+    memory = roofline("Llama-3.2-1B", context=1000, tensor_parallel=2).memory(batch=16)
     assert memory.weights == 2 * memory.parameters == pytest.approx(2.4716e9, rel=1e-3)
     assert memory.kv_per_token == 16 * 2 * 8 * 64 * 2
     assert memory.kv_cache == 16 * 1000 * memory.kv_per_token
     assert memory.per_gpu == (memory.weights + memory.kv_cache) / 2
-    assert memory.as_dict()["name"] == "Llama-3.2-1B"
+    assert memory.name == "Llama-3.2-1B"

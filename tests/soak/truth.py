@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from specplug.audit.distributions import LEAST_SAMPLES, next_tokens
+from specplug.audit.sampled import LEAST_SAMPLES, next_tokens
 from specplug.demo.tasks import KINDS, make_tasks
 from specplug.testing.statistics import GStatistic, g_statistic
 from tests.engines.plain import forward, ids, model

@@ -7,8 +7,8 @@ from collections.abc import Callable
 
 import pytest
 
-from specplug.audit.greedy import Greedy
 from specplug.audit.sampled import Sampled
+from specplug.audit.texts import Greedy
 from tests.engines.auditing import audit, statuses
 from tests.engines.engines import Engine
 from tests.engines.server import Server

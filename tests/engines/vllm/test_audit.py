@@ -8,9 +8,8 @@ from typing import Any
 
 import pytest
 
-from specplug.audit.greedy import Greedy
-from specplug.audit.logprobs import Logprobs
 from specplug.audit.sampled import Sampled
+from specplug.audit.texts import Greedy, Logprobs
 from tests.engines.auditing import audit, statuses
 from tests.engines.engines import Engine
 from tests.engines.server import Server

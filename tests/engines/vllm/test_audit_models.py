@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 
-from specplug.audit.greedy import Greedy
-from specplug.audit.probe import Answer, DraftCounts, Probe
+from specplug.audit.probe import DraftCounts, Probe
 from specplug.audit.run import Report, run
+from specplug.audit.texts import Greedy
+from specplug.client.answers import Answer
 from tests.engines.auditing import TEXTS, statuses
 from tests.engines.engines import Engine
 from tests.engines.plain import ids

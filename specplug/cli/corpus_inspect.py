@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+from rich.table import Table
 
-from specplug.cli.output import print_line, print_table, printable
+from specplug.cli.output import table
 from specplug.corpus.counting import continuations
 from specplug.corpus.names import hint, shortened
 from specplug.corpus.store import Store
@@ -24,25 +25,15 @@ Owned = tuple[str, LiveSegment]
 """A segment behind its tenant."""
 
 
-class Part(NamedTuple):
-    """One part of the output: its key in JSON, its data, a table if it has columns, and lines below the table."""
+class InspectedPart(NamedTuple):
+    """One part of the output: its key and data in JSON, and a table and lines for people."""
 
     key: str
     data: Any
-    title: str = ""
-    columns: Sequence[str] = ()
-    rows: Sequence[Sequence[str]] = ()
-    remarks: Sequence[str] = ()
-
-    def print(self) -> None:
-        """Print the table and the remarks."""
-        if self.columns:
-            print_table(printable(self.title), self.columns, ([printable(cell) for cell in row] for row in self.rows))
-        for note in self.remarks:
-            print_line(note)
+    shown: Sequence[Table | str]
 
 
-class Looking(NamedTuple):
+class Inspection(NamedTuple):
     """Inspection of one store.
 
     Attributes:
@@ -59,17 +50,17 @@ class Looking(NamedTuple):
     tokenizer: str | None
     limit: int
 
-    def overview(self) -> list[Part]:
+    def overview(self) -> list[InspectedPart]:
         """Return the segments, and the documents if a corpus is given."""
         view = View(self.root, None)
         found, (_, tenants, problems) = list(self._segments(view)), view.snapshot
         if self.corpus is not None and not found:
             known = {name for lives in tenants.values() for live in lives for name in live.segment.corpora}
             raise CorpusError.build("no such corpus", found=shortened(self.corpus), remedy=hint(self.corpus, known))
-        parts = [_segments_part(f"{self.root} (tokens of {view.tokenizer.name})", found, problems)]
-        return parts if self.corpus is None else [*parts, self._documents_part(self.corpus, found)]
+        segments = _segments_section(f"{self.root} (tokens of {view.tokenizer.name})", found, problems)
+        return [segments] if self.corpus is None else [segments, self._documents_section(self.corpus, found)]
 
-    def document(self, name: str) -> list[Part]:
+    def document(self, name: str) -> list[InspectedPart]:
         """Return the beginning of a document."""
         ids = Store.open(self.root).document(name, corpus=self.corpus, tenant=self.tenant or "")
         first = ids[:_EXCERPT].tolist()
@@ -79,10 +70,10 @@ class Looking(NamedTuple):
             text, reason = None, f"Its text is not shown. {error}"
         data = {"name": name, "tokens": len(ids), "first_token_ids": first, "first_text": text}
         body = (" ".join(map(str, first)) if text is None else text) + ("" if len(ids) <= _EXCERPT else " ...")
-        remarks = [line for line in (f"{name}: {len(ids):,} tokens", body, reason) if line]
-        return [Part("document", data, remarks=remarks)]
+        lines = [line for line in (f"{name}: {len(ids):,} tokens", body, reason) if line]
+        return [InspectedPart("document", data, lines)]
 
-    def continuations(self, text: str) -> list[Part]:
+    def continuations(self, text: str) -> list[InspectedPart]:
         """Return the longest match of a text's end, and its continuations."""
         tokenizer = self._loaded()
         context = tokenizer.encode(text).tolist()
@@ -99,9 +90,9 @@ class Looking(NamedTuple):
             "next": [{"token": token, "text": text, "count": count} for token, text, count in most],
         }
         rows = [(str(token), repr(text), f"{n:,}", f"{100 * n / total:.1f} %") for token, text, n in most]
-        note = f"Tokens matched: the last {found.length} of {len(context)}. Occurrences: {total:,}."
-        title = f"What follows {matched!r}"
-        return [Part("continues", data, title, ("token", "text", "count", "share"), rows, [note])]
+        shown = table(f"What follows {matched!r}", ("token", "text", "count", "share"), rows)
+        line = f"Tokens matched: the last {found.length} of {len(context)}. Occurrences: {total:,}."
+        return [InspectedPart("continues", data, [shown, line])]
 
     def _loaded(self) -> Tokenizer:
         return tokenizer_of(Store.open(self.root), self.tokenizer)
@@ -122,7 +113,7 @@ class Looking(NamedTuple):
         """Return the segment with only the corpus's documents alive."""
         return live if self.corpus is None else live._replace(dead=(~self._of_corpus(live)).astype(np.uint8))
 
-    def _documents_part(self, corpus: str, found: Sequence[Owned]) -> Part:
+    def _documents_section(self, corpus: str, found: Sequence[Owned]) -> InspectedPart:
         listed = (
             (tenant, live.segment.name(int(index)), int(live.segment.lengths[index]))
             for tenant, live in found
@@ -132,11 +123,13 @@ class Looking(NamedTuple):
         more = sum(int(self._of_corpus(live).sum()) for _, live in found) - len(some)
         data = [{"tenant": tenant, "name": name, "tokens": tokens} for tenant, name, tokens in some]
         rows = [(tenant, name, f"{tokens:,}") for tenant, name, tokens in some]
-        remarks = [f"{more:,} more; --limit shows them."] if more else []
-        return Part("documents", data, f"Documents of {corpus}", ("tenant", "document", "tokens"), rows, remarks)
+        lines = [f"{more:,} more; --limit shows them."] if more else []
+        return InspectedPart(
+            "documents", data, [table(f"Documents of {corpus}", ("tenant", "document", "tokens"), rows), *lines]
+        )
 
 
-def _segments_part(title: str, found: Sequence[Owned], problems: Sequence[str]) -> Part:
+def _segments_section(title: str, found: Sequence[Owned], problems: Sequence[str]) -> InspectedPart:
     data, rows = [], []
     for tenant, live in found:
         segment, lengths = live.segment, live.segment.lengths
@@ -150,4 +143,5 @@ def _segments_part(title: str, found: Sequence[Owned], problems: Sequence[str]) 
         figures = [*(f"{count:,}" for count in counts.values()), f"{per_token:.2f}", f"{100 * share:.0f} %"]
         rows.append([*each.values(), *figures, named])
     columns = ("tenant", "segment", "documents", "tokens", "bytes", "bytes per token", "dead", "corpora")
-    return Part("segments", data, title, columns, rows, [f"Does not serve: {problem}" for problem in problems])
+    lines = [f"Does not serve: {problem}" for problem in problems]
+    return InspectedPart("segments", data, [table(title, columns, rows), *lines])
