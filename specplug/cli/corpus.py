@@ -68,8 +68,7 @@ def _take_in(
 ) -> None:
     """Do as `build` (with `create`), `add` or `sync` does, whose arguments and options these are."""
     from specplug.cli.corpus_intake import print_intake, take_in
-    from specplug.corpus.lines import Fields
-    from specplug.corpus.sources import Reading
+    from specplug.corpus.sources import Fields, Reading
 
     how = Reading(globs=tuple(globs or ()), fields=Fields(text=text_field, name=name_field), skip_bad=skip_bad)
     given: dict[str, Any] = {"tenant": tenant, "max_tokens": max_tokens, **({} if sync else {"extend": extend})}

@@ -13,10 +13,10 @@ from typing import Any
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from specplug.cli.output import console, print_line, print_table, printable
-from specplug.corpus.sources import STDIN, Reading, Skipped, read, stem
+from specplug.corpus.documents import documents_from
+from specplug.corpus.sources import STDIN, Reading, Skipped, read, stem, tokenizer_of
 from specplug.corpus.status import Added, Synced
 from specplug.corpus.store import Store
-from specplug.corpus.tokenizing import documents_from, tokenizer_of
 from specplug.errors import CorpusError
 from specplug.text.loading import load_tokenizer
 

@@ -1,14 +1,18 @@
-"""Corpora that a replay adds to proposers that hold corpora: the requests' documents, and distractors."""
+"""Corpora that a replay's proposers may draft from: the requests' documents, and distractors."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from itertools import zip_longest
+from tempfile import TemporaryDirectory
 from typing import TypeAlias
 
+from specplug.corpus.documents import Document
+from specplug.corpus.store import Store
 from specplug.errors import SettingsError
-from specplug.interfaces import HoldsCorpora, Proposer
 from specplug.replay.items import Ids, TokenItem
+from specplug.text.fingerprint import Fingerprint
 
 Corpora: TypeAlias = Mapping[str, Sequence[Ids]]
 """Documents, each [n] int32, by corpus name."""
@@ -73,16 +77,15 @@ def distractors(others: Iterable[Iterable[Ids]], count: int) -> tuple[tuple[Ids,
     return tuple(map(tuple, corpora))
 
 
-def hand_over(proposers: Mapping[str, Proposer], corpora: Corpora) -> None:
-    """Add corpora to all proposers that hold corpora, and wait until they are usable.
-
-    If a proposer has a method `settle`, which waits for its background work, it is called after each corpus, so that
-    counts are reproducible.
-    """
-    for proposer in proposers.values():
-        if isinstance(proposer, HoldsCorpora):
-            settle = getattr(proposer, "settle", None)
-            for name, documents in corpora.items():
-                proposer.add_corpus(name, documents)
-                if callable(settle):
-                    settle()
+@contextmanager
+def stored(corpora: Corpora) -> Iterator[str | None]:
+    """Write corpora to a store, which exists within the context; yields its path, or None if there are no corpora."""
+    if not corpora:
+        yield None
+        return
+    with TemporaryDirectory(prefix="specplug-replay-") as folder:
+        store = Store.create(f"{folder}/store", Fingerprint("of the traces", "unknown", 2**31 - 1))
+        for name, documents in corpora.items():
+            store.add(name, (Document(str(number), ids) for number, ids in enumerate(documents)))
+            store.merge()
+        yield str(store.root)

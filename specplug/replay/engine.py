@@ -9,7 +9,6 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from time import perf_counter
-from types import MappingProxyType
 
 import torch
 from torch import Tensor
@@ -19,7 +18,6 @@ from specplug.errors import EngineError
 from specplug.interfaces import PluginContext
 from specplug.pipeline.draft import DraftStage
 from specplug.plugins.registry import Registry, default_registry
-from specplug.replay.corpora import Corpora, hand_over
 from specplug.replay.items import Ids
 from specplug.replay.score import NO_DRAFT, Offer
 from specplug.replay.setup import Setup
@@ -30,8 +28,6 @@ from specplug.types.caps import EngineCaps
 from specplug.types.draft import Draft
 from specplug.types.plan import NO_SPECULATION, HostStats, StepPlan, StepReport
 from specplug.types.request import Reference, Request
-
-NO_CORPORA: Corpora = MappingProxyType({})
 
 
 class ReplayEngine:
@@ -45,7 +41,7 @@ class ReplayEngine:
         repeats: B, the number of identical requests that each request stands for; 1 with several slots.  The plan half
             of the policy sees B requests with the same statistics.  The trim half cuts B equal drafts to the whole
             batch's budget, and the first of them is verified.  What learns from drafts sees one row.
-        corpora: corpora to add to a proposer that holds corpora, whenever it is built.
+        store: a corpus store to draft from; None: none.
         registry: registry of plug-ins; by default the installed ones.
 
     Attributes:
@@ -63,14 +59,14 @@ class ReplayEngine:
         vocab_size: int,
         slots: int = 1,
         repeats: int = 1,
-        corpora: Corpora = NO_CORPORA,
+        store: str | None = None,
         registry: Registry | None = None,
     ) -> None:
         self._registry = registry or default_registry()
         self._settings = load_settings(
-            setup.as_settings(), flags_origin="specplug replay", registry=self._registry
+            setup.as_settings(store), flags_origin="specplug replay", registry=self._registry
         ).settings
-        self._setup, self._repeats, self._corpora = setup, repeats, corpora
+        self._setup, self._repeats = setup, repeats
         self._context = PluginContext(
             EngineCaps(max_draft_length=setup.gamma, trees=setup.trees),
             vocab_size=vocab_size,
@@ -92,7 +88,6 @@ class ReplayEngine:
         self._slots = ReplaySlots(stage, context.max_slots, context.max_length, context.vocab_size)
         self._equals = Draft.allocate(self._repeats, self._setup.gamma, trees=context.caps.trees, sources=stage.sources)
         self._steps, self._newest_plan = 0, NO_SPECULATION
-        hand_over(stage.proposers, self._corpora)
 
     def close(self) -> None:
         """Release the proposer; its faults stay counted."""

@@ -27,9 +27,8 @@ class Setup:
         gamma: `num_speculative_tokens`, most draft tokens per request and step.
         options: settings of plug-ins, by plug-in name, as in `Settings.options`.
         references: pass the items' documents as references of their requests.
-        corpus: add the documents of all items as one corpus, before the first item, to proposers that hold corpora.
-        distractors: further corpora for those proposers, the documents of each; see
-            `specplug.replay.corpora.distractors`.
+        corpus: make the documents of all items a corpus, which proposers may draft from.
+        distractors: further corpora, the documents of each; see `specplug.replay.corpora.distractors`.
         trees: the target verifies trees.
     """
 
@@ -47,12 +46,17 @@ class Setup:
         """The name in tables."""
         return f"{self.proposer} ({self.policy})"
 
-    def as_settings(self) -> dict[str, Any]:
-        """Return the setup as a layer of settings, without a deadline, on which counts must not depend."""
+    def as_settings(self, store: str | None = None) -> dict[str, Any]:
+        """Return the setup as a layer of settings, without a deadline, on which counts must not depend.
+
+        Args:
+            store: the corpus store to draft from; None: none.
+        """
         named = {} if self.policy is None else {"policy": self.policy}
         own = {"proposer": self.proposer, "num_speculative_tokens": self.gamma, **named}
         options = {name: dict(of) for name, of in self.options.items()}
-        return {**own, "faults": {"host_deadline_ms": None}, "options": options}
+        corpora = {"store": store, "poll_seconds": 3600}
+        return {**own, "faults": {"host_deadline_ms": None}, "options": options, "corpora": corpora}
 
 
 @dataclass(slots=True)

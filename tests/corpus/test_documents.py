@@ -16,11 +16,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specplug.corpus.counting import continuations
-from specplug.corpus.documents import Document, tokenized, tokenized_many
-from specplug.corpus.lines import Content, Fields
-from specplug.corpus.sources import STDIN, Reading, Skipped, read
+from specplug.corpus.documents import Content, Document, documents_from, tokenized, tokenized_many
+from specplug.corpus.sources import STDIN, Fields, Reading, Skipped, read
 from specplug.corpus.store import Store
-from specplug.corpus.tokenizing import documents_from
 from specplug.corpus.view import View
 from specplug.errors import CorpusError
 from specplug.text.loading import load_tokenizer

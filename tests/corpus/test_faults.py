@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -93,7 +94,7 @@ def test_a_full_disk_at_any_moment(tmp_path, change, call, for_good):
     assert store.verify() == []
     names = {path.name for path in tmp_path.rglob("*") if path.is_file()}
     named = {file for folder in tmp_path.glob("store/tenants/*") for file in load(folder).files()}
-    assert names == {*named, MANIFEST_FILE, "lock", "room", STORE_FILE} | (
+    assert names == {*named, MANIFEST_FILE, "lock", "building", "room", STORE_FILE} | (
         {"merging"} if change in ("merge", "sync") else set()
     )
 
@@ -178,7 +179,10 @@ def test_kill_9_at_any_moment_loses_nothing(tmp_path):
         state = dict.fromkeys(there, "added")
     store.add("last", some_documents(0))
     names = {path.name for path in (tmp_path / "store" / "tenants" / "t-").iterdir()}
-    assert names - {"merging", "room"} == load(tmp_path / "store" / "tenants" / "t-").files() | {MANIFEST_FILE, "lock"}
+    assert names - {"merging", "building", "room"} == load(tmp_path / "store" / "tenants" / "t-").files() | {
+        MANIFEST_FILE,
+        "lock",
+    }
 
 
 def test_a_torn_manifest_costs_its_tenant_only(tmp_path):
@@ -230,7 +234,7 @@ def test_a_manifest_that_names_another_file_is_refused(tmp_path):
     folder = segment_files(tmp_path)[0].parent
     manifest = load(folder)
     for file in ("../x.safetensors", "/etc/passwd", "x", MANIFEST_FILE):
-        commit(folder, manifest, [manifest.entries[0]._replace(file=file)])
+        commit(folder, manifest, [replace(manifest.segments[0], file=file)])
         with pytest.raises(CorpusError, match="is not a segment's name"):
             store.list("")
 

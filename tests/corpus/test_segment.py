@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 
 from specplug.corpus import segment as segment_module
 from specplug.corpus.building import Builder, checked
+from specplug.corpus.files import PIECE
 from specplug.corpus.layout import NO_TEXT, SECTIONS, SEGMENT_FORMAT
 from specplug.corpus.segment import Segment, write_segment
 from specplug.corpus.verifying import broken_invariants, check_sections
-from specplug.corpus.writing import PIECE
 from specplug.errors import CorpusError
 from specplug.match.cpu import texts
 from tests.corpus.tools import (  # noqa: F401 - quick_disk is used by all tests
@@ -204,8 +204,8 @@ def test_a_newer_version_and_another_tokenizer_are_refused(path, monkeypatch):
         ("starts", 1, 21, "out of order"),
         ("lengths", 0, 0, "out of order"),
         ("corpus_of", 1, 1, "no corpus"),
-        ("name_hashes", 0, 5, "names"),
-        ("name_order", 0, 7, "names"),
+        ("name_hashes", 0, 5, "name_hashes"),
+        ("name_order", 0, 7, "names of no document"),
         ("name_ends", 0, 4, "names"),
         ("names", 0, 0xFF, "names"),
         ("places", 0, 0, "places"),

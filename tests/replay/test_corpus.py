@@ -9,6 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from specplug.cli.app import app
+from specplug.corpus.view import View
 from specplug.errors import SettingsError, TraceError
 from specplug.replay.corpora import DISTRACTOR_TOKENS, corpora_of, distractors
 from specplug.replay.items import Item, without_documents
@@ -20,40 +21,26 @@ LEFT, RIGHT = [2, 3, 4, 5, 6, 7], [9, 10, 11, 12, 13, 14]
 ITEMS = [item([1, 2], LEFT[1:], "a", [LEFT, RIGHT]), item([1, 9], RIGHT[1:], "b", [RIGHT])]
 
 
-class Holder(Planted):
-    """Notes the corpora that it is handed."""
-
-    def __init__(self):
-        super().__init__()
-        self.held: list[tuple[str, list[list[int]]]] = []
-        self.settled = 0
-
-    def add_corpus(self, name, documents):
-        self.held.append((name, [ids.tolist() for ids in documents]))
-        return sum(map(len, documents))
-
-    def remove_corpus(self, name):
-        raise AssertionError("nothing is removed")
-
-    def list_corpora(self):
-        return {}
-
-    def settle(self):
-        self.settled += 1
-
-
 def held(**given):
-    """Replay `ITEMS`; return what each proposer that was built was handed."""
-    built: list[Holder] = []
+    """Replay `ITEMS`; return the corpora that each proposer that was built could draft from."""
+    built: list[list[tuple[str, list[list[int]]]]] = []
 
     def build(context):
-        built.append(Holder())
-        return built[-1]
+        built.append(contents(context.sections["corpora"].store))
+        return Planted()
 
     setup = Setup("planted", "fixed", 4, corpus=given.pop("corpus", True), distractors=given.pop("distractors", ()))
-    replay(ITEMS, setup, registry=registry(build, needs_host=True, inline=True), **given)
-    assert all(one.settled == len(one.held) for one in built)
-    return [one.held for one in built]
+    replay(ITEMS, setup, registry=registry(build, needs_host=True, inline=True, sections=("corpora",)), **given)
+    return built
+
+
+def contents(store):
+    found: dict[str, list[list[int]]] = {}
+    for live in View(store, None).snapshot.tenants[""] if store else ():
+        for index in range(len(live.segment)):
+            corpus = live.segment.corpora[live.segment.corpus_of[index]]
+            found.setdefault(corpus, []).append(live.segment.document(index).tolist())
+    return [*found.items()]
 
 
 def ids(*values):
@@ -64,7 +51,7 @@ def test_a_workloads_documents_are_one_corpus_and_equal_ones_are_in_it_once():
     assert held() == [[("documents", [LEFT, RIGHT])]]
 
 
-def test_in_cold_mode_every_new_proposer_is_handed_all_of_it():
+def test_in_cold_mode_every_new_proposer_may_draft_from_all_of_it():
     assert held(mode="cold") == held() * 2
 
 
