@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from specplug.operator.bodies import BodyError, read_body, read_order
+from specplug.operator.orders import BodyError, read_body, read_order
 
 
 async def pieces(*sent: bytes) -> AsyncIterator[bytes]:

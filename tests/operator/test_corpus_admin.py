@@ -13,15 +13,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from specplug.corpus import files as corpus_files
 from specplug.corpus.store import Store
 from specplug.errors import SpecplugError
 from specplug.operator.corpus_admin import CorpusAdmin, status_of
-from specplug.operator.corpus_schema import EXAMPLES, AddOrder, add_schema, parse_add
-from specplug.operator.json_entries import loads
+from specplug.operator.orders import EXAMPLES, AddOrder, add_schema, parse_add
 from specplug.settings import CorporaSettings
 from specplug.text.fingerprint import fingerprint
 from tests.corpus.tools import OTHER
@@ -247,25 +244,3 @@ def test_examples_are_orders_and_the_schema_is_whole():
     schema = add_schema()
     assert "$ref" not in json.dumps(schema)
     assert set(schema["properties"]) == set(AddOrder.model_fields)
-
-
-JSON = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.text(max_size=4),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(["documents", "a", ""]), inner),
-    max_leaves=8,
-)
-
-
-@given(JSON, st.sampled_from([None, 1]), st.data())
-def test_json_is_read_as_json_loads_does(value, indent, data):
-    text = json.dumps(value, indent=indent)
-    if data.draw(st.booleans()) and text:
-        at = data.draw(st.integers(0, len(text) - 1))
-        text = text[:at] + data.draw(st.sampled_from(["", ",", "]", "}", " ", '"', ":"])) + text[at + 1 :]
-    try:
-        expected = json.loads(text, object_pairs_hook=list)
-    except ValueError:
-        with pytest.raises(json.JSONDecodeError):
-            loads(text.encode(), "documents", list)
-    else:
-        assert loads(text.encode(), "documents", list) == expected

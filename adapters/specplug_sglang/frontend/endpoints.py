@@ -11,7 +11,7 @@ from typing import Any
 
 from specplug.operator import routes
 from specplug.operator.access import Operators
-from specplug.operator.corpora_routes import CorpusRoutes
+from specplug.operator.routes import CorpusRoutes
 from specplug.text.request_tokenizer import RequestTokenizer
 from specplug_sglang import status
 from specplug_sglang.config import resolved

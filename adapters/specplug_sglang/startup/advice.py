@@ -8,7 +8,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from specplug.operator.launches import awaited_proposers, differing
-from specplug.operator.startup_line import start_line
+from specplug.operator.startup import start_line
 from specplug.plugins.registry import default_registry
 from specplug.plugins.specs import CheckResult
 from specplug_sglang.config import (

@@ -17,7 +17,7 @@ from fastapi import FastAPI
 
 from specplug.operator import routes
 from specplug.operator.access import Operators
-from specplug.operator.corpora_routes import CorpusRoutes
+from specplug.operator.routes import CorpusRoutes
 from specplug.requests.clients import Clients
 from specplug.text.request_tokenizer import RequestTokenizer
 from specplug_vllm import seams

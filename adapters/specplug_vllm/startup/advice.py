@@ -11,7 +11,7 @@ from typing import Any
 
 from specplug.operator.access import Operators
 from specplug.operator.launches import awaited_proposers, differing
-from specplug.operator.startup_line import start_line
+from specplug.operator.startup import start_line
 from specplug.plugins.registry import default_registry
 from specplug.plugins.specs import CheckResult
 from specplug_vllm.config import engine_method, lossy_method, ranks_step_together, resolved, runner_of

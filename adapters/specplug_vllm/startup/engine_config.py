@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from typing import Any, Literal, get_args
 
 from specplug.errors import EngineError, SpecplugError
-from specplug.operator import startup_errors
+from specplug.operator import startup
 from specplug_vllm import seams
 from specplug_vllm.config import METHOD, is_requested, proposes, refuse_unsupported, resolved, runner_of
 from specplug_vllm.startup import adaptive, advice, graphs, recurrent
@@ -103,7 +103,7 @@ def _check(vllm_config: Any) -> None:
         refuse_unsupported(vllm_config)
         recurrent.refuse_unsupported(vllm_config)
     except SpecplugError:
-        startup_errors.show_message_only()
+        startup.show_message_only()
         raise
 
 

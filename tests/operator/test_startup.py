@@ -11,7 +11,7 @@ import pytest
 PROGRAM = """
 import sys
 from specplug.errors import SettingsError
-from specplug.operator.startup_errors import show_message_only
+from specplug.operator.startup import show_message_only
 
 show_message_only()
 show_message_only()
