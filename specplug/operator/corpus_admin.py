@@ -22,7 +22,7 @@ from specplug.corpus.store import Store
 from specplug.corpus.view import View
 from specplug.errors import CorpusError, RequestError
 from specplug.operator.orders import AddOrder, check_names, parse_add
-from specplug.requests.token_ids import in_vocabulary
+from specplug.requests.schema import in_vocabulary
 from specplug.settings.model import CorporaSettings
 from specplug.text.tokenizers import wrap
 

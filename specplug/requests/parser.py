@@ -14,8 +14,7 @@ from weakref import WeakValueDictionary
 from specplug.errors import RequestError
 from specplug.plugins.registry import default_registry
 from specplug.requests import arguments, wire
-from specplug.requests.admission import BusyError, Quota, Tenants
-from specplug.requests.clients import Client
+from specplug.requests.clients import BusyError, Client, Quota, Tenants
 from specplug.requests.fields import CHARACTERS_PER_TOKEN, parse_request_fields
 from specplug.settings.sources import ResolvedSettings, acceptance_thresholds
 from specplug.text.request_tokenizer import RequestTokenizer

@@ -9,8 +9,7 @@ import pytest
 
 from specplug.errors import RequestError
 from specplug.requests import wire
-from specplug.requests.admission import BusyError, Quota
-from specplug.requests.clients import Client
+from specplug.requests.clients import BusyError, Client, Quota
 from specplug.requests.parser import INLINE_CHARACTERS, Parser
 from specplug.settings.model import Limits
 from specplug.settings.sources import load_settings

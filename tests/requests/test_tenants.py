@@ -11,7 +11,7 @@ import pytest
 
 from specplug.errors import RequestError, SettingsError, SpecplugError
 from specplug.requests import wire
-from specplug.requests.admission import Tenants
+from specplug.requests.clients import Tenants
 from specplug.requests.parser import Parser
 from specplug.settings.model import TenantSettings
 from specplug.settings.sources import load_settings
