@@ -16,10 +16,10 @@ from specplug.cli.output import AsJson, console, print_json, print_table, progre
 from specplug.errors import SettingsError, suggest
 
 if TYPE_CHECKING:
+    from specplug.replay.engine import Setup
     from specplug.replay.items import Item
     from specplug.replay.report import ReplayReport
-    from specplug.replay.run import Distractors, Traces
-    from specplug.replay.setup import Mode, Setup
+    from specplug.replay.run import Distractors, Mode, Traces
     from specplug.text.tokenizers import Tokenizer
 
 SHIPPED = Path(__file__).parents[1] / "replay" / "traces"
@@ -190,7 +190,7 @@ def _distractors(
     everything: Mapping[str, Sequence[Item]], workloads: Mapping[str, object], count: int, loaded: Tokenizer
 ) -> Distractors:
     """Return for each workload corpora of the others' prompts, unmodified and regardless of the limit."""
-    from specplug.replay.corpora import distractors
+    from specplug.replay.items import distractors
 
     if not count:
         return {}
@@ -212,7 +212,7 @@ def _setups(names: Iterable[str | None], given: dict[str, Any], rest: dict[str, 
         SettingsError: a name or an option is wrong.
     """
     from specplug.plugins.registry import default_registry
-    from specplug.replay.setup import Setup
+    from specplug.replay.engine import Setup
     from specplug.settings.sources import load_settings
 
     setups = []

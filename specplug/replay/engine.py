@@ -6,9 +6,10 @@ Nothing reveals how an output continues or how long it is, see `specplug.replay.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from time import perf_counter
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -20,14 +21,55 @@ from specplug.pipeline.draft import DraftStage
 from specplug.plugins.registry import Registry, default_registry
 from specplug.replay.items import Ids
 from specplug.replay.score import NO_DRAFT, Offer
-from specplug.replay.setup import Setup
 from specplug.replay.slots import PLENTY, ReplaySlots
+from specplug.settings.model import DEFAULT_SPECULATIVE_TOKENS
 from specplug.settings.sources import load_settings
 from specplug.types.batch import EngineBatch
 from specplug.types.caps import EngineCaps
 from specplug.types.draft import Draft
 from specplug.types.plan import NO_SPECULATION, HostStats, StepPlan, StepReport
 from specplug.types.request import Reference, Request
+
+
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """Configuration of a replay, in the names and options of a server's settings.
+
+    Attributes:
+        proposer, policy: names in the registry; a policy of None is the settings' own default.
+        gamma: `num_speculative_tokens`, most draft tokens per request and step.
+        options: settings of plug-ins, by plug-in name, as in `Settings.options`.
+        references: pass the items' documents as references of their requests.
+        corpus: make the documents of all items a corpus, which proposers may draft from.
+        distractors: further corpora, the documents of each; see `specplug.replay.items.distractors`.
+        trees: the target verifies trees.
+    """
+
+    proposer: str = "ngram"
+    policy: str | None = None
+    gamma: int = DEFAULT_SPECULATIVE_TOKENS
+    options: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    references: bool = False
+    corpus: bool = False
+    distractors: Sequence[Sequence[Ids]] = field(default=(), compare=False, repr=False)
+    trees: bool = False
+
+    @property
+    def label(self) -> str:
+        """The name in tables."""
+        return f"{self.proposer} ({self.policy})"
+
+    def as_settings(self, store: str | None = None) -> dict[str, Any]:
+        """Return the setup as a layer of settings, without a deadline, on which counts must not depend.
+
+        Args:
+            store: the corpus store to draft from; None: none.
+        """
+        named = {} if self.policy is None else {"policy": self.policy}
+        own = {"proposer": self.proposer, "num_speculative_tokens": self.gamma, **named}
+        options = {name: dict(of) for name, of in self.options.items()}
+        corpora = {"store": store, "poll_seconds": 3600}
+        return {**own, "faults": {"host_deadline_ms": None}, "options": options, "corpora": corpora}
 
 
 class ReplayEngine:

@@ -10,18 +10,24 @@ from functools import partial
 from itertools import accumulate
 from operator import mul
 from types import MappingProxyType
+from typing import Literal
 
 from specplug.plugins.registry import Registry
-from specplug.replay.corpora import corpora_of, stored
-from specplug.replay.engine import ReplayEngine
-from specplug.replay.items import Ids, TokenItem
-from specplug.replay.setup import Mode, Progress, Result, Setup
+from specplug.replay.engine import ReplayEngine, Setup
+from specplug.replay.items import Ids, TokenItem, corpora_of, stored
+from specplug.replay.score import Result
+
+Mode = Literal["cold", "serving"]
+"""cold: no state is kept between requests; serving: requests run in order and all state is kept."""
+
+Progress = Callable[[int, int], None]
+"""Called with the items done and all items, after each."""
 
 Traces = Mapping[str, Sequence[TokenItem]]
 """Tokenised requests by workload."""
 
 Distractors = Mapping[str, Sequence[Sequence[Ids]]]
-"""Corpora by workload, the documents of each; see `specplug.replay.corpora.distractors`."""
+"""Corpora by workload, the documents of each; see `specplug.replay.items.distractors`."""
 
 VOCAB_SIZE = 1 << 20
 """Vocabulary size to assume if none is given; larger than any tokenizer's."""

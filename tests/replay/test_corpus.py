@@ -11,10 +11,9 @@ from typer.testing import CliRunner
 from specplug.cli.app import app
 from specplug.corpus.view import View
 from specplug.errors import SettingsError, TraceError
-from specplug.replay.corpora import DISTRACTOR_TOKENS, corpora_of, distractors
-from specplug.replay.items import Item, without_documents
+from specplug.replay.engine import Setup
+from specplug.replay.items import DISTRACTOR_TOKENS, Item, corpora_of, distractors, without_documents
 from specplug.replay.run import replay
-from specplug.replay.setup import Setup
 from tests.replay.tools import Planted, item, registry
 
 LEFT, RIGHT = [2, 3, 4, 5, 6, 7], [9, 10, 11, 12, 13, 14]

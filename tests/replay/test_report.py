@@ -11,10 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from specplug.replay.calibration import RANKS, Calibration, rank_of, together
+from specplug.replay.engine import Setup
 from specplug.replay.report import ReplayReport
 from specplug.replay.run import ReplayRun
-from specplug.replay.score import ScoringRoofline, StepCounts
-from specplug.replay.setup import Result, Setup
+from specplug.replay.score import Result, ScoringRoofline, StepCounts
 
 OURS, TREES = Setup("ngram", "fixed", gamma=4), Setup("ngram-tree", "fixed", gamma=4, trees=True)
 PROBABILITIES = st.integers(0, 1 << 24).map(lambda count: count / (1 << 24))

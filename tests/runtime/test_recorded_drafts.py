@@ -19,8 +19,8 @@ from specplug.match.cpu.parallel import FEWEST_ROWS
 from specplug.pipeline.stream.tensors import DraftOutputs, EngineRows
 from specplug.plugins.registry import default_registry
 from specplug.replay import Setup, load_tokenizer, read_traces, tokenize
-from specplug.replay.corpora import corpora_of, stored
 from specplug.replay.engine import ReplayEngine
+from specplug.replay.items import corpora_of, stored
 from specplug.replay.score import Offer
 from specplug.runtime.rows import RowFacts
 from specplug.runtime.running_request import RunningRequest
