@@ -11,7 +11,7 @@ import numpy.typing as npt
 from specplug.corpus.building import Builder, NewDocument, checked
 from specplug.corpus.documents import Document, Tokens
 from specplug.corpus.layout import NO_TEXT
-from specplug.corpus.manifest import Entry, Manifest
+from specplug.corpus.manifest import Manifest, SegmentEntry
 from specplug.corpus.names import check_name, name_hash, shortened
 from specplug.corpus.segment import LiveSegment
 from specplug.corpus.status import Added, Progress, Synced
@@ -193,7 +193,7 @@ class Present:
             for index in np.flatnonzero(left)
         )
 
-    def without_left(self, manifest: Manifest) -> list[Entry]:
+    def without_left(self, manifest: Manifest) -> list[SegmentEntry]:
         """Return a newer manifest's entries without the documents that were not taken.
 
         Raises:
@@ -205,7 +205,7 @@ class Present:
             now = entries[file].applied_to(before.segment)
             unchanged = unchanged and np.array_equal(self._of_corpus(now), self._of_corpus(before))
             if self._left[file].any():
-                entries[file] = Entry.of(now.segment, now.mask | self._left[file])
+                entries[file] = SegmentEntry.of(now.segment, now.mask | self._left[file])
         if not unchanged:
             raise CorpusError.build(
                 "another process changed the corpus meanwhile", who=f"corpus {self._corpus!r}", remedy="Do it again"
@@ -218,7 +218,9 @@ class Present:
         return np.asarray(own & (live.mask == 0))
 
 
-def write_segments(documents: Iterable[NewDocument], write: Callable[[Builder], Entry], limit: int) -> list[Entry]:
+def write_segments(
+    documents: Iterable[NewDocument], write: Callable[[Builder], SegmentEntry], limit: int
+) -> list[SegmentEntry]:
     """Write documents, in order, to as many segments as needed.
 
     Args:

@@ -37,7 +37,7 @@ _LEAST_ROOM = 1 << 14  # bytes
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class CorpusPart:
     """The live documents and tokens of a corpus in one segment."""
 
     corpus: CorpusName
@@ -46,7 +46,7 @@ class Part:
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class SegmentEntry:
     """One segment.
 
     Attributes:
@@ -63,11 +63,11 @@ class Entry:
     documents: Count
     tokens: Count
     text: Count
-    live: Annotated[tuple[Part, ...], Field(min_length=1)]
+    live: Annotated[tuple[CorpusPart, ...], Field(min_length=1)]
     dead_documents: String = ""
 
     @classmethod
-    def of(cls, segment: Segment, dead: Mask | None = None) -> Entry:
+    def of(cls, segment: Segment, dead: Mask | None = None) -> SegmentEntry:
         """Return a segment's entry; its `live` is empty if all of its documents were removed.
 
         Args:
@@ -78,7 +78,9 @@ class Entry:
         owners, size = segment.corpus_of[lives], len(segment.corpora)
         counts = np.bincount(owners, minlength=size).tolist()
         tokens = np.bincount(owners, segment.lengths[lives], size).tolist()
-        live = tuple(Part(*part) for part in zip(segment.corpora, counts, map(int, tokens), strict=True) if part[1])
+        live = tuple(
+            CorpusPart(*part) for part in zip(segment.corpora, counts, map(int, tokens), strict=True) if part[1]
+        )
         removed = ~lives & (np.array(counts) > 0)[segment.corpus_of]
         all_tokens = int(segment.lengths.sum())
         return cls(segment.path.name, segment.size, len(segment), all_tokens, segment.text.size, live, packed(removed))
@@ -125,7 +127,7 @@ class Manifest:
 
     tenant: TenantName
     generation: Generation = 0
-    segments: tuple[Entry, ...] = ()
+    segments: tuple[SegmentEntry, ...] = ()
     changed: Annotated[int, Field(exclude=True)] = 0
 
     @property
@@ -182,7 +184,7 @@ def load(folder: Path, tenant: str | None = None) -> Manifest:
     return manifest
 
 
-def commit(folder: Path, before: Manifest, entries: Iterable[Entry]) -> Manifest:
+def commit(folder: Path, before: Manifest, entries: Iterable[SegmentEntry]) -> Manifest:
     """Replace the manifest `before` by one with these entries; return it.  Call with the lock held.
 
     A file occupies room for the next manifest, so that corpora can be removed when the disk is full.

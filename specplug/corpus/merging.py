@@ -16,7 +16,7 @@ import numpy as np
 from specplug.corpus.adding import write_segments
 from specplug.corpus.building import documents_of
 from specplug.corpus.layout import DEAD_SHARE, SEGMENTS_OF_A_SIZE
-from specplug.corpus.manifest import Entry, Manifest
+from specplug.corpus.manifest import Manifest, SegmentEntry
 from specplug.corpus.segment import LiveSegment
 from specplug.corpus.status import Merged
 from specplug.corpus.tenant import Tenant
@@ -27,7 +27,7 @@ _GROWTH = 4
 _TRIES = 8
 
 
-class Run(NamedTuple):
+class SegmentRun(NamedTuple):
     """Neighbouring segments, `entries[first:end]`, to be rewritten as one or more."""
 
     first: int
@@ -35,7 +35,7 @@ class Run(NamedTuple):
 
 
 class _Job(NamedTuple):
-    entries: Sequence[Entry]
+    entries: Sequence[SegmentEntry]
     lives: Sequence[LiveSegment]
 
 
@@ -55,7 +55,7 @@ def merge(tenant: Tenant, segment_tokens: int, *, whole: bool) -> Merged:
     return Merged(read, written)
 
 
-def choose(entries: Sequence[Entry], segment_tokens: int) -> Run | None:
+def choose(entries: Sequence[SegmentEntry], segment_tokens: int) -> SegmentRun | None:
     """Return the run to merge first, None if there is nothing to merge.
 
     A segment is rewritten if more than a quarter of its tokens are dead.  Otherwise the run is more than four adjacent
@@ -64,7 +64,7 @@ def choose(entries: Sequence[Entry], segment_tokens: int) -> Run | None:
     """
     for at, entry in enumerate(entries):
         if entry.tokens - entry.live_tokens > DEAD_SHARE * entry.tokens:
-            return Run(at, at + 1)
+            return SegmentRun(at, at + 1)
     sizes = [_size(entry, segment_tokens) for entry in entries]
     for size in sorted({size for size in sizes if size < math.inf}):
         for run in _runs(sizes, size):
@@ -83,26 +83,26 @@ def _job(tenant: Tenant, manifest: Manifest, segment_tokens: int, whole: bool) -
     return _Job(entries, [tenant.open(entry) for entry in entries])
 
 
-def _all(entries: Sequence[Entry], segment_tokens: int) -> Run | None:
+def _all(entries: Sequence[SegmentEntry], segment_tokens: int) -> SegmentRun | None:
     """Return the run of all segments, None if their number cannot shrink and nothing in them is dead."""
     clean = not any(entry.live_tokens < entry.tokens for entry in entries)
     full = sum(entry.text for entry in entries) > segment_tokens * (len(entries) - 1)
-    return None if clean and full else Run(0, len(entries))
+    return None if clean and full else SegmentRun(0, len(entries))
 
 
-def _size(entry: Entry, segment_tokens: int) -> float:
+def _size(entry: SegmentEntry, segment_tokens: int) -> float:
     if 2 * entry.text > segment_tokens:
         return math.inf
     return max(0, math.ceil(math.log(entry.text / _SMALLEST, _GROWTH)))
 
 
-def _runs(sizes: Sequence[float], most: float) -> Iterator[Run]:
+def _runs(sizes: Sequence[float], most: float) -> Iterator[SegmentRun]:
     first = None
     for at, size in enumerate([*sizes, math.inf]):
         if size <= most:
             first = at if first is None else first
         elif first is not None:
-            yield Run(first, at)
+            yield SegmentRun(first, at)
             first = None
 
 
@@ -125,12 +125,14 @@ def _merged(tenant: Tenant, job: _Job, segment_tokens: int) -> Merged | None:
     return Merged(len(old), len(new))
 
 
-def _without_removed(tenant: Tenant, new: list[Entry], job: _Job, old: Sequence[Entry]) -> list[Entry]:
+def _without_removed(
+    tenant: Tenant, new: list[SegmentEntry], job: _Job, old: Sequence[SegmentEntry]
+) -> list[SegmentEntry]:
     """Return the new segments without the documents that were removed from the old ones during the merge."""
     now = [entry.applied_to(live.segment).mask for entry, live in zip(old, job.lives, strict=True)]
     removed = np.concatenate([mask[live.mask == 0] for mask, live in zip(now, job.lives, strict=True)])
     if not removed.any():
         return new
     masks = np.split(removed, np.cumsum([entry.documents for entry in new])[:-1])
-    marked = [Entry.of(tenant.open(entry).segment, mask) for entry, mask in zip(new, masks, strict=True)]
+    marked = [SegmentEntry.of(tenant.open(entry).segment, mask) for entry, mask in zip(new, masks, strict=True)]
     return [entry for entry in marked if entry.live]

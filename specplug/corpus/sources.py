@@ -32,7 +32,7 @@ _NAMES = ("name", "id")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Fields:
+class LineFields:
     """The names of the objects' fields.
 
     Attributes:
@@ -60,7 +60,7 @@ class Reading:
     """
 
     globs: tuple[str, ...] = ()
-    fields: Fields = field(default_factory=Fields)
+    fields: LineFields = field(default_factory=LineFields)
     skip_bad: bool = False
 
 
@@ -227,7 +227,7 @@ def _name(path: Path) -> str:
 
 
 def _from_lines(
-    lines: Iterable[bytes], where: str, default: str, fields: Fields, bad: Callable[[SpecplugError], None]
+    lines: Iterable[bytes], where: str, default: str, fields: LineFields, bad: Callable[[SpecplugError], None]
 ) -> Iterator[Content]:
     """Yield the documents; empty lines are skipped.
 
@@ -266,7 +266,7 @@ def _named(name: str, where: str) -> str:
         raise CorpusError(f"{where}: {error}") from error
 
 
-def _content(line: bytes, where: str, default: str, fields: Fields) -> Content:
+def _content(line: bytes, where: str, default: str, fields: LineFields) -> Content:
     item = _object(line, where)
     name = _named(_line_name(item, where, default, fields), where)
     ids, text = item.get(fields.token_ids), item.get(fields.text)
@@ -295,7 +295,7 @@ def _object(line: bytes, where: str) -> dict[str, Any]:
     return item
 
 
-def _line_name(item: dict[str, Any], where: str, default: str, fields: Fields) -> str:
+def _line_name(item: dict[str, Any], where: str, default: str, fields: LineFields) -> str:
     names = _NAMES if fields.name is None else (fields.name,)
     found = next((item[name] for name in names if item.get(name) is not None), None)
     if found is None and fields.name is None:
@@ -305,7 +305,7 @@ def _line_name(item: dict[str, Any], where: str, default: str, fields: Fields) -
     raise _wrong("no name", where, f"{names[-1]!r}: {found!r}"[:200], "a string or a whole number")
 
 
-def _token_ids(ids: object, where: str, fields: Fields) -> npt.NDArray[np.int32]:
+def _token_ids(ids: object, where: str, fields: LineFields) -> npt.NDArray[np.int32]:
     limit = np.iinfo(np.int32).max if fields.vocab_size is None else fields.vocab_size
     if ids == []:
         return np.empty(0, np.int32)

@@ -32,7 +32,7 @@ from specplug.corpus.layout import (
     STORE_FORMAT,
     TENANTS,
 )
-from specplug.corpus.manifest import Entry
+from specplug.corpus.manifest import SegmentEntry
 from specplug.corpus.merging import merge
 from specplug.corpus.sealed import opened, parsed, sealed
 from specplug.corpus.status import Added, CorpusInfo, Merged, Problem, Progress, Removed, Synced
@@ -45,7 +45,7 @@ T = TypeVar("T")
 # Inside the class, `list` is a method.
 Infos: TypeAlias = list[CorpusInfo]
 Problems: TypeAlias = list[Problem]
-Found: TypeAlias = list[tuple[Tenant, Entry]]
+Found: TypeAlias = list[tuple[Tenant, SegmentEntry]]
 
 _TOKENIZER = TypeAdapter(Fingerprint)
 

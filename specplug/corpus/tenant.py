@@ -32,7 +32,7 @@ from specplug.corpus.layout import (
     SEGMENT_ENDING,
     TENANTS,
 )
-from specplug.corpus.manifest import Entry, Manifest, commit, load
+from specplug.corpus.manifest import Manifest, SegmentEntry, commit, load
 from specplug.corpus.names import check_name, folder_name, hint, shortened
 from specplug.corpus.segment import LiveSegment, Segment, write_segment
 from specplug.corpus.status import CorpusInfo, Removed
@@ -71,8 +71,8 @@ class Tenant:
         """Return its current manifest; raises CorpusError as `manifest.load` does."""
         return load(self.folder, self._name)
 
-    def open(self, entry: Entry) -> LiveSegment:
-        """Open a segment; raises CorpusError as `opened_entry` and `Entry.applied_to` do."""
+    def open(self, entry: SegmentEntry) -> LiveSegment:
+        """Open a segment; raises CorpusError as `opened_entry` and `SegmentEntry.applied_to` do."""
         return entry.applied_to(opened_entry(self.folder, entry, self.tokenizer))
 
     def reading(self, read: Callable[[Manifest], T]) -> T:
@@ -143,7 +143,7 @@ class Tenant:
                     if which := live.find(name, corpus):
                         missing.discard(name)
                         dead[which] = 1
-                entries[number] = Entry.of(live.segment, dead)
+                entries[number] = SegmentEntry.of(live.segment, dead)
             for name in names:
                 if name in missing:
                     raise _unknown_document(name, searched, corpus)
@@ -175,7 +175,7 @@ class Tenant:
             yield
 
     @contextmanager
-    def building(self) -> Iterator[Callable[[Builder], Entry]]:
+    def building(self) -> Iterator[Callable[[Builder], SegmentEntry]]:
         """Write segments that no manifest names yet; nobody deletes them meanwhile.
 
         Yields a function that writes a builder's documents as the next segment, and returns its entry.  On exit, and if
@@ -186,12 +186,12 @@ class Tenant:
             handle = open_lock(marker)
         identity, count = secrets.token_hex(8), 0
 
-        def write(builder: Builder) -> Entry:
+        def write(builder: Builder) -> SegmentEntry:
             nonlocal count
             path = self.folder / f"{identity}-{count}{SEGMENT_ENDING}"
             count += 1
             write_segment(path, builder.sections(), builder.corpora, self.tokenizer)
-            return Entry.of(Segment(path))
+            return SegmentEntry.of(Segment(path))
 
         try:
             fcntl.flock(handle, fcntl.LOCK_SH)
@@ -200,7 +200,7 @@ class Tenant:
             os.close(handle)
             clean(self.folder)
 
-    def commit(self, before: Manifest, entries: Iterable[Entry]) -> Manifest:
+    def commit(self, before: Manifest, entries: Iterable[SegmentEntry]) -> Manifest:
         """Commit these segments, and delete those that are no longer used; return the manifest.  Call within `alone`.
 
         Segments without live documents are left out.
@@ -220,12 +220,14 @@ class Tenant:
             check_corpus(manifest, corpus)
             yield manifest
 
-    def _commit_removal(self, before: Manifest, entries: Iterable[Entry]) -> Removed:
+    def _commit_removal(self, before: Manifest, entries: Iterable[SegmentEntry]) -> Removed:
         after = self.commit(before, entries)
         return Removed(before.documents - after.documents, before.tokens - after.tokens)
 
 
-def opened_entry(folder: Path, entry: Entry, tokenizer: Fingerprint | None, *, readahead: bool = False) -> Segment:
+def opened_entry(
+    folder: Path, entry: SegmentEntry, tokenizer: Fingerprint | None, *, readahead: bool = False
+) -> Segment:
     """Open the segment that a manifest names.
 
     Raises:

@@ -9,7 +9,7 @@ import numpy as np
 from specplug.corpus.building import Builder, documents_of
 from specplug.corpus.files import checksum
 from specplug.corpus.layout import NO_TEXT, SECTIONS
-from specplug.corpus.manifest import Entry
+from specplug.corpus.manifest import SegmentEntry
 from specplug.corpus.segment import LiveSegment, Segment
 from specplug.corpus.status import Problem
 from specplug.corpus.tenant import Tenant
@@ -18,13 +18,13 @@ from specplug.errors import CorpusError, SpecplugError
 _PIECE = 1 << 17  # items checked at a time
 
 
-def problems_with(tenant: Tenant, entry: Entry) -> list[Problem]:
+def problems_with(tenant: Tenant, entry: SegmentEntry) -> list[Problem]:
     """Read a whole segment and return its problems; none if it was deleted meanwhile."""
     try:
         live = tenant.open(entry)
         check_sections(live.segment)
         broken = broken_invariants(live.segment, tenant.tokenizer.vocab_size)
-        if not broken and replace(Entry.of(*live), dead_documents=entry.dead_documents) != entry:
+        if not broken and replace(SegmentEntry.of(*live), dead_documents=entry.dead_documents) != entry:
             broken = ["not as many documents and tokens as its manifest says"]
     except SpecplugError as error:
         broken = [str(error)]
@@ -73,7 +73,7 @@ def broken_invariants(segment: Segment, vocab_size: int) -> list[str]:
     ]
 
 
-def _is_named(tenant: Tenant, entry: Entry) -> bool:
+def _is_named(tenant: Tenant, entry: SegmentEntry) -> bool:
     try:
         return entry.file in tenant.manifest().files()
     except CorpusError:

@@ -11,7 +11,7 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from specplug.corpus.layout import MANIFEST_FILE, TENANTS
-from specplug.corpus.manifest import Entry, load
+from specplug.corpus.manifest import SegmentEntry, load
 from specplug.corpus.segment import LiveSegment
 from specplug.corpus.store import read_store
 from specplug.corpus.tenant import folders, opened_entry
@@ -37,12 +37,12 @@ class Snapshot(NamedTuple):
     problems: tuple[str, ...]
 
 
-class _Seen(NamedTuple):
+class _SeenTenant(NamedTuple):
     """The contents of a tenant's folder at the last refresh."""
 
     stamp: tuple[int, ...] | None = ()
     name: str = ""
-    live: tuple[tuple[Entry, LiveSegment], ...] = ()
+    live: tuple[tuple[SegmentEntry, LiveSegment], ...] = ()
     problems: tuple[str, ...] = ()
 
 
@@ -65,7 +65,7 @@ class View:
         """
         self.root = Path(root)
         self.tokenizer = read_store(self.root, tokenizer)
-        self._tenants: dict[Path, _Seen] = {}
+        self._tenants: dict[Path, _SeenTenant] = {}
         self._logged: frozenset[str] = frozenset()
         self._looking = threading.Lock()
         self.snapshot = Snapshot(0, MappingProxyType({}), ())
@@ -92,9 +92,9 @@ class View:
             self.snapshot = Snapshot(before.generation + 1, MappingProxyType(tenants), problems)
             return self.snapshot
 
-    def _look(self, folder: Path, before: _Seen | None) -> _Seen:
+    def _look(self, folder: Path, before: _SeenTenant | None) -> _SeenTenant:
         """Return the current contents of a folder: `before` itself if it is unchanged and had no problems."""
-        seen = before or _Seen()
+        seen = before or _SeenTenant()
         for tries in range(_TRIES):
             try:
                 stamp = _stamp(folder)
@@ -105,11 +105,11 @@ class View:
             seen = self._read(folder, stamp, seen)
         return seen
 
-    def _read(self, folder: Path, stamp: tuple[int, ...] | None, before: _Seen) -> _Seen:
+    def _read(self, folder: Path, stamp: tuple[int, ...] | None, before: _SeenTenant) -> _SeenTenant:
         try:
             manifest = load(folder)
         except Exception as error:
-            return _Seen(stamp, problems=(_problem(folder / MANIFEST_FILE, error),))
+            return _SeenTenant(stamp, problems=(_problem(folder / MANIFEST_FILE, error),))
         opened = {entry.file: (entry, live) for entry, live in before.live}
         found, problems = [], []
         for entry in manifest.segments:
@@ -117,9 +117,9 @@ class View:
                 found.append((entry, self._live(folder, entry, opened.get(entry.file))))
             except Exception as error:  # any error affects only this segment
                 problems.append(_problem(folder / entry.file, error))
-        return _Seen(stamp, manifest.tenant, tuple(found), tuple(problems))
+        return _SeenTenant(stamp, manifest.tenant, tuple(found), tuple(problems))
 
-    def _live(self, folder: Path, entry: Entry, opened: tuple[Entry, LiveSegment] | None) -> LiveSegment:
+    def _live(self, folder: Path, entry: SegmentEntry, opened: tuple[SegmentEntry, LiveSegment] | None) -> LiveSegment:
         if opened is not None and opened[0] == entry:
             return opened[1]
         segment = opened[1].segment if opened else opened_entry(folder, entry, self.tokenizer, readahead=True)

@@ -90,7 +90,7 @@ async def read_order(body: AsyncIterable[bytes], who: str) -> dict[str, Any]:
     return order
 
 
-class DocumentField(ReferenceField):
+class AddedDocument(ReferenceField):
     """One document: its text or its token ids."""
 
     name: Text | None = Field(default=None, description="the name that identifies it; null: a number")
@@ -114,7 +114,7 @@ class AddOrder(Section):
     """A corpus to add."""
 
     name: Annotated[Text, BeforeValidator(_name)] = Field(description="the corpus's name; 1 to 256 characters")
-    documents: Annotated[tuple[DocumentField, ...], BeforeValidator(_documents)] = Field(
+    documents: Annotated[tuple[AddedDocument, ...], BeforeValidator(_documents)] = Field(
         strict=False, description="texts, or objects with a name and a text or token ids"
     )
     tenant: Text | None = Field(
@@ -153,6 +153,6 @@ def check_names(corpus: str, tenant: str) -> None:
 def add_schema() -> dict[str, Any]:
     """Return the JSON schema of `AddOrder` without external references, as OpenAPI requires."""
     schema = AddOrder.model_json_schema()
-    document = schema.pop("$defs")[DocumentField.__name__]
+    document = schema.pop("$defs")[AddedDocument.__name__]
     schema["properties"]["documents"]["items"] = {"anyOf": [{"type": "string"}, document]}
     return schema

@@ -30,10 +30,10 @@ SECRET_VARIABLE = "SPECPLUG_CLIENT_SECRET"
 
 _DIGEST = re.compile("[0-9a-f]{64}")
 _KEYS = (b"authorization", b"x-api-key", b"api-key")
-_current: ContextVar[Client | None] = ContextVar("specplug_client", default=None)
+_current: ContextVar[RequestClient | None] = ContextVar("specplug_client", default=None)
 
 
-class Client:
+class RequestClient:
     """The client of one HTTP request.
 
     Attributes:
@@ -79,7 +79,7 @@ def _values(headers: Iterable[tuple[bytes, bytes]]) -> list[bytes]:
     return [value for name, value in headers if name.lower() in _KEYS]
 
 
-def current() -> Client | None:
+def current() -> RequestClient | None:
     """Return the client whose request is being served; set by `Clients`."""
     return _current.get()
 
@@ -95,7 +95,7 @@ class Clients:
         if scope["type"] not in ("http", "websocket"):
             await self._app(scope, receive, send)
             return
-        client = Client(scope["headers"])
+        client = RequestClient(scope["headers"])
         token = _current.set(client)
         predicted.begin()  # here, as engines serve a request in tasks of their own and stream its answer in this one
         try:
@@ -121,7 +121,7 @@ def isolation_key(
         tenant: the tenant that the request names, or None.
         engine: the values that partition the engine's own prefix cache, such as a cache salt; None or "" for none.
         lora_id: id of the LoRA adapter; None for the base model.
-        client: `Client.digest`; None for a request without an API key.
+        client: `RequestClient.digest`; None for a request without an API key.
 
     Returns:
         The key, 64 characters; "" for requests that have none of these parts, which share state.

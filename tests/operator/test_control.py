@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 
 from specplug.errors import SettingsError
-from specplug.operator.control import Control, Order, parse_order
+from specplug.operator.control import OperatorControl, Order, parse_order
 from specplug.settings import Settings
 from specplug.settings.model import ControlSettings
 
@@ -29,9 +29,11 @@ class Clock:
         return self.now
 
 
-def control(file: Path | None = None, mode: str = "on", poll: float = 1.0, clock: Clock | None = None) -> Control:
+def control(
+    file: Path | None = None, mode: str = "on", poll: float = 1.0, clock: Clock | None = None
+) -> OperatorControl:
     watched = ControlSettings(file=None if file is None else str(file), poll_seconds=poll)
-    return Control(Settings(mode=mode, control=watched), clock or Clock())  # type: ignore[arg-type]
+    return OperatorControl(Settings(mode=mode, control=watched), clock or Clock())  # type: ignore[arg-type]
 
 
 def write(file: Path, text: str) -> None:

@@ -11,7 +11,7 @@ import pytest
 from specplug.errors import RequestError
 from specplug.requests import arguments
 from specplug.requests.clients import isolation_key
-from specplug.requests.parser import INLINE_CHARACTERS, Parser
+from specplug.requests.parser import INLINE_CHARACTERS, FieldParser
 from specplug.settings.sources import load_settings
 from specplug.text.request_tokenizer import RequestTokenizer
 
@@ -53,13 +53,13 @@ class Bytes:
 
 
 @pytest.fixture(scope="module")
-def parser() -> Parser:
+def parser() -> FieldParser:
     limits = {"max_reference_tokens": 100_000}
-    return Parser(load_settings({"limits": limits}, env={}), 256, RequestTokenizer(Bytes))
+    return FieldParser(load_settings({"limits": limits}, env={}), 256, RequestTokenizer(Bytes))
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_hostile_fields_are_refused_soon_and_in_few_words(parser: Parser, name: str) -> None:
+def test_hostile_fields_are_refused_soon_and_in_few_words(parser: FieldParser, name: str) -> None:
     begin = time.process_time()
     with pytest.raises(RequestError) as refused:
         parser.parsed(REFUSED[name])
@@ -88,7 +88,7 @@ def test_keys_and_names_count_as_text_to_parse(fields: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("text", ["\n2026-01-01 ERROR forged", "\x1b[2J", "\u2028", "\ud800"])
-def test_messages_and_logs_show_control_characters_escaped(parser: Parser, text: str, caplog: Any) -> None:
+def test_messages_and_logs_show_control_characters_escaped(parser: FieldParser, text: str, caplog: Any) -> None:
     arguments.are_given({f"specplug{text}": 1})
     assert text not in caplog.text
     for fields in ({f"specplug_{text}": 1}, {"specplug_proposer": text}, {"specplug": {text: text}}):
@@ -102,7 +102,7 @@ def test_a_salt_of_any_length_gives_a_short_key() -> None:
     assert len(isolation_key(None, (LONG,))) == len(isolation_key("a", client="b")) == 64
 
 
-def test_text_of_many_tokens_is_tokenized_no_further_than_the_limit(parser: Parser) -> None:
+def test_text_of_many_tokens_is_tokenized_no_further_than_the_limit(parser: FieldParser) -> None:
     """Of rare characters each can be four tokens or more, and texts are admitted by their characters."""
     tokenizer = RequestTokenizer(Bytes)
     begin = time.process_time()

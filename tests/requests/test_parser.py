@@ -6,7 +6,7 @@ import pytest
 
 from specplug.errors import RequestError
 from specplug.requests import wire
-from specplug.requests.parser import Parser
+from specplug.requests.parser import FieldParser
 from specplug.settings.sources import load_settings
 from specplug.text.request_tokenizer import RequestTokenizer
 
@@ -21,7 +21,7 @@ TEXTS = [
 @pytest.fixture
 def parser():
     found = load_settings({"proposer": "engine", "num_speculative_tokens": 5}, env={}, engine_drafts=True)
-    return Parser(found, 256, RequestTokenizer(Bytes))
+    return FieldParser(found, 256, RequestTokenizer(Bytes))
 
 
 class Bytes:

@@ -9,8 +9,8 @@ import pytest
 
 from specplug.errors import RequestError
 from specplug.requests import wire
-from specplug.requests.clients import BusyError, Client, Quota
-from specplug.requests.parser import INLINE_CHARACTERS, Parser
+from specplug.requests.clients import BusyError, Quota, RequestClient
+from specplug.requests.parser import INLINE_CHARACTERS, FieldParser
 from specplug.settings.model import Limits
 from specplug.settings.sources import load_settings
 from specplug.text.request_tokenizer import RequestTokenizer
@@ -32,13 +32,13 @@ class Bytes:
         return list(text.encode())
 
 
-def parser(tokenizer: Bytes, **limits: int) -> Parser:
+def parser(tokenizer: Bytes, **limits: int) -> FieldParser:
     found = load_settings({"limits": LIMITS | limits}, env={})
-    return Parser(found, 256, RequestTokenizer(lambda: tokenizer), RequestError)
+    return FieldParser(found, 256, RequestTokenizer(lambda: tokenizer), RequestError)
 
 
-def client(key: str | None) -> Client:
-    made = Client([] if key is None else [(b"authorization", key.encode())])
+def client(key: str | None) -> RequestClient:
+    made = RequestClient([] if key is None else [(b"authorization", key.encode())])
     made.digest = key
     return made
 

@@ -12,7 +12,7 @@ import pytest
 from specplug.errors import RequestError, SettingsError, SpecplugError
 from specplug.requests import wire
 from specplug.requests.clients import Tenants
-from specplug.requests.parser import Parser
+from specplug.requests.parser import FieldParser
 from specplug.settings.model import TenantSettings
 from specplug.settings.sources import load_settings
 from specplug.text.request_tokenizer import RequestTokenizer
@@ -87,7 +87,7 @@ def test_a_request_must_not_name_a_tenant_then(by_key: Tenants) -> None:
 def test_the_parser_refuses_it_in_every_spelling(given: dict[str, Any]) -> None:
     found = load_settings({"tenants": {"header": "X-Tenant"}}, env={})
     with pytest.raises(RequestError, match="this server assigns tenants"):
-        Parser(found, 256, RequestTokenizer(object)).parsed(given)
+        FieldParser(found, 256, RequestTokenizer(object)).parsed(given)
 
 
 @pytest.mark.parametrize("packed", [False, True])

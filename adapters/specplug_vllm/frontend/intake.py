@@ -19,7 +19,7 @@ from specplug_vllm.config import is_requested, proposes, resolved, runner_of
 from specplug_vllm.frontend import exporter
 
 if TYPE_CHECKING:
-    from specplug.requests.parser import Parser
+    from specplug.requests.parser import FieldParser
 
 _PARSER = "_specplug_parser"  # attribute of an InputProcessor whose server enables specplug
 _LIMIT = "_specplug_most_biases"  # attribute of a SpeculativeConfig whose runner applies min_p and logit_bias to drafts
@@ -84,13 +84,13 @@ def _with_parser(original: Callable[..., None]) -> Callable[..., None]:
             return
         from vllm.tokenizers import cached_tokenizer_from_config
 
-        from specplug.requests.parser import Parser
+        from specplug.requests.parser import FieldParser
         from specplug.text.request_tokenizer import RequestTokenizer
         from specplug_vllm.frontend.refusal import BusyRequest, RefusedRequest
 
         model = vllm_config.model_config
         tokenizer = RequestTokenizer(functools.partial(cached_tokenizer_from_config, model))
-        setattr(self, _PARSER, Parser(found, model.get_vocab_size(), tokenizer, RefusedRequest, BusyRequest))
+        setattr(self, _PARSER, FieldParser(found, model.get_vocab_size(), tokenizer, RefusedRequest, BusyRequest))
         if proposes(vllm_config) and runner_of(vllm_config) == "v2":
             from vllm.v1.worker.gpu.sample.logit_bias import MAX_NUM_LOGIT_BIAS_TOKENS
 
@@ -114,7 +114,7 @@ def _serving(original: Callable[..., None]) -> Callable[..., None]:
 def _parsing(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def process_inputs(self: Any, request_id: Any, prompt: Any, params: Any, *args: Any, **kwargs: Any) -> Any:
-        parser: Parser | None = getattr(self, _PARSER, None)
+        parser: FieldParser | None = getattr(self, _PARSER, None)
         if parser is not None and arguments.are_given(_extra_args(params)):
             params = _with_extra_args(params, parser.parsed(params.extra_args))
         return original(self, request_id, prompt, params, *args, **kwargs)
@@ -201,7 +201,7 @@ def _admitting(original: Callable[..., None]) -> Callable[..., None]:
     return validate
 
 
-def _parser(owner: Any) -> Parser | None:
+def _parser(owner: Any) -> FieldParser | None:
     """Return the parser of the input processor that an engine or an endpoint uses."""
     return getattr(getattr(owner, "input_processor", None), _PARSER, None)
 
