@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import os
 import random
-import resource
 import signal
 import subprocess
 import sys
@@ -113,21 +112,6 @@ def test_corpora_are_removed_from_a_full_disk(small_disk, documents):
         store.remove(name, documents=documents)
     assert store.verify() == []
     assert listed(store) == ({} if documents is None else {("", name): (2, 40) for name in ("a", "b", "c")})
-
-
-def test_a_file_size_limit_is_a_full_disk(tmp_path):
-    store = new_store(tmp_path)
-    store.add("c", some_documents(0))
-    add = (
-        "import sys; from pathlib import Path; from tests.corpus.tools import *\n"
-        "new_store(Path(sys.argv[1])).add('large', some_documents(1, 100, 1000))"
-    )
-    limit = lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))  # noqa: E731
-    done = subprocess.run([sys.executable, "-c", add, tmp_path], preexec_fn=limit, stderr=-1, text=True, check=False)
-    assert "a file of the corpus store could not be written; found File too large" in done.stderr
-    assert listed(store) == {("", "c"): (3, 60)}
-    assert store.add("large", some_documents(1, 100, 1000)).documents == 100
-    assert store.verify() == []
 
 
 def test_a_store_that_cannot_be_made_is_not_there(tmp_path):

@@ -61,12 +61,6 @@ def test_what_is_left_out_of_an_order_stays():
     assert server.set(num_speculative_tokens=0)["ceiling"] == 0
 
 
-def test_a_server_that_started_off_can_be_switched_on():
-    server = control(mode="off")
-    server.set(mode="on")
-    assert server.ceiling() is None
-
-
 @pytest.mark.parametrize(
     ("order", "what"),
     [
@@ -115,17 +109,6 @@ def test_a_file_of_the_same_size_and_time_that_replaces_another_is_seen(tmp_path
         assert server.ceiling() == limit
 
 
-def test_the_file_says_the_whole_state(tmp_path):
-    file = tmp_path / "control.json"
-    server = control(file, mode="off", poll=0.0)
-    write(file, '{"mode": "on", "num_speculative_tokens": 5}')
-    assert server.ceiling() == 5
-    write(file, '{"num_speculative_tokens": 6}')
-    assert server.ceiling() == 0  # mode as at the start
-    write(file, '{"mode": "on"}')
-    assert server.ceiling() is None
-
-
 def test_a_file_that_goes_gives_back_the_start(tmp_path):
     file = tmp_path / "control.json"
     write(file, '{"mode": "off"}')
@@ -133,24 +116,6 @@ def test_a_file_that_goes_gives_back_the_start(tmp_path):
     file.unlink()
     assert server.ceiling() is None
     assert server.state()["set_by"] == "start-up, as the control file is gone"
-
-
-def test_without_a_file_an_order_survives_every_look(tmp_path):
-    server = control(tmp_path / "never.json", poll=0.0)
-    server.set(mode="off")
-    assert server.ceiling() == 0
-
-
-def test_the_last_change_wins(tmp_path):
-    file, clock = tmp_path / "control.json", Clock()
-    server = control(file, clock=clock)
-    write(file, '{"num_speculative_tokens": 5}')
-    assert server.set(num_speculative_tokens=6)["ceiling"] == 6  # the file changed first, though nobody had looked
-    clock.now += 10
-    assert server.ceiling() == 6
-    write(file, '{"num_speculative_tokens": 7}')
-    clock.now += 10
-    assert server.ceiling() == 7
 
 
 MALFORMED = {

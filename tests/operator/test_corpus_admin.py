@@ -1,4 +1,4 @@
-"""Operators' corpora in a running server's own process: orders, their answers, and what is refused."""
+"""Operators' orders over HTTP: their bodies, corpora in a running server's own process, and what is refused."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import dataclasses
 import errno
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -18,10 +18,71 @@ from specplug.corpus import files as corpus_files
 from specplug.corpus.store import Store
 from specplug.errors import SpecplugError
 from specplug.operator.corpus_admin import CorpusAdmin, status_of
-from specplug.operator.orders import EXAMPLES, AddOrder, add_schema, parse_add
+from specplug.operator.orders import EXAMPLES, AddOrder, BodyError, add_schema, parse_add, read_body, read_order
 from specplug.settings import CorporaSettings
 from specplug.text.fingerprint import fingerprint
 from tests.corpus.tools import OTHER
+
+
+async def pieces(*sent: bytes) -> AsyncIterator[bytes]:
+    for piece in sent:
+        yield piece
+
+
+def test_a_body_is_joined():
+    assert asyncio.run(read_body(pieces(b"ab", b"", b"cd"), 4)) == b"abcd"
+
+
+def test_a_body_that_is_too_large_is_not_read_to_its_end():
+    async def endless() -> AsyncIterator[bytes]:
+        while True:
+            yield b"x" * 1000
+
+    with pytest.raises(BodyError, match="too large"):
+        asyncio.run(read_body(endless(), 5000))
+
+
+def test_a_client_that_stops_sending_is_given_up():
+    async def stuck() -> AsyncIterator[bytes]:
+        yield b"x"
+        await asyncio.Event().wait()
+
+    with pytest.raises(BodyError, match="too slowly"):
+        asyncio.run(read_body(stuck(), 100, patience=0.01))
+
+
+def test_a_client_that_drips_is_given_up():
+    async def drip() -> AsyncIterator[bytes]:
+        while True:
+            yield b""
+            await asyncio.sleep(0)
+
+    with pytest.raises(BodyError, match="too slowly"):
+        asyncio.run(read_body(drip(), 100, patience=0.01))
+
+
+def test_what_has_arrived_earns_more_time():
+    """A large body takes longer than a client may be silent."""
+
+    async def steady() -> AsyncIterator[bytes]:
+        begin = asyncio.get_running_loop().time()
+        while asyncio.get_running_loop().time() < begin + 0.05:
+            yield b"x" * 65536
+            await asyncio.sleep(0)
+
+    assert len(asyncio.run(read_body(steady(), 1 << 40, patience=0.01))) > 0
+
+
+@pytest.mark.parametrize(
+    ("sent", "status"),
+    [((b" " * 2**16, b"x"), 413), ((b"[" * 2**15,), 400), ((b"\xff",), 400), ((b"{}",), 400), ((b'{"mode": 1}',), 400)],
+)
+def test_an_order_is_bounded_too(sent, status):
+    with pytest.raises(BodyError) as caught:
+        asyncio.run(read_order(pieces(*sent), "/specplug/mode"))
+    assert caught.value.status == status
+    assert asyncio.run(read_order(pieces(b'{"mode": ', b'"off"}'), "/specplug/mode")) == {"mode": "off"}
+
 
 WHO = "/specplug/corpora"
 
@@ -65,11 +126,6 @@ def refusal(status: int, does: Any, *args: Any, **stated: Any) -> str:
         does(*args, **stated)
     assert status_of(caught.value) == status, str(caught.value)
     return str(caught.value)
-
-
-def files(root: Path) -> set[str]:
-    """Return the store's files, except locks."""
-    return {str(path.relative_to(root)) for path in root.rglob("*") if path.is_file() and path.name != "lock"}
 
 
 def test_texts_and_ids_are_added_listed_and_removed(admin, root):
