@@ -20,16 +20,7 @@ from specplug.corpus.manifest import load
 from specplug.corpus.store import Store
 from specplug.corpus.view import View
 from specplug.errors import CorpusError, SpecplugError
-from tests.corpus.tools import (  # noqa: F401 - quick_disk is used by all tests
-    TOKENIZER,
-    content,
-    listed,
-    new_store,
-    overwrite,
-    quick_disk,
-    segment_files,
-    some_documents,
-)
+from tests.corpus.tools import TOKENIZER, content, listed, new_store, overwrite, segment_files, some_documents
 
 
 class Failing:

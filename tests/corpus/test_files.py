@@ -15,7 +15,7 @@ from specplug.corpus.layout import LOCK_FILE, MANIFEST_FILE, MERGE_LOCK_FILE, ST
 from specplug.corpus.store import Store
 from specplug.corpus.view import View
 from specplug.errors import CorpusError
-from tests.corpus.tools import TOKENIZER, listed, new_store, quick_disk, segment_files, some_documents  # noqa: F401
+from tests.corpus.tools import TOKENIZER, listed, new_store, segment_files, some_documents
 
 VICTIM = b"12345 letters of somebody else"
 

@@ -25,7 +25,7 @@ from specplug.errors import CorpusError
 from specplug.match.cpu.corpus_index import IndexSegment as Searched
 from specplug.operator.corpus_admin import CorpusAdmin
 from specplug.settings import CorporaSettings
-from tests.corpus.tools import TOKENIZER, new_store, quick_disk, some_documents  # noqa: F401
+from tests.corpus.tools import TOKENIZER, new_store, some_documents
 
 _HEAD = ("checksum", "format", "version")
 _BOMB = base64.b64encode(zlib.compress(bytes(50_000_000))).decode()

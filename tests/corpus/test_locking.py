@@ -13,15 +13,7 @@ from specplug.corpus.files import held
 from specplug.corpus.layout import LOCK_FILE
 from specplug.corpus.store import Store
 from specplug.errors import CorpusError
-from tests.corpus.tools import (  # noqa: F401 - quick_disk is used by all tests
-    as_content,
-    content,
-    listed,
-    new_store,
-    quick_disk,
-    segment_files,
-    some_documents,
-)
+from tests.corpus.tools import as_content, content, listed, new_store, segment_files, some_documents
 
 
 def test_who_waits_too_long_is_reported_for_whom(tmp_path):

@@ -24,7 +24,7 @@ from specplug.corpus.merging import SegmentRun, choose
 from specplug.corpus.segment import Segment
 from specplug.corpus.store import Store
 from specplug.errors import CorpusError
-from tests.corpus.tools import (  # noqa: F401 - quick_disk is used by all tests
+from tests.corpus.tools import (
     TOKENIZER,
     Content,
     as_content,
@@ -32,7 +32,6 @@ from tests.corpus.tools import (  # noqa: F401 - quick_disk is used by all tests
     document,
     listed,
     new_store,
-    quick_disk,
     segment_files,
     some_documents,
 )

@@ -19,15 +19,7 @@ from specplug.corpus.segment import Segment, write_segment
 from specplug.corpus.verifying import broken_invariants, check_sections
 from specplug.errors import CorpusError
 from specplug.match.cpu import texts
-from tests.corpus.tools import (  # noqa: F401 - quick_disk is used by all tests
-    OTHER,
-    TOKENIZER,
-    document,
-    overwrite,
-    plain_places,
-    quick_disk,
-    some_documents,
-)
+from tests.corpus.tools import OTHER, TOKENIZER, document, overwrite, plain_places, some_documents
 
 safetensors = pytest.importorskip("safetensors")
 

@@ -15,7 +15,7 @@ from specplug.corpus.segment import Segment
 from specplug.corpus.store import Store
 from specplug.corpus.view import View
 from specplug.errors import CorpusError
-from tests.corpus.tools import (  # noqa: F401 - quick_disk is used by all tests
+from tests.corpus.tools import (
     OTHER,
     TOKENIZER,
     as_content,
@@ -23,7 +23,6 @@ from tests.corpus.tools import (  # noqa: F401 - quick_disk is used by all tests
     document,
     listed,
     new_store,
-    quick_disk,
     segment_files,
     some_documents,
 )

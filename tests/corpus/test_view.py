@@ -15,14 +15,11 @@ from specplug.corpus.layout import MANIFEST_FILE
 from specplug.corpus.store import Store
 from specplug.corpus.view import Snapshot, View
 from specplug.errors import CorpusError
-from tests.corpus.tools import (  # noqa: F401 - quick_disk is used by all tests
+from tests.corpus.tools import (
     OTHER,
     TOKENIZER,
-    as_content,
-    content,
     new_store,
     overwrite,
-    quick_disk,
     segment_files,
     some_documents,
 )
