@@ -6,7 +6,6 @@ operators only, see `specplug.operator.access`.
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import secrets
 from collections.abc import Awaitable, Callable, Sequence
@@ -20,7 +19,6 @@ from specplug.operator.access import Operators
 from specplug.operator.control import Order
 from specplug.operator.corpus_admin import CorpusAdmin, status_of
 from specplug.operator.orders import EXAMPLES, BodyError, add_schema, read_body, read_order
-from specplug.settings.model import CorporaSettings
 
 _EXAMPLES = {
     "off": {"value": {"mode": "off"}},
@@ -28,26 +26,9 @@ _EXAMPLES = {
 }
 
 _CORPORA = "/specplug/corpora"
-_MOST_AT_ONCE = 4
-"""Most request bodies of corpora held in memory at a time; further ones wait unread."""
 
 Engines = list[Any]
 """What each engine of a server answers, by data-parallel rank."""
-
-
-class CorpusRoutes:
-    """The corpora of one server, which its proposers, in other processes, reach through the store.
-
-    Args:
-        settings: the server's.
-        tokenizer: a copy of the server's tokenizer, which nothing else uses; None for a server without one.
-    """
-
-    def __init__(self, settings: CorporaSettings, tokenizer: Any) -> None:
-        self.admin = CorpusAdmin(settings, tokenizer)
-        self.admin.prepare()
-        self.most_bytes = settings.max_request_bytes
-        self.room = asyncio.Semaphore(_MOST_AT_ONCE)
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,7 +45,7 @@ class OperatedServer:
     versions: Callable[[], dict[str, str]]
     ask: Callable[[], Awaitable[Engines]]
     order: Callable[[dict[str, Any]], Awaitable[Engines]]
-    corpora: CorpusRoutes
+    corpora: CorpusAdmin
 
 
 class Access(NamedTuple):
@@ -121,7 +102,7 @@ async def set_mode(request: Request) -> dict[str, Any]:
 
 async def list_corpora(request: Request) -> dict[str, Any]:
     """Answer `GET /specplug/corpora`."""
-    return await _corpora_answer(served(request).corpora.admin.listed(request.query_params.get("tenant")))
+    return await _corpora_answer(served(request).corpora.listed(request.query_params.get("tenant")))
 
 
 async def add_corpus(request: Request) -> dict[str, Any]:
@@ -129,13 +110,13 @@ async def add_corpus(request: Request) -> dict[str, Any]:
     corpora = served(request).corpora
     async with corpora.room:
         body = await _body(request, corpora.most_bytes)
-        return await _corpora_answer(corpora.admin.add(body, _CORPORA))
+        return await _corpora_answer(corpora.add(body, _CORPORA))
 
 
 async def remove_corpus(request: Request) -> dict[str, Any]:
     """Answer `DELETE /specplug/corpora/{name}`."""
     query, name = request.query_params, request.path_params["name"]
-    removing = served(request).corpora.admin.remove(name, query.getlist("document"), query.get("tenant") or "")
+    removing = served(request).corpora.remove(name, query.getlist("document"), query.get("tenant") or "")
     return await _corpora_answer(removing)
 
 

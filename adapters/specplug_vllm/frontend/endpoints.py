@@ -17,7 +17,7 @@ from fastapi import FastAPI
 
 from specplug.operator import routes
 from specplug.operator.access import Operators
-from specplug.operator.routes import CorpusRoutes
+from specplug.operator.corpus_admin import CorpusAdmin
 from specplug.requests.clients import Clients
 from specplug.text.request_tokenizer import RequestTokenizer
 from specplug_vllm import seams
@@ -101,7 +101,7 @@ def _server(engine_client: Any) -> routes.OperatedServer:
     )
 
 
-def _corpora(vllm_config: Any) -> CorpusRoutes:
+def _corpora(vllm_config: Any) -> CorpusAdmin:
     found, model = resolved(vllm_config), vllm_config.model_config
     assert found is not None
     settings, tokenizer = found.settings.corpora, None
@@ -110,4 +110,4 @@ def _corpora(vllm_config: Any) -> CorpusRoutes:
 
         # A copy, because one thread at a time may use vLLM's own.
         tokenizer = RequestTokenizer(functools.partial(cached_tokenizer_from_config, model)).copy()
-    return CorpusRoutes(settings, tokenizer)
+    return CorpusAdmin(settings, tokenizer)
