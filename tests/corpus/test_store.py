@@ -47,19 +47,6 @@ def test_what_is_added_is_there(tmp_path):
     assert store.verify() == []
 
 
-def test_tenants_do_not_see_each_other(tmp_path):
-    store = new_store(tmp_path)
-    for seed, tenant in enumerate(["", "a", "b"]):
-        store.add("c", some_documents(seed), tenant=tenant)
-    assert content(tmp_path) == {t: {"c": as_content(some_documents(s))} for s, t in enumerate(["", "a", "b"])}
-    store.remove("c", tenant="a")
-    assert listed(store) == {("", "c"): (3, 60), ("b", "c"): (3, 60)}
-    assert store.list("a") == []
-    for tenant in ("a", "c"):
-        with pytest.raises(CorpusError, match="no such corpus"):
-            store.document("d0", corpus="c", tenant=tenant)
-
-
 def test_a_large_corpus_becomes_several_segments_at_once(tmp_path):
     store, documents = new_store(tmp_path, segment_tokens=100), some_documents(0, 30)
     added = store.add("c", documents)
@@ -246,22 +233,6 @@ def test_what_did_not_change_is_not_written_again(tmp_path, store):
     # An opening that changed is a change, though the body is the same.
     assert store.sync("c", [OLD[0]._replace(prefixes=()), *OLD[1:]]).replaced == 1
     assert sees(tmp_path) == sorted(as_content(OLD))
-
-
-def test_a_corpus_that_is_not_there_is_built(tmp_path):
-    store = new_store(tmp_path)
-    assert store.sync("c", NEW, tenant="acme")[:7] == (3, 0, 0, 0, 0, 3, 16)
-    assert content(tmp_path) == {"acme": {"c": as_content(NEW)}}
-
-
-def test_of_equal_documents_as_many_stay_as_there_are(tmp_path):
-    store = new_store(tmp_path)
-    twice = [document("a", [1, 2]), document("a", [1, 2]), document("a", [3])]
-    store.add("c", twice)
-    assert store.sync("c", twice)[:4] == (0, 0, 0, 3)
-    assert store.sync("c", twice[:1])[:4] == (0, 0, 2, 1)
-    assert store.sync("c", [*twice, *twice[:1]])[:4] == (3, 0, 0, 1)
-    assert sees(tmp_path) == sorted(as_content([*twice, *twice[:1]]))
 
 
 @pytest.mark.parametrize("seed", range(6))
