@@ -90,7 +90,7 @@ class Server:
         self.driver = Driver(replace(self.spec, factory=factory), vocab_size=64)
         (self.proposer,) = built
         self.watcher = self.proposer.watcher
-        self.store = Store.open(corpora.store or "")
+        self.store = None if corpora.store is None else Store.open(corpora.store)
 
     def __enter__(self) -> Server:
         return self
@@ -186,6 +186,29 @@ def test_a_corpus_is_drafted_until_it_is_removed(trees: bool, store: Store) -> N
         server.remove("texts")
         assert server.corpora() == {}
         assert server.ask().token_ids == ()
+
+
+def test_without_a_store_there_are_no_corpora() -> None:
+    with Server(NEVER) as server:
+        assert server.ask(documents=[StoredDocument("d0")]).token_ids == ()
+        status = server.proposer.status()
+        assert (status["store"], status["tenants"], status["segments"], status["unknown_documents"]) == (None, {}, 0, 1)
+
+
+def test_a_store_that_cannot_be_read_for_a_while_serves_on(store: Store, caplog: Any) -> None:
+    put(store, "texts", TEXT)
+    with opened(store, poll_seconds=0.001) as server:
+        failed, look = threading.Event(), server.watcher._look
+
+        def fails() -> None:
+            failed.set()
+            raise OSError("a disk that does not answer")
+
+        server.watcher._look = fails  # type: ignore[method-assign]
+        assert failed.wait(60)
+        server.watcher._look = look  # type: ignore[method-assign]
+        assert server.source(server.ask()) == "corpus"
+    assert "its previous state stays in use" in caplog.text
 
 
 def test_a_store_that_grows_and_shrinks_beside_the_server(store: Store) -> None:
