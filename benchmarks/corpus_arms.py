@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from specplug.corpus.documents import Document
-from specplug.corpus.view import LiveSegment
+from specplug.corpus.segment import LiveSegment
 from specplug.match.cpu.compiled import compiled
 from specplug.match.cpu.corpus_index import IndexSegment
 from specplug.match.cpu.lookup import Lookup

@@ -25,7 +25,6 @@ _PUBLIC = {
     "specplug.plugins.hooks": ("hookimpl",),
     "specplug.host": ("HostProposer",),
     "specplug.interfaces": (
-        "HoldsCorpora",
         "Planner",
         "PluginContext",
         "Proposer",

@@ -176,41 +176,6 @@ class HasHostStep(Protocol):
         """Bring what slots share up to date, such as corpora."""
 
 
-@runtime_checkable
-class HoldsCorpora(Protocol):
-    """An optional interface of proposers whose corpora operators may change while the server runs.
-
-    Calls that change the corpora never overlap.  `add_corpus` runs on an engine thread concurrently with steps, so
-    build the new corpus aside and publish it last: a step must see either the old corpora or the complete new one.  The
-    other methods run between two steps and must be quick; `list_corpora` may run while a corpus is being added and does
-    not list it yet.  An exception is reported to the operator and has no other effect.
-
-    A true attribute `shares_corpora` means that other processes read the same corpora.  Changes then go to one proposer
-    in one of the server's engines, and the other proposers must detect them on their own.
-    """
-
-    def add_corpus(self, name: str, documents: Sequence[npt.NDArray[np.int32]]) -> int:
-        """Add a corpus and return the number of tokens added.
-
-        Args:
-            name: a name that is not in use.
-            documents: one array per document, [n] int32 with n >= 1, read-only; nothing follows a document's last
-                token.
-
-        Raises:
-            Exception: the corpus cannot be added; no part of it is kept.
-        """
-        ...
-
-    def remove_corpus(self, name: str) -> None:
-        """Remove an existing corpus."""
-        ...
-
-    def list_corpora(self) -> dict[str, int]:
-        """Return the number of tokens of each corpus, by name."""
-        ...
-
-
 class Planner(abc.ABC):
     """The plan half of a policy: maps host figures to the next step's plan.  Shares no memory with the trim half.
 

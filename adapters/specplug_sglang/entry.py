@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from specplug.errors import EngineError, SpecplugError, describe
-from specplug.operator import startup_errors
+from specplug.operator import startup
 from specplug_sglang import seams
 from specplug_sglang.config import ALGORITHM, HANDLES_ARGUMENTS, engine_method
 from specplug_sglang.seams import VERSIONS
@@ -76,7 +76,7 @@ def _refuse(check: Callable[[], None]) -> None:
     try:
         check()
     except SpecplugError as error:
-        startup_errors.show_message_only()
+        startup.show_message_only()
         raise ValueError(str(error)) from error
 
 

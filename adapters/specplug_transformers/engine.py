@@ -17,7 +17,7 @@ from specplug.assembly import build_draft_stage, build_plan_stage, build_verifie
 from specplug.errors import RequestError
 from specplug.interfaces import PluginContext
 from specplug.metrics import SpecMetrics
-from specplug.operator.startup_line import start_line
+from specplug.operator.startup import start_line
 from specplug.plugins.registry import Registry, default_registry
 from specplug.plugins.specs import VerifierSpec
 from specplug.settings.model import Settings

@@ -15,11 +15,10 @@ import specplug
 from benchmarks.simulate.trajectories import Array, Trajectories
 from specplug.plugins.registry import Registry
 from specplug.replay import Item, load_tokenizer, read_traces, tokenize
-from specplug.replay.engine import ReplayEngine
+from specplug.replay.engine import ReplayEngine, Setup
 from specplug.replay.items import TokenItem, vocab_size_for
 from specplug.replay.run import longest
 from specplug.replay.score import Offer
-from specplug.replay.setup import Setup
 from specplug.types.draft import Draft
 
 SHIPPED = Path(specplug.__file__).parent / "replay" / "traces"

@@ -6,11 +6,7 @@ length, so unhelpful corpora are outvoted and no budget is split among sources.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
-
-import numpy as np
-import numpy.typing as npt
 
 from specplug.interfaces import PluginContext
 from specplug.match.cpu.lookup import SOURCES
@@ -20,17 +16,14 @@ from specplug.types.request import Request
 from specplug_retrieval.store_watcher import StoreWatcher
 
 SHARED = ""
-"""The tenant of requests without a tenant, and of corpora that are added through an engine's own routes."""
+"""The tenant of requests, and of corpora, without a tenant."""
 
 
 class Retrieval(LookupProposer):
     """Drafts like `ngram`, and also from the corpora of the request's tenant.
 
     Documents that a request names become its references.  Corpora that it names are drafted from first; without names,
-    all of the tenant's corpora are equal.  Implements `specplug.interfaces.HoldsCorpora`.
-
-    Attributes:
-        shares_corpora: true if the corpora are in a store that other processes may also have open.
+    all of the tenant's corpora are equal.
     """
 
     sources = SOURCES
@@ -38,7 +31,6 @@ class Retrieval(LookupProposer):
     def __init__(self, context: PluginContext) -> None:
         super().__init__(context)
         self.watcher = StoreWatcher(context, self.lookup.corpus_index_of)
-        self.shares_corpora = self.watcher.is_shared
 
     def warmup(self) -> None:
         """Compile or load the kernels, and open the store."""
@@ -67,25 +59,9 @@ class Retrieval(LookupProposer):
         references += [text for text in named if text is not None]
         self.lookup.start(slot, owner=owner, references=references, tenant=tenant, corpora=options.corpora)
 
-    def add_corpus(self, name: str, documents: Sequence[npt.NDArray[np.int32]]) -> int:
-        """Add a corpus of the tenant `SHARED`; return its number of tokens."""
-        return self.watcher.add(SHARED, name, documents)
-
-    def remove_corpus(self, name: str) -> None:
-        """Remove a corpus of the tenant `SHARED`."""
-        self.watcher.remove(SHARED, name)
-
-    def list_corpora(self) -> dict[str, int]:
-        """Return the number of tokens of each corpus of the tenant `SHARED`."""
-        return self.watcher.sizes(SHARED)
-
     def status(self) -> dict[str, Any]:
         """Return the status of the corpora in use; see `StoreWatcher.status`."""
         return self.watcher.status()
-
-    def settle(self) -> None:
-        """Wait until merges and removals in progress are done; for tests and replays."""
-        self.watcher.settle()
 
     def close(self) -> None:
         """Stop watching the store."""

@@ -66,10 +66,9 @@ def _take_in(
 ) -> None:
     """Do as `build` (with `create`), `add` or `sync` does, whose arguments and options these are."""
     from specplug.cli.corpus_intake import shown_intake, take_in
-    from specplug.corpus.lines import Fields
     from specplug.corpus.sources import Reading
 
-    how = Reading(globs=tuple(globs or ()), fields=Fields(text=text_field, name=name_field), skip_bad=skip_bad)
+    how = Reading(globs=tuple(globs or ()), text_field=text_field, name_field=name_field, skip_bad=skip_bad)
     given: dict[str, Any] = {"tenant": tenant, "max_tokens": max_tokens, **({} if sync else {"extend": extend})}
     given |= {"create": create, "sync": sync, "merge": not no_merge, "quiet": as_json}
     found = take_in(store, tokenizer, sources, name, how, **given)

@@ -13,9 +13,10 @@ from rich.table import Table
 from specplug.cli.output import table
 from specplug.corpus.counting import continuations
 from specplug.corpus.names import hint, shortened
+from specplug.corpus.segment import LiveSegment
+from specplug.corpus.sources import tokenizer_of
 from specplug.corpus.store import Store
-from specplug.corpus.tokenizing import tokenizer_of
-from specplug.corpus.view import LiveSegment, View
+from specplug.corpus.view import View
 from specplug.errors import CorpusError, SpecplugError
 from specplug.text.tokenizers import Tokenizer
 

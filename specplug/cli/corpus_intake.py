@@ -14,10 +14,10 @@ from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from specplug.cli.output import console, printable, table
-from specplug.corpus.sources import STDIN, Reading, Skipped, read, stem
+from specplug.corpus.documents import documents_from
+from specplug.corpus.sources import STDIN, Reading, Skipped, read, stem, tokenizer_of
 from specplug.corpus.status import Added, Synced
 from specplug.corpus.store import Store
-from specplug.corpus.tokenizing import documents_from, tokenizer_of
 from specplug.errors import CorpusError
 from specplug.text.loading import load_tokenizer
 
@@ -60,7 +60,7 @@ def take_in(
     corpora = _corpora(sources, name)
     store = None if create else Store.open(root)
     loaded = load_tokenizer(tokenizer or "") if store is None else tokenizer_of(store, tokenizer)
-    how = replace(how, fields=replace(how.fields, vocab_size=loaded.fingerprint.vocab_size))
+    how = replace(how, vocab_size=loaded.fingerprint.vocab_size)
     skipped, tokenising, started = Skipped(), [0.0], time.perf_counter()
     found: list[dict[str, Any]] = []
     with progress_line(quiet=quiet) as update:
@@ -138,10 +138,10 @@ def _check_readable(sources: Sequence[str], how: Reading, update: Update) -> Non
         if source != STDIN:
             for number, _ in enumerate(read(source, replace(how, skip_bad=True), bad), 1):
                 update(f"looking at {source}: {number:,} documents")
-    if bad.bad:
-        more = [f"... and {bad.bad - _MOST_BAD:,} more"] if bad.bad > _MOST_BAD else []
+    if count := bad.numbers["bad"]:
+        more = [f"... and {count - _MOST_BAD:,} more"] if count > _MOST_BAD else []
         raise CorpusError(
-            "\n  ".join([f"{bad.bad:,} of the sources' documents cannot be read:", *bad.first_bad, *more])
+            "\n  ".join([f"{bad.numbers['bad']:,} of the sources' documents cannot be read:", *bad.first_bad, *more])
             + "\nNothing was changed. Fix or convert them, exclude them with --glob, or skip them with --skip-bad"
         )
 

@@ -15,10 +15,10 @@ from specplug.cli.output import AsJson, counting, dim, show, table
 from specplug.errors import SettingsError, suggest
 
 if TYPE_CHECKING:
+    from specplug.replay.engine import Setup
     from specplug.replay.items import Item, TokenItem
     from specplug.replay.report import ReplayReport
-    from specplug.replay.run import Distractors
-    from specplug.replay.setup import Mode, Setup
+    from specplug.replay.run import Distractors, Mode
     from specplug.text.tokenizers import Tokenizer
 
 SHIPPED = Path(__file__).parents[1] / "replay" / "traces"
@@ -143,7 +143,7 @@ def _distractors(
     loaded: Tokenizer,
 ) -> Distractors:
     """Return for each workload corpora of the others' prompts, unmodified and regardless of the limit."""
-    from specplug.replay.corpora import distractors
+    from specplug.replay.items import distractors
 
     if not count:
         return {}
@@ -160,7 +160,7 @@ def _modes(text: str) -> list[Mode]:
 
 def _setups(names: Sequence[str | None], given: dict[str, Any], rest: dict[str, Any]) -> list[Setup]:
     """Return the setups to replay, built with a server's settings; None stands for the settings' own proposer."""
-    from specplug.replay.setup import Setup
+    from specplug.replay.engine import Setup
 
     settings = [settings_of({**given, **flags(proposer=name)}) for name in dict.fromkeys(names)]
     return [

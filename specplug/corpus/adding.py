@@ -1,34 +1,24 @@
-"""Adding documents: segments are built aside and committed atomically."""
+"""Adding and synchronising documents: segments are built aside and committed atomically."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from typing import NamedTuple
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
-from specplug.corpus.building import Builder, checked
+import numpy as np
+import numpy.typing as npt
+
+from specplug.corpus.building import Builder, NewDocument, checked
 from specplug.corpus.documents import Document, Tokens
-from specplug.corpus.locking import Building
-from specplug.corpus.manifest import Entry, Manifest
-from specplug.corpus.names import check_name, shortened
-from specplug.corpus.present import Present
-from specplug.corpus.segment import write_segment
-from specplug.corpus.status import Added, Progress
+from specplug.corpus.layout import NO_TEXT
+from specplug.corpus.manifest import Manifest, SegmentEntry
+from specplug.corpus.names import check_name, name_hash, shortened
+from specplug.corpus.segment import LiveSegment
+from specplug.corpus.status import Added, Progress, Synced
 from specplug.corpus.tenant import Tenant
 from specplug.errors import CorpusError
-from specplug.text.fingerprint import Fingerprint
 
-
-class Item(NamedTuple):
-    """A document to be written to a segment; see `Builder.append`."""
-
-    corpus: str
-    name: bytes
-    texts: Sequence[Tokens]
-
-    @property
-    def size(self) -> int:
-        """Length of its text in the segment."""
-        return sum(map(len, self.texts)) + len(self.texts)
+_BARRIER = np.full(1, NO_TEXT, np.int32)
 
 
 class Addition:
@@ -36,58 +26,86 @@ class Addition:
 
     Args:
         tenant: the tenant.
-        corpus: its name.  It must not exist, unless `extend` is set: then documents that it already has are skipped.
+        corpus: its name.
         max_tokens: the most tokens that the tenant may have afterwards; None: no limit.
         segment_tokens: the most text of one segment, in tokens.
         progress: called with the numbers of documents and tokens so far.
     """
 
     def __init__(
-        self,
-        tenant: Tenant,
-        corpus: str,
-        *,
-        extend: bool,
-        max_tokens: int | None,
-        segment_tokens: int,
-        progress: Progress | None,
+        self, tenant: Tenant, corpus: str, *, max_tokens: int | None, segment_tokens: int, progress: Progress | None
     ) -> None:
-        self._tenant, self._corpus, self._extend = tenant, check_name("corpus", corpus), extend
+        self._tenant, self._corpus = tenant, check_name("corpus", corpus)
         self._max_tokens, self._segment_tokens, self._progress = max_tokens, segment_tokens, progress
-        self._documents = self._tokens = self._empty = self._there = self._same_name = 0
+        self._written: Counter[int] = Counter()  # hashes of names
+        self._tokens = self._empty = self._kept = self._kept_tokens = self._same_name = 0
         self._present: Present | None = None
 
-    def make(self, documents: Iterable[Document]) -> Added:
+    def add(self, documents: Iterable[Document], *, extend: bool) -> Added:
         """Add them, all or none; see `Store.add`."""
-        held = self._admit(self._tenant.manifest())
-        self._tenant.prepare()
-        if self._extend:
-            self._present = self._tenant.reading(lambda manifest: Present(self._tenant, manifest, self._corpus))
-        with Building(self._tenant.folder) as building:
-            items = self._items(documents, held)
-            entries = write_segments(items, building, self._tenant.tokenizer, self._segment_tokens)
-            if not entries and not self._there:
-                raise CorpusError.build(
-                    "nothing to add",
-                    who=self._who,
-                    found=f"{self._empty} documents, all of them empty" if self._empty else "no documents",
-                    expected="at least one with a token",
-                )
-            with self._tenant.alone() as manifest:
-                self._check_size(self._admit(manifest))
+        tenant = self._tenant
+        held = self._admit(tenant.manifest(), extend)
+        tenant.prepare()
+        if extend:
+            self._present = tenant.reading(lambda manifest: Present(tenant, manifest, self._corpus))
+        with tenant.building() as write:
+            entries = write_segments(self._new(documents, held, replaces=False), write, self._segment_tokens)
+            if not entries and not self._kept:
+                raise CorpusError.build("nothing to add", who=self._who, found=self._found, expected="a token or more")
+            with tenant.alone() as manifest:
+                self._check_size(self._admit(manifest, extend))
                 if entries:
-                    self._tenant.commit(manifest, (*manifest.entries, *entries))
+                    tenant.commit(manifest, (*manifest.segments, *entries))
         size = sum(entry.size for entry in entries)
-        counts = self._documents, self._tokens, self._empty, len(entries), size, self._there, self._same_name
-        return Added(*counts)
+        written = self._written.total()
+        return Added(written, self._tokens, self._empty, len(entries), size, self._kept, self._same_name)
+
+    def sync(self, documents: Iterable[Document]) -> Synced:
+        """Add, replace and remove documents atomically; see `Store.sync`."""
+        tenant = self._tenant
+        tenant.prepare()
+        with tenant.merging(), tenant.building() as write:  # so that the examined segments stay in place
+            before = tenant.manifest()
+            self._present = present = Present(tenant, before, self._corpus)
+            new = self._new(documents, before.tokens - present.tokens, replaces=True)
+            entries = write_segments(new, write, self._segment_tokens)
+            if not entries and not self._kept:
+                raise CorpusError.build(
+                    "no documents to bring the corpus up to date with",
+                    who=self._who,
+                    found=self._found,
+                    remedy="If it is to be empty, remove it",
+                )
+            left = present.left()
+            with tenant.alone() as manifest:
+                others = present.without_left(manifest)
+                self._check_size(manifest.tokens - present.tokens + self._kept_tokens)
+                if entries or left:
+                    tenant.commit(manifest, (*others, *entries))
+        written, replaced = self._written.total(), (left & self._written).total()
+        return Synced(
+            added=written - replaced,
+            replaced=replaced,
+            removed=left.total() - replaced,
+            unchanged=self._kept,
+            empty=self._empty,
+            documents=written + self._kept,
+            tokens=self._tokens + self._kept_tokens,
+            segments=len(entries),
+            bytes=sum(entry.size for entry in entries),
+        )
 
     @property
     def _who(self) -> str:
         return f"corpus {shortened(self._corpus)}"
 
-    def _admit(self, manifest: Manifest) -> int:
+    @property
+    def _found(self) -> str:
+        return f"{self._empty} documents, all of them empty" if self._empty else "no documents"
+
+    def _admit(self, manifest: Manifest, extend: bool) -> int:
         """Check that the corpus may be added, and return the number of tokens that the tenant has."""
-        if not self._extend and self._corpus in manifest.corpora():
+        if not extend and self._corpus in manifest.corpora():
             raise CorpusError.build(
                 "a corpus of this name is there already",
                 who=self._who,
@@ -105,64 +123,127 @@ class Addition:
                 remedy="Remove corpora, or raise corpora.max_tokens",
             )
 
-    def _items(self, documents: Iterable[Document], held: int) -> Iterator[Item]:
+    def _new(self, documents: Iterable[Document], held: int, *, replaces: bool) -> Iterator[NewDocument]:
+        """Yield the documents that the corpus does not have yet with identical content.
+
+        Args:
+            documents: all documents.
+            held: tokens that the tenant has.
+            replaces: `held` does not include the corpus's own tokens.
+        """
         for document in documents:
             texts = checked(document, self._tenant.tokenizer.vocab_size)
             if not texts:
                 self._empty += 1
                 continue
-            if self._is_there(document.name, texts):
-                self._there += 1
-                self._report_progress()
-                continue
-            self._documents += 1
-            self._tokens += len(texts[0])
-            self._check_size(held)
-            self._report_progress()
-            yield Item(self._corpus, document.name.encode(), texts)
+            new = self._present is None or not self._present.take(document.name, texts)
+            if new:
+                self._written[name_hash(document.name.encode())] += 1
+                self._tokens += len(texts[0])
+                self._same_name += self._present is not None and self._present.has(document.name)
+                self._check_size(held + self._kept_tokens if replaces else held)
+            else:
+                self._kept += 1
+                self._kept_tokens += len(texts[0])
+            if self._progress is not None:
+                self._progress(self._written.total() + self._kept, self._tokens)
+            if new:
+                yield NewDocument(self._corpus, document.name.encode(), texts)
 
-    def _report_progress(self) -> None:
-        if self._progress is not None:
-            self._progress(self._documents + self._there, self._tokens)
 
-    def _is_there(self, name: str, texts: Sequence[Tokens]) -> bool:
-        """Return whether the corpus already has an identical document."""
-        if self._present is None or self._present.take(name, texts):
-            return self._present is not None
-        self._same_name += self._present.has(name)
+class Present:
+    """The live documents of a corpus.  Each can be taken once, so two identical documents match two of the new ones.
+
+    Raises:
+        CorpusError: as `Tenant.open`.
+    """
+
+    def __init__(self, tenant: Tenant, manifest: Manifest, corpus: str) -> None:
+        self._corpus = corpus
+        self._lives = {entry.file: tenant.open(entry) for entry in manifest.segments if entry.has(corpus)}
+        self._left = {file: self._of_corpus(live) for file, live in self._lives.items()}
+        self.tokens = sum(int(self._lives[file].segment.lengths[own].sum()) for file, own in self._left.items())
+
+    def take(self, name: str, texts: Sequence[Tokens]) -> bool:
+        """Take a document with this name and these texts if there is one left; return whether there was.
+
+        Args:
+            name: its name.
+            texts: its body and its re-tokenized prefixes.
+        """
+        wanted = np.concatenate([part for text in texts for part in (text, _BARRIER)])
+        for file, live in self._lives.items():
+            segment, left = live.segment, self._left[file]
+            for index in live.find(name, self._corpus):
+                found = segment.text[segment.starts[index] : segment.starts[index + 1]]
+                if left[index] and np.array_equal(found, wanted):
+                    left[index] = False
+                    return True
         return False
 
+    def has(self, name: str) -> bool:
+        """Return whether a document of this name was live when this object was built."""
+        return any(live.find(name, self._corpus) for live in self._lives.values())
 
-def write_segments(items: Iterable[Item], building: Building, tokenizer: Fingerprint, limit: int) -> list[Entry]:
+    def left(self) -> Counter[int]:
+        """Return the hashes of the names of the documents that were not taken."""
+        return Counter(
+            name_hash(self._lives[file].segment.name_bytes(int(index)))
+            for file, left in self._left.items()
+            for index in np.flatnonzero(left)
+        )
+
+    def without_left(self, manifest: Manifest) -> list[SegmentEntry]:
+        """Return a newer manifest's entries without the documents that were not taken.
+
+        Raises:
+            CorpusError: another process has changed the corpus since this object was built.
+        """
+        entries = {entry.file: entry for entry in manifest.segments}
+        unchanged = {entry.file for entry in manifest.segments if entry.has(self._corpus)} == set(self._lives)
+        for file, before in self._lives.items() if unchanged else ():
+            now = entries[file].applied_to(before.segment)
+            unchanged = unchanged and np.array_equal(self._of_corpus(now), self._of_corpus(before))
+            if self._left[file].any():
+                entries[file] = SegmentEntry.of(now.segment, now.mask | self._left[file])
+        if not unchanged:
+            raise CorpusError.build(
+                "another process changed the corpus meanwhile", who=f"corpus {self._corpus!r}", remedy="Do it again"
+            )
+        return list(entries.values())
+
+    def _of_corpus(self, live: LiveSegment) -> npt.NDArray[np.bool_]:
+        """Return [d] bool, true for live documents of the corpus."""
+        own = live.segment.corpus_of == live.segment.corpora.index(self._corpus)
+        return np.asarray(own & (live.mask == 0))
+
+
+def write_segments(
+    documents: Iterable[NewDocument], write: Callable[[Builder], SegmentEntry], limit: int
+) -> list[SegmentEntry]:
     """Write documents, in order, to as many segments as needed.
 
     Args:
-        items: the documents.
-        building: provides the files.
-        tokenizer: the store's tokenizer.
+        documents: the documents.
+        write: writes one segment; see `Tenant.building`.
         limit: the most text of one segment, in tokens.
 
     Raises:
         CorpusError: a document does not fit into any segment, or a file could not be written.
     """
     entries, builder = [], Builder()
-    for item in items:
-        if item.size + 1 > limit:
+    for document in documents:
+        size = sum(map(len, document.texts)) + len(document.texts)
+        if size + 1 > limit:
             raise CorpusError.build(
                 "a document is too large",
-                who=f"document {shortened(item.name.decode(errors='replace'))}",
-                found=f"{item.size} tokens with its re-tokenized prefixes",
+                who=f"document {shortened(document.name.decode(errors='replace'))}",
+                found=f"{size} tokens with its re-tokenized prefixes",
                 expected=f"fewer than {limit}",
                 remedy="Split it",
             )
-        if builder.size + item.size > limit:
-            entries.append(_written(builder, building, tokenizer))
+        if builder.size + size > limit:
+            entries.append(write(builder))
             builder = Builder()
-        builder.append(*item)
-    return [*entries, _written(builder, building, tokenizer)] if len(builder) else entries
-
-
-def _written(builder: Builder, building: Building, tokenizer: Fingerprint) -> Entry:
-    path, live = building.next_path(), builder.parts()
-    size = write_segment(path, builder.sections(), builder.corpora, tokenizer)
-    return Entry(path.name, size, len(builder), sum(part.tokens for part in live), builder.size, live)
+        builder.append(*document)
+    return [*entries, write(builder)] if len(builder) else entries

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from specplug.corpus.documents import Document, Tokens
+from specplug.corpus.files import pieces, yield_gil
 from specplug.corpus.layout import COMPARED, NO_TEXT
-from specplug.corpus.manifest import Part
 from specplug.corpus.names import MAX_DOCUMENT_NAME, check_name, name_hash, shortened
-from specplug.corpus.writing import pieces, yield_gil
+from specplug.corpus.segment import LiveSegment
 from specplug.errors import CorpusError
-
-Sections = dict[str, npt.NDArray[np.generic]]
 
 _BARRIER = np.full(1, NO_TEXT, np.int32).tobytes()
 _WORK_PER_YIELD = 1 << 16  # tokens, or work that takes as long
@@ -51,21 +50,36 @@ def _wrong(text: npt.NDArray[np.generic], vocab_size: int) -> str | None:
     return f"id {least if least < 0 else most}" if least < 0 or most >= vocab_size else None
 
 
+class NewDocument(NamedTuple):
+    """A document to be written to a segment; see `Builder.append`."""
+
+    corpus: str
+    name: bytes
+    texts: Sequence[Tokens]
+
+
+def documents_of(live: LiveSegment) -> Iterator[NewDocument]:
+    """Yield all live documents of a segment in order."""
+    segment, mask = live.segment, live.mask
+    for index in np.flatnonzero(mask == 0):
+        body = segment.document(index)
+        after = segment.text[segment.starts[index] + len(body) + 1 : segment.starts[index + 1] - 1]
+        texts = [body, after] if len(after) else [body]  # all prefixes at once: barriers are between them
+        yield NewDocument(segment.corpora[segment.corpus_of[index]], segment.name_bytes(index), texts)
+
+
 class Builder:
     """Collects documents for one segment, and builds its arrays.
 
     It keeps no Python object per document, so that millions of documents are cheap.
 
     Attributes:
-        corpora: names of the corpora so far; `corpus_of` indexes them.
         size: n, the length of the text so far.
     """
 
     def __init__(self) -> None:
-        self.corpora: list[str] = []
+        self._indices: dict[str, int] = {}
         self.size = 1
-        self._counts: list[list[int]] = []  # documents and tokens per corpus
-        self._index: dict[str, int] = {}
         self._text, self._names = bytearray(_BARRIER), bytearray()
         self._starts, self._lengths, self._name_ends = array("q", [1]), array("q"), array("q")
         self._hashes, self._corpus_of = array("Q"), array("i")
@@ -74,6 +88,11 @@ class Builder:
     def __len__(self) -> int:
         """Return the number of documents so far."""
         return len(self._lengths)
+
+    @property
+    def corpora(self) -> list[str]:
+        """Names of the corpora so far; `corpus_of` indexes them."""
+        return list(self._indices)
 
     def append(self, corpus: str, name: bytes, texts: Sequence[Tokens]) -> None:
         """Add a document.
@@ -94,14 +113,10 @@ class Builder:
         self._lengths.append(len(texts[0]))
         self._name_ends.append(len(self._names))
         self._hashes.append(name_hash(name))
-        self._corpus_of.append(self._of(corpus, len(texts[0])))
+        self._corpus_of.append(self._indices.setdefault(corpus, len(self._indices)))
         self._yield_gil(_WORK_PER_YIELD // 64)
 
-    def parts(self) -> tuple[Part, ...]:
-        """Return the number of documents and tokens of each corpus."""
-        return tuple(Part(name, *counts) for name, counts in zip(self.corpora, self._counts, strict=True))
-
-    def sections(self) -> Sections:
+    def sections(self) -> dict[str, npt.NDArray[np.generic]]:
         """Return all arrays of the segment as described in `layout.SECTIONS`.  Slow, but releases the GIL."""
         from specplug.match.cpu.sorting import sorted_places  # imports numba, which only building needs
 
@@ -119,16 +134,6 @@ class Builder:
             "name_order": order.astype(np.int32),
             "names": np.frombuffer(self._names, np.uint8),
         }
-
-    def _of(self, corpus: str, tokens: int) -> int:
-        index = self._index.get(corpus)
-        if index is None:
-            index = self._index[corpus] = len(self.corpora)
-            self.corpora.append(corpus)
-            self._counts.append([0, 0])
-        self._counts[index][0] += 1
-        self._counts[index][1] += tokens
-        return index
 
     def _yield_gil(self, cost: int) -> None:
         self._until_yield -= cost

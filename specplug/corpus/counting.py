@@ -11,8 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from specplug.corpus.layout import COMPARED, NO_TEXT
-from specplug.corpus.segment import Segment
-from specplug.corpus.view import LiveSegment
+from specplug.corpus.segment import LiveSegment, Segment
 
 
 class Continuations(NamedTuple):

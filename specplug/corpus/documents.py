@@ -1,4 +1,4 @@
-"""Documents in the form that a store takes: token ids and re-tokenized prefixes."""
+"""Documents in the form that a store takes: token ids and re-tokenized prefixes, and their tokenization."""
 
 from __future__ import annotations
 
@@ -15,6 +15,9 @@ Tokens = npt.NDArray[np.int32]
 Tokenize = Callable[[str], Sequence[int]]
 TokenizeMany = Callable[[list[str]], Sequence[Sequence[int]]]
 
+_NONE = np.empty(0, dtype=np.int32)
+_CHARACTERS, _TEXTS = 1 << 21, 4096  # tokenized at a time
+
 
 class Document(NamedTuple):
     """A document to store.
@@ -28,6 +31,20 @@ class Document(NamedTuple):
     name: str
     token_ids: Tokens
     prefixes: tuple[Tokens, ...] = ()
+
+
+class Content(NamedTuple):
+    """A document as a source has it.
+
+    Attributes:
+        name: its name.
+        text: its text; None if only token ids were given.
+        token_ids: [n] int32 if the text is None.
+    """
+
+    name: str
+    text: str | None
+    token_ids: Tokens = _NONE
 
 
 def tokenized(name: str, text: str, tokenize: Tokenize) -> Document:
@@ -55,6 +72,19 @@ def tokenized_many(named: Iterable[tuple[str, str]], tokenize: TokenizeMany) -> 
     return [_document(name, _next(found, bodies), _next(found, heads), cut) for name, bodies, heads, cut in plan]
 
 
+def documents_from(contents: Iterable[Content], encode_many: TokenizeMany) -> Iterator[Document]:
+    """Yield contents as documents, tokenized a few thousand at a time, so that no more are in memory."""
+    waiting: list[Content] = []
+    size = 0
+    for content in contents:
+        waiting.append(content)
+        size += len(content.text or "")
+        if size >= _CHARACTERS or len(waiting) >= _TEXTS:
+            yield from _tokenized(waiting, encode_many)
+            waiting, size = [], 0
+    yield from _tokenized(waiting, encode_many)
+
+
 def _next(found: Iterator[Sequence[int]], count: int) -> list[list[int]]:
     return [list(next(found)) for _ in range(count)]
 
@@ -67,3 +97,9 @@ def _document(name: str, bodies: list[list[int]], heads: list[list[int]], cut: b
 
 def _array(ids: Sequence[int]) -> Tokens:
     return np.asarray(ids, dtype=np.int32)
+
+
+def _tokenized(contents: Sequence[Content], encode_many: TokenizeMany) -> Iterator[Document]:
+    texts = iter(tokenized_many([(each.name, each.text) for each in contents if each.text is not None], encode_many))
+    for each in contents:
+        yield Document(each.name, each.token_ids) if each.text is None else next(texts)

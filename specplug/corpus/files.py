@@ -1,17 +1,54 @@
-"""Opening and creation of a store's files and folders, which never follows a symbolic link or opens a pipe.
+"""A store's files: opened without following links, written atomically, and locked.
 
-Only the owner can access them, and the group as far as it can access the parent folder: see `group_bits`.
+No symbolic link is followed and no pipe opened.  Only the owner can access the files, and the group as far as it can
+access the parent folder: see `group_bits`.  Everything is written and hashed in pieces, without the GIL, so that an
+engine's process can do it while it runs steps.
 """
 
 from __future__ import annotations
 
 import errno
+import fcntl
+import hashlib
 import os
+import re
 import stat
-from contextlib import suppress
+import time
+from collections.abc import Collection, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any, TypeAlias
+
+from specplug.corpus.layout import ASIDE_ENDING
+from specplug.errors import CorpusError
+
+Bytes: TypeAlias = Any
+"""Any object with a contiguous buffer."""
+
+PIECE = 1 << 20  # bytes
 
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_POLL_SECONDS = 0.01
+_HOLDER = re.compile(rb"(\d+\n)?")
+
+
+def yield_gil() -> None:
+    """Release the GIL for other threads: a Python loop otherwise releases it only every 5 ms."""
+    time.sleep(0)
+
+
+@contextmanager
+def os_errors_named(path: Path) -> Iterator[None]:
+    """Convert system errors of a write to errors that name the file."""
+    try:
+        yield
+    except OSError as error:
+        raise CorpusError.build(
+            "a file of the corpus store could not be written",
+            who=str(path),
+            found=error.strerror or str(error),
+            remedy="What was there before is still there, and nothing of the change is",
+        ) from error
 
 
 def open_file(path: Path, flags: int) -> int:
@@ -33,29 +70,21 @@ def open_file(path: Path, flags: int) -> int:
     return handle
 
 
-def new_file(path: Path, *, read_only: bool) -> int:
-    """Create a file for writing, replacing any existing one; return its handle.  Raises OSError."""
-    with suppress(FileNotFoundError):
-        path.unlink()
-    handle = open_file(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
-    mode = 0o600 | group_bits(path.parent) & 0o060
-    os.fchmod(handle, mode & 0o440 if read_only else mode)
-    return handle
-
-
-def open_folder(path: Path) -> int:
-    """Open a folder; return its handle.  Raises OSError, even for a link to a folder."""
-    try:
-        return os.open(path, _FOLDER)
-    except OSError as error:
-        _refuse_link(path, error)
-        raise
+def read_file(path: Path) -> tuple[bytes, int]:
+    """Return a file's content, and its modification time in nanoseconds.  Raises OSError."""
+    with os.fdopen(open_file(path, os.O_RDONLY), "rb") as file:
+        return file.read(), os.fstat(file.fileno()).st_mtime_ns
 
 
 def check_folder(path: Path) -> None:
-    """Raise OSError if the path exists and is not a folder."""
-    with suppress(FileNotFoundError):
-        os.close(open_folder(path))
+    """Raise OSError if the path exists and is not a folder; a link to a folder is none."""
+    try:
+        os.close(os.open(path, _FOLDER))
+    except FileNotFoundError:
+        pass
+    except OSError as error:
+        _refuse_link(path, error)
+        raise
 
 
 def make_folder(path: Path) -> None:
@@ -73,6 +102,153 @@ def group_bits(folder: Path) -> int:
     The permissions of a store's folder thus decide whether several users share it.
     """
     return folder.stat().st_mode & 0o070
+
+
+def fsync_folder(folder: Path) -> None:
+    """Make the names in a folder durable."""
+    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)  # a store's own folder may be a link
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def write_file(
+    path: Path, parts: Collection[Bytes], *, newer_than: int = 0, read_only: bool = False, room: Path | None = None
+) -> int:
+    """Write a file aside, fsync it and rename it to `path`; return its size.  Does not fsync the folder.
+
+    Args:
+        path: its final path; an existing file is replaced.
+        parts: its bytes, in sequence.
+        newer_than: nanoseconds that its modification time must exceed, so that each version has a different one.
+        read_only: remove write permissions.
+        room: a file of `keep_room`, which is deleted if the disk is full.
+
+    Raises:
+        CorpusError: it could not be written; no part of it is left.
+    """
+    aside = path.with_suffix(ASIDE_ENDING)
+    with os_errors_named(path):
+        try:
+            size = _write(aside, parts, newer_than, read_only)
+            os.replace(aside, path)
+        except BaseException as error:
+            with suppress(OSError):
+                aside.unlink()
+            if room is None or not room.exists() or not isinstance(error, OSError):
+                raise
+            room.unlink()
+            return write_file(path, parts, newer_than=newer_than, read_only=read_only)
+    return size
+
+
+def keep_room(path: Path, size: int) -> None:
+    """Let a file without content occupy at least `size` bytes, if the disk has them, for `write_file`."""
+    with suppress(OSError):
+        handle = open_file(path, os.O_WRONLY | os.O_CREAT)
+        try:
+            if os.fstat(handle).st_size < size:
+                os.posix_fallocate(handle, 0, size)
+        finally:
+            os.close(handle)
+
+
+def checksum(data: Bytes) -> str:
+    """Return 64 hexadecimal digits of blake2b."""
+    digest = hashlib.blake2b(digest_size=32)
+    for piece in pieces(data):
+        digest.update(piece)
+    return digest.hexdigest()
+
+
+def pieces(data: Bytes) -> Iterator[memoryview]:
+    """Cut a buffer into parts that take no longer than a millisecond each."""
+    view = memoryview(data)
+    if view.nbytes:  # an empty buffer with items of several bytes cannot be cast
+        view = view.cast("B")
+        for start in range(0, len(view), PIECE):
+            yield view[start : start + PIECE]
+
+
+@contextmanager
+def held(path: Path, seconds: float) -> Iterator[None]:
+    """Hold a lock file exclusively, among processes and threads; the system releases it if the holder dies.
+
+    Raises:
+        CorpusError: another holder did not release it within `seconds` (the message has the process id that it wrote
+            to the file), or the file is not a lock.
+    """
+    with os_errors_named(path):
+        check_folder(path.parent)
+        handle = open_lock(path)
+    try:
+        deadline = time.monotonic() + seconds
+        while not take_lock(handle):
+            if time.monotonic() >= deadline:
+                holder = os.pread(handle, 32, 0).decode(errors="replace").strip()
+                raise CorpusError.build(
+                    "the corpus store is being changed by another process",
+                    who=str(path),
+                    found=f"process {holder or 'unknown'} still holds it after {seconds:g} s",
+                    remedy="Try again when it is done",
+                )
+            time.sleep(_POLL_SECONDS)
+        with suppress(OSError):  # only messages need it, and the disk may be full
+            os.ftruncate(handle, 0)
+            os.pwrite(handle, f"{os.getpid()}\n".encode(), 0)
+        yield
+    finally:
+        os.close(handle)
+
+
+def open_lock(path: Path) -> int:
+    """Open or create a lock file; return its handle.
+
+    Raises:
+        OSError: it cannot be opened, or has other contents: then it may be a link to another file, and is not touched.
+    """
+    try:
+        handle = open_file(path, os.O_RDWR | os.O_CREAT | os.O_EXCL)
+        os.fchmod(handle, 0o600 | group_bits(path.parent) & 0o060)
+    except FileExistsError:
+        handle = open_file(path, os.O_RDWR)
+    if not _HOLDER.fullmatch(os.pread(handle, 32, 0)):
+        os.close(handle)
+        raise OSError(errno.EEXIST, "a file that is not a lock", str(path))
+    return handle
+
+
+def take_lock(handle: int) -> bool:
+    """Lock an open file exclusively if no other handle holds it; return whether it did."""
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except (BlockingIOError, PermissionError):
+        return False
+    return True
+
+
+def _write(path: Path, parts: Iterable[Bytes], newer_than: int, read_only: bool) -> int:
+    """Create a file, replacing any existing one, and fsync it; return its size."""
+    with suppress(FileNotFoundError):
+        path.unlink()
+    handle = open_file(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
+    try:
+        mode = 0o600 | group_bits(path.parent) & 0o060
+        os.fchmod(handle, mode & 0o440 if read_only else mode)
+        size = 0
+        for part in parts:
+            for piece in pieces(part):
+                size += len(piece)
+                while piece:
+                    piece = piece[os.write(handle, piece) :]
+        if newer_than:
+            now = max(time.time_ns(), newer_than + 1)
+            os.utime(handle, ns=(now, now))
+        os.fsync(handle)
+        return size
+    finally:
+        os.close(handle)
 
 
 def _refuse_link(path: Path, error: OSError) -> None:

@@ -14,14 +14,14 @@ VERSION = 1
 STORE_FORMAT, MANIFEST_FORMAT, SEGMENT_FORMAT = (f"specplug corpus {kind}" for kind in ("store", "manifest", "segment"))
 
 STORE_FILE, TENANTS, MANIFEST_FILE = "store.json", "tenants", "manifest.json"
-LOCK_FILE, MERGE_LOCK_FILE, ROOM_FILE = "lock", "merging", "room"
-SEGMENT_ENDING, BUILDING_ENDING, ASIDE_ENDING, BEFORE_ENDING = ".safetensors", ".building", ".tmp", ".old"
+LOCK_FILE, MERGE_LOCK_FILE, BUILDING_LOCK_FILE, ROOM_FILE = "lock", "merging", "building", "room"
+SEGMENT_ENDING, ASIDE_ENDING, BEFORE_ENDING = ".safetensors", ".tmp", ".old"
 
-SEGMENT_FILE = re.compile(r"([0-9a-f]{16})-\d{1,9}\.safetensors")
+SEGMENT_FILE = re.compile(r"[0-9a-f]{16}-\d{1,9}\.safetensors")
 """The only file names that a manifest may have, so that it cannot point outside its folder."""
 
-OWN_FILE = re.compile(r"([0-9a-f]{16})(?:-\d{1,9})?\.(?:safetensors|building|tmp)|manifest\.(?:tmp|old)")
-"""Files that killed writers may leave in a tenant's folder."""
+OWN_FILE = re.compile(r"[0-9a-f]{16}-\d{1,9}\.(?:safetensors|tmp)")
+"""Files of segments, which killed writers may leave in a tenant's folder."""
 
 SECTIONS = {
     "starts": "I64",

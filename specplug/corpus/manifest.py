@@ -5,36 +5,39 @@ from __future__ import annotations
 import base64
 import os
 import zlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from contextlib import suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated
 
 import numpy as np
 import numpy.typing as npt
-from pydantic import AfterValidator, Field, TypeAdapter
+from pydantic import Field, TypeAdapter
 
-from specplug.corpus.checks import CorpusName, Count, Generation, Offset, SegmentName, String, TenantName, parsed
-from specplug.corpus.files import check_folder, open_file
-from specplug.corpus.layout import (
-    BEFORE_ENDING,
-    BUILDING_ENDING,
-    MANIFEST_FILE,
-    MANIFEST_FORMAT,
-    ROOM_FILE,
-    SEGMENT_FILE,
-)
+from specplug.corpus.files import check_folder, fsync_folder, keep_room, os_errors_named, read_file, write_file
+from specplug.corpus.layout import BEFORE_ENDING, MANIFEST_FILE, MANIFEST_FORMAT, ROOM_FILE, SEGMENT_FILE
 from specplug.corpus.names import folder_name, shortened
-from specplug.corpus.sealed import opened, sealed
-from specplug.corpus.writing import fsync_folder, keep_room, os_errors_named, write_file
+from specplug.corpus.sealed import (
+    CorpusName,
+    Count,
+    Generation,
+    Offset,
+    SegmentName,
+    String,
+    TenantName,
+    opened,
+    parsed,
+    sealed,
+)
+from specplug.corpus.segment import LiveSegment, Mask, Segment
 from specplug.errors import CorpusError
 
 _LEAST_ROOM = 1 << 14  # bytes
 
-Mask = npt.NDArray[np.uint8]
 
-
-class Part(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class CorpusPart:
     """The live documents and tokens of a corpus in one segment."""
 
     corpus: CorpusName
@@ -42,7 +45,8 @@ class Part(NamedTuple):
     tokens: Count
 
 
-class Entry(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class SegmentEntry:
     """One segment.
 
     Attributes:
@@ -50,9 +54,8 @@ class Entry(NamedTuple):
         size: size of the file in bytes.
         documents, tokens: documents in the file and tokens of their bodies, dead ones included.
         text: length of the file's text, re-tokenized prefixes and separators included.
-        live: live documents and tokens, by corpus.
-        dead_corpora: corpora of the file without live documents.
-        dead_documents: a packed mask of the other removed documents, see `unpacked`; "" if there are none.
+        live: live documents and tokens, by corpus; all documents of the file's other corpora were removed.
+        dead_documents: a packed mask of removed documents, see `unpacked`; "" if there are none.
     """
 
     file: SegmentName
@@ -60,85 +63,93 @@ class Entry(NamedTuple):
     documents: Count
     tokens: Count
     text: Count
-    live: Annotated[tuple[Part, ...], Field(min_length=1)]
-    dead_corpora: tuple[CorpusName, ...] = ()
+    live: Annotated[tuple[CorpusPart, ...], Field(min_length=1)]
     dead_documents: String = ""
+
+    @classmethod
+    def of(cls, segment: Segment, dead: Mask | None = None) -> SegmentEntry:
+        """Return a segment's entry; its `live` is empty if all of its documents were removed.
+
+        Args:
+            segment: the segment.
+            dead: [d] uint8, 1 for the removed documents; None: none.
+        """
+        lives = np.ones(len(segment), bool) if dead is None else dead == 0
+        owners, size = segment.corpus_of[lives], len(segment.corpora)
+        counts = np.bincount(owners, minlength=size).tolist()
+        tokens = np.bincount(owners, segment.lengths[lives], size).tolist()
+        live = tuple(
+            CorpusPart(*part) for part in zip(segment.corpora, counts, map(int, tokens), strict=True) if part[1]
+        )
+        removed = ~lives & (np.array(counts) > 0)[segment.corpus_of]
+        all_tokens = int(segment.lengths.sum())
+        return cls(segment.path.name, segment.size, len(segment), all_tokens, segment.text.size, live, packed(removed))
 
     @property
     def live_tokens(self) -> int:
         """Tokens of the bodies of live documents."""
         return sum(part.tokens for part in self.live)
 
-    def dead(self, corpora: Sequence[str], corpus_of: npt.NDArray[np.int32]) -> Mask | None:
-        """Return [d] uint8, 1 where a document was removed; None if all live.
+    def has(self, corpus: str) -> bool:
+        """Return whether documents of a corpus are live."""
+        return any(part.corpus == corpus for part in self.live)
 
-        Args:
-            corpora, corpus_of: arrays of the segment.
+    def applied_to(self, segment: Segment) -> LiveSegment:
+        """Return the segment with a mask of its removed documents.
 
         Raises:
             CorpusError: `dead_documents` is not a mask of that many documents.
         """
-        if not (self.dead_corpora or self.dead_documents):
-            return None
         try:
-            mask = unpacked(self.dead_documents, len(corpus_of))
+            mask = unpacked(self.dead_documents, len(segment))
         except ValueError as error:
             raise CorpusError.build(
                 "a manifest that does not say which documents were removed",
                 who=self.file,
                 found=str(error),
-                expected=f"a mask of {len(corpus_of)} documents",
+                expected=f"a mask of {len(segment)} documents",
                 remedy="Remove its corpora and add them anew, or restore the manifest",
             ) from error
-        gone = np.array([name in self.dead_corpora for name in corpora], np.uint8)
-        return np.asarray(mask | gone[corpus_of])
-
-    def without(
-        self, dead: Mask, corpora: Sequence[str], corpus_of: npt.NDArray[np.int32], lengths: npt.NDArray[np.int64]
-    ) -> Entry:
-        """Return the entry with `dead` as its removed documents.
-
-        Args:
-            dead: [d] uint8, 1 for all removed documents, including those removed before.
-            corpora, corpus_of, lengths: arrays of the segment.
-        """
-        which = np.flatnonzero(dead == 0)
-        owners = corpus_of[which]
-        counts = np.bincount(owners, minlength=len(corpora)).tolist()
-        tokens = np.bincount(owners, lengths[which], len(corpora)).tolist()
-        live = tuple(Part(name, n, int(size)) for name, n, size in zip(corpora, counts, tokens, strict=True) if n)
-        gone = tuple(name for name, n in zip(corpora, counts, strict=True) if not n)
-        whole = np.array([name in gone for name in corpora], np.uint8)[corpus_of]
-        return self._replace(live=live, dead_corpora=gone, dead_documents=packed(np.where(whole, np.uint8(0), dead)))
+        mask |= np.array([not self.has(name) for name in segment.corpora], np.uint8)[segment.corpus_of]
+        return LiveSegment(segment, mask if mask.any() else None)
 
 
-class Manifest(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Manifest:
     """The contents of a tenant.
 
     Attributes:
         tenant: its name.
-        generation: 0 if nothing was ever added; grows at each change.
-        entries: its segments, older documents before newer ones.
+        generation: 0 if the tenant does not exist; grows at each change.
+        segments: its segments, older documents before newer ones.
         changed: modification time of the file in nanoseconds, different for each generation.
     """
 
-    tenant: str
-    generation: int = 0
-    entries: tuple[Entry, ...] = ()
-    changed: int = 0
+    tenant: TenantName
+    generation: Generation = 0
+    segments: tuple[SegmentEntry, ...] = ()
+    changed: Annotated[int, Field(exclude=True)] = 0
+
+    @property
+    def documents(self) -> int:
+        """Number of live documents."""
+        return sum(part.documents for entry in self.segments for part in entry.live)
 
     @property
     def tokens(self) -> int:
         """Number of live tokens."""
-        return sum(entry.live_tokens for entry in self.entries)
+        return sum(entry.live_tokens for entry in self.segments)
 
     def corpora(self) -> list[str]:
         """Return the corpora with live documents, older ones first."""
-        return list(dict.fromkeys(part.corpus for entry in self.entries for part in entry.live))
+        return list(dict.fromkeys(part.corpus for entry in self.segments for part in entry.live))
 
     def files(self) -> set[str]:
         """Return the names of all segments' files."""
-        return {entry.file for entry in self.entries}
+        return {entry.file for entry in self.segments}
+
+
+_MANIFEST = TypeAdapter(Manifest)
 
 
 def load(folder: Path, tenant: str | None = None) -> Manifest:
@@ -149,26 +160,31 @@ def load(folder: Path, tenant: str | None = None) -> Manifest:
         tenant: its name; None: the name in the manifest.
 
     Raises:
-        CorpusError: the manifest cannot be read, is torn, or has a different format, version or tenant.
+        CorpusError: the manifest cannot be read, is torn or missing, or has a different format, version or tenant.
     """
     path = folder / MANIFEST_FILE
     try:
         check_folder(folder)
-        while (read := _read(path)) is None:
-            if _never_written(folder):
+        try:
+            data, changed = read_file(path)
+        except FileNotFoundError:
+            if not _has_segments(folder):
                 return Manifest(tenant or "")
+            data, changed = read_file(path)  # a tenant's manifest is written before its first segment
+    except FileNotFoundError as error:
+        remedy = "Restore it, or delete the folder and add its corpora anew"
+        what = "the manifest is missing, though segments are there"
+        raise CorpusError.build(what, who=str(folder), remedy=remedy) from error
     except OSError as error:
         who = str(error.filename or path)
         raise CorpusError.build("a manifest cannot be read", who=who, found=error.strerror) from error
-    data, changed = read
-    saved = parsed(_SAVED, opened(data, MANIFEST_FORMAT, path), path, MANIFEST_FORMAT)
-    manifest = Manifest(saved.tenant, saved.generation, saved.segments, changed)
+    manifest = replace(parsed(_MANIFEST, opened(data, MANIFEST_FORMAT, path), path, MANIFEST_FORMAT), changed=changed)
     if folder_name(manifest.tenant) != folder.name or tenant not in (None, manifest.tenant):
         raise CorpusError.build("the manifest of another tenant", who=str(path), found=shortened(manifest.tenant))
     return manifest
 
 
-def commit(folder: Path, before: Manifest, entries: Iterable[Entry]) -> Manifest:
+def commit(folder: Path, before: Manifest, entries: Iterable[SegmentEntry]) -> Manifest:
     """Replace the manifest `before` by one with these entries; return it.  Call with the lock held.
 
     A file occupies room for the next manifest, so that corpora can be removed when the disk is full.
@@ -177,13 +193,13 @@ def commit(folder: Path, before: Manifest, entries: Iterable[Entry]) -> Manifest
         CorpusError: it could not be written; `before` is still in place.
     """
     path, old = folder / MANIFEST_FILE, (folder / MANIFEST_FILE).with_suffix(BEFORE_ENDING)
-    manifest = before._replace(generation=before.generation + 1, entries=tuple(entries))
+    manifest = replace(before, generation=before.generation + 1, segments=tuple(entries))
     room = folder / ROOM_FILE if manifest.tokens < before.tokens else None
     with os_errors_named(path):
         fsync_folder(folder)  # the segments' names must be durable before the manifest's
         _set_aside(path, old)
         try:
-            data = sealed(lambda head: _content(head, manifest), MANIFEST_FORMAT)
+            data = sealed(lambda head: {**head, **_MANIFEST.dump_python(manifest)}, MANIFEST_FORMAT)
             write_file(path, [data], newer_than=before.changed, room=room)
             fsync_folder(folder)
         except BaseException:
@@ -197,7 +213,7 @@ def commit(folder: Path, before: Manifest, entries: Iterable[Entry]) -> Manifest
     return manifest
 
 
-def packed(mask: Mask) -> str:
+def packed(mask: Mask | npt.NDArray[np.bool_]) -> str:
     """Return a mask as a short string, "" if it is all zeros."""
     return base64.b64encode(zlib.compress(np.packbits(mask).tobytes(), 1)).decode() if mask.any() else ""
 
@@ -216,33 +232,9 @@ def unpacked(text: str, size: int) -> Mask:
     return np.unpackbits(np.frombuffer(bits, np.uint8), count=size)
 
 
-def _read(path: Path) -> tuple[bytes, int] | None:
-    try:
-        with os.fdopen(open_file(path, os.O_RDONLY), "rb") as file:
-            return file.read(), os.fstat(file.fileno()).st_mtime_ns
-    except FileNotFoundError:
-        return None
-
-
-def _never_written(folder: Path) -> bool:
-    """Return whether nothing was ever committed there; False if a manifest has appeared since it was read.
-
-    Raises:
-        CorpusError: there are committed segments, and the manifest is missing.
-    """
-    try:
-        names = set(os.listdir(folder))
-    except FileNotFoundError:
-        return True
-    segments = [own for name in names if (own := SEGMENT_FILE.fullmatch(name))]
-    if all(f"{own[1]}{BUILDING_ENDING}" in names for own in segments):
-        return True
-    if not (folder / MANIFEST_FILE).exists():
-        raise CorpusError.build(
-            "the manifest is missing, though segments are there",
-            who=str(folder),
-            remedy="Restore it, or delete the folder and add its corpora anew",
-        )
+def _has_segments(folder: Path) -> bool:
+    with suppress(FileNotFoundError):
+        return any(map(SEGMENT_FILE.fullmatch, os.listdir(folder)))
     return False
 
 
@@ -252,47 +244,3 @@ def _set_aside(path: Path, old: Path) -> None:
         old.unlink()
     with suppress(OSError):  # no manifest yet, or a file system without links: then it cannot be restored
         os.link(path, old)
-
-
-def _content(head: Any, manifest: Manifest) -> dict[str, Any]:
-    return {
-        **head,
-        "tenant": manifest.tenant,
-        "generation": manifest.generation,
-        "segments": [
-            {**entry._asdict(), "live": [part._asdict() for part in entry.live]} for entry in manifest.entries
-        ],
-    }
-
-
-def _consistent(entry: Entry) -> Entry:
-    """Return a segment's entry if its figures are consistent; raises ValueError otherwise."""
-    names = [*(part.corpus for part in entry.live), *entry.dead_corpora]
-    if len(set(names)) < len(names):
-        raise ValueError("a corpus is named twice")
-    documents, tokens = (sum(each) for each in list(zip(*entry.live, strict=True))[1:])
-    if documents > entry.documents or tokens > entry.tokens:
-        raise ValueError("more live tokens or documents than the file has")
-    if entry.documents > entry.tokens or entry.tokens + entry.documents >= entry.text or entry.text * 4 > entry.size:
-        raise ValueError("inconsistent sizes")
-    return entry
-
-
-def _once(entries: tuple[Entry, ...]) -> tuple[Entry, ...]:
-    if len({entry.file for entry in entries}) < len(entries):
-        raise ValueError("a segment is named twice")
-    return entries
-
-
-class _Saved(NamedTuple):
-    """The content of the file."""
-
-    checksum: String
-    format: String
-    version: String
-    tenant: TenantName
-    generation: Generation
-    segments: Annotated[tuple[Annotated[Entry, AfterValidator(_consistent)], ...], AfterValidator(_once)]
-
-
-_SAVED = TypeAdapter(_Saved)

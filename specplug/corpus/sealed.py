@@ -1,18 +1,51 @@
-"""JSON with a checksum of itself: store.json, manifests and the headers of segments."""
+"""JSON with a checksum of itself: store.json, manifests and the headers of segments.
+
+A checksum shows that a file is unchanged, not that its writer is trustworthy.  Types and ranges are therefore checked
+as well, so that a wrong value affects only its own tenant or segment.
+"""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, TypeVar
 
-from specplug.corpus.layout import VERSION
-from specplug.corpus.writing import checksum
+from pydantic import AfterValidator, Field, TypeAdapter, ValidationError
+
+from specplug.corpus.files import checksum
+from specplug.corpus.layout import MOST_SEGMENT_TOKENS, SEGMENT_FILE, VERSION
+from specplug.corpus.names import check_name
 from specplug.errors import CorpusError, SpecplugError, describe
+from specplug.settings.mistakes import shown
+
+T = TypeVar("T")
 
 _MARK = b'"checksum":"'
 _BLANK = b"0" * 64
+
+
+def _checked_name(kind: str, value: str, *, empty: bool = False) -> str:
+    try:
+        return check_name(kind, value, empty=empty)
+    except SpecplugError as error:
+        raise ValueError(str(error)) from error
+
+
+def _checked_file(value: str) -> str:
+    if not SEGMENT_FILE.fullmatch(value):
+        raise ValueError(f"{shown(value)} is not a segment's name")
+    return value
+
+
+String = Annotated[str, Field(strict=True)]
+TenantName = Annotated[String, AfterValidator(lambda value: _checked_name("tenant", value, empty=True))]
+CorpusName = Annotated[String, AfterValidator(lambda value: _checked_name("corpus", value))]
+SegmentName = Annotated[String, AfterValidator(_checked_file)]
+Offset = Annotated[int, Field(strict=True, ge=0, le=1 << 62)]
+Generation = Annotated[int, Field(strict=True, ge=1, le=1 << 62)]
+Count = Annotated[int, Field(strict=True, ge=1, le=MOST_SEGMENT_TOKENS)]
+"""A number of documents or tokens of one segment."""
 
 
 def sealed(make: Callable[[Mapping[str, Any]], Any], kind: str, *, align: int = 1, after: int = 0) -> bytes:
@@ -63,6 +96,25 @@ def opened(data: bytes, kind: str, path: Path, *, within: str | None = None) -> 
     if checksum(data[:at] + _BLANK + data[at + len(_BLANK) :]).encode() != data[at : at + len(_BLANK)]:
         raise torn(path, kind, "another checksum than it says")
     return content
+
+
+def parsed(adapter: TypeAdapter[T], content: Any, path: Path, kind: str) -> T:
+    """Parse a file's content as a type.
+
+    Args:
+        adapter: the adapter of the type.
+        content: the content of the file.
+        path, kind: the file and its format, for the message.
+
+    Raises:
+        CorpusError: a value is missing, has the wrong type or is out of range; the message names the first one.
+    """
+    try:
+        return adapter.validate_python(content)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        where = ".".join(map(str, first["loc"])) or "all of it"
+        raise torn(path, kind, f"{where}: {first['msg']}, not {shown(first['input'])}") from error
 
 
 def torn(path: Path, kind: str, found: str) -> SpecplugError:

@@ -14,17 +14,17 @@ import numpy as np
 import numpy.typing as npt
 from pydantic import TypeAdapter
 
-from specplug.corpus.building import Sections
-from specplug.corpus.checks import CorpusName, Offset, String, parsed
 from specplug.corpus.documents import Tokens
-from specplug.corpus.files import open_file
+from specplug.corpus.files import PIECE, checksum, open_file, write_file
 from specplug.corpus.layout import DTYPES, NO_TEXT, SECTIONS, SEGMENT_ENDING, SEGMENT_FORMAT
 from specplug.corpus.names import name_hash
-from specplug.corpus.sealed import opened, sealed, torn
-from specplug.corpus.writing import PIECE, checksum, write_file
+from specplug.corpus.sealed import CorpusName, Offset, String, opened, parsed, sealed, torn
 from specplug.errors import CorpusError, describe
 from specplug.settings.mistakes import shown
 from specplug.text.fingerprint import Fingerprint
+
+Mask = npt.NDArray[np.uint8]
+Sections = Mapping[str, npt.NDArray[np.generic]]
 
 _ALIGNED = 64
 _HEADER_MOST = 100_000_000  # safetensors does not read longer ones
@@ -225,6 +225,28 @@ class Segment:
             if order.min() < 0 or order.max() >= len(self):
                 return "names of no document"
         return None
+
+
+class LiveSegment(NamedTuple):
+    """A segment with a mask of its removed documents.
+
+    Attributes:
+        segment: all of its documents.
+        dead: [d] uint8, 1 where a document was removed; None: all documents are live.
+    """
+
+    segment: Segment
+    dead: Mask | None
+
+    @property
+    def mask(self) -> Mask:
+        """`dead`, or zeros."""
+        return np.zeros(len(self.segment), np.uint8) if self.dead is None else self.dead
+
+    def find(self, name: str, corpus: str | None) -> list[int]:
+        """Return the live documents with a name, as `Segment.find`."""
+        found = self.segment.find(name, corpus)
+        return found if self.dead is None else [index for index in found if not self.dead[index]]
 
 
 def _readahead(handle: int, size: int) -> None:

@@ -17,17 +17,27 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TypeAlias, TypeVar
 
+from pydantic import TypeAdapter
+
 from specplug.corpus.adding import Addition
 from specplug.corpus.documents import Document, Tokens
-from specplug.corpus.identity import create_store, read_store
-from specplug.corpus.layout import LOCK_SECONDS, MANIFEST_FILE, MOST_SEGMENT_TOKENS, SEGMENT_TOKENS, TENANTS
-from specplug.corpus.manifest import Entry
+from specplug.corpus.files import fsync_folder, held, make_folder, os_errors_named, read_file, write_file
+from specplug.corpus.layout import (
+    LOCK_FILE,
+    LOCK_SECONDS,
+    MANIFEST_FILE,
+    MOST_SEGMENT_TOKENS,
+    SEGMENT_TOKENS,
+    STORE_FILE,
+    STORE_FORMAT,
+    TENANTS,
+)
+from specplug.corpus.manifest import SegmentEntry
 from specplug.corpus.merging import merge
-from specplug.corpus.reading import newest_document, problems_with
-from specplug.corpus.removing import remove_corpus, remove_documents
+from specplug.corpus.sealed import opened, parsed, sealed
 from specplug.corpus.status import Added, CorpusInfo, Merged, Problem, Progress, Removed, Synced
-from specplug.corpus.syncing import Sync
 from specplug.corpus.tenant import Tenant, folders
+from specplug.corpus.verifying import problems_with
 from specplug.errors import CorpusError, SpecplugError
 from specplug.text.fingerprint import Fingerprint
 
@@ -35,7 +45,9 @@ T = TypeVar("T")
 # Inside the class, `list` is a method.
 Infos: TypeAlias = list[CorpusInfo]
 Problems: TypeAlias = list[Problem]
-Found: TypeAlias = list[tuple[Tenant, Entry]]
+Found: TypeAlias = list[tuple[Tenant, SegmentEntry]]
+
+_TOKENIZER = TypeAdapter(Fingerprint)
 
 _log = logging.getLogger("specplug")
 
@@ -80,7 +92,7 @@ class Store:
         Raises:
             CorpusError: the folder is a store with a different tokenizer, or has other contents; or as `open`.
         """
-        create_store(Path(root), tokenizer, lock_seconds)
+        _create(Path(root), tokenizer, lock_seconds)
         return cls(root, tokenizer, segment_tokens=segment_tokens, lock_seconds=lock_seconds)
 
     @classmethod
@@ -130,15 +142,7 @@ class Store:
             CorpusError: a name or a document is invalid, there are too many tokens, the disk is full, or another
                 process did not release the tenant.  Exceptions of `documents` propagate.
         """
-        addition = Addition(
-            self._tenant(tenant),
-            corpus,
-            extend=extend,
-            max_tokens=max_tokens,
-            segment_tokens=self._segment_tokens,
-            progress=progress,
-        )
-        return addition.make(documents)
+        return self._addition(corpus, tenant, max_tokens, progress).add(documents, extend=extend)
 
     def sync(
         self,
@@ -163,15 +167,7 @@ class Store:
             CorpusError: as `add`; or there are no documents; or another process changed the corpus meanwhile.  Nothing
                 is changed.
         """
-        sync = Sync(
-            self._tenant(tenant),
-            corpus,
-            extend=True,
-            max_tokens=max_tokens,
-            segment_tokens=self._segment_tokens,
-            progress=progress,
-        )
-        return sync.bring_up_to_date(documents)
+        return self._addition(corpus, tenant, max_tokens, progress).sync(documents)
 
     def remove(self, corpus: str, *, documents: Sequence[str] | None = None, tenant: str = "") -> Removed:
         """Remove a corpus, or all of its documents that have one of the names.
@@ -181,9 +177,8 @@ class Store:
         Raises:
             CorpusError: there is no such corpus or document; nothing is removed.
         """
-        if documents is None:
-            return remove_corpus(self._tenant(tenant), corpus)
-        return remove_documents(self._tenant(tenant), corpus, documents)
+        one = self._tenant(tenant)
+        return one.remove_corpus(corpus) if documents is None else one.remove_documents(corpus, documents)
 
     def list(self, tenant: str | None = None) -> Infos:
         """Return the live corpora, sorted by tenant (None: all tenants) and age.
@@ -227,7 +222,7 @@ class Store:
         for folder in self._folders(problems):
             one = self._in(folder)
             try:
-                found += [(one, entry) for entry in one.manifest().entries]
+                found += [(one, entry) for entry in one.manifest().segments]
             except SpecplugError as error:
                 problems.append(Problem(str(folder / MANIFEST_FILE), str(error)))
         for done, (one, entry) in enumerate(found):
@@ -246,8 +241,11 @@ class Store:
         Raises:
             CorpusError: there is no such corpus or document.
         """
-        one = self._tenant(tenant)
-        return one.reading(lambda manifest: newest_document(one, manifest, name, corpus))
+        return self._tenant(tenant).newest_document(name, corpus)
+
+    def _addition(self, corpus: str, tenant: str, max_tokens: int | None, progress: Progress | None) -> Addition:
+        size = self._segment_tokens
+        return Addition(self._tenant(tenant), corpus, max_tokens=max_tokens, segment_tokens=size, progress=progress)
 
     def _tenant(self, name: str) -> Tenant:
         return Tenant.named(self.root, name, self.tokenizer, self._lock_seconds)
@@ -272,3 +270,66 @@ class Store:
         for problem in problems:
             _log.warning("corpus store: %s", problem.what)
         return reports
+
+
+def read_store(root: Path, tokenizer: Fingerprint | None) -> Fingerprint:
+    """Return the tokenizer of a store, which its store.json names; that file marks a folder as a store.
+
+    Args:
+        root: its folder.
+        tokenizer: the expected tokenizer; None: any.
+
+    Raises:
+        CorpusError: there is no store, it is torn, or it has a different version or tokenizer.
+    """
+    path = root / STORE_FILE
+    try:
+        data, _ = read_file(path)
+    except OSError as error:
+        raise CorpusError.build(
+            "no corpus store",
+            who=str(root),
+            found=error.strerror,
+            expected=f"a folder with a {STORE_FILE}",
+            remedy="`specplug corpus build` makes one",
+        ) from error
+    found = parsed(_TOKENIZER, opened(data, STORE_FORMAT, path).get("tokenizer"), path, STORE_FORMAT)
+    if tokenizer is not None and tokenizer.digest != found.digest:
+        raise CorpusError.build(
+            "the corpus store is of another tokenizer",
+            who=str(root),
+            found=f"{found.name!r} ({found.digest})",
+            expected=f"{tokenizer.name!r} ({tokenizer.digest})",
+            remedy="Build a store with the target's own tokenizer",
+        )
+    return found
+
+
+def _create(root: Path, tokenizer: Fingerprint, lock_seconds: float) -> None:
+    """Create a store; do nothing if one with the same tokenizer exists.
+
+    Raises:
+        CorpusError: the folder has other contents, or cannot be written to.
+    """
+    if (root / STORE_FILE).exists():
+        read_store(root, tokenizer)
+        return
+    with os_errors_named(root):
+        root.mkdir(0o700, parents=True, exist_ok=True)
+        # Another process may be creating it now, or was killed while doing so.
+        ours = {STORE_FILE, LOCK_FILE, TENANTS, "store.tmp"}
+        if others := sorted(path.name for path in root.iterdir() if path.name not in ours):
+            raise CorpusError.build(
+                "a folder with something else in it cannot become a corpus store",
+                who=str(root),
+                found=", ".join(others[:5]),
+                expected="an empty folder, or none",
+            )
+        with held(root / LOCK_FILE, lock_seconds):
+            if (root / STORE_FILE).exists():
+                read_store(root, tokenizer)
+                return
+            make_folder(root / TENANTS)
+            data = sealed(lambda head: {**head, "tokenizer": tokenizer._asdict()}, STORE_FORMAT)
+            write_file(root / STORE_FILE, [data])
+            fsync_folder(root)

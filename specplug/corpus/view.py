@@ -10,10 +10,10 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import NamedTuple
 
-from specplug.corpus.identity import read_store
 from specplug.corpus.layout import MANIFEST_FILE, TENANTS
-from specplug.corpus.manifest import Entry, Mask, load
-from specplug.corpus.segment import Segment
+from specplug.corpus.manifest import SegmentEntry, load
+from specplug.corpus.segment import LiveSegment
+from specplug.corpus.store import read_store
 from specplug.corpus.tenant import folders, opened_entry
 from specplug.errors import SpecplugError, describe
 from specplug.text.fingerprint import Fingerprint
@@ -21,18 +21,6 @@ from specplug.text.fingerprint import Fingerprint
 _log = logging.getLogger("specplug")
 
 _TRIES = 8
-
-
-class LiveSegment(NamedTuple):
-    """A segment with a mask of its removed documents.
-
-    Attributes:
-        segment: all of its documents.
-        dead: [d] uint8, 1 where a document was removed; None: all documents are live.
-    """
-
-    segment: Segment
-    dead: Mask | None
 
 
 class Snapshot(NamedTuple):
@@ -49,12 +37,12 @@ class Snapshot(NamedTuple):
     problems: tuple[str, ...]
 
 
-class _Seen(NamedTuple):
+class _SeenTenant(NamedTuple):
     """The contents of a tenant's folder at the last refresh."""
 
-    stamp: tuple[int, ...] | None
+    stamp: tuple[int, ...] | None = ()
     name: str = ""
-    live: tuple[tuple[Entry, LiveSegment], ...] = ()
+    live: tuple[tuple[SegmentEntry, LiveSegment], ...] = ()
     problems: tuple[str, ...] = ()
 
 
@@ -77,7 +65,7 @@ class View:
         """
         self.root = Path(root)
         self.tokenizer = read_store(self.root, tokenizer)
-        self._tenants: dict[Path, _Seen] = {}
+        self._tenants: dict[Path, _SeenTenant] = {}
         self._logged: frozenset[str] = frozenset()
         self._looking = threading.Lock()
         self.snapshot = Snapshot(0, MappingProxyType({}), ())
@@ -104,40 +92,38 @@ class View:
             self.snapshot = Snapshot(before.generation + 1, MappingProxyType(tenants), problems)
             return self.snapshot
 
-    def _look(self, folder: Path, before: _Seen | None) -> _Seen:
+    def _look(self, folder: Path, before: _SeenTenant | None) -> _SeenTenant:
         """Return the current contents of a folder: `before` itself if it is unchanged and had no problems."""
-        seen = before or _Seen(None)
-        for _ in range(_TRIES):
+        seen = before or _SeenTenant()
+        for tries in range(_TRIES):
             try:
                 stamp = _stamp(folder)
             except OSError as error:
                 return seen._replace(problems=(f"{folder / MANIFEST_FILE}: {error.strerror}",))
-            if seen is before and stamp == seen.stamp and not seen.problems:
-                break
+            if stamp == seen.stamp and (tries or not seen.problems):
+                break  # while it changes, a merge may have deleted a segment
             seen = self._read(folder, stamp, seen)
-            if not seen.problems or seen.stamp == _stamp_or_none(folder):
-                break  # otherwise a merge may have deleted a segment
         return seen
 
-    def _read(self, folder: Path, stamp: tuple[int, ...] | None, before: _Seen) -> _Seen:
+    def _read(self, folder: Path, stamp: tuple[int, ...] | None, before: _SeenTenant) -> _SeenTenant:
         try:
             manifest = load(folder)
         except Exception as error:
-            return _Seen(stamp, problems=(_problem(folder / MANIFEST_FILE, error),))
+            return _SeenTenant(stamp, problems=(_problem(folder / MANIFEST_FILE, error),))
         opened = {entry.file: (entry, live) for entry, live in before.live}
         found, problems = [], []
-        for entry in manifest.entries:
+        for entry in manifest.segments:
             try:
                 found.append((entry, self._live(folder, entry, opened.get(entry.file))))
             except Exception as error:  # any error affects only this segment
                 problems.append(_problem(folder / entry.file, error))
-        return _Seen(stamp, manifest.tenant, tuple(found), tuple(problems))
+        return _SeenTenant(stamp, manifest.tenant, tuple(found), tuple(problems))
 
-    def _live(self, folder: Path, entry: Entry, opened: tuple[Entry, LiveSegment] | None) -> LiveSegment:
+    def _live(self, folder: Path, entry: SegmentEntry, opened: tuple[SegmentEntry, LiveSegment] | None) -> LiveSegment:
         if opened is not None and opened[0] == entry:
             return opened[1]
         segment = opened[1].segment if opened else opened_entry(folder, entry, self.tokenizer, readahead=True)
-        return LiveSegment(segment, entry.dead(segment.corpora, segment.corpus_of))
+        return entry.applied_to(segment)
 
     def _log(self, problems: tuple[str, ...]) -> None:
         for problem in problems:
@@ -159,13 +145,6 @@ def _stamp(folder: Path) -> tuple[int, ...] | None:
     except FileNotFoundError:
         return None
     return about.st_mtime_ns, about.st_size, about.st_ino
-
-
-def _stamp_or_none(folder: Path) -> tuple[int, ...] | None:
-    try:
-        return _stamp(folder)
-    except OSError:
-        return None
 
 
 def _same(one: Mapping[str, tuple[LiveSegment, ...]], other: Mapping[str, tuple[LiveSegment, ...]]) -> bool:

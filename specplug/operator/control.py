@@ -42,7 +42,7 @@ class Order(BaseModel):
     )
 
 
-class Control:
+class OperatorControl:
     """The operator's control of one server.
 
     Args:

@@ -21,13 +21,14 @@ from specplug.corpus.status import CorpusInfo
 from specplug.corpus.store import Store
 from specplug.corpus.view import View
 from specplug.errors import CorpusError, RequestError
-from specplug.operator.corpus_schema import AddOrder, check_names, parse_add
-from specplug.requests.token_ids import in_vocabulary
+from specplug.operator.orders import AddOrder, check_names, parse_add
+from specplug.requests.schema import in_vocabulary
 from specplug.settings.model import CorporaSettings
 from specplug.text.tokenizers import wrap
 
 T = TypeVar("T")
 
+_MOST_AT_ONCE = 4
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 
 _log = logging.getLogger("specplug")
@@ -54,11 +55,17 @@ def status_of(error: Exception) -> int:
 
 
 class CorpusAdmin:
-    """Adds, removes and lists corpora.  Changes run one at a time on a dedicated thread.
+    """Adds, removes and lists the corpora of one server, which its proposers, in other processes, read from the store.
+
+    Changes run one at a time on a dedicated thread.
 
     Args:
         settings: `store` names the store, which is created when the first corpus is added.
         tokenizer: the server's tokenizer, not shared with other users; None for a server without one.
+
+    Attributes:
+        most_bytes: most bytes of one request's body.
+        room: held while a body is in memory, by a few requests at a time.
     """
 
     def __init__(self, settings: CorporaSettings, tokenizer: Any) -> None:
@@ -68,10 +75,8 @@ class CorpusAdmin:
         self._fingerprint = None if self._tokenizer is None else self._tokenizer.fingerprint
         self._view: View | None = None
         self._changing = ThreadPoolExecutor(1, thread_name_prefix="specplug-corpora")
-
-    def prepare(self) -> None:
-        """Load the code that sorts texts now, because loading it later would block the event loop."""
-        if self._root is not None:
+        self.most_bytes, self.room = settings.max_request_bytes, asyncio.Semaphore(_MOST_AT_ONCE)
+        if self._root is not None:  # load the code that sorts texts now: later, it would block the event loop
             from specplug.match.cpu.sorting import sorted_places
 
             sorted_places(np.array([NO_TEXT, 0, 0, NO_TEXT], np.int32), COMPARED)

@@ -15,17 +15,15 @@ import threading
 import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator
 from concurrent.futures import Future
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any
 
 from prometheus_client import REGISTRY, Metric
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
-from prometheus_client.samples import Sample
 
 from specplug.errors import describe
-from specplug.metrics import LossyCounts, MetricsSnapshot, SourceCounts
-from specplug.operator.prometheus import SpecCollector
+from specplug.operator.prometheus import add_counts, counters
 from specplug.operator.status import counting
 
 logger = logging.getLogger("specplug")
@@ -93,11 +91,11 @@ class EngineCollector(Collector):
 
     def describe(self) -> Iterable[Metric]:
         """Return the families without samples, so that registration sends no status request."""
-        return [*SpecCollector(_never).describe(), *_gauges().values()]
+        return _families().values()
 
     def collect(self) -> Iterator[Metric]:
         """Return the families with the engines' newest counts."""
-        families = {family.name: family for family in self.describe()}
+        families = _families()
         for source in list(self._sources):
             for report in source.newest(PATIENCE):
                 _add(families, report)
@@ -186,44 +184,28 @@ def _in_loop() -> bool:
     return True
 
 
-def _add(families: dict[str, Metric], report: _Report) -> None:
+def _families() -> dict[str, Any]:
+    gauges = {key: GaugeMetricFamily(*text, labels=["engine"]) for key, text in _GAUGES.items()}
+    return {**counters("engine"), **gauges}
+
+
+def _add(families: dict[str, Any], report: _Report) -> None:
     """Add one engine's samples."""
-    status, engine = report.status, {"engine": str(report.status["engine"])}
+    status, engine = report.status, str(report.status["engine"])
     for part in counting(status)[:1]:  # the first rank's counts stand for all ranks
-        snapshot = snapshot_of(part["metrics"], status["scheduler"]["faults"])
-        for family in SpecCollector(lambda snapshot=snapshot: snapshot).collect():  # type: ignore[misc]
-            families[family.name].samples += [_labelled(sample, engine) for sample in family.samples]
+        faults = part["metrics"]["faults"]
+        add_counts(families, {**part["metrics"], "faults": _sum(faults, status["scheduler"]["faults"])}, engine)
     state, longest = status["scheduler"]["control"], status["max_draft_length"]
     ceiling = longest if state["ceiling"] is None else min(state["ceiling"], longest)
     values = {"mode": state["mode"] == "on", "ceiling": ceiling, "age": time.monotonic() - report.at}
-    for key, gauge in _gauges().items():
-        gauge.add_metric([engine["engine"]], float(values[key]))
-        families[gauge.name].samples += gauge.samples
+    for key, value in values.items():
+        families[key].add_metric([engine], float(value))
 
 
-def snapshot_of(status: dict[str, Any], more_faults: dict[str, dict[str, int]]) -> MetricsSnapshot:
-    """Rebuild a snapshot from its `as_dict`, adding the scheduler's faults to the worker's."""
-    names = [field.name for field in fields(SourceCounts)]
-    by_source = {}
-    for source, counts in status["by_source"].items():
-        values: dict[str, Any] = {name: tuple(counts[name]) if name.endswith("_at") else counts[name] for name in names}
-        by_source[source] = SourceCounts(**values)
-    faults = {name: dict(kinds) for name, kinds in status["faults"].items()}
-    for name, kinds in more_faults.items():
-        mine = faults.setdefault(name, {})
-        for kind, count in kinds.items():
-            mine[kind] = mine.get(kind, 0) + count
-    lossy = LossyCounts(status["lossy"]["accepted"], status["lossy"]["departed"])
-    return MetricsSnapshot(by_source, faults, lossy)
-
-
-def _labelled(sample: Sample, labels: dict[str, str]) -> Sample:
-    return sample._replace(labels={**sample.labels, **labels})
-
-
-def _gauges() -> dict[str, GaugeMetricFamily]:
-    return {key: GaugeMetricFamily(*text, labels=["engine"]) for key, text in _GAUGES.items()}
-
-
-def _never() -> MetricsSnapshot:
-    raise AssertionError("describing reads nothing")
+def _sum(one: dict[str, dict[str, int]], other: dict[str, dict[str, int]]) -> dict[str, dict[str, int]]:
+    """Return the sums of counts of faults, by plug-in and kind."""
+    total = {name: dict(kinds) for name, kinds in one.items()}
+    for name, kinds in other.items():
+        mine = total.setdefault(name, {})
+        mine.update({kind: mine.get(kind, 0) + count for kind, count in kinds.items()})
+    return total

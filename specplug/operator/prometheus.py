@@ -6,7 +6,8 @@ the recipes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
 
 from prometheus_client import REGISTRY, CollectorRegistry
 from prometheus_client.core import CounterMetricFamily
@@ -33,11 +34,11 @@ _PER_POSITION = {
     "accepted_at": ("specplug_position_accepted_tokens", "Draft tokens accepted at this position."),
 }
 _LOSSY = {
-    "accepted": (
+    "lossy accepted": (
         "specplug_lossy_accepted_tokens",
         "Draft tokens accepted by lossy verification, all sources together.",
     ),
-    "departed": ("specplug_departed_tokens", "Of these, the expected number that lossless verification rejects."),
+    "lossy departed": ("specplug_departed_tokens", "Of these, the expected number that lossless verification rejects."),
 }
 _FAULTS = ("specplug_faults", "Faults of plug-ins, and the times that they were switched off and on again.")
 
@@ -50,23 +51,44 @@ class SpecCollector(Collector):
 
     def describe(self) -> Iterable[CounterMetricFamily]:
         """Return the families without samples, so that registration reads nothing back."""
-        return _families().values()
+        return counters().values()
 
     def collect(self) -> Iterator[CounterMetricFamily]:
         """Return the families with the counts of a fresh snapshot."""
-        snapshot, families = self._snapshot(), _families()
-        for source, counts in snapshot.by_source.items():
-            for field in _PER_SOURCE:
-                families[field].add_metric([source], getattr(counts, field))
-            for field in _PER_POSITION:
-                for position, count in enumerate(getattr(counts, field)):
-                    families[field].add_metric([source, str(position)], count)
-        for field in _LOSSY:
-            families[f"lossy {field}"].add_metric([], getattr(snapshot.lossy, field))
-        for plugin, kinds in snapshot.faults.items():
-            for kind, count in kinds.items():
-                families["faults"].add_metric([plugin, kind], count)
+        families = counters()
+        add_counts(families, self._snapshot().as_dict())
         yield from families.values()
+
+
+def counters(*labels: str) -> dict[str, CounterMetricFamily]:
+    """Return all metric families, without samples; their labels end with `labels`."""
+
+    def of(texts: Mapping[str, tuple[str, str]], *own: str) -> dict[str, CounterMetricFamily]:
+        return {field: CounterMetricFamily(*text, labels=[*own, *labels]) for field, text in texts.items()}
+
+    faults = of({"faults": _FAULTS}, "plugin", "kind")
+    return of(_PER_SOURCE, "source") | of(_PER_POSITION, "source", "position") | of(_LOSSY) | faults
+
+
+def add_counts(families: Mapping[str, CounterMetricFamily], counts: Mapping[str, Any], *values: str) -> None:
+    """Add samples to the result of `counters`.
+
+    Args:
+        families: the families.
+        counts: the result of `MetricsSnapshot.as_dict`.
+        values: of the labels that `counters` was called with.
+    """
+    for source, own in counts["by_source"].items():
+        for field in _PER_SOURCE:
+            families[field].add_metric([source, *values], own[field])
+        for field in _PER_POSITION:
+            for position, count in enumerate(own[field]):
+                families[field].add_metric([source, str(position), *values], count)
+    for field in _LOSSY:
+        families[field].add_metric(values, counts["lossy"][field.removeprefix("lossy ")])
+    for plugin, kinds in counts["faults"].items():
+        for kind, count in kinds.items():
+            families["faults"].add_metric([plugin, kind, *values], count)
 
 
 def register(metrics: SpecMetrics, registry: CollectorRegistry | None = None) -> SpecCollector:
@@ -87,10 +109,3 @@ def register(metrics: SpecMetrics, registry: CollectorRegistry | None = None) ->
             remedy="Unregister the first one, or give each engine a CollectorRegistry of its own",
         ) from error
     return collector
-
-
-def _families() -> dict[str, CounterMetricFamily]:
-    families = {field: CounterMetricFamily(*text, labels=["source"]) for field, text in _PER_SOURCE.items()}
-    at = {field: CounterMetricFamily(*text, labels=["source", "position"]) for field, text in _PER_POSITION.items()}
-    lossy = {f"lossy {field}": CounterMetricFamily(*text, labels=[]) for field, text in _LOSSY.items()}
-    return families | at | lossy | {"faults": CounterMetricFamily(*_FAULTS, labels=["plugin", "kind"])}

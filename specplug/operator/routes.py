@@ -14,16 +14,18 @@ from typing import Any, NamedTuple
 
 from fastapi import Depends, FastAPI, HTTPException, Request
 
-from specplug.errors import EngineError
-from specplug.operator import corpora_routes
+from specplug.errors import EngineError, SpecplugError
 from specplug.operator.access import Operators
-from specplug.operator.bodies import BodyError, read_order
 from specplug.operator.control import Order
+from specplug.operator.corpus_admin import CorpusAdmin, status_of
+from specplug.operator.orders import EXAMPLES, BodyError, add_schema, read_body, read_order
 
 _EXAMPLES = {
     "off": {"value": {"mode": "off"}},
     "on, at most 4 draft tokens": {"value": {"mode": "on", "num_speculative_tokens": 4}},
 }
+
+_CORPORA = "/specplug/corpora"
 
 Engines = list[Any]
 """What each engine of a server answers, by data-parallel rank."""
@@ -43,7 +45,7 @@ class OperatedServer:
     versions: Callable[[], dict[str, str]]
     ask: Callable[[], Awaitable[Engines]]
     order: Callable[[dict[str, Any]], Awaitable[Engines]]
-    corpora: corpora_routes.CorpusRoutes
+    corpora: CorpusAdmin
 
 
 class Access(NamedTuple):
@@ -65,18 +67,21 @@ def attach(app: FastAPI, decorate: Callable[[Any], Any] = lambda route: route) -
     without specplug, where operators get a 404.
     """
 
-    def add(path: str, route: Any, method: str, **more: Any) -> None:
+    def add(path: str, route: Any, method: str, summary: str, **more: Any) -> None:
         # Not by a router: engines look for the marks among the app's own routes.
-        given = {"methods": [method], "tags": ["specplug"], "dependencies": [Depends(guard)], **more}
-        app.add_api_route(f"/specplug{path}", decorate(route), **given)
+        given = {"methods": [method], "tags": ["specplug"], "dependencies": [Depends(guard)], "summary": summary}
+        app.add_api_route(path, decorate(route), **given, openapi_extra=more or None)
 
     what = "specplug's status: settings and their origins, sources, counts, faults, the operator's control"
-    add("/status", read_status, "GET", summary=what)
+    add("/specplug/status", read_status, "GET", what)
     what = "Switch speculation off or on, or limit the draft length; omitted fields stay unchanged"
-    body = {"schema": Order.model_json_schema(), "examples": _EXAMPLES}
-    extra = {"requestBody": {"required": True, "content": {"application/json": body}}}
-    add("/mode", set_mode, "POST", summary=what, openapi_extra=extra)
-    corpora_routes.attach(add)
+    add("/specplug/mode", set_mode, "POST", what, requestBody=_json(Order.model_json_schema(), _EXAMPLES))
+    add(_CORPORA, list_corpora, "GET", "The corpora that proposers draft from, by tenant, and problems of the store")
+    what = "Add a corpus, or documents to a corpus; all documents are added or none"
+    add(_CORPORA, add_corpus, "POST", what, requestBody=_json(add_schema(), EXAMPLES))
+    parameters = [_query("tenant", "the corpus's tenant"), _query("document", "remove only these documents", True)]
+    what = "Remove a corpus, or documents of it"
+    add(_CORPORA + "/{name:path}", remove_corpus, "DELETE", what, parameters=parameters)
 
 
 async def read_status(request: Request) -> dict[str, Any]:
@@ -93,6 +98,47 @@ async def set_mode(request: Request) -> dict[str, Any]:
     except BodyError as error:
         raise HTTPException(error.status, str(error)) from error
     return {"engines": await _answer(server.order(order))}
+
+
+async def list_corpora(request: Request) -> dict[str, Any]:
+    """Answer `GET /specplug/corpora`."""
+    return await _corpora_answer(served(request).corpora.listed(request.query_params.get("tenant")))
+
+
+async def add_corpus(request: Request) -> dict[str, Any]:
+    """Answer `POST /specplug/corpora`."""
+    corpora = served(request).corpora
+    async with corpora.room:
+        body = await _body(request, corpora.most_bytes)
+        return await _corpora_answer(corpora.add(body, _CORPORA))
+
+
+async def remove_corpus(request: Request) -> dict[str, Any]:
+    """Answer `DELETE /specplug/corpora/{name}`."""
+    query, name = request.query_params, request.path_params["name"]
+    removing = served(request).corpora.remove(name, query.getlist("document"), query.get("tenant") or "")
+    return await _corpora_answer(removing)
+
+
+async def _body(request: Request, most: int) -> bytearray:
+    """Return the request's body.  Refuse one above `most` bytes, as soon as that is known, or one too slow."""
+    declared = request.headers.get("content-length", "")
+    if declared.isdecimal() and int(declared) > most:
+        raise _too_large(f"{declared} bytes", most)
+    try:
+        return await read_body(request.stream(), most)
+    except BodyError as error:
+        if error.status == 413:
+            raise _too_large(f"more than {most} bytes", most) from None
+        raise HTTPException(error.status, f"{_CORPORA}: {error}") from None
+
+
+def _too_large(found: str, most: int) -> HTTPException:
+    return HTTPException(
+        413,
+        f"{_CORPORA}: the body is too large; found {found}; expected at most {most}, corpora.max_request_bytes. "
+        "Send part of the documents, and the others with 'extend': true",
+    )
 
 
 async def guard(request: Request) -> None:
@@ -122,6 +168,23 @@ async def _answer(pending: Awaitable[Engines]) -> Engines:
         return await pending
     except EngineError as error:
         raise HTTPException(500, str(error)) from error
+
+
+async def _corpora_answer(pending: Awaitable[dict[str, Any]]) -> dict[str, Any]:
+    try:
+        return await pending
+    except SpecplugError as error:
+        raise HTTPException(status_of(error), str(error)) from error
+
+
+def _json(schema: dict[str, Any], examples: dict[str, Any]) -> dict[str, Any]:
+    return {"required": True, "content": {"application/json": {"schema": schema, "examples": examples}}}
+
+
+def _query(name: str, description: str, several: bool = False) -> dict[str, Any]:
+    text = {"type": "string"}
+    schema = {"type": "array", "items": text} if several else text
+    return {"name": name, "in": "query", "description": description, "required": False, "schema": schema}
 
 
 def _are_equal(one: str, other: str) -> bool:

@@ -5,10 +5,10 @@ the draft and the recorded continuation.  For sampled text the same holds in exp
 """
 
 from specplug.replay.calibration import Calibration
+from specplug.replay.engine import Setup
 from specplug.replay.items import Item, TokenItem, read_traces, tokenize, without_documents
 from specplug.replay.run import replay
-from specplug.replay.score import ScoringRoofline, StepCounts, mean_speedup, pool
-from specplug.replay.setup import Result, Setup
+from specplug.replay.score import Result, ScoringRoofline, StepCounts, mean_speedup, pool
 from specplug.text.loading import load_tokenizer
 
 __all__ = [

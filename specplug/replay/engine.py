@@ -6,10 +6,10 @@ Nothing reveals how an output continues or how long it is, see `specplug.replay.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from time import perf_counter
-from types import MappingProxyType
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,11 +19,10 @@ from specplug.errors import EngineError
 from specplug.interfaces import PluginContext
 from specplug.pipeline.draft import DraftStage
 from specplug.plugins.registry import Registry, default_registry
-from specplug.replay.corpora import Corpora, hand_over
 from specplug.replay.items import Ids
 from specplug.replay.score import NO_DRAFT, Offer
-from specplug.replay.setup import Setup
 from specplug.replay.slots import PLENTY, ReplaySlots
+from specplug.settings.model import DEFAULT_SPECULATIVE_TOKENS
 from specplug.settings.sources import load_settings
 from specplug.types.batch import EngineBatch
 from specplug.types.caps import EngineCaps
@@ -31,7 +30,46 @@ from specplug.types.draft import Draft
 from specplug.types.plan import NO_SPECULATION, HostStats, StepPlan, StepReport
 from specplug.types.request import Reference, Request
 
-NO_CORPORA: Corpora = MappingProxyType({})
+
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """Configuration of a replay, in the names and options of a server's settings.
+
+    Attributes:
+        proposer, policy: names in the registry; a policy of None is the settings' own default.
+        gamma: `num_speculative_tokens`, most draft tokens per request and step.
+        options: settings of plug-ins, by plug-in name, as in `Settings.options`.
+        references: pass the items' documents as references of their requests.
+        corpus: make the documents of all items a corpus, which proposers may draft from.
+        distractors: further corpora, the documents of each; see `specplug.replay.items.distractors`.
+        trees: the target verifies trees.
+    """
+
+    proposer: str = "ngram"
+    policy: str | None = None
+    gamma: int = DEFAULT_SPECULATIVE_TOKENS
+    options: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    references: bool = False
+    corpus: bool = False
+    distractors: Sequence[Sequence[Ids]] = field(default=(), compare=False, repr=False)
+    trees: bool = False
+
+    @property
+    def label(self) -> str:
+        """The name in tables."""
+        return f"{self.proposer} ({self.policy})"
+
+    def as_settings(self, store: str | None = None) -> dict[str, Any]:
+        """Return the setup as a layer of settings, without a deadline, on which counts must not depend.
+
+        Args:
+            store: the corpus store to draft from; None: none.
+        """
+        named = {} if self.policy is None else {"policy": self.policy}
+        own = {"proposer": self.proposer, "num_speculative_tokens": self.gamma, **named}
+        options = {name: dict(of) for name, of in self.options.items()}
+        corpora = {"store": store, "poll_seconds": 3600}
+        return {**own, "faults": {"host_deadline_ms": None}, "options": options, "corpora": corpora}
 
 
 class ReplayEngine:
@@ -45,7 +83,7 @@ class ReplayEngine:
         repeats: B, the number of identical requests that each request stands for; 1 with several slots.  The plan half
             of the policy sees B requests with the same statistics.  The trim half cuts B equal drafts to the whole
             batch's budget, and the first of them is verified.  What learns from drafts sees one row.
-        corpora: corpora to add to a proposer that holds corpora, whenever it is built.
+        store: a corpus store to draft from; None: none.
         registry: registry of plug-ins; by default the installed ones.
 
     Attributes:
@@ -63,14 +101,14 @@ class ReplayEngine:
         vocab_size: int,
         slots: int = 1,
         repeats: int = 1,
-        corpora: Corpora = NO_CORPORA,
+        store: str | None = None,
         registry: Registry | None = None,
     ) -> None:
         self._registry = registry or default_registry()
         self._settings = load_settings(
-            setup.as_settings(), flags_origin="specplug replay", registry=self._registry
+            setup.as_settings(store), flags_origin="specplug replay", registry=self._registry
         ).settings
-        self._setup, self._repeats, self._corpora = setup, repeats, corpora
+        self._setup, self._repeats = setup, repeats
         self._context = PluginContext(
             EngineCaps(max_draft_length=setup.gamma, trees=setup.trees),
             vocab_size=vocab_size,
@@ -92,7 +130,6 @@ class ReplayEngine:
         self._slots = ReplaySlots(stage, context.max_slots, context.max_length, context.vocab_size)
         self._equals = Draft.allocate(self._repeats, self._setup.gamma, trees=context.caps.trees, sources=stage.sources)
         self._steps, self._newest_plan = 0, NO_SPECULATION
-        hand_over(stage.proposers, self._corpora)
 
     def close(self) -> None:
         """Release the proposer; its faults stay counted."""

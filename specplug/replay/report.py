@@ -7,9 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from specplug.replay.calibration import Calibration, means, together
-from specplug.replay.run import ReplayRun
-from specplug.replay.score import PLAIN, ScoringRoofline, StepCounts, mean_speedup, pool
-from specplug.replay.setup import Mode, Result
+from specplug.replay.run import Mode, ReplayRun
+from specplug.replay.score import PLAIN, Result, ScoringRoofline, StepCounts, mean_speedup, pool
 
 POOLED, MEAN, NO_DRAFTS, MEAN_OF_WORKLOADS = "pooled", "geometric mean", "no drafts", "mean of workloads"
 

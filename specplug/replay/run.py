@@ -10,18 +10,24 @@ from functools import partial
 from itertools import accumulate
 from operator import mul
 from types import MappingProxyType
+from typing import Literal
 
 from specplug.plugins.registry import Registry
-from specplug.replay.corpora import corpora_of
-from specplug.replay.engine import ReplayEngine
-from specplug.replay.items import Ids, TokenItem
-from specplug.replay.setup import Mode, Progress, Result, Setup
+from specplug.replay.engine import ReplayEngine, Setup
+from specplug.replay.items import Ids, TokenItem, corpora_of, stored
+from specplug.replay.score import Result
+
+Mode = Literal["cold", "serving"]
+"""cold: no state is kept between requests; serving: requests run in order and all state is kept."""
+
+Progress = Callable[[int, int], None]
+"""Called with the items done and all items, after each."""
 
 Traces = Mapping[str, Sequence[TokenItem]]
 """Tokenised requests by workload."""
 
 Distractors = Mapping[str, Sequence[Sequence[Ids]]]
-"""Corpora by workload, the documents of each; see `specplug.replay.corpora.distractors`."""
+"""Corpora by workload, the documents of each; see `specplug.replay.items.distractors`."""
 
 VOCAB_SIZE = 1 << 20
 """Vocabulary size to assume if none is given; larger than any tokenizer's."""
@@ -50,23 +56,24 @@ def replay(
     Raises:
         SettingsError, PluginError: the setup names unknown plug-ins, or its options are wrong.
     """
-    engine = ReplayEngine(
-        setup,
-        max_length=longest(items),
-        vocab_size=vocab_size,
-        repeats=batch,
-        corpora=corpora_of(items, documents=setup.corpus, distractors=setup.distractors),
-        registry=registry,
-    )
     result = Result()
-    for item in items:
-        if mode == "cold" and result.items:
-            engine.reset()
-        _replay_item(engine, item, result)
-        result.items += 1
-        if progress is not None:
-            progress(result.items, len(items))
-    engine.close()
+    with stored(corpora_of(items, documents=setup.corpus, distractors=setup.distractors)) as store:
+        engine = ReplayEngine(
+            setup,
+            max_length=longest(items),
+            vocab_size=vocab_size,
+            repeats=batch,
+            store=store,
+            registry=registry,
+        )
+        for item in items:
+            if mode == "cold" and result.items:
+                engine.reset()
+            _replay_item(engine, item, result)
+            result.items += 1
+            if progress is not None:
+                progress(result.items, len(items))
+        engine.close()
     result.seconds, result.faults = engine.seconds, engine.faults
     return result
 
@@ -135,7 +142,7 @@ def execute(
 
     Args:
         vocab_size: vocabulary size of the tokenizer that made the traces.
-        distractors: corpora to add to proposers that hold corpora, in addition to those of their setup.
+        distractors: corpora to draft from, in addition to those of the setup.
         jobs: number of processes; 1 runs in this one.
         advance: called with the number of requests replayed since the last call.
     """

@@ -12,6 +12,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, Self
 
+from specplug.replay.calibration import Calibration
+
 
 class Offer(NamedTuple):
     """Draft of one request that is verified at one step.
@@ -133,6 +135,36 @@ class StepCounts:
         """Return S(B), tokens emitted per cost, in a batch of `batch` equal requests."""
         cost = sum(count * roofline.cost(batch, key[0]) for key, count in self.histogram.items())
         return _ratio(self.emitted, cost)
+
+
+@dataclass(slots=True)
+class Result:
+    """Result of a replay.
+
+    Attributes:
+        counts: steps by the numbers of tokens verified, accepted and emitted.
+        calibration: confidences of the tokens whose acceptance was decided: the accepted ones and the first rejected
+            one of each draft.  Empty for trees.
+        survival: survival probabilities of all tokens whose fate the recorded output shows, also those after a rejected
+            one, which are not accepted either.
+        items: number of requests replayed.
+        seconds: time spent in plan, propose, trim and observe, including events.
+        memory: most bytes that the proposer reported to hold; None if it does not report.
+        faults: counts of plug-ins' faults, by plug-in and kind.  Faults distort the other counts.
+    """
+
+    counts: StepCounts = field(default_factory=StepCounts)
+    calibration: Calibration = field(default_factory=Calibration)
+    survival: Calibration = field(default_factory=Calibration)
+    items: int = 0
+    seconds: float = 0.0
+    memory: int | None = None
+    faults: dict[str, dict[str, int]] = field(default_factory=dict)
+
+    @property
+    def microseconds_per_step(self) -> float:
+        """Mean time of a step of one request outside the target, in microseconds."""
+        return 1e6 * self.seconds / self.counts.steps if self.counts.steps else 0.0
 
 
 PLAIN = StepCounts.from_rows([(0, 0, 1, 1)])

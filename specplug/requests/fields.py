@@ -12,8 +12,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from specplug.errors import RequestError, SpecplugError, suggest
-from specplug.requests.schema import RequestFields, as_list
-from specplug.requests.token_ids import Ids, in_vocabulary
+from specplug.requests.schema import Ids, RequestFields, as_list, in_vocabulary
 from specplug.settings.mistakes import from_pydantic, no_duplicates, shown, together
 from specplug.settings.model import Limits
 from specplug.types.request import Reference, RequestOptions, StoredDocument

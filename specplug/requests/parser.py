@@ -14,8 +14,7 @@ from weakref import WeakValueDictionary
 from specplug.errors import RequestError
 from specplug.plugins.registry import default_registry
 from specplug.requests import arguments, wire
-from specplug.requests.admission import BusyError, Quota, Tenants
-from specplug.requests.clients import Client
+from specplug.requests.clients import BusyError, Quota, RequestClient, Tenants
 from specplug.requests.fields import CHARACTERS_PER_TOKEN, parse_request_fields
 from specplug.settings.sources import ResolvedSettings, acceptance_thresholds
 from specplug.text.request_tokenizer import RequestTokenizer
@@ -29,7 +28,7 @@ ALLOWANCE = 1 << 18
 """Characters of all other fields: names, numbers and JSON's own."""
 
 
-class Parser:
+class FieldParser:
     """Parses, checks and tokenises the specplug fields of one server's requests.
 
     Args:
@@ -134,7 +133,9 @@ class Parser:
         with self._refusals():
             return self._quota.hold(client, tokens)
 
-    async def admitted(self, extra_args: Mapping[str, Any], client: Client | None, copies: int) -> dict[str, Any]:
+    async def admitted(
+        self, extra_args: Mapping[str, Any], client: RequestClient | None, copies: int
+    ) -> dict[str, Any]:
         """Return parsed extra arguments, whose references count as the client's until its HTTP request ends.
 
         Args:
@@ -148,7 +149,7 @@ class Parser:
         client.at_end(self.hold(client.digest or "", copies * wire.reference_tokens(parsed)))
         return parsed
 
-    def tenant_of(self, client: Client) -> str | None:
+    def tenant_of(self, client: RequestClient) -> str | None:
         """Return the tenant that the server assigns to a client."""
         with self._refusals():
             return self.tenants.of(client.headers)

@@ -98,7 +98,7 @@ def decode(extra_args: Mapping[str, Any] | None) -> tuple[RequestOptions, tuple[
 
 
 def with_client(extra_args: Mapping[str, Any] | None, client: str | None, tenant: str | None = None) -> dict[str, Any]:
-    """Return the arguments with the client's digest and assigned tenant added; see `clients` and `admission`.
+    """Return the arguments with the client's digest and assigned tenant added; see `clients`.
 
     Args:
         extra_args: parsed arguments, in either form, or those of a request without fields.

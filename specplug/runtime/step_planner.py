@@ -9,7 +9,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 from specplug.assembly import build_plan_stage
 from specplug.interfaces import PluginContext
-from specplug.operator.control import Control
+from specplug.operator.control import OperatorControl
 from specplug.pipeline.plan import PlanStage
 from specplug.plugins.registry import Registry, default_registry
 from specplug.settings.sources import ResolvedSettings
@@ -137,7 +137,7 @@ class StepPlanner(Generic[R]):
         self.resolved, self.caps = found, context.caps
         self.faults: Counter[tuple[str, str]] = Counter()
         self.stage: PlanStage = build_plan_stage(found.settings, registry or default_registry(), context, self._count)
-        self.control = Control(found.settings)
+        self.control = OperatorControl(found.settings)
         self.plan = NO_SPECULATION
         self.steps = 0
         self.reads_costs, self.is_off = self.stage.reads_costs, False

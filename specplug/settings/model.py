@@ -110,7 +110,7 @@ class CorporaSettings(Section):
 
     store: UserPath | None = Field(
         default=None,
-        description="folder of the corpus store to draft from, see `specplug corpus`; null: a temporary, empty store",
+        description="folder of the corpus store to draft from, see `specplug corpus`; null: none",
     )
     poll_seconds: float = Field(
         default=1.0, gt=0, le=3600, description="seconds between checks of the store for changes"

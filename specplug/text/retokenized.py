@@ -8,16 +8,8 @@ match that starts in the prefix is long enough to continue in the text itself.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
-import numpy as np
-import numpy.typing as npt
-
-from specplug.errors import ends_process
-from specplug.text.fingerprint import encoder
 from specplug.text.pieces import pieces
-
-TokenIds = npt.NDArray[np.int32]
 
 LEADS = (" ", "\n")
 IN_STEP = 8
@@ -29,9 +21,6 @@ MAX_TOKENS = 64
 _SHIFTS = range(-8, 9)
 HEAD = 256
 """The most characters of a text that are tokenized again."""
-
-READ_BACK = 96
-"""The most tokens of a document that are decoded to text."""
 
 _DISTURBED = 4  # last tokens of a cut text that may differ from the whole text's
 
@@ -63,45 +52,6 @@ def retokenized_prefixes(body: Sequence[int], tokenized: Sequence[Sequence[int]]
         if own and len(prefix) > 1 and prefix not in found:
             found.append(prefix)
     return found
-
-
-class PrefixRetokenizer:
-    """Re-tokenizes the prefixes of documents that are given as token ids.
-
-    Args:
-        tokenizer: the target's tokenizer.  A Hugging Face tokenizer is used without its wrapper, which may change its
-            settings at each call while another thread uses it.
-    """
-
-    def __init__(self, tokenizer: Any) -> None:
-        self._tokenizer = getattr(tokenizer, "backend_tokenizer", tokenizer)
-        self._encode = encoder(self._tokenizer)
-
-    def of(self, document: TokenIds) -> tuple[TokenIds, ...]:
-        """Return a document's re-tokenized prefixes, [n] int32 each.
-
-        A document whose text tokenizes to other ids, as random ids do, has none.
-        """
-        begin = document[:READ_BACK].tolist()
-        cut = len(begin) < len(document)
-        try:
-            text = str(self._decode(begin))
-            again = self._encode(text)
-            kept = max(1, len(begin) - _DISTURBED) if cut else max(len(begin), len(again))
-            if again[:kept] != begin[:kept]:
-                return ()
-            heads = [self._encode(each) for each in with_leads(text)]
-            found = retokenized_prefixes(begin, heads, cut=cut or len(text) > HEAD)
-        except BaseException as error:  # libraries raise many kinds, including panics, for ids that no text has
-            if ends_process(error):
-                raise
-            return ()
-        return tuple(np.asarray(prefix, np.int32) for prefix in found)
-
-    def _decode(self, ids: list[int]) -> Any:
-        if hasattr(self._tokenizer, "get_vocab_size"):
-            return self._tokenizer.decode(ids, skip_special_tokens=False)
-        return self._tokenizer.decode(ids)
 
 
 def _in_step(tokens: Sequence[int], body: Sequence[int], cut: bool) -> tuple[int, int]:

@@ -16,11 +16,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specplug.corpus.counting import continuations
-from specplug.corpus.documents import Document, tokenized, tokenized_many
-from specplug.corpus.lines import Content, Fields
+from specplug.corpus.documents import Content, Document, documents_from, tokenized, tokenized_many
 from specplug.corpus.sources import STDIN, Reading, Skipped, read
 from specplug.corpus.store import Store
-from specplug.corpus.tokenizing import documents_from
 from specplug.corpus.view import View
 from specplug.errors import CorpusError
 from specplug.text.loading import load_tokenizer
@@ -263,7 +261,7 @@ def test_lines_have_texts_or_token_ids_and_names(tmp_path):
 
 def test_fields_can_be_called_otherwise(tmp_path):
     path = lines(tmp_path / "c.jsonl", {"body": "x", "url": "u", "text": "no", "name": "no"})
-    assert [one[:2] for one in listed(path, fields=Fields(text="body", name="url"))] == [("u", "x")]
+    assert [one[:2] for one in listed(path, text_field="body", name_field="url")] == [("u", "x")]
 
 
 def test_lines_come_from_standard_input(monkeypatch):
@@ -303,9 +301,9 @@ def test_a_bad_line_is_reported_with_its_number_or_skipped(tmp_path, line: bytes
     path = tmp_path / "c.jsonl"
     path.write_bytes(b'{"text": "first"}\n' + line + b'\n{"text": "last"}\n')
     with pytest.raises(CorpusError, match=rf"c\.jsonl, line 2: {message}"):
-        names(path, fields=Fields(vocab_size=64))
+        names(path, vocab_size=64)
     skipped = Skipped()
-    assert names(path, skipped, fields=Fields(vocab_size=64), skip_bad=True) == ["c.jsonl:1", "c.jsonl:3"]
+    assert names(path, skipped, vocab_size=64, skip_bad=True) == ["c.jsonl:1", "c.jsonl:3"]
     assert skipped.counts() == {"bad": 1}
 
 

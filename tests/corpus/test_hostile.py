@@ -25,7 +25,7 @@ from specplug.errors import CorpusError
 from specplug.match.cpu.corpus_index import IndexSegment as Searched
 from specplug.operator.corpus_admin import CorpusAdmin
 from specplug.settings import CorporaSettings
-from tests.corpus.tools import TOKENIZER, new_store, quick_disk, some_documents  # noqa: F401
+from tests.corpus.tools import TOKENIZER, new_store, some_documents
 
 _HEAD = ("checksum", "format", "version")
 _BOMB = base64.b64encode(zlib.compress(bytes(50_000_000))).decode()
@@ -109,7 +109,7 @@ def test_a_hostile_manifest_costs_its_tenant_only(tmp_path):
     content = json.loads(manifest.read_bytes())
     fields = [path for path in manifest_fields(content) if path and path[0] not in _HEAD]
     assert len(fields) > 20
-    allowed = [("segments", []), ("dead_corpora", []), ("generation", 2**31)]
+    allowed = [("segments", []), ("generation", 2**31)]
     root = tmp_path / "copy"
     hostile = root / "tenants" / "t-bad" / MANIFEST_FILE
     for path, value in ((path, value) for path in fields for value in HOSTILE):
@@ -127,12 +127,8 @@ def test_a_hostile_manifest_costs_its_tenant_only(tmp_path):
     ("where", "value", "message"),
     [
         (("segments", 0, "tokens"), 10**12, r"segments\.0\.tokens: Input should be less than or equal to"),
-        (("segments", 0, "documents"), 2, "more live tokens or documents|sizes"),
-        (("segments", 0, "live"), [{"corpus": "c", "documents": 1, "tokens": 20}] * 2, "a corpus is named twice"),
-        (("segments", 0, "dead_corpora"), ["c"], "a corpus is named twice"),
-        (("segments", 0, "text"), 10, "inconsistent sizes"),
+        (("segments", 0, "live"), [], r"segments\.0\.live: Tuple should have at least 1 item"),
         (("generation",), True, "generation: Input should be a valid integer, not True"),
-        (("unknown",), 1, r"unknown: Extra inputs are not permitted|unknown: Unexpected"),
     ],
 )
 def test_a_manifest_says_what_is_wrong_with_it(tmp_path, where, value, message):
@@ -140,8 +136,6 @@ def test_a_manifest_says_what_is_wrong_with_it(tmp_path, where, value, message):
     path = folder / MANIFEST_FILE
     content = {key: it for key, it in json.loads(path.read_bytes()).items() if key not in _HEAD}
     content = {**content, where[0]: value} if len(where) == 1 else with_value(content, where, value)
-    if where == ("segments", 0, "documents"):
-        content["segments"][0]["live"][0]["documents"] = 3
     path.write_bytes(sealed(lambda head: {**head, **content}, MANIFEST_FORMAT))
     with pytest.raises(CorpusError, match=rf"t-bad/manifest\.json: a torn or foreign file.*({message})"):
         store.list("bad")

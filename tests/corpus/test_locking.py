@@ -9,26 +9,18 @@ import threading
 import pytest
 
 from specplug.corpus import tenant
+from specplug.corpus.files import held
 from specplug.corpus.layout import LOCK_FILE
-from specplug.corpus.locking import held
 from specplug.corpus.store import Store
 from specplug.errors import CorpusError
-from tests.corpus.tools import (  # noqa: F401 - quick_disk is used by all tests
-    as_content,
-    content,
-    listed,
-    new_store,
-    quick_disk,
-    segment_files,
-    some_documents,
-)
+from tests.corpus.tools import as_content, content, listed, new_store, segment_files, some_documents
 
 
 def test_who_waits_too_long_is_reported_for_whom(tmp_path):
     store = new_store(tmp_path, lock_seconds=0.05)
     store.add("c", some_documents(0))
     hold = (
-        "import sys; from pathlib import Path; from specplug.corpus.locking import held\n"
+        "import sys; from pathlib import Path; from specplug.corpus.files import held\n"
         "with held(Path(sys.argv[1]), 5): print('held', flush=True); sys.stdin.read()"
     )
     lock = segment_files(tmp_path)[0].parent / LOCK_FILE
@@ -119,13 +111,7 @@ def test_what_killed_writers_left_is_cleared_away_but_nothing_else(tmp_path):
     store = new_store(tmp_path)
     store.add("c", some_documents(0))
     folder = segment_files(tmp_path)[0].parent
-    left = [
-        "0" * 16 + "-0.safetensors",
-        "0" * 16 + "-1.tmp",
-        "1" * 16 + "-0.tmp",
-        "0" * 16 + ".building",
-        "manifest.tmp",
-    ]
+    left = ["0" * 16 + "-0.safetensors", "0" * 16 + "-1.tmp", "1" * 16 + "-0.tmp", "manifest.tmp"]
     others = ["notes.txt", "model.safetensors", "0.tmp"]
     for name in [*left, *others]:
         (folder / name).write_bytes(b"x")
@@ -140,10 +126,10 @@ def test_what_killed_writers_left_is_cleared_away_but_nothing_else(tmp_path):
     thread.start()
     assert inside.wait(30)
     store.add("d", some_documents(2))
-    assert not [name for name in left if (folder / name).exists()]
-    assert all((folder / name).exists() for name in others)
     goes_on.set()
     thread.join()
+    assert not [name for name in left if (folder / name).exists()]
+    assert all((folder / name).exists() for name in others)
     assert listed(store) == {("", "c"): (3, 60), ("", "d"): (3, 60), ("", "slow"): (5, 100)}
     assert store.verify() == []
 

@@ -19,12 +19,12 @@ from hypothesis.stateful import (
 
 from specplug.corpus import merging
 from specplug.corpus.layout import DEAD_SHARE, SEGMENTS_OF_A_SIZE
-from specplug.corpus.manifest import Entry, Part, packed, unpacked
-from specplug.corpus.merging import Run, choose
+from specplug.corpus.manifest import CorpusPart, SegmentEntry, packed, unpacked
+from specplug.corpus.merging import SegmentRun, choose
 from specplug.corpus.segment import Segment
 from specplug.corpus.store import Store
 from specplug.errors import CorpusError
-from tests.corpus.tools import (  # noqa: F401 - quick_disk is used by all tests
+from tests.corpus.tools import (
     TOKENIZER,
     Content,
     as_content,
@@ -32,14 +32,13 @@ from tests.corpus.tools import (  # noqa: F401 - quick_disk is used by all tests
     document,
     listed,
     new_store,
-    quick_disk,
     segment_files,
     some_documents,
 )
 
 
-def entry(text: int, dead: int = 0) -> Entry:
-    return Entry("f", 1, 1, text, text, (Part("c", 1, text - dead),))
+def entry(text: int, dead: int = 0) -> SegmentEntry:
+    return SegmentEntry("f", 1, 1, text, text, (CorpusPart("c", 1, text - dead),))
 
 
 @pytest.mark.parametrize(
@@ -57,10 +56,10 @@ def entry(text: int, dead: int = 0) -> Entry:
     ],
 )
 def test_what_is_merged(sizes, run):
-    assert choose([entry(size) for size in sizes], 1_000_000) == (run and Run(*run))
+    assert choose([entry(size) for size in sizes], 1_000_000) == (run and SegmentRun(*run))
 
 
-@pytest.mark.parametrize(("dead", "run"), [(0, None), (25, None), (26, Run(1, 2)), (100, Run(1, 2))])
+@pytest.mark.parametrize(("dead", "run"), [(0, None), (25, None), (26, SegmentRun(1, 2)), (100, SegmentRun(1, 2))])
 def test_segments_with_much_that_is_dead_are_written_anew(dead, run):
     assert DEAD_SHARE == 0.25
     assert choose([entry(100), entry(100, dead), entry(900_000)], 1_000_000) == run

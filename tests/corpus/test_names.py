@@ -11,15 +11,7 @@ from hypothesis import strategies as st
 from specplug.corpus.layout import MANIFEST_FILE
 from specplug.corpus.names import MAX_NAME, check_name, folder_name, hint
 from specplug.errors import CorpusError
-from tests.corpus.tools import (  # noqa: F401 - quick_disk is used by all tests
-    TOKENIZER,
-    as_content,
-    content,
-    document,
-    new_store,
-    quick_disk,
-    some_documents,
-)
+from tests.corpus.tools import TOKENIZER, as_content, content, document, new_store, some_documents
 
 NASTY = [
     *("..", ".", "/", "a/b", "../../etc", "\\", "con.", "x...", " ", "a ", "%2e", "Ä/ö", "日本語", "~", "-", "A", "a"),

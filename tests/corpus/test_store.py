@@ -1,14 +1,21 @@
-"""The store: what is added is there, what is removed is not, and nothing else changes."""
+"""The store: what is added is there, what is removed is not, syncing, and nothing else changes."""
 
 from __future__ import annotations
+
+import os
+import random
+from pathlib import Path
 
 import numpy as np
 import pytest
 
+from specplug.corpus.documents import Document
+from specplug.corpus.layout import MANIFEST_FILE
 from specplug.corpus.segment import Segment
 from specplug.corpus.store import Store
+from specplug.corpus.view import View
 from specplug.errors import CorpusError
-from tests.corpus.tools import (  # noqa: F401 - quick_disk is used by all tests
+from tests.corpus.tools import (
     OTHER,
     TOKENIZER,
     as_content,
@@ -16,7 +23,6 @@ from tests.corpus.tools import (  # noqa: F401 - quick_disk is used by all tests
     document,
     listed,
     new_store,
-    quick_disk,
     segment_files,
     some_documents,
 )
@@ -39,19 +45,6 @@ def test_what_is_added_is_there(tmp_path):
     assert content(tmp_path) == {"": {"c": as_content(documents)}}
     assert Store.open(tmp_path / "store").list() == store.list()
     assert store.verify() == []
-
-
-def test_tenants_do_not_see_each_other(tmp_path):
-    store = new_store(tmp_path)
-    for seed, tenant in enumerate(["", "a", "b"]):
-        store.add("c", some_documents(seed), tenant=tenant)
-    assert content(tmp_path) == {t: {"c": as_content(some_documents(s))} for s, t in enumerate(["", "a", "b"])}
-    store.remove("c", tenant="a")
-    assert listed(store) == {("", "c"): (3, 60), ("b", "c"): (3, 60)}
-    assert store.list("a") == []
-    for tenant in ("a", "c"):
-        with pytest.raises(CorpusError, match="no such corpus"):
-            store.document("d0", corpus="c", tenant=tenant)
 
 
 def test_a_large_corpus_becomes_several_segments_at_once(tmp_path):
@@ -103,16 +96,6 @@ def test_too_much_text_is_refused_before_it_is_all_read(tmp_path):
     with pytest.raises(CorpusError, match=r"found 30 tokens or more beside 0 that it has; expected max_tokens 25"):
         store.add("c", endless(), max_tokens=25)
     assert len(taken) == 3
-
-
-def test_extending_adds_to_what_is_there(tmp_path):
-    store = new_store(tmp_path)
-    store.add("c", some_documents(0), extend=True)
-    store.add("c", some_documents(1), extend=True)
-    assert listed(store) == {("", "c"): (6, 120)}
-    assert store.document("d1", corpus="c").tolist() == some_documents(1)[1].token_ids.tolist()
-    assert store.remove("c", documents=["d1"]) == (2, 40)
-    assert store.remove("c") == (4, 80)
 
 
 def test_the_newest_document_of_a_name_is_found_also_after_merges(tmp_path):
@@ -210,3 +193,158 @@ def test_tokens_take_their_bytes_and_little_more(tmp_path):
     rng = np.random.default_rng(0)
     added = store.add("c", (document(f"some/path/{i}.py", rng.integers(0, 90, 500)) for i in range(200)))
     assert added.bytes / added.tokens < 8.5
+
+
+OLD = [document("same", [1, 2, 3], [4, 5]), document("changed", [6] * 4), document("gone", [7] * 5)]
+NEW = [document("same", [1, 2, 3], [4, 5]), document("changed", [8] * 6), document("new", [9] * 7)]
+
+
+def sees(root: Path) -> list[tuple[str, list[int]]]:
+    return sorted(content(root)[""]["c"])
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    store = new_store(tmp_path)
+    store.add("c", OLD)
+    store.add("other", OLD)
+    store.merge("", whole=True)  # both in one segment
+    return store
+
+
+def test_what_is_new_changed_or_gone_is_added_replaced_or_removed(tmp_path, store):
+    done = store.sync("c", [*NEW, document("empty", [])])
+    assert done[:7] == (1, 1, 1, 1, 1, 3, 16)
+    assert (done.segments, done.bytes > 0) == (1, True)
+    assert sees(tmp_path) == sorted(as_content(NEW))
+    assert content(tmp_path)[""]["other"] == as_content(OLD)
+    assert listed(store) == {("", "other"): (3, 12), ("", "c"): (3, 16)}
+    assert store.verify() == []
+
+
+def test_what_did_not_change_is_not_written_again(tmp_path, store):
+    before = {path.name: path.stat().st_mtime_ns for path in (tmp_path / "store").rglob("*") if path.is_file()}
+    assert store.sync("c", OLD) == (0, 0, 0, 3, 0, 3, 12, 0, 0)
+    files = {path.name: path.stat().st_mtime_ns for path in (tmp_path / "store").rglob("*") if path.is_file()}
+    locks = ("lock", "merging")
+    assert {name: at for name, at in files.items() if name not in locks} == {
+        name: at for name, at in before.items() if name not in locks
+    }
+    # An opening that changed is a change, though the body is the same.
+    assert store.sync("c", [OLD[0]._replace(prefixes=()), *OLD[1:]]).replaced == 1
+    assert sees(tmp_path) == sorted(as_content(OLD))
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_any_documents_may_follow_any_others(tmp_path, seed):
+    store, chance = new_store(tmp_path, segment_tokens=60), random.Random(seed)
+    for step in range(5):
+        documents = [
+            document(f"d{chance.randrange(6)}", [chance.randrange(3) for _ in range(chance.randrange(1, 4))])
+            for _ in range(chance.randrange(1, 12))
+        ]
+        before = sees(tmp_path) if step else []
+        done = store.sync("c", documents)
+        assert sees(tmp_path) == sorted(as_content(documents))
+        assert done.added + done.replaced + done.unchanged == done.documents == len(documents)
+        assert done.unchanged + done.replaced + done.removed == len(before)
+        if chance.random() < 0.5:
+            store.merge("", whole=chance.random() < 0.5)
+    assert store.verify() == []
+
+
+def test_readers_see_the_old_documents_or_the_new_ones(tmp_path, store, monkeypatch):
+    """This holds at each rename and while documents are read, as one manifest is replaced."""
+    seen, manifests, replace = View(store.root, TOKENIZER), [], os.replace
+
+    def looked() -> list[tuple[str, list[int]]]:
+        seen.refresh()
+        return sorted(
+            (live.segment.name(at), live.segment.document(at).tolist())
+            for live in seen.snapshot.tenants[""]
+            for at in range(len(live.segment))
+            if (live.dead is None or not live.dead[at]) and live.segment.corpora[live.segment.corpus_of[at]] == "c"
+        )
+
+    def renamed(source, target):
+        assert looked() == sorted(as_content(OLD))
+        replace(source, target)
+        if Path(target).name == MANIFEST_FILE:
+            manifests.append(looked())
+        else:
+            assert looked() == sorted(as_content(OLD))
+
+    monkeypatch.setattr(os, "replace", renamed)
+    store.sync("c", (each for each in NEW if looked() == sorted(as_content(OLD))))
+    assert manifests == [sorted(as_content(NEW))]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda store: store.add("c", [document("z", [5])], extend=True),
+        lambda store: store.remove("c", documents=["gone"]),
+        lambda store: store.remove("c"),
+    ],
+    ids=["added", "removed", "all removed"],
+)
+def test_what_others_do_to_the_corpus_meanwhile_is_not_undone(tmp_path, store, change):
+    def documents():
+        yield NEW[0]
+        change(store)
+        yield from NEW[1:]
+
+    with pytest.raises(CorpusError, match="another process changed the corpus meanwhile"):
+        store.sync("c", documents())
+    assert content(tmp_path)[""].get("c", []) != as_content(NEW)
+    store.sync("c", NEW)
+    assert sees(tmp_path) == sorted(as_content(NEW))
+
+
+def test_what_others_do_to_other_corpora_meanwhile_stays(tmp_path, store):
+    def documents():
+        yield NEW[0]
+        store.remove("other", documents=["gone"])
+        store.add("third", OLD)
+        yield from NEW[1:]
+
+    store.sync("c", documents())
+    assert sees(tmp_path) == sorted(as_content(NEW))
+    assert content(tmp_path)[""]["other"] == as_content(OLD[:2])
+    assert content(tmp_path)[""]["third"] == as_content(OLD)
+    assert store.verify() == []
+
+
+def test_what_is_refused_changes_nothing(tmp_path, store):
+    def broken():
+        yield NEW[0]
+        raise OSError("the source is gone")
+
+    def too_many():
+        yield from NEW
+
+    for documents, most, error, message in [
+        ([], None, CorpusError, "no documents to bring the corpus up to date with.*remove it"),
+        ([document("a", [])], None, CorpusError, "found 1 documents, all of them empty"),
+        (broken(), None, OSError, "the source is gone"),
+        (too_many(), 27, CorpusError, "too much text for one tenant"),  # 12 of the other corpus, 16 of this one
+        ([Document("a\0", OLD[0].token_ids)], None, CorpusError, "not a name for a document"),
+    ]:
+        with pytest.raises(error, match=message):
+            store.sync("c", documents, max_tokens=most)
+        assert sees(tmp_path) == sorted(as_content(OLD))
+        assert len(segment_files(tmp_path)) == 1
+    assert store.sync("c", NEW, max_tokens=28).documents == 3
+
+
+def test_extending_twice_doubles_nothing(tmp_path):
+    store = new_store(tmp_path)
+    documents = some_documents(0)
+    store.add("c", documents)
+    for _ in range(2):
+        done = store.add("c", documents, extend=True)
+        assert (done.documents, done.present, done.segments) == (0, 3, 0)
+    changed = [documents[0], document("d1", [3] * 9), document("d9", [3] * 9)]
+    done = store.add("c", changed, extend=True)
+    assert (done.documents, done.present, done.same_name) == (2, 1, 1)
+    assert sees(tmp_path) == sorted(as_content([*documents, *changed[1:]]))

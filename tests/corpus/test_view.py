@@ -15,14 +15,11 @@ from specplug.corpus.layout import MANIFEST_FILE
 from specplug.corpus.store import Store
 from specplug.corpus.view import Snapshot, View
 from specplug.errors import CorpusError
-from tests.corpus.tools import (  # noqa: F401 - quick_disk is used by all tests
+from tests.corpus.tools import (
     OTHER,
     TOKENIZER,
-    as_content,
-    content,
     new_store,
     overwrite,
-    quick_disk,
     segment_files,
     some_documents,
 )
@@ -83,28 +80,6 @@ def test_removed_documents_are_marked_and_the_segment_stays(store):
     store.remove("a")
     assert dict(seen.refresh().tenants) == {}
     assert before.tenants[""][0].segment.document(0).tolist() == some_documents(0)[0].token_ids.tolist()
-
-
-def test_removing_one_corpus_of_a_merged_segment_marks_its_documents(tmp_path, store):
-    for i in range(3):
-        store.add(f"c{i}", some_documents(i))
-    store.merge(whole=True)
-    seen = View(store.root, None)
-    store.remove("c1")
-    (live,) = seen.refresh().tenants[""]
-    assert live.dead.tolist() == [0, 0, 0, 1, 1, 1, 0, 0, 0]
-    store.add("c1", some_documents(7))
-    assert content(tmp_path) == {"": {f"c{i}": as_content(some_documents(7 if i == 1 else i)) for i in range(3)}}
-
-
-def test_a_merge_changes_the_segments_and_nothing_else(tmp_path, store):
-    for i in range(6):
-        store.add(f"c{i}", some_documents(i))
-    seen, before = View(store.root, None), content(tmp_path)
-    assert len(seen.snapshot.tenants[""]) == 6
-    store.merge()
-    assert len(seen.refresh().tenants[""]) == 1
-    assert content(tmp_path) == before
 
 
 def test_bad_files_are_problems_reported_once_and_the_rest_serves(store, caplog):

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import numpy as np
-import pytest
 
 from specplug.corpus.documents import Document
 from specplug.corpus.layout import COMPARED, NO_TEXT
@@ -17,14 +15,6 @@ from specplug.text.fingerprint import Fingerprint
 
 TOKENIZER = Fingerprint("letters", "a1" * 16, 100)
 OTHER = Fingerprint("words", "b2" * 16, 100)
-
-
-@pytest.fixture(autouse=True, scope="module")
-def quick_disk() -> Iterator[None]:
-    """Wait for no disk, in the modules that import this; what is asked of it is counted all the same."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(os, "fsync", lambda handle: None)
-        yield
 
 
 def document(name: str, ids: Sequence[int], *prefixes: Sequence[int]) -> Document:

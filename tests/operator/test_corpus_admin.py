@@ -1,4 +1,4 @@
-"""Operators' corpora in a running server's own process: orders, their answers, and what is refused."""
+"""Operators' orders over HTTP: their bodies, corpora in a running server's own process, and what is refused."""
 
 from __future__ import annotations
 
@@ -7,24 +7,82 @@ import dataclasses
 import errno
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from specplug.corpus import writing
+from specplug.corpus import files as corpus_files
 from specplug.corpus.store import Store
 from specplug.errors import SpecplugError
 from specplug.operator.corpus_admin import CorpusAdmin, status_of
-from specplug.operator.corpus_schema import EXAMPLES, AddOrder, add_schema, parse_add
-from specplug.operator.json_entries import loads
+from specplug.operator.orders import EXAMPLES, AddOrder, BodyError, add_schema, parse_add, read_body, read_order
 from specplug.settings import CorporaSettings
 from specplug.text.fingerprint import fingerprint
 from tests.corpus.tools import OTHER
+
+
+async def pieces(*sent: bytes) -> AsyncIterator[bytes]:
+    for piece in sent:
+        yield piece
+
+
+def test_a_body_is_joined():
+    assert asyncio.run(read_body(pieces(b"ab", b"", b"cd"), 4)) == b"abcd"
+
+
+def test_a_body_that_is_too_large_is_not_read_to_its_end():
+    async def endless() -> AsyncIterator[bytes]:
+        while True:
+            yield b"x" * 1000
+
+    with pytest.raises(BodyError, match="too large"):
+        asyncio.run(read_body(endless(), 5000))
+
+
+def test_a_client_that_stops_sending_is_given_up():
+    async def stuck() -> AsyncIterator[bytes]:
+        yield b"x"
+        await asyncio.Event().wait()
+
+    with pytest.raises(BodyError, match="too slowly"):
+        asyncio.run(read_body(stuck(), 100, patience=0.01))
+
+
+def test_a_client_that_drips_is_given_up():
+    async def drip() -> AsyncIterator[bytes]:
+        while True:
+            yield b""
+            await asyncio.sleep(0)
+
+    with pytest.raises(BodyError, match="too slowly"):
+        asyncio.run(read_body(drip(), 100, patience=0.01))
+
+
+def test_what_has_arrived_earns_more_time():
+    """A large body takes longer than a client may be silent."""
+
+    async def steady() -> AsyncIterator[bytes]:
+        begin = asyncio.get_running_loop().time()
+        while asyncio.get_running_loop().time() < begin + 0.05:
+            yield b"x" * 65536
+            await asyncio.sleep(0)
+
+    assert len(asyncio.run(read_body(steady(), 1 << 40, patience=0.01))) > 0
+
+
+@pytest.mark.parametrize(
+    ("sent", "status"),
+    [((b" " * 2**16, b"x"), 413), ((b"[" * 2**15,), 400), ((b"\xff",), 400), ((b"{}",), 400), ((b'{"mode": 1}',), 400)],
+)
+def test_an_order_is_bounded_too(sent, status):
+    with pytest.raises(BodyError) as caught:
+        asyncio.run(read_order(pieces(*sent), "/specplug/mode"))
+    assert caught.value.status == status
+    assert asyncio.run(read_order(pieces(b'{"mode": ', b'"off"}'), "/specplug/mode")) == {"mode": "off"}
+
 
 WHO = "/specplug/corpora"
 
@@ -68,11 +126,6 @@ def refusal(status: int, does: Any, *args: Any, **stated: Any) -> str:
         does(*args, **stated)
     assert status_of(caught.value) == status, str(caught.value)
     return str(caught.value)
-
-
-def files(root: Path) -> set[str]:
-    """Return the store's files, except locks."""
-    return {str(path.relative_to(root)) for path in root.rglob("*") if path.is_file() and path.name != "lock"}
 
 
 def test_texts_and_ids_are_added_listed_and_removed(admin, root):
@@ -125,7 +178,7 @@ def test_hostile_names_are_refused_and_nothing_is_written(admin, root, name):
         refusal(400, remove, admin, name)
         refusal(400, remove, admin, "one", tenant=name)
         refusal(400, add, admin, name="one", documents=[{"name": name * 5, "text": "abc"}])
-    assert not root.exists() or files(root) == {"store.json"}
+    assert not [*root.rglob("*.safetensors")]
 
 
 @pytest.mark.parametrize("tenant", ["..", "../../x", "/etc", "a b", "%2e%2e", "n" * 256, "\u00fc"])
@@ -185,7 +238,7 @@ def test_a_full_disk_is_reported_and_costs_nothing(admin, monkeypatch, number, s
         raise OSError(number, os.strerror(number))
 
     with monkeypatch.context() as broken:
-        broken.setattr(writing.os, "fsync", full)
+        broken.setattr(corpus_files.os, "fsync", full)
         assert os.strerror(number) in refusal(status, add, admin, name="two", documents=["abc"])
     assert listed(admin) == {"": {"one": 3}}
     add(admin, name="two", documents=["abc"])
@@ -247,25 +300,3 @@ def test_examples_are_orders_and_the_schema_is_whole():
     schema = add_schema()
     assert "$ref" not in json.dumps(schema)
     assert set(schema["properties"]) == set(AddOrder.model_fields)
-
-
-JSON = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.text(max_size=4),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(["documents", "a", ""]), inner),
-    max_leaves=8,
-)
-
-
-@given(JSON, st.sampled_from([None, 1]), st.data())
-def test_json_is_read_as_json_loads_does(value, indent, data):
-    text = json.dumps(value, indent=indent)
-    if data.draw(st.booleans()) and text:
-        at = data.draw(st.integers(0, len(text) - 1))
-        text = text[:at] + data.draw(st.sampled_from(["", ",", "]", "}", " ", '"', ":"])) + text[at + 1 :]
-    try:
-        expected = json.loads(text, object_pairs_hook=list)
-    except ValueError:
-        with pytest.raises(json.JSONDecodeError):
-            loads(text.encode(), "documents", list)
-    else:
-        assert loads(text.encode(), "documents", list) == expected

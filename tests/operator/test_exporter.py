@@ -13,7 +13,7 @@ import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
 from specplug.operator import exporter
-from specplug.operator.exporter import EngineCollector, snapshot_of
+from specplug.operator.exporter import EngineCollector
 from tests.test_metrics import STEP, recorded
 
 OWN = {"source": "own text"}
@@ -248,11 +248,6 @@ def test_an_engine_whose_loop_is_closed_is_gone():
     asyncio.run(begin())
     registry.register(collector)
     assert emitted(registry) is None
-
-
-def test_a_snapshot_survives_the_way_to_another_process():
-    snapshot = recorded(STEP, STEP).snapshot()
-    assert snapshot_of(snapshot.as_dict(), {}) == snapshot
 
 
 def test_the_counts_of_an_engines_own_drafter_are_the_schedulers(watch):

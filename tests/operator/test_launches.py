@@ -1,8 +1,9 @@
-"""Launch lines are read as a shell would, assigned to an engine, and answered by another process."""
+"""Launch lines are read as a shell would, assigned to an engine, and answered by another process; start-up errors."""
 
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from types import ModuleType, SimpleNamespace
@@ -173,3 +174,44 @@ def test_doctor_says_when_no_check_knows_a_line(monkeypatch, line, known):
     found = [each["summary"] for each in json.loads(done.stdout)["checks"] if each["check"] == "launch"]
     expected = f"no check knows the launch line {line!r}; those that look at one: one launch"
     assert found == ([] if known else [expected])
+
+
+PROGRAM = """
+import sys
+from specplug.errors import SettingsError
+from specplug.operator.startup import show_message_only
+
+show_message_only()
+show_message_only()
+try:
+    raise SettingsError("adapter: wrong")
+except SettingsError as error:
+    match sys.argv[1]:
+        case "own":
+            raise
+        case "wrapped":
+            raise ValueError("as the engine's users know it") from error
+raise KeyError("of somebody else's")
+"""
+
+
+def ends(how: str, **variables: str) -> str:
+    command = [sys.executable, "-c", PROGRAM, how]
+    done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, **variables})
+    assert (done.returncode, done.stdout) == (1, "")
+    return done.stderr
+
+
+@pytest.mark.parametrize("how", ["own", "wrapped"])
+def test_specplugs_own_errors_are_one_message(how):
+    assert ends(how) == "error: adapter: wrong\n"
+
+
+def test_others_keep_their_traceback():
+    stated = ends("other")
+    assert stated.startswith("Traceback")
+    assert stated.endswith('KeyError: "of somebody else\'s"\n')
+
+
+def test_a_traceback_is_there_for_whoever_debugs():
+    assert ends("own", SPECPLUG_DEBUG="1").startswith("Traceback")

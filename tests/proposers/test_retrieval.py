@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import logging
-import tempfile
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,15 +18,14 @@ import specplug_ngram.plugin
 import specplug_retrieval.plugin
 from specplug.corpus import Document, Fingerprint, Store, fingerprint
 from specplug.errors import CorpusError
-from specplug.interfaces import HoldsCorpora, PluginContext
+from specplug.interfaces import PluginContext
 from specplug.plugins.registry import Owner, Registry
 from specplug.plugins.specs import ProposerSpec
 from specplug.settings.model import CorporaSettings
 from specplug.testing.driver import Driver, RowDraft
-from specplug.text.retokenized import PrefixRetokenizer
 from specplug.types.request import RequestOptions, StoredDocument
+from specplug_retrieval import store_watcher
 from specplug_retrieval.proposer import Retrieval
-from specplug_retrieval.temporary import TemporaryFolder
 from tests.corpus.tools import overwrite
 from tests.proposers.lookup_contract import LookupContract, on_engine
 
@@ -37,26 +35,16 @@ NEVER = CorporaSettings(poll_seconds=3600)
 
 
 class Letters:
-    """A tokenizer: printable characters, from 0; with `pairs` two equal ones are one token."""
-
-    def __init__(self, pairs: bool = False) -> None:
-        self.pairs = pairs
+    """A tokenizer: printable characters, from 0."""
 
     def encode(self, text: str, add_special_tokens: bool = False) -> list[int]:
-        ids: list[int] = []
-        for character in text:
-            own = min(max(ord(character) - 32, 0), 95)
-            if self.pairs and ids and ids[-1] == own:
-                ids[-1] = own + 96
-            else:
-                ids.append(own)
-        return ids
+        return [min(max(ord(character) - 32, 0), 95) for character in text]
 
     def decode(self, ids: list[int]) -> str:
-        return "".join(chr(token + 32) if token < 96 else chr(token - 64) * 2 for token in ids)
+        return "".join(chr(token + 32) for token in ids)
 
     def __len__(self) -> int:
-        return 192
+        return 96
 
 
 def spec(name: str = "retrieval", *, trees: bool = False) -> ProposerSpec:
@@ -77,15 +65,11 @@ class TestTreeContract(TestContract):
     spec = spec("retrieval", trees=True)
 
     @pytest.fixture(autouse=True)
-    def _load(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        warmup = Retrieval.warmup
-
-        def loaded(self: Retrieval) -> None:
-            warmup(self)
-            for name, text in (("one", range(60, 10, -1)), ("two", [1, 2, 3, 4, 8, 8, 8, 5, 9, 12, 7])):
-                self.add_corpus(name, [np.array(text, np.int32)])
-
-        monkeypatch.setattr(Retrieval, "warmup", loaded)
+    def _load(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+        store = Store.create(tmp_path / "store", fingerprint(Letters()))
+        put(store, "one", [*range(60, 10, -1)])
+        put(store, "two", [1, 2, 3, 4, 8, 8, 8, 5, 9, 12, 7])
+        monkeypatch.setattr(store_watcher, "CorporaSettings", lambda: settings_of(store))
 
 
 # -- a proposer, its corpora, and what it drafts -----------------------------------------------------------------------
@@ -94,7 +78,7 @@ class TestTreeContract(TestContract):
 class Server:
     """A proposer as a server builds it, and one request after another."""
 
-    def __init__(self, corpora: CorporaSettings = NEVER, *, trees: bool = False, tokenizer: Any = None) -> None:
+    def __init__(self, corpora: CorporaSettings, *, trees: bool = False, tokenizer: Any = None) -> None:
         self.spec = spec(trees=trees)
         built: list[Retrieval] = []
 
@@ -106,6 +90,7 @@ class Server:
         self.driver = Driver(replace(self.spec, factory=factory), vocab_size=64)
         (self.proposer,) = built
         self.watcher = self.proposer.watcher
+        self.store = None if corpora.store is None else Store.open(corpora.store)
 
     def __enter__(self) -> Server:
         return self
@@ -113,8 +98,16 @@ class Server:
     def __exit__(self, *_error: object) -> None:
         self.driver.close()
 
-    def add(self, name: str, *texts: list[int]) -> int:
-        return self.proposer.add_corpus(name, [np.array(text, np.int32) for text in texts])
+    def add(self, name: str, *texts: list[int]) -> None:
+        put(self.store, name, *texts)
+        self.watcher._look()
+
+    def remove(self, name: str) -> None:
+        self.store.remove(name)
+        self.watcher._look()
+
+    def corpora(self) -> dict[str, int]:
+        return self.proposer.status()["tenants"].get("", {})
 
     def ask(
         self, begin: list[int] = BEGIN, *, tenant: str | None = None, documents: Any = (), corpora: Any = ()
@@ -130,16 +123,15 @@ class Server:
 
 
 @pytest.fixture
-def server() -> Iterator[Server]:
-    """A server without a store."""
-    with Server() as made:
-        yield made
-
-
-@pytest.fixture
 def store(tmp_path: Path) -> Store:
     """A store of `Letters`."""
     return Store.create(tmp_path / "store", fingerprint(Letters()))
+
+
+@pytest.fixture
+def server(store: Store) -> Iterator[Server]:
+    with opened(store) as made:
+        yield made
 
 
 def settings_of(store: Store) -> CorporaSettings:
@@ -151,8 +143,8 @@ def put(store: Store, corpus: str, *texts: list[int], tenant: str = "") -> None:
     store.add(corpus, documents, tenant=tenant)
 
 
-def opened(store: Store, **changes: Any) -> Server:
-    return Server(settings_of(store).model_copy(update=changes), tokenizer=Letters())
+def opened(store: Store, *, trees: bool = False, **changes: Any) -> Server:
+    return Server(settings_of(store).model_copy(update=changes), trees=trees, tokenizer=Letters())
 
 
 def nodes(draft: RowDraft) -> set[int]:
@@ -184,39 +176,39 @@ def test_without_corpora_drafts_are_those_of_ngram(trees: bool) -> None:
 
 
 @pytest.mark.parametrize("trees", [False, True])
-def test_a_corpus_is_drafted_until_it_is_removed(trees: bool) -> None:
-    with Server(trees=trees) as server:
+def test_a_corpus_is_drafted_until_it_is_removed(trees: bool, store: Store) -> None:
+    with opened(store, trees=trees) as server:
         assert server.ask().token_ids == ()
-        assert server.add("texts", TEXT, [40, 41]) == len(TEXT) + 2
+        server.add("texts", TEXT, [40, 41])
         draft = server.ask()
         assert (server.source(draft), draft.token_ids[:6]) == ("corpus", tuple(TEXT[5:11]))
-        assert server.proposer.list_corpora() == {"texts": len(TEXT) + 2}
-        server.proposer.remove_corpus("texts")
-        assert server.proposer.list_corpora() == {}
-        server.watcher.settle()
+        assert server.corpora() == {"texts": len(TEXT) + 2}
+        server.remove("texts")
+        assert server.corpora() == {}
         assert server.ask().token_ids == ()
 
 
-def test_a_name_is_free_as_soon_as_it_is_removed(server: Server) -> None:
-    for first in (30, 40, 50):
-        server.add("texts", [*BEGIN, first])
-        assert server.ask().token_ids == (first,)
-        with pytest.raises(CorpusError, match="there already"):
-            server.add("texts", [*BEGIN, 60])
-        server.proposer.remove_corpus("texts")
+def test_without_a_store_there_are_no_corpora() -> None:
+    with Server(NEVER) as server:
+        assert server.ask(documents=[StoredDocument("d0")]).token_ids == ()
+        status = server.proposer.status()
+        assert (status["store"], status["tenants"], status["segments"], status["unknown_documents"]) == (None, {}, 0, 1)
 
 
-def test_what_cannot_be_removed_serves_on(server: Server, monkeypatch: pytest.MonkeyPatch, caplog: Any) -> None:
-    def fails(*_: Any, **__: Any) -> None:
-        raise OSError("a disk that does not answer")
+def test_a_store_that_cannot_be_read_for_a_while_serves_on(store: Store, caplog: Any) -> None:
+    put(store, "texts", TEXT)
+    with opened(store, poll_seconds=0.001) as server:
+        failed, look = threading.Event(), server.watcher._look
 
-    server.add("texts", TEXT)
-    monkeypatch.setattr(Store, "remove", fails)
-    server.proposer.remove_corpus("texts")
-    server.watcher.settle()
-    assert server.proposer.list_corpora() == {"texts": len(TEXT)}
-    assert server.source(server.ask()) == "corpus"
-    assert "was not removed; it stays in use" in caplog.text
+        def fails() -> None:
+            failed.set()
+            raise OSError("a disk that does not answer")
+
+        server.watcher._look = fails  # type: ignore[method-assign]
+        assert failed.wait(60)
+        server.watcher._look = look  # type: ignore[method-assign]
+        assert server.source(server.ask()) == "corpus"
+    assert "its previous state stays in use" in caplog.text
 
 
 def test_a_store_that_grows_and_shrinks_beside_the_server(store: Store) -> None:
@@ -227,7 +219,7 @@ def test_a_store_that_grows_and_shrinks_beside_the_server(store: Store) -> None:
         assert server.ask([7, 8, 9]).token_ids == ()
         server.watcher._look()
         assert server.ask([7, 8, 9]).token_ids == (6,)
-        assert server.proposer.list_corpora() == {"old": len(TEXT), "new": 4}
+        assert server.corpora() == {"old": len(TEXT), "new": 4}
         store.remove("old")
         server.watcher._look()
         assert server.ask().token_ids == ()
@@ -240,20 +232,12 @@ def test_the_watch_finds_what_another_process_adds(store: Store) -> None:
 
         def looked() -> None:
             look()
-            if server.watcher.sizes(""):
+            if server.corpora():
                 found.set()
 
         server.watcher._look = looked  # type: ignore[method-assign]
         put(store, "texts", TEXT)
         assert found.wait(60)
-        assert server.source(server.ask()) == "corpus"
-
-
-def test_what_is_added_to_a_store_is_there_at_the_next_start(store: Store) -> None:
-    with opened(store) as server:
-        server.add("texts", TEXT)
-    with opened(store) as server:
-        assert server.proposer.list_corpora() == {"texts": len(TEXT)}
         assert server.source(server.ask()) == "corpus"
 
 
@@ -271,14 +255,8 @@ def test_several_processes_may_make_a_store_at_once(tmp_path: Path) -> None:
     (tmp_path / "store").mkdir()
     there = NEVER.model_copy(update={"store": str(tmp_path / "store")})
     with Server(there, tokenizer=Letters()) as server:
-        assert server.add("texts", TEXT) == len(TEXT)
-
-
-@pytest.mark.parametrize("shares", [False, True])
-def test_whoever_changes_corpora_is_reported_whether_others_see_it(shares: bool, store: Store) -> None:
-    with opened(store) if shares else Server() as server:
-        assert isinstance(server.proposer, HoldsCorpora)
-        assert server.proposer.shares_corpora is shares
+        server.add("texts", TEXT)
+        assert server.corpora() == {"texts": len(TEXT)}
 
 
 # -- tenants, names ----------------------------------------------------------------------------------------------------
@@ -289,7 +267,7 @@ def test_tenants_do_not_see_each_others_corpora(store: Store) -> None:
     put(store, "texts", [*BEGIN, 2], tenant="b")
     with opened(store) as server:
         assert [server.ask(tenant=tenant).token_ids for tenant in ("a", "b", "c", None)] == [(1,), (2,), (), ()]
-        assert server.proposer.list_corpora() == {}
+        assert server.corpora() == {}
         server.add("shared", [*BEGIN, 3])
         assert [server.ask(tenant=tenant).token_ids for tenant in ("a", "b", "c", None)] == [(1,), (2,), (), (3,)]
 
@@ -330,7 +308,6 @@ def test_a_status_says_what_is_drafted_from(store: Store) -> None:
     with opened(store) as server:
         server.ask(documents=[StoredDocument("d9")])
         server.add("shared", BEGIN)
-        server.watcher.settle()
         assert server.proposer.status() == {
             "store": str(store.root),
             "tenants": {"a": {"texts": len(TEXT)}, "": {"shared": len(BEGIN)}},
@@ -364,70 +341,7 @@ def test_a_torn_segment_is_logged_and_the_rest_serves(store: Store, caplog: pyte
     assert path.name in caplog.text
 
 
-def test_more_than_a_tenant_may_have_is_refused(store: Store) -> None:
-    with opened(store, max_tokens=len(TEXT)) as server:
-        server.add("texts", TEXT)
-        with pytest.raises(CorpusError, match="too much text"):
-            server.add("more", [1])
-        assert server.proposer.list_corpora() == {"texts": len(TEXT)}
-
-
-def test_nothing_is_left_of_a_server_without_a_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    with Server() as server:
-        server.add("texts", TEXT)
-        server.proposer.remove_corpus("texts")
-        assert [*tmp_path.iterdir()]
-    assert [*tmp_path.iterdir()] == []
-    assert [thread.name for thread in threading.enumerate() if "specplug-corpora" in thread.name] == []
-
-
-def test_what_a_killed_server_left_goes_with_the_next_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    left = tmp_path / "own-left"
-    (left / "store" / "tenants").mkdir(parents=True)
-    (tmp_path / "other").mkdir()
-    first = TemporaryFolder("own-")
-    first.path.mkdir()
-    second = TemporaryFolder("own-")
-    assert not left.exists()
-    assert first.path.exists()
-    second.close()
-    first.close()
-    assert [path.name for path in tmp_path.iterdir()] == ["other"]
-
-
 # -- work that must not hold up steps ----------------------------------------------------------------------------------
-
-
-def test_removing_and_merging_are_another_threads(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    threads: dict[str, set[str]] = {}
-
-    def noted(name: str) -> Callable[..., Any]:
-        original = getattr(Store, name)
-
-        def call(*given: Any, **stated: Any) -> Any:
-            threads.setdefault(name, set()).add(threading.current_thread().name)
-            return original(*given, **stated)
-
-        return call
-
-    for name in ("remove", "merge", "list"):
-        monkeypatch.setattr(Store, name, noted(name))
-    for number in range(8):
-        server.add(f"c{number}", TEXT)
-    added_here = threads.pop("list")
-    assert added_here >= {threading.current_thread().name}
-    server.watcher.settle()
-    threads.clear()
-    server.proposer.list_corpora()
-    server.proposer.status()
-    for number in range(8):
-        server.proposer.remove_corpus(f"c{number}")
-        server.ask()
-    server.watcher.settle()
-    assert {*threads} == {"remove", "merge", "list"}
-    assert all(name.startswith("specplug-corpora") for names in threads.values() for name in names)
 
 
 def test_steps_see_each_change_whole_and_once(server: Server) -> None:
@@ -449,31 +363,8 @@ def test_steps_see_each_change_whole_and_once(server: Server) -> None:
     while thread.is_alive():
         seen.append(server.ask().token_ids[:1])
     thread.join()
-    server.watcher.settle()
+    server.store.merge()
     assert all(not ids or ids[0] in range(rounds) for ids in seen)
     assert nodes(server.ask()) <= {*range(rounds)}
     assert server.ask([*BEGIN, rounds - 1]).token_ids == ()
-    assert len(server.proposer.list_corpora()) == rounds
-
-
-# -- prefixes ----------------------------------------------------------------------------------------------------------
-
-
-def test_token_ids_get_the_prefixes_of_their_text() -> None:
-    tokenizer = Letters(pairs=True)
-    ids = np.array(tokenizer.encode("  word and word"), np.int32)
-    (prefix,) = PrefixRetokenizer(tokenizer).of(ids)
-    assert prefix.tolist() == tokenizer.encode("   word and word")[: len(prefix)]
-
-
-@pytest.mark.parametrize("ids", [[3, 3], [200], [0, 0, 0, 5]])
-def test_ids_that_no_text_has_get_none(ids: list[int]) -> None:
-    """They would be read as other ids: two equal ones as a pair, the last id as nothing at all."""
-    assert PrefixRetokenizer(Letters(pairs=True)).of(np.array(ids, np.int32)) == ()
-
-
-@given(st.lists(st.integers(0, 200), max_size=300))
-def test_prefixes_of_anything(ids: list[int]) -> None:
-    for prefix in PrefixRetokenizer(Letters(pairs=True)).of(np.array(ids, np.int32)):
-        assert prefix.dtype == np.int32
-        assert 1 < len(prefix) <= 64
+    assert len(server.corpora()) == rounds

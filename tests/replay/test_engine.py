@@ -12,9 +12,8 @@ from hypothesis import strategies as st
 
 from specplug.errors import EngineError
 from specplug.plugins.registry import Owner, Registry
-from specplug.replay.engine import ReplayEngine
+from specplug.replay.engine import ReplayEngine, Setup
 from specplug.replay.run import replay
-from specplug.replay.setup import Setup
 from specplug.replay.slots import PLENTY
 from specplug.runtime.stream_steps import StreamSteps
 from specplug.types.plan import StepPlan

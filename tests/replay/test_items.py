@@ -1,13 +1,34 @@
+"""Recorded items: files of them, the shipped ones and their notices, tokens, and corpora of their documents."""
+
 from __future__ import annotations
 
+import importlib.resources
+import itertools
 import json
+import re
+import tomllib
+from pathlib import Path
 
 import numpy as np
 import pytest
+from typer.testing import CliRunner
 
+from specplug.cli.app import app
+from specplug.corpus.view import View
 from specplug.errors import SettingsError, TraceError
-from specplug.replay.items import Item, read_traces, tokenize
+from specplug.replay.engine import Setup
+from specplug.replay.items import (
+    DISTRACTOR_TOKENS,
+    Item,
+    corpora_of,
+    distractors,
+    read_traces,
+    tokenize,
+    without_documents,
+)
+from specplug.replay.run import replay
 from specplug.text.loading import load_tokenizer
+from tests.replay.tools import Planted, item, registry
 
 GOOD = {"id": "1", "workload": "chat", "source": "x", "prompt": "Hi", "documents": ["D"], "output": "Hello"}
 
@@ -125,3 +146,232 @@ def test_a_chat_without_an_answer_is_no_item(tmp_path):
     file.write_text(json.dumps({"messages": [{"role": "user", "content": "Hello?"}]}))
     with pytest.raises(TraceError, match=r"line 1: no item of a trace.*of which the last is the assistant's"):
         read_traces(file)
+
+
+ROOT = Path(__file__).parents[2]
+DOCS = ROOT / "docs"
+FOLDER = importlib.resources.files("specplug.replay") / "traces"
+FILES = {path.name.removesuffix(".jsonl"): path for path in FOLDER.iterdir() if path.name.endswith(".jsonl")}
+REDISTRIBUTABLE = {
+    "agentic": r"tau-bench/gpt-4o-airline/task\d+",
+    "code_edit": r"CPython stdlib 3\.\d+\.\d+->3\.\d+\.\d+ [\w/.]+\.py",
+    "structured": r"gorilla/huggingface_oracle/Gorilla_RT",
+}
+"""What `source` may say, by workload.  Other sources of these workloads must not be published."""
+
+
+def shipped(workload: str) -> list[dict]:
+    return [json.loads(line) for line in FILES[workload].read_text(encoding="utf-8").splitlines()]
+
+
+def test_every_file_has_a_source_that_may_be_passed_on():
+    assert set(FILES) == set(REDISTRIBUTABLE)
+
+
+@pytest.mark.parametrize("workload", REDISTRIBUTABLE)
+def test_items_are_whole_and_from_the_named_source(workload):
+    found = shipped(workload)
+    assert len({row["id"] for row in found}) == len(found) >= 6
+    for row in found:
+        assert set(row) == {"id", "workload", "source", "prompt", "documents", "output"}
+        assert row["workload"] == workload
+        assert re.fullmatch(REDISTRIBUTABLE[workload], row["source"]), row["source"]
+        assert row["prompt"]
+        assert row["output"]
+        assert all(document in row["prompt"] for document in row["documents"])
+
+
+def test_conversations_are_whole_and_in_order():
+    """Serving mode keeps state between requests: that means something only where requests belong together."""
+    turns: dict[str, list[str]] = {}
+    for row in shipped("agentic"):
+        turns.setdefault(row["source"], []).append(row["prompt"])
+    assert sorted(map(len, turns.values())) == [18, 18]
+    for prompts in turns.values():
+        for before, after in itertools.pairwise(prompts):
+            assert after.startswith(before.removesuffix("<|assistant|>\n"))
+
+
+def test_no_file_carries_a_notice_of_another_author():
+    texts = [item["prompt"] + item["output"] for item in shipped("code_edit")]
+    assert not [text for text in texts if re.search(r"copyright|licensed", text, re.IGNORECASE)]
+
+
+def test_the_notices_name_every_file_its_project_and_its_licence():
+    readme = (FOLDER / "README.md").read_text(encoding="utf-8")
+    assert set(re.findall(r"`(\w+)\.jsonl`", readme)) == set(FILES)
+    licences = {path.name for path in (FOLDER / "licences").iterdir()}
+    assert set(re.findall(r"licences/([\w.-]+\.txt)", readme)) == licences
+    for notice, licence in (
+        ("Copyright (c) 2001-2024 Python Software Foundation", "PSF-2.0.txt"),
+        ("Copyright (c) 2024 Sierra", "MIT.txt"),
+    ):
+        text = " ".join((FOLDER / "licences" / licence).read_text(encoding="utf-8").split())
+        assert notice in readme
+        assert notice.removeprefix("Copyright (c) 2001-2024 ") in text
+    for row in re.findall(r"^\| `(\w+)\.jsonl` \| (\d+) \|", readme, re.MULTILINE):
+        assert len(shipped(row[0])) == int(row[1])
+
+
+def test_the_package_names_and_carries_their_licences():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    texts = {path.name for path in (FOLDER / "licences").iterdir()}
+    table = re.findall(r"\[([\w.-]+)\]\(licences/([\w.-]+)\)", (FOLDER / "README.md").read_text(encoding="utf-8"))
+    assert {f"{name}.txt" for name, _ in table} == {file for _, file in table} == texts
+    assert set(project["license"].split(" AND ")) == {name for name, _ in table}
+    carried = {path for pattern in project["license-files"] for path in ROOT.glob(pattern)}
+    traces = ROOT / "specplug" / "replay" / "traces"
+    assert carried == {ROOT / "LICENSE", traces / "README.md", *(traces / "licences" / name for name in texts)}
+
+
+def test_the_traces_stay_small():
+    assert sum(len(path.read_bytes()) for path in FILES.values()) < 700_000
+
+
+def documentation(language: str) -> str:
+    text = (DOCS / "replay.md").read_text(encoding="utf-8")
+    return re.findall(rf"^```{language}\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)[-1]
+
+
+def test_the_documented_item_is_one_and_its_table_names_the_fields(tmp_path):
+    path = tmp_path / "traces.jsonl"
+    path.write_text(documentation("json"))
+    ((workload, (item,)),) = read_traces(path).items()
+    assert (workload, item.id, item.documents) == ("support", "a-1", ("...",))
+    table = (DOCS / "replay.md").read_text(encoding="utf-8").split("| Field |", 1)[1].split("\n\n", 1)[0]
+    assert set(re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE)) == set(Item.model_fields)
+
+
+def test_the_documented_program_prints_what_it_says(monkeypatch, capsys):
+    monkeypatch.delenv("SPECPLUG_CONFIG", raising=False)
+    monkeypatch.chdir(DOCS.parent)
+    example = documentation("python").strip()
+    *_, shown = re.findall(r"^print\(.*\)  # (.*)$", example, re.MULTILINE)
+    exec(example, {})
+    assert capsys.readouterr().out.strip() == shown
+
+
+LEFT, RIGHT = [2, 3, 4, 5, 6, 7], [9, 10, 11, 12, 13, 14]
+ITEMS = [item([1, 2], LEFT[1:], "a", [LEFT, RIGHT]), item([1, 9], RIGHT[1:], "b", [RIGHT])]
+
+
+def held(**given):
+    """Replay `ITEMS`; return the corpora that each proposer that was built could draft from."""
+    built: list[list[tuple[str, list[list[int]]]]] = []
+
+    def build(context):
+        built.append(contents(context.sections["corpora"].store))
+        return Planted()
+
+    setup = Setup("planted", "fixed", 4, corpus=given.pop("corpus", True), distractors=given.pop("distractors", ()))
+    replay(ITEMS, setup, registry=registry(build, needs_host=True, inline=True, sections=("corpora",)), **given)
+    return built
+
+
+def contents(store):
+    found: dict[str, list[list[int]]] = {}
+    for live in View(store, None).snapshot.tenants[""] if store else ():
+        for index in range(len(live.segment)):
+            corpus = live.segment.corpora[live.segment.corpus_of[index]]
+            found.setdefault(corpus, []).append(live.segment.document(index).tolist())
+    return [*found.items()]
+
+
+def ids(*values):
+    return np.array(values, np.int32)
+
+
+def test_a_workloads_documents_are_one_corpus_and_equal_ones_are_in_it_once():
+    assert held() == [[("documents", [LEFT, RIGHT])]]
+
+
+def test_in_cold_mode_every_new_proposer_may_draft_from_all_of_it():
+    assert held(mode="cold") == held() * 2
+
+
+def test_distractors_come_behind_with_and_without_the_documents():
+    others = ((ids(1, 2), ids(1, 2)), (ids(3),))
+    expected = [("distractor 1", [[1, 2]]), ("distractor 2", [[3]])]
+    assert held(distractors=others) == [[("documents", [LEFT, RIGHT]), *expected]]
+    assert held(distractors=others, corpus=False) == [expected]
+    assert held(corpus=False) == [[]]
+
+
+def test_without_documents_there_is_no_corpus():
+    assert corpora_of([item([1], [2], documents=[[]])], documents=True) == {}
+
+
+def test_distractors_are_other_workloads_prompts_in_turn():
+    first, second = [ids(1, 1, 1), ids(2)], [ids(5), ids(6), ids(7)]
+    found = distractors([first, second], 2)
+    assert [[text.tolist() for text in corpus] for corpus in found] == [[[1, 1, 1], [7]], [[5], [2], [6]]]
+    assert distractors([first, second], 0) == ()
+
+
+def test_a_distractor_is_of_bounded_size():
+    prompts = [np.arange(number, number + 20_000, dtype=np.int32) for number in range(9)]
+    sizes = [sum(text.size for text in corpus) for corpus in distractors([prompts], 3)]
+    assert sizes == [DISTRACTOR_TOKENS] * 3
+
+
+def test_too_few_prompts_for_distractors_are_an_error():
+    with pytest.raises(SettingsError, match=r"prompts for 2.*at least 3"):
+        distractors([[ids(1), ids(2), ids(2)]], 3)
+
+
+@pytest.mark.parametrize("mode", ["serving", "cold"])
+def test_retrieval_drafts_from_the_corpus(mode):
+    without = replay(ITEMS, Setup("retrieval", "fixed", 4), mode=mode).counts
+    found = replay(ITEMS, Setup("retrieval", "fixed", 4, corpus=True), mode=mode)
+    assert found.counts.steps < without.steps
+    assert not found.faults
+
+
+def test_documents_are_cut_out_of_prompts():
+    prompt = "Q?\n[1] The cat sat.\n[2] The cat sat. It ran.\nAnswer:"
+    given = Item(
+        id="a", workload="w", prompt=prompt, documents=("The cat sat.", " The cat sat. It ran.\n\n"), output="x"
+    )
+    assert without_documents(given).prompt == "Q?\n[1] \n[2] \nAnswer:"
+    assert without_documents(given).documents == given.documents
+    plain = given.model_copy(update={"documents": ()})
+    assert without_documents(plain) == plain
+    with pytest.raises(TraceError, match="item 'a', document 0"):
+        without_documents(given.model_copy(update={"documents": ("The dog",)}))
+
+
+@pytest.fixture
+def traces(tmp_path):
+    """A workload whose answer stands in its document only, and one to make distractors of."""
+    fact = "the quick brown fox jumps over the lazy dog and runs away from the old grey wolf tonight"
+    items = [
+        {"id": "r", "workload": "rag", "prompt": f"Use: {fact} Say: the", "documents": [fact], "output": fact[3:]},
+        {"id": "o1", "workload": "other", "prompt": "something else", "output": "entirely"},
+        {"id": "o2", "workload": "other", "prompt": "and something new", "output": "again"},
+    ]
+    path = tmp_path / "own.jsonl"
+    path.write_text("".join(json.dumps(each) + "\n" for each in items))
+    return str(path)
+
+
+def invoke(*arguments):
+    fixed = ("--tokenizer", "tiny", "--batch", "1", "--proposer", "retrieval", "--policy", "fixed", "--json")
+    return CliRunner().invoke(app, ["replay", *arguments, *fixed])
+
+
+def test_the_command_line_hands_over_corpora(traces):
+    def tau(*more):
+        result = invoke(traces, "--workloads", "rag", *more)
+        assert result.exit_code == 0, result.output
+        (run,) = json.loads(result.stdout)["runs"]
+        return run["workloads"]["rag"]["tau"]
+
+    cut = tau("--cut-documents")
+    assert cut < tau("--cut-documents", "--corpus") == tau("--cut-documents", "--corpus", "--distractors", "2")
+    assert cut < tau()
+
+
+def test_the_command_line_says_where_distractors_would_come_from(traces):
+    result = invoke(traces, "--corpus", "--distractors", "3")
+    assert result.exit_code != 0
+    assert "too few prompts" in str(result.output) + str(result.exception)

@@ -124,7 +124,11 @@ class PlantedPolicy(Planner, Trimmer):
 
 
 def registry(
-    proposer: Callable[[PluginContext], Proposer] | None = None, policy: PlantedPolicy | None = None, **caps: Any
+    proposer: Callable[[PluginContext], Proposer] | None = None,
+    policy: PlantedPolicy | None = None,
+    *,
+    sections: tuple[str, ...] = (),
+    **caps: Any,
 ) -> Registry:
     """Return the installed plug-ins and the `planted` ones."""
     found = Registry.discover()
@@ -132,7 +136,8 @@ def registry(
     @specplug.hookimpl
     def specplug_register_proposers(register: Any) -> None:
         if proposer is not None:
-            register(ProposerSpec(name="planted", factory=proposer, summary="", caps=ProposerCaps(**caps)))
+            own = ProposerCaps(**caps)
+            register(ProposerSpec(name="planted", factory=proposer, summary="", caps=own, sections=sections))
 
     @specplug.hookimpl
     def specplug_register_policies(register: Any) -> None:

@@ -95,12 +95,6 @@ def test_every_spelling_is_understood(spelled, meant):
     assert arguments.split({**spelled, **rest}) == (meant, rest)
 
 
-def test_every_field_can_be_given_flat():
-    for name in RequestFields.model_fields:
-        found, _ = arguments.split({f"specplug_{name}": "x"})
-        assert set(found) == {name}
-
-
 PREDICTION = {"type": "content", "content": "a"}
 
 

@@ -1,15 +1,26 @@
-"""Clients are identified by digests of their API keys, which do not reveal the keys."""
+"""Clients: their digests, the tenants that a server assigns, what they may hold, and the isolation of state."""
 
 from __future__ import annotations
 
 import asyncio
 import contextvars
+import hashlib
+import json
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
 
+from specplug.errors import RequestError, SettingsError, SpecplugError
 from specplug.requests import clients, wire
+from specplug.requests.clients import BusyError, Quota, RequestClient, Tenants, isolation_key
+from specplug.requests.parser import INLINE_CHARACTERS, FieldParser
+from specplug.settings.model import Limits, TenantSettings
+from specplug.settings.sources import load_settings
+from specplug.text.request_tokenizer import RequestTokenizer
 from specplug.types.request import Reference, RequestOptions
 
 
@@ -103,3 +114,230 @@ def test_a_client_travels_without_fields(given: Any) -> None:
     assert wire.decode(found) == wire.decode(None)
     assert wire.client_of(given) is None
     assert {key: found[key] for key in given or ()} == (given or {})
+
+
+def sha(key: str) -> str:
+    return hashlib.sha256(key.encode()).hexdigest()
+
+
+def headers(*lines: str) -> list[tuple[bytes, bytes]]:
+    pairs = [line.split(": ", 1) for line in lines]
+    return [(name.encode(), value.encode()) for name, value in pairs]
+
+
+@pytest.fixture
+def by_key(tmp_path: Path) -> Tenants:
+    file = tmp_path / "tenants.json"
+    file.write_text(json.dumps({sha("one"): "acme", sha("two"): "acme", sha("three"): "other"}))
+    return Tenants(TenantSettings(keys=str(file)))
+
+
+def test_without_either_requests_name_their_tenants() -> None:
+    tenants = Tenants(TenantSettings())
+    tenants.refuse("acme")
+    assert tenants.of(headers("x-tenant: acme", "authorization: Bearer one")) is None
+
+
+@pytest.mark.parametrize(
+    ("lines", "tenant"),
+    [
+        (["authorization: Bearer one"], "acme"),
+        (["Authorization: bearer two"], "acme"),
+        (["x-api-key: three"], "other"),
+        (["authorization: Bearer one", "api-key: two"], "acme"),
+        (["authorization: Bearer four"], None),
+        (["authorization: Basic one"], None),
+        (["x-tenant: acme"], None),
+        ([], None),
+    ],
+)
+def test_a_key_gives_the_tenant(by_key: Tenants, lines: list[str], tenant: str | None) -> None:
+    assert by_key.of(headers(*lines)) == tenant
+
+
+def test_keys_of_several_tenants_are_refused(by_key: Tenants) -> None:
+    with pytest.raises(RequestError, match="the client's API key names several tenants"):
+        by_key.of(headers("authorization: Bearer one", "x-api-key: three"))
+
+
+def test_a_header_gives_the_tenant() -> None:
+    tenants = Tenants(TenantSettings(header="X-Tenant"))
+    assert tenants.of(headers("x-tenant: acmé")) == "acmé"
+    assert tenants.of(headers("authorization: Bearer one")) is None
+    with pytest.raises(RequestError, match="the header 'X-Tenant' names several tenants; found 2"):
+        tenants.of(headers("x-tenant: acme", "X-Tenant: other"))
+    for wrong in ("", "a\x00b", "x" * 300):
+        with pytest.raises(RequestError, match="tenant"):
+            tenants.of([(b"x-tenant", wrong.encode())])
+
+
+def test_a_request_must_not_name_a_tenant_then(by_key: Tenants) -> None:
+    with pytest.raises(RequestError) as refused:
+        by_key.refuse("acme")
+    assert str(refused.value) == (
+        "request field 'tenant': this server assigns tenants; found 'acme'; expected none, as the client's API key "
+        "gives the tenant. Omit the field"
+    )
+    by_key.refuse(None)
+
+
+@pytest.mark.parametrize("given", [{"specplug_tenant": "acme"}, {"specplug": {"tenant": "acme"}}])
+def test_the_parser_refuses_it_in_every_spelling(given: dict[str, Any]) -> None:
+    found = load_settings({"tenants": {"header": "X-Tenant"}}, env={})
+    with pytest.raises(RequestError, match="this server assigns tenants"):
+        FieldParser(found, 256, RequestTokenizer(object)).parsed(given)
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_an_assigned_tenant_travels_beside_the_fields(packed: bool) -> None:
+    given = {"specplug": wire.encode(wire.DEFAULTS, (), "own")}
+    given = wire.packed(given) if packed else given
+    assert wire.decode(wire.with_client(given, None, "acme"))[2] == "acme"
+    assert wire.decode(wire.with_client(given, "digest"))[2] == "own"
+    assert wire.decode(wire.with_client(None, None, "acme"))[2] == "acme"
+
+
+@pytest.mark.parametrize(
+    ("text", "what"),
+    [
+        ("[", "cannot read the tenants of keys"),
+        ("[]", "malformed tenants of keys"),
+        ('{"one": "acme"}', "64 hexadecimal digits"),
+        (json.dumps({sha("one"): ""}), "tenant"),
+        (json.dumps({sha("one"): 5}), "tenant"),
+    ],
+)
+def test_a_malformed_file_of_keys_stops_the_start(tmp_path: Path, text: str, what: str) -> None:
+    file = tmp_path / "tenants.json"
+    file.write_text(text)
+    with pytest.raises(SpecplugError, match=what):
+        Tenants(TenantSettings(keys=str(file)))
+    with pytest.raises(SettingsError, match="cannot read"):
+        Tenants(TenantSettings(keys=str(tmp_path / "absent")))
+
+
+def test_one_source_at_most() -> None:
+    with pytest.raises(SettingsError, match="either 'header' or 'keys'"):
+        load_settings({"tenants": {"header": "X-Tenant", "keys": "file"}}, env={})
+
+
+LIMITS = {"max_reference_tokens": 100_000, "max_client_reference_tokens": 40_000, "max_server_reference_tokens": 60_000}
+
+
+class SeenBytes:
+    """A tokenizer that records how each text starts."""
+
+    def __init__(self) -> None:
+        self.seen: list[str] = []
+
+    def __deepcopy__(self, memo: Any) -> SeenBytes:
+        return self
+
+    def encode(self, text: str, add_special_tokens: bool = False) -> list[int]:
+        self.seen.append(text[:2])
+        return list(text.encode())
+
+
+def parser_of(tokenizer: SeenBytes, **limits: int) -> FieldParser:
+    found = load_settings({"limits": LIMITS | limits}, env={})
+    return FieldParser(found, 256, RequestTokenizer(lambda: tokenizer), RequestError)
+
+
+def client(key: str | None) -> RequestClient:
+    made = RequestClient([] if key is None else [(b"authorization", key.encode())])
+    made.digest = key
+    return made
+
+
+def test_what_is_held_is_counted_by_client_until_released() -> None:
+    quota = Quota(Limits(max_client_reference_tokens=10, max_server_reference_tokens=25))
+    first, *_ = [quota.hold(name, 10) for name in ("a", "b")]
+    with pytest.raises(BusyError, match=r"requests of this client .* found 11 .* at most 10, limits\.max_client"):
+        quota.hold("a", 1)
+    with pytest.raises(BusyError, match=r"requests of all clients .* found 26 .* limits\.max_server_reference_tokens"):
+        quota.hold("c", 6)
+    first()
+    first()
+    assert quota.held == 10
+    quota.hold("a", 10)()
+    assert quota.held == 10
+
+
+def test_prompts_and_samples_count_and_end_with_the_http_request() -> None:
+    """One request of a few megabytes could otherwise be copied into thousands of requests of the engine."""
+    tokenizer = SeenBytes()
+    own = parser_of(tokenizer)
+    fields = {"specplug_references": [1] * 10_000}
+
+    async def serve() -> None:
+        one = client("a")
+        parsed = await own.admitted(fields, one, 4)
+        assert wire.reference_tokens(parsed) == wire.reference_tokens(wire.packed(parsed)) == 10_000
+        with pytest.raises(BusyError):
+            await own.admitted(fields, one, 1)
+        await own.admitted(fields, client("b"), 2)
+        with pytest.raises(BusyError, match="all clients"):
+            await own.admitted(fields, client(None), 1)
+        one.end()
+        with pytest.raises(BusyError, match="this client"):
+            await own.admitted(fields, client("a"), 5)
+        await own.admitted(fields, client("a"), 4)
+        await own.admitted(fields, None, 1000)  # a program's own
+
+    asyncio.run(serve())
+
+
+def test_text_that_waits_counts_and_mistakes_release_it() -> None:
+    tokenizer = SeenBytes()
+    own = parser_of(tokenizer, max_client_reference_tokens=30_000)
+
+    async def serve() -> None:
+        texts = ["x" * 50_000 for _ in range(3)]
+        found = await asyncio.gather(
+            *[own.parsed_beside({"specplug_references": text}, "a") for text in texts], return_exceptions=True
+        )
+        assert [type(one) for one in found] == [dict, dict, BusyError]
+        for _ in range(3):
+            with pytest.raises(RequestError, match="unknown request field"):
+                await own.parsed_beside({"specplug_reference": "x" * 100_000}, "a")
+
+    asyncio.run(serve())
+
+
+def test_clients_take_turns_with_large_references() -> None:
+    tokenizer = SeenBytes()
+    own = parser_of(tokenizer, max_client_reference_tokens=10**6, max_server_reference_tokens=10**6)
+
+    async def serve() -> None:
+        many = [own.parsed_beside({"specplug_references": f"a{n}" + "x" * INLINE_CHARACTERS}, "a") for n in range(6)]
+        await asyncio.gather(*many, own.parsed_beside({"specplug_references": "bb" + "x" * INLINE_CHARACTERS}, "b"))
+
+    asyncio.run(serve())
+    assert sorted(tokenizer.seen[:2]) == ["a0", "bb"], "the other client does not wait for all of the first one's"
+    assert len(tokenizer.seen) == 7
+
+
+TEXTS = st.text(alphabet="a1/:'\",()\\ \ud83d\ude00\U0001f600", max_size=6) | st.sampled_from(
+    ["a/lora:1", "lora:1", "tenant", "engine", "None", "a', None)"]
+)
+ENGINES = st.tuples(st.none() | TEXTS) | st.tuples(st.none() | TEXTS, st.none() | TEXTS)
+LORAS = st.none() | st.integers(1, 3) | TEXTS
+CLIENTS = st.none() | TEXTS
+REQUESTED = st.tuples(st.none() | TEXTS, ENGINES, LORAS, CLIENTS)
+
+
+def meant(tenant, engine, lora_id, client=None):
+    """Return everything that identifies a request's owner, including the LoRA adapter."""
+    own = tuple(part or None for part in engine) if any(engine) else None
+    brings = tenant is not None or lora_id is not None or client or own
+    return (tenant, own, lora_id, client or None) if brings else ("nobody",)
+
+
+@given(one=REQUESTED, other=REQUESTED)
+@example(one=("a/lora:1", (None,), None), other=("a", (None,), 1))
+@example(one=("x", (None,), None), other=(None, ("x",), None))
+@example(one=("a", (None,), 1), other=("a", (None,), "1"))
+@example(one=(None, ("a", "b"), None), other=(None, ("a/b", None), None))
+@example(one=("\ud83d\ude00", (None,), None), other=("\U0001f600", (None,), None))
+def test_keys_are_equal_where_requests_may_share_and_nowhere_else(one, other):
+    assert (isolation_key(*one) == isolation_key(*other)) == (meant(*one) == meant(*other))

@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 
 from specplug.errors import ContractError, RequestError
 from specplug.requests.fields import CHARACTERS_PER_TOKEN, parse_request_fields
-from specplug.requests.schema import MOST_KEYS, MOST_PARTS, RequestFields
-from specplug.requests.token_ids import in_vocabulary, parsed_ids
+from specplug.requests.schema import MOST_KEYS, MOST_PARTS, RequestFields, in_vocabulary, parsed_ids
 from specplug.settings import Limits, mistakes
 from specplug.types.request import Reference, RequestOptions, StoredDocument
 
@@ -238,10 +237,6 @@ def test_ids_outside_the_vocabulary_are_refused(token: int, entry: int):
     assert "'references.1'" in message
     assert f"found {token} as entry {entry}" in message
     assert "expected 0 to 255" in message
-
-
-def test_ids_that_the_tokenizer_makes_are_checked_too():
-    assert "found 256 as entry 0" in refusal({"references": "a"}, tokenize=lambda text: [256])
 
 
 def test_too_many_references_are_refused_unread():

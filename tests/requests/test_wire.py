@@ -59,18 +59,6 @@ def test_the_packed_form_survives_a_transport_of_texts(given_options, given_refe
     assert extra_args[wire.WIRE_KEY] == wire.encode(given_options, given_references, tenant)
 
 
-@pytest.mark.parametrize("packed", [False, True])
-def test_names_are_tuples_again_behind_the_way(packed: bool):
-    """They are hashed and compared there."""
-    given_options = RequestOptions(corpora=("a",), documents=(StoredDocument("b", "c"), StoredDocument("d")))
-    extra_args = {wire.WIRE_KEY: wire.encode(given_options, (), None)}
-    sent = wire.packed(extra_args) if packed else extra_args
-    arrived, _, _ = wire.decode(msgpack.decode(msgpack.encode(sent)))
-    assert hash(arrived) == hash(given_options)
-    assert arrived.documents[0].corpus == "c"
-    assert arrived.documents[1].corpus is None
-
-
 def test_only_what_was_packed_here_counts_as_parsed():
     """A client can send what looks like it."""
     packed = wire.packed({wire.WIRE_KEY: wire.encode(RequestOptions(), (Reference.of([1]),), None)})

@@ -19,8 +19,8 @@ from specplug.match.cpu.parallel import FEWEST_ROWS
 from specplug.pipeline.stream.buffers import DraftOutputs, EngineRows
 from specplug.plugins.registry import default_registry
 from specplug.replay import Setup, load_tokenizer, read_traces, tokenize
-from specplug.replay.corpora import corpora_of, hand_over
 from specplug.replay.engine import ReplayEngine
+from specplug.replay.items import corpora_of, stored
 from specplug.replay.score import Offer
 from specplug.runtime.rows import RowFacts
 from specplug.runtime.running_request import RunningRequest
@@ -48,11 +48,10 @@ CORPORA = corpora_of(ITEMS[:6], documents=True)
 class Streamed:
     """Compiled steps, as on both of vLLM's runners and SGLang; each waits until requests are ingested."""
 
-    def __init__(self, setup: Setup, **of_stream: Any) -> None:
+    def __init__(self, setup: Setup, store: str | None, **of_stream: Any) -> None:
         caps = EngineCaps(PLAN.draft_length, trees=setup.trees)
         context = PluginContext(caps, vocab_size=VOCAB, max_slots=SLOTS, max_length=LENGTH)
-        self.stage = build_draft_stage(load_settings(setup.as_settings()).settings, default_registry(), context)
-        hand_over(self.stage.proposers, CORPORA)
+        self.stage = build_draft_stage(load_settings(setup.as_settings(store)).settings, default_registry(), context)
         self.allocator = SlotAllocator(SLOTS, CPU, lambda event: self.stage.on_event(event))
         self.allocator.engine_slot = lambda name: next(slot for slot, it in self.running.items() if it == name)
         self.running, self.texts = {}, torch.full((SLOTS, LENGTH), -7, dtype=torch.int32)
@@ -124,14 +123,15 @@ def fingerprint(engine: Any) -> tuple[float, str]:
 def test_engines_draft_as_a_replay_does(proposer, trees, monkeypatch):
     plain = Setup(proposer, "fixed", gamma=PLAN.draft_length, trees=trees, references=True)
     one, two = (replace(plain, options={proposer: {"threads": count}}) for count in (1, 2))
-    given = {"max_length": LENGTH, "vocab_size": VOCAB, "slots": SLOTS, "corpora": CORPORA}
-    compiled = ReplayEngine(two, **given)
-    monkeypatch.setattr(StreamSteps, "applies", staticmethod(lambda _: False))
-    of_stage = ReplayEngine(one, **given)
-    monkeypatch.undo()
-    assert (compiled._slots.is_compiled, of_stage._slots.is_compiled) == (True, False)
-    expected, *found = [fingerprint(it) for it in (of_stage, compiled, Streamed(one))]
-    assert expected[0] > 2
-    with FakeStream(3) as stream:
-        found.append(fingerprint(Streamed(two, stream=stream, transfers=Late(stream), on_thread=True)))
-    assert found == [expected] * len(found)
+    with stored(CORPORA) as store:
+        given = {"max_length": LENGTH, "vocab_size": VOCAB, "slots": SLOTS, "store": store}
+        compiled = ReplayEngine(two, **given)
+        monkeypatch.setattr(StreamSteps, "applies", staticmethod(lambda _: False))
+        of_stage = ReplayEngine(one, **given)
+        monkeypatch.undo()
+        assert (compiled._slots.is_compiled, of_stage._slots.is_compiled) == (True, False)
+        expected, *found = [fingerprint(it) for it in (of_stage, compiled, Streamed(one, store))]
+        assert expected[0] > 2
+        with FakeStream(3) as stream:
+            found.append(fingerprint(Streamed(two, store, stream=stream, transfers=Late(stream), on_thread=True)))
+        assert found == [expected] * len(found)

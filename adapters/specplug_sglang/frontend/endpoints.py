@@ -11,7 +11,7 @@ from typing import Any
 
 from specplug.operator import routes
 from specplug.operator.access import Operators
-from specplug.operator.corpora_routes import CorpusRoutes
+from specplug.operator.corpus_admin import CorpusAdmin
 from specplug.text.request_tokenizer import RequestTokenizer
 from specplug_sglang import status
 from specplug_sglang.config import resolved
@@ -36,8 +36,8 @@ def attach(app: Any, manager: Any) -> None:
         routes.attach(app, auth_level(AuthLevel.ADMIN_OPTIONAL))
 
 
-def _corpora(manager: Any) -> CorpusRoutes:
+def _corpora(manager: Any) -> CorpusAdmin:
     settings, tokenizer = resolved(manager.server_args).settings.corpora, None
     if settings.store is not None and manager.tokenizer is not None:
         tokenizer = RequestTokenizer(lambda: manager.tokenizer).copy()
-    return CorpusRoutes(settings, tokenizer)
+    return CorpusAdmin(settings, tokenizer)

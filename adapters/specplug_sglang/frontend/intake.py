@@ -89,12 +89,12 @@ def _generate_request(
     return _served(manager, parser, obj, client, begin) if has_unparsed_fields(obj) or is_held(obj) else begin()
 
 
-def _client(request: Any) -> clients.Client | None:
-    return None if request is None else clients.Client(request.headers.raw)
+def _client(request: Any) -> clients.RequestClient | None:
+    return None if request is None else clients.RequestClient(request.headers.raw)
 
 
 async def _served(
-    manager: Any, parser: Any, obj: Any, client: clients.Client | None, begin: Callable[[], Any]
+    manager: Any, parser: Any, obj: Any, client: clients.RequestClient | None, begin: Callable[[], Any]
 ) -> AsyncIterator[Any]:
     from specplug_sglang.frontend import usage
     from specplug_sglang.frontend.parsing import CUSTOM, has_unparsed_fields, release

@@ -14,7 +14,7 @@ from fastapi import HTTPException
 
 from specplug.errors import RequestError
 from specplug.requests import arguments, parser, wire
-from specplug.requests.clients import Client
+from specplug.requests.clients import RequestClient
 from specplug.text.request_tokenizer import RequestTokenizer
 from specplug_sglang.config import resolved
 
@@ -37,7 +37,7 @@ CUSTOM = "custom_params"
 _HELD = "_specplug_held"  # attribute of a request whose references are counted
 
 
-class PackingParser(parser.Parser):
+class PackingParser(parser.FieldParser):
     """Parses the fields of one server's requests to a form that SGLang's transport accepts."""
 
     def parsed(self, extra_args: Mapping[str, Any]) -> dict[str, Any]:
@@ -48,7 +48,7 @@ class PackingParser(parser.Parser):
         """
         return wire.packed(super().parsed(extra_args))
 
-    async def parse(self, obj: Any, client: Client | None) -> None:
+    async def parse(self, obj: Any, client: RequestClient | None) -> None:
         """Replace the sampling parameters of a `GenerateReqInput` by new ones with the packed form.
 
         A mapping of custom parameters that several requests share is parsed once.  References count as the client's

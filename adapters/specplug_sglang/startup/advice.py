@@ -7,7 +7,7 @@ from typing import Any
 
 from specplug.operator import launches
 from specplug.operator.launches import ENGINE_DRAFTS, Launch, awaited_proposers, differing, lossy_acceptance
-from specplug.operator.startup_line import start_line
+from specplug.operator.startup import start_line
 from specplug.plugins.registry import default_registry
 from specplug.plugins.specs import CheckResult
 from specplug_sglang.config import (

@@ -8,7 +8,7 @@ from typing import Any
 from sglang.srt.speculative.spec_registry import CustomSpecAlgo
 
 from specplug.errors import EngineError, SpecplugError
-from specplug.operator import startup_errors
+from specplug.operator import startup
 from specplug_sglang import seams
 from specplug_sglang.config import (
     ALGORITHM,
@@ -75,7 +75,7 @@ class Algorithm(CustomSpecAlgo):
                 named = f"setting 'verifier' {found.settings.verifier!r}"
                 raise _refusal("SGLang verifies drafts itself", named, "settings without it")
         except SpecplugError as error:
-            startup_errors.show_message_only()
+            startup.show_message_only()
             raise ValueError(str(error)) from error
         tokens = found.settings.num_speculative_tokens + 1
         server_args.speculative_num_draft_tokens = tokens

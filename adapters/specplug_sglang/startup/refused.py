@@ -9,7 +9,7 @@ from typing import Any
 from sglang.srt.environ import envs
 
 from specplug.errors import EngineError, SpecplugError
-from specplug.operator import startup_errors
+from specplug.operator import startup
 from specplug.settings.sources import CONFIG_VARIABLE
 from specplug_sglang import seams
 from specplug_sglang.config import HANDLES_ARGUMENTS, decided, engine_method, resolved
@@ -124,7 +124,7 @@ def handled(result: None, algorithm: Any, server_args: Any) -> None:
         refuse_for_drafter(decided(server_args))
         resolved(server_args)
     except SpecplugError as error:
-        startup_errors.show_message_only()
+        startup.show_message_only()
         raise ValueError(str(error)) from error
 
 

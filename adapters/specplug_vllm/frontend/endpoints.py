@@ -17,7 +17,7 @@ from fastapi import FastAPI
 
 from specplug.operator import routes
 from specplug.operator.access import Operators
-from specplug.operator.corpora_routes import CorpusRoutes
+from specplug.operator.corpus_admin import CorpusAdmin
 from specplug.requests.clients import Clients
 from specplug.seams.hook import hook
 from specplug.text.request_tokenizer import RequestTokenizer
@@ -97,7 +97,7 @@ def _server(engine_client: Any) -> routes.OperatedServer:
     )
 
 
-def _corpora(vllm_config: Any) -> CorpusRoutes:
+def _corpora(vllm_config: Any) -> CorpusAdmin:
     found, model = resolved(vllm_config), vllm_config.model_config
     assert found is not None
     settings, tokenizer = found.settings.corpora, None
@@ -106,4 +106,4 @@ def _corpora(vllm_config: Any) -> CorpusRoutes:
 
         # A copy, because one thread at a time may use vLLM's own.
         tokenizer = RequestTokenizer(functools.partial(cached_tokenizer_from_config, model)).copy()
-    return CorpusRoutes(settings, tokenizer)
+    return CorpusAdmin(settings, tokenizer)

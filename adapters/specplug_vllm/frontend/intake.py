@@ -20,7 +20,7 @@ from specplug_vllm.config import is_requested, proposes, resolved, runner_of
 from specplug_vllm.worker import status
 
 if TYPE_CHECKING:
-    from specplug.requests.parser import Parser
+    from specplug.requests.parser import FieldParser
 
 _PARSER = "_specplug_parser"  # attribute of an InputProcessor whose server enables specplug
 _LIMIT = "_specplug_most_biases"  # attribute of a SpeculativeConfig whose runner applies min_p and logit_bias to drafts
@@ -76,13 +76,15 @@ def _init_processor(original: Callable[..., None], processor: Any, vllm_config: 
         return
     from vllm.tokenizers import cached_tokenizer_from_config
 
-    from specplug.requests.parser import Parser
+    from specplug.requests.parser import FieldParser
     from specplug.text.request_tokenizer import RequestTokenizer
     from specplug_vllm.frontend.refusal import InvalidRequest, OverloadedRequest
 
     model = vllm_config.model_config
     tokenizer = RequestTokenizer(functools.partial(cached_tokenizer_from_config, model))
-    setattr(processor, _PARSER, Parser(found, model.get_vocab_size(), tokenizer, InvalidRequest, OverloadedRequest))
+    setattr(
+        processor, _PARSER, FieldParser(found, model.get_vocab_size(), tokenizer, InvalidRequest, OverloadedRequest)
+    )
     if proposes(vllm_config) and runner_of(vllm_config) == "v2":
         from vllm.v1.worker.gpu.sample.logit_bias import MAX_NUM_LOGIT_BIAS_TOKENS
 
@@ -100,7 +102,7 @@ def _init_engine(original: Callable[..., None], engine: Any, *args: Any, **kwarg
 def _process_inputs(
     original: Callable[..., Any], processor: Any, request_id: Any, prompt: Any, params: Any, *args: Any, **kwargs: Any
 ) -> Any:
-    parser: Parser | None = getattr(processor, _PARSER, None)
+    parser: FieldParser | None = getattr(processor, _PARSER, None)
     if parser is not None and arguments.are_given(_extra_args(params)):
         params = _with_extra_args(params, parser.parsed(params.extra_args))
     return original(processor, request_id, prompt, params, *args, **kwargs)
@@ -174,7 +176,7 @@ def _validate_spec_decode(original: Callable[..., None], params: Any, speculativ
         raise InvalidRequest(f"too many entries in logit_bias; found {len(params.logit_bias)}; expected at most {most}")
 
 
-def _parser(owner: Any) -> Parser | None:
+def _parser(owner: Any) -> FieldParser | None:
     """Return the parser of the input processor that an engine or an endpoint uses."""
     return getattr(getattr(owner, "input_processor", None), _PARSER, None)
 

@@ -20,7 +20,7 @@ from contextlib import contextmanager
 from typing import Any, Literal, get_args
 
 from specplug.errors import EngineError, SpecplugError
-from specplug.operator import startup_errors
+from specplug.operator import startup
 from specplug.plugins.registry import default_registry
 from specplug.plugins.specs import ENGINE_DRAFTER
 from specplug.seams.hook import hook
@@ -116,7 +116,7 @@ def _check(vllm_config: Any) -> None:
         refuse_unsupported(vllm_config)
         recurrent.refuse_unsupported(vllm_config)
     except SpecplugError:
-        startup_errors.show_message_only()
+        startup.show_message_only()
         raise
 
 

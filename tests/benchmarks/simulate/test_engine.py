@@ -15,8 +15,7 @@ from benchmarks.simulate.modes import CAPTURED_TOKENS, modes
 from benchmarks.simulate.recording import record
 from benchmarks.simulate.surface import Regime
 from benchmarks.simulate.traffic import Clock, Disturbance, concurrency, shuffled
-from specplug.replay.engine import ReplayEngine
-from specplug.replay.setup import Setup
+from specplug.replay.engine import ReplayEngine, Setup
 from specplug.types.plan import StepPlan
 from tests.benchmarks.simulate.tools import Planted, Recorder, fixed, planted, random_trajectories, run
 from tests.replay.tools import ITEMS, VOCAB, in_turn

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from benchmarks.simulate.recording import LEAST, match_buckets, record
 from benchmarks.simulate.trajectories import Trajectories
-from specplug.replay.setup import Setup
+from specplug.replay.engine import Setup
 from tests.benchmarks.simulate.tools import random_trajectories
 from tests.replay.tools import ITEMS, VOCAB, Planted, item, registry
 

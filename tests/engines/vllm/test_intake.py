@@ -253,7 +253,7 @@ def test_too_many_biases_are_refused_before_they_end_the_engine(engine):
 
 def test_large_texts_are_tokenised_in_a_thread_and_small_ones_at_once():
     from specplug.requests import wire
-    from specplug.requests.parser import INLINE_CHARACTERS, Parser
+    from specplug.requests.parser import INLINE_CHARACTERS, FieldParser
     from specplug.settings import load_settings
     from specplug.text.request_tokenizer import RequestTokenizer
 
@@ -266,7 +266,7 @@ def test_large_texts_are_tokenised_in_a_thread_and_small_ones_at_once():
             return list(text.encode())
 
     original = Bytes()
-    parser = Parser(load_settings({"proposer": "ngram"}), 256, RequestTokenizer(lambda: original))
+    parser = FieldParser(load_settings({"proposer": "ngram"}), 256, RequestTokenizer(lambda: original))
     for length in (10, INLINE_CHARACTERS + 1):
         text = "a" * length
         wired = asyncio.run(parser.parsed_beside({"specplug_references": text}))

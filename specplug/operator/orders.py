@@ -1,17 +1,29 @@
-"""Schema of the HTTP request by which an operator adds a corpus to a serving engine."""
+"""What operators send over HTTP: bodies, read within limits on size and time, and the orders in them."""
 
 from __future__ import annotations
 
+import asyncio
+import json
+from collections.abc import AsyncIterable
 from typing import Annotated, Any
 
 from pydantic import BeforeValidator, Field, ValidationError
 
 from specplug.corpus.names import check_name
-from specplug.errors import RequestError
-from specplug.operator.json_entries import loads
+from specplug.errors import RequestError, SpecplugError
+from specplug.operator.control import parse_order
 from specplug.requests.schema import ReferenceField, Text
 from specplug.settings.mistakes import from_pydantic, no_duplicates, shown, together
 from specplug.settings.model import Section
+
+PATIENCE = 30.0
+"""Seconds that a client may take in addition to the time that its bytes earn."""
+
+BYTES_PER_SECOND = 1 << 16
+"""A client that sends at least this fast never times out."""
+
+MOST_ORDER_BYTES = 1 << 16
+"""Most bytes of an order to `/specplug/mode`."""
 
 EXAMPLES: dict[str, dict[str, Any]] = {
     "two texts": {"value": {"name": "notes", "documents": ["The first text.", "The second one."]}},
@@ -27,7 +39,58 @@ EXAMPLES: dict[str, dict[str, Any]] = {
 """Example bodies for OpenAPI."""
 
 
-class DocumentField(ReferenceField):
+class BodyError(SpecplugError):
+    """A body cannot be taken; `status` is the HTTP status to answer with."""
+
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+async def read_body(body: AsyncIterable[bytes], most: int, *, patience: float = PATIENCE) -> bytearray:
+    """Return the body that arrives in pieces.
+
+    Raises:
+        BodyError: the body has more than `most` bytes (413; the rest is not read), or arrives too slowly (408).
+    """
+    found, begin = bytearray(), asyncio.get_running_loop().time()
+    try:
+        async with asyncio.timeout(patience) as limit:
+            async for piece in body:
+                found += piece
+                if len(found) > most:
+                    raise BodyError(
+                        413, f"the body is too large; found more than {most} bytes; expected at most {most}"
+                    )
+                limit.reschedule(begin + patience + len(found) / BYTES_PER_SECOND)
+    except TimeoutError:
+        expected = f"{BYTES_PER_SECOND // 1024} KiB a second, after the first {patience:.0f} seconds"
+        raise BodyError(408, f"the body arrives too slowly; expected {expected}") from None
+    return found
+
+
+async def read_order(body: AsyncIterable[bytes], who: str) -> dict[str, Any]:
+    """Return the fields of an order to `/specplug/mode`.
+
+    Raises:
+        BodyError: as `read_body` does, or it is no order (400).
+    """
+    try:
+        text = await read_body(body, MOST_ORDER_BYTES)
+    except BodyError as error:
+        raise BodyError(error.status, f"{who}: {error}") from None
+    try:
+        order = parse_order(json.loads(text), who).model_dump(exclude_unset=True)
+    except SpecplugError as error:
+        raise BodyError(400, str(error)) from error
+    except (ValueError, RecursionError) as error:
+        raise BodyError(400, f"the body is not JSON: {error}") from error
+    if not order:
+        raise BodyError(400, f"{who}: the order is empty; expected mode, num_speculative_tokens, or both")
+    return order
+
+
+class AddedDocument(ReferenceField):
     """One document: its text or its token ids."""
 
     name: Text | None = Field(default=None, description="the name that identifies it; null: a number")
@@ -51,7 +114,7 @@ class AddOrder(Section):
     """A corpus to add."""
 
     name: Annotated[Text, BeforeValidator(_name)] = Field(description="the corpus's name; 1 to 256 characters")
-    documents: Annotated[tuple[DocumentField, ...], BeforeValidator(_documents)] = Field(
+    documents: Annotated[tuple[AddedDocument, ...], BeforeValidator(_documents)] = Field(
         strict=False, description="texts, or objects with a name and a text or token ids"
     )
     tenant: Text | None = Field(
@@ -67,7 +130,7 @@ def parse_add(body: bytes | bytearray, who: str) -> AddOrder:
         SpecplugError: it is not a valid order; one message lists all mistakes.
     """
     try:
-        body_fields = loads(body, "documents", no_duplicates)
+        body_fields = json.loads(body, object_pairs_hook=no_duplicates)  # which lets other threads run
     except (ValueError, RecursionError) as error:
         raise RequestError.build("the body is not JSON", who=who, found=str(error)) from None
     if not isinstance(body_fields, dict):
@@ -90,6 +153,6 @@ def check_names(corpus: str, tenant: str) -> None:
 def add_schema() -> dict[str, Any]:
     """Return the JSON schema of `AddOrder` without external references, as OpenAPI requires."""
     schema = AddOrder.model_json_schema()
-    document = schema.pop("$defs")[DocumentField.__name__]
+    document = schema.pop("$defs")[AddedDocument.__name__]
     schema["properties"]["documents"]["items"] = {"anyOf": [{"type": "string"}, document]}
     return schema
