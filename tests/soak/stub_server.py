@@ -2,8 +2,8 @@
 
     python -m tests.soak.stub_server PORT FAILURE MISTAKES
 
-MISTAKES are wrong fields and their refusals, as JSON.  FAILURE is "none", "token" (a wrong token in some answers),
-"end" (it ends after 60 requests), "memory", "threads", "files" or "slots" (something is kept of every request).
+MISTAKES are wrong fields and their refusals, as JSON.  FAILURE is "none", "memory", "threads" or "slots": something is
+kept of every request.
 """
 
 from __future__ import annotations
@@ -42,10 +42,7 @@ class Handler(BaseHTTPRequestHandler):
                 return self._answer(400, {"error": {"message": message}})
         COUNTS["accepted"] += 1
         fail(COUNTS["accepted"])
-        tokens = [TOKEN] * body["max_tokens"]
-        if FAILURE == "token" and COUNTS["accepted"] % 20 == 0:
-            tokens[-1] += 1
-        choices = [{"token_ids": tokens, "text": "", "finish_reason": "length"}]
+        choices = [{"token_ids": [TOKEN] * body["max_tokens"], "text": "", "finish_reason": "length"}]
         return self._stream([{"choices": choices}]) if body["stream"] else self._answer(200, {"choices": choices})
 
     def _answer(self, status: int, body: dict[str, Any]) -> None:
@@ -74,15 +71,11 @@ def fail(count: int) -> None:
     """Do what was planned for one request."""
     if FAILURE == "memory":
         KEPT.append(os.urandom(1 << 20))
-    elif FAILURE == "files":
-        KEPT.append(open(os.devnull))  # noqa: SIM115
     elif FAILURE == "threads":
         KEPT.append(threading.Thread(target=threading.Event().wait, daemon=True))
         KEPT[-1].start()
     elif FAILURE == "slots":
         KEPT.append(count)
-    elif FAILURE == "end" and count > 60:
-        os._exit(1)
 
 
 if __name__ == "__main__":

@@ -112,8 +112,8 @@ CONTROLS = controls()
 APPLIES = {name: ["one-hot", "top-k", "drawn", "drawn by logits"] for name in LOSSY_MUTANTS} | {
     "dropped validity mask": ["padding"],
     "resampling from p": ["drawn", "drawn by logits", "part"],
-    "draft stated at another temperature": ["drawn", "drawn by logits", "part"],
-    "uniform draft stated": ["drawn", "part"],
+    "draft law at another temperature": ["drawn", "drawn by logits", "part"],
+    "uniform draft law": ["drawn", "part"],
 }
 
 
