@@ -1,23 +1,34 @@
-"""Segments: drafted ids as tokens of the target, by the longest token that each place of the drafted text begins with.
+"""Segments: drafted ids as tokens of the target, as its tokenizer would write the drafted text.
 
-String-level exact match (SLEM; Timor et al., ICML 2025, arXiv 2502.05202) for devices on which no tokenizer runs.  A
-tokenizer that merges pairs mostly finds the longest token of a word, but not always: see docs/crosstok.md.
+String-level exact match (SLEM; Timor et al., ICML 2025, arXiv 2502.05202) for devices on which no tokenizer runs: the
+merges of byte pair encoding, or for other tokenizers the longest token at each place.
 """
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from specplug.draft_model.pairing import Pair
-from specplug.text.translate.tables import LONGEST_PIECE, PieceHashes, leaves_last_space, piece_bytes
+from specplug.text.translate.tables import (
+    LONGEST_PIECE,
+    NEVER,
+    Merges,
+    PieceHashes,
+    Splits,
+    piece_bytes,
+)
+from specplug.text.translate.vocabulary import Vocabulary
 
 BYTES_PER_ID = 12
 """Bytes of drafted text that a step reads, for each id that it drafts at most."""
 
 _CONTROL = 256  # stands for a special token in a text's bytes
+_ROUNDS = 24  # different merges of a word; what is left after them stays in shorter tokens
 
 
 class Segments(NamedTuple):
@@ -57,7 +68,8 @@ class Segmenter:
         target, draft = pair.translator.target, pair.translator.draft
         hashes = PieceHashes.of(target, self._num_bytes, target_vocab)
         self._keys, self._ids, self._powers, self._inverses = (torch.from_numpy(it).to(device) for it in hashes)
-        self._leaves_last_space = leaves_last_space(target)
+        self._splits = Splits.of(target)
+        self._merger = _Merger(target, hashes.ids, device) if target.merges else None
         of_ids = piece_bytes(draft, size)
         self._starts, self._sizes, self._bytes = (torch.from_numpy(numbers).to(device) for numbers in of_ids)
         controls = [token for token in draft.controls if token < size]
@@ -127,37 +139,150 @@ class Segmenter:
         values = self._starts[of.drafted.gather(1, source)] + places - begins
         text = self._bytes[values.clamp(0, len(self._bytes) - 1)]
         text = torch.where(of.is_control.gather(1, source), _CONTROL, text)
-        room = of.next_fixed().gather(1, source) - places
-        if self._leaves_last_space:
-            room = torch.minimum(room, _to_last_space(text, of.ends[:, -1:]))
-        sizes, found = self._matches(text, room)
         is_fixed = of.is_fixed.gather(1, source)
+        is_cut = (places == begins) & (is_fixed | is_fixed.roll(1, 1)) | (places == 0)
+        is_cut |= _cuts(text, self._splits, of.ends[:, -1:])
+        sizes, found = self._tokens(text, is_cut, of.ends[:, -1:])
         sizes = torch.where(is_fixed, of.sizes.gather(1, source), sizes)
         return source, sizes, torch.where(is_fixed, of.tokens.gather(1, source), found)
 
-    def _matches(self, text: Tensor, room: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the size of the longest token at each place of a text [R, M], at most `room`, and it; 0 if none."""
+    def _tokens(self, text: Tensor, is_cut: Tensor, total: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the size of the token at each place of a text [R, M], and it; 0 if none.
+
+        Args:
+            text: the bytes.
+            is_cut: [R, M] bool, the places before which a token ends.
+            total: [R, 1], bytes of each text.
+        """
         num_bytes = self._num_bytes
+        places = torch.arange(num_bytes, device=text.device)
+        room = torch.minimum(_next(is_cut, places), total) - places
         before = torch.nn.functional.pad(((text + 1) * self._powers[:num_bytes]).cumsum(1), (1, 0))
         sizes = torch.arange(1, LONGEST_PIECE + 1, device=text.device)
-        stops = torch.arange(num_bytes, device=text.device)[:, None] + sizes
-        hashed = (before[:, stops.clamp(max=num_bytes)] - before[:, :-1, None]) * self._inverses[:, None]
+        stops = (places[:, None] + sizes).clamp(max=num_bytes)
+        hashed = (before[:, stops] - before[:, :-1, None]) * self._inverses[:, None]
         at = torch.searchsorted(self._keys, hashed).clamp(max=len(self._keys) - 1)
-        fits = (self._keys[at] == hashed) & (sizes <= room[:, :, None]) & (stops <= num_bytes)
-        longest = torch.where(fits, sizes, 0).amax(2)
-        return longest, self._ids[at.gather(2, (longest - 1).clamp(min=0)[:, :, None])[:, :, 0]]
+        fits = (self._keys[at] == hashed) & (sizes <= room[:, :, None])
+        if self._merger is None:
+            chosen = torch.where(fits, sizes, 0).amax(2)
+        else:
+            chosen = self._merger.sizes(text, at, fits, is_cut)
+        last = (chosen - 1).clamp(min=0)[:, :, None]
+        return torch.where(fits.gather(2, last)[:, :, 0], chosen, 0), self._ids[at.gather(2, last)[:, :, 0]]
 
 
-def _to_last_space(text: Tensor, total: Tensor) -> Tensor:
-    """Return [R, M], the bytes from each place to the next space between another one and a word."""
-    num_bytes = text.shape[1]
-    places = torch.arange(num_bytes, device=text.device)
-    is_space = ((text == 32) | ((text >= 9) & (text <= 13))) & (places < total)
-    before, after = (is_space.roll(shift, 1) for shift in (1, -1))
-    is_last = is_space & before & ~after & (places > 0) & (places + 1 < total)
-    at = torch.where(is_last, places, 2 * num_bytes)
-    later = torch.nn.functional.pad(at.flip(1).cummin(1).values.flip(1)[:, 1:], (0, 1), value=2 * num_bytes)
-    return later - places
+class _Merger:
+    """Byte pair encoding of many texts at once.
+
+    In each round, every word merges its pairs of the lowest rank; words are what no token reaches across.
+
+    Args:
+        vocabulary: with merges.
+        ids: the token of each key of its `PieceHashes`.
+        device: where it runs.
+    """
+
+    def __init__(self, vocabulary: Vocabulary, ids: npt.NDArray[np.int64], device: torch.device) -> None:
+        merges = Merges.of(vocabulary, ids)
+        self._ranks, self._lefts, self._together = (torch.from_numpy(it).to(device) for it in merges)
+        self._of_characters = vocabulary.merges_across_words  # they begin with characters, the others with bytes
+
+    def sizes(self, text: Tensor, at: Tensor, fits: Tensor, is_cut: Tensor) -> Tensor:
+        """Return the bytes of the token that begins at each place of a text [R, M], 0 within tokens.
+
+        Args:
+            at: [R, M, `LONGEST_PIECE`], the key of the token of each size, where it `fits`.
+            is_cut: [R, M] bool, the places before which a token ends.
+        """
+        num_rows, num_bytes = text.shape
+        is_apart = is_cut.clone()
+        is_apart[:, 1:] |= ~self._together[257 * text[:, :-1] + text[:, 1:]]
+        words = is_apart.long().cumsum(1)
+        ranks, lefts = torch.where(fits, self._ranks[at], NEVER), self._lefts[at]
+        sizes = torch.nn.functional.pad(self._first(text, fits), (0, 1))
+        places = torch.arange(num_bytes, device=text.device).expand(num_rows, num_bytes)
+        for _ in range(_ROUNDS):
+            own = sizes[:, :-1]
+            after = (places + own).clamp(max=num_bytes)
+            both = own + sizes.gather(1, after)
+            pair = (both - 1).clamp(0, LONGEST_PIECE - 1)[:, :, None]
+            left = lefts.gather(2, pair)[:, :, 0]
+            is_pair = (own > 0) & (both > own) & (both <= LONGEST_PIECE) & ((left == 0) | (left == own))
+            rank = torch.where(is_pair, ranks.gather(2, pair)[:, :, 0], NEVER)
+            lowest = torch.full_like(sizes, NEVER).scatter_reduce(1, words, rank, "amin").gather(1, words)
+            merges = _every_other((rank == lowest) & (rank < NEVER), own > 0, after)
+            sizes = sizes.scatter(1, torch.where(merges, after, num_bytes), 0)
+            sizes[:, :-1] = torch.where(merges, both, sizes[:, :-1])
+        return sizes[:, :-1]
+
+    def _first(self, text: Tensor, fits: Tensor) -> Tensor:
+        """Return the sizes of the tokens before any merge."""
+        ones = torch.ones_like(text)
+        if not self._of_characters:
+            return ones
+        num_bytes = sum((text >= least).long() for least in (0xC0, 0xE0, 0xF0)) + ones
+        num_bytes = torch.where(text < _CONTROL, num_bytes, 1)
+        is_known = fits.gather(2, (num_bytes - 1)[:, :, None])[:, :, 0]
+        sizes = torch.where(is_known, num_bytes, 1)
+        ends = (sizes + torch.arange(text.shape[1], device=text.device)).cummax(1).values
+        is_within = torch.arange(1, text.shape[1], device=text.device) < ends[:, :-1]
+        sizes[:, 1:] = torch.where(is_within, 0, sizes[:, 1:])
+        return sizes
+
+
+def _every_other(is_pair: Tensor, is_token: Tensor, after: Tensor) -> Tensor:
+    """Return which pairs merge, [R, M] bool: of pairs that overlap, in a row, the first, the third and so on.
+
+    Args:
+        is_pair: the tokens that are the left part of a pair.
+        is_token: the places at which a token begins.
+        after: [R, M] int64, where the token after each begins.
+    """
+    padded = torch.nn.functional.pad(torch.zeros_like(is_pair), (0, 1))
+    follows = padded.scatter(1, torch.where(is_pair, after, is_pair.shape[1]), True)[:, :-1]
+    number = is_token.long().cumsum(1)
+    first = torch.where(is_pair & ~follows, number, 0).cummax(1).values
+    return is_pair & ((number - first) % 2 == 0)
+
+
+def _next(is_cut: Tensor, places: Tensor) -> Tensor:
+    """Return [R, M], the next cut after each place; the end of the text if there is none."""
+    num_bytes = is_cut.shape[1]
+    at = torch.where(is_cut, places, num_bytes)
+    return torch.nn.functional.pad(at.flip(1).cummin(1).values.flip(1)[:, 1:], (0, 1), value=num_bytes)
+
+
+def _cuts(text: Tensor, splits: Splits, total: Tensor) -> Tensor:
+    """Return [R, M] bool, the places of texts of `total` [R, 1] bytes at which they are split by these rules."""
+    places = torch.arange(text.shape[1], device=text.device)
+    is_cut = torch.zeros_like(text, dtype=torch.bool)
+    before, after = text.roll(1, 1), text.roll(-1, 1)
+    if splits.spaces:
+        is_last = _is_space(text) & _is_space(before) & ~_is_space(after) & (places > 0) & (places + 1 < total)
+        for byte in splits.spaces:
+            is_cut |= is_last & (text == byte)
+    if splits.digits:
+        is_digit = (text >= 48) & (text <= 57)
+        first = torch.where(is_digit, -1, places).cummax(1).values + 1
+        is_cut |= is_digit & ((places - first) % splits.digits == 0)
+    if splits.after_signs:
+        earlier = text.roll(2, 1)
+        is_cut |= _is_letter(text) & _is_sign(before) & (_is_sign(earlier) | (earlier == 32)) & (places > 1)
+    return is_cut
+
+
+def _is_space(text: Tensor) -> Tensor:
+    return (text == 32) | ((text >= 9) & (text <= 13))
+
+
+def _is_letter(text: Tensor) -> Tensor:
+    """All bytes of other scripts count as letters."""
+    lower = text | 32
+    return (lower >= 97) & (lower <= 122) | (text >= 128) & (text < _CONTROL)
+
+
+def _is_sign(text: Tensor) -> Tensor:
+    return (text > 32) & (text < 127) & ~_is_letter(text) & ~((text >= 48) & (text <= 57))
 
 
 class _Drafted(NamedTuple):
@@ -173,9 +298,3 @@ class _Drafted(NamedTuple):
     @property
     def begins(self) -> Tensor:
         return self.ends - self.sizes
-
-    def next_fixed(self) -> Tensor:
-        """Return [R, n], where the next fixed id after each begins, or the end of the text."""
-        begins = torch.where(self.is_fixed, self.begins, self.ends[:, -1:])
-        later = begins.flip(1).cummin(1).values.flip(1)[:, 1:]
-        return torch.cat([later, self.ends[:, -1:]], 1)

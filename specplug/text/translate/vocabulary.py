@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from specplug.errors import ContractError, SettingsError
@@ -50,6 +50,8 @@ class Vocabulary:
         unk_id: the token for text that has none.
         added: the texts of ordinary tokens that were added to the vocabulary, which are found before words are split.
         alters_text: whether the tokenizer normalises text: it lower-cases it, say, or joins spaces.
+        merges: token -> its rank among the merges of byte pair encoding, lowest first, and the bytes of its left part,
+            0 if any two tokens that are its bytes merge.  Empty for tokenizers that merge no pairs.
     """
 
     name: str
@@ -64,6 +66,7 @@ class Vocabulary:
     unk_id: int | None = None
     added: tuple[str, ...] = ()
     alters_text: bool = False
+    merges: Mapping[int, tuple[int, int]] = field(default_factory=dict, repr=False)
 
     def piece(self, token: int) -> bytes:
         """Return an ordinary token's bytes.
