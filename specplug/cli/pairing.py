@@ -123,14 +123,14 @@ def check_tokenizers(target: ModelFacts, draft: ModelFacts, route: str) -> Pairi
         pair = Pair.of(own, other, target.vocab_size, draft.vocab_size)
     except Exception as error:  # libraries of tokenizers raise many kinds
         return finding("tokenizers", "fail", _explained(error).removesuffix(f". {REMEDY}"), REMEDY)
-    shared, is_same = pair.intersection, pair.translator is None
+    shared, is_same = pair.intersection, pair.is_same
     summary = "the same, so drafts go as the same ids"
-    if pair.translator is not None:
+    if pair.vocabularies is not None:
         summary = (
             f"different: {shared.of_target:.1f}% of the target's vocabulary and {shared.of_draft:.1f}% of the draft's "
             f"are common; drafts go as {ROUTES[route]}"
         )
-        named = zip(("target", "draft"), (pair.translator.target, pair.translator.draft), strict=True)
+        named = zip(("target", "draft"), pair.vocabularies, strict=True)
         summary += "".join(f"; the {whose}'s {limits}" for whose, each in named if (limits := _limits(each)))
     return finding(
         "tokenizers", "ok", summary, same=is_same, route="same ids" if is_same else route,

@@ -216,7 +216,7 @@ def _merges(
     """Return the merges of a BPE model; added tokens are found before any of them."""
     pairs = model.get("merges") or ()
     prefix = model.get("continuing_subword_prefix") or ""
-    found = {token: (-1, 0) for token in added} if pairs else {}
+    found = dict.fromkeys(added, (-1, 0)) if pairs else {}
     for rank, pair in enumerate(pairs):
         left, right = pair.split(" ") if isinstance(pair, str) else pair
         token = ids.get(left + right.removeprefix(prefix))

@@ -16,8 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from specplug.text.translate.intersection import ids_by_piece, match_controls
-from specplug.text.translate.vocabulary import ESCAPED, Vocabulary
-from specplug.text.translate.words import tokens_of
+from specplug.text.translate.vocabulary import ESCAPED, Vocabulary, tokens_of
 
 Integers = npt.NDArray[np.int64]
 
@@ -33,7 +32,7 @@ _BASE = 0x9E3779B97F4A7C15  # odd, so that it has an inverse modulo 2^64
 _MODULUS = 1 << 64
 
 
-class Ragged(NamedTuple):
+class TokenLists(NamedTuple):
     """A list of numbers for each of V ids.
 
     Attributes:
@@ -47,7 +46,7 @@ class Ragged(NamedTuple):
     values: Integers
 
     @classmethod
-    def of(cls, lists: Iterable[Sequence[int] | None]) -> Ragged:
+    def of(cls, lists: Iterable[Sequence[int] | None]) -> TokenLists:
         """Join lists; None is for ids that no token has."""
         known = [([] if it is None else it, -1 if it is None else len(it)) for it in lists]
         counts = np.array([count for _, count in known], np.int64)
@@ -56,7 +55,7 @@ class Ragged(NamedTuple):
         return cls(starts, counts, values)
 
     @classmethod
-    def identity(cls, num_known: int, size: int) -> Ragged:
+    def identity(cls, num_known: int, size: int) -> TokenLists:
         """Return the lists of two models with one tokenizer of `num_known` ids."""
         ids = np.arange(size, dtype=np.int64)
         return cls(ids, np.where(ids < num_known, 1, -1).astype(np.int64), ids)
@@ -77,7 +76,7 @@ class Ragged(NamedTuple):
         return float(np.sqrt(self.counts[self.counts > 0].mean())) if (self.counts > 0).any() else 1.0
 
 
-def expansions(target: Vocabulary, draft: Vocabulary, to_draft: npt.NDArray[np.int32]) -> Ragged:
+def expansions(target: Vocabulary, draft: Vocabulary, to_draft: npt.NDArray[np.int32]) -> TokenLists:
     """Return the draft's ids for each of the target's.
 
     Args:
@@ -95,13 +94,13 @@ def expansions(target: Vocabulary, draft: Vocabulary, to_draft: npt.NDArray[np.i
         piece = target.pieces[token] if token < len(target.pieces) else b""
         return tokens_of(draft, piece.decode(errors=ESCAPED)) if piece else None
 
-    return Ragged.of(of(token, known) for token, known in enumerate(to_draft.tolist()))
+    return TokenLists.of(of(token, known) for token, known in enumerate(to_draft.tolist()))
 
 
-def piece_bytes(vocabulary: Vocabulary, size: int) -> Ragged:
+def piece_bytes(vocabulary: Vocabulary, size: int) -> TokenLists:
     """Return the bytes of each of `size` ids; of special tokens and padding none."""
     pieces = [list(piece) for piece in vocabulary.pieces[:size]]
-    return Ragged.of([*pieces, *[[]] * (size - len(pieces))])
+    return TokenLists.of([*pieces, *[[]] * (size - len(pieces))])
 
 
 class PieceHashes(NamedTuple):

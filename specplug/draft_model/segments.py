@@ -8,27 +8,16 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from specplug.draft_model.merges import CONTROL, PairMerger, cuts
 from specplug.draft_model.pairing import Pair
-from specplug.text.translate.tables import (
-    LONGEST_PIECE,
-    NEVER,
-    Merges,
-    PieceHashes,
-    Splits,
-    piece_bytes,
-)
-from specplug.text.translate.vocabulary import Vocabulary
+from specplug.text.translate.intersection import match_controls
+from specplug.text.translate.tables import LONGEST_PIECE, PieceHashes, Splits, piece_bytes
 
 BYTES_PER_ID = 12
 """Bytes of drafted text that a step reads, for each id that it drafts at most."""
-
-_CONTROL = 256  # stands for a special token in a text's bytes
-_ROUNDS = 24  # different merges of a word; what is left after them stays in shorter tokens
 
 
 class Segments(NamedTuple):
@@ -59,24 +48,27 @@ class Segmenter:
         to_target: [Vd] int64 on the device, the target's id of each drafted id; -1 where there is none.
         target_vocab: V, the target's vocabulary.
         num_drafted: the most ids of a draft.
+        is_exact: whether only as much text is looked at as there is, which is read back; otherwise shapes are fixed.
     """
 
-    def __init__(self, pair: Pair, to_target: Tensor, target_vocab: int, num_drafted: int) -> None:
-        assert pair.translator is not None
+    def __init__(
+        self, pair: Pair, to_target: Tensor, target_vocab: int, num_drafted: int, *, is_exact: bool = False
+    ) -> None:
+        assert pair.vocabularies is not None
         device, size = to_target.device, len(to_target)
-        self._num_bytes = BYTES_PER_ID * num_drafted
-        target, draft = pair.translator.target, pair.translator.draft
+        self._num_bytes, self._is_exact = BYTES_PER_ID * num_drafted, is_exact
+        target, draft = pair.vocabularies
         hashes = PieceHashes.of(target, self._num_bytes, target_vocab)
         self._keys, self._ids, self._powers, self._inverses = (torch.from_numpy(it).to(device) for it in hashes)
         self._splits = Splits.of(target)
-        self._merger = _Merger(target, hashes.ids, device) if target.merges else None
+        self._merger = PairMerger(target, hashes.ids, device, is_exact=is_exact) if target.merges else None
         of_ids = piece_bytes(draft, size)
         self._starts, self._sizes, self._bytes = (torch.from_numpy(numbers).to(device) for numbers in of_ids)
         controls = [token for token in draft.controls if token < size]
         is_control = torch.zeros(size, dtype=torch.bool)
         is_control[controls] = True
         ends = torch.full((size,), -1, dtype=torch.int64)
-        for token, found in pair.translator.controls.to_target.items():
+        for token, found in match_controls(target, draft).to_target.items():
             if token < size and found < target_vocab:
                 ends[token] = found
         self._control_of = torch.where(is_control, ends, -1).to(device)
@@ -111,11 +103,12 @@ class Segmenter:
 
     def _walk(self, of: _Drafted, probabilities: Tensor, num_tokens: int) -> Segments:
         """Go from token to token, from the beginning of the text."""
-        source, longest, found = self._longest(of)
+        num_bytes = max(1, int(of.ends[:, -1].max())) if self._is_exact else self._num_bytes
+        source, longest, found = self._at_places(of, num_bytes)
         at, total = torch.zeros_like(of.ends[:, :1]), of.ends[:, -1:]
         ids, begins, steps, ends = [], [], [], []
         for _ in range(num_tokens):
-            place = at.clamp(max=self._num_bytes - 1)
+            place = at.clamp(max=num_bytes - 1)
             ids.append(found.gather(1, place))
             steps.append(source.gather(1, place))
             begins.append(at)
@@ -129,19 +122,19 @@ class Segmenter:
         is_last = (end == total) & ~is_fixed
         return Segments(torch.cat(ids, 1), step, is_fixed, is_last, of_tokens, (end > begin).sum(1))
 
-    def _longest(self, of: _Drafted) -> tuple[Tensor, Tensor, Tensor]:
-        """Return, for each place of the text, [R, M]: its drafted id, the size of the longest token, and this token."""
-        num_rows, num_bytes = len(of.drafted), self._num_bytes
+    def _at_places(self, of: _Drafted, num_bytes: int) -> tuple[Tensor, Tensor, Tensor]:
+        """Return, for the first M places of the text, [R, M]: its drafted id, the size of the token, and this token."""
+        num_rows = len(of.drafted)
         places = torch.arange(num_bytes, device=of.drafted.device)
         source = torch.searchsorted(of.ends, places.expand(num_rows, num_bytes).contiguous(), right=True)
         source = source.clamp(max=of.drafted.shape[1] - 1)
         begins = of.begins.gather(1, source)
         values = self._starts[of.drafted.gather(1, source)] + places - begins
         text = self._bytes[values.clamp(0, len(self._bytes) - 1)]
-        text = torch.where(of.is_control.gather(1, source), _CONTROL, text)
+        text = torch.where(of.is_control.gather(1, source), CONTROL, text)
         is_fixed = of.is_fixed.gather(1, source)
         is_cut = (places == begins) & (is_fixed | is_fixed.roll(1, 1)) | (places == 0)
-        is_cut |= _cuts(text, self._splits, of.ends[:, -1:])
+        is_cut |= cuts(text, self._splits, of.ends[:, -1:])
         sizes, found = self._tokens(text, is_cut, of.ends[:, -1:])
         sizes = torch.where(is_fixed, of.sizes.gather(1, source), sizes)
         return source, sizes, torch.where(is_fixed, of.tokens.gather(1, source), found)
@@ -154,13 +147,13 @@ class Segmenter:
             is_cut: [R, M] bool, the places before which a token ends.
             total: [R, 1], bytes of each text.
         """
-        num_bytes = self._num_bytes
+        num_bytes = text.shape[1]
         places = torch.arange(num_bytes, device=text.device)
         room = torch.minimum(_next(is_cut, places), total) - places
         before = torch.nn.functional.pad(((text + 1) * self._powers[:num_bytes]).cumsum(1), (1, 0))
         sizes = torch.arange(1, LONGEST_PIECE + 1, device=text.device)
         stops = (places[:, None] + sizes).clamp(max=num_bytes)
-        hashed = (before[:, stops] - before[:, :-1, None]) * self._inverses[:, None]
+        hashed = (before[:, stops] - before[:, :-1, None]) * self._inverses[:num_bytes, None]
         at = torch.searchsorted(self._keys, hashed).clamp(max=len(self._keys) - 1)
         fits = (self._keys[at] == hashed) & (sizes <= room[:, :, None])
         if self._merger is None:
@@ -171,118 +164,11 @@ class Segmenter:
         return torch.where(fits.gather(2, last)[:, :, 0], chosen, 0), self._ids[at.gather(2, last)[:, :, 0]]
 
 
-class _Merger:
-    """Byte pair encoding of many texts at once.
-
-    In each round, every word merges its pairs of the lowest rank; words are what no token reaches across.
-
-    Args:
-        vocabulary: with merges.
-        ids: the token of each key of its `PieceHashes`.
-        device: where it runs.
-    """
-
-    def __init__(self, vocabulary: Vocabulary, ids: npt.NDArray[np.int64], device: torch.device) -> None:
-        merges = Merges.of(vocabulary, ids)
-        self._ranks, self._lefts, self._together = (torch.from_numpy(it).to(device) for it in merges)
-        self._of_characters = vocabulary.merges_across_words  # they begin with characters, the others with bytes
-
-    def sizes(self, text: Tensor, at: Tensor, fits: Tensor, is_cut: Tensor) -> Tensor:
-        """Return the bytes of the token that begins at each place of a text [R, M], 0 within tokens.
-
-        Args:
-            at: [R, M, `LONGEST_PIECE`], the key of the token of each size, where it `fits`.
-            is_cut: [R, M] bool, the places before which a token ends.
-        """
-        num_rows, num_bytes = text.shape
-        is_apart = is_cut.clone()
-        is_apart[:, 1:] |= ~self._together[257 * text[:, :-1] + text[:, 1:]]
-        words = is_apart.long().cumsum(1)
-        ranks, lefts = torch.where(fits, self._ranks[at], NEVER), self._lefts[at]
-        sizes = torch.nn.functional.pad(self._first(text, fits), (0, 1))
-        places = torch.arange(num_bytes, device=text.device).expand(num_rows, num_bytes)
-        for _ in range(_ROUNDS):
-            own = sizes[:, :-1]
-            after = (places + own).clamp(max=num_bytes)
-            both = own + sizes.gather(1, after)
-            pair = (both - 1).clamp(0, LONGEST_PIECE - 1)[:, :, None]
-            left = lefts.gather(2, pair)[:, :, 0]
-            is_pair = (own > 0) & (both > own) & (both <= LONGEST_PIECE) & ((left == 0) | (left == own))
-            rank = torch.where(is_pair, ranks.gather(2, pair)[:, :, 0], NEVER)
-            lowest = torch.full_like(sizes, NEVER).scatter_reduce(1, words, rank, "amin").gather(1, words)
-            merges = _every_other((rank == lowest) & (rank < NEVER), own > 0, after)
-            sizes = sizes.scatter(1, torch.where(merges, after, num_bytes), 0)
-            sizes[:, :-1] = torch.where(merges, both, sizes[:, :-1])
-        return sizes[:, :-1]
-
-    def _first(self, text: Tensor, fits: Tensor) -> Tensor:
-        """Return the sizes of the tokens before any merge."""
-        ones = torch.ones_like(text)
-        if not self._of_characters:
-            return ones
-        num_bytes = sum((text >= least).long() for least in (0xC0, 0xE0, 0xF0)) + ones
-        num_bytes = torch.where(text < _CONTROL, num_bytes, 1)
-        is_known = fits.gather(2, (num_bytes - 1)[:, :, None])[:, :, 0]
-        sizes = torch.where(is_known, num_bytes, 1)
-        ends = (sizes + torch.arange(text.shape[1], device=text.device)).cummax(1).values
-        is_within = torch.arange(1, text.shape[1], device=text.device) < ends[:, :-1]
-        sizes[:, 1:] = torch.where(is_within, 0, sizes[:, 1:])
-        return sizes
-
-
-def _every_other(is_pair: Tensor, is_token: Tensor, after: Tensor) -> Tensor:
-    """Return which pairs merge, [R, M] bool: of pairs that overlap, in a row, the first, the third and so on.
-
-    Args:
-        is_pair: the tokens that are the left part of a pair.
-        is_token: the places at which a token begins.
-        after: [R, M] int64, where the token after each begins.
-    """
-    padded = torch.nn.functional.pad(torch.zeros_like(is_pair), (0, 1))
-    follows = padded.scatter(1, torch.where(is_pair, after, is_pair.shape[1]), True)[:, :-1]
-    number = is_token.long().cumsum(1)
-    first = torch.where(is_pair & ~follows, number, 0).cummax(1).values
-    return is_pair & ((number - first) % 2 == 0)
-
-
 def _next(is_cut: Tensor, places: Tensor) -> Tensor:
     """Return [R, M], the next cut after each place; the end of the text if there is none."""
     num_bytes = is_cut.shape[1]
     at = torch.where(is_cut, places, num_bytes)
     return torch.nn.functional.pad(at.flip(1).cummin(1).values.flip(1)[:, 1:], (0, 1), value=num_bytes)
-
-
-def _cuts(text: Tensor, splits: Splits, total: Tensor) -> Tensor:
-    """Return [R, M] bool, the places of texts of `total` [R, 1] bytes at which they are split by these rules."""
-    places = torch.arange(text.shape[1], device=text.device)
-    is_cut = torch.zeros_like(text, dtype=torch.bool)
-    before, after = text.roll(1, 1), text.roll(-1, 1)
-    if splits.spaces:
-        is_last = _is_space(text) & _is_space(before) & ~_is_space(after) & (places > 0) & (places + 1 < total)
-        for byte in splits.spaces:
-            is_cut |= is_last & (text == byte)
-    if splits.digits:
-        is_digit = (text >= 48) & (text <= 57)
-        first = torch.where(is_digit, -1, places).cummax(1).values + 1
-        is_cut |= is_digit & ((places - first) % splits.digits == 0)
-    if splits.after_signs:
-        earlier = text.roll(2, 1)
-        is_cut |= _is_letter(text) & _is_sign(before) & (_is_sign(earlier) | (earlier == 32)) & (places > 1)
-    return is_cut
-
-
-def _is_space(text: Tensor) -> Tensor:
-    return (text == 32) | ((text >= 9) & (text <= 13))
-
-
-def _is_letter(text: Tensor) -> Tensor:
-    """All bytes of other scripts count as letters."""
-    lower = text | 32
-    return (lower >= 97) & (lower <= 122) | (text >= 128) & (text < _CONTROL)
-
-
-def _is_sign(text: Tensor) -> Tensor:
-    return (text > 32) & (text < 127) & ~_is_letter(text) & ~((text >= 48) & (text <= 57))
 
 
 class _Drafted(NamedTuple):

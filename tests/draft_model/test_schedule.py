@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from specplug.draft_model.device.schedule import NO_ROW, IdsPerToken, Schedule
+from specplug.draft_model.schedule import NO_ROW, IdsPerToken, Schedule
 
 CPU = torch.device("cpu")
 
