@@ -106,10 +106,10 @@ def cuts(text: Tensor, splits: Splits, total: Tensor) -> Tensor:
         is_last = _is_space(text) & _is_space(before) & ~_is_space(after) & (places > 0) & (places + 1 < total)
         for byte in splits.spaces:
             is_cut |= is_last & (text == byte)
-    if splits.digits:
+    if splits.by_three:
         is_digit = (text >= 48) & (text <= 57)
         first = torch.where(is_digit, -1, places).cummax(1).values + 1
-        is_cut |= is_digit & ((places - first) % splits.digits == 0)
+        is_cut |= is_digit & ((places - first) % 3 == 0)
     if splits.after_signs:
         earlier = text.roll(2, 1)
         is_cut |= _is_letter(text) & _is_sign(before) & (_is_sign(earlier) | (earlier == 32)) & (places > 1)

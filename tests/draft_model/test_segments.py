@@ -14,8 +14,10 @@ from hypothesis import strategies as st
 
 from specplug.draft_model.pairing import Pair
 from specplug.draft_model.segments import BYTES_PER_ID, Segmenter, Segments
-from specplug.text.translate.intersection import ids_by_piece, intersect
-from specplug.text.translate.tables import LONGEST_PIECE
+from specplug.text.fingerprint_texts import fingerprint_texts
+from specplug.text.translate.intersection import ids_by_piece, intersect, match_controls
+from specplug.text.translate.tables import LONGEST_PIECE, NEVER, Splits
+from tests.text.translate.tools import vocabulary
 
 PAIRS = [("byte_level", "tekken"), ("tekken", "byte_level"), ("byte_fallback", "byte_level"), ("spm3", "byte_fallback")]
 PAIRS_WITH_GAPS = [("gaps", "tekken"), ("no_fallback", "byte_level"), ("normalising", "gaps"), ("added", "no_fallback")]
@@ -90,9 +92,9 @@ class Found:
         cuts = {match.start() for rule in rules for match in re.finditer(rule, text + following[:1])}
         if self.splits.after_signs:
             cuts = {at for at in cuts if not text[at : at + 1].isalpha() or re.search(_AFTER_SIGNS, text[:at])}
-        if self.splits.digits:
+        if self.splits.by_three:
             for number in re.finditer(rb"[0-9]+", text):
-                cuts |= set(range(number.start() + self.splits.digits, number.end(), self.splits.digits))
+                cuts |= set(range(number.start() + 3, number.end(), 3))
         ends = sorted(at for at in cuts if 0 < at < len(text))
         found: list[int] = []
         for begin, end in pairwise([0, *ends, len(text)]):

@@ -142,12 +142,12 @@ class Splits(NamedTuple):
 
     Attributes:
         spaces: the bytes of white space of which the last of several belongs to the word after them.
-        digits: the size of the groups that numbers are split into from the left; 0 for none.
+        by_three: whether numbers are split from the left into groups of three digits.
         after_signs: whether letters begin a word after several signs, or a space and one.
     """
 
     spaces: tuple[int, ...]
-    digits: int
+    by_three: bool
     after_signs: bool
 
     @classmethod
@@ -160,13 +160,12 @@ class Splits(NamedTuple):
 
         of_space = all(len(text) - 2 in ends(text) for text in ("a    b", "a\n    b", "a\n\n  ("))
         others = (byte for byte in b"\t\n\v\f\r" if of_space and 4 in ends(f"a{chr(byte) * 4}b"))
-        number = "2718281828459"
-        size = min(ends(number), default=0)
-        is_grouped = size > 1 and ends(number) == {*range(size, len(number), size), len(number)}
+        numbers = ("2718281828459", "1000000000000", "1234567890123")
+        by_three = all(ends(number) >= {3, 6, 9, 12} for number in numbers)
         texts = ("x = 's'", "f(*args, **kw)", "['Abc', \"the\"]", "self._name.__init__", "('s')", "a ->b")
         letters = [(text, match.start()) for text in texts for match in _AFTER_SIGNS.finditer(text)]
         after_signs = all(place in ends(text) for text, place in letters)
-        return cls((32, *others) if of_space else (), size if is_grouped else 0, after_signs)
+        return cls((32, *others) if of_space else (), by_three, after_signs)
 
 
 class Merges(NamedTuple):

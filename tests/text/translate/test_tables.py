@@ -90,11 +90,10 @@ def test_hashes_find_every_token_and_no_other(name: str) -> None:
 @pytest.mark.parametrize(
     ("name", "expected"),
     [
-        ("tiny", Splits((32, *b"\t\n\v\f\r"), 0, False)),
-        ("tekken", Splits((32,), 0, True)),
-        ("gaps", Splits((32, *b"\t\n\v\f\r"), 0, True)),
-        ("byte_level", Splits((), 3, True)),
-        ("spm3", Splits((), 0, False)),
+        ("tiny", Splits((32, *b"\t\n\v\f\r"), True, False)),  # it splits numbers into digits
+        ("tekken", Splits((32, *b"\t\v\f\r"), True, True)),
+        ("gaps", Splits((32, *b"\t\n"), False, True)),
+        ("byte_level", Splits((), True, True)),
     ],
 )
 def test_the_rules_by_which_text_is_split_are_found(name: str, expected: Splits) -> None:
