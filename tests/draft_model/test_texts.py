@@ -103,8 +103,8 @@ def test_they_are_those_of_plain_lists(
             new = it.compute(6, number % 2)
             assert texts.ids[at, : int(texts.lengths[at])].tolist() == it.ids
             assert int(texts.done[at]) == it.done
-            width = missing.ids.shape[1]
-            assert missing.ids[at, width - len(new) :].tolist() == new
+            columns = missing.ids.shape[1]
+            assert missing.ids[at, columns - len(new) :].tolist() == new
             assert (int(missing.starts[at]), int(missing.counts[at])) == (len(it.cached) - len(new), len(new))
             is_whole = it.done == len(it.tokens) and len(it.cached) == len(it.ids)
             assert ready[at] == is_whole
