@@ -143,7 +143,7 @@ class CrossTok(Proposer):
         rows = slice(num_rows)
         step.inputs.tokens[rows] = step.texts.newest(batch.tokens, entries, rows, step.num_tokens)
         self._schedule.grow(step.texts.growth(step.num_tokens))
-        num_ids = self._num_ids(num_tokens)
+        num_ids = min(self._num_ids(num_tokens), step.num_drafted)
         step.loop.run(step, num_rows, num_ids, self._schedule.longest + num_ids, is_enough)
         step.written.write(draft, at.rows, step.drawing.logits)
         self._schedule.end(step.figures[:, rows])

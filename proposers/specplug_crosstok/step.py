@@ -57,6 +57,7 @@ class Step:
         figures: [3, rows] int64, see `Texts.figures`.
         draft_vocab: [Vd] int64, the target's ids that are drawn from.
         is_text: whether drafts may be text.
+        num_drafted: the most ids of a draft.
         mean_length: about how many ids of the draft's a token of the target has.
         num_missing: the most missing ids of a text that are computed in the pass before the first draft token; more
             take more steps.  At least as many as a draft has: those after an id that the text has otherwise.
@@ -67,7 +68,8 @@ class Step:
     ) -> None:
         self._device, rows, most = model.device, model.max_texts, context.caps.max_draft_length
         self.is_text = not pair.is_same and options.route != "tli"
-        num_drafted = 2 * (most + 1) if self.is_text else most
+        num_drafted = min(2 * (most + 1) if self.is_text else most, model.max_length // 4)  # windows begin half full
+        self.num_drafted = num_drafted
         num_tokens = max(_FEW, 2 * (most + 1))
         table = pair.table()
         self.mean_length = table.mean_length
@@ -177,9 +179,9 @@ class Step:
         is_common, probabilities = self.drawing.is_common[:num_rows], self.drawing.probabilities[:num_rows]
         if self._segmenter is not None:
             return self._segmenter.find(drafted, num_ids, is_common, probabilities, most)
-        steps = torch.arange(most, device=self._device).expand(num_rows, most)
-        is_last = torch.zeros_like(is_common)
-        return Segments(self._to_target[drafted], steps, is_common, is_last, probabilities, num_ids.expand(num_rows))
+        steps = torch.arange(most, device=self._device).clamp(max=self.num_drafted - 1).expand(num_rows, most)
+        ids, is_fixed, found = (it.gather(1, steps) for it in (self._to_target[drafted], is_common, probabilities))
+        return Segments(ids, steps, is_fixed, torch.zeros_like(is_fixed), found, num_ids.expand(num_rows))
 
 
 def _texts(table: TokenLists, pair: Pair, model: DraftModel, num_drafted: int, *, is_exact: bool) -> Texts:

@@ -234,6 +234,14 @@ def test_a_text_longer_than_the_window_is_drafted_for(form: Form) -> None:
     assert found.count(4) > 40
 
 
+@pairs
+def test_drafts_are_at_most_a_quarter_of_the_window(form: Form, draft: str) -> None:
+    with form.driver(draft, max_context=64) as driver:
+        driver.start("a", TEXTS[0])
+        lengths = [len(driver.step(16).by_request()["a"].token_ids) for _ in range(3)]
+    assert 5 <= lengths[-1] <= 16
+
+
 def test_a_long_emitted_text_that_the_draft_did_not_have_costs_no_step(form: Form) -> None:
     """As many ids may be missing as a draft has."""
     with form.driver(OTHER) as driver:
