@@ -66,7 +66,7 @@ def _driver(device: torch.device, draft: str, batch_size: int, gamma: int) -> Dr
     tokenizer = load_tokenizer(str(model_path("tiny"))).library
 
     def build(context: PluginContext) -> CrossTok:
-        return CrossTok(replace(context, target=TargetModel(tokenizer=tokenizer)))
+        return CrossTok(replace(context, target=TargetModel(tokenizer=tokenizer)), on_host=False)
 
     caps = ProposerCaps(distribution=Distribution.LOGITS, learns=True)
     options = "specplug_crosstok.options:CrossTokSettings"
