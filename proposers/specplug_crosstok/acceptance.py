@@ -1,4 +1,4 @@
-"""Acceptance: how often drafted tokens are accepted, by kind and by the draft model's own probability."""
+"""KindAcceptance: how often drafted tokens are accepted, by kind and by the draft model's own probability."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from specplug.draft_model.model import DraftModel
-from specplug.draft_model.pairing import Pair
+from specplug.draft_model.pairing import TokenizerPair
 
 SOURCES = ("common ids", "text", "open word")
 """Token-level intersection (TLI), string-level exact match (SLEM), and SLEM's last token, whose word may go on."""
@@ -43,7 +43,7 @@ FORGET = 4096.0
 _FINEST = 8  # the last bucket begins at 1 - 2 ** -8
 
 
-class Acceptance:
+class KindAcceptance:
     """Tested and accepted tokens by kind and probability; rates begin with the probabilities.
 
     Args:
@@ -93,7 +93,7 @@ def kinds_of(sources: Tensor, levels: Tensor, is_drawn: Tensor, is_sampled: Tens
     return torch.where(is_drawn, DRAWN.start + levels, sources + SAMPLED * is_sampled)
 
 
-def status_of(model: DraftModel, pair: Pair, acceptance: Acceptance) -> dict[str, Any]:
+def status_of(model: DraftModel, pair: TokenizerPair, acceptance: KindAcceptance) -> dict[str, Any]:
     """Return the pair, and what its drafts were worth; waits for the device."""
     shared = pair.intersection
     names = [f"{source}, {how}" for how in ("greedy", "sampled") for source in SOURCES]

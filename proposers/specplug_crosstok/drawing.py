@@ -29,7 +29,7 @@ class Common(NamedTuple):
     confidence: Tensor
 
 
-class Choice(NamedTuple):
+class NextIds(NamedTuple):
     """The choice of R rows' next ids.
 
     Attributes:
@@ -49,7 +49,7 @@ class Choice(NamedTuple):
 
 def choose(
     common: Common, restricted: Tensor, temperature: Tensor, logits: Tensor, uniforms: Tensor | None = None
-) -> Choice:
+) -> NextIds:
     """Choose the next ids of R rows.
 
     A row without a temperature takes the most probable id, of the common ones only if it is restricted.  A row with a
@@ -68,7 +68,7 @@ def choose(
     allowed = torch.where(restricted[:, None], of_common, logits)
     probabilities, ids = torch.softmax(allowed, 1).max(1)
     if uniforms is None:
-        return Choice(ids, restricted, torch.zeros_like(ids), probabilities, None)
+        return NextIds(ids, restricted, torch.zeros_like(ids), probabilities, None)
     mine = of_common[:, common.ids]
     heat = torch.where(temperature > 0, temperature, 1.0)[:, None]
     levels = share_level((torch.softmax(logits / heat, 1) * common.is_used).sum(1))
@@ -76,7 +76,7 @@ def choose(
     pays = common.confidence[levels, bucket] >= common.confidence[-1, bucket]
     draws = (temperature > 0) & (restricted | pays)
     ids = torch.where(draws, common.ids[_draw(mine, heat, uniforms)], ids)
-    return Choice(ids, restricted | draws, levels, probabilities, mine)
+    return NextIds(ids, restricted | draws, levels, probabilities, mine)
 
 
 class Drawing:
@@ -93,7 +93,7 @@ class Drawing:
         temperature: [rows] float32, to be set before a draft; 0 for rows that draw nothing.
         is_greedy: to be set before a draft if no row has a temperature; True skips what only draws need.
         keys: [rows] int64, to be set before a draft, different for each.
-        is_common, levels, probabilities: [rows, n] bool, int64 and float64, see `Choice`.
+        is_common, levels, probabilities: [rows, n] bool, int64 and float64, see `NextIds`.
         logits: [rows, n, Vd] float32; None if nothing is stated.
     """
 

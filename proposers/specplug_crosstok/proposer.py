@@ -25,7 +25,7 @@ from specplug_crosstok.drawing import GENERATION_BITS
 from specplug_crosstok.host_batches import HostBatches
 from specplug_crosstok.loading import check_device, device_of, load_model
 from specplug_crosstok.options import CrossTokSettings
-from specplug_crosstok.step import Step
+from specplug_crosstok.step import DraftingStep
 
 
 class CrossTok(Proposer):
@@ -61,7 +61,7 @@ class CrossTok(Proposer):
         self.model, self.pair = load_model(context, options, device)
         self._options, self._device = options, device
         is_exact = on_host and device.type == "cpu"
-        self._step = Step(context, options, self.model, self.pair, is_exact=is_exact)
+        self._step = DraftingStep(context, options, self.model, self.pair, is_exact=is_exact)
         self._ids_per_token = IdsPerToken(min(2.0, self._step.mean_length), device)
         self._schedule = Schedule(context.max_slots, self.model.max_texts, self.model.max_length, device)
         self._batches = HostBatches(self.model.max_texts, device) if on_host else None

@@ -1,4 +1,4 @@
-"""Step: what a step computes on the draft model's device, over tensors that stay where they are."""
+"""DraftingStep: what a step computes on the draft model's device, over tensors that stay where they are."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from torch import Tensor
 
 from specplug.draft_model.loop import DraftLoop
 from specplug.draft_model.model import DraftModel
-from specplug.draft_model.pairing import Pair
+from specplug.draft_model.pairing import TokenizerPair
 from specplug.draft_model.segments import Segmenter, Segments
-from specplug.draft_model.texts import NO_REQUEST, Missing, Running, Texts
+from specplug.draft_model.texts import NO_REQUEST, DraftTexts, Missing, Running
 from specplug.interfaces import PluginContext
 from specplug.text.translate.tables import TokenLists
 from specplug.types.caps import Distribution
-from specplug_crosstok.acceptance import COMMON, DRAWN, TEXT, TEXTS, Acceptance, kinds_of
+from specplug_crosstok.acceptance import COMMON, DRAWN, TEXT, TEXTS, KindAcceptance, kinds_of
 from specplug_crosstok.drawing import GENERATION_BITS, Common, Drawing
 from specplug_crosstok.loading import common_ids
 from specplug_crosstok.options import CrossTokSettings
@@ -24,14 +24,14 @@ from specplug_crosstok.written import Written
 _FEW = 8  # new tokens of a text that every step takes at least
 
 
-class Inputs(NamedTuple):
+class StepInputs(NamedTuple):
     """What a step is given, by row of the draft model's cache.
 
     Attributes:
         running: the requests.
         limits: [rows] int64, the most draft tokens of each.
         temperature: [rows] float32, 0 is greedy.
-        tokens: [rows, T] int64, the newest tokens of each, see `Texts.newest`.
+        tokens: [rows, T] int64, the newest tokens of each, see `DraftTexts.newest`.
     """
 
     running: Running
@@ -40,7 +40,7 @@ class Inputs(NamedTuple):
     tokens: Tensor
 
 
-class Step:
+class DraftingStep:
     """The parts of a step, see `specplug.draft_model.loop.Parts`.
 
     Args:
@@ -54,7 +54,7 @@ class Step:
         inputs: set before the step.
         texts, drawing, acceptance: its state.
         written: [rows, K], what it has drafted.
-        figures: [3, rows] int64, see `Texts.figures`.
+        figures: [3, rows] int64, see `DraftTexts.figures`.
         draft_vocab: [Vd] int64, the target's ids that are drawn from.
         is_text: whether drafts may be text.
         num_drafted: the most ids of a draft.
@@ -64,7 +64,13 @@ class Step:
     """
 
     def __init__(
-        self, context: PluginContext, options: CrossTokSettings, model: DraftModel, pair: Pair, *, is_exact: bool
+        self,
+        context: PluginContext,
+        options: CrossTokSettings,
+        model: DraftModel,
+        pair: TokenizerPair,
+        *,
+        is_exact: bool,
     ) -> None:
         self._device, rows, most = model.device, model.max_texts, context.caps.max_draft_length
         self.is_text = not pair.is_same and options.route != "tli"
@@ -75,7 +81,7 @@ class Step:
         self.mean_length = table.mean_length
         self.texts = _texts(table, pair, model, num_drafted, is_exact=is_exact)
         self.num_missing = self.texts.growth(num_tokens) if is_exact else max(_FEW, num_drafted)
-        self.acceptance = Acceptance(self._device)
+        self.acceptance = KindAcceptance(self._device)
         to_target, common = common_ids(pair, model.vocab_size, context.vocab_size)
         self._to_target = torch.from_numpy(to_target).long().to(self._device)
         self._common = Common(
@@ -97,7 +103,7 @@ class Step:
         numbers = torch.zeros(rows, num_tokens, dtype=torch.int64, device=self._device)
         owners, lengths, starts, limits = (numbers[:, 0].clone() for _ in range(4))
         running = Running(owners.fill_(NO_REQUEST), lengths, starts)
-        self.inputs = Inputs(running, limits, numbers[:, 0].float(), numbers)
+        self.inputs = StepInputs(running, limits, numbers[:, 0].float(), numbers)
         self._is_active = numbers[:, 0] > 0
         self.written = Written.allocate(rows, most, self._device)
         self._is_bounded, self._survival = options.min_survival > 0, numbers[:, 0].double()
@@ -165,7 +171,7 @@ class Step:
         self.figures[:, rows] = self.texts.figures(running)
 
     def learn(self, kinds: Tensor, probabilities: Tensor, tested: Tensor, accepted: Tensor) -> None:
-        """Learn from verdicts; see `Acceptance.learn`."""
+        """Learn from verdicts; see `KindAcceptance.learn`."""
         self.acceptance.learn(kinds, probabilities, tested, accepted)
         self._common.confidence.copy_(self._confidence())
 
@@ -184,10 +190,12 @@ class Step:
         return Segments(ids, steps, is_fixed, torch.zeros_like(is_fixed), found, num_ids.expand(num_rows))
 
 
-def _texts(table: TokenLists, pair: Pair, model: DraftModel, num_drafted: int, *, is_exact: bool) -> Texts:
+def _texts(
+    table: TokenLists, pair: TokenizerPair, model: DraftModel, num_drafted: int, *, is_exact: bool
+) -> DraftTexts:
     """Return the empty texts of a pair."""
     skipped, prefix = ((), ()) if pair.vocabularies is None else (it.prefix for it in pair.vocabularies)
-    return Texts(
+    return DraftTexts(
         table,
         prefix,
         skipped,

@@ -10,7 +10,7 @@ from torch import Tensor
 from specplug.draft_model.segments import Segments
 from specplug.draft_model.texts import NO_REQUEST, Running
 from specplug.types.draft import NO_TOKEN, Draft
-from specplug_crosstok.acceptance import COMMON, OPEN_WORD, TEXT, Acceptance, kinds_of
+from specplug_crosstok.acceptance import COMMON, OPEN_WORD, TEXT, KindAcceptance, kinds_of
 from specplug_crosstok.drawing import Drawing
 
 
@@ -52,7 +52,7 @@ class Written(NamedTuple):
         cls,
         found: Segments,
         drawing: Drawing,
-        acceptance: Acceptance,
+        acceptance: KindAcceptance,
         is_sampled: Tensor,
         counts: Tensor,
         running: Running,

@@ -13,7 +13,7 @@ from specplug.cli.chat import note, prompt_form
 from specplug.cli.doctor import Finding
 from specplug.cli.launch import find_model, start_engine
 from specplug.draft_model.facts import ModelFacts, Parameters, cache_elements, count_parameters, read_facts
-from specplug.draft_model.pairing import Pair
+from specplug.draft_model.pairing import TokenizerPair
 from specplug.errors import SpecplugError, describe
 from specplug.forecast.acceptance import Acceptance
 from specplug.forecast.memory import model_memory
@@ -120,7 +120,7 @@ def check_tokenizers(target: ModelFacts, draft: ModelFacts, route: str) -> Pairi
     """Compare the tokenizers, and say how drafts go from one to the other."""
     try:
         own, other = (load_tokenizer(facts.path).library for facts in (target, draft))
-        pair = Pair.of(own, other, target.vocab_size, draft.vocab_size)
+        pair = TokenizerPair.of(own, other, target.vocab_size, draft.vocab_size)
     except Exception as error:  # libraries of tokenizers raise many kinds
         return finding("tokenizers", "fail", _explained(error).removesuffix(f". {REMEDY}"), REMEDY)
     shared, is_same = pair.intersection, pair.is_same

@@ -1,4 +1,4 @@
-"""Pair: what the tokenizers of a target and of a draft model have in common."""
+"""TokenizerPair: what the tokenizers of a target and of a draft model have in common."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from specplug.text.translate.vocabulary import REMEDY, Vocabulary
 
 
 @dataclass(frozen=True, slots=True)
-class Pair:
+class TokenizerPair:
     """Two tokenizers.
 
     Attributes:
@@ -28,7 +28,7 @@ class Pair:
     vocabularies: tuple[Vocabulary, Vocabulary] | None
 
     @classmethod
-    def of(cls, target: Any, draft: Any, target_vocab: int, draft_vocab: int) -> Pair:
+    def of(cls, target: Any, draft: Any, target_vocab: int, draft_vocab: int) -> TokenizerPair:
         """Compare two tokenizers.
 
         Args:

@@ -18,7 +18,7 @@ _PRIOR, _FORGET = 64.0, 4096.0  # tokens that the beginning counts for, and afte
 
 
 @dataclass(slots=True)
-class _Row:
+class _TextRow:
     """A row of the model's cache.
 
     Attributes:
@@ -45,7 +45,7 @@ class Schedule:
     """
 
     def __init__(self, max_slots: int, max_rows: int, max_length: int, device: torch.device) -> None:
-        self._held: list[_Row | None] = [None] * max_rows
+        self._held: list[_TextRow | None] = [None] * max_rows
         self.rows = [NO_ROW] * max_slots
         """The row of each slot, or `NO_ROW`."""
         self._max_length, self._device = max_length, device
@@ -69,7 +69,7 @@ class Schedule:
         self.release(slot)
         row = next((row for row, it in enumerate(self._held) if it is None), NO_ROW)
         if row != NO_ROW:
-            self._held[row] = _Row(slot, num_tokens, self._step)
+            self._held[row] = _TextRow(slot, num_tokens, self._step)
             self.rows[slot], self._on_device = row, None
 
     def release(self, slot: int) -> None:
@@ -118,7 +118,7 @@ class Schedule:
         it.caught_up += num_tokens
 
     def end(self, figures: Tensor) -> None:
-        """End a step: send the figures of its rows, [3, R], see `Texts.figures`, and learn those that have arrived."""
+        """End a step: send the figures of its rows, [3, R] from `DraftTexts.figures`, and learn those that arrived."""
         self._learn()
         if self._polled.is_free:
             padding = len(self._held) - figures.shape[1]

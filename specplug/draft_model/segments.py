@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from specplug.draft_model.merges import CONTROL, PairMerger, cuts
-from specplug.draft_model.pairing import Pair
+from specplug.draft_model.pairing import TokenizerPair
 from specplug.text.translate.intersection import match_controls
 from specplug.text.translate.tables import LONGEST_PIECE, PieceHashes, Splits, piece_bytes
 
@@ -52,7 +52,7 @@ class Segmenter:
     """
 
     def __init__(
-        self, pair: Pair, to_target: Tensor, target_vocab: int, num_drafted: int, *, is_exact: bool = False
+        self, pair: TokenizerPair, to_target: Tensor, target_vocab: int, num_drafted: int, *, is_exact: bool = False
     ) -> None:
         assert pair.vocabularies is not None
         device, size = to_target.device, len(to_target)

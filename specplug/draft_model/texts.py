@@ -1,4 +1,4 @@
-"""Texts: the draft model's texts on its device, translated from the target's tokens one by one."""
+"""DraftTexts: the draft model's texts on its device, translated from the target's tokens one by one."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Missing(NamedTuple):
     counts: Tensor
 
 
-class Texts:
+class DraftTexts:
     """Texts of at most L ids.  A longer one is a window: its first ids, such as BOS, and its newest ones.
 
     A window that is full starts again with the newest L / 2 ids, which are then computed anew.

@@ -12,7 +12,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from specplug.draft_model.pairing import Pair
+from specplug.draft_model.pairing import TokenizerPair
 from specplug.draft_model.segments import BYTES_PER_ID, Segmenter, Segments
 from specplug.text.fingerprint_texts import fingerprint_texts
 from specplug.text.translate.intersection import ids_by_piece, intersect, match_controls
@@ -33,7 +33,7 @@ class Found:
         self.controls = match_controls(self.target, self.draft).to_target
         intersection = intersect(self.target, self.draft)
         self.to_target = torch.from_numpy(intersection.to_target).long()
-        pair, size = Pair(intersection, (self.target, self.draft)), len(self.target.pieces)
+        pair, size = TokenizerPair(intersection, (self.target, self.draft)), len(self.target.pieces)
         self.segmenters = [
             Segmenter(pair, self.to_target, size, NUM_DRAFTED, is_exact=is_exact) for is_exact in (False, True)
         ]

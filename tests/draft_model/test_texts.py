@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from specplug.draft_model.texts import NO_REQUEST, Running, Texts
+from specplug.draft_model.texts import NO_REQUEST, DraftTexts, Running
 from specplug.text.translate.tables import TokenLists
 
 LENGTH, ROWS, DRAFTED, SLOTS = 64, 3, 4, 5
@@ -118,8 +118,8 @@ def test_they_are_those_of_plain_lists(
         assert (texts.lengths + DRAFTED + 1 <= LENGTH).all()
 
 
-def made(table: TokenLists = TABLE, *, is_exact: bool = False) -> Texts:
-    return Texts(
+def made(table: TokenLists = TABLE, *, is_exact: bool = False) -> DraftTexts:
+    return DraftTexts(
         table,
         PREFIX,
         SKIPPED,

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from specplug_crosstok.acceptance import NUM_BUCKETS, NUM_LEVELS, Acceptance, bucket_of
-from specplug_crosstok.drawing import GENERATION_BITS, Choice, Common, choose, share_level, uniforms
+from specplug_crosstok.acceptance import NUM_BUCKETS, NUM_LEVELS, KindAcceptance, bucket_of
+from specplug_crosstok.drawing import GENERATION_BITS, Common, NextIds, choose, share_level, uniforms
 
 VOCAB = 8
 COMMON = [1, 2, 5, 7]
@@ -26,7 +26,7 @@ def common(confidence: Tensor | None = None) -> Common:
     return Common(torch.tensor(COMMON), is_used, draws_always if confidence is None else confidence)
 
 
-def chosen(logits: Tensor, *, restricted: bool = False, heat: float = 0.0, confidence: Tensor | None = None) -> Choice:
+def chosen(logits: Tensor, *, restricted: bool = False, heat: float = 0.0, confidence: Tensor | None = None) -> NextIds:
     """Choose for equal rows [R, V], with random numbers that cover [0, 1) evenly."""
     count = len(logits)
     numbers = (torch.arange(count, dtype=torch.float64) + 0.5) / count if heat else None
@@ -131,18 +131,18 @@ def test_buckets_are_narrower_towards_certainty():
     assert all(wide > narrow for wide, narrow in pairwise(sizes[:-1]))
 
 
-def acceptance_of(num_kinds: int) -> Acceptance:
-    return Acceptance(torch.device("cpu"), num_kinds)
+def acceptance_of(num_kinds: int) -> KindAcceptance:
+    return KindAcceptance(torch.device("cpu"), num_kinds)
 
 
-def learn(acceptance: Acceptance, kinds: list[int], probabilities: list[float], accepted: int) -> None:
+def learn(acceptance: KindAcceptance, kinds: list[int], probabilities: list[float], accepted: int) -> None:
     """Learn from one draft whose tokens were tested up to the first that was rejected."""
     tested = min(accepted + 1, len(kinds))
     probability = torch.tensor([probabilities], dtype=torch.float64)
     acceptance.learn(torch.tensor([kinds]), probability, torch.tensor([tested]), torch.tensor([accepted]))
 
 
-def confidence(acceptance: Acceptance, kind: int, probability: float) -> float:
+def confidence(acceptance: KindAcceptance, kind: int, probability: float) -> float:
     return float(acceptance.confidence(torch.tensor([kind]), torch.tensor([probability], dtype=torch.float64)))
 
 
