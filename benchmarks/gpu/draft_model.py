@@ -60,12 +60,12 @@ def measure(device: Device, batches: Sequence[int], gamma: int, rounds: int, dea
 def _driver(device: torch.device, draft: str, batch_size: int, gamma: int) -> Driver:
     """Return a proposer of its own, with running requests whose texts begin alike."""
     from specplug.text.loading import load_tokenizer
-    from specplug_crosstok.device.proposer import DeviceCrossTok
+    from specplug_crosstok.proposer import CrossTok
 
     tokenizer = load_tokenizer(str(model_path("tiny"))).library
 
-    def build(context: PluginContext) -> DeviceCrossTok:
-        return DeviceCrossTok(replace(context, target_tokenizer=tokenizer))
+    def build(context: PluginContext) -> CrossTok:
+        return CrossTok(replace(context, target_tokenizer=tokenizer), on_host=False)
 
     caps = ProposerCaps(distribution=Distribution.LOGITS, learns=True)
     options = "specplug_crosstok.options:CrossTokSettings"

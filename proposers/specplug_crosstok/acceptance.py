@@ -1,16 +1,35 @@
-"""Acceptance: how often drafted tokens are accepted, by route and by the draft model's own probability."""
+"""KindAcceptance: how often drafted tokens are accepted, by kind and by the draft model's own probability."""
 
 from __future__ import annotations
 
-import numpy as np
-import numpy.typing as npt
+from typing import Any
+
 import torch
 from torch import Tensor
 
-Floats = npt.NDArray[np.float64]
-Kinds = npt.NDArray[np.int32]
+from specplug.draft_model.model import DraftModel
+from specplug.draft_model.pairing import TokenizerPair
 
-_FINEST = 8  # the last bucket begins at 1 - 2 ** -8
+SOURCES = ("common ids", "text", "open word")
+"""Token-level intersection (TLI), string-level exact match (SLEM), and SLEM's last token, whose word may go on."""
+
+COMMON, TEXT, OPEN_WORD = range(3)
+
+SHARES = (0.5, 0.8, 0.95)
+"""The bounds of the levels of the common ids' share of a distribution."""
+
+NUM_LEVELS = len(SHARES) + 1
+
+SAMPLED = len(SOURCES)
+"""The first kind of sampled requests' tokens that were not drawn; greedy ones begin with 0.  One for each source."""
+
+DRAWN = slice(2 * len(SOURCES), 2 * len(SOURCES) + NUM_LEVELS)
+"""Drawn tokens, by the level of the common ids' share."""
+
+TEXTS = slice(SAMPLED + TEXT, SAMPLED + OPEN_WORD + 1)
+"""Sampled requests' tokens of texts."""
+
+NUM_KINDS = DRAWN.stop
 
 NUM_BUCKETS = 12
 """Buckets of probabilities."""
@@ -21,43 +40,46 @@ PRIOR = 8.0
 FORGET = 4096.0
 """Tokens of a bucket after which the older ones count half."""
 
-MIDDLES: Floats = 1.0 - 2.0 ** -((np.arange(NUM_BUCKETS) + 0.5) * _FINEST / NUM_BUCKETS)
-"""[NUM_BUCKETS], the probability in the middle of each bucket."""
+_FINEST = 8  # the last bucket begins at 1 - 2 ** -8
 
 
-class Acceptance:
+class KindAcceptance:
     """Tested and accepted tokens by kind and probability; rates begin with the probabilities.
 
     Args:
-        num_kinds: kinds of tokens, such as those of a route, that are counted apart.
+        device: where the counts are; nothing but `status` reads them back.
+        num_kinds: kinds of tokens that are counted apart.
     """
 
-    def __init__(self, num_kinds: int) -> None:
-        self._counts = np.zeros((num_kinds, NUM_BUCKETS, 2))  # tested, accepted
+    def __init__(self, device: torch.device, num_kinds: int = NUM_KINDS) -> None:
+        self._counts = torch.zeros(num_kinds * NUM_BUCKETS, 2, dtype=torch.float64, device=device)
+        middles = (torch.arange(NUM_BUCKETS, dtype=torch.float64) + 0.5) * _FINEST / NUM_BUCKETS
+        self._middles = (1.0 - 2.0**-middles).to(device)
 
-    def learn(self, kinds: Kinds, probabilities: Floats, accepted: int) -> None:
-        """Learn from the tested tokens of one draft, [n] each: the first `accepted` were accepted, the next was not."""
-        results = np.stack([np.ones(len(kinds)), np.arange(len(kinds)) < accepted], 1)
-        np.add.at(self._counts, (kinds, _buckets(probabilities)), results)
-        self._counts[self._counts[:, :, 0] > FORGET] /= 2
+    def learn(self, kinds: Tensor, probabilities: Tensor, tested: Tensor, accepted: Tensor) -> None:
+        """Learn from drafts of n tokens: kinds and probabilities [B, n], tested and accepted tokens [B]."""
+        place = torch.arange(kinds.shape[1], device=kinds.device)
+        results = torch.stack([place < tested[:, None], place < torch.minimum(accepted, tested)[:, None]], 2)
+        self._counts.index_add_(0, self._places(kinds, probabilities).flatten(), results.double().flatten(0, 1))
+        self._counts /= torch.where(self._counts[:, :1] > FORGET, 2.0, 1.0)
 
-    def confidence(self, kinds: Kinds, probabilities: Floats) -> Floats:
-        """Return [n]: the probability that each token is accepted."""
-        tested, accepted = np.moveaxis(self._counts[kinds, _buckets(probabilities)], -1, 0)
-        confidence: Floats = np.clip((accepted + PRIOR * probabilities) / (tested + PRIOR), 0.0, 1.0)
-        return confidence
+    def confidence(self, kinds: Tensor, probabilities: Tensor) -> Tensor:
+        """Return the probability that each token is accepted, of the shape of `kinds`."""
+        tested, accepted = self._counts[self._places(kinds, probabilities)].unbind(-1)
+        return ((accepted + PRIOR * probabilities) / (tested + PRIOR)).clamp(0.0, 1.0)
 
-    def by_bucket(self, kinds: slice, *, joined: bool = False) -> Floats:
+    def by_bucket(self, kinds: slice, *, joined: bool = False) -> Tensor:
         """Return [kinds, buckets], or [1, buckets] for all joined: the confidence in the middle of each bucket."""
-        counts = self._counts[kinds]
-        tested, accepted = np.moveaxis(counts.sum(0, keepdims=True) if joined else counts, -1, 0)
-        confidence: Floats = (accepted + PRIOR * MIDDLES) / (tested + PRIOR)
-        return confidence
+        counts = self._counts.view(-1, NUM_BUCKETS, 2)[kinds]
+        tested, accepted = (counts.sum(0, keepdim=True) if joined else counts).unbind(-1)
+        return (accepted + PRIOR * self._middles) / (tested + PRIOR)
 
-    def counts(self) -> Floats:
+    def counts(self) -> Tensor:
         """Return tested and accepted tokens of each kind, [kinds, 2], the older ones at less weight."""
-        found: Floats = self._counts.sum(1)
-        return found
+        return self._counts.view(-1, NUM_BUCKETS, 2).sum(1)
+
+    def _places(self, kinds: Tensor, probabilities: Tensor) -> Tensor:
+        return kinds * NUM_BUCKETS + bucket_of(probabilities)
 
 
 def bucket_of(probabilities: Tensor) -> Tensor:
@@ -66,8 +88,25 @@ def bucket_of(probabilities: Tensor) -> Tensor:
     return (doubt * (NUM_BUCKETS / _FINEST)).long().clamp(0, NUM_BUCKETS - 1)
 
 
-def _buckets(probabilities: Floats) -> npt.NDArray[np.int64]:
-    """The same for arrays."""
-    doubt = -np.log2(np.maximum(1.0 - probabilities, 2.0**-_FINEST))
-    buckets: npt.NDArray[np.int64] = np.clip(doubt * (NUM_BUCKETS / _FINEST), 0, NUM_BUCKETS - 1).astype(np.int64)
-    return buckets
+def kinds_of(sources: Tensor, levels: Tensor, is_drawn: Tensor, is_sampled: Tensor) -> Tensor:
+    """Return the kinds of tokens, of the shape of `sources`; see `SAMPLED` and `DRAWN`."""
+    return torch.where(is_drawn, DRAWN.start + levels, sources + SAMPLED * is_sampled)
+
+
+def status_of(model: DraftModel, pair: TokenizerPair, acceptance: KindAcceptance) -> dict[str, Any]:
+    """Return the pair, and what its drafts were worth; waits for the device."""
+    shared = pair.intersection
+    names = [f"{source}, {how}" for how in ("greedy", "sampled") for source in SOURCES]
+    names += [f"drawn, share level {level}" for level in range(NUM_LEVELS)]
+    return {
+        "draft_model": model.path,
+        "parameters": model.num_parameters,
+        "same_tokenizer": pair.is_same,
+        "overlap_of_target_percent": round(shared.of_target, 1),
+        "overlap_of_draft_percent": round(shared.of_draft, 1),
+        "acceptance": {
+            name: {"tested": int(tested), "acceptance_rate": float(accepted / tested)}
+            for name, (tested, accepted) in zip(names, acceptance.counts().tolist(), strict=True)
+            if tested >= 1
+        },
+    }

@@ -2,42 +2,17 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
-import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from specplug_crosstok.acceptance import Floats, bucket_of
-
-SHARES = (0.5, 0.8, 0.95)
-"""The bounds of the levels of `share_level`."""
-
-NUM_LEVELS = len(SHARES) + 1
+from specplug_crosstok.acceptance import SHARES, bucket_of
 
 GENERATION_BITS = 24
 """Bits of a generation, and of a length, in a draft's key."""
 
-Integers = TypeVar("Integers", Tensor, int)
-
 _SHIFT, _FIRST, _SECOND = -0x61C8864680B583EB, -0x40A7B892E31B1A47, -0x6B2FB644ECCEEE15  # of SplitMix64, as int64
-
-
-class Drawn(NamedTuple):
-    """What was drawn, by row of the model.
-
-    Attributes:
-        is_common: [R, n] bool on the host, true where a common id was drafted.
-        levels: [R, n] int64 on the host, the level of the common ids' share, see `share_level`.
-        probabilities: [R, n] float64 on the host, of the most probable id.
-        logits: [R, n, Vd] on the model's device, over the common ids; None if no row had a temperature.
-    """
-
-    is_common: npt.NDArray[np.bool_]
-    levels: npt.NDArray[np.int64]
-    probabilities: Floats
-    logits: Tensor | None
 
 
 class Common(NamedTuple):
@@ -54,7 +29,7 @@ class Common(NamedTuple):
     confidence: Tensor
 
 
-class Choice(NamedTuple):
+class NextIds(NamedTuple):
     """The choice of R rows' next ids.
 
     Attributes:
@@ -74,7 +49,7 @@ class Choice(NamedTuple):
 
 def choose(
     common: Common, restricted: Tensor, temperature: Tensor, logits: Tensor, uniforms: Tensor | None = None
-) -> Choice:
+) -> NextIds:
     """Choose the next ids of R rows.
 
     A row without a temperature takes the most probable id, of the common ones only if it is restricted.  A row with a
@@ -93,7 +68,7 @@ def choose(
     allowed = torch.where(restricted[:, None], of_common, logits)
     probabilities, ids = torch.softmax(allowed, 1).max(1)
     if uniforms is None:
-        return Choice(ids, restricted, torch.zeros_like(ids), probabilities, None)
+        return NextIds(ids, restricted, torch.zeros_like(ids), probabilities, None)
     mine = of_common[:, common.ids]
     heat = torch.where(temperature > 0, temperature, 1.0)[:, None]
     levels = share_level((torch.softmax(logits / heat, 1) * common.is_used).sum(1))
@@ -101,41 +76,57 @@ def choose(
     pays = common.confidence[levels, bucket] >= common.confidence[-1, bucket]
     draws = (temperature > 0) & (restricted | pays)
     ids = torch.where(draws, common.ids[_draw(mine, heat, uniforms)], ids)
-    return Choice(ids, restricted | draws, levels, probabilities, mine)
+    return NextIds(ids, restricted | draws, levels, probabilities, mine)
 
 
 class Drawing:
-    """The choices of one step, by `choose`.
+    """Chooses ids for the first R rows of a draft model's cache.
 
     Args:
-        common, restricted, temperature: as for `choose`.
-        uniforms: [R, N] float64 in [0, 1), for rows with a temperature; None if there are none.
+        common: the common ids, whose confidence may change in place.
+        is_restricted: whether all rows draft common ids only.
+        max_rows, num_drafted: rows, and n, the most ids of a draft.
+        states: whether drafts state the distribution that common ids are drawn from.
+        seed: of the random numbers.
+
+    Attributes:
+        temperature: [rows] float32, to be set before a draft; 0 for rows that draw nothing.
+        is_greedy: to be set before a draft if no row has a temperature; True skips what only draws need.
+        keys: [rows] int64, to be set before a draft, different for each.
+        is_common, levels, probabilities: [rows, n] bool, int64 and float64, see `NextIds`.
+        logits: [rows, n, Vd] float32; None if nothing is stated.
     """
 
-    def __init__(self, common: Common, restricted: Tensor, temperature: Tensor, uniforms: Tensor | None) -> None:
-        self._common, self._restricted, self._temperature, self._uniforms = common, restricted, temperature, uniforms
-        self._choices: list[Choice] = []
+    def __init__(
+        self, common: Common, *, is_restricted: bool, max_rows: int, num_drafted: int, states: bool, seed: int
+    ) -> None:
+        device = common.ids.device
 
-    def choose(self, step: int, logits: Tensor) -> Tensor:
-        """Choose the ids [R] int64 of a step by logits [R, V]."""
-        uniforms = None if self._uniforms is None else self._uniforms[:, step]
-        self._choices.append(choose(self._common, self._restricted, self._temperature, logits, uniforms))
-        return self._choices[-1].ids
+        def zeros(*shape: int, dtype: torch.dtype) -> Tensor:
+            return torch.zeros(max_rows, *shape, dtype=dtype, device=device)
 
-    @property
-    def newest(self) -> Choice:
-        """The choice of the last step."""
-        return self._choices[-1]
+        self._common, self._seed, self.is_greedy = common, seed, False
+        self._restricted = zeros(dtype=torch.bool).fill_(is_restricted)
+        self.temperature, self.keys = zeros(dtype=torch.float32), zeros(dtype=torch.int64)
+        self.is_common, self.levels = (zeros(num_drafted, dtype=kind) for kind in (torch.bool, torch.int64))
+        self.probabilities = zeros(num_drafted, dtype=torch.float64)
+        self.logits = zeros(num_drafted, len(common.ids), dtype=torch.float32) if states else None
 
-    def result(self) -> Drawn:
-        """Return what was drawn; waits for the device."""
-        _, is_common, levels, probabilities, logits = zip(*self._choices, strict=True)
-        return Drawn(
-            torch.stack(is_common, 1).cpu().numpy(),
-            torch.stack(levels, 1).cpu().numpy(),
-            torch.stack(probabilities, 1).double().cpu().numpy(),
-            None if self._uniforms is None else torch.stack(logits, 1),
-        )
+    def choose(self, num_rows: int, step: Tensor, logits: Tensor) -> Tensor:
+        """Choose the ids [R] int64 of a step, [1] int64, by logits [R, V]."""
+        draws = self.logits is not None and not self.is_greedy
+        numbers = None if not draws else uniforms(self._seed, self.keys[:num_rows], step)
+        restricted, temperature = self._restricted[:num_rows], self.temperature[:num_rows]
+        choice = choose(self._common, restricted, temperature, logits, numbers)
+        for held, new in (
+            (self.is_common, choice.is_common),
+            (self.levels, choice.levels),
+            (self.probabilities, choice.probabilities.double()),
+            (self.logits, choice.logits),
+        ):
+            if held is not None and new is not None:
+                held[:num_rows].index_copy_(1, step, new[:, None])
+        return choice.ids
 
 
 def share_level(share: Tensor) -> Tensor:
@@ -149,11 +140,6 @@ def _draw(logits: Tensor, heat: Tensor, uniforms: Tensor) -> Tensor:
     total = torch.softmax(logits.double() / heat, 1).cumsum(1)
     place: Tensor = torch.searchsorted(total, uniforms[:, None] * total[:, -1:], right=True)
     return place[:, 0].clamp(max=logits.shape[1] - 1)
-
-
-def key_of(slot: Integers, generation: Integers, length: Integers) -> Integers:
-    """Return a number for a draft, [B] int64 or one number; no two drafts of a server have the same."""
-    return (((slot << GENERATION_BITS) | generation) << GENERATION_BITS) | length
 
 
 def uniforms(seed: int, keys: Tensor, steps: Tensor) -> Tensor:

@@ -8,14 +8,16 @@ import torch
 from torch import Tensor
 
 from specplug.draft_model.model import DraftModel
-from specplug.draft_model.pairing import Pair
+from specplug.draft_model.pairing import TokenizerPair
 from specplug.errors import SettingsError
 from specplug.interfaces import PluginContext
 from specplug.text.loading import load_tokenizer
 from specplug_crosstok.options import CrossTokSettings
 
 
-def load_model(context: PluginContext, options: CrossTokSettings, device: torch.device) -> tuple[DraftModel, Pair]:
+def load_model(
+    context: PluginContext, options: CrossTokSettings, device: torch.device
+) -> tuple[DraftModel, TokenizerPair]:
     """Load the draft model on a device, and compare its tokenizer with the target's.
 
     Raises:
@@ -34,10 +36,10 @@ def load_model(context: PluginContext, options: CrossTokSettings, device: torch.
     dtype = None if options.dtype == "auto" else getattr(torch, options.dtype)
     model = DraftModel(options.model, max_texts=max_texts, max_length=options.max_context, device=device, dtype=dtype)
     own = load_tokenizer(options.model).library
-    return model, Pair.of(context.target_tokenizer, own, context.vocab_size, model.vocab_size)
+    return model, TokenizerPair.of(context.target_tokenizer, own, context.vocab_size, model.vocab_size)
 
 
-def common_ids(pair: Pair, draft_vocab: int, target_vocab: int) -> tuple[npt.NDArray[np.int32], Tensor]:
+def common_ids(pair: TokenizerPair, draft_vocab: int, target_vocab: int) -> tuple[npt.NDArray[np.int32], Tensor]:
     """Return the target's id of each of the draft's ids, or -1, and the draft's ids that have one, [Vd] int64."""
     to_target = pair.intersection.to_target[:draft_vocab]
     to_target = np.where(to_target < target_vocab, to_target, -1).astype(np.int32)

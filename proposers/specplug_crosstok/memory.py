@@ -33,11 +33,12 @@ def declared(context: PluginContext) -> int:
     max_length = min(options.max_context, facts.max_length or options.max_context) + 1
     max_rows = min(options.max_requests, context.max_slots)
     weights_and_cache = size * (num_weights + max_rows * max_length * (cache_elements(facts) or 0))
-    return weights_and_cache + _TEMPORARIES + (_of_drafts(context, max_rows, facts.vocab_size) if on_device else 0)
+    of_drafts = _of_drafts(context, max_rows, facts.vocab_size)
+    return weights_and_cache + _TEMPORARIES + of_drafts + (_GRAPHS if on_device else 0)
 
 
 def _of_drafts(context: PluginContext, max_rows: int, draft_vocab: int) -> int:
-    """Return the bytes of graphs, of choices, and of the logits that drafts are drawn from."""
+    """Return the bytes of choices, and of the logits that drafts are drawn from."""
     states = context.caps.draft_input is not Distribution.ONE_HOT
     stated = 2 * (context.caps.max_draft_length + 1) * min(draft_vocab, context.vocab_size) * torch.float32.itemsize
-    return _GRAPHS + max_rows * (_PER_LOGIT * draft_vocab + states * stated)
+    return max_rows * (_PER_LOGIT * draft_vocab + states * stated)

@@ -15,7 +15,7 @@ def specplug_register_proposers(register: Callable[[ProposerSpec], None]) -> Non
     register(
         ProposerSpec(
             name="crosstok",
-            factory="specplug_crosstok.choice:build",
+            factory="specplug_crosstok.proposer:CrossTok",
             summary="drafts with a smaller model, of the same tokenizer or another one",
             options="specplug_crosstok.options:CrossTokSettings",
             memory="specplug_crosstok.memory:declared",

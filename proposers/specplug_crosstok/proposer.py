@@ -1,224 +1,244 @@
-"""The proposer `crosstok`: a draft model, whose tokenizer may be another one than the target's."""
+"""CrossTok: the proposer `crosstok`, a draft model whose tokenizer may be another one than the target's."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+import time
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from specplug.draft_model.drafting import Drafter
+from specplug.draft_model.loop import size_for, sizes
+from specplug.draft_model.schedule import IdsPerToken, Schedule
+from specplug.draft_model.texts import NO_REQUEST
 from specplug.interfaces import PluginContext, Proposer
-from specplug.text.translate.translator import Context
 from specplug.types.batch import EngineBatch
 from specplug.types.caps import Distribution
 from specplug.types.draft import Draft
 from specplug.types.request import BEGINS, Event, RequestEvent
+from specplug.types.tensors import to_device
 from specplug.types.verdict import Verdict
-from specplug_crosstok.acceptance import Acceptance
-from specplug_crosstok.drawing import Common, Drawing, Drawn, key_of, uniforms
-from specplug_crosstok.kinds import DRAWN, NUM_KINDS, SAMPLED, TEXTS, status_of
-from specplug_crosstok.loading import common_ids, device_of, load_model
+from specplug_crosstok.acceptance import SOURCES, status_of
+from specplug_crosstok.drawing import GENERATION_BITS
+from specplug_crosstok.host_batches import HostBatches
+from specplug_crosstok.loading import check_device, device_of, load_model
 from specplug_crosstok.options import CrossTokSettings
-from specplug_crosstok.requests import DraftContext, DraftContexts, InFlight
-from specplug_crosstok.writing import COMMON, SOURCES, TEXT, target_tokens
-
-
-class _Row(NamedTuple):
-    """One row of a step.
-
-    Attributes:
-        at: its index in the batch.
-        limit: the most draft tokens.
-        context: its context.
-        temperature: 0 is greedy.
-        restricted: whether only common ids are drafted.
-        draws: whether common ids are drawn from a distribution that the draft states.
-        key: slot, generation and length.
-    """
-
-    at: int
-    limit: int
-    context: DraftContext
-    temperature: float
-    restricted: bool
-    draws: bool
-    key: tuple[int, int, int]
-
-    @property
-    def kind(self) -> int:
-        """The first of the kinds of its tokens, see `Acceptance`."""
-        return SAMPLED * (self.temperature > 0)
-
-
-class Survival:
-    """The probability that all of a draft so far is accepted, of each row.
-
-    Args:
-        acceptance: what tokens turned out to be worth.
-        drawing: the choices of the step.
-        rows: by their row of the model's cache.
-        least: the bound of `is_low`; 0 computes nothing.
-    """
-
-    def __init__(self, acceptance: Acceptance, drawing: Drawing, rows: dict[int, _Row], least: float) -> None:
-        self._acceptance, self._drawing, self._rows, self._least = acceptance, drawing, rows, least
-        self._of_rows = dict.fromkeys(rows, 1.0)
-
-    def is_low(self, ready: Sequence[int]) -> bool:
-        """Return whether the newest choice has brought all of some rows below the bound."""
-        if not self._least:
-            return False
-        newest = self._drawing.newest
-        probabilities = newest.probabilities.double().cpu().numpy()
-        is_common, levels = newest.is_common.cpu().numpy(), newest.levels.cpu().numpy()
-        for row in ready:
-            it = self._rows[row]
-            kind = it.kind + (COMMON if is_common[row] else TEXT)
-            kind = DRAWN.start + levels[row] if is_common[row] and it.draws else kind
-            of_token = self._acceptance.confidence(np.array([kind]), probabilities[[row]])
-            self._of_rows[row] *= float(of_token[0])
-        return max(self._of_rows[row] for row in ready) < self._least
+from specplug_crosstok.step import DraftingStep
 
 
 class CrossTok(Proposer):
-    """Drafts with a smaller model on the host's side: contexts are translated there, and the model runs anywhere.
+    """Drafts with a smaller model, which has the texts of all requests in tables of its own device.
 
-    With one tokenizer for both models, ids are the same.  With two, a route leads from what the model drafts to the
-    target's tokens (Timor et al., ICML 2025, arXiv 2502.05202), and both are lossless:
+    With one tokenizer for both models, ids are the same.  With two, the target's tokens are translated one by one, and
+    a route leads back from what the model drafts (Timor et al., ICML 2025, arXiv 2502.05202).  Both are lossless:
 
     - *common ids* (TLI): the model draws from the ids whose text both vocabularies have, and says from which
       distribution, so that sampled tokens are accepted as often as speculative sampling accepts any.
-    - *text* (SLEM): the model drafts freely, and the target's tokenizer encodes its text.  These tokens were not drawn
+    - *text* (SLEM): the model drafts freely, and its text is written in the target's tokens.  These were not drawn
       from a distribution over the target's vocabulary, so they are verified as one-hot.
 
+    For batches on a GPU the model runs on that one, as CUDA graphs, and nothing is read back.  For batches in host
+    memory it runs on any device: new tokens are copied there, drafts are copied back, and a step may end early.
+
+    Args:
+        on_host: whether batches are in host memory; by default where the context's device is no GPU.
+
     Raises:
-        SettingsError: no model is named, or one of the tokenizers cannot be translated.
-        PluginError: the model cannot be loaded.
+        SettingsError: no model is named, the engine has another device, or a tokenizer cannot be translated.
+        PluginError: the model cannot be loaded, or not be captured as a CUDA graph.
     """
 
     sources = SOURCES
 
-    def __init__(self, context: PluginContext) -> None:
+    def __init__(self, context: PluginContext, *, on_host: bool | None = None) -> None:
         options: CrossTokSettings = context.options or CrossTokSettings()
-        self._options, self._seed = options, context.seed
-        self.model, self.pair = load_model(context, options, device_of(options.device))
-        max_texts, device = self.model.max_texts, self.model.device
-        seconds = None if options.max_ms is None else options.max_ms / 1000
-        self._drafter = Drafter(self.model, chunk=options.prefill_chunk, seconds=seconds)
-        self._contexts = DraftContexts(
-            self.pair, max_texts, self.model.max_length, self.model.vocab_size, options.route
-        )
-        self.acceptance = Acceptance(NUM_KINDS)
-        self._to_target, common = common_ids(self.pair, self.model.vocab_size, context.vocab_size)
-        self._common = common.to(device)
-        self._is_common = torch.zeros(self.model.vocab_size, dtype=torch.bool, device=device)
-        self._is_common[self._common] = True
-        self.draft_vocab = torch.from_numpy(self._to_target[common].astype(np.int64)).to(context.device)
+        on_host = context.device.type != "cuda" if on_host is None else on_host
+        if not on_host:
+            check_device(options.device, context.device)
+        device = device_of(options.device) if on_host else context.device
+        self.model, self.pair = load_model(context, options, device)
+        self._options, self._device = options, device
+        is_exact = on_host and device.type == "cpu"
+        self._step = DraftingStep(context, options, self.model, self.pair, is_exact=is_exact)
+        self._ids_per_token = IdsPerToken(min(2.0, self._step.mean_length), device)
+        self._schedule = Schedule(context.max_slots, self.model.max_texts, self.model.max_length, device)
+        self._batches = HostBatches(self.model.max_texts, device) if on_host else None
+        self.draft_vocab = self._step.draft_vocab.to(context.device)
 
     def warmup(self) -> None:
-        """Allocate the model's caches."""
+        """Allocate the model's caches, and capture the graphs."""
         self.model.warm_up()
+        with torch.inference_mode():
+            self._step.loop.capture(self._step)
+
+    def on_event(self, event: Event) -> None:
+        """Give a request a row of the model's cache, or take it back."""
+        if not isinstance(event, RequestEvent):
+            return
+        if event.kind in BEGINS:
+            self._schedule.begin(event.slot, event.request.prompt_length if self._batches is None else 0)
+        else:
+            self._schedule.release(event.slot)
 
     def ingest(self, batch: EngineBatch) -> None:
-        """Translate the new tokens."""
-        self._contexts.ingest(batch)
+        """Keep the new tokens of batches in host memory."""
+        if self._batches is not None:
+            self._batches.keep(batch, self._schedule.rows)
+            for slot, num_new in zip(batch.slots.tolist(), batch.num_new.tolist(), strict=True):
+                self._schedule.add(slot, num_new)
 
     def propose(self, batch: EngineBatch, limits: Tensor, draft: Draft) -> None:
         """Draft for the rows that may have drafts and that the model has caught up with."""
-        rows = self._rows(batch, limits, states=draft.distribution is not Distribution.ONE_HOT)
-        if not rows:
+        if not self._schedule.num_rows or not batch.batch_size:
             return
-        texts = {row: it.context.text for row, it in rows.items()}
-        num_tokens = max(self._num_drafted(it) for it in rows.values())
-        drawing = self._drawing(rows, num_tokens)
-        survival = Survival(self.acceptance, drawing, rows, self._options.min_survival)
-        ready, ids = self._drafter.draft(texts, num_tokens, drawing.choose, survival.is_low)
-        if not ready:
+        if self._batches is None:
+            self._draft(batch, limits, draft, draft.draft_length)
             return
-        drawn, drafted = drawing.result(), ids.tolist()
-        for row in ready:
-            texts[row].cache(drafted[row][:-1])
-            self._write(rows[row], draft, drafted[row], drawn, row)
+        most = int(limits.max())
+        if most > 0:
+            self._step.drawing.is_greedy = not bool((batch.temperature > 0).any())
+            own = self._batches.draft_like(draft)
+            self._draft(*self._batches.moved(batch, limits, self._schedule.rows), own, most, self._is_enough(most))
+            if own is not draft:
+                draft.copy_(own)
 
     def observe(self, batch: EngineBatch, draft: Draft, verdict: Verdict) -> None:
         """Learn how often the routes' tokens are accepted."""
-        tested, base = verdict.tested().tolist(), draft.base_len.tolist()
-        for at, (slot, accepted) in enumerate(zip(batch.slots.tolist(), verdict.accepted.tolist(), strict=True)):
-            context = self._contexts.get(slot)
-            sent = None if context is None else context.in_flight.pop(base[at], None)
-            if sent is not None:
-                self.acceptance.learn(sent.kinds[: tested[at]], sent.probabilities[: tested[at]], accepted)
-
-    def on_event(self, event: Event) -> None:
-        """Forget a request that has left its slot."""
-        if isinstance(event, RequestEvent) and event.kind not in BEGINS:
-            self._contexts.release(event.slot)
+        columns = [batch.slots.long(), _owners(batch), draft.base_len, verdict.tested(), verdict.accepted]
+        if batch.device != self._device:
+            columns = to_device(columns, self._device)
+        slots, owners, base_len, tested, accepted = columns
+        rows, sent = self._schedule.row_of_slot()[slots], self._step.written
+        row = rows.clamp(min=0)
+        is_mine = (rows >= 0) & (sent.owners[row] == owners) & (sent.base_len[row] == base_len)
+        self._step.learn(sent.kinds[row], sent.probabilities[row], torch.where(is_mine, tested, 0), accepted)
+        if self._step.is_text and self._batches is None:
+            newest = torch.arange(draft.draft_length + 1, device=self._device)
+            is_new = newest < verdict.emitted[:, None]
+            at = (batch.lengths[:, None] - 1 - newest).clamp(min=0)
+            num_ids = self._step.texts.ids_of(batch.tokens[batch.rows[:, None], at].long())
+            self._ids_per_token.learn(torch.where(is_new, num_ids, 0).sum(), is_new.sum())
 
     def status(self) -> dict[str, Any]:
-        """Return the pair, and what its drafts were worth."""
-        return status_of(self.model, self.pair, self.acceptance.counts())
+        """Return the pair, and what its drafts were worth; waits for the device."""
+        return status_of(self.model, self.pair, self._step.acceptance)
 
-    def _rows(self, batch: EngineBatch, limits: Tensor, *, states: bool) -> dict[int, _Row]:
-        """Return the rows to draft for, by their row of the model's cache."""
-        rows, route = {}, self._options.route
-        columns = (limits, batch.slots, batch.generations, batch.lengths, batch.temperature)
-        for at, (limit, slot, generation, length, heat) in enumerate(
-            zip(*(it.tolist() for it in columns), strict=True)
-        ):
-            context = self._contexts.get(slot)
-            if limit <= 0 or context is None or context.row is None or context.num_tokens != length:
-                continue
-            is_same = not isinstance(context.translation, Context)
-            restricted, draws = is_same or route == "tli", states and heat > 0 and (is_same or route != "slem")
-            rows[context.row] = _Row(at, limit, context, heat, restricted, draws, (slot, generation, length))
-        return rows
+    def _draft(
+        self,
+        batch: EngineBatch,
+        limits: Tensor,
+        draft: Draft,
+        num_tokens: int,
+        is_enough: Callable[[int], bool] | None = None,
+    ) -> None:
+        """Draft at most `num_tokens` for each row of a batch that is on the model's device, but for its token table."""
+        step, num_rows = self._step, self._step.loop.num_rows(self._schedule.num_rows)
+        at = _At.of(batch, self._schedule.row_of_slot(), num_rows)
+        entries = batch.rows[at.place.to(batch.rows.device)].long()
+        self._give(at, batch, limits, states=draft.distribution is not Distribution.ONE_HOT)
+        step.loop.begin(step, num_rows)
+        self._catch_up(batch, entries)
+        rows = slice(num_rows)
+        step.inputs.tokens[rows] = step.texts.newest(batch.tokens, entries, rows, step.num_tokens)
+        self._schedule.grow(step.texts.growth(step.num_tokens))
+        num_ids = min(self._num_ids(num_tokens), step.num_drafted)
+        step.loop.run(step, num_rows, num_ids, self._schedule.longest + num_ids, is_enough)
+        step.written.write(draft, at.rows, step.drawing.logits)
+        self._schedule.end(step.figures[:, rows])
 
-    def _num_drafted(self, row: _Row) -> int:
-        """Return how many ids to draft for a row; texts may take more ids of the draft's than of the target's."""
-        if row.restricted:
-            return row.limit
-        ratio = max(1.0, row.context.text.num_ids / max(1, row.context.num_tokens))
-        return min(2 * row.limit, math.ceil(row.limit * ratio))
+    def _num_ids(self, num_tokens: int) -> int:
+        """Return how many ids to draft for so many tokens; a text for one more, because its last token may go on.
 
-    def _drawing(self, rows: dict[int, _Row], num_tokens: int) -> Drawing:
-        num_rows, draws = max(rows) + 1, {row: it for row, it in rows.items() if it.draws}
-        restricted, temperature = torch.zeros(num_rows, dtype=torch.bool), torch.zeros(num_rows)
-        restricted[[row for row, it in rows.items() if it.restricted]] = True
-        numbers = None
-        to = self.model.device
-        if draws:
-            temperature[list(draws)] = torch.tensor([it.temperature for it in draws.values()])
-            keys = torch.zeros(num_rows, dtype=torch.int64)
-            keys[list(draws)] = torch.tensor([key_of(*it.key) for it in draws.values()])
-            numbers = uniforms(self._seed, keys[:, None], torch.arange(num_tokens)).to(to)
-        drawn, text = self.acceptance.by_bucket(DRAWN), self.acceptance.by_bucket(TEXTS, joined=True)
-        confidence = torch.tensor(np.concatenate([drawn, text])).to(to)
-        common = Common(self._common, self._is_common, confidence)
-        return Drawing(common, restricted.to(to), temperature.to(to), numbers)
+        For batches in host memory that is as many as `_is_enough` may ask for.
+        """
+        if not self._step.is_text:
+            return num_tokens
+        if self._batches is not None:
+            return 2 * num_tokens
+        return math.ceil((num_tokens + 1) * self._ids_per_token.value)
 
-    def _write(self, it: _Row, draft: Draft, drafted: list[int], drawn: Drawn, row: int) -> None:
-        tokens = target_tokens(
-            it.context.translation, self._to_target, drafted, drawn.is_common[row].tolist(), drawn.probabilities[row]
-        )
-        count = min(it.limit, len(tokens.ids))
-        if not count:
-            return
-        sources = np.array(tokens.sources[:count], np.int32)
-        is_drawn = (sources == COMMON) & it.draws
-        levels = drawn.levels[row, tokens.steps[:count]]
-        kinds = np.where(is_drawn, DRAWN.start + levels, sources + it.kind).astype(np.int32)
-        probabilities = np.array(tokens.probabilities[:count])
-        draft.token_ids[it.at, :count] = torch.tensor(tokens.ids[:count], dtype=torch.int32)
-        draft.lengths[it.at] = count
-        draft.source[it.at, :count] = torch.from_numpy(sources)
-        draft.confidence[it.at, :count] = torch.from_numpy(self.acceptance.confidence(kinds, probabilities)).float()
-        it.context.send(it.key[2], InFlight(kinds, probabilities))
-        if draft.drawn is not None:
-            draft.drawn[it.at, :count] = torch.from_numpy(is_drawn)
-            if drawn.logits is not None and draft.draft_logits is not None and is_drawn.any():
-                steps = [tokens.steps[at] for at in np.flatnonzero(is_drawn)]
-                draft.draft_logits[it.at, np.flatnonzero(is_drawn)] = drawn.logits[row, steps].to(draft.device)
+    def _is_enough(self, num_tokens: int) -> Callable[[int], bool]:
+        """Return what ends the drafts of a step that begins now: that no row drafts, enough ids, or the settings."""
+        least, most = self._options.min_survival, self._options.max_ms
+        ends = math.inf if most is None else time.monotonic() + most / 1000
+        num_rows = self._schedule.num_rows
+
+        def is_enough(num_ids: int) -> bool:
+            survival = self._step.survival(num_rows)  # waits for the device
+            needed = num_tokens * max(1.0, self._step.ids_per_token(num_rows))
+            return survival <= 0 or survival < least or num_ids >= needed or time.monotonic() > ends
+
+        return is_enough
+
+    def _give(self, at: _At, batch: EngineBatch, limits: Tensor, *, states: bool) -> None:
+        """Set the step's inputs."""
+        inputs, rows = self._step.inputs, slice(at.num_rows)
+        heat = at.of_rows(batch.temperature)
+        inputs.running.owners[rows] = torch.where(at.is_running, _owners(batch)[at.place], NO_REQUEST)
+        inputs.running.lengths[rows] = at.of_rows(batch.lengths)
+        inputs.running.starts[rows] = at.of_rows(_text_starts(batch))
+        inputs.limits[rows] = at.of_rows(limits)
+        inputs.temperature[rows] = heat
+        self._step.drawing.temperature[rows] = heat * states
+
+    def _catch_up(self, batch: EngineBatch, entries: Tensor) -> None:
+        """Compute texts that are many tokens behind, such as prompts, up to the chunk of a step."""
+        chunk, texts = self._options.prefill_chunk, self._step.texts
+        for row, count in self._schedule.to_catch_up(chunk, self._step.num_missing // 2):
+            rows, num_tokens = slice(row, row + 1), size_for(count, sizes(chunk, 16))
+            self._schedule.grow(texts.growth(num_tokens))
+            texts.extend(self._step.inputs.running, rows, texts.newest(batch.tokens, entries[rows], rows, num_tokens))
+            texts.rejoin(rows)
+            missing = texts.missing(rows, texts.growth(num_tokens), keep=1)
+            self.model.forward(*missing, first=row, longest=self._schedule.longest)
+            self._schedule.caught_up(row, count)
+
+
+class _At(NamedTuple):
+    """The batch's B requests, and R rows of the model's cache.
+
+    Attributes:
+        rows: [B] int64, the row of each request; negative if it has none.
+        place: [R] int64, the request in each row, 0 if there is none.
+        is_running: [R] bool, whether there is one.
+    """
+
+    rows: Tensor
+    place: Tensor
+    is_running: Tensor
+
+    @classmethod
+    def of(cls, batch: EngineBatch, row_of_slot: Tensor, num_rows: int) -> _At:
+        """Find the rows of a batch."""
+        rows = row_of_slot[batch.slots.long()]
+        place = torch.full((num_rows + 1,), -1, dtype=torch.int64, device=rows.device)
+        requests = torch.arange(len(rows), device=rows.device)
+        place = place.scatter_(0, torch.where(rows >= 0, rows, num_rows), requests)[:num_rows]
+        return cls(rows, place.clamp(min=0), place >= 0)
+
+    @property
+    def num_rows(self) -> int:
+        """R."""
+        return len(self.place)
+
+    def of_rows(self, column: Tensor) -> Tensor:
+        """Return a column [B] of the batch by row, [R], 0 where no request is."""
+        return torch.where(self.is_running, column[self.place], 0)
+
+
+def _owners(batch: EngineBatch) -> Tensor:
+    """Return [B] int64, a number for each slot and generation."""
+    return (batch.slots.long() << GENERATION_BITS) | batch.generations
+
+
+def _text_starts(batch: EngineBatch) -> Tensor:
+    """Return [B], the position after each row's last barrier."""
+    if not batch.barriers:
+        return torch.zeros_like(batch.slots)
+    starts = [0] * batch.batch_size
+    for barrier in batch.barriers:
+        starts[barrier.row] = max(barrier.stop, starts[barrier.row])
+    (found,) = to_device([torch.tensor(starts)], batch.device)
+    return found

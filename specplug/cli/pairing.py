@@ -14,7 +14,7 @@ from specplug.cli.doctor import CheckReport
 from specplug.cli.launch import find_model, prompt_form, start_engine
 from specplug.cli.output import faults_of, note
 from specplug.draft_model.facts import ModelFacts, cache_elements, count_parameters, read_facts
-from specplug.draft_model.pairing import Pair
+from specplug.draft_model.pairing import TokenizerPair
 from specplug.errors import SpecplugError, describe
 from specplug.forecast.acceptance import counted
 from specplug.forecast.model_shape import ModelShape
@@ -109,23 +109,23 @@ def check_tokenizers(pair: Pairing) -> PairResult:
     target, draft, options = pair
     try:
         own, other = (load_tokenizer(facts.path).library for facts in (target, draft))
-        tokenizers = Pair.of(own, other, target.vocab_size, draft.vocab_size)
+        tokenizers = TokenizerPair.of(own, other, target.vocab_size, draft.vocab_size)
     except Exception as error:  # libraries of tokenizers raise many kinds
         return PairResult("fail", _explained(error).removesuffix(f". {REMEDY}"), REMEDY)
-    shared, translator, route = tokenizers.intersection, tokenizers.translator, options.route
+    shared, is_same = tokenizers.intersection, tokenizers.is_same
     figures = {
-        "same": translator is None,
-        "route": "same ids" if translator is None else route,
+        "same": is_same,
+        "route": "same ids" if is_same else options.route,
         "overlap_of_target_percent": shared.of_target,
         "overlap_of_draft_percent": shared.of_draft,
     }
-    if translator is None:
+    if tokenizers.vocabularies is None:
         return PairResult("ok", "the same, so drafts go as the same ids", "", figures)
     summary = (
         f"different: {shared.of_target:.1f}% of the target's vocabulary and {shared.of_draft:.1f}% of the draft's "
-        f"are common; drafts go as {ROUTES[route]}"
+        f"are common; drafts go as {ROUTES[options.route]}"
     )
-    for whose, each in (("target", translator.target), ("draft", translator.draft)):
+    for whose, each in zip(("target", "draft"), tokenizers.vocabularies, strict=True):
         if limits := _limits(each):
             summary += f"; the {whose}'s {limits}"
     return PairResult("ok", summary, "", figures)

@@ -15,7 +15,7 @@ def cache_argument(model: Any) -> str:
     return "cache" if "cache" in inspect.signature(model.forward).parameters else "past_key_values"
 
 
-class Place:
+class CachePlace:
     """Where the next forward pass writes, and what it reads; the same for all layers.
 
     Attributes:
@@ -35,7 +35,7 @@ class _Layer(CacheLayerMixin):  # type: ignore[no-untyped-call]
 
     is_compileable = True
 
-    def __init__(self, place: Place, max_texts: int, max_length: int) -> None:
+    def __init__(self, place: CachePlace, max_texts: int, max_length: int) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._place, self._shape = place, (max_texts, max_length + 1)
 
@@ -73,7 +73,7 @@ class TextCache(Cache):
     """Keys and values of S texts of at most L tokens; the memory of a layer is taken at its first use."""
 
     def __init__(self, num_layers: int, max_texts: int, max_length: int) -> None:
-        self.place = Place()
+        self.place = CachePlace()
         self._own = [_Layer(self.place, max_texts, max_length) for _ in range(num_layers)]
         super().__init__(layers=list(self._own))
 

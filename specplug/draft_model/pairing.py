@@ -1,72 +1,34 @@
-"""Pair: what the tokenizers of a target and of a draft model have in common."""
+"""TokenizerPair: what the tokenizers of a target and of a draft model have in common."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
-from specplug.errors import ContractError, SettingsError
+from specplug.errors import SettingsError
 from specplug.text.fingerprint import fingerprint
 from specplug.text.translate.intersection import Intersection, intersect
 from specplug.text.translate.libraries import read_vocabulary
-from specplug.text.translate.tables import Ragged, expansions
-from specplug.text.translate.translator import Context, Extension, TokenContext, Translator
-from specplug.text.translate.vocabulary import REMEDY
-
-
-class Translation(Protocol):
-    """The draft model's context of one request."""
-
-    def extend(self, ids: Iterable[int]) -> Extension:
-        """Append the target's next ids and return what changes in the draft's context."""
-        ...
-
-
-class SameIds:
-    """The translation between two models with one tokenizer.
-
-    Args:
-        vocab_size: of the draft model, whose padding may be shorter than the target's.
-    """
-
-    def __init__(self, vocab_size: int) -> None:
-        self._vocab_size, self._length = vocab_size, 0
-
-    def extend(self, ids: Iterable[int]) -> Extension:
-        """Append ids as they are.
-
-        Raises:
-            ContractError: the draft model has no such id.
-        """
-        new = list(map(int, ids))
-        wrong = [token for token in new if not 0 <= token < self._vocab_size]
-        if wrong:
-            raise ContractError.build(
-                "the draft model has no such id", found=wrong[0], expected=f"ids in [0, {self._vocab_size})"
-            )
-        self._length += len(new)
-        return Extension(self._length - len(new), new)
+from specplug.text.translate.tables import TokenLists, expansions
+from specplug.text.translate.vocabulary import REMEDY, Vocabulary
 
 
 @dataclass(frozen=True, slots=True)
-class Pair:
+class TokenizerPair:
     """Two tokenizers.
 
     Attributes:
         intersection: the ids that stand for the same text.
-        translator: translates texts; None if the tokenizers give all texts the same ids.
-        num_first: how many ids the draft's tokenizer puts before a text.
+        vocabularies: the target's and the draft's; None if the tokenizers give all texts the same ids.
     """
 
     intersection: Intersection
-    translator: Translator | None
-    num_first: int = 0
+    vocabularies: tuple[Vocabulary, Vocabulary] | None
 
     @classmethod
-    def of(cls, target: Any, draft: Any, target_vocab: int, draft_vocab: int) -> Pair:
+    def of(cls, target: Any, draft: Any, target_vocab: int, draft_vocab: int) -> TokenizerPair:
         """Compare two tokenizers.
 
         Args:
@@ -91,20 +53,19 @@ class Pair:
             raise SettingsError.build(
                 "the two tokenizers have no token in common", found=f"{first.name} and {second.name}", remedy=REMEDY
             )
-        return cls(shared, Translator(own, other), len(other.prefix))
+        return cls(shared, (own, other))
 
-    def table(self) -> Ragged:
+    @property
+    def is_same(self) -> bool:
+        """Whether the two give all texts the same ids."""
+        return self.vocabularies is None
+
+    def table(self) -> TokenLists:
         """Return the draft's ids for each of the target's; takes a second or two for large vocabularies."""
         to_draft = self.intersection.to_draft
-        if self.translator is None:
-            return Ragged.identity(int((to_draft >= 0).sum()), len(to_draft))
-        return expansions(self.translator.target, self.translator.draft, to_draft)
-
-    def translation(self, table: Ragged | None = None) -> Translation:
-        """Return the translation of one request's context, by tokens if a table is given, else by words."""
-        if self.translator is None:
-            return SameIds(len(self.intersection.to_target))
-        return Context(self.translator) if table is None else TokenContext(self.translator, table)
+        if self.vocabularies is None:
+            return TokenLists.identity(int((to_draft >= 0).sum()), len(to_draft))
+        return expansions(*self.vocabularies, to_draft)
 
 
 def _same_ids(known: int, target_vocab: int, draft_vocab: int) -> Intersection:

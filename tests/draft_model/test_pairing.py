@@ -8,11 +8,10 @@ from tokenizers import Tokenizer, models, normalizers
 from transformers import AutoTokenizer
 
 from specplug.demo import model_path
-from specplug.draft_model.pairing import Pair, SameIds
-from specplug.errors import ContractError, SettingsError
+from specplug.draft_model.pairing import TokenizerPair
+from specplug.errors import SettingsError
 from specplug.text.translate.intersection import intersect
-from specplug.text.translate.translator import Context
-from tests.text.translate.tools import library, vocabulary
+from tests.text.translate.tools import library
 
 SIZE, OTHER = 2048, 1024
 
@@ -27,16 +26,16 @@ def shared(found: np.ndarray) -> list[int]:
 
 def test_one_tokenizer_needs_no_translation_whichever_library_wraps_it():
     for target in (tokenizer("tiny"), library("tiny").library):
-        pair = Pair.of(target, tokenizer("tiny-draft"), SIZE, SIZE)
-        assert (pair.translator, pair.num_first) == (None, 0)
+        pair = TokenizerPair.of(target, tokenizer("tiny-draft"), SIZE, SIZE)
+        assert pair.is_same
         assert pair.intersection.to_draft.tolist() == pair.intersection.to_target.tolist() == list(range(SIZE))
         assert (pair.intersection.of_target, pair.intersection.of_draft) == (100.0, 100.0)
 
 
 @pytest.mark.parametrize(("target_vocab", "draft_vocab"), [(2304, 2176), (2048, 2304), (2000, 2048)])
 def test_padding_of_either_model_is_not_shared(target_vocab, draft_vocab):
-    found = Pair.of(tokenizer("tiny"), tokenizer("tiny-draft"), target_vocab, draft_vocab)
-    assert found.translator is None
+    found = TokenizerPair.of(tokenizer("tiny"), tokenizer("tiny-draft"), target_vocab, draft_vocab)
+    assert found.is_same
     common = list(range(min(SIZE, target_vocab)))
     assert len(found.intersection.to_draft) >= target_vocab
     assert len(found.intersection.to_target) == draft_vocab
@@ -45,63 +44,39 @@ def test_padding_of_either_model_is_not_shared(target_vocab, draft_vocab):
 
 
 def test_a_draft_model_with_fewer_logits_than_the_tokenizer_has_ids_is_translated_for():
-    pair = Pair.of(tokenizer("tiny"), tokenizer("tiny-draft"), SIZE, SIZE - 1)
-    assert pair.translator is not None
+    pair = TokenizerPair.of(tokenizer("tiny"), tokenizer("tiny-draft"), SIZE, SIZE - 1)
+    assert not pair.is_same
 
 
-def test_ids_of_one_tokenizer_are_appended_as_they_are():
-    translation = Pair.of(tokenizer("tiny"), tokenizer("tiny-draft"), SIZE, SIZE).translation()
-    assert isinstance(translation, SameIds)
-    assert translation.extend([5, 6, 7]) == (0, [5, 6, 7])
-    assert translation.extend([]) == (3, [])
-    assert translation.extend(np.array([8], np.int32)) == (3, [8])
-
-
-@pytest.mark.parametrize("token", [-1, 2100])
-def test_an_id_that_the_draft_model_lacks_is_refused(token):
-    translation = Pair.of(tokenizer("tiny"), tokenizer("tiny-draft"), 2304, 2100).translation()
-    assert translation.extend([2099]) == (0, [2099])
-    with pytest.raises(ContractError, match=rf"no such id; found {token}; expected ids in \[0, 2100\)"):
-        translation.extend([5, token, 6])
+def test_ids_of_one_tokenizer_are_translated_as_they_are():
+    table = TokenizerPair.of(tokenizer("tiny"), tokenizer("tiny-draft"), 2304, 2100).table()
+    assert [table.of_id(token) for token in (0, 5, 2047)] == [[0], [5], [2047]]
+    assert set(table.counts[2048:].tolist()) == {-1}
 
 
 def test_two_tokenizers_are_translated_between():
     target, draft = tokenizer("tiny"), tokenizer("tiny-draft-other")
-    pair = Pair.of(target, draft, 2304, 1100)
-    assert pair.translator is not None
-    expected = intersect(pair.translator.target, pair.translator.draft, 2304, 1100)
+    pair = TokenizerPair.of(target, draft, 2304, 1100)
+    assert pair.vocabularies is not None
+    expected = intersect(*pair.vocabularies, 2304, 1100)
     assert np.array_equal(pair.intersection.to_target, expected.to_target)
     assert len(pair.intersection.to_draft) == 2304
     assert 0 < len(shared(pair.intersection.to_target)) < OTHER
-    text = "def añadir(x):\n    return x"
-    translation = pair.translation()
-    assert isinstance(translation, Context)
-    keep, ids = translation.extend(target.encode(text, add_special_tokens=False))
-    assert (keep, draft.decode(ids)) == (0, text)
-
-
-def test_each_request_has_its_own_translation():
-    for name in ("tiny-draft", "tiny-draft-other"):
-        pair = Pair.of(tokenizer("tiny"), tokenizer(name), SIZE, SIZE)
-        assert pair.translation().extend([300]) == pair.translation().extend([300])
-
-
-@pytest.mark.parametrize(("draft", "num_first"), [("spm1", 1), ("tekken", 1), ("tiny", 0)])
-def test_the_ids_before_a_text_are_counted(draft, num_first):
-    pair = Pair.of(library("spm3").library, library(draft).library, 32768, 131072)
-    assert pair.num_first == num_first == len(vocabulary(draft).prefix)
+    text, table = "def añadir(x):\n    return x", pair.table()
+    ids = [each for token in target.encode(text, add_special_tokens=False) for each in table.of_id(token)]
+    assert draft.decode(ids) == text
 
 
 def test_a_server_without_a_tokenizer_is_told_why():
     with pytest.raises(SettingsError, match=r"target's tokenizer is not known; expected .*--skip-tokenizer-init"):
-        Pair.of(None, tokenizer("tiny-draft"), SIZE, SIZE)
+        TokenizerPair.of(None, tokenizer("tiny-draft"), SIZE, SIZE)
 
 
 def test_a_tokenizer_that_alters_text_is_translated_for():
     lower = Tokenizer.from_str(library("byte_level").to_str())
     lower.normalizer = normalizers.Lowercase()
     for pair in ((lower, tokenizer("tiny")), (tokenizer("tiny"), lower)):
-        assert Pair.of(*pair, SIZE, SIZE).translator is not None
+        assert TokenizerPair.of(*pair, SIZE, SIZE).vocabularies is not None
 
 
 def test_tokenizers_without_a_common_token_are_refused():
@@ -109,4 +84,4 @@ def test_tokenizers_without_a_common_token_are_refused():
         Tokenizer(models.BPE({text: at for at, text in enumerate(of)}, [])) for of in ("天地", "는고양이")
     )
     with pytest.raises(SettingsError, match=r"no token in common.*Choose"):
-        Pair.of(first, second, SIZE, SIZE)
+        TokenizerPair.of(first, second, SIZE, SIZE)

@@ -21,7 +21,6 @@ from specplug.text.loading import load_tokenizer
 from specplug.text.translate.libraries import byte_alphabet
 from specplug.types.batch import EngineBatch
 from specplug_crosstok import plugin
-from specplug_crosstok.device.proposer import DeviceCrossTok
 from specplug_crosstok.proposer import CrossTok
 
 VOCAB = 2048
@@ -39,23 +38,25 @@ def tokenizer(name: str = "tiny") -> Any:
     return load_tokenizer(str(model_path(name))).library
 
 
-def build(context: PluginContext) -> CrossTok:
-    """Build the proposer for a target whose tokenizer is that of "tiny"."""
-    return CrossTok(replace(context, target_tokenizer=tokenizer()))
-
-
 def spec() -> ProposerSpec:
-    """Return what is registered, for such a target."""
+    """Return what is registered for batches in host memory, for a target whose tokenizer is that of "tiny"."""
+
+    def build(context: PluginContext) -> CrossTok:
+        return CrossTok(replace(context, target_tokenizer=tokenizer()))
+
     return replace(registered(), factory=build)
 
 
 def device_spec() -> ProposerSpec:
-    """Return the form for batches on a GPU, which runs on any device."""
+    """Return what is registered for batches on a GPU, which runs on any device."""
 
-    def build_on_device(context: PluginContext) -> DeviceCrossTok:
-        return DeviceCrossTok(replace(context, target_tokenizer=tokenizer()))
+    def build(context: PluginContext) -> CrossTok:
+        return CrossTok(replace(context, target_tokenizer=tokenizer()), on_host=False)
 
-    return replace(registered(), factory=build_on_device, caps=registered().caps_for("cuda"))
+    return replace(registered(), factory=build, caps=registered().caps_for("cuda"))
+
+
+CODE = "def add(first, second):\n    return first + second\n\n\ndef sub("
 
 
 def options(draft: str, **more: object) -> Mapping[str, object]:
@@ -95,3 +96,9 @@ class Warm(Driver):
     def batch(self, order: Any = None) -> EngineBatch:
         batch = super().batch(order)
         return replace(batch, temperature=torch.where(batch.slots % 3 == 2, 0.0, 0.5 + batch.slots / 4))
+
+
+FORMS = {"host": spec(), "device": device_spec()}
+"""The proposer for batches in host memory, and for those on a GPU."""
+
+TEXTS = (encoded(CODE), encoded("Ünïcödé 天地 👍 is text"), encoded("x"))

@@ -1,4 +1,7 @@
-"""The proposer `crosstok` keeps the contract, drafts what its model says, and says clearly why it cannot start."""
+"""The proposer `crosstok` keeps the contract, drafts what its model says, and says clearly why it cannot start.
+
+It has two forms: for batches in host memory, and for those on a GPU, which runs on any device; here on the CPU.
+"""
 
 from __future__ import annotations
 
@@ -24,57 +27,139 @@ from specplug.plugins.registry import Owner, Registry
 from specplug.settings import load_settings
 from specplug.testing.contract import ProposerContract
 from specplug.testing.driver import Driver
+from specplug.testing.harness import ProposerHarness
 from specplug.types.caps import Distribution, EngineCaps
-from specplug.types.draft import Draft
 from specplug.types.request import Lifecycle
 from specplug_crosstok import plugin
+from specplug_crosstok.acceptance import SOURCES
 from specplug_crosstok.memory import declared
 from specplug_crosstok.options import CrossTokSettings
-from specplug_crosstok.proposer import CrossTok
 from tests.draft_model.tools import greedy
-from tests.proposers.crosstok_contract import SampledRows
-from tests.proposers.crosstok_tools import OTHER, SAME, VOCAB, Warm, encoded, options, spec, tokenizer
+from tests.proposers.crosstok_tools import (
+    CODE,
+    FORMS,
+    OTHER,
+    SAME,
+    TEXTS,
+    VOCAB,
+    Warm,
+    encoded,
+    options,
+    registered,
+    tokenizer,
+)
 
-CODE = "def add(first, second):\n    return first + second\n\n\ndef sub("
-TEXTS = (encoded(CODE), encoded("Ünïcödé 天地 👍 is text"), encoded("x"))
+pairs = pytest.mark.parametrize("draft", [SAME, OTHER])
 
 
-class TestContractOfOneTokenizer(ProposerContract):
-    spec, options, vocab_size, texts = spec(), options(SAME), VOCAB, TEXTS
+class CrossTokContract(ProposerContract):
+    """With the target's tokenizer and with another one."""
+
+    vocab_size, texts = VOCAB, TEXTS
+
+    @pytest.fixture(autouse=True, params=[SAME, OTHER])
+    def _pair(self, request: pytest.FixtureRequest) -> None:
+        self.options = options(request.param)
 
 
-class TestContractOfTwoTokenizers(ProposerContract):
-    spec, options, vocab_size, texts = spec(), options(OTHER), VOCAB, TEXTS
+class TestContract(CrossTokContract):
+    spec = FORMS["host"]
+
+
+class TestContractOnDevice(CrossTokContract):
+    spec = FORMS["device"]
+
+
+class SampledRows(ProposerHarness):
+    """The clauses that concern distributions; drafts of other slots and generations are other draws."""
+
+    vocab_size = VOCAB
+
+    @pytest.fixture(autouse=True, params=[(SAME, "auto"), (OTHER, "auto"), (OTHER, "tli")], ids=" ".join)
+    def _route(self, request: pytest.FixtureRequest) -> None:
+        self.options = options(request.param[0], route=request.param[1])
+
+    def driver_of(self, kind: type[Any], **changes: Any) -> Any:
+        return super().driver_of(type(kind.__name__, (Warm, kind), {}), **changes)
+
+    test_fills_in_its_distribution = ProposerContract.test_fills_in_its_distribution
+    test_does_not_depend_on_the_order_of_rows = ProposerContract.test_does_not_depend_on_the_order_of_rows
+    test_works_through_the_pipeline = ProposerContract.test_works_through_the_pipeline
+    _compare_with_pipeline = ProposerContract._compare_with_pipeline
+
+    def test_draws_are_stated_and_others_are_not(self) -> None:
+        """Only sampled rows have drawn tokens, and all of those are common ids."""
+        with self.driver() as driver:
+            steps = [step for step in self.steps(driver) if bool(step.draft.lengths.any())]
+        drawn = 0
+        for step in steps:
+            inside, draft = step.draft.mask(), step.draft
+            assert draft.drawn is not None
+            assert draft.draft_logits is not None
+            assert draft.draft_vocab is not None
+            is_drawn = inside & draft.drawn
+            assert not is_drawn[step.batch.temperature == 0].any()
+            assert bool((draft.source[is_drawn] == SOURCES.index("common ids")).all())
+            for row, place in is_drawn.nonzero().tolist():
+                column = draft.draft_vocab.tolist().index(int(draft.token_ids[row, place]))
+                assert draft.draft_logits[row, place, column] > -torch.inf
+            drawn += int(is_drawn.sum())
+        assert drawn > 20
 
 
 class TestSampledRows(SampledRows):
-    spec, texts = spec(), TEXTS
+    spec, texts = FORMS["host"], TEXTS
 
 
-def drafted(draft: str, ids: list[int], limit: int = 4, **more: object) -> list[int]:
-    """Return the draft after a context, by a proposer that has seen no other."""
-    with Driver(spec(), options(draft, **more), vocab_size=VOCAB, max_draft_length=16) as driver:
-        driver.start("a", ids)
-        return list(driver.step(limit).by_request()["a"].token_ids)
+class TestSampledRowsOnDevice(SampledRows):
+    spec, texts = FORMS["device"], TEXTS
 
 
-def test_with_one_tokenizer_the_draft_is_the_models_own_continuation() -> None:
+class Form:
+    """One of the forms.
+
+    Args:
+        name: of `FORMS`.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._spec = FORMS[name]
+
+    def driver(self, draft: str, *, kind: type[Driver] = Driver, vocab_size: int = VOCAB, **more: object) -> Driver:
+        """Return a driver of a proposer that has seen no request."""
+        chosen = options(draft, **more)
+        return kind(self._spec, chosen, vocab_size=vocab_size, max_draft_length=16, max_length=600)
+
+    def drafted(self, draft: str, ids: list[int], limit: int = 4, *, num_steps: int = 1, **more: object) -> list[int]:
+        """Return the draft after a context, by a proposer that has seen no other, at its last step."""
+        with self.driver(draft, **more) as driver:
+            driver.start("a", ids)
+            return [list(driver.step(limit).by_request()["a"].token_ids) for _ in range(num_steps)][-1]
+
+
+@pytest.fixture(params=FORMS)
+def form(request: pytest.FixtureRequest) -> Form:
+    return Form(request.param)
+
+
+def test_with_one_tokenizer_the_draft_is_the_models_own_continuation(form: Form) -> None:
     for ids in TEXTS:
-        assert drafted(SAME, ids, 6) == greedy(str(model_path(SAME)), ids, 6)
+        assert form.drafted(SAME, ids, 6) == greedy(str(model_path(SAME)), ids, 6)
 
 
-@pytest.mark.parametrize("text", [CODE, "import", "The value of"])
-def test_with_two_the_text_is(text: str) -> None:
-    """What is drafted is a text that the draft model's own continuation begins with."""
+@pytest.mark.parametrize("text", ["import", "The value of", CODE])
+def test_with_two_the_text_is(form: Form, text: str) -> None:
+    """All of it but the end, where the draft of the last token breaks off; in the tokens of the target's tokenizer."""
     own = tokenizer(OTHER)
-    continued = own.decode(greedy(str(model_path(OTHER)), own.encode(text, add_special_tokens=False), 12))
-    found = drafted(OTHER, encoded(text), 4, route="slem")
-    assert len(found) >= 3
+    continued = own.decode(greedy(str(model_path(OTHER)), own.encode(text, add_special_tokens=False), 40))
+    found = form.drafted(OTHER, encoded(text), 12, route="slem")
+    assert len(found) >= 8
     assert continued.startswith(tokenizer().decode(found))
+    assert found[:-1] == encoded(tokenizer().decode(found))[: len(found) - 1]
 
 
-def test_tli_drafts_only_what_both_vocabularies_have() -> None:
-    with Driver(spec(), options(OTHER, route="tli"), vocab_size=VOCAB) as driver:
+def test_tli_drafts_only_what_both_vocabularies_have(form: Form) -> None:
+    with form.driver(OTHER, route="tli") as driver:
         known = set(driver.proposer.draft_vocab.tolist())
         assert 256 < len(known) < 1024
         for index, ids in enumerate(TEXTS):
@@ -84,8 +169,8 @@ def test_tli_drafts_only_what_both_vocabularies_have() -> None:
             assert len(row.token_ids) == 8
 
 
-def test_requests_beyond_its_caches_get_no_drafts_until_one_is_free() -> None:
-    with Driver(spec(), options(SAME, max_requests=2), vocab_size=VOCAB) as driver:
+def test_requests_beyond_its_caches_get_no_drafts_until_one_is_free(form: Form) -> None:
+    with form.driver(SAME, max_requests=2) as driver:
         for name in "abc":
             driver.start(name, TEXTS[0])
         assert [len(row.token_ids) for row in driver.step(3).by_request().values()] == [3, 3, 0]
@@ -95,70 +180,93 @@ def test_requests_beyond_its_caches_get_no_drafts_until_one_is_free() -> None:
         assert [len(rows[name].token_ids) for name in "bcd"] == [3, 0, 3]
 
 
-@pytest.mark.parametrize("draft", [SAME, OTHER])
-def test_an_id_of_no_token_costs_its_request_its_drafts_and_no_other(draft: str) -> None:
+@pairs
+def test_an_id_of_no_token_costs_its_request_its_drafts_and_no_other(form: Form, draft: str) -> None:
     """The target's logits may have padding, and clients may send such ids."""
-    with Driver(spec(), options(draft, max_requests=2), vocab_size=VOCAB + 256) as driver:
+    with form.driver(draft, vocab_size=VOCAB + 256) as driver:
         driver.start("sound", TEXTS[0])
         driver.start("strange", [*TEXTS[0], VOCAB + 3, 5])
-        rows = driver.step(3).by_request()
-        assert (len(rows["sound"].token_ids), rows["strange"].token_ids) == (3, ())
-        driver.leave("strange")
-        driver.start("next", TEXTS[0])
-        assert driver.step(3).by_request()["next"].token_ids == rows["sound"].token_ids
+        for _ in range(3):
+            rows = driver.step(3).by_request()
+            assert (len(rows["sound"].token_ids), rows["strange"].token_ids) == (3, ())
 
 
-@pytest.mark.parametrize("names", ["ab", "ba"])
-def test_a_text_that_has_only_begun_a_character_gets_no_draft_and_no_other_is_lost(names: str) -> None:
-    with Driver(spec(), options(OTHER), vocab_size=VOCAB) as driver:
-        texts = {"a": TEXTS[0], "b": encoded("天")[:1]}
-        for name in names:
-            driver.start(name, texts[name])
-        rows = driver.step(3).by_request()
-    assert [len(rows[name].token_ids) for name in "ab"] == [3, 0]
-
-
-@pytest.mark.parametrize("draft", [SAME, OTHER])
-def test_text_before_a_later_barrier_is_forgotten(draft: str) -> None:
+@pairs
+def test_text_before_a_later_barrier_is_forgotten(form: Form, draft: str) -> None:
     """An image may be in any chunk of a prompt; the draft model cannot read on across it."""
     first, second = TEXTS[0][:12], TEXTS[0][12:]
-    with Driver(spec(), options(draft), vocab_size=VOCAB) as driver:
+    with form.driver(draft) as driver:
         driver.start("a", first)
         driver.step(0)
         driver._occupants["a"].barriers = [(len(first) + 1, len(first) + 4)]
         driver.extend("a", [5, *[VOCAB] * 3, *second])
-        found = list(driver.step(4).by_request()["a"].token_ids)
+        found = [list(driver.step(4).by_request()["a"].token_ids) for _ in range(2)][-1]
     assert len(found) >= 2
-    assert found == drafted(draft, second)[: len(found)]
+    assert found == form.drafted(draft, second)[: len(found)]
 
 
-@pytest.mark.parametrize(
-    ("route", "kind", "length"), [("tli", Driver, 3), ("tli", Warm, 3), ("auto", Warm, 3), ("auto", Driver, 0)]
-)
-def test_within_a_character_only_common_ids_are_drafted(route: str, kind: type[Driver], length: int) -> None:
-    """They follow its first bytes; a context that is translated by words ends before these."""
-    with kind(spec(), options(OTHER, route=route), vocab_size=VOCAB) as driver:
-        driver.start("begun", [*TEXTS[0], *encoded(" 天")[:-1]])
-        driver.start("whole", TEXTS[0])
-        rows = driver.step(3).by_request()
-    assert [len(rows[name].token_ids) for name in ("begun", "whole")] == [length, 3]
+@pairs
+def test_a_long_prompt_is_caught_up_with_in_chunks(form: Form, draft: str) -> None:
+    ids = (TEXTS[0] * 40)[:500]
+    with form.driver(draft, prefill_chunk=128) as driver:
+        driver.start("long", ids)
+        driver.start("short", TEXTS[0])
+        steps = [driver.step(3).by_request() for _ in range(12)]
+    lengths = [[len(step[name].token_ids) for step in steps] for name in ("long", "short")]
+    first = next(step for step, length in enumerate(lengths[0]) if length)
+    assert 3 <= first <= 8
+    assert lengths[1] == [3] * 12
+    assert list(steps[-1]["long"].token_ids) == form.drafted(draft, ids, 3, num_steps=5)
 
 
-def test_a_row_whose_tokens_it_has_not_seen_gets_no_draft() -> None:
-    with Driver(spec(), options(SAME), vocab_size=VOCAB) as driver:
+def test_a_text_longer_than_the_window_is_drafted_for(form: Form) -> None:
+    """Its newest half is computed anew each time that the window is full."""
+    with form.driver(SAME, max_context=96) as driver:
         driver.start("a", TEXTS[0])
-        driver.start("b", TEXTS[0])
-        driver.step(3)
-        driver.extend("a", [5])
-        batch = driver.batch()
-        draft = Draft.allocate(2, 3)
-        draft.reset(batch.lengths)
-        driver.proposer.propose(batch, torch.full((2,), 3, dtype=torch.int32), draft)
-        assert draft.lengths.tolist() == [0, 3]
+        found = []
+        for _ in range(60):
+            step = driver.step(4)
+            ids = step.by_request()["a"].token_ids
+            found.append(len(ids))
+            driver.extend("a", [*ids, 5][:5])
+    assert len(driver.text("a")) > 200
+    assert found.count(4) > 40
+
+
+@pairs
+def test_drafts_are_at_most_a_quarter_of_the_window(form: Form, draft: str) -> None:
+    with form.driver(draft, max_context=64) as driver:
+        driver.start("a", TEXTS[0])
+        lengths = [len(driver.step(16).by_request()["a"].token_ids) for _ in range(3)]
+    assert 5 <= lengths[-1] <= 16
+
+
+def test_a_long_emitted_text_that_the_draft_did_not_have_costs_no_step(form: Form) -> None:
+    """As many ids may be missing as a draft has."""
+    with form.driver(OTHER) as driver:
+        driver.start("a", TEXTS[0])
+        for _ in range(4):
+            assert driver.step(16).by_request()["a"].token_ids
+            driver.extend("a", encoded(" = shelf.query(editor)")[:12])
+
+
+@pytest.mark.parametrize(("more", "most"), [({"max_ms": 1e-6}, 1), ({"min_survival": 1.0}, 1), ({}, 12)])
+def test_drafts_in_host_memory_end_early(more: dict[str, object], most: int) -> None:
+    assert len(Form("host").drafted(SAME, TEXTS[0], 12, **more)) == most
+
+
+@pairs
+def test_texts_of_host_batches_are_kept_beyond_the_first_size(draft: str) -> None:
+    """The token table begins with 1,024 columns."""
+    ids = (TEXTS[0] * 80)[:1500]
+    with Driver(FORMS["host"], options(draft, max_context=256), vocab_size=VOCAB, max_length=2000) as driver:
+        driver.start("a", ids)
+        found = [driver.step(3).by_request()["a"].token_ids for _ in range(16)][-1]
+    assert len(found) == 3
 
 
 def test_its_status_says_what_its_drafts_were_worth() -> None:
-    with Driver(spec(), options(OTHER), vocab_size=VOCAB) as driver:
+    with Driver(FORMS["host"], options(OTHER), vocab_size=VOCAB) as driver:
         driver.start("a", TEXTS[0])
         assert driver.proposer.status()["acceptance"] == {}
         step = driver.step(4)
@@ -179,7 +287,7 @@ def starting(chosen: Mapping[str, object], target: Any = None) -> SpecplugError:
     settings = load_settings({"proposer": "crosstok", "options": {"crosstok": chosen}}, env={}).settings
     context = PluginContext(EngineCaps(4), vocab_size=VOCAB, target_tokenizer=target)
     with pytest.raises(SpecplugError) as found:
-        try_to_build(replace(spec(), factory=CrossTok), settings, registry, context)
+        try_to_build(registered(), settings, registry, context)
     return found.value
 
 
@@ -233,8 +341,8 @@ def test_the_documented_settings_are_valid() -> None:
         CrossTokSettings.model_validate(options["crosstok"])
 
 
-def test_the_memory_that_is_declared_on_a_gpu_has_the_checkpoints_size() -> None:
-    """There the logits that drafts are drawn from count, too; on a CPU weights are in float32."""
+def test_the_memory_that_is_declared_has_the_checkpoints_size() -> None:
+    """And the logits that drafts are drawn from, where they are; on a CPU weights are in float32."""
     caps = EngineCaps(max_draft_length=4, draft_input=Distribution.LOGITS)
     context = PluginContext(caps, options=CrossTokSettings(**options(OTHER)), vocab_size=VOCAB, max_slots=8)
     facts = read_facts(str(model_path(OTHER)))
@@ -243,6 +351,7 @@ def test_the_memory_that_is_declared_on_a_gpu_has_the_checkpoints_size() -> None
         declared(replace(context, caps=it, device=torch.device("cuda")))
         for it in (caps, EngineCaps(max_draft_length=4))
     )
-    assert on_gpu - without == 8 * 2 * 5 * facts.vocab_size * 4
-    weights = on_cpu - (64 << 20)
+    stated = 8 * 2 * 5 * facts.vocab_size * 4
+    assert on_gpu - without == stated
+    weights = on_cpu - stated - (64 << 20) - 8 * 40 * facts.vocab_size
     assert without - (64 << 20) - (256 << 20) - 8 * 40 * facts.vocab_size == weights * facts.dtype.itemsize // 4

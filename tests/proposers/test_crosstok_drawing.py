@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from specplug_crosstok.acceptance import NUM_BUCKETS, Acceptance, _buckets, bucket_of
-from specplug_crosstok.drawing import NUM_LEVELS, Common, Drawing, Drawn, key_of, share_level, uniforms
+from specplug_crosstok.acceptance import NUM_BUCKETS, NUM_LEVELS, KindAcceptance, bucket_of
+from specplug_crosstok.drawing import GENERATION_BITS, Common, NextIds, choose, share_level, uniforms
 
 VOCAB = 8
 COMMON = [1, 2, 5, 7]
@@ -26,15 +26,11 @@ def common(confidence: Tensor | None = None) -> Common:
     return Common(torch.tensor(COMMON), is_used, draws_always if confidence is None else confidence)
 
 
-def chosen(
-    logits: Tensor, *, restricted: bool = False, heat: float = 0.0, confidence: Tensor | None = None
-) -> tuple[Tensor, Drawn]:
-    """Choose for equal rows [R, V] at one step, with random numbers that cover [0, 1) evenly."""
+def chosen(logits: Tensor, *, restricted: bool = False, heat: float = 0.0, confidence: Tensor | None = None) -> NextIds:
+    """Choose for equal rows [R, V], with random numbers that cover [0, 1) evenly."""
     count = len(logits)
-    numbers = ((torch.arange(count, dtype=torch.float64) + 0.5) / count)[:, None] if heat else None
-    drawing = Drawing(common(confidence), torch.full((count,), restricted), torch.full((count,), heat), numbers)
-    ids = drawing.choose(0, logits)
-    return ids, drawing.result()
+    numbers = (torch.arange(count, dtype=torch.float64) + 0.5) / count if heat else None
+    return choose(common(confidence), torch.full((count,), restricted), torch.full((count,), heat), logits, numbers)
 
 
 def rows(count: int, seed: int = 0) -> Tensor:
@@ -44,25 +40,21 @@ def rows(count: int, seed: int = 0) -> Tensor:
 @pytest.mark.parametrize("seed", range(4))
 def test_a_greedy_row_takes_the_most_probable_id(seed):
     logits = rows(1, seed)
-    ids, drawn = chosen(logits)
-    assert ids.tolist() == [int(logits[0].argmax())]
-    assert (drawn.is_common.tolist(), drawn.logits) == ([[False]], None)
-    assert drawn.probabilities[0, 0] == pytest.approx(float(logits[0].softmax(0).max()))
-    ids, drawn = chosen(logits, restricted=True)
-    assert ids.tolist() == [COMMON[int(logits[0, COMMON].argmax())]]
-    assert (drawn.is_common.tolist(), drawn.logits) == ([[True]], None)
-    assert drawn.probabilities[0, 0] == pytest.approx(float(logits[0, COMMON].softmax(0).max()))
+    for restricted, ids in ((False, range(VOCAB)), (True, COMMON)):
+        found = chosen(logits, restricted=restricted)
+        assert found.ids.tolist() == [list(ids)[int(logits[0, list(ids)].argmax())]]
+        assert (found.is_common.tolist(), found.logits) == ([restricted], None)
+        assert float(found.probabilities) == pytest.approx(float(logits[0, list(ids)].softmax(0).max()))
 
 
 @pytest.mark.parametrize("heat", [0.4, 1.0, 2.0])
 @pytest.mark.parametrize("restricted", [False, True])
 def test_draws_follow_the_stated_distribution(heat, restricted):
-    ids, drawn = chosen(rows(GRID, 1), heat=heat, restricted=restricted)
-    assert drawn.is_common.all()
-    assert drawn.logits.shape == (GRID, 1, len(COMMON))
-    assert torch.equal(drawn.logits[:, 0], rows(GRID, 1)[:, COMMON])
-    stated = torch.softmax(drawn.logits[0, 0] / heat, 0)
-    counts = torch.bincount(ids, minlength=VOCAB)[COMMON]
+    found = chosen(rows(GRID, 1), heat=heat, restricted=restricted)
+    assert found.is_common.all()
+    assert torch.equal(found.logits, rows(GRID, 1)[:, COMMON])
+    stated = torch.softmax(found.logits[0] / heat, 0)
+    counts = torch.bincount(found.ids, minlength=VOCAB)[COMMON]
     assert counts.sum() == GRID
     torch.testing.assert_close(counts / GRID, stated, atol=2 / GRID, rtol=0)
 
@@ -70,19 +62,16 @@ def test_draws_follow_the_stated_distribution(heat, restricted):
 def test_an_id_without_probability_is_not_drawn():
     logits = torch.full((2, VOCAB), -torch.inf)
     logits[:, [0, 2]] = torch.tensor([5.0, 1.0])
-    ends = torch.tensor([[0.0], [1 - 2**-53]], dtype=torch.float64)
-    drawing = Drawing(common(), torch.ones(2).bool(), torch.ones(2), ends)
-    assert drawing.choose(0, logits).tolist() == [2, 2]
+    ends = torch.tensor([0.0, 1 - 2**-53], dtype=torch.float64)
+    assert choose(common(), torch.ones(2).bool(), torch.ones(2), logits, ends).ids.tolist() == [2, 2]
 
 
-def test_each_step_has_its_own_numbers_and_each_row_its_own_temperature():
-    logits = torch.zeros(2, VOCAB)
-    numbers = torch.tensor([[0.1, 0.3, 0.6, 0.9], [0.9, 0.6, 0.3, 0.1]]).double()
-    drawing = Drawing(common(), torch.zeros(2).bool(), torch.tensor([1.0, 0.0]), numbers)
-    ids = [drawing.choose(step, logits).tolist() for step in range(4)]
-    assert [first for first, _ in ids] == COMMON
-    assert {second for _, second in ids} == {0}, "a row without a temperature draws nothing"
-    assert drawing.result().is_common.tolist() == [[True] * 4, [False] * 4]
+def test_each_row_has_its_own_number_and_temperature():
+    logits, numbers = torch.zeros(5, VOCAB), torch.tensor([0.1, 0.3, 0.6, 0.9, 0.9]).double()
+    heat = torch.tensor([1.0, 1.0, 1.0, 1.0, 0.0])
+    found = choose(common(), torch.zeros(5).bool(), heat, logits, numbers)
+    assert found.ids.tolist() == [*COMMON, 0], "a row without a temperature draws nothing"
+    assert found.is_common.tolist() == [True] * 4 + [False]
 
 
 @pytest.mark.parametrize(("drawn_rate", "text_rate"), [(0.7, 0.6), (0.6, 0.7), (0.6, 0.6)])
@@ -93,11 +82,10 @@ def test_a_row_draws_where_that_is_accepted_as_often_as_text(drawn_rate, text_ra
     level, bucket = int(share_level(share)), int(bucket_of(logits[0].softmax(0).max()))
     confidence = torch.full((NUM_LEVELS + 1, NUM_BUCKETS), float("nan"))
     confidence[level, bucket], confidence[-1, bucket] = drawn_rate, text_rate
-    ids, drawn = chosen(logits, heat=0.8, confidence=confidence)
-    assert drawn.is_common.tolist() == [[drawn_rate >= text_rate]]
-    assert drawn.levels.tolist() == [[level]]
-    assert drawn_rate >= text_rate or ids.tolist() == [int(logits[0].argmax())]
-    assert chosen(logits, heat=0.8, confidence=confidence, restricted=True)[1].is_common.all()
+    found = chosen(logits, heat=0.8, confidence=confidence)
+    assert (found.is_common.tolist(), found.levels.tolist()) == ([drawn_rate >= text_rate], [level])
+    assert drawn_rate >= text_rate or found.ids.tolist() == [int(logits[0].argmax())]
+    assert chosen(logits, heat=0.8, confidence=confidence, restricted=True).is_common.all()
 
 
 def test_levels_of_the_share():
@@ -106,7 +94,8 @@ def test_levels_of_the_share():
 
 def numbers_of(seed: int, keys: list[tuple[int, int, int]], count: int) -> Tensor:
     """Return the numbers of drafts by slot, generation and length, [B, count]."""
-    return uniforms(seed, torch.tensor([key_of(*key) for key in keys])[:, None], torch.arange(count))
+    packed = [((slot << GENERATION_BITS | generation) << GENERATION_BITS) | length for slot, generation, length in keys]
+    return uniforms(seed, torch.tensor(packed)[:, None], torch.arange(count))
 
 
 KEYS = st.tuples(st.integers(0, 255), st.integers(0, 10**6), st.integers(0, 10**5))
@@ -134,65 +123,64 @@ def test_numbers_are_spread_evenly():
     assert abs(np.corrcoef(numbers.T)[0, 1]) < 0.1
 
 
-PROBABILITIES = st.lists(
-    st.one_of(st.floats(0, 1), st.floats(0, 12).map(lambda doubt: 1 - 2**-doubt)), min_size=1, max_size=50
-)
-
-
-@given(PROBABILITIES)
-def test_buckets_are_the_same_for_tensors_and_arrays(probabilities):
-    array = np.array(probabilities)
-    assert bucket_of(torch.from_numpy(array)).tolist() == _buckets(array).tolist()
-    single = bucket_of(torch.from_numpy(array).float()).tolist()
-    around = [_buckets(np.clip(array.astype(np.float32) + side, 0, 1)).tolist() for side in (-1e-6, 1e-6)]
-    assert all(low <= found <= high for low, found, high in zip(around[0], single, around[1], strict=True))
-
-
 def test_buckets_are_narrower_towards_certainty():
-    steps = np.linspace(0, 1, 100_001)
-    buckets = _buckets(steps)
+    buckets = bucket_of(torch.linspace(0, 1, 100_001).double()).numpy()
     assert sorted(set(buckets.tolist())) == list(range(NUM_BUCKETS))
     assert (np.diff(buckets) >= 0).all()
     sizes = np.bincount(buckets)
     assert all(wide > narrow for wide, narrow in pairwise(sizes[:-1]))
 
 
+def acceptance_of(num_kinds: int) -> KindAcceptance:
+    return KindAcceptance(torch.device("cpu"), num_kinds)
+
+
+def learn(acceptance: KindAcceptance, kinds: list[int], probabilities: list[float], accepted: int) -> None:
+    """Learn from one draft whose tokens were tested up to the first that was rejected."""
+    tested = min(accepted + 1, len(kinds))
+    probability = torch.tensor([probabilities], dtype=torch.float64)
+    acceptance.learn(torch.tensor([kinds]), probability, torch.tensor([tested]), torch.tensor([accepted]))
+
+
+def confidence(acceptance: KindAcceptance, kind: int, probability: float) -> float:
+    return float(acceptance.confidence(torch.tensor([kind]), torch.tensor([probability], dtype=torch.float64)))
+
+
 def test_confidence_begins_with_the_models_own_and_moves_to_what_is_accepted():
-    acceptance, probability = Acceptance(2), np.array([0.6])
-    kinds = np.zeros(1, np.int32)
-    assert acceptance.confidence(kinds, probability).tolist() == [0.6]
+    acceptance = acceptance_of(2)
+    assert confidence(acceptance, 0, 0.6) == pytest.approx(0.6)
     random, seen = np.random.default_rng(0), []
     for count in range(1, 2001):
-        acceptance.learn(kinds, probability, int(random.random() < 0.2))
-        seen.append(abs(float(acceptance.confidence(kinds, probability)[0]) - 0.2))
+        learn(acceptance, [0], [0.6], int(random.random() < 0.2))
+        seen.append(abs(confidence(acceptance, 0, 0.6) - 0.2))
         assert acceptance.counts()[0, 0] == count
     assert seen[-1] < 0.03 < seen[100] + 0.03 < seen[0]
-    tested, accepted = acceptance.counts()[0]
-    assert accepted / tested == pytest.approx(0.2, abs=0.03)
-    assert acceptance.confidence(np.ones(1, np.int32), probability).tolist() == [0.6], "kinds are counted apart"
-    assert acceptance.confidence(kinds, np.array([0.99])).tolist() == [0.99], "and so are buckets"
+    assert confidence(acceptance, 1, 0.6) == pytest.approx(0.6), "kinds are counted apart"
+    assert confidence(acceptance, 0, 0.99) == pytest.approx(0.99), "and so are buckets"
 
 
 def test_what_is_old_is_forgotten():
-    acceptance, kinds, probability = Acceptance(1), np.zeros(1, np.int32), np.array([0.9])
-    for accepted in [0] * 5000 + [1] * 15000:
-        acceptance.learn(kinds, probability, accepted)
-    assert acceptance.confidence(kinds, probability)[0] > 0.95
-    assert acceptance.counts()[0, 0] <= 4096
+    acceptance = acceptance_of(1)
+    kinds, probabilities = torch.zeros(100, 50).long(), torch.full((100, 50), 0.9).double()
+    for accepted in (0, 0, 0, 50, 50, 50, 50, 50):
+        acceptance.learn(kinds, probabilities, torch.full((100,), 50), torch.full((100,), accepted))
+    assert confidence(acceptance, 0, 0.9) > 0.9
 
 
 def test_a_draft_teaches_its_accepted_tokens_and_the_first_rejected():
-    acceptance = Acceptance(3)
-    acceptance.learn(np.array([0, 1, 1, 2], np.int32), np.array([0.1, 0.9, 0.9, 0.5]), 2)
-    assert acceptance.counts().tolist() == [[1, 1], [2, 1], [1, 0]]
+    acceptance = acceptance_of(3)
+    learn(acceptance, [0, 1, 1, 2], [0.1, 0.9, 0.9, 0.5], 2)
+    assert acceptance.counts().tolist() == [[1, 1], [2, 1], [0, 0]]
 
 
 def test_confidence_by_bucket_is_that_of_its_middle():
-    acceptance = Acceptance(2)
-    acceptance.learn(np.ones(5, np.int32), np.full(5, 0.7), 5)
+    acceptance = acceptance_of(2)
+    learn(acceptance, [1] * 5, [0.7] * 5, 5)
     found = acceptance.by_bucket(slice(0, 2))
     assert found.shape == (2, NUM_BUCKETS)
-    assert _buckets(found[0]).tolist() == list(range(NUM_BUCKETS))
-    changed = np.flatnonzero(found[0] != found[1])
-    assert changed.tolist() == _buckets(np.array([0.7])).tolist()
+    assert bucket_of(found[0]).tolist() == list(range(NUM_BUCKETS))
+    changed = (found[0] != found[1]).nonzero()[:, 0]
+    assert changed.tolist() == bucket_of(torch.tensor([0.7])).tolist()
     assert found[1][changed] > found[0][changed]
+    joined = acceptance.by_bucket(slice(0, 2), joined=True)
+    assert torch.equal(joined[0], found[1])

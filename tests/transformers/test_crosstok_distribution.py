@@ -30,10 +30,9 @@ from specplug.plugins.hooks import hookimpl
 from specplug.plugins.registry import Owner, Registry
 from specplug.plugins.specs import ProposerSpec
 from specplug.testing import g_test
-from specplug.types.draft import Draft
-from specplug_crosstok import drawing, proposer, writing
-from specplug_crosstok.device.written import Written
-from specplug_crosstok.kinds import TEXTS
+from specplug_crosstok import drawing
+from specplug_crosstok.acceptance import TEXTS
+from specplug_crosstok.written import Written
 from specplug_transformers import Engine
 from tests.proposers import crosstok_tools
 from tests.transformers.conftest import requests_of
@@ -159,8 +158,9 @@ def sample(
     chosen |= {"num_speculative_tokens": TOKENS - 1, "proposer": proposer_name, "policy": "fixed"}
     engine = Engine(target(), tokenizer(), settings=chosen, max_num_seqs=256, registry=registry)
     if primed:
-        kinds = np.full(4000, TEXTS.start, np.int32)
-        engine._drafts.proposers["crosstok"].acceptance.learn(kinds, np.linspace(0.5, 1.0, 4000), 4000)
+        kinds, all_of_them = torch.full((1, 4000), TEXTS.start), torch.tensor([4000])
+        step = engine._drafts.proposers["crosstok"]._step
+        step.learn(kinds, torch.linspace(0.5, 1.0, 4000).double()[None], all_of_them, all_of_them)
     params = {"max_tokens": TOKENS, "temperature": HEAT, "top_k": TOP_K, "ignore_eos": True}
     requests = [
         replace(it, params=replace(it.params, seed=index if seeded else None))
@@ -186,7 +186,7 @@ ROUTES = {
     "auto, a tokenizer with gaps": ("partial", {"route": "auto"}, ("common ids",)),
     "text, a tokenizer with gaps": ("partial", {"route": "slem"}, ("text",)),
     "auto, short": ("tiny-draft-other", {"route": "auto", "min_survival": 0.35}, ("common ids",)),
-    "auto, both": ("tiny-draft-other", {"route": "auto", "primed": True}, ("common ids", "text", "open word")),
+    "auto, both": ("tiny-draft-other", {"route": "auto", "primed": True}, ("common ids", "text")),
 }
 
 
@@ -230,17 +230,9 @@ def test_with_seeds_too(drafts: dict[str, str]) -> None:
 # Mistakes
 
 
-def stated_flatter(self: drawing.Drawing) -> drawing.Drawn:
-    """State another distribution than the one that was drawn from."""
-    found = _result(self)
-    assert found.logits is not None
-    return found._replace(logits=found.logits / 2)
-
-
-def stated_a_step_late(self: drawing.Drawing) -> drawing.Drawn:
-    found = _result(self)
-    assert found.logits is not None
-    return found._replace(logits=found.logits.roll(1, 1))
+def stated(change: Callable[[Tensor], Tensor]) -> Callable[..., None]:
+    """State another distribution than the one that was drawn from, [R, n, Vd]."""
+    return lambda self, draft, rows, logits: _write(self, draft, rows, change(logits))
 
 
 def most_likely(logits: Tensor, _heat: Tensor, _uniforms: Tensor) -> Tensor:
@@ -248,26 +240,24 @@ def most_likely(logits: Tensor, _heat: Tensor, _uniforms: Tensor) -> Tensor:
     return logits.argmax(1)
 
 
-def text_as_drawn(*args: Any) -> writing.Tokens:
+def text_as_drawn(cls: type[Written], *args: Any) -> Written:
     """Take the tokens of a text for drawn ones."""
-    found, last = _target_tokens(*args), len(args[2]) - 1
-    count = len(found.ids)
-    return writing.Tokens(
-        found.ids, [writing.COMMON] * count, found.probabilities, [min(it, last) for it in range(count)]
-    )
+    found = _of(*args)
+    return found._replace(is_drawn=torch.ones_like(found.is_drawn))
 
 
 def without_temperature(draft: Any, temperature: Tensor) -> Any:
     return _as_probs(draft, torch.ones_like(temperature))
 
 
-_result, _target_tokens, _as_probs = drawing.Drawing.result, proposer.target_tokens, buffers._as_probs
+_write, _of, _as_probs = Written.write, Written.of, buffers._as_probs
 
-MISTAKES: dict[str, tuple[str, Any, str, Callable[..., Any]]] = {
-    "a flatter distribution": ("common ids", drawing.Drawing, "result", stated_flatter),
-    "the step before": ("common ids", drawing.Drawing, "result", stated_a_step_late),
+MISTAKES: dict[str, tuple[str, Any, str, Any]] = {
+    "a flatter distribution": ("common ids", Written, "write", stated(lambda logits: logits / 2)),
+    "the step before": ("common ids", Written, "write", stated(lambda logits: logits.roll(1, 1))),
+    "another row's": ("common ids", Written, "write", stated(lambda logits: logits.roll(1, 0))),
     "no draws": ("common ids", drawing, "_draw", most_likely),
-    "text as drawn": ("auto, both", proposer, "target_tokens", text_as_drawn),
+    "text as drawn": ("auto, both", Written, "of", classmethod(text_as_drawn)),
     "no temperature": ("common ids", buffers, "_as_probs", without_temperature),
 }
 
@@ -278,21 +268,5 @@ def test_a_mistake_is_found_out(mistake: str, drafts: dict[str, str], monkeypatc
     route, place, name, wrong = MISTAKES[mistake]
     monkeypatch.setattr(place, name, wrong)
     draft, options, _ = ROUTES[route]
-    assert sample(drafts[draft], **options)[0] < 1e-6
-
-
-ON_DEVICE: dict[str, Callable[[Written, Draft, Tensor, Tensor], None]] = {
-    "a flatter distribution": lambda self, draft, rows, logits: _write(self, draft, rows, logits / 2),
-    "the step before": lambda self, draft, rows, logits: _write(self, draft, rows, logits.roll(1, 1)),
-    "another row's": lambda self, draft, rows, logits: _write(self, draft, rows, logits.roll(1, 0)),
-}
-_write = Written.write
-
-
-@pytest.mark.parametrize("mistake", ON_DEVICE)
-def test_a_mistake_of_the_form_for_gpus_is_found_out(
-    mistake: str, drafts: dict[str, str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(Written, "write", ON_DEVICE[mistake])
     samples = 3 * SAMPLES if mistake == "another row's" else SAMPLES  # most rows have the same text
-    assert sample(drafts["tiny-draft-other"], registry=on_device(), samples=samples, route="tli")[0] < 1e-6
+    assert sample(drafts[draft], samples=samples, **options)[0] < 1e-6

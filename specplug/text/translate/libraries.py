@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -67,8 +67,13 @@ def _mistral_tekken(name: str, library: Any, eos_id: int | None) -> Vocabulary:
     return Vocabulary(
         name, pieces, controls, byte_ids(enumerate(pieces)),
         lambda text: list(library.encode(text, bos=False, eos=False)),
-        prefix=(library.bos_id,), eos_id=library.eos_id, unk_id=library.unk_id,
+        prefix=(library.bos_id,), eos_id=library.eos_id, unk_id=library.unk_id, merges=_merges_by_id(pieces),
     )  # fmt: skip
+
+
+def _merges_by_id(pieces: Sequence[bytes]) -> dict[int, tuple[int, int]]:
+    """Return the merges of a vocabulary in the order of which it merges any two tokens whose bytes are a token."""
+    return {token: (token, 0) for token, piece in enumerate(pieces) if len(piece) > 1}
 
 
 def _tekken_bytes(library: Any, token: int) -> bytes:
@@ -89,7 +94,7 @@ def _mistral_sentencepiece(name: str, library: Any, eos_id: int | None) -> Vocab
     return Vocabulary(
         name, pieces, controls, byte_ids(spelled), _after_guard(encode, "".join(texts)) if has_prefix else encode,
         prefix=(library.bos_id,), space_prefix="every" if has_prefix else "never", merges_across_words=True,
-        eos_id=library.eos_id, unk_id=library.unk_id,
+        eos_id=library.eos_id, unk_id=library.unk_id, merges=_merges_by_id(pieces),
     )  # fmt: skip
 
 
@@ -116,7 +121,7 @@ def _tiktoken(name: str, library: Any, eos_id: int | None) -> Vocabulary:
         pieces[library.encode_single_token(piece)] = piece
     return Vocabulary(
         name, tuple(pieces), controls, byte_ids(enumerate(pieces)), library.encode_ordinary,
-        eos_id=ends if eos_id is None else eos_id,
+        eos_id=ends if eos_id is None else eos_id, merges=_merges_by_id(pieces),
     )  # fmt: skip
 
 
@@ -201,8 +206,23 @@ def _hugging_face(name: str, library: Any, eos_id: int | None) -> Vocabulary:
         name, tuple(pieces), dict(sorted(controls.items())), byte_ids(spelled), _bare(library, found),
         prefix=tuple(whole[: next((at for at, token in enumerate(whole) if token not in controls), 0)]),
         space_prefix=found.space_prefix, merges_across_words=not found.byte_level, eos_id=eos_id, unk_id=unk_id,
-        added=tuple(added.values()),
+        added=tuple(added.values()), merges=_merges(model, ids, bytes_of, added),
     )  # fmt: skip
+
+
+def _merges(
+    model: Mapping[str, Any], ids: Mapping[str, int], bytes_of: Callable[[str], bytes], added: Mapping[int, str]
+) -> dict[int, tuple[int, int]]:
+    """Return the merges of a BPE model; added tokens are found before any of them."""
+    pairs = model.get("merges") or ()
+    prefix = model.get("continuing_subword_prefix") or ""
+    found = dict.fromkeys(added, (-1, 0)) if pairs else {}
+    for rank, pair in enumerate(pairs):
+        left, right = pair.split(" ") if isinstance(pair, str) else pair
+        token = ids.get(left + right.removeprefix(prefix))
+        if token is not None:
+            found.setdefault(token, (rank, len(bytes_of(left))))
+    return found
 
 
 def _bytes_of(found: _Description) -> Callable[[str], bytes]:

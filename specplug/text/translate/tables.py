@@ -6,27 +6,33 @@ gets other tokens than its own tokenizer would give it.
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
+from itertools import accumulate
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from specplug.text.translate.intersection import ids_by_piece, match_controls
-from specplug.text.translate.vocabulary import ESCAPED, Vocabulary
-from specplug.text.translate.words import tokens_of
+from specplug.text.translate.vocabulary import ESCAPED, Vocabulary, tokens_of
 
 Integers = npt.NDArray[np.int64]
 
 LONGEST_PIECE = 32
 """The most bytes of a token that `PieceHashes` knows."""
 
+_AFTER_SIGNS = re.compile(r"(?<=[ !-/:-@\[-`{-~][!-/:-@\[-`{-~])(?=[A-Za-z])")
+
+NEVER = 1 << 62
+"""The rank of tokens that no merge makes."""
+
 _BASE = 0x9E3779B97F4A7C15  # odd, so that it has an inverse modulo 2^64
 _MODULUS = 1 << 64
 
 
-class Ragged(NamedTuple):
+class TokenLists(NamedTuple):
     """A list of numbers for each of V ids.
 
     Attributes:
@@ -40,7 +46,7 @@ class Ragged(NamedTuple):
     values: Integers
 
     @classmethod
-    def of(cls, lists: Iterable[Sequence[int] | None]) -> Ragged:
+    def of(cls, lists: Iterable[Sequence[int] | None]) -> TokenLists:
         """Join lists; None is for ids that no token has."""
         known = [([] if it is None else it, -1 if it is None else len(it)) for it in lists]
         counts = np.array([count for _, count in known], np.int64)
@@ -49,7 +55,7 @@ class Ragged(NamedTuple):
         return cls(starts, counts, values)
 
     @classmethod
-    def identity(cls, num_known: int, size: int) -> Ragged:
+    def identity(cls, num_known: int, size: int) -> TokenLists:
         """Return the lists of two models with one tokenizer of `num_known` ids."""
         ids = np.arange(size, dtype=np.int64)
         return cls(ids, np.where(ids < num_known, 1, -1).astype(np.int64), ids)
@@ -70,7 +76,7 @@ class Ragged(NamedTuple):
         return float(np.sqrt(self.counts[self.counts > 0].mean())) if (self.counts > 0).any() else 1.0
 
 
-def expansions(target: Vocabulary, draft: Vocabulary, to_draft: npt.NDArray[np.int32]) -> Ragged:
+def expansions(target: Vocabulary, draft: Vocabulary, to_draft: npt.NDArray[np.int32]) -> TokenLists:
     """Return the draft's ids for each of the target's.
 
     Args:
@@ -88,13 +94,13 @@ def expansions(target: Vocabulary, draft: Vocabulary, to_draft: npt.NDArray[np.i
         piece = target.pieces[token] if token < len(target.pieces) else b""
         return tokens_of(draft, piece.decode(errors=ESCAPED)) if piece else None
 
-    return Ragged.of(of(token, known) for token, known in enumerate(to_draft.tolist()))
+    return TokenLists.of(of(token, known) for token, known in enumerate(to_draft.tolist()))
 
 
-def piece_bytes(vocabulary: Vocabulary, size: int) -> Ragged:
+def piece_bytes(vocabulary: Vocabulary, size: int) -> TokenLists:
     """Return the bytes of each of `size` ids; of special tokens and padding none."""
     pieces = [list(piece) for piece in vocabulary.pieces[:size]]
-    return Ragged.of([*pieces, *[[]] * (size - len(pieces))])
+    return TokenLists.of([*pieces, *[[]] * (size - len(pieces))])
 
 
 class PieceHashes(NamedTuple):
@@ -131,17 +137,61 @@ class PieceHashes(NamedTuple):
         return cls(joined[order], np.concatenate(ids)[order], *(it.view(np.int64) for it in (powers, inverses)))
 
 
-def leaves_last_space(vocabulary: Vocabulary) -> bool:
-    """Return whether the last of several spaces always belongs to the word after them.
+class Splits(NamedTuple):
+    """Where a tokenizer splits text before it merges, as far as the regular expressions of GPT-2 and its successors do.
 
-    So split the regular expressions of GPT-2's tokenizer and its successors.
+    Attributes:
+        spaces: the bytes of white space of which the last of several belongs to the word after them.
+        by_three: whether numbers are split from the left into groups of three digits.
+        after_signs: whether letters begin a word after several signs, or a space and one.
     """
-    for text in ("a    b", "a\n    b", "a\n\n  ("):
-        ids = vocabulary.encode(text)
-        ends = np.cumsum([len(vocabulary.pieces[token]) for token in ids])
-        if len(text) - 2 not in ends:
-            return False
-    return True
+
+    spaces: tuple[int, ...]
+    by_three: bool
+    after_signs: bool
+
+    @classmethod
+    def of(cls, vocabulary: Vocabulary) -> Splits:
+        """Try the rules on a few texts."""
+
+        def ends(text: str) -> set[int]:
+            """Return the places at which tokens of ASCII text end."""
+            return set(accumulate(len(vocabulary.pieces[token]) for token in vocabulary.encode(text)))
+
+        of_space = all(len(text) - 2 in ends(text) for text in ("a    b", "a\n    b", "a\n\n  ("))
+        others = (byte for byte in b"\t\n\v\f\r" if of_space and 4 in ends(f"a{chr(byte) * 4}b"))
+        numbers = ("2718281828459", "1000000000000", "1234567890123")
+        by_three = all(ends(number) >= {3, 6, 9, 12} for number in numbers)
+        texts = ("x = 's'", "f(*args, **kw)", "['Abc', \"the\"]", "self._name.__init__", "('s')", "a ->b")
+        letters = [(text, match.start()) for text in texts for match in _AFTER_SIGNS.finditer(text)]
+        after_signs = all(place in ends(text) for text, place in letters)
+        return cls((32, *others) if of_space else (), by_three, after_signs)
+
+
+class Merges(NamedTuple):
+    """The merges of byte pair encoding, by the index of each token's key in `PieceHashes`.
+
+    Attributes:
+        ranks: [n] int64, `NEVER` for tokens that no merge makes.
+        lefts: [n] int64, the bytes of the left part, 0 for any.
+        together: [257 * 257] bool, whether a token holds two bytes one after the other, at 257 * first + second; the
+            byte 256 stands for a special token, which is beside none.
+    """
+
+    ranks: Integers
+    lefts: Integers
+    together: npt.NDArray[np.bool_]
+
+    @classmethod
+    def of(cls, vocabulary: Vocabulary, ids: Integers) -> Merges:
+        """Return the merges that make tokens `ids` [n]."""
+        found = [vocabulary.merges.get(token, (NEVER, 0)) for token in ids.tolist()]
+        together = np.zeros(257 * 257, np.bool_)
+        for piece in vocabulary.pieces:
+            data = np.frombuffer(piece, np.uint8).astype(np.int64)
+            together[257 * data[:-1] + data[1:]] = True
+        ranks, lefts = np.array(found, np.int64).reshape(-1, 2).T.copy()
+        return cls(ranks, lefts, together)
 
 
 def _powers(base: int, count: int) -> npt.NDArray[Any]:

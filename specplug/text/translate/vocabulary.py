@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from specplug.errors import ContractError, SettingsError
 
 ESCAPED = "surrogateescape"
 """The codec's error handler: text carries each byte that is no UTF-8 as a character of U+DC80 to U+DCFF."""
+
+_ESCAPE = re.compile("[\udc80-\udcff]")
+_ESCAPES = re.compile(f"({_ESCAPE.pattern})")
 
 SpacePrefix = Literal["never", "first", "every"]
 
@@ -50,6 +54,8 @@ class Vocabulary:
         unk_id: the token for text that has none.
         added: the texts of ordinary tokens that were added to the vocabulary, which are found before words are split.
         alters_text: whether the tokenizer normalises text: it lower-cases it, say, or joins spaces.
+        merges: token -> its rank among the merges of byte pair encoding, lowest first, and the bytes of its left part,
+            0 if any two tokens that are its bytes merge.  Empty for tokenizers that merge no pairs.
     """
 
     name: str
@@ -64,6 +70,7 @@ class Vocabulary:
     unk_id: int | None = None
     added: tuple[str, ...] = ()
     alters_text: bool = False
+    merges: Mapping[int, tuple[int, int]] = field(default_factory=dict, repr=False)
 
     def piece(self, token: int) -> bytes:
         """Return an ordinary token's bytes.
@@ -131,3 +138,38 @@ def _alters(vocabulary: Vocabulary, text: str) -> bool:
 def _read(vocabulary: Vocabulary, text: str) -> bytes:
     """Return what a text is to the tokenizer, without what is unknown to it."""
     return b"".join(vocabulary.pieces[token] for token in vocabulary.encode(text))
+
+
+def tokens_of(vocabulary: Vocabulary, text: str) -> tuple[int, ...]:
+    """Return the tokens of a text.
+
+    Their bytes are exactly the text's if the vocabulary can spell it: characters that the tokenizer would lose, such as
+    SentencePiece's sign for a space and bytes that are no UTF-8, are spelled in bytes.  Otherwise they are what the
+    tokenizer makes of it: normalised text, the unknown token, or nothing.
+    """
+    found = _spelled(vocabulary, text)
+    return _written(vocabulary, text) if found is None else found
+
+
+def _spelled(vocabulary: Vocabulary, text: str) -> tuple[int, ...] | None:
+    if not _ESCAPE.search(text):
+        found = vocabulary.encode(text)
+        if vocabulary.spells(found, text):
+            return tuple(found)
+        if vocabulary.alters_text:  # its model has read no text spelled in another way
+            return None
+    if len(text) == 1:
+        alone = vocabulary.spelled(text)
+        return None if alone is None else tuple(alone)
+    half = len(text) // 2
+    first = _spelled(vocabulary, text[:half])
+    second = None if first is None else _spelled(vocabulary, text[half:])
+    return None if first is None or second is None else first + second
+
+
+def _written(vocabulary: Vocabulary, text: str) -> tuple[int, ...]:
+    unknown = () if vocabulary.unk_id is None else (vocabulary.unk_id,)
+    found: list[int] = []
+    for part in filter(None, _ESCAPES.split(text)):
+        found += (vocabulary.spelled(part) or unknown) if _ESCAPE.match(part) else vocabulary.encode(part)
+    return tuple(found)

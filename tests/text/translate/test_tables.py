@@ -5,12 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from specplug.text.translate.intersection import ids_by_piece, intersect
-from specplug.text.translate.tables import LONGEST_PIECE, PieceHashes, Ragged, expansions, piece_bytes
-from specplug.text.translate.translator import Translator
-from specplug.text.translate.vocabulary import ESCAPED
-from specplug.text.translate.words import tokens_of
-from tests.text.translate.tools import library, vocabulary
+from specplug.text.translate.intersection import ids_by_piece, intersect, match_controls
+from specplug.text.translate.tables import LONGEST_PIECE, PieceHashes, Splits, TokenLists, expansions, piece_bytes
+from specplug.text.translate.vocabulary import ESCAPED, tokens_of
+from tests.text.translate.tools import vocabulary
 
 PAIRS = [("byte_level", "tekken"), ("spm3", "added"), ("byte_fallback", "spm1"), ("tekken", "byte_fallback")]
 PAIRS_WITH_GAPS = [("byte_level", "gaps"), ("tiny", "no_fallback"), ("added", "normalising"), ("gaps", "spaced")]
@@ -18,14 +16,14 @@ PAIRS_WITH_GAPS = [("byte_level", "gaps"), ("tiny", "no_fallback"), ("added", "n
 
 @pytest.mark.parametrize(("target", "draft"), PAIRS)
 def test_every_token_becomes_its_own_bytes(target: str, draft: str) -> None:
-    translator = Translator.between(library(target), library(draft))
-    own, other = translator.target, translator.draft
+    own, other = vocabulary(target), vocabulary(draft)
+    controls = match_controls(own, other).to_draft
     common = intersect(own, other).to_draft
     table = expansions(own, other, common)
     assert len(table.counts) == len(common)
     for token, piece in enumerate(own.pieces):
         if token in own.controls:
-            mapped, ids = translator.controls.to_draft.get(token), table.of_id(token)
+            mapped, ids = controls.get(token), table.of_id(token)
             assert ids == [mapped] if mapped is not None else other.bytes_of(ids) == own.controls[token].encode()
         elif piece:
             assert other.bytes_of(table.of_id(token)) == piece
@@ -55,30 +53,29 @@ def test_a_token_that_cannot_be_spelled_becomes_what_the_draft_reads(target: str
 
 
 def test_bytes_of_ids_end_where_tokens_end() -> None:
-    vocabulary = Translator.between(library("tekken"), library("tekken")).draft
-    table = piece_bytes(vocabulary, len(vocabulary.pieces) + 3)
-    assert [bytes(table.of_id(token)) for token in range(len(vocabulary.pieces))] == list(vocabulary.pieces)
+    pieces = vocabulary("tekken").pieces
+    table = piece_bytes(vocabulary("tekken"), len(pieces) + 3)
+    assert [bytes(table.of_id(token)) for token in range(len(pieces))] == list(pieces)
     assert table.counts[-3:].tolist() == [0, 0, 0]
 
 
 def test_lists_are_joined() -> None:
-    table = Ragged.of([[3, 4], None, [], [5]])
+    table = TokenLists.of([[3, 4], None, [], [5]])
     assert (table.starts.tolist(), table.counts.tolist(), table.values.tolist()) == (
         [0, 2, 2, 2],
         [2, -1, 0, 1],
         [3, 4, 5],
     )
-    assert Ragged.of([]).mean_length == 1.0
+    assert TokenLists.of([]).mean_length == 1.0
 
 
 @pytest.mark.parametrize("name", ["tekken", "byte_fallback"])
 def test_hashes_find_every_token_and_no_other(name: str) -> None:
-    vocabulary = Translator.between(library(name), library(name)).target
-    size = len(vocabulary.pieces) - 5
-    hashes = PieceHashes.of(vocabulary, 64, size)
+    size = len(vocabulary(name).pieces) - 5
+    hashes = PieceHashes.of(vocabulary(name), 64, size)
     expected = {
         piece: token
-        for piece, token in ids_by_piece(vocabulary).items()
+        for piece, token in ids_by_piece(vocabulary(name)).items()
         if len(piece) <= LONGEST_PIECE and token < size
     }
     assert len(set(hashes.keys.tolist())) == len(hashes.keys) == len(expected)
@@ -88,3 +85,16 @@ def test_hashes_find_every_token_and_no_other(name: str) -> None:
     for piece, token in list(expected.items())[::17]:
         key = sum((byte + 1) * int(power) for byte, power in zip(piece, hashes.powers.tolist(), strict=False))
         assert by_key[(key + 2**63) % 2**64 - 2**63] == token
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("tiny", Splits((32, *b"\t\n\v\f\r"), True, False)),  # it splits numbers into digits
+        ("tekken", Splits((32, *b"\t\v\f\r"), True, True)),
+        ("gaps", Splits((32, *b"\t\n"), False, True)),
+        ("byte_level", Splits((), True, True)),
+    ],
+)
+def test_the_rules_by_which_text_is_split_are_found(name: str, expected: Splits) -> None:
+    assert Splits.of(vocabulary(name)) == expected

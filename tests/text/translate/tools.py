@@ -13,7 +13,6 @@ from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_toke
 from specplug.text.fingerprint_texts import fingerprint_texts
 from specplug.text.loading import load_tokenizer
 from specplug.text.translate.libraries import read_vocabulary
-from specplug.text.translate.translator import Translator
 from specplug.text.translate.vocabulary import Vocabulary
 from tests import real_models
 
@@ -155,11 +154,6 @@ ALL_PAIRS = tuple(permutations((*NAMES, *PARTIAL), 2))
 @cache
 def vocabulary(name: str) -> Vocabulary:
     return read_vocabulary(library(name), name)
-
-
-@cache
-def translator(target: str, draft: str) -> Translator:
-    return Translator(vocabulary(target), vocabulary(draft))
 
 
 def own_encoding(name: str, text: str) -> list[int]:

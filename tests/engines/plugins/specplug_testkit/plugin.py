@@ -34,7 +34,7 @@ PROPOSERS = {
     "tiny-model": ("tiny_model:TinyModel", "TinyModelOptions", PROBS, "a draft model over half of the vocabulary"),
     "tiny-model-logits": ("tiny_model:TinyModel", "TinyModelOptions", LOGITS, "the same, with its logits"),
     "crosstok-device": (
-        "specplug_crosstok.device.proposer:DeviceCrossTok",
+        "crosstok:on_device",
         "specplug_crosstok.options:CrossTokSettings",
         ON_DEVICE,
         "a draft model on the engine's device, on a CPU too",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from specplug.draft_model.device.schedule import NO_ROW, IdsPerToken, Schedule
+from specplug.draft_model.schedule import NO_ROW, IdsPerToken, News, Polled, Schedule
 
 CPU = torch.device("cpu")
 
@@ -13,6 +13,36 @@ CPU = torch.device("cpu")
 def figures(*rows: tuple[int, int, int]) -> torch.Tensor:
     """Return missing tokens, missing ids and ids of rows, [3, R]."""
     return torch.tensor(rows).T.contiguous()
+
+
+class Late(Polled):
+    """Numbers that arrive a step after they were sent, as a GPU's do."""
+
+    is_late = True
+
+    def take(self) -> News | None:
+        if not self.is_free and self.is_late:
+            self.is_late = False
+            return None
+        self.is_late = True
+        return super().take()
+
+
+def of_a_gpu(max_rows: int) -> Schedule:
+    """Return a schedule of four slots that learns late."""
+    schedule = Schedule(4, max_rows, 64, CPU)
+    schedule._polled = Late((3, max_rows), CPU)
+    return schedule
+
+
+def test_on_a_cpu_figures_are_learnt_at_once_and_the_host_counts_what_comes() -> None:
+    schedule = Schedule(2, 2, 64, CPU)
+    schedule.begin(1, 0)
+    schedule.add(1, 40)
+    schedule.add(0, 7)  # has no row
+    assert schedule.to_catch_up(512, 8) == [(0, 40)]
+    schedule.end(figures((12, 8, 30), (0, 0, 0)))
+    assert schedule.to_catch_up(512, 8) == [(0, 20)]
 
 
 def test_slots_have_the_lowest_free_rows() -> None:
@@ -32,7 +62,7 @@ def test_slots_have_the_lowest_free_rows() -> None:
 
 
 def test_the_shortest_are_caught_up_first_and_what_arrives_late_is_not_done_again() -> None:
-    schedule = Schedule(4, 4, 64, CPU)
+    schedule = of_a_gpu(4)
     for slot, num_tokens in enumerate((700, 100, 8, 50)):
         schedule.begin(slot, num_tokens)
     assert schedule.to_catch_up(512, 8) == [(3, 50), (1, 100), (0, 362)]
@@ -47,7 +77,7 @@ def test_the_shortest_are_caught_up_first_and_what_arrives_late_is_not_done_agai
 
 
 def test_figures_of_an_earlier_request_say_nothing_of_the_next_one() -> None:
-    schedule = Schedule(2, 1, 64, CPU)
+    schedule = of_a_gpu(1)
     schedule.begin(0, 30)
     schedule.end(figures((30, 0, 0)))
     schedule.begin(1, 40)

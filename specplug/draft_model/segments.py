@@ -1,7 +1,7 @@
-"""Segments: drafted ids as tokens of the target, by the longest token that each place of the drafted text begins with.
+"""Segments: drafted ids as tokens of the target, as its tokenizer would write the drafted text.
 
-String-level exact match (SLEM; Timor et al., ICML 2025, arXiv 2502.05202) for devices on which no tokenizer runs.  A
-tokenizer that merges pairs mostly finds the longest token of a word, but not always: see docs/crosstok.md.
+String-level exact match (SLEM; Timor et al., ICML 2025, arXiv 2502.05202) for devices on which no tokenizer runs: the
+merges of byte pair encoding, or for other tokenizers the longest token at each place.
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from specplug.draft_model.pairing import Pair
-from specplug.text.translate.tables import LONGEST_PIECE, PieceHashes, leaves_last_space, piece_bytes
+from specplug.draft_model.merges import CONTROL, PairMerger, cuts
+from specplug.draft_model.pairing import TokenizerPair
+from specplug.text.translate.intersection import match_controls
+from specplug.text.translate.tables import LONGEST_PIECE, PieceHashes, Splits, piece_bytes
 
 BYTES_PER_ID = 12
 """Bytes of drafted text that a step reads, for each id that it drafts at most."""
-
-_CONTROL = 256  # stands for a special token in a text's bytes
 
 
 class Segments(NamedTuple):
@@ -48,23 +48,27 @@ class Segmenter:
         to_target: [Vd] int64 on the device, the target's id of each drafted id; -1 where there is none.
         target_vocab: V, the target's vocabulary.
         num_drafted: the most ids of a draft.
+        is_exact: whether only as much text is looked at as there is, which is read back; otherwise shapes are fixed.
     """
 
-    def __init__(self, pair: Pair, to_target: Tensor, target_vocab: int, num_drafted: int) -> None:
-        assert pair.translator is not None
+    def __init__(
+        self, pair: TokenizerPair, to_target: Tensor, target_vocab: int, num_drafted: int, *, is_exact: bool = False
+    ) -> None:
+        assert pair.vocabularies is not None
         device, size = to_target.device, len(to_target)
-        self._num_bytes = BYTES_PER_ID * num_drafted
-        target, draft = pair.translator.target, pair.translator.draft
+        self._num_bytes, self._is_exact = BYTES_PER_ID * num_drafted, is_exact
+        target, draft = pair.vocabularies
         hashes = PieceHashes.of(target, self._num_bytes, target_vocab)
         self._keys, self._ids, self._powers, self._inverses = (torch.from_numpy(it).to(device) for it in hashes)
-        self._leaves_last_space = leaves_last_space(target)
+        self._splits = Splits.of(target)
+        self._merger = PairMerger(target, hashes.ids, device, is_exact=is_exact) if target.merges else None
         of_ids = piece_bytes(draft, size)
         self._starts, self._sizes, self._bytes = (torch.from_numpy(numbers).to(device) for numbers in of_ids)
         controls = [token for token in draft.controls if token < size]
         is_control = torch.zeros(size, dtype=torch.bool)
         is_control[controls] = True
         ends = torch.full((size,), -1, dtype=torch.int64)
-        for token, found in pair.translator.controls.to_target.items():
+        for token, found in match_controls(target, draft).to_target.items():
             if token < size and found < target_vocab:
                 ends[token] = found
         self._control_of = torch.where(is_control, ends, -1).to(device)
@@ -99,11 +103,12 @@ class Segmenter:
 
     def _walk(self, of: _Drafted, probabilities: Tensor, num_tokens: int) -> Segments:
         """Go from token to token, from the beginning of the text."""
-        source, longest, found = self._longest(of)
+        num_bytes = max(1, int(of.ends[:, -1].max())) if self._is_exact else self._num_bytes
+        source, longest, found = self._at_places(of, num_bytes)
         at, total = torch.zeros_like(of.ends[:, :1]), of.ends[:, -1:]
         ids, begins, steps, ends = [], [], [], []
         for _ in range(num_tokens):
-            place = at.clamp(max=self._num_bytes - 1)
+            place = at.clamp(max=num_bytes - 1)
             ids.append(found.gather(1, place))
             steps.append(source.gather(1, place))
             begins.append(at)
@@ -117,47 +122,53 @@ class Segmenter:
         is_last = (end == total) & ~is_fixed
         return Segments(torch.cat(ids, 1), step, is_fixed, is_last, of_tokens, (end > begin).sum(1))
 
-    def _longest(self, of: _Drafted) -> tuple[Tensor, Tensor, Tensor]:
-        """Return, for each place of the text, [R, M]: its drafted id, the size of the longest token, and this token."""
-        num_rows, num_bytes = len(of.drafted), self._num_bytes
+    def _at_places(self, of: _Drafted, num_bytes: int) -> tuple[Tensor, Tensor, Tensor]:
+        """Return, for the first M places of the text, [R, M]: its drafted id, the size of the token, and this token."""
+        num_rows = len(of.drafted)
         places = torch.arange(num_bytes, device=of.drafted.device)
         source = torch.searchsorted(of.ends, places.expand(num_rows, num_bytes).contiguous(), right=True)
         source = source.clamp(max=of.drafted.shape[1] - 1)
         begins = of.begins.gather(1, source)
         values = self._starts[of.drafted.gather(1, source)] + places - begins
         text = self._bytes[values.clamp(0, len(self._bytes) - 1)]
-        text = torch.where(of.is_control.gather(1, source), _CONTROL, text)
-        room = of.next_fixed().gather(1, source) - places
-        if self._leaves_last_space:
-            room = torch.minimum(room, _to_last_space(text, of.ends[:, -1:]))
-        sizes, found = self._matches(text, room)
+        text = torch.where(of.is_control.gather(1, source), CONTROL, text)
         is_fixed = of.is_fixed.gather(1, source)
+        is_cut = (places == begins) & (is_fixed | is_fixed.roll(1, 1)) | (places == 0)
+        is_cut |= cuts(text, self._splits, of.ends[:, -1:])
+        sizes, found = self._tokens(text, is_cut, of.ends[:, -1:])
         sizes = torch.where(is_fixed, of.sizes.gather(1, source), sizes)
         return source, sizes, torch.where(is_fixed, of.tokens.gather(1, source), found)
 
-    def _matches(self, text: Tensor, room: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the size of the longest token at each place of a text [R, M], at most `room`, and it; 0 if none."""
-        num_bytes = self._num_bytes
+    def _tokens(self, text: Tensor, is_cut: Tensor, total: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the size of the token at each place of a text [R, M], and it; 0 if none.
+
+        Args:
+            text: the bytes.
+            is_cut: [R, M] bool, the places before which a token ends.
+            total: [R, 1], bytes of each text.
+        """
+        num_bytes = text.shape[1]
+        places = torch.arange(num_bytes, device=text.device)
+        room = torch.minimum(_next(is_cut, places), total) - places
         before = torch.nn.functional.pad(((text + 1) * self._powers[:num_bytes]).cumsum(1), (1, 0))
         sizes = torch.arange(1, LONGEST_PIECE + 1, device=text.device)
-        stops = torch.arange(num_bytes, device=text.device)[:, None] + sizes
-        hashed = (before[:, stops.clamp(max=num_bytes)] - before[:, :-1, None]) * self._inverses[:, None]
+        stops = (places[:, None] + sizes).clamp(max=num_bytes)
+        hashed = (before[:, stops] - before[:, :-1, None]) * self._inverses[:num_bytes, None]
         at = torch.searchsorted(self._keys, hashed).clamp(max=len(self._keys) - 1)
-        fits = (self._keys[at] == hashed) & (sizes <= room[:, :, None]) & (stops <= num_bytes)
-        longest = torch.where(fits, sizes, 0).amax(2)
-        return longest, self._ids[at.gather(2, (longest - 1).clamp(min=0)[:, :, None])[:, :, 0]]
+        fits = (self._keys[at] == hashed) & (sizes <= room[:, :, None])
+        if self._merger is None:
+            chosen = torch.where(fits, sizes, 0).amax(2)
+        else:
+            chosen = self._merger.sizes(text, at, fits, is_cut)
+        last = (chosen - 1).clamp(min=0)[:, :, None]
+        return torch.where(fits.gather(2, last)[:, :, 0], chosen, 0), self._ids[at.gather(2, last)[:, :, 0]]
 
 
-def _to_last_space(text: Tensor, total: Tensor) -> Tensor:
-    """Return [R, M], the bytes from each place to the next space between another one and a word."""
-    num_bytes = text.shape[1]
-    places = torch.arange(num_bytes, device=text.device)
-    is_space = ((text == 32) | ((text >= 9) & (text <= 13))) & (places < total)
-    before, after = (is_space.roll(shift, 1) for shift in (1, -1))
-    is_last = is_space & before & ~after & (places > 0) & (places + 1 < total)
-    at = torch.where(is_last, places, 2 * num_bytes)
-    later = torch.nn.functional.pad(at.flip(1).cummin(1).values.flip(1)[:, 1:], (0, 1), value=2 * num_bytes)
-    return later - places
+def _next(is_cut: Tensor, places: Tensor) -> Tensor:
+    """Return [R, M], the next cut after each place; the end of the text if there is none."""
+    num_bytes = is_cut.shape[1]
+    at = torch.where(is_cut, places, num_bytes)
+    return torch.nn.functional.pad(at.flip(1).cummin(1).values.flip(1)[:, 1:], (0, 1), value=num_bytes)
 
 
 class _Drafted(NamedTuple):
@@ -173,9 +184,3 @@ class _Drafted(NamedTuple):
     @property
     def begins(self) -> Tensor:
         return self.ends - self.sizes
-
-    def next_fixed(self) -> Tensor:
-        """Return [R, n], where the next fixed id after each begins, or the end of the text."""
-        begins = torch.where(self.is_fixed, self.begins, self.ends[:, -1:])
-        later = begins.flip(1).cummin(1).values.flip(1)[:, 1:]
-        return torch.cat([later, self.ends[:, -1:]], 1)

@@ -1,4 +1,4 @@
-"""DeviceStep: what a step computes on the device, over tensors that stay where they are."""
+"""DraftingStep: what a step computes on the draft model's device, over tensors that stay where they are."""
 
 from __future__ import annotations
 
@@ -7,31 +7,31 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from specplug.draft_model.device.loop import NUM_MISSING, DraftLoop
-from specplug.draft_model.device.segments import Segmenter, Segments
-from specplug.draft_model.device.texts import NO_REQUEST, DeviceTexts, Missing, Running
+from specplug.draft_model.loop import DraftLoop
 from specplug.draft_model.model import DraftModel
-from specplug.draft_model.pairing import Pair
+from specplug.draft_model.pairing import TokenizerPair
+from specplug.draft_model.segments import Segmenter, Segments
+from specplug.draft_model.texts import NO_REQUEST, DraftTexts, Missing, Running
 from specplug.interfaces import PluginContext
-from specplug.text.translate.tables import Ragged
+from specplug.text.translate.tables import TokenLists
 from specplug.types.caps import Distribution
-from specplug_crosstok.device.acceptance import DeviceAcceptance
-from specplug_crosstok.device.drawing import DeviceDrawing
-from specplug_crosstok.device.written import Written
-from specplug_crosstok.drawing import GENERATION_BITS, Common
-from specplug_crosstok.kinds import DRAWN, NUM_KINDS, TEXTS
+from specplug_crosstok.acceptance import COMMON, DRAWN, TEXT, TEXTS, KindAcceptance, kinds_of
+from specplug_crosstok.drawing import GENERATION_BITS, Common, Drawing
 from specplug_crosstok.loading import common_ids
 from specplug_crosstok.options import CrossTokSettings
+from specplug_crosstok.written import Written
+
+_FEW = 8  # new tokens of a text that every step takes at least
 
 
-class Inputs(NamedTuple):
+class StepInputs(NamedTuple):
     """What a step is given, by row of the draft model's cache.
 
     Attributes:
         running: the requests.
         limits: [rows] int64, the most draft tokens of each.
         temperature: [rows] float32, 0 is greedy.
-        tokens: [rows, T] int64, the newest tokens of each, see `DeviceTexts.newest`.
+        tokens: [rows, T] int64, the newest tokens of each, see `DraftTexts.newest`.
     """
 
     running: Running
@@ -40,39 +40,55 @@ class Inputs(NamedTuple):
     tokens: Tensor
 
 
-class DeviceStep:
-    """The parts of a step, see `specplug.draft_model.device.loop.Parts`.
+class DraftingStep:
+    """The parts of a step, see `specplug.draft_model.loop.Parts`.
 
     Args:
         context, options: of the proposer.
         model: the draft model.
         pair: the tokenizers.
+        is_exact: whether shapes are those that a step needs, which are read back.  Otherwise they are fixed, as CUDA
+            graphs need them, and nothing is read back.
 
     Attributes:
         inputs: set before the step.
         texts, drawing, acceptance: its state.
         written: [rows, K], what it has drafted.
-        figures: [3, rows] int64, see `DeviceTexts.figures`.
+        figures: [3, rows] int64, see `DraftTexts.figures`.
         draft_vocab: [Vd] int64, the target's ids that are drawn from.
         is_text: whether drafts may be text.
+        num_drafted: the most ids of a draft.
         mean_length: about how many ids of the draft's a token of the target has.
+        num_missing: the most missing ids of a text that are computed in the pass before the first draft token; more
+            take more steps.  At least as many as a draft has: those after an id that the text has otherwise.
     """
 
-    def __init__(self, context: PluginContext, options: CrossTokSettings, model: DraftModel, pair: Pair) -> None:
+    def __init__(
+        self,
+        context: PluginContext,
+        options: CrossTokSettings,
+        model: DraftModel,
+        pair: TokenizerPair,
+        *,
+        is_exact: bool,
+    ) -> None:
         self._device, rows, most = model.device, model.max_texts, context.caps.max_draft_length
-        self.is_text = pair.translator is not None and options.route != "tli"
-        num_drafted = 2 * (most + 1) if self.is_text else most
+        self.is_text = not pair.is_same and options.route != "tli"
+        num_drafted = min(2 * (most + 1) if self.is_text else most, model.max_length // 4)  # windows begin half full
+        self.num_drafted = num_drafted
+        num_tokens = max(_FEW, 2 * (most + 1))
         table = pair.table()
         self.mean_length = table.mean_length
-        self.texts = _texts(table, pair, model, num_drafted)
-        self.acceptance = DeviceAcceptance(NUM_KINDS, self._device)
+        self.texts = _texts(table, pair, model, num_drafted, is_exact=is_exact)
+        self.num_missing = self.texts.growth(num_tokens) if is_exact else max(_FEW, num_drafted)
+        self.acceptance = KindAcceptance(self._device)
         to_target, common = common_ids(pair, model.vocab_size, context.vocab_size)
         self._to_target = torch.from_numpy(to_target).long().to(self._device)
         self._common = Common(
             common.to(self._device), (torch.from_numpy(to_target) >= 0).to(self._device), self._confidence().float()
         )
         self.draft_vocab = self._to_target[self._common.ids]
-        self.drawing = DeviceDrawing(
+        self.drawing = Drawing(
             self._common,
             is_restricted=not self.is_text,
             max_rows=rows,
@@ -81,20 +97,21 @@ class DeviceStep:
             seed=context.seed,
         )
         self._segmenter = None
-        if pair.translator is not None:
-            self._segmenter = Segmenter(pair, self._to_target, context.vocab_size, num_drafted)
-        self.loop = DraftLoop(model, num_drafted)
-        numbers = torch.zeros(rows, 2 * (most + 1), dtype=torch.int64, device=self._device)
+        if not pair.is_same:
+            self._segmenter = Segmenter(pair, self._to_target, context.vocab_size, num_drafted, is_exact=is_exact)
+        self.loop = DraftLoop(model, num_drafted, is_exact=is_exact)
+        numbers = torch.zeros(rows, num_tokens, dtype=torch.int64, device=self._device)
         owners, lengths, starts, limits = (numbers[:, 0].clone() for _ in range(4))
         running = Running(owners.fill_(NO_REQUEST), lengths, starts)
-        self.inputs = Inputs(running, limits, numbers[:, 0].float(), numbers)
+        self.inputs = StepInputs(running, limits, numbers[:, 0].float(), numbers)
         self._is_active = numbers[:, 0] > 0
         self.written = Written.allocate(rows, most, self._device)
+        self._is_bounded, self._survival = options.min_survival > 0, numbers[:, 0].double()
         self.figures = torch.zeros(3, rows, dtype=torch.int64, device=self._device)
 
     @property
     def num_tokens(self) -> int:
-        """T, the tokens by which every step extends each text."""
+        """T, the most tokens by which every step extends each text."""
         return self.inputs.tokens.shape[1]
 
     def begin(self, num_rows: int) -> None:
@@ -107,14 +124,39 @@ class DeviceStep:
         running = self.inputs.running.at(rows)
         self.texts.extend(running, rows, self.inputs.tokens[rows])
         self.texts.rejoin(rows)
-        missing = self.texts.missing(rows, NUM_MISSING)
+        missing = self.texts.missing(rows, self.num_missing)
         self._is_active[rows] = self.texts.is_ready(running) & (self.inputs.limits[rows] > 0)
         self.drawing.keys[rows] = (running.owners << GENERATION_BITS) | running.lengths
+        self._survival[rows] = self._is_active[rows].double()
         return missing, self._is_active[rows]
 
     def choose(self, num_rows: int, step: Tensor, logits: Tensor) -> Tensor:
         """Choose the next ids."""
-        return self.drawing.choose(num_rows, step, logits)
+        ids, rows = self.drawing.choose(num_rows, step, logits), slice(num_rows)
+        if not self._is_bounded:
+            return ids
+        is_common, levels, probabilities = (
+            it[rows].index_select(1, step)[:, 0]
+            for it in (self.drawing.is_common, self.drawing.levels, self.drawing.probabilities)
+        )
+        is_drawn = is_common & (self.drawing.temperature[rows] > 0)
+        sources = torch.where(is_common, COMMON, TEXT)
+        kinds = kinds_of(sources, levels, is_drawn, self.inputs.temperature[rows] > 0)
+        self._survival[rows] *= self.acceptance.confidence(kinds, probabilities)
+        return ids
+
+    def survival(self, num_rows: int) -> float:
+        """Return the highest probability of a row that all of its draft so far is accepted; waits for the device.
+
+        It is 0 if no row drafts, and 1 otherwise unless the settings bound it.
+        """
+        return float(self._survival[:num_rows].max())
+
+    def ids_per_token(self, num_rows: int) -> float:
+        """Return the most ids of a token that a text for which is drafted has on average; waits for the device."""
+        rows = slice(num_rows)
+        average = self.texts.num_ids[rows] / self.texts.done[rows].clamp(min=1)
+        return float(torch.where(self._is_active[rows], average, 0.0).max())
 
     def finish(self, num_rows: int) -> None:
         """Make the drafted ids draft tokens of the target."""
@@ -129,7 +171,7 @@ class DeviceStep:
         self.figures[:, rows] = self.texts.figures(running)
 
     def learn(self, kinds: Tensor, probabilities: Tensor, tested: Tensor, accepted: Tensor) -> None:
-        """Learn from verdicts; see `DeviceAcceptance.learn`."""
+        """Learn from verdicts; see `KindAcceptance.learn`."""
         self.acceptance.learn(kinds, probabilities, tested, accepted)
         self._common.confidence.copy_(self._confidence())
 
@@ -143,20 +185,23 @@ class DeviceStep:
         is_common, probabilities = self.drawing.is_common[:num_rows], self.drawing.probabilities[:num_rows]
         if self._segmenter is not None:
             return self._segmenter.find(drafted, num_ids, is_common, probabilities, most)
-        steps = torch.arange(most, device=self._device).expand(num_rows, most)
-        is_last = torch.zeros_like(is_common)
-        return Segments(self._to_target[drafted], steps, is_common, is_last, probabilities, num_ids.expand(num_rows))
+        steps = torch.arange(most, device=self._device).clamp(max=self.num_drafted - 1).expand(num_rows, most)
+        ids, is_fixed, found = (it.gather(1, steps) for it in (self._to_target[drafted], is_common, probabilities))
+        return Segments(ids, steps, is_fixed, torch.zeros_like(is_fixed), found, num_ids.expand(num_rows))
 
 
-def _texts(table: Ragged, pair: Pair, model: DraftModel, num_drafted: int) -> DeviceTexts:
+def _texts(
+    table: TokenLists, pair: TokenizerPair, model: DraftModel, num_drafted: int, *, is_exact: bool
+) -> DraftTexts:
     """Return the empty texts of a pair."""
-    translator = pair.translator
-    return DeviceTexts(
+    skipped, prefix = ((), ()) if pair.vocabularies is None else (it.prefix for it in pair.vocabularies)
+    return DraftTexts(
         table,
-        () if translator is None else translator.draft.prefix,
-        () if translator is None else translator.target.prefix,
+        prefix,
+        skipped,
         max_texts=model.max_texts,
         max_length=model.max_length,
         num_drafted=num_drafted,
         device=model.device,
+        is_exact=is_exact,
     )

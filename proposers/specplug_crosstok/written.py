@@ -7,20 +7,18 @@ from typing import NamedTuple, Self
 import torch
 from torch import Tensor
 
-from specplug.draft_model.device.segments import Segments
-from specplug.draft_model.device.texts import NO_REQUEST, Running
+from specplug.draft_model.segments import Segments
+from specplug.draft_model.texts import NO_REQUEST, Running
 from specplug.types.draft import NO_TOKEN, Draft
-from specplug_crosstok.device.acceptance import DeviceAcceptance
-from specplug_crosstok.device.drawing import DeviceDrawing
-from specplug_crosstok.kinds import DRAWN, SAMPLED
-from specplug_crosstok.writing import COMMON, OPEN_WORD, TEXT
+from specplug_crosstok.acceptance import COMMON, OPEN_WORD, TEXT, KindAcceptance, kinds_of
+from specplug_crosstok.drawing import Drawing
 
 
 class Written(NamedTuple):
     """Draft tokens by row of the draft model's cache, [R, K]; only the first `counts` [R] of each row are there.
 
     Attributes:
-        ids, sources, steps, kinds: int64; see `Draft`, `Segments` and `specplug_crosstok.kinds`.
+        ids, sources, steps, kinds: int64; see `Draft`, `Segments` and `specplug_crosstok.acceptance`.
         is_drawn: bool.
         probabilities: float64, see `Segments`.
         confidence: float32, see `Draft`.
@@ -53,8 +51,8 @@ class Written(NamedTuple):
     def of(
         cls,
         found: Segments,
-        drawing: DeviceDrawing,
-        acceptance: DeviceAcceptance,
+        drawing: Drawing,
+        acceptance: KindAcceptance,
         is_sampled: Tensor,
         counts: Tensor,
         running: Running,
@@ -74,7 +72,7 @@ class Written(NamedTuple):
         is_drawn = found.is_fixed & draws
         sources = torch.where(found.is_fixed, COMMON, torch.where(found.is_last, OPEN_WORD, TEXT))
         levels = drawing.levels[rows].gather(1, found.steps)
-        kinds = torch.where(is_drawn, DRAWN.start + levels, sources + SAMPLED * is_sampled[:, None])
+        kinds = kinds_of(sources, levels, is_drawn, is_sampled[:, None])
         return cls(
             found.ids,
             sources,

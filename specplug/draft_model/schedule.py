@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any, NamedTuple
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from specplug.draft_model.device.polled import News, Polled
 from specplug.types.tensors import to_device
 
 NO_ROW = -1
@@ -16,7 +18,7 @@ _PRIOR, _FORGET = 64.0, 4096.0  # tokens that the beginning counts for, and afte
 
 
 @dataclass(slots=True)
-class _Row:
+class _TextRow:
     """A row of the model's cache.
 
     Attributes:
@@ -43,8 +45,9 @@ class Schedule:
     """
 
     def __init__(self, max_slots: int, max_rows: int, max_length: int, device: torch.device) -> None:
-        self._rows: list[_Row | None] = [None] * max_rows
-        self._row_of = [NO_ROW] * max_slots
+        self._held: list[_TextRow | None] = [None] * max_rows
+        self.rows = [NO_ROW] * max_slots
+        """The row of each slot, or `NO_ROW`."""
         self._max_length, self._device = max_length, device
         self._on_device: Tensor | None = None
         self._polled = Polled((3, max_rows), device)
@@ -54,7 +57,7 @@ class Schedule:
     @property
     def num_rows(self) -> int:
         """R, up to the last row in use."""
-        return max((row + 1 for row, it in enumerate(self._rows) if it is not None), default=0)
+        return max((row + 1 for row, it in enumerate(self._held) if it is not None), default=0)
 
     @property
     def longest(self) -> int:
@@ -64,26 +67,32 @@ class Schedule:
     def begin(self, slot: int, num_tokens: int) -> None:
         """Give a slot a row if one is free, for a request of `num_tokens` tokens so far."""
         self.release(slot)
-        row = next((row for row, it in enumerate(self._rows) if it is None), NO_ROW)
+        row = next((row for row, it in enumerate(self._held) if it is None), NO_ROW)
         if row != NO_ROW:
-            self._rows[row] = _Row(slot, num_tokens, self._step)
-            self._row_of[slot], self._on_device = row, None
+            self._held[row] = _TextRow(slot, num_tokens, self._step)
+            self.rows[slot], self._on_device = row, None
 
     def release(self, slot: int) -> None:
         """Take a slot's row back."""
-        row = self._row_of[slot]
+        row = self.rows[slot]
         if row != NO_ROW:
-            self._rows[row], self._row_of[slot], self._on_device = None, NO_ROW, None
+            self._held[row], self.rows[slot], self._on_device = None, NO_ROW, None
 
     def row_of_slot(self) -> Tensor:
         """Return [S] int64 on the device, the row of each slot or `NO_ROW`."""
         if self._on_device is None:
-            (self._on_device,) = to_device([torch.tensor(self._row_of)], self._device)
+            (self._on_device,) = to_device([torch.tensor(self.rows)], self._device)
         return self._on_device
 
     def grow(self, num_ids: int) -> None:
         """Note that each text may have become longer by so many ids."""
         self._grown += num_ids
+
+    def add(self, slot: int, num_tokens: int) -> None:
+        """Note new tokens of a request that the host has seen."""
+        it = self._held[self.rows[slot]] if self.rows[slot] != NO_ROW else None
+        if it is not None:
+            it.missing += num_tokens
 
     def to_catch_up(self, most: int, at_once: int) -> list[tuple[int, int]]:
         """Return rows with how many tokens to catch them up by, the shortest first, and at most `most` in all.
@@ -92,7 +101,7 @@ class Schedule:
             at_once: tokens of a text by which every step catches it up anyway.
         """
         found = []
-        missing = [(it.missing, row) for row, it in enumerate(self._rows) if it is not None and it.missing > at_once]
+        missing = [(it.missing, row) for row, it in enumerate(self._held) if it is not None and it.missing > at_once]
         for count, row in sorted(missing):
             taken = min(count, most)
             if not taken:
@@ -103,28 +112,30 @@ class Schedule:
 
     def caught_up(self, row: int, num_tokens: int) -> None:
         """Note that a row was caught up by as many tokens, if it had them."""
-        it = self._rows[row]
+        it = self._held[row]
         assert it is not None
         it.missing = max(0, it.missing - num_tokens)
         it.caught_up += num_tokens
 
     def end(self, figures: Tensor) -> None:
-        """End a step: send the figures of its rows, [3, R], see `DeviceTexts.figures`, and learn those that arrived."""
-        news = self._polled.take()
-        if news is not None:
-            self._learn(news)
+        """End a step: send the figures of its rows, [3, R] from `DraftTexts.figures`, and learn those that arrived."""
+        self._learn()
         if self._polled.is_free:
-            padding = len(self._rows) - figures.shape[1]
+            padding = len(self._held) - figures.shape[1]
             self._polled.send(torch.nn.functional.pad(figures, (0, padding)), self._step)
             self._sent_grown = self._grown
-            for it in self._rows:
+            for it in self._held:
                 if it is not None:
                     it.caught_up = 0
+            self._learn()  # on a CPU they are there at once
         self._step += 1
 
-    def _learn(self, news: News) -> None:
+    def _learn(self) -> None:
+        news = self._polled.take()
+        if news is None:
+            return
         tokens, ids, lengths = news.figures
-        for row, it in enumerate(self._rows):
+        for row, it in enumerate(self._held):
             if it is not None and it.began <= news.sent:
                 it.missing = max(0, int(tokens[row] + ids[row]) - it.caught_up)
         self._known_length, self._grown = int(lengths.max()), self._grown - self._sent_grown
@@ -155,3 +166,49 @@ class IdsPerToken:
         self._counts += torch.stack([num_ids, num_tokens])[:, None]
         if self._polled.is_free:
             self._polled.send(self._counts.round().long(), 0)
+
+
+class News(NamedTuple):
+    """What has arrived.
+
+    Attributes:
+        figures: [F, R] int64.
+        sent: the tag that they were sent with.
+    """
+
+    figures: npt.NDArray[np.int64]
+    sent: int
+
+
+class Polled:
+    """A copy of numbers to the host, at most one at a time.
+
+    Args:
+        shape: F and R.
+        device: of the numbers.
+    """
+
+    def __init__(self, shape: tuple[int, int], device: torch.device) -> None:
+        self._is_async = device.type == "cuda"
+        self._held = torch.zeros(shape, dtype=torch.int64, pin_memory=self._is_async)
+        self._event: Any = torch.cuda.Event() if self._is_async else None  # type: ignore[no-untyped-call]
+        self._sent: int | None = None
+
+    @property
+    def is_free(self) -> bool:
+        """False while a copy has not been taken."""
+        return self._sent is None
+
+    def send(self, figures: Tensor, tag: int) -> None:
+        """Begin to copy `figures` [F, R] int64; the last copy must have been taken."""
+        self._held.copy_(figures, non_blocking=True)
+        self._sent = tag
+        if self._event is not None:
+            self._event.record()
+
+    def take(self) -> News | None:
+        """Return the numbers that were sent last; None if they are still under way."""
+        if self._sent is None or (self._event is not None and not self._event.query()):
+            return None
+        news, self._sent = News(self._held.numpy().copy(), self._sent), None
+        return news

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
 from functools import partial
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
-from specplug.draft_model.device.graphs import Graphs
-from specplug.draft_model.device.texts import Missing
 from specplug.draft_model.model import COLUMN_STEP, DraftModel
-
-NUM_MISSING = 8
-"""The most missing ids of a text that are computed in the pass before the first draft token; more take more steps."""
+from specplug.draft_model.texts import Missing
+from specplug.errors import PluginError
 
 
 class Parts(Protocol):
@@ -28,7 +25,7 @@ class Parts(Protocol):
         """Begin a step."""
 
     def prepare(self, num_rows: int) -> tuple[Missing, Tensor]:
-        """Return the ids that are missing, with `NUM_MISSING` columns, and [R] bool, the rows that draft after them."""
+        """Return the ids that are missing, and [R] bool, the rows that draft after them."""
 
     def choose(self, num_rows: int, step: Tensor, logits: Tensor) -> Tensor:
         """Return [R] int64, the ids that rows draft at a step, [1] int64, by logits [R, V]."""
@@ -40,19 +37,19 @@ class Parts(Protocol):
 class DraftLoop:
     """Drafts up to n ids for the first R rows of the model's cache.
 
-    A GPU runs each part of a step as one graph, for the next larger of a few sizes.
-
     Args:
         model: the draft model.
         num_drafted: n.
+        is_exact: whether steps have the sizes that they need.  Otherwise they have the next larger of a few, and a GPU
+            runs each part of a step as one graph.
 
     Attributes:
         drafted: [rows, n] int64, the ids.
         num_ids: [1] int64, how many of them the step drafts.
     """
 
-    def __init__(self, model: DraftModel, num_drafted: int) -> None:
-        self._model, self.graphs = model, Graphs(model.device, model.path)
+    def __init__(self, model: DraftModel, num_drafted: int, *, is_exact: bool) -> None:
+        self._model, self.graphs, self._is_exact = model, Graphs(model.device, model.path), is_exact
 
         def zeros(*shape: int) -> Tensor:
             return torch.zeros(shape, dtype=torch.int64, device=model.device)
@@ -70,11 +67,17 @@ class DraftLoop:
                     self.graphs.capture(key, function)
             self.graphs.capture(("finish", num_rows), partial(parts.finish, num_rows))
 
+    def num_rows(self, needed: int) -> int:
+        """Return R, for a step that needs so many rows."""
+        return needed if self._is_exact else size_for(needed, sizes(self._model.max_texts, 1))
+
     def begin(self, parts: Parts, num_rows: int) -> None:
-        """Begin a step of R rows, a number of `sizes`."""
+        """Begin a step of R rows, from `num_rows`."""
         self.graphs.run(("begin", num_rows), partial(parts.begin, num_rows))
 
-    def run(self, parts: Parts, num_rows: int, num_ids: int, longest: int) -> None:
+    def run(
+        self, parts: Parts, num_rows: int, num_ids: int, longest: int, is_enough: Callable[[int], bool] | None = None
+    ) -> None:
         """Draft, and end the step.
 
         Args:
@@ -82,13 +85,17 @@ class DraftLoop:
             num_rows: R.
             num_ids: ids to draft, at least 1.
             longest: an upper bound of the lengths of texts with their drafts.
+            is_enough: called with the number of ids after each but the last; true ends the drafts.
         """
-        self.num_ids.fill_(num_ids)
-        passes = self._passes(parts, num_rows, size_for(longest, sizes(self._model.max_length, COLUMN_STEP)))
-        (first, further) = passes.items()
+        if not self._is_exact:
+            longest = size_for(longest, sizes(self._model.max_length, COLUMN_STEP))
+        first, further = self._passes(parts, num_rows, longest).items()
         self.graphs.run(*first)
-        for _ in range(1, num_ids):
+        drafted = 1
+        while drafted < num_ids and not (is_enough is not None and is_enough(drafted)):
             self.graphs.run(*further)
+            drafted += 1
+        self.num_ids.fill_(drafted)
         self.graphs.run(("finish", num_rows), partial(parts.finish, num_rows))
 
     def _passes(self, parts: Parts, num_rows: int, longest: int) -> dict[Hashable, Callable[[], None]]:
@@ -115,6 +122,55 @@ class DraftLoop:
         self._chosen[:num_rows] = chosen
         self.drafted[:num_rows].index_copy_(1, self._step, chosen[:, None])
         self._step += 1
+
+
+class Graphs:
+    """Functions without arguments or results, which read and write tensors that stay where they are.
+
+    On a GPU each is captured once, and is one launch from then on.  Elsewhere they run as they are.
+
+    Args:
+        device: where they run.
+        who: the name of what they compute, for messages.
+    """
+
+    def __init__(self, device: torch.device, who: str) -> None:
+        self._is_captured, self._who = device.type == "cuda", who
+        self._graphs: dict[Hashable, torch.cuda.CUDAGraph] = {}
+        self._pool: Any = None
+
+    def capture(self, key: Hashable, function: Callable[[], None]) -> None:
+        """Capture a function, after it has run once; call this before serving.
+
+        Raises:
+            PluginError: it cannot be captured, for example because it reads a number back.
+        """
+        if not self._is_captured:
+            return
+        function()
+        graph = torch.cuda.CUDAGraph()
+        try:
+            torch.cuda.synchronize()
+            with torch.cuda.graph(graph, pool=self._pool):
+                function()
+        except RuntimeError as error:
+            raise PluginError.build(
+                "the draft model cannot be captured as a CUDA graph",
+                who=self._who,
+                found=str(error).splitlines()[0],
+                expected="a model whose forward pass reads nothing back from the device",
+                remedy="Choose another draft model",
+            ) from error
+        self._pool = graph.pool()
+        self._graphs[key] = graph
+
+    def run(self, key: Hashable, function: Callable[[], None]) -> None:
+        """Run a function, by its graph if it has been captured under this key."""
+        graph = self._graphs.get(key)
+        if graph is None:
+            function()
+        else:
+            graph.replay()
 
 
 def sizes(most: int, least: int) -> list[int]:
