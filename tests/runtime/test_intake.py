@@ -15,7 +15,7 @@ from specplug.runtime import stream_steps
 from specplug.types.plan import StepPlan
 from tests.match.flags import held
 from tests.pipeline.fake_stream import FakeStream
-from tests.runtime.stream_engine import DRAFT_LENGTH, Engine
+from tests.runtime.oracle import DRAFT_LENGTH, Engine
 
 PLAN = StepPlan(DRAFT_LENGTH)
 TEXT = [0, 1, 2, 3, 0, 1]

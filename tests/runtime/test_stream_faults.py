@@ -12,7 +12,7 @@ from specplug.pipeline.stream.launch import HostFunctionStream, InlineStream, Ma
 from specplug.runtime import first_step
 from specplug.runtime.first_step import started
 from specplug.types.plan import StepPlan
-from tests.runtime.stream_engine import DRAFT_LENGTH, Engine
+from tests.runtime.oracle import DRAFT_LENGTH, Engine
 
 PLAN = StepPlan(DRAFT_LENGTH)
 PROMPT = [0, 1, 2, 3, 0, 1, 2, 3, 0, 1]
@@ -93,7 +93,7 @@ def streamed():
 def draft(engine: Engine, name: str = "a", token: int = 1) -> list[int]:
     """Emit a token, take a step, and return the row's draft."""
     engine.emit(name, [token])
-    ids, _ = engine.step([(name, 1, 0)], PLAN)
+    ids, *_ = engine.step([(name, 1, 0)], PLAN)
     engine.steps.settle()
     return ids[0].tolist()
 
