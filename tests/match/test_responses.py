@@ -70,6 +70,8 @@ def test_it_finds_what_is_in_the_ring_for_the_owner(seed: int, cap: int, alphabe
     for _ in range(60):  # many times around
         song = rng.choice(tokens)
         fresh = [rng.randrange(alphabet) for _ in range(rng.choice([1, 2, 16, 17, 90, 700]))]
+        for place in rng.sample(range(len(fresh)), len(fresh) // 16):
+            fresh[place] = NO_TEXT
         tokens.append((fresh if rng.random() < 0.5 else [*song, *fresh])[-700:])
         both.add(rng.randrange(1, 4), song[: rng.randrange(9)], tokens[-1])
         for owner in (1, 2, 3, 4):
@@ -77,23 +79,12 @@ def test_it_finds_what_is_in_the_ring_for_the_owner(seed: int, cap: int, alphabe
             both.found(owner, context)
 
 
-def test_what_was_stated_to_one_is_not_stated_to_another() -> None:
-    both = Both(1024, 8)
-    both.add(1, [], [5, 6, 7, 8])
-    both.add(2, [], [9, 6, 7, 1])
-    assert len(both.found(1, [6, 7])) == len(both.found(2, [6, 7])) == 1
-    assert both.found(1, [9]) == both.found(2, [5]) == both.found(3, [6, 7]) == []
-    assert both.fast.owner("x") == 1
-    assert both.fast.owner("y") == 2
-    assert both.fast.owner("x") == 1
-
-
 def test_a_granule_that_changed_hands_tells_nothing_of_the_owner_before() -> None:
     both = Both(256, 1)
     for start in range(40):  # whatever place the ring's end takes within a granule
         both.add(1, [], [100 + start % 50 + k for k in range(37)])
         both.add(2, [], [7] * (start % 17 + 1))
-        for token in range(100, 190):
+        for token in range(100 + start % 9, 190, 9):
             both.found(2, [token])
             both.found(1, [token])
 
@@ -112,22 +103,6 @@ def test_the_ring_is_a_power_of_two_whatever_is_requested_for(capacity: int, cap
     size = Responses(capacity, cap).capacity
     assert size & (size - 1) == 0
     assert size >= max(capacity, 16 * cap)
-
-
-def test_of_a_response_longer_than_half_the_end_is_kept() -> None:
-    both = Both(1024, 4)
-    assert both.fast.capacity == 1024
-    both.add(1, [], list(range(700)))
-    assert both.found(1, [700 - 512])
-    assert both.found(1, [698])
-    assert both.found(1, [700 - 513]) == []
-    both.add(1, [], list(range(1000, 1500)))
-    assert both.found(1, [698])
-    assert both.found(1, [1000])
-    both.add(1, [], list(range(2000, 2500)))
-    assert both.found(1, [698]) == []
-    assert both.found(1, [1498])
-    assert both.found(1, [2000])
 
 
 def test_it_forgets_everything_and_begins_anew() -> None:
@@ -152,14 +127,6 @@ def test_it_begins_anew_before_places_run_out(monkeypatch: pytest.MonkeyPatch) -
             both.found(step % 2 + 1, [token])
     assert max(ends) <= 1000
     assert sum(one > other for one, other in itertools.pairwise(ends)) >= 2
-
-
-def test_no_text_in_a_response_matches_nothing() -> None:
-    both = Both(256, 4)
-    both.add(1, [], [1, NO_TEXT, 2, 3, NO_TEXT, NO_TEXT, 2, 4])
-    assert [n for _, n in both.found(1, [1, 2])] == [1]
-    assert len(both.found(1, [NO_TEXT, 2])) >= 1
-    assert both.found(1, [1, NO_TEXT]) == []
 
 
 def test_owners_of_nothing_are_forgotten():
