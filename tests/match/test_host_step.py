@@ -20,8 +20,7 @@ from specplug.match.cpu.lookup import Lookup
 from specplug.match.options import LookupSettings
 from specplug.pipeline.cpu import host_function
 from specplug.types.host_step import BUSY, OK, StepArguments
-from tests.match.driver import POISON
-from tests.match.flags import held
+from tests.match.driver import POISON, held
 from tests.match.test_threads import CAPACITY, SLOTS, arguments_of, bits, memory, players, poisoned
 
 PYTHON = ("PyGILState", "numba_gil", "numba_unpickle", "PyErr", "PyObject", "Py_", "NRT_Allocate", "NRT_MemInfo_alloc")

@@ -60,11 +60,23 @@ def crowd(memory: Responses) -> None:
     memory.record = kernels._Responses(*parts, np.zeros(1, np.int64), memory.flag)
 
 
+@pytest.mark.parametrize("places", [kernels.MOST_PLACES, 2000])
 @given(st.integers(0, 2**32), st.sampled_from([1, 3, 16, 40]), st.sampled_from([1, 2, 5, 1000]))
-@settings(max_examples=15, deadline=None)
-def test_it_finds_what_is_in_the_ring_for_the_owner(seed: int, cap: int, alphabet: int) -> None:
-    rng, both = random.Random(seed), Both(256, cap)
-    if seed % 2:
+@settings(max_examples=10, deadline=None)
+def test_it_finds_what_is_in_the_ring_for_the_owner(places: int, seed: int, cap: int, alphabet: int) -> None:
+    """Also after it was cleared, or has begun anew because places run out."""
+    with pytest.MonkeyPatch.context() as patch:
+        for module in (kernels, responses):
+            patch.setattr(module, "MOST_PLACES", places)
+        ends = play(random.Random(seed), Both(256, cap), alphabet, crowded=bool(seed % 2))
+    assert max(ends) <= places
+    assert any(one > other for one, other in itertools.pairwise(ends)) or places > 2000
+
+
+def play(rng: random.Random, both: Both, alphabet: int, *, crowded: bool) -> list[int]:
+    """Add random responses, and compare what is found; return where they ended."""
+    ends = []
+    if crowded:
         crowd(both.fast)
     tokens: list[list[int]] = [[0]]
     for _ in range(60):  # many times around
@@ -77,6 +89,11 @@ def test_it_finds_what_is_in_the_ring_for_the_owner(seed: int, cap: int, alphabe
         for owner in (1, 2, 3, 4):
             context = (rng.choice(tokens[-9:]))[: rng.randrange(1, 99)]
             both.found(owner, context)
+        ends.append(both.plain.end)
+        if rng.random() < 0.02:
+            both.fast.clear()
+            both.plain = Memory(both.fast.capacity)
+    return ends
 
 
 def test_a_granule_that_changed_hands_tells_nothing_of_the_owner_before() -> None:
@@ -103,30 +120,6 @@ def test_the_ring_is_a_power_of_two_whatever_is_requested_for(capacity: int, cap
     size = Responses(capacity, cap).capacity
     assert size & (size - 1) == 0
     assert size >= max(capacity, 16 * cap)
-
-
-def test_it_forgets_everything_and_begins_anew() -> None:
-    both = Both(256, 4)
-    both.add(1, [], [1, 2, 3])
-    both.fast.clear()
-    both.plain = Memory(256)
-    assert both.found(1, [1]) == []
-    both.add(1, [], [2, 4])
-    assert both.found(1, [1]) == []
-    assert len(both.found(1, [2])) == 1
-
-
-def test_it_begins_anew_before_places_run_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kernels, "MOST_PLACES", 1000)
-    monkeypatch.setattr(responses, "MOST_PLACES", 1000)
-    both, ends = Both(256, 4), []
-    for step in range(60):
-        both.add(step % 2 + 1, [], [step + k for k in range(20)])
-        ends.append(both.plain.end)
-        for token in range(max(0, step - 15), step + 20):
-            both.found(step % 2 + 1, [token])
-    assert max(ends) <= 1000
-    assert sum(one > other for one, other in itertools.pairwise(ends)) >= 2
 
 
 def test_owners_of_nothing_are_forgotten():

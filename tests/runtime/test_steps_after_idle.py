@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import itertools
-import pickle
-import threading
 
 import pytest
 
 from specplug.pipeline.cpu import host_function
 from specplug.runtime import stream_steps
 from specplug.types.plan import StepPlan
-from tests.match.flags import held
-from tests.pipeline.fake_stream import FakeStream
 from tests.runtime import oracle
 from tests.runtime.oracle import DRAFT_LENGTH, Engine
 
@@ -82,38 +78,6 @@ def test_what_a_step_ingests_is_bounded_over_all_rows(engine, monkeypatch):
     found = [(rows.step() > 0, list(engine.late)) for _ in range(3)]
     assert [drafted.tolist() for drafted, _ in found] == [[True, False, False], [True, True, False], [True] * 3]
     assert [late for _, late in found] == [["b", "c"], ["c"], []]
-
-
-def test_a_row_is_late_until_its_prompt_has_been_ingested(monkeypatch):
-    monkeypatch.setattr(oracle, "LENGTH", LENGTH)
-    with FakeStream() as stream:
-        engine = Engine(streamed=True, stream=stream)
-        ready = threading.Event()
-        Rows(engine, "a").start()
-        engine.steps.intake.settle()
-        lookup = engine.stage.proposers["ngram"].lookup
-        begin = lookup.begin
-        monkeypatch.setattr(lookup, "begin", lambda *given: (ready.wait(), begin(*given)))
-        engine.start("b", 1, CYCLE)
-        both = Rows(engine, "a", "b")
-        for is_ready in (False, True):
-            if is_ready:
-                ready.set()
-                engine.steps.intake.settle()
-            both.step()
-            stream.drain()
-            assert list(engine.late) == ["b"] * (not is_ready)
-            assert pickle.loads(pickle.dumps(engine.late)) == tuple(engine.late)
-        engine.close()
-
-
-def test_all_rows_are_late_in_a_step_that_finds_the_proposer_busy(engine):
-    rows = Rows(engine, "a", "b").start()
-    with held(engine.stage.proposers["ngram"].lookup):
-        assert not rows.step().any()
-    assert list(engine.late) == ["a", "b"]
-    assert rows.step().all()
-    assert list(engine.late) == []
 
 
 def test_a_row_that_has_nothing_to_copy_is_not_late(engine):
