@@ -75,13 +75,18 @@ class TestThePlanHalf:
         self.guard = FaultGuard("policy", max_consecutive=2, cooldown_steps=4)
         return PlanStage(planner, EngineCaps(8), self.guard)
 
-    def test_it_is_reported_if_it_learns(self):
+    def test_it_is_reported_if_it_learns_and_left_alone_while_off(self):
         planner = Listens()
         stage = self.stage(planner)
         assert stage.learns
         stage.observe(REPORT)
         assert planner.reports == [REPORT]
         assert (REPORT.verified, REPORT.accepted) == (5, 3)
+        planner.fails = True
+        for _ in range(4):
+            stage.observe(REPORT)
+        assert len(planner.reports) == 3
+        assert self.guard.counts == {"raised": 2, "switched off": 1}
 
     def test_others_are_not(self, monkeypatch):
         monkeypatch.setattr(Planner, "observe", None)
@@ -89,15 +94,6 @@ class TestThePlanHalf:
         assert not stage.learns
         stage.observe(REPORT)
         assert self.guard.counts == {}
-
-    def test_what_it_raises_is_contained_and_it_is_left_alone_while_off(self):
-        planner = Listens()
-        planner.fails = True
-        stage = self.stage(planner)
-        for _ in range(4):
-            stage.observe(REPORT)
-        assert len(planner.reports) == 2
-        assert self.guard.counts == {"raised": 2, "switched off": 1}
 
 
 class TestTheTrimHalf:
