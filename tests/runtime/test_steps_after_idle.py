@@ -51,7 +51,7 @@ class Rows:
         return self._engine.step([(name, 1, 0) for name in self._names], PLAN)[1][:, 0]
 
 
-@pytest.mark.parametrize("idle", [60, 100, 200, 512, 2000, 10000])
+@pytest.mark.parametrize("idle", [60, 200, 512, 10000])
 def test_the_first_step_drafts_for_every_row(engine, idle):
     rows = Rows(engine, "a", "b").start()
     assert (rows.step() > 0).all()

@@ -13,6 +13,7 @@ from specplug.runtime import first_step
 from specplug.runtime.first_step import started
 from specplug.types.plan import StepPlan
 from tests.runtime.oracle import DRAFT_LENGTH, Engine
+from tests.runtime.test_stream_steps import Crossed
 
 PLAN = StepPlan(DRAFT_LENGTH)
 PROMPT = [0, 1, 2, 3, 0, 1, 2, 3, 0, 1]
@@ -54,17 +55,6 @@ class Skipping(Silent):
 
     def mark(self) -> Mark:
         return InlineStream().mark()
-
-
-class Crossed:
-    """Transfers that hand on other drafts than those that were made."""
-
-    pack = staticmethod(host_kernels.pack)
-
-    @staticmethod
-    def unpack(buffers, batch_size, draft_length, outputs):
-        host_kernels.unpack(buffers, batch_size, draft_length, outputs)
-        outputs.ids[0, 0] += 1
 
 
 @pytest.mark.parametrize("broken", [Refusing, Silent, Skipping, Crossed])

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from random import Random
+
 import numba
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from specplug.pipeline.stream import host_kernels
 from specplug.runtime.stream_steps import AT_START
 from specplug.trim import SurvivalTrimmer
 from specplug.types.host_step import HostStep
@@ -33,6 +36,25 @@ def test_steps_at_once_and_late_equal_those_of_the_stage(random, count, seed, tr
         engines = [Engine(lookup_stage(trees=trees), **form) for form in forms]
         assert compare(random, engines, steps=count)[1] == []
         assert stream.marks == AT_START + engines[-1].steps.intake.launched, "no step waited"
+
+
+class Crossed:
+    """Transfers that hand on other drafts than those that were made."""
+
+    pack = staticmethod(host_kernels.pack)
+
+    @staticmethod
+    def unpack(buffers, batch_size, draft_length, outputs):
+        host_kernels.unpack(buffers, batch_size, draft_length, outputs)
+        outputs.ids[0, 0] += 1
+
+
+def test_a_difference_is_found():
+    engines = [Engine(), Engine(streamed=True)]
+    engines[1].steps._transfers = Crossed
+    engines[1].stage.metrics.record_on_host(1)
+    count, wrong = compare(Random(1), engines, steps=14)
+    assert wrong == ["counts: differs", *(f"step {number}: ids differ" for number in range(count))]
 
 
 def repeat(trimmer, plan: StepPlan, steps: int, stream: FakeStream | None = None) -> tuple[list[int], Engine]:
