@@ -15,16 +15,12 @@ import torch
 from torch import Tensor
 
 from specplug.assembly import build_draft_stage
-from specplug.faults import FaultGuard
 from specplug.interfaces import PluginContext, Proposer, Trimmer
-from specplug.metrics import SpecMetrics
 from specplug.pipeline.device.columns import Launches
 from specplug.pipeline.draft import DraftStage
-from specplug.pipeline.handles import make_handle
 from specplug.pipeline.stream import host_kernels
 from specplug.pipeline.stream.buffers import DraftOutputs, EngineRows
 from specplug.plugins.registry import default_registry
-from specplug.plugins.specs import ProposerSpec
 from specplug.runtime.device_steps import DeviceSteps
 from specplug.runtime.rows import RowFacts
 from specplug.runtime.running_request import RunningRequest
@@ -40,6 +36,7 @@ from specplug.types.plan import Price, StepPlan
 from specplug.types.request import Reference, Request, RequestOptions
 from specplug.types.verdict import Outcome
 from tests.pipeline.fake_stream import FakeStream
+from tests.pipeline.stages import stage_of
 from tests.pipeline.transfers import view_of
 
 CPU = torch.device("cpu")
@@ -482,19 +479,15 @@ def scripted_stage(
     distribution: Distribution = Distribution.ONE_HOT,
 ) -> DraftStage:
     """Return a draft stage of a proposer, which may learn, and state a distribution."""
-    caps = ProposerCaps(learns=learns, incremental=learns, distribution=distribution)
-    spec = ProposerSpec(name="scripted", factory=lambda _: proposer, summary="", caps=caps)
-    handle = make_handle(spec, proposer, None, device)
-    metrics = SpecMetrics([*handle.sources, "another"], draft_length, device)
-    guards = [FaultGuard(name, max_consecutive=2, cooldown_steps=1, sink=metrics.fault) for name in "pt"]
-    return DraftStage(
-        [handle],
-        guards[:1],
+    proposer.caps = ProposerCaps(learns=learns, incremental=learns, distribution=distribution)
+    return stage_of(
+        {"scripted": proposer},
+        EngineCaps(draft_length, draft_input=distribution),
         trimmer,
-        guards[1],
-        caps=EngineCaps(draft_length, draft_input=distribution),
-        max_slots=SLOTS,
-        vocab_size=VOCAB,
         device=device,
-        metrics=metrics,
+        vocab_size=VOCAB,
+        max_slots=SLOTS,
+        other_sources=["another"],
+        max_consecutive=2,
+        cooldown_steps=1,
     )
