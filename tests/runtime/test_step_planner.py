@@ -81,6 +81,17 @@ def built(monkeypatch):
     return build
 
 
+def go_on(draw, step, running, step_planner):
+    """Start or end a request, or give an order, seldom."""
+    if draw.random() < 0.1:
+        running.append(f"{draw.choice('abcz')}{step}")
+    if len(running) > 1 and draw.random() < 0.1:
+        step_planner.forget([running.pop(draw.randrange(len(running)))])
+    if draw.random() < 0.1:
+        orders = {"mode": "on"}, {"mode": "on"}, {"mode": "off"}, {"num_speculative_tokens": 2}
+        step_planner.control.set(**draw.choice(orders))
+
+
 @pytest.mark.parametrize("is_constant", [False, True])
 @pytest.mark.parametrize("lag", [0, 1, 2])
 @pytest.mark.parametrize("seed", range(6))
@@ -90,16 +101,11 @@ def test_the_planner_plans_and_observes_the_first_step_of_each_plan_while_drafts
     """A constant plan is made once for each order; `lag` steps are scheduled before the results of one arrive."""
     draw, asked, planner = random.Random(seed), Asked(), Listens(is_constant=is_constant)
     step_planner = built(planner, asked)
-    running, in_flight, planned, made_for = ["a"], deque(), [], None
-    on, until, before, plan = [], 0, 0, None
+    running, in_flight, plan = ["a"], deque(), None
+    planned, reported = [], []
+    until = before = made_for = 0  # the step up to which a plan holds, for how many requests, and under which ceiling
     for step in range(200):
-        if draw.random() < 0.1:
-            running.append(f"{draw.choice('abcz')}{step}")
-        if len(running) > 1 and draw.random() < 0.1:
-            step_planner.forget([running.pop(draw.randrange(len(running)))])
-        if draw.random() < 0.1:
-            orders = {"mode": "on"}, {"mode": "on"}, {"mode": "off"}, {"num_speculative_tokens": 2}
-            step_planner.control.set(**draw.choice(orders))
+        go_on(draw, step, running, step_planner)
         if step == 0 or not is_constant:
             num_steps = 1 if is_constant else draw.choice((1, 2, 7))
             length, caps = draw.choice(((0, {}), (3, {"a": 1})))
@@ -111,9 +117,9 @@ def test_the_planner_plans_and_observes_the_first_step_of_each_plan_while_drafts
             assert plan is (newest if held else NO_SPECULATION)
             assert plan.caps or not asked.count, "it looks at no request, unless to leave out those that may not draft"
         else:
-            if not is_constant or made_for != (ceiling,):
+            if not is_constant or made_for != ceiling:
                 planned.append(step)
-            made_for = (ceiling,)
+            made_for = ceiling
             until = 0 if planner.next.draft_length else step + planner.next.num_steps
             most = planner.next.draft_length if ceiling is None else min(planner.next.draft_length, ceiling)
             assert (plan.draft_length, plan.token_budget, plan.prices) == (most, 9, PRICES)
@@ -125,15 +131,15 @@ def test_the_planner_plans_and_observes_the_first_step_of_each_plan_while_drafts
         in_flight.append(step_planner.launch(0.0, 1, 4, 9, plan.draft_length))
         assert (in_flight[-1] is UNREPORTED) is step_planner.is_off is (held or is_off)
         if in_flight[-1] is not UNREPORTED:
-            on.append(step)
+            reported.append(step)
         if len(in_flight) > lag:
             step_planner.finish(in_flight.popleft(), [], 0.0)
     for begun in in_flight:
         step_planner.finish(begun, [], 0.0)
     assert planner.planned == planned
-    assert planner.reported == on
-    assert is_constant or on == planned
-    assert 50 < len(on) < 200
+    assert planner.reported == reported
+    assert is_constant or reported == planned
+    assert 50 < len(reported) < 200
 
 
 def test_adapters_may_begin_a_step_before_they_plan_its_drafts(built):
