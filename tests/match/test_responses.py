@@ -68,15 +68,15 @@ def test_it_finds_what_is_in_the_ring_for_the_owner(places: int, seed: int, cap:
     with pytest.MonkeyPatch.context() as patch:
         for module in (kernels, responses):
             patch.setattr(module, "MOST_PLACES", places)
-        ends = play(random.Random(seed), Both(256, cap), alphabet, crowded=bool(seed % 2))
+        ends = play(random.Random(seed), Both(256, cap), alphabet, in_one_tree=bool(seed % 2))
     assert max(ends) <= places
     assert any(one > other for one, other in itertools.pairwise(ends)) or places > 2000
 
 
-def play(rng: random.Random, both: Both, alphabet: int, *, crowded: bool) -> list[int]:
+def play(rng: random.Random, both: Both, alphabet: int, *, in_one_tree: bool) -> list[int]:
     """Add random responses, and compare what is found; return where they ended."""
     ends = []
-    if crowded:
+    if in_one_tree:
         crowd(both.fast)
     tokens: list[list[int]] = [[0]]
     for _ in range(60):  # many times around

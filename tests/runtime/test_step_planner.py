@@ -49,8 +49,8 @@ class Deaf(Listens):
     observe = Planner.observe
 
 
-class Asked:
-    """The names of requests, counting how often they are asked for."""
+class Identified:
+    """Identifies requests, and counts how often it does."""
 
     def __init__(self):
         self.count = 0
@@ -99,8 +99,8 @@ def test_the_planner_plans_and_observes_the_first_step_of_each_plan_while_drafts
     built, seed, lag, is_constant
 ):
     """A constant plan is made once for each order; `lag` steps are scheduled before the results of one arrive."""
-    draw, asked, planner = random.Random(seed), Asked(), Listens(is_constant=is_constant)
-    step_planner = built(planner, asked)
+    draw, identified, planner = random.Random(seed), Identified(), Listens(is_constant=is_constant)
+    step_planner = built(planner, identified)
     running, in_flight, plan = ["a"], deque(), None
     planned, reported = [], []
     until = before = made_for = 0  # the step up to which a plan holds, for how many requests, and under which ceiling
@@ -110,12 +110,14 @@ def test_the_planner_plans_and_observes_the_first_step_of_each_plan_while_drafts
             num_steps = 1 if is_constant else draw.choice((1, 2, 7))
             length, caps = draw.choice(((0, {}), (3, {"a": 1})))
             planner.next = StepPlan(length, 9, caps, prices=PRICES, num_steps=num_steps)
-        ceiling, newest, asked.count = step_planner.control.ceiling(), plan, 0
+        ceiling, newest, identified.count = step_planner.control.ceiling(), plan, 0
         held, is_off = step < until and len(running) == before, ceiling == 0
         before, plan = len(running), step_planner.make(running)
         if held or is_off:
             assert plan is (newest if held else NO_SPECULATION)
-            assert plan.caps or not asked.count, "it looks at no request, unless to leave out those that may not draft"
+            assert plan.caps or not identified.count, (
+                "it looks at no request, unless to leave out those that may not draft"
+            )
         else:
             if not is_constant or made_for != ceiling:
                 planned.append(step)
@@ -155,11 +157,11 @@ def test_adapters_may_begin_a_step_before_they_plan_its_drafts(built):
 
 
 def test_a_constant_plan_without_drafts_is_one_object_and_looks_at_no_request(built):
-    planner, asked = Listens(StepPlan(0), is_constant=True), Asked()
-    step_planner = built(planner, asked)
-    first, asked.count = step_planner.make(["a"]), 0
+    planner, identified = Listens(StepPlan(0), is_constant=True), Identified()
+    step_planner = built(planner, identified)
+    first, identified.count = step_planner.make(["a"]), 0
     assert all(step_planner.make(["a", "b"]) is first for _ in range(5))
-    assert (planner.planned, asked.count) == ([0], 0)
+    assert (planner.planned, identified.count) == ([0], 0)
 
 
 def test_only_planners_that_may_read_costs_are_told_of_them(built):
