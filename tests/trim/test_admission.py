@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from numba.core import types
 
 from specplug.testing.c_functions import kept_by
-from specplug.trim import SurvivalTrimmer, admission, priced_budget, rank_tokens
+from specplug.trim import SurvivalTrimmer, admission, admitted, priced_budget, rank_tokens
 from specplug.types.draft import Draft
 from specplug.types.plan import Price
 from tests.match.test_host_step import PYTHON, RAISES, code_of
@@ -89,7 +89,7 @@ def test_prices_amount_to_a_budget_of_as_many_tokens_as_are_kept_without_one(ran
     case = random_case(random, trees=trees)
     draft, unlimited = case.draft, replace(case, budget=case.draft.token_ids.numel())
     found = priced_budget(draft.survival()[draft.mask()].numpy(), case.prices, case.entry)
-    assert found == int(admitted_one_by_one(unlimited).sum())
+    assert found == int(admitted(draft, unlimited.limits).sum())
 
 
 def test_without_prices_all_are_worth_it():
