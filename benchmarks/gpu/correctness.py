@@ -21,7 +21,7 @@ from specplug.verify.random import uniforms
 from specplug.verify.reference import ReferenceVerifier
 from tests.benchmarks.suffix_steps import random_run
 from tests.pipeline.transfers import packed, random_step, unpacked
-from tests.runtime.stream_engine import Engine, run
+from tests.runtime.oracle import Engine, compare
 from tests.trim.tools import bits, random_case
 
 CPU = torch.device("cpu")
@@ -62,22 +62,9 @@ def steps(device: torch.device, cases: int, random: Random) -> Found:
     wrong, compared, seed = [], 0, random.random()
     while compared < cases:
         engines = [Engine(streamed=True), Engine(streamed=True, device=device)]
-        found = run(Random(f"{seed} {compared}"), engines, steps=60)
-        for engine in engines:
-            assert engine.steps is not None
-            engine.steps.settle()
-        for number, (expected, there) in enumerate(found):
-            same = [torch.equal(a, b.cpu()) for a, b in zip(expected, there, strict=True)]
-            if not all(same):
-                wrong.append(f"step {compared + number}: ids equal: {same[0]}, confidences equal: {same[1]}")
-        counts = [engine.stage.metrics.snapshot() for engine in engines]
-        if counts[0] != counts[1]:
-            wrong.append(f"steps {compared} to {compared + len(found) - 1}: counts of accepted tokens or faults differ")
-        compared += len(found)
-        for engine in engines:
-            if engine.steps is not None and engine.steps.busy:
-                wrong.append(f"{engine.steps.busy} steps found the proposer busy")
-            engine.close()
+        count, differing = compare(Random(f"{seed} {compared}"), engines, steps=60)
+        wrong += [f"of the steps from {compared} on, {stated}" for stated in differing]
+        compared += count
     return compared, wrong
 
 

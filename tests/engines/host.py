@@ -73,7 +73,7 @@ def nurse(control: socket.socket, modules: Sequence[str]) -> socket.socket:
 def load_kernels() -> None:
     """Load the kernels of lookup and of the draft stage, which each engine would do anew; no threads start."""
     from specplug.match.proposer import warm_up
-    from tests.runtime.stream_engine import Engine
+    from tests.runtime.oracle import Engine
 
     warm_up(trees=True)
     Engine(streamed=True).close()

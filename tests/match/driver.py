@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from specplug.match.cpu.corpus_index import IndexSegment
+from specplug.match.cpu.locks import release, take
 from specplug.match.cpu.lookup import Lookup
 from specplug.match.cpu.sorting import sorted_places
 from specplug.match.cpu.texts import NO_TEXT
@@ -57,6 +60,16 @@ class Client:
             levels, drafted_by = confidence[row, :n].tolist(), sources[row, :n].tolist()
             drafts.append(Draft(ids[row, :n].tolist(), levels, drafted_by, above))
         return drafts
+
+
+@contextmanager
+def held(lookup: Any) -> Iterator[None]:
+    """Hold a lookup's flag, which keeps steps in a stream away from what all slots share."""
+    take(lookup.responses.flag)
+    try:
+        yield
+    finally:
+        release(lookup.responses.flag)
 
 
 def both(

@@ -50,11 +50,6 @@ def test_a_large_id_takes_no_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     assert lengths == [3]
 
 
-@pytest.mark.parametrize("text", [[], [NO_TEXT], [NO_TEXT, NO_TEXT], [NO_TEXT, 3, NO_TEXT]])
-def test_where_nothing_follows_anything_there_are_no_places(text: list[int]) -> None:
-    assert sorted_places(np.array(text, np.int32)).tolist() == []
-
-
 def test_a_long_repetitive_text_is_sorted_too() -> None:
     text = np.full(200_000, 7, np.int32)
     text[::1000] = 5

@@ -19,11 +19,9 @@ from specplug.match.cpu.locks import TAKEN
 from specplug.match.cpu.lookup import Lookup
 from specplug.match.options import LookupSettings
 from specplug.pipeline.cpu import host_function
-from specplug.types.draft import Draft
 from specplug.types.host_step import BUSY, OK, StepArguments
-from tests.match.driver import POISON
-from tests.match.flags import held
-from tests.match.test_threads import CAPACITY, SLOTS, bits, memory, players
+from tests.match.driver import POISON, held
+from tests.match.test_threads import CAPACITY, SLOTS, arguments_of, bits, memory, players, poisoned
 
 PYTHON = ("PyGILState", "numba_gil", "numba_unpickle", "PyErr", "PyObject", "Py_", "NRT_Allocate", "NRT_MemInfo_alloc")
 """Names, or prefixes of names, of functions that take the GIL, report exceptions, or allocate."""
@@ -77,30 +75,6 @@ def test_a_c_function_has_no_way_to_python(entry):
     assert [word for word in (*PYTHON, RAISES) for name in found if word in name] == []
 
 
-def arguments(lookup: Lookup, table: torch.Tensor, columns: list[torch.Tensor], draft: Draft) -> StepArguments:
-    """Return the arguments of a step; `columns`: slots, lengths, new tokens, and limits."""
-    slots, lengths, num_new, limits = columns
-    num_rows, stride = table.shape
-    return StepArguments(
-        data=lookup.host_step.address,
-        batch_size=len(slots),
-        slots=slots.data_ptr(),
-        table=table.data_ptr(),
-        num_rows=num_rows,
-        stride=stride,
-        table_rows=slots.data_ptr(),
-        lengths=lengths.data_ptr(),
-        num_new=num_new.data_ptr(),
-        limits=limits.data_ptr(),
-        ids=draft.token_ids.data_ptr(),
-        confidence=draft.confidence.data_ptr(),
-        draft_stride=draft.token_ids.stride(0),
-        draft_lengths=draft.lengths.data_ptr(),
-        sources=draft.source.data_ptr(),
-        parents=0 if draft.parents is None else draft.parents.data_ptr(),
-    )
-
-
 class Step:
     """The first step of requests with random texts, for a lookup as the proposer calls it, and for a host step."""
 
@@ -110,21 +84,18 @@ class Step:
         new = [talk.lines() for _ in range(SLOTS)]
         lengths = [length + len(tokens) for length, tokens in zip(talk.length, new, strict=True)]
         self.new, self.lengths = new, lengths
-        self.draft = Draft.allocate(SLOTS, 4, trees=trees)
-        for tensor in (self.draft.token_ids, self.draft.source, self.draft.confidence, self.draft.parents):
-            if tensor is not None:
-                tensor.fill_(POISON)
-        self._held = [
-            torch.arange(SLOTS),
-            *(torch.tensor(it, dtype=torch.int32) for it in (lengths, list(map(len, new)))),
-        ]
-        self._held.append(torch.full((SLOTS,), 4, dtype=torch.int32))
+        self.draft = poisoned(SLOTS, 4, trees)
+        columns = {"lengths": lengths, "num_new": list(map(len, new)), "limits": [4] * SLOTS}
+        self._held = {name: torch.tensor(it, dtype=torch.int32) for name, it in columns.items()}
+        self._held["slots"] = self._held["table_rows"] = torch.arange(SLOTS)
         self._table = torch.full((SLOTS, CAPACITY), POISON, dtype=torch.int32)
         for row, (tokens, length) in enumerate(zip(new, lengths, strict=True)):
             self._table[row, length - len(tokens) : length] = torch.tensor(tokens, dtype=torch.int32)
         self.lookup.start_threads()
         self.function = self.lookup.host_step.function()
-        self.arguments = arguments(self.lookup, self._table, self._held, self.draft)
+        self.arguments = arguments_of(self.draft, table=self._table, **self._held)
+        self.arguments.data, self.arguments.stride = self.lookup.host_step.address, self._table.stride(0)
+        self.arguments.num_rows = len(self._table)
 
     def expected(self) -> list[bytes]:
         """Return the draft of the plain lookup, which takes the step."""

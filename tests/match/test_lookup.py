@@ -67,24 +67,15 @@ def load(talk: Talk, players: tuple[Client, ReferenceLookup]) -> None:
     players[1].load(segments)
 
 
+@pytest.mark.parametrize("corpus_indexes", [False, True], ids=["", "with corpus indexes that come and go"])
 @pytest.mark.parametrize("trees", [False, True])
 @given(seed=st.integers(0, 2**32), options=st.sampled_from(OPTIONS), draft_length=st.sampled_from([1, 4, 16]))
 @settings(max_examples=25, deadline=None)
 def test_it_drafts_what_the_reference_drafts(
-    trees: bool, seed: int, options: LookupSettings, draft_length: int
+    trees: bool, corpus_indexes: bool, seed: int, options: LookupSettings, draft_length: int
 ) -> None:
     talk = Talk(seed, slots=3, capacity=160)
-    play(talk, both(3, 160, draft_length, options, trees=trees), 30)
-
-
-@pytest.mark.parametrize("trees", [False, True])
-@given(seed=st.integers(0, 2**32), options=st.sampled_from(OPTIONS), draft_length=st.sampled_from([1, 4, 16]))
-@settings(max_examples=25, deadline=None)
-def test_with_corpus_indexes_that_come_and_go_too(
-    trees: bool, seed: int, options: LookupSettings, draft_length: int
-) -> None:
-    talk = Talk(seed, slots=3, capacity=160)
-    play(talk, both(3, 160, draft_length, options, trees=trees), 30, corpus_indexes=True)
+    play(talk, both(3, 160, draft_length, options, trees=trees), 30, corpus_indexes=corpus_indexes)
 
 
 @pytest.mark.parametrize("trees", [False, True])
@@ -157,24 +148,6 @@ def test_nobody_is_drafted_what_only_others_were_reported(trees: bool, seed: int
             drafted += len(draft.ids)
         client.lookup.remember(0, name, 0, length)
     assert drafted > 100
-
-
-def test_where_a_response_ended_the_next_one_is_not_another_s_to_read() -> None:
-    client = Client(Lookup(1, 300, 4, LookupSettings(max_n=16, memory_tokens=1024), trees=False), 4, False)
-    reported = {"a": [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12], "b": [21, 77, 22, 77, 23, 77, 24, 77, 25, 77, 26, 77]}
-    for name, response in reported.items():
-        client.lookup.start(0, owner=name)
-        client.ingest([0], [response], [12])
-        client.lookup.remember(0, name, 0, 12)
-    client.lookup.start(0, owner="a")
-    client.ingest([0], [[8, 9, 10]], [3])
-    (draft,) = client.propose([0], [4])
-    assert draft.ids == [11, 12]
-    assert draft.sources == [2, 2]
-    for n in range(4, 40):  # a goes on in a way of its own, with what only b was told to follow a 77
-        client.ingest([0], [[77 if n % 2 else 30 + n]], [n])
-        (draft,) = client.propose([0], [4])
-        assert not set(draft.ids) & set(range(21, 27))
 
 
 @pytest.mark.parametrize("trees", [False, True])

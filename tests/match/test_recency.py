@@ -66,19 +66,6 @@ def test_it_finds_the_reference_s_candidates(text: list[int], trees: int, cap: i
         assert max((n for _, n in got), default=0) == longest(text, added, key, cap)
 
 
-def test_the_longest_of_too_many_candidates_are_kept() -> None:
-    text = [*range(20), 50]
-    for n in range(1, 20):  # each time one token more of what stands at the end
-        text = [*[*range(20)][-n:], 50, *text]
-    tree = Tree(text, 64, 64, kept=3)
-    found: Found = []
-    for place in range(1, len(text) + 1):
-        found = tree.insert(place)
-    added = list(range(1, len(text)))
-    assert found == candidates(text, added, key_of(text, len(text), 64), 64)[-3:]
-    assert found[-1][1] == longest(text, added, key_of(text, len(text), 64), 64)
-
-
 @given(st.integers(0, 2**32), st.integers(0, 40), st.sampled_from([1, 3, 16]))
 @settings(max_examples=100, deadline=None)
 def test_older_short_matches_do_not_evict_the_longest(seed: int, run: int, entries: int) -> None:
@@ -95,14 +82,6 @@ def test_older_short_matches_do_not_evict_the_longest(seed: int, run: int, entri
     assert tree.search(text) == want
     assert tree.insert(len(text)) == want
     assert max(length for _, length in want) == longest(text, earlier, key, 64) >= len(repeated)
-
-
-def test_a_run_of_one_token_leaves_the_longest_match() -> None:
-    phrase = [*range(8, 29), 30, *range(100, 120)]
-    for n in (16, 17, 500):
-        texts = Texts(1, 1024, 64)
-        texts.extend(0, [1, *[30] * n, 5, *phrase, 6, *phrase[:22]])
-        assert texts.match_lengths[0, : texts.candidates[0]].max() == 22
 
 
 def test_a_walk_ends_also_in_a_text_made_to_lead_it_deep() -> None:

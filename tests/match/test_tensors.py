@@ -37,8 +37,13 @@ def lookup() -> Lookup:
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_layouts_of_the_token_table(layout: str, trees: bool) -> None:
     table = LAYOUTS[layout](torch.tensor([TEXT, TEXT], dtype=torch.int32))
-    rows, lengths = torch.arange(2), torch.tensor([8, 7], dtype=torch.int32)
-    assert _drafts(table, rows, lengths, trees) == _plainly(table, rows, lengths, trees)
+    for apart in (False, True):  # rows and numbers may lie apart, too
+        rows, lengths = (
+            torch.tensor([[1, 99], [0, 99]])[:, 0],
+            torch.tensor([[8, 99], [7, 99]], dtype=torch.int32)[:, 0],
+        )
+        given = (rows, lengths) if apart else (rows.contiguous(), lengths.contiguous())
+        assert _drafts(table, *given, trees) == _plainly(table, rows.contiguous(), lengths.contiguous(), trees)
 
 
 def test_a_single_row_may_have_any_stride() -> None:
@@ -51,13 +56,6 @@ def test_a_single_row_may_have_any_stride() -> None:
     draft = Draft.allocate(1, 4)
     fast.propose_tensors(one, length, draft, trees=False)
     assert draft.token_ids[0, : int(draft.lengths[0])].tolist() == [8, 9, 5, 6]
-
-
-def test_rows_and_numbers_may_lie_apart() -> None:
-    table = torch.tensor([TEXT, TEXT[::-1]], dtype=torch.int32)
-    apart = torch.tensor([[1, 99], [0, 99]])[:, 0]
-    lengths = torch.tensor([[8, 99], [6, 99]], dtype=torch.int32)[:, 0]
-    assert _drafts(table, apart, lengths, False) == _plainly(table, apart.contiguous(), lengths.contiguous(), False)
 
 
 def test_a_draft_whose_tensors_lie_apart_is_refused() -> None:

@@ -91,25 +91,6 @@ def test_a_long_text_finds_all_while_its_trees_multiply() -> None:
     assert found(texts, 0) == [(1, 1)]
 
 
-def test_slots_do_not_touch_each_other() -> None:
-    both, alone = Texts(2, CAPACITY, CAP), [Texts(1, CAPACITY, CAP) for _ in range(2)]
-    rng = random.Random(5)
-    for step in range(200):
-        slot, piece = rng.randrange(2), some_text(step, 6)
-        both.extend(slot, piece)
-        alone[slot].extend(0, piece)
-        if step % 30 == 29:
-            kept = int(both.lengths[slot]) - 4
-            both.truncate(slot, kept)
-            alone[slot].truncate(0, kept)
-        if step == 150:
-            both.clear(0)
-            alone[0].clear(0)
-        for it in range(2):
-            assert found(both, it) == found(alone[it], 0)
-            assert both.lengths[it] == alone[it].lengths[0]
-
-
 def test_what_is_too_long_is_refused_and_nothing_is_appended() -> None:
     texts = Texts(1, 10, CAP)
     texts.extend(0, [1, 2, 1, 2])

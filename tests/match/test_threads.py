@@ -36,6 +36,29 @@ OPTIONS = [
 ]
 
 
+def poisoned(batch_size: int, draft_length: int, trees: bool) -> Draft:
+    """Return a draft in memory that holds poison."""
+    draft = Draft.allocate(batch_size, draft_length, trees=trees)
+    for tensor in (draft.token_ids, draft.source, draft.confidence, draft.parents):
+        if tensor is not None:
+            tensor.fill_(POISON)
+    return draft
+
+
+def arguments_of(draft: Draft, **columns: torch.Tensor) -> StepArguments:
+    """Return the arguments of a step that writes a draft; `columns`: further tensors, by their names."""
+    return StepArguments(
+        batch_size=draft.batch_size,
+        ids=draft.token_ids.data_ptr(),
+        confidence=draft.confidence.data_ptr(),
+        draft_stride=draft.token_ids.stride(0),
+        draft_lengths=draft.lengths.data_ptr(),
+        sources=draft.source.data_ptr(),
+        parents=0 if draft.parents is None else draft.parents.data_ptr(),
+        **{name: tensor.data_ptr() for name, tensor in columns.items()},
+    )
+
+
 class Player:
     """A `Lookup` on some number of threads, called as the proposer calls it."""
 
@@ -56,10 +79,7 @@ class Player:
 
     def propose(self, slots: list[int], limits: list[int]) -> Draft:
         """Return a draft in tensors that held poison."""
-        draft = Draft.allocate(len(slots), self.draft_length, trees=self.trees)
-        for tensor in (draft.token_ids, draft.source, draft.confidence, draft.parents):
-            if tensor is not None:
-                tensor.fill_(POISON)
+        draft = poisoned(len(slots), self.draft_length, self.trees)
         batch, most = torch.tensor(slots), torch.tensor(limits, dtype=torch.int32)
         self.lookup.propose_tensors(batch, most, draft, trees=self.trees)
         return draft
@@ -153,22 +173,8 @@ def step(talk: Talk, found: list[Player]) -> list[list[bytes]]:
 @pytest.mark.parametrize("trees", [False, True])
 def test_the_pool_s_own_thread_can_draft_all_of_a_batch(trees: bool) -> None:
     talk, (plain, shared) = players(1, 2, trees=trees)
-    filled = Draft.allocate(SLOTS, 4, trees=trees)
-    slots, limits = torch.arange(SLOTS), torch.full((SLOTS,), 4, dtype=torch.int32)
-    for tensor in (filled.token_ids, filled.source, filled.confidence, filled.parents):
-        if tensor is not None:
-            tensor.fill_(POISON)
-    arguments = StepArguments(
-        batch_size=SLOTS,
-        slots=slots.data_ptr(),
-        limits=limits.data_ptr(),
-        ids=filled.token_ids.data_ptr(),
-        confidence=filled.confidence.data_ptr(),
-        draft_stride=filled.token_ids.stride(0),
-        draft_lengths=filled.lengths.data_ptr(),
-        sources=filled.source.data_ptr(),
-        parents=0 if filled.parents is None else filled.parents.data_ptr(),
-    )
+    filled, slots, limits = poisoned(SLOTS, 4, trees), torch.arange(SLOTS), torch.full((SLOTS,), 4, dtype=torch.int32)
+    arguments = arguments_of(filled, slots=slots, limits=limits)
     deal(shared.lookup.state, arguments.address, SLOTS, -(-SLOTS // parallel.CHUNK))
     assert bits(filled) == bits(plain.propose(list(range(SLOTS)), [4] * SLOTS))
     first, second = step(talk, [plain, shared])
@@ -219,32 +225,33 @@ def test_threads_end_with_the_lookup_that_they_serve() -> None:
     assert not thread.is_alive()
 
 
-def test_it_does_without_threads_that_cannot_start(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(_: threading.Thread) -> None:
-        raise RuntimeError("can't start new thread")
+def refuse(_: threading.Thread) -> None:
+    raise RuntimeError("can't start new thread")
 
+
+LACKS: dict[str, tuple[str, Any]] = {
+    "threads": ("threading.Thread.start", refuse),
+    "semaphores": ("specplug.match.cpu.locks.ctypes.CDLL", lambda _: object()),
+}
+
+
+@pytest.mark.parametrize("lacks", LACKS)
+def test_it_does_without_threads_or_semaphores(lacks: str, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patched:
-        patched.setattr(threading.Thread, "start", refuse)
+        patched.setattr(*LACKS[lacks])
         talk, (plain, shared) = players(1, 3)
     assert shared.lookup.pool.threads == 1
     first, second = step(talk, [plain, shared])
     assert first == second
 
 
-def test_it_does_without_semaphores(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("specplug.match.cpu.locks.ctypes.CDLL", lambda _: object())
-    talk, (plain, shared) = players(1, 3)
-    assert shared.lookup.pool.threads == 1
-    first, second = step(talk, [plain, shared])
-    assert first == second
-
-
-ENDINGS = {"": 0, "sys.exit(3)": 3, "del player": 0, "raise SystemError": 1}
+ENDINGS = {"": 0, "sys.exit(3)": 3, "del shared": 0, "raise SystemError": 1}
 """How a process ends, and its exit code."""
 
-IDLE = """
-import os, sys
-from tests.match.test_threads import ENDINGS, players
+PROCESSES = """
+import os, sys, warnings
+from tests.match.test_threads import ENDINGS, players, step
+warnings.simplefilter("ignore", DeprecationWarning)
 players(1)  # loads the kernels, on no other thread
 ended = []
 for ending in ENDINGS:
@@ -255,40 +262,25 @@ for ending in ENDINGS:
 else:
     print(ended)
     sys.exit()
-_, (player,) = players(3)
-assert len(player.lookup.pool.started) == 2
+talk, (plain, shared) = players(1, 3)
+forked = os.fork()  # it starts threads of its own
+first, second = step(talk, [plain, shared])
+assert first == second
+assert len(shared.lookup.pool.started) == 2
+assert all(thread.is_alive() for thread in shared.lookup.pool.started)
+if forked:
+    assert os.waitstatus_to_exitcode(os.waitpid(forked, 0)[1]) == ENDINGS[ending]
 print("idle", flush=True)
 exec(ending)
 """
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
-def test_processes_end_while_threads_are_idle() -> None:
-    done = subprocess.run([sys.executable, "-c", IDLE], capture_output=True, text=True, check=False, timeout=300)
-    assert done.stdout.splitlines() == ["idle"] * len(ENDINGS) + [str(list(ENDINGS.values()))], done.stderr
-
-
-FORKED = """
-import os, sys, warnings
-warnings.simplefilter("ignore", DeprecationWarning)
-from tests.match.test_threads import players, step
-talk, (plain, shared) = players(1, 3)
-child = os.fork()
-first, second = step(talk, [plain, shared])
-assert first == second
-assert len(shared.lookup.pool.started) == 2
-assert all(thread.is_alive() for thread in shared.lookup.pool.started)
-if child:
-    _, status = os.waitpid(child, 0)
-    sys.exit(os.waitstatus_to_exitcode(status))
-"""
-
-
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
-def test_a_forked_process_starts_its_own_threads() -> None:
-    command = [sys.executable, "-c", FORKED]
+def test_processes_end_while_threads_are_idle_and_forked_ones_start_their_own() -> None:
+    command = [sys.executable, "-c", PROCESSES]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
-    assert done.returncode == 0, done.stderr
+    expected = ["idle"] * 2 * len(ENDINGS) + [str(list(ENDINGS.values()))]
+    assert done.stdout.splitlines() == expected, done.stderr
 
 
 @pytest.mark.parametrize(

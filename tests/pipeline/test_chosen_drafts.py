@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import replace
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -17,9 +18,10 @@ from specplug.grammar.drafts import complete
 from specplug.grammar.states import AllowedState
 from specplug.interfaces import Trimmer
 from specplug.testing.batches import make_batch
+from specplug.trim import SurvivalTrimmer
 from specplug.types.caps import Distribution, EngineCaps
 from specplug.types.draft import Draft
-from specplug.types.plan import StepPlan
+from specplug.types.plan import Price, StepPlan
 from specplug.types.verification import SamplingBatch, TargetLogits, Uniforms
 from specplug.verify.reference import ReferenceVerifier
 from specplug_vllm.worker.drafting import Drafting
@@ -55,16 +57,16 @@ def kept(token):
     return draft.keep(draft.token_ids == 0)
 
 
-def trimmed(token):
-    """Trim by a budget that the trimmer does not read."""
+def trimmed(token, trimmer=None, **limits):
+    """Trim by limits that a trimmer of another author does not read."""
 
     def one_row(_batch, _limits, draft):
         write([token], draft)
 
     caps = EngineCaps(1, draft_input=Distribution.PROBS)
-    rig = rig_of(Recorder(one_row, distribution=Distribution.PROBS), caps=caps, trimmer=Shortener())
+    rig = rig_of(Recorder(one_row, distribution=Distribution.PROBS), caps=caps, trimmer=trimmer or Shortener())
     rig.start("a", [1])
-    draft = rig.draft(1, budget=0)
+    draft = rig.draft(1, **limits or {"budget": 0})
     return draft if draft.draft_probs is None else replace(draft, draft_probs=draft.draft_probs[..., :3])
 
 
@@ -92,6 +94,7 @@ CHOOSERS = {
     "nodes that are kept": (kept, 1),
     "the best path of a tree": (best_path, 2),
     "a trimmer of another author": (trimmed, 1),
+    "a price": (partial(trimmed, trimmer=SurvivalTrimmer(), prices=(Price(0.5),)), 1),
     "a grammar": (completed, 1),
     "vLLM's scheduler": (cut_by_the_scheduler, 1),
 }

@@ -13,7 +13,7 @@ import torch
 
 from specplug.errors import ContractError
 from specplug.faults import LateDraft
-from specplug.pipeline.handles import MOST_QUEUED, DeviceHandle, HostHandle, InlineHandle, make_handle
+from specplug.pipeline.handles import MOST_QUEUED, DeviceHandle, HostHandle, InlineHandle, ProposerHandle, make_handle
 from specplug.plugins.specs import ProposerSpec
 from specplug.testing.batches import make_batch
 from specplug.types.caps import Distribution, ProposerCaps
@@ -89,6 +89,25 @@ def work(*texts, draft_length=4, **kwargs):
     return batch, batch.limits(draft_length), draft
 
 
+def handle_of(proposer: Recorder, device: str = "cpu") -> ProposerHandle:
+    spec = ProposerSpec(name="x", factory=Recorder, summary="", caps=proposer.caps)
+    return make_handle(spec, proposer, None, torch.device(device))
+
+
+def nothing() -> Verdict:
+    """Return the verdict on a row without a draft."""
+    return Verdict.build(int32([0]), Outcome(*[int32([0])] * 3))
+
+
+def late(proposer: Blocked) -> HostHandle:
+    """Return a handle whose first step is late: the proposer hangs."""
+    handle = host_handle(proposer, SOON)
+    proposer.hold("propose")
+    with pytest.raises(LateDraft):
+        handle.step(*work([1]))
+    return handle
+
+
 def notify(handle: HostHandle, kind: Lifecycle, name: str, *, slot: int, generation: int = 0) -> Request:
     """Send the event of a request that brings a reference; return the request."""
     request = Request(name, 1, 10, references=(Reference.of([1, 2, 3]),))
@@ -107,8 +126,9 @@ def notify(handle: HostHandle, kind: Lifecycle, name: str, *, slot: int, generat
     ],
 )
 def test_declared_needs_and_the_device_choose_the_handle(caps, device, expected):
-    spec = ProposerSpec(name="x", factory=Recorder, summary="", caps=caps)
-    handle = make_handle(spec, Recorder(), None, torch.device(device))
+    proposer = Recorder()
+    proposer.caps = caps
+    handle = handle_of(proposer, device)
     assert type(handle) is expected
     handle.close()
 
@@ -132,17 +152,11 @@ def test_a_quick_host_proposer_runs_inline_on_the_engines_own_tensors():
     assert rig.faults == {"quick": {"malformed": 1}}
 
 
-def test_sources_carry_the_name_of_the_proposer():
-    assert host_handle(Recorder()).sources == ("host",)
-    assert host_handle(Recorder(sources=("own text", "reference"))).sources == ("host/own text", "host/reference")
-
-
 @pytest.mark.parametrize("kind", [HostHandle, DeviceHandle])
 def test_drafts_reach_the_buffer(kind):
     proposer = Recorder(needs_host=kind is HostHandle)
-    spec = ProposerSpec(name="x", factory=Recorder, summary="", caps=proposer.caps)
     batch, limits, draft = work([5, 6], [7], room=[3, 100])
-    handle = make_handle(spec, proposer, None, torch.device("cpu"))
+    handle = handle_of(proposer)
     handle.check_ready()
     handle.step(batch, limits, draft)
     handle.close()
@@ -153,34 +167,22 @@ def test_drafts_reach_the_buffer(kind):
     assert proposer.calls == ["ingest", "propose", "close"]
 
 
-def test_a_step_without_limits_only_ingests():
-    proposer = Recorder(needs_host=True)
-    handle = host_handle(proposer)
-    handle.step(work([1, 2])[0], None, None)
-    handle.close()
-    assert proposer.calls == ["ingest", "close"]
-
-
-def test_device_proposers_run_inline():
-    seen = []
-    proposer = Recorder(lambda *_args: seen.append(threading.current_thread()))
-    spec = ProposerSpec(name="x", factory=Recorder, summary="", caps=proposer.caps)
-    DeviceHandle(spec, proposer, proposer.caps).step(*work([1]))
-    assert seen == [threading.current_thread()]
-
-
-def test_awaited_proposers_run_on_one_daemon_thread_of_their_own():
+@pytest.mark.parametrize("kind", [HostHandle, DeviceHandle])
+def test_awaited_proposers_run_on_one_daemon_thread_of_their_own_and_others_inline(kind):
     """A daemon: a proposer that hangs must not keep the process from ending."""
     seen = []
-    handle = host_handle(Recorder(lambda *_args: seen.append(threading.current_thread()), needs_host=True))
-    handle.step(*work([1]))
-    handle.step(*work([1]))
-    assert len(set(seen)) == 1
-    assert seen[0] is not threading.current_thread()
-    assert seen[0].daemon
+    proposer = Recorder(lambda *_args: seen.append(threading.current_thread()), needs_host=kind is HostHandle)
+    handle = handle_of(proposer)
+    assert type(handle) is kind
+    for _ in range(2):
+        handle.step(*work([1]))
     handle.close()
-    seen[0].join(PATIENCE)
-    assert not seen[0].is_alive()
+    (thread,) = set(seen)
+    assert (thread is threading.current_thread()) is (kind is DeviceHandle)
+    if kind is HostHandle:
+        assert thread.daemon
+        thread.join(PATIENCE)
+        assert not thread.is_alive()
 
 
 class TestSnapshots:
@@ -195,7 +197,9 @@ class TestSnapshots:
         limits.zero_()
         blocked.settle(handle)
         assert blocked.handed == [{(0, 0): [1, 2, 3], (1, 0): [4, 5]}]
-        assert blocked.limits == [[4, 4]]
+        assert blocked.limits == [[4, 4]], "it has drafted by now"
+        assert draft.token_ids.tolist() == [[-1] * 4] * 2, "what is late is never written"
+        assert drafts(draft) == [[], []]
 
     @pytest.mark.parametrize("incremental", [False, True])
     def test_only_who_asks_for_it_gets_windows(self, incremental):
@@ -254,50 +258,20 @@ class TestSnapshots:
 
 
 class TestDeadlines:
-    def test_a_late_draft_is_dropped_and_never_written(self, blocked):
-        handle = host_handle(blocked, SOON)
-        batch, limits, draft = work([1])
-        blocked.hold("propose")
-        with pytest.raises(LateDraft):
-            handle.step(batch, limits, draft)
-        blocked.settle(handle)
-        assert blocked.limits == [[4]]  # it has drafted by now
-        assert drafts(draft) == [[]]
-        assert draft.token_ids.tolist() == [[-1] * 4]
-
     def test_while_it_is_busy_nothing_waits_and_nothing_is_queued_but_events(self):
         blocked = Blocked(learns=True)
-        handle = host_handle(blocked, SOON)
-        blocked.hold("propose")
-        batch, limits, draft = work([1])
-        with pytest.raises(LateDraft):
-            handle.step(batch, limits, draft)
+        handle, (batch, _, draft) = late(blocked), work([1])
         for _ in range(100):
             with pytest.raises(LateDraft):
                 handle.check_ready()
-            handle.observe(batch, draft, Verdict.build(int32([0]), Outcome(*[int32([0])] * 3)))
+            handle.observe(batch, draft, nothing())
         handle.on_event(WAKE)
         blocked.settle(handle)
         assert blocked.calls == ["ingest", "propose", "on_event", "on_event"]
 
-    def test_it_comes_back(self, blocked):
-        handle = host_handle(blocked, SOON)
-        blocked.hold("propose")
-        with pytest.raises(LateDraft):
-            handle.step(*work([1]))
-        blocked.settle(handle)
-        handle.check_ready()
-        handle._deadline = PATIENCE
-        batch, limits, draft = work([1, 2])
-        handle.step(batch, limits, draft)
-        assert drafts(draft) == [[3, 4, 5, 6]]
-
     def test_what_a_late_job_raised_shows_at_the_next_step(self, blocked):
-        handle = host_handle(blocked, SOON)
-        blocked.hold("propose")
         blocked.fails = {"propose"}
-        with pytest.raises(LateDraft):
-            handle.step(*work([1]))
+        handle = late(blocked)
         blocked.settle(handle)
         blocked.fails = set()
         handle._deadline = PATIENCE
@@ -361,52 +335,22 @@ class TestDeadlines:
             (FINISHED, "a", 0, 0), "wake", (UPDATED, "b", 1, 2), (STARTED, "c", 0, 100), "sleep",
         ]  # fmt: skip
 
-    def test_what_was_held_back_comes_before_the_next_step(self, blocked):
-        handle = host_handle(blocked, SOON)
-        blocked.hold("propose")
-        with pytest.raises(LateDraft):
-            handle.step(*work([1]))
-        notify(handle, STARTED, "a", slot=0)
+    @pytest.mark.parametrize(("ending", "calls"), [("step", ["ingest", "propose"]), ("close", ["close"])])
+    def test_what_was_held_back_comes_before_the_next_step_and_the_end(self, blocked, ending, calls):
+        handle = late(blocked)
+        handle.on_event(WAKE)
         blocked.release()
         assert not wait([handle._late], PATIENCE).not_done
         handle._deadline = PATIENCE
-        handle.step(*work([1, 2]))
-        assert blocked.calls[2:] == ["on_event", "ingest", "propose"]
-
-    def test_what_was_held_back_comes_before_the_end(self, blocked):
-        handle = host_handle(blocked, SOON)
-        blocked.hold("propose")
-        with pytest.raises(LateDraft):
-            handle.step(*work([1]))
-        handle.on_event(WAKE)
-        blocked.release()
-        handle.close()
-        assert blocked.calls[2:] == ["on_event", "close"]
-
-    @pytest.mark.parametrize("incremental", [False, True])
-    def test_in_the_pipeline_requests_that_came_and_went_leave_no_trace(self, incremental):
-        blocked = Blocked(incremental=incremental)
-        rig = Rig({"slow": blocked}, deadline=SOON, max_consecutive=1000)
-        rig.start("a", [1, 2])
-        blocked.hold("propose")
-        rig.draft()
-        for number in range(20):
-            rig.start("passing", [30, 31])
-            rig.draft()
-            if number % 2:
-                rig.verify({"a": 0, "passing": 0}, emitted={"a": [3], "passing": [32]})
-            rig.leave("passing")
-        rig.start("b", [40])
-        blocked.settle(rig.handles[0])
-        rig.handles[0]._deadline = PATIENCE
-        assert drafts(rig.draft()) == [[4, 5, 6, 7], [41, 42, 43, 44]]
-        reported = [event.request.request_id for event in blocked.events if isinstance(event, RequestEvent)]
-        assert reported == ["a", "b"]
-        rig.stage.close()
+        handle.close() if ending == "close" else handle.step(*work([1, 2]))
+        assert blocked.calls[2:] == ["on_event", *calls]
 
     @pytest.mark.parametrize("incremental", [False, True])
     def test_in_the_pipeline_no_token_is_missed_and_other_rows_go_on(self, incremental):
-        """Steps sit out while the thread is busy; their tokens, and those of rows that joined, come with the next."""
+        """Steps sit out while the thread is busy; their tokens, and those of rows that joined, come with the next.
+
+        Requests that came and went meanwhile leave no trace.
+        """
         blocked = Blocked(incremental=incremental)
         rig = Rig({"slow": blocked, "quick": Recorder()}, deadline=SOON, max_consecutive=100)
         handle = rig.handles[0]
@@ -415,28 +359,26 @@ class TestDeadlines:
         blocked.hold("propose")
         assert drafts(rig.draft()) == [[], [11, 12, 13, 14]]
         rig.verify({"a": 1, "b": 0}, emitted={"a": [3, 4], "b": [11]})
-        rig.start("c", [20])
+        for number in range(20):
+            rig.start("passing", [30, 31])
+            rig.draft(names=["passing"])
+            if number % 2:
+                rig.verify({"passing": 0}, emitted={"passing": [32]})
+            rig.leave("passing")
+        rig.start("c", [20], slot=3)
         assert drafts(rig.draft()) == [[], [12, 13, 14, 15], []]
         rig.verify({"a": 0, "b": 0, "c": 0}, emitted={"a": [5], "b": [12], "c": [21]})
-        assert rig.faults == {"slow": {"late": 2}}
+        assert rig.faults == {"slow": {"late": 22}}
         blocked.settle(handle)
         handle._deadline = PATIENCE
         assert drafts(rig.draft()) == [[6, 7, 8, 9], [13, 14, 15, 16], [22, 23, 24, 25]]
-        a, b, c = (0, 0), (1, 0), (2, 0)
+        a, b, c = (0, 0), (1, 0), (3, 0)
         assert blocked.handed == [{a: [1, 2], b: [10]}, {a: [3, 4, 5], b: [11, 12], c: [20, 21]}]
+        assert [it.request.request_id for it in blocked.events if isinstance(it, RequestEvent)] == ["a", "b", "c"]
         rig.stage.close()
 
 
 class TestErrors:
-    @pytest.mark.parametrize("method", ["ingest", "propose"])
-    def test_a_step_raises_what_the_proposer_raises(self, method):
-        proposer = Recorder(needs_host=True)
-        proposer.fails = {method}
-        batch, limits, draft = work([1])
-        with pytest.raises(ZeroDivisionError, match=f"planted in {method}"):
-            host_handle(proposer).step(batch, limits, draft)
-        assert drafts(draft) == [[]]
-
     def test_a_timeout_error_of_its_own_is_not_taken_for_a_missed_deadline(self):
         def write(*_args):
             raise TimeoutError("a database did not answer")
@@ -455,7 +397,7 @@ class TestErrors:
         if method == "on_event":
             handle.on_event(WAKE)
         else:
-            handle.observe(batch, draft, Verdict.build(int32([0]), Outcome(*[int32([0])] * 3)))
+            handle.observe(batch, draft, nothing())
         with pytest.raises(ZeroDivisionError, match=f"planted in {method}"):
             handle.step(batch, limits, draft)
         assert drafts(draft) == [[]]
@@ -490,7 +432,7 @@ class TestOrder:
         proposer = Recorder(needs_host=True, learns=True)
         handle = host_handle(proposer)
         batch, limits, draft = work([1])
-        verdict = Verdict.build(int32([0]), Outcome(*[int32([0])] * 3))
+        verdict = nothing()
         handle.on_event(WAKE)
         handle.step(batch, limits, draft)
         handle.observe(batch, draft, verdict)
@@ -507,17 +449,15 @@ class TestOrder:
         proposer = Recorder(needs_host=True)
         handle = host_handle(proposer)
         batch, _, draft = work([1])
-        handle.observe(batch, draft, Verdict.build(int32([0]), Outcome(*[int32([0])] * 3)))
+        handle.observe(batch, draft, nothing())
         handle.close()
         assert proposer.calls == ["close"]
 
 
 class TestClosing:
     def test_a_proposer_that_hangs_is_left_behind(self, blocked):
-        handle = host_handle(blocked, SOON, closing=SOON)
-        blocked.hold("propose")
-        with pytest.raises(LateDraft):
-            handle.step(*work([1]))
+        handle = late(blocked)
+        handle._closing = SOON
         with pytest.raises(TimeoutError, match=r"did not close within 0.01 s"):
             handle.close()
         assert "close" not in blocked.calls
@@ -530,12 +470,3 @@ class TestClosing:
         with pytest.raises(ZeroDivisionError, match="planted in on_event"):
             handle.close()
         assert proposer.calls == ["on_event", "close"]
-
-    def test_the_stage_contains_it(self, blocked):
-        rig = Rig({"slow": blocked}, deadline=SOON)
-        rig.handles[0]._closing = SOON
-        rig.start("a", [1])
-        blocked.hold("propose")
-        rig.draft()
-        rig.stage.close()
-        assert rig.faults == {"slow": {"late": 1, "raised": 1}}

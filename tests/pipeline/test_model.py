@@ -19,10 +19,11 @@ from tests.pipeline.tools import SLOTS, VOCAB, Recorder, Rig, drafts, int32, new
 
 DRAFT_LENGTH, MAX_CONSECUTIVE, COOLDOWN = 4, 2, 2
 KINDS = {
-    "device": {},
-    "thread": {"needs_host": True},
-    "thread, newest tokens": {"needs_host": True, "incremental": True},
-    "inline, newest tokens": {"needs_host": True, "inline": True, "incremental": True},
+    "device": {"learns": True},
+    "device, not told of verdicts": {},  # steps without drafts then take a shorter way
+    "thread": {"learns": True, "needs_host": True},
+    "thread, newest tokens": {"learns": True, "needs_host": True, "incremental": True},
+    "inline, newest tokens": {"learns": True, "needs_host": True, "inline": True, "incremental": True},
 }
 LEVELS = (1.0, 0.5, 0.25, 0.5)  # products of these are exact, so equals are equal
 
@@ -80,7 +81,7 @@ class Schedule:
 
     def __init__(self, data, caps) -> None:
         self.pick = data.draw
-        self.proposer = Recorder(self.write, learns=True, **caps)
+        self.proposer = Recorder(self.write, **caps)
         self.rig = Rig({"only": self.proposer}, max_consecutive=MAX_CONSECUTIVE, cooldown_steps=COOLDOWN)
         self.known: dict[str, Known] = {}
         self.breaker = Breaker()
@@ -194,7 +195,9 @@ class Schedule:
         assert list(zip(*columns.values(), strict=True)) == expected
         for name, column in columns.items():
             self.totals[name] += sum(column)
-        if self.breaker.off <= 1:  # at 1 the cool-down is over, and the next step is its trial
+        if (
+            self.proposer.caps.learns and self.breaker.off <= 1
+        ):  # at 1 the cool-down is over, and the next step is its trial
             self.wait()
             batch, draft, _ = self.proposer.observed.pop()
             assert (drafts(draft), batch.request_ids) == (seen, tuple(names))

@@ -9,12 +9,9 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from specplug.faults import FaultGuard
 from specplug.interfaces import Proposer
 from specplug.metrics import SpecMetrics
 from specplug.pipeline.draft import DraftStage
-from specplug.pipeline.handles import make_handle
-from specplug.plugins.specs import ProposerSpec
 from specplug.trim import SurvivalTrimmer
 from specplug.types.batch import EngineBatch
 from specplug.types.caps import Distribution, EngineCaps, ProposerCaps
@@ -22,6 +19,7 @@ from specplug.types.plan import Price, StepPlan
 from specplug.types.request import Lifecycle, Request, RequestEvent, RequestOptions
 from specplug.types.trim import TrimLimits
 from specplug.types.verdict import Outcome
+from tests.pipeline.stages import stage_of
 
 VOCAB, SLOTS, LENGTH, DRAFT_LENGTH = 32, 4, 48, 4
 
@@ -112,26 +110,10 @@ class Reading(Bigram):
             draft.clear()
 
 
-def stage_of(proposers: dict[str, Proposer], caps: EngineCaps, device: torch.device) -> tuple[DraftStage, SpecMetrics]:
-    handles = [
-        make_handle(ProposerSpec(name=name, factory=Bigram, summary="", caps=proposer.caps), proposer, None, device)
-        for name, proposer in proposers.items()
-    ]
-    metrics = SpecMetrics([handle.spec.name for handle in handles], caps.max_draft_length, device)
-    guards = [FaultGuard(handle.spec.name, sink=metrics.fault) for handle in handles]
-    trim_guard = FaultGuard("trim", sink=metrics.fault)
-    stage = DraftStage(
-        handles,
-        guards,
-        SurvivalTrimmer(),
-        trim_guard,
-        caps=caps,
-        max_slots=SLOTS,
-        vocab_size=VOCAB,
-        device=device,
-        metrics=metrics,
-    )
-    return stage, metrics
+def built(proposers: dict[str, Bigram], caps: EngineCaps, device: torch.device) -> tuple[DraftStage, SpecMetrics]:
+    given = {"device": device, "vocab_size": VOCAB, "max_slots": SLOTS}
+    stage = stage_of(proposers, caps, SurvivalTrimmer(), **given)
+    return stage, stage.metrics
 
 
 def batch_on(device: torch.device, grown: int = 0) -> EngineBatch:
@@ -190,7 +172,7 @@ def drive(stage: DraftStage, batch: EngineBatch, after: EngineBatch, outcome: Ou
 def test_it_runs_where_tensors_have_no_values(setup):
     device = torch.device("meta")
     proposers, caps = SETUPS[setup]
-    stage, metrics = stage_of({f"p{i}": Bigram(device, each) for i, each in enumerate(proposers)}, caps, device)
+    stage, metrics = built({f"p{i}": Bigram(device, each) for i, each in enumerate(proposers)}, caps, device)
     draft, verdict = drive(stage, *inputs(device))
     assert draft.token_ids.shape == (3, DRAFT_LENGTH)
     assert verdict.accepted.shape == (3,)
@@ -201,8 +183,8 @@ def test_it_runs_where_tensors_have_no_values(setup):
 def test_no_operation_reads_back_or_copies_in(setup):
     device = torch.device("cpu")
     proposers, caps = SETUPS[setup]
-    built = {f"p{i}": Bigram(device, each) for i, each in enumerate(proposers)}
-    stage, metrics = stage_of(built, caps, device)
+    bigrams = {f"p{i}": Bigram(device, each) for i, each in enumerate(proposers)}
+    stage, metrics = built(bigrams, caps, device)
     given = inputs(device)
     TrimLimits.build(0, given[0].sampled, PRICES)  # prices that were moved before are not moved again
     with Watch() as watch:
@@ -212,13 +194,13 @@ def test_no_operation_reads_back_or_copies_in(setup):
     assert metrics._faults == {}
     assert draft.lengths.sum() == 5  # it did draft, and the budget bound
     assert verdict.accepted.sum() > 0
-    assert not built["p0"].caps.learns or built["p0"].accepted.sum() > 0
+    assert not bigrams["p0"].caps.learns or bigrams["p0"].accepted.sum() > 0
 
 
 @pytest.mark.parametrize("device", ["cpu", "meta"])
 def test_a_proposer_that_reads_back_is_noticed(device):
     device = torch.device(device)
-    stage, metrics = stage_of({"p0": Reading(device, ProposerCaps())}, EngineCaps(DRAFT_LENGTH), device)
+    stage, metrics = built({"p0": Reading(device, ProposerCaps())}, EngineCaps(DRAFT_LENGTH), device)
     given = inputs(device)
     with Watch() as watch:
         drive(stage, *given)

@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-
 import pytest
 import torch
 
 from specplug.faults import FaultGuard
-from specplug.interfaces import Planner, PluginContext, Trimmer
+from specplug.interfaces import Planner, Trimmer
 from specplug.pipeline.plan import PlanStage
-from specplug.runtime.step_planner import Bounds, StepPlanner
-from specplug.settings import load_settings
-from specplug.settings.sources import ResolvedSettings
 from specplug.trim import SurvivalTrimmer
 from specplug.types.caps import EngineCaps
 from specplug.types.draft import Draft
@@ -43,10 +38,9 @@ class Listens(Planner):
     """Plans draft length 2, and records what it receives."""
 
     def __init__(self) -> None:
-        self.reports, self.stats, self.fails = [], [], False
+        self.reports, self.fails = [], False
 
     def plan(self, stats):
-        self.stats.append(stats)
         return StepPlan(2)
 
     def observe(self, report):
@@ -54,19 +48,14 @@ class Listens(Planner):
         if self.fails:
             raise ZeroDivisionError("planted")
 
-
-class Calibrates(Listens):
-    """Records what costs it is given, too."""
-
     def calibrate(self, costs):
         self.costs = costs
-        if self.fails:
-            raise ZeroDivisionError("planted")
+        self.observe(None)
 
 
 @pytest.mark.parametrize("ceiling", [None, 0], ids=["on", "off"])
 def test_costs_that_the_engine_profiled_reach_the_planner(ceiling):
-    planner, guard = Calibrates(), FaultGuard("policy")
+    planner, guard = Listens(), FaultGuard("policy")
     stage, costs = PlanStage(planner, EngineCaps(8), guard, ceiling=ceiling), (StepCost(1, 1, 8, 0, 0.01),)
     stage.calibrate(costs)
     assert planner.costs is costs
@@ -81,22 +70,23 @@ class NeverObserves(Planner):
         return StepPlan(2)
 
 
-class TestReports:
-    def test_they_sum_up_requests(self):
-        assert (REPORT.verified, REPORT.accepted) == (5, 3)
-
-
 class TestThePlanHalf:
     def stage(self, planner):
         self.guard = FaultGuard("policy", max_consecutive=2, cooldown_steps=4)
         return PlanStage(planner, EngineCaps(8), self.guard)
 
-    def test_it_is_reported_if_it_learns(self):
+    def test_it_is_reported_if_it_learns_and_left_alone_while_off(self):
         planner = Listens()
         stage = self.stage(planner)
         assert stage.learns
         stage.observe(REPORT)
         assert planner.reports == [REPORT]
+        assert (REPORT.verified, REPORT.accepted) == (5, 3)
+        planner.fails = True
+        for _ in range(4):
+            stage.observe(REPORT)
+        assert len(planner.reports) == 3
+        assert self.guard.counts == {"raised": 2, "switched off": 1}
 
     def test_others_are_not(self, monkeypatch):
         monkeypatch.setattr(Planner, "observe", None)
@@ -104,40 +94,6 @@ class TestThePlanHalf:
         assert not stage.learns
         stage.observe(REPORT)
         assert self.guard.counts == {}
-
-    def test_what_it_raises_is_contained_and_it_is_left_alone_while_off(self):
-        planner = Listens()
-        planner.fails = True
-        stage = self.stage(planner)
-        for _ in range(4):
-            stage.observe(REPORT)
-        assert len(planner.reports) == 2
-        assert self.guard.counts == {"raised": 2, "switched off": 1}
-
-    @pytest.mark.parametrize(
-        "prices",
-        [
-            [Price(-0.1)],
-            [Price(float("nan"))],
-            "dear",
-            [Price(0.5), Price(0.4, 3)],
-            [Price(0.1, 2), Price(0.2, 1)],
-            [Price(0.1, -1)],
-            [Price(0.1, 1.5)],
-            [Price(0.1)] * 17,
-        ],
-    )
-    def test_prices_rise(self, prices):
-        planner = SimpleNamespace(plan=lambda stats: StepPlan(2, prices=prices), learns=False, is_constant=False)
-        assert self.stage(planner).plan(HostStats(0, ())) == StepPlan(0)
-        assert self.stage(
-            SimpleNamespace(plan=lambda _: StepPlan(2, prices=(Price(0.5),)), learns=False, is_constant=False)
-        ).plan(HostStats(0, ())) == StepPlan(2, prices=(Price(0.5),))
-
-    @pytest.mark.parametrize("entry", [-0.1, float("nan"), "dear"])
-    def test_an_entry_is_a_cost(self, entry):
-        planner = SimpleNamespace(plan=lambda stats: StepPlan(2, entry=entry), learns=False, is_constant=False)
-        assert self.stage(planner).plan(HostStats(0, ())) == StepPlan(0)
 
 
 class TestTheTrimHalf:
@@ -194,82 +150,6 @@ class TestPrices:
         assert rig.faults == {}
         rig.draft(prices=(Price(0.1),))
         assert rig.faults == {"trimmer": {"raised": 1}}
-
-
-CAPS = {"capped at 1": 1, "capped at 9": 9}
-
-
-class TestPlanning:
-    """Plan halves run where the engine plans."""
-
-    def step_planner(self, monkeypatch, planner):
-        stage = PlanStage(planner, EngineCaps(8), FaultGuard("policy"))
-        monkeypatch.setattr("specplug.runtime.step_planner.build_plan_stage", lambda *_: stage)
-        found = ResolvedSettings(settings=load_settings(env={}).settings, origins={})
-        return StepPlanner(
-            found, PluginContext(EngineCaps(8)), str, lambda r: 10 * len(r), lambda r: Bounds(100, CAPS.get(r))
-        )
-
-    def test_requests_own_caps_hold_whatever_the_policy_plans(self, monkeypatch):
-        step_planner = self.step_planner(monkeypatch, Listens())
-        plan = step_planner.make(["a", "capped at 1", "capped at 9"])
-        assert [plan.draft_length_for(name) for name in ("a", "capped at 1", "capped at 9")] == [2, 1, 2]
-
-    def test_figures_are_computed_only_when_read(self, monkeypatch):
-        planner = Listens()
-        step_planner = self.step_planner(monkeypatch, planner)
-        monkeypatch.setattr(step_planner, "_measure", None)
-        step_planner.make(["a", "bb"])
-        assert len(planner.stats[-1].requests) == 2
-        monkeypatch.setattr(step_planner, "_measure", len)
-        assert [(r.request_id, r.length, r.room) for r in planner.stats[-1].requests] == [("a", 1, 99), ("bb", 2, 98)]
-
-    def test_steps_are_reported_with_their_plan_and_cost(self, monkeypatch):
-        planner = Listens()
-        step_planner = self.step_planner(monkeypatch, planner)
-        step_planner.make(["a", "bb"])
-        step = step_planner.launch(1.0, 2, 6, 30, 2)
-        step_planner.make(["a", "bb"])  # the host runs ahead
-        step_planner.finish(step, [("a", 2, 1), ("bb", 1, 1)], 1.5)
-        cost = StepCost(requests=2, tokens=6, context_tokens=30, draft_length=2, seconds=0.5)
-        assert planner.reports == [StepReport(0, 2, 2, 2, 3, 2, cost, [(0, 2), (0, 2)])]
-        step_planner.make(["a", "bb"])
-        assert [stats.last_step for stats in planner.stats] == [None, None, cost]
-        assert [(r.verified, r.accepted) for r in planner.stats[-1].requests] == [(2, 1), (1, 1)]
-
-    def test_a_run_goes_on_while_drafts_are_accepted_in_full_and_ends_with_a_step_without(self, monkeypatch):
-        planner = Listens()
-        step_planner = self.step_planner(monkeypatch, planner)
-        for drafted, accepted in ((2, 2), (2, 2), (2, 1), (2, 2), (0, 0), (2, 0), (1, 1)):
-            step_planner.make(["a"])
-            fates = [("a", drafted, accepted)] if drafted else []
-            step_planner.finish(step_planner.launch(1.0, 1, 3, 9, 2), fates, 2.0)
-        runs = [run for report in planner.reports for run in report.runs]
-        assert runs == [(0, 3), (3, 6), (6, 8), (0, 3), (0, 1), (0, 2)]
-
-    def test_a_step_that_waits_for_the_one_before_it_is_timed_from_its_end(self, monkeypatch):
-        step_planner = self.step_planner(monkeypatch, Listens())
-        step_planner.make(["a"])
-        first, second = step_planner.launch(1.0, 1, 3, 9, 2), step_planner.launch(1.25, 1, 3, 9, 2)
-        step_planner.finish(first, [], 2.0)
-        step_planner.finish(second, [], 2.75)
-        assert step_planner.last_step.seconds == 0.75
-
-    def test_what_is_not_timed_is_reported_without_a_cost(self, monkeypatch):
-        planner = Listens()
-        step_planner = self.step_planner(monkeypatch, planner)
-        step_planner.make(["a"])
-        step_planner.finish(step_planner.launch(1.0, 1, 3, 9, 2, timed=False), [("a", 2, 0), ("gone", 2, 0)], 2.0)
-        assert step_planner.last_step is None
-        assert planner.reports[0].cost is None
-        assert planner.reports[0].verified == 4
-
-    def test_a_step_that_nobody_planned_is_not_reported(self, monkeypatch):
-        planner = Listens()
-        step_planner = self.step_planner(monkeypatch, planner)
-        step_planner.finish(step_planner.launch(1.0, 1, 20, 9, 0), [], 1.25)
-        assert planner.reports == []
-        assert step_planner.last_step.tokens == 20
 
 
 def test_the_trim_half_keeps_the_price():

@@ -7,7 +7,7 @@ import weakref
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from numba import carray, cfunc
 
@@ -96,18 +96,6 @@ def test_buffers_are_not_used_again_before_their_mark_in_any_interleaving(action
     assert steps.finished == list(range(steps.count))
 
 
-@settings(max_examples=20)
-@given(seed=st.integers(0, 2**32), count=st.integers(1, 50))
-def test_buffers_are_not_used_again_before_their_mark_on_a_random_schedule(seed, count):
-    with FakeStream(seed) as stream:
-        steps = Steps(stream, stream.enqueue)
-        for _ in range(count):
-            steps.step()
-        steps.ring.wait()
-    assert steps.results == steps.expected()
-    assert steps.finished == list(range(count))
-
-
 def test_the_same_steps_go_wrong_with_marks_that_are_reached_too_early():
     with FakeStream() as stream:
         steps = Steps(stream, stream.enqueue, marks=InlineStream())
@@ -126,36 +114,6 @@ def test_on_a_cpu_one_object_serves_all_steps():
     assert steps.finished == list(range(4)), "the last one is finished by the next look"
     steps.ring.collect()
     assert steps.finished == list(range(5))
-
-
-def test_one_object_is_made_per_step_in_flight_and_taking_one_never_waits():
-    with FakeStream() as stream:
-        steps = Steps(stream, stream.enqueue)
-        for _ in range(4):
-            steps.step()
-        assert len(steps.ring) == 4
-        assert stream.waiting == 12, "nothing has run"
-        stream.drain()
-        for _ in range(3):
-            steps.step()
-            stream.drain()
-        assert len(steps.ring) == 4
-
-
-def test_an_object_is_finished_before_it_is_taken_again():
-    status: list[tuple[int, int]] = []
-    with FakeStream() as stream:
-        ring = Ring(Buffers, lambda buffers: status.append((buffers.step, int(buffers.rows[BY_FUNCTION, 0]))))
-        for step in range(6):
-            buffers = ring.take()
-            buffers.step = step
-            buffers.rows[BY_HOST], buffers.rows[BY_PACK] = step, 7
-            stream.launch(combine.address, buffers.rows.ctypes.data)
-            ring.give_back(buffers, stream.mark())
-            if step % 2:
-                stream.drain()
-        ring.collect()
-    assert status == [(step, 1000 * step + 7) for step in range(6)]
 
 
 def test_an_object_that_is_not_given_back_is_not_used_again_and_lives_on():
@@ -204,17 +162,6 @@ def test_an_error_of_finish_is_raised_and_the_object_is_free_again():
     with pytest.raises(ValueError, match="status"):
         ring.take()
     assert ring.take() is buffers
-
-
-def test_waiting_finishes_all_steps_in_flight():
-    with FakeStream() as stream:
-        steps = Steps(stream, stream.enqueue)
-        steps.step()
-        steps.step()
-        steps.ring.wait()
-        assert steps.finished == [0, 1]
-        assert stream.waiting == 0
-    assert steps.results == steps.expected()
 
 
 def test_a_stream_closed_with_steps_in_flight_leaves_their_objects_in_use():

@@ -9,11 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from specplug.faults import FaultGuard
 from specplug.interfaces import Proposer, Trimmer
-from specplug.metrics import SpecMetrics
-from specplug.pipeline.draft import DraftStage
-from specplug.pipeline.handles import HostHandle, make_handle
+from specplug.pipeline.handles import HostHandle
 from specplug.plugins.specs import ProposerSpec
 from specplug.testing.batches import make_batch
 from specplug.trace import TraceWriter
@@ -24,12 +21,10 @@ from specplug.types.draft import Draft
 from specplug.types.plan import Price, StepPlan
 from specplug.types.request import Lifecycle, Request, RequestEvent, RequestOptions
 from specplug.types.verdict import Outcome, Verdict
+from tests.pipeline.stages import SLOTS, VOCAB, stage_of
 
 torch.set_num_threads(1)
 
-CPU = torch.device("cpu")
-VOCAB = 64
-SLOTS = 6
 Write = Callable[[EngineBatch, Tensor, Draft], None]
 
 
@@ -133,38 +128,12 @@ class Rig:
     cooldown_steps: int = 4
 
     def __post_init__(self) -> None:
-        specs = [
-            ProposerSpec(name=name, factory=lambda _context: None, summary="", caps=proposer.caps)
-            for name, proposer in self.proposers.items()
-        ]
-        pairs = zip(specs, self.proposers.values(), strict=True)
-        self.handles = [make_handle(spec, proposer, self.deadline, CPU) for spec, proposer in pairs]
-        sources = [source for handle in self.handles for source in handle.sources]
-        self.metrics = SpecMetrics(sources, self.caps.max_draft_length)
-        self.guards = [self._guard(name) for name in self.proposers]
-        self.trim_guard = self._guard("trimmer")
-        self.stage = DraftStage(
-            self.handles,
-            self.guards,
-            self.trimmer,
-            self.trim_guard,
-            caps=self.caps,
-            max_slots=SLOTS,
-            vocab_size=VOCAB,
-            device=torch.device("cpu"),
-            metrics=self.metrics,
-            trace=self.trace,
-        )
+        breaker = {"max_consecutive": self.max_consecutive, "cooldown_steps": self.cooldown_steps}
+        given = {"deadline": self.deadline, "trace": self.trace, **breaker}
+        self.stage = stage_of(self.proposers, self.caps, self.trimmer, **given)
+        self.handles, self.metrics = [runner.handle for runner in self.stage.runners], self.stage.metrics
         self.occupants: dict[str, Occupant] = {}
         self._generations = [-1] * SLOTS
-
-    def _guard(self, name: str) -> FaultGuard:
-        return FaultGuard(
-            name,
-            max_consecutive=self.max_consecutive,
-            cooldown_steps=self.cooldown_steps,
-            sink=self.metrics.fault,
-        )
 
     @property
     def faults(self) -> dict[str, dict[str, int]]:

@@ -82,12 +82,3 @@ def test_what_is_predicted_is_what_it_gains(per_draft):
     status = planner.stage.status()
     assert rate > 1.02
     assert status["predicted_speedup"][str(status["draft_length"])] == pytest.approx(rate, rel=0.1)
-
-
-def test_a_step_at_which_drafting_begins_or_ends_has_no_cost():
-    planner = planner_of(RAGGED)
-    found = []
-    for planned, verified in ((5, 0), (5, 5), (0, 5), (0, 0)):
-        planner.plan = StepPlan(planned)
-        found.append(planner.launch(0.0, 4, 4 + 4 * verified, 400, verified).cost is not None)
-    assert found == [False, True, False, True]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import threading
 import time
 
@@ -13,9 +14,9 @@ from specplug.match.cpu.locks import Semaphores
 from specplug.pipeline.cpu import host_function
 from specplug.runtime import stream_steps
 from specplug.types.plan import StepPlan
-from tests.match.flags import held
+from tests.match.driver import held
 from tests.pipeline.fake_stream import FakeStream
-from tests.runtime.stream_engine import DRAFT_LENGTH, Engine
+from tests.runtime.oracle import DRAFT_LENGTH, Engine
 
 PLAN = StepPlan(DRAFT_LENGTH)
 TEXT = [0, 1, 2, 3, 0, 1]
@@ -82,11 +83,13 @@ def test_a_row_whose_text_is_not_ingested_yet_drafts_nothing_and_is_no_fault(str
     stream.drain()
     assert early[0, 0] > 0
     assert torch.equal(early[1:], NOTHING)
+    assert tuple(late.late) == pickle.loads(pickle.dumps(late.late)) == ("slow",)
     ready.set()
     late.steps.intake.settle()
     later = step(late, "quick", "slow", token=3)
     stream.drain()
     assert (later[:, 0] > 0).all()
+    assert list(late.late) == []
     assert late.stage.runners[0].ingested.tolist()[:2] == [8, 8]  # with what was emitted meanwhile
     assert late.stage.metrics.snapshot().faults == {}
 
@@ -121,9 +124,11 @@ def test_a_step_that_finds_the_proposer_busy_drafts_nothing_and_loses_nothing(st
         busy = step(late, "r")
         stream.drain()
     assert torch.equal(busy, NOTHING)
+    assert list(late.late) == ["r"]
     drafted = step(late, "r", token=3)
     stream.drain()
     assert drafted[0, 0] > 0
+    assert list(late.late) == []
     late.steps.settle()
     assert late.steps.busy == 1
     assert late.stage.metrics.snapshot().faults == {}

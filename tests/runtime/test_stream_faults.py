@@ -12,7 +12,8 @@ from specplug.pipeline.stream.launch import HostFunctionStream, InlineStream, Ma
 from specplug.runtime import first_step
 from specplug.runtime.first_step import started
 from specplug.types.plan import StepPlan
-from tests.runtime.stream_engine import DRAFT_LENGTH, Engine
+from tests.runtime.oracle import DRAFT_LENGTH, Engine
+from tests.runtime.test_stream_steps import Crossed
 
 PLAN = StepPlan(DRAFT_LENGTH)
 PROMPT = [0, 1, 2, 3, 0, 1, 2, 3, 0, 1]
@@ -56,17 +57,6 @@ class Skipping(Silent):
         return InlineStream().mark()
 
 
-class Crossed:
-    """Transfers that hand on other drafts than those that were made."""
-
-    pack = staticmethod(host_kernels.pack)
-
-    @staticmethod
-    def unpack(buffers, batch_size, draft_length, outputs):
-        host_kernels.unpack(buffers, batch_size, draft_length, outputs)
-        outputs.ids[0, 0] += 1
-
-
 @pytest.mark.parametrize("broken", [Refusing, Silent, Skipping, Crossed])
 def test_a_stream_that_does_not_work_is_found_out_at_start(broken, monkeypatch, caplog):
     monkeypatch.setattr(first_step, "LIMIT", 0.01)
@@ -93,7 +83,7 @@ def streamed():
 def draft(engine: Engine, name: str = "a", token: int = 1) -> list[int]:
     """Emit a token, take a step, and return the row's draft."""
     engine.emit(name, [token])
-    ids, _ = engine.step([(name, 1, 0)], PLAN)
+    ids, *_ = engine.step([(name, 1, 0)], PLAN)
     engine.steps.settle()
     return ids[0].tolist()
 

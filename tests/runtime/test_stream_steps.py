@@ -1,48 +1,119 @@
-"""Steps in a stream give the drafts and counts of the draft stage that they stand in for, also when they run late."""
+"""Steps in a stream are those of the draft stage, also when they run late, and wait only for a trim half in Python."""
 
 from __future__ import annotations
 
-import torch
+from random import Random
+
+import numba
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from specplug.pipeline.stream import host_kernels
+from specplug.runtime.stream_steps import AT_START
+from specplug.trim import SurvivalTrimmer
+from specplug.types.host_step import HostStep
+from specplug.types.plan import StepPlan
 from tests.pipeline.fake_stream import FakeStream
-from tests.runtime.stream_engine import Engine, run
-
-RANDOM, STEPS = st.randoms(use_true_random=False), st.integers(1, 14)
+from tests.runtime.oracle import Engine, compare, lookup_stage
 
 
-@settings(max_examples=150, deadline=None)
-@given(RANDOM, STEPS)
-def test_steps_equal_those_of_the_stage(random, count):
-    engines = [Engine(streamed=False), Engine(streamed=True)]
-    for expected, found in run(random, engines, steps=count):
-        assert torch.equal(found[0], expected[0])
-        assert torch.equal(found[1], expected[1])
-    plain, streamed = engines
-    streamed.steps.settle()
-    assert streamed.stage.metrics.snapshot() == plain.stage.metrics.snapshot()
-    learnt = [learnt_by(engine) for engine in engines]
-    assert learnt[1] == learnt[0]
-    for engine in engines:
-        engine.close()
+class Counted(FakeStream):
+    """Counts marks: a step takes one at its end, and another if it waits."""
+
+    marks = 0
+
+    def mark(self):
+        self.marks += 1
+        return super().mark()
 
 
-def learnt_by(engine: Engine) -> list[bytes]:
-    return [table.tobytes() for table in engine.stage.proposers["ngram"].lookup.tables.arrays]
+@settings(max_examples=100, deadline=None)
+@given(st.randoms(use_true_random=False), st.integers(1, 14), st.integers(0, 1000), st.booleans())
+def test_steps_at_once_and_late_equal_those_of_the_stage(random, count, seed, trees):
+    with Counted(seed) as stream:
+        forms = {}, {"streamed": True}, {"streamed": True, "stream": stream}
+        engines = [Engine(lookup_stage(trees=trees), **form) for form in forms]
+        assert compare(random, engines, steps=count)[1] == []
+        assert stream.marks == AT_START + engines[-1].steps.intake.launched, "no step waited"
 
 
-@settings(max_examples=60, deadline=None)
-@given(RANDOM, STEPS, st.integers(0, 1000))
-def test_late_steps_equal_those_that_run_at_once(random, count, seed):
-    with FakeStream(seed) as stream:
-        engines = [Engine(streamed=True), Engine(streamed=True, stream=stream)]
-        steps = run(random, engines, steps=count)
-        engines[1].steps.settle()
-        for expected, found in steps:
-            assert torch.equal(found[0], expected[0])
-            assert torch.equal(found[1], expected[1])
-        at_once, late = (engine.stage.metrics.snapshot() for engine in engines)
-        assert late == at_once
-        for engine in engines:
-            engine.close()
+class Crossed:
+    """Transfers that hand on other drafts than those that were made."""
+
+    pack = staticmethod(host_kernels.pack)
+
+    @staticmethod
+    def unpack(buffers, batch_size, draft_length, outputs):
+        host_kernels.unpack(buffers, batch_size, draft_length, outputs)
+        outputs.ids[0, 0] += 1
+
+
+def test_a_difference_is_found():
+    engines = [Engine(), Engine(streamed=True)]
+    engines[1].steps._transfers = Crossed
+    engines[1].stage.metrics.record_on_host(1)
+    count, wrong = compare(Random(1), engines, steps=14)
+    assert wrong == ["counts: differs", *(f"step {number}: ids differ" for number in range(count))]
+
+
+def repeat(trimmer, plan: StepPlan, steps: int, stream: FakeStream | None = None) -> tuple[list[int], Engine]:
+    """Return the number of drafts of each step of a request that repeats itself, and its engine."""
+    engine, counts = Engine(), []
+    engine.stage._trimmer = trimmer
+    engine.stream_with(stream)
+    engine.start("r", 0, [1, 2, 3, 1, 2, 3, 1, 2])
+    engine.steps.intake.settle()
+    for number in range(steps):
+        engine.emit("r", [3 if number % 3 == 0 else number % 3])
+        drafts = engine.step([("r", 1, 0)], plan)
+        engine.steps.settle()
+        counts.append(int((drafts.confidence > 0).sum()))
+    engine.close()
+    return counts, engine
+
+
+class Python(SurvivalTrimmer):
+    """Overrides `trim` alone, so that its C function would be another's."""
+
+    def trim(self, draft, limits):
+        return super().trim(draft, limits)
+
+
+@numba.cfunc("int32(int64)")
+def fails(arguments):
+    return 2
+
+
+class Fails(SurvivalTrimmer):
+    """Its C function fails."""
+
+    def host_trim(self):
+        return HostStep(fails.address, 0)
+
+
+class Lacks(SurvivalTrimmer):
+    """Has no C function, which shows when it is built."""
+
+    def host_trim(self):
+        raise RuntimeError("planted")
+
+
+def test_a_trim_half_in_python_is_waited_for():
+    with Counted() as stream:
+        counts, _ = repeat(Python(), StepPlan(3, 1), 3, stream)
+        assert stream.marks == AT_START + 1 + 2 * 3, "the first step is a dummy"
+    assert max(counts) == 1
+
+
+def test_without_the_c_function_the_stage_trims():
+    assert max(repeat(Lacks(), StepPlan(3, 1), 4)[0]) == 1
+
+
+@pytest.mark.parametrize(
+    ("budget", "most", "faults"), [(None, 3, []), (1, 0, [{"raised": 3, "switched off": 1}])], ids=["uncut", "cut"]
+)
+def test_a_failed_cut_drops_the_drafts_and_is_the_trim_halfs_fault(budget, most, faults):
+    counts, engine = repeat(Fails(), StepPlan(3, budget), 8)
+    assert max(counts) == most
+    assert [*engine.stage.metrics.snapshot().faults.values()] == faults

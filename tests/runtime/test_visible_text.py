@@ -93,19 +93,6 @@ def test_what_stands_in_the_prompt_is_no_stop():
     assert tokens_before_stop(ids_of(b"b", b"b", b"\n", b"a"), ["b\n"], decode, lead=lead) == 1
 
 
-def test_a_long_output_is_decoded_once():
-    """Besides the whole text, only the part after the cut is decoded."""
-    decoded: list[int] = []
-
-    def counting(ids: list[int]) -> str:
-        decoded.append(len(ids))
-        return decode(ids)
-
-    output = ids_of(b"a") * 5000 + ids_of(b"b", b"\n", b" ", b" ")
-    assert tokens_before_stop(output, ["b\n"], counting) == 5000
-    assert sum(decoded) < len(output) + 100
-
-
 @given(
     output=WELL_FORMED,
     stop=st.lists(st.sampled_from(STOPS), min_size=1, max_size=2),
@@ -123,8 +110,16 @@ def test_decoding_the_newest_tokens_alone_finds_the_same_cut(output, stop, keep,
     assert tokens_before_stop(output, stop, decode, keep=keep, least=least, newest=newest) == expected
 
 
-@pytest.mark.parametrize("tail", [[b"a", b"a"], [b"b", b"\n", b"a"]], ids=["none", "one"])
-def test_of_a_long_output_only_the_newest_tokens_are_decoded(tail):
+@pytest.mark.parametrize(
+    ("tail", "found", "newest", "most"),
+    [
+        ([b"b", b"\n", b" ", b" "], 5000, None, 5104),
+        ([b"a", b"a"], None, 64, 3 * 64),
+        ([b"b", b"\n", b"a"], 5000, 64, 3 * 64),
+    ],
+)
+def test_a_long_output_is_decoded_once_or_only_its_newest_tokens(tail, found, newest, most):
+    """Besides the whole text, or the newest tokens, only the part after the cut is decoded."""
     decoded: list[int] = []
 
     def counting(ids: list[int]) -> str:
@@ -132,6 +127,5 @@ def test_of_a_long_output_only_the_newest_tokens_are_decoded(tail):
         return decode(ids)
 
     output = ids_of(b"a") * 5000 + ids_of(*tail)
-    found = tokens_before_stop(output, ["b\n"], counting, newest=64)
-    assert found == tokens_before_stop(output, ["b\n"], decode)
-    assert sum(decoded) < 3 * 64
+    assert tokens_before_stop(output, ["b\n"], counting, newest=newest) == found
+    assert sum(decoded) < most

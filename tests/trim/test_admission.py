@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 import numba
 import pytest
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 from numba.core import types
 
 from specplug.testing.c_functions import kept_by
-from specplug.trim import SurvivalTrimmer, admission, rank_tokens
+from specplug.trim import SurvivalTrimmer, admission, admitted, priced_budget, rank_tokens
 from specplug.types.draft import Draft
 from specplug.types.plan import Price
 from tests.match.test_host_step import PYTHON, RAISES, code_of
@@ -46,7 +47,7 @@ def admitted_one_by_one(case: Case) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("trees", [False, True])
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=300, deadline=None)
 @given(random=RANDOM)
 def test_the_tokens_are_those_of_the_ranking(trimmer, trees, random):
     plain, step = trimmer
@@ -80,6 +81,19 @@ def test_survival_is_multiplied_from_left_to_right_and_never_rises(random):
             reached = reached * draft.confidence[row, place]
             assert survival[row, place] == reached
     assert bool((survival[:, 1:] <= survival[:, :-1]).all())
+
+
+@settings(max_examples=200, deadline=None)
+@given(random=RANDOM, trees=st.booleans())
+def test_prices_amount_to_a_budget_of_as_many_tokens_as_are_kept_without_one(random, trees):
+    case = random_case(random, trees=trees)
+    draft, unlimited = case.draft, replace(case, budget=case.draft.token_ids.numel())
+    found = priced_budget(draft.survival()[draft.mask()].numpy(), case.prices, case.entry)
+    assert found == int(admitted(draft, unlimited.limits).sum())
+
+
+def test_without_prices_all_are_worth_it():
+    assert priced_budget(torch.rand(3, 4).numpy(), ()) == 12
 
 
 def test_the_kernel_has_no_way_to_python():

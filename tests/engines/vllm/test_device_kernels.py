@@ -20,8 +20,7 @@ from specplug.types.caps import Distribution
 from specplug.types.plan import StepPlan
 from tests.engines.gpu_compiler import Launch, compiled
 from tests.engines.interpreted import imported_anew
-from tests.runtime.device_engine import Engine, random_script
-from tests.runtime.stream_engine import CPU, run
+from tests.runtime.oracle import CPU, Engine, Scripted, Watching, compare, random_script, scripted_stage
 
 PACKAGE = "specplug.pipeline.device"
 
@@ -74,22 +73,24 @@ def test_steps_equal_those_of_the_stage(launches, seed, mixed, learns, trims, st
     """Both engines run the same schedule; in one, kernels take all steps, or any of them."""
     random = Random(seed)
     script = random_script(random)
-    given = {"learns": learns, "trims": trims, "distribution": Distribution.LOGITS if states else Distribution.ONE_HOT}
-    plain, fast = engines = [Engine(script, each, device=CPU, **given) for each in (None, launches)]
+    given = {"learns": learns, "distribution": Distribution.LOGITS if states else Distribution.ONE_HOT}
+    trimmer = Watching if trims else survival.SurvivalTrimmer
+    stages = [scripted_stage(Scripted(script), trimmer(), **given) for _ in range(2)]
+    engines = [Engine(stage, launches=each) for stage, each in zip(stages, (None, launches), strict=True)]
     if mixed:
-        fast.by_kernels = partial(random.choice, [False, True])
-    for expected, found in run(random, engines, steps=15):
-        assert torch.equal(found[0], expected[0])
-        assert torch.equal(found[1], expected[1])
-    assert repr(fast.states) == repr(plain.states)
-    assert repr(fast.proposer.log) == repr(plain.proposer.log)
-    assert fast.stated == plain.stated
-    assert not trims or repr(fast.trimmer.log) == repr(plain.trimmer.log)
+        engines[1].by_kernels = partial(random.choice, [False, True])
+    assert compare(random, engines, steps=15)[1] == []
+
+
+def two_tokens(launches) -> Engine:
+    """Return an engine whose proposer drafts two tokens a step, between kernels."""
+    script = [([1, 2], 0.5, 0, "")]
+    return Engine(scripted_stage(Scripted(script), survival.SurvivalTrimmer(), learns=False), launches=launches)
 
 
 def test_a_draft_of_the_occupant_before_is_no_draft(launches):
     """A request takes a slot at the length at which the one before it left."""
-    engine = Engine([([1, 2], 0.5, 0, "")], launches, learns=False, trims=False, device=CPU)
+    engine = two_tokens(launches)
     for name, prompt in (("a", [1, 2, 3]), ("b", [1, 2, 3, 0])):
         engine.start(name, 1, prompt)
         engine.emit(name, [0])
@@ -100,7 +101,7 @@ def test_a_draft_of_the_occupant_before_is_no_draft(launches):
 
 def test_the_stage_finds_the_drafts_of_kernels(launches):
     """Also where its own step before them has left no draft in flight."""
-    engine = Engine([([1, 2], 0.5, 0, "")], launches, learns=False, trims=False, device=CPU)
+    engine = two_tokens(launches)
     engine.start("a", 1, [1, 2, 3])
     for by_kernels, draft_length in ((False, 0), (True, 2), (False, 2)):
         engine.by_kernels = partial(bool, by_kernels)

@@ -28,7 +28,7 @@ from tests.engines.gpu_compiler import Launch, compiled
 from tests.engines.interpreted import imported_anew
 from tests.engines.vllm.test_device_kernels import modules, trimming_by_tensors
 from tests.pipeline.transfers import view_of
-from tests.runtime.device_engine import Learning, random_script, stage_of
+from tests.runtime.oracle import Scripted, random_script, scripted_stage
 
 NAME = "specplug_sglang.verification.kernels"
 CPU = torch.device("cpu")
@@ -146,8 +146,8 @@ def test_the_same_tokens_are_appended(kernels, random):
 def test_drafts_between_kernels_are_those_of_the_stage(launches, random, mixed, learns):
     """Drafts, counts, and what a proposer is handed; batches with a grammar are the stage's, here any batch."""
     script = random_script(random)
-    proposers = [Learning(script) for _ in range(2)]
-    stages = [stage_of(it, SurvivalTrimmer(), DRAFT_LENGTH, learns=learns, device=CPU) for it in proposers]
+    proposers = [Scripted(script) for _ in range(2)]
+    stages = [scripted_stage(it, SurvivalTrimmer(), DRAFT_LENGTH, learns=learns) for it in proposers]
     engines = [Engine(stage=stages[0]), Engine(stage=stages[1], launches=launches)]
     constrained = cache(lambda step: mixed and random.randint(0, 2) == 0)
     with pytest.MonkeyPatch.context() as patch:

@@ -1,0 +1,258 @@
+"""StepPlanner: when it calls a planner, what it makes of the plans, and what it reports of steps."""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+
+import pytest
+
+from specplug.faults import FaultGuard
+from specplug.interfaces import Planner, PluginContext
+from specplug.pipeline.plan import PlanStage
+from specplug.runtime.step_planner import UNREPORTED, Bounds, StepPlanner
+from specplug.settings import load_settings
+from specplug.settings.sources import ResolvedSettings
+from specplug.types.caps import EngineCaps
+from specplug.types.plan import NO_SPECULATION, Price, StepCost, StepPlan, StepReport
+
+CAPS = EngineCaps(8)
+PRICES = (Price(0.5),)
+
+
+class Listens(Planner):
+    """Plans `next`, and records what it is called with."""
+
+    def __init__(self, plan=StepPlan(2), *, is_constant=False):  # noqa: B008
+        self.next, self.is_constant = plan, is_constant
+        self.stats, self.reports = [], []
+
+    def plan(self, stats):
+        self.stats.append(stats)
+        return self.next
+
+    def observe(self, report):
+        self.reports.append(report)
+
+    @property
+    def planned(self):
+        return [stats.step for stats in self.stats]
+
+    @property
+    def reported(self):
+        return [report.step for report in self.reports]
+
+
+class Deaf(Listens):
+    """Wants no reports."""
+
+    observe = Planner.observe
+
+
+class Identified:
+    """Identifies requests, and counts how often it does."""
+
+    def __init__(self):
+        self.count = 0
+
+    def __call__(self, name):
+        self.count += 1
+        return name
+
+
+OWN_CAPS = {"b": 1, "c": 9, "z": 0}
+"""The caps that requests set themselves, by the first letter of their names."""
+
+
+@pytest.fixture
+def built(monkeypatch):
+    """Return a function that returns the step planner of a planner."""
+
+    def build(planner, identify=str):
+        stage = PlanStage(planner, CAPS, FaultGuard("policy"))
+        monkeypatch.setattr("specplug.runtime.step_planner.build_plan_stage", lambda *_: stage)
+        found = ResolvedSettings(settings=load_settings(env={}).settings, origins={})
+
+        def bounds(name):
+            return Bounds(100, OWN_CAPS.get(name[0]))
+
+        return StepPlanner(found, PluginContext(CAPS), identify, lambda name: 10 * len(name), bounds)
+
+    return build
+
+
+def go_on(draw, step, running, step_planner):
+    """Start or end a request, or give an order, seldom."""
+    if draw.random() < 0.1:
+        running.append(f"{draw.choice('abcz')}{step}")
+    if len(running) > 1 and draw.random() < 0.1:
+        step_planner.forget([running.pop(draw.randrange(len(running)))])
+    if draw.random() < 0.1:
+        orders = {"mode": "on"}, {"mode": "on"}, {"mode": "off"}, {"num_speculative_tokens": 2}
+        step_planner.control.set(**draw.choice(orders))
+
+
+@pytest.mark.parametrize("is_constant", [False, True])
+@pytest.mark.parametrize("lag", [0, 1, 2])
+@pytest.mark.parametrize("seed", range(6))
+def test_the_planner_plans_and_observes_the_first_step_of_each_plan_while_drafts_are_allowed(
+    built, seed, lag, is_constant
+):
+    """A constant plan is made once for each order; `lag` steps are scheduled before the results of one arrive."""
+    draw, identified, planner = random.Random(seed), Identified(), Listens(is_constant=is_constant)
+    step_planner = built(planner, identified)
+    running, in_flight, plan = ["a"], deque(), None
+    planned, reported = [], []
+    until = before = made_for = 0  # the step up to which a plan holds, for how many requests, and under which ceiling
+    for step in range(200):
+        go_on(draw, step, running, step_planner)
+        if step == 0 or not is_constant:
+            num_steps = 1 if is_constant else draw.choice((1, 2, 7))
+            length, caps = draw.choice(((0, {}), (3, {"a": 1})))
+            planner.next = StepPlan(length, 9, caps, prices=PRICES, num_steps=num_steps)
+        ceiling, newest, identified.count = step_planner.control.ceiling(), plan, 0
+        held, is_off = step < until and len(running) == before, ceiling == 0
+        before, plan = len(running), step_planner.make(running)
+        if held or is_off:
+            assert plan is (newest if held else NO_SPECULATION)
+            assert plan.caps or not identified.count, (
+                "it looks at no request, unless to leave out those that may not draft"
+            )
+        else:
+            if not is_constant or made_for != ceiling:
+                planned.append(step)
+            made_for = ceiling
+            until = 0 if planner.next.draft_length else step + planner.next.num_steps
+            most = planner.next.draft_length if ceiling is None else min(planner.next.draft_length, ceiling)
+            assert (plan.draft_length, plan.token_budget, plan.prices) == (most, 9, PRICES)
+            for name in running:
+                own = planner.next.caps.get(name, OWN_CAPS.get(name[0], most))
+                assert plan.draft_length_for(name) == min(most, own)
+        assert step_planner.plan is plan
+        assert step_planner.steps == step + 1
+        in_flight.append(step_planner.launch(0.0, 1, 4, 9, plan.draft_length))
+        assert (in_flight[-1] is UNREPORTED) is step_planner.is_off is (held or is_off)
+        if in_flight[-1] is not UNREPORTED:
+            reported.append(step)
+        if len(in_flight) > lag:
+            step_planner.finish(in_flight.popleft(), [], 0.0)
+    for begun in in_flight:
+        step_planner.finish(begun, [], 0.0)
+    assert planner.planned == planned
+    assert planner.reported == reported
+    assert is_constant or reported == planned
+    assert 50 < len(reported) < 200
+
+
+def test_adapters_may_begin_a_step_before_they_plan_its_drafts(built):
+    """Then it is reported with the plan before, whose drafts it verifies."""
+    planner = Listens()
+    step_planner = built(planner)
+    for mode in ("on", "on", "off", "on"):
+        step_planner.control.set(mode=mode)
+        begun = step_planner.launch(0.0, 1, 4, 9, 2)
+        step_planner.make(["a"])
+        step_planner.finish(begun, [], 0.0)
+    assert (planner.planned, planner.reported) == ([0, 1, 3], [0, 1])
+
+
+def test_a_constant_plan_without_drafts_is_one_object_and_looks_at_no_request(built):
+    planner, identified = Listens(StepPlan(0), is_constant=True), Identified()
+    step_planner = built(planner, identified)
+    first, identified.count = step_planner.make(["a"]), 0
+    assert all(step_planner.make(["a", "b"]) is first for _ in range(5))
+    assert (planner.planned, identified.count) == ([0], 0)
+
+
+def test_only_planners_that_may_read_costs_are_told_of_them(built):
+    assert not built(Deaf(is_constant=True)).reads_costs
+    assert built(Deaf()).reads_costs
+    assert built(Listens(is_constant=True)).reads_costs
+
+
+def test_figures_are_computed_only_when_read(built, monkeypatch):
+    planner = Listens()
+    step_planner = built(planner)
+    monkeypatch.setattr(step_planner, "_measure", None)
+    step_planner.make(["a", "bb"])
+    assert len(planner.stats[-1].requests) == 2
+    monkeypatch.setattr(step_planner, "_measure", len)
+    assert [(r.request_id, r.length, r.room) for r in planner.stats[-1].requests] == [("a", 1, 99), ("bb", 2, 98)]
+
+
+def test_steps_are_reported_with_their_plan_and_cost(built):
+    planner = Listens()
+    step_planner = built(planner)
+    step_planner.make(["a", "aa"])
+    step = step_planner.launch(1.0, 2, 6, 30, 2)
+    step_planner.make(["a", "aa"])  # the host runs ahead
+    step_planner.finish(step, [("a", 2, 1), ("aa", 1, 1)], 1.5)
+    cost = StepCost(requests=2, tokens=6, context_tokens=30, draft_length=2, seconds=0.5)
+    assert planner.reports == [StepReport(0, 2, 2, 2, 3, 2, cost, [(0, 2), (0, 2)])]
+    step_planner.make(["a", "aa"])
+    assert [stats.last_step for stats in planner.stats] == [None, None, cost]
+    assert [(r.verified, r.accepted) for r in planner.stats[-1].requests] == [(2, 1), (1, 1)]
+
+
+def test_a_run_goes_on_while_drafts_are_accepted_in_full_and_ends_with_a_step_without(built):
+    planner = Listens()
+    step_planner = built(planner)
+    for drafted, accepted in ((2, 2), (2, 2), (2, 1), (2, 2), (0, 0), (2, 0), (1, 1)):
+        step_planner.make(["a"])
+        fates = [("a", drafted, accepted)] if drafted else []
+        step_planner.finish(step_planner.launch(1.0, 1, 3, 9, 2), fates, 2.0)
+    runs = [run for report in planner.reports for run in report.runs]
+    assert runs == [(0, 3), (3, 6), (6, 8), (0, 3), (0, 1), (0, 2)]
+
+
+@pytest.mark.parametrize("mode", ["on", "off"])
+def test_a_step_that_waits_for_the_one_before_it_is_timed_from_its_end(built, mode):
+    """Also if that one is not reported."""
+    planner = Listens()
+    step_planner = built(planner)
+    step_planner.control.set(mode=mode)
+    step_planner.make(["a"])
+    first = step_planner.launch(1.0, 1, 3, 9, 2)
+    step_planner.control.set(mode="on")
+    step_planner.make(["a"])
+    second = step_planner.launch(1.25, 1, 3, 9, 2)
+    step_planner.finish(first, [], 2.0)
+    step_planner.finish(second, [("a", 1, 1)], 2.75)
+    assert planner.reported == ([0, 1] if mode == "on" else [1])
+    assert step_planner.last_step.seconds == planner.reports[-1].cost.seconds == 0.75
+
+
+def test_what_is_not_timed_is_reported_without_a_cost(built):
+    planner = Listens()
+    step_planner = built(planner)
+    step_planner.make(["a"])
+    step_planner.finish(step_planner.launch(1.0, 1, 3, 9, 2, timed=False), [("a", 2, 0), ("gone", 2, 0)], 2.0)
+    assert step_planner.last_step is None
+    assert (planner.reports[0].cost, planner.reports[0].verified) == (None, 4)
+
+
+@pytest.mark.parametrize(
+    ("planned", "verified", "is_timed"), [(5, 0, False), (5, 5, True), (0, 5, False), (0, 0, True)]
+)
+def test_a_step_at_which_drafting_begins_or_ends_has_no_cost(built, planned, verified, is_timed):
+    step_planner = built(Listens())
+    step_planner.plan = StepPlan(planned)
+    assert (step_planner.launch(0.0, 4, 4 + 4 * verified, 400, verified).cost is not None) is is_timed
+
+
+def test_a_step_that_nobody_planned_is_not_reported(built):
+    planner = Listens()
+    step_planner = built(planner)
+    step_planner.finish(step_planner.launch(1.0, 1, 20, 9, 0), [], 1.25)
+    assert planner.reports == []
+    assert step_planner.last_step.tokens == 20
+
+
+def test_requests_that_could_not_draft_are_no_evidence(built):
+    planner = Listens(StepPlan(3))
+    step_planner = built(planner)
+    step_planner.make(["a", "aa", "aaa"])
+    fates = [("a", 3, 2), ("aa", 3, 0), ("aaa", 3, 1)]
+    step_planner.finish(step_planner.launch(0.0, 3, 12, 30, 3), fates, 1.0, late=("aa",))
+    (report,) = planner.reports
+    assert (report.requests, report.verified, report.accepted, report.runs) == (2, 6, 3, [(0, 3), (0, 2)])
