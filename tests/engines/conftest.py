@@ -13,6 +13,15 @@ from tests.engines.engines import Pool
 
 collect_ignore = ["vllm", "sglang"]
 
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark as slow what an engine's table of suites leaves to `make test-all`; see `tests.engines.suites.served`."""
+    for item in items:
+        given = item.callspec.params if hasattr(item, "callspec") else {}
+        if given.get("kind") in getattr(getattr(item, "cls", None), "slow", ()):
+            item.add_marker("slow")
+
+
 POOLS = pytest.StashKey[list[Pool]]()
 
 

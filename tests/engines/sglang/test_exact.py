@@ -18,7 +18,7 @@ import torch
 from specplug.testing.statistics import g_test
 from tests.engines import toy
 from tests.engines.plain import ids, prompts, tokenizer
-from tests.engines.sglang import inside, trees
+from tests.engines.sglang import inside, trees, watching
 from tests.engines.sglang.engines import Engine
 from tests.engines.sglang.test_sampling import cut, sample, saved, small
 
@@ -97,7 +97,7 @@ Counts = dict[str, tuple[int, int]]
 
 def ask(engine: Engine, requested: dict[str, Requested]) -> dict[str, dict[str, Any]]:
     """Return the answers by name; all requests start in one prefill, or in the chunks of one."""
-    engine.inside(hold_back, count=len(requested))
+    engine.inside(watching.hold_back, count=len(requested))
     assert engine.call(inside.flush)
     given = {
         "prompts": [prompt for prompt, _, _ in requested.values()],
@@ -124,7 +124,7 @@ OPTIONS: dict[str, Any] = {
 
 
 def generate(engine: Any, processors: list[str | None] | None = None, **given: Any) -> list[dict[str, Any]]:
-    """Generate as `inside.generate` does, with "text" beside, and custom logit processors by name."""
+    """Generate as `inside.generate` does, with custom logit processors by name."""
     from sglang.srt.sampling.custom_logit_processor import CustomLogitProcessor, DisallowedTokensLogitsProcessor
 
     class Thirds(CustomLogitProcessor):
@@ -141,24 +141,7 @@ def generate(engine: Any, processors: list[str | None] | None = None, **given: A
         given["custom_logit_processor"] = [known[name] for name in processors]
     given["input_ids"] = given.pop("prompts")
     given["sampling_params"] = [{"temperature": 0.0, "max_new_tokens": 40, **own} for own in given.pop("params")]
-    return [{**inside.described(output), "text": output["text"]} for output in engine.generate(**given)]
-
-
-def hold_back(scheduler: Any, count: int) -> None:
-    """Let no request start before `count` of them wait."""
-
-    def prefill(running_batch: Any) -> Any:
-        for req in scheduler.grammar_manager.get_ready_grammar_requests():
-            scheduler._add_request_to_queue(req)
-        if len(scheduler.waiting_queue) < count:
-            from sglang.srt.managers.scheduler import NextBatchPlan
-
-            return NextBatchPlan(batch_to_run=None, running_batch=running_batch)
-        del scheduler.get_new_batch_prefill
-        return original(running_batch)
-
-    original = scheduler.get_new_batch_prefill
-    scheduler.get_new_batch_prefill = prefill
+    return [inside.described(output) for output in engine.generate(**given)]
 
 
 DRAWN: dict[str, tuple[int, int]] = {}
@@ -299,36 +282,6 @@ def test_what_is_requested_for_is_done(answered, under_grammars):
     assert "=" in stated
 
 
-@pytest.mark.slow  # of SGLang itself, shown once and not ours to hold
-def test_sglangs_own_overlap_counts_penalties_late(engine):
-    """Even without speculation kinds of engines differ, so engines of one kind are compared."""
-    requested = {"frequency": PLAIN["frequency"]}
-    tokens = [
-        ask(engine(overlap=overlap, **SERVED, name="plain"), requested)["frequency"]["token_ids"]
-        for overlap in (False, True)
-    ]
-    assert tokens[0] != tokens[1]
-
-
-# -- controls: SGLang's own verification ----------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="session")
-def baseline_ngram(engine: Callable[..., Engine]) -> Engine:
-    """SGLang's own n-gram is unchanged."""
-    return engine("NGRAM", topk=4, overlap=False, **SERVED, name="NGRAM")
-
-
-@pytest.mark.slow  # of SGLang itself, shown once and not ours to hold
-@pytest.mark.parametrize("name", ["frequency", "processor"])
-def test_sglangs_own_ngram_differs(name, engine, baseline_ngram):
-    """Twice, as it learns from answers only."""
-    plain = ask(engine(overlap=False, **SERVED, name="plain sync"), {name: PLAIN[name]})[name]
-    given = {name: PLAIN[name], "ordinary": DRAFTED["ordinary"]}
-    answers = [ask(baseline_ngram, given)[name]["token_ids"] for _ in range(2)]
-    assert answers[1] != plain["token_ids"]
-
-
 # -- at temperature 1 -----------------------------------------------------------------------------------------------
 
 MIN_P = 0.3
@@ -383,13 +336,6 @@ def test_logprobs_beside_min_p(toys):
     assert reported == pytest.approx(
         [float(distribution[one, next]) for one, next in itertools.pairwise(before)], abs=1e-4
     )
-
-
-@pytest.mark.slow  # of SGLang itself, shown once and not ours to hold
-def test_sglangs_own_ngram_leaves_min_p_out(small):
-    p, _, accepted = sample(small("NGRAM", sampling=True, overlap=False), 64, distribution=by_min_p(), min_p=MIN_P)
-    assert accepted > 0
-    assert p < 1e-6
 
 
 def test_a_draw_of_verification_is_found_out(toys):

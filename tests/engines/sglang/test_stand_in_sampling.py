@@ -8,27 +8,12 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from sgl_kernel.sampling import draw, top_k_renorm_prob, top_p_renorm_prob, tree_speculative_sampling_target_only
+from sgl_kernel.sampling import tree_speculative_sampling_target_only
 
 from specplug_sglang.verification.lossy import departed
 from tests.engines.sglang.forests import children, linked, outputs
 
 VOCAB = 4
-
-
-@given(st.lists(st.integers(1, 20), min_size=VOCAB, max_size=VOCAB), st.integers(1, VOCAB), st.floats(0.05, 1.0))
-def test_top_k_and_top_p(weights, k, p):
-    probs = [weight / sum(weights) for weight in weights]
-    ranked = sorted(range(VOCAB), key=lambda token: -probs[token])
-    by_k = [prob if prob >= probs[ranked[k - 1]] else 0.0 for prob in probs]
-    found = top_k_renorm_prob(torch.tensor([probs]), torch.tensor([k]))[0]
-    assert found.tolist() == pytest.approx([prob / sum(by_k) for prob in by_k], abs=1e-5)
-    found = top_p_renorm_prob(torch.tensor([probs], dtype=torch.float64), torch.tensor([p]))[0]
-    kept = {token for token in range(VOCAB) if found[token] > 0}
-    assert found.sum() == pytest.approx(1)
-    assert sum(probs[token] for token in kept) >= p - 1e-9, "too few"
-    assert sum(sorted(probs[token] for token in kept)[1:]) < p + 1e-9, "one too many"
-    assert min(probs[token] for token in kept) >= max([probs[t] for t in range(VOCAB) if t not in kept], default=0)
 
 
 def distribution_of(
@@ -120,11 +105,3 @@ def test_the_departure_of_lossy_acceptance_is_how_much_more_often_a_draft_is_acc
     assert accepted == pytest.approx(1.0 if chance >= single else min(1.0, chance / acc), abs=1e-3)
     found = departed(probs, candidates, out["accept_index"], out["accept_token_num"], single=single, acc=acc)
     assert found.double().mean().item() == pytest.approx(accepted - chance, abs=1e-3)
-
-
-@given(st.lists(st.integers(0, 5), min_size=1, max_size=5).filter(any), st.integers(0, 99))
-def test_drawing(weights, percent):
-    coin = percent / 100  # 0, too, for which no token of weight 0 may come
-    reached = [sum(weights[: token + 1]) for token in range(len(weights))]
-    expected = next(token for token, mass in enumerate(reached) if coin * sum(weights) < mass)
-    assert draw(torch.tensor(weights, dtype=torch.float32), coin) == expected
