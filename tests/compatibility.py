@@ -54,7 +54,7 @@ FEATURES: dict[str, Cells] = {
         T: "test_processors.py::test_sampled_tokens_pass_the_filters",
         V1: f"{REFUSED}test_intake.py::test_v1_refuses_what_it_would_not_apply_to_drafts",
         V2: "test_intake.py::test_min_p_is_applied_at_every_draft_position",
-        S: "test_exact.py::test_min_p_has_its_distribution",
+        S: "test_exact.py::test_min_p_beside_ordinary_requests",
     },
     "seeds": {
         T: "test_seeds.py::",
@@ -142,14 +142,14 @@ FEATURES: dict[str, Cells] = {
     },
     "recurrent layers (Mamba-2, short convolutions, gated delta nets)": {
         T: f"{REFUSED}test_models.py::test_models_with_recurrent_layers_are_refused",
-        V1: "test_recurrent.py::TestRecurrent::test_draft_lengths_that_change_at_every_step[v1-falcon_h1",
-        V2: "test_recurrent.py::TestRecurrent::test_draft_lengths_that_change_at_every_step[v2_async-falcon_h1",
+        V1: "test_recurrent.py::TestRecurrent::test_draft_lengths_that_change_at_every_step[falcon_h1-v1",
+        V2: "test_recurrent.py::TestRecurrent::test_draft_lengths_that_change_at_every_step[falcon_h1-v2_async",
         S: "test_recurrent.py::TestRecurrent::test_draft_lengths_that_change_at_every_step",
     },
     "recurrent layers with prefix caching": {
         T: NONE,
-        V1: "test_recurrent.py::TestRecurrent::test_prompts_whose_beginnings_are_cached[v1-falcon_h1",
-        V2: "test_recurrent.py::TestRecurrent::test_prompts_whose_beginnings_are_cached[v2_async-falcon_h1",
+        V1: "test_recurrent.py::TestRecurrent::test_prompts_whose_beginnings_are_cached[falcon_h1-v1",
+        V2: "test_recurrent.py::TestRecurrent::test_prompts_whose_beginnings_are_cached[falcon_h1-v2_async",
         S: "test_recurrent.py::TestRecurrent::test_prompts_whose_beginnings_are_cached",
     },
     "tensor parallelism, 2 ranks": {

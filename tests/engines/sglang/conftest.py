@@ -77,6 +77,8 @@ def start(kind: str, engine: Callable[..., Engine]) -> Callable[..., Served]:
         given = {"overlap": kind == "overlap", "name": f"{name}, {kind}", **how}
         if settings is None:
             return Served(engine(**given))
+        if not settings:
+            return Served(engine("SPECPLUG", **given))
         stated = {**settings, "faults": {"host_deadline_ms": None, **settings.get("faults", {})}}
         return Served(engine("SPECPLUG", environment={"SPECPLUG_CONFIG": json.dumps(stated)}, **given))
 

@@ -65,8 +65,9 @@ class Served(served.Served):
 def answers(engine: Any, prompts: list[list[int]], params: list[Params]) -> list[Answer]:
     """Answer all prompts; several answers to one prompt follow each other."""
     options = [{**OPTIONS, **own.pop("options", {})} for own in params]
-    each: dict[str, Any] = {name: [own[name] for own in options] for name in OPTIONS}
-    each["require_reasoning"] = any(own.get("require_reasoning") for own in options)  # one for all
+    each: dict[str, Any] = {"require_reasoning": any(own.pop("require_reasoning", False) for own in options)}
+    if any(own != OPTIONS for own in options):
+        each |= {name: [own[name] for own in options] for name in OPTIONS}
     outputs = engine.generate(input_ids=prompts, sampling_params=params, **each)
     return [{**inside.described(output), **_logprobs(output["meta_info"])} for output in outputs]
 

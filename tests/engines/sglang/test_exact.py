@@ -6,7 +6,6 @@ SGLang itself counts penalties a token late, and otherwise by what was prefilled
 
 from __future__ import annotations
 
-import itertools
 import json
 import random
 from collections.abc import Callable
@@ -303,16 +302,6 @@ def toys(small: Callable[..., Engine]) -> Engine:
     )
 
 
-def test_min_p_has_its_distribution(toys):
-    """Its requests are drafted for no longer, those that come after are."""
-    p, _, accepted = sample(toys, distribution=by_min_p(), min_p=MIN_P)
-    assert p > 1e-4
-    assert accepted == 0
-    p, _, accepted = sample(toys)
-    assert p > 1e-4
-    assert accepted > 200
-
-
 def test_min_p_beside_ordinary_requests(toys):
     """Each request follows its own distribution, in shared steps."""
     distribution = {MIN_P: by_min_p(), 0.0: toy.distribution()}
@@ -324,18 +313,6 @@ def test_min_p_beside_ordinary_requests(toys):
         assert toy.p_value([answer["token_ids"] for answer in answers], each) > 1e-4
         accepted = sum(answer["meta"]["spec_num_correct_drafts"] for answer in answers)
         assert accepted == 0 if own else accepted > 200
-
-
-def test_logprobs_beside_min_p(toys):
-    """As without speculation, SGLang reports them for the distribution before min_p."""
-    given = {"temperature": 1.0, "max_new_tokens": 8, "ignore_eos": True, "min_p": MIN_P}
-    (answer,) = toys.call(inside.generate, prompts=[toy.PROMPT], params=given, return_logprob=True)
-    before = [toy.PROMPT[-1], *answer["token_ids"]]
-    reported = [entry[0] for entry in answer["meta"]["output_token_logprobs"]]
-    distribution = toy.distribution().log()
-    assert reported == pytest.approx(
-        [float(distribution[one, next]) for one, next in itertools.pairwise(before)], abs=1e-4
-    )
 
 
 def test_a_draw_of_verification_is_found_out(toys):
@@ -377,10 +354,6 @@ def penalised(engine: Engine, answers: int = 128) -> float:
             before = token
             seen[token] += 1
     return g_test(torch.tensor(places).numpy(), torch.full((16,), 1 / 16).numpy())
-
-
-def test_penalties_have_their_distribution(toys):
-    assert penalised(toys) > 1e-4
 
 
 def test_penalties_have_their_distribution_under_verification(toys):

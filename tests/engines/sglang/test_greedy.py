@@ -194,15 +194,6 @@ def test_it_is_ours_and_as_requested_for(ours, kind):
     assert (facts["overlap"], facts["topk"]) == (KINDS[kind]["overlap"], KINDS[kind]["topk"])
 
 
-def test_ngram_of_one_draft_length(ours, truth):
-    seen = ask(ours, [{}] * len(PROMPTS))
-    assert_greedy(PROMPTS, truth, seen.answers)
-    assert {0, DRAFT_LENGTH} <= set(seen.draft_lengths()) <= set(range(DRAFT_LENGTH + 1))
-    assert sum(seen.kept()) > len(PROMPTS)
-    assert seen.mixed()
-    assert max(len(step["tokens"]) for step in seen.steps) == 8  # of all seats
-
-
 @pytest.mark.parametrize("name", ["right", "always wrong", "thicket", "off"])
 def test_one_proposer(name, ours, kind, truth):
     seen = ask(ours, requested(truth, name))
@@ -256,12 +247,6 @@ def test_each_request_has_its_own_gamma(ours, truth):
     assert_greedy(PROMPTS, truth, seen.answers)
     for index, gamma in enumerate((gammas * 4)[: len(PROMPTS)]):
         assert max(seen.lengths(index)) == (DRAFT_LENGTH if gamma is None else gamma)
-
-
-def test_a_step_is_no_wider_than_its_requests(ours, truth):
-    seen = ask(ours, [reported(answer["token_ids"], num_speculative_tokens=3) for answer in truth])
-    assert_greedy(PROMPTS, truth, seen.answers)
-    assert max(seen.draft_lengths()) == 3
 
 
 def test_a_step_is_as_wide_as_what_was_found(ours, truth):

@@ -15,8 +15,6 @@ from tests.engines.sglang.test_registration import outcome
 from tests.engines.suites.recurrent import DRAFT_LENGTH, RecurrentSuite
 from tests.engines.suites.served import Served
 
-MODELS = ("lfm2", "nemotron_h", "falcon_h1")
-
 
 class TestRecurrent(RecurrentSuite):
     """With its radix cache SGLang overlaps no steps of such a model on a CPU."""
@@ -32,7 +30,7 @@ class TestRecurrent(RecurrentSuite):
     }
     caching: ClassVar[dict[str, Any]] = {"disable_radix_cache": False, "overlap": False}
     sampling: ClassVar[dict[str, Any]] = {"sampling": True, "max_running_requests": 64, "chunked_prefill_size": 512}
-    pairs = tuple((kind, name) for kind in ("overlap", "sync") for name in MODELS)
+    models = ("lfm2", "nemotron_h", "falcon_h1")
     fast: ClassVar[dict[str, Any]] = {
         "": [("overlap", "lfm2"), ("overlap", "nemotron_h")],
         "test_prompts_whose_beginnings_are_cached": [("overlap", "lfm2")],

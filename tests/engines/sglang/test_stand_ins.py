@@ -1,46 +1,68 @@
-"""The stand-ins for SGLang's kernels against references in plain Python."""
+"""The stand-ins for SGLang's kernels against plain Python, where no text of an engine would show a mistake."""
 
 from __future__ import annotations
 
 import itertools
 import math
+from typing import Any
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from sgl_kernel import (
-    verify_tree_greedy_cpu,
-)
+from sgl_kernel.sampling import tree_speculative_sampling_target_only
 from sgl_kernel.seeds import murmur_hash32_cpu
+from sgl_kernel.speculative import reconstruct_indices_from_tree_mask
 from specplug_test_sglang_cpu.attention import attend, masks_of
 
-from tests.engines.sglang.forests import ancestors, children, forests, linked, mask_of, outputs
+from specplug_sglang.verification.lossy import departed
 
 
-@given(forests(), st.data())
-def test_greedy_verification_of_trees(forest, data):
-    rows, n = len(forest), len(forest[0])
-    depth = data.draw(st.integers(1, n))
-    tokens, choices = (
-        data.draw(st.lists(st.lists(st.integers(0, 2), min_size=n, max_size=n), min_size=rows, max_size=rows))
-        for _ in range(2)
-    )
-    made, out = linked(forest), outputs(rows, n, depth)
-    del made["positions"]
-    verify_tree_greedy_cpu(**out, **made, candidates=torch.tensor(tokens), target_predict=torch.tensor(choices))
+@st.composite
+def forests(draw: st.DrawFn, most: int = 7) -> list[list[int]]:
+    """Draft trees of one size: the parent of each node, which precedes it, or -1 for the root and for padding."""
+    n = draw(st.integers(1, most))
+    rows = draw(st.integers(1, 3))
+    return [[-1, *(draw(st.integers(-1, node - 1)) for node in range(1, n))] for _ in range(rows)]
+
+
+def ancestors(parents: list[int], node: int) -> list[int]:
+    """Return a node and those above it."""
+    found = [node]
+    while parents[found[-1]] >= 0:
+        found.append(parents[found[-1]])
+    return found
+
+
+def mask_of(forest: list[list[int]]) -> torch.Tensor:
+    n = len(forest[0])
+    mask = torch.zeros(len(forest), n, n, dtype=torch.bool)
     for row, parents in enumerate(forest):
-        path, emitted = [0], [choices[row][0]]
-        while len(path) < depth:
-            fitting = [child for child in children(parents, path[-1]) if tokens[row][child] == emitted[-1]]
-            if not fitting:
-                break
-            path.append(fitting[0])
-            emitted.append(choices[row][fitting[0]])
-        places = [row * n + node for node in path]
-        assert out["accept_token_num"][row] == len(path) - 1
-        assert out["accept_index"][row].tolist() == places + [-1] * (depth - len(path))
-        assert out["predicts"][places].tolist() == emitted
+        for node in range(n):
+            mask[row, node, ancestors(parents, node)] = True
+    return mask
+
+
+def linked(forest: list[list[int]], lengths: list[int] | None = None) -> dict[str, torch.Tensor]:
+    """Return what the stand-in makes of trees; poisoned before."""
+    rows, n = len(forest), len(forest[0])
+    made = {
+        "positions": torch.full((rows * n,), -77),
+        "retrive_index": torch.full((rows, n), -77),
+        "retrive_next_token": torch.full((rows, n), -77),
+        "retrive_next_sibling": torch.full((rows, n), -77),
+    }
+    lens = torch.tensor(lengths or [0] * rows)
+    reconstruct_indices_from_tree_mask(mask_of(forest).flatten(), lens, *made.values(), rows, n)
+    return made
+
+
+def outputs(rows: int, n: int, depth: int) -> dict[str, Any]:
+    return {
+        "predicts": torch.full((rows * n,), -77, dtype=torch.int32),
+        "accept_index": torch.full((rows, depth), -1, dtype=torch.int32),
+        "accept_token_num": torch.full((rows,), -77, dtype=torch.int32),
+    }
 
 
 @given(st.lists(st.tuples(st.integers(0, 2**64 - 1), st.integers(0, 2**32 - 1)), min_size=1, max_size=3), st.data())
@@ -121,3 +143,31 @@ def test_masks_are_trees_only_in_engines_started_for_trees(forest, lengths):
         assert [mask.tolist() for mask in masks_of(squares, lengths, n, topk)] == chains
     with pytest.raises(ValueError, match="tree mask"):
         masks_of(squares[1:], lengths, n, 4)
+
+
+@pytest.mark.parametrize(("single", "acc"), [(1.0, 1.0), (0.3, 1.0), (1.0, 0.5), (0.3, 0.5)])
+@pytest.mark.parametrize("chance", [0.0, 0.1, 0.3, 0.4, 0.8, 1.0])
+def test_the_departure_of_lossy_acceptance_is_how_much_more_often_a_draft_is_accepted(single, acc, chance):
+    """One draft token at every number of a fine grid, by the rule that SGLang's options state."""
+    rows = 1000
+    coins = (torch.arange(rows) + 0.5) / rows
+    made, out = linked([[-1, 0]] * rows), outputs(rows, 2, 2)
+    del made["positions"]
+    probs = torch.tensor([1 - chance, chance]).expand(rows, 2, 2)
+    candidates = torch.tensor([[0, 1]]).expand(rows, 2)
+    tree_speculative_sampling_target_only(
+        **out,
+        **made,
+        candidates=candidates,
+        uniform_samples=torch.stack([coins, coins], 1),
+        uniform_samples_for_final_sampling=torch.full((rows,), 0.5),
+        target_probs=probs,
+        draft_probs=torch.zeros_like(probs),
+        threshold_single=single,
+        threshold_acc=acc,
+        deterministic=True,
+    )
+    accepted = out["accept_token_num"].double().mean().item()
+    assert accepted == pytest.approx(1.0 if chance >= single else min(1.0, chance / acc), abs=1e-3)
+    found = departed(probs, candidates, out["accept_index"], out["accept_token_num"], single=single, acc=acc)
+    assert found.double().mean().item() == pytest.approx(accepted - chance, abs=1e-3)

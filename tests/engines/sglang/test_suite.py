@@ -102,6 +102,7 @@ class TestFeatures(FeaturesSuite):
 
 @overlapped
 class TestHopeless(HopelessSuite):
+    settings: ClassVar[dict[str, Any]] = {}  # as other tests have them
     how: ClassVar[dict[str, Any]] = {"sampling": True}
     tokens: ClassVar[dict[str, tuple[int, int]]] = {"overlap": (400, 200)}
 

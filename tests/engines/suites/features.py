@@ -51,14 +51,14 @@ class FeaturesSuite:
     how: what launches the engine with drafts, which reads prompts in pieces; `plain`: the one without.
     more: features of this engine alone, in the form of `FEATURES`.
     stops: how many random combinations of stops are tried.
-    room: tokens that a prompt of all but 20 of the context is answered with.
+    room: tokens that an answer to a prompt of all but 20 of the context asks for.
     """
 
     how: ClassVar[dict[str, Any]]
     plain: ClassVar[dict[str, Any]]
     more: ClassVar[Mapping[str, tuple[list[int], Params]]] = {}
     stops: ClassVar[int] = 24
-    room: ClassVar[int] = 20
+    room: ClassVar[int] = 100
 
     def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
         if "feature" in metafunc.fixturenames:
@@ -139,7 +139,7 @@ class FeaturesSuite:
 
     def test_prefix_caching(self, pair):
         """The second time the prompt is found in the cache, and drafts read a text that no step computed."""
-        long, params = [(LOOP + EDIT) * 3], {"max_tokens": 32, "ignore_eos": True}
+        long, params = [EDIT[5:6] + (LOOP + EDIT) * 3], {"max_tokens": 32, "ignore_eos": True}
         (expected,) = pair[0].generate(long, params)
         for round in range(2):
             found = pair[1].counted(long, params)

@@ -8,16 +8,16 @@ from typing import Any, ClassVar
 from tests.engines.hopeless import TEXT, assert_forgotten, assert_given_up
 from tests.engines.suites.served import Served
 
-SETTINGS = {"proposer": "ngram", "policy": "fixed"}
-
 
 class HopelessSuite:
     """Attributes:
+    settings: of the proposer `ngram`, fixed.
     how: what launches the engine; it samples.
     tokens: by kind, lengths of answers: of one after whose half drafts have to be given up, and of one that is as long
         as it takes to spoil what a slot remembers.
     """
 
+    settings: ClassVar[dict[str, Any]] = {"proposer": "ngram", "policy": "fixed"}
     how: ClassVar[dict[str, Any]] = {}
     tokens: ClassVar[dict[str, tuple[int, int]]]
 
@@ -31,18 +31,18 @@ class HopelessSuite:
 
     def test_drafts_that_do_not_pay_are_given_up(self, start: Callable[..., Served], kind):
         tokens = self.tokens[kind][0]
-        served = start(SETTINGS, name="ngram")
+        served = start(self.settings, name="ngram")
         counts = self.planned_by_batch(served, {**TEXT, "max_tokens": tokens}, 4, without=False)
         assert_given_up(counts, tokens, tokens // 2)
 
     def test_rows_that_could_not_draft_are_no_evidence(self, start, kind):
-        served = start(SETTINGS, name="ngram")
+        served = start(self.settings, name="ngram")
         found = self.planned_by_batch(served, {**TEXT, "max_tokens": 20}, 2, without=True)
         assert found
         assert [report for report in found if any(report)] == []
 
     def test_easy_requests_in_their_slots_are_drafted_for_as_before(self, start, kind):
-        served = start(SETTINGS, name="ngram", **self.how)
+        served = start(self.settings, name="ngram", **self.how)
 
         def share(prompts: list[list[int]], hopeless: bool) -> float:
             long = {**TEXT, "max_tokens": self.tokens[kind][1]}

@@ -26,7 +26,6 @@ VARYING = {
 """Each step has another draft length than the one before, and steps without drafts follow accepted drafts."""
 CAPS = [DRAFT_LENGTH, 2, 1, 0, 3]
 GIVEN = prompts(12, DRAFT_LENGTH)
-Pair = tuple[str, str]
 
 
 class RecurrentSuite:
@@ -35,8 +34,8 @@ class RecurrentSuite:
     caching: further arguments, to keep states of prompts; without them none are kept.
     sampling: further arguments, for sampling by 64 requests at a time.
     params: of every request.
-    pairs: of kinds and models that run.
-    fast: those that `make test` runs; by the suffix of its name, those of single tests.
+    models: as `recurrent_models` names them.
+    fast: kinds and models that `make test` runs; of single tests by their names, of the others by "".
     mistakes: that are planted; the last in sampling, too.
     """
 
@@ -45,15 +44,13 @@ class RecurrentSuite:
     caching: ClassVar[dict[str, Any]]
     sampling: ClassVar[dict[str, Any]]
     params: ClassVar[Params] = {}
-    pairs: ClassVar[Collection[Pair]]
-    fast: ClassVar[dict[str, Collection[Pair]]]
+    models: ClassVar[Sequence[str]]
+    fast: ClassVar[dict[str, Collection[tuple[str, str]]]]
     mistakes: ClassVar[Sequence[str]]
 
     def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
         if "name" in metafunc.fixturenames:
-            fast = self.fast.get(metafunc.function.__name__, self.fast[""])
-            marked = [pytest.param(*pair, marks=[] if pair in fast else pytest.mark.slow) for pair in self.pairs]
-            metafunc.parametrize(("kind", "name"), marked, indirect=["kind"], scope="session")
+            metafunc.parametrize("name", self.models, scope="session")
 
     @pytest.fixture(scope="class")
     def launch(self, start: Callable[..., Served], tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Served]:

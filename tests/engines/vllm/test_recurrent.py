@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any, ClassVar
 
@@ -22,9 +22,7 @@ from tests.engines.recurrent_requests import drawn
 from tests.engines.suites.recurrent import DRAFT_LENGTH, RecurrentSuite
 from tests.engines.suites.served import Served
 from tests.engines.vllm import inside, launch
-from tests.engines.vllm.referee import RUNNERS
 
-HYBRIDS = ("falcon_h1", "lfm2", "qwen3_next")
 CACHED = {"enable_prefix_caching": True, "block_size": 32, "max_num_batched_tokens": 64}
 BLOCKS = {"falcon_h1": 23, "lfm2": 26, "qwen3_next": 26}
 """Blocks for three or four requests, one of which must give its own up when texts grow beyond a block."""
@@ -54,7 +52,7 @@ class TestRecurrent(RecurrentSuite):
     caching: ClassVar[dict[str, Any]] = CACHED
     sampling: ClassVar[dict[str, Any]] = {"max_num_seqs": 64, "max_num_batched_tokens": 512}
     params: ClassVar[dict[str, Any]] = {"detokenize": False}
-    pairs = (*((kind, name) for kind in RUNNERS for name in HYBRIDS), ("v2", "mamba2"), ("v2_async", "mamba2"))
+    models: ClassVar[Sequence[str]] = ("falcon_h1", "lfm2", "qwen3_next")
     fast: ClassVar[dict[str, Any]] = {
         "": [("v1", "falcon_h1")],
         "test_draft_lengths_that_change_at_every_step": [("v1", "falcon_h1"), ("v2_async", "falcon_h1")],
@@ -66,15 +64,11 @@ class TestRecurrent(RecurrentSuite):
         served.engine.call(plant, mutant=mistake)
 
     def test_prompts_whose_beginnings_are_cached(self, launch, kind, name):
-        if name == "mamba2":
-            pytest.skip("vLLM keeps no states of models without attention")
         self.caching = {**CACHED, **({"environment": INTERPRETED} if kind == "v1" else {})}  # type: ignore[misc]
         super().test_prompts_whose_beginnings_are_cached(launch, name)
 
     @pytest.mark.slow
     def test_preemption(self, launch, kind, name):
-        if name == "mamba2":
-            pytest.skip("it has no key-value cache")
         served = launch(name, block_size=32, num_gpu_blocks_override=BLOCKS[name])
         self.assert_right(served, name, drawn(*[50, 51, 52, 53, 54, 55] * 2))
         assert served.engine.call("inside.metrics")["vllm:num_preemptions"] > 0
@@ -91,7 +85,7 @@ class TestRecurrent(RecurrentSuite):
 
     def test_rows_that_attention_takes_for_prompts(self, launch, kind, name):
         """On V1 as FlashInfer's does where it decodes no several tokens per row; on V2 by vLLM's own order."""
-        if name in ("mamba2", "qwen3_next"):
+        if name == "qwen3_next":
             pytest.skip("it takes rows by their drafts")
         served, reorder = launch(name), reorder_on_v1 if kind == "v1" else reorder_on_v2
         given, caps = (ROWS, (None,)) if kind == "v1" else (drawn(*[DRAFT_LENGTH + 1] * 10), (0, DRAFT_LENGTH, 0))
@@ -101,6 +95,18 @@ class TestRecurrent(RecurrentSuite):
             assert self.wrong(served, name, given, caps) > 0  # else vLLM has been fixed
         finally:
             served.engine.call(reorder, ours=True)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["v2", "v2_async"], indirect=True, scope="session")
+class TestWithoutAttention(TestRecurrent):
+    """vLLM keeps no states of such a model, and does not order its rows."""
+
+    models: ClassVar[Sequence[str]] = ("mamba2",)
+    test_prompts_whose_beginnings_are_cached = test_preemption = None  # type: ignore[assignment]
+    test_a_wrong_state_is_seen = test_rows_that_attention_takes_for_prompts = None  # type: ignore[assignment]
+    test_placeholders_of_a_new_prompt_of_one_token_are_seen = None  # type: ignore[assignment]
+    test_sampled_answers_have_the_models_distribution = None  # type: ignore[assignment]
 
 
 def test_attention_free_models_are_refused_on_v1(engine, tmp_path):

@@ -290,9 +290,9 @@ def _mass(distribution: dict[tuple[int, ...], float], begin: tuple[int, ...]) ->
     return sum(p for outcome, p in distribution.items() if outcome[: len(begin)] == begin)
 
 
-@pytest.mark.parametrize("rank", [0, 2], ids=["likely drafts", "unlikely drafts"])
-def test_sampled_output_has_the_distribution_of_plain_decoding(kind, verified, distribution, rank):
-    assert p_value(verified, distribution, SAMPLES[kind], rank=rank) > 1e-4
+def test_sampled_output_has_the_distribution_of_plain_decoding(kind, verified, distribution):
+    """With unlikely drafts, most of which are rejected."""
+    assert p_value(verified, distribution, SAMPLES[kind], rank=2) > 1e-4
     seen = verified.call(counts)
     assert seen["drafted"] >= SAMPLES[kind]
     assert seen["one-hot"] == seen["calls"]
