@@ -50,10 +50,10 @@ class VisibleSuite:
             text = ends.newest_text(found["records"], name)
             assert ended[name] == ("FINISHED", seen), name
             assert text[: len(prompt)] == prompt
-            shown, said = text[len(prompt) : seen], output["token_ids"][: seen - len(prompt)]
-            assert shown == said[: len(shown)], name
-            by_length = self.lags and output["finish_reason"] == "length" and shown == said[:-1]
-            missed += shown != said and not by_length
+            shown, emitted = text[len(prompt) : seen], output["token_ids"][: seen - len(prompt)]
+            assert shown == emitted[: len(shown)], name
+            by_length = self.lags and output["finish_reason"] == "length" and shown == emitted[:-1]
+            missed += shown != emitted and not by_length
             longer += len(text) > seen
         assert longer > len(cases) // 2, "texts did not go on behind their ends, so little was tried"
         assert missed <= (len(cases) // 8 if self.lags else 0), "proposers miss the ends of texts"
