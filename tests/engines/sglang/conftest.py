@@ -80,6 +80,7 @@ def start(kind: str, engine: Callable[..., Engine]) -> Callable[..., Served]:
         if not settings:
             return Served(engine("SPECPLUG", **given))
         stated = {**settings, "faults": {"host_deadline_ms": None, **settings.get("faults", {})}}
-        return Served(engine("SPECPLUG", environment={"SPECPLUG_CONFIG": json.dumps(stated)}, **given))
+        environment = {"SPECPLUG_CONFIG": json.dumps(stated), **given.pop("environment", {})}
+        return Served(engine("SPECPLUG", environment=environment, **given))
 
     return started
