@@ -63,7 +63,7 @@ class LifecycleSuite:
         """A running and a waiting request leave, and one whose prompt is half read; the others go on."""
         requested = requested_for("abort", range(14))
         aborts = {"abort 3": ["abort 3", 8], "abort 12": ["abort 3", 1], "late": ["abort 7", 4]}
-        long = [token for prompt in PROMPTS[:4] for token in prompt]
+        long = PROMPTS[0] + PROMPTS[1]
         requested.append({"id": "late", "prompt": long, "after": ["abort 7", 3]})
         found = served.recorded(requested, aborts)
         reasons = {name: output["finish_reason"] for name, output in found["outputs"].items()}
