@@ -13,6 +13,19 @@ from tests.engines.engines import Pool
 
 collect_ignore = ["vllm", "sglang"]
 
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark as slow what an engine's table of suites leaves to `make test-all`; see `tests.engines.suites.served`."""
+    for item in items:
+        given = item.callspec.params if hasattr(item, "callspec") else {}
+        suite = getattr(item, "cls", None)
+        fast = getattr(suite, "fast", None) if "name" in given else None
+        pairs = None if fast is None else fast.get(item.function.__name__, fast[""])
+        is_slow = pairs is not None and (given["kind"], given["name"]) not in pairs
+        if is_slow or given.get("kind") in getattr(suite, "slow", ()):
+            item.add_marker("slow")
+
+
 POOLS = pytest.StashKey[list[Pool]]()
 
 

@@ -56,6 +56,26 @@ def batch_policy(step_planner: Any) -> Iterator[Counts]:
         del step_planner.finish
 
 
+@contextmanager
+def planned_by_batch(step_planner: Any, steps: Any, runner: Any = None) -> Iterator[Any]:
+    """Do as `batch_policy`; if the proposer of a `runner` is to have no texts, yield what steps with drafts report."""
+    with batch_policy(step_planner) as counts:
+        if runner is None:
+            yield counts
+            return
+        reports: list[Any] = []
+        observe = step_planner.stage.observe
+
+        def noting(report: Any) -> None:
+            if report.draft_length:
+                reports.append((report.verified, len(report.runs)))
+            observe(report)
+
+        step_planner.stage.observe = noting
+        with withheld(steps, "launch", runner):
+            yield reports
+
+
 def assert_given_up(counts: Counts, tokens: int, after: int) -> None:
     """Hold what is verified in vain after so many steps to a share of what is emitted then, and one probe of two steps.
 

@@ -6,8 +6,8 @@ import functools
 import random
 from collections.abc import Sequence
 
+from tests.engines.continuations import continuations
 from tests.engines.recurrent_models import VOCAB, model
-from tests.engines.sglang.continuations import continuations
 
 TOKENS = 20
 """The longest answer."""

@@ -35,8 +35,7 @@ def test_every_model_gives_its_own_answers(name, attention, make_engine):
     assert sum(output.accepted for output in outputs) > 0, "nothing was accepted, so nothing was tested"
 
 
-@pytest.mark.parametrize("attention", ["sdpa", "eager"])
-@pytest.mark.parametrize("name", ["llama", "sliding mistral"])
+@pytest.mark.parametrize(("name", "attention"), [("llama", "eager"), ("sliding mistral", "sdpa")])
 def test_in_double_precision(name, attention, make_engine):
     model = copy.deepcopy(cached_model(name, attention)).to(torch.float64)
     expected = [greedy(model, prompt, MAX_TOKENS, eos_token_id=None) for prompt in PROMPTS[:3]]
@@ -45,8 +44,9 @@ def test_in_double_precision(name, attention, make_engine):
     assert_greedy_equal(model, PROMPTS[:3], expected, [output.token_ids for output in outputs])
 
 
-@pytest.mark.parametrize("gamma", [0, 1, 3, 9])
-@pytest.mark.parametrize("proposer", ["ngram", "garbage", "row writer"])
+@pytest.mark.parametrize(
+    ("gamma", "proposer"), [(0, "ngram"), (1, "garbage"), (3, "row writer"), (9, "ngram"), (9, "garbage")]
+)
 def test_at_every_draft_length(gamma, proposer, make_engine):
     model, expected = answers("llama", "sdpa")
     engine = make_engine(model, proposer=proposer, num_speculative_tokens=gamma, max_num_seqs=3)

@@ -10,9 +10,13 @@ import transformers
 from transformers import BertConfig, BertLMHeadModel, LlamaConfig, LlamaForCausalLM, cache_utils, masking_utils
 
 from specplug.errors import EngineError
+from specplug.interfaces import PluginContext
+from specplug.plugins.specs import ProposerSpec
+from specplug.types.caps import ProposerCaps
 from specplug_transformers import Engine, plugin, support
 from specplug_transformers.runner import ModelRunner
 from specplug_transformers.support import longest_context
+from tests.transformers import toys
 from tests.transformers.conftest import assert_greedy_equal, cached_model, greedy, requests_of
 from tests.transformers.toys import ATTENTION, WINDOW, build_model, prompts
 
@@ -44,18 +48,11 @@ def test_models_that_cannot_be_served_are_refused(kind, config, words):
 MAMBA = {"mamba_n_heads": 4, "mamba_d_head": 16, "mamba_d_state": 4, "mamba_expand": 2, "mamba_chunk_size": 8}
 LINEAR, CONV = (["linear_attention", "full_attention"], ["conv", "full_attention"])
 RECURRENT: dict[str, dict[str, Any]] = {
-    "Bamba": {**MAMBA, "attn_layer_indices": [1]},
     "FalconH1": {"mamba_d_ssm": 64, "mamba_n_heads": 4, "mamba_d_head": 16},
-    "FalconMamba": {"state_size": 4},
-    "GraniteMoeHybrid": {**MAMBA, "layer_types": LINEAR, "num_local_experts": 0, "shared_intermediate_size": 32},
-    "Jamba": {"attn_layer_offset": 1, "attn_layer_period": 2, "num_experts": 2, "mamba_d_state": 4},
     "Lfm2": {"layer_types": CONV},
-    "Lfm2Moe": {"layer_types": CONV, "num_experts": 2, "num_experts_per_tok": 1, "moe_intermediate_size": 16},
     "Mamba2": {"head_dim": 16, "num_heads": 4, "n_groups": 1},
-    "MiniMax": {"layer_types": LINEAR, "num_local_experts": 2},
     "NemotronH": {"layers_block_type": LINEAR, "mamba_num_heads": 4, "mamba_head_dim": 16, "n_groups": 1},
     "Qwen3Next": {"layer_types": LINEAR, "num_experts": 2, "num_experts_per_tok": 1},
-    "RecurrentGemma": {"lru_width": 32},
     "Zamba2": {**MAMBA, "layers_block_type": ["mamba", "hybrid"], "hybrid_layer_ids": [1], "n_mamba_heads": 4},
     "xLSTM": {},
 }
@@ -242,3 +239,18 @@ def test_an_engine_does_not_start_when_a_seam_has_moved(monkeypatch):
         Engine(build_model("llama"))
     assert transformers.__version__ in str(caught.value)
     assert str(support.VERSIONS) in str(caught.value)
+
+
+def test_proposers_are_reported_of_the_target(llama: Any) -> None:
+    contexts: list[PluginContext] = []
+
+    def factory(context: PluginContext) -> toys.Oracle:
+        contexts.append(context)
+        return toys.Oracle(context)
+
+    spec = ProposerSpec(name="reported", factory=factory, summary="", caps=ProposerCaps(needs_host=True))
+    tokenizer = object()
+    Engine(llama, tokenizer, settings={"proposer": "reported"}, registry=toys.make_registry([spec])).close()
+    (context,) = contexts
+    found = context.target_path, context.target_config, context.target_tokenizer
+    assert found == (llama.name_or_path or None, llama.config, tokenizer)

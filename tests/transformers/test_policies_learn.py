@@ -44,17 +44,3 @@ def test_both_halves_learn_and_the_text_stays(engine, llama):
     assert planner.costs == [report.cost for report in planner.reports[:-1]]
     assert float(trimmer.price) == pytest.approx(planner.prices[-1])
     assert len(set(planner.prices)) > 1, "the price was learnt"
-
-
-def test_without_drafts_allowed_the_planner_is_not_called(engine):
-    def learnt() -> list[int]:
-        params = SamplingParams(max_tokens=12, ignore_eos=True)
-        engine.generate([GenerateRequest(prompt=prompt, params=params) for prompt in PROMPTS])
-        return [len(engine._plans._planner.prices), len(engine._plans._planner.reports)]
-
-    before = learnt()
-    engine.set_ceiling(0)
-    assert learnt() == before
-    engine.set_ceiling(None)
-    after = learnt()
-    assert after[0] == after[1] > before[0]

@@ -134,18 +134,6 @@ def test_plug_ins_hear_of_a_grammar(make_engine):
 
 
 @pytest.mark.parametrize("name", SAMPLED)
-def test_greedy_over_what_sampling_filters_leave(name, make_engine, llama):
-    """At a temperature of almost 0 any filters leave the most likely token."""
-    params = SAMPLED[name]
-    penalty = {key: value for key, value in params.items() if "penalty" in key}
-    engine = make_engine(mode="off")
-    expected = [
-        list(output.token_ids) for output in engine.generate(requests_of(PROMPTS, max_tokens=MAX_TOKENS, **penalty))
-    ]
-    both_ways(make_engine, expected, temperature=1e-5, **params)
-
-
-@pytest.mark.parametrize("name", SAMPLED)
 def test_sampled_tokens_pass_the_filters(name, make_engine, llama):
     """Every emitted token has positive probability under Hugging Face's own processors and warpers."""
     params = SAMPLED[name]

@@ -1,21 +1,122 @@
-"""Sampled text depends on the seed alone, not on who else is served; see test_memory_seeds.py for drafts."""
+"""A seed decides a sampled text, whoever else is served: under policies that learn, and with remembered answers."""
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
-from specplug_transformers import GenerateRequest, SamplingParams
-from tests.transformers.toys import Oracle, prompts
+from specplug.testing import g_test
+from specplug_transformers import Engine, GenerateRequest, RequestOutput, SamplingParams
+from tests.transformers import toys
+from tests.transformers.test_distribution import PROMPT, PROPOSERS, TOKENS, TOP_K, exact_distribution, tiny_model
 
-PROMPT = [5, 9, 33, 5, 9, 33]
+SAMPLES = 2048
+
+
+def ask(engine: Engine, prompt: Any, **params: Any) -> RequestOutput:
+    requested = SamplingParams(temperature=1.0, ignore_eos=True, **params)
+    return engine.generate([GenerateRequest(prompt=prompt, params=requested)])[0]
+
+
+def texts(engine: Engine) -> list[set[tuple[int, ...]]]:
+    """Ask for three seeds ten times each, in turns with others; return the texts that each gave."""
+    found: list[set[tuple[int, ...]]] = [set() for _ in range(3)]
+    for _ in range(10):
+        for seed, prompt in enumerate(toys.prompts(3)):
+            found[seed].add(ask(engine, prompt, max_tokens=32, top_k=3, seed=seed).token_ids)
+            ask(engine, prompt, max_tokens=8, top_k=3)
+    return found
+
+
+@pytest.mark.parametrize("policy", ["fixed", "adaptive", "batch"])
+def test_a_seed_gives_the_text_without_speculation_ten_times(make_engine, policy):
+    plain = texts(make_engine(mode="off"))
+    engine = make_engine(proposer="ngram", policy=policy, options={"ngram": {"min_survival": 0.1}})
+    assert [len(several) for several in plain] == [1, 1, 1]
+    assert texts(engine) == plain
+    metrics = engine.metrics.snapshot()
+    assert metrics.by_source["ngram/own text"].verified > 0
+    least = 0 if policy == "batch" else 100  # that one drafts as it finds the time of steps
+    assert metrics.by_source["ngram/response memory"].accepted > least, "a seed's own answers are remembered"
+    assert not metrics.faults
+
+
+def test_so_do_drafts_that_were_drawn():
+    """Drafts of a stated distribution are verified as one-hot in rows with a seed."""
+    params = {"max_tokens": TOKENS, "temperature": 1.0, "top_k": TOP_K, "ignore_eos": True}
+    requests = [
+        GenerateRequest(prompt=PROMPT, params=SamplingParams(**params, seed=seed if seed % 4 else None))
+        for seed in range(256)
+    ]
+    found = []
+    for mode in ("off", "on"):
+        settings = {"proposer": "drawn well", "policy": "fixed", "num_speculative_tokens": TOKENS - 1, "mode": mode}
+        registry = toys.make_registry(list(PROPOSERS.values()))
+        engine = Engine(tiny_model(), settings=settings, max_num_seqs=256, registry=registry)
+        found.append([output.token_ids for output in engine.generate(requests)])
+        total = engine.metrics.snapshot().total
+        engine.close()
+    assert [text for seed, text in enumerate(found[0]) if seed % 4] == [
+        text for seed, text in enumerate(found[1]) if seed % 4
+    ]
+    assert total.verified > 256
+
+
+def p_value() -> float:
+    """Ask for `SAMPLES` seeds twice each; return the p-value of the second answers under the target's distribution.
+
+    Each seed has a tenant of its own, so that the only remembered answer that it could see is its own first one.
+    """
+    engine = Engine(
+        tiny_model(),
+        settings={
+            "proposer": "ngram",
+            "policy": "fixed",
+            "num_speculative_tokens": TOKENS,
+            "faults": {"host_deadline_ms": None},
+            "options": {"ngram": {"min_survival": 0.0}},
+        },
+        max_num_seqs=256,
+        registry=toys.make_registry(),
+    )
+    params = {"max_tokens": TOKENS, "temperature": 1.0, "top_k": TOP_K, "ignore_eos": True}
+    requests = [
+        GenerateRequest(
+            prompt=PROMPT, params=SamplingParams(**params, seed=seed), specplug={"tenant": f"tenant {seed}"}
+        )
+        for seed in range(SAMPLES)
+    ]
+    places, probs = exact_distribution()
+    counts = [0] * len(probs)
+    first = [output.token_ids for output in engine.generate(requests)]
+    again = [output.token_ids for output in engine.generate(requests)]
+    assert again == first
+    for text in again:
+        counts[places[text]] += 1
+    metrics = engine.metrics.snapshot()
+    engine.close()
+    assert metrics.by_source["ngram/response memory"].accepted > SAMPLES // 8
+    assert not metrics.faults
+    return g_test(counts, probs)
+
+
+def test_the_distribution_of_repeated_seeds_is_the_targets():
+    """A remembered answer of the same seed meets the same random numbers again."""
+    assert p_value() > 1e-4
+
+
+# -- among others ------------------------------------------------------------------------------------------------------
+
+TEXT = [5, 9, 33, 5, 9, 33]
 DRAFTS = [40, 41, 33, 5, 9, 33, 5, 9] * 4
 
 
-def sampled(engine, prompt=PROMPT, seed=1, name="mine", others=0):
+def sampled(engine, prompt=TEXT, seed=1, name="mine", others=0):
     """Return the text of one request served among others."""
     requests = [
         GenerateRequest(prompt=other, params=SamplingParams(max_tokens=5 + index, temperature=0.9, seed=index))
-        for index, other in enumerate(prompts(others))
+        for index, other in enumerate(toys.prompts(others))
     ]
     params = SamplingParams(max_tokens=24, temperature=1.0, top_k=8, seed=seed, ignore_eos=True)
     requests.insert(others // 2, GenerateRequest(prompt=prompt, params=params, request_id=name))
@@ -24,7 +125,7 @@ def sampled(engine, prompt=PROMPT, seed=1, name="mine", others=0):
 
 @pytest.fixture
 def engine(make_engine):
-    Oracle.answers = {"mine": DRAFTS, "again": DRAFTS}
+    toys.Oracle.answers = {"mine": DRAFTS, "again": DRAFTS}
     return make_engine(proposer="oracle", max_num_seqs=3, prefill_chunk=6)
 
 
@@ -48,7 +149,7 @@ def test_without_a_seed_every_request_has_its_own(engine):
 def test_preemption_does_not_change_the_text(engine):
     expected = sampled(engine)
     params = SamplingParams(max_tokens=24, temperature=1.0, top_k=8, seed=1, ignore_eos=True)
-    engine.add(GenerateRequest(prompt=PROMPT, params=params, request_id="mine"))
+    engine.add(GenerateRequest(prompt=TEXT, params=params, request_id="mine"))
     outputs = []
     for output in engine.run():
         outputs.append(output)
@@ -65,5 +166,5 @@ def test_greedy_needs_no_seed(make_engine):
 
 
 def sampled_greedily(engine, seed):
-    [output] = engine.generate([GenerateRequest(prompt=PROMPT, params=SamplingParams(max_tokens=12, seed=seed))])
+    [output] = engine.generate([GenerateRequest(prompt=TEXT, params=SamplingParams(max_tokens=12, seed=seed))])
     return output.token_ids

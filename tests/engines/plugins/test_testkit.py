@@ -5,16 +5,12 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
-from specplug_testkit import broken, plugin, recorder
-from specplug_testkit.ladder import Ladder
-from specplug_testkit.options import LadderOptions
+from specplug_testkit import plugin
 from specplug_testkit.plugin import PROPOSERS, spec_of
 
-from specplug.interfaces import PluginContext
 from specplug.plugins.registry import Owner, Registry
 from specplug.plugins.specs import PolicySpec, ProposerSpec
 from specplug.testing.contract import ProposerContract
@@ -23,8 +19,6 @@ from specplug.testing.harness import DEFAULT_TEXTS
 from specplug.testing.policy_contract import PolicyContract
 from specplug.testing.statistics import g_test
 from specplug.testing.wrappers import StagedProposer
-from specplug.types.caps import EngineCaps
-from specplug.types.plan import HostStats, RequestStats
 from tests.verify.full_probs import full_probs
 
 LOOP = [1, 2, 3, 1, 2, 3, 1]
@@ -41,20 +35,8 @@ class TestBigram(ProposerContract):
     spec = spec_of("bigram")
 
 
-class TestBigramAnywhere(ProposerContract):
-    spec = spec_of("bigram-anywhere")
-
-
 class TestTinyModel(ProposerContract):
     spec = spec_of("tiny-model")
-
-
-class TestTinyModelByLogits(ProposerContract):
-    spec = spec_of("tiny-model-logits")
-
-
-class TestRecorder(ProposerContract):
-    spec = spec_of("recorder")
 
 
 class TestOracle(ProposerContract):
@@ -98,32 +80,6 @@ def test_the_entry_points_lead_to_them(monkeypatch):
     assert {"ladder", "learner"} <= set(registry.entries(PolicySpec))
 
 
-def test_the_oracle_errs_where_reported(tmp_path):
-    path = tmp_path / "answers.json"
-    path.write_text(json.dumps([[*LOOP, 9, 8, 7, 6, 5]]))
-    assert drafted("oracle", path=str(path)) == (9, 8, 7, 6)
-    assert drafted("oracle", path=str(path), error_every=3) == (9, 8 + 1, 7, 6)  # the ninth token of the text
-    assert drafted("oracle", path=str(path), lengths=[2]) == (9, 8)
-
-
-def test_one_proposer_drafts_the_same_on_the_host_and_on_the_device():
-    assert spec_of("bigram-anywhere").caps_for("cpu").needs_host
-    assert drafted("bigram-anywhere") == drafted("bigram") == (2, 3, 1)
-
-
-def drafted(name: str, **options: Any) -> tuple[int, ...]:
-    with Driver(spec_of(name), options, vocab_size=16) as driver:
-        driver.start("request", LOOP)
-        return driver.step(draft_length=4).by_request()["request"].token_ids
-
-
-def test_the_oracle_takes_a_reference_for_the_answer():
-    with Driver(spec_of("oracle"), vocab_size=16) as driver:
-        driver.start("request", [1, 2, 3], references=[[7, 8, 9]])
-        driver.extend("request", [7])
-        assert driver.step(draft_length=4).by_request()["request"].token_ids == (8, 9)
-
-
 @pytest.mark.parametrize("temperature", [0.5, 1.0])
 @pytest.mark.parametrize(
     ("name", "true"), [("uniform", True), ("uniform-probs", True), ("liar", False), ("liar-probs", False)]
@@ -157,37 +113,3 @@ def test_broken_proposers_are_contained(name, caplog):
             assert (draft.lengths <= 4).all()
     if name != "garbage-device":  # a device's values cannot be looked at, only mended
         assert f"{name}: " in caplog.text
-
-
-def test_raises_when_reported():
-    spec, fates = spec_of("raises"), []
-    with Driver(spec, {"first": 1, "every": 2, "count": 2}, vocab_size=16) as driver:
-        driver.start("request", LOOP)
-        for _ in range(7):
-            try:
-                driver.step(draft_length=4)
-                fates.append("fine")
-            except broken.Planted:
-                fates.append("raised")
-    assert fates == ["fine", "raised", "fine", "raised", "fine", "fine", "fine"]
-
-
-def test_the_ladder_plans_its_draft_lengths_in_turn():
-    planner = Ladder(PluginContext(EngineCaps(4), options=LadderOptions(draft_lengths=(0, 2, 9), caps=(None, 1))))
-    requests = (RequestStats("a", 5, 9), RequestStats("b", 5, 9), RequestStats("c", 5, 9, cap=3))
-    plans = [planner.plan(HostStats(step, requests)) for step in range(4)]
-    assert [plan.draft_length for plan in plans] == [0, 2, 4, 0]
-    assert plans[2].caps == {"b": 1, "c": 3}
-
-
-def test_the_recorder_records():
-    recorder.RECORDS.clear()
-    with Driver(spec_of("recorder"), vocab_size=16) as driver:
-        driver.start("request", LOOP)
-        driver.settle(driver.step(draft_length=2), {"request": [2, 3, 1]})
-    calls = {record["call"]: record for record in recorder.RECORDS}
-    assert list(calls) == ["created", "event", "ingest", "propose", "observe"]
-    assert calls["event"]["request"]["prompt_length"] == len(LOOP)
-    assert calls["propose"]["drafts"] == [[2, 3]]
-    assert calls["observe"]["verdict"]["accepted"] == [2]
-    json.dumps(recorder.RECORDS)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import json
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -13,6 +14,7 @@ from tests.engines.engines import Pool
 from tests.engines.server import ForkedServer, Server
 from tests.engines.sglang.engines import Engine
 from tests.engines.sglang.launch import SERVED, SGLANG_CPU, configuration
+from tests.engines.sglang.served import Served
 
 # The stand-ins, for tests of them in this process, from where an engine's processes find them.
 sys.path.append(str(SGLANG_CPU))
@@ -22,11 +24,9 @@ sys.path.remove(str(SGLANG_CPU))  # what is installed stays what transformers fi
 
 
 SLOW = (
-    ("test_harness", ""),
-    ("test_spec_greedy", ", sync"),
-    ("test_spec_sampling", "trees, sync"),
-    *((f"test_{name}", "[sync") for name in ("exact", "features", "grammar", "greedy", "lifecycle", "policies_learn")),
-    *((f"test_{name}", "[sync") for name in ("endings", "recurrent", "sampling", "visible")),
+    ("test_greedy", ", sync"),
+    ("test_sampling", "trees, sync"),
+    *((f"test_{name}", "[sync") for name in ("exact", "features", "grammar", "lifecycle", "recurrent")),
 )
 
 
@@ -61,3 +61,26 @@ def serve(pool: Pool) -> Callable[..., Server]:
 def baseline(engine: Callable[..., Engine]) -> Engine:
     """SGLang without speculation."""
     return engine(name="baseline")
+
+
+@pytest.fixture(scope="session", params=["overlap", "sync"])
+def kind(request: pytest.FixtureRequest) -> str:
+    """The schedule: overlapped, or a step at a time."""
+    return str(request.param)
+
+
+@pytest.fixture(scope="session")
+def start(kind: str, engine: Callable[..., Engine]) -> Callable[..., Served]:
+    """Make an engine for a suite; see `tests.engines.suites.served`."""
+
+    def started(settings: dict[str, Any] | None, *, name: str, **how: Any) -> Served:
+        given = {"overlap": kind == "overlap", "name": f"{name}, {kind}", **how}
+        if settings is None:
+            return Served(engine(**given))
+        if not settings:
+            return Served(engine("SPECPLUG", **given))
+        stated = {**settings, "faults": {"host_deadline_ms": None, **settings.get("faults", {})}}
+        environment = {"SPECPLUG_CONFIG": json.dumps(stated), **given.pop("environment", {})}
+        return Served(engine("SPECPLUG", environment=environment, **given))
+
+    return started

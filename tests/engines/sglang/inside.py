@@ -39,7 +39,7 @@ def generate(
         options: more arguments of `Engine.generate`.
 
     Returns:
-        Per prompt "token_ids", "finish_reason", "stop_reason" and "meta", all of SGLang's `meta_info`.
+        Per prompt "token_ids", "text", "finish_reason", "stop_reason" and "meta", all of SGLang's `meta_info`.
     """
     given = params if isinstance(params, list) else [params or {}] * len(prompts)
     requested = [{"temperature": 0.0, "max_new_tokens": 40, **own} for own in given]
@@ -53,6 +53,7 @@ def described(output: dict[str, Any]) -> dict[str, Any]:
     reason = meta["finish_reason"]
     return {
         "token_ids": list(output["output_ids"]),
+        "text": output.get("text"),
         "finish_reason": reason["type"],
         "stop_reason": reason.get("matched"),
         "meta": json.loads(json.dumps(meta, default=str)),

@@ -16,14 +16,14 @@ import pytest
 from specplug.testing.equality import judge_greedy
 from specplug.types.plan import StepPlan
 from tests.engines import toy
+from tests.engines.continuations import continuations
 from tests.engines.eagle import write_head
 from tests.engines.launch import TINY
 from tests.engines.plain import assert_greedy, forward, greedy, model, prompts
 from tests.engines.sglang import trees, watching
-from tests.engines.sglang.continuations import continuations
 from tests.engines.sglang.drafters import CHANGING, LENGTH, ROWS, answers, counts, drafted
 from tests.engines.sglang.engines import Engine
-from tests.engines.sglang.test_spec_sampling import lossy
+from tests.engines.sglang.test_sampling import lossy
 
 ALGORITHMS = ["EAGLE", *(pytest.param(name, marks=pytest.mark.slow) for name in ("STANDALONE", "EAGLE3"))]
 

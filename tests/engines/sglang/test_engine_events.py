@@ -11,13 +11,18 @@ from tests.engines.engines import Engine
 from tests.engines.launch import TINY
 from tests.engines.plain import assert_greedy, greedy, ids, prompts
 from tests.engines.sglang import inside, watching
+from tests.engines.suites.lifecycle import RECORDING
+from tests.engines.suites.served import Served
 
 PROMPTS = [list(prompt) for prompt in prompts()]
 
 
-@pytest.fixture(scope="module")
-def recording(engine: Callable[..., Engine]) -> Engine:
-    return engine("SPECPLUG", name="tight overlapped", **watching.RECORDING)
+pytestmark = pytest.mark.parametrize("kind", ["overlap"], indirect=True, scope="session")
+
+
+@pytest.fixture(scope="session")
+def recording(start: Callable[..., Served]) -> Engine:
+    return start(RECORDING, name="tight", **watching.TIGHT).engine
 
 
 def events_of(engine: Any, function: str, arguments: list[Any]) -> list[str]:

@@ -6,39 +6,10 @@ import ast
 import importlib
 import importlib.metadata
 import importlib.util
-import json
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-import pytest
-from packaging.requirements import Requirement
-
-from tests.engines.launch import ROOT
 from tests.engines.sglang import inside
-
-REQUIREMENTS = [
-    line
-    for name in ("sglang.txt", "sglang-nodeps.txt")
-    for line in (ROOT / ".ci" / "environments" / name).read_text().splitlines()
-    if line and not line.startswith("#")
-]
-
-
-@pytest.mark.parametrize("line", REQUIREMENTS)
-def test_the_environment_holds_what_its_files_name(line):
-    requirement = Requirement(line)
-    assert requirement.specifier.contains(importlib.metadata.version(requirement.name), prereleases=True)
-
-
-def test_installing_specplug_changes_nothing_else(tmp_path):
-    report = tmp_path / "report.json"
-    how = ("--dry-run", "--no-index", "--no-build-isolation", "--quiet", "--report", str(report))
-    done = subprocess.run([sys.executable, "-m", "pip", "install", *how, str(ROOT)], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    planned = [item["metadata"]["name"] for item in json.loads(report.read_text())["install"]]
-    assert planned == ["specplug"]
 
 
 def test_sglang_answers(baseline):

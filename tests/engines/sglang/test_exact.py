@@ -6,7 +6,6 @@ SGLang itself counts penalties a token late, and otherwise by what was prefilled
 
 from __future__ import annotations
 
-import itertools
 import json
 import random
 from collections.abc import Callable
@@ -18,7 +17,7 @@ import torch
 from specplug.testing.statistics import g_test
 from tests.engines import toy
 from tests.engines.plain import ids, prompts, tokenizer
-from tests.engines.sglang import inside, trees
+from tests.engines.sglang import inside, trees, watching
 from tests.engines.sglang.engines import Engine
 from tests.engines.sglang.test_sampling import cut, sample, saved, small
 
@@ -97,7 +96,7 @@ Counts = dict[str, tuple[int, int]]
 
 def ask(engine: Engine, requested: dict[str, Requested]) -> dict[str, dict[str, Any]]:
     """Return the answers by name; all requests start in one prefill, or in the chunks of one."""
-    engine.inside(hold_back, count=len(requested))
+    engine.inside(watching.hold_back, count=len(requested))
     assert engine.call(inside.flush)
     given = {
         "prompts": [prompt for prompt, _, _ in requested.values()],
@@ -124,7 +123,7 @@ OPTIONS: dict[str, Any] = {
 
 
 def generate(engine: Any, processors: list[str | None] | None = None, **given: Any) -> list[dict[str, Any]]:
-    """Generate as `inside.generate` does, with "text" beside, and custom logit processors by name."""
+    """Generate as `inside.generate` does, with custom logit processors by name."""
     from sglang.srt.sampling.custom_logit_processor import CustomLogitProcessor, DisallowedTokensLogitsProcessor
 
     class Thirds(CustomLogitProcessor):
@@ -141,24 +140,7 @@ def generate(engine: Any, processors: list[str | None] | None = None, **given: A
         given["custom_logit_processor"] = [known[name] for name in processors]
     given["input_ids"] = given.pop("prompts")
     given["sampling_params"] = [{"temperature": 0.0, "max_new_tokens": 40, **own} for own in given.pop("params")]
-    return [{**inside.described(output), "text": output["text"]} for output in engine.generate(**given)]
-
-
-def hold_back(scheduler: Any, count: int) -> None:
-    """Let no request start before `count` of them wait."""
-
-    def prefill(running_batch: Any) -> Any:
-        for req in scheduler.grammar_manager.get_ready_grammar_requests():
-            scheduler._add_request_to_queue(req)
-        if len(scheduler.waiting_queue) < count:
-            from sglang.srt.managers.scheduler import NextBatchPlan
-
-            return NextBatchPlan(batch_to_run=None, running_batch=running_batch)
-        del scheduler.get_new_batch_prefill
-        return original(running_batch)
-
-    original = scheduler.get_new_batch_prefill
-    scheduler.get_new_batch_prefill = prefill
+    return [inside.described(output) for output in engine.generate(**given)]
 
 
 DRAWN: dict[str, tuple[int, int]] = {}
@@ -299,36 +281,6 @@ def test_what_is_requested_for_is_done(answered, under_grammars):
     assert "=" in stated
 
 
-@pytest.mark.slow  # of SGLang itself, shown once and not ours to hold
-def test_sglangs_own_overlap_counts_penalties_late(engine):
-    """Even without speculation kinds of engines differ, so engines of one kind are compared."""
-    requested = {"frequency": PLAIN["frequency"]}
-    tokens = [
-        ask(engine(overlap=overlap, **SERVED, name="plain"), requested)["frequency"]["token_ids"]
-        for overlap in (False, True)
-    ]
-    assert tokens[0] != tokens[1]
-
-
-# -- controls: SGLang's own verification ----------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="session")
-def baseline_ngram(engine: Callable[..., Engine]) -> Engine:
-    """SGLang's own n-gram is unchanged."""
-    return engine("NGRAM", topk=4, overlap=False, **SERVED, name="NGRAM")
-
-
-@pytest.mark.slow  # of SGLang itself, shown once and not ours to hold
-@pytest.mark.parametrize("name", ["frequency", "processor"])
-def test_sglangs_own_ngram_differs(name, engine, baseline_ngram):
-    """Twice, as it learns from answers only."""
-    plain = ask(engine(overlap=False, **SERVED, name="plain sync"), {name: PLAIN[name]})[name]
-    given = {name: PLAIN[name], "ordinary": DRAFTED["ordinary"]}
-    answers = [ask(baseline_ngram, given)[name]["token_ids"] for _ in range(2)]
-    assert answers[1] != plain["token_ids"]
-
-
 # -- at temperature 1 -----------------------------------------------------------------------------------------------
 
 MIN_P = 0.3
@@ -350,16 +302,6 @@ def toys(small: Callable[..., Engine]) -> Engine:
     )
 
 
-def test_min_p_has_its_distribution(toys):
-    """Its requests are drafted for no longer, those that come after are."""
-    p, _, accepted = sample(toys, distribution=by_min_p(), min_p=MIN_P)
-    assert p > 1e-4
-    assert accepted == 0
-    p, _, accepted = sample(toys)
-    assert p > 1e-4
-    assert accepted > 200
-
-
 def test_min_p_beside_ordinary_requests(toys):
     """Each request follows its own distribution, in shared steps."""
     distribution = {MIN_P: by_min_p(), 0.0: toy.distribution()}
@@ -371,25 +313,6 @@ def test_min_p_beside_ordinary_requests(toys):
         assert toy.p_value([answer["token_ids"] for answer in answers], each) > 1e-4
         accepted = sum(answer["meta"]["spec_num_correct_drafts"] for answer in answers)
         assert accepted == 0 if own else accepted > 200
-
-
-def test_logprobs_beside_min_p(toys):
-    """As without speculation, SGLang reports them for the distribution before min_p."""
-    given = {"temperature": 1.0, "max_new_tokens": 8, "ignore_eos": True, "min_p": MIN_P}
-    (answer,) = toys.call(inside.generate, prompts=[toy.PROMPT], params=given, return_logprob=True)
-    before = [toy.PROMPT[-1], *answer["token_ids"]]
-    reported = [entry[0] for entry in answer["meta"]["output_token_logprobs"]]
-    distribution = toy.distribution().log()
-    assert reported == pytest.approx(
-        [float(distribution[one, next]) for one, next in itertools.pairwise(before)], abs=1e-4
-    )
-
-
-@pytest.mark.slow  # of SGLang itself, shown once and not ours to hold
-def test_sglangs_own_ngram_leaves_min_p_out(small):
-    p, _, accepted = sample(small("NGRAM", sampling=True, overlap=False), 64, distribution=by_min_p(), min_p=MIN_P)
-    assert accepted > 0
-    assert p < 1e-6
 
 
 def test_a_draw_of_verification_is_found_out(toys):
@@ -431,10 +354,6 @@ def penalised(engine: Engine, answers: int = 128) -> float:
             before = token
             seen[token] += 1
     return g_test(torch.tensor(places).numpy(), torch.full((16,), 1 / 16).numpy())
-
-
-def test_penalties_have_their_distribution(toys):
-    assert penalised(toys) > 1e-4
 
 
 def test_penalties_have_their_distribution_under_verification(toys):

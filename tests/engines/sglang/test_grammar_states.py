@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import random
 from typing import Any
 
@@ -15,12 +14,18 @@ from specplug_sglang.requests import goes_back
 from specplug_sglang.scheduler.grammar import GrammarObjectState
 from tests.engines.matchers import REGEX, allows, legal, matcher
 from tests.engines.plain import ids, tokenizer
-from tests.engines.sglang.test_exact import SERVED, ask, assert_same, count_drafts, counted
-from tests.engines.sglang.test_grammar import LOOKUP, expected, pair, requested
+from tests.engines.sglang.engines import Engine
+from tests.engines.sglang.test_exact import SERVED
+from tests.engines.suites.features import LOOP, assert_same
+from tests.engines.suites.grammar import LOOKUP
 
-__all__ = ["expected", "pair"]
+pytestmark = pytest.mark.parametrize("kind", ["overlap"], indirect=True, scope="session")
 
-pytestmark = pytest.mark.parametrize("pair", [(True, "xgrammar")], ids=["overlap"], indirect=True, scope="session")
+
+@pytest.fixture
+def drafting(start) -> Engine:
+    """The engine of `test_grammar`."""
+    return start(LOOKUP, name="grammars", **SERVED).engine
 
 
 def state_of(regex: str | None, text: list[int]) -> GrammarObjectState:
@@ -34,9 +39,9 @@ def state_of(regex: str | None, text: list[int]) -> GrammarObjectState:
     return GrammarObjectState(grammar, len(vocabulary), JumpForwardTokenizer(vocabulary), text[-TAIL:])
 
 
-@pytest.mark.parametrize("regex", [None, REGEX, "(ab|a,)*[0-9]{3}", "(foo|bar|baz){6,9}"])
-def test_states_say_what_the_matcher_says(regex, pair):
-    assert pair.drafting.inside(follow_texts, regex=regex) > 2
+@pytest.mark.parametrize("regex", [None, "(ab|a,)*[0-9]{3}"])
+def test_states_say_what_the_matcher_says(regex, drafting):
+    assert drafting.inside(follow_texts, regex=regex) > 2
 
 
 def follow_texts(scheduler: Any, regex: str | None) -> int:
@@ -64,9 +69,9 @@ def follow_texts(scheduler: Any, regex: str | None) -> int:
     return len(text)
 
 
-def test_rollbacks_copy_none_of_the_output(pair):
+def test_rollbacks_copy_none_of_the_output(drafting):
     """SGLang's own copy the whole list of accepted tokens, at each of a draft's nodes."""
-    assert pair.drafting.inside(roll_back, count=40) == [True, 25]
+    assert drafting.inside(roll_back, count=40) == [True, 25]
 
 
 def roll_back(scheduler: Any, count: int) -> list[bool | int]:
@@ -80,25 +85,20 @@ def roll_back(scheduler: Any, count: int) -> list[bool | int]:
     return [grammar.accepted_tokens is accepted, len(grammar.accepted_tokens)]
 
 
-def test_grammars_that_cannot_go_back_get_no_drafts(expected, engine):
+def test_grammars_that_cannot_go_back_get_no_drafts(start):
     """Those of Outlines, that is; others of the batch get them."""
-    found = engine(
-        "SPECPLUG",
-        environment={"SPECPLUG_CONFIG": json.dumps({**LOOKUP, "faults": {"host_deadline_ms": None}})},
-        **{**SERVED, "grammar_backend": "outlines"},
-        name="specplug, outlines",
-    )
-    found.inside(hash_tokenizers)
-    found.inside(count_drafts)
-    answers = ask(found, {name: body for name, body in requested().items() if name in ("regex", "plain")})
-    drafted = found.inside(counted)
-    for name, answer in answers.items():
-        assert_same(expected[name], answer)
-    assert {name: tokens > 0 for name, (_, tokens) in drafted.items()} == {"regex": False, "plain": True}
+    served = start(LOOKUP, name="outlines", **{**SERVED, "grammar_backend": "outlines"})
+    served.engine.inside(hash_tokenizers)
+    params = [{"structured_outputs": {"regex": REGEX}}, {"ignore_eos": True}]
+    expected = start(None, name="plain grammars", **SERVED).generate([LOOP] * 2, params, together=True)
+    alone, both = served.counted([LOOP], params[0]), served.counted([LOOP] * 2, params)
+    assert alone["total"]["verified"] == 0 < both["total"]["verified"]
+    for one, other in zip(expected, both["answers"], strict=True):
+        assert_same(one, other)
 
 
-def test_a_reasoners_grammar_goes_back_if_the_one_within_does(pair):
-    assert pair.drafting.inside(which_go_back) == [False, True]
+def test_a_reasoners_grammar_goes_back_if_the_one_within_does(drafting):
+    assert drafting.inside(which_go_back) == [False, True]
 
 
 def which_go_back(scheduler: Any) -> list[bool]:

@@ -1,17 +1,17 @@
-"""Greedy output of unmodified SGLang is the plain model's, without speculation and with its own n-gram's trees.
+"""Greedy output with specplug is the plain model's for any draft: chains and trees, of any length, overlapped or not.
 
-Planted mistakes, one for each that an adapter can make in a tree, show that these tests would find a difference.
-
-What is of SGLang's own trees is slow: `test_spec_greedy` has the same of specplug's, with the same stand-ins.
+Planted mistakes show that these tests would find a difference.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import json
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import pytest
+import torch
 
 from specplug.testing.equality import judge_greedy
 from tests.engines.engines import HostDied
@@ -19,22 +19,99 @@ from tests.engines.plain import Answers, assert_greedy, forward, greedy, model, 
 from tests.engines.sglang import inside, trees
 from tests.engines.sglang.engines import Engine
 
-PROMPTS = [list(prompt) for prompt in prompts()]  # three times as many as an engine runs at once
+GIVEN = prompts()[:16]  # twice as many as an engine runs at once
+PROMPTS = [list(prompt) for prompt in GIVEN]
+FEW = PROMPTS[:8]
+"""Enough to see a mistake in trees, which spoils most answers."""
+
+DRAFT_LENGTH = 8
+SETTINGS = {
+    "proposer": "ngram",
+    "extra_proposers": ["oracle", "thicket", "bigram", "ngram-reference"],
+    "policy": "ladder",
+    "options": {"ladder": {"draft_lengths": [DRAFT_LENGTH]}, "thicket": {"after_decoys": False}},
+    "faults": {"host_deadline_ms": None},
+}
+"""Requests name their proposers, and tests the draft lengths: see `trees.plan`."""
+
+KINDS = {
+    "chains, sync": {"topk": 1, "overlap": False},
+    "chains, overlapped": {"topk": 1, "overlap": True},
+    "trees, sync": {"topk": 4, "overlap": False},
+    "trees, overlapped": {"topk": 4, "overlap": True},
+}
+
+
+@pytest.fixture(scope="session", params=KINDS)
+def kind(request: pytest.FixtureRequest) -> str:
+    """The kind of draft and its scheduling.  Tests of one kind run together, so that engines start once."""
+    return str(request.param)
+
+
+@pytest.fixture(scope="session")
+def ours(kind: str, engine: Callable[..., Engine]) -> Engine:
+    """An engine whose requests name their proposers."""
+    environment = {"SPECPLUG_CONFIG": json.dumps(SETTINGS)}
+    return engine(
+        "SPECPLUG", draft_length=DRAFT_LENGTH, **KINDS[kind], environment=environment, name=f"specplug, {kind}"
+    )
 
 
 @pytest.fixture(scope="session")
 def truth() -> Answers:
     """The plain model's answers."""
-    return [greedy(prompt) for prompt in prompts()]
+    return [greedy(prompt) for prompt in GIVEN]
 
 
-@pytest.fixture(
-    params=[pytest.param(False, marks=pytest.mark.slow), pytest.param(True, marks=pytest.mark.slow)],
-    ids=["sync", "overlap"],
-)
-def tree_engine(request: pytest.FixtureRequest, engine: Callable[..., Engine]) -> Engine:
-    """SGLang's n-gram with trees, a step at a time and overlapped."""
-    return engine("NGRAM", topk=4, overlap=request.param, name=f"trees, {'overlapped' if request.param else 'sync'}")
+class Seen:
+    """What a test's requests came to.
+
+    Attributes:
+        answers: as `inside.generate` returns them.
+        steps: as `trees.SEEN` has them.
+        counts: drafts "proposed" and "accepted", by source.
+        faults: of plug-ins, since the engine started.
+    """
+
+    def __init__(self, answers: Answers, steps: list[dict[str, Any]], before: Any, after: Any) -> None:
+        self.answers, self.steps = answers, steps
+        self.faults = after["faults"]
+        self.counts = {
+            source: {name: counts[name] - before["by_source"][source][name] for name in ("proposed", "accepted")}
+            for source, counts in after["by_source"].items()
+            if source != "off"  # which has no drafts, and is there once it counts something
+        }
+
+    def ends(self) -> int:
+        """Return how many answers a token ended: accepted as a draft, it counts as the one that every step emits."""
+        return sum(answer["finish_reason"] == "stop" for answer in self.answers)
+
+    def draft_lengths(self) -> list[int]:
+        """Return how wide each step was."""
+        return [len(step["tokens"][0]) - 1 for step in self.steps]
+
+    def lengths(self, index: int) -> list[int]:
+        """Return how many drafts each step verified of one request."""
+        name = self.answers[index]["meta"]["id"]
+        return [
+            sum(parent >= 0 for parent in step["parents"][step["requests"].index(name)])
+            for step in self.steps
+            if name in step["requests"]
+        ]
+
+    def kept(self) -> list[int]:
+        """Return of each row of each step how many drafts were accepted."""
+        return [count - 1 for step in self.steps for count in step["kept"]]
+
+    def branched(self) -> int:
+        """Return how many rows had a node with several children."""
+        trees = [parents for step in self.steps for parents in step["parents"]]
+        return sum(len({p for p in parents if p >= 0}) < sum(p >= 0 for p in parents) for parents in trees)
+
+    def mixed(self) -> bool:
+        """Return whether one step verified rows of different lengths."""
+        steps = [{sum(p >= 0 for p in parents) for parents in step["parents"]} for step in self.steps]
+        return any(len(lengths) > 1 for lengths in steps)
 
 
 @contextmanager
@@ -50,138 +127,252 @@ def planted(engine: Engine, *plants: Callable[..., Any], **arguments: Any) -> It
         assert engine.call(inside.flush)
 
 
-def right_drafts(truth: Answers, decoys: bool) -> dict[str, Any]:
-    """Return arguments of `trees.draft`."""
-    texts = [[*prompt, *answer["token_ids"]] for prompt, answer in zip(PROMPTS, truth, strict=True)]
-    return {"texts": texts, "decoys": decoys, "vocab_size": model().config.vocab_size}
+def ask(
+    engine: Engine,
+    params: Sequence[dict[str, Any]],
+    *mistakes: Callable[..., Any],
+    given: Sequence[Sequence[int]] = PROMPTS,
+    draft_lengths: Sequence[int] = (DRAFT_LENGTH,),
+) -> Seen:
+    """Generate under the eyes of `trees.watch`."""
+    before = engine.inside(trees.counts)
+    with planted(engine, trees.plan, trees.watch, *mistakes, draft_lengths=list(draft_lengths)):
+        answers = engine.call(inside.generate, prompts=[list(prompt) for prompt in given], params=list(params))
+        return Seen(answers, engine.inside(trees.seen), before, engine.inside(trees.counts))
 
 
-def ask(engine: Engine) -> Answers:
-    return engine.call(inside.generate, prompts=PROMPTS)
+def fields(**given: Any) -> dict[str, Any]:
+    """Return sampling parameters with specplug's fields of one request."""
+    return {"custom_params": {"specplug": given}}
 
 
-def assert_differs(truth: Answers, answers: Answers) -> None:
-    """The judge of greedy output must not let this pass."""
-    judged = judge_greedy(forward, PROMPTS, *([answer["token_ids"] for answer in each] for each in (truth, answers)))
-    assert judged.failures, judged
+def reported(answer: Sequence[int], proposer: str = "oracle", **more: Any) -> dict[str, Any]:
+    """Return sampling parameters of a request whose drafts are `answer`."""
+    return fields(proposer=proposer, references=[{"token_ids": list(answer)}], **more)
 
 
-def branches(seen: list[dict[str, Any]]) -> bool:
-    """Return whether a node had several children; SGLang pads trees with token 0, which does not count."""
-    for step in seen:
-        for tokens, parents in zip(step["tokens"], step["parents"], strict=True):
-            hung = [parent for token, parent in zip(tokens, parents, strict=True) if parent >= 0 and token]
-            if len(set(hung)) < len(hung):
-                return True
-    return False
+def wrong(tokens: Sequence[int]) -> list[int]:
+    """Return other tokens, each of them wrong."""
+    return [(token + 1) % model().config.vocab_size for token in tokens]
+
+
+def err(tokens: Sequence[int]) -> list[int]:
+    """Return tokens of which each fifth is wrong."""
+    return [wrong([token])[0] if place % 5 == 4 else token for place, token in enumerate(tokens)]
+
+
+PROPOSERS: dict[str, Callable[[list[int]], dict[str, Any]]] = {
+    "ngram": lambda answer: {},
+    "short": lambda answer: fields(proposer="ngram-reference"),  # where nothing matches well, rows are filled up
+    "ngram of a reference": lambda answer: fields(references=[{"token_ids": list(answer)}]),
+    "right": reported,
+    "often right": lambda answer: reported(err(answer)),
+    "always wrong": lambda answer: reported(wrong(answer)),
+    "runs out": lambda answer: reported(answer[:13]),
+    "thicket": lambda answer: reported(answer, "thicket"),
+    "wrong thicket": lambda answer: reported(wrong(answer), "thicket"),
+    "bigram": lambda answer: fields(proposer="bigram"),
+    "narrow": lambda answer: reported(answer, num_speculative_tokens=3),
+    "none": lambda answer: reported(answer, num_speculative_tokens=0),
+    "off": lambda answer: reported(answer, enabled=False),
+}
+
+
+def requested(truth: Answers, *names: str) -> list[dict[str, Any]]:
+    """Return sampling parameters of all prompts, their proposers in turn."""
+    return [PROPOSERS[names[index % len(names)]](answer["token_ids"]) for index, answer in enumerate(truth)]
 
 
 def test_baseline_is_the_plain_model(baseline, truth):
     assert baseline.inside(inside.facts)["worker"] is None
-    assert_greedy(PROMPTS, truth, ask(baseline))
+    assert_greedy(PROMPTS, truth, baseline.call(inside.generate, prompts=PROMPTS))
 
 
-@pytest.mark.slow  # an engine of its own
-def test_baseline_without_overlap_is_the_plain_model(engine, truth):
-    sync = engine(overlap=False, name="baseline sync")
-    assert not sync.inside(inside.facts)["overlap"]
-    assert_greedy(PROMPTS, truth, ask(sync))
+def test_it_is_ours_and_as_requested_for(ours, kind):
+    facts = ours.inside(inside.facts)
+    assert (facts["algorithm"], facts["worker"]) == ("SPECPLUG", "SpeculativeWorker")
+    assert (facts["overlap"], facts["topk"]) == (KINDS[kind]["overlap"], KINDS[kind]["topk"])
 
 
-@pytest.mark.slow  # of SGLang itself, shown once and not ours to hold
-def test_sglangs_own_trees(tree_engine, truth):
-    """Twice, as its n-gram learns from answers only."""
-    facts = tree_engine.inside(inside.facts)
-    assert (facts["algorithm"], facts["topk"], facts["worker"]) == ("NGRAM", 4, "NGRAMWorker")
-    with planted(tree_engine, trees.watch):
-        for _ in range(2):
-            answers = ask(tree_engine)
-            assert_greedy(PROMPTS, truth, answers)
-        seen = tree_engine.inside(trees.seen)
-    assert branches(seen)
-    assert sum(answer["meta"]["spec_num_correct_drafts"] for answer in answers) > len(PROMPTS)
+@pytest.mark.parametrize("name", ["right", "always wrong", "thicket", "off"])
+def test_one_proposer(name, ours, kind, truth):
+    seen = ask(ours, requested(truth, name))
+    assert_greedy(PROMPTS, truth, seen.answers)
+    assert not seen.faults
+    kept = seen.kept()
+    if name == "right":
+        assert max(kept) == DRAFT_LENGTH
+        assert 0 <= seen.counts["oracle"]["proposed"] - seen.counts["oracle"]["accepted"] <= seen.ends()
+    elif name == "always wrong":
+        assert seen.counts["oracle"]["proposed"] > 1000
+        assert max(kept) == 0
+    elif name == "off":
+        assert {length for index in range(len(PROMPTS)) for length in seen.lengths(index)} == {0}
+    else:
+        assert max(kept) == DRAFT_LENGTH // 2  # as a chain it is the path of the right nodes
+        assert (seen.branched() > len(PROMPTS)) is kind.startswith("trees")
+        assert 0 <= sum(kept) - seen.counts["thicket"]["accepted"] <= seen.ends()
 
 
-def test_overlap_is_what_was_requested_for(tree_engine):
-    requested = not tree_engine.configuration.arguments["disable_overlap_schedule"]
-    assert tree_engine.inside(inside.facts)["overlap"] is requested
+def test_all_proposers_in_one_batch(ours, kind, truth):
+    seen = ask(ours, requested(truth, *PROPOSERS))
+    assert_greedy(PROMPTS, truth, seen.answers)
+    assert not seen.faults
+    assert seen.mixed()
+    assert (seen.branched() > 0) is kind.startswith("trees")
+    drafted = {source for source, counts in seen.counts.items() if counts["accepted"] > 0}
+    assert drafted >= {"ngram/own text", "ngram/reference", "oracle", "thicket"}
+    assert seen.counts["bigram"]["proposed"] > 0
 
 
-def test_grammars_hold_in_trees(tree_engine, baseline):
-    """With a grammar SGLang masks each node of a tree by the text that leads to it."""
-    given = {"prompts": PROMPTS[:4], "params": {"regex": "(ab|a,)*[0-9]{3}", "max_new_tokens": 24}}
-    alone = baseline.call(inside.generate, **given)
-    with planted(tree_engine, trees.watch):
-        answers = tree_engine.call(inside.generate, **given)
-        seen = tree_engine.inside(trees.seen)
-    for one, other in zip(answers, alone, strict=True):
-        assert one["token_ids"] == other["token_ids"]
-        assert set(tokenizer().decode(one["token_ids"], skip_special_tokens=True)) <= set("ab,0123456789")
-    assert max(count for step in seen for count in step["kept"]) > 1
+@pytest.mark.parametrize("name", ["ngram", "right", "thicket"])
+def test_another_draft_length_at_every_step(name, ours, truth):
+    draft_lengths = [0, 1, 3, 8, 0, 0, 2, 5]
+    seen = ask(ours, requested(truth, name), draft_lengths=draft_lengths)
+    assert_greedy(PROMPTS, truth, seen.answers)
+    ran, turn = seen.draft_lengths(), len(draft_lengths)
+    assert name != "right" or set(ran) >= set(draft_lengths)
+    turns = [draft_lengths[i % turn] for i in range(turn + len(ran))]
+    assert any(all(map(int.__le__, ran, turns[i:])) for i in range(turn))  # nothing may be found, never more
+    assert sum(seen.kept()) > 0
 
 
-@pytest.mark.parametrize("decoys", [False, True], ids=["chains", "decoys"])
-def test_right_drafts_in_trees(decoys, tree_engine, truth):
-    """Half of the nodes are accepted, or all; with decoys none of them lies where its place in the text is."""
-    with planted(tree_engine, trees.draft, trees.watch, **right_drafts(truth, decoys)):
-        assert_greedy(PROMPTS, truth, ask(tree_engine))
-        seen = tree_engine.inside(trees.seen)
-    kept = [count for step in seen for count in step["kept"]]
-    assert max(kept) == (5 if decoys else 9)
-    assert sum(kept) > (3 if decoys else 5) * len(kept)
+def test_each_request_has_its_own_gamma(ours, truth):
+    gammas = [0, 1, 2, 3, 5, 8, None]
+    params = [
+        reported(answer["token_ids"], **({} if gamma is None else {"num_speculative_tokens": gamma}))
+        for answer, gamma in zip(truth, gammas * 4, strict=False)
+    ]
+    seen = ask(ours, params)
+    assert_greedy(PROMPTS, truth, seen.answers)
+    for index, gamma in enumerate((gammas * 4)[: len(PROMPTS)]):
+        assert max(seen.lengths(index)) == (DRAFT_LENGTH if gamma is None else gamma)
 
 
-def test_masks_of_the_whole_text(tree_engine, truth):
-    """Masks are as on GPUs; `trees.hide_begin` plants a wrong one."""
-    with planted(tree_engine, trees.draft, trees.whole_masks, **right_drafts(truth, decoys=True)):
-        assert_greedy(PROMPTS, truth, ask(tree_engine))
+def test_a_step_is_as_wide_as_what_was_found(ours, truth):
+    """Not as wide as was planned; and without drafts it verifies nothing."""
+    seen = ask(ours, requested(truth, "short"))
+    assert_greedy(PROMPTS, truth, seen.answers)
+    for step in seen.steps:
+        lengths = [sum(parent >= 0 for parent in parents) for parents in step["parents"]]
+        assert len(step["tokens"][0]) - 1 == max(lengths)
+    assert 0 in seen.draft_lengths()
 
 
-@pytest.mark.slow  # test_spec_greedy plants them, too
-@pytest.mark.parametrize("mistake", [trees.lose_moves, trees.show_siblings, trees.count_in_rows, trees.hide_begin])
-def test_a_mistake_in_a_tree_is_seen(mistake, tree_engine, truth):
-    with planted(tree_engine, trees.draft, mistake, **right_drafts(truth, decoys=True)):
-        assert_differs(truth, ask(tree_engine))
-    assert_greedy(PROMPTS, truth, ask(tree_engine))
+def test_without_sglangs_own_decoding(ours, truth):
+    """Where it cannot run, a step without drafts verifies the newest token of each row."""
+    seen = ask(ours, requested(truth, "right"), trees.verify_always, draft_lengths=[0, 3, 0, 8])
+    assert_greedy(PROMPTS, truth, seen.answers)
+    assert set(seen.draft_lengths()) >= {0, 3, 8}
 
 
-@pytest.mark.slow  # test_spec_greedy sees it, too
-def test_a_step_of_another_draft_length_is_seen(engine, truth):
+@pytest.mark.parametrize("name", ["right", "thicket"])
+def test_up_to_max_new_tokens(name, ours):
+    """Drafts and the bonus would go beyond, whatever is left."""
+    lengths = list(range(1, 13))
+    given = PROMPTS[: len(lengths)]
+    expected = [greedy(tuple(prompt), length) for prompt, length in zip(given, lengths, strict=True)]
+    whole = [greedy(tuple(prompt))["token_ids"] for prompt in given]
+    params = [{"max_new_tokens": n, **PROPOSERS[name](answer)} for n, answer in zip(lengths, whole, strict=True)]
+    seen = ask(ours, params, given=given)
+    assert_greedy(given, expected, seen.answers)
+    assert sum(seen.kept()) > len(lengths)
+
+
+LEFTS = [30, 26, 23, 21]
+"""How far from the end of the context prompts end, so that drafts end at every position before it."""
+
+
+@pytest.fixture(scope="session")
+def long(ours: Engine) -> tuple[list[list[int]], Answers]:
+    """Prompts that leave `LEFTS` of the context, and their answers without drafts."""
+    longest = ours.configuration.arguments["context_length"]
+    text = [token for prompt in prompts() for token in prompt] * 9
+    given = [text[: longest - left] for left in LEFTS]
+    params = [{"ignore_eos": True, "max_new_tokens": left, **PROPOSERS["off"]([])} for left in LEFTS]
+    found = ask(ours, params, given=given).answers
+    answers = [answer["token_ids"] for answer in found]
+    assert all(len(answer) >= left - 2 for left, answer in zip(LEFTS, answers, strict=True))  # SGLang stops before it
+    assert_prefixes(given, answers)
+    return given, found
+
+
+@pytest.mark.parametrize("name", ["right", "thicket"])
+def test_up_to_the_end_of_the_context(name, ours, long):
+    given, plain = long
+    params = [
+        {"ignore_eos": True, "max_new_tokens": left, **PROPOSERS[name](answer["token_ids"] * 2)}
+        for left, answer in zip(LEFTS, plain, strict=True)
+    ]
+    seen = ask(ours, params, given=given)
+    assert_greedy(given, plain, seen.answers)
+    assert max(seen.kept()) == (DRAFT_LENGTH // 2 if name == "thicket" else DRAFT_LENGTH)
+
+
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind.startswith("trees")], indirect=True)
+def test_masks_of_the_whole_text(ours, truth):
+    """Masks are as on GPUs; one that is wrong by a token is detected."""
+    params, draft_lengths = requested(truth, "ngram", "thicket", "right", "off"), [DRAFT_LENGTH, 3, 0]
+    seen = ask(ours, params, trees.mask_as_on_gpus, draft_lengths=draft_lengths)
+    assert_greedy(PROMPTS, truth, seen.answers)
+    assert seen.branched() > 0
+    assert failures(
+        truth, ask(ours, params[: len(FEW)], trees.hide_begin, given=FEW, draft_lengths=draft_lengths).answers
+    )
+
+
+def test_grammars_hold(ours, kind):
+    """SGLang masks each node by the text that leads to it."""
+    given = PROMPTS[:6]
+    grammar = {"regex": "(ab|a,)*[0-9]{3}", "max_new_tokens": 24}
+    alone = ask(ours, [{**grammar, **PROPOSERS["off"]([])}] * len(given), given=given).answers
+    texts = [answer["token_ids"] for answer in alone]
+    params = [{**grammar, **PROPOSERS[name](text)} for name, text in zip(["right", "thicket"] * 3, texts, strict=True)]
+    seen = ask(ours, params, given=given)
+    assert [answer["token_ids"] for answer in seen.answers] == texts
+    assert all(set(tokenizer().decode(text, skip_special_tokens=True)) <= set("ab,0123456789") for text in texts)
+    assert max(seen.kept()) > 2
+    assert (seen.branched() > 0) is kind.startswith("trees")
+    for step in seen.steps:  # what is illegal is cut before, decoys mostly, with all that hangs on it
+        for nodes, parents in zip(step["tokens"], step["parents"], strict=True):
+            hung = [token for token, parent in zip(nodes, parents, strict=True) if parent >= 0]
+            assert set(tokenizer().decode(hung, skip_special_tokens=True)) <= set("ab,0123456789")
+
+
+def assert_prefixes(given: Sequence[Sequence[int]], answers: Sequence[Sequence[int]]) -> None:
+    """Each token of each answer is the plain model's choice, by one forward."""
+    for prompt, answer in zip(given, answers, strict=True):
+        assert len(answer) > 10
+        logits = model()(input_ids=torch.tensor([[*prompt, *answer]])).logits[0, len(prompt) - 1 : -1]
+        gaps = logits.amax(-1) - logits.gather(-1, torch.tensor(answer)[:, None])[:, 0]
+        assert gaps.max() < 1e-4
+
+
+# Mistakes.
+
+
+@pytest.mark.parametrize(("mistake", "proposer"), [(trees.link_padding, "short"), (trees.misplace, "right")])
+def test_a_mistake_is_seen(mistake, proposer, ours, truth):
+    assert failures(truth, ask(ours, requested(truth, proposer), mistake).answers)
+
+
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind.startswith("trees")], indirect=True)
+@pytest.mark.parametrize("mistake", [trees.show_siblings, trees.count_in_rows, trees.lose_moves])
+def test_a_mistake_in_a_tree_is_seen(mistake, ours, truth):
+    thicket, right = (requested(truth, name)[: len(FEW)] for name in ("thicket", "right"))
+    assert failures(truth, ask(ours, thicket, mistake, given=FEW).answers)
+    assert not failures(truth, ask(ours, right, mistake, given=FEW).answers)  # where drafts are chains it is none
+
+
+def failures(truth: Answers, answers: Answers) -> int:
+    """Return how many answers, to the first prompts, the judge of greedy output lets not pass."""
+    texts = [[answer["token_ids"] for answer in each] for each in (truth[: len(answers)], answers)]
+    return len(judge_greedy(forward, PROMPTS[: len(answers)], *texts).failures)
+
+
+def test_a_backend_of_another_draft_length_is_seen(ours, truth):
     """FlashAttention reads the draft length that it was built for, so any other would read out of bounds."""
-    separate = engine("NGRAM", topk=4, overlap=False, max_running_requests=2, name="separate")
-    separate.inside(trees.narrow, draft_length=5)
-    separate.inside(trees.draft, **right_drafts(truth, decoys=False))
-    with pytest.raises(HostDied, match="built to verify 9 tokens per request, not 5"):
-        ask(separate)
-
-
-@pytest.fixture
-def chain_engine(engine: Callable[..., Engine]) -> Engine:
-    """Started for chains."""
-    return engine("NGRAM", topk=1, name="chains")
-
-
-@pytest.mark.slow  # test_stand_ins has it of the stand-in for attention alone
-@pytest.mark.parametrize("mistake", [trees.show_siblings, trees.count_in_rows])
-def test_in_chains_these_are_no_mistakes(mistake, chain_engine, truth):
-    with planted(chain_engine, trees.draft, mistake, trees.watch, **right_drafts(truth, decoys=False)):
-        assert_greedy(PROMPTS, truth, ask(chain_engine))
-        seen = chain_engine.inside(trees.seen)
-    assert max(count for step in seen for count in step["kept"]) == 9
-
-
-@pytest.mark.slow  # test_stand_ins has it of the stand-in for attention alone
-def test_a_tree_in_an_engine_started_for_chains_is_seen(chain_engine, truth):
-    """Like FlashAttention, the backend reads masks only when `speculative_eagle_topk` is above 1."""
-    with planted(chain_engine, trees.draft, **right_drafts(truth, decoys=True)):
-        assert_differs(truth, ask(chain_engine))
-
-
-@pytest.mark.slow  # of SGLang itself, shown once and not ours to hold
-def test_sglangs_own_ngram_drafts_trees_even_when_started_for_chains(chain_engine, truth):
-    """Breadth 1 does not keep it from hanging several matches on the root, so there its output is not the model's."""
-    with planted(chain_engine, trees.watch):
-        answers = [answer for _ in range(2) for answer in ask(chain_engine)]
-        seen = chain_engine.inside(trees.seen)
-    assert branches(seen)
-    assert [answer["token_ids"] for answer in answers] != [answer["token_ids"] for answer in [*truth, *truth]]
+    ours.inside(trees.plan, draft_lengths=[DRAFT_LENGTH, 3])
+    ours.inside(trees.keep_backend)
+    with pytest.raises(HostDied, match=f"built to verify {DRAFT_LENGTH + 1} tokens per request, not 4"):
+        ours.call(inside.generate, prompts=PROMPTS, params=requested(truth, "right"))

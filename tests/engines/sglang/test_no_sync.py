@@ -1,13 +1,12 @@
 """A step of decoding neither reads back from the device nor copies to it, as long as no request starts or ends.
 
-Shown on the meta device, whose tensors have no values to read and which nothing on the CPU may mix with: everything of
-specplug's that runs between the scheduler's call and the target's forward, and after it.
+Shown of steps of a proposer on the host under a watch on every operation before the target's forward; and of a proposer
+on the device with tensors on the meta device, which have no values to read.
 """
 
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,7 +16,6 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from specplug.pipeline.device.columns import Launches
 from tests.engines.launches import most
-from tests.engines.one_device import OneDevice
 from tests.pipeline.test_no_sync import Watch
 
 META = torch.device("meta")
@@ -33,31 +31,9 @@ SETTINGS = json.dumps(
 )
 
 
-@pytest.mark.parametrize("topk", [1, 4], ids=["chains", "trees"])
-@pytest.mark.parametrize("draft_length", [DRAFT_LENGTH, 2])
-def test_it_runs_where_tensors_have_no_values(engine, topk, draft_length):
-    watched = engine(
-        "SPECPLUG", topk=topk, draft_length=DRAFT_LENGTH, environment={"SPECPLUG_CONFIG": SETTINGS}, name="no-sync"
-    )
-    found = watched.inside(on_meta, draft_length=draft_length)
-    mask = 3 * (draft_length + 1) ** 2 + 60 if topk > 1 else 0
-    assert found == {"mixed": [], "faults": {}, "operations": found["operations"], "mask": mask}
-    assert found["operations"] > 50
-
-
-@pytest.mark.parametrize("topk", [1, 4], ids=["chains", "trees"])
-def test_lengths_come_to_the_host_where_attention_reads_them_only(engine, topk):
-    """The stand-in for attention reads none, as FlashAttention; SGLang has them for its own n-gram in any case."""
-    watched = engine(
-        "SPECPLUG", topk=topk, draft_length=DRAFT_LENGTH, environment={"SPECPLUG_CONFIG": SETTINGS}, name="no-sync"
-    )
-    assert watched.inside(host_lengths) == {"engine": False, "read": True, "unread": False}
-
-
-@pytest.mark.parametrize("proposer", ["ngram", "retrieval"])
-def test_a_step_of_a_proposer_on_the_host_is_few_launches(engine, proposer):
+def test_a_step_of_a_proposer_on_the_host_is_few_launches(engine):
     """Everything before the target's forward counts, SGLang's preparation of the batch as well."""
-    settings = json.dumps({"proposer": proposer, "policy": "fixed"})
+    settings = json.dumps({"proposer": "ngram", "policy": "fixed"})
     watched = engine(
         "SPECPLUG", topk=1, draft_length=DRAFT_LENGTH, environment={"SPECPLUG_CONFIG": settings}, name="host-step"
     )
@@ -90,44 +66,6 @@ def test_a_step_of_a_proposer_on_the_device_is_two_launches_and_its_own(engine):
 
 
 # -- inside the scheduler's process ----------------------------------------------------------------------------------
-
-
-def on_meta(scheduler: Any, draft_length: int) -> dict[str, Any]:
-    """Draft, prepare and observe for three requests on the meta device, the second time under watch."""
-    from specplug_sglang.scheduler.drafting import ProposerDrafting
-    from specplug_sglang.verification import trees
-    from specplug_sglang.verification.trees import whole_mask
-    from specplug_sglang.verification.verify_input import relayed
-
-    config = scheduler.model_config
-    drafting = ProposerDrafting(scheduler.server_args, config, slots=9, device=META, rank=0, tokenizer=None)
-    reqs = [request(name, slot) for slot, name in enumerate("abc", start=1)]
-    drafting.admit(reqs)
-    slots, before = empty(3, dtype=torch.int64), empty(3, dtype=torch.int64)
-    found: list[str] = []
-    mask = 0
-    for mode in (OneDevice(META, []), watch := OneDevice(META, found)):
-        drafting.plan(reqs)
-        drafting._rows.view(drafting.table.tokens, slots, before, 9)  # copies what a step that drafts needs
-        drafting.prefilled(reqs)  # so that the newest token is looked at, too
-        with mode:
-            batch = drafting.decoding(reqs, slots, before)
-            draft = drafting.drafts.propose(batch, draft_length, drafting.step_planner.plan)
-            assert draft is not None, "as long as planned, found or not"
-            assert draft.draft_length == draft_length
-            assert (draft.parents is not None) == drafting.drafts_trees  # which other ranks go by
-            if drafting.caps.trees:  # of a shape that nobody can know here
-                draft = replace(draft, parents=empty(3, draft_length))
-            nodes = trees.nodes(draft, drafting.table, slots, before)
-            if nodes.sees is not None:
-                mask = whole_mask(nodes.sees, before, 60 // (draft_length + 1)).numel()
-            predict, index, counts = empty(3 * (draft_length + 1)), empty(3, draft_length + 1), empty(3)
-            accepted = trees.append(drafting.table, slots, before, predict, index, counts)
-            drafting.drafts.observe(batch, draft, counts)
-            relayed(accepted, counts)
-    assert drafting.stage is not None
-    faults = {name: dict(kinds) for name, kinds in drafting.stage.metrics._faults.items()}
-    return {"mixed": found, "faults": faults, "operations": watch.count, "mask": mask}
 
 
 def between_kernels(scheduler: Any) -> dict[str, Any]:
@@ -172,24 +110,6 @@ def between_kernels(scheduler: Any) -> dict[str, Any]:
         with watch:
             step()
     return {"launched": launched, "launches": watch.launches, "own": own.launches, "found": watch.found}
-
-
-def host_lengths(scheduler: Any) -> dict[str, bool]:
-    """Return whether this engine has lengths on the host, and whether relays copy them as its attention reads them."""
-    worker, pool = scheduler.draft_worker, SimpleNamespace(req_to_token=empty(9, 20))
-    attention = worker.model_runner.attn_backend
-    found = {"engine": scheduler.future_map.needs_cpu_seq_lens}
-    for name, needed in (("read", True), ("unread", False)):
-        attention.needs_cpu_seq_lens = needed
-        worker.init_cuda_graphs()
-        relay = scheduler.spec_algorithm.create_future_map(META, pool, needs_cpu_seq_lens=True)
-        batch = SimpleNamespace(spec_info=SimpleNamespace(future_indices=empty(3, dtype=torch.int64)))
-        try:
-            relay.resolve_seq_lens_cpu(batch)
-            found[name] = batch.seq_lens_cpu is not None
-        except NotImplementedError:  # nothing is copied from the meta device
-            found[name] = True
-    return found
 
 
 def empty(*shape: int, dtype: torch.dtype = torch.int32) -> torch.Tensor:

@@ -11,7 +11,7 @@ import pytest
 from tests.engines.engines import Engine
 from tests.engines.plain import assert_greedy, greedy, prompts
 from tests.engines.sglang import inside
-from tests.engines.sglang.test_spec_greedy import err, fields, reported
+from tests.engines.sglang.test_greedy import err, fields, reported
 
 GIVEN = prompts()[:8]
 LENGTH = 24

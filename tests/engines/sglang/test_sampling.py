@@ -1,12 +1,11 @@
-"""Sampled output of SGLang's own n-gram has the target's distribution, with the test plug-in's sampling.
+"""Sampled output with specplug has the target's distribution, for chains and trees, with the test plug-in's sampling.
 
 The temperature is 1; see `tests.engines.toy` for the distribution.  Planted mistakes in verification are found.
-
-What is of SGLang's own drafts is slow: `test_spec_sampling` has the same of specplug's, with the same stand-in.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,12 @@ from tests.engines import toy
 from tests.engines.sglang import inside, trees
 from tests.engines.sglang.engines import Engine
 
+KINDS = {
+    "chains, overlapped": {"topk": 1, "overlap": True},
+    "trees, overlapped": {"topk": 3, "overlap": True},
+    "trees, sync": {"topk": 3, "overlap": False},
+}
+DRAFT_LENGTH = 6
 ANSWERS = 128  # of `toy.PAIRS` pairs each
 
 
@@ -34,7 +39,7 @@ def small(engine: Callable[..., Engine], saved: str) -> Callable[..., Engine]:
 
     def make(algorithm: str | None = None, **kwargs: Any) -> Engine:
         given = {"model_path": saved, "skip_tokenizer_init": True, "context_length": 64, "max_running_requests": 64}
-        return engine(algorithm, draft_length=4, topk=3, name="toy", **{**given, **kwargs})
+        return engine(algorithm, name="toy", **{"draft_length": 4, "topk": 3, **given, **kwargs})
 
     return make
 
@@ -62,48 +67,140 @@ def cut(distribution: torch.Tensor, kept: Callable[[list[float]], int]) -> torch
     return found / found.sum(-1, keepdim=True)
 
 
-def test_baseline_samples_by_the_distribution(small):
-    p, proposed, _ = sample(small())
-    assert p > 1e-4
-    assert proposed == 0
+@pytest.fixture(scope="session", params=KINDS)
+def kind(request: pytest.FixtureRequest) -> str:
+    """The kind of draft and its scheduling.  Tests of one kind run together, so that engines start once."""
+    return str(request.param)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("overlap", [False, True], ids=["sync", "overlap"])
-def test_trees_are_verified_by_the_distribution(overlap, small):
-    p, proposed, accepted = sample(small("NGRAM", sampling=True, overlap=overlap))
+def likely(kind: str) -> list[list[int]]:
+    """Return the drafts after each token: the likeliest one, or in trees the three likeliest, one of them twice.
+
+    Those are the tokens whose acceptance decides the distribution.
+    """
+    ranked = toy.distribution().argsort(dim=-1, descending=True).tolist()
+    return [[row[0]] if kind.startswith("chains") else [row[1], row[0], row[1], row[2]] for row in ranked]
+
+
+@pytest.fixture(scope="session")
+def ours(kind: str, small: Callable[..., Engine]) -> Engine:
+    """An engine on the toy model."""
+    settings = {
+        "proposer": "branches",
+        "policy": "ladder",
+        "options": {"ladder": {"draft_lengths": [DRAFT_LENGTH]}, "branches": {"after": likely(kind)}},
+        "faults": {"host_deadline_ms": None},
+    }
+    environment = {"SPECPLUG_CONFIG": json.dumps(settings)}
+    return small("SPECPLUG", draft_length=DRAFT_LENGTH, sampling=True, environment=environment, **KINDS[kind])
+
+
+def test_drafts_are_verified_by_the_distribution(ours, kind):
+    ours.inside(trees.watch)
+    try:
+        p, proposed, accepted = sample(ours)
+        seen = ours.inside(trees.seen)
+    finally:
+        ours.inside(trees.restore)
     assert p > 1e-4
     assert 200 < accepted < proposed - 200
+    deepest = max(count - 1 for step in seen for count in step["kept"])
+    assert deepest == (DRAFT_LENGTH if kind.startswith("chains") else 2)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("algorithm", [None, "NGRAM"])
-def test_top_k_and_top_p(algorithm, small):
-    """Answers follow the distribution over kept tokens; any other token gives p = 0."""
-    engine = small(algorithm, sampling=algorithm is not None, overlap=False)
-    by_k = cut(toy.distribution(), lambda ranked: 5)
-    assert sample(engine, distribution=by_k, top_k=5)[0] > 1e-4
-    by_p = cut(toy.distribution(), lambda ranked: next(n for n in range(17) if sum(ranked[:n]) >= 0.8))
-    assert sample(engine, distribution=by_p, top_p=0.8)[0] > 1e-4
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("mistake", [trees.sharpen, trees.accept_lightly])
-def test_a_mistake_is_found_out(mistake, small):
-    """The same test at half the size detects it."""
-    engine = small("NGRAM", sampling=True, overlap=False)
-    engine.inside(mistake)
+def test_of_equal_siblings_one_is_verified(ours, kind):
+    """SGLang's kernel on GPUs, unlike the stand-in, would take the sum of their probabilities for that of the token."""
+    ours.inside(trees.watch)
     try:
-        p, _, accepted = sample(engine, ANSWERS // 2)
+        sample(ours, 2)
+        seen = ours.inside(trees.seen)
     finally:
-        assert engine.inside(trees.restore) == 1
+        ours.inside(trees.restore)
+    hung = [
+        [(parent, token) for parent, token in zip(parents, tokens, strict=True) if parent >= 0]
+        for step in seen
+        for tokens, parents in zip(step["tokens"], step["parents"], strict=True)
+    ]
+    assert all(len(set(row)) == len(row) for row in hung)
+    assert len(hung[0]) == (
+        DRAFT_LENGTH if kind.startswith("chains") else DRAFT_LENGTH - 1
+    )  # as wide as it may be, but one
+
+
+def test_another_draft_length_at_every_step(ours):
+    draft_lengths = [0, 6, 1, 3, 0, 2]
+    ours.inside(trees.plan, draft_lengths=draft_lengths)
+    ours.inside(trees.watch)
+    try:
+        p, _, accepted = sample(ours)
+        seen = ours.inside(trees.seen)
+    finally:
+        ours.inside(trees.restore)
+    assert p > 1e-4
+    assert accepted > 200
+    found = {len(step["tokens"][0]) - 1 for step in seen}
+    assert found >= set(draft_lengths)
+    assert max(found) == max(draft_lengths)  # others are of steps whose rows all have room for fewer
+
+
+def test_top_k_and_top_p(ours):
+    """Answers follow the distribution over kept tokens; any other token gives p = 0."""
+    by_k = cut(toy.distribution(), lambda ranked: 5)
+    assert sample(ours, distribution=by_k, top_k=5)[0] > 1e-4
+    by_p = cut(toy.distribution(), lambda ranked: next(n for n in range(17) if sum(ranked[:n]) >= 0.8))
+    assert sample(ours, distribution=by_p, top_p=0.8)[0] > 1e-4
+
+
+def test_greedy_requests_beside_sampled_ones(ours):
+    """Each request follows its own distribution."""
+    lengths = {"max_new_tokens": 2 * toy.PAIRS, "ignore_eos": True}
+    params = [{**lengths, "temperature": float(index % 2)} for index in range(2 * ANSWERS)]
+    found = ours.call(inside.generate, prompts=[toy.PROMPT] * len(params), params=params)
+    answers = [answer["token_ids"] for answer in found]
+    likeliest, text = toy.distribution().argmax(-1), [toy.PROMPT[-1]]
+    for _ in range(2 * toy.PAIRS):
+        text.append(int(likeliest[text[-1]]))
+    assert {tuple(answer) for answer in answers[::2]} == {tuple(text[1:])}
+    assert toy.p_value(answers[1::2]) > 1e-4
+
+
+@pytest.mark.parametrize("mistake", [trees.sharpen, trees.accept_lightly])
+def test_a_mistake_is_found_out(mistake, ours):
+    """The same test at half the size detects it."""
+    ours.inside(mistake)
+    try:
+        p, _, accepted = sample(ours, ANSWERS // 2)
+    finally:
+        assert ours.inside(trees.restore) == 1
     assert accepted > 0
     assert p < 1e-6
 
 
-@pytest.mark.slow
-def test_without_the_plug_in_verification_takes_the_likeliest(small):
-    """This is why the plug-in exists: without it SGLang on a CPU could be tested at no temperature."""
-    p, _, accepted = sample(small("NGRAM", overlap=False), ANSWERS // 4)
-    assert accepted > 0
+def lossy(scheduler: Any, thresholds: dict[str, float]) -> dict[str, Any]:
+    """Set SGLang's thresholds as its own route does; return the status."""
+    from sglang.srt.managers.io_struct import SetInternalStateReq
+
+    from specplug_sglang.scheduler.status import scheduler_status
+
+    if thresholds:
+        assert scheduler.internal_state.set_internal_state(SetInternalStateReq(server_args=thresholds)).updated
+    return scheduler_status(scheduler)
+
+
+@pytest.mark.parametrize("kind", ["chains, overlapped"], indirect=True, scope="session")
+def test_sglangs_own_lossy_acceptance_is_labelled_and_its_departure_counted(ours, kind):
+    before = ours.inside(lossy, thresholds={})
+    assert before["lossy"] is None
+    try:
+        ours.inside(lossy, thresholds={"speculative_accept_threshold_single": 0.1})
+        p, _, accepted = sample(ours)
+        after = ours.inside(lossy, thresholds={})
+    finally:
+        ours.inside(lossy, thresholds={"speculative_accept_threshold_single": 1.0})
     assert p < 1e-6
+    assert after["lossy"] == "--speculative-accept-threshold-single 0.1"
+    counted, earlier = (status["workers"][0]["metrics"]["lossy"] for status in (after, before))
+    assert counted["accepted"] - earlier["accepted"] >= accepted
+    departed = counted["departed"] - earlier["departed"]
+    assert 0.1 < departed / accepted < 0.9
+    assert sample(ours)[0] > 1e-4

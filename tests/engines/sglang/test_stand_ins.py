@@ -1,145 +1,68 @@
-"""The stand-ins for SGLang's kernels against references in plain Python."""
+"""The stand-ins for SGLang's kernels against plain Python, where no text of an engine would show a mistake."""
 
 from __future__ import annotations
 
 import itertools
 import math
+from typing import Any
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from sgl_kernel import (
-    assign_draft_cache_locs_contiguous_cpu,
-    assign_extend_cache_locs_cpu,
-    assign_req_to_token_pool_cpu,
-    build_tree_kernel_efficient_cpu,
-    copy_all_layer_kv_cache_cpu,
-    fill_accept_out_cache_loc_cpu,
-    fill_bonus_tokens_cpu,
-    rotate_input_ids_cpu,
-    verify_tree_greedy_cpu,
-)
+from sgl_kernel.sampling import tree_speculative_sampling_target_only
 from sgl_kernel.seeds import murmur_hash32_cpu
-from specplug_test_sglang_cpu.attention import attend, masks_of, within
-from specplug_test_sglang_cpu.recurrent import extend, read, take_back
+from sgl_kernel.speculative import reconstruct_indices_from_tree_mask
+from specplug_test_sglang_cpu.attention import attend, masks_of
 
-from tests.engines.sglang.forests import ancestors, children, forests, linked, mask_of, outputs
+from specplug_sglang.verification.lossy import departed
 
 
-@given(forests(), st.integers(0, 50))
-def test_links_of_trees(forest, length):
-    rows, n = len(forest), len(forest[0])
-    made = linked(forest, [length + row for row in range(rows)])
+@st.composite
+def forests(draw: st.DrawFn, most: int = 7) -> list[list[int]]:
+    """Draft trees of one size: the parent of each node, which precedes it, or -1 for the root and for padding."""
+    n = draw(st.integers(1, most))
+    rows = draw(st.integers(1, 3))
+    return [[-1, *(draw(st.integers(-1, node - 1)) for node in range(1, n))] for _ in range(rows)]
+
+
+def ancestors(parents: list[int], node: int) -> list[int]:
+    """Return a node and those above it."""
+    found = [node]
+    while parents[found[-1]] >= 0:
+        found.append(parents[found[-1]])
+    return found
+
+
+def mask_of(forest: list[list[int]]) -> torch.Tensor:
+    n = len(forest[0])
+    mask = torch.zeros(len(forest), n, n, dtype=torch.bool)
     for row, parents in enumerate(forest):
         for node in range(n):
-            siblings = children(parents, parents[node]) if parents[node] >= 0 else [node]
-            assert made["positions"][row * n + node] == length + row + len(ancestors(parents, node)) - 1
-            assert made["retrive_index"][row, node] == row * n + node
-            assert made["retrive_next_token"][row, node] == next(iter(children(parents, node)), -1)
-            assert made["retrive_next_sibling"][row, node] == next((s for s in siblings if s > node), -1)
+            mask[row, node, ancestors(parents, node)] = True
+    return mask
 
 
-@given(st.integers(1, 5), st.lists(st.integers(0, 50), min_size=1, max_size=3))
-def test_links_of_chains(n, lengths):
-    """As those of trees whose nodes hang one below the other."""
-    forest = [list(range(-1, n - 1))] * len(lengths)
-    expected = linked(forest, lengths)
-    made = {name: torch.full_like(tensor, -77) for name, tensor in expected.items()}
-    mask = torch.zeros(len(lengths) * n * n, dtype=torch.bool)
-    build_tree_kernel_efficient_cpu(None, None, torch.tensor(lengths), mask, *made.values(), 1, n - 1, n, 1)
-    assert {name: tensor.tolist() for name, tensor in made.items()} == {
-        name: tensor.tolist() for name, tensor in expected.items()
-    }
-    assert mask.tolist() == mask_of(forest).flatten().tolist()
-
-
-@given(st.lists(st.lists(st.integers(0, 99), min_size=4, max_size=4), min_size=1, max_size=3), st.data())
-def test_last_emitted_tokens(tokens, data):
-    lengths = [data.draw(st.integers(1, 4)) for _ in tokens]
-    found = torch.full((len(tokens),), -77, dtype=torch.int32)
-    fill_bonus_tokens_cpu(torch.tensor(tokens, dtype=torch.int32).flatten(), torch.tensor(lengths), found, 4)
-    assert found.tolist() == [row[length - 1] for row, length in zip(tokens, lengths, strict=True)]
-
-
-@given(st.lists(st.integers(0, 10), min_size=1, max_size=3), st.integers(1, 3))
-def test_slots_of_drafts(lengths, steps):
-    table = torch.randint(0, 1000, (6, 16), dtype=torch.int32)
-    rows = list(range(5, 5 - len(lengths), -1))
-    found = torch.full((len(lengths) * steps,), -77)
-    assign_draft_cache_locs_contiguous_cpu(torch.tensor(rows), table, torch.tensor(lengths), found, 16, 1, steps)
-    expected = [table[row, at : at + steps].tolist() for row, at in zip(rows, lengths, strict=True)]
-    assert found.tolist() == [slot for own in expected for slot in own]
-
-
-@given(forests(), st.data())
-def test_greedy_verification_of_trees(forest, data):
+def linked(forest: list[list[int]], lengths: list[int] | None = None) -> dict[str, torch.Tensor]:
+    """Return what the stand-in makes of trees; poisoned before."""
     rows, n = len(forest), len(forest[0])
-    depth = data.draw(st.integers(1, n))
-    tokens, choices = (
-        data.draw(st.lists(st.lists(st.integers(0, 2), min_size=n, max_size=n), min_size=rows, max_size=rows))
-        for _ in range(2)
-    )
-    made, out = linked(forest), outputs(rows, n, depth)
-    del made["positions"]
-    verify_tree_greedy_cpu(**out, **made, candidates=torch.tensor(tokens), target_predict=torch.tensor(choices))
-    for row, parents in enumerate(forest):
-        path, emitted = [0], [choices[row][0]]
-        while len(path) < depth:
-            fitting = [child for child in children(parents, path[-1]) if tokens[row][child] == emitted[-1]]
-            if not fitting:
-                break
-            path.append(fitting[0])
-            emitted.append(choices[row][fitting[0]])
-        places = [row * n + node for node in path]
-        assert out["accept_token_num"][row] == len(path) - 1
-        assert out["accept_index"][row].tolist() == places + [-1] * (depth - len(path))
-        assert out["predicts"][places].tolist() == emitted
+    made = {
+        "positions": torch.full((rows * n,), -77),
+        "retrive_index": torch.full((rows, n), -77),
+        "retrive_next_token": torch.full((rows, n), -77),
+        "retrive_next_sibling": torch.full((rows, n), -77),
+    }
+    lens = torch.tensor(lengths or [0] * rows)
+    reconstruct_indices_from_tree_mask(mask_of(forest).flatten(), lens, *made.values(), rows, n)
+    return made
 
 
-@given(st.lists(st.tuples(st.integers(0, 10), st.integers(0, 6)), min_size=1, max_size=4), st.randoms())
-def test_slots_of_positions(ranges, random):
-    """Values that are written for some positions are read back for them, and nothing else changes."""
-    rows = random.sample(range(6), len(ranges))
-    starts, ends = ([start for start, _ in ranges], [start + length for start, length in ranges])
-    total = sum(length for _, length in ranges)
-    slots = random.sample(range(1000), total)
-    table = torch.full((6, 16), -77, dtype=torch.int32)
-    where = (torch.tensor(rows), table, torch.tensor(starts), torch.tensor(ends))
-    assign_req_to_token_pool_cpu(*where, torch.tensor(slots, dtype=torch.int64), 16)
-    expected, left = [[-77] * 16 for _ in range(6)], iter(slots)
-    for row, start, end in zip(rows, starts, ends, strict=True):
-        for position in range(start, end):
-            expected[row][position] = next(left)
-    assert table.tolist() == expected
-    read = torch.full((total + 2,), -77)
-    assign_extend_cache_locs_cpu(*where, read, 16)
-    assert read.tolist() == [*slots, -77, -77]
-
-
-@given(st.lists(st.lists(st.integers(-1, 9), min_size=3, max_size=3), min_size=1, max_size=3))
-def test_slots_of_accepted_drafts(accepted):
-    slots = torch.arange(10) * 7 + 3
-    found = torch.zeros(9, dtype=torch.int64)
-    fill_accept_out_cache_loc_cpu(torch.tensor(accepted, dtype=torch.int32), slots, found)
-    expected = [place * 7 + 3 for row in accepted for place in row if place >= 0]
-    assert found.tolist() == expected + [0] * (9 - len(expected))
-
-
-@given(st.data())
-def test_rows_of_the_cache_move_at_once(data):
-    """Sources and destinations may overlap, and each buffer has its own row size."""
-    buffers = [torch.randn(8, 2, 3), torch.randn(8, 5, dtype=torch.float64)]
-    count = data.draw(st.integers(0, 8))
-    targets, sources = (data.draw(st.permutations(range(8)))[:count] for _ in range(2))
-    expected = [[row.tolist() for row in buffer] for buffer in buffers]
-    for lists in expected:
-        for target, row in zip(targets, [lists[source] for source in sources], strict=True):
-            lists[target] = row
-    addresses = torch.tensor([buffer.data_ptr() for buffer in buffers], dtype=torch.uint64)
-    strides = torch.tensor([buffer[0].nbytes for buffer in buffers])
-    copy_all_layer_kv_cache_cpu(addresses, strides, torch.tensor(targets), torch.tensor(sources))
-    assert [buffer.tolist() for buffer in buffers] == expected
+def outputs(rows: int, n: int, depth: int) -> dict[str, Any]:
+    return {
+        "predicts": torch.full((rows * n,), -77, dtype=torch.int32),
+        "accept_index": torch.full((rows, depth), -1, dtype=torch.int32),
+        "accept_token_num": torch.full((rows,), -77, dtype=torch.int32),
+    }
 
 
 @given(st.lists(st.tuples(st.integers(0, 2**64 - 1), st.integers(0, 2**32 - 1)), min_size=1, max_size=3), st.data())
@@ -173,13 +96,6 @@ def murmur3(key: bytes, seed: int = 0) -> int:
 )
 def test_published_hashes(key, seed, hashed):
     assert murmur3(key, seed) == hashed
-
-
-def test_what_is_not_needed_says_so():
-    with pytest.raises(NotImplementedError, match="rotate_input_ids_cpu"):
-        rotate_input_ids_cpu()
-    with pytest.raises(NotImplementedError, match="in chains only"):
-        build_tree_kernel_efficient_cpu(*[None] * 8, 2, 3, 4, 1)
 
 
 @given(forests(most=4), st.integers(0, 3))
@@ -229,45 +145,29 @@ def test_masks_are_trees_only_in_engines_started_for_trees(forest, lengths):
         masks_of(squares[1:], lengths, n, 4)
 
 
-@given(forests(), st.lists(st.integers(0, 9), min_size=3, max_size=3), st.integers(0, 6))
-def test_windows_slide_along_texts(forest, lengths, window):
-    """Windows do not slide along nodes: two siblings see equally far back."""
-    rows, n = len(forest), len(forest[0])
-    masks = masks_of(mask_of(forest).flatten(), lengths[:rows], n, 4)
-    for parents, before, mask in zip(forest, lengths, masks, strict=False):
-        for node, found in enumerate(within(mask, window).tolist()):
-            above = sorted(ancestors(parents, node))
-            text = [*range(before), *(before + other for other in above)]  # where its text lies
-            assert [place for place, seen in enumerate(found) if seen] == text[-window - 1 :]
-
-
-@given(st.integers(1, 4), st.lists(st.integers(1, 4), min_size=1, max_size=3), st.data())
-def test_convolutions_go_on_from_what_was_taken_back(kernel, lengths, data):
-    """Texts that are read in parts, and drafts that are taken back, against one convolution of each whole text."""
-    generator = torch.Generator().manual_seed(data.draw(st.integers(0, 99)))
-    channels, rows, kept = 2, len(lengths), kernel - 1
-    weight, bias = torch.randn(channels, kernel, generator=generator), torch.randn(channels, generator=generator)
-    texts = [torch.randn(channels, length, generator=generator) for length in lengths]
-    slots = torch.tensor(data.draw(st.permutations(range(5)))[:rows])
-    states = torch.full((1, 5, channels, kept), math.nan)
-    starts = torch.tensor([0, *itertools.accumulate(lengths)])
-    fresh = torch.zeros(rows, dtype=torch.bool)
-    shared = {"conv_states": states[0], "cache_indices": slots, "activation": None}
-    out = read(torch.cat(texts, 1), weight, bias, query_start_loc=starts, has_initial_state=fresh, **shared)
-    emitted = list(out.split(lengths, 1))
-    for n in data.draw(st.lists(st.integers(1, 3), max_size=3)):
-        drafts = torch.randn(rows, channels, n, generator=generator)
-        windows = torch.full((1, rows, 3, channels, kept), math.nan)
-        order = torch.tensor(data.draw(st.permutations(range(rows))))
-        after = extend(drafts, states[0], weight, bias, None, slots, windows[0], order)
-        accepted = [data.draw(st.integers(1, n)) for _ in range(rows)]
-        take_back(states, windows, slots, torch.tensor(accepted) - 1, order)
-        for row, count in enumerate(accepted):
-            texts[row] = torch.cat([texts[row], drafts[row, :, :count]], 1)
-            emitted[row] = torch.cat([emitted[row], after[row, :, :count]], 1)
-    last = torch.randn(rows, channels, generator=generator)
-    after = extend(last, states[0], weight, bias, None, slots)
-    for row, text in enumerate(texts):
-        whole = torch.cat([torch.zeros(channels, kept), text, last[row][:, None]], 1)
-        expected = (whole.unfold(1, kernel, 1) * weight[:, None]).sum(-1) + bias[:, None]
-        assert torch.allclose(torch.cat([emitted[row], after[row][:, None]], 1), expected, atol=1e-5)
+@pytest.mark.parametrize(("single", "acc"), [(1.0, 1.0), (0.3, 1.0), (1.0, 0.5), (0.3, 0.5)])
+@pytest.mark.parametrize("chance", [0.0, 0.1, 0.3, 0.4, 0.8, 1.0])
+def test_the_departure_of_lossy_acceptance_is_how_much_more_often_a_draft_is_accepted(single, acc, chance):
+    """One draft token at every number of a fine grid, by the rule that SGLang's options state."""
+    rows = 1000
+    coins = (torch.arange(rows) + 0.5) / rows
+    made, out = linked([[-1, 0]] * rows), outputs(rows, 2, 2)
+    del made["positions"]
+    probs = torch.tensor([1 - chance, chance]).expand(rows, 2, 2)
+    candidates = torch.tensor([[0, 1]]).expand(rows, 2)
+    tree_speculative_sampling_target_only(
+        **out,
+        **made,
+        candidates=candidates,
+        uniform_samples=torch.stack([coins, coins], 1),
+        uniform_samples_for_final_sampling=torch.full((rows,), 0.5),
+        target_probs=probs,
+        draft_probs=torch.zeros_like(probs),
+        threshold_single=single,
+        threshold_acc=acc,
+        deterministic=True,
+    )
+    accepted = out["accept_token_num"].double().mean().item()
+    assert accepted == pytest.approx(1.0 if chance >= single else min(1.0, chance / acc), abs=1e-3)
+    found = departed(probs, candidates, out["accept_index"], out["accept_token_num"], single=single, acc=acc)
+    assert found.double().mean().item() == pytest.approx(accepted - chance, abs=1e-3)

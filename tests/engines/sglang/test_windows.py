@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 import torch
 
+from tests.engines.continuations import continuations, nearly
 from tests.engines.sglang import inside, trees
-from tests.engines.sglang.continuations import continuations, nearly
 from tests.engines.sglang.engines import Engine
 
 VOCAB, WINDOW, TOKENS = 48, 6, 24

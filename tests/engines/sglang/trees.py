@@ -1,6 +1,5 @@
 """Functions that run in a scheduler's process and change what is drafted and verified there, or what becomes of it.
 
-`draft` and `narrow` are for SGLang's n-gram worker, from `plan` on they are for specplug's; the others serve both.
 `restore` undoes them all.
 """
 
@@ -10,7 +9,6 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any
 
-import numpy as np
 import torch
 
 SEEN: list[dict[str, Any]] = []
@@ -36,18 +34,9 @@ def restore(scheduler: Any) -> int:
     return count
 
 
-def is_ours(scheduler: Any) -> bool:
-    """Return whether specplug drafts and verifies."""
-    return hasattr(scheduler.draft_worker, "drafting")
-
-
 def watch(scheduler: Any) -> None:
     """Begin to fill `SEEN`."""
-    import sglang.srt.speculative.eagle_utils
-    import sglang.srt.speculative.ngram_worker
-
-    speculative = sglang.srt.speculative
-    module = speculative.eagle_utils if is_ours(scheduler) else speculative.ngram_worker
+    import sglang.srt.speculative.eagle_utils as module
 
     def sample(verify_input: Any, batch: Any, *args: Any, **kwargs: Any) -> Any:
         found = original(verify_input, batch, *args, **kwargs)
@@ -60,8 +49,7 @@ def watch(scheduler: Any) -> None:
 
     SEEN.clear()
     original = put(module, "eagle_sample", sample)
-    if is_ours(scheduler):
-        watch_plain_steps(scheduler)
+    watch_plain_steps(scheduler)
 
 
 def watch_plain_steps(scheduler: Any) -> None:
@@ -97,59 +85,23 @@ def seen(scheduler: Any) -> list[dict[str, Any]]:
     return list(SEEN)
 
 
-def draft(scheduler: Any, texts: list[list[int]], decoys: bool, vocab_size: int) -> None:
-    """Let the worker draft the right continuations, as chains or as trees.
-
-    In a tree each right node has a sibling before it that is wrong, so what is accepted does not lie in a row.
-
-    Args:
-        texts: prompts, each with its answer.
-    """
-    worker = scheduler.draft_worker
-
-    def prepare(batch: Any) -> tuple[Any, Any]:
-        rows, n = len(batch.reqs), worker.draft_token_num
-        worker.prev_token_ids, worker.prev_accept_lens = [], [0] * rows  # which the worker expects to be set here
-        emitted, counts = batch.spec_info.accept_tokens.view(rows, -1).tolist(), batch.spec_info.accept_lens.tolist()
-        tokens, mask = np.zeros((rows, n), dtype=np.int64), np.zeros((rows, n, n), dtype=bool)
-        for row, request in enumerate(batch.reqs):
-            text = answer_to(list(request.origin_input_ids), texts)
-            place = int(batch.seq_lens_cpu[row])  # of the last token, whose keys and values are still to come
-            tokens[row, 0] = emitted[row][counts[row] - 1]
-            mask[row] = np.eye(n, dtype=bool)
-            node, parent = 1, 0
-            for token in text[place + 1 :]:
-                for child in ([(token + 1) % vocab_size] if decoys else []) + [token]:
-                    if node == n:
-                        break
-                    tokens[row, node] = child
-                    mask[row, node] |= mask[row, parent]
-                    node += 1
-                parent = node - 1
-        return tokens.flatten(), mask.flatten()
-
-    put(worker, "_prepare_draft_tokens", prepare)
-
-
-def answer_to(prompt: list[int], texts: list[list[int]]) -> list[int]:
-    """Return the text that begins with a prompt; nothing when there is none."""
-    return next((text for text in texts if text[: len(prompt)] == prompt), [])
-
-
-def narrow(scheduler: Any, draft_length: int) -> None:
-    """The mistake: verify fewer tokens per request than the attention backend was built for; draft them by `draft`."""
-    worker = scheduler.draft_worker
-    put(worker, "draft_token_num", draft_length)
-    worker._init_preallocated_tensors()
-
-
 def lose_moves(scheduler: Any) -> None:
     """The mistake: keys and values of accepted drafts stay where the drafts lay."""
-    import sglang.srt.speculative.ngram_worker
-    import sglang.srt.speculative.spec_utils
+    import sglang.srt.speculative.spec_utils as module
 
-    for module in (sglang.srt.speculative.ngram_worker, sglang.srt.speculative.spec_utils):
-        put(module, "move_accept_tokens_to_target_kvcache", lambda *args: None)
+    put(module, "move_accept_tokens_to_target_kvcache", lambda *args: None)
+
+
+def after_preparing(scheduler: Any, change: Callable[[Any, int], None]) -> None:
+    """Let `change(batch, nodes per tree)` run on batches that are ready for verification."""
+    import specplug_sglang.scheduler.worker as module
+
+    def prepare(batch: Any, *args: Any) -> None:
+        original(batch, *args)
+        if batch.forward_mode.is_target_verify():
+            change(batch, batch.spec_info.draft_token_num)
+
+    original = put(module, "prepare", prepare)
 
 
 def show_siblings(scheduler: Any) -> None:
@@ -193,22 +145,6 @@ def whole_masks(scheduler: Any, hide: int = 0) -> None:
 def hide_begin(scheduler: Any) -> None:
     """The mistake: a mask of the text before the drafts is short by one."""
     whole_masks(scheduler, hide=1)
-
-
-def after_preparing(scheduler: Any, change: Callable[[Any, int], None]) -> None:
-    """Let `change(batch, nodes per tree)` run on batches that are ready for verification."""
-
-    def prepare(batch: Any, *args: Any) -> None:
-        original(batch, *args)
-        if batch.forward_mode.is_target_verify():
-            change(batch, batch.spec_info.draft_token_num)
-
-    if is_ours(scheduler):
-        import specplug_sglang.scheduler.worker as module
-
-        original = put(module, "prepare", prepare)
-    else:
-        original = put(scheduler.draft_worker, "_prepare_for_speculative_decoding", prepare)
 
 
 def sharpen(scheduler: Any) -> None:

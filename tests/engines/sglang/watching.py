@@ -10,19 +10,12 @@ import time
 from typing import Any
 
 from tests.engines.sglang import inside
+from tests.engines.suites.served import wrong_texts
 
 MOST_TRIES = 1000
 
-RECORDING: dict[str, Any] = {
-    "environment": {
-        "SPECPLUG_CONFIG": '{"proposer": "recorder", "extra_proposers": ["oracle"], '
-        '"faults": {"host_deadline_ms": null}}'
-    },
-    "max_total_tokens": 900,
-    "chunked_prefill_size": 64,
-    "schedule_conservativeness": 0.1,
-}
-"""An engine whose proposer remembers, that reads prompts in pieces, and has room for some long answers only."""
+TIGHT: dict[str, Any] = {"max_total_tokens": 900, "chunked_prefill_size": 64, "schedule_conservativeness": 0.1}
+"""What launches an engine that reads prompts in pieces, and has room for some long answers only."""
 
 
 def drive(
@@ -35,7 +28,7 @@ def drive(
 
     Args:
         requests: each with "id", "prompt" (token ids), maybe "params", and maybe "after": [id, count], another request
-            and how many tokens of it must be there first.
+            and how many tokens of it must be there first; and maybe "salt", of the prefix cache.
         aborts: by request id, or "*" for all of them, when, as "after".
         pause: SGLang's mode of pausing, and when, as "after"; it goes on at once.
 
@@ -65,7 +58,11 @@ class _Drive:
         params = {"temperature": 0.0, "max_new_tokens": 40, **request.get("params", {})}
         output: dict[str, Any] = {}
         stream = await self._engine.async_generate(
-            input_ids=request["prompt"], sampling_params=params, rid=request["id"], stream=True
+            input_ids=request["prompt"],
+            sampling_params=params,
+            rid=request["id"],
+            stream=True,
+            cache_salt=request.get("salt"),
         )
         async for output in stream:
             await self._note(request["id"], output["meta_info"]["completion_tokens"])
@@ -124,18 +121,6 @@ def call(engine: Any, function: Any) -> Any:
     return inside.in_scheduler(engine, f"{function.__module__}:{function.__qualname__}", {})
 
 
-def wrong_texts(records: list[dict[str, Any]], finals: dict[str, list[int]]) -> list[tuple[str, int]]:
-    """Return the rows whose text was not what the client got; after its end there may be more."""
-    wrong = []
-    for record in records:
-        if record["call"] == "ingest" and not record["is_dummy"]:
-            for name, text in zip(record["request_ids"], record["texts"], strict=True):
-                final = finals.get(name, text)
-                if any(a != b for a, b in zip(text, final, strict=False)):
-                    wrong.append((name, len(text)))
-    return wrong
-
-
 # In the scheduler.
 
 
@@ -169,6 +154,28 @@ def left_over(scheduler: Any) -> dict[str, int]:
         "capped": len(drafting.step_planner._capped),
         "steps under way": len(drafting._launched),
     }
+
+
+def counts(scheduler: Any) -> dict[str, Any]:
+    """Return what was counted so far: "total", "by_source", "faults"."""
+    return dict(scheduler.draft_worker.drafting.counts.read().as_dict())
+
+
+def hold_back(scheduler: Any, count: int) -> None:
+    """Let no request start before `count` of them wait."""
+
+    def prefill(running_batch: Any) -> Any:
+        for req in scheduler.grammar_manager.get_ready_grammar_requests():
+            scheduler._add_request_to_queue(req)
+        if len(scheduler.waiting_queue) < count:
+            from sglang.srt.managers.scheduler import NextBatchPlan
+
+            return NextBatchPlan(batch_to_run=None, running_batch=running_batch)
+        del scheduler.get_new_batch_prefill
+        return original(running_batch)
+
+    original = scheduler.get_new_batch_prefill
+    scheduler.get_new_batch_prefill = prefill
 
 
 def _catch_up(stage: Any) -> None:

@@ -1,4 +1,4 @@
-"""Functions that audit an engine from inside its process, and mistakes to plant there; see `tests.engines.auditing`."""
+"""Mistakes to plant in an engine's process; see `tests.engines.suites.audit`."""
 
 from __future__ import annotations
 
@@ -6,35 +6,10 @@ from typing import Any
 
 import torch
 
-from tests.engines.auditing import fields_of
-from tests.engines.vllm.inside import generate, runner
-from tests.engines.vllm.watching import drafting
+from tests.engines.vllm.inside import runner
 
 SHORT = 20
 """Texts up to this length are left alone: a mistake at their beginning would be too easy to find."""
-
-
-def answer(llm: Any, probes: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Answer an audit's probes together."""
-    found = generate(llm, [list(probe["prompt"]) for probe in probes], [_params(probe) for probe in probes])
-    return [{**one, "top_logprobs": one.get("logprobs", [])} for one in found]
-
-
-def _params(probe: dict[str, Any]) -> dict[str, Any]:
-    schema, fields = probe["json_schema"], fields_of(probe)
-    return {
-        **{name: probe[name] for name in ("max_tokens", "temperature", "top_k", "seed")},
-        "stop": list(probe["stop"]),
-        "logprobs": probe["top_logprobs"] or None,
-        "structured_outputs": None if schema is None else {"json": schema},
-        "extra_args": {"specplug": fields} if fields else None,
-    }
-
-
-def counts(llm: Any) -> list[int]:
-    """Return the accepted and the rejected draft tokens so far."""
-    total = drafting(llm).stage.metrics.snapshot().total
-    return [total.accepted, total.rejected]
 
 
 def swap_rows(llm: Any) -> None:

@@ -8,22 +8,25 @@ from typing import Any
 import pytest
 
 from tests.engines.engines import Engine, Pool
+from tests.engines.plain import MAX_TOKENS, Answers, prompts
 from tests.engines.server import ForkedServer, Server
 from tests.engines.vllm.launch import SERVED, configuration
+from tests.engines.vllm.referee import RUNNERS, ZOO
+from tests.engines.vllm.served import Served
 
 NGRAM = {"proposer": "ngram", "policy": "fixed"}
 
-FAMILIES = ("v1", "v2", "v2_async")
+FAMILIES = tuple(RUNNERS)
 
 # What `make test` leaves to `make test-all`, because V2 in Triton's interpreter takes its time: what is of vLLM or of
 # the tests themselves, what some files try again with async scheduling on, and what others try again with it off.
-SLOW = ("test_harness", "test_baseline", "test_verifier")
-SLOW_ON_ASYNC = ("test_features", "test_kv_transfer", "test_lifecycle", "test_sampling", "test_traps")
+SLOW = ("test_baseline", "test_verifier")
+SLOW_ON_ASYNC = ("test_kv_transfer", "test_lifecycle", "test_sampling", "test_traps")
 SLOW_ON_SYNC = (
-    *("test_containment", "test_counts", "test_greedy", "test_same_drafts", "test_visible", "test_draft_lengths"),
+    *("test_greedy", "test_same_drafts", "test_draft_lengths"),
     "test_crosstok",
     # with async scheduling neither: V1 has them
-    *("test_images", "test_kv_transfer", "test_lora", "test_policies_learn", "test_prompt_embeds"),
+    *("test_kv_transfer", "test_lora"),
 )
 
 
@@ -109,3 +112,47 @@ def serve(pool: Pool) -> Callable[..., Server]:
 def v1_server(serve: Callable[..., Server]) -> Server:
     """specplug's ngram on V1 behind HTTP, with specplug's own routes."""
     return serve("v1", NGRAM, anew=True, name="v1_server", endpoints=True, in_process=True)
+
+
+@pytest.fixture(scope="session", params=RUNNERS)
+def kind(request: pytest.FixtureRequest) -> str:
+    """The runner and its scheduling.  Tests of one kind run together, so that engines start once."""
+    return str(request.param)
+
+
+@pytest.fixture(scope="session")
+def start(kind: str, engine: Callable[..., Engine]) -> Callable[..., Served]:
+    """Make an engine for a suite; see `tests.engines.suites.served`."""
+
+    def started(settings: dict[str, Any] | None, *, name: str, **how: Any) -> Served:
+        if settings is None:
+            return Served(engine(RUNNERS[kind]["runner"], installed=False, name=f"{name} {kind}", **how))
+        return Served(engine(**RUNNERS[kind], specplug=settings, name=f"{name} {kind}", **how))
+
+    return started
+
+
+@pytest.fixture(scope="session")
+def baseline(kind: str, engine: Callable[..., Engine]) -> Engine:
+    """The same runner without speculation."""
+    runner = RUNNERS[kind]["runner"]
+    return engine(runner, name=f"baseline {runner}", installed=False)
+
+
+@pytest.fixture(scope="session")
+def zoo(kind: str, engine: Callable[..., Engine]) -> Engine:
+    """An engine whose requests name their proposers."""
+    return engine(**RUNNERS[kind], specplug=ZOO, name=f"zoo {kind}")
+
+
+@pytest.fixture
+def truth(kind: str, baseline: Engine) -> Answers:
+    """Unmodified vLLM's greedy answers to `prompts`, at most `MAX_TOKENS` long; requested once per runner."""
+    runner = RUNNERS[kind]["runner"]
+    if runner not in _TRUTH:
+        given = [list(prompt) for prompt in prompts()]
+        _TRUTH[runner] = baseline.call("inside.generate", prompts=given, params={"max_tokens": MAX_TOKENS})
+    return _TRUTH[runner]
+
+
+_TRUTH: dict[str, Answers] = {}

@@ -128,12 +128,6 @@ def cut_by_nothing(llm, requests):
         del planner.plan, planner.observe
 
 
-def test_a_budget_of_zero_decodes_plainly(baseline_v2, engine):
-    run = launch(engine, 0).call(steps.recorded, requests=requests(2, 16))
-    assert_as_baseline(baseline_v2, run, requests(2, 16))
-    assert not any(any(step["drafts"].values()) for step in run["record"])
-
-
 @pytest.mark.slow
 def test_what_cannot_be_cut_stops_the_start(engine):
     with pytest.raises(Raised, match=r"Adaptive verification is not currently compatible.*LoRA"):
@@ -277,13 +271,6 @@ def test_a_backend_that_plans_on_the_host_is_refused_by_name(graphs):
         create(Mamba1AttentionBackend, graphs)
 
 
-def test_a_backend_whose_graphs_take_no_mixed_lengths_is_refused_by_name():
-    from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend
-
-    with pytest.raises(ValueError, match=f"lengths vary up to {DRAFT_LENGTH + 1}, but CPUAttentionBackend allows none"):
-        create(CPUAttentionBackend, "FULL_AND_PIECEWISE")
-
-
 def test_the_seam_is_declared():
     from specplug_vllm.config import engine_caps
 
@@ -314,12 +301,13 @@ def test_ranks_cut_alike(baseline_v2, engine):
 
 
 @pytest.mark.slow  # two ranks in Triton's interpreter
-@pytest.mark.parametrize(("useful", "basis"), [(0, "profiled by the engine at start-up"), (1, "assumed")])
-def test_rank_0s_profile_reaches_the_planner(engine, useful, basis):
+def test_rank_0s_profile_reaches_the_planner(engine):
     """The profile of the other rank shows nothing.  Workers, engine core and test are processes of their own."""
     tp = launch(engine, policy="batch", tensor_parallel_size=2, in_process=False)
     prompt = [list(prompts()[0])]
-    assert tp.call(served_with_profile, useful=useful, prompts=prompt, params={"max_tokens": 1}).startswith(basis)
+    assert tp.call(served_with_profile, useful=0, prompts=prompt, params={"max_tokens": 1}).startswith(
+        "profiled by the engine"
+    )
     tp.stop()
 
 

@@ -12,10 +12,8 @@ from tests.engines.engines import Engine
 from tests.engines.launches import most
 from tests.engines.plain import assert_greedy
 from tests.engines.vllm import inside
-from tests.engines.vllm.referee import MAX_TOKENS, RUNNERS, Answers, baseline, kind, prompts, truth
+from tests.engines.vllm.referee import MAX_TOKENS, RUNNERS, Answers, prompts
 from tests.engines.vllm.test_no_sync import steady_steps
-
-__all__ = ["baseline", "kind", "truth"]
 
 PROMPTS = [list(prompt) for prompt in prompts()]
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
-from importlib import import_module
-from pathlib import Path
 from random import Random
 
 import pytest
@@ -18,31 +16,10 @@ from specplug.pipeline.device.columns import launches_for
 from specplug.trim import survival
 from specplug.types.caps import Distribution
 from specplug.types.plan import StepPlan
-from tests.engines.gpu_compiler import Launch, compiled
 from tests.engines.interpreted import imported_anew
 from tests.runtime.oracle import CPU, Engine, Scripted, Watching, compare, random_script, scripted_stage
 
 PACKAGE = "specplug.pipeline.device"
-
-CONSTANTS = {"begin": {"BY_ROW": False, "STOPS": 8, "BLOCK": 16}, "finish": {"BLOCK": 8}}
-SGLANG = {
-    "begin": dict.fromkeys(("idx_mapping", "total_len"), "*i64"),
-    "finish": {"idx_mapping": "*i64", "last_sampled": "*i32", "out": "*fp32"},
-}
-"""Types in SGLang that differ from those in vLLM."""
-
-TYPES = {
-    **dict.fromkeys(("idx_mapping", "total_len", "all_token_ids", "num_sampled", "num_rejected"), "*i32"),
-    **dict.fromkeys(("order", "caps", "places", "ingested", "counts"), "*i32"),
-    **dict.fromkeys(("draft_ids", "draft_sources", "draft_lengths", "base_len"), "*i32"),
-    **dict.fromkeys(("stored_ids", "taken_ids", "taken_sources"), "*i32"),
-    **dict.fromkeys(("table", "stopped", "ingested_by", "heads", "row_counts", "token_counts"), "*i64"),
-    **dict.fromkeys(("slots", "generations", "last_sampled", "out"), "*i64"),
-    **dict.fromkeys(("temperatures", "temperature", "draft_confidence", "stored_confidence"), "*fp32"),
-    **dict.fromkeys(("taken_confidence", "confidence"), "*fp32"),
-    **dict.fromkeys(("sampled", "grammar"), "*i1"),
-}
-"""Types of the arguments that are tensors; all others are 32-bit numbers."""
 
 
 def modules(interpreted: bool) -> ExitStack:
@@ -117,27 +94,3 @@ def test_a_cpu_has_the_kernels_only_in_the_interpreter():
     with modules(interpreted=False):
         assert launches_for(CPU) is None
         assert launches_for(torch.device("cuda")) is not None
-
-
-def test_no_argument_is_specialised_for():
-    """A step never waits for a compiler because a view begins elsewhere or a number is 1 or a multiple of 16."""
-    with modules(interpreted=False):
-        kernels = import_module(f"{PACKAGE}.begin").begin_kernel, import_module(f"{PACKAGE}.finish").finish_kernel
-    for parameter in [*kernels[0].params, *kernels[1].params]:
-        fixed = parameter.do_not_specialize_on_alignment if parameter.name in TYPES else parameter.do_not_specialize
-        assert fixed or parameter.is_constexpr, parameter.name
-
-
-def test_the_kernels_compile_for_gpus(tmp_path: Path):
-    with modules(interpreted=False):
-        names = [import_module(f"{PACKAGE}.{name}").__dict__[f"{name}_kernel"].arg_names for name in CONSTANTS]
-    launches = []
-    for by_row in (False, True):
-        for own, (name, fixed) in zip(names, CONSTANTS.items(), strict=True):
-            types = {it: TYPES.get(it, "i32") for it in own if it not in fixed} | (SGLANG[name] if by_row else {})
-            constants = {it: by_row if it == "BY_ROW" else value for it, value in fixed.items()}
-            launches.append(Launch(f"{PACKAGE}.{name}:{name}_kernel", types, constants, 1))
-    for name, found in zip([*CONSTANTS] * 2, compiled(launches, tmp_path), strict=True):
-        assert ".target sm_90" in found.ptx
-        assert f".entry {name}_kernel(" in found.ptx
-        assert found.cubin_bytes > 0

@@ -10,10 +10,8 @@ from itertools import pairwise
 import pytest
 
 from tests.engines.vllm import graphs, steps, watching
-from tests.engines.vllm.referee import RUNNERS, kind, prompts
+from tests.engines.vllm.referee import RUNNERS, prompts
 from tests.engines.vllm.steps import assert_as_baseline
-
-__all__ = ["kind"]
 
 DRAFT_LENGTHS, CAPS = (0, 1, 3, 8, 2), (None, 1, 6)  # by step; by request, in turn
 

@@ -9,21 +9,7 @@ import pytest
 
 from tests.engines.engines import Engine
 from tests.engines.vllm import watching
-from tests.engines.vllm.referee import (
-    MAX_TOKENS,
-    Answers,
-    assert_greedy,
-    baseline,
-    fields,
-    forward,
-    kind,
-    prompts,
-    reported,
-    truth,
-    zoo,
-)
-
-__all__ = ["baseline", "kind", "truth", "zoo"]
+from tests.engines.vllm.referee import MAX_TOKENS, Answers, assert_greedy, fields, forward, prompts, reported
 
 PROMPTS = [list(prompt) for prompt in prompts()]  # three times as many as an engine runs at once
 

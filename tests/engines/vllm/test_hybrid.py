@@ -9,9 +9,7 @@ import pytest
 from tests.engines import crosstok
 from tests.engines.engines import Engine
 from tests.engines.plain import assert_greedy
-from tests.engines.vllm.referee import MAX_TOKENS, RUNNERS, Answers, baseline, kind, prompts, truth
-
-__all__ = ["baseline", "kind", "truth"]
+from tests.engines.vllm.referee import MAX_TOKENS, RUNNERS, Answers, prompts
 
 PROMPTS = [list(prompt) for prompt in prompts()]
 SETTINGS = {**crosstok.settings(), "proposer": "hybrid"}

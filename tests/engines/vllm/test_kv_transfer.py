@@ -15,9 +15,7 @@ from specplug.testing.equality import judge_greedy
 from tests.engines.engines import Engine
 from tests.engines.plain import forward, greedy
 from tests.engines.vllm import watching
-from tests.engines.vllm.referee import RUNNERS, kind, prompts
-
-__all__ = ["kind"]
+from tests.engines.vllm.referee import RUNNERS, prompts
 
 NGRAM = {"proposer": "ngram", "policy": "fixed"}
 BLOCK = 32

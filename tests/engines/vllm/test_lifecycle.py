@@ -1,4 +1,7 @@
-"""Requests start, are aborted, preempted and resumed: the events and texts of proposers, and the client's output."""
+"""What is of vLLM alone in the life of requests: mixtures of all sorts, those that cannot draft, and its warm-up's.
+
+See `tests.engines.suites.lifecycle` for the rest.
+"""
 
 from __future__ import annotations
 
@@ -7,44 +10,13 @@ from typing import Any
 
 import pytest
 
-from tests.engines.engines import Engine
+from tests.engines.suites.lifecycle import assert_sound
 from tests.engines.vllm import inside, watching
-from tests.engines.vllm.referee import (
-    MAX_TOKENS,
-    RUNNERS,
-    ZOO,
-    assert_greedy,
-    baseline,
-    fields,
-    kind,
-    prompts,
-    reported,
-    truth,
-    zoo,
-)
-
-__all__ = ["baseline", "kind", "truth", "zoo"]
+from tests.engines.vllm.referee import MAX_TOKENS, fields, prompts, reported
 
 PROMPTS = [list(prompt) for prompt in prompts()]
-FULL = 6  # requests at a time, of which the tight engine's memory holds less
-LONG = 72
 
 Records = list[dict[str, Any]]
-
-
-@pytest.fixture(scope="session")
-def tight(kind: str, engine: Callable[..., Engine]) -> Engine:
-    """An engine whose KV cache holds 640 tokens."""
-    return engine(
-        **RUNNERS[kind],
-        specplug=ZOO,
-        name=f"tight {kind}",
-        max_num_seqs=FULL,
-        max_model_len=512,
-        block_size=32,
-        num_gpu_blocks_override=21,
-        enable_prefix_caching=False,
-    )
 
 
 def recorded(llm: Any, requests: Records, aborts: dict[str, int] | None = None) -> dict[str, Any]:
@@ -54,92 +26,6 @@ def recorded(llm: Any, requests: Records, aborts: dict[str, int] | None = None) 
     RECORDS.clear()
     found = watching.watched(llm, requests, aborts)
     return {**found, "records": list(RECORDS)}
-
-
-def assert_sound(records: Records) -> None:
-    """Every row is the newest tenant of its slot, and every token is handed out once per generation."""
-    occupants: dict[int, tuple[str, int]] = {}
-    taken: dict[tuple[int, int], int] = {}
-    newest: dict[int, int] = {}
-    begun: set[str] = set()
-    reset: list[tuple[int, int]] = []
-    for record in records:
-        if record["call"] == "event" and "slot" in record:
-            slot, generation, name = record["slot"], record["generation"], record["request_id"]
-            if record["kind"] in ("STARTED", "RESUMED", "UPDATED"):
-                assert slot not in occupants or record["kind"] == "UPDATED", (
-                    f"slot {slot} is taken by {occupants[slot]}"
-                )
-                assert generation > newest.get(slot, 0), "generations grow"
-                occupants[slot], newest[slot] = (name, generation), generation
-                begun.add(name)
-            elif name in begun:  # others began before the recording
-                assert occupants.pop(slot) == (name, generation), f"{name} has left a place that was not its own"
-        if record["call"] == "ingest" and not record["is_dummy"]:
-            rows = zip(
-                record["request_ids"],
-                record["slots"],
-                record["generations"],
-                record["lengths"],
-                record["num_new"],
-                strict=True,
-            )
-            for name, slot, generation, length, new in rows:
-                assert occupants[slot] == (name, generation)
-                assert taken.get((slot, generation), 0) + new == length, f"{name} missed tokens or got some twice"
-                taken[slot, generation] = length
-            reset += [(slot, newest[slot]) for slot in record["reset_slots"]]
-    assert len(set(reset)) == len(reset), "a slot was reset twice in one generation"
-    assert set(reset) >= set(taken), "a slot was not reset"
-
-
-def requests_of(count: int) -> Records:
-    params = {"max_tokens": MAX_TOKENS}
-    return [{"id": f"q{i}", "prompt": PROMPTS[i], "at": i // 3, "params": params} for i in range(count)]
-
-
-def kinds_of(events: list[Any], name: str) -> list[str]:
-    return [kind for kind, owner, _, _ in events if owner == name]
-
-
-def test_aborted_and_finished(zoo, truth):
-    """A running, a waiting and a not yet prefilled request leave; the others go on in slots that change hands."""
-    # Names of their own: at the first step proposers still receive the ends of the previous test's requests.
-    requested = [{**request, "id": f"left {index}"} for index, request in enumerate(requests_of(14))]
-    found = zoo.call(recorded, requests=requested, aborts={"left 1": 3, "left 12": 4, "left 5": 4})
-    rest = [index for index in range(14) if f"left {index}" in found["outputs"]]
-    assert len(rest) == 11
-    outputs = [found["outputs"][f"left {index}"] for index in rest]
-    assert_greedy([PROMPTS[index] for index in rest], [truth[index] for index in rest], outputs)
-    assert found["wrong"] == []
-    assert_sound(found["records"])
-    assert kinds_of(found["events"], "left 1") == ["started", "aborted"]
-    assert kinds_of(found["events"], "left 12") == [], "it never ran"
-    last = found["events"][-1][1]
-    for index in rest[:-1]:
-        assert kinds_of(found["events"], f"left {index}") in (["started", "finished"], ["started"])
-    started = [event for event in found["events"] if event[0] == "started"]
-    assert len({slot for _, _, slot, _ in started}) <= 8 < len(started), f"slots were not reused, until {last}"
-
-
-def test_preempted_and_resumed(kind, tight, baseline):
-    """With memory for only some requests, preempted ones resume, get drafts again, and have the same answers."""
-    truth = baseline.call("inside.generate", prompts=PROMPTS[:FULL], params={"max_tokens": LONG, "ignore_eos": True})
-    params = [{"max_tokens": LONG, "ignore_eos": True, **reported(answer["token_ids"])} for answer in truth]
-    requested = [{**request, "params": own} for request, own in zip(requests_of(FULL), params, strict=True)]
-    found = tight.call(recorded, requests=requested)
-    assert found["preemptions"] > 0
-    assert_greedy(PROMPTS[:FULL], truth, [found["outputs"][f"q{index}"] for index in range(FULL)])
-    assert found["wrong"] == []
-    assert_sound(found["records"])
-    moved = [f"q{index}" for index in range(FULL) if "preempted" in kinds_of(found["events"], f"q{index}")]
-    assert moved
-    for name in moved:
-        kinds = kinds_of(found["events"], name)
-        assert kinds[:3] == ["started", "preempted", "resumed"]
-        generation = max(row["generation"] for row in found["rows"][name])
-        later = [row for row in found["rows"][name] if row["generation"] == generation]
-        assert sum(row["accepted"] for row in later) > 0, f"{name} was not drafted for after it resumed"
 
 
 MIXTURE: list[Callable[[int, list[int]], dict[str, Any]]] = [
@@ -168,7 +54,7 @@ def test_many_requests_of_all_sorts(kind, zoo, truth):
         requested.append({"id": f"q{index}", "prompt": PROMPTS[place], "at": index // 4, "params": params})
     leaving = {f"q{index}": index // 4 + 3 for index in (3, 11, 17, 21)}
     found = zoo.call(recorded, requests=requested, aborts=leaving)
-    assert_sound(found["records"])
+    assert_sound({**found, "left": {}, "counts": {"faults": {}}})
     assert not found["faults"]
     assert len(found["outputs"]) >= count - len(leaving)
     greedy = [index for index in range(count) if index % len(MIXTURE) in GREEDY and f"q{index}" in found["outputs"]]

@@ -1,114 +1,258 @@
-"""Models with recurrent state, on kernels that roll back (see `tests.engines.recurrent_cpu`): greedy text.
+"""Models with recurrent state on vLLM, on kernels that roll back (see `tests.engines.recurrent_cpu`).
 
-The truth is the model's own text, without an engine.  Drafts are that text with every fifth token wrong, so that steps
-accept some and reject others; requests of many lengths join and leave, and their prompts are read in pieces.
+Planted mistakes are those of vLLM's issues (55504: steps without drafts that read the state before accepted drafts),
+and undo what specplug fixes: the padding of new requests, and the order of rows, of which vLLM's recurrent layers take
+the first prefilling one for the end of those that decode.
 """
 
 from __future__ import annotations
 
+import dataclasses
+import os
 from collections.abc import Callable, Sequence
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, ClassVar
 
+import numpy as np
 import pytest
+import torch
 
-from tests.engines.engines import Engine, Raised
-from tests.engines.recurrent_models import save
-from tests.engines.recurrent_requests import Prompt, answers, prompts, tokens_of, wrong_tokens
-from tests.engines.vllm.referee import RUNNERS, reported
+from tests.engines.engines import Raised
+from tests.engines.recurrent_requests import drawn
+from tests.engines.suites.recurrent import DRAFT_LENGTH, RecurrentSuite
+from tests.engines.suites.served import Served
+from tests.engines.vllm import inside, launch
 
-DRAFT_LENGTH = 4
-SETTINGS: dict[str, Any] = {
-    "proposer": "ngram",
-    "extra_proposers": ["oracle"],
-    "policy": "fixed",
-    "options": {"oracle": {"error_every": 5}},
+CACHED = {"enable_prefix_caching": True, "block_size": 32, "max_num_batched_tokens": 64}
+BLOCKS = {"falcon_h1": 23, "lfm2": 26, "qwen3_next": 26}
+"""Blocks for three or four requests, one of which must give its own up when texts grow beyond a block."""
+# On V1, too, vLLM moves states between blocks with kernels in Triton.
+INTERPRETED = {
+    "TRITON_INTERPRET": "1",
+    "VLLM_USE_V2_MODEL_RUNNER": "0",
+    "PYTHONPATH": os.pathsep.join(
+        map(str, [launch.PLUGINS, launch.VLLM_NAME, launch.TRITON_CPU, launch.RECURRENT_CPU])
+    ),
 }
-VARYING = {
-    **SETTINGS,
-    "policy": "ladder",
-    "options": {**SETTINGS["options"], "ladder": {"draft_lengths": (4, 0, 3, 0, 4, 1)}},
-}
-"""Each step has another draft length than the one before, and steps without drafts follow accepted drafts."""
-
-SIZES: dict[str, Any] = {
-    "recurrent": True,
-    "draft_length": DRAFT_LENGTH,
-    "skip_tokenizer_init": True,
-    "max_model_len": 256,
-    "max_num_seqs": 4,
-    "max_num_batched_tokens": 24,
-    "enable_prefix_caching": False,
-}
-CAPS = [DRAFT_LENGTH, 2, 1, 0, 3]
-
-HYBRIDS = ("falcon_h1", "lfm2", "qwen3_next")
-PAIRS = [(kind, name) for kind in RUNNERS for name in HYBRIDS] + [("v2", "mamba2"), ("v2_async", "mamba2")]
-FAST = [("v1", "falcon_h1"), ("v2_async", "falcon_h1")]
-SPLIT = [pytest.param(*pair, marks=[] if pair in FAST else pytest.mark.slow) for pair in PAIRS]
-
-Serve = Callable[..., Engine]
+NEW, ROWS = drawn(3, *[1] * 9), drawn(3, 60, 1, 60, 5, 60, 1, 60, 2, 60)
+"""Prompts of one token among others, and prompts that are read in pieces among others that decode."""
 
 
-@pytest.fixture(scope="session")
-def hybrid(engine: Serve, tmp_path_factory: pytest.TempPathFactory) -> Serve:
-    """Start a server of a model: ``hybrid("v1", "lfm2", VARYING)``."""
-    folders: dict[str, str] = {}
+class TestRecurrent(RecurrentSuite):
+    model = "model"
+    how: ClassVar[dict[str, Any]] = {
+        "recurrent": True,
+        "draft_length": DRAFT_LENGTH,
+        "skip_tokenizer_init": True,
+        "max_model_len": 256,
+        "max_num_seqs": 4,
+        "max_num_batched_tokens": 24,
+        "enable_prefix_caching": False,
+    }
+    caching: ClassVar[dict[str, Any]] = CACHED
+    sampling: ClassVar[dict[str, Any]] = {"max_num_seqs": 64, "max_num_batched_tokens": 512}
+    params: ClassVar[dict[str, Any]] = {"detokenize": False}
+    models: ClassVar[Sequence[str]] = ("falcon_h1", "lfm2", "qwen3_next")
+    fast: ClassVar[dict[str, Any]] = {
+        "": [("v1", "falcon_h1")],
+        "test_draft_lengths_that_change_at_every_step": [("v1", "falcon_h1"), ("v2_async", "falcon_h1")],
+        "test_prompts_whose_beginnings_are_cached": [("v2_async", "falcon_h1")],
+    }
+    mistakes = ("before_the_drafts_where_none_follow", "state_of_the_next_row")
 
-    def start(kind: str, name: str, settings: dict[str, Any] | None, **sizes: Any) -> Engine:
-        if name not in folders:
-            folders[name] = save(name, tmp_path_factory.mktemp(name))
-        return engine(**RUNNERS[kind], specplug=settings, name=f"{name} {kind}", model=folders[name], **SIZES | sizes)
+    def plant(self, served: Served, mistake: str | None) -> None:
+        served.engine.call(plant, mutant=mistake)
 
-    return start
+    def test_prompts_whose_beginnings_are_cached(self, launch, kind, name):
+        self.caching = {**CACHED, **({"environment": INTERPRETED} if kind == "v1" else {})}  # type: ignore[misc]
+        super().test_prompts_whose_beginnings_are_cached(launch, name)
 
+    @pytest.mark.slow
+    def test_preemption(self, launch, kind, name):
+        served = launch(name, block_size=32, num_gpu_blocks_override=BLOCKS[name])
+        self.assert_right(served, name, drawn(*[50, 51, 52, 53, 54, 55] * 2))
+        assert served.engine.call("inside.metrics")["vllm:num_preemptions"] > 0
 
-def joining(name: str, given: Sequence[Prompt], **by_turn: list[int]) -> list[dict[str, Any]]:
-    """Return requests that join one by one, with drafts from their answers and further fields in turn."""
-    found = []
-    for number, (prompt, answer) in enumerate(zip(given, answers(name, given), strict=True)):
-        own = {field: values[number % len(values)] for field, values in by_turn.items()}
-        params = {"max_tokens": tokens_of(number), "ignore_eos": True, "detokenize": False, **reported(answer, **own)}
-        found.append({"id": str(number), "prompt": list(prompt), "at": number + number % 3, "params": params})
-    return found
+    def test_placeholders_of_a_new_prompt_of_one_token_are_seen(self, launch, kind, name):
+        """vLLM pads such a prompt, if others decode, and runs it as a prefill, which keeps the last state alone."""
+        served = launch(name)
+        self.assert_right(served, name, NEW)
+        assert served.engine.call(pad_new_requests, most=DRAFT_LENGTH) == 0
+        try:
+            assert self.wrong(served, name, NEW) > 0  # else vLLM has been fixed
+        finally:
+            served.engine.call(pad_new_requests, most=0)
 
-
-def wrong(run: dict[str, Any], name: str, given: Sequence[Prompt]) -> int:
-    """Return how many tokens of a run are not the model's own."""
-    found = [run["outputs"][str(number)]["token_ids"] for number in range(len(given))]
-    return wrong_tokens(found, answers(name, given))
-
-
-def assert_right(served: Engine, name: str, given: Sequence[Prompt], **by_turn: list[int]) -> dict[str, Any]:
-    """Assert that a server answers as the model does, and that drafts were accepted and rejected; return the run."""
-    found = served.call("watching.counted", call="drive", requests=joining(name, given, **by_turn))
-    assert wrong(found["result"], name, given) == 0
-    assert not found["faults"]
-    assert found["total"]["accepted"] > 2 * len(given)
-    assert found["total"]["rejected"] > 2
-    return dict(found["result"])
-
-
-@pytest.mark.parametrize(("kind", "name"), SPLIT)
-def test_draft_lengths_that_change_at_every_step(kind, name, hybrid):
-    assert_right(hybrid(kind, name, VARYING), name, prompts(12, DRAFT_LENGTH))
-
-
-@pytest.mark.parametrize(("kind", "name"), SPLIT)
-def test_requests_that_cap_their_drafts(kind, name, hybrid):
-    assert_right(hybrid(kind, name, VARYING), name, prompts(6, DRAFT_LENGTH), num_speculative_tokens=CAPS)
+    def test_rows_that_attention_takes_for_prompts(self, launch, kind, name):
+        """On V1 as FlashInfer's does where it decodes no several tokens per row; on V2 by vLLM's own order."""
+        if name == "qwen3_next":
+            pytest.skip("it takes rows by their drafts")
+        served, reorder = launch(name), reorder_on_v1 if kind == "v1" else reorder_on_v2
+        given, caps = (ROWS, (None,)) if kind == "v1" else (drawn(*[DRAFT_LENGTH + 1] * 10), (0, DRAFT_LENGTH, 0))
+        self.assert_right(served, name, given, caps)  # the order is ours from the first step on
+        served.engine.call(reorder, ours=False)
+        try:
+            assert self.wrong(served, name, given, caps) > 0  # else vLLM has been fixed
+        finally:
+            served.engine.call(reorder, ours=True)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("kind", "name"), PAIRS)
-def test_a_fixed_draft_length(kind, name, hybrid):
-    served, given = hybrid(kind, name, SETTINGS), prompts(24, DRAFT_LENGTH)
-    assert_right(served, name, given)
-    assert_right(served, name, given, num_speculative_tokens=CAPS)
+@pytest.mark.parametrize("kind", ["v2", "v2_async"], indirect=True, scope="session")
+class TestWithoutAttention(TestRecurrent):
+    """vLLM keeps no states of such a model, and does not order its rows."""
+
+    models: ClassVar[Sequence[str]] = ("mamba2",)
+    test_prompts_whose_beginnings_are_cached = test_preemption = None  # type: ignore[assignment]
+    test_a_wrong_state_is_seen = test_rows_that_attention_takes_for_prompts = None  # type: ignore[assignment]
+    test_placeholders_of_a_new_prompt_of_one_token_are_seen = None  # type: ignore[assignment]
+    test_sampled_answers_have_the_models_distribution = None  # type: ignore[assignment]
 
 
-def test_attention_free_models_are_refused_on_v1(hybrid):
+def test_attention_free_models_are_refused_on_v1(engine, tmp_path):
     """V1 counts accepted tokens for hybrid models alone."""
+    from tests.engines.recurrent_models import save
+
+    given = {"model": save("mamba2", tmp_path), **TestRecurrent.how}
     with pytest.raises(Raised, match="V1 runner does not record accepted draft tokens") as raised:
-        hybrid("v1", "mamba2", SETTINGS).call("inside.facts")
+        engine("v1", {"proposer": "ngram"}, name="mamba2", **given).call("inside.facts")
     assert "Mamba2ForCausalLM on V1" in raised.value.text
     assert "VLLM_USE_V2_MODEL_RUNNER=1" in raised.value.text
+
+
+# -- mistakes, in the engine's process ---------------------------------------------------------------------------------
+
+
+def pad_new_requests(llm: Any, most: int) -> int:
+    """Let the scheduler pad new requests with up to so many placeholder drafts; return the number before."""
+    scheduler = inside.scheduler(llm)
+    before, scheduler._most_placeholders = scheduler._most_placeholders, most
+    return int(before)
+
+
+def reorder_on_v1(llm: Any, ours: bool) -> None:
+    """Let V1 take rows of several tokens for prompts, and order rows as specplug does or as vLLM does."""
+    runner = inside.runner(llm)
+    if not hasattr(runner, "specplug_test_order"):
+        runner.specplug_test_order = runner._may_reorder_batch, runner.reorder_batch_threshold
+    order, threshold = runner.specplug_test_order
+    runner._may_reorder_batch = order if ours else order.__wrapped__
+    runner.reorder_batch_threshold = threshold if ours else 1
+
+
+def reorder_on_v2(llm: Any, ours: bool) -> None:
+    """Let V2 order rows as specplug does or as vLLM does."""
+    from vllm.v1.worker.gpu import model_runner
+
+    if not hasattr(model_runner, "specplug_test_sort"):
+        model_runner.specplug_test_sort = model_runner.sort_batch_req_ids
+    order = model_runner.specplug_test_sort
+    model_runner.sort_batch_req_ids = order if ours else order._specplug_original
+
+
+Rows = tuple[torch.Tensor, torch.Tensor]
+"""Of rows that decode: accepted tokens [B], the bonus included, and blocks [B, 1 + K] with the state after each token.
+
+A mutant is given these, and how many tokens the rows have in this step [B].
+"""
+
+
+def before_the_drafts_where_none_follow(accepted: torch.Tensor, blocks: torch.Tensor, lengths: torch.Tensor) -> Rows:
+    """Start rows without drafts from the state before the drafts of the last step."""
+    return torch.where(lengths == 1, 1, accepted), blocks
+
+
+def state_of_the_next_row(accepted: torch.Tensor, blocks: torch.Tensor, lengths: torch.Tensor) -> Rows:
+    return accepted, blocks.roll(1, 0)
+
+
+MUTANTS: dict[str, Callable[..., Rows]] = {
+    mutant.__name__: mutant for mutant in (before_the_drafts_where_none_follow, state_of_the_next_row)
+}
+FIELDS = {  # of row starts and of blocks, in the metadata of Mamba-2 and LFM2, and of Qwen3-Next
+    "BaseMambaAttentionMetadataBuilder._compute_common_metadata": ("query_start_loc_d", "state_indices_tensor_d"),
+    "GDNAttentionMetadataBuilder.build": ("spec_query_start_loc", "spec_state_indices_tensor"),
+}
+
+
+def plant(llm: Any, mutant: str | None) -> None:
+    """Plant a mistake in what vLLM's layers are given, or take it back."""
+    from vllm.v1.attention.backends import gdn_attn, mamba_attn
+
+    for path, (starts, blocks) in FIELDS.items():
+        owner, method = path.split(".")
+        builder = getattr(mamba_attn if owner.startswith("Base") else gdn_attn, owner)
+        original = getattr(getattr(builder, method), "specplug_test_original", getattr(builder, method))
+        setattr(builder, method, original if mutant is None else mutated(original, MUTANTS[mutant], starts, blocks))
+
+
+def mutated(original: Any, mutant: Callable[..., Rows], starts: str, blocks: str) -> Any:
+    def build(*args: Any, **kwargs: Any) -> Any:
+        found = original(*args, **kwargs)
+        accepted, indices, begins = found.num_accepted_tokens, getattr(found, blocks), getattr(found, starts)
+        if accepted is None or begins is None:  # no row decodes
+            return found
+        accepted, indices = mutant(accepted, indices, begins.diff())
+        return dataclasses.replace(found, **{"num_accepted_tokens": accepted, blocks: indices})
+
+    build.specplug_test_original = original  # type: ignore[attr-defined]
+    return build
+
+
+# -- the order of rows, without an engine ------------------------------------------------------------------------------
+
+
+def test_on_v1_decodes_keep_their_order():
+    from specplug_vllm.startup import recurrent
+
+    rows = {  # computed tokens, prompt, scheduled now
+        "plain": (9, 9, 1),
+        "end of a prompt": (8, 9, 1),
+        "piece of a prompt": (32, 90, 5),
+        "drafted": (20, 9, 5),
+        "new": (0, 5, 5),
+        "another": (12, 9, 3),
+    }
+    batch = FakeBatch(list(rows), *np.array(list(rows.values()))[:, :2].T)
+    recurrent._sort_decodes(batch, {name: scheduled for name, (_, _, scheduled) in rows.items()}, 1)
+    decodes = ["plain", "drafted", "another"]
+    assert batch.req_ids == [*decodes, *(name for name in rows if name not in decodes)]
+    assert batch.num_computed_tokens_cpu.tolist() == [rows[name][0] for name in batch.req_ids]
+
+
+class FakeBatch:
+    """V1's batch, as far as rows are sorted."""
+
+    def __init__(self, names: list[str], computed: Any, prompt: Any) -> None:
+        self.req_ids, self.num_computed_tokens_cpu, self.num_prompt_tokens = names, computed.copy(), prompt.copy()
+
+    def swap_states(self, one: int, other: int) -> None:
+        for column in (self.req_ids, self.num_computed_tokens_cpu, self.num_prompt_tokens):
+            column[one], column[other] = column[other], column[one]
+
+
+def test_on_v2(monkeypatch):
+    from vllm.v1.worker.gpu import model_runner
+
+    from specplug_vllm.startup import recurrent
+
+    decodes = {"drafted": 4, "full": DRAFT_LENGTH + 1, "plain": 1}
+    prefills = {"as long as a verification": DRAFT_LENGTH + 1, "fresh": 1, "long": 40}
+    counts = {**prefills, **decodes, "last of a prompt": 1}
+    drafts = {"drafted": [-1] * 3, "full": [-1] * DRAFT_LENGTH}
+    names = list(counts)
+    computed = {name: 7 if name in decodes else 6 if name == "last of a prompt" else 0 for name in names}
+    states = SimpleNamespace(
+        req_id_to_index={name: slot for slot, name in enumerate(names)},
+        num_computed_prefill_tokens=np.array([computed[name] for name in names]),
+        prefill_len=SimpleNamespace(np=np.array([7 if computed[name] else counts[name] for name in names])),
+    )
+    baseline = model_runner.sort_batch_req_ids(counts, drafts, DRAFT_LENGTH + 1)
+    assert baseline.index("as long as a verification") < baseline.index("plain")  # else vLLM has been fixed
+
+    monkeypatch.setattr(model_runner, "sort_batch_req_ids", model_runner.sort_batch_req_ids)
+    for of_runner in (SimpleNamespace(), states):  # the second runner of a process takes the first one's place
+        recurrent.install_worker(SimpleNamespace(req_states=of_runner))
+    found = model_runner.sort_batch_req_ids(counts, drafts, DRAFT_LENGTH + 1)
+    assert set(found[: len(decodes) + 1]) == {*decodes, "last of a prompt"}
+    assert [name for name in baseline if name in prefills] == [name for name in found if name in prefills]

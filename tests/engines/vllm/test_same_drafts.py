@@ -12,11 +12,9 @@ from specplug.trace import TraceRow
 from tests.engines import same_drafts
 from tests.engines.engines import Engine
 from tests.engines.vllm import inside
-from tests.engines.vllm.referee import fields, kind, zoo
+from tests.engines.vllm.referee import fields
 from tests.engines.vllm.watching import drafting, plain_name, snapshot
 from tests.trace_reader import read_trace
-
-__all__ = ["kind", "zoo"]
 
 
 def served(llm: Any, requests: list[dict[str, Any]], path: str, mutant: str | None) -> dict[str, list[int]]:

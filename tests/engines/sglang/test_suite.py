@@ -1,0 +1,346 @@
+"""What SGLang takes of the suite that all servers run; see `tests.engines.suites.served`.
+
+It does not take `EmbeddingsSuite` with overlap alone: nothing else serves embeddings, so the engines are slow.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar
+
+import pytest
+
+from tests.engines import ends, hopeless, pictures
+from tests.engines.engines import Engine
+from tests.engines.plain import model
+from tests.engines.refusing import Refusing, refused_at_start
+from tests.engines.server import Server
+from tests.engines.sglang import auditing, inside, trees, watching
+from tests.engines.sglang.test_exact import NGRAM, SERVED
+from tests.engines.sglang.watching import TIGHT
+from tests.engines.suites.audit import AuditSuite
+from tests.engines.suites.chats import ChatSuite, scripted_model
+from tests.engines.suites.containment import ContainmentSuite
+from tests.engines.suites.environment import EnvironmentSuite
+from tests.engines.suites.features import LOOP, FeaturesSuite
+from tests.engines.suites.gaps import EmbeddingsSuite, PicturesSuite
+from tests.engines.suites.harness import HarnessSuite
+from tests.engines.suites.hopeless import HopelessSuite
+from tests.engines.suites.learning import LearningSuite, learnt_by
+from tests.engines.suites.lifecycle import LifecycleSuite
+from tests.engines.suites.reasoning import ReasoningSuite
+from tests.engines.suites.served import Served
+from tests.engines.suites.stream import StreamSuite
+from tests.engines.suites.visible import VisibleSuite
+
+__all__ = ["scripted_model"]
+
+SYNC = ("sync",)
+BOTH = ("overlap", "sync")
+overlapped = pytest.mark.parametrize("kind", ["overlap"], indirect=True, scope="session")
+
+
+class TestLifecycle(LifecycleSuite):
+    """What is of SGLang alone is in `test_lifecycle`."""
+
+    slow, tight = SYNC, TIGHT
+
+    def before_all_come(self, served: Served, count: int) -> None:
+        served.engine.inside(watching.gather, count=count)  # what they need of memory then grows in step
+
+
+class TestVisible(VisibleSuite):
+    slow, how, hears_of_one_token, lags = SYNC, {**TIGHT, "name": "tight"}, True, True
+
+    def cases(self) -> list[ends.Case]:
+        """Return the cases without a least length, which get no drafts, and SGLang's own."""
+        found = [case for case in ends.cases() if not case["least"]]
+        for case in [case for case in found if case["name"].startswith("string kept")]:
+            string, place = case["strings"][0], case["name"].split()[-1]
+            word = re.findall("[a-z]{3,}", ends.decoded(case["answer"]))[2]
+            for name, expressions in (("expression", [re.escape(string[:-1]) + "."]), ("plain", ["[a-z]{40}", word])):
+                own = {"strings": [], "keep": False, "more": {"stop_regex": expressions}}
+                found.append({**case, **own, "name": f"{name} {place}"})
+        ending = next(case for case in found if case["ends"])
+        return [*found, {**ending, "name": "special", "strings": ["<|end|>"], "hidden": 1}]  # which has no text
+
+    def salted(self, salt: str | None) -> tuple[Any, ...]:
+        return (None, salt)
+
+
+@overlapped
+class TestContainment(ContainmentSuite):
+    how: ClassVar[dict[str, Any]] = {"topk": 4, "overlap": False}
+
+
+@overlapped
+class TestLearning(LearningSuite):
+    def learnt(self, served: Served) -> dict[str, Any]:
+        return served.engine.inside(learnt)
+
+
+def learnt(scheduler: Any) -> dict[str, Any]:
+    drafting = scheduler.draft_worker.drafting
+    return learnt_by(drafting.step_planner, drafting.stage)
+
+
+class TestFeatures(FeaturesSuite):
+    """Penalties and minimum lengths get no drafts; `test_exact` has them, and `test_features` what is SGLang's own."""
+
+    slow, how, plain, room = SYNC, SERVED, SERVED, (19, 18)
+    more: ClassVar[dict[str, Any]] = {
+        "ebnf": (LOOP, {"ebnf": 'root ::= ("x = 1\\ny = " [3-9] "\\n")+', "max_tokens": 24}),
+        "stop regex": (LOOP, {"stop_regex": ["y = [0-9]\nx"], "ignore_eos": True}),
+    }
+
+    def assert_more_does_what_it_says(self, found: dict[str, dict[str, Any]]) -> None:
+        assert re.match("x = 1\ny = [3-9]\n", found["ebnf"]["text"])
+        assert found["stop regex"]["finish_reason"] == "stop"
+
+
+@overlapped
+class TestHopeless(HopelessSuite):
+    settings: ClassVar[dict[str, Any]] = {}  # as other tests have them
+    how: ClassVar[dict[str, Any]] = {"sampling": True}
+    tokens: ClassVar[dict[str, tuple[int, int]]] = {"overlap": (400, 200)}
+
+    def planned_by_batch(self, served: Served, params: dict[str, Any], count: int, without: bool) -> list[Any]:
+        served.engine.inside(begin_hopeless, without=without)
+        try:
+            served.generate(hopeless.file_prefixes()[:count], params)
+        finally:
+            counts = served.engine.inside(end_hopeless)
+        return counts
+
+
+def begin_hopeless(scheduler: Any, without: bool) -> None:
+    """Let the policy plan; `without` texts, note what steps with drafts report."""
+    drafting = scheduler.draft_worker.drafting
+    planner, runner = drafting.step_planner, drafting.stage.runners[0]
+    scheduler.hopeless = hopeless.planned_by_batch(planner, drafting.drafts._steps, runner if without else None)
+    scheduler.hopeless_counts = scheduler.hopeless.__enter__()
+
+
+def end_hopeless(scheduler: Any) -> list[Any]:
+    scheduler.hopeless.__exit__(None, None, None)
+    return list(scheduler.hopeless_counts)
+
+
+@overlapped
+class TestStream(StreamSuite):
+    def cold(self, start: Callable[..., Served], proposer: str = "ngram", **how: Any) -> Served:
+        return super().cold(start, proposer, sampling=True, **how)
+
+    def inside(self, served: Served, function: Callable[..., Any], **given: Any) -> Any:
+        return served.engine.inside(function, **given)
+
+    def refuse(self, served: Served, every: int) -> None:
+        served.engine.inside(refuse, every=every)
+
+    def started_without(self, served: Served) -> dict[str, Any]:
+        return served.engine.inside(started_without)
+
+    @pytest.mark.slow  # an engine of its own
+    def test_serving_trees_compiles_nothing(self, start):
+        self.assert_compiles_nothing(self.cold(start, topk=3))
+
+
+def refuse(scheduler: Any, every: int) -> None:
+    steps = scheduler.draft_worker.drafting.drafts._steps
+    if every:
+        steps._accepts, steps._stream = steps._stream, Refusing(every)
+    else:
+        steps._stream = steps._accepts
+
+
+def started_without(scheduler: Any) -> dict[str, Any]:
+    from specplug.interfaces import PluginContext
+    from specplug_sglang.scheduler.stream_drafts import build
+
+    own = scheduler.draft_worker.drafting
+    given = {"vocab_size": own.vocab_size, "max_slots": len(own.table.tokens), "max_length": own.max_length}
+    context = PluginContext(own.caps, device=own.device, **given)
+    with refused_at_start() as warned:
+        drafts, _ = build(own.resolved.settings, context, own.table, None, lambda event: None)
+    drafts.close()
+    assert type(drafts).__name__ == "StageDrafts"
+    return {"warned": len(warned)}
+
+
+SPANS: set[tuple[int, int]] = set()
+
+
+def note_spans(scheduler: Any) -> None:
+    """Begin to fill `SPANS` with the places without text of the requests that come."""
+    arrivals = scheduler.draft_worker.drafting.arrivals
+
+    def describe(req: Any, text: Any) -> Any:
+        described = original(req, text)
+        SPANS.update((start, stop) for start, stop in described.barriers)
+        return described
+
+    SPANS.clear()
+    original = trees.put(arrivals, "_describe", describe)
+
+
+def drafted(scheduler: Any) -> dict[str, Any]:
+    """Return the ids that were verified, and the spans without text."""
+    ids = {token for step in trees.SEEN for row in step["tokens"] for token in row[1:]}
+    trees.restore(scheduler)
+    return {"ids": sorted(ids), "spans": sorted(SPANS)}
+
+
+def watched(served: Served, answer: Callable[[], list[dict[str, Any]]]) -> dict[str, Any]:
+    """Return what the suites of prompts without text ask for."""
+    for plant in (trees.watch, note_spans):
+        served.engine.inside(plant)
+    try:
+        found = answer()
+    finally:
+        seen = served.engine.inside(drafted)
+    accepted = sum(one["meta"]["spec_num_correct_drafts"] for one in found)
+    return {"answers": [one["token_ids"] for one in found], "accepted": accepted, **seen}
+
+
+@overlapped
+class TestPictures(PicturesSuite):
+    model, span = "model_path", pictures.SIDE // pictures.PATCH  # SGLang tells the rows of a picture apart
+    how: ClassVar[dict[str, Any]] = {"disable_fast_image_processor": True, "chunked_prefill_size": 64}
+
+    def drafted(self, served: Served, params: Sequence[dict[str, Any]]) -> dict[str, Any]:
+        texts, own = [text for text, _ in pictures.PROMPTS], [served.translated(one) for one in params]
+        images = [[pictures.url(seed) for seed in seeds] or None for _, seeds in pictures.PROMPTS]
+        return watched(
+            served, lambda: served.engine.call(inside.generate, prompts=texts, params=own, image_data=images)
+        )
+
+
+@overlapped
+class TestEmbeddings(EmbeddingsSuite):
+    slow = BOTH  # engines of their own: nothing else serves embeddings
+    how: ClassVar[dict[str, Any]] = {"disable_radix_cache": True, "dtype": "bfloat16"}  # as SGLang wants them
+
+    def drafted(self, served: Served, params: Sequence[dict[str, Any]], plain: bool = False) -> dict[str, Any]:
+        own = [served.translated(one) for one in params]
+
+        def answer() -> list[dict[str, Any]]:
+            return served.engine.call(embedded, prompts=self.given, params=own)
+
+        return {"answers": [one["token_ids"] for one in answer()]} if plain else watched(served, answer)
+
+    def assert_equal(self, truth: list[list[int]], found: list[list[int]]) -> None:
+        from specplug.testing.equality import judge_greedy
+        from tests.engines.plain import forward
+
+        judge_greedy(forward, self.given, truth, found, tolerance=0.2, allowed_near_ties=1).assert_ok()
+
+
+def embedded(engine: Any, prompts: list[list[int]], params: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Answer all prompts at once, given as embeddings."""
+    import asyncio
+
+    import torch
+    from sglang.srt.managers.io_struct import GenerateReqInput
+
+    table = model().get_input_embeddings()
+
+    async def answer(prompt: list[int], own: dict[str, Any]) -> dict[str, Any]:
+        given = GenerateReqInput(input_embeds=table(torch.tensor(prompt)).tolist(), sampling_params=own)
+        return inside.described(await anext(engine.tokenizer_manager.generate_request(given, None)))
+
+    async def answers() -> list[dict[str, Any]]:
+        return await asyncio.gather(*map(answer, prompts, params))
+
+    return engine.loop.run_until_complete(answers())
+
+
+@overlapped
+class TestReasoning(ReasoningSuite):
+    model = "model_path"
+    how: ClassVar[dict[str, Any]] = {
+        "reasoning_parser": "deepseek-r1",
+        "grammar_backend": "xgrammar",
+        "constrained_json_disable_any_whitespace": True,
+    }
+
+    def assert_same(self, expected: dict[str, Any], found: dict[str, Any]) -> None:
+        """The usage is the same, too, and the reasoning is a part of the answer."""
+        super().assert_same(expected, found)
+        for name in ("completion_tokens", "reasoning_tokens"):
+            assert found["meta"][name] == expected["meta"][name], name
+        assert 0 < found["meta"]["reasoning_tokens"] <= found["meta"]["completion_tokens"]
+        assert found["meta"]["spec_num_correct_drafts"] > 0
+
+
+@overlapped
+class TestAudit(AuditSuite):
+    settings, how, sampling = NGRAM, SERVED, {"sampling": True}
+    mistakes = (auditing.swap_rows, auditing.shift_slots)
+
+    def plant(self, served: Served, mistake: Callable[..., Any] | None) -> None:
+        if mistake is not None:
+            served.engine.inside(mistake)
+            return
+        assert served.engine.inside(trees.restore)
+        assert served.engine.call(inside.flush)
+
+    @pytest.mark.slow  # an engine of its own; `test_sampling` has the distribution itself
+    def test_it_samples_by_the_controls_distribution(self, start, control):
+        super().test_it_samples_by_the_controls_distribution(start, control)
+
+
+@pytest.fixture(scope="session")
+def scripted_server(serve: Callable[..., Server], scripted_model: str) -> Server:
+    parsers = {"tool_call_parser": "qwen25", "reasoning_parser": "deepseek-r1"}
+    settings = {"SPECPLUG_CONFIG": json.dumps(NGRAM)}
+    return serve("SPECPLUG", environment=settings, name="scripted", model_path=scripted_model, **parsers)
+
+
+class TestChats(ChatSuite):
+    """SGLang's parsers."""
+
+
+@pytest.mark.slow  # of the tests themselves
+class TestHarness(HarnessSuite):
+    def mortal(self, engine: Callable[..., Engine]) -> Engine:
+        return engine(max_running_requests=2, name="separate")
+
+    def wrong(self, engine: Callable[..., Engine]) -> tuple[Engine, str]:
+        return engine("NGRAM", topk=4, page_size=16, name="wrong"), "page_size"
+
+    def test_functions_run_in_both_processes(self, baseline):
+        assert baseline.call(process) != baseline.inside(process) == baseline.inside(process)
+
+    def test_an_engine_starts_on_a_machine_with_3_gb_left(self, baseline):
+        """Memory is measured before and after a model is loaded; other engines start, so 800 MB are left at last."""
+        needed = baseline.inside(cached_tokens)
+        assert 0 < needed <= 16384  # which the tiny model fits into a few MB
+        assert baseline.inside(cached_tokens, before=3.0, after=0.8) == needed
+
+
+def process(anything: Any) -> int:
+    import os
+
+    return os.getpid()
+
+
+def cached_tokens(scheduler: Any, before: float | None = None, after: float | None = None) -> int:
+    """Return how many tokens SGLang has room for; or would have, with so many GiB free before and after loading."""
+    runner = scheduler.tp_worker.model_runner
+    if before is None:
+        return int(runner.max_total_num_tokens)
+    from sglang.srt.mem_cache import kv_cache_configurator as module
+
+    default = module.get_available_gpu_memory
+    module.get_available_gpu_memory = lambda *args, **kwargs: after
+    try:
+        configurator = runner.kv_cache_configurator
+        return int(configurator.config_from_budget(configurator._profile_available_bytes(before)).max_total_num_tokens)
+    finally:
+        module.get_available_gpu_memory = default
+
+
+class TestEnvironment(EnvironmentSuite):
+    files = ("sglang.txt", "sglang-nodeps.txt")

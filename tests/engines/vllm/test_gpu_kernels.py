@@ -1,0 +1,141 @@
+"""All Triton kernels compile for GPUs ahead of time, and no step waits for a compiler; nothing here runs on a GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks.gpu import scan, suffix
+from tests.engines.gpu_compiler import Launch, compiled
+from tests.engines.interpreted import imported_anew
+
+DEVICE, STREAM = "specplug.pipeline.device", "specplug.pipeline.stream.kernels"
+TRIM, SGLANG = "specplug.trim.kernels", "specplug_sglang.verification.kernels"
+SCAN, SUFFIX = "benchmarks.gpu.scan_kernels", "benchmarks.gpu.suffix_kernels"
+MODULES = [*(f"{DEVICE}.{name}" for name in ("layout", "begin", "finish")), STREAM, TRIM, SGLANG]
+
+
+def typed(**names: str) -> dict[str, str]:
+    """Return the type of each argument, of types with names between spaces."""
+    return {name: kind.replace("p_", "*") for kind, several in names.items() for name in several.split()}
+
+
+DEVICE_TENSORS = typed(
+    p_i32="idx_mapping total_len all_token_ids num_sampled num_rejected order caps places ingested counts draft_ids "
+    "draft_sources draft_lengths base_len stored_ids taken_ids taken_sources",
+    p_i64="table stopped ingested_by heads row_counts token_counts slots generations last_sampled out",
+    p_fp32="temperatures temperature draft_confidence stored_confidence taken_confidence confidence",
+    p_i1="sampled grammar",
+)
+"""Of the other arguments each is a number of 32 bits."""
+OF_SGLANG = {
+    "begin": typed(p_i64="idx_mapping total_len"),
+    "finish": typed(p_i64="idx_mapping", p_i32="last_sampled", p_fp32="out"),
+}
+PACK = typed(
+    p_i32="all_token_ids lengths emitted verified newest",
+    i32="tokens_stride window packed_count lacking_count",
+)
+UNPACK = typed(
+    p_i32="draft_rows draft_lengths newest ids links lengths parents",
+    p_fp32="levels confidence",
+    i32="draft_length columns_count window buffers_stride out_stride confidence_stride lengths_stride parents_stride",
+)
+NODES = typed(
+    p_i32="ids lengths table",
+    p_i64="slots before tokens positions child sibling",
+    i32="ids_stride table_stride n_count",
+)
+APPEND = typed(
+    p_i32="predict accept_index accept_lens table emitted last",
+    p_i64="slots before new_seq_lens",
+    i32="table_stride table_columns_count n_count",
+)
+TRIMMED = typed(
+    p_i32="ids sources lengths out_ids out_sources out_lengths",
+    p_fp32="confidence prices out_confidence",
+    p_i64="token_budget prices_after",
+    i32="ids_stride confidence_stride sources_stride out_stride batch_size draft_length num_prices",
+    fp32="entry",
+)
+TEXTS = typed(p_i64="slots best", p_i32="lengths texts", i32="texts_stride")
+CORPUS = typed(p_i32="ring", p_i64="tables", i32="buckets")
+COUNTED = typed(p_i32="last counts", i32="draft_length")
+DRAFTED = typed(p_i64="out", p_fp32="confidence", i32="out_stride confidence_stride")
+VERDICT = typed(p_i64="slots best", p_i32="num_sampled")
+ENTERED = typed(p_i32="response", i32="length head number")
+
+
+def device_launches() -> Iterator[Launch]:
+    constants: dict[str, dict[str, Any]] = {"begin": {"STOPS": 8, "BLOCK": 16}, "finish": {"BLOCK": 8}}
+    for by_row in (False, True):
+        for name, fixed in constants.items():
+            own = fixed | ({"BY_ROW": by_row} if name == "begin" else {})
+            names = import_module(f"{DEVICE}.{name}").__dict__[f"{name}_kernel"].arg_names
+            types = {it: DEVICE_TENSORS.get(it, "i32") for it in names if it not in own}
+            yield Launch(f"{DEVICE}.{name}:{name}_kernel", types | (OF_SGLANG[name] if by_row else {}), own, 1)
+
+
+def launches() -> Iterator[Launch]:
+    """Yield each way in which each kernel is launched."""
+    yield from device_launches()
+    for dtype, by_row in (("*i32", False), ("*i64", True)):
+        types = PACK | dict.fromkeys(("idx_mapping", "total_len", "num_sampled", "num_rejected"), dtype)
+        yield Launch(f"{STREAM}:pack_kernel", types, {"BY_ROW": by_row, "BLOCK": 128}, 1)
+    chains = ("confidence", "links", "parents")  # what SGLang has none of, for chains
+    for dtype, missing in (("*i32", ()), ("*i64", ("links", "lengths", "parents")), ("*i32", chains)):
+        types = {name: kind for name, kind in (UNPACK | {"out": dtype}).items() if name not in missing}
+        yield Launch(f"{STREAM}:unpack_kernel", types, {"BLOCK": 8} | dict.fromkeys(missing), 1)
+    yield Launch(f"{TRIM}:trim_kernel", TRIMMED, {"BLOCK": 1024}, 8)
+    yield Launch(f"{SGLANG}:nodes_kernel", NODES, {"BLOCK": 16}, 1)
+    yield Launch(f"{SGLANG}:append_kernel", APPEND, {"BLOCK": 16}, 1)
+    yield Launch(f"{SGLANG}:append_kernel", APPEND | {"accept_lens": "*i64"}, {"BLOCK": 16}, 1)
+    for longest in (scan.LONGEST, suffix.LONGEST):
+        yield Launch(f"{SCAN}:match_kernel", TEXTS, {"SHORTEST": scan.SHORTEST, "LONGEST": longest, "BLOCK": 2048})
+    copied = TEXTS | typed(p_i64="out", i32="out_stride draft_length")
+    yield Launch(f"{SCAN}:copy_kernel", copied, {"BLOCK": 16})
+    yield Launch(f"{SUFFIX}:enter_kernel", ENTERED | CORPUS, {"BLOCK": 256})
+    yield Launch(f"{SUFFIX}:learn_kernel", VERDICT | COUNTED, {"BLOCK": 16}, 1)
+    drafts = TEXTS | CORPUS | {"capacity": "i32"} | COUNTED | DRAFTED
+    yield Launch(f"{SUFFIX}:draft_kernel", drafts, {"BLOCK": 16}, 1)
+
+
+HOLD = {"match_kernel": "atom.global", "enter_kernel": "max.s64", "learn_kernel": "add", "draft_kernel": "div.rn.f32"}
+LACK = {"draft_kernel": "div.full", "trim_kernel": "mul.ftz"}
+"""By kernel what its assembly holds, and what would round otherwise than the reference does."""
+
+
+@pytest.fixture(scope="module")
+def launched() -> Iterator[list[Launch]]:
+    with ExitStack() as stack:
+        for name in MODULES:
+            stack.enter_context(imported_anew(name, interpreted=False))
+        yield list(launches())
+
+
+def test_the_kernels_compile_for_gpus(launched: list[Launch], tmp_path: Path):
+    for launch, found in zip(launched, compiled(launched, tmp_path), strict=True):
+        kernel = launch.kernel.partition(":")[2]
+        assert ".target sm_90" in found.ptx
+        assert f".entry {kernel}(" in found.ptx
+        assert found.cubin_bytes > 0
+        assert HOLD.get(kernel, "") in found.ptx
+        assert kernel not in LACK or LACK[kernel] not in found.ptx
+
+
+def test_no_argument_is_specialised_for(launched: list[Launch]):
+    """A step never waits for a compiler because a view begins elsewhere or a number is 1 or a multiple of 16."""
+    own: dict[str, dict[str, str]] = {}
+    for launch in launched:
+        own[launch.kernel] = {**own.get(launch.kernel, {}), **launch.types}
+    for path, types in own.items():
+        module, _, name = path.partition(":")
+        for parameter in getattr(import_module(module), name).params if path.startswith("specplug") else ():
+            is_pointer = types.get(parameter.name, "").startswith("*")
+            fixed = parameter.do_not_specialize_on_alignment if is_pointer else parameter.do_not_specialize
+            assert fixed or parameter.is_constexpr, (path, parameter.name)

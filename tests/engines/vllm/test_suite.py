@@ -1,0 +1,317 @@
+"""What vLLM takes of the suite that all servers run; see `tests.engines.suites.served`.
+
+V2 runs in Triton's interpreter here and takes its time: with async scheduling off, and where V1 has the same code,
+`make test` leaves it out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar
+
+import pytest
+
+from specplug.audit.sampled import Sampled
+from specplug.audit.texts import Greedy, Logprobs
+from tests.engines import hopeless, pictures
+from tests.engines.auditing import audit
+from tests.engines.engines import Engine
+from tests.engines.plain import model
+from tests.engines.refusing import Refusing, refused_at_start
+from tests.engines.server import Server
+from tests.engines.suites.audit import AuditSuite
+from tests.engines.suites.chats import ChatSuite, scripted_model
+from tests.engines.suites.containment import ContainmentSuite
+from tests.engines.suites.environment import EnvironmentSuite
+from tests.engines.suites.features import EDIT, LOOP, NEWLINE, FeaturesSuite
+from tests.engines.suites.gaps import EmbeddingsSuite, PicturesSuite
+from tests.engines.suites.harness import HarnessSuite
+from tests.engines.suites.hopeless import HopelessSuite
+from tests.engines.suites.learning import LearningSuite, learnt_by
+from tests.engines.suites.lifecycle import LifecycleSuite
+from tests.engines.suites.served import Served
+from tests.engines.suites.stream import StreamSuite
+from tests.engines.suites.visible import VisibleSuite
+from tests.engines.vllm import auditing, inside, watching
+from tests.engines.vllm.conftest import NGRAM
+from tests.engines.vllm.referee import ZOO
+from tests.engines.vllm.served import answers
+
+__all__ = ["scripted_model"]
+
+V2 = ("v2",)
+BOTH_OF_V2 = ("v2", "v2_async")
+on_v1 = pytest.mark.parametrize("kind", ["v1"], indirect=True, scope="session")
+on_v1_and_async = pytest.mark.parametrize("kind", ["v1", "v2_async"], indirect=True, scope="session")
+on_async = pytest.mark.parametrize("kind", ["v2_async"], indirect=True, scope="session")
+CHUNK = 64  # tokens of one step: longer prompts are prefilled in chunks, between other requests' drafts
+
+
+class TestLifecycle(LifecycleSuite):
+    """What is of vLLM alone is in `test_lifecycle`."""
+
+    slow, long = V2, 72
+    tight: ClassVar[dict[str, Any]] = {
+        "max_num_batched_tokens": CHUNK,
+        "max_model_len": 512,
+        "block_size": 32,
+        "num_gpu_blocks_override": 21,
+        "enable_prefix_caching": False,
+    }
+
+
+class TestVisible(VisibleSuite):
+    slow, hears_of_one_token = V2, False
+
+    @pytest.fixture(scope="class")
+    def served(self, start: Callable[..., Served]) -> Served:
+        return start(ZOO, name="zoo")
+
+    def salted(self, salt: str | None) -> tuple[Any, ...]:
+        return (salt,)
+
+
+class TestContainment(ContainmentSuite):
+    slow = V2
+
+
+@on_v1_and_async
+class TestLearning(LearningSuite):
+    slow = BOTH_OF_V2
+
+    def learnt(self, served: Served) -> dict[str, Any]:
+        return served.engine.call(learnt)
+
+
+def learnt(llm: Any) -> dict[str, Any]:
+    return learnt_by(inside.scheduler(llm).step_planner, watching.drafting(llm).stage)
+
+
+class TestFeatures(FeaturesSuite):
+    slow, plain = V2, {}  # type: ignore[var-annotated]
+    how: ClassVar[dict[str, Any]] = {"max_num_batched_tokens": CHUNK}
+    more: ClassVar[dict[str, Any]] = {
+        "choice": (EDIT, {"structured_outputs": {"choice": ["yes", "no, never"]}}),
+        "min tokens": (LOOP, {"stop_token_ids": [NEWLINE], "min_tokens": 17, "ignore_eos": True}),
+        "repetition penalty": (LOOP, {"repetition_penalty": 1.3, "ignore_eos": True}),
+        "frequency penalty": (LOOP, {"frequency_penalty": 0.8, "ignore_eos": True}),
+        "presence penalty": (LOOP, {"presence_penalty": 0.9, "ignore_eos": True}),
+        "penalties and logprobs": (LOOP, {"frequency_penalty": 0.4, "logprobs": 2, "max_tokens": 24}),
+        "bad words": (LOOP, {"bad_words": ["y", "x = 1\n"], "ignore_eos": True}),
+        "allowed tokens": (LOOP, {"allowed_token_ids": sorted(set(LOOP[:8])), "ignore_eos": True}),
+    }
+
+    def assert_more_does_what_it_says(self, found: dict[str, dict[str, Any]]) -> None:
+        assert found["choice"]["text"] in ("yes", "no, never")
+        assert len(found["min tokens"]["token_ids"]) >= 17
+        assert "y" not in found["bad words"]["text"]
+
+
+@on_v1
+class TestHopeless(HopelessSuite):
+    """V1 knows all texts when it drafts."""
+
+    test_rows_that_could_not_draft_are_no_evidence = None  # type: ignore[assignment]
+    tokens: ClassVar[dict[str, tuple[int, int]]] = {"v1": (400, 200), "v2_async": (50, 24)}
+
+    def planned_by_batch(self, served: Served, params: dict[str, Any], count: int, without: bool) -> list[Any]:
+        given = {"prompts": hopeless.file_prefixes()[:count], "params": params, "without": without}
+        return served.engine.call(planned_by_batch, **given)
+
+
+@on_async
+class TestHopelessOnV2(HopelessSuite):
+    tokens, planned_by_batch = TestHopeless.tokens, TestHopeless.planned_by_batch
+
+    @pytest.mark.slow  # hundreds of tokens in Triton's interpreter
+    def test_drafts_that_do_not_pay_are_given_up(self, start, kind):
+        super().test_drafts_that_do_not_pay_are_given_up(start, kind)
+
+
+def planned_by_batch(llm: Any, prompts: list[list[int]], params: dict[str, Any], without: bool) -> list[Any]:
+    planner, runner = inside.scheduler(llm).step_planner, watching.drafting(llm).stage.runners[0]
+    steps = watching.runner(llm).speculator._steps if without else None
+    with hopeless.planned_by_batch(planner, steps, runner if without else None) as found:
+        inside.generate(llm, prompts, params)
+    return list(found)
+
+
+@on_async
+class TestStream(StreamSuite):
+    def inside(self, served: Served, function: Callable[..., Any], **given: Any) -> Any:
+        return served.engine.call(function, **given)
+
+    def refuse(self, served: Served, every: int) -> None:
+        served.engine.call(refuse, every=every)
+
+    def started_without(self, served: Served) -> dict[str, Any]:
+        return served.engine.call(started_without)
+
+    def test_serving_between_kernels_compiles_nothing(self, start):
+        """So does a proposer on the device."""
+        self.assert_compiles_nothing(self.cold(start, "bigram"))
+
+
+@on_v1
+class TestCompiledSteps(StreamSuite):
+    """On V1 a step is compiled and in no stream."""
+
+    def inside(self, served: Served, function: Callable[..., Any], **given: Any) -> Any:
+        return served.engine.call(function, **given)
+
+    test_a_stream_that_refuses_steps_costs_drafts = None  # type: ignore[assignment]
+    test_a_stream_that_does_not_start_is_done_without = None  # type: ignore[assignment]
+
+
+def refuse(llm: Any, every: int) -> None:
+    steps = inside.runner(llm).speculator._steps
+    if every:
+        steps._accepts, steps._stream = steps._stream, Refusing(every)
+    else:
+        steps._stream = steps._accepts
+
+
+def started_without(llm: Any) -> dict[str, Any]:
+    from specplug_vllm.worker import v2
+
+    runner = inside.runner(llm)
+    with refused_at_start() as warned:
+        given = runner.vllm_config, runner.device, runner.speculator._types(runner.device)
+        drafting, steps = v2._steps_of(*given, has_verifier=False)
+    drafting.close()
+    assert (steps, drafting.stage.runners[0].buffer.device.type) == (None, "cpu")
+    return {"warned": len(warned)}
+
+
+@on_v1_and_async
+class TestPictures(PicturesSuite):
+    slow, model, span = BOTH_OF_V2, "model", pictures.PLACES
+    how: ClassVar[dict[str, Any]] = {
+        "pictures": True,
+        "limit_mm_per_prompt": {"image": 2},
+        "mm_processor_kwargs": {"backend": "pil"},
+        "max_num_batched_tokens": CHUNK,
+    }
+
+    def drafted(self, served: Served, params: Sequence[dict[str, Any]]) -> dict[str, Any]:
+        return served.engine.call(seen, params=[served.translated(one) for one in params])
+
+
+def seen(llm: Any, params: list[dict[str, Any]]) -> dict[str, Any]:
+    """Answer the prompts with pictures; return what the suite asks for."""
+    from specplug_testkit.recorder import RECORDS
+
+    given = [
+        {"prompt": text, **({"multi_modal_data": {"image": [*map(pictures.picture, seeds)]}} if seeds else {})}
+        for text, seeds in pictures.PROMPTS
+    ]
+    drafting, drafts = watching.drafting(llm), set[int]()
+    step = drafting.step
+
+    def noting(batch: Any, outcome: Any, caps: Any) -> Any:
+        draft = step(batch, outcome, caps)
+        drafts.update(
+            token for ids, n in zip(draft.token_ids.tolist(), draft.lengths.tolist(), strict=True) for token in ids[:n]
+        )
+        return draft
+
+    with watching.stage_takes_steps(llm), pytest.MonkeyPatch.context() as patch:
+        patch.setattr(drafting, "step", noting)
+        return {**_recorded(llm, RECORDS, lambda: answers(llm, given, params)), "ids": sorted(drafts)}
+
+
+def _recorded(llm: Any, records: list[Any], answer: Callable[[], list[dict[str, Any]]]) -> dict[str, Any]:
+    """Return "answers", "accepted" drafts, and the "spans" without text that the proposer `recorder` saw."""
+    records.clear()
+    before = watching.snapshot(llm)["total"]["accepted"]
+    found = [one["token_ids"] for one in answer()]
+    spans = {(barrier["start"], barrier["stop"]) for record in records for barrier in record.get("barriers", ())}
+    accepted = watching.snapshot(llm)["total"]["accepted"] - before
+    return {"answers": found, "accepted": accepted, "spans": sorted(spans)}
+
+
+@on_v1_and_async
+class TestEmbeddings(EmbeddingsSuite):
+    """Every second prompt is given as embeddings, the others as token ids."""
+
+    slow = BOTH_OF_V2
+    how: ClassVar[dict[str, Any]] = {"enable_prompt_embeds": True}
+
+    def drafted(self, served: Served, params: Sequence[dict[str, Any]], plain: bool = False) -> dict[str, Any]:
+        own = [served.translated(one) for one in params]
+        return served.engine.call(embedded, prompts=self.given, params=own, plain=plain)
+
+    def spans(self) -> list[list[int]]:
+        return sorted([0, len(prompt)] for prompt in self.given[::2])
+
+
+def embedded(llm: Any, prompts: list[list[int]], params: list[dict[str, Any]], plain: bool) -> dict[str, Any]:
+    import torch
+
+    table = model().get_input_embeddings()
+    given: list[Any] = [
+        {"prompt_embeds": table(torch.tensor(prompt)).detach()} if place % 2 == 0 else inside.prompt_of(prompt)
+        for place, prompt in enumerate(prompts)
+    ]
+    if plain:
+        return {"answers": [one["token_ids"] for one in answers(llm, given, params)]}
+    from specplug_testkit.recorder import RECORDS
+
+    return _recorded(llm, RECORDS, lambda: answers(llm, given, params))
+
+
+@on_v1
+class TestAudit(AuditSuite):
+    settings, mistakes = NGRAM, (auditing.swap_rows, auditing.shift_slots, auditing.accept_all)
+
+    def plant(self, served: Served, mistake: Callable[..., Any] | None) -> None:
+        served.engine.call(mistake or auditing.restore)
+
+
+@on_async
+class TestAuditOfV2:
+    def test_the_real_thing_passes(self, start):
+        report = audit(start(NGRAM, name="ngram"), start(None, name="plain"), Greedy(), Logprobs())
+        assert report.passed, report
+
+    @pytest.mark.slow  # hundreds of samples in Triton's interpreter
+    def test_it_samples_by_the_controls_distribution(self, start):
+        report = audit(start(NGRAM, name="ngram"), start(None, name="plain"), Sampled(60))
+        assert report.passed, report
+
+
+@pytest.fixture(scope="session")
+def scripted_server(serve: Callable[..., Server], scripted_model: str) -> Server:
+    parsers = {"enable_auto_tool_choice": True, "tool_call_parser": "hermes", "reasoning_parser": "deepseek_r1"}
+    return serve("v1", NGRAM, name="scripted", endpoints=True, in_process=True, model=scripted_model, **parsers)
+
+
+class TestChats(ChatSuite):
+    """vLLM's parsers."""
+
+
+@pytest.mark.slow  # of the tests themselves
+class TestHarness(HarnessSuite):
+    def mortal(self, engine: Callable[..., Engine]) -> Engine:
+        return engine("v1", installed=False, max_num_seqs=2, name="mortal")
+
+    def wrong(self, engine: Callable[..., Engine]) -> tuple[Engine, str]:
+        return engine("v1", installed=False, max_model_len=10**9, name="wrong"), "max_model_len"
+
+    def test_engines_of_several_processes_answer_alike(self, baseline_v1, engine):
+        apart = engine("v1", installed=False, in_process=False, name="apart")
+        given = {"prompts": ["def main():\n", [5, 9, 12]], "params": {"max_tokens": 12, "logprobs": 2}}
+        assert apart.call(inside.generate, **given) == baseline_v1.call(inside.generate, **given)
+        apart.stop()
+
+    def test_engines_ask_for_a_quarter_of_a_gib(self, baseline_v1):
+        """They do not request a share of the machine's memory, which vLLM reads when no bytes are given."""
+        assert baseline_v1.call(cache_bytes) == 256 << 20
+
+
+def cache_bytes(llm: Any) -> int:
+    return int(llm.llm_engine.vllm_config.cache_config.kv_cache_memory_bytes)
+
+
+class TestEnvironment(EnvironmentSuite):
+    files = ("vllm.txt", "vllm-nodeps.txt")
