@@ -43,7 +43,7 @@ _PUBLIC = {
         "DraftLengthChange",
     ),
     "specplug.types.draft": ("Draft",),
-    "specplug.types.plan": ("HostStats", "Price", "RequestStats", "StepCost", "StepPlan", "StepReport"),
+    "specplug.types.plan": ("HostStats", "Price", "RequestStats", "StepCost", "StepPlan", "StepReport", "TrimLimits"),
     "specplug.types.request": (
         "EngineEvent",
         "Lifecycle",
@@ -53,7 +53,6 @@ _PUBLIC = {
         "RequestOptions",
         "StoredDocument",
     ),
-    "specplug.types.trim": ("TrimLimits",),
     "specplug.types.verdict": ("Outcome", "Verdict"),
     "specplug.types.verification": ("SamplingBatch", "TargetLogits", "Uniforms", "Verification"),
 }

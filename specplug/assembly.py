@@ -24,8 +24,7 @@ from specplug.pipeline import memory
 from specplug.pipeline.buffers import checked_draft_vocab
 from specplug.pipeline.draft import DraftStage
 from specplug.pipeline.handles import ProposerHandle, make_handle
-from specplug.pipeline.joined_plan import JoinedPlanner
-from specplug.pipeline.plan import PlanStage
+from specplug.pipeline.plan import JoinedPlanner, PlanStage
 from specplug.pipeline.runner import ProposerRunner
 from specplug.plugins import specs
 from specplug.plugins.registry import Registry

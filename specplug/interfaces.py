@@ -22,9 +22,8 @@ from specplug.types.batch import EngineBatch
 from specplug.types.caps import EngineCaps
 from specplug.types.draft import Draft
 from specplug.types.host_step import HostStep
-from specplug.types.plan import HostStats, StepCost, StepPlan, StepReport
+from specplug.types.plan import HostStats, StepCost, StepPlan, StepReport, TrimLimits
 from specplug.types.request import Event
-from specplug.types.trim import TrimLimits
 from specplug.types.verdict import Verdict
 from specplug.types.verification import SamplingBatch, TargetLogits, Uniforms, Verification
 

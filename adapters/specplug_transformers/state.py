@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from operator import itemgetter
 from typing import Any, Literal
 
-from specplug.runtime.visible_text import tokens_before_stop
+from specplug.runtime.ends import tokens_before_stop
 from specplug.types.plan import RequestStats
 from specplug.types.request import Request
 from specplug_transformers.params import Processor, SamplingParams

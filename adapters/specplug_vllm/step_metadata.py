@@ -113,7 +113,7 @@ def state_late(output: Any, rows: Iterable[str] | None) -> None:
 
 
 def late(output: Any) -> tuple[str, ...]:
-    """Return the requests that could not draft for a step; see `specplug.runtime.late_rows`."""
+    """Return the requests that could not draft for a step; see `specplug.runtime.rows`."""
     return tuple(getattr(output, _LATE, ()))
 
 

@@ -15,7 +15,7 @@ from benchmarks.gpu import scan
 from specplug.pipeline.stream.transfers import transfers_for
 from specplug.trim import SurvivalTrimmer
 from specplug.types.draft import Draft
-from specplug.types.trim import TrimLimits
+from specplug.types.plan import TrimLimits
 from specplug.types.verification import SamplingBatch, TargetLogits
 from specplug.verify.random import uniforms
 from specplug.verify.reference import ReferenceVerifier

@@ -27,8 +27,7 @@ from specplug.pipeline.stream.launch import stream_for
 from specplug.pipeline.stream.transfers import transfers_for
 from specplug.plugins.registry import default_registry
 from specplug.runtime.rows import RowFacts
-from specplug.runtime.running_request import RunningRequest
-from specplug.runtime.slot_allocator import SlotAllocator
+from specplug.runtime.slots import RunningRequest, SlotAllocator
 from specplug.runtime.stream_steps import StreamSteps
 from specplug.settings.model import Settings
 from specplug.types.caps import EngineCaps

@@ -22,8 +22,7 @@ from specplug.plugins.specs import PolicySpec
 from specplug.trim.survival import rank_tokens
 from specplug.types.batch import EngineBatch
 from specplug.types.draft import Draft
-from specplug.types.plan import HostStats, StepPlan
-from specplug.types.trim import TrimLimits
+from specplug.types.plan import HostStats, StepPlan, TrimLimits
 from specplug.types.verdict import Verdict
 
 MAX_SOURCES = 8

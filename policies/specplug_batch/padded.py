@@ -12,7 +12,7 @@ import numpy as np
 from specplug.cost import StepCosts
 from specplug.interfaces import Planner, PluginContext
 from specplug.types.plan import HostStats, StepCost, StepPlan, StepReport
-from specplug_batch.acceptance import AcceptanceLengths, Array
+from specplug_batch.gains import AcceptanceLengths, Array
 from specplug_batch.gate import DECIDE_EVERY, EARLY, GAIN_TO_KEEP, GAIN_TO_START, LIKE, TRIALS, Probes, size_class
 from specplug_batch.options import BatchOptions, Roofline
 

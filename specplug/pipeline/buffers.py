@@ -1,4 +1,4 @@
-"""The draft buffers of one engine: allocated once, viewed at every step, and merged if several proposers draft."""
+"""The draft buffers of one engine: allocated once, viewed at every step, merged if several draft, and sanitized."""
 
 from __future__ import annotations
 
@@ -185,3 +185,18 @@ def checked_draft_vocab(name: str, proposer: Proposer, vocab_size: int) -> Tenso
 
 def _take(mine: Tensor, theirs: Tensor, rows: Tensor) -> None:
     torch.where(rows, theirs, mine, out=mine)
+
+
+def sanitize(draft: Draft, limits: Tensor, vocab_size: int) -> None:
+    """Cut every row, in place, to its limit [B] and before its first invalid entry.
+
+    Invalid entries are ids outside [0, vocab_size) and parents that do not come before their child.  Confidences are
+    clamped to [0, 1]; NaN becomes 0.
+    """
+    possible = (draft.token_ids >= 0) & (draft.token_ids < vocab_size)
+    if draft.parents is not None:
+        place = torch.arange(draft.draft_length, device=draft.device)
+        possible &= (draft.parents >= -1) & (draft.parents < place)
+    sound = possible.cumprod(1, dtype=torch.int32).sum(1, dtype=torch.int32)
+    draft.shorten(torch.minimum(sound, limits))
+    draft.confidence.nan_to_num_(nan=0.0).clamp_(0.0, 1.0)

@@ -14,21 +14,19 @@ from specplug.faults import FaultGuard
 from specplug.grammar.drafts import SOURCE, separated
 from specplug.interfaces import HasHostTrim, Proposer, Trimmer
 from specplug.metrics import SpecMetrics
-from specplug.pipeline.buffers import DraftBuffers
+from specplug.pipeline.buffers import DraftBuffers, sanitize
 from specplug.pipeline.choices import Choices
 from specplug.pipeline.handles import ProposerHandle
 from specplug.pipeline.inflight import InFlight
 from specplug.pipeline.memory import require
 from specplug.pipeline.runner import ProposerRunner
-from specplug.pipeline.sanitize import sanitize
 from specplug.trace import TraceWriter, rows_from
 from specplug.types.batch import EngineBatch
 from specplug.types.caps import Distribution, EngineCaps
 from specplug.types.draft import Draft
 from specplug.types.host_step import HostStep
-from specplug.types.plan import StepPlan
+from specplug.types.plan import StepPlan, TrimLimits
 from specplug.types.request import Event
-from specplug.types.trim import TrimLimits
 from specplug.types.verdict import Outcome, Verdict
 
 

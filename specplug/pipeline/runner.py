@@ -10,9 +10,8 @@ import torch
 from torch import Tensor
 
 from specplug.faults import FaultGuard, LateDraft
-from specplug.pipeline.buffers import seen_from
+from specplug.pipeline.buffers import sanitize, seen_from
 from specplug.pipeline.handles import ProposerHandle
-from specplug.pipeline.sanitize import sanitize
 from specplug.types.batch import EngineBatch
 from specplug.types.draft import Draft
 from specplug.types.request import Event

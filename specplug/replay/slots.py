@@ -15,8 +15,7 @@ from specplug.pipeline.draft import DraftStage
 from specplug.pipeline.stream.buffers import DraftOutputs, EngineRows
 from specplug.replay.items import Ids
 from specplug.runtime.rows import RowFacts
-from specplug.runtime.running_request import RunningRequest
-from specplug.runtime.slot_allocator import SlotAllocator
+from specplug.runtime.slots import RunningRequest, SlotAllocator
 from specplug.runtime.stream_steps import StreamSteps
 from specplug.types.batch import EngineBatch
 from specplug.types.draft import Draft

@@ -9,14 +9,13 @@ import torch
 from torch import Tensor
 
 from specplug.errors import ContractError
-from specplug.pipeline.buffers import shift_sources
+from specplug.pipeline.buffers import sanitize, shift_sources
 from specplug.pipeline.device.columns import KNOWN, LIMITS, NUM_NEW, DeviceColumns, DeviceState, Launches
 from specplug.pipeline.draft import DraftStage
-from specplug.pipeline.sanitize import sanitize
 from specplug.pipeline.stream.buffers import DraftOutputs, EngineRows
+from specplug.runtime.ends import StopDetector
 from specplug.runtime.rows import RowFacts
 from specplug.runtime.slots import NO_CAP, SlotTable
-from specplug.runtime.stops import StopDetector
 from specplug.types.batch import EngineBatch
 from specplug.types.caps import Distribution
 from specplug.types.draft import Draft

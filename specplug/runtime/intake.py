@@ -23,8 +23,7 @@ from specplug.pipeline.cpu import host_function as host
 from specplug.pipeline.handles import InlineHandle
 from specplug.pipeline.runner import ProposerRunner
 from specplug.pipeline.worker import JobThread
-from specplug.runtime.running_request import Span, Tokens
-from specplug.runtime.slots import SlotTable
+from specplug.runtime.slots import SlotTable, Span, Tokens
 from specplug.types.request import BEGINS, Event, RequestEvent
 
 NO_TEXT = -1

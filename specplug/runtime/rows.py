@@ -1,10 +1,12 @@
-"""Host facts of a batch's rows, reused from step to step while the batch and the slots stay the same."""
+"""Host facts of a batch's rows, reused from step to step, and the rows of a step that could not draft."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
-from specplug.runtime.slot_allocator import SlotAllocator
+import numpy as np
+
+from specplug.runtime.slots import SlotAllocator
 from specplug.types.batch import Barrier
 from specplug.types.request import Request
 
@@ -40,3 +42,23 @@ class RowFacts:
     def are_current(self, allocator: SlotAllocator) -> bool:
         """Return whether no slot has changed hands since."""
         return self._version == allocator.slots.version
+
+
+class LateRows:
+    """Request ids, to be iterated over once the step has run.  Pickling gives a tuple of them.
+
+    Args:
+        names: the request id of each row.
+
+    Attributes:
+        flags: [B] int32, which the step's host function sets: 1 for each row that could not draft.
+    """
+
+    def __init__(self, names: Sequence[str]) -> None:
+        self._names, self.flags = names, np.zeros(len(names), np.int32)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter([self._names[row] for row in np.flatnonzero(self.flags)])
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return tuple, (tuple(self),)

@@ -16,8 +16,7 @@ from specplug.pipeline.cpu.kernels import NO_PARENTS
 from specplug.pipeline.cpu.trimming import StepCut
 from specplug.pipeline.draft import DraftStage
 from specplug.pipeline.stream.buffers import StepBuffers
-from specplug.runtime.late_rows import LateRows
-from specplug.runtime.rows import RowFacts
+from specplug.runtime.rows import LateRows, RowFacts
 from specplug.runtime.slots import NO_CAP, SlotTable
 from specplug.types.batch import EngineBatch
 from specplug.types.draft import Draft

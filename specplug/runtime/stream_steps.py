@@ -23,8 +23,7 @@ from specplug.pipeline.stream.ring import Ring
 from specplug.pipeline.stream.transfers import Transfers, transfers_for
 from specplug.runtime.first_step import take_first
 from specplug.runtime.intake import Intake
-from specplug.runtime.late_rows import LateRows
-from specplug.runtime.rows import RowFacts
+from specplug.runtime.rows import LateRows, RowFacts
 from specplug.runtime.slots import SlotTable
 from specplug.runtime.steps_in_flight import StepInFlight
 from specplug.types.batch import EngineBatch

@@ -13,7 +13,7 @@ from specplug.testing.wrappers import WrappedProposer
 from specplug.types.batch import EngineBatch
 from specplug.types.draft import Draft
 from specplug.types.host_step import OK, HostStep, StepArguments, TrimArguments
-from specplug.types.trim import TrimLimits
+from specplug.types.plan import TrimLimits
 
 C_FUNCTION = ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_int64)
 

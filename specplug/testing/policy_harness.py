@@ -22,9 +22,8 @@ from specplug.types.batch import EngineBatch
 from specplug.types.caps import DraftLengthChange, EngineCaps, Ragged
 from specplug.types.draft import Draft
 from specplug.types.paths import ROOT
-from specplug.types.plan import HostStats, Price, RequestStats, StepCost, StepPlan, StepReport
+from specplug.types.plan import HostStats, Price, RequestStats, StepCost, StepPlan, StepReport, TrimLimits
 from specplug.types.tensors import map_tensors
-from specplug.types.trim import TrimLimits
 from specplug.types.verdict import Outcome, Verdict
 
 IDLE = HostStats(0, ())

@@ -18,7 +18,7 @@ import triton.language as tl
 from triton import knobs
 
 from specplug.types.draft import Draft
-from specplug.types.trim import TrimLimits
+from specplug.types.plan import TrimLimits
 
 INTERPRETED: bool = knobs.runtime.interpret is True
 """Whether Triton's interpreter runs the kernel, on any device: Triton decides this where a kernel is defined."""

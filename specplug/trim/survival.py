@@ -19,8 +19,7 @@ from torch import Tensor
 from specplug.interfaces import PluginContext, Trimmer
 from specplug.types.draft import Draft
 from specplug.types.host_step import HostStep
-from specplug.types.plan import Price
-from specplug.types.trim import TrimLimits
+from specplug.types.plan import Price, TrimLimits
 
 
 def rank_tokens(draft: Draft) -> tuple[Tensor, Tensor]:

@@ -14,8 +14,7 @@ from specplug.interfaces import PluginContext
 from specplug.pipeline.device.columns import Launches
 from specplug.pipeline.draft import DraftStage
 from specplug.plugins.registry import default_registry
-from specplug.runtime.running_request import RunningRequest
-from specplug.runtime.slot_allocator import SlotAllocator
+from specplug.runtime.slots import RunningRequest, SlotAllocator
 from specplug.settings.model import Settings
 from specplug.types.caps import EngineCaps, Ragged
 from specplug.types.draft import Draft

@@ -17,7 +17,7 @@ from torch.utils._pytree import tree_leaves
 from specplug.errors import EngineError
 from specplug.requests import wire
 from specplug.requests.clients import isolation_key
-from specplug.runtime.running_request import MAX_STOP_IDS
+from specplug.runtime.slots import MAX_STOP_IDS
 from specplug.testing.batches import POISON
 from specplug.types.caps import DraftLengthChange, EngineCaps
 from specplug.types.draft import Draft

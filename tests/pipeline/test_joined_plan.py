@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from specplug.assembly import build_draft_stage, build_plan_stage
 from specplug.errors import PluginError
 from specplug.interfaces import Planner, PluginContext
-from specplug.pipeline.joined_plan import joined, price_after
+from specplug.pipeline.plan import joined, price_after
 from specplug.plugins.hooks import hookimpl
 from specplug.plugins.registry import Owner, Registry
 from specplug.plugins.specs import PolicySpec, ProposerSpec, trimming

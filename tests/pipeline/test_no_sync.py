@@ -15,9 +15,8 @@ from specplug.pipeline.draft import DraftStage
 from specplug.trim import SurvivalTrimmer
 from specplug.types.batch import EngineBatch
 from specplug.types.caps import Distribution, EngineCaps, ProposerCaps
-from specplug.types.plan import Price, StepPlan
+from specplug.types.plan import Price, StepPlan, TrimLimits
 from specplug.types.request import Lifecycle, Request, RequestEvent, RequestOptions
-from specplug.types.trim import TrimLimits
 from specplug.types.verdict import Outcome
 from tests.pipeline.stages import stage_of
 

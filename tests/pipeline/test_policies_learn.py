@@ -11,8 +11,7 @@ from specplug.pipeline.plan import PlanStage
 from specplug.trim import SurvivalTrimmer
 from specplug.types.caps import EngineCaps
 from specplug.types.draft import Draft
-from specplug.types.plan import HostStats, Price, StepCost, StepPlan, StepReport
-from specplug.types.trim import TrimLimits
+from specplug.types.plan import HostStats, Price, StepCost, StepPlan, StepReport, TrimLimits
 from tests.pipeline.tools import Recorder, drafts, rig_of, rows
 
 REPORT = StepReport.build(7, 3, 2, [(3, 1), (2, 2)])

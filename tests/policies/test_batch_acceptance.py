@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from specplug.types.plan import StepReport
-from specplug_batch.acceptance import AcceptanceLengths
+from specplug_batch.gains import AcceptanceLengths
 
 LENGTHS = (1, 3, 7, 15)
 

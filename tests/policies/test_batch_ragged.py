@@ -16,8 +16,7 @@ from specplug.trim import SurvivalTrimmer
 from specplug.types.caps import EngineCaps, Ragged
 from specplug.types.draft import Draft
 from specplug.types.paths import ROOT
-from specplug.types.plan import HostStats, StepPlan, StepReport
-from specplug.types.trim import TrimLimits
+from specplug.types.plan import HostStats, StepPlan, StepReport, TrimLimits
 from specplug_batch.options import BatchOptions, Roofline
 from specplug_batch.ragged import RaggedPlanner
 from tests.pipeline.tools import Recorder, drafts, rig_of, rows

@@ -20,8 +20,7 @@ from specplug.replay.score import StepCounts
 from specplug.types.batch import EngineBatch
 from specplug.types.caps import ProposerCaps
 from specplug.types.draft import Draft
-from specplug.types.plan import HostStats, StepPlan
-from specplug.types.trim import TrimLimits
+from specplug.types.plan import HostStats, StepPlan, TrimLimits
 
 torch.set_num_threads(1)
 

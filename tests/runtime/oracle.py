@@ -22,10 +22,9 @@ from specplug.pipeline.stream import host_kernels
 from specplug.pipeline.stream.buffers import DraftOutputs, EngineRows
 from specplug.plugins.registry import default_registry
 from specplug.runtime.device_steps import DeviceSteps
+from specplug.runtime.ends import StopDetector
 from specplug.runtime.rows import RowFacts
-from specplug.runtime.running_request import RunningRequest
-from specplug.runtime.slot_allocator import SlotAllocator
-from specplug.runtime.stops import StopDetector
+from specplug.runtime.slots import RunningRequest, SlotAllocator
 from specplug.runtime.stream_steps import StreamSteps
 from specplug.settings.model import Settings
 from specplug.trim import SurvivalTrimmer

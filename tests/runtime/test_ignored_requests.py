@@ -5,8 +5,7 @@ from __future__ import annotations
 import torch
 
 from specplug.runtime.rows import RowFacts
-from specplug.runtime.running_request import RunningRequest
-from specplug.runtime.slot_allocator import SlotAllocator
+from specplug.runtime.slots import RunningRequest, SlotAllocator
 from specplug.types.request import Lifecycle, Request
 
 

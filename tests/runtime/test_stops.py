@@ -8,8 +8,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from specplug.runtime.ends import StopDetector
 from specplug.runtime.slots import NO_CAP, SlotTable
-from specplug.runtime.stops import StopDetector
 from specplug.types.request import Request, RequestOptions
 from specplug_vllm.worker.requests import RunningRequest
 

@@ -25,8 +25,7 @@ from specplug.types.batch import EngineBatch
 from specplug.types.caps import EngineCaps
 from specplug.types.draft import Draft
 from specplug.types.host_step import OK, HostStep, TrimArguments
-from specplug.types.plan import HostStats, Price, StepCost, StepPlan, StepReport
-from specplug.types.trim import TrimLimits
+from specplug.types.plan import HostStats, Price, StepCost, StepPlan, StepReport, TrimLimits
 from specplug.types.verdict import Verdict
 from tests.testing.clauses import clauses, code_block, documented
 

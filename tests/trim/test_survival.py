@@ -11,8 +11,7 @@ from specplug.trim import SurvivalTrimmer
 from specplug.types.caps import Distribution
 from specplug.types.draft import Draft
 from specplug.types.paths import ROOT
-from specplug.types.plan import Price
-from specplug.types.trim import TrimLimits
+from specplug.types.plan import Price, TrimLimits
 
 # Few distinct values, so that ties are common, the two extremes among them.
 LEVELS = (0.0, 0.25, 0.5, 1.0)

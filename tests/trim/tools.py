@@ -9,8 +9,7 @@ import torch
 
 from specplug.types.draft import Draft
 from specplug.types.paths import ROOT
-from specplug.types.plan import Price
-from specplug.types.trim import TrimLimits
+from specplug.types.plan import Price, TrimLimits
 
 EXTREMES = (0.0, -0.0, 1.0, 0.5, 1e-40)
 

@@ -12,8 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from specplug.runtime.running_request import RunningRequest
-from specplug.runtime.slot_allocator import SlotAllocator
+from specplug.runtime.slots import RunningRequest, SlotAllocator
 from specplug_sglang.requests import prompt_of
 from specplug_sglang.scheduler.endings import visible_tokens
 

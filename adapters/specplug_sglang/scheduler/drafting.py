@@ -17,8 +17,7 @@ from specplug.grammar.drafts import Completed
 from specplug.pipeline.draft import DraftStage
 from specplug.plugins.registry import default_registry
 from specplug.plugins.specs import ProposerSpec
-from specplug.runtime.running_request import RunningRequest
-from specplug.runtime.slot_allocator import SlotAllocator
+from specplug.runtime.slots import RunningRequest, SlotAllocator
 from specplug.settings.model import Settings
 from specplug.types.draft import Draft
 from specplug.types.request import BEGINS, EngineEvent, EngineEventKind, Event, RequestEvent

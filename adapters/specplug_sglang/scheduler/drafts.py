@@ -12,10 +12,9 @@ from torch import Tensor
 
 from specplug.grammar.drafts import Completed
 from specplug.pipeline.draft import DraftStage
+from specplug.runtime.ends import StopDetector
 from specplug.runtime.rows import RowFacts
-from specplug.runtime.slot_allocator import SlotAllocator
-from specplug.runtime.slots import SlotRows
-from specplug.runtime.stops import StopDetector
+from specplug.runtime.slots import SlotAllocator, SlotRows
 from specplug.types.batch import EngineBatch
 from specplug.types.caps import EngineCaps
 from specplug.types.draft import Draft

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from specplug.runtime.visible_text import tokens_before_stop
+from specplug.runtime.ends import tokens_before_stop
 from specplug_sglang.config import is_requested
 
 

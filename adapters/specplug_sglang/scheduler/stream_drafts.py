@@ -25,8 +25,7 @@ from specplug.pipeline.stream.buffers import DraftOutputs, EngineRows
 from specplug.plugins.registry import default_registry
 from specplug.runtime.device_steps import DeviceSteps
 from specplug.runtime.first_step import started
-from specplug.runtime.slot_allocator import SlotAllocator
-from specplug.runtime.slots import SlotTable
+from specplug.runtime.slots import SlotAllocator, SlotTable
 from specplug.runtime.steps_in_flight import StepInFlight
 from specplug.runtime.stream_steps import StreamSteps
 from specplug.settings.model import Settings

@@ -19,10 +19,9 @@ from specplug.assembly import build_draft_stage
 from specplug.errors import EngineError
 from specplug.pipeline.draft import DraftStage
 from specplug.plugins.registry import default_registry
+from specplug.runtime.ends import StopDetector
 from specplug.runtime.rows import RowFacts
-from specplug.runtime.running_request import Tokens
-from specplug.runtime.slot_allocator import SlotAllocator
-from specplug.runtime.stops import StopDetector
+from specplug.runtime.slots import SlotAllocator, Tokens
 from specplug.types.batch import EngineBatch
 from specplug.types.caps import Distribution
 from specplug.types.draft import Draft

@@ -8,7 +8,7 @@ from typing import Any
 
 from specplug.requests import wire
 from specplug.requests.clients import isolation_key
-from specplug.runtime.running_request import MAX_STOP_IDS, RunningRequest, Span
+from specplug.runtime.slots import MAX_STOP_IDS, RunningRequest, Span
 from specplug.types.request import Reference, Request, RequestOptions
 
 

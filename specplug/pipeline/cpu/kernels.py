@@ -77,7 +77,7 @@ def _counter(source: int, plain: int) -> int:
 
 @compiled
 def detect_stop(memory: Any, tokens: Any, row: int, slot: int, facts: Any) -> int:
-    """Return how many of a row's emitted tokens come after a stop; see `specplug.runtime.stops`."""
+    """Return how many of a row's emitted tokens come after a stop; see `specplug.runtime.ends`."""
     length, emitted = memory.lengths[row], memory.emitted[row]
     text, generation, end = tokens[memory.table_rows[row]], facts[GENERATION], facts[_END]
     has_ended, after = memory.stopped[slot] == generation, 0

@@ -16,8 +16,7 @@ from benchmarks.simulate.profile import Profile
 from benchmarks.simulate.survival import Counts, SurvivalPlanner, SurvivalTrim
 from specplug.interfaces import PluginContext
 from specplug.types.draft import Draft
-from specplug.types.plan import HostStats, RequestStats
-from specplug.types.trim import TrimLimits
+from specplug.types.plan import HostStats, RequestStats, TrimLimits
 from tests.benchmarks.simulate.tools import SURFACE, random_trajectories, run
 
 MODES = modes(8)

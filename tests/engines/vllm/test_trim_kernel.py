@@ -13,7 +13,7 @@ from specplug.interfaces import PluginContext
 from specplug.trim import SurvivalTrimmer, survival
 from specplug.types.caps import Distribution, EngineCaps
 from specplug.types.draft import Draft
-from specplug.types.trim import TrimLimits
+from specplug.types.plan import TrimLimits
 from tests.engines.interpreted import imported_anew
 from tests.pipeline.transfers import view_of
 from tests.trim.tools import bits, random_case

@@ -8,8 +8,7 @@ from specplug.interfaces import Planner, PluginContext
 from specplug.trim import SurvivalTrimmer, rank_tokens
 from specplug.types.batch import EngineBatch
 from specplug.types.draft import Draft
-from specplug.types.plan import HostStats, Price, StepCost, StepPlan, StepReport
-from specplug.types.trim import TrimLimits
+from specplug.types.plan import HostStats, Price, StepCost, StepPlan, StepReport, TrimLimits
 from specplug.types.verdict import Verdict
 from specplug_testkit.options import LearnerOptions
 
