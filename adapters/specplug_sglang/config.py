@@ -56,7 +56,7 @@ def engine_method(server_args: Any) -> str | None:
     return name
 
 
-def decided(server_args: Any) -> Any:
+def resolved_args(server_args: Any) -> Any:
     """Return a view of the server's arguments that includes SGLang's own decisions so far."""
     from sglang.srt.arg_groups.overrides import resolving_view
 
@@ -71,7 +71,7 @@ def resolved(server_args: Any) -> ResolvedSettings:
     Raises:
         SettingsError: the settings are invalid.
     """
-    tokens, environment = decided(server_args).speculative_num_draft_tokens, os.environ.get(CONFIG_VARIABLE, "")
+    tokens, environment = resolved_args(server_args).speculative_num_draft_tokens, os.environ.get(CONFIG_VARIABLE, "")
     return _load(None if tokens is None else int(tokens) - 1, _algorithm(server_args), environment)
 
 
@@ -101,13 +101,13 @@ def default_requests_of(server_args: Any) -> tuple[int, str]:
     from sglang.srt.configs.hybrid_arch import mambaish_config
     from sglang.srt.utils.common import get_device_memory_capacity
 
-    config, memory = model_config_of(server_args), get_device_memory_capacity(decided(server_args).device)
+    config, memory = model_config_of(server_args), get_device_memory_capacity(resolved_args(server_args).device)
     return default_requests(int(config.context_len), memory, has_states=mambaish_config(config) is not None)
 
 
 def engine_caps(server_args: Any) -> EngineCaps:
     """Return the engine's capabilities under this configuration."""
-    view = decided(server_args)
+    view = resolved_args(server_args)
     draft_length = int(view.speculative_num_draft_tokens) - 1
     # SGLang builds runtime states of its own drafter for single draft lengths, on a CPU too.
     ladder = draft_lengths_on(view.device, draft_length) if proposes(server_args) else ladder_up_to(draft_length)

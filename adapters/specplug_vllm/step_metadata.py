@@ -84,7 +84,7 @@ def of(scheduler_output: Any) -> StepMetadata:
     return metadata
 
 
-def state_admitted(output: Any, count: int) -> None:
+def set_verified_count(output: Any, count: int) -> None:
     """Attach to a runner's output how many draft tokens the step verified, if only the worker knows."""
     setattr(output, _ADMITTED, count)
 

@@ -166,7 +166,7 @@ class PolicyDecider(Decider):
             kept, accepted, emitted = (torch.from_numpy(column.astype(np.int32)) for column in result[:3])
             verdict = Verdict.build(self._trimmed.lengths, Outcome(kept, accepted, emitted))
             with torch.inference_mode():
-                self._stage.tell(_batch(view, view.lengths + result.emitted), self._trimmed, verdict)
+                self._stage.report_verdict(_batch(view, view.lengths + result.emitted), self._trimmed, verdict)
 
     def forget(self, request_ids: list[str]) -> None:
         """Drop the state of ended requests."""

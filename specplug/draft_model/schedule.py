@@ -50,7 +50,7 @@ class Schedule:
         """The row of each slot, or `NO_ROW`."""
         self._max_length, self._device = max_length, device
         self._on_device: Tensor | None = None
-        self._polled = Polled((3, max_rows), device)
+        self._polled = AsyncReadback((3, max_rows), device)
         self._step = self._grown = self._sent_grown = 0
         self._known_length = 0
 
@@ -154,7 +154,7 @@ class IdsPerToken:
         self.value = initial
         """The average that the host knows, from 1 to 2: beyond it, drafts get fewer tokens."""
         self._counts = torch.tensor([[_PRIOR * initial], [_PRIOR]], dtype=torch.float64).to(device)
-        self._polled = Polled((2, 1), device)
+        self._polled = AsyncReadback((2, 1), device)
 
     def learn(self, num_ids: Tensor, num_tokens: Tensor) -> None:
         """Learn from a step that emitted so many tokens, both [] int64 on the device."""
@@ -168,7 +168,7 @@ class IdsPerToken:
             self._polled.send(self._counts.round().long(), 0)
 
 
-class News(NamedTuple):
+class Readback(NamedTuple):
     """What has arrived.
 
     Attributes:
@@ -180,7 +180,7 @@ class News(NamedTuple):
     sent: int
 
 
-class Polled:
+class AsyncReadback:
     """A copy of numbers to the host, at most one at a time.
 
     Args:
@@ -206,9 +206,9 @@ class Polled:
         if self._event is not None:
             self._event.record()
 
-    def take(self) -> News | None:
+    def take(self) -> Readback | None:
         """Return the numbers that were sent last; None if they are still under way."""
         if self._sent is None or (self._event is not None and not self._event.query()):
             return None
-        news, self._sent = News(self._held.numpy().copy(), self._sent), None
+        news, self._sent = Readback(self._held.numpy().copy(), self._sent), None
         return news

@@ -193,7 +193,7 @@ def _appended(draft: Draft, forced: Draft) -> Draft:
     )
 
 
-def separated(lengths: Tensor, outcome: Outcome, verdict: Verdict) -> tuple[Draft, Verdict, Tensor]:
+def split_grammar_verdict(lengths: Tensor, outcome: Outcome, verdict: Verdict) -> tuple[Draft, Verdict, Tensor]:
     """Separate the grammars' tokens and their verdict from those of the proposers.
 
     Args:
@@ -228,7 +228,9 @@ def separated(lengths: Tensor, outcome: Outcome, verdict: Verdict) -> tuple[Draf
 
 
 def verdict_on_forced(outcome: Outcome) -> tuple[Verdict, Tensor]:
-    """Return the verdict on the grammars' tokens, like `separated`, for drafts that only the engine's report describes.
+    """Return the verdict on the grammars' tokens and whether they were reached, from an engine's report alone.
+
+    See `split_grammar_verdict`.
 
     Args:
         outcome: of B rows, with `forced` and `cut_by_grammar`; `verified` counts the grammars' tokens, too.
@@ -236,5 +238,7 @@ def verdict_on_forced(outcome: Outcome) -> tuple[Verdict, Tensor]:
     assert outcome.forced is not None
     assert outcome.cut_by_grammar is not None
     proposed = (outcome.verified - outcome.forced.lengths + outcome.cut_by_grammar).clamp(min=0)
-    _, fate, reached = separated(torch.zeros_like(outcome.emitted), outcome, Verdict.build(proposed, outcome))
+    _, fate, reached = split_grammar_verdict(
+        torch.zeros_like(outcome.emitted), outcome, Verdict.build(proposed, outcome)
+    )
     return fate, reached

@@ -57,17 +57,17 @@ class DraftBuffers:
             caps.draft_input, (caps.draft_input,)
         )
         states = (it.caps.distribution in taken and taken[0] is not Distribution.ONE_HOT for it in handles)
-        self._stating = next((index for index, it in enumerate(states) if it), -1)
-        if self._stating >= 0:
-            handle = handles[self._stating]
+        self._logits_owner = next((index for index, it in enumerate(states) if it), -1)
+        if self._logits_owner >= 0:
+            handle = handles[self._logits_owner]
             draft_vocab = checked_draft_vocab(handle.spec.name, handle.proposer, vocab_size)
-            self.parts[self._stating] = allocate(handle.caps.distribution, handle.caps.trees, draft_vocab)
-        self._to_probs = self._stating >= 0 and self.parts[self._stating].distribution is not caps.draft_input
+            self.parts[self._logits_owner] = allocate(handle.caps.distribution, handle.caps.trees, draft_vocab)
+        self._to_probs = self._logits_owner >= 0 and self.parts[self._logits_owner].distribution is not caps.draft_input
         self._merged = self.parts[0]
         if len(handles) > 1:
             self._merged = allocate(Distribution.ONE_HOT, any(trees))
-            if self._stating >= 0:
-                self._merged = _stated_like(self._merged, self.parts[self._stating])
+            if self._logits_owner >= 0:
+                self._merged = _with_logits(self._merged, self.parts[self._logits_owner])
 
     @property
     def has_draft_vocab(self) -> bool:
@@ -106,7 +106,7 @@ class DraftBuffers:
         for index, part in enumerate(parts):
             rows = part.lengths > 0
             _take_rows(merged, part, rows)
-            if index != self._stating:
+            if index != self._logits_owner:
                 merged.as_one_hot(rows)
         return merged
 
@@ -149,7 +149,7 @@ def _take_rows(merged: Draft, part: Draft, rows: Tensor) -> None:
         _take(merged.drawn, part.drawn, rows[:, None])
 
 
-def _stated_like(buffer: Draft, stating: Draft) -> Draft:
+def _with_logits(buffer: Draft, stating: Draft) -> Draft:
     """Return `buffer` with the distribution of `stating`, sharing its memory."""
     assert stating.drawn is not None
     return replace(

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from specplug.errors import ContractError
 from specplug.faults import FaultGuard
-from specplug.grammar.drafts import SOURCE, separated
+from specplug.grammar.drafts import SOURCE, split_grammar_verdict
 from specplug.interfaces import HasHostTrim, Proposer, Trimmer
 from specplug.metrics import SpecMetrics
 from specplug.pipeline.buffers import DraftBuffers, sanitize
@@ -190,12 +190,12 @@ class DraftStage:
         verdict = Verdict.build(taken.lengths, outcome)
         self.metrics.record(taken.source, verdict, self._choices.takes_none(taken.slots))
         if outcome.forced is not None:
-            self._tell_of_grammars(batch, outcome, verdict)
+            self._report_forced_tokens(batch, outcome, verdict)
         if self.has_observers:
-            self.tell(batch, self.in_flight.drafts(batch, outcome.emitted, taken, self.sources), verdict)
+            self.report_verdict(batch, self.in_flight.drafts(batch, outcome.emitted, taken, self.sources), verdict)
         return verdict
 
-    def tell(self, batch: EngineBatch, draft: Draft, verdict: Verdict) -> None:
+    def report_verdict(self, batch: EngineBatch, draft: Draft, verdict: Verdict) -> None:
         """Pass trimmed drafts and their verdict to the trace, and to the proposers and trim half that learn."""
         if self._trace is not None and self._trace_guard.admits_step():
             self._trace_guard.step(partial(_write, self._trace, self._steps, batch, draft, verdict))
@@ -206,9 +206,9 @@ class DraftStage:
             self.trimmer_guard.call(partial(self._trimmer.observe, handed, draft, verdict))
         self._steps += 1
 
-    def _tell_of_grammars(self, batch: EngineBatch, outcome: Outcome, verdict: Verdict) -> None:
+    def _report_forced_tokens(self, batch: EngineBatch, outcome: Outcome, verdict: Verdict) -> None:
         """Count and trace the tokens that grammars drafted; proposers do not see them."""
-        draft, fate, reached = separated(batch.lengths, outcome, verdict)
+        draft, fate, reached = split_grammar_verdict(batch.lengths, outcome, verdict)
         self.metrics.record_added(SOURCE, fate, reached)
         if self._trace is not None and self._trace_guard.admits_step():
             draft = replace(draft, lengths=draft.lengths * reached)

@@ -14,7 +14,7 @@ from torch import Tensor
 from specplug.errors import ContractError, text_of
 from specplug.faults import LateDraft
 from specplug.interfaces import Proposer
-from specplug.pipeline.worker import HeldBack, Job, JobThread
+from specplug.pipeline.worker import Job, JobThread, PendingEvents
 from specplug.plugins.specs import ProposerSpec
 from specplug.types.batch import EngineBatch
 from specplug.types.caps import Distribution, ProposerCaps
@@ -117,8 +117,8 @@ class HostHandle(ProposerHandle):
 
     Only `step` waits, for at most `deadline` seconds.  A late draft is dropped, and the proposer skips steps until its
     thread is free; its next step receives the tokens of the skipped steps.  Meanwhile verdicts, which carry whole
-    snapshots, are dropped, and events are held back (see `HeldBack`), as they are while the thread has `MOST_QUEUED`
-    others to deliver: however many requests pass without a step, what is held is bounded by the slots.
+    snapshots, are dropped, and events are held back (see `PendingEvents`), as they are while the thread has
+    `MOST_QUEUED` others to deliver: however many requests pass without a step, what is held is bounded by the slots.
 
     A deadline is local to one process: ranks may disagree on whether it was met (see `specplug.faults`).
 
@@ -140,7 +140,7 @@ class HostHandle(ProposerHandle):
         self._deadline, self._closing = deadline, closing
         self._worker = JobThread(f"specplug-{spec.name}")
         self._late: Future[None] | None = None
-        self._held_back = HeldBack()
+        self._pending_events = PendingEvents()
         self._own: Draft | None = None  # the proposer's buffer, reused after successful steps: see `_own_draft`
         self._unchecked: list[Future[None]] = []  # queued without waiting; the next step raises their errors
 
@@ -183,7 +183,7 @@ class HostHandle(ProposerHandle):
         self._post(partial(self.proposer.observe, snapshot, host_draft, Verdict(*counts)))
 
     def on_event(self, event: Event) -> None:
-        self._held_back.add(event)
+        self._pending_events.add(event)
         if not self._is_busy() and sum([not job.done() for job in self._unchecked]) < MOST_QUEUED:
             self._catch_up()
 
@@ -213,7 +213,7 @@ class HostHandle(ProposerHandle):
 
     def _catch_up(self) -> None:
         """Queue the events that were held back."""
-        for event in self._held_back.take():
+        for event in self._pending_events.take():
             self._post(partial(self.proposer.on_event, event))
 
     def _post(self, job: Job) -> None:

@@ -53,7 +53,7 @@ class PlanStage:
         return self.ceiling == 0
 
     @property
-    def settled(self) -> StepPlan | None:
+    def constant_plan(self) -> StepPlan | None:
         """The plan of every step under the present ceiling, as `plan` returns it; None if `plan` must be called."""
         if self.is_off:
             return NO_SPECULATION
@@ -169,7 +169,7 @@ class JoinedPlanner(Planner):
 
     def plan(self, stats: HostStats) -> StepPlan:
         """Return the joined plan; the same object as before if all parts' plans are."""
-        plans = tuple([stage.settled or stage.plan(stats) for stage in self._stages])
+        plans = tuple([stage.constant_plan or stage.plan(stats) for stage in self._stages])
         if self._newest is None or any(map(_differ, plans, self._newest[0])):
             self._newest = plans, joined(plans)
         return self._newest[1]

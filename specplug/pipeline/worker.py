@@ -51,7 +51,7 @@ class JobThread:
                     done.set_result(None)
 
 
-class HeldBack:
+class PendingEvents:
     """Events in order, without those that later events make redundant.
 
     A request that starts and ends while events are held back leaves no event: the proposer never sees it, which does

@@ -107,7 +107,7 @@ class FieldParser:
             options = replace(options, num_speculative_tokens=min(cap, self._settings.num_speculative_tokens))
         return {**rest, wire.WIRE_KEY: wire.encode(options, references, tenant)}
 
-    async def parsed_beside(self, extra_args: Mapping[str, Any], client: str | None = None) -> dict[str, Any]:
+    async def parse_in_thread(self, extra_args: Mapping[str, Any], client: str | None = None) -> dict[str, Any]:
         """Do the same without blocking the event loop: parse large requests in a thread, one at a time.
 
         Clients take turns, so that one with many large requests delays the others by one of them.
@@ -144,8 +144,8 @@ class FieldParser:
             copies: how many requests of the engine the HTTP request becomes.
         """
         if client is None:
-            return await self.parsed_beside(extra_args)
-        parsed = await self.parsed_beside(extra_args, client.digest or "")
+            return await self.parse_in_thread(extra_args)
+        parsed = await self.parse_in_thread(extra_args, client.digest or "")
         client.at_end(self.hold(client.digest or "", copies * wire.reference_tokens(parsed)))
         return parsed
 

@@ -124,7 +124,7 @@ class DeviceSteps:
             resets = self._slots.take_resets()
             batch = replace(rows.batch, reset_slots=resets) if resets else rows.batch
             if reports and self._stage.has_observers:
-                self._stage.tell(batch, *self._columns.judged(size))
+                self._stage.report_verdict(batch, *self._columns.judged(size))
             if draft_length:
                 draft = self._propose(rows, batch, draft)
                 self._cut(batch, draft, plan)

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from specplug.metrics import NO_SOURCE, OFF_SOURCE, MetricsSnapshot, SourceCounts
-from specplug.runtime.step_planner import Fate
+from specplug.runtime.step_planner import DraftResult
 
 
 class OutcomeCounts:
@@ -24,7 +24,7 @@ class OutcomeCounts:
         self._outcomes: Counter[tuple[int, int]] = Counter()  # number of rows by (verified, accepted)
         self._plain_rows = self._plain_tokens = self._off = 0
 
-    def record(self, fates: Sequence[Fate], rows: int, emitted: int, off: int = 0) -> None:
+    def record(self, fates: Sequence[DraftResult], rows: int, emitted: int, off: int = 0) -> None:
         """Count one step.
 
         Args:

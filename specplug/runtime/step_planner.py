@@ -18,11 +18,11 @@ from specplug.types.plan import NO_SPECULATION, HostStats, RequestStats, StepCos
 
 R = TypeVar("R")
 
-Fate = tuple[str, int, int]
+DraftResult = tuple[str, int, int]
 """A request's id and the numbers of its draft tokens that a step verified and accepted."""
 
 
-def until_stop(fate: Fate, received: int) -> Fate:
+def until_stop(fate: DraftResult, received: int) -> DraftResult:
     """Return the fate of drafts of a step of which the client received so many tokens, like `Outcome.until_stop`."""
     name, _, accepted = fate
     return fate if received > accepted else (name, received - 1, received - 1)
@@ -158,7 +158,7 @@ class StepPlanner(Generic[R]):
         self.stage.ceiling, holds = self.control.ceiling(), self.steps < self.holds_until
         holds = holds and len(running) == self._planned
         self._planned = len(running)
-        self.is_off, plan = self.stage.is_off or holds, self.plan if holds else self.stage.settled
+        self.is_off, plan = self.stage.is_off or holds, self.plan if holds else self.stage.constant_plan
         if plan is None or plan.draft_length:
             for request in running:
                 if self._identify(request) not in self._tallies:
@@ -205,7 +205,7 @@ class StepPlanner(Generic[R]):
         cost = (requests, tokens, context_tokens, draft_length, prompt_tokens) if timed else None
         return Launched((self.steps - 1, self._drafting, self.plan, self._planned), began, cost)
 
-    def finish(self, step: Launched, fates: Sequence[Fate], ended: float, *, late: Collection[str] = ()) -> None:
+    def finish(self, step: Launched, fates: Sequence[DraftResult], ended: float, *, late: Collection[str] = ()) -> None:
         """Count the outcome of a step's drafts, whose results arrived at `ended`; steps finish in launch order.
 
         Requests that are `late` could not draft, as the proposer had not ingested their texts yet.  They are left out,

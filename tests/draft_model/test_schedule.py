@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from specplug.draft_model.schedule import NO_ROW, IdsPerToken, News, Polled, Schedule
+from specplug.draft_model.schedule import NO_ROW, AsyncReadback, IdsPerToken, Readback, Schedule
 
 CPU = torch.device("cpu")
 
@@ -15,12 +15,12 @@ def figures(*rows: tuple[int, int, int]) -> torch.Tensor:
     return torch.tensor(rows).T.contiguous()
 
 
-class Late(Polled):
+class Late(AsyncReadback):
     """Numbers that arrive a step after they were sent, as a GPU's do."""
 
     is_late = True
 
-    def take(self) -> News | None:
+    def take(self) -> Readback | None:
         if not self.is_free and self.is_late:
             self.is_late = False
             return None

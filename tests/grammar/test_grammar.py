@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specplug.faults import FaultGuard
-from specplug.grammar.drafts import SOURCE, Completer, complete, separated
+from specplug.grammar.drafts import SOURCE, Completer, complete, split_grammar_verdict
 from specplug.grammar.states import CERTAIN, LIKELY, AllowedState, MaskState, bit, bits_of, follow, only_bit
 from specplug.metrics import SpecMetrics
 from specplug.testing.batches import make_batch
@@ -254,7 +254,7 @@ def test_reported_apart(rows):
     added = Draft.of_rows([[5] * int(n) for n in forced], [[1.0] * int(n) for n in forced], 4)
     outcome = Outcome(verified, accepted, accepted + 1, cut_by_grammar=cut, forced=added)
     verdict = Verdict.build(proposed, outcome)
-    draft, fate, reached = separated(batch_of(len(rows)).lengths, outcome, verdict)
+    draft, fate, reached = split_grammar_verdict(batch_of(len(rows)).lengths, outcome, verdict)
     draft.validate()
     assert torch.equal(verdict.verified + fate.verified, verified)
     assert torch.equal(verdict.accepted + fate.accepted, accepted)

@@ -138,7 +138,7 @@ _BEFORE_A_TEXT = """
 import ctypes, mmap
 import numpy as np
 from specplug.match.cpu.searching import insertion_point
-from specplug.match.cpu.corpus_index import CorpusIndex, IndexSegment, Numbers
+from specplug.match.cpu.corpus_index import CorpusIndex, IndexSegment, IdTable
 from tests.match.test_corpus_index import drafted, drafter, segment_of
 
 libc, page = ctypes.CDLL(None, use_errno=True), mmap.PAGESIZE
@@ -151,7 +151,7 @@ below, above = 65, 130  # behind 63 times 5, of which the tokens before are belo
 places = np.array([below] * 4 + [1] + [above] * 2, np.int32)
 segment = IndexSegment(text[: len(whole.text)], places, whole.starts, whole.corpus_of, whole.corpora)
 print("prepared", flush=True)
-corpus_index = CorpusIndex({"": [segment]}, Numbers())
+corpus_index = CorpusIndex({"": [segment]}, IdTable())
 print(insertion_point(corpus_index.record, 0, np.full(70, 5, np.int32), 70, 64))
 drafted(drafter([segment]), [5] * 70)
 """

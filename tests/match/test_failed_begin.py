@@ -12,7 +12,7 @@ import pytest
 
 from specplug.corpus import Store, fingerprint
 from specplug.corpus.segment import Segment
-from specplug.match.cpu.corpus_index import Numbers
+from specplug.match.cpu.corpus_index import IdTable
 from specplug.match.cpu.lookup import Lookup
 from specplug.match.cpu.responses import Responses
 from specplug.types.request import RequestOptions, StoredDocument
@@ -38,7 +38,7 @@ def fails(*_: Any, **__: Any) -> Any:
 FAILURES: dict[str, tuple[Any, str]] = {
     "begin": (Retrieval, "begin"),
     "references": (Lookup, "_before"),
-    "tenant": (Numbers, "known"),
+    "tenant": (IdTable, "known"),
     "owner": (Responses, "owner"),
     "store": (StoreWatcher, "changed"),
 }

@@ -163,9 +163,9 @@ def test_the_parts_are_planned_reported_and_asked_together():
 
 def test_joined_constant_plans_are_constant():
     stage = stage_of(one=Silent(), other=Silent())
-    assert stage.settled is None
+    assert stage.constant_plan is None
     stage.plan(HostStats(0, ()))
-    assert stage.settled == StepPlan(8)  # fitted to the engine
+    assert stage.constant_plan == StepPlan(8)  # fitted to the engine
     assert not stage.learns
 
 

@@ -294,12 +294,12 @@ def test_text_that_waits_counts_and_mistakes_release_it() -> None:
     async def serve() -> None:
         texts = ["x" * 50_000 for _ in range(3)]
         found = await asyncio.gather(
-            *[own.parsed_beside({"specplug_references": text}, "a") for text in texts], return_exceptions=True
+            *[own.parse_in_thread({"specplug_references": text}, "a") for text in texts], return_exceptions=True
         )
         assert [type(one) for one in found] == [dict, dict, BusyError]
         for _ in range(3):
             with pytest.raises(RequestError, match="unknown request field"):
-                await own.parsed_beside({"specplug_reference": "x" * 100_000}, "a")
+                await own.parse_in_thread({"specplug_reference": "x" * 100_000}, "a")
 
     asyncio.run(serve())
 
@@ -309,8 +309,8 @@ def test_clients_take_turns_with_large_references() -> None:
     own = parser_of(tokenizer, max_client_reference_tokens=10**6, max_server_reference_tokens=10**6)
 
     async def serve() -> None:
-        many = [own.parsed_beside({"specplug_references": f"a{n}" + "x" * INLINE_CHARACTERS}, "a") for n in range(6)]
-        await asyncio.gather(*many, own.parsed_beside({"specplug_references": "bb" + "x" * INLINE_CHARACTERS}, "b"))
+        many = [own.parse_in_thread({"specplug_references": f"a{n}" + "x" * INLINE_CHARACTERS}, "a") for n in range(6)]
+        await asyncio.gather(*many, own.parse_in_thread({"specplug_references": "bb" + "x" * INLINE_CHARACTERS}, "b"))
 
     asyncio.run(serve())
     assert sorted(tokenizer.seen[:2]) == ["a0", "bb"], "the other client does not wait for all of the first one's"

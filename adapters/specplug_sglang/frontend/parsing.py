@@ -66,7 +66,7 @@ class PackingParser(parser.FieldParser):
                 return params
             given = params[CUSTOM]
             if id(given) not in done:
-                done[id(given)] = await self.parsed_beside(given, sender)
+                done[id(given)] = await self.parse_in_thread(given, sender)
             return {**params, CUSTOM: done[id(given)]}
 
         params = obj.sampling_params

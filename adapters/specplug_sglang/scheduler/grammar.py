@@ -17,7 +17,7 @@ from specplug.grammar.states import MaskState
 from specplug.text.jump_forward import TAIL, JumpForwardTokenizer
 from specplug.types.batch import EngineBatch
 from specplug.types.draft import Draft
-from specplug_sglang.config import decided
+from specplug_sglang.config import resolved_args
 from specplug_sglang.requests import goes_back
 
 
@@ -91,7 +91,7 @@ def shorten_rollbacks(server_args: Any) -> None:
 
     Drafts are rolled back node by node, so the copies would cost time in proportion to the output in every step.
     """
-    if decided(server_args).grammar_backend != "xgrammar":
+    if resolved_args(server_args).grammar_backend != "xgrammar":
         return
     from sglang.srt.constrained.xgrammar_backend import XGrammarGrammar
 

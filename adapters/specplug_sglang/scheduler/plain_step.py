@@ -14,7 +14,7 @@ from sglang.srt.runtime_context import get_parallel
 from sglang.srt.speculative.ngram_info import NgramVerifyInput
 from torch import Tensor
 
-from specplug_sglang.config import decided
+from specplug_sglang.config import resolved_args
 from specplug_sglang.verification.table import TokenTable
 
 
@@ -82,4 +82,4 @@ def decodes_plainly(model_config: Any, server_args: Any) -> bool:
     kept for the prefix cache in slots that SGLang's scheduler chooses in one way for verification, in another way
     for decoding.
     """
-    return not (model_config.model_is_mrope or mamba_extra_buffer_of(decided(server_args)))
+    return not (model_config.model_is_mrope or mamba_extra_buffer_of(resolved_args(server_args)))

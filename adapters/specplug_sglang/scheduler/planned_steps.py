@@ -13,7 +13,7 @@ import torch
 from specplug.grammar.drafts import Completed
 from specplug.interfaces import PluginContext
 from specplug.requests import wire
-from specplug.runtime.step_planner import UNREPORTED, Bounds, Fate, Launched, StepPlanner, until_stop
+from specplug.runtime.step_planner import UNREPORTED, Bounds, DraftResult, Launched, StepPlanner, until_stop
 from specplug_sglang.config import engine_caps, least_captured, resolved
 from specplug_sglang.requests import served_plainly, text_length
 
@@ -77,7 +77,7 @@ class VerifiedStep(NamedTuple):
             for row in self.rows
         ]
 
-    def fates(self, received: Iterable[int]) -> list[Fate]:
+    def fates(self, received: Iterable[int]) -> list[DraftResult]:
         """Return the fates of the requests' drafts up to their ends."""
         return [
             until_stop((row.req.rid, row.verified, row.accepted), max(count, 1))

@@ -21,7 +21,7 @@ from torch import Tensor
 from specplug.errors import EngineError
 from specplug.types.draft import Draft
 from specplug_sglang import seams
-from specplug_sglang.config import decided, largest_batches
+from specplug_sglang.config import largest_batches, resolved_args
 from specplug_sglang.requests import finished_prefills
 from specplug_sglang.scheduler import memory
 from specplug_sglang.scheduler.drafting import ProposerDrafting
@@ -132,7 +132,9 @@ class SpeculativeWorker(BaseSpecWorker):
         attention.check(self.model_runner.attn_backend, trees=self.drafting.caps.trees)
         self.model_runner.spec_algorithm.host_lengths = (
             attention.needs_host_lengths(self.spec_v2_attn_backends)
-            or decided(self.server_args).enable_forward_pass_metrics  # sums them on the host, one request at a time
+            or resolved_args(
+                self.server_args
+            ).enable_forward_pass_metrics  # sums them on the host, one request at a time
         )
 
     def _largest_batches(self) -> dict[int, int]:

@@ -11,13 +11,13 @@ from specplug.operator.startup import start_line
 from specplug.plugins.registry import default_registry
 from specplug.plugins.specs import CheckResult
 from specplug_sglang.config import (
-    decided,
     default_requests_of,
     engine_caps,
     engine_method,
     lossy_arguments,
     proposes,
     resolved,
+    resolved_args,
 )
 
 FLAG = "--max-running-requests"
@@ -47,7 +47,7 @@ _LOSSY = (
 
 def launch_of(server_args: Any) -> Launch:
     """Return the launch of a server's arguments, which SGLang has resolved."""
-    view, caps, settings = decided(server_args), engine_caps(server_args), resolved(server_args).settings
+    view, caps, settings = resolved_args(server_args), engine_caps(server_args), resolved(server_args).settings
     method, lossy, topk = engine_method(server_args), lossy_arguments(view), int(view.speculative_eagle_topk or 1)
     most, requests, device = caps.max_draft_length, int(view.max_running_requests), str(view.device)
     limited_by = _limited_by(server_args, requests)

@@ -13,11 +13,11 @@ from specplug_sglang import seams
 from specplug_sglang.config import (
     ALGORITHM,
     LENGTH_FLAG,
-    decided,
     default_requests_of,
     is_tree_mode,
     lossy_arguments,
     resolved,
+    resolved_args,
 )
 from specplug_sglang.startup.refused import REFUSED, refusal, refuse_arguments
 
@@ -125,7 +125,7 @@ def refuse_unsupported(server_args: Any) -> None:
         )
     if is_tree_mode(server_args):
         _refuse_trees_for_states(server_args)
-        if lossy := lossy_arguments(decided(server_args)):
+        if lossy := lossy_arguments(resolved_args(server_args)):
             raise _refusal("lossy acceptance is for chains", lossy, "--speculative-eagle-topk 1, or no thresholds")
     refuse_arguments(server_args, {**REFUSED, "speculative_ngram_external_corpus_path": None}, OFF)
 

@@ -12,7 +12,7 @@ from specplug.errors import EngineError, SpecplugError
 from specplug.operator import startup
 from specplug.settings.sources import CONFIG_VARIABLE
 from specplug_sglang import seams
-from specplug_sglang.config import HANDLES_ARGUMENTS, decided, engine_method, resolved
+from specplug_sglang.config import HANDLES_ARGUMENTS, engine_method, resolved, resolved_args
 
 
 def refuse_arguments(server_args: Any, refused: Mapping[str, Any], alternative: str) -> None:
@@ -121,7 +121,7 @@ def handled(result: None, algorithm: Any, server_args: Any) -> None:
             return
         for where in ("worker", "engine drafts"):  # a moved seam would end the scheduler a moment later
             seams.require(where)
-        refuse_for_drafter(decided(server_args))
+        refuse_for_drafter(resolved_args(server_args))
         resolved(server_args)
     except SpecplugError as error:
         startup.show_message_only()

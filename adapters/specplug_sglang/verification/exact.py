@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from specplug_sglang.config import decided
+from specplug_sglang.config import resolved_args
 from specplug_sglang.requests import served_plainly
 from specplug_sglang.verification.table import on_device
 from specplug_sglang.verification.trees import Nodes
@@ -22,7 +22,7 @@ from specplug_sglang.verification.trees import Nodes
 
 def rows_of_pool(server_args: Any) -> int:
     """Return the rows of SGLang's request pool, whose first one is padding."""
-    return int(decided(server_args).max_running_requests) + 1
+    return int(resolved_args(server_args).max_running_requests) + 1
 
 
 def grammar_tree(batch: Any, nodes: Nodes) -> Any:

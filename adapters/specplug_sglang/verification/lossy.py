@@ -16,7 +16,7 @@ from torch import Tensor
 from specplug.errors import EngineError
 from specplug.metrics import LossyCounter
 from specplug.seams.hook import hook
-from specplug_sglang.config import decided, lossy_arguments
+from specplug_sglang.config import lossy_arguments, resolved_args
 
 counter = LossyCounter()
 """The counts of this process's scheduler."""
@@ -32,7 +32,7 @@ def install(server_args: Any) -> None:
     """
     module = _home(server_args.device)
     if not hasattr(module, _KERNEL):  # SGLang has it on GPUs only, and verifies greedily elsewhere
-        if server_args.device != "cpu" and lossy_arguments(decided(server_args)):
+        if server_args.device != "cpu" and lossy_arguments(resolved_args(server_args)):
             raise EngineError.build(
                 "cannot count how far lossy acceptance departs",
                 who="specplug_sglang",

@@ -15,7 +15,7 @@ from time import perf_counter
 from typing import Any
 
 from specplug.errors import EngineError
-from specplug.runtime.step_planner import UNREPORTED, Bounds, Fate, Launched, StepPlanner, until_stop
+from specplug.runtime.step_planner import UNREPORTED, Bounds, DraftResult, Launched, StepPlanner, until_stop
 from specplug.types.caps import DraftLengthChange
 from specplug.types.plan import StepPlan
 from specplug_vllm import seams, step_metadata
@@ -25,7 +25,7 @@ from specplug_vllm.worker import status
 from specplug_vllm.worker.requests import fields_of
 
 
-class Planned:
+class PlanningMixin:
     """Mixin of every scheduler with specplug's plans; it must stand before vLLM's scheduler among the bases.
 
     Attributes:
@@ -58,7 +58,7 @@ class Planned:
         self._markers = _reasoning_markers(self.vllm_config)
         self._began = 0.0
         self._launched: deque[Launched] = deque()
-        self._fates: list[Fate] = []
+        self._fates: list[DraftResult] = []
 
     def schedule(self, *args: Any, **kwargs: Any) -> Any:
         """Schedule as vLLM does, with the plan's row length in place of the server's maximum draft length."""
@@ -87,7 +87,7 @@ class Planned:
             self.step_planner.finish(step, fates, ended, late=step_metadata.late(model_runner_output))
         return outputs
 
-    def _settled(self, outputs: Any) -> list[Fate]:
+    def _settled(self, outputs: Any) -> list[DraftResult]:
         """Return the fates of a step's drafts up to the ends of their requests, once vLLM's `outputs` are known."""
         fates, sent = self._fates, [each for of_client in outputs.values() for each in of_client.outputs]
         if fates:
@@ -97,7 +97,7 @@ class Planned:
         self._count(self._launched[0].plan[2] if self._launched else self.step_planner.plan, fates, sent)
         return fates
 
-    def _count(self, plan: StepPlan, fates: list[Fate], sent: Sequence[Any]) -> None:
+    def _count(self, plan: StepPlan, fates: list[DraftResult], sent: Sequence[Any]) -> None:
         """Count a step with the drafts of a plan, of which clients receive what was `sent`.
 
         By default nothing is counted, as workers count.

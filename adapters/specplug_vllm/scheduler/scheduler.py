@@ -10,17 +10,17 @@ from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.scheduler import Scheduler
 
 from specplug.runtime.outcome_counts import OutcomeCounts
-from specplug.runtime.step_planner import Fate
+from specplug.runtime.step_planner import DraftResult
 from specplug.types.plan import StepPlan
 from specplug.types.request import EngineEventKind
 from specplug_vllm import seams, step_metadata
 from specplug_vllm.config import engine_method, may_skip_drafts, ranks_step_together, runner_of
 from specplug_vllm.scheduler.endings import Endings
 from specplug_vllm.scheduler.grammar import Grammars
-from specplug_vllm.scheduler.planned import Planned
+from specplug_vllm.scheduler.planned import PlanningMixin
 
 
-class _Proposing(Planned):
+class _DraftingMixin(PlanningMixin):
     """Mixin that sends the workers step metadata, and completes the drafts of requests with a grammar."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -69,11 +69,11 @@ class _Proposing(Planned):
             self._newest = metadata
 
 
-class SpecplugScheduler(_Proposing, Scheduler):
+class SpecplugScheduler(_DraftingMixin, Scheduler):
     """vLLM's scheduler with specplug's plans and drafts."""
 
 
-class SpecplugAsyncScheduler(_Proposing, AsyncScheduler):
+class SpecplugAsyncScheduler(_DraftingMixin, AsyncScheduler):
     """vLLM's asynchronous scheduler with specplug's plans and drafts."""
 
 
@@ -81,7 +81,7 @@ TAKE_A_LENGTH = ("draft_model", "eagle", "eagle3", "mtp", "ngram")
 """Methods whose drafters take a step's draft length from V1.  The others draft their maximum or fail."""
 
 
-class _EngineDrafts(Planned):
+class _EngineDrafts(PlanningMixin):
     """Mixin that applies the plans to drafts of vLLM's own drafter.
 
     Rows are cut here, as no worker of specplug's could.  A single shorter row takes a step off its CUDA graph.
@@ -99,7 +99,7 @@ class _EngineDrafts(Planned):
         self._asks_ranks = ranks_step_together(self.vllm_config) and may_skip_drafts(self.vllm_config)
         self._takes_length = runner_of(self.vllm_config) == "v2" or method in TAKE_A_LENGTH
 
-    def _count(self, plan: StepPlan, fates: list[Fate], sent: Sequence[Any]) -> None:
+    def _count(self, plan: StepPlan, fates: list[DraftResult], sent: Sequence[Any]) -> None:
         """Count a step's drafts and tokens."""
         emitted = {each.request_id: len(each.new_token_ids) for each in sent if each.new_token_ids}
         off = sum(map(plan.takes_none, emitted.keys() - {name for name, *_ in fates}))

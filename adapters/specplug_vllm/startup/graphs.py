@@ -36,7 +36,7 @@ def install(config_class: Any) -> None:
 
 def _set_cudagraph_sizes(original: Callable[[Any], None], config: Any) -> None:
     if is_requested(config):
-        name_lengths(config)
+        set_capture_lengths(config)
     chosen = not config.compilation_config.cudagraph_capture_sizes
     original(config)
     if chosen and engine_method(config) is not None:
@@ -75,7 +75,7 @@ def schedule(lengths: Sequence[int], max_num_seqs: int) -> list[tuple[int, int, 
     return [(first + 1, last, length) for first, last, length in zip([0, *ends], ends, lengths, strict=False)]
 
 
-def name_lengths(vllm_config: Any) -> None:
+def set_capture_lengths(vllm_config: Any) -> None:
     """Fill in the list of captured lengths if the engine captures graphs and the launch lists none.
 
     The server's maximum draft length becomes the longest of them, which is at most the configured one; vLLM's own

@@ -39,7 +39,7 @@ def report(runner: Any, output: Any) -> None:
     manager: Any = getattr(runner, "adaptive_verification", None)
     if not hasattr(manager, "admitted"):
         return
-    step_metadata.state_admitted(output, manager.admitted)
+    step_metadata.set_verified_count(output, manager.admitted)
     manager.admitted = 0  # of the next step, if that has no drafts
     if manager.profiled:  # with the first output; on several ranks that of rank 0 reaches the scheduler
         step_metadata.state_profiled(output, manager.profiled)

@@ -74,7 +74,7 @@ class CorpusIndex:
         record: the record that kernels take.
     """
 
-    def __init__(self, tenants: Mapping[str, Sequence[IndexSegment]], numbers: Numbers) -> None:
+    def __init__(self, tenants: Mapping[str, Sequence[IndexSegment]], numbers: IdTable) -> None:
         by_number = {numbers.tenant(name): (name, segments) for name, segments in tenants.items()}
         self._kept: list[IndexSegment] = []
         first, first_number, corpora = [0, 0], list[int](), list[int]()
@@ -112,7 +112,7 @@ class CorpusIndex:
         )
 
 
-class Numbers:
+class IdTable:
     """The numbers of tenants and corpora in kernels; numbers are never reused."""
 
     def __init__(self) -> None:

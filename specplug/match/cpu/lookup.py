@@ -9,7 +9,7 @@ import numpy.typing as npt
 from torch import Tensor
 
 from specplug.errors import ContractError
-from specplug.match.cpu.corpus_index import MOST_NAMED, CorpusIndex, IndexSegment, Numbers
+from specplug.match.cpu.corpus_index import MOST_NAMED, CorpusIndex, IdTable, IndexSegment
 from specplug.match.cpu.evidence import Tables
 from specplug.match.cpu.host_step import LookupHostStep, ingest_at, propose_at
 from specplug.match.cpu.parallel import MOST_THREADS, ThreadPool
@@ -66,8 +66,8 @@ class Lookup:
         self._draft_length, self._considered, self._trees = draft_length, considered, trees
         self.pool = ThreadPool(threads)
         self._workspaces = [self._workspace()]
-        self._aside = self._workspace(), ThreadPool(1)
-        self._numbers, self.host_step = Numbers(), LookupHostStep(self.rows, self.responses)
+        self._prefill_scratch = self._workspace(), ThreadPool(1)
+        self._numbers, self.host_step = IdTable(), LookupHostStep(self.rows, self.responses)
         self.load({})
 
     def _workspace(self) -> tuple[Record, Record, Record]:
@@ -275,7 +275,7 @@ class Lookup:
         self.texts.reserve(slot, start + most)
         if not len(tokens):
             return
-        workspace, pool = self._aside
+        workspace, pool = self._prefill_scratch
         own = self._state(workspace, pool, self._default, self.corpus_index, np.zeros(MOST_THREADS, np.int64))
         slots, rows = np.array([slot]), np.zeros(1, np.int64)
         table, count = np.ascontiguousarray(tokens, np.int32), np.array([len(tokens)], np.int32)

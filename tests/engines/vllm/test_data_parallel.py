@@ -10,7 +10,7 @@ from specplug.types.caps import DraftLengthChange
 from specplug.types.plan import StepPlan
 from specplug_vllm import seams
 from specplug_vllm.config import engine_caps
-from specplug_vllm.scheduler.planned import Planned
+from specplug_vllm.scheduler.planned import PlanningMixin
 from specplug_vllm.scheduler.scheduler import _EngineDrafts
 from tests.engines.vllm.graphs import vllm_config
 
@@ -90,4 +90,4 @@ def test_drafts_that_were_made_for_other_ranks_are_not_verified():
 @pytest.mark.parametrize(("length", "expected"), [(0, 0), (3, LONGEST), (LONGEST, LONGEST)])
 def test_specplugs_proposers_draft_as_far_as_the_other_ranks_or_not_at_all(length, expected):
     scheduler = SimpleNamespace(_may_narrow=False, step_planner=SimpleNamespace(caps=engine_caps(launch())))
-    assert Planned._length_for(scheduler, StepPlan(length)) == expected
+    assert PlanningMixin._length_for(scheduler, StepPlan(length)) == expected

@@ -90,7 +90,7 @@ def test_an_engines_drafter_on_v1_states_that_its_length_changes():
 def test_what_the_lengths_are_named_for(monkeypatch):
     found = vllm_config(8, 256)
     with monkeypatch.context() as without:
-        without.setattr(graphs, "name_lengths", lambda config: None)
+        without.setattr(graphs, "set_capture_lengths", lambda config: None)
         found._set_cudagraph_sizes()
     manager = dispatcher(monkeypatch, found)
     assert mode_of(manager, [8] * 28) == "FULL"

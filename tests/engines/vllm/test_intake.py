@@ -269,7 +269,7 @@ def test_large_texts_are_tokenised_in_a_thread_and_small_ones_at_once():
     parser = FieldParser(load_settings({"proposer": "ngram"}), 256, RequestTokenizer(lambda: original))
     for length in (10, INLINE_CHARACTERS + 1):
         text = "a" * length
-        wired = asyncio.run(parser.parsed_beside({"specplug_references": text}))
+        wired = asyncio.run(parser.parse_in_thread({"specplug_references": text}))
         _, (reference,), _ = wire.decode(wired)
         assert bytes(reference.token_ids.tolist()).decode() == text
     assert [thread is threading.main_thread() for thread in threads] == [True, False]

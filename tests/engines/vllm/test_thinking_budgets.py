@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from vllm.v1.sample.logits_processor.interface import BatchUpdate
 from vllm.v1.sample.thinking_budget_state import ThinkingBudgetStateHolder
 
-from specplug_vllm.scheduler.planned import Planned, _reasoning_markers
+from specplug_vllm.scheduler.planned import PlanningMixin, _reasoning_markers
 
 END, START, NATURAL = 0, 1, 2
 CHAIN = [58, 59, START, *range(10, 18), NATURAL, *range(30, 36), END]
@@ -65,7 +65,7 @@ def cut(draft: list[int], params: Any, reasoning: Any) -> list[int]:
     """Return what the scheduler leaves of a draft."""
     config = SimpleNamespace(reasoning_config=reasoning, use_v2_model_runner=False)
     request = SimpleNamespace(spec_token_ids=draft, sampling_params=params)
-    Planned._cut_at_markers(SimpleNamespace(running=[request], _markers=_reasoning_markers(config)))
+    PlanningMixin._cut_at_markers(SimpleNamespace(running=[request], _markers=_reasoning_markers(config)))
     return list(request.spec_token_ids)
 
 
