@@ -186,7 +186,8 @@ class CrossTok(Proposer):
     def _catch_up(self, batch: EngineBatch, entries: Tensor) -> None:
         """Compute texts that are many tokens behind, such as prompts, up to the chunk of a step."""
         chunk, texts = self._options.prefill_chunk, self._step.texts
-        for row, count in self._schedule.to_catch_up(chunk, self._step.num_missing // 2):
+        at_once = min(self._step.num_missing // 2, self._step.num_tokens)
+        for row, count in self._schedule.to_catch_up(chunk, at_once):
             rows, num_tokens = slice(row, row + 1), size_for(count, sizes(chunk, 16))
             self._schedule.grow(texts.growth(num_tokens))
             texts.extend(self._step.inputs.running, rows, texts.newest(batch.tokens, entries[rows], rows, num_tokens))

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from specplug.match.cpu import responses as kernels
 from specplug.match.cpu.recency import search
+from specplug.match.cpu.records import record
 from specplug.match.cpu.responses import FEW_OWNERS, Responses
 from specplug.match.cpu.texts import MOST_CANDIDATES, NO_TEXT
 from tests.match.reference import responses
@@ -55,9 +56,16 @@ class Both:
 def crowd(memory: Responses) -> None:
     """Let all keys of all owners share one tree."""
     memory._heads = memory._heads[:1]
-    found = [np.zeros(MOST_CANDIDATES, np.int32) for _ in range(2)]
-    parts = memory.text, memory.children, memory._heads, memory.owners, memory._ends, *found
-    memory.record = kernels._Responses(*parts, np.zeros(1, np.int64), memory.flag)
+    memory.record = record(
+        text=memory.text,
+        children=memory.children,
+        heads=memory._heads,
+        owners=memory.owners,
+        ends=memory._ends,
+        **{name: np.zeros(MOST_CANDIDATES, np.int32) for name in ("places", "match_lengths")},
+        budget=np.zeros(1, np.int64),
+        flag=memory.flag,
+    )
 
 
 @pytest.mark.parametrize("places", [kernels.MOST_PLACES, 2000])

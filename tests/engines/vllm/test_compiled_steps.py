@@ -56,12 +56,16 @@ def drafted(llm: Any, requested: list[dict[str, Any]], compiled: bool) -> dict[s
     `taken` is the number of compiled steps, `trimmed` that of the steps whose drafts the stage cut.
     """
 
+    from specplug_vllm.config import plugin_context
+
     drafter = inside.runner(llm).drafter
     drafting = drafter.drafting
     stage, own, propose = drafting.stage, drafter._steps, drafter.propose
     runner = stage.runners[0]
     handle = runner.handle
-    proposer = type(handle.proposer)(drafting._context(llm.llm_engine.vllm_config))
+    seed, device = drafting.resolved.settings.seed, drafting.device
+    context = plugin_context(llm.llm_engine.vllm_config, seed, device=device, rank=0)
+    proposer = type(handle.proposer)(context)
     found: list[dict[str, list[int]]] = []
     taken, trimmed = [], []
 
