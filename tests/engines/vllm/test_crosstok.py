@@ -70,7 +70,7 @@ def test_sampled(kind: str, pair: str, paired: Engine) -> None:
 def test_a_step_on_the_device_waits_for_nothing(kind: str, paired: Engine) -> None:
     """Nothing is read back or copied in; what a GPU runs as CUDA graphs counts once each."""
     found = paired.call(steady, requested=PROMPTS[:3])
-    assert found["steps"] > 5
+    assert found["steps"] > 3
     assert found["found"] == []
     assert found["proposed"] > 10
     own = (found["own"] + found["graphs"]) / found["steps"]

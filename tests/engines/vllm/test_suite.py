@@ -50,7 +50,7 @@ CHUNK = 64  # tokens of one step: longer prompts are prefilled in chunks, betwee
 class TestLifecycle(LifecycleSuite):
     """What is of vLLM alone is in `test_lifecycle`."""
 
-    slow, long = V2, 72
+    slow, long = V2, 110
     tight: ClassVar[dict[str, Any]] = {
         "max_num_batched_tokens": CHUNK,
         "max_model_len": 512,
