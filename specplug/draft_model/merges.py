@@ -97,8 +97,12 @@ def _every_other(is_pair: Tensor, is_token: Tensor, after: Tensor) -> Tensor:
     return is_pair & ((number - first) % 2 == 0)
 
 
-def cuts(text: Tensor, splits: Splits, total: Tensor) -> Tensor:
-    """Return [R, M] bool, the places of texts of `total` [R, 1] bytes at which they are split by these rules."""
+def cuts(text: Tensor, splits: Splits, total: Tensor, begins: Tensor) -> Tensor:
+    """Return [R, M] bool, the places of texts of `total` [R, 1] bytes at which they are split by these rules.
+
+    Args:
+        begins: [R, M] bool, the places at which digits are counted anew.
+    """
     places = torch.arange(text.shape[1], device=text.device)
     is_cut = torch.zeros_like(text, dtype=torch.bool)
     before, after = text.roll(1, 1), text.roll(-1, 1)
@@ -108,7 +112,7 @@ def cuts(text: Tensor, splits: Splits, total: Tensor) -> Tensor:
             is_cut |= is_last & (text == byte)
     if splits.by_three:
         is_digit = (text >= 48) & (text <= 57)
-        first = torch.where(is_digit, -1, places).cummax(1).values + 1
+        first = torch.maximum(torch.where(is_digit, -1, places + 1), torch.where(begins, places, -1)).cummax(1).values
         is_cut |= is_digit & ((places - first) % 3 == 0)
     if splits.after_signs:
         earlier = text.roll(2, 1)

@@ -134,7 +134,7 @@ class Segmenter:
         text = torch.where(of.is_control.gather(1, source), CONTROL, text)
         is_fixed = of.is_fixed.gather(1, source)
         is_cut = (places == begins) & (is_fixed | is_fixed.roll(1, 1)) | (places == 0)
-        is_cut |= cuts(text, self._splits, of.ends[:, -1:])
+        is_cut |= cuts(text, self._splits, of.ends[:, -1:], is_cut)
         sizes, found = self._tokens(text, is_cut, of.ends[:, -1:])
         sizes = torch.where(is_fixed, of.sizes.gather(1, source), sizes)
         return source, sizes, torch.where(is_fixed, of.tokens.gather(1, source), found)

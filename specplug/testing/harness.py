@@ -38,6 +38,7 @@ class ProposerHarness:
         draft_length: most draft tokens per request and step, at least 2.
         device: device of the batches; keep the default for proposers that need the host.
         registry: registry of the parts of a composed proposer; by default the installed plug-ins.
+        driver_type: class of the drivers; a subclass of `Driver` may change the batches.
     """
 
     spec: ProposerSpec
@@ -47,10 +48,11 @@ class ProposerHarness:
     draft_length: int = 4
     device: str = "cpu"
     registry: Registry | None = None
+    driver_type: type[Driver] = Driver
 
     def driver(self, wrap: Callable[[Proposer], Proposer] | None = None, **changes: Any) -> Driver:
         """Return a driver of a new proposer, large enough for the texts; `wrap` is put around the proposer."""
-        driver = Driver(
+        driver = self.driver_type(
             self.spec,
             self.options,
             vocab_size=self.vocab_size,

@@ -73,14 +73,11 @@ class TestContractOnDevice(CrossTokContract):
 class SampledRows(ProposerHarness):
     """The clauses that concern distributions; drafts of other slots and generations are other draws."""
 
-    vocab_size = VOCAB
+    vocab_size, driver_type = VOCAB, Warm
 
     @pytest.fixture(autouse=True, params=[(SAME, "auto"), (OTHER, "auto"), (OTHER, "tli")], ids=" ".join)
     def _route(self, request: pytest.FixtureRequest) -> None:
         self.options = options(request.param[0], route=request.param[1])
-
-    def driver_of(self, kind: type[Any], **changes: Any) -> Any:
-        return super().driver_of(type(kind.__name__, (Warm, kind), {}), **changes)
 
     test_fills_in_its_distribution = ProposerContract.test_fills_in_its_distribution
     test_does_not_depend_on_the_order_of_rows = ProposerContract.test_does_not_depend_on_the_order_of_rows
