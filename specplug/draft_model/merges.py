@@ -101,7 +101,7 @@ def cuts(text: Tensor, splits: Splits, total: Tensor, begins: Tensor) -> Tensor:
     """Return [R, M] bool, the places of texts of `total` [R, 1] bytes at which they are split by these rules.
 
     Args:
-        begins: [R, M] bool, the places at which digits are counted anew.
+        begins: [R, M] bool, the places at which a text of its own begins, for the rules of digits and of signs.
     """
     places = torch.arange(text.shape[1], device=text.device)
     is_cut = torch.zeros_like(text, dtype=torch.bool)
@@ -115,8 +115,9 @@ def cuts(text: Tensor, splits: Splits, total: Tensor, begins: Tensor) -> Tensor:
         first = torch.maximum(torch.where(is_digit, -1, places + 1), torch.where(begins, places, -1)).cummax(1).values
         is_cut |= is_digit & ((places - first) % 3 == 0)
     if splits.after_signs:
-        earlier = text.roll(2, 1)
-        is_cut |= _is_letter(text) & _is_sign(before) & (_is_sign(earlier) | (earlier == 32)) & (places > 1)
+        earlier, is_first = text.roll(2, 1), begins.roll(1, 1)
+        after_two = _is_sign(before) & (_is_sign(earlier) | (earlier == 32)) & ~is_first
+        is_cut |= _is_letter(text) & after_two & (places > 1)
     return is_cut
 
 

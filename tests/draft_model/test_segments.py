@@ -122,7 +122,8 @@ class Found:
         """Merge the first pair of the lowest rank until there is none."""
         pieces = [text[at : at + 1] for at in range(len(text))]
         if self.target.merges_across_words:
-            characters = re.findall(rb"[\xc0-\xff][\x80-\xbf]*|.", text, re.DOTALL)
+            by_lead = rb"[\xc0-\xdf][\x80-\xbf]?|[\xe0-\xef][\x80-\xbf]{0,2}|[\xf0-\xff][\x80-\xbf]{0,3}|."
+            characters = re.findall(by_lead, text, re.DOTALL)
             sizes = [(it, 1 + sum(it[0] >= least for least in (0xC0, 0xE0, 0xF0))) for it in characters]
             split = [[it] if len(it) == size and it in self.by_piece else list(map(_byte, it)) for it, size in sizes]
             pieces = [piece for each in split for piece in each]
