@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import uuid
 from typing import Any
 
 from tests.engines.sglang import inside, watching
@@ -47,10 +48,13 @@ class Served(served.Served):
         return self.engine.inside("watching.counts")
 
     def _generate(self, prompts: list[list[int]], params: list[Params], together: bool) -> list[Answer]:
-        if together:
-            self.engine.inside("watching.hold_back", count=len(prompts))
-            assert self.engine.call(inside.flush)
-        return self.engine.call(answers, prompts=prompts, params=params)
+        if not together:
+            return self.engine.call(answers, prompts=prompts, params=params)
+        self.engine.inside("watching.hold_back", count=len(prompts))
+        assert self.engine.call(inside.flush)
+        batch = uuid.uuid4().hex  # the ids of its requests end with their numbers
+        names = [f"{batch}-{number}" for number in range(len(prompts))]
+        return self.engine.call(answers, prompts=prompts, params=params, names=names)
 
     def _counted(self, prompts: list[list[int]], params: list[Params]) -> dict[str, Any]:
         return self.engine.call(counted, prompts=prompts, params=params)
@@ -62,13 +66,15 @@ class Served(served.Served):
 # -- inside the engine's process -------------------------------------------------------------------------------------
 
 
-def answers(engine: Any, prompts: list[list[int]], params: list[Params]) -> list[Answer]:
+def answers(
+    engine: Any, prompts: list[list[int]], params: list[Params], names: list[str] | None = None
+) -> list[Answer]:
     """Answer all prompts; several answers to one prompt follow each other."""
     options = [{**OPTIONS, **own.pop("options", {})} for own in params]
     each: dict[str, Any] = {"require_reasoning": any(own.pop("require_reasoning", False) for own in options)}
     if any(own != OPTIONS for own in options):
         each |= {name: [own[name] for own in options] for name in OPTIONS}
-    outputs = engine.generate(input_ids=prompts, sampling_params=params, **each)
+    outputs = engine.generate(input_ids=prompts, sampling_params=params, rid=names, **each)
     return [{**inside.described(output), **_logprobs(output["meta_info"])} for output in outputs]
 
 

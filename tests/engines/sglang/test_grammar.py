@@ -52,7 +52,6 @@ def plant(scheduler: Any, how: str, token: int) -> None:
     drafting = scheduler.draft_worker.drafting
     grammars, stage = drafting.grammars, drafting.stage
     newest: list[dict[str, Any]] = []
-    numbers: dict[str, int] = {}
 
     def broken(*_: Any) -> Any:
         raise RuntimeError("planted")
@@ -63,7 +62,7 @@ def plant(scheduler: Any, how: str, token: int) -> None:
         columns = zip(reqs, offered, rows_of(done), done.confidence.tolist(), strict=True)
         newest[:] = [
             {
-                "row": numbers.setdefault(req.rid, len(numbers)),
+                "row": int(req.rid.rpartition("-")[2]),
                 "before": list(req.output_ids),
                 "offered": own,
                 "verified": row,
