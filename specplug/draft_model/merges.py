@@ -19,7 +19,7 @@ _ROUNDS = 24  # of different merges of a word; what is left after them stays in 
 class PairMerger:
     """Byte pair encoding of many texts at once.
 
-    In each round, every word merges its pairs of the lowest rank; words are what no token reaches across.
+    In each round, every word merges its pairs of the lowest rank; no token reaches from one word to the next.
 
     Args:
         vocabulary: with merges.
@@ -33,7 +33,7 @@ class PairMerger:
     ) -> None:
         self._is_exact = is_exact
         merges = Merges.of(vocabulary, ids)
-        self._ranks, self._lefts, self._together = (torch.from_numpy(it).to(device) for it in merges)
+        self._ranks, self._lefts = (torch.from_numpy(it).to(device) for it in merges)
         self._of_characters = vocabulary.merges_across_words  # they begin with characters, the others with bytes
 
     def sizes(self, text: Tensor, at: Tensor, fits: Tensor, is_cut: Tensor) -> Tensor:
@@ -44,13 +44,15 @@ class PairMerger:
             is_cut: [R, M] bool, the places before which a token ends.
         """
         num_rows, num_bytes = text.shape
+        longest = torch.where(fits, torch.arange(1, LONGEST_PIECE + 1, device=text.device), 0).amax(2)
+        ends = (torch.arange(num_bytes, device=text.device) + longest).cummax(1).values
         is_apart = is_cut.clone()
-        is_apart[:, 1:] |= ~self._together[257 * text[:, :-1] + text[:, 1:]]
+        is_apart[:, 1:] |= ends[:, :-1] <= torch.arange(1, num_bytes, device=text.device)
         words = is_apart.long().cumsum(1)
         ranks, lefts = torch.where(fits, self._ranks[at], NEVER), self._lefts[at]
         sizes = torch.nn.functional.pad(self._first(text, fits), (0, 1))
         places = torch.arange(num_bytes, device=text.device).expand(num_rows, num_bytes)
-        for _ in range(_ROUNDS):
+        for _ in range(num_bytes if self._is_exact else _ROUNDS):
             own = sizes[:, :-1]
             after = (places + own).clamp(max=num_bytes)
             both = own + sizes.gather(1, after)

@@ -220,8 +220,10 @@ def _merges(
     for rank, pair in enumerate(pairs):
         left, right = pair.split(" ") if isinstance(pair, str) else pair
         token = ids.get(left + right.removeprefix(prefix))
-        if token is not None:
-            found.setdefault(token, (rank, len(bytes_of(left))))
+        if token in found:  # of one that was converted from SentencePiece's vocabulary, all pairs of tokens are listed
+            found[token] = (found[token][0], 0)
+        elif token is not None:
+            found[token] = (rank, len(bytes_of(left)))
     return found
 
 

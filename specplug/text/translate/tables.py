@@ -174,24 +174,17 @@ class Merges(NamedTuple):
     Attributes:
         ranks: [n] int64, `NEVER` for tokens that no merge makes.
         lefts: [n] int64, the bytes of the left part, 0 for any.
-        together: [257 * 257] bool, whether a token holds two bytes one after the other, at 257 * first + second; the
-            byte 256 stands for a special token, which is beside none.
     """
 
     ranks: Integers
     lefts: Integers
-    together: npt.NDArray[np.bool_]
 
     @classmethod
     def of(cls, vocabulary: Vocabulary, ids: Integers) -> Merges:
         """Return the merges that make tokens `ids` [n]."""
         found = [vocabulary.merges.get(token, (NEVER, 0)) for token in ids.tolist()]
-        together = np.zeros(257 * 257, np.bool_)
-        for piece in vocabulary.pieces:
-            data = np.frombuffer(piece, np.uint8).astype(np.int64)
-            together[257 * data[:-1] + data[1:]] = True
         ranks, lefts = np.array(found, np.int64).reshape(-1, 2).T.copy()
-        return cls(ranks, lefts, together)
+        return cls(ranks, lefts)
 
 
 def _powers(base: int, count: int) -> npt.NDArray[Any]:

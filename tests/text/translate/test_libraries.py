@@ -160,6 +160,14 @@ def test_a_tokenizer_whose_tokens_spell_no_text_is_refused_by_name(model):
         read_vocabulary(found, "mine")
 
 
+def test_a_token_that_several_pairs_make_is_made_by_any_of_them():
+    """Vocabularies that were converted from SentencePiece's, such as Gemma's, list all pairs of tokens."""
+    ids = {token: number for number, token in enumerate(["t", "h", "e", "th", "he", "the", "c", "a", " "])}
+    found = Tokenizer(models.BPE(ids, [("h", "e"), ("t", "h"), ("th", "e"), ("t", "he")]))
+    assert read_vocabulary(found).merges == {4: (0, 1), 3: (1, 1), 5: (2, 0)}
+    assert found.encode("the").ids == [5]
+
+
 def test_pieces_within_words_have_no_mark():
     words = {"[UNK]": 0, "天": 1, "##地": 2, "地": 3}
     found = Tokenizer(models.WordPiece(words, unk_token="[UNK]"))
