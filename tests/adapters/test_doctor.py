@@ -78,7 +78,7 @@ def sglang_launch(monkeypatch, *, settings=None, algorithm="SPECPLUG", topk=1, o
     )
     monkeypatch.setenv("SPECPLUG_CONFIG", json.dumps(settings or {}))
     for module in (specplug_sglang.config, specplug_sglang.startup.advice):
-        monkeypatch.setattr(module, "decided", lambda args: args)
+        monkeypatch.setattr(module, "resolved_args", lambda args: args)
     default = given["default"], "SGLang's default without speculation"
     monkeypatch.setattr(specplug_sglang.startup.advice, "default_requests_of", lambda args: default)
     return specplug_sglang.startup.advice.launch_of(view)

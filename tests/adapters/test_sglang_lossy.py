@@ -58,7 +58,7 @@ def test_the_kernel_is_counted_where_verification_takes_it_from(home, device, mo
 def test_a_lossy_server_is_refused_where_the_kernel_is_missing(has_home, modules, monkeypatch):
     if not has_home:
         monkeypatch.setitem(sys.modules, OTHER, None)  # cannot be imported
-    monkeypatch.setattr(lossy, "decided", lambda server_args: server_args)
+    monkeypatch.setattr(lossy, "resolved_args", lambda server_args: server_args)
     thresholds = {"speculative_accept_threshold_single": 0.5, "speculative_accept_threshold_acc": 1.0}
     with pytest.raises(EngineError, match=f"no {KERNEL}"):
         lossy.install(SimpleNamespace(device="xpu", **thresholds))
