@@ -1,24 +1,21 @@
-"""The operator's HTTP routes on SGLang's own server, and guards on SGLang's routes to specplug's state.
+"""The operator's HTTP routes on SGLang's own server, present whenever specplug is enabled.
 
-Both serve operators only, see `specplug.operator.access`; SGLang's ``--admin-api-key`` is an operator's key.  SGLang
-checks its own keys first, if it has any.  For other clients ``/server_info`` omits specplug's status, and
-``/set_internal_state`` refuses orders to specplug.
+They serve operators only, see `specplug.operator.access`; SGLang's ``--admin-api-key`` is an operator's key.  SGLang
+checks its own keys first, as it does on ``/set_internal_state``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextvars import ContextVar
 from functools import partial
 from typing import Any
 
 from specplug.operator import routes
-from specplug.operator.access import Operators, Refusal
+from specplug.operator.access import Operators
 from specplug.operator.corpus_admin import CorpusAdmin
 from specplug.text.request_tokenizer import RequestTokenizer
 from specplug_sglang import status
 from specplug_sglang.config import resolved
-from specplug_sglang.scheduler.status import KEY, LIMIT, MODE
+from specplug_sglang.frontend import guards
 
 
 def attach(app: Any, manager: Any) -> None:
@@ -35,7 +32,7 @@ def attach(app: Any, manager: Any) -> None:
     )
     app.state.specplug_access = routes.Access(operators)
     if is_new:
-        install(app, operators)
+        guards.install(app, operators)
         routes.attach(app, auth_level(AuthLevel.ADMIN_OPTIONAL))
 
 
@@ -44,45 +41,3 @@ def _corpora(manager: Any) -> CorpusAdmin:
     if settings.store is not None and manager.tokenizer is not None:
         tokenizer = RequestTokenizer(lambda: manager.tokenizer).copy()
     return CorpusAdmin(settings, tokenizer)
-
-
-_STATES = ("/server_info", "/get_server_info", "/set_internal_state")
-
-_refused: ContextVar[Refusal | None] = ContextVar("specplug_refused", default=None)
-"""Refusal for a client that is not an operator, while one of `_STATES` serves its request; None for operators."""
-
-
-def install(app: Any, operators: Operators) -> None:
-    """Guard an app's routes, once."""
-    for route in app.routes:
-        if getattr(route, "path", None) in _STATES:
-            route.app = _noting(route.app, operators)
-
-
-def _noting(app: Any, operators: Operators) -> Any:
-    async def noted(scope: Any, receive: Any, send: Any) -> None:
-        token = _refused.set(operators.refusal(scope))
-        try:
-            await app(scope, receive, send)
-        finally:
-            _refused.reset(token)
-
-    return noted
-
-
-async def states_shown(original: Callable[..., Any], manager: Any) -> Any:
-    """Wrap `get_internal_state` and remove the status from the answer for clients that are not operators."""
-    states = await original(manager)
-    if _refused.get() is None:
-        return states
-    return [{key: value for key, value in state.items() if key != KEY} for state in states]
-
-
-async def state_ordered(original: Callable[..., Any], manager: Any, obj: Any) -> Any:
-    """Wrap `set_internal_state` and accept orders to specplug from operators only."""
-    refused = _refused.get()
-    if refused is not None and not {MODE, LIMIT}.isdisjoint(obj.server_args):
-        from fastapi import HTTPException
-
-        raise HTTPException(refused.status, refused.message)
-    return await original(manager, obj)

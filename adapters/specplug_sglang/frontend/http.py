@@ -13,7 +13,7 @@ from typing import Any
 
 from specplug_sglang import seams
 from specplug_sglang.config import is_requested, proposes
-from specplug_sglang.frontend import endpoints, tool_streams
+from specplug_sglang.frontend import guards, tool_streams
 
 MESSAGE = (
     "these routes serve SGLang's own n-gram; specplug lists, adds and removes corpora at /specplug/corpora, "
@@ -36,8 +36,8 @@ def install() -> None:
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
     HookRegistry.register(f"{_FRONT}.init_communicators", front_made, HookType.AFTER)
-    HookRegistry.register(f"{_FRONT}.get_internal_state", endpoints.states_shown, HookType.AROUND)
-    HookRegistry.register(f"{_FRONT}.set_internal_state", endpoints.state_ordered, HookType.AROUND)
+    HookRegistry.register(f"{_FRONT}.get_internal_state", guards.states_shown, HookType.AROUND)
+    HookRegistry.register(f"{_FRONT}.set_internal_state", guards.state_ordered, HookType.AROUND)
     HookRegistry.register(_ADDS_METRICS, metrics_made, HookType.AFTER)
     for name, answer in _ANSWERS.items():
         HookRegistry.register(f"{_FRONT}.{name}", functools.partial(_refuse, answer), HookType.AROUND)

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from specplug.operator.access import KEY_VARIABLE
-from specplug_sglang.frontend import endpoints
+from specplug_sglang.frontend import guards
 from specplug_sglang.scheduler import status
 from tests.engines.engines import Engine
 
@@ -35,14 +35,14 @@ class Manager:
         async def original(_: Any) -> Any:
             return [{status.KEY: SECRET, "load": 1}]
 
-        return await endpoints.states_shown(original, self)
+        return await guards.states_shown(original, self)
 
     async def set_internal_state(self, obj: Any) -> Any:
         async def original(_: Any, obj: Any) -> Any:
             self.orders.append(obj.server_args)
             return [True]
 
-        return await endpoints.state_ordered(original, self, obj)
+        return await guards.state_ordered(original, self, obj)
 
 
 @contextmanager
