@@ -136,7 +136,7 @@ def trim_kernel(  # type: ignore[no-untyped-def]
         further = tl.maximum(count - tl.load(prices_after + place), 0).to(tl.float32)
         total -= (price - before) * further
         before = price
-    kept = tl.where(total < entry, 0, kept)
+    kept = tl.where((entry > 0.0) & (total < entry), 0, kept)  # without one, rounding must not decide
 
     tl.store(out_lengths + row, kept, mask=is_row)
     for place in range(0, draft_length):

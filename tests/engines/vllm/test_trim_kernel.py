@@ -13,7 +13,7 @@ from specplug.interfaces import PluginContext
 from specplug.trim import SurvivalTrimmer, survival
 from specplug.types.caps import Distribution, EngineCaps
 from specplug.types.draft import Draft
-from specplug.types.plan import TrimLimits
+from specplug.types.plan import Price, TrimLimits
 from tests.engines.interpreted import imported_anew
 from tests.pipeline.transfers import view_of
 from tests.trim.tools import bits, random_case
@@ -95,3 +95,12 @@ def test_what_it_keeps_is_one_hot(kernels):
     found = kernels.trim(draft, TrimLimits.build(9, torch.ones(2, dtype=torch.bool)))
     assert found.distribution is Distribution.ONE_HOT
     assert found.draft_probs is None
+
+
+def test_drafts_worth_exactly_their_prices_are_kept_whatever_their_sum_rounds_to(kernels):
+    worth = 0.8132702112197876  # six of it, added in float32, are less than six times it
+    draft = Draft.allocate(1, 6)
+    draft.set_row(0, [1] * 6, [worth, *[1.0] * 5])
+    limits = TrimLimits.build(6, torch.ones(1, dtype=torch.bool), (Price(worth, 0),))
+    assert bits(kernels.trim(draft, limits)) == bits(reference(draft, limits))
+    assert reference(draft, limits).lengths.tolist() == [6]
