@@ -1,4 +1,4 @@
-"""SGLang checks of ``specplug doctor``.  Those of what is installed read its sources, as importing it takes seconds.
+"""SGLang checks of ``specplug doctor``.
 
 SGLang derives omitted arguments from device and model.  It resolves a launch line in a separate process:
 ``python -m specplug_sglang.doctor ARGUMENTS``.
@@ -17,9 +17,8 @@ from specplug.plugins.registry import default_registry
 from specplug.plugins.specs import CheckResult
 from specplug.seams.installed import InstalledEngine
 from specplug.settings.model import Settings
-from specplug_sglang import seams
 from specplug_sglang.config import ALGORITHM, is_requested
-from specplug_sglang.seams import OPTIONAL, SEAMS, VERSIONS
+from specplug_sglang.seams import VERSIONS
 from specplug_sglang.startup import advice
 
 MODULE = "sglang.launch_server"
@@ -27,8 +26,7 @@ MODULE = "sglang.launch_server"
 ENGINE = InstalledEngine(
     package="sglang",
     versions=VERSIONS,
-    seams=SEAMS,
-    optional=OPTIONAL,
+    seams="specplug_sglang.seams",
     group="sglang.srt.plugins",
     target="specplug_sglang.entry:register",
     allowing="SGLANG_PLUGINS",
@@ -39,12 +37,12 @@ ENGINE = InstalledEngine(
 
 
 def installed(settings: Settings) -> list[CheckResult]:
-    """Report whether the installed SGLang is supported, has every seam, and loads specplug."""
+    """Report whether the installed SGLang is supported and loads specplug."""
     return ENGINE.check()
 
 
 def imports(settings: Settings) -> list[CheckResult]:
-    """Report whether the installed SGLang imports; return nothing if there is none."""
+    """Report whether the installed SGLang imports and has every seam; return nothing if there is none."""
     return ENGINE.check_import()
 
 
@@ -95,7 +93,6 @@ def resolved_launch(arguments: list[str]) -> Launch | None:
             found=describe(error),
             remedy="Run specplug doctor on the machine that will serve, in SGLang's environment",
         ) from error
-    seams.require("cli")
     load_plugins()
     server_args = prepare_server_args(arguments)
     if not is_requested(server_args):

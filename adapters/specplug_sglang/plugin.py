@@ -8,9 +8,8 @@ from specplug.plugins.hooks import hookimpl
 from specplug.plugins.specs import CheckSpec
 
 _CHECKS = {
-    ("sglang", "installed"): "the installed SGLang is supported, has the seams that the adapter uses, and loads "
-    "specplug",
-    ("sglang import", "imports"): "the installed SGLang imports",
+    ("sglang", "installed"): "the installed SGLang is supported and loads specplug",
+    ("sglang import", "imports"): "the installed SGLang imports and has the seams that the adapter uses",
     ("sglang launch", "launch"): "the server that a launch line starts: chains or trees, draft lengths and their "
     "graphs, what is refused and what it costs",
 }

@@ -2,18 +2,13 @@
 
 Each process probes the names of a part of the adapter before it uses that part.  If a seam has moved, the server does
 not start; if only an optional part uses the seam, that part is switched off with a warning.  Tests and ``specplug
-doctor`` compare the table with SGLang's sources.
+doctor`` probe the whole table.
 """
 
 from __future__ import annotations
 
-from typing import Literal
-
 from specplug.seams.seam import table
 from specplug.seams.support import UNKNOWN, Range, Support
-
-Where = Literal["algorithm", "worker", "engine drafts", "api", "http", "cli", "events", "status", "metrics"]
-"""The parts of the adapter that use seams."""
 
 OPTIONAL = {
     "events": "proposers learn nothing of new weights, released memory and idle times",
@@ -25,14 +20,14 @@ OPTIONAL = {
 VERSIONS = Range(engine="SGLang", oldest=(0, 5, 22), newest=(0, 5, 23))
 """Supported versions: `make test` runs the newest, `make test-versions` the others."""
 
-_TABLE = """
+SEAMS = table("""
 [algorithm]
 sglang.srt.plugins.hook_registry
   HookRegistry.register(target, hook, hook_type)
   HookType: AFTER AROUND BEFORE
 sglang.srt.speculative.spec_info
   SpeculativeAlgorithm.register(name, *, spec_class, supports_overlap, validate_server_args)
-  SpeculativeAlgorithm: carries_draft_hidden_states create_future_map need_topk
+  SpeculativeAlgorithm: carries_draft_hidden_states need_topk
   SpeculativeAlgorithm.create_future_map(device, req_to_token_pool, needs_cpu_seq_lens, needs_confidence_relay)
 sglang.srt.speculative.spec_registry
   CustomSpecAlgo.handle_server_args(server_args)
@@ -41,71 +36,48 @@ sglang.srt.speculative.spec_registry
 sglang.srt.arg_groups.overrides
   model_config_of(server_args)
   resolving_view(server_args)
-sglang.srt.environ: envs
-  Envs: SGLANG_SIMULATE_ACC_LEN
 sglang.srt.configs.hybrid_arch:mambaish_config(model_config)
-sglang.srt.configs.model_config:ModelConfig: context_len hf_config
 sglang.srt.utils.common:get_device_memory_capacity(device)
+# Arguments that are refused, and those that the adapter fills in.
 sglang.srt.arg_groups.fields.spec:Spec: speculative_accept_threshold_acc speculative_accept_threshold_single
     speculative_adaptive speculative_algorithm speculative_eagle_topk speculative_num_draft_tokens
     speculative_num_steps speculative_use_rejection_sampling
-sglang.srt.arg_groups.fields.schedule:Schedule: disable_overlap_schedule enable_mixed_chunk max_running_requests
-    page_size
-sglang.srt.arg_groups.fields.parallel:Parallel: enable_dp_attention pp_size tp_size
-sglang.srt.arg_groups.fields.device:Device: device
+sglang.srt.arg_groups.fields.schedule:Schedule: enable_mixed_chunk
+sglang.srt.arg_groups.fields.parallel:Parallel: enable_dp_attention pp_size
 sglang.srt.arg_groups.fields.exec_
   ExecFeatures: enable_watermark
-  ExecKernel: attention_backend grammar_backend
   ExecMamba: enable_linear_replayssm_spec
   ExecOverlap: enable_two_batch_overlap
 sglang.srt.arg_groups.fields.disagg:Disagg: disaggregation_mode enable_pdmux
 sglang.srt.arg_groups.fields.memory:Memory: enable_hisparse
-sglang.srt.arg_groups.fields.observability:Observability: enable_forward_pass_metrics
 sglang.srt.arg_groups.fields.serving:Serving: grpc_mode smg_grpc_mode
-sglang.version: __version__
 
 [worker]
 sglang.srt.managers.schedule_batch
   FINISH_ABORT
   FINISH_MATCHED_STR: matched
-  MultimodalDataItem: offsets
-  MultimodalInputs: mm_items
-  Req: cache_salt custom_logit_processor eos_token_ids extend_end extra_key finished finished_len finished_reason
-      grammar input_embeds kv lora_id multimodal_inputs origin_input_ids origin_input_ids_unpadded output_ids
-      output_ids_through_stop positional_embed_overrides reasoning_tokens retraction_count rid sampling_params
-      to_finish tokenizer
   Req.update_finish_state(new_accepted_len)
-  ReqKvInfo: kv_allocated_len req_pool_idx
-  ScheduleBatch: forward_mode has_grammar input_ids out_cache_loc req_pool_indices req_to_token_pool reqs
-      return_logprob sampling_info seq_lens seq_lens_cpu seq_lens_sum spec_info
-sglang.srt.sampling.sampling_params:SamplingParams: custom_params frequency_penalty ignore_eos max_new_tokens
-    min_new_tokens min_p no_stop_trim presence_penalty repetition_penalty skip_special_tokens stop_regex_strs
-    stop_strs stop_token_ids temperature top_k
-sglang.srt.sampling.sampling_batch_info:SamplingBatchInfo: acc_additive_penalties acc_scaling_penalties
-    has_custom_logit_processor is_all_greedy need_min_p_sampling sampling_seed
-sglang.srt.model_executor.forward_batch_info:ForwardMode: DECODE TARGET_VERIFY is_decode
-sglang.srt.mem_cache.memory_pool:ReqToTokenPool: req_to_token
+  ScheduleBatch: forward_mode input_ids out_cache_loc sampling_info seq_lens seq_lens_cpu seq_lens_sum spec_info
 sglang.srt.mem_cache.kv_cache_configurator
   KVCacheConfigurator._profile_available_bytes(pre_model_load_memory)
   get_req_to_token_extra_context_len
 sglang.srt.mem_cache.allocation_sizing:get_alloc_reserve_per_decode
-sglang.srt.managers.utils:GenerationBatchResult: accept_lens can_run_cuda_graph cap_lens logits_output new_seq_lens
-    next_draft_input next_token_ids speculative_num_draft_tokens speculative_output_stride
+sglang.srt.managers.utils:GenerationBatchResult: accept_lens can_run_cuda_graph cap_lens new_seq_lens
+    next_draft_input speculative_num_draft_tokens speculative_output_stride
 sglang.srt.managers.overlap_utils
   FutureMap.stash(future_indices, payload)
   FutureMap._resolve_spec_extras(batch)
   FutureMap.__init__(device, spec_algo, req_to_token_pool, needs_cpu_seq_lens, needs_confidence_relay)
 sglang.srt.speculative.base_spec_worker
-  BaseSpecWorker.__init__
-  BaseSpecWorker: __dict__ _additional_graph_memory_usage _additional_graph_time_usage clear_cache_pool draft_worker
-      init_attention_backends spec_v2_attn_backends target_worker
+  BaseSpecWorker: __dict__ __init__ _additional_graph_memory_usage _additional_graph_time_usage clear_cache_pool
+      draft_worker init_attention_backends spec_v2_attn_backends target_worker
   BaseSpecWorker.on_verify_complete_cpu(num_correct_drafts_per_req, batch_size)
   BaseSpecWorker.note_request_finished(rid, natural_stop)
 sglang.srt.managers.tp_worker
-  TpModelWorker: get_memory_pool model_runner tokenizer
+  TpModelWorker: get_memory_pool tokenizer
   TpModelWorker.forward_batch_generation(batch, *, is_verify)
-sglang.srt.model_executor.model_runner:ModelRunner: _get_attention_backend attn_backend decode_cuda_graph_runner
-    device gpu_id max_decode_logits_rows model_config sampler spec_algorithm watermark_state
+sglang.srt.model_executor.model_runner:ModelRunner: _get_attention_backend decode_cuda_graph_runner
+    max_decode_logits_rows spec_algorithm
 sglang.srt.layers.attention.base_attn_backend
   AttentionBackend: needs_cpu_seq_lens verify_mask
   AttentionBackend.init_cuda_graph_state(max_bs, max_num_tokens)
@@ -117,27 +89,16 @@ sglang.srt.layers.attention.hybrid_linear_attn_backend
   MambaAttnBackendBase: accept_lens_pool
 sglang.srt.model_executor.runner.decode_cuda_graph_runner:DecodeCudaGraphRunner.__init__(model_runner, *,
     attn_backend, speculative_num_draft_tokens, speculative_num_steps)
-sglang.srt.configs.model_config:ModelConfig: model_is_mrope
 sglang.srt.arg_groups.model_override_base:mamba_extra_buffer_of(cfg)
-sglang.srt.speculative.spec_info:SpeculativeAlgorithm: NONE
 sglang.srt.runtime_context
   RuntimeContext.override(source, fields)
-  SpawnRanks: dp_rank
   get_context
   get_exec
   get_parallel
-sglang.srt.model_executor.cuda_graph_config
-  CudaGraphConfig: decode
-  PhaseConfig: bs
-sglang.srt.arg_groups.fields.parallel:Parallel: tp_group
-sglang.srt.distributed.parallel_state
-  GroupCoordinator: cpu_group rank_in_group ranks world_size
-  GroupCoordinator.broadcast(input_, src)
-sglang.srt.speculative.ngram_info
-  NgramVerifyInput.__init__(*, accept_lens, accept_tokens, custom_mask, draft_token, draft_token_num, new_seq_lens,
-      positions, retrieve_index, retrieve_next_sibling, retrieve_next_token)
-  NgramVerifyInput: draft_token draft_token_num positions retrieve_index retrieve_next_sibling retrieve_next_token
-      tree_topk
+  get_spec
+sglang.srt.distributed.parallel_state:GroupCoordinator.broadcast(input_, src)
+sglang.srt.speculative.ngram_info:NgramVerifyInput.__init__(*, accept_lens, accept_tokens, custom_mask, draft_token,
+    draft_token_num, new_seq_lens, positions, retrieve_index, retrieve_next_sibling, retrieve_next_token)
 sglang.srt.speculative.eagle_utils
   eagle_sample(verify_input, batch, logits_output, grammar_mask, *, watermark_state)
   verify_tree_greedy_func(*, accept_index, accept_token_num, candidates, predicts, retrieve_index,
@@ -157,10 +118,9 @@ sglang.srt.layers.logprob_processor:compute_spec_logprobs(batch, logits_output, 
 sglang.srt.layers.sampler
   Sampler.forward(logits_output, sampling_info, return_logprob, top_logprobs_nums, token_ids_logprobs, positions)
   Sampler._preprocess_logits(logits, sampling_info)
-sglang.srt.layers.logits_processor:LogitsProcessorOutput: hidden_states next_token_logits next_token_logprobs
-sglang.srt.managers.scheduler:Scheduler: maybe_init_draft_worker waiting_queue
+sglang.srt.managers.scheduler:Scheduler: maybe_init_draft_worker
 sglang.srt.constrained.base_grammar_backend
-  BaseGrammarObject: accept_token fill_vocab_mask is_terminated rollback try_jump_forward
+  BaseGrammarObject: is_terminated try_jump_forward
   BaseGrammarObject.accept_token(token)
   BaseGrammarObject.fill_vocab_mask(vocab_mask, idx)
   BaseGrammarObject.rollback(k)
@@ -168,12 +128,6 @@ sglang.srt.constrained.xgrammar_backend
   XGrammarGrammar: accepted_tokens matcher
   XGrammarGrammar.rollback(k)
 sglang.srt.constrained.reasoner_grammar_backend:ReasonerGrammarObject: grammar
-
-[api, worker]
-sglang.srt.configs.model_config:ModelConfig: context_len hf_config model_path vocab_size
-
-[worker, status]
-sglang.srt.runtime_context:get_spec
 
 [events]
 sglang.srt.managers.scheduler:Scheduler: on_idle
@@ -185,7 +139,7 @@ sglang.srt.managers.scheduler_components.weight_updater:SchedulerWeightUpdaterMa
     release_memory_occupation resume_memory_occupation
 
 [status]
-sglang.srt.managers.scheduler:Scheduler: draft_worker enable_overlap
+sglang.srt.managers.scheduler:Scheduler: draft_worker
 sglang.srt.managers.scheduler_components.internal_state
   SchedulerInternalStateController: scheduler
   SchedulerInternalStateController.get_internal_state(recv_req)
@@ -208,7 +162,8 @@ sglang.srt.speculative.adaptive_runtime_state
   AdaptiveController.__init__(worker, policy)
   AdaptiveSpecPolicy: candidate_steps cuda_graph_bs_for_step get_steps_for_batch on_verify_complete
       set_cuda_graph_bs
-sglang.srt.speculative.eagle_worker_v2: logger
+sglang.srt.speculative.eagle_worker_v2
+  logger
   EAGLEWorkerV2: activate_step_by_batch adaptive_controller apply_runtime_state build_adaptive_runtime_state
       init_cuda_graphs on_verify_complete_cpu
   EAGLEWorkerV2.__init__(server_args, gpu_id, nccl_port, target_worker)
@@ -216,7 +171,6 @@ sglang.srt.speculative.eagle_worker_v2: logger
   EAGLEWorkerV2.verify(batch)
 sglang.srt.speculative.standalone_worker_v2:StandaloneWorkerV2.__init__(server_args, gpu_id, nccl_port,
     target_worker)
-sglang.srt.speculative.eagle_info:EagleVerifyInput: draft_token_num retrieve_next_token
 
 [api]
 sglang.srt.server_args:ServerArgs: check_server_args
@@ -225,14 +179,10 @@ sglang.srt.managers.tokenizer_manager
   TokenizerManager.__init__(server_args, port_args)
   TokenizerManager.generate_request(obj, request)
   TokenizerManager._calculate_spec_decoding_metrics(meta_info, recv_obj, i)
-  TokenizerManager: __dict__ incremental_streaming_output model_config preferred_sampling_params server_args
-      tokenizer
+  TokenizerManager: __dict__ preferred_sampling_params
 sglang.srt.managers.io_struct
-  AddExternalCorpusReqOutput: message success
   BatchStrOutput: spec_num_cap_tokens spec_verify_ct
   GenerateReqInput: sampling_params stream
-  ListExternalCorporaReqOutput: message success
-  RemoveExternalCorpusReqOutput: message success
 sglang.srt.managers.multi_tokenizer_mixin:write_data_for_multi_tokenizer(port_args, server_args, scheduler_info)
 sglang.srt.managers.tokenizer_control_mixin
   TokenizerControlMixin.add_external_corpus(obj)
@@ -240,52 +190,35 @@ sglang.srt.managers.tokenizer_control_mixin
   TokenizerControlMixin: get_internal_state init_communicators list_external_corpora
   TokenizerControlMixin.set_internal_state(obj)
 
-[api, cli, http]
+[api, http]
 sglang.srt.plugins:load_plugins
 
 [http]
-sglang.srt.entrypoints.http_server: _create_error_response app get_global_state
-  _GlobalState: tokenizer_manager
+sglang.srt.entrypoints.http_server
+  _create_error_response
+  get_global_state
   serve_generate_request(obj, request)
 sglang.srt.entrypoints.openai.serving_base
   OpenAIServingBase.handle_request(request, raw_request)
-  OpenAIServingBase: tokenizer_manager
   OpenAIServingBase.create_error_response(message, err_type)
 sglang.srt.entrypoints.openai.protocol
   ChatCompletionRequest: custom_params
   CompletionRequest: custom_params
-sglang.srt.managers.tokenizer_control_mixin:TokenizerControlMixin: init_communicators
 sglang.srt.managers.multi_tokenizer_mixin:MultiTokenizerRouter.__init__(server_args, port_args)
 sglang.srt.function_call.function_call_parser:FunctionCallParser.parse_stream_chunk(chunk_text)
 sglang.srt.function_call.json_array_parser:JsonArrayParser.parse_streaming_increment(new_text, tools)
-sglang.srt.function_call.core_types:StreamingParseResult: calls normal_text
 sglang.srt.parser.reasoning_parser:ReasoningParser.parse_stream_chunk(chunk_text)
-sglang.srt.arg_groups.fields.serving:Serving: admin_api_key
 sglang.srt.utils.auth
   AuthLevel: ADMIN_OPTIONAL
   auth_level(level)
-sglang: __version__
 
 [metrics]
 sglang.srt.utils.common:add_prometheus_middleware(app)
-
-[cli]
-sglang.launch_server:
-sglang.srt.server_args
-  ServerArgs: resolve_once
-  prepare_server_args(argv)
-sglang.srt.arg_groups.fields.exec_:ExecGraph: cuda_graph_config
-sglang.srt.model_executor.cuda_graph_config
-  Backend: DISABLED
-  CudaGraphConfig: decode
-  PhaseConfig: backend max_bs
-"""
-"""Every symbol of SGLang that this adapter hooks, subclasses, calls or reads; see `specplug.seams.seam.table`.
+""")
+"""What of SGLang this adapter relies on, by the part of the adapter; see `specplug.seams.seam`.
 
 The classes below `sglang.srt.arg_groups.fields` are those from which SGLang assembles a server's arguments.
 """
-
-SEAMS = table(_TABLE)
 
 
 def installed_version() -> str:
@@ -295,13 +228,5 @@ def installed_version() -> str:
     return UNKNOWN if str(__version__).startswith("0.0.0") else str(__version__)
 
 
-_support = Support(VERSIONS, SEAMS, who="specplug_sglang", installed=installed_version, optional=OPTIONAL)
-
-require = _support.require
-"""Raise for an SGLang that is too old, or whose seams for a part of the adapter have moved."""
-
-available = _support.available
-"""Return whether an optional part of the adapter can be used; log once what is off if it cannot."""
-
-moved = _support.moved
-"""Return what has moved among the seams that one part of the adapter uses."""
+support = Support(VERSIONS, SEAMS, who="specplug_sglang", installed=installed_version, optional=OPTIONAL)
+require, available, moved = support.require, support.available, support.moved

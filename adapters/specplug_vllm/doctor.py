@@ -1,4 +1,4 @@
-"""vLLM checks of ``specplug doctor``.  Those of what is installed read vLLM's sources, as importing it takes seconds.
+"""vLLM checks of ``specplug doctor``.
 
 vLLM derives omitted arguments from device and model, so only vLLM knows which runner serves or how many tokens a step
 may hold.  It resolves a launch line in a separate process: ``python -m specplug_vllm.doctor ARGUMENTS``.
@@ -14,17 +14,15 @@ from specplug.plugins.registry import default_registry
 from specplug.plugins.specs import CheckResult
 from specplug.seams.installed import InstalledEngine
 from specplug.settings.model import Settings
-from specplug_vllm import seams
 from specplug_vllm.config import is_requested
-from specplug_vllm.seams import OPTIONAL, SEAMS, VERSIONS
+from specplug_vllm.seams import VERSIONS
 from specplug_vllm.startup import advice
 from specplug_vllm.startup.engine_config import require_installed
 
 ENGINE = InstalledEngine(
     package="vllm",
     versions=VERSIONS,
-    seams=SEAMS,
-    optional=OPTIONAL,
+    seams="specplug_vllm.seams",
     group="vllm.general_plugins",
     target="specplug_vllm.entry:register",
     allowing="VLLM_PLUGINS",
@@ -35,12 +33,12 @@ ENGINE = InstalledEngine(
 
 
 def installed(settings: Settings) -> list[CheckResult]:
-    """Report whether the installed vLLM is supported, has every seam, and loads specplug."""
+    """Report whether the installed vLLM is supported and loads specplug."""
     return ENGINE.check()
 
 
 def imports(settings: Settings) -> list[CheckResult]:
-    """Report whether the installed vLLM imports; return nothing if there is none."""
+    """Report whether the installed vLLM imports and has every seam; return nothing if there is none."""
     return ENGINE.check_import()
 
 
@@ -74,7 +72,6 @@ COMMAND = ServerCommand(
 
 def resolved_launch(arguments: list[str]) -> Launch | None:
     """Parse a server's arguments and build its engine configuration, with vLLM's own code."""
-    seams.require("cli")
     from vllm.engine.arg_utils import AsyncEngineArgs
     from vllm.entrypoints.cli.serve import ServeSubcommand
     from vllm.plugins import load_general_plugins

@@ -8,8 +8,8 @@ from specplug.plugins.hooks import hookimpl
 from specplug.plugins.specs import CheckSpec
 
 _CHECKS = {
-    ("vllm", "installed"): "the installed vLLM is supported, has the seams that the adapter uses, and loads specplug",
-    ("vllm import", "imports"): "the installed vLLM imports",
+    ("vllm", "installed"): "the installed vLLM is supported and loads specplug",
+    ("vllm import", "imports"): "the installed vLLM imports and has the seams that the adapter uses",
     (
         "vllm launch",
         "launch",

@@ -1,21 +1,19 @@
-"""Checks of an installed engine for ``specplug doctor``.  Most read its files, because importing it takes seconds."""
+"""Checks of an installed engine for ``specplug doctor``.  Another process imports it, because that takes seconds."""
 
 from __future__ import annotations
 
-import ast
 import importlib.metadata
 import importlib.util
+import json
 import os
+import re
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from specplug.plugins.specs import CheckResult
-from specplug.seams.seam import Seam
-from specplug.seams.sources import moved_in
-from specplug.seams.support import UNKNOWN, Range, is_optional
+from specplug.seams.support import MARK, UNKNOWN, Range
 
 IMPORT_PATIENCE = 120.0
 """Seconds that an engine may take to import."""
@@ -28,8 +26,7 @@ class InstalledEngine:
     Attributes:
         package: its package.
         versions: the versions that the adapter supports.
-        seams: all seams that the adapter uses.
-        optional: parts of the adapter that a server can start without, each with the features that are then off.
+        seams: the adapter's module whose `support` checks its seams.
         group, target: the group and the target of the entry point "specplug" by which it loads specplug.
         allowing: the environment variable that lists the plug-ins to load; if unset, all are loaded.
         empty_allows: whether all are also loaded if the variable is empty.
@@ -39,8 +36,7 @@ class InstalledEngine:
 
     package: str
     versions: Range
-    seams: Sequence[Seam]
-    optional: Mapping[str, str]
+    seams: str
     group: str
     target: str
     allowing: str
@@ -51,43 +47,36 @@ class InstalledEngine:
     @property
     def folder(self) -> Path | None:
         """Its package folder, or None if it is not installed."""
-        return package_folder(self.package)
+        spec = importlib.util.find_spec(self.package)
+        return None if spec is None or spec.origin is None else Path(spec.origin).parent
 
     def check(self) -> list[CheckResult]:
-        """Report whether it is supported, has every seam, and loads specplug."""
+        """Report whether it is supported and loads specplug."""
         if self.folder is None:
             missing = f"{self.versions.engine} is not installed: its adapter cannot run"
             return [CheckResult("warn", missing, f"Install {self.versions}")]
-        version = version_in(self.folder)
-        return [version_result(self.versions, version), self.check_seams(version), self.check_entry_point()]
+        return [version_result(self.versions, version_in(self.folder)), self.check_entry_point()]
 
     def check_import(self) -> list[CheckResult]:
-        """Report whether it imports, in another process; return nothing if it is not installed."""
+        """Report whether it imports and has every seam, in another process; return nothing if it is not installed."""
         if self.folder is None:
             return []
-        engine, command = self.versions.engine, [sys.executable, "-c", self.statement]
+        engine = self.versions.engine
+        command = [sys.executable, "-c", f"{self.statement}; from {self.seams} import support; support.tell()"]
         try:
             done = subprocess.run(command, capture_output=True, text=True, timeout=IMPORT_PATIENCE)
         except subprocess.TimeoutExpired:
             return [CheckResult("warn", f"{engine} did not import within {IMPORT_PATIENCE:g} s", "Import it by hand")]
-        if not done.returncode:
-            return [CheckResult("ok", f"{engine} imports")]
-        last = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
-        return [CheckResult("fail", f"{engine} does not import: {last}", self.remedy)]
-
-    def check_seams(self, version: str) -> CheckResult:
-        """Report whether its sources, of this version, have every seam."""
-        folder, assumed = self.folder, self.versions.assumed(version)
-        assert folder is not None
-        needed = [seam for seam in self.seams if not is_optional(seam, self.optional)]
-        moved, off = moved_in(folder.parent, assumed, needed), []
-        for part, what in self.optional.items():
-            gone = moved_in(folder.parent, assumed, [seam for seam in self.seams if part in seam.where])
-            off += [f"{'; '.join(gone)} (off: {what})"] if gone else []
-        if moved or off:
-            summary = f"{self.versions.engine} {version} has moved: {'; '.join([*moved, *off])}"
-            return CheckResult("fail" if moved else "warn", summary, self.versions.remedy)
-        return CheckResult("ok", f"all {len(self.seams)} seams found")
+        told = [line.removeprefix(MARK) for line in done.stdout.splitlines() if line.startswith(MARK)]
+        if not told:
+            last = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
+            return [CheckResult("fail", f"{engine} does not import: {last}", self.remedy)]
+        found = json.loads(told[-1])
+        imports = CheckResult("ok", f"{engine} imports")
+        if not found["moved"] and not found["off"]:
+            return [imports, CheckResult("ok", f"all {found['seams']} seams found")]
+        status, moved = "fail" if found["moved"] else "warn", "; ".join([*found["moved"], *found["off"]])
+        return [imports, CheckResult(status, f"{engine} has moved: {moved}", self.versions.remedy)]
 
     def check_entry_point(self) -> CheckResult:
         """Report whether it loads specplug."""
@@ -104,21 +93,11 @@ class InstalledEngine:
         return CheckResult("ok", f"{engine} loads specplug (entry point {name!r} of {self.group!r})")
 
 
-def package_folder(package: str) -> Path | None:
-    """Return an installed package's folder, or None if it is not installed."""
-    spec = importlib.util.find_spec(package)
-    return None if spec is None or spec.origin is None else Path(spec.origin).parent
-
-
 def version_in(folder: Path) -> str:
     """Return the version from a package folder's version file, or `UNKNOWN` without one."""
     file = folder / "_version.py"
-    if file.is_file():
-        for statement in ast.parse(file.read_text(encoding="utf-8")).body:
-            match statement:
-                case ast.Assign(targets=[ast.Name(id="__version__"), *_], value=ast.Constant(value=str(version))):
-                    return version
-    return UNKNOWN
+    found = re.search(r"^__version__ = .*[\"'](.+)[\"']", file.read_text(), re.MULTILINE) if file.is_file() else None
+    return found[1] if found else UNKNOWN
 
 
 def version_result(versions: Range, version: str) -> CheckResult:

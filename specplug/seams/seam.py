@@ -1,61 +1,54 @@
-"""Seam: one symbol of an engine, and the properties of it that an adapter relies on."""
+"""Seams: symbols of an engine that an adapter relies on, and their checks in the engine that this process imports.
+
+A seam is what an adapter hooks, overrides or calls, a private attribute, or one that it assigns or may find absent: a
+change of these may go unnoticed, or ends a server in the middle of a step.  What it only reads raises by itself.
+"""
 
 from __future__ import annotations
 
+import functools
+import importlib
+import inspect
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 Version = tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Seam:
     """One symbol and the properties of it that an adapter relies on.
 
     Attributes:
-        module, name: the symbol's module and dotted name; an empty name is the module itself.
+        module, name: the symbol's module and its dotted name in it.
         where: the parts of the adapter that use it, by the adapter's names for them.
         takes: the leading parameters of its signature, without ``self``.
         named: parameters at any position of its signature.
-        holds: attributes of a class, its instances or a module; ``__dict__``: instances accept further attributes.
+        holds: attributes of a class or its instances; ``__dict__``: instances accept further attributes.
         since, until: the first and last versions that have it, both inclusive.
     """
 
     module: str
     name: str
-    where: tuple[str, ...]
-    takes: tuple[str, ...]
-    named: tuple[str, ...]
-    holds: tuple[str, ...]
-    since: Version
-    until: Version | None
+    where: tuple[str, ...] = ()
+    takes: tuple[str, ...] = ()
+    named: tuple[str, ...] = ()
+    holds: tuple[str, ...] = ()
+    since: Version = ()
+    until: Version | None = None
 
     def applies(self, version: Version) -> bool:
         """Return whether a version has the seam."""
         return self.since <= version and (self.until is None or version <= self.until)
 
     def __str__(self) -> str:
-        return f"{self.module}:{self.name}" if self.name else self.module
-
-
-def seam(
-    symbol: str,
-    *where: str,
-    takes: str = "",
-    named: str = "",
-    holds: str = "",
-    since: Version = (),
-    until: Version | None = None,
-) -> Seam:
-    """Build a seam from ``module:name`` or ``module``; lists of names are strings separated by spaces."""
-    module, _, name = symbol.partition(":")
-    lists = {"takes": tuple(takes.split()), "named": tuple(named.split()), "holds": tuple(holds.split())}
-    return Seam(module, name, where, **lists, since=since, until=until)
+        return f"{self.module}:{self.name}"
 
 
 _ROW = re.compile(
-    r"(?P<symbol>[\w.]+(?::[\w.]+)?)(?:\((?P<signature>[^)]*)\))?(?P<holds>:[ \w]*?)?"
-    r"(?: (?P<bound>[<>]=) (?P<version>[\d.]+))?"
+    r"(?P<name>[\w.]+)(?:\((?P<signature>[^)]*)\))?(?::(?P<holds>[ \w]+?))?(?: (?P<bound>[<>]=) (?P<version>[\d.]+))?"
 )
 
 
@@ -67,7 +60,7 @@ def table(text: str) -> tuple[Seam, ...]:
     go on with the row above.  A section begins with the parts of the adapter that use its symbols::
 
         [worker, status]
-        engine.module: attribute attribute
+        engine.module
           Class: attribute attribute
           Class.method(first, second, *, keyword) >= 0.33
         engine.other:function(first)
@@ -79,14 +72,77 @@ def table(text: str) -> tuple[Seam, ...]:
         if line.startswith("["):
             where = tuple(line.strip("[]").split(", "))
         elif line and not line.startswith("#"):
-            row = _ROW.fullmatch(f"{module}:{line.strip()}" if line.startswith(" ") else line)
-            if row is None:
-                raise ValueError(f"not a row of a table of seams: {line!r}")
-            symbol, holds = row["symbol"], row["holds"]
-            module = symbol.partition(":")[0]
-            if ":" in symbol or holds is not None:
-                takes, _, named = (row["signature"] or "").replace(",", "").partition("*")
-                version = tuple(map(int, row["version"].split("."))) if row["version"] else ()
-                bounds = {} if not version else {"since" if row["bound"] == ">=" else "until": version}
-                rows.append(seam(symbol, *where, takes=takes, named=named, holds=(holds or ":")[1:], **bounds))
+            if not line.startswith(" "):
+                module, _, line = line.partition(":")
+            if line:
+                rows.append(_row(module, where, line.strip()))
     return tuple(rows)
+
+
+def _row(module: str, where: tuple[str, ...], line: str) -> Seam:
+    row = _ROW.fullmatch(line)
+    if row is None:
+        raise ValueError(f"not a row of a table of seams: {line!r}")
+    takes, _, named = (row["signature"] or "").replace(",", "").partition("*")
+    version = tuple(map(int, row["version"].split("."))) if row["version"] else ()
+    return Seam(
+        module=module,
+        name=row["name"],
+        where=where,
+        takes=tuple(takes.split()),
+        named=tuple(named.split()),
+        holds=tuple((row["holds"] or "").split()),
+        since=version if row["bound"] == ">=" else (),
+        until=version if row["bound"] == "<=" else None,
+    )
+
+
+def problems(seam: Seam) -> Iterator[str]:
+    """Yield what of a seam has moved, one line each, beginning with the seam's name; imports its module."""
+    try:
+        found: Any = importlib.import_module(seam.module)
+    except ImportError as error:
+        yield f"{seam} is gone: {error}"
+        return
+    owner = None
+    for part in seam.name.split("."):
+        owner, found = found, getattr(found, part, None)
+        if found is None or found is getattr(object, part, None):  # attributes of `object` exist on every class
+            yield f"{seam} is gone"
+            return
+    if seam.takes or seam.named:
+        names = _parameters(found, owner, seam.name.rpartition(".")[2])
+        signature = f"found ({', '.join(names)})"
+        if names[: len(seam.takes)] != list(seam.takes):
+            yield f"{seam} no longer begins with ({', '.join(seam.takes)}): {signature}"
+        yield from (f"{seam} no longer takes {name!r}: {signature}" for name in seam.named if name not in names)
+    yield from (f"{seam} no longer has {name!r}" for name in seam.holds if not _has(found, name))
+
+
+def _parameters(function: Any, owner: Any, name: str) -> list[str]:
+    """Return the names of a function's parameters in order, without ``self``."""
+    target = inspect.unwrap(function)  # hooks, including specplug's own, set `__wrapped__`
+    names = list(inspect.signature(target).parameters) if callable(target) else []
+    is_static = inspect.isclass(owner) and isinstance(inspect.getattr_static(owner, name), staticmethod)
+    takes_self = (
+        inspect.isclass(owner) and not is_static and not inspect.ismethod(function)
+    )  # a class method's is bound
+    return names[1:] if takes_self else names
+
+
+def _has(owner: Any, name: str) -> bool:
+    """Return whether a class has an attribute, including those that only its methods assign."""
+    if name == "__dict__":
+        return bool(owner.__dictoffset__)
+    if hasattr(owner, name):
+        return True
+    line = owner.__mro__[:-1] if inspect.isclass(owner) else ()
+    return any(name in inspect.get_annotations(cls) or name in _named_in(cls) for cls in line)
+
+
+@functools.cache
+def _named_in(cls: type) -> frozenset[str]:
+    """Return the attributes and globals that a class's methods name: an attribute that moved is in none of them."""
+    methods = (getattr(method, "fget", None) or getattr(method, "__func__", method) for method in vars(cls).values())
+    codes = (getattr(inspect.unwrap(method), "__code__", None) for method in methods if callable(method))
+    return frozenset(name for code in codes if code is not None for name in code.co_names)

@@ -1,8 +1,9 @@
-"""Engine versions that an adapter supports, and the handling of other versions."""
+"""Engine versions that an adapter supports, and the handling of other versions and of seams that have moved."""
 
 from __future__ import annotations
 
 import functools
+import json
 import logging
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -10,13 +11,13 @@ from dataclasses import dataclass
 from typing import Literal
 
 from specplug.errors import EngineError
-from specplug.seams.probe import Find, imported, problems
-from specplug.seams.seam import Seam, Version
+from specplug.seams.seam import Seam, Version, problems
 
 UNKNOWN = "dev"
 """Version string of an engine that does not know its own version."""
 
-Judgement = Literal["supported", "too old", "untested"]
+MARK = "specplug-seams:"
+"""Begins the line that `Support.tell` prints."""
 
 _log = logging.getLogger("specplug")
 
@@ -28,7 +29,7 @@ class Range:
     Attributes:
         engine: the engine's name as users write it.
         oldest, newest: both inclusive, with as many parts as versions are compared by.
-        compared: those of them that no test runs, but whose sources have every seam.
+        compared: those of them that no test runs, but in which every seam was found.
     """
 
     engine: str
@@ -45,11 +46,7 @@ class Range:
         found = re.match(r"\.".join([r"(\d+)"] * count), version)
         return None if found is None else tuple(map(int, found.groups()))
 
-    def assumed(self, version: str) -> Version:
-        """Return the version whose seams are checked; for an unknown version, the newest."""
-        return self.parse(version) or self.newest
-
-    def judge(self, version: str) -> Judgement:
+    def judge(self, version: str) -> Literal["supported", "too old", "untested"]:
         """Return the adapter's judgement of a version."""
         found = self.parse(version)
         if found is None or found > self.newest:
@@ -62,26 +59,22 @@ class Range:
         return f"Install a supported version: {self}"
 
 
-def is_optional(seam: Seam, optional: Mapping[str, str]) -> bool:
-    """Return whether only optional parts of an adapter use a seam."""
-    return set(seam.where) <= optional.keys()
-
-
 class Support:
     """Checks of the imported engine in an adapter's processes.
 
     Args:
         versions: the versions that the adapter supports.
         seams: all seams that the adapter uses.
-        optional: parts of the adapter without which requests are still served correctly, each with the features that
-            are then off.
         who: the adapter's name, for messages.
         installed: returns the engine's version in this process, `UNKNOWN` if it does not know its own.
+        optional: parts of the adapter without which requests are still served correctly, each with the features that
+            are then off.
 
     Attributes:
-        require: `check`, once per process and part.
-        available: `look`, once per process and part.
-        warn_untested: logs a warning, once per version.
+        require: raises an error, once per process and part, if the engine is too old or a seam of the part has moved.
+            An engine newer than those tested, or one that does not know its version, is accepted with a warning as long
+            as every seam holds.
+        available: returns whether an optional part can be used; logs one warning if it cannot.
     """
 
     def __init__(
@@ -91,59 +84,56 @@ class Support:
         *,
         who: str,
         installed: Callable[[], str],
-        optional: Mapping[str, str] | None = None,
+        optional: Mapping[str, str],
     ) -> None:
         self._versions, self._seams, self._who, self._installed = versions, seams, who, installed
-        self._optional = optional or {}
-        self.require = functools.cache(self.check)
-        self.available = functools.cache(self.look)
+        self._optional = optional
+        self.require = functools.cache(self._require)
+        self.available = functools.cache(self._available)
         self.warn_untested = functools.cache(self._warn_untested)
 
-    def check(self, where: str) -> None:
-        """Raise an error if the engine is too old or one of its seams has moved.
+    def moved(self, *parts: str) -> list[str]:
+        """Return what has moved, in this process's engine, among the seams that parts of the adapter use."""
+        return [line for seam in self._applying() if not {*parts}.isdisjoint(seam.where) for line in problems(seam)]
 
-        An engine newer than those tested, or one that does not know its version, is accepted with a warning as long as
-        every seam holds.
+    def tell(self) -> None:
+        """Print, as JSON, how many seams there are and what has moved of needed and of optional parts.
 
-        Args:
-            where: the part of the adapter that calls; its seams are imported and compared.
-
-        Raises:
-            EngineError: a seam has moved, or the version is too old.
+        For `specplug.seams.installed`, which imports the engine in another process.
         """
-        version = self._installed()
+        needed = {part for seam in self._seams for part in seam.where} - self._optional.keys()
+        off = {part: self.moved(part) for part in self._optional}
+        described = [f"{'; '.join(gone)} (off: {self._optional[part]})" for part, gone in off.items() if gone]
+        told = {"seams": len(self._applying()), "moved": self.moved(*needed), "off": described}
+        print(f"\n{MARK}{json.dumps(told)}", flush=True)
+
+    def _applying(self) -> list[Seam]:
+        version = self._versions.parse(self._installed()) or self._versions.newest
+        return [seam for seam in self._seams if seam.applies(version)]
+
+    def _require(self, part: str) -> None:
+        version, engine = self._installed(), self._versions.engine
         judgement = self._versions.judge(version)
         if judgement == "too old":
-            raise self._refusal(f"this {self._versions.engine} is too old", version)
-        gone = self.moved(where)
+            raise self._refusal(f"this {engine} is too old", version)
+        gone = self.moved(part)
         if gone:
-            raise self._refusal(f"{self._versions.engine} has moved: {'; '.join(gone)}", version)
+            raise self._refusal(f"{engine} has moved: {'; '.join(gone)}", version)
         if judgement == "untested":
             self.warn_untested(version)
 
-    def look(self, where: str) -> bool:
-        """Return whether an optional part can be used; if its seams have moved, log one warning and return False."""
-        gone = self.moved(where)
+    def _available(self, part: str) -> bool:
+        gone, engine = self.moved(part), self._versions.engine
         if gone:
             text = "%s: %s has moved: %s; found %s %s; expected %s. The server runs; off: %s"
-            engine = self._versions.engine
             what = (self._who, engine, "; ".join(gone), engine, self._installed(), self._versions)
-            _log.warning(text, *what, self._optional[where])
+            _log.warning(text, *what, self._optional[part])
         return not gone
-
-    def moved(self, where: str, find: Find = imported) -> list[str]:
-        """Return the problems, in this process's engine, of the seams that one part of the adapter uses."""
-        version = self._versions.assumed(self._installed())
-        used = (seam for seam in self._seams if where in seam.where and seam.applies(version))
-        return [line for seam in used for line in problems(seam, find)]
 
     def _warn_untested(self, version: str) -> None:
         text = "specplug was tested with %s, not with %s; every seam that it uses is there"
         _log.warning(text, self._versions, version)
 
-    def _refusal(self, what: str, version: str) -> EngineError:
-        found = f"{self._versions.engine} {version}"
-        remedy = self._versions.remedy
-        error = EngineError.build(what, who=self._who, found=found, expected=str(self._versions), remedy=remedy)
-        assert isinstance(error, EngineError)
-        return error
+    def _refusal(self, what: str, version: str) -> Exception:
+        found, remedy = f"{self._versions.engine} {version}", self._versions.remedy
+        return EngineError.build(what, who=self._who, found=found, expected=str(self._versions), remedy=remedy)

@@ -73,12 +73,12 @@ def registered_anew() -> Callable[[], None]:
 
 def moved(where: str) -> Callable[[], None]:
     """Let a seam of one part of the adapter be gone."""
-    from specplug.seams.seam import seam
+    from specplug.seams.seam import Seam
     from specplug_sglang import seams
 
-    support = seams._support
+    support = seams.support
     default = support._seams
-    support._seams = (*default, seam("sglang.srt.managers.schedule_batch:Req.fly", where, takes="self"))
+    support._seams = (*default, Seam(module="sglang.srt.managers.schedule_batch", name="Req.fly", where=(where,)))
     restore = registered_anew()
 
     def restored() -> None:
@@ -103,12 +103,12 @@ def drafts_that_moved() -> Callable[[], None]:
 def an_old_version() -> Callable[[], None]:
     from specplug_sglang import seams
 
-    default = seams._support._installed
-    seams._support._installed = lambda: "0.5.1"
+    default = seams.support._installed
+    seams.support._installed = lambda: "0.5.1"
     restore = registered_anew()
 
     def restored() -> None:
-        seams._support._installed = default
+        seams.support._installed = default
         restore()
 
     return restored

@@ -1,70 +1,22 @@
-"""The seams in the SGLang that is installed, in the sources of others, and what is said when one has moved."""
+"""The seams in SGLang's own processes, and what is said when one has moved."""
 
 from __future__ import annotations
 
 import logging
 from contextlib import contextmanager
 from types import SimpleNamespace
-from typing import get_args
 
 import pytest
 
-from specplug.seams.installed import package_folder, version_in
-from specplug.seams.sources import moved_in
-from specplug_sglang.seams import OPTIONAL, SEAMS, VERSIONS, Where
+from specplug_sglang.seams import OPTIONAL, SEAMS
 from tests.engines.engines import Raised
-from tests.engines.planted import assert_named_in_sources, sources_of
 
-INSTALLED = package_folder("sglang").parent
-OTHERS = ["0.5.22"]
-"""Supported versions whose sources are downloaded and compared: all but the installed one."""
-OLDER = "0.5.21"
-"""The newest version that is not supported."""
-
-RUN = VERSIONS.newest
-
-HERE = [seam for seam in SEAMS if seam.applies(RUN)]
+PARTS = {part for seam in SEAMS for part in seam.where}
 
 
-def test_the_installed_version_is_the_one_that_is_run():
-    assert VERSIONS.parse(version_in(INSTALLED / "sglang")) == RUN
-    assert sorted([RUN, *map(VERSIONS.parse, OTHERS)])[0] == VERSIONS.oldest
-    assert VERSIONS.judge(OLDER) == "too old"
-
-
-def test_every_seam_holds_in_the_installed_sglangs_sources():
-    assert moved_in(INSTALLED, RUN, SEAMS) == []
-
-
-@pytest.mark.parametrize("version", OTHERS)
-def test_every_seam_holds_in_other_versions_sources(version):
-    root = sources_of("sglang", version)
-    assert version_in(root / "sglang") == version
-    assert moved_in(root, VERSIONS.parse(version), SEAMS) == []
-
-
-def test_the_version_before_them_lacks_some():
-    """The newest unsupported version lacks seams, so it is excluded for a reason."""
-    root = sources_of("sglang", OLDER)
-    assert version_in(root / "sglang") == OLDER
-    assert moved_in(root, VERSIONS.parse(OLDER), SEAMS)
-
-
-@pytest.mark.parametrize("seam", HERE, ids=str)
-def test_a_seam_that_moved_in_sources_is_named(seam):
-    assert_named_in_sources(seam, INSTALLED)
-
-
-# -- in SGLang's own processes -----------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("where", get_args(Where))
+@pytest.mark.parametrize("where", sorted(PARTS))
 def test_every_seam_holds_in_the_imported_sglang(baseline, where):
     assert baseline.inside(moved, where=where) == []
-
-
-def test_each_seam_that_moved_in_the_imported_sglang_is_named(baseline):
-    assert baseline.call(move_each) == [str(seam) for seam in HERE]
 
 
 def test_a_moved_seam_stops_with_its_name_the_version_found_and_those_supported(baseline):
@@ -103,18 +55,6 @@ def moved(scheduler, where):
     return seams.moved(where)
 
 
-def move_each(engine):
-    """Move each row, and take it back; return those that were named."""
-    from tests.engines.planted import assert_named_in_process
-
-    named = []
-    for seam in HERE:
-        with pytest.MonkeyPatch.context() as patch:
-            assert_named_in_process(seam, patch)
-        named.append(str(seam))
-    return named
-
-
 def move_one(engine):
     import sglang.srt.speculative.spec_utils as module
 
@@ -144,7 +84,7 @@ def rename_optional_seam(engine):
         for _ in range(2):
             events._notify_change(weights)
             http.metrics_made(None, SimpleNamespace(state=SimpleNamespace(specplug="a manager")))
-        for where in set(get_args(Where)) - OPTIONAL.keys():
+        for where in PARTS - OPTIONAL.keys():
             seams.require(where)
     return records
 
@@ -170,7 +110,7 @@ def warned():
     records = []
     handler = logging.Handler()
     handler.emit = lambda record: records.append(record.getMessage())
-    looks = (seams.require, seams.available, seams._support.warn_untested)
+    looks = (seams.require, seams.available, seams.support.warn_untested)
     for look in looks:
         look.cache_clear()
     logging.getLogger("specplug").addHandler(handler)
