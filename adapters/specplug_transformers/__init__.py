@@ -14,7 +14,7 @@ from typing import Any
 _HOME = {
     "Engine": "engine",
     "GenerateRequest": "intake",
-    "RequestOutput": "intake",
+    "RequestOutput": "state",
     "SamplingParams": "params",
     "TransformersEngine": "generate",
     "speculative_generate": "custom_generate",

@@ -76,18 +76,18 @@ class DecodeBatch:
         self._view = self._first_view(table)
         self._seeds = self._column([state.seed for state in states], torch.int64)
         params = [state.params for state in states]
+        thresholds = [state.request.options.acceptance_threshold for state in states]
         self.sampling = SamplingBatch(
             temperature=self._view.temperature,
-            top_k=self._column([p.top_k for p in params], torch.int64) if any(p.top_k for p in params) else None,
-            top_p=self._column([p.top_p for p in params], torch.float32) if any(p.top_p < 1 for p in params) else None,
-            min_p=self._column([p.min_p for p in params], torch.float32) if any(p.min_p for p in params) else None,
-            acceptance_threshold=self._thresholds(),
+            top_k=self._optional([p.top_k for p in params], torch.int64, off=0),
+            top_p=self._optional([p.top_p for p in params], torch.float32, off=1),
+            min_p=self._optional([p.min_p for p in params], torch.float32, off=0),
+            acceptance_threshold=self._optional(thresholds, torch.float32, off=None),
             all_greedy=not any(p.temperature for p in params),
         )
         named = [state.request.options.verifier is not None for state in states]
-        self.opted_in = self._column(named, torch.bool) if any(named) else None
-        seeded = [p.seed is not None for p in params]
-        self.seeded = self._column(seeded, torch.bool) if any(seeded) else None
+        self.opted_in = self._optional(named, torch.bool, off=False)
+        self.seeded = self._optional([p.seed is not None for p in params], torch.bool, off=False)
 
     def view(self, *, reset_slots: tuple[int, ...] = (), after: Sequence[int] | None = None) -> EngineBatch:
         """Return the current state of the batch.
@@ -132,11 +132,11 @@ class DecodeBatch:
             requests=tuple(state.request for state in states),
         )
 
-    def _thresholds(self) -> Tensor | None:
-        given = [state.request.options.acceptance_threshold for state in self.states]
-        if all(threshold is None for threshold in given):
-            return None
-        return self._column([math.nan if threshold is None else threshold for threshold in given], torch.float32)
-
     def _column(self, values: Sequence[object], dtype: torch.dtype) -> Tensor:
         return torch.tensor(values, dtype=dtype, device=self._device)
+
+    def _optional(self, values: Sequence[object], dtype: torch.dtype, off: object) -> Tensor | None:
+        """Return a column, NaN for None; or None if all its values are `off`."""
+        if all(value == off for value in values):
+            return None
+        return self._column([math.nan if value is None else value for value in values], dtype)

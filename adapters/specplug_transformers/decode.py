@@ -68,7 +68,9 @@ class Decoder:
     def step(self, states: Sequence[RequestState]) -> None:
         """Extend each request by its accepted draft tokens and the token after them."""
         began = time.perf_counter()
-        batch = self._batch_of(states)
+        if self._batch is None or self._batch.states != tuple(states):
+            self._batch = DecodeBatch(states, self._table)
+        batch = self._batch
         draft = self._draft(batch)
         drafted = time.perf_counter()
         logits = self._target_logits(batch, draft)
@@ -89,11 +91,6 @@ class Decoder:
             self._plans.observe(StepReport.build(self.steps, length, len(fates), fates, cost, batch_size=len(states)))
         self.steps += 1
 
-    def _batch_of(self, states: Sequence[RequestState]) -> DecodeBatch:
-        if self._batch is None or self._batch.states != tuple(states):
-            self._batch = DecodeBatch(states, self._table)
-        return self._batch
-
     def _draft(self, batch: DecodeBatch) -> Draft:
         """Plan, propose and trim."""
         states = batch.states
@@ -108,14 +105,10 @@ class Decoder:
         draft = self._drafts.trim(view, draft, plan)
         if draft.draft_length and any(state.params.allowed_tokens for state in states):
             room = view.limits(draft.draft_length, caps)
-            draft = self._grammars.complete(draft, grammar_states(states, draft.device), room, plan.token_budget)
-        return self._narrow(draft)
-
-    def _narrow(self, draft: Draft) -> Draft:
-        """Drop columns beyond the longest draft on a CPU, where reading the lengths needs no sync."""
-        if self._runner.device.type != "cpu":
-            return draft
-        return draft.view(draft.batch_size, max(draft.lengths.tolist()))
+            draft = self._grammars.complete(draft, _grammar_states(states, draft.device), room, plan.token_budget)
+        if self._runner.device.type == "cpu":  # where reading the lengths needs no sync
+            draft = draft.view(draft.batch_size, max(draft.lengths.tolist()))
+        return draft
 
     def _target_logits(self, batch: DecodeBatch, draft: Draft) -> Tensor:
         """Run each row's last token and draft; return logits [B, N + 1, V], with each request's processors applied."""
@@ -188,16 +181,15 @@ class Decoder:
         return state.draft_cap(plan.draft_length_for(state.request.request_id))
 
 
-def grammar_states(states: Sequence[RequestState], device: torch.device) -> list[AllowedState | None]:
+def _grammar_states(states: Sequence[RequestState], device: torch.device) -> list[AllowedState | None]:
     """Return the grammar state of each request; None for requests without a grammar."""
-    found: list[AllowedState | None] = []
-    for state in states:
-        allowed = state.params.allowed_tokens
-        ask = None if allowed is None else partial(_ask, allowed, device)
-        found.append(None if ask is None else AllowedState(ask, state.tokens, state.end_token_ids))
-    return found
 
+    def ask(allowed: AllowedTokens, text: Sequence[int]) -> list[int]:  # as Hugging Face does for a batch's only row
+        return allowed(0, torch.tensor(text, dtype=torch.int64, device=device))
 
-def _ask(allowed: AllowedTokens, device: torch.device, text: Sequence[int]) -> list[int]:
-    """Call `allowed` as Hugging Face's processor does, for the only row of a batch."""
-    return allowed(0, torch.tensor(text, dtype=torch.int64, device=device))
+    return [
+        None
+        if (allowed := state.params.allowed_tokens) is None
+        else AllowedState(partial(ask, allowed), state.tokens, state.end_token_ids)
+        for state in states
+    ]

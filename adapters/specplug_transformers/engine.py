@@ -28,10 +28,9 @@ from specplug.types.request import EngineEvent, EngineEventKind, Lifecycle, Requ
 from specplug.verify.reference import ReferenceVerifier
 from specplug_transformers.batch import SlotTokens
 from specplug_transformers.decode import Decoder
-from specplug_transformers.intake import GenerateRequest, RequestIntake, RequestOutput
-from specplug_transformers.runner import ModelRunner, probe
-from specplug_transformers.state import RequestState
-from specplug_transformers.support import require_seams
+from specplug_transformers.intake import GenerateRequest, RequestIntake
+from specplug_transformers.runner import probed_runner
+from specplug_transformers.state import RequestOutput, RequestState
 
 logger = logging.getLogger("specplug")
 
@@ -64,15 +63,13 @@ class Engine:
         prefill_chunk: int = 512,
         registry: Registry | None = None,
     ) -> None:
-        require_seams()
         self.registry = registry or default_registry()
         if not isinstance(settings, Settings):
             settings = load_settings(settings, flags_origin="Engine(settings=...)", registry=self.registry).settings
         self.settings = settings
         gamma = settings.num_speculative_tokens
         self.caps = EngineCaps(max_draft_length=gamma, ragged=Ragged.LONGEST, draft_input=Distribution.PROBS)
-        self._runner = ModelRunner(model)
-        probe(self._runner)
+        self._runner = probed_runner(model)
         self.max_length = min(self._runner.max_length, max_length or self._runner.max_length)
         context = PluginContext(
             caps=self.caps,
@@ -92,16 +89,7 @@ class Engine:
         if not self.registry.get(VerifierSpec, settings.verifier).caps.lossless:
             verifier, lossy = ReferenceVerifier(), verifier
         self._decoder = Decoder(self._runner, self._table, self._plans, self._drafts, verifier, lossy)
-        proposers = (settings.proposer, *settings.extra_proposers)
-        self._intake = RequestIntake(
-            model,
-            tokenizer,
-            settings,
-            proposers=proposers,
-            thresholds=acceptance_thresholds(settings, self.registry),
-            max_length=self.max_length,
-            vocab_size=self._runner.vocab_size,
-        )
+        self._intake = RequestIntake(context, acceptance_thresholds(settings, self.registry), settings, model)
         self.max_num_seqs, self._prefill_chunk = max_num_seqs, prefill_chunk
         self._waiting: deque[RequestState] = deque()
         self._running: list[RequestState] = []  # index is the row of the key-value cache
@@ -135,7 +123,7 @@ class Engine:
             del self._by_id[request_id]
         else:
             self._release(state, Lifecycle.ABORTED)
-        return RequestOutput.of(state)
+        return state.take_output()
 
     def preempt(self, request_id: str) -> None:
         """Free a running request's slot and cache row and put it first in the queue, from which it resumes."""
@@ -215,8 +203,7 @@ class Engine:
         self._decoder.step(decoding)
         outputs = []
         for state in decoding:
-            outputs.append(RequestOutput.of(state))
-            state.clear_new_output()
+            outputs.append(state.take_output())
             if state.finish_reason is not None:
                 self._release(state, Lifecycle.FINISHED)
         return outputs
@@ -239,7 +226,7 @@ class Engine:
             state = self._waiting.popleft()
             state.slot, state.generation = self._table.take_slot(state.tokens)
             state.row, state.computed = len(self._running), 0
-            self._runner.clear(state.row)
+            self._runner.cache.clear(state.row)
             self._running.append(state)
             self._notify(Lifecycle.RESUMED if state.was_running else Lifecycle.STARTED, state)
             state.was_running = True
@@ -254,7 +241,7 @@ class Engine:
         self._table.give_back(state.slot)
         last = self._running.pop()
         if last is not state:
-            self._runner.move(last.row, state.row)
+            self._runner.cache.move(last.row, state.row)
             self._running[state.row] = last
             last.row = state.row
         state.slot = state.row = state.generation = -1

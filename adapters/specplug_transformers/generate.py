@@ -15,8 +15,9 @@ from specplug.metrics import SpecMetrics
 from specplug.plugins.embedded import TextRequest, TextUpdate
 from specplug.settings.model import Settings
 from specplug_transformers.engine import Engine
-from specplug_transformers.intake import GenerateRequest, RequestOutput
+from specplug_transformers.intake import GenerateRequest
 from specplug_transformers.params import SamplingParams
+from specplug_transformers.state import RequestOutput
 
 
 class TransformersEngine:
@@ -46,14 +47,12 @@ class TransformersEngine:
         if threads is not None:
             torch.set_num_threads(threads)
         device = device or ("cuda" if torch.cuda.is_available() else "cpu")
-        loaded, tokenizer = load(model, device, dtype or ("float32" if device == "cpu" else "bfloat16"))
-        self._name = model
-        self._model = loaded
-        self._tokenizer = tokenizer
-        self._baseline = baseline
+        dtype = dtype or ("float32" if device == "cpu" else "bfloat16")
+        self._name, self._baseline = model, baseline
+        self._model, self._tokenizer = load(model, device, dtype)
         if baseline:
             settings = settings.model_copy(update={"mode": "off"})
-        self.engine = Engine(loaded, tokenizer, settings=settings, max_num_seqs=max_num_seqs)
+        self.engine = Engine(self._model, self._tokenizer, settings=settings, max_num_seqs=max_num_seqs)
 
     @property
     def metrics(self) -> SpecMetrics:
@@ -65,7 +64,12 @@ class TransformersEngine:
         index: dict[str, int] = {}
         try:
             for number, request in enumerate(requests):
-                self._check(request)
+                if request.top_logprobs and not self._baseline:
+                    raise RequestError.build(
+                        "the embedded engine has no log-probabilities",
+                        who="specplug_transformers",
+                        expected="a request without them",
+                    )
                 index[self.engine.add(_translate(request))] = number
             for output in self.engine.run():
                 number = index[output.request_id]
@@ -79,15 +83,6 @@ class TransformersEngine:
         finally:
             for name in index:
                 self.engine.abort(name)
-
-    def _check(self, request: TextRequest) -> None:
-        """Refuse log-probabilities of an engine that speculates: it computes none."""
-        if request.top_logprobs and not self._baseline:
-            raise RequestError.build(
-                "the embedded engine has no log-probabilities",
-                who="specplug_transformers",
-                expected="a request without them",
-            )
 
     def _top_logprobs(self, request: TextRequest, output: RequestOutput) -> list[dict[int, float]]:
         """Return log-probabilities of all output tokens, when they are there, from a plain forward pass."""

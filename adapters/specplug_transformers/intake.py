@@ -1,4 +1,4 @@
-"""Requests of the embedded engine, their validation, and their outputs."""
+"""Requests of the embedded engine, and their validation."""
 
 from __future__ import annotations
 
@@ -10,13 +10,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from specplug.errors import RequestError
+from specplug.interfaces import PluginContext
 from specplug.requests.clients import isolation_key
 from specplug.requests.fields import parse_request_fields
 from specplug.settings.mistakes import shown
 from specplug.settings.model import Settings
 from specplug.types.request import Request
 from specplug_transformers.params import Processor, SamplingParams, build_processors
-from specplug_transformers.state import FinishReason, RequestState, TextStream
+from specplug_transformers.state import RequestState, TextStream
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,69 +43,21 @@ class GenerateRequest:
     stop_when: Callable[[Sequence[int]], bool] | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class RequestOutput:
-    """A request's output so far, and the part added since its previous output.
+class RequestIntake:
+    """Validates requests and converts them to engine state.
 
-    Attributes:
-        token_ids, text: everything emitted; the token or string that ended the request is in the ids but not in the
-            text, which is empty without a tokenizer.
-        new_token_ids, new_text: the part that this step added.
-        finish_reason: "stop", "length", "abort", or None while it runs.
-        steps: target steps so far; verified, accepted: draft tokens so far.
+    Args:
+        context: of the server's plug-ins.
+        thresholds: see `parse_request_fields`.
+        settings, model: the server's.
     """
 
-    request_id: str
-    token_ids: tuple[int, ...]
-    text: str
-    new_token_ids: tuple[int, ...]
-    new_text: str
-    finish_reason: FinishReason | None
-    steps: int
-    verified: int
-    accepted: int
-
-    @classmethod
-    def of(cls, state: RequestState) -> RequestOutput:
-        """Return the current output of a request."""
-        return cls(
-            request_id=state.request.request_id,
-            token_ids=tuple(state.output),
-            text=state.text,
-            new_token_ids=tuple(state.new_tokens),
-            new_text=state.new_text,
-            finish_reason=state.finish_reason,
-            steps=state.steps,
-            verified=state.verified,
-            accepted=state.accepted,
-        )
-
-    @property
-    def finished(self) -> bool:
-        """Whether this is the request's last output."""
-        return self.finish_reason is not None
-
-
-class RequestIntake:
-    """Validates requests and converts them to engine state."""
-
     def __init__(
-        self,
-        model: Any,
-        tokenizer: Any,
-        settings: Settings,
-        *,
-        proposers: Sequence[str],
-        thresholds: Mapping[str, float] | None,
-        max_length: int,
-        vocab_size: int,
+        self, context: PluginContext, thresholds: Mapping[str, float] | None, settings: Settings, model: Any
     ) -> None:
-        self._tokenizer = tokenizer
-        self._settings = settings
-        self._thresholds = thresholds
-        self._proposers = tuple(proposers)
-        self._max_length, self._vocab_size = max_length, vocab_size
-        self._device = model.device
+        self._tokenizer: Any = context.target_tokenizer
+        self._settings, self._thresholds = settings, thresholds
+        self._max_length, self._vocab_size, self._device = context.max_length, context.vocab_size, context.device
         self._eos = _eos_token_ids(model)
         self._numbers = itertools.count()
 
@@ -123,7 +76,7 @@ class RequestIntake:
             tokenize=self._tokenize,
             vocab_size=self._vocab_size,
             limits=self._settings.limits,
-            proposers=self._proposers,
+            proposers=(self._settings.proposer, *self._settings.extra_proposers),
             verifiers=(self._settings.verifier,),
             thresholds=self._thresholds,
         )

@@ -9,12 +9,13 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+import transformers
 from torch import Tensor
 
 from specplug.draft_model.cache import cache_argument
-from specplug.errors import EngineError
+from specplug.errors import EngineError, describe
 from specplug_transformers.cache import RowCache, RowPlaces
-from specplug_transformers.support import check_model, layer_types, longest_context
+from specplug_transformers.support import VERSIONS, check_model, layer_types, longest_context
 
 _LENGTHS = (5, 7)  # tokens of the two texts
 _LEAST_COSINE = {torch.float32: 0.999, torch.float64: 0.999}
@@ -29,6 +30,7 @@ class ModelRunner:
 
     Attributes:
         max_length: longest context, in tokens.
+        cache: keys and values of the rows.
 
     Raises:
         EngineError: the model cannot be served exactly.
@@ -45,8 +47,8 @@ class ModelRunner:
         self._layer_types = layer_types(config)
         self._window: int | None = getattr(config, "sliding_window", None)
         self._float_mask = _is_eager(model)
-        self._cache = RowCache(config.num_hidden_layers)
-        self._with_cache = {cache_argument(model): self._cache, "use_cache": True}
+        self.cache = RowCache(config.num_hidden_layers)
+        self._with_cache = {cache_argument(model): self.cache, "use_cache": True}
 
     @torch.no_grad()
     def forward(self, rows: list[int], starts: list[int], token_ids: Tensor, *, keep_logits: bool = True) -> Tensor:
@@ -54,7 +56,7 @@ class ModelRunner:
 
         Return the logits [B, Q, V] float32; without `keep_logits` those of the last column only, [B, 1, V].
         """
-        place = self._cache.place = RowPlaces(rows, starts, token_ids.shape[1], self.device)
+        place = self.cache.place = RowPlaces(rows, starts, token_ids.shape[1], self.device)
         output = self.model(
             input_ids=token_ids,
             attention_mask=self._masks(place),
@@ -68,26 +70,15 @@ class ModelRunner:
     def detach(self) -> None:
         """Forget the model, and free the memory of the cache."""
         self.model = None
-        self._cache.free()
+        self.cache.free()
 
     def attach(self, model: Any) -> bool:
         """Serve a model again after `detach`; return false if it has changed so that another runner must."""
-        if not self._is_same(model):
+        weight = model.get_input_embeddings().weight
+        if weight.data_ptr() != self._embeddings.data_ptr() or _is_eager(model) != self._float_mask:
             return False
         self.model = model.eval()
         return True
-
-    def _is_same(self, model: Any) -> bool:
-        weight, is_eager = model.get_input_embeddings().weight, _is_eager(model)
-        return weight.data_ptr() == self._embeddings.data_ptr() and is_eager == self._float_mask
-
-    def clear(self, row: int) -> None:
-        """Clear a row of the cache for a new request."""
-        self._cache.clear(row)
-
-    def move(self, source: int, target: int) -> None:
-        """Move a row's context to another row of the cache."""
-        self._cache.move(source, target)
 
     def _masks(self, place: RowPlaces) -> Any:
         """Return the 4-d mask that the model uses unchanged, or a dict of one mask per attention type.
@@ -119,35 +110,49 @@ def _is_eager(model: Any) -> bool:
     return bool(model.config.get_text_config()._attn_implementation == "eager")
 
 
-def probe(runner: ModelRunner) -> None:
-    """Run two texts in pieces, from different positions, one after rejected tokens, and compare the last logits.
+def probed_runner(model: Any) -> ModelRunner:
+    """Return a runner that gives the logits of a plain forward pass.
+
+    It runs two texts in pieces, from different positions, one after rejected tokens, and compares the last logits.
 
     Raises:
-        EngineError: they do not match those of a plain forward pass over each text.
+        EngineError: they do not match, or the installed transformers does not run the model with this cache.
     """
-    ids = (3 + 7 * torch.arange(2 * _LENGTHS[1], device=runner.device)).reshape(2, -1) % runner.vocab_size
-    rejected = ids[:, :4].clone()
-    rejected[0, 2:] = ids[0, :2]
-    runner.forward([0, 1], [0, 0], rejected)
-    pieces = torch.stack([ids[1, 4:7], ids[0, 2:5]])
-    found = runner.forward([1, 0], [4, 2], pieces)[:, -1]
-    plain = torch.stack([_plain(runner, ids[1, : _LENGTHS[1]]), _plain(runner, ids[0, : _LENGTHS[0]])])
+    try:
+        runner = ModelRunner(model)
+        ids = (3 + 7 * torch.arange(2 * _LENGTHS[1], device=runner.device)).reshape(2, -1) % runner.vocab_size
+        rejected = ids[:, :4].clone()
+        rejected[0, 2:] = ids[0, :2]
+        runner.forward([0, 1], [0, 0], rejected)
+        found = runner.forward([1, 0], [4, 2], torch.stack([ids[1, 4:7], ids[0, 2:5]]))[:, -1]
+        plain = torch.stack([_plain(model, ids[1, : _LENGTHS[1]]), _plain(model, ids[0, : _LENGTHS[0]])])
+    except EngineError:
+        raise
+    except Exception as error:  # what has moved in transformers may raise anything
+        raise EngineError.build(
+            f"model type {model.config.model_type!r} does not run with specplug's cache",
+            who="specplug_transformers",
+            found=f"transformers {transformers.__version__}: {describe(error)}",
+            expected=str(VERSIONS),
+            remedy=VERSIONS.remedy,
+        ) from error
     cosine = float(torch.cosine_similarity(_centred(found), _centred(plain)).min())
-    least = _LEAST_COSINE.get(runner.model.dtype, _LEAST_COSINE_HALF)
+    least = _LEAST_COSINE.get(model.dtype, _LEAST_COSINE_HALF)
     if not cosine >= least:
         raise EngineError.build(
-            f"model type {runner.model.config.model_type!r} cannot be served",
+            f"model type {model.config.model_type!r} cannot be served",
             who="specplug_transformers",
             found=f"logits with cosine similarity {cosine:.4f} to those of a plain forward pass",
             expected=f"at least {least}: attention to earlier tokens only, and positions that count from 0",
             remedy="Serve it without specplug",
         )
+    return runner
 
 
 @torch.no_grad()
-def _plain(runner: ModelRunner, ids: Tensor) -> Tensor:
+def _plain(model: Any, ids: Tensor) -> Tensor:
     """Return the logits [V] after one text, from a forward pass without a cache."""
-    logits: Tensor = runner.model(input_ids=ids[None], use_cache=False).logits
+    logits: Tensor = model(input_ids=ids[None], use_cache=False).logits
     return logits[0, -1].float()
 
 

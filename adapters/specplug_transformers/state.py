@@ -86,6 +86,34 @@ class TextStream:
 FinishReason = Literal["stop", "length", "abort"]
 
 
+@dataclass(frozen=True, slots=True)
+class RequestOutput:
+    """A request's output so far, and the part added since its previous output.
+
+    Attributes:
+        token_ids, text: everything emitted; the token or string that ended the request is in the ids but not in the
+            text, which is empty without a tokenizer.
+        new_token_ids, new_text: the part that this step added.
+        finish_reason: "stop", "length", "abort", or None while it runs.
+        steps: target steps so far; verified, accepted: draft tokens so far.
+    """
+
+    request_id: str
+    token_ids: tuple[int, ...]
+    text: str
+    new_token_ids: tuple[int, ...]
+    new_text: str
+    finish_reason: FinishReason | None
+    steps: int
+    verified: int
+    accepted: int
+
+    @property
+    def finished(self) -> bool:
+        """Whether this is the request's last output."""
+        return self.finish_reason is not None
+
+
 @dataclass(slots=True, eq=False)
 class RequestState:
     """State of one request; compares by identity.
@@ -172,9 +200,21 @@ class RequestState:
         cap = self.request.options.cap
         return draft_length if cap is None else min(draft_length, cap)
 
-    def clear_new_output(self) -> None:
-        """Clear the new output after it has been returned to the caller."""
+    def take_output(self) -> RequestOutput:
+        """Return the current output; the next one will add to it."""
+        new_tokens, new_text = tuple(self.new_tokens), self.new_text
         self.new_tokens, self.new_text = [], ""
+        return RequestOutput(
+            request_id=self.request.request_id,
+            token_ids=tuple(self.output),
+            text=self.text,
+            new_token_ids=new_tokens,
+            new_text=new_text,
+            finish_reason=self.finish_reason,
+            steps=self.steps,
+            verified=self.verified,
+            accepted=self.accepted,
+        )
 
     def abort(self) -> None:
         """End the request as aborted."""

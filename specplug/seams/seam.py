@@ -6,7 +6,7 @@ change of these may go unnoticed, or ends a server in the middle of a step.  Wha
 
 from __future__ import annotations
 
-import functools
+import dis
 import importlib
 import inspect
 import re
@@ -137,12 +137,16 @@ def _has(owner: Any, name: str) -> bool:
     if hasattr(owner, name):
         return True
     line = owner.__mro__[:-1] if inspect.isclass(owner) else ()
-    return any(name in inspect.get_annotations(cls) or name in _named_in(cls) for cls in line)
+    return any(name in inspect.get_annotations(cls) or _assigns(cls, name) for cls in line)
 
 
-@functools.cache
-def _named_in(cls: type) -> frozenset[str]:
-    """Return the attributes and globals that a class's methods name: an attribute that moved is in none of them."""
+def _assigns(cls: type, name: str) -> bool:
+    """Return whether a method of a class assigns an attribute."""
     methods = (getattr(method, "fget", None) or getattr(method, "__func__", method) for method in vars(cls).values())
     codes = (getattr(inspect.unwrap(method), "__code__", None) for method in methods if callable(method))
-    return frozenset(name for code in codes if code is not None for name in code.co_names)
+    return any(
+        step.opname == "STORE_ATTR" and step.argval == name
+        for code in codes
+        if code is not None and name in code.co_names  # `dis` is slow
+        for step in dis.get_instructions(code)
+    )

@@ -53,7 +53,7 @@ ENGINE = """
             self.made_late: int = 1
 
         @property
-        def width(self): return self._width
+        def width(self): return self.only_read
 
         @staticmethod
         def static(a, b): ...
@@ -72,7 +72,7 @@ engine
   Base: shared size left inherited __init__ __dict__
   Base.__init__(size, *, eager)
   Packed: name
-  Runner: made_late kind width _width size shared inherited __dict__
+  Runner: made_late kind width size shared inherited __dict__
   Runner.__init__
   Runner.inherited(a, b)
   Runner.static(a, b)
@@ -84,7 +84,7 @@ MOVED = [
     ("Base.absent", ["is gone"]),
     ("Plain.__init__", ["is gone"]),
     ("LIMIT.absent", ["is gone"]),
-    ("Runner: absent kind", ["no longer has 'absent'"]),
+    ("Runner: absent only_read kind", ["no longer has 'absent'", "no longer has 'only_read'"]),
     ("Packed: __dict__", ["no longer has '__dict__'"]),
     (
         "function(b, *, d)",

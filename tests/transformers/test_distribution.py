@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import functools
+import importlib
 import itertools
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -19,6 +22,7 @@ from specplug.types.caps import Distribution, ProposerCaps
 from specplug.types.draft import Draft
 from specplug_transformers import Engine, GenerateRequest, SamplingParams
 from tests.transformers import toys
+from tests.transformers.conftest import greedy, requests_of
 
 PROMPT = (3, 9, 4, 11, 3, 9)
 TOKENS, TOP_K = 3, 4
@@ -110,47 +114,54 @@ class DrawnWell(Drawn):
     weights = (0.6, 0.2, 0.1, 0.1)
 
 
+def tiny_draft_model() -> ProposerSpec:
+    """Return the testkit's draft model over a part of the vocabulary."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(Path(__file__).parents[1] / "engines" / "plugins"))
+        return importlib.import_module("specplug_testkit.plugin").spec_of("tiny-model")
+
+
 _PROBS = ProposerCaps(distribution=Distribution.PROBS)
 PROPOSERS = {
     "likely": ProposerSpec(name="likely", factory=Ranked, summary="a toy", caps=ProposerCaps()),
     "unlikely": ProposerSpec(name="unlikely", factory=Unlikely, summary="a toy", caps=ProposerCaps()),
     "drawn badly": ProposerSpec(name="drawn badly", factory=Drawn, summary="a toy", caps=_PROBS),
     "drawn well": ProposerSpec(name="drawn well", factory=DrawnWell, summary="a toy", caps=_PROBS),
+    "tiny-model": tiny_draft_model(),
 }
 
 
-def p_value(proposer: str, *, seeded: bool, verifier: str = "reference", first_seed: int = 0) -> float:
-    """Sample `SAMPLES` outputs and return the p-value of the G-test against the exact distribution."""
-    engine = Engine(
+def make_engine(proposer: str, **settings: Any) -> Engine:
+    return Engine(
         tiny_model(),
-        settings={"proposer": proposer, "policy": "fixed", "verifier": verifier, "num_speculative_tokens": TOKENS - 1},
+        settings={"proposer": proposer, "policy": "fixed", "num_speculative_tokens": TOKENS - 1, **settings},
         max_num_seqs=256,
         registry=toys.make_registry(list(PROPOSERS.values())),
     )
-    requests = [
-        GenerateRequest(
-            prompt=PROMPT,
-            params=SamplingParams(
-                max_tokens=TOKENS,
-                temperature=1.0,
-                top_k=TOP_K,
-                ignore_eos=True,
-                seed=first_seed + index if seeded else None,
-            ),
-        )
-        for index in range(SAMPLES)
-    ]
+
+
+def request(seed: int | None, **fields: Any) -> GenerateRequest:
+    params = SamplingParams(max_tokens=TOKENS, temperature=1.0, top_k=TOP_K, ignore_eos=True, seed=seed)
+    return GenerateRequest(prompt=PROMPT, params=params, specplug=fields)
+
+
+def g_test_of(texts: list[tuple[int, ...]]) -> float:
+    """Return the p-value of the G-test of texts against the exact distribution."""
     places, probs = exact_distribution()
-    counts = [0] * len(probs)
-    for output in engine.generate(requests):
-        if output.token_ids not in places:
-            return 0.0  # top-k forbids it
-        counts[places[output.token_ids]] += 1
-    total = engine.metrics.snapshot().total
+    if not places.keys() >= set(texts):
+        return 0.0  # top-k forbids it
+    return g_test(np.bincount([places[text] for text in texts], minlength=len(probs)), probs)
+
+
+def p_value(proposer: str, *, seeded: bool, verifier: str = "reference") -> float:
+    """Sample `SAMPLES` outputs and return their p-value."""
+    engine = make_engine(proposer, verifier=verifier)
+    outputs = engine.generate([request(seed if seeded else None) for seed in range(SAMPLES)])
+    counts = engine.metrics.snapshot()
     engine.close()
-    assert total.proposed > SAMPLES, "too little was drafted"
-    assert not engine.metrics.snapshot().faults
-    return g_test(counts, probs)
+    assert counts.total.proposed > SAMPLES, "too little was drafted"
+    assert not counts.faults
+    return g_test_of([output.token_ids for output in outputs])
 
 
 @pytest.mark.parametrize("seeded", [False, True], ids=["unseeded", "distinct seeds"])
@@ -167,6 +178,7 @@ def test_the_distribution_is_the_targets(proposer, seeded):
         ("lenient threshold", "unlikely"),
         ("off-by-one bonus", "likely"),
         ("uniform draft law", "drawn well"),
+        ("uniform draft law", "tiny-model"),
     ],
 )
 def test_a_lossy_verifier_is_found_out(mutant, proposer):
@@ -184,3 +196,41 @@ def test_drafting_from_another_distribution_than_stated_is_found_out(monkeypatch
 
     monkeypatch.setattr(Drawn, "choose", lies)
     assert p_value("drawn badly", seeded=False) < 1e-6
+
+
+def test_the_distribution_of_repeated_seeds_is_the_targets():
+    """A remembered answer of the same seed meets the same random numbers again; each seed has a tenant of its own."""
+    settings = {"faults": {"host_deadline_ms": None}, "options": {"ngram": {"min_survival": 0.0}}}
+    engine = make_engine("ngram", **settings)
+    requests = [request(seed, tenant=f"tenant {seed}") for seed in range(SAMPLES)]
+    first, again = ([output.token_ids for output in engine.generate(requests)] for _ in range(2))
+    counts = engine.metrics.snapshot()
+    engine.close()
+    assert again == first
+    assert counts.by_source["ngram/response memory"].accepted > SAMPLES // 8
+    assert not counts.faults
+    assert g_test_of(again) > 1e-4
+
+
+def test_a_seed_decides_the_text_whatever_is_drawn():
+    """Drafts of a stated distribution are verified as one-hot in rows with a seed."""
+    found = []
+    for mode in ("off", "on"):
+        engine = make_engine("drawn well", mode=mode)
+        outputs = engine.generate([request(seed if seed % 4 else None) for seed in range(256)])
+        found.append([output.token_ids for seed, output in enumerate(outputs) if seed % 4])
+        total = engine.metrics.snapshot().total
+        engine.close()
+    assert found[0] == found[1]
+    assert total.verified > 256
+
+
+def test_greedy_output_of_a_draft_model_is_the_targets(llama):
+    spec = PROPOSERS["tiny-model"]
+    settings = {"proposer": spec.name, "policy": "fixed", "num_speculative_tokens": 4}
+    engine = Engine(llama, settings=settings, registry=toys.make_registry([spec]))
+    prompts = [[5, 9, 33], [7], list(range(20))]
+    outputs = engine.generate(requests_of(prompts, max_tokens=24, ignore_eos=True))
+    assert [list(it.token_ids) for it in outputs] == [greedy(llama, it, 24, eos_token_id=None) for it in prompts]
+    assert engine.metrics.snapshot().total.verified > 0
+    engine.close()

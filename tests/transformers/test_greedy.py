@@ -23,15 +23,22 @@ def answers(name: str, attention: str) -> tuple[object, list[list[int]]]:
     return model, [greedy(model, prompt, MAX_TOKENS, eos_token_id=None) for prompt in PROMPTS]
 
 
+def assert_same(engine, name, attention="sdpa"):
+    """Serve `PROMPTS`, compare, and return the outputs."""
+    model, expected = answers(name, attention)
+    outputs = engine.generate(requests_of(PROMPTS, max_tokens=MAX_TOKENS, ignore_eos=True))
+    assert_greedy_equal(model, PROMPTS, expected, [output.token_ids for output in outputs])
+    return outputs
+
+
 @pytest.mark.filterwarnings("error::FutureWarning")  # of transformers, where an argument is about to lose its name
 @pytest.mark.parametrize(("name", "attention"), ATTENTION)
 def test_every_model_gives_its_own_answers(name, attention, make_engine):
     """The test has more requests than rows, prompts longer than a prefill chunk, texts longer than a sliding window."""
-    model, expected = answers(name, attention)
     options = {"ngram": {"min_n": 1}}
+    model = cached_model(name, attention)
     engine = make_engine(model, proposer="ngram", options=options, max_num_seqs=3, prefill_chunk=7)
-    outputs = engine.generate(requests_of(PROMPTS, max_tokens=MAX_TOKENS, ignore_eos=True))
-    assert_greedy_equal(model, PROMPTS, expected, [output.token_ids for output in outputs])
+    outputs = assert_same(engine, name, attention)
     assert sum(output.accepted for output in outputs) > 0, "nothing was accepted, so nothing was tested"
 
 
@@ -45,23 +52,26 @@ def test_in_double_precision(name, attention, make_engine):
 
 
 @pytest.mark.parametrize(
-    ("gamma", "proposer"), [(0, "ngram"), (1, "garbage"), (3, "row writer"), (9, "ngram"), (9, "garbage")]
+    ("gamma", "proposer", "settings"),
+    [
+        (0, "ngram", {}),
+        (1, "garbage", {}),
+        (3, "row writer", {}),
+        (9, "ngram", {}),
+        (9, "garbage", {}),
+        (4, "garbage", {"policy": "none"}),
+    ],
 )
-def test_at_every_draft_length(gamma, proposer, make_engine):
-    model, expected = answers("llama", "sdpa")
-    engine = make_engine(model, proposer=proposer, num_speculative_tokens=gamma, max_num_seqs=3)
-    outputs = engine.generate(requests_of(PROMPTS, max_tokens=MAX_TOKENS, ignore_eos=True))
-    assert_greedy_equal(model, PROMPTS, expected, [output.token_ids for output in outputs])
-    assert (engine.metrics.snapshot().total.proposed > 0) == (gamma > 0)
+def test_at_every_draft_length(gamma, proposer, settings, make_engine):
+    engine = make_engine(proposer=proposer, num_speculative_tokens=gamma, max_num_seqs=3, **settings)
+    assert_same(engine, "llama")
+    assert (engine.metrics.snapshot().total.proposed > 0) == (gamma > 0 and not settings)
     assert not engine.metrics.snapshot().faults
 
 
 @pytest.mark.parametrize("name", ["mixed gemma2", "gpt2"])
 def test_adversarial_drafts(name, make_engine):
-    model, expected = answers(name, "eager")
-    engine = make_engine(model, proposer="garbage", max_num_seqs=4)
-    outputs = engine.generate(requests_of(PROMPTS, max_tokens=MAX_TOKENS, ignore_eos=True))
-    assert_greedy_equal(model, PROMPTS, expected, [output.token_ids for output in outputs])
+    assert_same(make_engine(cached_model(name, "eager"), proposer="garbage", max_num_seqs=4), name, "eager")
 
 
 @pytest.mark.parametrize("name", ["llama", "sliding mistral"])
@@ -69,30 +79,17 @@ def test_right_drafts_are_all_accepted(name, make_engine):
     model, expected = answers(name, "sdpa")
     engine = make_engine(model, proposer="oracle")
     Oracle.answers = {f"request-{index}": answer for index, answer in enumerate(expected)}
-    outputs = engine.generate(requests_of(PROMPTS, max_tokens=MAX_TOKENS, ignore_eos=True))
-    assert_greedy_equal(model, PROMPTS, expected, [output.token_ids for output in outputs])
+    outputs = assert_same(engine, name)
     total = engine.metrics.snapshot().total
     assert total.accepted > 0 == total.rejected
     for output in outputs:
         assert output.steps == -(-len(output.token_ids) // 5), "four draft tokens and one more in every step"
 
 
-@pytest.mark.parametrize("policy", ["fixed", "none"])
-def test_with_and_without_a_policy(policy, make_engine):
-    model, expected = answers("qwen2", "sdpa")
-    engine = make_engine(model, policy=policy)
-    outputs = engine.generate(requests_of(PROMPTS, max_tokens=MAX_TOKENS, ignore_eos=True))
-    assert_greedy_equal(model, PROMPTS, expected, [output.token_ids for output in outputs])
-    assert (engine.metrics.snapshot().total.proposed > 0) == (policy == "fixed")
-
-
 def test_a_token_budget_trims_the_batch(make_engine):
-    model, expected = answers("llama", "sdpa")
-    engine = make_engine(model, policy="fixed", options={"fixed": {"token_budget": 3}}, max_num_seqs=4)
-    outputs = engine.generate(requests_of(PROMPTS, max_tokens=MAX_TOKENS, ignore_eos=True))
-    assert_greedy_equal(model, PROMPTS, expected, [output.token_ids for output in outputs])
-    total = engine.metrics.snapshot().total
-    assert 0 < total.proposed <= 3 * engine.steps
+    engine = make_engine(policy="fixed", options={"fixed": {"token_budget": 3}}, max_num_seqs=4)
+    assert_same(engine, "llama")
+    assert 0 < engine.metrics.snapshot().total.proposed <= 3 * engine.steps
 
 
 def test_up_to_the_last_position(make_engine):
@@ -103,15 +100,6 @@ def test_up_to_the_last_position(make_engine):
     outputs = engine.generate(requests_of([[5, 6] * 10, [9]], max_tokens=500, ignore_eos=True))
     assert_greedy_equal(model, [[5, 6] * 10, [9]], expected, [output.token_ids for output in outputs])
     assert [output.finish_reason for output in outputs] == ["length", "length"]
-
-
-def test_the_models_own_last_position(make_engine):
-    model = cached_model("gpt2")
-    length = model.config.n_positions
-    prompt = ([11, 12, 13] * length)[: length - 6]
-    engine = make_engine(model, num_speculative_tokens=8, prefill_chunk=64)
-    [output, _] = engine.generate(requests_of([prompt, [4]], max_tokens=500, ignore_eos=True))
-    assert_greedy_equal(model, [prompt], [greedy(model, prompt, 6, eos_token_id=None)], [output.token_ids])
 
 
 def test_bfloat16_runs_the_same_arithmetic_at_draft_length_zero(make_engine):

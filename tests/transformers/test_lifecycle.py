@@ -6,6 +6,7 @@ import logging
 
 import pytest
 
+from specplug.errors import RequestError
 from specplug.types.request import Lifecycle
 from specplug_transformers import GenerateRequest, SamplingParams
 from tests.engines import plain
@@ -51,14 +52,6 @@ def test_one_line_says_what_starts(make_engine, caplog):
     assert line.endswith(": recorder, policy fixed, up to 3 draft tokens, transformers, synchronous")
 
 
-def test_abort_what_is_not_there(make_engine):
-    engine = make_engine()
-    [output] = engine.generate([request("a")])
-    assert engine.abort("a") is None
-    assert engine.abort("never") is None
-    assert output.finish_reason == "length"
-
-
 @pytest.mark.parametrize("chunk", [512, 4])
 def test_preempted_requests_resume_by_themselves(make_engine, llama, chunk):
     engine = make_engine(proposer="recorder", max_num_seqs=3, prefill_chunk=chunk)
@@ -78,14 +71,6 @@ def test_preempted_requests_resume_by_themselves(make_engine, llama, chunk):
     kinds = [kind for kind, name in events() if name == names[0]]
     assert kinds[:3] == [STARTED, PREEMPTED, RESUMED]
     assert kinds[-1] is FINISHED
-
-
-def test_who_comes_later_decodes_at_once(make_engine):
-    engine = make_engine()
-    engine.add(request("a"))
-    engine.step()
-    engine.add(request("b", [7]))
-    assert [output.request_id for output in engine.step() if output.new_token_ids] == ["a", "b"]
 
 
 def test_events_come_in_order_with_their_place(make_engine):
@@ -206,20 +191,6 @@ def test_planners_get_the_engines_own_step_times(make_engine):
     assert figures.room < 12
 
 
-def test_engine_events_reach_proposers(make_engine):
-    engine = make_engine(proposer="recorder")
-    engine.announce("weights changed")
-    assert [event.kind for event in Recorder.newest.events] == ["weights changed"]
-
-
-def test_an_idle_engine_does_nothing(make_engine):
-    engine = make_engine()
-    assert engine.generate([]) == []
-    assert engine.step() == []
-    assert not engine.has_work
-    assert engine.steps == 0
-
-
 def test_easy_requests_in_slots_of_hopeless_ones_are_drafted_for_as_before(make_engine):
     engine = make_engine(
         plain.model(), proposer="ngram", policy="fixed", num_speculative_tokens=8, max_num_seqs=ROWS, max_length=1024
@@ -233,3 +204,25 @@ def test_easy_requests_in_slots_of_hopeless_ones_are_drafted_for_as_before(make_
         return sum(output.accepted for output in outputs) / sum(len(output.token_ids) for output in outputs)
 
     assert_forgotten(share)
+
+
+def test_what_is_not_there(make_engine):
+    engine = make_engine(proposer="recorder")
+    assert engine.generate([]) == engine.step() == []
+    assert not engine.has_work
+    engine.announce("weights changed")
+    assert [event.kind for event in Recorder.newest.events] == ["weights changed"]
+    with pytest.raises(RequestError):
+        engine.generate([request("a"), request("b", prompt=[])])
+    assert not engine.has_work, "it leaves nothing behind"
+    [output] = engine.generate([request("a")])
+    assert output.finish_reason == "length"
+    assert engine.abort("a") is engine.abort("never") is None
+
+
+def test_who_comes_later_decodes_at_once(make_engine):
+    engine = make_engine()
+    engine.add(request("a"))
+    engine.step()
+    engine.add(request("b", [7]))
+    assert [output.request_id for output in engine.step() if output.new_token_ids] == ["a", "b"]

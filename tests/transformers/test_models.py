@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from transformers import BertConfig, BertLMHeadModel, LlamaConfig, LlamaForCausalLM, cache_utils, masking_utils
+from transformers import BertConfig, BertLMHeadModel, LlamaConfig, LlamaForCausalLM, cache_utils
 
 from specplug.errors import EngineError
 from specplug.interfaces import PluginContext
@@ -40,9 +40,24 @@ def tiny(kind: str, **config: Any) -> Any:
     ],
 )
 def test_models_that_cannot_be_served_are_refused(kind, config, words):
-    with pytest.raises(EngineError, match=words) as caught:
+    with pytest.raises(EngineError, match=words):
         Engine(tiny(kind, **config))
-    assert "expected" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "words"),
+    [
+        ("layer_types", ["full_attention", "linear_attention"], r"layers of type \['linear_attention'\]"),
+        ("_attn_implementation", "flash_attention_2", "'flash_attention_2'.*attn_implementation='sdpa'"),
+        ("_attn_implementation", "flex_attention", "'flex_attention'.*attn_implementation='sdpa'"),
+        ("is_encoder_decoder", True, "an encoder-decoder model"),
+    ],
+)
+def test_configs_that_cannot_be_served_are_refused(field, value, words):
+    model = build_model("llama")
+    setattr(model.config, field, value)
+    with pytest.raises(EngineError, match=words):
+        Engine(model)
 
 
 MAMBA = {"mamba_n_heads": 4, "mamba_d_head": 16, "mamba_d_state": 4, "mamba_expand": 2, "mamba_chunk_size": 8}
@@ -93,28 +108,6 @@ def test_models_that_count_positions_differently_are_found_out(monkeypatch):
         Engine(model)
 
 
-def test_layers_that_cannot_roll_back_are_refused():
-    model = build_model("llama")
-    model.config.layer_types = ["full_attention", "linear_attention"]
-    with pytest.raises(EngineError, match=r"layers of type \['linear_attention'\]"):
-        Engine(model)
-
-
-@pytest.mark.parametrize("attention", ["flash_attention_2", "flex_attention"])
-def test_attention_without_explicit_masks_is_refused(attention):
-    model = build_model("llama")
-    model.config._attn_implementation = attention
-    with pytest.raises(EngineError, match=f"'{attention}'.*attn_implementation='sdpa'"):
-        Engine(model)
-
-
-def test_encoder_decoder_models_are_refused():
-    model = build_model("llama")
-    model.config.is_encoder_decoder = True
-    with pytest.raises(EngineError, match="an encoder-decoder model"):
-        Engine(model)
-
-
 def test_the_longest_context():
     assert longest_context(LlamaConfig(max_position_embeddings=77)) == 77
     rope = {"rope_type": "longrope", "original_max_position_embeddings": 32, "rope_theta": 1e4}
@@ -144,7 +137,7 @@ def poison(engine: Engine) -> None:
     every dense attention.
     """
     computed = {state.row: state.computed for state in engine._running}
-    for stored in engine._runner._cache._stored():
+    for stored in engine._runner.cache._stored():
         for row in range(stored.shape[0]):
             stored[row, :, computed.get(row, 0) :] = 1e30
 
@@ -169,7 +162,7 @@ def test_what_overflowed_for_one_request_is_gone_for_the_next(make_engine):
     model = cached_model("llama")
     engine = make_engine(model, max_num_seqs=2)
     engine.generate(requests_of(PROMPTS[:2], max_tokens=10))
-    for stored in engine._runner._cache._stored():
+    for stored in engine._runner.cache._stored():
         stored.fill_(torch.nan)
     expected = [greedy(model, prompt, 10, eos_token_id=None) for prompt in PROMPTS]
     outputs = engine.generate(requests_of(PROMPTS, max_tokens=10, ignore_eos=True))
@@ -194,26 +187,29 @@ def test_ragged_rows_give_the_logits_of_plain_forwards(name, attention):
         starts = [start + len(part) for start, part in zip(starts, parts, strict=True)]
 
 
-# -- the seams -----------------------------------------------------------------------------------------------
+# -- the installed transformers ------------------------------------------------------------------------------
 
 
-def test_all_seams_are_there():
+def test_doctor_finds_the_same_text():
     version, found = plugin.check(None)
     assert found.status == "ok", found.summary
     assert (version.status, transformers.__version__ in version.summary) == ("ok", True)
 
 
-def test_moved_seams_are_named(monkeypatch):
-    monkeypatch.setattr(cache_utils.Cache, "update", lambda self, states, layer: states)
+@pytest.mark.parametrize("owner", [transformers.PreTrainedModel, cache_utils.Cache], ids=lambda owner: owner.__name__)
+def test_a_transformers_that_has_moved_is_named(monkeypatch, owner):
+    monkeypatch.delattr(owner, {"Cache": "update", "PreTrainedModel": "_is_stateful"}[owner.__name__])
+    with pytest.raises(EngineError, match="does not run with specplug's cache") as caught:
+        Engine(build_model("llama"))
+    for part in (f"found transformers {transformers.__version__}", f"expected {support.VERSIONS}"):
+        assert part in str(caught.value)
     result = plugin.check(None)[1]
-    assert result.status == "fail"
+    assert (result.status, result.remedy) == ("fail", support.VERSIONS.remedy)
     assert transformers.__version__ in result.summary
-    assert "Cache.update" in result.summary
-    assert str(support.VERSIONS) in result.remedy
 
 
 def test_what_users_call_is_called(monkeypatch):
-    """A `generate` that gives its function one more argument has all seams, but is not served."""
+    """A `generate` that gives its function one more argument runs models, but is not served."""
     prepare = transformers.GenerationMixin._prepare_cache_for_generation
 
     def prepared(self, config, model_kwargs, *args):
@@ -224,21 +220,6 @@ def test_what_users_call_is_called(monkeypatch):
     version, result = plugin.check(None)
     assert (version.status, result.status) == ("ok", "fail")
     assert "found kv_store" in result.summary
-
-
-def test_masks_that_are_rebuilt_are_noticed(monkeypatch):
-    """The adapter's own masks must reach the attention untouched."""
-    monkeypatch.setattr(masking_utils, "create_causal_mask", lambda config, embeds, mask, cache: mask.clone())
-    assert "4-d attention masks" in plugin.check(None)[1].summary
-
-
-def test_an_engine_does_not_start_when_a_seam_has_moved(monkeypatch):
-    support.require_seams.cache_clear()
-    monkeypatch.delattr(transformers.PreTrainedModel, "_is_stateful")
-    with pytest.raises(EngineError, match="_is_stateful") as caught:
-        Engine(build_model("llama"))
-    assert transformers.__version__ in str(caught.value)
-    assert str(support.VERSIONS) in str(caught.value)
 
 
 def test_proposers_are_reported_of_the_target(llama: Any) -> None:

@@ -14,21 +14,12 @@ from transformers import (
     TopPLogitsWarper,
 )
 
-from specplug.errors import RequestError
 from specplug_transformers import GenerateRequest, SamplingParams
 from tests.transformers.conftest import greedy, requests_of
-from tests.transformers.toys import EOS, VOCAB, Oracle, Recorder, prompts
+from tests.transformers.toys import EOS, Oracle, Recorder, prompts
 
 PROMPTS = prompts(4, seed=3)
 MAX_TOKENS = 24
-
-
-def grammar(_batch: int, ids: torch.Tensor) -> list[int]:
-    """Allow ids of the other parity than the last one's; be furious about a text that breaks this rule."""
-    output = ids[1:] - ids[:-1]
-    if len(ids) > grammar.prompt_length and bool((output[grammar.prompt_length - 1 :] % 2 == 0).any()):
-        raise KeyError("asked about a text that the grammar does not allow")
-    return [token for token in range(3, VOCAB) if (token - int(ids[-1])) % 2]
 
 
 # parameter set -> (ours, Hugging Face's options)
@@ -52,11 +43,6 @@ WITH_TWIN: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
             "min_new_tokens": 5,
         },
     ),
-}
-WITHOUT_TWIN: dict[str, dict[str, Any]] = {
-    "presence penalty": {"presence_penalty": 2.5},
-    "frequency penalty": {"frequency_penalty": 1.5},
-    "both": {"presence_penalty": -1.0, "frequency_penalty": 2.0, "repetition_penalty": 1.1},
 }
 SAMPLED: dict[str, dict[str, Any]] = {
     "top k": {"top_k": 3},
@@ -90,46 +76,26 @@ def test_equals_generate(name, make_engine, llama):
     both_ways(make_engine, expected, **ours)
 
 
-@pytest.mark.parametrize("name", WITHOUT_TWIN)
-def test_equals_the_engine_without_speculation(name, make_engine, llama):
-    engine = make_engine(mode="off")
-    outputs = engine.generate(requests_of(PROMPTS, max_tokens=MAX_TOKENS, **WITHOUT_TWIN[name]))
-    expected = [list(output.token_ids) for output in outputs]
-    assert expected != [greedy(llama, prompt, MAX_TOKENS) for prompt in PROMPTS]
-    both_ways(make_engine, expected, **WITHOUT_TWIN[name])
-
-
-def test_penalties_by_hand(make_engine, llama):
+@pytest.mark.parametrize(("presence", "frequency"), [(2.5, 0.0), (0.0, 1.5), (-1.0, 2.0)])
+def test_penalties_by_hand(make_engine, llama, presence, frequency):
     """Presence and frequency penalties count the output only, whatever the prompt holds."""
-    prompt, text = PROMPTS[1], []
-    for _ in range(MAX_TOKENS):
-        logits = llama(input_ids=torch.tensor([prompt + text])).logits[0, -1].detach()
-        for token in set(text):
-            logits[token] -= 0.9 + 0.6 * text.count(token)
-        text.append(int(logits.argmax()))
-    engine = make_engine()
-    params = {"presence_penalty": 0.9, "frequency_penalty": 0.6, "ignore_eos": True}
-    [output] = engine.generate(requests_of([prompt], max_tokens=MAX_TOKENS, **params))
-    assert list(output.token_ids) == text
-
-
-def test_a_grammar_is_requested_about_allowed_texts_only(make_engine, llama):
-    """Garbage drafts violate the grammar, which must not be queried after them."""
-    prompt = PROMPTS[2]
-    grammar.prompt_length = len(prompt)
-    expected = greedy(llama, prompt, MAX_TOKENS, prefix_allowed_tokens_fn=grammar)
-    for proposer in ("garbage", "oracle"):
-        engine = make_engine(proposer=proposer)
-        Oracle.answers = {"request-0": expected}
-        [output] = engine.generate(requests_of([prompt], max_tokens=MAX_TOKENS, allowed_tokens=grammar))
-        assert list(output.token_ids) == expected
-        assert engine.metrics.snapshot().total.proposed > 0
+    expected = []
+    for prompt in PROMPTS:
+        text: list[int] = []
+        for _ in range(MAX_TOKENS):
+            logits = llama(input_ids=torch.tensor([prompt + text])).logits[0, -1].detach()
+            for token in set(text):
+                logits[token] -= presence + frequency * text.count(token)
+            text.append(int(logits.argmax()))
+        expected.append(text)
+    both_ways(make_engine, expected, presence_penalty=presence, frequency_penalty=frequency, ignore_eos=True)
 
 
 def test_plug_ins_hear_of_a_grammar(make_engine):
     engine = make_engine(proposer="recorder")
-    grammar.prompt_length = 1
-    engine.generate(requests_of([[5], [6]], max_tokens=2) + requests_of([[7]], max_tokens=2, allowed_tokens=grammar))
+    engine.generate(
+        requests_of([[5], [6]], max_tokens=2) + requests_of([[7]], max_tokens=2, allowed_tokens=lambda _row, _ids: [9])
+    )
     assert Recorder.newest.grammars[0] == [False, False, True]
 
 
@@ -166,10 +132,3 @@ def test_a_processor_that_raises_names_its_request(make_engine, llama):
     engine.abort("bad")
     *_, last = engine.run()
     assert (last.request_id, list(last.token_ids)) == ("good", greedy(llama, [5, 6], 9))
-
-
-def test_generate_leaves_nothing_behind_when_it_raises(make_engine):
-    engine = make_engine()
-    with pytest.raises(RequestError):
-        engine.generate([GenerateRequest(prompt=[5]), GenerateRequest(prompt=[])])
-    assert not engine.has_work

@@ -71,13 +71,11 @@ def test_references_are_drafted_from(make_engine, llama, kind):
 
 MISTAKES = {
     "unknown field": ({"specplug": {"num_spec_tokens": 3}}, "num_speculative_tokens"),
-    "width of another type": ({"specplug": {"num_speculative_tokens": "3"}}, "num_speculative_tokens"),
-    "negative width": ({"specplug": {"num_speculative_tokens": -1}}, "num_speculative_tokens"),
-    "unknown proposer": ({"specplug": {"proposer": "orcale"}}, "Did you mean 'oracle'"),
     "proposer that is not loaded": ({"specplug": {"proposer": "raising"}}, "extra_proposers"),
     "large reference": ({"specplug": {"references": [{"token_ids": [5] * 51}]}}, "at most 50 tokens"),
     "foreign id in a reference": ({"specplug": {"references": [{"token_ids": [VOCAB]}]}}, f"0 to {VOCAB - 1}"),
     "text reference without a tokenizer": ({"specplug": {"references": ["text"]}}, "tokenizer"),
+    "verifier": ({"specplug": {"verifier": "typical"}}, "does not verify with it"),
     "empty prompt": ({"prompt": []}, "at least one token"),
     "long prompt": ({"prompt": [5] * CONTEXT}, f"fewer than {CONTEXT}"),
     "foreign id in the prompt": ({"prompt": [5, VOCAB]}, f"0 to {VOCAB - 1}"),

@@ -1,8 +1,7 @@
-"""The embedded engine drafts from a corpus store: other processes may change it, and tenants see their own."""
+"""The embedded engine drafts from a corpus store, of which tenants see their own part."""
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,14 +9,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from specplug.corpus.documents import Document, tokenized
+from specplug.corpus.documents import Document
 from specplug.corpus.store import Store
 from specplug.errors import SpecplugError
-from specplug.text.fingerprint import encoder, fingerprint
+from specplug.text.fingerprint import fingerprint
 from specplug_transformers import Engine, GenerateRequest, SamplingParams
 from tests.corpus.tools import OTHER
 from tests.transformers.conftest import greedy
-from tests.transformers.test_stopping import byte_tokenizer, spell
+from tests.transformers.test_stopping import byte_tokenizer
 
 PROMPT = [5, 9, 33]
 MAX_TOKENS = 48
@@ -91,36 +90,6 @@ def test_documents_and_corpora_are_named_by_requests(make, store, answer):
         assert text == answer
         assert found["corpus"] > 24
     assert engine._drafts.proposers["retrieval"].status()["unknown_documents"] == 2
-
-
-def test_text_is_stored_as_the_engines_tokenizer_has_it(make, store):
-    tokenizer = byte_tokenizer()
-    text = tokenizer.decode(spell("def area(r): return 3 * r"))
-    store.add("texts", [tokenized("area", text, encoder(tokenizer))])
-    assert store.document("area").tolist() == spell(text)
-    assert counted(make(), documents="area")[0]
-
-
-def test_a_change_by_somebody_else_is_seen_while_serving(make, store, answer, monkeypatch):
-    engine = make()
-    watcher = engine._drafts.proposers["retrieval"].watcher
-    look, changed = watcher._look, threading.Event()
-
-    def looking() -> None:
-        before = watcher.status()["tenants"]
-        look()
-        if watcher.status()["tenants"] != before:
-            changed.set()
-
-    monkeypatch.setattr(watcher, "_look", looking)
-    assert counted(engine)[2]["corpus"] == 0
-    changes = (lambda: store.add("answers", [document(answer)]), lambda: store.remove("answers"))
-    for change, helps in zip(changes, (True, False), strict=True):
-        changed.clear()
-        change()
-        assert changed.wait(60)
-        text, _, found = counted(engine)
-        assert (text, found["corpus"] > 0) == (answer, helps)
 
 
 def test_a_store_of_another_tokenizer_stops_the_start(make_engine, tmp_path):

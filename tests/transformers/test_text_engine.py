@@ -47,6 +47,7 @@ def test_serves_texts_together(engine):
     assert answers == dict(enumerate(texts))
     assert set(ends.values()) <= {"length", "stop"}
     assert engine.metrics.snapshot().total.emitted == sum(map(len, expected))
+    assert engine.describe().startswith("toy, 0.0 M parameters, torch.float32, on a CPU")
 
 
 def test_whoever_stops_listening_leaves_nothing_behind(engine):
@@ -54,17 +55,10 @@ def test_whoever_stops_listening_leaves_nothing_behind(engine):
     next(stream)
     stream.close()
     assert not engine.engine.has_work
-    assert {update.index for update in engine.stream(requests()[:1])} == {0}
-
-
-def test_a_wrong_request_leaves_nothing_behind(engine):
     with pytest.raises(RequestError, match="empty prompt"):
         list(engine.stream([*requests(), TextRequest(prompt="")]))
     assert not engine.engine.has_work
-
-
-def test_describes_itself(engine):
-    assert engine.describe().startswith("toy, 0.0 M parameters, torch.float32, on a CPU")
+    assert {update.index for update in engine.stream(requests()[:1])} == {0}
 
 
 def test_what_cannot_be_loaded_is_named(folder, tmp_path):
