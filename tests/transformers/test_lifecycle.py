@@ -160,17 +160,6 @@ def test_a_failing_proposer_costs_its_drafts_only(make_engine, llama, proposer, 
     assert engine.metrics.snapshot().total.proposed == 0
 
 
-def test_a_failing_proposer_leaves_the_other_alone(make_engine, llama):
-    engine = make_engine(proposer="raising", extra_proposers=["garbage"])
-    requests = [
-        GenerateRequest(prompt=[5, 9], params=SamplingParams(max_tokens=10), specplug={"proposer": name})
-        for name in ("raising", "garbage")
-    ]
-    outputs = engine.generate(requests)
-    assert outputs[0].token_ids == outputs[1].token_ids
-    assert engine.metrics.snapshot().by_source["garbage"].proposed > 0
-
-
 def test_planners_get_the_engines_own_step_times(make_engine):
     engine = make_engine(policy="listening", max_num_seqs=2)
     assert engine.last_step is None

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from specplug.plugins.registry import Owner, Registry
-from specplug_transformers import Engine, GenerateRequest, SamplingParams
-from tests.transformers.conftest import assert_greedy_equal, greedy
+from specplug_transformers import Engine
+from tests.transformers.conftest import assert_greedy_equal, greedy, requests_of
 from tests.transformers.toys import prompts
 
 PROMPTS = [prompt * 3 for prompt in prompts(4)]
@@ -27,9 +27,7 @@ def engine(llama, monkeypatch):
 
 
 def test_both_halves_learn_and_the_text_stays(engine, llama):
-    params = SamplingParams(max_tokens=30, ignore_eos=True)
-    requests = [GenerateRequest(prompt=prompt, params=params) for prompt in PROMPTS]
-    outputs = engine.generate(requests)
+    outputs = engine.generate(requests_of(PROMPTS, max_tokens=30, ignore_eos=True))
     expected = [greedy(llama, prompt, 30, eos_token_id=None) for prompt in PROMPTS]
     assert_greedy_equal(llama, PROMPTS, expected, [output.token_ids for output in outputs])
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -71,24 +72,28 @@ def test_streamed_text_adds_up(say, draft_length):
     assert not any("\ufffd" in output.new_text for output in outputs)
 
 
-def test_half_a_character_at_the_end_is_shown_as_such(say):
-    outputs = say(TEXT, max_tokens=len(spell("Gr")) + 1)
-    assert outputs[-1].text == "Gr\ufffd"
-    assert outputs[-1].finish_reason == "length"
+HALF = {"max_tokens": len(spell("Gr")) + 1}
+ENDS: dict[str, tuple[str, dict[str, Any], str, str]] = {
+    "half a character at the end": (TEXT, HALF, "Gr\ufffd", "length"),
+    "a stop string of it": (TEXT, {**HALF, "stop": ["r\ufffd"]}, "G", "stop"),
+    "half a character that becomes whole": (TEXT, {"stop": ["Gr\ufffd", "\ufffd"]}, TEXT, "length"),
+    "the earliest stop string": ("end. xyz", {"stop": [". ", "end"]}, "", "stop"),
+    "a stop string that never completes": ("end. naï", {"stop": ["naïve"]}, "end. naï", "length"),
+    "an end of sequence": ("end. ", {"after": [EOS, *spell("never")], "ignore_eos": False}, "end. ", "stop"),
+    "one that is ignored": ("end. ", {"after": [EOS, *spell("a")]}, "end. a", "length"),
+    "an id": (TEXT, {"stop_token_ids": spell("!")}, TEXT[: TEXT.index("!")], "stop"),
+}
 
 
 @pytest.mark.parametrize("draft_length", [0, 8])
-def test_a_stop_string_of_half_a_character_at_the_end_cuts(say, draft_length):
-    """Only the end of the output shows that the character stays incomplete."""
-    outputs = say(TEXT, draft_length=draft_length, max_tokens=len(spell("Gr")) + 1, stop=["r\ufffd"])
-    assert "".join(output.new_text for output in outputs) == outputs[-1].text == "G"
-    assert outputs[-1].finish_reason == "stop"
-
-
-def test_half_a_character_that_becomes_whole_ends_nothing(say):
-    outputs = say(TEXT, stop=["Gr\ufffd", "\ufffd"])
-    assert outputs[-1].text == TEXT
-    assert outputs[-1].finish_reason == "length"
+@pytest.mark.parametrize("end", ENDS)
+def test_ends_and_the_text_before_them(say, end, draft_length):
+    answer, params, text, reason = ENDS[end]
+    outputs = say(answer, draft_length=draft_length, **params)
+    assert "".join(output.new_text for output in outputs) == outputs[-1].text == text
+    assert outputs[-1].finish_reason == reason
+    last = {"an end of sequence": EOS, "an id": spell("!")[0]}
+    assert outputs[-1].token_ids[-1] == last.get(end, outputs[-1].token_ids[-1])
 
 
 @pytest.mark.parametrize("draft_length", [0, 1, 3, 8])
@@ -118,10 +123,6 @@ def test_several_stops_are_those_of_plain_decoding(say, strings, ids, most, end)
     assert answers[1].verified or most < 3 or len(plain[0]) < 2
 
 
-def test_the_earliest_stop_string_cuts(say):
-    assert say("abc end. xyz"[4:] + TEXT, stop=[". ", "end"])[-1].text == ""
-
-
 def test_the_stop_string_that_completes_first_cuts():
     """As on vLLM and SGLang: not the one that begins first, even if one token completes both."""
     stream = TextStream(plain.tokenizer(), ["x =", " "])
@@ -133,33 +134,6 @@ def test_the_beginning_of_a_stop_string_is_held_back_and_handed_out(say):
     texts = [output.new_text for output in outputs]
     assert texts[0] == "", "an n may begin the stop string"
     assert "".join(texts) == "naïv end. "
-
-
-def test_a_stop_string_that_never_completes_belongs_to_the_text(say):
-    outputs = say("end. naï", stop=["naïve"])
-    assert outputs[-1].text == "end. naï"
-    assert outputs[-1].finish_reason == "length"
-
-
-def test_end_of_sequence_ends_text_and_request(say):
-    outputs = say("end. ", after=[EOS, *spell("never")], ignore_eos=False)
-    assert outputs[-1].text == "end. "
-    assert outputs[-1].token_ids == (*spell("end. "), EOS)
-    assert outputs[-1].finish_reason == "stop"
-
-
-def test_end_of_sequence_can_be_ignored(say):
-    outputs = say("end. ", after=[EOS, *spell("more")[:2]])
-    assert outputs[-1].text == "end. " + byte_tokenizer().decode(spell("more")[:2])
-    assert outputs[-1].finish_reason == "length"
-
-
-def test_ids_that_stop(say):
-    token = spell("!")[0]
-    outputs = say(TEXT, stop_token_ids=[token])
-    assert outputs[-1].text == TEXT[: TEXT.index("!")]
-    assert outputs[-1].token_ids[-1] == token
-    assert outputs[-1].finish_reason == "stop"
 
 
 def test_ids_that_stop_wait_for_min_tokens(make_engine, llama):

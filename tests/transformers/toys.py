@@ -21,12 +21,6 @@ from transformers import (
     Qwen2ForCausalLM,
 )
 
-import specplug.plugins.builtin
-import specplug_adaptive.plugin
-import specplug_batch.plugin
-import specplug_fixed.plugin
-import specplug_ngram.plugin
-import specplug_retrieval.plugin
 from specplug.host import HostProposer
 from specplug.interfaces import Planner, PluginContext, Proposer
 from specplug.plugins.hooks import hookimpl
@@ -252,21 +246,8 @@ class ToyPlugin:
 
 
 def make_registry(more: Sequence[ProposerSpec] = ()) -> Registry:
-    """Return a registry of the built-ins and the toys."""
-    registry = Registry()
-    plugins = {
-        "core": specplug.plugins.builtin,
-        "adaptive": specplug_adaptive.plugin,
-        "batch": specplug_batch.plugin,
-        "fixed": specplug_fixed.plugin,
-        "ngram": specplug_ngram.plugin,
-        "retrieval": specplug_retrieval.plugin,
-        "toys": ToyPlugin(more),
-    }
-    for name, module in plugins.items():
-        registry.add(module, Owner(name, "tests", "0"))
+    """Return a registry of the installed plug-ins and the toys."""
+    registry = Registry.discover()
+    registry.add(ToyPlugin(more), Owner("toys", "tests", "0"))
     assert not registry.load_errors
     return registry
-
-
-__all__ = ["BUILDERS", "CONTEXT", "EOS", "VOCAB", "WINDOW", "Distribution", "build_model", "make_registry", "prompts"]
