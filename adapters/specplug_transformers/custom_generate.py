@@ -69,7 +69,6 @@ def speculative_generate(
     prompts = _unpadded(input_ids, model_kwargs.get("attention_mask"))
     with _engine_of(model, specplug, len(prompts)) as engine:
         _refuse(generation_config, logits_processor, model_kwargs, prompts, specplug_streamer)
-        _check_temperature(generation_config)
         _check_lengths(generation_config.max_length - input_ids.shape[1], prompts, engine.max_length)
         requests = []
         for row, prompt in enumerate(prompts):
@@ -162,37 +161,24 @@ def _refuse(
     found = [name for name, is_requested in requested.items() if is_requested]
     found += [f"{kind} inputs" for kind in model_kwargs.get(_ENCODED) or ()] + sorted(inputs - _UNUSED - {_ENCODED})
     if found:
-        raise EngineError.build(
-            "speculative_generate does not support these arguments of generate",
-            who="speculative_generate",
-            found=", ".join(found),
-            expected="greedy search or sampling of token ids",
-            remedy="Call model.generate without custom_generate",
-        )
-
-
-def _check_temperature(config: Any) -> None:
-    """Refuse a temperature that takes logits to infinity in the warper; `generate` would raise as well."""
+        expected, remedy = "greedy search or sampling of token ids", "Call model.generate without custom_generate"
+        raise _error("these arguments of generate are not supported", ", ".join(found), expected, remedy)
     if config.do_sample and config.temperature is not None and config.temperature < _LOWEST_TEMPERATURE:
-        raise EngineError.build(
-            "the temperature is too low to divide logits by",
-            who="speculative_generate",
-            found=config.temperature,
-            expected=f"at least {_LOWEST_TEMPERATURE}",
-            remedy="Set do_sample=False for greedy search",
-        )
+        # It takes logits to infinity in the warper, as `generate` would find too.
+        expected, remedy = f"at least {_LOWEST_TEMPERATURE}", "Set do_sample=False for greedy search"
+        raise _error("the temperature is too low to divide logits by", config.temperature, expected, remedy)
 
 
 def _check_lengths(max_tokens: int, prompts: list[Tensor], max_length: int) -> None:
     longest = max(map(len, prompts))
     if longest + max_tokens > max_length:
-        raise EngineError.build(
-            "the context would become too long",
-            who="speculative_generate",
-            found=f"a prompt of {longest} tokens and up to {max_tokens} new ones",
-            expected=f"at most {max_length} tokens in all",
-            remedy="Lower max_new_tokens or max_length",
-        )
+        found = f"a prompt of {longest} tokens and up to {max_tokens} new ones"
+        expected, remedy = f"at most {max_length} tokens in all", "Lower max_new_tokens or max_length"
+        raise _error("the context would become too long", found, expected, remedy)
+
+
+def _error(what: str, found: object, expected: str, remedy: str) -> Exception:
+    return EngineError.build(what, who="speculative_generate", found=found, expected=expected, remedy=remedy)
 
 
 def _unpadded(input_ids: Tensor, attention_mask: Tensor | None) -> list[Tensor]:
@@ -201,13 +187,9 @@ def _unpadded(input_ids: Tensor, attention_mask: Tensor | None) -> list[Tensor]:
         return list(input_ids)
     kept = attention_mask.bool()
     if kept.shape != input_ids.shape or not bool((kept.cummax(1).values == kept).all()):
-        raise EngineError.build(
-            "the attention mask hides more than left padding",
-            who="speculative_generate",
-            found=f"a mask of shape {tuple(attention_mask.shape)}",
-            expected="zeros in front of ones, one for each input id",
-            remedy="Set the tokenizer's padding_side='left'",
-        )
+        found = f"a mask of shape {tuple(attention_mask.shape)}"
+        expected, remedy = "zeros in front of ones, one for each input id", "Set the tokenizer's padding_side='left'"
+        raise _error("the attention mask hides more than left padding", found, expected, remedy)
     return [ids[mask] for ids, mask in zip(input_ids, kept, strict=True)]
 
 

@@ -104,7 +104,6 @@ class RequestIntake:
             processors=generate_request.processors or build_processors(params, len(prompt), sorted(ends), self._device),
             stop_when=generate_request.stop_when,
             stream=None if self._tokenizer is None else TextStream(self._tokenizer, params.stop),
-            decode=self._decode,
         )
 
     def _prompt(self, prompt: str | Sequence[int]) -> list[int]:
@@ -137,9 +136,6 @@ class RequestIntake:
                 found=repr(wrong[0]),
                 expected=f"0 to {self._vocab_size - 1}",
             )
-
-    def _decode(self, ids: list[int]) -> str:
-        return str(self._tokenizer.decode(ids, skip_special_tokens=True))
 
     def _tokenize(self, text: str) -> list[int]:
         if self._tokenizer is None:

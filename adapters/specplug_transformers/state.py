@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from operator import itemgetter
 from typing import Any, Literal
 
@@ -20,9 +20,14 @@ class TextStream:
 
     Text is held back while it ends in half a character or in a prefix of a stop string.  A few earlier tokens are
     decoded along as lead-in, because many tokenizers treat the first token of a sequence differently.
+
+    Attributes:
+        text: the text that is final; it ends before a stop string.
+        is_cut: whether a stop string has appeared.
     """
 
     def __init__(self, tokenizer: Any, stop: Sequence[str] = ()) -> None:
+        self.text, self.is_cut = "", False
         self._tokenizer = tokenizer
         self._stop = tuple(stop)
         self._ids: list[int] = []
@@ -30,45 +35,38 @@ class TextStream:
         self._read = 0  # tokens before this index are decoded
         self._held = ""
 
-    def push(self, token: int) -> tuple[str, bool]:
-        """Add a token; return the text that is now final, and whether a stop string has appeared.
-
-        The text ends before the stop string.
-        """
+    def push(self, token: int) -> bool:
+        """Add a token; return whether a stop string has appeared."""
         self._ids.append(token)
         self._held += self._decode_new()
-        if (text := self._cut()) is not None:
-            return text, True
-        keep = self._undecided()
-        text, self._held = self._held[: len(self._held) - keep], self._held[len(self._held) - keep :]
-        return text, False
+        self._release(keep=self._undecided())
+        return self.is_cut
 
-    def finish(self) -> tuple[str, bool]:
-        """Return the text still held back, and whether a stop string has appeared in it, as `push` does.
+    def finish(self) -> None:
+        """Release the text still held back.
 
         Half a character at the end now counts as text, and may complete a stop string.
         """
-        self._held += self._decode(self._ids[self._start :])[len(self._decode(self._ids[self._start : self._read])) :]
-        self._read = self._start = len(self._ids)
-        if (text := self._cut()) is not None:
-            return text, True
-        text, self._held = self._held, ""
-        return text, False
+        if not self.is_cut:
+            read = len(self.decode(self._ids[self._start : self._read]))
+            self._held += self.decode(self._ids[self._start :])[read:]
+            self._read = self._start = len(self._ids)
+            self._release(keep=0)
 
-    def _cut(self) -> str | None:
-        """Return the held text before the stop string that it completes first, and drop the rest; None without one."""
-        found = [(at + len(stop), at) for stop in self._stop if (at := self._held.find(stop)) >= 0]
-        if not found:
-            return None
-        text, self._held = self._held[: min(found, key=itemgetter(0))[1]], ""
-        return text
-
-    def _decode(self, ids: list[int]) -> str:
+    def decode(self, ids: list[int]) -> str:
+        """Return the text of token ids."""
         return str(self._tokenizer.decode(ids, skip_special_tokens=True)) if ids else ""
 
+    def _release(self, keep: int) -> None:
+        """Release what is held, up to the stop string that it completes first; without one, all but `keep` letters."""
+        found = [(at + len(stop), at) for stop in self._stop if (at := self._held.find(stop)) >= 0]
+        self.is_cut = bool(found)
+        end = min(found, key=itemgetter(0))[1] if found else len(self._held) - keep
+        self.text, self._held = self.text + self._held[:end], "" if found else self._held[end:]
+
     def _decode_new(self) -> str:
-        before = self._decode(self._ids[self._start : self._read])
-        now = self._decode(self._ids[self._start :])
+        before = self.decode(self._ids[self._start : self._read])
+        now = self.decode(self._ids[self._start :])
         if now.endswith(_UNFINISHED) or len(now) <= len(before):
             return ""
         self._start, self._read = self._read, len(self._ids)
@@ -126,14 +124,12 @@ class RequestState:
         processors: logits processors, applied at every draft position.
         stop_when: see `GenerateRequest`.
         stream: detokenises its output; None without a tokenizer.
-        decode: returns the text of token ids; called when a stop string ends the request.
-        cut: whether a stop string has ended the request.
         slot, generation: slot of the token table and its generation; -1 while the request waits.
         row: row of the key-value cache; -1 while the request waits.
         computed: positions whose keys and values are in the cache.
         was_running: whether the request has held a slot before.
         verified, accepted, rejected, steps: draft tokens, rejected drafts and target steps so far.
-        new_tokens, new_text: output since the last `RequestOutput`.
+        taken: tokens and letters of the output that `take_output` has returned.
     """
 
     request: Request
@@ -145,21 +141,17 @@ class RequestState:
     processors: Processor | None = None
     stop_when: Callable[[Sequence[int]], bool] | None = None
     stream: TextStream | None = None
-    decode: Callable[[list[int]], str] = lambda ids: ""
-    cut: bool = False
     slot: int = -1
     generation: int = -1
     row: int = -1
     computed: int = 0
     was_running: bool = False
-    text: str = ""
     finish_reason: FinishReason | None = None
     verified: int = 0
     accepted: int = 0
     rejected: int = 0
     steps: int = 0
-    new_tokens: list[int] = field(default_factory=list)
-    new_text: str = ""
+    taken: tuple[int, int] = (0, 0)
 
     @property
     def length(self) -> int:
@@ -179,9 +171,10 @@ class RequestState:
     @property
     def visible(self) -> int:
         """Upper bound on the tokens of prompt and output that the client saw, without those of a stop string."""
-        output = self.output
-        seen = tokens_before_stop(output, self.params.stop, self.decode) or 0 if self.cut else len(output)
-        return self.request.prompt_length + seen
+        output, stream = self.output, self.stream
+        if stream is None or not stream.is_cut:
+            return len(self.tokens)
+        return self.request.prompt_length + (tokens_before_stop(output, self.params.stop, stream.decode) or 0)
 
     def stats(self) -> RequestStats:
         """Return the request's statistics for planners."""
@@ -202,14 +195,15 @@ class RequestState:
 
     def take_output(self) -> RequestOutput:
         """Return the current output; the next one will add to it."""
-        new_tokens, new_text = tuple(self.new_tokens), self.new_text
-        self.new_tokens, self.new_text = [], ""
+        output, text = tuple(self.output), "" if self.stream is None else self.stream.text
+        tokens, letters = self.taken
+        self.taken = len(output), len(text)
         return RequestOutput(
             request_id=self.request.request_id,
-            token_ids=tuple(self.output),
-            text=self.text,
-            new_token_ids=new_tokens,
-            new_text=new_text,
+            token_ids=output,
+            text=text,
+            new_token_ids=output[tokens:],
+            new_text=text[letters:],
             finish_reason=self.finish_reason,
             steps=self.steps,
             verified=self.verified,
@@ -218,8 +212,7 @@ class RequestState:
 
     def abort(self) -> None:
         """End the request as aborted."""
-        self._flush()
-        self.finish_reason = "abort"
+        self._end("abort")
 
     def extend(self, token_ids: list[int]) -> int:
         """Append emitted tokens until one ends the request; return how many were appended.
@@ -228,7 +221,6 @@ class RequestState:
         """
         for count, token in enumerate(token_ids, 1):
             self.tokens.append(token)
-            self.new_tokens.append(token)
             self.room -= 1
             if self._ends_with(token):
                 return count
@@ -236,34 +228,20 @@ class RequestState:
 
     def _ends_with(self, token: int) -> bool:
         if token in self.end_token_ids:
-            self._flush()
-            self.finish_reason = "stop"
-        elif self.stop_when is not None and self.stop_when(self.tokens):
-            self.cut = self._push(token)
-            self._flush()
-            self.finish_reason = "stop"
-        elif self._push(token):
-            self.cut, self.finish_reason = True, "stop"
+            self._end("stop")
+            return True
+        is_stopped = self.stop_when is not None and self.stop_when(self.tokens)
+        is_cut = self.stream is not None and self.stream.push(token)
+        if is_stopped or is_cut:
+            self._end("stop")
         elif self.room <= 0:
-            self._flush()
-            self.finish_reason = "stop" if self.cut else "length"
+            self._end("length")
         return self.finish_reason is not None
 
-    def _push(self, token: int) -> bool:
-        """Detokenise one token; return whether a stop string has appeared."""
-        if self.stream is None:
-            return False
-        text, stopped = self.stream.push(token)
-        self._add_text(text)
-        return stopped
-
-    def _flush(self) -> None:
-        """Release the text that was held back, and record whether it contains a stop string."""
+    def _end(self, reason: FinishReason) -> None:
+        """Release the text that was held back, which may complete a stop string."""
+        self.finish_reason = reason
         if self.stream is not None:
-            text, stopped = self.stream.finish()
-            self.cut = self.cut or stopped
-            self._add_text(text)
-
-    def _add_text(self, text: str) -> None:
-        self.text += text
-        self.new_text += text
+            self.stream.finish()
+            if self.stream.is_cut and reason == "length":
+                self.finish_reason = "stop"

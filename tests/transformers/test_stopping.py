@@ -126,7 +126,7 @@ def test_several_stops_are_those_of_plain_decoding(say, strings, ids, most, end)
 def test_the_stop_string_that_completes_first_cuts():
     """As on vLLM and SGLang: not the one that begins first, even if one token completes both."""
     stream = TextStream(plain.tokenizer(), ["x =", " "])
-    assert [stream.push(token) for token in plain.ids("x =")] == [("", False), ("x", True)]
+    assert [(stream.push(token), stream.text) for token in plain.ids("x =")] == [(False, ""), (True, "x")]
 
 
 def test_the_beginning_of_a_stop_string_is_held_back_and_handed_out(say):
@@ -209,5 +209,6 @@ def test_tau_is_what_clients_receive_by_steps(make_engine, monkeypatch):
 def test_skipped_tokens_do_not_stall_the_stream():
     """Special tokens have no text; what follows them is handed out."""
     stream = TextStream(byte_tokenizer())
-    ids = [0, *spell("end"), EOS, 0, *spell(". ")]
-    assert "".join(stream.push(token)[0] for token in ids) + stream.finish()[0] == "end. "
+    assert not any(stream.push(token) for token in (0, *spell("end"), EOS, 0, *spell(". ")))
+    stream.finish()
+    assert stream.text == "end. "
