@@ -8,11 +8,12 @@ import pytest
 
 from specplug.errors import RequestError
 from specplug.types.request import Lifecycle
+from specplug_fixed.policy import ConstantGamma
 from specplug_transformers import GenerateRequest, SamplingParams
 from tests.engines import plain
 from tests.engines.hopeless import ROWS, TEXT, assert_forgotten
 from tests.transformers.conftest import assert_greedy_equal, greedy, requests_of
-from tests.transformers.toys import Listening, Recorder, prompts
+from tests.transformers.toys import Recorder, prompts
 
 PROMPTS = prompts(5)
 STARTED, RESUMED, PREEMPTED = Lifecycle.STARTED, Lifecycle.RESUMED, Lifecycle.PREEMPTED
@@ -160,8 +161,10 @@ def test_a_failing_proposer_costs_its_drafts_only(make_engine, llama, proposer, 
     assert engine.metrics.snapshot().total.proposed == 0
 
 
-def test_planners_get_the_engines_own_step_times(make_engine):
-    engine = make_engine(policy="listening", max_num_seqs=2)
+def test_planners_get_the_engines_own_step_times(make_engine, monkeypatch):
+    received, plan = [], ConstantGamma.plan
+    monkeypatch.setattr(ConstantGamma, "plan", lambda self, stats: received.append(stats) or plan(self, stats))
+    engine = make_engine(max_num_seqs=2)
     assert engine.last_step is None
     for index, prompt in enumerate(PROMPTS[:3]):
         engine.add(request(f"r{index}", prompt))
@@ -171,7 +174,6 @@ def test_planners_get_the_engines_own_step_times(make_engine):
     assert (first.requests, first.draft_length, first.tokens) == (2, 4, 2 * 5)
     assert first.context_tokens == len(PROMPTS[0]) + len(PROMPTS[1])
     list(engine.run())
-    received = Listening.received
     assert received[0].last_step is None
     assert received[1].last_step is first
     assert [stats.step for stats in received] == list(range(engine.steps))

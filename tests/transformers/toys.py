@@ -22,14 +22,13 @@ from transformers import (
 )
 
 from specplug.host import HostProposer
-from specplug.interfaces import Planner, PluginContext, Proposer
+from specplug.interfaces import PluginContext, Proposer
 from specplug.plugins.hooks import hookimpl
 from specplug.plugins.registry import Owner, Registry
-from specplug.plugins.specs import PolicySpec, ProposerSpec, VerifierSpec
+from specplug.plugins.specs import ProposerSpec, VerifierSpec
 from specplug.types.batch import EngineBatch
 from specplug.types.caps import Distribution, ProposerCaps, VerifierCaps
 from specplug.types.draft import Draft
-from specplug.types.plan import HostStats, StepPlan
 from specplug.types.request import Event
 from tests.mutants import LOSSY_MUTANTS
 
@@ -195,20 +194,6 @@ class Recorder(Garbage):
         self.events.append(event)
 
 
-class Listening(Planner):
-    """A planner that records what it received, and plans the full draft length."""
-
-    received: ClassVar[list[HostStats]] = []
-
-    def __init__(self, context: PluginContext) -> None:
-        self._draft_length = context.caps.max_draft_length
-        Listening.received = []
-
-    def plan(self, stats: HostStats) -> StepPlan:
-        Listening.received.append(stats)
-        return StepPlan(self._draft_length)
-
-
 _HOST = ProposerCaps(needs_host=True)
 _WRONG = VerifierCaps(lossless=True, distributions=(Distribution.LOGITS, Distribution.PROBS))
 _TOYS = {
@@ -234,10 +219,6 @@ class ToyPlugin:
             register(ProposerSpec(name=name, factory=factory, summary="a toy", caps=caps))
         for spec in self._more:
             register(spec)
-
-    @hookimpl
-    def specplug_register_policies(self, register: Callable[[PolicySpec], None]) -> None:
-        register(PolicySpec(name="listening", factory=Listening, summary="a toy"))
 
     @hookimpl
     def specplug_register_verifiers(self, register: Callable[[VerifierSpec], None]) -> None:

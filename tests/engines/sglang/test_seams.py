@@ -39,10 +39,9 @@ def test_what_serves_comfort_alone_is_off_with_one_warning_where_it_has_moved(ba
     assert second.endswith(f"The server runs; off: {OPTIONAL['metrics']}")
 
 
-@pytest.mark.parametrize("version", ["0.5.24", "0.6.0.dev3", "0.0.0.dev0"])
-def test_an_untested_sglang_is_served_with_one_warning(baseline, version):
-    (warning,) = baseline.call(pretend, version=version)
-    assert "not with dev" in warning if version.startswith("0.0.0") else f"not with {version}" in warning
+def test_an_sglang_that_does_not_know_its_version_is_served_with_one_warning(baseline):
+    (warning,) = baseline.call(pretend)
+    assert "not with dev" in warning
 
 
 # -- functions that run there ------------------------------------------------------------------------------------------
@@ -89,14 +88,14 @@ def rename_optional_seam(engine):
     return records
 
 
-def pretend(engine, version):
-    """Return the warnings when SGLang reports another version."""
+def pretend(engine):
+    """Return the warnings when SGLang does not know its version."""
     import sglang.version
 
     from specplug_sglang import seams
 
     with warned() as records, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sglang.version, "__version__", version)
+        patch.setattr(sglang.version, "__version__", "0.0.0.dev0")
         seams.require("worker")
         seams.require("api")
     return records

@@ -96,16 +96,6 @@ def test_a_moved_seam_stops_with_its_name_the_version_found_and_those_supported(
     seams.require("config")  # parts that do not use it go on
 
 
-@pytest.mark.parametrize("version", ["0.34.0rc1", "1.0.0", "dev"])
-def test_an_untested_vllm_is_served_with_one_warning(monkeypatch, caplog, version: str):
-    monkeypatch.setattr(vllm, "__version__", version)
-    with caplog.at_level(logging.WARNING, logger="specplug"):
-        seams.require("scheduler")
-        seams.require("config")
-    (record,) = [record for record in caplog.records if record.name == "specplug"]
-    assert f"not with {version}" in record.getMessage()
-
-
 def test_later_versions_do_without_the_list_of_methods_that_schedule_asynchronously(monkeypatch):
     module = importlib.import_module("vllm.config.vllm")
     monkeypatch.delattr(module, "NgramGPUTypes")
