@@ -35,17 +35,14 @@ class ProposerRunner:
 
     def __init__(self, handle: ProposerHandle, guard: FaultGuard, buffer: Draft) -> None:
         self.handle, self.guard = handle, guard
+        self.sources = handle.sources
+        """Names that `Draft.source` of its drafts indexes, each prefixed with the proposer's name."""
         self.buffer = replace(buffer, sources=handle.sources)
         max_slots, device = buffer.batch_size, buffer.device
         self.ingested = torch.zeros(max_slots, dtype=torch.int32, device=device)
         self.generations = torch.full((max_slots,), -1, dtype=torch.int64, device=device)
         self._missed_resets: set[int] = set()
         self._closed = False
-
-    @property
-    def sources(self) -> tuple[str, ...]:
-        """Names that `Draft.source` of its drafts indexes, each prefixed with the proposer's name."""
-        return self.handle.sources
 
     def empty(self, batch: EngineBatch, draft_length: int) -> Draft:
         """Return the buffer, empty, for `batch`."""
@@ -103,7 +100,7 @@ class ProposerRunner:
 
     def is_ready(self, reset_slots: Iterable[int]) -> bool:
         """Return whether the proposer may take a step; call once per step.  Its next step receives `reset_slots`."""
-        self.note_resets(reset_slots)
+        self._missed_resets.update(reset_slots)
         return self.guard.admits_step() and self.guard.call(self.handle.check_ready)
 
     def note_resets(self, reset_slots: Iterable[int]) -> None:

@@ -13,7 +13,7 @@ import torch
 
 from specplug.errors import ContractError
 from specplug.faults import LateDraft
-from specplug.pipeline.handles import MOST_QUEUED, DeviceHandle, HostHandle, InlineHandle, ProposerHandle, make_handle
+from specplug.pipeline.handles import MOST_QUEUED, HostHandle, ProposerHandle, make_handle
 from specplug.plugins.specs import ProposerSpec
 from specplug.testing.batches import make_batch
 from specplug.types.caps import Distribution, ProposerCaps
@@ -119,9 +119,9 @@ def notify(handle: HostHandle, kind: Lifecycle, name: str, *, slot: int, generat
     ("caps", "device", "expected"),
     [
         (ProposerCaps(needs_host=True), "cpu", HostHandle),
-        (ProposerCaps(), "cpu", DeviceHandle),
-        (ProposerCaps(inline=True), "meta", DeviceHandle),
-        (ProposerCaps(needs_host=True, inline=True), "cpu", InlineHandle),
+        (ProposerCaps(), "cpu", ProposerHandle),
+        (ProposerCaps(inline=True), "meta", ProposerHandle),
+        (ProposerCaps(needs_host=True, inline=True), "cpu", ProposerHandle),
         (ProposerCaps(needs_host=True, inline=True), "meta", HostHandle),
     ],
 )
@@ -152,7 +152,7 @@ def test_a_quick_host_proposer_runs_inline_on_the_engines_own_tensors():
     assert rig.faults == {"quick": {"malformed": 1}}
 
 
-@pytest.mark.parametrize("kind", [HostHandle, DeviceHandle])
+@pytest.mark.parametrize("kind", [HostHandle, ProposerHandle])
 def test_drafts_reach_the_buffer(kind):
     proposer = Recorder(needs_host=kind is HostHandle)
     batch, limits, draft = work([5, 6], [7], room=[3, 100])
@@ -167,7 +167,7 @@ def test_drafts_reach_the_buffer(kind):
     assert proposer.calls == ["ingest", "propose", "close"]
 
 
-@pytest.mark.parametrize("kind", [HostHandle, DeviceHandle])
+@pytest.mark.parametrize("kind", [HostHandle, ProposerHandle])
 def test_awaited_proposers_run_on_one_daemon_thread_of_their_own_and_others_inline(kind):
     """A daemon: a proposer that hangs must not keep the process from ending."""
     seen = []
@@ -178,7 +178,7 @@ def test_awaited_proposers_run_on_one_daemon_thread_of_their_own_and_others_inli
         handle.step(*work([1]))
     handle.close()
     (thread,) = set(seen)
-    assert (thread is threading.current_thread()) is (kind is DeviceHandle)
+    assert (thread is threading.current_thread()) is (kind is ProposerHandle)
     if kind is HostHandle:
         assert thread.daemon
         thread.join(PATIENCE)

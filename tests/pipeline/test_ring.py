@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 from numba import carray, cfunc
 
 from specplug.errors import ContractError
-from specplug.pipeline.stream.launch import HostFunctionStream, InlineStream, Mark
-from specplug.pipeline.stream.ring import Ring
+from specplug.pipeline.stream.launch import HostFunctionStream, InlineStream, Mark, Ring
 from tests.pipeline.fake_stream import FakeStream
 
 POISON = -1
@@ -91,7 +90,7 @@ def test_buffers_are_not_used_again_before_their_mark_in_any_interleaving(action
             else:
                 stream.run(action)
         assert len(steps.ring) == most, "one per step in flight"
-        steps.ring.wait()
+        steps.ring.collect(waits=True)
     assert steps.results == steps.expected()
     assert steps.finished == list(range(steps.count))
 
@@ -173,4 +172,4 @@ def test_a_stream_closed_with_steps_in_flight_leaves_their_objects_in_use():
     assert steps.ring.take() is not buffers
     assert not steps.finished
     with pytest.raises(RuntimeError, match="before this work ran"):
-        steps.ring.wait()
+        steps.ring.collect(waits=True)

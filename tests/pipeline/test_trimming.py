@@ -15,7 +15,7 @@ from numba import carray
 from specplug.match.cpu.intrinsics import int64_at, struct_at, uint8_at
 from specplug.match.cpu.records import record
 from specplug.pipeline.cpu import kernels, trimming
-from specplug.pipeline.cpu.columns import Columns
+from specplug.pipeline.cpu.kernels import Columns
 from specplug.types.draft import Draft
 from specplug.types.host_step import FAILED, OK, TrimArguments
 from specplug.types.paths import ROOT

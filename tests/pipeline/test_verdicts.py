@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from specplug.interfaces import Trimmer
-from specplug.pipeline.inflight import InFlight
+from specplug.pipeline.by_slot import InFlight
 from specplug.trace import TraceWriter
 from tests.pipeline.tools import VOCAB, Recorder, drafts, planted, rig_of, rows
 from tests.trace_reader import read_trace

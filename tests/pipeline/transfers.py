@@ -9,8 +9,7 @@ from random import Random
 import torch
 from torch import Tensor
 
-from specplug.pipeline.stream.buffers import DraftOutputs, EngineRows, StepBuffers
-from specplug.pipeline.stream.transfers import Transfers
+from specplug.pipeline.stream.buffers import DraftOutputs, EngineRows, StepBuffers, Transfers
 
 POISON = 1 << 30
 """As an index it is out of range everywhere, and as a number it is no token and no count of a step."""
@@ -98,7 +97,7 @@ class Step:
 
 def packed(step: Step) -> list[list[object]]:
     """Return what `pack` writes, by a loop over rows: the reference of all kernels."""
-    rows, window = len(step.buffers.lengths), step.buffers.window
+    rows, window = len(step.buffers.lengths), step.buffers.newest.shape[1]
     lengths, emitted, verified = ([POISON] * rows for _ in range(3))
     newest: list[list[object]] = numbers(NEWEST, rows, window).tolist()
     for row in range(step.batch_size):

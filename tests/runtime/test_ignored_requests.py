@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from specplug.runtime.rows import RowFacts
-from specplug.runtime.slots import RunningRequest, SlotAllocator
+from specplug.runtime.slots import RowFacts, RunningRequest, SlotAllocator
 from specplug.types.request import Lifecycle, Request
 
 

@@ -138,7 +138,7 @@ def test_a_malformed_draft_is_a_fault_and_is_dropped():
     engine = Engine(streamed=True)
     engine.start("r", 0, TEXT)
     for it in engine.steps._ring._objects:
-        it._control.vocab_size = 1  # all other ids are outside
+        it.control.vocab_size = 1  # all other ids are outside
     for _ in range(4):
         assert torch.equal(step(engine, "r"), NOTHING)
     faults = engine.stage.metrics.snapshot().faults["ngram"]
@@ -158,7 +158,7 @@ def test_tokens_of_skipped_steps_never_outgrow_a_steps_memory(monkeypatch):
     drafted = step(engine, "r")
     assert drafted[0, 0] > 0
     assert engine.stage.metrics.snapshot().total.emitted == 21
-    assert {it.buffers.window for it in engine.steps._ring._objects} <= {4, 8}
+    assert {it.buffers.newest.shape[1] for it in engine.steps._ring._objects} <= {4, 8}
     engine.close()
 
 

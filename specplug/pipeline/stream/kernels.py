@@ -1,4 +1,4 @@
-"""`pack` and `unpack` as one Triton kernel each; `specplug.pipeline.stream.transfers` documents both.
+"""`pack` and `unpack` as one Triton kernel each; `specplug.pipeline.stream.buffers` documents both.
 
 The kernels run on the current stream, with one program per row.  They read and write pinned tensors of the host in
 place.  A program loads everything that it can at once, because each load from the host takes about a microsecond.
@@ -137,7 +137,7 @@ def pack(buffers: StepBuffers, batch_size: int, rows: EngineRows) -> None:
         buffers.emitted,
         buffers.verified,
         buffers.newest,
-        buffers.window,
+        buffers.newest.shape[1],
         buffers.packed,
         BY_ROW=rows.lengths_by_row,
         BLOCK=_TOKENS,
@@ -151,7 +151,7 @@ def unpack(buffers: StepBuffers, batch_size: int, draft_length: int, outputs: Dr
         buffers.draft_rows,
         buffers.draft_lengths,
         buffers.newest,
-        buffers.window,
+        buffers.newest.shape[1],
         buffers.ids,
         buffers.confidence,
         buffers.parents,
