@@ -142,13 +142,21 @@ class DraftStage:
         return draft
 
     def cuts(self, batch_size: int, draft_length: int, plan: StepPlan) -> bool:
-        """Return whether drafts of at most `draft_length` tokens are passed to the policy's trim half."""
-        places, prices = batch_size * draft_length, plan.prices
+        """Return whether drafts of at most `draft_length` tokens are passed to the policy's trim half.
+
+        Where no limit of the plan binds, the policy answers; if that raises, its trim half decides.
+        """
+        places, prices, budget = batch_size * draft_length, plan.prices, plan.token_budget
         if not places:
             return False
-        if plan.entry > 0.0 or (prices and prices[0].after < places):  # later prices hold later
+        is_priced = plan.entry > 0.0 or (len(prices) > 0 and prices[0].after < places)  # the first holds earliest
+        if is_priced or (budget is not None and budget < places):
             return True
-        return plan.budget_of(places) < places or self._cuts_without_budget(batch_size, draft_length)
+        answers: list[bool] = []
+        has_answered = self.trimmer_guard.call(
+            lambda: answers.append(bool(self._trimmer.cuts_without_budget(batch_size, draft_length)))
+        )
+        return not has_answered or answers[0]
 
     def trimmed(self, batch: EngineBatch, draft: Draft, plan: StepPlan) -> Draft:
         """Return what the policy's trim half keeps of the drafts of a step that `cuts`.
@@ -237,14 +245,6 @@ class DraftStage:
             return runner.draft(batch, self._choices.limits(index, batch.slots.long(), limits), draft_length)
         runner.ingest(batch)
         return runner.empty(batch, draft_length)
-
-    def _cuts_without_budget(self, batch_size: int, draft_length: int) -> bool:
-        """Return the policy's answer, or True if it raises, so that its trim half decides."""
-        answers: list[bool] = []
-        asked = self.trimmer_guard.call(
-            lambda: answers.append(bool(self._trimmer.cuts_without_budget(batch_size, draft_length)))
-        )
-        return not asked or answers[0]
 
 
 def host_trim_of(trimmer: Trimmer) -> HostStep | None:

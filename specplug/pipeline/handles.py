@@ -59,9 +59,8 @@ class ProposerHandle:
             _check_ids(draft, batch.vocab_size)
 
     def observe(self, batch: EngineBatch, draft: Draft, verdict: Verdict) -> None:
-        """Pass the verdict to the proposer if it learns."""
-        if self.caps.learns:
-            self.proposer.observe(batch, draft, verdict)
+        """Pass the verdict to the proposer, which learns."""
+        self.proposer.observe(batch, draft, verdict)
 
     def on_event(self, event: Event) -> None:
         """Pass the event to the proposer."""
@@ -147,7 +146,7 @@ class HostHandle(ProposerHandle):
             self._own = own
 
     def observe(self, batch: EngineBatch, draft: Draft, verdict: Verdict) -> None:
-        if not self.caps.learns or self._is_busy():
+        if self._is_busy():
             return
         self._catch_up()
         host_draft = _empty_copy(draft)

@@ -161,11 +161,6 @@ def test_budgets_bound_what_is_added(budget, lengths):
     assert done.cut == [0, 0, 2]
 
 
-def test_rows_have_room_of_their_own():
-    states = [Masked(alternating, TEXT) for _ in range(3)]
-    assert complete(draft_of([[], [1], []], 5), states, [3, 1, 0]).draft.lengths.tolist() == [3, 1, 0]
-
-
 alternating = allowed_by({(1, 2): frozenset({1}), (2, 1): frozenset({2})})
 
 

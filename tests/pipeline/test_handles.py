@@ -16,7 +16,7 @@ from specplug.faults import LateDraft
 from specplug.pipeline.handles import MOST_QUEUED, HostHandle, ProposerHandle, make_handle
 from specplug.plugins.specs import ProposerSpec
 from specplug.testing.batches import make_batch
-from specplug.types.caps import Distribution, ProposerCaps
+from specplug.types.caps import Distribution
 from specplug.types.draft import Draft
 from specplug.types.request import EngineEvent, Lifecycle, Reference, Request, RequestEvent
 from specplug.types.verdict import Outcome, Verdict
@@ -115,24 +115,6 @@ def notify(handle: HostHandle, kind: Lifecycle, name: str, *, slot: int, generat
     return request
 
 
-@pytest.mark.parametrize(
-    ("caps", "device", "expected"),
-    [
-        (ProposerCaps(needs_host=True), "cpu", HostHandle),
-        (ProposerCaps(), "cpu", ProposerHandle),
-        (ProposerCaps(inline=True), "meta", ProposerHandle),
-        (ProposerCaps(needs_host=True, inline=True), "cpu", ProposerHandle),
-        (ProposerCaps(needs_host=True, inline=True), "meta", HostHandle),
-    ],
-)
-def test_declared_needs_and_the_device_choose_the_handle(caps, device, expected):
-    proposer = Recorder()
-    proposer.caps = caps
-    handle = handle_of(proposer, device)
-    assert type(handle) is expected
-    handle.close()
-
-
 def test_a_quick_host_proposer_runs_inline_on_the_engines_own_tensors():
     seen = []
 
@@ -150,21 +132,6 @@ def test_a_quick_host_proposer_runs_inline_on_the_engines_own_tensors():
     rig.verify({"a": 0})
     assert drafts(rig.draft()) == [[]]  # a malformed draft is not only cut, but reported
     assert rig.faults == {"quick": {"malformed": 1}}
-
-
-@pytest.mark.parametrize("kind", [HostHandle, ProposerHandle])
-def test_drafts_reach_the_buffer(kind):
-    proposer = Recorder(needs_host=kind is HostHandle)
-    batch, limits, draft = work([5, 6], [7], room=[3, 100])
-    handle = handle_of(proposer)
-    handle.check_ready()
-    handle.step(batch, limits, draft)
-    handle.close()
-    assert drafts(draft) == [[7, 8], [8, 9, 10, 11]]
-    assert draft.base_len.tolist() == [2, 1]
-    assert draft.confidence[0].tolist() == [0.5, 0.5, 0.0, 0.0]
-    assert proposer.handed == [{(0, 0): [5, 6], (1, 0): [7]}]
-    assert proposer.calls == ["ingest", "propose", "close"]
 
 
 @pytest.mark.parametrize("kind", [HostHandle, ProposerHandle])
@@ -248,13 +215,6 @@ class TestSnapshots:
         assert draft.parents[0, :2].tolist() == [-1, -1]
         distribution = draft.draft_logits if draft.draft_probs is None else draft.draft_probs
         assert distribution is None or distribution[0, 0].tolist() == [0, 0, 0, 0.5, 0.5, 0, 0, 0]
-
-    def test_it_runs_inside_an_engines_inference_mode(self):
-        handle = host_handle(Recorder(needs_host=True))
-        with torch.inference_mode():
-            batch, limits, draft = work([1])
-            handle.step(batch, limits, draft)
-            assert drafts(draft) == [[2, 3, 4, 5]]
 
 
 class TestDeadlines:
@@ -379,15 +339,6 @@ class TestDeadlines:
 
 
 class TestErrors:
-    def test_a_timeout_error_of_its_own_is_not_taken_for_a_missed_deadline(self):
-        def write(*_args):
-            raise TimeoutError("a database did not answer")
-
-        handle = host_handle(Recorder(write, needs_host=True), PATIENCE)
-        with pytest.raises(TimeoutError, match="database"):
-            handle.step(*work([1]))
-        handle.check_ready()
-
     @pytest.mark.parametrize("method", ["on_event", "observe"])
     def test_what_other_calls_raise_shows_at_the_next_step_once(self, method):
         proposer = Recorder(needs_host=True, learns=True)
@@ -444,14 +395,6 @@ class TestOrder:
             "on_event", "ingest", "propose", "observe", "on_event", "on_event", "observe", "close",
         ]  # fmt: skip
         assert [event.kind for event in proposer.events] == ["wake", "wake", "sleep"]
-
-    def test_verdicts_only_reach_those_who_learn(self):
-        proposer = Recorder(needs_host=True)
-        handle = host_handle(proposer)
-        batch, _, draft = work([1])
-        handle.observe(batch, draft, nothing())
-        handle.close()
-        assert proposer.calls == ["close"]
 
 
 class TestClosing:

@@ -19,7 +19,7 @@ from specplug.plugins.specs import PolicySpec, ProposerSpec, trimming
 from specplug.settings import Settings
 from specplug.trim import SurvivalTrimmer
 from specplug.types.caps import EngineCaps, ProposerCaps
-from specplug.types.plan import MOST_PRICES, NO_SPECULATION, HostStats, Price, RequestStats, StepPlan, StepReport
+from specplug.types.plan import MOST_PRICES, HostStats, Price, StepPlan, StepReport
 from tests.pipeline.tools import Recorder
 
 NAMES = ("a", "b", "c", "d")
@@ -183,18 +183,6 @@ def test_a_part_that_fails_stops_drafts_under_its_own_name_and_the_others_go_on_
     stage.observe(StepReport.build(0, 2, 1, [(2, 1)]))
     assert len(good.reports) == 1
     assert faults == {("policy bad", "raised"): 2}
-
-
-def test_mode_off_plans_nothing():
-    stage = build_plan_stage(
-        Settings(policy="one+other", mode="off"),
-        registry_of(one=Part(StepPlan(4)), other=Part(StepPlan(4))),
-        PluginContext(EngineCaps(8)),
-        lambda name, kind: None,
-    )
-    requests = (RequestStats("a", 5, 5),)
-    assert stage.plan(HostStats(0, requests)) == NO_SPECULATION
-    assert stage.is_off
 
 
 def test_the_trim_half_is_that_of_the_part_that_has_its_own():

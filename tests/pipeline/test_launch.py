@@ -9,8 +9,6 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from numba import carray, cfunc
 
 from specplug.errors import EngineError
@@ -66,11 +64,6 @@ class TestInline:
         function = host_function(log, 0)
         stream.launch(ctypes.cast(function, ctypes.c_void_p).value, 0)
         assert log == [(0, None)], "NULL is an argument"
-
-    def test_marks_are_reached(self):
-        mark = InlineStream().mark()
-        assert mark.reached
-        mark.wait()
 
     def test_the_function_runs_without_the_gil(self):
         state = np.zeros(3, np.int64)
@@ -221,66 +214,3 @@ def test_each_type_of_device_has_its_stream(cuda):
     assert isinstance(stream_for(torch.device("cuda", 0)), CudaStream)
     with pytest.raises(EngineError, match="found meta"):
         stream_for(torch.device("meta"))
-
-
-class TestLate:
-    """The stream that tests use in place of a GPU's."""
-
-    def test_nothing_runs_before_its_turn_and_all_runs_in_order_on_another_thread(self):
-        log: list = []
-        functions = [host_function(log, entry) for entry in range(3)]
-        with FakeStream() as stream:
-            for function in functions:
-                stream.launch(ctypes.cast(function, ctypes.c_void_p).value, 8)
-                stream.enqueue(lambda: log.append(threading.current_thread()))
-            assert log == []
-            stream.run(3)
-            assert log == [(0, 8), stream.thread, (1, 8)]
-            assert stream.waiting == 3
-            stream.drain()
-        assert log == [(0, 8), stream.thread, (1, 8), stream.thread, (2, 8), stream.thread]
-
-    @settings(max_examples=20)
-    @given(seed=st.integers(0, 2**32), count=st.integers(1, 40))
-    def test_a_random_schedule_keeps_the_order(self, seed, count):
-        log: list = []
-        with FakeStream(seed) as stream:
-            marks = []
-            for entry in range(count):
-                stream.enqueue(lambda entry=entry: log.append(entry))
-                marks.append(stream.mark())
-            reached = [mark.reached for mark in marks]
-            assert reached == sorted(reached, reverse=True)
-            marks[count // 2].wait()
-            assert log[: count // 2 + 1] == list(range(count // 2 + 1))
-        assert log == list(range(count))
-
-    def test_an_exception_is_reported_and_the_work_after_it_runs(self):
-        log: list = []
-        with FakeStream() as stream:
-            stream.enqueue(lambda: 1 / 0)
-            stream.enqueue(lambda: log.append("after"))
-            mark = stream.mark()
-            with pytest.raises(ZeroDivisionError):
-                mark.wait()
-            assert log == ["after"]
-            stream.drain()  # reported once
-
-    @pytest.mark.parametrize("run", [True, False])
-    def test_closing_runs_or_drops_what_is_left(self, run):
-        log: list = []
-        stream = FakeStream()
-        function = host_function(log, 1)
-        stream.launch(ctypes.cast(function, ctypes.c_void_p).value, 8)
-        mark = stream.mark()
-        stream.close(run=run)
-        assert not stream.thread.is_alive()
-        assert mark.reached == run
-        assert log == [(1, 8)] * run
-        with pytest.raises(RuntimeError, match="closed"):
-            stream.enqueue(print)
-
-
-def test_a_library_is_opened_by_its_name():
-    with pytest.raises(OSError, match=r"no-such-library\.so"):
-        launch.open_library("no-such-library.so")

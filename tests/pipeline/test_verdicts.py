@@ -68,14 +68,6 @@ class TestTrim:
         assert sum(rig.faults["trimmer"].values()) == 1
         assert rig.verify({"a": 0, "b": 0}).proposed.tolist() == [0, 0]
 
-    def test_it_is_switched_off_and_tried_again(self):
-        trimmer = Trimming(planted)
-        rig = self.two(trimmer=trimmer, max_consecutive=2, cooldown_steps=2)
-        for _ in range(5):
-            assert drafts(rig.draft(budget=3)) == [[], []]
-        assert len(trimmer.budgets) == 3
-        assert rig.faults == {"trimmer": {"raised": 3, "switched off": 2}}
-
     def test_it_can_add_nothing(self):
         def longer(draft):
             ids, confidence = draft.token_ids.clamp(min=0), draft.confidence + 9
@@ -91,16 +83,6 @@ class TestTrim:
 
 class TestVerdicts:
     """What the random schedules of `test_model` do not reach."""
-
-    def test_padding_that_was_accepted_counts_for_nobody(self):
-        rig = rig_of(Recorder(rows([1], [])))
-        rig.start("a", [1])
-        rig.start("b", [1])
-        rig.draft()
-        verdict = rig.verify({"a": 4, "b": 3})
-        assert verdict.verified.tolist() == [1, 0]
-        assert verdict.accepted.tolist() == [1, 0]
-        assert verdict.emitted.tolist() == [5, 4]
 
     def test_a_wide_draft_leaves_nothing_behind_in_a_narrow_one(self):
         proposer = Recorder(learns=True)

@@ -9,8 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from specplug.faults import FaultGuard
 from specplug.interfaces import Proposer, Trimmer
-from specplug.pipeline.handles import HostHandle
+from specplug.metrics import SpecMetrics
+from specplug.pipeline.draft import DraftStage
+from specplug.pipeline.handles import HostHandle, make_handle
 from specplug.plugins.specs import ProposerSpec
 from specplug.testing.batches import make_batch
 from specplug.trace import TraceWriter
@@ -21,7 +24,10 @@ from specplug.types.draft import Draft
 from specplug.types.plan import Price, StepPlan
 from specplug.types.request import Lifecycle, Request, RequestEvent, RequestOptions
 from specplug.types.verdict import Outcome, Verdict
-from tests.pipeline.stages import SLOTS, VOCAB, stage_of
+
+CPU = torch.device("cpu")
+VOCAB = 64
+SLOTS = 6
 
 torch.set_num_threads(1)
 
@@ -97,6 +103,47 @@ class Recorder(Proposer):
 
     def close(self) -> None:
         self._called("close")
+
+
+def stage_of(
+    proposers: Mapping[str, Any],
+    caps: EngineCaps,
+    trimmer: Trimmer,
+    *,
+    device: torch.device = CPU,
+    vocab_size: int = VOCAB,
+    max_slots: int = SLOTS,
+    deadline: float | None = None,
+    trace: TraceWriter | None = None,
+    other_sources: Sequence[str] = (),
+    **breaker: int,
+) -> DraftStage:
+    """Return a draft stage.
+
+    Args:
+        proposers: by name, the default first, each with its `caps`.
+        other_sources: that the metrics know besides those of the proposers.
+        breaker: arguments of all guards.
+    """
+    handles = [
+        make_handle(ProposerSpec(name=name, factory=lambda _: None, summary="", caps=it.caps), it, deadline, device)
+        for name, it in proposers.items()
+    ]
+    sources = [source for handle in handles for source in handle.sources]
+    metrics = SpecMetrics([*sources, *other_sources], caps.max_draft_length, device)
+    *guards, trim_guard = [FaultGuard(name, sink=metrics.fault, **breaker) for name in (*proposers, "trimmer")]
+    return DraftStage(
+        handles,
+        guards,
+        trimmer,
+        trim_guard,
+        caps=caps,
+        max_slots=max_slots,
+        vocab_size=vocab_size,
+        device=device,
+        metrics=metrics,
+        trace=trace,
+    )
 
 
 @dataclass

@@ -34,7 +34,7 @@ from specplug.types.plan import Price, StepPlan
 from specplug.types.request import Reference, Request, RequestOptions
 from specplug.types.verdict import Outcome
 from tests.pipeline.fake_stream import FakeStream
-from tests.pipeline.stages import stage_of
+from tests.pipeline.tools import stage_of
 from tests.pipeline.transfers import view_of
 
 CPU = torch.device("cpu")

@@ -57,12 +57,6 @@ def test_draft_length_0_draws_from_the_target():
     assert found == [0, 0, 1, 1, 2, 2]
 
 
-def test_a_one_hot_draft_is_kept_where_the_target_draws_it():
-    logits, accept = DISTRIBUTION.log().expand(2, 3), [0.5]
-    found = [one_row([1], logits, accept, [u, 0.0]).token_ids[0].tolist() for u in (0.0, 0.49, 0.51, 0.79, 0.81, LAST)]
-    assert found == [[0, -1], [0, -1], [1, 0], [1, 0], [2, -1], [2, -1]]
-
-
 @FEW
 @given(steps(), st.data())
 def test_the_text_is_that_without_drafts_whatever_is_drafted(step, data):
@@ -102,11 +96,6 @@ def test_an_empty_residual_still_gives_a_possible_token():
     logits = torch.tensor([[0.0, -torch.inf, -torch.inf]]).expand(2, 3)
     wrong = torch.tensor([[1.0, 0.0, 0.0]])
     assert one_row([1], logits, [0.5], [LAST, 0.0], probs=wrong).token_ids.tolist() == [[0, -1]]
-
-
-def test_the_last_number_never_reaches_a_token_without_probability():
-    logits = torch.tensor([[0.0, 1.0, -torch.inf, -torch.inf]])
-    assert one_row([], logits, [], [LAST]).token_ids.item() == 1
 
 
 def test_greedy_rows_with_draft_logits_take_the_draft_as_certain():
