@@ -53,10 +53,8 @@ class DraftBuffers:
         trees = [handle.caps.trees for handle in handles]
         self.parts = [allocate(Distribution.ONE_HOT, of_one) for of_one in trees]
         """The buffer of each proposer."""
-        taken = {Distribution.PROBS: (Distribution.PROBS, Distribution.LOGITS)}.get(
-            caps.draft_input, (caps.draft_input,)
-        )
-        states = (it.caps.distribution in taken and taken[0] is not Distribution.ONE_HOT for it in handles)
+        taken = {Distribution.PROBS: (Distribution.PROBS, Distribution.LOGITS), Distribution.ONE_HOT: ()}
+        states = (it.caps.distribution in taken.get(caps.draft_input, (caps.draft_input,)) for it in handles)
         self._logits_owner = next((index for index, it in enumerate(states) if it), -1)
         if self._logits_owner >= 0:
             handle = handles[self._logits_owner]
@@ -140,13 +138,11 @@ def seen_from(draft: Draft, start: int, sources: tuple[str, ...]) -> Draft:
 
 def _take_rows(merged: Draft, part: Draft, rows: Tensor) -> None:
     """Copy `rows` [B] bool of `part` into `merged`, in place.  Distributions share memory and need no copy."""
-    _take(merged.lengths, part.lengths, rows)
-    for name in ("token_ids", "confidence", "source"):
-        _take(getattr(merged, name), getattr(part, name), rows[:, None])
-    if merged.parents is not None and part.parents is not None:  # otherwise `reset` has written the parents of a chain
-        _take(merged.parents, part.parents, rows[:, None])
-    if merged.drawn is not None and part.drawn is not None:
-        _take(merged.drawn, part.drawn, rows[:, None])
+    torch.where(rows, part.lengths, merged.lengths, out=merged.lengths)
+    for name in ("token_ids", "confidence", "source", "parents", "drawn"):
+        mine, theirs = getattr(merged, name), getattr(part, name)
+        if mine is not None and theirs is not None:  # `reset` has written the parents of a chain
+            torch.where(rows[:, None], theirs, mine, out=mine)
 
 
 def _with_logits(buffer: Draft, stating: Draft) -> Draft:
@@ -181,10 +177,6 @@ def checked_draft_vocab(name: str, proposer: Proposer, vocab_size: int) -> Tenso
             remedy="Set draft_vocab once, in the constructor",
         )
     return ids
-
-
-def _take(mine: Tensor, theirs: Tensor, rows: Tensor) -> None:
-    torch.where(rows, theirs, mine, out=mine)
 
 
 def sanitize(draft: Draft, limits: Tensor, vocab_size: int) -> None:

@@ -136,10 +136,13 @@ class DraftStage:
         """Cut the drafts at least to the plan's budget and prices, and store them until their verdict."""
         if batch.is_dummy or not batch.batch_size:
             return draft
-        if self.cuts(draft.batch_size, draft.draft_length, plan):
-            draft = self.trimmed(batch, draft, plan)
+        draft = self.cut(batch, draft, plan)
         self.in_flight.put(batch, draft, self._choices.num_running)
         return draft
+
+    def cut(self, batch: EngineBatch, draft: Draft, plan: StepPlan) -> Draft:
+        """Cut the drafts like `trim`, but do not store them."""
+        return self.trimmed(batch, draft, plan) if self.cuts(draft.batch_size, draft.draft_length, plan) else draft
 
     def cuts(self, batch_size: int, draft_length: int, plan: StepPlan) -> bool:
         """Return whether drafts of at most `draft_length` tokens are passed to the policy's trim half.

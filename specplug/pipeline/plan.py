@@ -167,17 +167,14 @@ class JoinedPlanner(Planner):
         return self._newest[1]
 
     def observe(self, report: StepReport) -> None:
-        """Pass the report to the parts that learn."""
         for stage in self._stages:
             stage.observe(report)
 
     def longest_draft(self, batch_size: int) -> int:
-        """Return the longest draft that all parts may plan."""
         return min(stage.longest_draft(batch_size) for stage in self._stages)
 
     @property
     def learns(self) -> bool:
-        """True if a part learns."""
         return any(stage.learns for stage in self._stages)
 
     def status(self) -> dict[str, Any]:

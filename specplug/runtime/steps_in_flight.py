@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from specplug.match.cpu.records import record
+from specplug.match.cpu.records import Record, record
 from specplug.pipeline.cpu import host_function as host
 from specplug.pipeline.cpu.kernels import NO_PARENTS, Columns
 from specplug.pipeline.cpu.trimming import DROP, LEAVE, TRIM, CutControl
@@ -116,9 +116,8 @@ class StepInFlight:
     ) -> None:
         runner = stage.runners[0]
         max_slots, draft_length = runner.buffer.token_ids.shape
-        self.buffers = StepBuffers.allocate(
-            max_slots, draft_length, window, pinned=pinned, trees=runner.buffer.parents is not None
-        )
+        trees = runner.buffer.parents is not None
+        self.buffers = StepBuffers.allocate(max_slots, draft_length, window, pinned=pinned, trees=trees)
         self.num_rows = self.batch_size = 0
         self._shared = shared
         self._columns, self._table = Columns.allocate(max_slots), np.zeros_like(slots.table.numpy())
@@ -152,7 +151,9 @@ class StepInFlight:
         self._facts: RowFacts | None = None
         self.late = LateRows(())
         self._has_caps = self._has_cuts = self.is_lost = False
-        self._record()
+        self._step = self._record()
+        self._argument = host.argument_of(self._step)
+        self.argument: int = self._argument.ctypes.data
 
     @property
     def longest(self) -> int:
@@ -168,16 +169,14 @@ class StepInFlight:
         caps: Mapping[str, int],
         cut_by_grammar: Sequence[int],
     ) -> None:
-        """Write down the rows that may draft.
+        """Write down which of the engine's `rows` may draft, and the `caps` of requests.
 
         The facts of their slots are copied: slots may have other occupants before the step runs.
 
         Args:
-            facts: the rows that may draft.
-            rows: all rows of the engine.
-            slots: the table of slots.
+            facts, rows, slots, caps: the rows that may draft, the number of all, the table of slots, and most draft
+                tokens by request.
             first_lengths: [S] int32, tokens of each request's first text.
-            caps: most draft tokens, by request.
             cut_by_grammar: how many tokens grammars removed from each row's verified draft; none if it is empty.
         """
         if self._facts is not facts:
@@ -205,15 +204,7 @@ class StepInFlight:
     def set_flags(
         self, step: HostStep, draft_length: int, *, counts_verdicts: bool, runs_proposer: bool, stores_drafts: bool
     ) -> None:
-        """Set what the host function is to do.
-
-        Args:
-            step: the proposer's step.
-            draft_length: the longest draft.
-            counts_verdicts: whether to count what the step emitted, and its verdict.
-            runs_proposer: whether the proposer takes part.
-            stores_drafts: whether to store the drafts until their verdict.
-        """
+        """Set what the host function is to do: see `StepControl`."""
         self.late = LateRows(() if self._facts is None else self._facts.names)
         self.is_lost = False
         control = self.control
@@ -249,10 +240,10 @@ class StepInFlight:
             return [row[:count] for row, count in zip(rows, counts, strict=True)]
         return rows  # type: ignore[no-any-return]
 
-    def _record(self) -> None:
-        """Hand all addresses to the host function."""
+    def _record(self) -> Record:
+        """Return what the host function reads and writes."""
         buffers, shared = self.buffers, self._shared
-        self._step = record(
+        return record(
             memory=self._memory,
             control=self.control.address,
             arguments=self._arguments.address,
@@ -269,5 +260,3 @@ class StepInFlight:
             progress=shared.progress,
             cut=self.cut.record,
         )
-        self._argument = host.argument_of(self._step)
-        self.argument: int = self._argument.ctypes.data

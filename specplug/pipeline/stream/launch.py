@@ -73,11 +73,9 @@ class InlineStream(HostFunctionStream):
     """The stream of a CPU, where all earlier work has ended: `launch` calls the function at once, without the GIL."""
 
     def launch(self, function: int, argument: int) -> None:
-        """Call the function; it has returned when this returns."""
         _callable(function)(argument)
 
     def mark(self) -> Mark:
-        """Return a mark that is reached."""
         return _REACHED
 
 
@@ -106,7 +104,6 @@ class CudaStream(HostFunctionStream):
         self._driver = load_driver()
 
     def launch(self, function: int, argument: int) -> None:
-        """Enqueue a call by the driver; see `HostFunctionStream.launch`."""
         refuse_capture("a host function cannot be launched")
         stream = torch.cuda.current_stream().cuda_stream
         result = self._driver.cuLaunchHostFunc(stream, function, argument)
@@ -119,7 +116,6 @@ class CudaStream(HostFunctionStream):
             )
 
     def mark(self) -> Mark:
-        """Record an event in the stream."""
         refuse_capture("a mark cannot be recorded")
         event = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
         event.record()
