@@ -26,12 +26,7 @@ class DraftBuffers:
     """
 
     def __init__(
-        self,
-        handles: Sequence[ProposerHandle],
-        caps: EngineCaps,
-        max_slots: int,
-        vocab_size: int,
-        device: torch.device,
+        self, handles: Sequence[ProposerHandle], caps: EngineCaps, max_slots: int, vocab_size: int, device: torch.device
     ) -> None:
         self.starts = list(accumulate((len(handle.sources) for handle in handles), initial=0))
         """Index in `sources` of each proposer's first source."""

@@ -59,9 +59,7 @@ class StepCut:
         self._prices, self._prices_after = np.zeros(MOST_PRICES, np.float32), np.zeros(MOST_PRICES, np.int64)
         self._entry, self.control = np.zeros(()), CutControl()
         self._arguments = TrimArguments(
-            entry=self._entry.ctypes.data,
-            prices=self._prices.ctypes.data,
-            prices_after=self._prices_after.ctypes.data,
+            entry=self._entry.ctypes.data, prices=self._prices.ctypes.data, prices_after=self._prices_after.ctypes.data
         )
         self.record = record(
             control=self.control.address,

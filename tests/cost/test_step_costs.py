@@ -120,13 +120,6 @@ def test_beside_prompts_a_step_costs_what_it_does_alone_and_its_drafts_what_they
     assert beside == pytest.approx(1e-3 * np.array([5.0, 5.2, 7.6]), rel=0.06)
 
 
-def test_steps_of_prompts_alone_teach_nothing():
-    costs = StepCosts(flat)
-    costs.observe(StepCost(4, 600, 0, 3, 0.5, 584))
-    costs.observe(StepCost(0, 0, 0, 0, 0.5))
-    assert not costs.is_measured
-
-
 def test_the_first_step_with_drafts_after_some_without_teaches_nothing():
     costs = StepCosts(flat)
     for _ in range(20):
@@ -134,10 +127,6 @@ def test_the_first_step_with_drafts_after_some_without_teaches_nothing():
             costs.observe(measured(32, length, seconds))
     found = predicted(costs, 32)[list(LENGTHS).index(3)]
     assert found == pytest.approx(0.012, rel=0.02)
-
-
-def test_before_anything_is_measured_the_prior_holds():
-    assert predicted(StepCosts(flat), 64).tolist() == [flat(64 * (length + 1)) for length in LENGTHS]
 
 
 def profile(seconds=lambda tokens: 1e-3 * (4 + tokens / 100), sizes=(1, 8, 64, 128, 256, 512), runs=5):
@@ -261,10 +250,6 @@ class TestShrunk:
         found = shrunk(np.full(4, 10.0), np.array([0.01, -0.01, 0.02, 0.02]), 0.01)
         assert np.ptp(found) == 0.0
         assert found[0] == pytest.approx(0.01, rel=0.02)
-
-    def test_differences_far_beyond_it_stay(self):
-        stated = np.array([0.3, -0.3, 0.0])
-        assert shrunk(np.full(3, 20.0), stated, 1e-4) == pytest.approx(stated, abs=0.01)
 
     @given(
         cells=st.lists(st.tuples(st.integers(0, 40), st.floats(-0.7, 0.7)), min_size=1, max_size=8),

@@ -167,25 +167,3 @@ class TestMalformedDrafts:
         assert draft.token_ids.tolist() == [[-1] * 4]
         assert drafts(draft) == [[]]
         assert rig.faults == {"only": {"malformed": 1}}
-
-    @pytest.mark.parametrize(("incremental", "again"), [(False, []), (True, [1, 2])])
-    def test_who_never_sees_a_text_twice_gets_all_texts_anew_after_a_fault(self, incremental, again):
-        rig = rig_of(Recorder(needs_host=True, incremental=incremental))
-        [proposer] = rig.proposers.values()
-        rig.start("a", [1, 2])
-        rig.start("absent", [3, 4])
-        rig.draft()
-        proposer.fails = {"propose"}
-        rig.draft(names=["a"])
-        proposer.fails = set()
-        rig.occupants["a"].tokens.append(5)
-        rig.occupants["absent"].tokens.append(6)
-        rig.draft()
-        expected = {(0, 0): [*again, 5], (1, 0): [*(token + 2 for token in again), 6]}
-        assert proposer.handed[-1] == expected
-
-    def test_from_the_host_they_are_faults(self):
-        rig = rig_of(Recorder(rows([1, VOCAB]), needs_host=True))
-        rig.start("a", [1])
-        assert drafts(rig.draft()) == [[]]
-        assert rig.faults == {"only": {"malformed": 1}}

@@ -168,18 +168,6 @@ class TestSnapshots:
         assert draft.token_ids.tolist() == [[-1] * 4] * 2, "what is late is never written"
         assert drafts(draft) == [[], []]
 
-    @pytest.mark.parametrize("incremental", [False, True])
-    def test_only_who_asks_for_it_gets_windows(self, incremental):
-        seen = []
-        proposer = Recorder(lambda batch, *_args: seen.append(batch), needs_host=True, incremental=incremental)
-        batch, limits, draft = work([1, 2, 3], [4, 5, 6, 7], num_new=[1, 2])
-        host_handle(proposer).step(batch, limits, draft)
-        assert proposer.handed == [{(0, 0): [3], (1, 0): [6, 7]}]
-        if incremental:
-            assert (seen[0].first.tolist(), seen[0].tokens.shape) == ([2, 2], (2, 2))
-        else:
-            assert (seen[0].first, seen[0].tokens.shape) == (None, (2, 4))
-
     def test_verdicts_are_snapshots_too(self):
         proposer = Blocked(learns=True)
         handle = host_handle(proposer)

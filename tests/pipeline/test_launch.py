@@ -14,7 +14,6 @@ from numba import carray, cfunc
 from specplug.errors import EngineError
 from specplug.pipeline.stream import launch
 from specplug.pipeline.stream.launch import HOST_FUNCTION, CudaStream, HostFunctionStream, InlineStream, stream_for
-from tests.pipeline.fake_stream import FakeStream
 
 STARTED, RELEASED, ENDED = range(3)
 LONGEST_SPIN = 100_000_000
@@ -157,15 +156,6 @@ class TestCuda:
             (CUDA_STREAM, 0x7FFF_0000_1000, 0x7FFF_0000_2000),
             (None, 0x7FFF_0000_1000, None),  # NULL
         ]
-
-    def test_the_driver_may_call_the_function_later_on_its_own_thread(self, cuda):
-        values = np.array([21, 0])
-        with FakeStream() as late:
-            cuda.driver = FakeDriver(late)
-            CudaStream().launch(double.address, values.ctypes.data)
-            assert values.tolist() == [21, 0]
-            late.drain()
-        assert values.tolist() == [21, 42]
 
     @pytest.mark.parametrize(
         ("result", "shown"), [(INVALID_HANDLE, "CUDA_ERROR_INVALID_HANDLE (400)"), (12345, "CUresult 12345")]

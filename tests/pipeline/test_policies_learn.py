@@ -90,14 +90,6 @@ class TestTheTrimHalf:
         rig.verify({"b": 0, "a": 2})
         assert trimmer.reported == [([[4], [1, 2, 3]], [["only"], ["only"] * 3], [0, 2])]
 
-    def test_it_alone_is_reason_enough_to_keep_drafts_and_rows_without_one(self):
-        trimmer = Learns()
-        rig = rig_of(Recorder(rows([])), trimmer=trimmer)
-        rig.start("a", [0])
-        rig.draft(0)
-        rig.verify({"a": 0}, verified=0)
-        assert trimmer.reported == [([[]], [[]], [0])]
-
     def test_what_it_raises_is_contained_and_it_is_left_alone_while_off(self):
         trimmer = Learns()
         trimmer.fails = True
@@ -110,13 +102,6 @@ class TestTheTrimHalf:
 
 
 class TestPrices:
-    def test_tokens_below_it_are_not_verified_whatever_the_budget(self):
-        rig = rig_of(Recorder(rows([1, 2, 3, 4], confidence=0.8)))
-        rig.start("a", [0])
-        assert drafts(rig.draft(prices=(Price(0.6),))) == [[1, 2]]
-        assert drafts(rig.draft(prices=(Price(0.6),), budget=1)) == [[1]]
-        assert drafts(rig.draft()) == [[1, 2, 3, 4]]
-
     def test_without_one_the_policy_is_not_requested(self):
         trimmer = Learns()
         trimmer.trim = None

@@ -43,16 +43,6 @@ class TestDrafts:
 class TestHandingOver:
     """Every token is handed over once: what the random schedules of `test_model` do not reach."""
 
-    def test_a_row_that_resumes_where_it_was_goes_on(self, proposer):
-        """Engines that keep slot and generation over a preemption keep the proposer's state valid too."""
-        rig = rig_of(proposer)
-        occupant = rig.start("a", [1, 2])
-        rig.draft()
-        del rig.occupants["a"]
-        rig.occupants["a"] = replace(occupant, tokens=[1, 2, 3])
-        rig.draft()
-        assert proposer.handed == [{(0, 0): [1, 2]}, {(0, 0): [3]}]
-
     def test_a_row_that_was_cut_back_is_handed_over_from_the_cut(self, proposer):
         rig = rig_of(proposer)
         occupant = rig.start("a", [1, 2, 3, 4])

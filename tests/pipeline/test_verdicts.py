@@ -34,12 +34,6 @@ class TestTrim:
         rig.start("b", [10])
         return rig
 
-    @pytest.mark.parametrize(
-        ("budget", "lengths"), [(None, [4, 4]), (99, [4, 4]), (3, [2, 1]), (0, [0, 0]), (-5, [0, 0])]
-    )
-    def test_the_budget_is_the_batchs(self, budget, lengths):
-        assert [len(row) for row in drafts(self.two().draft(budget=budget))] == lengths
-
     @pytest.mark.parametrize(("budget", "budgets"), [(8, []), (-5, [0])])
     def test_a_policy_is_asked_only_if_the_budget_binds_and_never_to_spend_less_than_nothing(self, budget, budgets):
         trimmer = Trimming(lambda draft: draft)

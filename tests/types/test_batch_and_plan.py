@@ -175,16 +175,10 @@ class TestVerdict:
         ("report", "expected"),
         [
             ({"verified": 3, "accepted": 1, "emitted": 2}, (3, 3, 1, 0, 2)),
-            (
-                {"verified": 5, "accepted": 5, "emitted": 6},
-                (3, 3, 3, 0, 3),
-            ),  # padding counts for nobody
+            ({"verified": 5, "accepted": 5, "emitted": 6}, (3, 3, 3, 0, 3)),  # padding counts for nobody
             ({"verified": 1, "accepted": 1, "emitted": 2}, (3, 1, 1, 0, 1)),  # the engine dropped two
             ({"verified": 2, "accepted": 1, "emitted": 2, "cut_by_grammar": 1}, (3, 2, 1, 1, 2)),
-            (
-                {"verified": 3, "accepted": 2, "emitted": 3, "after_stop": 2},
-                (3, 0, 0, 0, 0),
-            ),  # ends at once
+            ({"verified": 3, "accepted": 2, "emitted": 3, "after_stop": 2}, (3, 0, 0, 0, 0)),  # ends at once
             ({"verified": 3, "accepted": 2, "emitted": 3, "after_stop": 3}, (0, 0, 0, 0, 0)),  # had ended before
             ({"verified": 0, "accepted": 0, "emitted": 0}, (3, 0, 0, 0, 0)),  # a prefill chunk
         ],

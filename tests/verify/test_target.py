@@ -92,11 +92,3 @@ def test_masked_tokens_have_no_probability():
     probs = target_probs(logits, *parameters, torch.tensor([0.0, 0.0, 0.1]))
     assert (probs[:, [0, 2]] == 0).all()
     torch.testing.assert_close(probs.sum(-1), torch.ones(3))
-
-
-def test_inner_dimensions_share_their_row_s_parameters():
-    logits = torch.randn(2, 3, 9, generator=torch.Generator().manual_seed(1))
-    rows = parameters([(0.7, 4, 0.8, 0.1), (0.0, 0, 1.0, 0.0)])
-    probs = target_probs(logits, *rows)
-    for position in range(3):
-        torch.testing.assert_close(probs[:, position], target_probs(logits[:, position], *rows))

@@ -50,7 +50,7 @@ def smaller(a, b):  # type: ignore[no-untyped-def]
 
 @triton.jit(  # type: ignore[untyped-decorator]
     do_not_specialize=[
-        *("lacking", "tokens_stride", "num_sources", "most", "draft_stride", "max_slots", "draft_length", "reports"),
+        *("lacking", "tokens_stride", "num_sources", "most", "draft_stride", "max_slots", "draft_length", "reports")
     ],
     do_not_specialize_on_alignment=[
         *("idx_mapping", "total_len", "all_token_ids", "num_sampled", "num_rejected", "temperatures", "order", "caps"),

@@ -188,8 +188,7 @@ def refuse_capture(what: str) -> None:
     """Raise during a capture: each replay of the graph would use the argument of the captured step."""
     if torch.cuda.is_current_stream_capturing():
         raise EngineError.build(
-            f"{what} while a CUDA graph is being captured",
-            remedy="Run the draft step outside the engine's graphs.",
+            f"{what} while a CUDA graph is being captured", remedy="Run the draft step outside the engine's graphs."
         )
 
 
