@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import threading
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -13,7 +14,7 @@ from numba import carray, cfunc
 
 from specplug.errors import EngineError
 from specplug.pipeline.stream import launch
-from specplug.pipeline.stream.launch import HOST_FUNCTION, CudaStream, HostFunctionStream, InlineStream, stream_for
+from specplug.pipeline.stream.launch import HOST_FUNCTION, CudaStream, InlineStream, stream_for
 
 STARTED, RELEASED, ENDED = range(3)
 LONGEST_SPIN = 100_000_000
@@ -73,72 +74,40 @@ class TestInline:
         assert state[ENDED] == 1
 
 
-class FakeDriver:
-    """The functions of libcuda that are used, as C functions that record their arguments and return `result`."""
-
-    def __init__(self, stream: HostFunctionStream | None = None) -> None:
-        self.launches: list = []
-        self.result = 0
-        self._stream = stream
-        self._name = ctypes.create_string_buffer(b"CUDA_ERROR_INVALID_HANDLE")
-        pointer = ctypes.c_void_p
-        self.cuLaunchHostFunc = ctypes.CFUNCTYPE(ctypes.c_int, pointer, pointer, pointer)(self._launch)
-        self.cuGetErrorName = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int, ctypes.POINTER(pointer))(self._error_name)
-
-    def _launch(self, stream: int | None, function: int, argument: int | None) -> int:
-        self.launches.append((stream, function, argument))
-        if self._stream is not None:
-            self._stream.launch(function, argument or 0)
-        return self.result
-
-    def _error_name(self, result: int, name) -> int:
-        if result != INVALID_HANDLE:
-            return 1  # CUDA_ERROR_INVALID_VALUE
-        name[0] = ctypes.addressof(self._name)
-        return 0
-
-
-class FakeEvent:
-    """A CUDA event that has ended when the test says so."""
-
-    def __init__(self, **options: bool) -> None:
-        self.options, self.ended, self.calls = options, False, []
-
-    def record(self) -> None:
-        self.calls.append("record")
-
-    def query(self) -> bool:
-        self.calls.append("query")
-        return self.ended
-
-    def synchronize(self) -> None:
-        self.calls.append("synchronize")
-
-
-class Cuda:
-    """What the tests replace of `torch.cuda` and the driver."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.driver, self.handle, self.capturing = FakeDriver(), CUDA_STREAM, False
-        self.opened: list[str] = []
-        self.events: list[FakeEvent] = []
-        monkeypatch.setattr(launch, "open_library", self._open)
-        monkeypatch.setattr(torch.cuda, "current_stream", lambda: SimpleNamespace(cuda_stream=self.handle))
-        monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: self.capturing)
-        monkeypatch.setattr(torch.cuda, "Event", self._event)
-
-    def _open(self, name: str) -> FakeDriver:
-        self.opened.append(name)
-        return self.driver
-
-    def _event(self, **options: bool) -> FakeEvent:
-        self.events.append(FakeEvent(**options))
-        return self.events[-1]
-
-
 @pytest.fixture
 def cuda(monkeypatch):
-    return Cuda(monkeypatch)
+    """Replace what is used of `torch.cuda` and the driver; return what they answer, and what they were called with."""
+    fake = SimpleNamespace(handle=CUDA_STREAM, capturing=False, result=0, opened=[], events=[], launches=[])
+    known, pointer = ctypes.create_string_buffer(b"CUDA_ERROR_INVALID_HANDLE"), ctypes.c_void_p
+
+    def launch_host_function(*arguments: int | None) -> int:
+        fake.launches.append(arguments)
+        return fake.result
+
+    def error_name(result: int, name) -> int:
+        if result != INVALID_HANDLE:
+            return 1  # CUDA_ERROR_INVALID_VALUE
+        name[0] = ctypes.addressof(known)
+        return 0
+
+    driver = SimpleNamespace(
+        cuLaunchHostFunc=ctypes.CFUNCTYPE(ctypes.c_int, pointer, pointer, pointer)(launch_host_function),
+        cuGetErrorName=ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int, ctypes.POINTER(pointer))(error_name),
+    )
+
+    def event(**options: bool) -> Mock:
+        fake.events.append(Mock(options=options, **{"query.return_value": False}))
+        return fake.events[-1]
+
+    monkeypatch.setattr(launch, "open_library", lambda name: fake.opened.append(name) or driver)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda: SimpleNamespace(cuda_stream=fake.handle))
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: fake.capturing)
+    monkeypatch.setattr(torch.cuda, "Event", event)
+    return fake
+
+
+def calls(event: Mock) -> list[str]:
+    return [name for name, *_ in event.method_calls]
 
 
 class TestCuda:
@@ -152,7 +121,7 @@ class TestCuda:
         assert driver.cuLaunchHostFunc.argtypes == [ctypes.c_void_p] * 3  # CUstream, CUhostFn, void *
         assert driver.cuGetErrorName.argtypes == [ctypes.c_int, ctypes.POINTER(ctypes.c_char_p)]
         assert driver.cuLaunchHostFunc.restype is driver.cuGetErrorName.restype is ctypes.c_int  # CUresult
-        assert cuda.driver.launches == [
+        assert cuda.launches == [
             (CUDA_STREAM, 0x7FFF_0000_1000, 0x7FFF_0000_2000),
             (None, 0x7FFF_0000_1000, None),  # NULL
         ]
@@ -161,7 +130,7 @@ class TestCuda:
         ("result", "shown"), [(INVALID_HANDLE, "CUDA_ERROR_INVALID_HANDLE (400)"), (12345, "CUresult 12345")]
     )
     def test_a_refused_launch_is_an_error_with_the_drivers_name_for_it(self, cuda, result, shown):
-        cuda.driver.result = result
+        cuda.result = result
         with pytest.raises(EngineError) as caught:
             CudaStream().launch(1, 2)
         assert shown in str(caught.value)
@@ -171,23 +140,23 @@ class TestCuda:
         """A query would invalidate the graph."""
         stream = CudaStream()
         mark = stream.mark()
-        cuda.events[0].ended = cuda.capturing = True
+        cuda.events[0].query.return_value = cuda.capturing = True
         for refused in (lambda: stream.launch(1, 2), stream.mark, mark.wait):
             with pytest.raises(EngineError, match="CUDA graph is being captured"):
                 refused()
         assert not mark.reached
-        assert not cuda.driver.launches
-        assert [event.calls for event in cuda.events] == [["record"]]
+        assert not cuda.launches
+        assert list(map(calls, cuda.events)) == [["record"]]
 
     def test_a_mark_is_an_event_recorded_in_the_stream(self, cuda):
         mark = CudaStream().mark()
         [event] = cuda.events
         assert event.options == {"blocking": True}
         assert not mark.reached
-        event.ended = True
+        event.query.return_value = True
         assert mark.reached
         mark.wait()
-        assert event.calls == ["record", "query", "query", "synchronize"]
+        assert calls(event) == ["record", "query", "query", "synchronize"]
 
     def test_without_a_driver_the_error_says_so(self, monkeypatch):
         def missing(name: str):

@@ -73,12 +73,16 @@ class Recorder(Proposer):
         self.observed: list[tuple[EngineBatch, Draft, Verdict]] = []
         self.events: list[Any] = []
 
+    def _begins(self, name: str) -> None:
+        """Wait, in proposers that hang."""
+
     def _called(self, name: str) -> None:
         self.calls.append(name)
         if name in self.fails:
             raise ZeroDivisionError(f"planted in {name}")
 
     def ingest(self, batch: EngineBatch) -> None:
+        self._begins("ingest")
         handed = {}
         for row in range(batch.batch_size):
             key = (int(batch.slots[row]), int(batch.generations[row]))
@@ -89,6 +93,7 @@ class Recorder(Proposer):
         self._called("ingest")
 
     def propose(self, batch: EngineBatch, limits: Tensor, draft: Draft) -> None:
+        self._begins("propose")
         self.limits.append(limits.tolist())
         self.write(batch, limits, draft)  # also when it fails: half a draft is then in the buffer
         self._called("propose")
@@ -98,6 +103,7 @@ class Recorder(Proposer):
         self._called("observe")
 
     def on_event(self, event: Any) -> None:
+        self._begins("on_event")
         self.events.append(event)
         self._called("on_event")
 
