@@ -61,22 +61,11 @@ class DraftBuffers:
             self._merged = allocate(Distribution.ONE_HOT, any(trees))
             if self._logits_owner >= 0:
                 self._merged = _with_logits(self._merged, self.parts[self._logits_owner])
-
-    @property
-    def has_draft_vocab(self) -> bool:
-        """True if the distributions are over a draft vocabulary."""
-        return self._merged.draft_vocab is not None
-
-    @property
-    def distribution_bytes(self) -> int:
-        """Bytes that the distributions take."""
-        stated = self._merged.draft_logits if self._merged.draft_probs is None else self._merged.draft_probs
-        return 0 if stated is None else stated.nbytes
-
-    @property
-    def distribution(self) -> Distribution:
+        self.distribution = Distribution.PROBS if self._to_probs else self._merged.distribution
         """The distribution that the draft of a whole batch may carry."""
-        return Distribution.PROBS if self._to_probs else self._merged.distribution
+        self.has_draft_vocab = self._merged.draft_vocab is not None
+        stated = self._merged.draft_logits if self._merged.draft_probs is None else self._merged.draft_probs
+        self.distribution_bytes = 0 if stated is None else stated.nbytes
 
     def empty(self, batch: EngineBatch, draft_length: int) -> Draft:
         """Return the buffer of the whole batch, empty."""

@@ -19,7 +19,7 @@ from specplug.types.batch import EngineBatch
 from specplug.types.caps import Distribution, ProposerCaps
 from specplug.types.draft import Draft
 from specplug.types.request import Event
-from specplug.types.tensors import to_device
+from specplug.types.tensors import tensors_of, to_device
 from specplug.types.verdict import Verdict
 
 MOST_QUEUED = 256
@@ -224,19 +224,8 @@ def _on_device(own: Draft, device: torch.device) -> Draft:
     """Return a draft on a device, in one transfer that nothing waits for; full distributions are left to `copy_`."""
     if own.device == device or own.distribution is not Distribution.ONE_HOT:
         return own
-    trees = [] if own.parents is None else [own.parents]
-    ids, lengths, confidence, source, base_len, *parents = to_device(
-        [own.token_ids, own.lengths, own.confidence, own.source, own.base_len, *trees], device
-    )
-    return replace(
-        own,
-        token_ids=ids,
-        lengths=lengths,
-        confidence=confidence,
-        source=source,
-        base_len=base_len,
-        parents=parents[0] if parents else None,
-    )
+    named = tensors_of(own)
+    return replace(own, **dict(zip(named, to_device([*named.values()], device), strict=True)))
 
 
 def _check_ids(draft: Draft, vocab_size: int) -> None:

@@ -21,14 +21,11 @@ Run = Callable[[EngineBatch, Tensor | None, Draft | None], None]
 
 
 class ProposerRunner:
-    """Runs one proposer.  A fault costs only the proposer's own drafts; no method raises.
-
-    Args:
-        handle: runs the proposer inline, or on a thread with a deadline.
-        guard: the proposer's circuit breaker.
-        buffer: [S, N], the buffer of its drafts; every step overwrites it.
+    """Runs one proposer through its handle.  A fault costs only the proposer's own drafts; no method raises.
 
     Attributes:
+        guard: the proposer's circuit breaker.
+        buffer: [S, N], the buffer of its drafts; every step overwrites it.
         ingested: [S] int32, the number of tokens in each slot that the proposer has.
         generations: [S] int64, the slots' generations that these tokens belong to.
     """

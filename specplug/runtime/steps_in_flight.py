@@ -43,11 +43,7 @@ class LateRows:
 
 
 class StepCut:
-    """The cut of one step's drafts by a stage's trim half as a C function, `DraftStage.host_trim`.
-
-    Args:
-        stage: the draft stage, on the CPU.
-        shape: S and N, the most rows and tokens.
+    """The cut of one step's drafts, at most S rows of N tokens, by a stage's trim half as a C function.
 
     Attributes:
         control: what is to be done, and the function's status.
@@ -91,8 +87,7 @@ class StepInFlight:
     """Arrays that the host, the kernels and the host function of one step share.
 
     Args:
-        stage: the draft stage, on the CPU.
-        slots: the table of slots, on the CPU.
+        stage, slots: the draft stage and the table of slots, on the CPU.
         shared: what all steps share.
         vocab_size: V.
         window: the most new tokens of a row.

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from specplug.errors import ContractError, SettingsError
 from specplug.plugins.specs import ProposerSpec
+from specplug.testing import batches
 from specplug.types.batch import Barrier, EngineBatch
 from specplug.types.caps import DraftLengthChange, EngineCaps, ProposerCaps
 from specplug.types.plan import StepPlan
@@ -24,29 +25,18 @@ def ints(values) -> torch.Tensor:
     return torch.tensor(values, dtype=torch.int32)
 
 
-def make_batch(texts: list[list[int]], *, room=None, sampled=None) -> EngineBatch:
-    """Rows 0, 1, ... live in slots B-1, B-2, ...; the table is longer than any text and its tail is junk."""
+def make_batch(texts: list[list[int]], **columns) -> EngineBatch:
+    """Rows 0, 1, ... live in slots B-1, B-2, ...; the table is longer than any text, and its tail is poisoned."""
     size = len(texts)
-    slots = torch.arange(size).flip(0)
-    tokens = torch.full((size, 12), JUNK, dtype=torch.int32)
-    for slot, ids in zip(slots.tolist(), texts, strict=True):
-        tokens[slot, : len(ids)] = ints(ids)
-    return EngineBatch(
-        slots=slots,
-        generations=torch.arange(size) + 10,
-        rows=slots,
-        tokens=tokens,
-        lengths=ints([len(ids) for ids in texts]),
-        num_new=ints([1] * size),
-        sampled=torch.tensor(sampled or [True] * size, dtype=torch.bool),
-        room=ints(room or [100] * size),
-        temperature=torch.arange(size, dtype=torch.float32),
-        grammar=torch.zeros(size, dtype=torch.bool),
-        vocab_size=50,
-        request_ids=tuple(f"r{row}" for row in range(size)),
-        requests=tuple(Request(f"r{row}", 1, 9) for row in range(size)),
-        barriers=tuple(Barrier(row, 0, 1) for row in range(size)),
-    )
+    given = {
+        "slots": range(size)[::-1],
+        "generations": range(10, 10 + size),
+        "num_new": [1] * size,
+        "temperature": range(size),
+        "requests": [Request(f"r{row}", 1, 9) for row in range(size)],
+        "barriers": [Barrier(row, 0, 1) for row in range(size)],
+    }
+    return batches.make_batch(texts, table_shape=(size, 12), **given | columns)
 
 
 def row_of(batch: EngineBatch, row: int) -> dict:
