@@ -117,27 +117,21 @@ def test_ids_outside_the_vocabulary_are_never_emitted():
             assert ((emitted >= 0) & (emitted < 3)).all()
 
 
-def refused(draft, numbers):
-    VERIFIER.verify(draft, TargetLogits.dense(torch.zeros(1, 3, VOCAB)), SamplingBatch(torch.ones(1)), numbers)
-
-
-def numbers_for(draft_length):
-    return uniforms(torch.zeros(1, dtype=torch.int64), torch.zeros(1, dtype=torch.int64), draft_length)
-
-
-def test_trees_are_refused():
-    with pytest.raises(ContractError, match="as_chain"):
-        refused(Draft.allocate(1, 2, trees=True), numbers_for(2))
-
-
-def test_numbers_of_another_draft_length_are_refused():
-    with pytest.raises(ContractError, match=r"accept \(1, 3\).*expected accept \(1, 2\)"):
-        refused(Draft.allocate(1, 2), numbers_for(3))
-
-
-def test_a_draft_distribution_over_another_vocabulary_is_refused():
-    with pytest.raises(ContractError, match=rf"draft_probs.*found 9.*expected {VOCAB}"):
-        refused(Draft.allocate(1, 2, distribution=Distribution.PROBS, vocab_size=9), numbers_for(2))
+@pytest.mark.parametrize(
+    ("buffer", "count", "message"),
+    [
+        ({"trees": True}, 2, "as_chain"),
+        ({}, 3, r"accept \(1, 3\).*expected accept \(1, 2\)"),
+        ({"distribution": Distribution.PROBS, "vocab_size": 9}, 2, rf"draft_probs.*found 9.*expected {VOCAB}"),
+    ],
+    ids=["a tree", "numbers of another draft length", "another vocabulary"],
+)
+def test_what_does_not_fit_is_refused(buffer, count, message):
+    zero, target = torch.zeros(1, dtype=torch.int64), TargetLogits.dense(torch.zeros(1, 3, VOCAB))
+    with pytest.raises(ContractError, match=message):
+        VERIFIER.verify(
+            Draft.allocate(1, 2, **buffer), target, SamplingBatch(torch.ones(1)), uniforms(zero, zero, count)
+        )
 
 
 @FEW
