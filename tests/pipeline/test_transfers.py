@@ -38,13 +38,6 @@ def test_tensors_of_other_numbers_are_refused():
         host_kernels.unpack(buffers, 1, 1, DraftOutputs(torch.zeros(1, 1)))
 
 
-def test_buffers_have_one_entry_per_row_and_draft_token():
-    buffers = StepBuffers.allocate(3, 5, 6, pinned=False)
-    assert buffers.draft_rows.tolist() == [-1] * 3
-    assert buffers.ids.shape == buffers.confidence.shape == (3, 5)
-    assert buffers.newest.shape[1] == 8
-
-
 def test_a_cpu_without_an_interpreter_has_its_own_kernels(monkeypatch):
     monkeypatch.setitem(sys.modules, KERNELS, None)
     assert transfers_for(torch.device("cpu")) is host_kernels

@@ -63,11 +63,11 @@ def smaller(a, b):  # type: ignore[no-untyped-def]
 def begin_kernel(  # type: ignore[no-untyped-def]
     idx_mapping,
     total_len,
-    lacking,
     all_token_ids,
-    tokens_stride,
     num_sampled,
     num_rejected,
+    tokens_stride,
+    lacking,
     temperatures,
     order,
     caps,
@@ -228,13 +228,9 @@ def begin(
     engine = engine.contiguous()
     num_counters, most = state.token_counts.shape[:2]
     begin_kernel[(batch_size,)](
-        engine.idx_mapping,
-        engine.total_len,
-        engine.lacking,
-        engine.all_token_ids,
+        *engine[:5],
         engine.all_token_ids.stride(0),
-        engine.num_sampled,
-        engine.num_rejected,
+        engine.lacking,
         temperature.contiguous(),
         order,
         caps,

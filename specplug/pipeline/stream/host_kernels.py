@@ -146,21 +146,19 @@ def unpack(buffers: StepBuffers, batch_size: int, draft_length: int, outputs: Dr
         buffers.newest.shape[1],
         buffers.ids.data_ptr(),
         buffers.confidence.data_ptr(),
-        _address(buffers.parents),
+        _place(buffers.parents)[0],
         buffers.ids.stride(0),
         *_integers(outputs.ids),
-        _address(outputs.confidence),
-        0 if outputs.confidence is None else outputs.confidence.stride(0),
-        _address(outputs.lengths),
-        0 if outputs.lengths is None else outputs.lengths.stride(0),
-        _address(outputs.parents),
-        0 if outputs.parents is None else outputs.parents.stride(0),
+        *_place(outputs.confidence),
+        *_place(outputs.lengths),
+        *_place(outputs.parents),
         outputs.ids.shape[1],
     )
 
 
-def _address(tensor: Tensor | None) -> int:
-    return 0 if tensor is None else tensor.data_ptr()
+def _place(tensor: Tensor | None) -> tuple[int, int]:
+    """Return the address of a tensor and the stride of its first axis; zeros for None."""
+    return (0, 0) if tensor is None else (tensor.data_ptr(), tensor.stride(0))
 
 
 def _integers(tensor: Tensor) -> tuple[int, int, int]:
