@@ -65,7 +65,7 @@ class FaultGuard:
 
     def admits_step(self) -> bool:
         """Return whether the plug-in may run in this step.  Call once per engine step: it counts the cool-down."""
-        if not self.is_off:
+        if self._cooldown_left == 0:
             return True
         self._cooldown_left -= 1
         return False

@@ -12,7 +12,7 @@ import torch
 from specplug.assembly import build_draft_stage, build_plan_stage, build_verifier
 from specplug.errors import PluginError, SettingsError
 from specplug.interfaces import Planner, PluginContext
-from specplug.pipeline.handles import DeviceHandle, HostHandle, InlineHandle
+from specplug.pipeline.handles import HostHandle, ProposerHandle
 from specplug.plugins.hooks import hookimpl
 from specplug.plugins.registry import Owner, Registry
 from specplug.plugins.specs import PolicySpec, ProposerSpec, VerifierSpec
@@ -130,7 +130,7 @@ def settings(**changes) -> Settings:
 def test_proposers_are_built_warmed_up_and_placed_where_they_need_to_be(registry):
     stage = build_draft_stage(settings(extra_proposers=("host",)), registry, META)
     device, host = (runner.handle for runner in stage.runners)
-    assert (type(device), type(host)) == (DeviceHandle, HostHandle)
+    assert (type(device), type(host)) == (ProposerHandle, HostHandle)
     assert device.proposer.context.device == torch.device("meta")
     assert host.proposer.context.device == torch.device("cpu")
     assert device.proposer.calls == host.proposer.calls == ["warmup"]
@@ -152,7 +152,7 @@ def test_shared_settings_reach_only_who_registered_for_them(registry):
         build_draft_stage(settings(proposer="reads too much"), registry, META)
 
 
-@pytest.mark.parametrize(("device", "expected"), [("cpu", InlineHandle), ("meta", HostHandle)])
+@pytest.mark.parametrize(("device", "expected"), [("cpu", ProposerHandle), ("meta", HostHandle)])
 def test_a_quick_host_proposer_runs_inline_where_the_batch_lies_in_host_memory(registry, device, expected):
     context = replace(META, device=torch.device(device))
     stage = build_draft_stage(settings(proposer="quick"), registry, context)
@@ -162,7 +162,7 @@ def test_a_quick_host_proposer_runs_inline_where_the_batch_lies_in_host_memory(r
     stage.close()
 
 
-@pytest.mark.parametrize(("device", "expected"), [("cpu", InlineHandle), ("meta", DeviceHandle)])
+@pytest.mark.parametrize(("device", "expected"), [("cpu", ProposerHandle), ("meta", ProposerHandle)])
 def test_capabilities_are_those_of_the_engines_device(registry, device, expected):
     context = replace(META, device=torch.device(device))
     stage = build_draft_stage(settings(proposer="anywhere"), registry, context)

@@ -232,11 +232,6 @@ class TestRowsFrom:
         row = rows_from(7, replace(batch, request_ids=None), replace(draft, sources=()), verdict)[1]
         assert (row.request, row.source) == (f"slot {int(batch.slots[1])}.{int(batch.generations[1])}", ("none",) * 3)
 
-    def test_an_empty_step(self):
-        empty = torch.zeros(0, dtype=torch.int32)
-        verdict = Verdict(empty, empty, empty, empty, empty, empty)
-        assert rows_from(7, make_batch([]), Draft.allocate(0, 4), verdict) == []
-
 
 class TestDocs:
     def test_the_example_is_a_trace(self, path, monkeypatch, capsys):

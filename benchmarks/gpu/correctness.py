@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from benchmarks.gpu import scan
-from specplug.pipeline.stream.transfers import transfers_for
+from specplug.pipeline.stream.buffers import transfers_for
 from specplug.trim import SurvivalTrimmer
 from specplug.types.draft import Draft
 from specplug.types.plan import TrimLimits

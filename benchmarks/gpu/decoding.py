@@ -22,12 +22,10 @@ from benchmarks.gpu.suffix_reference import confidences, find
 from benchmarks.gpu.texts import Tokens
 from specplug.assembly import build_draft_stage
 from specplug.interfaces import PluginContext
-from specplug.pipeline.stream.buffers import DraftOutputs, EngineRows, StepBuffers
+from specplug.pipeline.stream.buffers import DraftOutputs, EngineRows, StepBuffers, transfers_for
 from specplug.pipeline.stream.launch import stream_for
-from specplug.pipeline.stream.transfers import transfers_for
 from specplug.plugins.registry import default_registry
-from specplug.runtime.rows import RowFacts
-from specplug.runtime.slots import RunningRequest, SlotAllocator
+from specplug.runtime.slots import RowFacts, RunningRequest, SlotAllocator
 from specplug.runtime.stream_steps import StreamSteps
 from specplug.settings.model import Settings
 from specplug.types.caps import EngineCaps

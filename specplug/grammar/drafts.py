@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from itertools import takewhile
 
 import torch
 from torch import Tensor
@@ -93,9 +93,13 @@ class Completer:
         self, draft: Draft, states: Sequence[GrammarState | None], room: Tensor, budget: int | None = None
     ) -> Draft:
         """Return the draft completed by `complete`; `room` [B] is the most draft tokens of each row."""
+
+        def step() -> None:
+            self._done = complete(draft, states, room.tolist(), budget)
+
         self._done = None
         if draft.draft_length and any(state is not None for state in states) and self._guard.admits_step():
-            self._guard.step(partial(self._complete, draft, states, room, budget))
+            self._guard.step(step)
         return draft if self._done is None else self._done.draft
 
     def annotated(self, outcome: Outcome) -> Outcome:
@@ -108,16 +112,13 @@ class Completer:
         done, self._done = self._done, None
         return done
 
-    def _complete(self, draft: Draft, states: Sequence[GrammarState | None], room: Tensor, budget: int | None) -> None:
-        self._done = complete(draft, states, room.tolist(), budget)
-
 
 def _legal_part(
     draft: Draft, states: Sequence[GrammarState | None], looked_at: Tensor | None
 ) -> tuple[Draft, list[int]]:
     """Return the draft without the tokens that grammars forbid, and the number of cut tokens per row."""
     lengths, ids = draft.lengths.tolist(), draft.token_ids.tolist()
-    parents = chain_parents(draft).tolist() if draft.parents is None else draft.parents.tolist()
+    parents = (chain_parents(draft) if draft.parents is None else draft.parents).tolist()
     keep = [[place < length for place in range(draft.draft_length)] for length in lengths]
     for row, state in enumerate(states):
         if state is not None and lengths[row]:
@@ -142,8 +143,7 @@ def _legal_nodes(state: GrammarState, ids: Sequence[int], parents: Sequence[int]
             if parent >= 0 and not legal[parent]:
                 continue
             above = _path_to(parent, parents)
-            shared = next((place for place, (a, b) in enumerate(zip(path, above, strict=False)) if a != b), None)
-            shared = min(len(path), len(above)) if shared is None else shared
+            shared = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(path, above, strict=False)))
             if len(path) > shared:
                 state.rollback(len(path) - shared)
                 del path[shared:]

@@ -99,7 +99,7 @@ _MANY = 64  # with more legal tokens than this, one of them is assumed to contin
 
 
 class AllowedState:
-    """The plain reference: a state from a function that lists the legal tokens after a text.
+    """The plain reference: a `GrammarState` from a function that lists the legal tokens after a text.
 
     Args:
         allowed: returns the legal ids after the whole text; it is called only with legal texts.  If it returns none,
@@ -121,39 +121,33 @@ class AllowedState:
         return self._known[length]
 
     def advance(self, token: int) -> bool:
-        """Advance by a legal token; for an illegal token, return False and keep the state."""
         if token not in self._here():
             return False
         self._text.append(token)
         return True
 
     def rollback(self, count: int) -> None:
-        """Undo the `count` newest tokens."""
         for _ in range(count):
             self._known.pop(len(self._text), None)
             self._text.pop()
 
     def forced(self) -> int:
-        """Return the only legal token; `NO_TOKEN` if several tokens are legal, or none."""
         here = self._here()
         return next(iter(here)) if len(here) == 1 else NO_TOKEN
 
     def jump_forward(self, after: Sequence[int]) -> Sequence[int]:
-        """Return an empty sequence, because the function lists tokens, not text."""
-        return ()
+        return ()  # the function lists tokens, not text
 
     def is_open(self, token: int) -> bool:
-        """Return False: there is no jump-forward string."""
         return False
 
     @property
     def is_ended(self) -> bool:
-        """True if the output is complete."""
         return len(self._text) > self._start and self._text[-1] in self._ends
 
 
 class MaskState(ABC):
-    """A state of an engine's grammar, which gives the legal tokens as a bit mask.
+    """A `GrammarState` of an engine's grammar, which gives the legal tokens as a bit mask.
 
     Args:
         vocab_size: V.
@@ -192,31 +186,26 @@ class MaskState(ABC):
         """True if the output is complete."""
 
     def advance(self, token: int) -> bool:
-        """Advance by a legal token; for an illegal token, return False and keep the state."""
         if self.is_ended or not bit(self._here(), token) or not self._accept(token):
             return False
         self._is_filled = False
         return True
 
     def rollback(self, count: int) -> None:
-        """Undo the `count` newest tokens."""
         if count:
             self._take_back(count)
             self._is_filled = False
 
     def forced(self) -> int:
-        """Return the only legal token; `NO_TOKEN` if several tokens are legal, or none."""
         return NO_TOKEN if self.is_ended else only_bit(self._here())
 
     def jump_forward(self, after: Sequence[int]) -> Sequence[int]:
-        """Return the canonical tokens of the jump-forward string; the state has advanced by the tokens `after`."""
         coming = self._jump_forward()
         if not isinstance(coming, str):
             return coming
         return () if self._canonical is None else self._canonical(coming, [*self._tail, *after])
 
     def is_open(self, token: int) -> bool:
-        """Return whether the text of `token` is a prefix of another legal token's, so its tokenization is uncertain."""
         if self._canonical is None:
             return False
         legal = bits_of(self._here(), _MANY)

@@ -7,15 +7,9 @@
     observe  DraftStage.observe      device: verdict to metrics, trace, proposers and the trim half
              PlanStage.observe       host, in the planning process: report to the plan half
 
-`plan` and `draft` hold the stages.  They use `runner` (runs one proposer and contains its faults, for the stage or as a
-part of another proposer; see `specplug.composing`), `handles` and `worker` (run a proposer inline, or on a thread with
-a deadline), `buffers` (drafts, allocated once), `inflight` (drafts that wait for their verdict) and `sanitize` (makes
-any draft safe to verify).
-
-The two stages share no memory.  They contain all faults of plug-ins: see `specplug.faults`.
-
-Between plan and observe, only host proposers and the trace read from the device.  Plug-ins always run in
-`torch.inference_mode`, as inside an engine's step.
+`plan` and `draft` hold the stages, which share no memory.  They contain all faults of plug-ins: see `specplug.faults`.
+Plug-ins always run in `torch.inference_mode`, as inside an engine's step.  Between plan and observe, only host
+proposers and the trace read from the device.
 
 Ranks must draft identically.  From equal batches, device proposers and the trim half compute equal results.  Decisions
 that may differ are made in `specplug.faults` (which plug-ins are admitted or failed), in `handles` (deadlines) and by

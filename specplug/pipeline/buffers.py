@@ -26,12 +26,7 @@ class DraftBuffers:
     """
 
     def __init__(
-        self,
-        handles: Sequence[ProposerHandle],
-        caps: EngineCaps,
-        max_slots: int,
-        vocab_size: int,
-        device: torch.device,
+        self, handles: Sequence[ProposerHandle], caps: EngineCaps, max_slots: int, vocab_size: int, device: torch.device
     ) -> None:
         self.starts = list(accumulate((len(handle.sources) for handle in handles), initial=0))
         """Index in `sources` of each proposer's first source."""
@@ -53,10 +48,8 @@ class DraftBuffers:
         trees = [handle.caps.trees for handle in handles]
         self.parts = [allocate(Distribution.ONE_HOT, of_one) for of_one in trees]
         """The buffer of each proposer."""
-        taken = {Distribution.PROBS: (Distribution.PROBS, Distribution.LOGITS)}.get(
-            caps.draft_input, (caps.draft_input,)
-        )
-        states = (it.caps.distribution in taken and taken[0] is not Distribution.ONE_HOT for it in handles)
+        taken = {Distribution.PROBS: (Distribution.PROBS, Distribution.LOGITS), Distribution.ONE_HOT: ()}
+        states = (it.caps.distribution in taken.get(caps.draft_input, (caps.draft_input,)) for it in handles)
         self._logits_owner = next((index for index, it in enumerate(states) if it), -1)
         if self._logits_owner >= 0:
             handle = handles[self._logits_owner]
@@ -68,22 +61,11 @@ class DraftBuffers:
             self._merged = allocate(Distribution.ONE_HOT, any(trees))
             if self._logits_owner >= 0:
                 self._merged = _with_logits(self._merged, self.parts[self._logits_owner])
-
-    @property
-    def has_draft_vocab(self) -> bool:
-        """True if the distributions are over a draft vocabulary."""
-        return self._merged.draft_vocab is not None
-
-    @property
-    def distribution_bytes(self) -> int:
-        """Bytes that the distributions take."""
-        stated = self._merged.draft_logits if self._merged.draft_probs is None else self._merged.draft_probs
-        return 0 if stated is None else stated.nbytes
-
-    @property
-    def distribution(self) -> Distribution:
+        self.distribution = Distribution.PROBS if self._to_probs else self._merged.distribution
         """The distribution that the draft of a whole batch may carry."""
-        return Distribution.PROBS if self._to_probs else self._merged.distribution
+        self.has_draft_vocab = self._merged.draft_vocab is not None
+        stated = self._merged.draft_logits if self._merged.draft_probs is None else self._merged.draft_probs
+        self.distribution_bytes = 0 if stated is None else stated.nbytes
 
     def empty(self, batch: EngineBatch, draft_length: int) -> Draft:
         """Return the buffer of the whole batch, empty."""
@@ -140,13 +122,11 @@ def seen_from(draft: Draft, start: int, sources: tuple[str, ...]) -> Draft:
 
 def _take_rows(merged: Draft, part: Draft, rows: Tensor) -> None:
     """Copy `rows` [B] bool of `part` into `merged`, in place.  Distributions share memory and need no copy."""
-    _take(merged.lengths, part.lengths, rows)
-    for name in ("token_ids", "confidence", "source"):
-        _take(getattr(merged, name), getattr(part, name), rows[:, None])
-    if merged.parents is not None and part.parents is not None:  # otherwise `reset` has written the parents of a chain
-        _take(merged.parents, part.parents, rows[:, None])
-    if merged.drawn is not None and part.drawn is not None:
-        _take(merged.drawn, part.drawn, rows[:, None])
+    torch.where(rows, part.lengths, merged.lengths, out=merged.lengths)
+    for name in ("token_ids", "confidence", "source", "parents", "drawn"):
+        mine, theirs = getattr(merged, name), getattr(part, name)
+        if mine is not None and theirs is not None:  # `reset` has written the parents of a chain
+            torch.where(rows[:, None], theirs, mine, out=mine)
 
 
 def _with_logits(buffer: Draft, stating: Draft) -> Draft:
@@ -181,10 +161,6 @@ def checked_draft_vocab(name: str, proposer: Proposer, vocab_size: int) -> Tenso
             remedy="Set draft_vocab once, in the constructor",
         )
     return ids
-
-
-def _take(mine: Tensor, theirs: Tensor, rows: Tensor) -> None:
-    torch.where(rows, theirs, mine, out=mine)
 
 
 def sanitize(draft: Draft, limits: Tensor, vocab_size: int) -> None:

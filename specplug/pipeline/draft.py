@@ -15,14 +15,13 @@ from specplug.grammar.drafts import SOURCE, split_grammar_verdict
 from specplug.interfaces import HasHostTrim, Proposer, Trimmer
 from specplug.metrics import SpecMetrics
 from specplug.pipeline.buffers import DraftBuffers, sanitize
-from specplug.pipeline.choices import Choices
+from specplug.pipeline.by_slot import Choices, InFlight
 from specplug.pipeline.handles import ProposerHandle
-from specplug.pipeline.inflight import InFlight
 from specplug.pipeline.memory import require
 from specplug.pipeline.runner import ProposerRunner
 from specplug.trace import TraceWriter, rows_from
 from specplug.types.batch import EngineBatch
-from specplug.types.caps import Distribution, EngineCaps
+from specplug.types.caps import EngineCaps
 from specplug.types.draft import Draft
 from specplug.types.host_step import HostStep
 from specplug.types.plan import StepPlan, TrimLimits
@@ -63,7 +62,15 @@ class DraftStage:
         """The circuit breaker of the trim half."""
         self.metrics, self._trace = metrics, trace
         self._trace_guard = FaultGuard("trace", sink=metrics.fault)  # a full disk must not end the engine
-        self._buffers = DraftBuffers(handles, caps, max_slots, vocab_size, device)
+        buffers = self._buffers = DraftBuffers(handles, caps, max_slots, vocab_size, device)
+        self.sources = buffers.sources
+        """Names that `Draft.source` indexes: the sources of all proposers, in order."""
+        self.distribution = buffers.distribution
+        """The distribution that drafts may carry; `Distribution.ONE_HOT` if no proposer provides one."""
+        self.has_draft_vocab = buffers.has_draft_vocab
+        """True if the drafts' distributions are over a draft vocabulary."""
+        self.distribution_bytes = buffers.distribution_bytes
+        """Bytes that the drafts' distributions take, in the only buffer that holds them."""
         self._takes_trees = caps.trees
         trees = caps.trees and any(handle.caps.trees for handle in handles)
         self.in_flight = InFlight(max_slots, caps.max_draft_length, device, trees=trees)
@@ -77,16 +84,6 @@ class DraftStage:
     def proposers(self) -> dict[str, Proposer]:
         """The proposers by name, the server's default first."""
         return {runner.handle.spec.name: runner.handle.proposer for runner in self.runners}
-
-    @property
-    def sources(self) -> tuple[str, ...]:
-        """Names that `Draft.source` indexes: the sources of all proposers, in order."""
-        return self._buffers.sources
-
-    @property
-    def distribution(self) -> Distribution:
-        """The distribution that drafts may carry; `Distribution.ONE_HOT` if no proposer provides one."""
-        return self._buffers.distribution
 
     @property
     def bytes_to_allocate(self) -> int:
@@ -103,16 +100,6 @@ class DraftStage:
         if names:
             require(names, self.bytes_to_allocate, available)
         return available - self.bytes_to_allocate
-
-    @property
-    def has_draft_vocab(self) -> bool:
-        """True if the drafts' distributions are over a draft vocabulary."""
-        return self._buffers.has_draft_vocab
-
-    @property
-    def distribution_bytes(self) -> int:
-        """Bytes that the drafts' distributions take, in the only buffer that holds them."""
-        return self._buffers.distribution_bytes
 
     @torch.inference_mode()
     def propose(self, batch: EngineBatch, draft_length: int, caps: Tensor | None = None) -> Draft:
@@ -157,15 +144,41 @@ class DraftStage:
         """Cut the drafts like `trim`, but do not store them."""
         return self.trimmed(batch, draft, plan) if self.cuts(draft.batch_size, draft.draft_length, plan) else draft
 
-    def trimmed(self, batch: EngineBatch, draft: Draft, plan: StepPlan) -> Draft:
-        """Return what the policy's trim half keeps of the drafts of a step that `cuts`."""
-        budget = plan.budget_of(draft.batch_size * draft.draft_length)
-        return self._cut(draft, TrimLimits.build(budget, batch.sampled, plan.prices, plan.entry), batch.vocab_size)
-
     def cuts(self, batch_size: int, draft_length: int, plan: StepPlan) -> bool:
-        """Return whether drafts of at most `draft_length` tokens are passed to the policy's trim half."""
-        places = batch_size * draft_length
-        return plan.cuts(places) or (places > 0 and self._cuts_without_budget(batch_size, draft_length))
+        """Return whether drafts of at most `draft_length` tokens are passed to the policy's trim half.
+
+        Where no limit of the plan binds, the policy answers; if that raises, its trim half decides.
+        """
+        places, prices, budget = batch_size * draft_length, plan.prices, plan.token_budget
+        if not places:
+            return False
+        is_priced = plan.entry > 0.0 or (len(prices) > 0 and prices[0].after < places)  # the first holds earliest
+        if is_priced or (budget is not None and budget < places):
+            return True
+        answers: list[bool] = []
+        has_answered = self.trimmer_guard.call(
+            lambda: answers.append(bool(self._trimmer.cuts_without_budget(batch_size, draft_length)))
+        )
+        return not has_answered or answers[0]
+
+    def trimmed(self, batch: EngineBatch, draft: Draft, plan: StepPlan) -> Draft:
+        """Return what the policy's trim half keeps of the drafts of a step that `cuts`.
+
+        If it fails, all drafts are dropped, so the budget holds.
+        """
+        budget, cut = plan.budget_of(draft.batch_size * draft.draft_length), list[Draft]()
+        limits = TrimLimits.build(budget, batch.sampled, plan.prices, plan.entry)
+
+        def trim() -> None:
+            trimmed = self._trimmer.trim(draft.view(draft.batch_size, draft.draft_length), limits)
+            _check_shape(trimmed, draft)
+            sanitize(trimmed, draft.lengths, batch.vocab_size)
+            cut.append(trimmed)
+
+        if self.trimmer_guard.admits_step() and self.trimmer_guard.step(trim):
+            return cut[0].as_one_hot()  # the trimmer may have selected tokens by value
+        draft.clear()
+        return draft
 
     @cached_property
     def host_trim(self) -> HostStep | None:
@@ -235,30 +248,6 @@ class DraftStage:
             return runner.draft(batch, self._choices.limits(index, batch.slots.long(), limits), draft_length)
         runner.ingest(batch)
         return runner.empty(batch, draft_length)
-
-    def _cuts_without_budget(self, batch_size: int, draft_length: int) -> bool:
-        """Return the policy's answer, or True if it raises, so that its trim half decides."""
-        answers: list[bool] = []
-
-        def ask() -> None:
-            answers.append(bool(self._trimmer.cuts_without_budget(batch_size, draft_length)))
-
-        return not self.trimmer_guard.call(ask) or answers[0]
-
-    def _cut(self, draft: Draft, limits: TrimLimits, vocab_size: int) -> Draft:
-        """Let the policy trim, and contain its faults.  If it fails, all drafts are dropped, so the budget holds."""
-        cut: list[Draft] = []
-
-        def trim() -> None:
-            trimmed = self._trimmer.trim(draft.view(draft.batch_size, draft.draft_length), limits)
-            _check_shape(trimmed, draft)
-            sanitize(trimmed, draft.lengths, vocab_size)
-            cut.append(trimmed)
-
-        if self.trimmer_guard.admits_step() and self.trimmer_guard.step(trim):
-            return cut[0].as_one_hot()  # the trimmer may have selected tokens by value
-        draft.clear()
-        return draft
 
 
 def host_trim_of(trimmer: Trimmer) -> HostStep | None:

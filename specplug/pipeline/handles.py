@@ -1,8 +1,7 @@
-"""Handles that run one proposer: inline on the engine's tensors, or on a host thread with a deadline."""
+"""Handles of one proposer, which runs inline on the engine's tensors, or on a host thread with a deadline."""
 
 from __future__ import annotations
 
-import abc
 from concurrent.futures import Future, wait
 from dataclasses import replace
 from functools import partial
@@ -20,15 +19,18 @@ from specplug.types.batch import EngineBatch
 from specplug.types.caps import Distribution, ProposerCaps
 from specplug.types.draft import Draft
 from specplug.types.request import Event
-from specplug.types.tensors import to_device
+from specplug.types.tensors import tensors_of, to_device
 from specplug.types.verdict import Verdict
 
 MOST_QUEUED = 256
 """Most jobs of a host proposer's thread that are waiting when an event is queued behind them."""
 
 
-class ProposerHandle(abc.ABC):
-    """The pipeline's handle of one proposer.  Methods raise the proposer's exceptions, which the pipeline contains.
+class ProposerHandle:
+    """Runs one proposer inline, on the engine's tensors.  Methods raise the proposer's exceptions.
+
+    It cannot be timed out, and on a GPU a CUDA error in the proposer is fatal to the process.  Ids outside the
+    vocabulary are faults of a proposer that declares `needs_host`; those of others are only cut, by `sanitize`.
 
     Attributes:
         caps: the proposer's capabilities on the engine's device.
@@ -40,9 +42,7 @@ class ProposerHandle(abc.ABC):
     declared = to_allocate = 0
 
     def __init__(self, spec: ProposerSpec, proposer: Proposer, caps: ProposerCaps) -> None:
-        self.spec = spec
-        self.proposer = proposer
-        self.caps = caps
+        self.spec, self.proposer, self.caps = spec, proposer, caps
         self.sources = tuple(f"{spec.name}/{text_of(source)}" for source in proposer.sources) or (spec.name,)
 
     def check_ready(self) -> None:
@@ -51,19 +51,20 @@ class ProposerHandle(abc.ABC):
         Raises:
             LateDraft: the proposer is still busy with an earlier step and must skip this one.
         """
-        return
 
-    @abc.abstractmethod
     def step(self, batch: EngineBatch, limits: Tensor | None, draft: Draft | None) -> None:
         """Ingest the batch and, if `limits` and an empty `draft` are given, fill the draft."""
+        _run(self.proposer, batch, limits, draft)
+        if draft is not None and self.caps.needs_host:
+            _check_ids(draft, batch.vocab_size)
 
-    @abc.abstractmethod
     def observe(self, batch: EngineBatch, draft: Draft, verdict: Verdict) -> None:
-        """Pass the verdict to the proposer if it learns."""
+        """Pass the verdict to the proposer, which learns."""
+        self.proposer.observe(batch, draft, verdict)
 
-    @abc.abstractmethod
     def on_event(self, event: Event) -> None:
         """Pass the event to the proposer."""
+        self.proposer.on_event(event)
 
     def close(self) -> None:
         """Release the proposer."""
@@ -73,43 +74,16 @@ class ProposerHandle(abc.ABC):
 def _run(proposer: Proposer, batch: EngineBatch, limits: Tensor | None, draft: Draft | None) -> None:
     if draft is None:
         proposer.step(batch, None, None)
-    else:
-        shape, device = draft.token_ids.shape, draft.device
-        proposer.step(batch, limits, draft)
-        if draft.token_ids.shape != shape or draft.device != device:  # `validate` compares the other tensors with it
-            raise ContractError.build(
-                "Draft.token_ids has been resized or moved",
-                found=f"{tuple(draft.token_ids.shape)} on {draft.device}",
-                expected=f"{tuple(shape)} on {device}",
-            )
-        draft.validate()
-
-
-class DeviceHandle(ProposerHandle):
-    """Runs a proposer inline, on the engine's tensors.  It cannot be timed out.
-
-    On a GPU, a CUDA error in the proposer is fatal to the process.  `sanitize` cuts ids outside the vocabulary without
-    reporting them.
-    """
-
-    def step(self, batch: EngineBatch, limits: Tensor | None, draft: Draft | None) -> None:
-        _run(self.proposer, batch, limits, draft)
-
-    def observe(self, batch: EngineBatch, draft: Draft, verdict: Verdict) -> None:
-        if self.caps.learns:
-            self.proposer.observe(batch, draft, verdict)
-
-    def on_event(self, event: Event) -> None:
-        self.proposer.on_event(event)
-
-
-class InlineHandle(DeviceHandle):
-    """Runs a host proposer inline if the batch is in host memory: no snapshot, no thread, no deadline."""
-
-    def step(self, batch: EngineBatch, limits: Tensor | None, draft: Draft | None) -> None:
-        super().step(batch, limits, draft)
-        if draft is not None:
-            _check_ids(draft, batch.vocab_size)
+        return
+    shape, device = draft.token_ids.shape, draft.device
+    proposer.step(batch, limits, draft)
+    if draft.token_ids.shape != shape or draft.device != device:  # `validate` compares the other tensors with it
+        raise ContractError.build(
+            "Draft.token_ids has been resized or moved",
+            found=f"{tuple(draft.token_ids.shape)} on {draft.device}",
+            expected=f"{tuple(shape)} on {device}",
+        )
+    draft.validate()
 
 
 class HostHandle(ProposerHandle):
@@ -172,7 +146,7 @@ class HostHandle(ProposerHandle):
             self._own = own
 
     def observe(self, batch: EngineBatch, draft: Draft, verdict: Verdict) -> None:
-        if not self.caps.learns or self._is_busy():
+        if self._is_busy():
             return
         self._catch_up()
         host_draft = _empty_copy(draft)
@@ -250,19 +224,8 @@ def _on_device(own: Draft, device: torch.device) -> Draft:
     """Return a draft on a device, in one transfer that nothing waits for; full distributions are left to `copy_`."""
     if own.device == device or own.distribution is not Distribution.ONE_HOT:
         return own
-    trees = [] if own.parents is None else [own.parents]
-    ids, lengths, confidence, source, base_len, *parents = to_device(
-        [own.token_ids, own.lengths, own.confidence, own.source, own.base_len, *trees], device
-    )
-    return replace(
-        own,
-        token_ids=ids,
-        lengths=lengths,
-        confidence=confidence,
-        source=source,
-        base_len=base_len,
-        parents=parents[0] if parents else None,
-    )
+    named = tensors_of(own)
+    return replace(own, **dict(zip(named, to_device([*named.values()], device), strict=True)))
 
 
 def _check_ids(draft: Draft, vocab_size: int) -> None:
@@ -270,9 +233,8 @@ def _check_ids(draft: Draft, vocab_size: int) -> None:
     ids, lengths = draft.token_ids.numpy(), draft.lengths.numpy()
     if not lengths.any():
         return
-    wrong = (ids.view(np.uint32) >= vocab_size) & (
-        np.arange(draft.draft_length) < lengths[:, None]
-    )  # as unsigned integers, negative ids are huge
+    is_wrong = ids.view(np.uint32) >= vocab_size  # as unsigned integers, negative ids are huge
+    wrong = is_wrong & (np.arange(draft.draft_length) < lengths[:, None])
     if wrong.any() or lengths.min() < 0 or lengths.max() > draft.draft_length:
         raise ContractError.build(
             "malformed draft",
@@ -294,8 +256,6 @@ def make_handle(
     caps = spec.caps_for(device.type)
     if caps.host_step and not takes_trees:
         caps = replace(caps, trees=False)
-    if not caps.needs_host:
-        return DeviceHandle(spec, proposer, caps)
-    if caps.inline and device.type == "cpu":
-        return InlineHandle(spec, proposer, caps)
+    if not caps.needs_host or (caps.inline and device.type == "cpu"):
+        return ProposerHandle(spec, proposer, caps)
     return HostHandle(spec, proposer, caps, deadline)

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import pairwise
-from operator import index
+from operator import index, is_not
 from typing import Any
 
 from specplug.errors import ContractError
@@ -24,7 +24,9 @@ class PlanStage:
 
     def __init__(self, planner: Planner, caps: EngineCaps, guard: FaultGuard, *, ceiling: int | None = None) -> None:
         self._planner, self._caps, self._guard = planner, caps, guard
-        self._learns, self.is_constant = planner.learns, planner.is_constant
+        self.learns, self.is_constant = planner.learns, planner.is_constant
+        self.reads_costs = self.learns or not self.is_constant
+        """True if the planner may read what steps cost."""
         self._newest: tuple[StepPlan, int | None, StepPlan] | None = None  # a plan, the ceiling, and the fitted plan
         self.ceiling = ceiling
         """The operator's limit on the draft length, changeable while serving; 0 stops drafting, None is no limit."""
@@ -60,16 +62,6 @@ class PlanStage:
         known = self._newest
         return known[2] if self.is_constant and known is not None and known[1] == self.ceiling else None
 
-    @property
-    def learns(self) -> bool:
-        """True if the planner wants reports."""
-        return self._learns
-
-    @property
-    def reads_costs(self) -> bool:
-        """True if the planner may read what steps cost."""
-        return self._learns or not self.is_constant
-
     def status(self) -> dict[str, Any]:
         """Return what the planner reports of itself, {"error": ...} if that fails; empty if it reports nothing."""
         return status_of(self._guard.name, self._planner)
@@ -80,7 +72,7 @@ class PlanStage:
 
     def observe(self, report: StepReport) -> None:
         """Pass a step's report to the planner if it learns."""
-        if self._learns and not self._guard.is_off:
+        if self.learns and not self._guard.is_off:
             self._guard.call(partial(self._planner.observe, report))
 
     def _fitted(self, plan: StepPlan) -> StepPlan:
@@ -170,29 +162,22 @@ class JoinedPlanner(Planner):
     def plan(self, stats: HostStats) -> StepPlan:
         """Return the joined plan; the same object as before if all parts' plans are."""
         plans = tuple([stage.constant_plan or stage.plan(stats) for stage in self._stages])
-        if self._newest is None or any(map(_differ, plans, self._newest[0])):
+        if self._newest is None or any(map(is_not, plans, self._newest[0])):
             self._newest = plans, joined(plans)
         return self._newest[1]
 
     def observe(self, report: StepReport) -> None:
-        """Pass the report to the parts that learn."""
         for stage in self._stages:
             stage.observe(report)
 
     def longest_draft(self, batch_size: int) -> int:
-        """Return the longest draft that all parts may plan."""
         return min(stage.longest_draft(batch_size) for stage in self._stages)
 
     @property
     def learns(self) -> bool:
-        """True if a part learns."""
         return any(stage.learns for stage in self._stages)
 
     def status(self) -> dict[str, Any]:
         """Return the status of each part that reports one, by name."""
         found = {name: stage.status() for name, stage in self._parts.items()}
         return {name: status for name, status in found.items() if status}
-
-
-def _differ(one: StepPlan, other: StepPlan) -> bool:
-    return one is not other

@@ -21,31 +21,25 @@ Run = Callable[[EngineBatch, Tensor | None, Draft | None], None]
 
 
 class ProposerRunner:
-    """Runs one proposer.  A fault costs only the proposer's own drafts; no method raises.
-
-    Args:
-        handle: runs the proposer inline, or on a thread with a deadline.
-        guard: the proposer's circuit breaker.
-        buffer: [S, N], the buffer of its drafts; every step overwrites it.
+    """Runs one proposer through its handle.  A fault costs only the proposer's own drafts; no method raises.
 
     Attributes:
+        guard: the proposer's circuit breaker.
+        buffer: [S, N], the buffer of its drafts; every step overwrites it.
         ingested: [S] int32, the number of tokens in each slot that the proposer has.
         generations: [S] int64, the slots' generations that these tokens belong to.
     """
 
     def __init__(self, handle: ProposerHandle, guard: FaultGuard, buffer: Draft) -> None:
         self.handle, self.guard = handle, guard
+        self.sources = handle.sources
+        """Names that `Draft.source` of its drafts indexes, each prefixed with the proposer's name."""
         self.buffer = replace(buffer, sources=handle.sources)
         max_slots, device = buffer.batch_size, buffer.device
         self.ingested = torch.zeros(max_slots, dtype=torch.int32, device=device)
         self.generations = torch.full((max_slots,), -1, dtype=torch.int64, device=device)
         self._missed_resets: set[int] = set()
         self._closed = False
-
-    @property
-    def sources(self) -> tuple[str, ...]:
-        """Names that `Draft.source` of its drafts indexes, each prefixed with the proposer's name."""
-        return self.handle.sources
 
     def empty(self, batch: EngineBatch, draft_length: int) -> Draft:
         """Return the buffer, empty, for `batch`."""
@@ -103,7 +97,7 @@ class ProposerRunner:
 
     def is_ready(self, reset_slots: Iterable[int]) -> bool:
         """Return whether the proposer may take a step; call once per step.  Its next step receives `reset_slots`."""
-        self.note_resets(reset_slots)
+        self._missed_resets.update(reset_slots)
         return self.guard.admits_step() and self.guard.call(self.handle.check_ready)
 
     def note_resets(self, reset_slots: Iterable[int]) -> None:

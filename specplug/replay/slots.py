@@ -14,8 +14,7 @@ from specplug.errors import EngineError
 from specplug.pipeline.draft import DraftStage
 from specplug.pipeline.stream.buffers import DraftOutputs, EngineRows
 from specplug.replay.items import Ids
-from specplug.runtime.rows import RowFacts
-from specplug.runtime.slots import RunningRequest, SlotAllocator
+from specplug.runtime.slots import RowFacts, RunningRequest, SlotAllocator
 from specplug.runtime.stream_steps import StreamSteps
 from specplug.types.batch import EngineBatch
 from specplug.types.draft import Draft

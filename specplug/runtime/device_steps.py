@@ -14,8 +14,7 @@ from specplug.pipeline.device.columns import KNOWN, LIMITS, NUM_NEW, DeviceColum
 from specplug.pipeline.draft import DraftStage
 from specplug.pipeline.stream.buffers import DraftOutputs, EngineRows
 from specplug.runtime.ends import StopDetector
-from specplug.runtime.rows import RowFacts
-from specplug.runtime.slots import NO_CAP, SlotTable
+from specplug.runtime.slots import NO_CAP, RowFacts, SlotTable
 from specplug.types.batch import EngineBatch
 from specplug.types.caps import Distribution
 from specplug.types.draft import Draft
@@ -192,7 +191,7 @@ class DeviceSteps:
             return
         sanitize(draft, self._columns.counts[LIMITS, : batch.batch_size], self._vocab_size)
         shift_sources(draft, 0)
-        cut = self._stage.cut(batch, draft, plan)
+        cut = self._stage.trimmed(batch, draft, plan)
         if cut is not draft:
             draft.as_one_hot().copy_(cut)
             if draft.drawn is not None:

@@ -11,9 +11,8 @@ import torch
 from torch import Tensor
 
 from specplug.errors import EngineError, describe
-from specplug.pipeline.stream.buffers import DraftOutputs, EngineRows
+from specplug.pipeline.stream.buffers import DraftOutputs, EngineRows, Transfers
 from specplug.pipeline.stream.launch import HostFunctionStream
-from specplug.pipeline.stream.transfers import Transfers
 from specplug.runtime.steps_in_flight import StepInFlight
 from specplug.types.host_step import OK, HostStep
 
@@ -70,7 +69,7 @@ def take_first(
         transfers.unpack(buffers, 1, draft_length, outputs)
         if not stream.mark().ends_within(LIMIT):
             raise EngineError.build("a stream does not run a step", who=type(stream).__name__, expected=f"{LIMIT:g} s")
-        found = [step.status, *map(_first, (buffers.lengths, buffers.emitted, buffers.verified))]
+        found = [step.control.status, *map(_first, (buffers.lengths, buffers.emitted, buffers.verified))]
         found += [buffers.newest[0, -buffers.packed :].tolist(), *map(_first, outputs)]
     links = list(range(-1, draft_length - 1))
     arrived = [drafted, [0.5] * draft_length, draft_length, links]

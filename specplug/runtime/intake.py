@@ -20,7 +20,7 @@ from specplug.errors import EngineError
 from specplug.interfaces import HasHostStep
 from specplug.match.cpu.locks import Semaphores
 from specplug.pipeline.cpu import host_function as host
-from specplug.pipeline.handles import InlineHandle
+from specplug.pipeline.handles import ProposerHandle
 from specplug.pipeline.runner import ProposerRunner
 from specplug.pipeline.worker import JobThread
 from specplug.runtime.slots import SlotTable, Span, Tokens
@@ -33,7 +33,7 @@ _PIECE = 1 << 13
 """Tokens of a list that are copied at a time, between which other threads get the GIL."""
 
 
-class Intake(InlineHandle):
+class Intake(ProposerHandle):
     """The handle of a proposer whose steps run in a stream: it delivers events, and errors of earlier ones.
 
     Args:
@@ -82,9 +82,7 @@ class Intake(InlineHandle):
 
     def on_event(self, event: Event) -> None:
         """Deliver an event, after the steps that were launched before it."""
-        if not isinstance(event, RequestEvent):
-            self._submit(partial(self.proposer.on_event, event))
-        elif event.kind in BEGINS:
+        if isinstance(event, RequestEvent) and event.kind in BEGINS:
             occupant = self._slots.occupants[event.slot]
             tokens = copy(occupant.tokens)  # an engine may lend its own list, to which it appends
             length = self.first_lengths[event.slot] = max(len(tokens), event.request.prompt_length)

@@ -1,4 +1,4 @@
-"""Slots of running requests: their assignment, and facts by slot for drafting, on the host and on the device.
+"""Slots of running requests: their assignment, and facts for drafting by slot, and by row, on host and device.
 
 Slots change only when requests start, end or resume, so the device table is written only at those steps and gathered by
 slot at every step.  Nothing is read back.
@@ -17,7 +17,9 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from specplug.types.batch import Barrier
 from specplug.types.request import Lifecycle, Request, RequestEvent, RequestOptions
+from specplug.types.tensors import to_device
 
 Tokens = Sequence[int] | npt.NDArray[np.integer[Any]]
 
@@ -95,7 +97,6 @@ class SlotTable:
         self.generations = [0] * max_slots
         self.version = 0
         self.table = torch.zeros(max_slots, _STOPS + MAX_STOP_IDS, dtype=torch.int64, device=device)
-        self._device = device
         self._changed: set[int] = set()
         self._reset: set[int] = set()
 
@@ -136,13 +137,15 @@ class SlotTable:
         )
 
     def flush(self) -> None:
-        """Write the changed rows to the device: two small asynchronous copies from memory that is never modified."""
+        """Write the changed rows to the device, in one copy that nothing waits for."""
         if not self._changed:
             return
         slots = sorted(slot for slot in self._changed if slot in self.occupants)
         self._changed.clear()
         if slots:
-            self.table[self._on_device(slots)] = self._on_device([self._row(slot) for slot in slots])
+            rows = [torch.tensor(it) for it in (slots, [self._row(slot) for slot in slots])]
+            where, facts = to_device(rows, self.table.device)
+            self.table[where] = facts
 
     def _row(self, slot: int) -> list[int]:
         occupant = self.occupants[slot]
@@ -150,12 +153,6 @@ class SlotTable:
         padding = [-1] * (MAX_STOP_IDS - len(occupant.stop_ids))
         head = [self.generations[slot], occupant.end, NO_CAP if cap is None else cap, int(request.grammar)]
         return [*head, _verifier_of(request.options), *occupant.stop_ids, *padding]
-
-    def _on_device(self, values: list[int] | list[list[int]]) -> Tensor:
-        tensor = torch.tensor(values, dtype=torch.int64)
-        if self._device.type == "cuda":
-            tensor = tensor.pin_memory()
-        return tensor.to(self._device, non_blocking=True)
 
 
 def _verifier_of(options: RequestOptions) -> int:
@@ -199,11 +196,8 @@ class SlotAllocator:
 
     def status(self) -> dict[str, int]:
         """Return how many slots there are and how many are occupied, and how many requests are preempted."""
-        return {
-            "total": len(self.slots.generations),
-            "occupied": len(self._slots),
-            "preempted": len(self._waiting),
-        }
+        occupied, preempted = len(self._slots), len(self._waiting)
+        return {"total": len(self.slots.generations), "occupied": occupied, "preempted": preempted}
 
     def is_waiting(self, request_id: str) -> bool:
         """Return whether the request was preempted and has not resumed."""
@@ -221,8 +215,9 @@ class SlotAllocator:
         """Assign a slot to a new request, or a new slot generation to a known one with a new prompt."""
         name = occupant.request.request_id
         self.ignored.discard(name)
-        kind: Lifecycle = Lifecycle.UPDATED if name in self._slots else Lifecycle.STARTED
+        kind: Lifecycle = Lifecycle.STARTED
         if name in self._slots:
+            kind = Lifecycle.UPDATED
             self._vacate(name)
         self._settle(kind, occupant)
 
@@ -252,12 +247,12 @@ class SlotAllocator:
         name = occupant.request.request_id
         slot = self._free.pop() if self.engine_slot is None else self.engine_slot(name)
         self._slots[name] = slot
-        self._report(kind, occupant, slot, self.slots.take(slot, occupant))
+        self._notify(RequestEvent(kind, occupant.request, slot, self.slots.take(slot, occupant)))
 
     def _leave(self, name: str, kind: Lifecycle, visible: int | None = None) -> RunningRequest:
         slot = self._slots[name]
         occupant = self.slots.occupants[slot]
-        self._report(kind, occupant, slot, self.slots.generations[slot], visible)
+        self._notify(RequestEvent(kind, occupant.request, slot, self.slots.generations[slot], visible))
         self._vacate(name)
         return occupant
 
@@ -267,7 +262,35 @@ class SlotAllocator:
         if self.engine_slot is None:
             self._free.append(slot)
 
-    def _report(
-        self, kind: Lifecycle, occupant: RunningRequest, slot: int, generation: int, visible: int | None = None
-    ) -> None:
-        self._notify(RequestEvent(kind, occupant.request, slot, generation, visible))
+
+class RowFacts:
+    """Host facts of B rows, in batch order: the engine's rows whose requests have a slot.
+
+    Attributes:
+        kept: indices of these rows among the engine's rows; None if all rows are kept.
+        names: request id of each row.
+        slots: slot of each row.
+        requests: request of each row.
+        barriers: spans of the rows that are not text.
+    """
+
+    def __init__(self, allocator: SlotAllocator, names: Sequence[str]) -> None:
+        self._version = allocator.slots.version
+        self._names = list(names)
+        kept = [row for row, name in enumerate(names) if name not in allocator.ignored]
+        self.kept = None if len(kept) == len(names) else kept
+        self.names = tuple(names[row] for row in kept)
+        self.slots = [allocator.slot_of(name) for name in self.names]
+        occupants = [allocator.slots.occupants[slot] for slot in self.slots]
+        self.requests: tuple[Request, ...] = tuple(occupant.request for occupant in occupants)
+        self.barriers = tuple(
+            Barrier(row, *span) for row, occupant in enumerate(occupants) for span in occupant.barriers
+        )
+
+    def hold(self, allocator: SlotAllocator, names: Sequence[str]) -> bool:
+        """Return whether no slot has changed hands since, and the engine's rows are still `names`, a list."""
+        return self._version == allocator.slots.version and self._names == names
+
+    def are_current(self, allocator: SlotAllocator) -> bool:
+        """Return whether no slot has changed hands since."""
+        return self._version == allocator.slots.version

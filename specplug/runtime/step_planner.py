@@ -161,12 +161,14 @@ class StepPlanner(Generic[R]):
         self.is_off, plan = self.stage.is_off or holds, self.plan if holds else self.stage.constant_plan
         if plan is None or plan.draft_length:
             for request in running:
-                if self._identify(request) not in self._tallies:
-                    self._admit(request)
+                if (name := self._identify(request)) not in self._tallies:
+                    bounds = self._bounds(request)
+                    self._tallies[name] = _Tally(bounds)
+                    if bounds.cap is not None:
+                        self._capped[name] = bounds.cap
             if plan is None:
-                figures = _Figures(running, self._figures)
                 newest = self.plan if self.steps else None
-                stats = HostStats(self.steps, figures, self.last_step, newest)
+                stats = HostStats(self.steps, _Figures(running, self._figures), self.last_step, newest)
                 plan = self.stage.plan(stats)
             plan = self._enforced(plan, self._planned)
             self.holds_until = 0 if plan.draft_length else self.steps + plan.num_steps
@@ -249,12 +251,6 @@ class StepPlanner(Generic[R]):
         """Return the newest plan's caps that are below its draft length and below the requests' own caps."""
         most = self.plan.draft_length
         return {name: cap for name, cap in self.plan.caps.items() if cap < min(most, self._capped.get(name, most))}
-
-    def _admit(self, request: R) -> None:
-        name, bounds = self._identify(request), self._bounds(request)
-        self._tallies[name] = _Tally(bounds)
-        if bounds.cap is not None:
-            self._capped[name] = bounds.cap
 
     def _figures(self, request: R) -> RequestStats:
         name, length = self._identify(request), self._measure(request)

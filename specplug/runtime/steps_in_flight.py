@@ -1,34 +1,93 @@
-"""StepInFlight: the memory of one step in a stream, from its launch until the drafts have been unpacked."""
+"""StepInFlight: the memory of one step in a stream, from its launch until the drafts have been unpacked; its cut."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from specplug.match.cpu.records import record
+from specplug.match.cpu.records import Record, record
 from specplug.pipeline.cpu import host_function as host
-from specplug.pipeline.cpu.columns import Columns
-from specplug.pipeline.cpu.kernels import NO_PARENTS
-from specplug.pipeline.cpu.trimming import StepCut
+from specplug.pipeline.cpu.kernels import NO_PARENTS, Columns
+from specplug.pipeline.cpu.trimming import DROP, LEAVE, TRIM, CutControl
 from specplug.pipeline.draft import DraftStage
 from specplug.pipeline.stream.buffers import StepBuffers
-from specplug.runtime.rows import LateRows, RowFacts
-from specplug.runtime.slots import NO_CAP, SlotTable
+from specplug.runtime.slots import NO_CAP, RowFacts, SlotTable
 from specplug.types.batch import EngineBatch
 from specplug.types.draft import Draft
-from specplug.types.host_step import FAILED, HostStep, StepArguments
+from specplug.types.host_step import FAILED, HostStep, StepArguments, TrimArguments
+from specplug.types.plan import MOST_PRICES, StepPlan
+
+
+class LateRows:
+    """Request ids, to be iterated over once the step has run.  Pickling gives a tuple of them.
+
+    Args:
+        names: the request id of each row.
+
+    Attributes:
+        flags: [B] int32, which the step's host function sets: 1 for each row that could not draft.
+    """
+
+    def __init__(self, names: Sequence[str]) -> None:
+        self._names, self.flags = names, np.zeros(len(names), np.int32)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter([self._names[row] for row in np.flatnonzero(self.flags)])
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return tuple, (tuple(self),)
+
+
+class StepCut:
+    """The cut of one step's drafts, at most S rows of N tokens, by a stage's trim half as a C function.
+
+    Attributes:
+        control: what is to be done, and the function's status.
+        record: the memory, for `trim`.
+    """
+
+    def __init__(self, stage: DraftStage, shape: tuple[int, int]) -> None:
+        self._stage, self._step = stage, stage.host_trim
+        self._prices, self._prices_after = np.zeros(MOST_PRICES, np.float32), np.zeros(MOST_PRICES, np.int64)
+        self._entry, self.control = np.zeros(()), CutControl()
+        self._arguments = TrimArguments(
+            entry=self._entry.ctypes.data, prices=self._prices.ctypes.data, prices_after=self._prices_after.ctypes.data
+        )
+        self.record = record(
+            control=self.control.address,
+            arguments=self._arguments.address,
+            workspace=np.zeros(shape, np.float32),
+            kept=np.zeros(shape, np.uint8),
+            places=np.zeros(shape[1], np.int32),
+        )
+
+    def prepare(self, plan: StepPlan, batch_size: int) -> bool:
+        """Set what `trim` is to do in a step of B rows; return false if only the stage itself can cut its drafts."""
+        control, arguments, step = self.control, self._arguments, self._step
+        control.action = LEAVE
+        if not self._stage.cuts(batch_size, plan.draft_length, plan):
+            return True
+        if step is None:
+            return False
+        control.action = TRIM if self._stage.trimmer_guard.admits_step() else DROP
+        control.function, control.status = step.function, FAILED
+        arguments.data, arguments.num_prices = step.data, len(plan.prices)
+        arguments.token_budget = plan.budget_of(batch_size * plan.draft_length)
+        self._entry[...] = plan.entry
+        for place, (survival, after) in enumerate(plan.prices):
+            self._prices[place], self._prices_after[place] = survival, after
+        return True
 
 
 class StepInFlight:
     """Arrays that the host, the kernels and the host function of one step share.
 
     Args:
-        stage: the draft stage, on the CPU.
-        slots: the table of slots, on the CPU.
+        stage, slots: the draft stage and the table of slots, on the CPU.
         shared: what all steps share.
         vocab_size: V.
         window: the most new tokens of a row.
@@ -38,6 +97,7 @@ class StepInFlight:
         buffers: what kernels read and write.
         num_rows: all rows of the engine.
         batch_size: B, the rows that may draft.
+        control: its numbers; the host function stores the status there.
         cut: the cut of its drafts.
         late: the rows that could not draft.
         argument: the address that the host function takes.
@@ -49,9 +109,8 @@ class StepInFlight:
     ) -> None:
         runner = stage.runners[0]
         max_slots, draft_length = runner.buffer.token_ids.shape
-        self.buffers = StepBuffers.allocate(
-            max_slots, draft_length, window, pinned=pinned, trees=runner.buffer.parents is not None
-        )
+        trees = runner.buffer.parents is not None
+        self.buffers = StepBuffers.allocate(max_slots, draft_length, window, pinned=pinned, trees=trees)
         self.num_rows = self.batch_size = 0
         self._shared = shared
         self._columns, self._table = Columns.allocate(max_slots), np.zeros_like(slots.table.numpy())
@@ -60,7 +119,7 @@ class StepInFlight:
         self._base_len, self._draft_lengths = np.zeros(max_slots, np.int32), self.buffers.draft_lengths.numpy()
         self._engine_rows, self._upto = np.zeros(max_slots, np.int64), np.zeros(max_slots, np.int32)
         self._first_lengths = np.zeros(max_slots, np.int32)
-        self._control = host.StepControl(vocab_size=vocab_size, num_sources=len(stage.sources))
+        self.control = host.StepControl(vocab_size=vocab_size, num_sources=len(stage.sources))
         self._arguments = StepArguments()
         parents = self.buffers.parents
         self._ids = self.buffers.ids.numpy()
@@ -85,12 +144,9 @@ class StepInFlight:
         self._facts: RowFacts | None = None
         self.late = LateRows(())
         self._has_caps = self._has_cuts = self.is_lost = False
-        self._record()
-
-    @property
-    def status(self) -> int:
-        """The status that the host function stored: `OK`, `BUSY`, `FAILED` or `MALFORMED`."""
-        return self._control.status
+        self._step = self._record()
+        self._argument = host.argument_of(self._step)
+        self.argument: int = self._argument.ctypes.data
 
     @property
     def longest(self) -> int:
@@ -104,19 +160,21 @@ class StepInFlight:
         slots: SlotTable,
         first_lengths: npt.NDArray[np.int32],
         caps: Mapping[str, int],
+        cut_by_grammar: Sequence[int],
     ) -> None:
-        """Write down the rows that may draft.
+        """Write down which of the engine's `rows` may draft, and the `caps` of requests.
 
         The facts of their slots are copied: slots may have other occupants before the step runs.
 
         Args:
-            facts: the rows that may draft.
-            rows: all rows of the engine.
-            slots: the table of slots.
+            facts, rows, slots, caps: the rows that may draft, the number of all, the table of slots, and most draft
+                tokens by request.
             first_lengths: [S] int32, tokens of each request's first text.
-            caps: most draft tokens, by request.
+            cut_by_grammar: how many tokens grammars removed from each row's verified draft; none if it is empty.
         """
         if self._facts is not facts:
+            slots.flush()
+            slots.take_resets()  # the host function goes by generations
             self._facts, self.batch_size, self.num_rows = facts, len(facts.names), rows
             kept = np.arange(rows) if facts.kept is None else np.array(facts.kept, np.int64)
             columns, size, own = self._columns, self.batch_size, np.array(facts.slots, np.int64)
@@ -131,29 +189,18 @@ class StepInFlight:
             self._columns.caps[:] = NO_CAP  # also of rows that this batch does not have
             self._columns.caps[: self.batch_size] = [caps.get(name, NO_CAP) for name in facts.names]
             self._has_caps = bool(caps)
-
-    def cut_by_grammar(self, cut: Sequence[int]) -> None:
-        """Write down how many tokens grammars removed from each row's verified draft; none if `cut` is empty."""
-        if cut or self._has_cuts:
+        if cut_by_grammar or self._has_cuts:
             self._columns.cut_by_grammar[:] = 0
-            self._columns.cut_by_grammar[: len(cut)] = cut
-            self._has_cuts = bool(cut)
+            self._columns.cut_by_grammar[: len(cut_by_grammar)] = cut_by_grammar
+            self._has_cuts = bool(cut_by_grammar)
 
     def set_flags(
         self, step: HostStep, draft_length: int, *, counts_verdicts: bool, runs_proposer: bool, stores_drafts: bool
     ) -> None:
-        """Set what the host function is to do.
-
-        Args:
-            step: the proposer's step.
-            draft_length: the longest draft.
-            counts_verdicts: whether to count what the step emitted, and its verdict.
-            runs_proposer: whether the proposer takes part.
-            stores_drafts: whether to store the drafts until their verdict.
-        """
+        """Set what the host function is to do: see `StepControl`."""
         self.late = LateRows(() if self._facts is None else self._facts.names)
         self.is_lost = False
-        control = self._control
+        control = self.control
         control.batch_size, control.draft_length, control.window = self.batch_size, draft_length, self.buffers.packed
         control.function, control.data = step
         control.counts_verdicts, control.runs_proposer = counts_verdicts, runs_proposer
@@ -180,14 +227,18 @@ class StepInFlight:
 
     def lists(self, draft_length: int) -> list[list[int]]:
         """Return the ids of each row's draft of at most K = `draft_length` tokens, once the step has run."""
-        return cut_lists(self._ids[: self.batch_size, :draft_length], self._draft_lengths[: self.batch_size])
+        ids, lengths = self._ids[: self.batch_size, :draft_length], self._draft_lengths[: self.batch_size]
+        rows, counts = ids.tolist(), lengths.tolist()
+        if counts.count(draft_length) < len(counts):  # most drafts are as long as they may be
+            return [row[:count] for row, count in zip(rows, counts, strict=True)]
+        return rows  # type: ignore[no-any-return]
 
-    def _record(self) -> None:
-        """Hand all addresses to the host function."""
+    def _record(self) -> Record:
+        """Return what the host function reads and writes."""
         buffers, shared = self.buffers, self._shared
-        self._step = record(
+        return record(
             memory=self._memory,
-            control=self._control.address,
+            control=self.control.address,
             arguments=self._arguments.address,
             engine_rows=self._engine_rows,
             first_lengths=self._first_lengths,
@@ -202,13 +253,3 @@ class StepInFlight:
             progress=shared.progress,
             cut=self.cut.record,
         )
-        self._argument = host.argument_of(self._step)
-        self.argument: int = self._argument.ctypes.data
-
-
-def cut_lists(ids: npt.NDArray[np.int32], lengths: npt.NDArray[np.int32]) -> list[list[int]]:
-    """Return each row of [B, K] ids as a list, cut to its length."""
-    rows, counts = ids.tolist(), lengths.tolist()
-    if counts.count(ids.shape[1]) < len(counts):  # most drafts are as long as they may be
-        return [row[:count] for row, count in zip(rows, counts, strict=True)]
-    return rows  # type: ignore[no-any-return]

@@ -13,23 +13,22 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from specplug.errors import ContractError
 from specplug.faults import FaultGuard
 from specplug.interfaces import HasHostStep
 from specplug.pipeline.cpu import host_function as host
+from specplug.pipeline.cpu.trimming import TRIM
 from specplug.pipeline.draft import DraftStage
-from specplug.pipeline.stream.buffers import DraftOutputs, EngineRows
-from specplug.pipeline.stream.launch import HostFunctionStream, stream_for
-from specplug.pipeline.stream.ring import Ring
-from specplug.pipeline.stream.transfers import Transfers, transfers_for
+from specplug.pipeline.stream.buffers import DraftOutputs, EngineRows, Transfers, transfers_for
+from specplug.pipeline.stream.launch import HostFunctionStream, Ring, stream_for
 from specplug.runtime.first_step import take_first
 from specplug.runtime.intake import Intake
-from specplug.runtime.rows import LateRows, RowFacts
-from specplug.runtime.slots import SlotTable
-from specplug.runtime.steps_in_flight import StepInFlight
+from specplug.runtime.slots import RowFacts, SlotTable
+from specplug.runtime.steps_in_flight import LateRows, StepInFlight
 from specplug.types.batch import EngineBatch
 from specplug.types.caps import Distribution
 from specplug.types.draft import Draft
-from specplug.types.host_step import BUSY
+from specplug.types.host_step import BUSY, OK
 from specplug.types.plan import StepPlan
 
 AT_START = 3
@@ -183,11 +182,8 @@ class StreamSteps:
             cut_by_grammar: by row, the tokens that grammars removed from the verified drafts; none if it is empty.
         """
         step, rows = self._ring.take(), engine.idx_mapping.shape[0]
-        self._slots.flush()
-        self._slots.take_resets()
-        step.set_rows(facts, rows, self._slots, self.intake.first_lengths, plan.caps)
-        step.cut_by_grammar(cut_by_grammar)
-        missed = self._take_missed(facts)
+        step.set_rows(facts, rows, self._slots, self.intake.first_lengths, plan.caps, cut_by_grammar)
+        missed = self._take_missed(facts) if self._has_missed else 0
         step.buffers.packed = self._draft_length + 1 + missed
         self._runner.guard.call(self.intake.update)
         waits = not step.cut.prepare(plan, step.batch_size)
@@ -227,12 +223,12 @@ class StreamSteps:
 
     def settle(self) -> None:
         """Wait until all steps and events have ended; for tests, and before the end."""
-        self._ring.wait()
+        self._ring.collect(waits=True)
         self.intake.settle()
 
     def close(self) -> None:
         """Wait until all steps have ended, and release the stage."""
-        self._ring.wait()
+        self._ring.collect(waits=True)
         self._stage.close()
 
     def _start(self, like: tuple[EngineRows, DraftOutputs]) -> None:
@@ -249,8 +245,6 @@ class StreamSteps:
 
     def _take_missed(self, facts: RowFacts) -> int:
         """Return the most tokens that steps without drafts have left of a row; the step to launch takes them."""
-        if not self._has_missed:
-            return 0
         own = self._slots_of(facts)
         most = int(self._missed[own].max(initial=0))
         self._missed[own] = 0
@@ -279,9 +273,17 @@ class StreamSteps:
         """Report the status of a step that has ended to the circuit breakers."""
         if step.is_lost:
             return
-        step.cut.report()
-        status = step.status
+        if step.cut.control.action == TRIM:
+            self._stage.trimmer_guard.step(partial(_raise_if_failed, "host trim", step.cut.control.status))
+        status = step.control.status
         if status == BUSY:
             self.busy += 1
         else:
-            self._runner.guard.step(partial(host.raise_if_failed, status))
+            self._runner.guard.step(partial(_raise_if_failed, "host step", status))
+
+
+def _raise_if_failed(what: str, status: int) -> None:
+    if status == host.MALFORMED:
+        raise ContractError.build("malformed draft", expected="ids in the vocabulary, lengths within the limits")
+    if status != OK:
+        raise RuntimeError(f"its {what} returned {status}")

@@ -146,14 +146,10 @@ class EngineBatch:
         elif newest_only:
             texts = self._newest_of(host["num_new"])
         else:
-            texts = self._texts(num_columns).to("cpu")
+            texts = self.tokens[:, :num_columns].index_select(0, self.rows.to(self.tokens.device)).to("cpu")
         host |= {"rows": torch.arange(self.batch_size), "tokens": texts}
         snapshot = replace(self, **{**host, "first": begin})
         return snapshot, copies[len(names) : len(names) + len(others)]
-
-    def _texts(self, num_columns: int) -> Tensor:
-        """Return [B, num_columns] int32, a copy of the first `num_columns` columns of each row's entry."""
-        return self.tokens[:, :num_columns].index_select(0, self.rows.to(self.tokens.device))
 
     def _newest(self, window: int) -> Tensor:
         """Return [B, window] int32, each row's tokens from its first new one on."""

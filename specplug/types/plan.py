@@ -181,11 +181,6 @@ class StepPlan:
         """Return the token budget of a batch whose drafts have so many places."""
         return places if self.token_budget is None else min(max(0, self.token_budget), places)
 
-    def cuts(self, places: int) -> bool:
-        """Return whether the budget, a price or the entry may cut a batch whose drafts have so many places."""
-        is_priced = self.entry > 0.0 or any(price.after < places for price in self.prices)
-        return is_priced or self.budget_of(places) < places
-
 
 NO_SPECULATION = StepPlan(draft_length=0)
 

@@ -96,6 +96,5 @@ class FittedVerifier(Verifier):
         self._verifier, self._takes = verifier, caps.distributions
 
     def verify(self, draft: Draft, target: TargetLogits, sampling: SamplingBatch, uniforms: Uniforms) -> Verification:
-        """Accept a prefix of each row's draft and add one token."""
         fitting = draft if draft.distribution in self._takes else draft.as_one_hot()
         return self._verifier.verify(fitting, target, sampling, uniforms)

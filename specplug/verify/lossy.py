@@ -41,11 +41,7 @@ class LossyVerifier(Verifier):
         self._lossless = ReferenceVerifier()
 
     def verify(self, draft: Draft, target: TargetLogits, sampling: SamplingBatch, uniforms: Uniforms) -> Verification:
-        """Accept a prefix of each row's draft, add one token, and report the departure.
-
-        Raises:
-            ContractError: the draft is a tree, or shapes do not match.
-        """
+        """Accept a prefix of each row's draft, add one token, and report the departure; see `ReferenceVerifier`."""
         if not draft.draft_length:
             found = self._lossless.verify(draft, target, sampling, uniforms)
             return replace(found, departed=torch.zeros(draft.batch_size, device=draft.device))
@@ -71,9 +67,9 @@ class LossyVerifier(Verifier):
 
     def _thresholds(self, sampling: SamplingBatch) -> Tensor:
         """[B] float32: each row's threshold."""
-        if sampling.acceptance_threshold is None:
-            return torch.full_like(sampling.temperature, self._default)
         given = sampling.acceptance_threshold
+        if given is None:
+            return torch.full_like(sampling.temperature, self._default)
         return torch.where(given.isnan(), self._default, given)
 
     def _kept_losslessly(
@@ -125,9 +121,7 @@ def _only(target: TargetLogits, drafted: Tensor, plausible: Tensor) -> TargetLog
     """Return the target's logits with nothing but the draft token where it is plausible."""
     positions = torch.arange(drafted.shape[1], device=drafted.device)
     rows = torch.where(plausible, target.starts[:, None] + positions, len(target.logits)).flatten()
-    logits = torch.cat(
-        [target.logits, target.logits.new_empty(1, target.logits.shape[1])]
-    )  # the last row takes the rest
+    logits = torch.cat([target.logits, target.logits[:1]])  # the last row takes the rest
     logits.index_fill_(0, rows, OFF)
     logits[rows, drafted.flatten()] = 0.0
     return TargetLogits(logits[:-1], target.starts)

@@ -41,7 +41,7 @@ class ReferenceVerifier(Verifier):
     """
 
     def __init__(self, context: PluginContext | None = None) -> None:
-        """Ignore `context`, which every plug-in is built with."""
+        """Every plug-in is built with a context; this one ignores it."""
 
     def verify(self, draft: Draft, target: TargetLogits, sampling: SamplingBatch, uniforms: Uniforms) -> Verification:
         """Accept a prefix of each row's draft and add one token.

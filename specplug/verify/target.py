@@ -45,9 +45,7 @@ def target_probs(
     scaled = _scaled(logits, torch.where(greedy, 1.0, per_row(temperature)).to(logits.dtype))
     if top_k is not None or top_p is not None:
         scaled = _keep_largest(
-            scaled,
-            None if top_k is None else per_row(top_k),
-            None if top_p is None else per_row(top_p),
+            scaled, None if top_k is None else per_row(top_k), None if top_p is None else per_row(top_p)
         )
     probs = scaled.softmax(-1)
     if min_p is not None:

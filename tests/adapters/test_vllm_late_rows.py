@@ -5,7 +5,7 @@ from __future__ import annotations
 import pickle
 from types import SimpleNamespace
 
-from specplug.runtime.rows import LateRows
+from specplug.runtime.steps_in_flight import LateRows
 from specplug.seams.hook import hook
 from specplug_vllm import step_metadata
 from specplug_vllm.worker import hooks

@@ -9,23 +9,10 @@ import numpy as np
 import pytest
 
 from specplug.metrics import SpecMetrics
-from specplug.runtime.steps_in_flight import cut_lists
-from specplug.types.draft import Draft
 from specplug_vllm.worker.drafting import Drafting
 from specplug_vllm.worker.v1 import Steps
 
 SEEDS = pytest.mark.parametrize("seed", range(10))
-
-
-@SEEDS
-def test_drafts_are_those_of_a_loop_over_rows(seed):
-    draw = random.Random(seed)
-    fewest = draw.choice((0, 3, 4))
-    rows = [draw.choices(range(9), k=draw.randint(fewest, 4)) for _ in range(draw.randint(0, 5))]
-    draft = Draft.allocate(len(rows), 4)
-    for row, ids in enumerate(rows):
-        draft.set_row(row, ids, 0.5)
-    assert cut_lists(draft.token_ids.numpy(), draft.lengths.numpy()) == rows
 
 
 @SEEDS

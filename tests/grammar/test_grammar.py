@@ -150,25 +150,6 @@ def test_batches_row_by_row(rows, more, budget):
     assert (done.draft.token_ids[~done.draft.mask()] == NO_TOKEN).all()
 
 
-@pytest.mark.parametrize(
-    ("budget", "lengths"), [(None, [5, 5, 5]), (12, [5, 5, 2]), (9, [5, 4, 0]), (6, [5, 1, 0]), (3, [2, 1, 0])]
-)
-def test_budgets_bound_what_is_added(budget, lengths):
-    """Rows in order; what is drafted already, and legal, counts first."""
-    states = [Masked(alternating, TEXT) for _ in range(3)]
-    done = complete(draft_of([[], [1], [3, 3]], 5), states, [5, 5, 5], budget)
-    assert done.draft.lengths.tolist() == lengths
-    assert done.cut == [0, 0, 2]
-
-
-def test_rows_have_room_of_their_own():
-    states = [Masked(alternating, TEXT) for _ in range(3)]
-    assert complete(draft_of([[], [1], []], 5), states, [3, 1, 0]).draft.lengths.tolist() == [3, 1, 0]
-
-
-alternating = allowed_by({(1, 2): frozenset({1}), (2, 1): frozenset({2})})
-
-
 def follow_all(rows, draft_length: int) -> list[tuple[list[int], list[int]]]:
     found = []
     for ids, allowed in rows:
@@ -367,21 +348,8 @@ def test_the_canonical_tokens_of_a_jump_forward_string():
     assert follow(Texts("acbd"), [], 8) == (0, [0, 2, 1, 5], [CERTAIN] * 4)
 
 
-def test_no_more_than_there_is_room_for():
-    assert follow(Texts("abcd"), [], 1).added == [3]
-    assert follow(Texts("abcd"), [3], 1) == (1, [], [])
-
-
 def test_the_last_token_may_go_on_behind_forced_text():
     """Both texts certainly contain "ab", but one of them may be tokenized with "bc"."""
     found = follow(Texts("abcd", "abda"), [0], 8)
     assert (found.kept, found.added) == (1, [])
     assert follow(Texts("acbd", "acba"), [], 8).added == [0, 2, 1]
-
-
-def test_the_tail_is_cut_with_the_text():
-    """The forced "b" is one token here, although the text "ab" would usually be tokenized otherwise."""
-    cut = JumpForwardTokenizer(Letters())
-    assert cut("cd", [0]) == (6,)
-    assert cut("b", [0]) == (1,)
-    assert cut("", [0]) == ()

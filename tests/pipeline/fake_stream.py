@@ -16,27 +16,24 @@ LONGEST_DELAY, LONGEST_BURST = 2e-4, 5
 class FakeStream(HostFunctionStream):
     """A stream whose work runs on demand, or on a random schedule, on a thread of its own.
 
-    Work whose Python code raises counts as done, so that nothing waits for it forever; the error is raised by the next
-    `run`, `drain`, `close` or `wait` of a mark.  As a context manager it closes at the end, and drops the work that is
-    left if the body raised.
+    Work whose Python code raises counts as done, so that nothing waits for it forever; the first error is raised by
+    the next `run`, `drain`, `close` or `wait` of a mark.  As a context manager it closes at the end, and drops the work
+    that is left if the body raised.
 
     Args:
         seed: of a schedule of delays (up to 0.2 ms) and bursts (up to 5 pieces of work); None runs work on demand only.
-
-    Attributes:
-        thread: the thread that runs all work.
     """
 
     def __init__(self, seed: int | None = None) -> None:
         self._schedule = None if seed is None else Random(seed)
         self._changed = threading.Condition()
         self._work: deque[Callable[[], object]] = deque()
-        self._enqueued = self._done = 0
+        self._enqueued = self.done = 0
         self._allowed = 0  # work of these first places may run
         self._closed = False
         self._errors: list[BaseException] = []
-        self.thread = threading.Thread(target=self._serve, name="fake-stream", daemon=True)
-        self.thread.start()
+        self._thread = threading.Thread(target=self._serve, name="fake-stream", daemon=True)
+        self._thread.start()
 
     def launch(self, function: int, argument: int) -> None:
         """Enqueue a call of a host function, without the GIL."""
@@ -57,12 +54,11 @@ class FakeStream(HostFunctionStream):
     @property
     def waiting(self) -> int:
         """The number of pieces of work that have not ended."""
-        with self._changed:
-            return self._enqueued - self._done
+        return self._enqueued - self.done
 
     def run(self, count: int = 1) -> None:
         """Run the next pieces of work, at most as many as are enqueued, and wait until they have ended."""
-        self.run_to(min(self._done + count, self._enqueued))
+        self.run_to(min(self.done + count, self._enqueued))
 
     def drain(self) -> None:
         """Run all work that is enqueued so far, and wait until it has ended."""
@@ -73,28 +69,18 @@ class FakeStream(HostFunctionStream):
         with self._changed:
             self._allowed = max(self._allowed, place)
             self._changed.notify_all()
-            self._changed.wait_for(lambda: self._done >= place or not self.thread.is_alive())
-            dropped = self._done < place
+            self._changed.wait_for(lambda: self.done >= place or not self._thread.is_alive())
         self._report()
-        if dropped:
-            raise RuntimeError("the stream was closed before this work ran")
-
-    def is_done(self, place: int) -> bool:
-        """Return whether the work before a place has ended; never waits."""
-        return self._done >= place
 
     def close(self, *, run: bool = True) -> None:
         """Run or drop the work that is left, end the thread, and raise what work raised."""
         with self._changed:
             self._closed = True
-            if run:
-                self._allowed = self._enqueued
-            else:
+            self._allowed = self._enqueued
+            if not run:
                 self._work.clear()
             self._changed.notify_all()
-        self.thread.join()
-        with self._changed:
-            self._changed.notify_all()  # whoever waits for dropped work
+        self._thread.join()
         self._report()
 
     def __enter__(self) -> FakeStream:
@@ -110,7 +96,7 @@ class FakeStream(HostFunctionStream):
             except BaseException as error:
                 self._errors.append(error)
             with self._changed:
-                self._done += 1
+                self.done += 1
                 self._changed.notify_all()
 
     def _next(self) -> Callable[[], object] | None:
@@ -120,28 +106,22 @@ class FakeStream(HostFunctionStream):
                 self._changed.wait_for(self._has_turn)
                 if not self._work:
                     return None
-                if self._done < self._allowed:
+                if self.done < self._allowed:
                     return self._work.popleft()
-            self._grant_burst()
+            assert self._schedule is not None
+            time.sleep(self._schedule.uniform(0, LONGEST_DELAY))
+            with self._changed:
+                self._allowed = max(self._allowed, self.done + self._schedule.randint(1, LONGEST_BURST))
 
     def _has_turn(self) -> bool:
         if not self._work:
             return self._closed
-        return self._done < self._allowed or self._schedule is not None
-
-    def _grant_burst(self) -> None:
-        assert self._schedule is not None
-        time.sleep(self._schedule.uniform(0, LONGEST_DELAY))
-        with self._changed:
-            self._allowed = max(self._allowed, self._done + self._schedule.randint(1, LONGEST_BURST))
+        return self.done < self._allowed or self._schedule is not None
 
     def _report(self) -> None:
-        with self._changed:
-            errors, self._errors = self._errors, []
-        if len(errors) == 1:
-            raise errors[0]
+        errors, self._errors = self._errors, []
         if errors:
-            raise BaseExceptionGroup("several pieces of work raised", errors)
+            raise errors[0]
 
 
 class _Place(Mark):
@@ -152,7 +132,7 @@ class _Place(Mark):
 
     @property
     def reached(self) -> bool:
-        return self._stream.is_done(self._place)
+        return self._stream.done >= self._place
 
     def wait(self) -> None:
         """Let the work before the mark run, and wait until it has ended."""

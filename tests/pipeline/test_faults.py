@@ -69,33 +69,6 @@ class TestFaults:
         rig.start("b", [2])
         assert proposer.calls == ["on_event", "ingest", "propose", "on_event"]
 
-    @pytest.mark.parametrize("error", [BaseException, SystemExit, GeneratorExit, KeyboardInterrupt])
-    @pytest.mark.parametrize("incremental", [False, True])
-    def test_whatever_it_raises_costs_the_draft_only(self, proposer, error, incremental):
-        """An interrupt is the proposer's own only on its own thread; elsewhere it passes."""
-
-        def write(*_args):
-            raise error("planted")
-
-        rig = rig_of(Recorder(write, needs_host=proposer.caps.needs_host, incremental=incremental))
-        rig.start("a", [1, 2])
-        if error is KeyboardInterrupt and not proposer.caps.needs_host:
-            with pytest.raises(KeyboardInterrupt):
-                rig.draft()
-            return
-        assert drafts(rig.draft()) == drafts(rig.draft()) == [[]]
-        assert rig.proposers["only"].handed == [{(0, 0): [1, 2]}, {(0, 0): [1, 2] if incremental else []}]
-        assert rig.faults == {"only": {"raised": 2}}
-
-    def test_one_broken_proposer_does_not_touch_the_rows_of_another(self):
-        bad = Recorder()
-        bad.fails = {"propose"}
-        rig = Rig({"good": Recorder(), "bad": bad})
-        rig.start("a", [1])
-        rig.start("b", [10], proposer="bad")
-        assert drafts(rig.draft()) == [[2, 3, 4, 5], []]
-        assert rig.faults == {"bad": {"raised": 1}}
-
 
 def two(proposer) -> Rig:
     """Return a rig in which two requests run."""
@@ -193,26 +166,4 @@ class TestMalformedDrafts:
         draft = rig.draft()
         assert draft.token_ids.tolist() == [[-1] * 4]
         assert drafts(draft) == [[]]
-        assert rig.faults == {"only": {"malformed": 1}}
-
-    @pytest.mark.parametrize(("incremental", "again"), [(False, []), (True, [1, 2])])
-    def test_who_never_sees_a_text_twice_gets_all_texts_anew_after_a_fault(self, incremental, again):
-        rig = rig_of(Recorder(needs_host=True, incremental=incremental))
-        [proposer] = rig.proposers.values()
-        rig.start("a", [1, 2])
-        rig.start("absent", [3, 4])
-        rig.draft()
-        proposer.fails = {"propose"}
-        rig.draft(names=["a"])
-        proposer.fails = set()
-        rig.occupants["a"].tokens.append(5)
-        rig.occupants["absent"].tokens.append(6)
-        rig.draft()
-        expected = {(0, 0): [*again, 5], (1, 0): [*(token + 2 for token in again), 6]}
-        assert proposer.handed[-1] == expected
-
-    def test_from_the_host_they_are_faults(self):
-        rig = rig_of(Recorder(rows([1, VOCAB]), needs_host=True))
-        rig.start("a", [1])
-        assert drafts(rig.draft()) == [[]]
         assert rig.faults == {"only": {"malformed": 1}}

@@ -7,16 +7,15 @@ import threading
 import weakref
 from collections import deque
 from concurrent.futures import wait
+from contextlib import nullcontext
 
 import pytest
-import torch
 
 from specplug.errors import ContractError
 from specplug.faults import LateDraft
-from specplug.pipeline.handles import MOST_QUEUED, DeviceHandle, HostHandle, InlineHandle, ProposerHandle, make_handle
-from specplug.plugins.specs import ProposerSpec
+from specplug.pipeline.handles import MOST_QUEUED, HostHandle
 from specplug.testing.batches import make_batch
-from specplug.types.caps import Distribution, ProposerCaps
+from specplug.types.caps import Distribution
 from specplug.types.draft import Draft
 from specplug.types.request import EngineEvent, Lifecycle, Reference, Request, RequestEvent
 from specplug.types.verdict import Outcome, Verdict
@@ -33,9 +32,7 @@ class Blocked(Recorder):
 
     def __init__(self, write=count_up, **caps) -> None:
         super().__init__(write, needs_host=True, **caps)
-        self._held_in = ""
-        self._free = threading.Event()
-        self._marks: list[tuple[EngineEvent, threading.Event]] = []
+        self._held_in, self._free = "", threading.Event()
 
     def hold(self, method: str) -> None:
         self._held_in = method
@@ -45,33 +42,16 @@ class Blocked(Recorder):
         self._held_in = ""
         self._free.set()
 
-    def _gate(self, method: str) -> None:
-        if method == self._held_in:
+    def _begins(self, name: str) -> None:
+        if name == self._held_in:
             assert self._free.wait(PATIENCE)
 
-    def ingest(self, batch) -> None:
-        self._gate("ingest")
-        super().ingest(batch)
-
-    def propose(self, batch, limits, draft) -> None:
-        self._gate("propose")
-        super().propose(batch, limits, draft)
-
-    def on_event(self, event) -> None:
-        self._gate("on_event")
-        super().on_event(event)
-        for mark, reached in self._marks:
-            if mark is event:
-                reached.set()
-
     def settle(self, handle: HostHandle) -> None:
-        """Release the thread and wait until it has done everything that was queued before."""
-        mark, reached = EngineEvent("sleep"), threading.Event()
-        self._marks.append((mark, reached))
+        """Release the thread and wait until it has done everything that was queued before, and held back."""
         self.release()
-        assert not wait(handle._unchecked, PATIENCE).not_done  # events are held back until then
-        handle.on_event(mark)  # jobs run in order: when this one runs, those before it are done
-        assert reached.wait(PATIENCE)
+        assert not wait(handle._unchecked, PATIENCE).not_done
+        handle._catch_up()
+        assert not wait(handle._unchecked, PATIENCE).not_done
 
 
 @pytest.fixture
@@ -87,11 +67,6 @@ def work(*texts, draft_length=4, **kwargs):
     draft = Draft.allocate(len(texts), draft_length)
     draft.reset(batch.lengths)
     return batch, batch.limits(draft_length), draft
-
-
-def handle_of(proposer: Recorder, device: str = "cpu") -> ProposerHandle:
-    spec = ProposerSpec(name="x", factory=Recorder, summary="", caps=proposer.caps)
-    return make_handle(spec, proposer, None, torch.device(device))
 
 
 def nothing() -> Verdict:
@@ -115,24 +90,6 @@ def notify(handle: HostHandle, kind: Lifecycle, name: str, *, slot: int, generat
     return request
 
 
-@pytest.mark.parametrize(
-    ("caps", "device", "expected"),
-    [
-        (ProposerCaps(needs_host=True), "cpu", HostHandle),
-        (ProposerCaps(), "cpu", DeviceHandle),
-        (ProposerCaps(inline=True), "meta", DeviceHandle),
-        (ProposerCaps(needs_host=True, inline=True), "cpu", InlineHandle),
-        (ProposerCaps(needs_host=True, inline=True), "meta", HostHandle),
-    ],
-)
-def test_declared_needs_and_the_device_choose_the_handle(caps, device, expected):
-    proposer = Recorder()
-    proposer.caps = caps
-    handle = handle_of(proposer, device)
-    assert type(handle) is expected
-    handle.close()
-
-
 def test_a_quick_host_proposer_runs_inline_on_the_engines_own_tensors():
     seen = []
 
@@ -152,37 +109,17 @@ def test_a_quick_host_proposer_runs_inline_on_the_engines_own_tensors():
     assert rig.faults == {"quick": {"malformed": 1}}
 
 
-@pytest.mark.parametrize("kind", [HostHandle, DeviceHandle])
-def test_drafts_reach_the_buffer(kind):
-    proposer = Recorder(needs_host=kind is HostHandle)
-    batch, limits, draft = work([5, 6], [7], room=[3, 100])
-    handle = handle_of(proposer)
-    handle.check_ready()
-    handle.step(batch, limits, draft)
-    handle.close()
-    assert drafts(draft) == [[7, 8], [8, 9, 10, 11]]
-    assert draft.base_len.tolist() == [2, 1]
-    assert draft.confidence[0].tolist() == [0.5, 0.5, 0.0, 0.0]
-    assert proposer.handed == [{(0, 0): [5, 6], (1, 0): [7]}]
-    assert proposer.calls == ["ingest", "propose", "close"]
-
-
-@pytest.mark.parametrize("kind", [HostHandle, DeviceHandle])
-def test_awaited_proposers_run_on_one_daemon_thread_of_their_own_and_others_inline(kind):
+def test_awaited_proposers_run_on_one_daemon_thread_of_their_own():
     """A daemon: a proposer that hangs must not keep the process from ending."""
     seen = []
-    proposer = Recorder(lambda *_args: seen.append(threading.current_thread()), needs_host=kind is HostHandle)
-    handle = handle_of(proposer)
-    assert type(handle) is kind
+    handle = host_handle(Recorder(lambda *_args: seen.append(threading.current_thread()), needs_host=True))
     for _ in range(2):
         handle.step(*work([1]))
     handle.close()
     (thread,) = set(seen)
-    assert (thread is threading.current_thread()) is (kind is DeviceHandle)
-    if kind is HostHandle:
-        assert thread.daemon
-        thread.join(PATIENCE)
-        assert not thread.is_alive()
+    assert thread.daemon
+    thread.join(PATIENCE)
+    assert not thread.is_alive()
 
 
 class TestSnapshots:
@@ -200,18 +137,6 @@ class TestSnapshots:
         assert blocked.limits == [[4, 4]], "it has drafted by now"
         assert draft.token_ids.tolist() == [[-1] * 4] * 2, "what is late is never written"
         assert drafts(draft) == [[], []]
-
-    @pytest.mark.parametrize("incremental", [False, True])
-    def test_only_who_asks_for_it_gets_windows(self, incremental):
-        seen = []
-        proposer = Recorder(lambda batch, *_args: seen.append(batch), needs_host=True, incremental=incremental)
-        batch, limits, draft = work([1, 2, 3], [4, 5, 6, 7], num_new=[1, 2])
-        host_handle(proposer).step(batch, limits, draft)
-        assert proposer.handed == [{(0, 0): [3], (1, 0): [6, 7]}]
-        if incremental:
-            assert (seen[0].first.tolist(), seen[0].tokens.shape) == ([2, 2], (2, 2))
-        else:
-            assert (seen[0].first, seen[0].tokens.shape) == (None, (2, 4))
 
     def test_verdicts_are_snapshots_too(self):
         proposer = Blocked(learns=True)
@@ -249,13 +174,6 @@ class TestSnapshots:
         distribution = draft.draft_logits if draft.draft_probs is None else draft.draft_probs
         assert distribution is None or distribution[0, 0].tolist() == [0, 0, 0, 0.5, 0.5, 0, 0, 0]
 
-    def test_it_runs_inside_an_engines_inference_mode(self):
-        handle = host_handle(Recorder(needs_host=True))
-        with torch.inference_mode():
-            batch, limits, draft = work([1])
-            handle.step(batch, limits, draft)
-            assert drafts(draft) == [[2, 3, 4, 5]]
-
 
 class TestDeadlines:
     def test_while_it_is_busy_nothing_waits_and_nothing_is_queued_but_events(self):
@@ -267,7 +185,7 @@ class TestDeadlines:
             handle.observe(batch, draft, nothing())
         handle.on_event(WAKE)
         blocked.settle(handle)
-        assert blocked.calls == ["ingest", "propose", "on_event", "on_event"]
+        assert blocked.calls == ["ingest", "propose", "on_event"]
 
     def test_what_a_late_job_raised_shows_at_the_next_step(self, blocked):
         blocked.fails = {"propose"}
@@ -280,31 +198,25 @@ class TestDeadlines:
         assert len(blocked.handed) == 2  # that step's tokens were handed over all the same
         handle.step(*work([1, 2]))
 
-    @pytest.mark.parametrize("behaviour", ["sound", "raises", "hangs"])
-    def test_while_nothing_drafts_no_more_is_kept_than_running_requests_need(self, blocked, behaviour):
+    @pytest.mark.parametrize("raises", [False, True])
+    def test_while_nothing_drafts_no_more_is_kept_than_running_requests_need(self, blocked, raises):
         """However many requests pass without a step: speculation is off, or the policy plans none."""
         handle, references = host_handle(blocked, SOON), []
-        blocked._called = lambda _name: None if behaviour != "raises" else 1 / 0
+        blocked._called = lambda _name: 1 / 0 if raises else None
         blocked.events = deque(maxlen=1)
-        if behaviour == "hangs":
-            blocked.hold("on_event")
         for number in range(1000):
             request = notify(handle, STARTED, f"passing {number}", slot=number % 4, generation=number)
             references.append(weakref.ref(request.references[0].token_ids))
             del request
             notify(handle, FINISHED, f"passing {number}", slot=number % 4, generation=number)
-            if behaviour != "hangs":
-                wait(handle._unchecked, PATIENCE)
+            wait(handle._unchecked, PATIENCE)
         gc.collect()
         assert sum(reference() is not None for reference in references) <= MOST_QUEUED
         assert len(handle._unchecked) <= MOST_QUEUED + 1
         blocked._called = lambda _name: None
         blocked.settle(handle)
         handle._deadline = PATIENCE
-        if behaviour == "raises":
-            with pytest.raises(ZeroDivisionError):  # the first failure is kept for the next step
-                handle.step(*work([1]))
-        else:
+        with pytest.raises(ZeroDivisionError) if raises else nullcontext():  # the first failure is kept for it
             handle.step(*work([1]))
 
     def test_while_it_hangs_no_more_is_kept_than_running_requests_need(self, blocked):
@@ -332,7 +244,7 @@ class TestDeadlines:
                 for it in blocked.events]  # fmt: skip
         assert stated == [
             (STARTED, "a", 0, 0), (STARTED, "b", 1, 0),
-            (FINISHED, "a", 0, 0), "wake", (UPDATED, "b", 1, 2), (STARTED, "c", 0, 100), "sleep",
+            (FINISHED, "a", 0, 0), "wake", (UPDATED, "b", 1, 2), (STARTED, "c", 0, 100),
         ]  # fmt: skip
 
     @pytest.mark.parametrize(("ending", "calls"), [("step", ["ingest", "propose"]), ("close", ["close"])])
@@ -379,32 +291,6 @@ class TestDeadlines:
 
 
 class TestErrors:
-    def test_a_timeout_error_of_its_own_is_not_taken_for_a_missed_deadline(self):
-        def write(*_args):
-            raise TimeoutError("a database did not answer")
-
-        handle = host_handle(Recorder(write, needs_host=True), PATIENCE)
-        with pytest.raises(TimeoutError, match="database"):
-            handle.step(*work([1]))
-        handle.check_ready()
-
-    @pytest.mark.parametrize("method", ["on_event", "observe"])
-    def test_what_other_calls_raise_shows_at_the_next_step_once(self, method):
-        proposer = Recorder(needs_host=True, learns=True)
-        proposer.fails = {method}
-        handle = host_handle(proposer)
-        batch, limits, draft = work([1])
-        if method == "on_event":
-            handle.on_event(WAKE)
-        else:
-            handle.observe(batch, draft, nothing())
-        with pytest.raises(ZeroDivisionError, match=f"planted in {method}"):
-            handle.step(batch, limits, draft)
-        assert drafts(draft) == [[]]
-        assert proposer.handed == [{(0, 0): [1]}]
-        handle.step(batch, limits, draft)
-        assert drafts(draft) == [[2, 3, 4, 5]]
-
     @pytest.mark.parametrize(
         ("write", "message"),
         [
@@ -412,10 +298,7 @@ class TestErrors:
             (lambda b, m, d: d.set_row(0, [-5], 0.5), r"token ids \[-5\]"),
             (lambda b, m, d: d.lengths.fill_(-1), r"lengths \[-1\]"),
             (lambda b, m, d: (d.token_ids.zero_(), d.lengths.fill_(9)), r"lengths \[9\].*lengths in \[0, 4\]"),
-            (
-                lambda b, m, d: d.token_ids.resize_(1, 2),
-                r"token_ids has been resized or moved; found \(1, 2\) on cpu; expected",
-            ),
+            (lambda b, m, d: d.token_ids.resize_(1, 2), r"token_ids has been resized or moved; found \(1, 2\) on cpu"),
             (lambda b, m, d: d.lengths.resize_(0), r"Draft.lengths is malformed; found \(0,\)"),
             (lambda b, m, d: d.set_row(0, [1] * 5, 0.5), "draft too long"),
         ],
@@ -444,14 +327,6 @@ class TestOrder:
             "on_event", "ingest", "propose", "observe", "on_event", "on_event", "observe", "close",
         ]  # fmt: skip
         assert [event.kind for event in proposer.events] == ["wake", "wake", "sleep"]
-
-    def test_verdicts_only_reach_those_who_learn(self):
-        proposer = Recorder(needs_host=True)
-        handle = host_handle(proposer)
-        batch, _, draft = work([1])
-        handle.observe(batch, draft, nothing())
-        handle.close()
-        assert proposer.calls == ["close"]
 
 
 class TestClosing:

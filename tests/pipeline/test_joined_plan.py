@@ -9,18 +9,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specplug.assembly import build_draft_stage, build_plan_stage
+from specplug.assembly import build_plan_stage
 from specplug.errors import PluginError
+from specplug.faults import FaultGuard
 from specplug.interfaces import Planner, PluginContext
-from specplug.pipeline.plan import joined, price_after
-from specplug.plugins.hooks import hookimpl
-from specplug.plugins.registry import Owner, Registry
-from specplug.plugins.specs import PolicySpec, ProposerSpec, trimming
+from specplug.pipeline.plan import JoinedPlanner, PlanStage, joined, price_after
+from specplug.plugins.registry import default_registry
+from specplug.plugins.specs import PolicySpec, trimming
 from specplug.settings import Settings
 from specplug.trim import SurvivalTrimmer
-from specplug.types.caps import EngineCaps, ProposerCaps
-from specplug.types.plan import MOST_PRICES, NO_SPECULATION, HostStats, Price, RequestStats, StepPlan, StepReport
-from tests.pipeline.tools import Recorder
+from specplug.types.caps import EngineCaps
+from specplug.types.plan import MOST_PRICES, HostStats, Price, RequestStats, StepPlan, StepReport
 
 NAMES = ("a", "b", "c", "d")
 
@@ -108,41 +107,18 @@ class Silent(Planner):
 
 
 class OtherTrimmer(SurvivalTrimmer):
-    def cuts_without_budget(self, batch_size: int, draft_length: int) -> bool:
-        return True
+    """The trim half of a policy that has its own."""
 
 
-def registry_of(**factories: Any) -> Registry:
-    """Return policies by name; a tuple holds the plan half and the trim half."""
+def stage_of(faults: Counter[tuple[str, str]] | None = None, **planners: Planner) -> PlanStage:
+    """Return the stage of joined policies, by name; `faults` counts theirs."""
+    caps, counts = EngineCaps(8), Counter() if faults is None else faults
 
-    class Plugin:
-        @hookimpl
-        def specplug_register_policies(self, register: Any) -> None:
-            for name, factory in factories.items():
-                half, *trimmer = factory if isinstance(factory, tuple) else (factory,)
-                own = {"trimmer": trimmer[0]} if trimmer else {}
-                register(PolicySpec(name=name, factory=lambda _, half=half: half, summary="", **own))
+    def guard(name: str) -> FaultGuard:
+        return FaultGuard(name, sink=lambda *fault: counts.update([fault]))
 
-        @hookimpl
-        def specplug_register_proposers(self, register: Any) -> None:
-            caps = ProposerCaps()
-            register(ProposerSpec(name="ngram", factory=lambda _: Recorder(), summary="", caps=caps))
-
-    registry = Registry()
-    registry.add(Plugin(), Owner("tests", "tests", "0"))
-    assert not registry.load_errors
-    return registry
-
-
-def stage_of(faults: Counter[tuple[str, str]] | None = None, **factories: Any) -> Any:
-    counts = Counter() if faults is None else faults
-    settings = Settings(policy="+".join(factories), faults={"max_consecutive": 2, "cooldown_steps": 3})
-    context = PluginContext(EngineCaps(8))
-
-    def sink(name: str, kind: str) -> None:
-        counts[name, kind] += 1
-
-    return build_plan_stage(settings, registry_of(**factories), context, sink)
+    parts = {name: PlanStage(planner, caps, guard(f"policy {name}")) for name, planner in planners.items()}
+    return PlanStage(JoinedPlanner(parts), caps, guard("joined"))
 
 
 def test_the_parts_are_planned_reported_and_asked_together():
@@ -159,6 +135,13 @@ def test_the_parts_are_planned_reported_and_asked_together():
     assert stage.longest_draft(3) == 4
     assert stage.status() == {"one": {"planned": 1}, "other": {"planned": 1}}
     assert (stage.learns, stage.is_constant) == (True, False)
+
+
+def test_settings_name_the_policies_that_are_joined():
+    context = PluginContext(EngineCaps(8), max_slots=2)
+    stage = build_plan_stage(Settings(policy="batch+fixed"), default_registry(), context, lambda *_: None)
+    assert "batch" in stage.status()
+    assert stage.plan(HostStats(0, (RequestStats("a", 5, 50),))).draft_length <= 8
 
 
 def test_joined_constant_plans_are_constant():
@@ -185,24 +168,11 @@ def test_a_part_that_fails_stops_drafts_under_its_own_name_and_the_others_go_on_
     assert faults == {("policy bad", "raised"): 2}
 
 
-def test_mode_off_plans_nothing():
-    stage = build_plan_stage(
-        Settings(policy="one+other", mode="off"),
-        registry_of(one=Part(StepPlan(4)), other=Part(StepPlan(4))),
-        PluginContext(EngineCaps(8)),
-        lambda name, kind: None,
-    )
-    requests = (RequestStats("a", 5, 5),)
-    assert stage.plan(HostStats(0, requests)) == NO_SPECULATION
-    assert stage.is_off
-
-
 def test_the_trim_half_is_that_of_the_part_that_has_its_own():
-    registry = registry_of(plain=Silent(), own=(Silent(), OtherTrimmer), second=(Silent(), OtherTrimmer))
-    stage = build_draft_stage(Settings(policy="plain+own"), registry, PluginContext(EngineCaps(8), vocab_size=8))
-    assert stage.cuts(1, 8, StepPlan(8))
-    stage.close()
-    specs = [registry.get(PolicySpec, name) for name in ("plain", "own", "second")]
-    assert trimming(specs[:1]).name == "plain"
+    trimmers = {"plain": {}, "own": {"trimmer": OtherTrimmer}, "second": {"trimmer": OtherTrimmer}}
+    plain, *own = (
+        PolicySpec(name=name, factory=lambda _: Silent(), summary="", **trimmer) for name, trimmer in trimmers.items()
+    )
+    assert [trimming(specs).name for specs in ([plain], [plain, own[0]])] == ["plain", "own"]
     with pytest.raises(PluginError, match="'own' and 'second'; expected at most one"):
-        trimming(specs)
+        trimming([plain, *own])

@@ -83,16 +83,6 @@ def test_a_awaited_proposers_memory_is_none_of_the_engines_device(free: int) -> 
     assert stage_of(lambda _: GIB, needs_host=True, device="meta").bytes_to_allocate == 0
 
 
-def test_without_a_declaration_nothing_is_left_out() -> None:
-    stage = stage_of(None)
-    assert (stage.bytes_to_allocate, stage.leave_room(7)) == (0, 7)
-
-
-def test_a_declaration_that_fails_names_the_proposer(free: int) -> None:
-    with pytest.raises(PluginError, match="'big' does not start"):
-        stage_of(lambda _: 1 // 0)
-
-
 def test_free_memory_is_known_on_this_machine() -> None:
     found = memory.free_bytes(torch.device("cpu"))
     assert found is None or found > 0

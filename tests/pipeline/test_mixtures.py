@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from specplug.types.caps import Distribution, EngineCaps
-from specplug.types.request import Lifecycle
 from tests.pipeline.tools import VOCAB, Recorder, Rig, drafts, rig_of, rows
 
 
@@ -39,13 +38,6 @@ class TestSeveralProposers:
         assert drafts(rig.draft()) == [[2, 3, 4, 5]] * 2
         assert (len(self.up.limits), len(self.down.limits)) == (3, 1)
         assert len(self.up.handed) == len(self.down.handed) == 3
-
-    def test_a_resumed_request_keeps_its_choice(self):
-        rig = self.rig()
-        rig.start("a", [1], proposer="down")
-        text = rig.leave("a", Lifecycle.PREEMPTED)
-        rig.start("a", text, slot=3, proposer="down", kind=Lifecycle.RESUMED)
-        assert drafts(rig.draft()) == [[9, 8]]
 
     def test_each_observes_the_whole_batch_with_its_own_sources(self):
         rig = self.rig()
@@ -113,10 +105,3 @@ class TestTrees:
         draft = rig.draft()
         assert drafts(draft) == [[10, 20, 21], [2, 3, 4, 5]]
         assert draft.parents.tolist() == [[-1, -1, 1, -1], [-1, 0, 1, 2]]
-
-    def test_a_budget_keeps_the_likeliest_nodes(self):
-        rig = rig_of(Recorder(fork, trees=True), caps=EngineCaps(4, trees=True))
-        rig.start("a", [1])
-        draft = rig.draft(budget=2)
-        assert drafts(draft) == [[20, 21]]
-        assert draft.parents[0, :2].tolist() == [-1, 0]

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import pytest
-import torch
 
 from specplug.faults import FaultGuard
 from specplug.interfaces import Planner, Trimmer
 from specplug.pipeline.plan import PlanStage
-from specplug.trim import SurvivalTrimmer
 from specplug.types.caps import EngineCaps
-from specplug.types.draft import Draft
-from specplug.types.plan import HostStats, Price, StepCost, StepPlan, StepReport, TrimLimits
+from specplug.types.plan import HostStats, Price, StepCost, StepPlan, StepReport
 from tests.pipeline.tools import Recorder, drafts, rig_of, rows
 
 REPORT = StepReport.build(7, 3, 2, [(3, 1), (2, 2)])
@@ -64,11 +61,6 @@ def test_costs_that_the_engine_profiled_reach_the_planner(ceiling):
     assert stage.plan(HostStats(0, ())).draft_length == (2 if ceiling is None else 0)
 
 
-class NeverObserves(Planner):
-    def plan(self, stats):
-        return StepPlan(2)
-
-
 class TestThePlanHalf:
     def stage(self, planner):
         self.guard = FaultGuard("policy", max_consecutive=2, cooldown_steps=4)
@@ -87,13 +79,6 @@ class TestThePlanHalf:
         assert len(planner.reports) == 3
         assert self.guard.counts == {"raised": 2, "switched off": 1}
 
-    def test_others_are_not(self, monkeypatch):
-        monkeypatch.setattr(Planner, "observe", None)
-        stage = self.stage(NeverObserves())
-        assert not stage.learns
-        stage.observe(REPORT)
-        assert self.guard.counts == {}
-
 
 class TestTheTrimHalf:
     def test_it_is_reported_of_what_it_let_through(self):
@@ -105,14 +90,6 @@ class TestTheTrimHalf:
         rig.verify({"b": 0, "a": 2})
         assert trimmer.reported == [([[4], [1, 2, 3]], [["only"], ["only"] * 3], [0, 2])]
 
-    def test_it_alone_is_reason_enough_to_keep_drafts_and_rows_without_one(self):
-        trimmer = Learns()
-        rig = rig_of(Recorder(rows([])), trimmer=trimmer)
-        rig.start("a", [0])
-        rig.draft(0)
-        rig.verify({"a": 0}, verified=0)
-        assert trimmer.reported == [([[]], [[]], [0])]
-
     def test_what_it_raises_is_contained_and_it_is_left_alone_while_off(self):
         trimmer = Learns()
         trimmer.fails = True
@@ -123,23 +100,8 @@ class TestTheTrimHalf:
             rig.verify({"a": 0})
         assert rig.faults == {"trimmer": {"raised": 2, "switched off": 1}}
 
-    def test_one_that_does_not_learn_is_not_requested(self, monkeypatch):
-        monkeypatch.setattr(Trimmer, "observe", None)
-        rig = rig_of(Recorder())
-        rig.start("a", [0])
-        rig.draft()
-        rig.verify({"a": 0})
-        assert rig.faults == {}
-
 
 class TestPrices:
-    def test_tokens_below_it_are_not_verified_whatever_the_budget(self):
-        rig = rig_of(Recorder(rows([1, 2, 3, 4], confidence=0.8)))
-        rig.start("a", [0])
-        assert drafts(rig.draft(prices=(Price(0.6),))) == [[1, 2]]
-        assert drafts(rig.draft(prices=(Price(0.6),), budget=1)) == [[1]]
-        assert drafts(rig.draft()) == [[1, 2, 3, 4]]
-
     def test_without_one_the_policy_is_not_requested(self):
         trimmer = Learns()
         trimmer.trim = None
@@ -149,11 +111,3 @@ class TestPrices:
         assert rig.faults == {}
         rig.draft(prices=(Price(0.1),))
         assert rig.faults == {"trimmer": {"raised": 1}}
-
-
-def test_the_trim_half_keeps_the_price():
-    draft = Draft.allocate(2, 3)
-    draft.set_row(0, [1, 2, 3], [0.9, 0.9, 0.9])
-    draft.set_row(1, [4, 5], [0.5, 0.9])
-    limits = TrimLimits.build(6, torch.ones(2, dtype=torch.bool), prices=(Price(0.5),))
-    assert drafts(SurvivalTrimmer().trim(draft, limits)) == [[1, 2, 3], [4]]

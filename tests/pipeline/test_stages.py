@@ -10,10 +10,10 @@ import torch
 from specplug.faults import FaultGuard
 from specplug.interfaces import Planner
 from specplug.pipeline.plan import PlanStage
-from specplug.types.caps import DraftLengthChange, EngineCaps
+from specplug.types.caps import EngineCaps
 from specplug.types.plan import HostStats, Price, StepPlan
 from specplug.types.verdict import Outcome
-from tests.pipeline.tools import Recorder, count_up, draft_nothing, drafts, int32, rig_of
+from tests.pipeline.tools import Recorder, count_up, drafts, int32, rig_of
 
 
 @pytest.fixture(params=["device", "host"])
@@ -22,31 +22,6 @@ def proposer(request):
 
 
 class TestDrafts:
-    def test_they_flow(self, proposer):
-        rig = rig_of(proposer)
-        rig.start("a", [1, 2, 3])
-        rig.start("b", [62])
-        draft = rig.draft()
-        assert drafts(draft) == [[4, 5, 6, 7], [63, 0, 1, 2]]
-        assert draft.base_len.tolist() == [3, 1]
-        assert draft.source.tolist() == [[0] * 4] * 2
-        assert draft.sources == ("only",)
-        assert draft.confidence.tolist() == [[0.5] * 4] * 2
-
-    def test_at_draft_length_0_no_proposer_runs(self, proposer):
-        rig = rig_of(proposer)
-        rig.start("a", [1, 2, 3])
-        draft = rig.draft(0)
-        assert (draft.draft_length, drafts(draft)) == (0, [[]])
-        assert "ingest" not in proposer.calls
-
-    def test_it_can_ingest_without_drafting(self, proposer):
-        rig = rig_of(proposer)
-        rig.start("a", [1, 2, 3])
-        rig.stage.ingest(rig.batch())
-        assert proposer.handed == [{(0, 0): [1, 2, 3]}]
-        assert proposer.calls == ["on_event", "ingest"]
-
     def test_dummy_steps_touch_nothing(self, proposer):
         rig = rig_of(proposer)
         rig.start("a", [1, 2])
@@ -64,35 +39,9 @@ class TestDrafts:
         rig.draft()
         assert proposer.handed == [{(0, 0): [1, 2]}, {(0, 0): [0, 0, 0]}]
 
-    def test_an_empty_batch_is_no_step(self, proposer):
-        rig = rig_of(proposer)
-        assert rig.draft().token_ids.shape == (0, 4)
-        assert proposer.calls == []
-
-    def test_a_draft_never_shows_what_an_earlier_one_left_in_the_buffer(self):
-        proposer = Recorder()
-        rig = rig_of(proposer)
-        rig.start("a", [1])
-        rig.draft()
-        proposer.write = draft_nothing
-        draft = rig.draft()
-        assert draft.token_ids.tolist() == [[-1] * 4]
-        assert draft.confidence.tolist() == [[0.0] * 4]
-        assert draft.source.tolist() == [[-1] * 4]
-
 
 class TestHandingOver:
     """Every token is handed over once: what the random schedules of `test_model` do not reach."""
-
-    def test_a_row_that_resumes_where_it_was_goes_on(self, proposer):
-        """Engines that keep slot and generation over a preemption keep the proposer's state valid too."""
-        rig = rig_of(proposer)
-        occupant = rig.start("a", [1, 2])
-        rig.draft()
-        del rig.occupants["a"]
-        rig.occupants["a"] = replace(occupant, tokens=[1, 2, 3])
-        rig.draft()
-        assert proposer.handed == [{(0, 0): [1, 2]}, {(0, 0): [3]}]
 
     def test_a_row_that_was_cut_back_is_handed_over_from_the_cut(self, proposer):
         rig = rig_of(proposer)
@@ -132,13 +81,6 @@ class TestHandingOver:
 
 
 class TestLimits:
-    def test_caps_per_row(self, proposer):
-        rig = rig_of(proposer)
-        for name in "abc":
-            rig.start(name, [1])
-        draft = rig.stage.propose(rig.batch(), 3, int32([9, 2, -1]))
-        assert [len(row) for row in drafts(draft)] == [3, 2, 0]
-
     def test_a_proposer_that_ignores_them_is_cut(self):
         proposer = Recorder(lambda batch, _limits, draft: count_up(batch, int32([4, 4, 4]), draft))
         rig = rig_of(proposer)
@@ -183,10 +125,6 @@ class TestPlanStage:
         self.guard = FaultGuard("policy", max_consecutive=2, cooldown_steps=2)
         return PlanStage(StepPlanner(plan), caps or EngineCaps(8), self.guard, **kwargs)
 
-    def test_plans_pass(self):
-        plan = StepPlan(3, token_budget=10, caps={"a": 1}, prices=(Price(0.5),))
-        assert self.stage(plan).plan(self.STATS) == plan
-
     @pytest.mark.parametrize(
         "answer",
         [
@@ -203,22 +141,6 @@ class TestPlanStage:
         stage = self.stage(answer)
         assert stage.plan(self.STATS) == StepPlan(0)
         assert [*self.guard.counts.values()] == [1]
-
-    def test_it_is_switched_off_and_comes_back(self):
-        stage = self.stage(ValueError("planted"))
-        stage.plan(self.STATS)
-        stage.plan(self.STATS)
-        stage._planner.answer = StepPlan(4)
-        assert [stage.plan(self.STATS).draft_length for _ in range(4)] == [0, 0, 4, 4]
-
-    @pytest.mark.parametrize(("planned", "fitted"), [(8, 4), (4, 4), (3, 1), (1, 1), (0, 0), (-3, 0)])
-    def test_draft_lengths_are_fitted_to_the_ladder(self, planned, fitted):
-        caps = EngineCaps(8, captured_draft_lengths=(0, 1, 4), draft_length_change=DraftLengthChange.CAPTURED)
-        assert self.stage(StepPlan(planned), caps).plan(self.STATS).draft_length == fitted
-
-    @pytest.mark.parametrize(("planned", "fitted"), [(99, 8), (8, 8), (3, 3)])
-    def test_draft_lengths_are_bounded_by_the_engine(self, planned, fitted):
-        assert self.stage(StepPlan(planned)).plan(self.STATS).draft_length == fitted
 
     def test_the_ceiling_can_change_while_serving(self):
         stage = self.stage(StepPlan(6, token_budget=9), ceiling=2)

@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 
 from specplug.errors import ContractError, EngineError
 from specplug.pipeline.stream import host_kernels
-from specplug.pipeline.stream.buffers import DraftOutputs, EngineRows, StepBuffers
-from specplug.pipeline.stream.transfers import transfers_for
+from specplug.pipeline.stream.buffers import DraftOutputs, EngineRows, StepBuffers, transfers_for
 from tests.pipeline.transfers import packed, random_step, unpacked
 
 KERNELS = "specplug.pipeline.stream.kernels"
@@ -37,13 +36,6 @@ def test_tensors_of_other_numbers_are_refused():
         host_kernels.pack(buffers, 1, EngineRows(row.short(), row, row[None], row, row))
     with pytest.raises(ContractError, match=r"found torch\.float32.*expected int32 or int64"):
         host_kernels.unpack(buffers, 1, 1, DraftOutputs(torch.zeros(1, 1)))
-
-
-def test_buffers_have_one_entry_per_row_and_draft_token():
-    buffers = StepBuffers.allocate(3, 5, 6, pinned=False)
-    assert buffers.draft_rows.tolist() == [-1] * 3
-    assert buffers.ids.shape == buffers.confidence.shape == (3, 5)
-    assert buffers.window == buffers.newest.shape[1] == 8
 
 
 def test_a_cpu_without_an_interpreter_has_its_own_kernels(monkeypatch):

@@ -15,7 +15,7 @@ from numba import carray
 from specplug.match.cpu.intrinsics import int64_at, struct_at, uint8_at
 from specplug.match.cpu.records import record
 from specplug.pipeline.cpu import kernels, trimming
-from specplug.pipeline.cpu.columns import Columns
+from specplug.pipeline.cpu.kernels import Columns
 from specplug.types.draft import Draft
 from specplug.types.host_step import FAILED, OK, TrimArguments
 from specplug.types.paths import ROOT
@@ -92,8 +92,3 @@ def test_failed_cuts_and_cuts_that_are_switched_off_drop_everything(status, acti
     left = cut(draft, torch.ones(draft.token_ids.shape, dtype=torch.uint8), status, action)
     draft.clear()
     assert bits(left)[:4] == bits(draft)[:4]
-
-
-def test_without_a_cut_nothing_changes():
-    draft = random_case(Random(1), trees=True, least=1).draft
-    assert bits(cut(draft, torch.zeros(draft.token_ids.shape), OK, trimming.LEAVE)) == bits(draft)

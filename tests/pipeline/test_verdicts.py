@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from specplug.interfaces import Trimmer
-from specplug.pipeline.inflight import InFlight
+from specplug.pipeline.by_slot import InFlight
 from specplug.trace import TraceWriter
 from tests.pipeline.tools import VOCAB, Recorder, drafts, planted, rig_of, rows
 from tests.trace_reader import read_trace
@@ -33,12 +33,6 @@ class TestTrim:
         rig.start("a", [1])
         rig.start("b", [10])
         return rig
-
-    @pytest.mark.parametrize(
-        ("budget", "lengths"), [(None, [4, 4]), (99, [4, 4]), (3, [2, 1]), (0, [0, 0]), (-5, [0, 0])]
-    )
-    def test_the_budget_is_the_batchs(self, budget, lengths):
-        assert [len(row) for row in drafts(self.two().draft(budget=budget))] == lengths
 
     @pytest.mark.parametrize(("budget", "budgets"), [(8, []), (-5, [0])])
     def test_a_policy_is_asked_only_if_the_budget_binds_and_never_to_spend_less_than_nothing(self, budget, budgets):
@@ -68,14 +62,6 @@ class TestTrim:
         assert sum(rig.faults["trimmer"].values()) == 1
         assert rig.verify({"a": 0, "b": 0}).proposed.tolist() == [0, 0]
 
-    def test_it_is_switched_off_and_tried_again(self):
-        trimmer = Trimming(planted)
-        rig = self.two(trimmer=trimmer, max_consecutive=2, cooldown_steps=2)
-        for _ in range(5):
-            assert drafts(rig.draft(budget=3)) == [[], []]
-        assert len(trimmer.budgets) == 3
-        assert rig.faults == {"trimmer": {"raised": 3, "switched off": 2}}
-
     def test_it_can_add_nothing(self):
         def longer(draft):
             ids, confidence = draft.token_ids.clamp(min=0), draft.confidence + 9
@@ -91,16 +77,6 @@ class TestTrim:
 
 class TestVerdicts:
     """What the random schedules of `test_model` do not reach."""
-
-    def test_padding_that_was_accepted_counts_for_nobody(self):
-        rig = rig_of(Recorder(rows([1], [])))
-        rig.start("a", [1])
-        rig.start("b", [1])
-        rig.draft()
-        verdict = rig.verify({"a": 4, "b": 3})
-        assert verdict.verified.tolist() == [1, 0]
-        assert verdict.accepted.tolist() == [1, 0]
-        assert verdict.emitted.tolist() == [5, 4]
 
     def test_a_wide_draft_leaves_nothing_behind_in_a_narrow_one(self):
         proposer = Recorder(learns=True)

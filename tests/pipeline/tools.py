@@ -9,8 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from specplug.faults import FaultGuard
 from specplug.interfaces import Proposer, Trimmer
-from specplug.pipeline.handles import HostHandle
+from specplug.metrics import SpecMetrics
+from specplug.pipeline.draft import DraftStage
+from specplug.pipeline.handles import HostHandle, make_handle
 from specplug.plugins.specs import ProposerSpec
 from specplug.testing.batches import make_batch
 from specplug.trace import TraceWriter
@@ -21,7 +24,10 @@ from specplug.types.draft import Draft
 from specplug.types.plan import Price, StepPlan
 from specplug.types.request import Lifecycle, Request, RequestEvent, RequestOptions
 from specplug.types.verdict import Outcome, Verdict
-from tests.pipeline.stages import SLOTS, VOCAB, stage_of
+
+CPU = torch.device("cpu")
+VOCAB = 64
+SLOTS = 6
 
 torch.set_num_threads(1)
 
@@ -67,12 +73,16 @@ class Recorder(Proposer):
         self.observed: list[tuple[EngineBatch, Draft, Verdict]] = []
         self.events: list[Any] = []
 
+    def _begins(self, name: str) -> None:
+        """Wait, in proposers that hang."""
+
     def _called(self, name: str) -> None:
         self.calls.append(name)
         if name in self.fails:
             raise ZeroDivisionError(f"planted in {name}")
 
     def ingest(self, batch: EngineBatch) -> None:
+        self._begins("ingest")
         handed = {}
         for row in range(batch.batch_size):
             key = (int(batch.slots[row]), int(batch.generations[row]))
@@ -83,6 +93,7 @@ class Recorder(Proposer):
         self._called("ingest")
 
     def propose(self, batch: EngineBatch, limits: Tensor, draft: Draft) -> None:
+        self._begins("propose")
         self.limits.append(limits.tolist())
         self.write(batch, limits, draft)  # also when it fails: half a draft is then in the buffer
         self._called("propose")
@@ -92,11 +103,53 @@ class Recorder(Proposer):
         self._called("observe")
 
     def on_event(self, event: Any) -> None:
+        self._begins("on_event")
         self.events.append(event)
         self._called("on_event")
 
     def close(self) -> None:
         self._called("close")
+
+
+def stage_of(
+    proposers: Mapping[str, Any],
+    caps: EngineCaps,
+    trimmer: Trimmer,
+    *,
+    device: torch.device = CPU,
+    vocab_size: int = VOCAB,
+    max_slots: int = SLOTS,
+    deadline: float | None = None,
+    trace: TraceWriter | None = None,
+    other_sources: Sequence[str] = (),
+    **breaker: int,
+) -> DraftStage:
+    """Return a draft stage.
+
+    Args:
+        proposers: by name, the default first, each with its `caps`.
+        other_sources: that the metrics know besides those of the proposers.
+        breaker: arguments of all guards.
+    """
+    handles = [
+        make_handle(ProposerSpec(name=name, factory=lambda _: None, summary="", caps=it.caps), it, deadline, device)
+        for name, it in proposers.items()
+    ]
+    sources = [source for handle in handles for source in handle.sources]
+    metrics = SpecMetrics([*sources, *other_sources], caps.max_draft_length, device)
+    *guards, trim_guard = [FaultGuard(name, sink=metrics.fault, **breaker) for name in (*proposers, "trimmer")]
+    return DraftStage(
+        handles,
+        guards,
+        trimmer,
+        trim_guard,
+        caps=caps,
+        max_slots=max_slots,
+        vocab_size=vocab_size,
+        device=device,
+        metrics=metrics,
+        trace=trace,
+    )
 
 
 @dataclass

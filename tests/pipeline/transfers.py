@@ -9,8 +9,7 @@ from random import Random
 import torch
 from torch import Tensor
 
-from specplug.pipeline.stream.buffers import DraftOutputs, EngineRows, StepBuffers
-from specplug.pipeline.stream.transfers import Transfers
+from specplug.pipeline.stream.buffers import DraftOutputs, EngineRows, StepBuffers, Transfers
 
 POISON = 1 << 30
 """As an index it is out of range everywhere, and as a number it is no token and no count of a step."""
@@ -24,107 +23,85 @@ LIMIT = 300
 
 @dataclass
 class Step:
-    """Arguments of both transfers.
+    """Arguments of both transfers; without `states_all`, the engine takes ids only.
 
-    `wide_out`, `wide_confidence` and `wide_lengths` are what the engine's tensors are views of; without `states_all`,
-    the engine takes ids only.
+    The engine's tensors are views of `wide`.
     """
 
     buffers: StepBuffers
     batch_size: int
     draft_length: int
-    idx_mapping: Tensor
-    total_len: Tensor
-    all_token_ids: Tensor
-    num_sampled: Tensor
-    num_rejected: Tensor
-    lengths_by_row: bool
-    lacking: int
-    wide_out: Tensor
-    wide_confidence: Tensor
-    wide_lengths: Tensor
-    out_parents: Tensor
+    rows: EngineRows
+    wide: DraftOutputs
     states_all: bool
 
     def on(self, device: torch.device) -> Step:
         """Return a copy whose tensors are on a GPU, and whose buffers are in pinned memory."""
         held = {it.name: getattr(self.buffers, it.name) for it in fields(self.buffers)[:-1]}
         copies = {name: it.pin_memory() if isinstance(it, Tensor) else it for name, it in held.items()}
-        buffers, own = StepBuffers(**copies, pinned=True), {it.name: getattr(self, it.name) for it in fields(self)}
-        tensors = {name: value.to(device) for name, value in own.items() if isinstance(value, Tensor)}
-        return replace(self, **tensors, buffers=buffers)
+        rows, wide = (
+            [it.to(device) if isinstance(it, Tensor) else it for it in each] for each in (self.rows, self.wide)
+        )
+        buffers = StepBuffers(**copies, pinned=True)
+        return replace(self, buffers=buffers, rows=EngineRows(*rows), wide=DraftOutputs(*wide))
 
     def pack(self, transfers: Transfers) -> list[Tensor]:
         """Pack, and return all that may have been written."""
-        rows = EngineRows(
-            *(self.idx_mapping, self.total_len, self.all_token_ids, self.num_sampled, self.num_rejected),
-            lengths_by_row=self.lengths_by_row,
-            lacking=self.lacking,
-        )
-        transfers.pack(self.buffers, self.batch_size, rows)
-        self._wait()
-        buffers = self.buffers
-        return [it.clone() for it in (buffers.lengths, buffers.emitted, buffers.verified, buffers.newest)]
+        transfers.pack(self.buffers, self.batch_size, self.rows)
+        return [self.buffers.lengths, self.buffers.emitted, self.buffers.verified, self.buffers.newest]
 
     def unpack(self, transfers: Transfers) -> list[Tensor]:
         """Unpack, and return all that may have been written."""
-        most = self.wide_out.shape[1] - 2
-        outputs = DraftOutputs(self.wide_out[:, :most])
+        most, (ids, confidence, lengths, parents) = self.most, self.wide
+        outputs = DraftOutputs(ids[:, :most])
         if self.states_all:
-            parents = None if self.buffers.parents is None else self.out_parents[:, :most]
-            outputs = DraftOutputs(outputs.ids, self.wide_confidence[:, :most], self.wide_lengths[:, 0], parents)
+            links = None if self.buffers.parents is None else parents[:, :most]
+            outputs = DraftOutputs(outputs.ids, confidence[:, :most], lengths[:, 0], links)
         transfers.unpack(self.buffers, self.batch_size, self.draft_length, outputs)
-        self._wait()
-        return [it.clone() for it in (self.wide_out, self.wide_confidence, self.wide_lengths, self.out_parents)]
+        return list(self.wide)
 
-    def _wait(self) -> None:
-        if self.wide_out.is_cuda:
-            torch.cuda.synchronize()
-
-    def poison(self) -> None:
-        """Poison everything that a transfer writes."""
-        buffers = self.buffers
-        for tensor in (buffers.lengths, buffers.emitted, buffers.verified, self.wide_out):
-            tensor.fill_(POISON)
-        for tensor in (self.wide_lengths, self.out_parents):
-            tensor.fill_(POISON)
-        self.wide_confidence.fill_(POISON)
+    @property
+    def most(self) -> int:
+        """K, the columns of the engine's tensors."""
+        return self.wide.ids.shape[1] - 2
 
     def outcome(self, method: Callable[[Transfers], list[Tensor]], transfers: Transfers) -> list[list[object]]:
         """Return what a transfer writes into poisoned memory."""
-        self.poison()
-        return [tensor.tolist() for tensor in method(transfers)]
+        for tensor in (self.buffers.lengths, self.buffers.emitted, self.buffers.verified, *self.wide):
+            tensor.fill_(POISON)
+        written = method(transfers)
+        if self.wide.ids.is_cuda:
+            torch.cuda.synchronize()
+        return [tensor.tolist() for tensor in written]
 
 
 def packed(step: Step) -> list[list[object]]:
     """Return what `pack` writes, by a loop over rows: the reference of all kernels."""
-    rows, window = len(step.buffers.lengths), step.buffers.window
-    lengths, emitted, verified = ([POISON] * rows for _ in range(3))
-    newest: list[list[object]] = numbers(NEWEST, rows, window).tolist()
+    (size, window), given = step.buffers.newest.shape, step.rows
+    lengths, emitted, verified = ([POISON] * size for _ in range(3))
+    newest: list[list[object]] = numbers(NEWEST, size, window).tolist()
     for row in range(step.batch_size):
-        slot = int(step.idx_mapping[row])
-        length = int(step.total_len[row if step.lengths_by_row else slot]) + step.lacking
-        text = step.all_token_ids[slot, :length].tolist()
+        slot = int(given.idx_mapping[row])
+        length = int(given.total_len[row if given.lengths_by_row else slot]) + given.lacking
+        text = given.all_token_ids[slot, :length].tolist()
         tail = text[-step.buffers.packed :] if step.buffers.packed else []
         newest[row][window - len(tail) :] = tail
-        lengths[row], emitted[row], verified[row] = len(text), int(step.num_sampled[row]), 0
+        lengths[row], emitted[row], verified[row] = len(text), int(given.num_sampled[row]), 0
         if emitted[row]:
-            verified[row] = emitted[row] - 1 + int(step.num_rejected[row])
+            verified[row] = emitted[row] - 1 + int(given.num_rejected[row])
     return [lengths, emitted, verified, newest]
 
 
 def unpacked(step: Step) -> list[list[object]]:
     """Return what `unpack` writes, by a loop over rows, with `newest` as it is now."""
-    most, levels = step.wide_out.shape[1] - 2, step.buffers.confidence.tolist()
-    out = [[POISON] * len(line) for line in step.wide_out]
-    lengths, parents = ([[POISON] * len(line) for line in it] for it in (step.wide_lengths, step.out_parents))
-    confidence = [[float(POISON)] * len(line) for line in step.wide_confidence]
+    levels = step.buffers.confidence.tolist()
+    out, confidence, lengths, parents = (torch.full_like(it, POISON).tolist() for it in step.wide)
     for row in range(step.batch_size):
         draft, last = int(step.buffers.draft_rows[row]), int(step.buffers.newest[row, -1])
-        length = 0 if draft < 0 else min(int(step.buffers.draft_lengths[draft]), step.draft_length, most)
+        length = 0 if draft < 0 else min(int(step.buffers.draft_lengths[draft]), step.draft_length, step.most)
         if step.states_all:
             lengths[row][0] = max(length, 0)
-        for place in range(most):
+        for place in range(step.most):
             is_drafted = place < length
             out[row][place] = int(step.buffers.ids[draft, place]) if is_drafted else last
             if step.states_all:
@@ -185,22 +162,20 @@ def random_step(random: Random) -> Step:
     def dtype() -> torch.dtype:
         return random.choice([torch.int32, torch.int64])
 
-    return Step(
-        buffers,
-        size,
-        draft_length,
+    total_len = torch.tensor(lengths[:size] + [POISON] * (places - size) if by_row else lengths, dtype=dtype())
+    rows = EngineRows(
         view_of(random, torch.tensor([*order[:size], *[POISON] * (places - size)], dtype=dtype())),
-        view_of(
-            random, torch.tensor(lengths[:size] + [POISON] * (places - size) if by_row else lengths, dtype=dtype())
-        ),
+        view_of(random, total_len),
         view_of(random, numbers(30_000, slots, LIMIT)),
         view_of(random, column(0, most + 1).to(dtype())),
         view_of(random, column(0, most).to(dtype())),
-        by_row,
-        random.randint(0, 1),
+        lengths_by_row=by_row,
+        lacking=random.randint(0, 1),
+    )
+    wide = DraftOutputs(
         torch.empty(places, columns + 2, dtype=dtype()),
         torch.empty(places, columns + random.randint(0, 2)),
         torch.empty(places, random.randint(1, 3), dtype=torch.int32),
         torch.empty(places, columns + random.randint(0, 2), dtype=torch.int32),
-        random.random() < 0.7,
     )
+    return Step(buffers, size, draft_length, rows, wide, random.random() < 0.7)

@@ -23,8 +23,7 @@ from specplug.pipeline.stream.buffers import DraftOutputs, EngineRows
 from specplug.plugins.registry import default_registry
 from specplug.runtime.device_steps import DeviceSteps
 from specplug.runtime.ends import StopDetector
-from specplug.runtime.rows import RowFacts
-from specplug.runtime.slots import RunningRequest, SlotAllocator
+from specplug.runtime.slots import RowFacts, RunningRequest, SlotAllocator
 from specplug.runtime.stream_steps import StreamSteps
 from specplug.settings.model import Settings
 from specplug.trim import SurvivalTrimmer
@@ -35,7 +34,7 @@ from specplug.types.plan import Price, StepPlan
 from specplug.types.request import Reference, Request, RequestOptions
 from specplug.types.verdict import Outcome
 from tests.pipeline.fake_stream import FakeStream
-from tests.pipeline.stages import stage_of
+from tests.pipeline.tools import stage_of
 from tests.pipeline.transfers import view_of
 
 CPU = torch.device("cpu")

@@ -16,11 +16,7 @@ REQUESTS, LONGEST = ("a", "b", "c", "d"), 15
 PLAIN, PER_TOKEN = 6e-3, 2e-4  # seconds of a step without drafts, and of each draft token that it verifies
 ACCEPTED = 0.9
 RAGGED = EngineCaps(LONGEST)
-PADDED = EngineCaps(
-    LONGEST,
-    ragged=Ragged.PADDED,
-    draft_length_change=DraftLengthChange.FREE,
-)
+PADDED = EngineCaps(LONGEST, ragged=Ragged.PADDED, draft_length_change=DraftLengthChange.FREE)
 
 
 def planner_of(caps: EngineCaps) -> StepPlanner[str]:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from specplug.runtime.rows import RowFacts
-from specplug.runtime.slots import RunningRequest, SlotAllocator
+from specplug.runtime.slots import RowFacts, RunningRequest, SlotAllocator
 from specplug.types.request import Lifecycle, Request
 
 
@@ -40,14 +39,3 @@ def test_a_name_may_come_back_as_a_request_that_drafts():
     places.start(running_request("b"))
     facts = RowFacts(places, ["b"])
     assert (facts.names, facts.kept) == (("b",), None)
-
-
-def test_the_status_counts_slots_and_preempted_requests():
-    places = SlotAllocator(4, torch.device("cpu"), lambda event: None)
-    places.start(running_request("a"))
-    places.start(running_request("b"))
-    places.preempt("b")
-    assert places.status() == {"total": 4, "occupied": 1, "preempted": 1}
-    places.finish("b", aborted=True)
-    places.finish("a", aborted=False)
-    assert places.status() == {"total": 4, "occupied": 0, "preempted": 0}

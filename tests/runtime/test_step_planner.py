@@ -43,12 +43,6 @@ class Listens(Planner):
         return [report.step for report in self.reports]
 
 
-class Deaf(Listens):
-    """Wants no reports."""
-
-    observe = Planner.observe
-
-
 class Identified:
     """Identifies requests, and counts how often it does."""
 
@@ -154,20 +148,6 @@ def test_adapters_may_begin_a_step_before_they_plan_its_drafts(built):
         step_planner.make(["a"])
         step_planner.finish(begun, [], 0.0)
     assert (planner.planned, planner.reported) == ([0, 1, 3], [0, 1])
-
-
-def test_a_constant_plan_without_drafts_is_one_object_and_looks_at_no_request(built):
-    planner, identified = Listens(StepPlan(0), is_constant=True), Identified()
-    step_planner = built(planner, identified)
-    first, identified.count = step_planner.make(["a"]), 0
-    assert all(step_planner.make(["a", "b"]) is first for _ in range(5))
-    assert (planner.planned, identified.count) == ([0], 0)
-
-
-def test_only_planners_that_may_read_costs_are_told_of_them(built):
-    assert not built(Deaf(is_constant=True)).reads_costs
-    assert built(Deaf()).reads_costs
-    assert built(Listens(is_constant=True)).reads_costs
 
 
 def test_figures_are_computed_only_when_read(built, monkeypatch):

@@ -80,13 +80,6 @@ def test_what_a_step_ingests_is_bounded_over_all_rows(engine, monkeypatch):
     assert [late for _, late in found] == [["b", "c"], ["c"], []]
 
 
-def test_a_row_that_has_nothing_to_copy_is_not_late(engine):
-    engine.start("r", 0, [0])
-    engine.emit("r", [1])
-    assert not engine.step([("r", 1, 0)], PLAN)[1].any()
-    assert list(engine.late) == []
-
-
 def test_no_memory_is_allocated_while_serving(engine):
     rows = Rows(engine, "a", "b").start()
     buffers = [step.buffers.newest for step in engine.steps._ring._objects]

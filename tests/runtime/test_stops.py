@@ -98,12 +98,3 @@ def test_rows_say_what_tenants_stated() -> None:
     table.free(2)
     assert table.take(2, running_request("d")) == 2
     assert table.rows(torch.tensor([2])).generations.tolist() == [2]
-
-
-def test_every_change_of_tenants_is_a_new_version() -> None:
-    table = SlotTable(2, CPU)
-    before = table.version
-    table.take(0, running_request("a"))
-    taken = table.version
-    table.free(0)
-    assert len({before, taken, table.version}) == 3

@@ -56,17 +56,6 @@ def survival_of(draft, row, path):
 
 
 class TestBuffer:
-    def test_allocate(self):
-        draft = Draft.allocate(2, 3, trees=True, distribution=Distribution.LOGITS, vocab_size=5, sources=["a", "b"])
-        draft.validate()
-        assert (draft.batch_size, draft.draft_length, draft.sources) == (2, 3, ("a", "b"))
-        assert draft.token_ids.tolist() == [[NO_TOKEN] * 3] * 2
-        assert draft.source.tolist() == [[-1] * 3] * 2
-        assert draft.parents.tolist() == [[-1, 0, 1]] * 2
-        assert draft.draft_logits.shape == (2, 3, 5)
-        assert draft.draft_probs is None
-        assert Draft.allocate(2, 3).parents is None
-
     def test_view_shares_memory(self):
         buffer = Draft.allocate(4, 5, trees=True, distribution=Distribution.PROBS, vocab_size=2)
         view = buffer.view(2, 3)
@@ -238,13 +227,6 @@ class TestPaths:
         chain = Draft.allocate(1, 4)
         assert chain.as_chain() is chain
 
-    def test_keep_renumbers_parents(self):
-        draft = Draft.allocate(1, 6, trees=True)
-        draft.set_row(0, [10, 11, 12, 13, 14], [0.1, 0.2, 0.3, 0.4, 0.5], parents=[-1, -1, 0, 1, 3])
-        kept = draft.keep(torch.tensor([[False, True, False, True, True, True]]))
-        assert kept.token_ids.tolist() == [[11, 13, 14, -1, -1, -1]]
-        assert kept.parents.tolist() == [[-1, 0, 1, -1, -1, -1]]
-
     @given(st.booleans().flatmap(forests), st.data())
     @quick
     def test_keep_moves_nodes_together(self, draft, data):
@@ -286,13 +268,3 @@ class TestPaths:
             result.validate()
             assert result.lengths.sum() == 0
         assert draft.survival().shape == draft.expected_accepted().shape == (rows, draft_length)
-
-    @pytest.mark.parametrize("trees", [False, True])
-    def test_nothing_reads_back(self, trees):
-        """Meta tensors hold no values: whatever needs one raises."""
-        draft = Draft.allocate(3, 4, trees=trees, device="meta", distribution=Distribution.PROBS, vocab_size=5)
-        draft.shorten(torch.empty(3, dtype=torch.int32, device="meta"))
-        draft.reset(torch.empty(3, dtype=torch.int32, device="meta"))
-        for result in (draft.as_chain(), draft.keep(draft.mask())):
-            result.validate()
-        assert draft.expected_accepted().device.type == draft.survival().device.type == "meta"

@@ -131,13 +131,6 @@ def test_mutants_fail(name, setting):
     assert worst(LOSSY_MUTANTS[name](), CONTROLS[setting]) > LOSSY
 
 
-def test_mutants_keep_the_sum():
-    """Their distributions are wrong but complete: they are not rejected for malformed output."""
-    for name, mutant in LOSSY_MUTANTS.items():
-        for case in CONTROLS[APPLIES[name][0]]:
-            assert emitted_distribution(mutant(), case).sum().item() == pytest.approx(1.0, abs=1e-9)
-
-
 def test_drafts_drawn_from_another_distribution_than_declared_fail():
     """Drafts must follow the declared distribution; otherwise the output's distribution is wrong."""
 
@@ -147,16 +140,6 @@ def test_drafts_drawn_from_another_distribution_than_declared_fail():
             return super().verify(draft, target, sampling, uniforms)
 
     assert worst(Misdeclared(), CONTROLS["drawn"]) > LOSSY
-
-
-def test_malformed_output_is_missing_from_the_distribution():
-    class Torn(ReferenceVerifier):
-        def verify(self, draft, target, sampling, uniforms):
-            result = super().verify(draft, target, sampling, uniforms)
-            result.token_ids[:, 0] = draft.draft_probs.shape[-1] if draft.draft_probs is not None else 99
-            return result
-
-    assert emitted_distribution(Torn(), CONTROLS["one-hot"][0]).sum().item() == 0.0
 
 
 def test_enumeration_by_hand():

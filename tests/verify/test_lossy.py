@@ -149,15 +149,3 @@ def test_the_departure_is_how_much_more_often_the_token_is_emitted():
     strict = one_token("threshold", 0.5, logits, 2, numbers)  # 0.2 is less than half of 0.5
     assert (strict.num_accepted == 1).float().mean().item() == pytest.approx(0.2)
     assert not strict.departed.any()
-
-
-def test_typical_acceptance_asks_less_where_the_target_is_uncertain():
-    sure, unsure = torch.tensor([0.95, 0.04, 0.01]).log(), torch.full((20,), 1 / 20).log()
-    never = torch.full((1,), 0.999, dtype=torch.float64)
-    assert one_token("typical", 0.09, sure, 1, never).num_accepted.tolist() == [0]
-    assert one_token("typical", 0.09, unsure, 1, never).num_accepted.tolist() == [1]
-
-
-def test_what_a_grammar_rules_out_is_never_accepted():
-    logits = torch.tensor([0.0, -torch.inf, 0.0])
-    assert one_token("threshold", 1e-6, logits, 1, torch.zeros(1, dtype=torch.float64)).num_accepted.tolist() == [0]

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from specplug.verify.random import _to_unit, uniforms
+from specplug.verify.random import uniforms
 
 int64 = st.integers(-(2**63), 2**63 - 1)
 ONE = torch.ones(1, dtype=torch.int64)
@@ -39,19 +39,6 @@ def test_known_values():
     found = uniforms(torch.tensor([0, 42]), torch.tensor([0, 7]), 1)
     assert found.accept[:, 0].tolist() == [numbers(0, 0, 0), numbers(42, 7, 0)]
     assert found.accept[0, 0].item() == 0.28176129772258496
-
-
-def test_shapes_and_dtype():
-    for batch, draft_length in ((0, 3), (2, 0), (2, 4)):
-        found = uniforms(torch.arange(batch), torch.arange(batch), draft_length)
-        assert found.accept.shape == (batch, draft_length)
-        assert found.draw.shape == (batch, draft_length + 1)
-        assert found.accept.dtype is found.draw.dtype is torch.float64
-
-
-def test_the_largest_number_is_below_one():
-    extremes = _to_unit(torch.tensor([-1, 2**63 - 1, 0, -(2**63)]))
-    assert extremes.tolist() == [1 - 2.0**-53, 0.5 - 2.0**-53, 0.0, 0.5]
 
 
 def test_a_number_depends_on_seed_and_position_only():
@@ -99,8 +86,3 @@ def test_no_two_uses_share_a_number():
     """40 000 draws of 53 bits collide with probability 1e-7."""
     both = np.concatenate([table(100, 200, "accept").ravel(), table(100, 200, "draw").ravel()])
     assert len(np.unique(both)) == len(both)
-
-
-def test_reads_nothing_back():
-    meta = torch.empty(3, dtype=torch.int64, device="meta")
-    assert uniforms(meta, meta, 2).draw.shape == (3, 3)

@@ -57,12 +57,6 @@ def test_draft_length_0_draws_from_the_target():
     assert found == [0, 0, 1, 1, 2, 2]
 
 
-def test_a_one_hot_draft_is_kept_where_the_target_draws_it():
-    logits, accept = DISTRIBUTION.log().expand(2, 3), [0.5]
-    found = [one_row([1], logits, accept, [u, 0.0]).token_ids[0].tolist() for u in (0.0, 0.49, 0.51, 0.79, 0.81, LAST)]
-    assert found == [[0, -1], [0, -1], [1, 0], [1, 0], [2, -1], [2, -1]]
-
-
 @FEW
 @given(steps(), st.data())
 def test_the_text_is_that_without_drafts_whatever_is_drafted(step, data):
@@ -104,11 +98,6 @@ def test_an_empty_residual_still_gives_a_possible_token():
     assert one_row([1], logits, [0.5], [LAST, 0.0], probs=wrong).token_ids.tolist() == [[0, -1]]
 
 
-def test_the_last_number_never_reaches_a_token_without_probability():
-    logits = torch.tensor([[0.0, 1.0, -torch.inf, -torch.inf]])
-    assert one_row([], logits, [], [LAST]).token_ids.item() == 1
-
-
 def test_greedy_rows_with_draft_logits_take_the_draft_as_certain():
     """At temperature 0 the draft model's token was its argmax, whatever its logits look like."""
     draft = Draft.allocate(1, 1, distribution=Distribution.LOGITS, vocab_size=3)
@@ -128,27 +117,21 @@ def test_ids_outside_the_vocabulary_are_never_emitted():
             assert ((emitted >= 0) & (emitted < 3)).all()
 
 
-def refused(draft, numbers):
-    VERIFIER.verify(draft, TargetLogits.dense(torch.zeros(1, 3, VOCAB)), SamplingBatch(torch.ones(1)), numbers)
-
-
-def numbers_for(draft_length):
-    return uniforms(torch.zeros(1, dtype=torch.int64), torch.zeros(1, dtype=torch.int64), draft_length)
-
-
-def test_trees_are_refused():
-    with pytest.raises(ContractError, match="as_chain"):
-        refused(Draft.allocate(1, 2, trees=True), numbers_for(2))
-
-
-def test_numbers_of_another_draft_length_are_refused():
-    with pytest.raises(ContractError, match=r"accept \(1, 3\).*expected accept \(1, 2\)"):
-        refused(Draft.allocate(1, 2), numbers_for(3))
-
-
-def test_a_draft_distribution_over_another_vocabulary_is_refused():
-    with pytest.raises(ContractError, match=rf"draft_probs.*found 9.*expected {VOCAB}"):
-        refused(Draft.allocate(1, 2, distribution=Distribution.PROBS, vocab_size=9), numbers_for(2))
+@pytest.mark.parametrize(
+    ("buffer", "count", "message"),
+    [
+        ({"trees": True}, 2, "as_chain"),
+        ({}, 3, r"accept \(1, 3\).*expected accept \(1, 2\)"),
+        ({"distribution": Distribution.PROBS, "vocab_size": 9}, 2, rf"draft_probs.*found 9.*expected {VOCAB}"),
+    ],
+    ids=["a tree", "numbers of another draft length", "another vocabulary"],
+)
+def test_what_does_not_fit_is_refused(buffer, count, message):
+    zero, target = torch.zeros(1, dtype=torch.int64), TargetLogits.dense(torch.zeros(1, 3, VOCAB))
+    with pytest.raises(ContractError, match=message):
+        VERIFIER.verify(
+            Draft.allocate(1, 2, **buffer), target, SamplingBatch(torch.ones(1)), uniforms(zero, zero, count)
+        )
 
 
 @FEW

@@ -68,20 +68,6 @@ def test_ties_at_the_edge_of_top_p(top_p):
         torch.testing.assert_close(probs[0], warped(logits[0], 1.0, 0, top_p, 0.0))
 
 
-def test_top_k_keeps_all_that_tie():
-    probs = target_probs(torch.tensor([[1.0, 0.0, 0.0, -1.0]]), torch.ones(1), top_k=torch.tensor([2]))
-    assert (probs[0] > 0).tolist() == [True, True, True, False]
-
-
-def test_each_filter_judges_what_the_one_before_left():
-    """Of 0.4 0.3 0.2 0.1, top-k 2 leaves 4/7 3/7, of which top-p 0.55 keeps one; top-p of the whole would keep two."""
-    logits = torch.tensor([[0.4, 0.3, 0.2, 0.1]]).log()
-    both = target_probs(logits, torch.ones(1), torch.tensor([2]), torch.tensor([0.55]))
-    alone = target_probs(logits, torch.ones(1), None, torch.tensor([0.55]))
-    assert (both[0] > 0).sum() == 1
-    assert (alone[0] > 0).sum() == 2
-
-
 def test_greedy_rows_are_one_hot_on_the_first_largest_whatever_else_is_set():
     logits = torch.tensor([[0.0, 3.0, 3.0, 1.0]]).expand(2, 4)
     probs = target_probs(logits, torch.tensor([0.0, 1.0]), torch.tensor([3, 0]), torch.tensor([0.9, 1.0]))
@@ -106,38 +92,3 @@ def test_masked_tokens_have_no_probability():
     probs = target_probs(logits, *parameters, torch.tensor([0.0, 0.0, 0.1]))
     assert (probs[:, [0, 2]] == 0).all()
     torch.testing.assert_close(probs.sum(-1), torch.ones(3))
-
-
-def test_off_values_equal_none():
-    logits = torch.randn(2, 7, generator=torch.Generator().manual_seed(0))
-    off = target_probs(logits, torch.ones(2), torch.zeros(2, dtype=torch.int64), torch.ones(2), torch.zeros(2))
-    torch.testing.assert_close(off, target_probs(logits, torch.ones(2)))
-
-
-def test_inner_dimensions_share_their_row_s_parameters():
-    logits = torch.randn(2, 3, 9, generator=torch.Generator().manual_seed(1))
-    rows = parameters([(0.7, 4, 0.8, 0.1), (0.0, 0, 1.0, 0.0)])
-    probs = target_probs(logits, *rows)
-    for position in range(3):
-        torch.testing.assert_close(probs[:, position], target_probs(logits[:, position], *rows))
-
-
-@pytest.mark.parametrize(
-    ("given_dtype", "expected"),
-    [(torch.bfloat16, torch.float32), (torch.float32, torch.float32), (torch.float64, torch.float64)],
-)
-def test_precision(given_dtype, expected):
-    assert target_probs(torch.zeros(1, 4, dtype=given_dtype), torch.ones(1)).dtype is expected
-
-
-def test_reads_nothing_back():
-    """Tensors on the meta device have no values: any read would raise."""
-    meta = torch.device("meta")
-    probs = target_probs(
-        torch.empty(3, 2, 8, device=meta),
-        torch.empty(3, device=meta),
-        torch.empty(3, dtype=torch.int64, device=meta),
-        torch.empty(3, device=meta),
-        torch.empty(3, device=meta),
-    )
-    assert probs.shape == (3, 2, 8)

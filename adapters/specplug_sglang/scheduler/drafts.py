@@ -13,8 +13,7 @@ from torch import Tensor
 from specplug.grammar.drafts import Completed
 from specplug.pipeline.draft import DraftStage
 from specplug.runtime.ends import StopDetector
-from specplug.runtime.rows import RowFacts
-from specplug.runtime.slots import SlotAllocator, SlotRows
+from specplug.runtime.slots import RowFacts, SlotAllocator, SlotRows
 from specplug.types.batch import EngineBatch
 from specplug.types.caps import EngineCaps
 from specplug.types.draft import Draft

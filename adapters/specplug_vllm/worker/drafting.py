@@ -20,8 +20,7 @@ from specplug.errors import EngineError
 from specplug.pipeline.draft import DraftStage
 from specplug.plugins.registry import default_registry
 from specplug.runtime.ends import StopDetector
-from specplug.runtime.rows import RowFacts
-from specplug.runtime.slots import SlotAllocator, Tokens
+from specplug.runtime.slots import RowFacts, SlotAllocator, Tokens
 from specplug.types.batch import EngineBatch
 from specplug.types.caps import Distribution
 from specplug.types.draft import Draft

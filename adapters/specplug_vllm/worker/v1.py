@@ -19,8 +19,7 @@ from torch import Tensor
 from specplug.grammar.drafts import SOURCE, verdict_on_forced
 from specplug.pipeline.stream.buffers import DraftOutputs, EngineRows
 from specplug.runtime.first_step import started
-from specplug.runtime.rows import RowFacts
-from specplug.runtime.steps_in_flight import cut_lists
+from specplug.runtime.slots import RowFacts
 from specplug.runtime.stream_steps import StreamSteps
 from specplug.seams.hook import hook
 from specplug.types.batch import EngineBatch
@@ -234,7 +233,7 @@ class Steps:
         drafting, batch = self._drafting, self._batch(facts, rows)
         draft = drafting.step(batch, self._outcome(facts, batch, rows), drafting.slots.rows(batch.slots).caps)
         self._notify(draft, facts.names)
-        return cut_lists(draft.token_ids.numpy(), draft.lengths.numpy())
+        return [ids[:count] for ids, count in zip(draft.token_ids.tolist(), draft.lengths.tolist(), strict=True)]
 
     def _batch(self, facts: RowFacts, rows: EngineRows) -> EngineBatch:
         slots, places = torch.tensor(facts.slots), _kept(facts, rows.idx_mapping)

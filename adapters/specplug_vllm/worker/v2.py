@@ -17,7 +17,7 @@ from specplug.assembly import may_stream
 from specplug.pipeline.stream.buffers import DraftOutputs, EngineRows
 from specplug.plugins.registry import default_registry
 from specplug.runtime.first_step import started
-from specplug.runtime.rows import LateRows
+from specplug.runtime.steps_in_flight import LateRows
 from specplug.runtime.stream_steps import StreamSteps
 from specplug.seams.hook import hook
 from specplug_vllm import config, step_metadata

@@ -8,8 +8,7 @@ from torch import Tensor
 from specplug.pipeline.device.columns import launches_for
 from specplug.pipeline.stream.buffers import DraftOutputs, EngineRows
 from specplug.runtime.device_steps import DeviceSteps
-from specplug.runtime.rows import RowFacts
-from specplug.runtime.slots import SlotRows
+from specplug.runtime.slots import RowFacts, SlotRows
 from specplug.types.batch import EngineBatch
 from specplug.types.draft import Draft
 from specplug.types.verdict import Outcome

@@ -13,7 +13,6 @@ import numpy as np
 import numpy.typing as npt
 from numba import carray  # type: ignore[attr-defined]
 
-from specplug.errors import ContractError
 from specplug.match.cpu.compiled import c_function, call_kernel, compiled, handle_of, kernel_address
 from specplug.match.cpu.intrinsics import call_at, fetch_add, int32_at, int64_at, load, store, struct_at
 from specplug.match.cpu.records import Record, borrowed
@@ -250,19 +249,6 @@ def _compiled_entry() -> Any:
 def argument_of(step: Record) -> npt.NDArray[np.int64]:
     """Return the memory whose address the host function takes, for a step that its owner keeps alive like it."""
     return np.array([kernel_address(run, step), handle_of(step)], np.int64)
-
-
-def raise_if_failed(status: int) -> None:
-    """Raise if a step's status is that of a fault.
-
-    Raises:
-        ContractError: the proposer has written an impossible draft.
-        RuntimeError: the proposer's function has failed.
-    """
-    if status == MALFORMED:
-        raise ContractError.build("malformed draft", expected="ids in the vocabulary, lengths within the limits")
-    if status != OK:
-        raise RuntimeError(f"its host step returned {status}")
 
 
 @compiled

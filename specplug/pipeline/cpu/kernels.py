@@ -1,7 +1,7 @@
 """Compiled bookkeeping around a proposer's step: `judge` runs before it, `sanitize` and `keep` after it.
 
 Each gives the results of a few dozen small tensor operations of `specplug.pipeline`.  `memory` is a record of the
-fields of `Columns` and of
+fields of `Columns`, a batch's rows in host memory, and of
 
     table: [S, 5 + M] int64, the slot table: generation, end, cap, grammar, verifier and M stop ids
     stopped: [S] int64, the generation of each slot that has stopped
@@ -14,17 +14,81 @@ fields of `Columns` and of
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
 
 from specplug.match.cpu.compiled import compiled
+from specplug.types.batch import EngineBatch
 from specplug.types.draft import NO_TOKEN
+
+Int32s = npt.NDArray[np.int32]
+Int64s = npt.NDArray[np.int64]
 
 NO_PARENTS = np.zeros((0, 0), np.int32)
 
 GENERATION, CAP, _END, _GRAMMAR, _STOPS = 0, 2, 1, 3, 5
 _HEAD = 3
+
+
+class Columns(NamedTuple):
+    """Facts of at most S rows, [S] each; a batch of B rows uses the first B entries.
+
+    Attributes:
+        slots, table_rows: int64, set by the engine: each row's slot, and its row of the token table.
+        lengths, emitted, verified: int32, set by the engine: tokens so far, tokens that the step emitted, and draft
+            tokens that it verified.
+        cut_by_grammar: int32, set by the engine: tokens that a grammar removed from the verified draft.
+        caps: int32, set by the engine: most draft tokens of each row.
+        temperature: float32, set by the engine.
+        generations, room, sampled, grammar: see `EngineBatch`; set by the step, like all that follow.
+        num_new: int32, tokens that are new to the proposer.
+        limits: int32, most draft tokens in this step.
+    """
+
+    slots: Int64s
+    table_rows: Int64s
+    lengths: Int32s
+    emitted: Int32s
+    verified: Int32s
+    cut_by_grammar: Int32s
+    caps: Int32s
+    temperature: npt.NDArray[np.float32]
+    generations: Int64s
+    room: Int32s
+    sampled: npt.NDArray[np.bool_]
+    grammar: npt.NDArray[np.bool_]
+    num_new: Int32s
+    limits: Int32s
+
+    @classmethod
+    def allocate(cls, max_slots: int) -> Columns:
+        """Return columns of zeros for batches of at most S rows."""
+        dtypes = {"temperature": np.float32, "sampled": np.bool_, "grammar": np.bool_}
+        dtypes |= dict.fromkeys(("slots", "table_rows", "generations"), np.int64)
+        return cls(**{name: np.zeros(max_slots, dtypes.get(name, np.int32)) for name in cls._fields})
+
+    def batch(self, batch_size: int, tokens: Tensor, vocab_size: int) -> EngineBatch:
+        """Return a batch of B rows whose tensors share the columns' memory; `tokens` is the token table."""
+
+        def column(name: str) -> Tensor:
+            return torch.from_numpy(getattr(self, name)[:batch_size])
+
+        return EngineBatch(
+            slots=column("slots"),
+            generations=column("generations"),
+            rows=column("table_rows"),
+            tokens=tokens,
+            lengths=column("lengths"),
+            sampled=column("sampled"),
+            room=column("room"),
+            temperature=column("temperature"),
+            grammar=column("grammar"),
+            vocab_size=vocab_size,
+        )
 
 
 @compiled
@@ -111,7 +175,7 @@ def malformed(memory: Any, batch_size: int, draft_length: int, vocab_size: int) 
 
 @compiled
 def sanitize(memory: Any, batch_size: int, draft_length: int, num_sources: int) -> None:
-    """Make a draft buffer that is not `malformed` safe to verify, like `specplug.pipeline.choices`."""
+    """Make a draft buffer that is not `malformed` safe to verify, like `specplug.pipeline.buffers.sanitize`."""
     for row in range(batch_size):
         count = min(memory.draft_lengths[row], memory.limits[row])
         for k in range(count):

@@ -6,20 +6,15 @@ forward in their order.  If the function fails, all drafts are dropped, so the b
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
-import numpy as np
 from numba import carray  # type: ignore[attr-defined]
 
 from specplug.match.cpu.compiled import compiled
 from specplug.match.cpu.intrinsics import call_at, struct_at, uint8_at
-from specplug.match.cpu.records import record
 from specplug.pipeline.cpu.kernels import empty
-from specplug.pipeline.draft import DraftStage
 from specplug.types.host_step import FAILED, OK, Int64Struct, TrimArguments, int64_fields
 from specplug.types.paths import ROOT
-from specplug.types.plan import MOST_PRICES, StepPlan
 
 LEAVE, TRIM, DROP = range(3)
 """Actions: leave the drafts, trim them, or drop them because the trim half is switched off."""
@@ -94,59 +89,3 @@ def _keep(memory: Any, cut: Any, row: int, kept: Any) -> int:
         cut.places[place] = count
         count += 1
     return count
-
-
-class StepCut:
-    """The cut of one step's drafts by a stage's trim half as a C function, `DraftStage.host_trim`.
-
-    Args:
-        stage: the draft stage, on the CPU.
-        shape: S and N, the most rows and tokens.
-
-    Attributes:
-        record: the memory, for `trim`.
-    """
-
-    def __init__(self, stage: DraftStage, shape: tuple[int, int]) -> None:
-        self._stage, self._step = stage, stage.host_trim
-        self._prices, self._prices_after = np.zeros(MOST_PRICES, np.float32), np.zeros(MOST_PRICES, np.int64)
-        self._entry, self._control = np.zeros(()), CutControl()
-        self._arguments = TrimArguments(
-            entry=self._entry.ctypes.data,
-            prices=self._prices.ctypes.data,
-            prices_after=self._prices_after.ctypes.data,
-        )
-        self.record = record(
-            control=self._control.address,
-            arguments=self._arguments.address,
-            workspace=np.zeros(shape, np.float32),
-            kept=np.zeros(shape, np.uint8),
-            places=np.zeros(shape[1], np.int32),
-        )
-
-    def prepare(self, plan: StepPlan, batch_size: int) -> bool:
-        """Set what `trim` is to do in a step of B rows; return false if only the stage itself can cut its drafts."""
-        control, arguments, step = self._control, self._arguments, self._step
-        control.action = LEAVE
-        if not self._stage.cuts(batch_size, plan.draft_length, plan):
-            return True
-        if step is None:
-            return False
-        control.action = TRIM if self._stage.trimmer_guard.admits_step() else DROP
-        control.function, control.status = step.function, FAILED
-        arguments.data, arguments.num_prices = step.data, len(plan.prices)
-        arguments.token_budget = plan.budget_of(batch_size * plan.draft_length)
-        self._entry[...] = plan.entry
-        for place, (survival, after) in enumerate(plan.prices):
-            self._prices[place], self._prices_after[place] = survival, after
-        return True
-
-    def report(self) -> None:
-        """Report the status of a cut that has ended to the trim half's circuit breaker."""
-        if self._control.action == TRIM:
-            self._stage.trimmer_guard.step(partial(_raise_if_failed, self._control.status))
-
-
-def _raise_if_failed(status: int) -> None:
-    if status != OK:
-        raise RuntimeError(f"its host trim returned {status}")

@@ -88,7 +88,7 @@ class DeviceColumns(NamedTuple):
 
 
 class DeviceState(NamedTuple):
-    """DeviceState by slot and counters, which the kernels share with the draft stage.
+    """State by slot and counters, which the kernels share with the draft stage.
 
     Attributes:
         table: [S, 5 + M] int64, the slot table: generation, end, cap, grammar, verifier and M stop ids.
@@ -119,7 +119,7 @@ class DeviceState(NamedTuple):
 
 
 class Launches(NamedTuple):
-    """Functions that launch a kernel each; see `specplug.pipeline.device.begin` and `finish` for their arguments."""
+    """Functions that launch a kernel each; see `specplug.pipeline.device.kernels` for their arguments."""
 
     begin: Callable[..., None]
     finish: Callable[..., None]
@@ -131,8 +131,8 @@ def launches_for(device: torch.device) -> Launches | None:
     Elsewhere there are none, and the draft stage takes its steps itself: it needs no Triton.
     """
     try:
-        from specplug.pipeline.device import begin, finish, layout
+        from specplug.pipeline.device import kernels
     except ImportError:
         return None
-    has_kernels = device.type == "cuda" or (device.type == "cpu" and layout.INTERPRETED)
-    return Launches(begin.begin, finish.finish) if has_kernels else None
+    has_kernels = device.type == "cuda" or (device.type == "cpu" and kernels.INTERPRETED)
+    return Launches(kernels.begin, kernels.finish) if has_kernels else None

@@ -5,6 +5,5 @@
     unpack         kernel: the drafts, from pinned memory to the engine's draft buffers
 
 `buffers` holds a step's pinned memory, `kernels` the two kernels in Triton, `host_kernels` the same compiled for a CPU,
-and `transfers` documents both and chooses between these.  Only `kernels` imports Triton, and nothing imports `kernels`
-before it is used.
+which `buffers` documents and chooses.  Only `kernels` imports Triton, and nothing imports it before it is used.
 """

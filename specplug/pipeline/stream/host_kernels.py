@@ -1,4 +1,4 @@
-"""`pack` and `unpack` as one compiled function each, for tensors on the CPU; `transfers` documents both.
+"""`pack` and `unpack` as one compiled function each, for tensors on the CPU; `Transfers` documents both.
 
 Tensor operations on a few hundred bytes cost microseconds each.  The functions take addresses, because numpy views of
 the tensors would take longer to create than the functions run.
@@ -30,16 +30,20 @@ def _pack(
     batch_size: int,
     idx_mapping: int,
     idx_size: int,
+    idx_stride: int,
     total_len: int,
     length_size: int,
+    length_stride: int,
     by_row: bool,
     lacking: int,
     all_token_ids: int,
     tokens_stride: int,
     num_sampled: int,
     sampled_size: int,
+    sampled_stride: int,
     num_rejected: int,
     rejected_size: int,
+    rejected_stride: int,
     lengths: int,
     emitted: int,
     verified: int,
@@ -47,15 +51,15 @@ def _pack(
     window: int,
     packed: int,
 ) -> None:
-    """Run `pack` on the addresses of the fields of `EngineRows`, with the bytes of an element, and of the buffers."""
+    """Run `pack` on addresses of the fields of `EngineRows`, with bytes and strides of elements, and of the buffers."""
     lengths_out, emitted_out = carray(int32_at(lengths), batch_size), carray(int32_at(emitted), batch_size)
     verified_out = carray(int32_at(verified), batch_size)
     newest_out = carray(int32_at(newest), (batch_size, window))
     for row in range(batch_size):
-        slot = _integer(idx_mapping, idx_size, row)
-        length = _integer(total_len, length_size, row if by_row else slot) + lacking
-        sampled = _integer(num_sampled, sampled_size, row)
-        rejected = _integer(num_rejected, rejected_size, row)
+        slot = _integer(idx_mapping, idx_size, row * idx_stride)
+        length = _integer(total_len, length_size, (row if by_row else slot) * length_stride) + lacking
+        sampled = _integer(num_sampled, sampled_size, row * sampled_stride)
+        rejected = _integer(num_rejected, rejected_size, row * rejected_stride)
         lengths_out[row], emitted_out[row] = length, sampled
         verified_out[row] = sampled - 1 + rejected if sampled > 0 else 0
         text = carray(int32_at(all_token_ids + 4 * slot * tokens_stride), length)
@@ -112,7 +116,6 @@ def _unpack(
 
 def pack(buffers: StepBuffers, batch_size: int, rows: EngineRows) -> None:
     """Write what the step found into `buffers`; see `Transfers.pack`."""
-    rows = rows.contiguous()
     _pack(
         batch_size,
         *_integers(rows.idx_mapping),
@@ -127,7 +130,7 @@ def pack(buffers: StepBuffers, batch_size: int, rows: EngineRows) -> None:
         buffers.emitted.data_ptr(),
         buffers.verified.data_ptr(),
         buffers.newest.data_ptr(),
-        buffers.window,
+        buffers.newest.shape[1],
         buffers.packed,
     )
 
@@ -140,29 +143,26 @@ def unpack(buffers: StepBuffers, batch_size: int, draft_length: int, outputs: Dr
         buffers.draft_rows.data_ptr(),
         buffers.draft_lengths.data_ptr(),
         buffers.newest.data_ptr(),
-        buffers.window,
+        buffers.newest.shape[1],
         buffers.ids.data_ptr(),
         buffers.confidence.data_ptr(),
-        _address(buffers.parents),
+        _place(buffers.parents)[0],
         buffers.ids.stride(0),
         *_integers(outputs.ids),
-        outputs.ids.stride(0),
-        _address(outputs.confidence),
-        0 if outputs.confidence is None else outputs.confidence.stride(0),
-        _address(outputs.lengths),
-        0 if outputs.lengths is None else outputs.lengths.stride(0),
-        _address(outputs.parents),
-        0 if outputs.parents is None else outputs.parents.stride(0),
+        *_place(outputs.confidence),
+        *_place(outputs.lengths),
+        *_place(outputs.parents),
         outputs.ids.shape[1],
     )
 
 
-def _address(tensor: Tensor | None) -> int:
-    return 0 if tensor is None else tensor.data_ptr()
+def _place(tensor: Tensor | None) -> tuple[int, int]:
+    """Return the address of a tensor and the stride of its first axis; zeros for None."""
+    return (0, 0) if tensor is None else (tensor.data_ptr(), tensor.stride(0))
 
 
-def _integers(tensor: Tensor) -> tuple[int, int]:
-    """Return the address of a tensor of integers, and the bytes of an element.
+def _integers(tensor: Tensor) -> tuple[int, int, int]:
+    """Return the address of a tensor of integers, the bytes of an element, and the stride of its first axis.
 
     Raises:
         ContractError: its dtype is another than int32 or int64.
@@ -175,4 +175,4 @@ def _integers(tensor: Tensor) -> tuple[int, int]:
             found=tensor.dtype,
             expected="int32 or int64",
         )
-    return tensor.data_ptr(), size
+    return tensor.data_ptr(), size, tensor.stride(0)

@@ -1,4 +1,4 @@
-"""`pack` and `unpack` as one Triton kernel each; `specplug.pipeline.stream.transfers` documents both.
+"""`pack` and `unpack` as one Triton kernel each; `specplug.pipeline.stream.buffers` documents both.
 
 The kernels run on the current stream, with one program per row.  They read and write pinned tensors of the host in
 place.  A program loads everything that it can at once, because each load from the host takes about a microsecond.
@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import triton
 import triton.language as tl
+from torch import Tensor
 from triton import knobs
 
 from specplug.pipeline.stream.buffers import DraftOutputs, EngineRows, StepBuffers
@@ -32,11 +33,11 @@ _TOKENS = 128
 def pack_kernel(  # type: ignore[no-untyped-def]
     idx_mapping,
     total_len,
-    lacking_count,
     all_token_ids,
-    tokens_stride,
     num_sampled,
     num_rejected,
+    tokens_stride,
+    lacking_count,
     lengths,
     emitted,
     verified,
@@ -126,18 +127,14 @@ def pack(buffers: StepBuffers, batch_size: int, rows: EngineRows) -> None:
     """Launch the kernel that writes what the step found into `buffers`; see `Transfers.pack`."""
     rows = rows.contiguous()
     pack_kernel[(batch_size,)](
-        rows.idx_mapping,
-        rows.total_len,
-        rows.lacking,
-        rows.all_token_ids,
+        *rows[:5],
         rows.all_token_ids.stride(0),
-        rows.num_sampled,
-        rows.num_rejected,
+        rows.lacking,
         buffers.lengths,
         buffers.emitted,
         buffers.verified,
         buffers.newest,
-        buffers.window,
+        buffers.newest.shape[1],
         buffers.packed,
         BY_ROW=rows.lengths_by_row,
         BLOCK=_TOKENS,
@@ -151,7 +148,7 @@ def unpack(buffers: StepBuffers, batch_size: int, draft_length: int, outputs: Dr
         buffers.draft_rows,
         buffers.draft_lengths,
         buffers.newest,
-        buffers.window,
+        buffers.newest.shape[1],
         buffers.ids,
         buffers.confidence,
         buffers.parents,
@@ -159,13 +156,14 @@ def unpack(buffers: StepBuffers, batch_size: int, draft_length: int, outputs: Dr
         draft_length,
         outputs.ids,
         outputs.ids.stride(0),
-        outputs.confidence,
-        0 if outputs.confidence is None else outputs.confidence.stride(0),
-        outputs.lengths,
-        0 if outputs.lengths is None else outputs.lengths.stride(0),
-        outputs.parents,
-        0 if outputs.parents is None else outputs.parents.stride(0),
+        *_strided(outputs.confidence),
+        *_strided(outputs.lengths),
+        *_strided(outputs.parents),
         outputs.ids.shape[1],
         BLOCK=triton.next_power_of_2(buffers.ids.shape[1]),
         num_warps=1,
     )
+
+
+def _strided(tensor: Tensor | None) -> tuple[Tensor | None, int]:
+    return tensor, 0 if tensor is None else tensor.stride(0)

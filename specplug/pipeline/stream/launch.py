@@ -1,4 +1,4 @@
-"""Launch of compiled host functions in the order of an engine's stream.
+"""Launch of compiled host functions in the order of an engine's stream, and reuse of the objects that they write to.
 
 On a GPU the driver calls the function from a thread of its own (`cuLaunchHostFunc`).  This is the default because no
 core spins while the device computes.  The stream stands still until the function returns and nothing can contain a
@@ -10,11 +10,14 @@ from __future__ import annotations
 import ctypes
 import time
 from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Callable
 from functools import cache
+from typing import Generic, TypeVar
 
 import torch
 
-from specplug.errors import EngineError
+from specplug.errors import ContractError, EngineError
 
 HOST_FUNCTION = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
 """The type of host functions, `void f(void *argument)`; ctypes releases the GIL while one runs."""
@@ -70,11 +73,9 @@ class InlineStream(HostFunctionStream):
     """The stream of a CPU, where all earlier work has ended: `launch` calls the function at once, without the GIL."""
 
     def launch(self, function: int, argument: int) -> None:
-        """Call the function; it has returned when this returns."""
         _callable(function)(argument)
 
     def mark(self) -> Mark:
-        """Return a mark that is reached."""
         return _REACHED
 
 
@@ -103,7 +104,6 @@ class CudaStream(HostFunctionStream):
         self._driver = load_driver()
 
     def launch(self, function: int, argument: int) -> None:
-        """Enqueue a call by the driver; see `HostFunctionStream.launch`."""
         refuse_capture("a host function cannot be launched")
         stream = torch.cuda.current_stream().cuda_stream
         result = self._driver.cuLaunchHostFunc(stream, function, argument)
@@ -116,7 +116,6 @@ class CudaStream(HostFunctionStream):
             )
 
     def mark(self) -> Mark:
-        """Record an event in the stream."""
         refuse_capture("a mark cannot be recorded")
         event = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
         event.record()
@@ -189,6 +188,81 @@ def refuse_capture(what: str) -> None:
     """Raise during a capture: each replay of the graph would use the argument of the captured step."""
     if torch.cuda.is_current_stream_capturing():
         raise EngineError.build(
-            f"{what} while a CUDA graph is being captured",
-            remedy="Run the draft step outside the engine's graphs.",
+            f"{what} while a CUDA graph is being captured", remedy="Run the draft step outside the engine's graphs."
         )
+
+
+T = TypeVar("T")
+
+
+class Ring(Generic[T]):
+    """Objects that steps in flight write to, such as buffers in pinned memory.
+
+    Each is in use from `take` until the mark that it was given back with is reached.
+
+    Nothing waits: when no object is free, `take` makes another.  An object that is taken and never given back, because
+    the step raised, is not used again.  The ring keeps all objects that it has made, so keep it as long as the process:
+    the device and host functions write to them until their marks are reached.  One thread uses it.
+
+    Args:
+        make: returns a new object.
+        finish: called with each object once per use, in the order of use, after its mark is reached and before it is
+            taken again; what the step left in it can be read there.
+    """
+
+    def __init__(self, make: Callable[[], T], finish: Callable[[T], None] | None = None) -> None:
+        self._make, self._finish = make, finish
+        self._objects: list[T] = []
+        self._free: list[T] = []
+        self._taken: dict[int, T] = {}
+        self._pending: deque[tuple[T, Mark]] = deque()
+
+    def __len__(self) -> int:
+        """The number of objects made so far."""
+        return len(self._objects)
+
+    @property
+    def taken(self) -> list[T]:
+        """The objects that are taken and not given back."""
+        return list(self._taken.values())
+
+    def take(self) -> T:
+        """Return an object that is free, or a new one."""
+        self.collect()
+        if self._free:
+            item = self._free.pop()  # the one used last: its memory is likely in the caches
+        else:
+            item = self._make()
+            self._objects.append(item)
+        self._taken[id(item)] = item
+        return item
+
+    def give_back(self, item: T, mark: Mark) -> None:
+        """Give an object back: it is free once `mark`, recorded after the last work on it, is reached.
+
+        Raises:
+            ContractError: the object is not taken.
+        """
+        if self._taken.pop(id(item), None) is None:
+            raise ContractError.build(
+                "an object was given back to a ring", found="one that is not taken", expected="one from `take`, once"
+            )
+        self._pending.append((item, mark))
+
+    def collect(self, *, waits: bool = False) -> None:
+        """Free the objects whose marks are reached, in the order of use; each of them is finished first.
+
+        With `waits`, wait until no object that was given back is in use, as before a shutdown.
+        """
+        while self._pending:
+            item, mark = self._pending[0]
+            if waits:
+                mark.wait()
+            elif not mark.reached:
+                break
+            self._pending.popleft()
+            try:
+                if self._finish is not None:
+                    self._finish(item)
+            finally:
+                self._free.append(item)

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from specplug.pipeline.handles import InlineHandle
+from specplug.pipeline.handles import ProposerHandle
 from tests.engines.vllm import inside
 from tests.engines.vllm.referee import prompts
 from tests.engines.vllm.watching import plain_name
@@ -83,7 +83,7 @@ def drafted(llm: Any, requested: list[dict[str, Any]], compiled: bool) -> dict[s
         trimmed.append(1)
         return type(stage).trimmed(stage, *args)
 
-    runner.handle, stage.has_observers = InlineHandle(handle.spec, proposer, handle.caps), not compiled
+    runner.handle, stage.has_observers = ProposerHandle(handle.spec, proposer, handle.caps), not compiled
     drafter._steps = type(own)(drafting, drafter._state_distribution)
     drafter.propose, stage.trimmed = noting, trimming
     if compiled:

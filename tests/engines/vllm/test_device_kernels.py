@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from functools import partial
 from random import Random
 
@@ -19,20 +19,12 @@ from specplug.types.plan import StepPlan
 from tests.engines.interpreted import imported_anew
 from tests.runtime.oracle import CPU, Engine, Scripted, Watching, compare, random_script, scripted_stage
 
-PACKAGE = "specplug.pipeline.device"
-
-
-def modules(interpreted: bool) -> ExitStack:
-    """Import the kernels anew, in the order in which they import each other."""
-    stack = ExitStack()
-    for name in ("layout", "begin", "finish"):
-        stack.enter_context(imported_anew(f"{PACKAGE}.{name}", interpreted=interpreted))
-    return stack
+NAME = "specplug.pipeline.device.kernels"
 
 
 @pytest.fixture(scope="module")
 def launches():
-    with modules(interpreted=True), trimming_by_tensors():
+    with imported_anew(NAME, interpreted=True), trimming_by_tensors():
         yield launches_for(CPU)
 
 
@@ -88,9 +80,9 @@ def test_the_stage_finds_the_drafts_of_kernels(launches):
 
 
 def test_a_cpu_has_the_kernels_only_in_the_interpreter():
-    with modules(interpreted=True):
+    with imported_anew(NAME, interpreted=True):
         assert launches_for(CPU) is not None
         assert launches_for(torch.device("meta")) is None
-    with modules(interpreted=False):
+    with imported_anew(NAME, interpreted=False):
         assert launches_for(CPU) is None
         assert launches_for(torch.device("cuda")) is not None

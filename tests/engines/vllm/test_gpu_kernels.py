@@ -14,10 +14,10 @@ from benchmarks.gpu import scan, suffix
 from tests.engines.gpu_compiler import Launch, compiled
 from tests.engines.interpreted import imported_anew
 
-DEVICE, STREAM = "specplug.pipeline.device", "specplug.pipeline.stream.kernels"
+DEVICE, STREAM = "specplug.pipeline.device.kernels", "specplug.pipeline.stream.kernels"
 TRIM, SGLANG = "specplug.trim.kernels", "specplug_sglang.verification.kernels"
 SCAN, SUFFIX = "benchmarks.gpu.scan_kernels", "benchmarks.gpu.suffix_kernels"
-MODULES = [*(f"{DEVICE}.{name}" for name in ("layout", "begin", "finish")), STREAM, TRIM, SGLANG]
+MODULES = [DEVICE, STREAM, TRIM, SGLANG]
 
 
 def typed(**names: str) -> dict[str, str]:
@@ -76,9 +76,9 @@ def device_launches() -> Iterator[Launch]:
     for by_row in (False, True):
         for name, fixed in constants.items():
             own = fixed | ({"BY_ROW": by_row} if name == "begin" else {})
-            names = import_module(f"{DEVICE}.{name}").__dict__[f"{name}_kernel"].arg_names
+            names = import_module(DEVICE).__dict__[f"{name}_kernel"].arg_names
             types = {it: DEVICE_TENSORS.get(it, "i32") for it in names if it not in own}
-            yield Launch(f"{DEVICE}.{name}:{name}_kernel", types | (OF_SGLANG[name] if by_row else {}), own, 1)
+            yield Launch(f"{DEVICE}:{name}_kernel", types | (OF_SGLANG[name] if by_row else {}), own, 1)
 
 
 def launches() -> Iterator[Launch]:

@@ -24,7 +24,8 @@ from specplug_sglang.verification.table import TokenTable
 from specplug_sglang.verification.trees import operations_for
 from tests.adapters.sglang_engine import DRAFT_LENGTH, Engine, run
 from tests.engines.interpreted import imported_anew
-from tests.engines.vllm.test_device_kernels import modules, trimming_by_tensors
+from tests.engines.vllm.test_device_kernels import NAME as DEVICE
+from tests.engines.vllm.test_device_kernels import trimming_by_tensors
 from tests.pipeline.transfers import view_of
 from tests.runtime.oracle import Scripted, random_script, scripted_stage
 
@@ -44,7 +45,7 @@ def kernels():
 
 @pytest.fixture(scope="module")
 def launches():
-    with modules(interpreted=True), trimming_by_tensors():
+    with imported_anew(DEVICE, interpreted=True), trimming_by_tensors():
         yield launches_for(CPU)
 
 

@@ -8,8 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specplug.pipeline.stream import host_kernels
-from specplug.pipeline.stream.buffers import EngineRows, StepBuffers
-from specplug.pipeline.stream.transfers import transfers_for
+from specplug.pipeline.stream.buffers import EngineRows, StepBuffers, transfers_for
 from tests.engines.interpreted import imported_anew
 from tests.pipeline.transfers import packed, random_step, unpacked
 

@@ -1,8 +1,9 @@
-"""`begin`, the bookkeeping before a proposer's step, as one Triton kernel.
+"""`begin` and `finish`, the bookkeeping before and after a proposer's step, as one Triton kernel each.
 
-It does what `StopDetector.after`, `DraftStage.observe` and the first half of `DraftStage.propose` do.  The kernel runs
-on the current stream, with one program per row, and reads and writes state by slot in place.  The slots of a batch are
-distinct, so programs share only the counters.
+`begin` does what `StopDetector.after`, `DraftStage.observe` and the first half of `DraftStage.propose` do.  `finish`
+does what `sanitize` and `InFlight.put` do, and writes the drafts into the engine's buffers.  Both run on the current
+stream, with one program per row, and read and write state by slot in place.  The slots of a batch are distinct, so
+programs share only the counters.
 
 Triton compiles a kernel at its first launch, which takes about a second.  A launch of 0 rows compiles it and runs
 nothing.  No argument is specialised for, neither values nor the alignment of views.
@@ -13,41 +14,43 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton import knobs
 
+from specplug.pipeline.device import columns
 from specplug.pipeline.device.columns import DeviceColumns, DeviceState
-from specplug.pipeline.device.layout import (
-    ACCEPTED,
-    AFTER_STOP,
-    BASE,
-    BASE_LEN,
-    CAP,
-    COUNT,
-    DRAFT,
-    EMITTED,
-    END,
-    FATES,
-    GENERATION,
-    GRAMMAR,
-    KNOWN,
-    LENGTHS,
-    LIMITS,
-    NUM_NEW,
-    PROPOSED,
-    ROOM,
-    ROW_COUNTS,
-    SOURCES,
-    STOP_IDS,
-    TAKEN,
-    VERIFIED,
-    smaller,
-)
 from specplug.pipeline.stream.buffers import EngineRows
 from specplug.types.draft import Draft
+
+INTERPRETED: bool = knobs.runtime.interpret is True
+"""Whether Triton's interpreter runs these kernels, on any device: Triton decides this where a kernel is defined."""
+
+GENERATION, END, CAP, GRAMMAR, STOP_IDS = map(tl.constexpr, (0, 1, 2, 3, 5))
+"""Columns of the slot table."""
+
+BASE_LEN, COUNT, SOURCES = map(tl.constexpr, (1, 2, 3))
+"""Entries of a draft's head, after its generation."""
+
+LENGTHS, ROOM, KNOWN, NUM_NEW, LIMITS, TAKEN, BASE, PROPOSED, VERIFIED, ACCEPTED, _, EMITTED, AFTER_STOP = map(
+    tl.constexpr, range(columns.AFTER_STOP + 1)
+)
+"""Rows of `DeviceColumns.counts`."""
+
+ROW_COUNTS, FATES = tl.constexpr(3), tl.constexpr(6)
+"""Figures per source, and per source and position, that `SpecMetrics` counts."""
+
+DRAFT = ("draft_ids", "draft_confidence", "draft_sources", "draft_lengths")
+"""Names of the kernels' arguments that are tensors of the draft buffer."""
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def smaller(a, b):  # type: ignore[no-untyped-def]
+    """Return the smaller number, like Triton's own `tl.min`, which its interpreter does not run in every process."""
+    return tl.where(a < b, a, b)
 
 
 @triton.jit(  # type: ignore[untyped-decorator]
     do_not_specialize=[
-        *("lacking", "tokens_stride", "num_sources", "most", "draft_stride", "max_slots", "draft_length", "reports"),
+        *("lacking", "tokens_stride", "num_sources", "most", "draft_stride", "max_slots", "draft_length", "reports")
     ],
     do_not_specialize_on_alignment=[
         *("idx_mapping", "total_len", "all_token_ids", "num_sampled", "num_rejected", "temperatures", "order", "caps"),
@@ -60,11 +63,11 @@ from specplug.types.draft import Draft
 def begin_kernel(  # type: ignore[no-untyped-def]
     idx_mapping,
     total_len,
-    lacking,
     all_token_ids,
-    tokens_stride,
     num_sampled,
     num_rejected,
+    tokens_stride,
+    lacking,
     temperatures,
     order,
     caps,
@@ -198,7 +201,7 @@ def begin_kernel(  # type: ignore[no-untyped-def]
 
 def begin(
     state: DeviceState,
-    columns: DeviceColumns,
+    rows: DeviceColumns,
     draft: Draft,
     batch_size: int,
     draft_length: int,
@@ -212,7 +215,7 @@ def begin(
 
     Args:
         state: see `DeviceState`.  The proposer's tokens are left alone at a draft length of 0.
-        columns: see `DeviceColumns`.
+        rows: see `DeviceColumns`.
         draft: [>= B, >= draft_length], the draft buffer.
         batch_size: B, the rows that may draft.
         draft_length: most draft tokens of the step.
@@ -225,13 +228,9 @@ def begin(
     engine = engine.contiguous()
     num_counters, most = state.token_counts.shape[:2]
     begin_kernel[(batch_size,)](
-        engine.idx_mapping,
-        engine.total_len,
-        engine.lacking,
-        engine.all_token_ids,
+        *engine[:5],
         engine.all_token_ids.stride(0),
-        engine.num_sampled,
-        engine.num_rejected,
+        engine.lacking,
         temperature.contiguous(),
         order,
         caps,
@@ -244,15 +243,147 @@ def begin(
         draft.token_ids.stride(0),
         draft.lengths,
         draft.base_len,
-        *columns[:-1],
-        columns.counts.stride(0),
-        columns.taken.token_ids,
-        columns.taken.confidence,
-        columns.taken.source,
+        *rows[:-1],
+        rows.counts.stride(0),
+        rows.taken.token_ids,
+        rows.taken.confidence,
+        rows.taken.source,
         draft_length,
         int(reports),
         BY_ROW=engine.lengths_by_row,
         STOPS=state.table.shape[1] - STOP_IDS.value,
         BLOCK=triton.next_power_of_2(max(most + 1, 4)),
+        num_warps=1,
+    )
+
+
+@triton.jit(  # type: ignore[untyped-decorator]
+    do_not_specialize=[
+        *("last_stride", "draft_stride", "max_slots", "most", "vocab_size", "num_sources", "draft_length"),
+        *("out_stride", "confidence_stride", "columns_count"),
+    ],
+    do_not_specialize_on_alignment=[
+        *("idx_mapping", "last_sampled", "places", "counts", "generations", "heads", "stored_ids", "stored_confidence"),
+        *(*DRAFT, "out", "confidence"),
+    ],
+)
+def finish_kernel(  # type: ignore[no-untyped-def]
+    idx_mapping,
+    last_sampled,
+    last_stride,
+    places,
+    draft_ids,
+    draft_confidence,
+    draft_sources,
+    draft_stride,
+    draft_lengths,
+    counts,
+    generations,
+    max_slots,
+    heads,
+    stored_ids,
+    stored_confidence,
+    most,
+    vocab_size,
+    num_sources,
+    draft_length,
+    out,
+    out_stride,
+    confidence,
+    confidence_stride,
+    columns_count,
+    BLOCK: tl.constexpr,
+):
+    """Finish one row; the arguments are those of `finish` and the fields of its records, with `most` for N."""
+    row = tl.program_id(0).to(tl.int64)
+    draft = tl.load(places + row).to(tl.int64)
+    slot = tl.load(idx_mapping + row).to(tl.int64)
+    drafts, columns = draft >= 0, tl.arange(0, BLOCK)
+    # All of a draft that the step can use is loaded, so that these loads need not wait for the draft's length.
+    limit = tl.where(drafts, draft_length, 0)
+    here, place = columns < limit, draft * draft_stride + columns
+    ids = tl.load(draft_ids + place, mask=here, other=-1)
+    level = tl.load(draft_confidence + place, mask=here, other=0.0)
+    source = tl.load(draft_sources + place, mask=here, other=-1)
+    length = tl.load(draft_lengths + draft, mask=drafts, other=0)
+    allowed = tl.load(counts + max_slots * LIMITS + draft, mask=drafts, other=0)
+    base = tl.load(counts + max_slots * LENGTHS + draft, mask=drafts, other=0)
+    generation = tl.load(generations + draft, mask=drafts, other=0)
+    last = tl.load(last_sampled + slot * last_stride)
+
+    is_possible = (ids >= 0) & (ids < vocab_size)
+    sound = tl.reduce(tl.where(is_possible, BLOCK, columns), 0, smaller)
+    count = tl.maximum(tl.minimum(tl.minimum(length, allowed), tl.minimum(sound, limit)), 0)
+    is_drafted = columns < count
+    level = tl.where(is_drafted & (level >= 0.0), level, 0.0)  # also where it is NaN
+    level = tl.where(level > 1.0, 1.0, level)
+    source = tl.where(is_drafted & (source >= 0) & (source < num_sources), source, -1)
+
+    # All threads have loaded the draft's length before one of them changes it.
+    tl.debug_barrier()
+    tl.store(draft_lengths + draft, count, mask=drafts)
+    mask = columns < columns_count
+    tl.store(out + row * out_stride + columns, tl.where(is_drafted, ids, last), mask=mask)
+    tl.store(confidence + row * confidence_stride + columns, level, mask=mask)
+    head, stored, mask = heads + slot * (most + SOURCES), slot * most + columns, columns < tl.where(drafts, most, 0)
+    tl.store(head, generation, mask=drafts)
+    tl.store(head + BASE_LEN, base.to(tl.int64), mask=drafts)
+    tl.store(head + COUNT, count.to(tl.int64), mask=drafts)
+    tl.store(head + SOURCES + columns, source.to(tl.int64), mask=mask)
+    tl.store(stored_ids + stored, tl.where(is_drafted, ids, -1), mask=mask)
+    tl.store(stored_confidence + stored, level, mask=mask)
+
+
+def finish(
+    state: DeviceState,
+    rows: DeviceColumns,
+    draft: Draft,
+    draft_length: int,
+    vocab_size: int,
+    places: Tensor,
+    idx_mapping: Tensor,
+    last_sampled: Tensor,
+    out: Tensor,
+    confidence: Tensor,
+) -> None:
+    """Make the drafts safe to verify, store them until their verdict, and write them into the engine's buffers.
+
+    Args:
+        state, rows, draft, draft_length: of the step's `begin`.  The lengths of `draft` become those of its safe
+            tokens.
+        vocab_size: V.
+        places: [B] int32, the row of `draft` of each of the engine's B rows; -1 for rows that do not draft.
+        idx_mapping: [B] int32 or int64, the slot of each of the engine's rows.
+        last_sampled: [S] or [S, 1] int32 or int64, the last token of each slot, which pads its draft.
+        out: [B, K] int32 or int64, set to draft ids; rows may be further apart than K.
+        confidence: [B, K] float32, set to the drafts' confidence, 0 for padding; rows may be further apart than K.
+    """
+    most = state.ids.shape[1]
+    finish_kernel[(out.shape[0],)](
+        idx_mapping.contiguous(),
+        last_sampled,
+        last_sampled.stride(0),
+        places,
+        draft.token_ids,
+        draft.confidence,
+        draft.source,
+        draft.token_ids.stride(0),
+        draft.lengths,
+        rows.counts,
+        rows.generations,
+        rows.counts.stride(0),
+        state.heads,
+        state.ids,
+        state.confidence,
+        most,
+        vocab_size,
+        len(draft.sources),
+        draft_length,
+        out,
+        out.stride(0),
+        confidence,
+        confidence.stride(0),
+        out.shape[1],
+        BLOCK=triton.next_power_of_2(max(most, out.shape[1])),
         num_warps=1,
     )
