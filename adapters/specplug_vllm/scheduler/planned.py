@@ -78,13 +78,14 @@ class PlanningMixin:
         outputs = super().update_from_output(  # type: ignore[misc]
             scheduler_output, model_runner_output, *args, **kwargs
         )
-        if costs := step_metadata.profiled(model_runner_output):
-            self.step_planner.stage.calibrate(costs)
+        report = step_metadata.report_of(model_runner_output)
+        if report.profiled:
+            self.step_planner.stage.calibrate(report.profiled)
         fates = self._settled(outputs)
         if self._launched:
-            step, admitted = self._launched.popleft(), step_metadata.admitted(model_runner_output)
-            step = step if admitted is None else step.drafting(admitted)
-            self.step_planner.finish(step, fates, ended, late=step_metadata.late(model_runner_output))
+            step = self._launched.popleft()
+            step = step if report.verified is None else step.drafting(report.verified)
+            self.step_planner.finish(step, fates, ended, late=tuple(report.late))
         return outputs
 
     def _settled(self, outputs: Any) -> list[DraftResult]:

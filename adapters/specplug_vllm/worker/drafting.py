@@ -18,10 +18,13 @@ from torch import Tensor
 from specplug.assembly import build_draft_stage
 from specplug.errors import EngineError
 from specplug.pipeline.draft import DraftStage
+from specplug.pipeline.stream.buffers import DraftOutputs, EngineRows
 from specplug.plugins.registry import default_registry
 from specplug.runtime.ends import StopDetector
+from specplug.runtime.first_step import started
 from specplug.runtime.rows import RowFacts
 from specplug.runtime.slots import SlotAllocator, Tokens
+from specplug.runtime.stream_steps import StreamSteps
 from specplug.types.batch import EngineBatch
 from specplug.types.caps import Distribution
 from specplug.types.draft import Draft
@@ -34,13 +37,16 @@ from specplug_vllm.worker.requests import running_request, tokens_of
 
 
 class Ranks:
-    """The tensor-parallel ranks of one worker.
+    """The tensor-parallel ranks of this process's worker.
 
     Attributes:
         leads: True on rank 0, which drafts.
     """
 
-    def __init__(self, group: Any) -> None:
+    def __init__(self) -> None:
+        from vllm.distributed import get_tp_group
+
+        group = get_tp_group()
         self._send = _sender(group) if group.world_size > 1 else None
         self.leads: bool = group.rank_in_group == 0
 
@@ -61,13 +67,6 @@ def _sender(group: Any) -> Callable[..., Any]:
     warm = nccl is not None and seams.available("nccl") and not nccl.disabled
     through: Callable[..., Any] = communicator.broadcast if warm else group.broadcast
     return through
-
-
-def ranks() -> Ranks:
-    """Return this process's tensor-parallel ranks."""
-    from vllm.distributed import get_tp_group
-
-    return Ranks(get_tp_group())
 
 
 class Drafting:
@@ -101,7 +100,7 @@ class Drafting:
         self.caps, self.vocab_size = context.caps, context.vocab_size
         self.max_slots, self.max_length = context.max_slots, context.max_length
         runner = runner_of(vllm_config)
-        self.text_of: Callable[[str], Tokens] = _no_text
+        self.text_of: Callable[[str], Tokens] = lambda _: ()
         self.drafts_seeded = runner == "v2"
         self.stage: DraftStage = build_draft_stage(found.settings, default_registry(), context, grammars=runner == "v1")
         self.distribution_bytes = self.stage.distribution_bytes
@@ -161,8 +160,7 @@ class Drafting:
         draft_length = min(int(scheduler_output.num_spec_tokens_to_schedule), self.caps.max_draft_length)
         plan = metadata.plan
         if self.caps.verifies_budget and (plan.prices or plan.entry):
-            # They set the budget of the engine's next step, see `BudgetManager`.
-            plan = replace(plan, prices=(), entry=0.0)
+            plan = replace(plan, prices=(), entry=0.0)  # they set the budget of the engine's next step: `BudgetManager`
         self.plan = plan if plan.draft_length == draft_length else replace(plan, draft_length=draft_length)
         self.grammars = metadata.grammars
         self.scheduled = scheduler_output.scheduled_spec_decode_tokens
@@ -180,18 +178,70 @@ class Drafting:
             emitted = [has for name, has in zip(names, emitted, strict=True) if name not in self.allocator.ignored]
         self.stage.metrics.record_on_host(sum(map(bool, emitted)), planned=False)
 
+    def steps_in_stream(self, device: torch.device, like: tuple[EngineRows, DraftOutputs]) -> StreamSteps | None:
+        """Start the compiled steps of a stage on the CPU, in the stream of the engine's `device`.
+
+        Return None if they do not cover the stage, or do not start: then the stage takes all steps.
+        """
+        if not StreamSteps.applies(self.stage):
+            return None
+        runner, given = self.stage.runners[0], (self.slots, self.max_length, self.vocab_size, device)
+        handle = runner.handle
+        steps = started(lambda: StreamSteps(self.stage, *given, like=like))
+        if steps is None:
+            runner.handle = handle  # without the intake of the steps that did not start
+        else:
+            self._closing.detach()
+            self._closing = weakref.finalize(self, steps.close)
+        return steps
+
+    def verified(
+        self, facts: RowFacts, engine: EngineRows, slots: Tensor, temperature: Tensor
+    ) -> tuple[EngineBatch, Outcome, Tensor]:
+        """Return the batch of the rows that may draft, what the engine's step found, and their requests' caps.
+
+        Args:
+            facts: these rows.
+            engine: the engine's tensors, of these rows alone where they are by row.
+            slots: [B], the rows' slots.
+            temperature: [B] float32.
+        """
+        rows, places, emitted = self.slots.rows(slots), engine.idx_mapping, engine.num_sampled
+        lengths = engine.total_len if engine.lengths_by_row else engine.total_len[places]
+        batch = EngineBatch(
+            slots=slots,
+            generations=rows.generations,
+            rows=places,
+            tokens=engine.all_token_ids,
+            lengths=lengths,
+            sampled=emitted > 0,
+            room=rows.ends - lengths,
+            temperature=temperature,
+            grammar=rows.grammar,
+            vocab_size=self.vocab_size,
+            reset_slots=self.slots.take_resets(),
+            barriers=facts.barriers,
+            request_ids=facts.names,
+            requests=facts.requests,
+        )
+        accepted = (emitted - 1).clamp(min=0)
+        outcome = Outcome(
+            verified=torch.where(emitted > 0, accepted + engine.num_rejected, 0),
+            accepted=accepted,
+            emitted=emitted,
+            after_stop=self.stops.after(batch.tokens, places, slots, lengths, emitted, rows),
+        )
+        return batch, step_metadata.annotated(self.grammars, outcome, facts.names, self.scheduled), rows.caps
+
     def step(self, batch: EngineBatch, outcome: Outcome, caps: Tensor) -> Draft:
         """Report the verified step to the draft stage and draft for the next.  `caps` [B] int32 bounds each row."""
         self.stage.observe(batch, outcome)
         if self.plan.caps and batch.request_ids is not None:
-            caps = torch.minimum(caps, self._caps_of(batch.request_ids))
+            policy = [self.plan.caps.get(name, self.caps.max_draft_length) for name in batch.request_ids]
+            caps = torch.minimum(caps, self.on_device(policy))
         draft = self.stage.propose(batch, self.plan.draft_length, caps)
         trimmed = self.stage.trim(batch, draft, self.plan)
         return trimmed.as_one_hot(batch.grammar)  # the scheduler cuts these rows depending on their tokens
-
-    def _caps_of(self, names: Sequence[str]) -> Tensor:
-        """Return the policy's caps of rows `names`, [B] int32."""
-        return self.on_device([self.plan.caps.get(name, self.caps.max_draft_length) for name in names])
 
     def on_device(self, values: Sequence[int]) -> Tensor:
         """Return `values` as [n] int32 on the batches' device, without waiting for the copy."""
@@ -200,15 +250,6 @@ class Drafting:
             tensor = tensor.pin_memory()
         return tensor.to(self.device, non_blocking=True)
 
-    def close_by(self, close: Callable[[], None]) -> None:
-        """Let `close` release the draft stage, instead of the stage's own method."""
-        self._closing.detach()
-        self._closing = weakref.finalize(self, close)
-
     def close(self) -> None:
         """Release proposers, threads and files, once; also called at the end of the process."""
         self._closing()
-
-
-def _no_text(_: str) -> Tokens:
-    return ()

@@ -21,7 +21,6 @@ from specplug.pipeline.memory import free_bytes
 from specplug.seams.hook import hook
 from specplug_vllm import seams, step_metadata
 from specplug_vllm.startup.engine_config import SCHEDULERS
-from specplug_vllm.worker import adaptive
 from specplug_vllm.worker.drafting import Drafting
 
 Method = Callable[..., Any]
@@ -49,18 +48,20 @@ def execute_model(original: Method, runner: Any, scheduler_output: Any, *args: A
         if scheduler_output.scheduled_new_reqs or resumed:
             _arrive(drafting, scheduler_output.scheduled_new_reqs, metadata.cache_salts, resumed)
         drafting.begin_step(scheduler_output)
-    if hasattr(runner, "adaptive_verification"):  # V2, also on ranks that do not draft
-        adaptive.set_plan(runner, scheduler_output)
+    manager = getattr(runner, "adaptive_verification", None)
+    if hasattr(manager, "plan"):  # a `BudgetManager`: on all ranks, so that all of them run batches of the same shape
+        manager.plan = step_metadata.of(scheduler_output).plan
     return result
 
 
 def sample_tokens(original: Method, runner: Any, *args: Any, **kwargs: Any) -> Any:
     """Hook on `sample_tokens` of V2's runner: its outputs bring what only the worker knows of a step."""
     output = original(runner, *args, **kwargs)
-    if output is not None:
-        result = getattr(output, "model_runner_output", output)
-        step_metadata.state_late(result, getattr(_drafter(runner), "late", None))
-        adaptive.report(runner, result)
+    late, manager = getattr(_drafter(runner), "late", None), getattr(runner, "adaptive_verification", None)
+    verified, profiled = manager.taken() if hasattr(manager, "taken") else (None, ())
+    if output is not None and (late is not None or verified is not None):
+        report = step_metadata.WorkerReport(() if late is None else late, verified, profiled)
+        step_metadata.attach(getattr(output, "model_runner_output", output), report)
     return output
 
 

@@ -16,15 +16,14 @@ from vllm.v1.worker.gpu.spec_decode.speculator import BaseSpeculator
 from specplug.assembly import may_stream
 from specplug.pipeline.stream.buffers import DraftOutputs, EngineRows
 from specplug.plugins.registry import default_registry
-from specplug.runtime.first_step import started
 from specplug.runtime.rows import LateRows
 from specplug.runtime.stream_steps import StreamSteps
 from specplug.seams.hook import hook
 from specplug_vllm import config, step_metadata
 from specplug_vllm.config import resolved
 from specplug_vllm.startup import recurrent
-from specplug_vllm.worker import adaptive, hooks, status, verifier, verifier_v2, workarounds
-from specplug_vllm.worker.drafting import Drafting, ranks
+from specplug_vllm.worker import hooks, status, verifier, verifier_v2, workarounds
+from specplug_vllm.worker.drafting import Drafting, Ranks
 from specplug_vllm.worker.v2_device import DeviceDrafting
 
 
@@ -52,20 +51,18 @@ class Speculator(BaseSpeculator):
 
     def __init__(self, vllm_config: Any, device: torch.device, req_states: Any) -> None:
         self._states = req_states
-        self._ranks = ranks()
+        self._ranks = Ranks()
         self.verifier = verifier.build(vllm_config, device)
-        slots, draft_length = (
-            vllm_config.scheduler_config.max_num_seqs,
-            vllm_config.speculative_config.num_speculative_tokens,
-        )
+        slots, spec = vllm_config.scheduler_config.max_num_seqs, vllm_config.speculative_config
         self.enable_adaptive_verification = config.cuts_on_device(vllm_config)
         self._sent, self._out, self.draft_token_confidence_probs = buffers(
-            slots, draft_length, device, together=self.enable_adaptive_verification
+            slots, spec.num_speculative_tokens, device, together=self.enable_adaptive_verification
         )
         self.drafting: Drafting | None = None
         self._steps: StreamSteps | None = None
         self._on_device: DeviceDrafting | None = None
-        like = self._types(device)
+        counts = torch.zeros(1, dtype=torch.int32, device=device)  # the runner copies slots to the device as int64
+        like = self._rows(counts.long(), counts, counts), DraftOutputs(self._out, self.draft_token_confidence_probs)
         if self._ranks.leads:
             has_verifier = self.verifier is not None
             self.drafting, self._steps = _steps_of(vllm_config, device, like, has_verifier=has_verifier)
@@ -80,6 +77,8 @@ class Speculator(BaseSpeculator):
             self._on_device = DeviceDrafting(self.drafting, self.draft_logits, (*like, req_states.last_sampled_tokens))
             hooks.reserve_memory(self.drafting)
         if self.enable_adaptive_verification:
+            from specplug_vllm.worker import adaptive
+
             adaptive.install_manager()
         status.install_worker()
         from vllm.v1.worker.gpu.model_runner import GPUModelRunner  # which the runner has imported
@@ -161,25 +160,15 @@ class Speculator(BaseSpeculator):
             return True
         if self._steps is not None and not self._steps.skip(self.drafting.facts_of(input_batch.req_ids)):
             return False
-        self.drafting.count(input_batch.req_ids, _emits(input_batch))
+        computed = input_batch.num_computed_prefill_tokens_np + input_batch.num_scheduled_tokens
+        emits = (computed >= input_batch.prefill_len_np).tolist()  # rows whose prompt is complete
+        self.drafting.count(input_batch.req_ids, emits)
         return True
-
-    def _types(self, device: torch.device) -> tuple[EngineRows, DraftOutputs]:
-        """Return rows and outputs like those of steps: the runner copies slots to the device as int64."""
-        counts = torch.zeros(1, dtype=torch.int32, device=device)
-        return self._rows(counts.long(), counts, counts), DraftOutputs(self._out, self.draft_token_confidence_probs)
 
     def _rows(self, slots: Tensor, num_sampled: Tensor, num_rejected: Tensor) -> EngineRows:
         """Wrap the runner's tensors."""
         states = self._states
         return EngineRows(slots, states.total_len.gpu, states.all_token_ids.gpu, num_sampled, num_rejected)
-
-
-def _emits(input_batch: Any) -> list[bool]:
-    """Return, for each row, whether a step without drafts emits a token: its prompt is complete (host)."""
-    computed = input_batch.num_computed_prefill_tokens_np + input_batch.num_scheduled_tokens
-    emits: list[bool] = (computed >= input_batch.prefill_len_np).tolist()
-    return emits
 
 
 def buffers(slots: int, draft_length: int, device: torch.device, *, together: bool) -> tuple[Tensor, Tensor, Tensor]:
@@ -206,13 +195,8 @@ def _steps_of(
     assert found is not None
     if not has_verifier and may_stream(found.settings, default_registry(), device):
         drafting = Drafting(vllm_config, torch.device("cpu"), rank=0)
-        if StreamSteps.applies(drafting.stage):
-            given = drafting.slots, drafting.max_length, drafting.vocab_size, device
-            steps = started(lambda: StreamSteps(drafting.stage, *given, like=like))
-            if steps is not None:
-                drafting.close_by(steps.close)
-                return drafting, steps
-        elif device.type == "cpu":
-            return drafting, None
+        steps = drafting.steps_in_stream(device, like)
+        if steps is not None or device.type == "cpu":
+            return drafting, steps
         drafting.close()
     return Drafting(vllm_config, device, rank=0), None

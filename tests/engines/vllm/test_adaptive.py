@@ -253,14 +253,11 @@ def create(backend: Any, graphs: str, method: str = "custom_class", support: str
 
 
 def test_a_step_without_drafts_is_not_stated_to_verify_those_of_the_step_before():
-    from specplug_vllm import step_metadata
-    from specplug_vllm.worker import adaptive
+    from specplug_vllm.worker.adaptive import BudgetManager
 
-    runner = SimpleNamespace(adaptive_verification=SimpleNamespace(admitted=3, profiled=()))
-    outputs = [SimpleNamespace(), SimpleNamespace()]
-    for output in outputs:
-        adaptive.report(runner, output)
-    assert [step_metadata.admitted(output) for output in outputs] == [3, 0]
+    manager = object.__new__(BudgetManager)
+    manager.admitted = 3
+    assert [manager.taken() for _ in range(2)] == [(3, ()), (0, ())]
 
 
 @pytest.mark.parametrize("graphs", ["NONE", "FULL_AND_PIECEWISE"])

@@ -5,8 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import torch
 
 from specplug.pipeline.handles import InlineHandle
+from specplug.pipeline.stream.buffers import DraftOutputs
+from specplug.runtime.stream_steps import StreamSteps
+from specplug_vllm.config import plugin_context
 from tests.engines.vllm import inside
 from tests.engines.vllm.referee import prompts
 from tests.engines.vllm.watching import plain_name
@@ -55,17 +59,12 @@ def drafted(llm: Any, requested: list[dict[str, Any]], compiled: bool) -> dict[s
 
     `taken` is the number of compiled steps, `trimmed` that of the steps whose drafts the stage cut.
     """
-
-    from specplug_vllm.config import plugin_context
-
     drafter = inside.runner(llm).drafter
-    drafting = drafter.drafting
-    stage, own, propose = drafting.stage, drafter._steps, drafter.propose
-    runner = stage.runners[0]
+    drafting, own = drafter.drafting, (drafter._steps, drafter.drafting._closing)
+    stage, propose, runner = drafting.stage, drafter.propose, drafting.stage.runners[0]
     handle = runner.handle
     seed, device = drafting.resolved.settings.seed, drafting.device
-    context = plugin_context(llm.llm_engine.vllm_config, seed, device=device, rank=0)
-    proposer = type(handle.proposer)(context)
+    proposer = type(handle.proposer)(plugin_context(llm.llm_engine.vllm_config, seed, device=device, rank=0))
     found: list[dict[str, list[int]]] = []
     taken, trimmed = [], []
 
@@ -77,26 +76,26 @@ def drafted(llm: Any, requested: list[dict[str, Any]], compiled: bool) -> dict[s
 
     def counting(*args: Any, **kwargs: Any) -> Any:
         taken.append(1)
-        return type(steps).launch(steps, *args, **kwargs)
+        return StreamSteps.launch(drafter._steps, *args, **kwargs)
 
     def trimming(*args: Any) -> Any:
         trimmed.append(1)
         return type(stage).trimmed(stage, *args)
 
     runner.handle, stage.has_observers = InlineHandle(handle.spec, proposer, handle.caps), not compiled
-    drafter._steps = type(own)(drafting, drafter._state_distribution)
+    ids = torch.zeros(1, drafting.caps.max_draft_length, dtype=torch.int32)
+    drafter._steps = drafting.steps_in_stream(device, (drafter._rows, DraftOutputs(ids)))
     drafter.propose, stage.trimmed = noting, trimming
     if compiled:
-        steps = drafter._steps._compiled
-        steps.launch = counting
+        drafter._steps.launch = counting
     before = stage.metrics.snapshot()
     try:
         outputs = inside.drive(llm, requested)["outputs"]
     finally:
         del drafter.propose, stage.trimmed
-        drafter._steps, runner.handle, stage.has_observers = own, handle, False
-        drafting.close_by(own._compiled.close)
+        if compiled:
+            drafting._closing.detach()
+        (drafter._steps, drafting._closing), runner.handle, stage.has_observers = own, handle, False
     counts = (stage.metrics.snapshot() - before).as_dict()
-    ids = {name: output["token_ids"] for name, output in outputs.items()}
-    numbers = {"taken": len(taken), "trimmed": len(trimmed)}
-    return {"drafts": found, "counts": counts, "outputs": ids, **numbers}
+    texts = {name: output["token_ids"] for name, output in outputs.items()}
+    return {"drafts": found, "counts": counts, "outputs": texts, "taken": len(taken), "trimmed": len(trimmed)}
