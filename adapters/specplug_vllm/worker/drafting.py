@@ -69,6 +69,14 @@ def _sender(group: Any) -> Callable[..., Any]:
     return through
 
 
+def kept_of(engine: EngineRows, kept: Tensor | list[int] | None) -> EngineRows:
+    """Return the engine's tensors with these rows alone in `idx_mapping` and the counts; all rows if `kept` is None."""
+    if kept is None:
+        return engine
+    names = ("idx_mapping", "num_sampled", "num_rejected")
+    return engine._replace(**{name: getattr(engine, name)[kept] for name in names})
+
+
 class Drafting:
     """Requests, slots and the draft stage of one worker.
 
@@ -202,12 +210,12 @@ class Drafting:
 
         Args:
             facts: these rows.
-            engine: the engine's tensors, of these rows alone where they are by row.
+            engine: the engine's tensors, see `kept_of`.
             slots: [B], the rows' slots.
             temperature: [B] float32.
         """
         rows, places, emitted = self.slots.rows(slots), engine.idx_mapping, engine.num_sampled
-        lengths = engine.total_len if engine.lengths_by_row else engine.total_len[places]
+        lengths = engine.total_len[places]
         batch = EngineBatch(
             slots=slots,
             generations=rows.generations,

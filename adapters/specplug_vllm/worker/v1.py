@@ -29,7 +29,7 @@ from specplug.verify.draft_distribution import write_probs
 from specplug_vllm import seams
 from specplug_vllm.startup import engine_config, recurrent
 from specplug_vllm.worker import hooks, status, verifier, verifier_v1, workarounds
-from specplug_vllm.worker.drafting import Drafting, Ranks
+from specplug_vllm.worker.drafting import Drafting, Ranks, kept_of
 
 _CPU = torch.device("cpu")
 
@@ -177,11 +177,10 @@ class V1Proposer:
     @torch.inference_mode()
     def _verified(self, facts: RowFacts) -> tuple[EngineBatch, Outcome, Tensor]:
         assert self.drafting is not None
-        rows, temperature = self._rows, torch.tensor([request.temperature for request in facts.requests])
-        if facts.kept is not None:
-            names = ("idx_mapping", "total_len", "num_sampled", "num_rejected")
-            rows = rows._replace(**{name: getattr(rows, name)[facts.kept] for name in names})
-        return self.drafting.verified(facts, rows, torch.tensor(facts.slots), temperature)
+        slots, temperature = (
+            torch.tensor(values) for values in (facts.slots, [request.temperature for request in facts.requests])
+        )
+        return self.drafting.verified(facts, kept_of(self._rows, facts.kept), slots, temperature)
 
     def _state_distribution(self, draft: Draft, names: tuple[str, ...]) -> None:
         """Pass the distribution that drafts were drawn from to the rejection sampler; without one they are one-hot."""

@@ -10,7 +10,7 @@ from specplug.pipeline.stream.buffers import DraftOutputs, EngineRows
 from specplug.runtime.device_steps import DeviceSteps
 from specplug.runtime.rows import RowFacts
 from specplug.types.draft import Draft
-from specplug_vllm.worker.drafting import Drafting
+from specplug_vllm.worker.drafting import Drafting, kept_of
 
 
 class DeviceDrafting:
@@ -68,9 +68,7 @@ class DeviceDrafting:
         confidence.zero_()
         if not facts.names:
             return
-        if kept is not None:
-            names = ("idx_mapping", "num_sampled", "num_rejected")
-            engine = engine._replace(**{name: getattr(engine, name)[kept] for name in names})
+        engine = kept_of(engine, kept)
         slots = engine.idx_mapping
         draft = self._drafting.step(*self._drafting.verified(facts, engine, slots, temperature[slots]))
         draft_length, padded = draft.draft_length, out if kept is None else out[kept]
