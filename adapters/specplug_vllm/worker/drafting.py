@@ -10,13 +10,13 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from specplug.assembly import build_draft_stage
-from specplug.errors import EngineError
 from specplug.pipeline.draft import DraftStage
 from specplug.pipeline.stream.buffers import DraftOutputs, EngineRows
 from specplug.plugins.registry import default_registry
@@ -32,41 +32,28 @@ from specplug.types.plan import StepPlan
 from specplug.types.request import EngineEvent, EngineEventKind
 from specplug.types.verdict import Outcome
 from specplug_vllm import seams, step_metadata
-from specplug_vllm.config import plugin_context, resolved, runner_of
+from specplug_vllm.config import plugin_context, required, runner_of
 from specplug_vllm.worker.requests import running_request, tokens_of
 
+Broadcast = Callable[[Tensor], Any]
+"""Overwrites a contiguous tensor with rank 0's, without a host sync."""
 
-class Ranks:
-    """The tensor-parallel ranks of this process's worker.
 
-    Attributes:
-        leads: True on rank 0, which drafts.
+def ranks() -> tuple[bool, Broadcast | None]:
+    """Return whether this is tensor-parallel rank 0, which drafts, and the broadcast to the others; None without any.
+
+    The broadcast goes through vLLM's warmed-up NCCL communicator if there is one.  The group's own method goes through
+    torch's device group, which creates another communicator at its first use, when vLLM has already allocated all
+    memory.
     """
+    from vllm.distributed import get_tp_group
 
-    def __init__(self) -> None:
-        from vllm.distributed import get_tp_group
-
-        group = get_tp_group()
-        self._send = _sender(group) if group.world_size > 1 else None
-        self.leads: bool = group.rank_in_group == 0
-
-    def broadcast(self, tensor: Tensor) -> None:
-        """Overwrite `tensor`, contiguous, with rank 0's, without a host sync.  A no-op with one rank."""
-        if self._send is not None:
-            self._send(tensor, src=0)
-
-
-def _sender(group: Any) -> Callable[..., Any]:
-    """Return the broadcast function of a group: that of vLLM's warmed-up NCCL communicator if there is one.
-
-    The group's own method goes through torch's device group, which creates another communicator at its first use, when
-    vLLM has already allocated all memory.
-    """
+    group = get_tp_group()
     communicator = group.device_communicator
     nccl = getattr(communicator, "pynccl_comm", None)
     warm = nccl is not None and seams.available("nccl") and not nccl.disabled
-    through: Callable[..., Any] = communicator.broadcast if warm else group.broadcast
-    return through
+    several = group.world_size > 1
+    return group.rank_in_group == 0, partial((communicator if warm else group).broadcast, src=0) if several else None
 
 
 def kept_of(engine: EngineRows, kept: Tensor | list[int] | None) -> EngineRows:
@@ -95,14 +82,15 @@ class Drafting:
         text_of: returns the text of a request that starts or resumes, where the scheduler's data lacks it: on V1.
         drafts_seeded: whether requests that sample with a seed are drafted, see `fields_of`.
         distribution_bytes: memory of the draft distributions, the engine's buffer included.
+        changes_of_weights: how many changes of weights, one within another, are under way.
+        released: the memory that vLLM has released to sleep.
     """
 
     _facts: RowFacts | None = None
+    changes_of_weights = 0
 
     def __init__(self, vllm_config: Any, device: torch.device, rank: int) -> None:
-        found = resolved(vllm_config)
-        if found is None:
-            raise EngineError.build("specplug is not enabled on this server", who="specplug_vllm")
+        found = required(vllm_config)
         self.resolved, self.rank, self.device = found, rank, device
         context = plugin_context(vllm_config, found.settings.seed, device=device, rank=rank)
         self.caps, self.vocab_size = context.caps, context.vocab_size
@@ -120,6 +108,7 @@ class Drafting:
         self.scheduled: dict[str, list[int]] = {}
         self.grammars: Mapping[str, step_metadata.Constrained] = {}
         self.is_idle = False
+        self.released: frozenset[str] = frozenset()
 
     def engine_distributions(self, device: torch.device) -> Tensor | None:
         """Allocate [S, K, V] float32 for the draft distributions in the form that the engine's verifier reads.

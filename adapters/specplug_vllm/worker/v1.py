@@ -29,7 +29,7 @@ from specplug.verify.draft_distribution import write_probs
 from specplug_vllm import seams
 from specplug_vllm.startup import engine_config, recurrent
 from specplug_vllm.worker import hooks, status, verifier, verifier_v1, workarounds
-from specplug_vllm.worker.drafting import Drafting, Ranks, kept_of
+from specplug_vllm.worker.drafting import Drafting, kept_of, ranks
 
 _CPU = torch.device("cpu")
 
@@ -49,7 +49,7 @@ class V1Proposer:
         device = torch.device(vllm_config.device_config.device)
         self._runner: Any = None
         self._steps: StreamSteps | None = None
-        self.drafting = Drafting(vllm_config, _CPU, rank=0) if Ranks().leads else None
+        self.drafting = Drafting(vllm_config, _CPU, rank=0) if ranks()[0] else None
         if self.drafting is not None:
             self._emitted, self._rejected = np.zeros((2, self.drafting.max_slots), np.int32)
             self._rows = self._wrap(1, self._emitted, np.zeros((1, 1), np.int32))

@@ -19,11 +19,11 @@ from specplug.plugins.registry import default_registry
 from specplug.runtime.rows import LateRows
 from specplug.runtime.stream_steps import StreamSteps
 from specplug.seams.hook import hook
-from specplug_vllm import config, step_metadata
-from specplug_vllm.config import resolved
+from specplug_vllm import step_metadata
+from specplug_vllm.config import cuts_on_device, lossy_method, required
 from specplug_vllm.startup import recurrent
 from specplug_vllm.worker import hooks, status, verifier, verifier_v2, workarounds
-from specplug_vllm.worker.drafting import Drafting, Ranks
+from specplug_vllm.worker.drafting import Drafting, ranks
 from specplug_vllm.worker.v2_device import DeviceDrafting
 
 
@@ -51,10 +51,10 @@ class Speculator(BaseSpeculator):
 
     def __init__(self, vllm_config: Any, device: torch.device, req_states: Any) -> None:
         self._states = req_states
-        self._ranks = Ranks()
+        leads, self._broadcast = ranks()
         self.verifier = verifier.build(vllm_config, device)
         slots, spec = vllm_config.scheduler_config.max_num_seqs, vllm_config.speculative_config
-        self.enable_adaptive_verification = config.cuts_on_device(vllm_config)
+        self.enable_adaptive_verification = cuts_on_device(vllm_config)
         self._sent, self._out, self.draft_token_confidence_probs = buffers(
             slots, spec.num_speculative_tokens, device, together=self.enable_adaptive_verification
         )
@@ -63,7 +63,7 @@ class Speculator(BaseSpeculator):
         self._on_device: DeviceDrafting | None = None
         counts = torch.zeros(1, dtype=torch.int32, device=device)  # the runner copies slots to the device as int64
         like = self._rows(counts.long(), counts, counts), DraftOutputs(self._out, self.draft_token_confidence_probs)
-        if self._ranks.leads:
+        if leads:
             has_verifier = self.verifier is not None
             self.drafting, self._steps = _steps_of(vllm_config, device, like, has_verifier=has_verifier)
         self.draft_logits: Tensor | None = None
@@ -99,7 +99,7 @@ class Speculator(BaseSpeculator):
             recurrent.install_worker(runner)
         if runner.lora_config is not None:
             workarounds.spread_adapters(runner.lora_state, lambda: self._verified)
-        if not config.lossy_method(runner.vllm_config):
+        if not lossy_method(runner.vllm_config):
             verifier_v2.install(runner, self.verifier, self.drafting)
         if self.drafting is not None:
             hooks.install_events(runner, self.drafting)
@@ -150,8 +150,8 @@ class Speculator(BaseSpeculator):
                 self._late = self._steps.take(facts, rows, self.drafting.plan, outputs)
             elif self._on_device is not None:
                 self._on_device.take(facts, rows, outputs, last_sampled, temperature)
-        if not self._is_idle:  # other ranks skip all such steps
-            self._ranks.broadcast(self._sent[: input_batch.num_reqs])
+        if self._broadcast is not None and not self._is_idle:  # other ranks skip all such steps
+            self._broadcast(self._sent[: input_batch.num_reqs])
         return out
 
     def _skips(self, input_batch: Any) -> bool:
@@ -191,9 +191,7 @@ def _steps_of(
     In a stream, all state of the draft stage is in host memory.  A verifier of specplug's (`has_verifier`) reads the
     slots' facts on the device, so the stage stays there.  Rows and outputs of steps are of the types of `like`.
     """
-    found = resolved(vllm_config)
-    assert found is not None
-    if not has_verifier and may_stream(found.settings, default_registry(), device):
+    if not has_verifier and may_stream(required(vllm_config).settings, default_registry(), device):
         drafting = Drafting(vllm_config, torch.device("cpu"), rank=0)
         steps = drafting.steps_in_stream(device, like)
         if steps is not None or device.type == "cpu":

@@ -311,11 +311,11 @@ def keep_confidences(llm):
 
 def _keep_confidences(worker):
     speculator = worker.model_runner.speculator
-    receive, confidence = speculator._ranks.broadcast, speculator.draft_token_confidence_probs
+    receive, confidence = speculator._broadcast, speculator.draft_token_confidence_probs
 
     def broadcast(sent):
         own = confidence.clone()
         receive(sent)
         confidence.copy_(own)
 
-    speculator._ranks.broadcast = broadcast
+    speculator._broadcast = broadcast
