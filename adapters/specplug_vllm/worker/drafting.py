@@ -11,20 +11,17 @@ import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from specplug.assembly import build_draft_stage
 from specplug.pipeline.draft import DraftStage
-from specplug.pipeline.stream.buffers import DraftOutputs, EngineRows
 from specplug.plugins.registry import default_registry
 from specplug.runtime.ends import StopDetector
-from specplug.runtime.first_step import started
 from specplug.runtime.rows import RowFacts
 from specplug.runtime.slots import SlotAllocator, Tokens
-from specplug.runtime.stream_steps import StreamSteps
 from specplug.types.batch import EngineBatch
 from specplug.types.caps import Distribution
 from specplug.types.draft import Draft
@@ -34,6 +31,10 @@ from specplug.types.verdict import Outcome
 from specplug_vllm import seams, step_metadata
 from specplug_vllm.config import plugin_context, required, runner_of
 from specplug_vllm.worker.requests import running_request, tokens_of
+
+if TYPE_CHECKING:  # these import numba, which no process may before vLLM has loaded its kernels for CPUs
+    from specplug.pipeline.stream.buffers import DraftOutputs, EngineRows
+    from specplug.runtime.stream_steps import StreamSteps
 
 Broadcast = Callable[[Tensor], Any]
 """Overwrites a contiguous tensor with rank 0's, without a host sync."""
@@ -86,7 +87,6 @@ class Drafting:
         released: the memory that vLLM has released to sleep.
     """
 
-    _facts: RowFacts | None = None
     changes_of_weights = 0
 
     def __init__(self, vllm_config: Any, device: torch.device, rank: int) -> None:
@@ -163,12 +163,6 @@ class Drafting:
         self.scheduled = scheduler_output.scheduled_spec_decode_tokens
         self.is_idle = step_metadata.drafts_nothing(scheduler_output)
 
-    def facts_of(self, names: list[str]) -> RowFacts:
-        """Return the facts of the rows that may draft, cached while the same requests hold the same slots."""
-        if self._facts is None or not self._facts.hold(self.allocator, names):
-            self._facts = RowFacts(self.allocator, names)
-        return self._facts
-
     def count(self, names: Iterable[str], emitted: Iterable[object]) -> None:
         """Count the rows `names` of an idle step; `emitted` is true for those that emitted a token."""
         if self.allocator.ignored:
@@ -180,6 +174,9 @@ class Drafting:
 
         Return None if they do not cover the stage, or do not start: then the stage takes all steps.
         """
+        from specplug.runtime.first_step import started
+        from specplug.runtime.stream_steps import StreamSteps
+
         if not StreamSteps.applies(self.stage):
             return None
         runner, given = self.stage.runners[0], (self.slots, self.max_length, self.vocab_size, device)

@@ -48,6 +48,7 @@ class V1Proposer:
         workarounds.install()
         device = torch.device(vllm_config.device_config.device)
         self._runner: Any = None
+        self._facts: RowFacts | None = None
         self._steps: StreamSteps | None = None
         self.drafting = Drafting(vllm_config, _CPU, rank=0) if ranks()[0] else None
         if self.drafting is not None:
@@ -101,7 +102,9 @@ class V1Proposer:
         if drafting is None or self._runner is None:
             return []
         names = self._runner.input_batch.req_ids[: len(sampled_token_ids)]
-        facts = drafting.facts_of(names)
+        facts = self._facts
+        if facts is None or not facts.hold(drafting.allocator, names):
+            facts = self._facts = RowFacts(drafting.allocator, names)
         if drafting.is_idle and (self._steps is None or self._steps.skip(facts)):
             drafting.count(names, sampled_token_ids)
             return []

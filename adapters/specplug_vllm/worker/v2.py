@@ -16,7 +16,7 @@ from vllm.v1.worker.gpu.spec_decode.speculator import BaseSpeculator
 from specplug.assembly import may_stream
 from specplug.pipeline.stream.buffers import DraftOutputs, EngineRows
 from specplug.plugins.registry import default_registry
-from specplug.runtime.rows import LateRows
+from specplug.runtime.rows import LateRows, RowFacts
 from specplug.runtime.stream_steps import StreamSteps
 from specplug.seams.hook import hook
 from specplug_vllm import step_metadata
@@ -60,6 +60,7 @@ class Speculator(BaseSpeculator):
         )
         self.drafting: Drafting | None = None
         self._steps: StreamSteps | None = None
+        self._facts: RowFacts | None = None
         self._on_device: DeviceDrafting | None = None
         counts = torch.zeros(1, dtype=torch.int32, device=device)  # the runner copies slots to the device as int64
         like = self._rows(counts.long(), counts, counts), DraftOutputs(self._out, self.draft_token_confidence_probs)
@@ -140,25 +141,27 @@ class Speculator(BaseSpeculator):
         out = self._out[: input_batch.num_reqs]  # vLLM writes into it, so specplug never reads it back
         if dummy_run or self._is_warmup:
             return out
-        if self._is_idle and self._skips(input_batch):
+        drafting, facts = self.drafting, self._facts
+        if drafting is not None and (facts is None or not facts.hold(drafting.allocator, input_batch.req_ids)):
+            facts = self._facts = RowFacts(drafting.allocator, input_batch.req_ids)
+        if self._is_idle and self._skips(input_batch, facts):
             return out
-        if self.drafting is not None:
-            facts = self.drafting.facts_of(input_batch.req_ids)
+        if drafting is not None and facts is not None:
             rows = self._rows(input_batch.idx_mapping, num_sampled, num_rejected)
             outputs = DraftOutputs(out, self.draft_token_confidence_probs[: out.shape[0]])
             if self._steps is not None:
-                self._late = self._steps.take(facts, rows, self.drafting.plan, outputs)
+                self._late = self._steps.take(facts, rows, drafting.plan, outputs)
             elif self._on_device is not None:
                 self._on_device.take(facts, rows, outputs, last_sampled, temperature)
         if self._broadcast is not None and not self._is_idle:  # other ranks skip all such steps
             self._broadcast(self._sent[: input_batch.num_reqs])
         return out
 
-    def _skips(self, input_batch: Any) -> bool:
+    def _skips(self, input_batch: Any, facts: RowFacts | None) -> bool:
         """Count a step that neither verifies nor makes drafts, on the host; return False if it must be taken anyway."""
-        if self.drafting is None:
+        if self.drafting is None or facts is None:
             return True
-        if self._steps is not None and not self._steps.skip(self.drafting.facts_of(input_batch.req_ids)):
+        if self._steps is not None and not self._steps.skip(facts):
             return False
         computed = input_batch.num_computed_prefill_tokens_np + input_batch.num_scheduled_tokens
         emits = (computed >= input_batch.prefill_len_np).tolist()  # rows whose prompt is complete
