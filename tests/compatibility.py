@@ -160,8 +160,8 @@ FEATURES: dict[str, Cells] = {
     },
     "data parallelism, 2 ranks of a dense model": {
         T: NONE,
-        V1: "test_data_parallel_server.py::test_both_ranks_draft_and_the_text_is_right[v1",
-        V2: "test_data_parallel_server.py::test_both_ranks_draft_and_the_text_is_right[v2",
+        V1: "test_data_parallel.py::test_both_ranks_draft_and_the_text_is_right[v1",
+        V2: "test_data_parallel.py::test_both_ranks_draft_and_the_text_is_right[v2",
         S: "test_ranks.py::test_data_parallel_ranks_draft_for_themselves",
     },
     "data-parallel attention": {

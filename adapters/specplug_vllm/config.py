@@ -72,6 +72,19 @@ def resolved(vllm_config: Any) -> ResolvedSettings | None:
     return _load(section, draft_length, engine_method(vllm_config), os.environ.get(CONFIG_VARIABLE, ""))
 
 
+def required(vllm_config: Any) -> ResolvedSettings:
+    """Return the settings of a server that enables specplug.
+
+    Raises:
+        EngineError: it does not.
+        SettingsError: see `resolved`.
+    """
+    found = resolved(vllm_config)
+    if found is None:
+        raise EngineError.build("specplug is not enabled on this server", who="specplug_vllm")
+    return found
+
+
 def runner_of(vllm_config: Any) -> Runner:
     """Return which of vLLM's model runners the server uses."""
     return "v2" if vllm_config.use_v2_model_runner else "v1"
@@ -146,55 +159,40 @@ def plugin_context(vllm_config: Any, seed: int, **place: Any) -> PluginContext:
 
 
 def refuse_unsupported(vllm_config: Any) -> None:
-    """Refuse configurations that specplug would serve incorrectly.
+    """Refuse configurations that specplug would serve incorrectly, and plans that vLLM's own drafter would not follow.
 
     Raises:
         EngineError: specplug does not support this server's configuration.
     """
+    method, stages = engine_method(vllm_config), vllm_config.parallel_config.pipeline_parallel_size
+    alone = f"Leave {SECTION!r} out of {FLAG}"
     if getattr(vllm_config, "watermark_config", None) is not None:
-        raise EngineError.build(
+        _refuse(
             "watermarking is not supported",
-            who="specplug_vllm",
-            found="a watermark configuration",
-            expected="none",
-            remedy="Serve watermarked output without specplug",
+            "a watermark configuration",
+            "none",
+            "Serve watermarked output without specplug",
         )
-    stages = vllm_config.parallel_config.pipeline_parallel_size
     if stages > 1:  # V1 crashes with any speculation; on V2 the first stage fails its check of the number of drafts
-        raise EngineError.build(
+        _refuse(
             "pipeline parallelism is not supported",
-            who="specplug_vllm",
-            found=f"pipeline_parallel_size {stages}",
-            expected="1",
-            remedy="Use tensor parallelism, or serve without specplug",
+            f"pipeline_parallel_size {stages}",
+            "1",
+            "Use tensor parallelism, or serve without specplug",
         )
-    if engine_method(vllm_config) is not None:
-        _refuse_engine_drafts(vllm_config)
-
-
-def _refuse_engine_drafts(vllm_config: Any) -> None:
-    """Refuse plans for vLLM's own drafter that it would not follow.
-
-    Raises:
-        EngineError: the method does not draft, or vLLM chooses itself.
-    """
-    method = vllm_config.speculative_config.method
     if method == "extract_hidden_states":
-        raise EngineError.build(
-            "the method does not draft",
-            who="specplug_vllm",
-            found=f"method {method!r}",
-            expected="one that drafts",
-            remedy=f"Leave {SECTION!r} out of {FLAG}",
-        )
-    if cuts_on_device(vllm_config):
-        raise EngineError.build(
+        _refuse("the method does not draft", f"method {method!r}", "one that drafts", alone)
+    if method is not None and cuts_on_device(vllm_config):
+        _refuse(
             "vLLM's adaptive verification and specplug's policy would both choose how much to verify",
-            who="specplug_vllm",
-            found=f"enable_adaptive_verification with method {method!r}",
-            expected="one of them",
-            remedy=f"Leave enable_adaptive_verification out of {_SPECULATIVE}, or {SECTION!r} out of {FLAG}",
+            f"enable_adaptive_verification with method {method!r}",
+            "one of them",
+            f"{alone}, or enable_adaptive_verification out of {_SPECULATIVE}",
         )
+
+
+def _refuse(what: str, found: str, expected: str, remedy: str) -> None:
+    raise EngineError.build(what, who="specplug_vllm", found=found, expected=expected, remedy=remedy)
 
 
 def section_of(additional_config: Any) -> dict[str, Any]:

@@ -1,13 +1,22 @@
-"""Entry point of the adapter (``vllm.general_plugins``).  vLLM calls it in every process, before it builds a config."""
+"""Entry point of the adapter (``vllm.general_plugins``).  vLLM calls it in every process, before it builds a config.
+
+Nothing is imported of what serves requests, or drafts, until a server enables specplug.
+"""
 
 from __future__ import annotations
 
+import functools
 import logging
+import sys
+from collections.abc import Callable
+from typing import Any
 
+from specplug.seams.hook import hook
 from specplug_vllm import seams
-from specplug_vllm.frontend import intake
+from specplug_vllm.config import engine_method, is_requested, proposes
 from specplug_vllm.startup import engine_config
-from specplug_vllm.worker import factory
+
+_RUNNER, _FACTORY = "vllm.v1.worker.gpu.model_runner", "init_speculator"
 
 
 def register() -> None:
@@ -18,12 +27,56 @@ def register() -> None:
     """
     if seams.moved("config"):
         return
-    _log_as_vllm_does()
-    engine_config.install()
-    factory.install()
-    intake.install()
-
-
-def _log_as_vllm_does() -> None:
-    """Make vLLM's logger the parent of specplug's, so that specplug follows vLLM's log format and handlers."""
+    # Then specplug follows vLLM's log format and handlers.
     logging.getLogger("specplug").parent = logging.getLogger("vllm")
+    engine_config.install()
+    import vllm.v1.worker.gpu.spec_decode as package
+    from vllm.config.vllm import VllmConfig
+
+    for module in (package, sys.modules.get(_RUNNER)):  # the runner's module may have imported the name already
+        if hasattr(module, _FACTORY):
+            hook(module, _FACTORY, _init_speculator)
+    hook(VllmConfig, "__post_init__", _post_init)
+
+
+def _post_init(original: Callable[..., None], config: Any, *args: Any, **kwargs: Any) -> None:
+    """Accept requests' fields in a process that has built a configuration which enables specplug."""
+    original(config, *args, **kwargs)
+    if is_requested(config):
+        seams.require("api")
+        from specplug_vllm.frontend import intake
+
+        intake.install()
+
+
+def _init_speculator(original: Callable[..., Any], vllm_config: Any, device: Any, *args: Any, **kwargs: Any) -> Any:
+    """Build the speculator of vLLM's V2 runner, in a worker process."""
+    if not proposes(vllm_config):
+        speculator = original(vllm_config, device, *args, **kwargs)
+        if engine_method(vllm_config) == "draft_model":
+            _take_length(speculator)
+        return speculator
+    seams.require("v2")
+    from specplug_vllm.worker.v2 import Speculator
+
+    return Speculator(vllm_config, device, args[0] if args else kwargs["req_states"])
+
+
+def _take_length(speculator: Any) -> None:
+    """Let a `StandaloneARSpeculator` draft as many tokens as a step needs.
+
+    It drafts at least one: the pass that drafts it also enters the newest tokens in the draft model's key-value cache.
+    """
+    original, longest = speculator.propose, speculator.num_speculative_steps
+
+    @functools.wraps(original)
+    def propose(input_batch: Any, *args: Any, num_speculative_tokens: int | None = None, **kwargs: Any) -> Any:
+        needed = longest if num_speculative_tokens is None else num_speculative_tokens
+        speculator.num_speculative_steps = min(longest, max(1, needed))
+        try:
+            original(input_batch, *args, num_speculative_tokens=num_speculative_tokens, **kwargs)
+        finally:
+            speculator.num_speculative_steps = longest
+        return speculator.draft_tokens[: input_batch.num_reqs]
+
+    speculator.propose = propose

@@ -13,8 +13,7 @@ from specplug.types.plan import NO_SPECULATION, StepCost, StepPlan
 from specplug.types.request import EngineEventKind
 from specplug.types.verdict import Outcome
 
-_ATTRIBUTE, _ADMITTED, _PROFILED = "specplug_metadata", "specplug_admitted", "specplug_profiled"
-_LATE = "specplug_late"
+_ATTRIBUTE = "specplug_metadata"
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,9 +66,27 @@ class StepMetadata:
 NO_METADATA = StepMetadata()
 
 
-def attach(scheduler_output: Any, metadata: StepMetadata) -> None:
-    """Attach `metadata` to a scheduler output, which vLLM pickles if the workers are other processes."""
-    setattr(scheduler_output, _ATTRIBUTE, metadata)
+@dataclass(frozen=True, slots=True)
+class WorkerReport:
+    """What only the worker knows of a step, on V2.
+
+    Attributes:
+        late: the requests that could not draft for the step, to be read once it has ended.
+        verified: how many draft tokens the step verified; None where the scheduler knows itself.
+        profiled: the step costs that vLLM profiled at start-up; the scheduler needs them once.
+    """
+
+    late: Iterable[str] = ()
+    verified: int | None = None
+    profiled: tuple[StepCost, ...] = ()
+
+
+NO_REPORT = WorkerReport()
+
+
+def attach(output: Any, metadata: StepMetadata | WorkerReport) -> None:
+    """Attach metadata to a scheduler's or a runner's output, which vLLM pickles if the workers are other processes."""
+    setattr(output, _ATTRIBUTE, metadata)
 
 
 def has(scheduler_output: Any) -> bool:
@@ -79,42 +96,14 @@ def has(scheduler_output: Any) -> bool:
 
 def of(scheduler_output: Any) -> StepMetadata:
     """Return the metadata of a step, or `NO_METADATA`."""
-    metadata = getattr(scheduler_output, _ATTRIBUTE, NO_METADATA)
-    assert isinstance(metadata, StepMetadata)
-    return metadata
-
-
-def set_verified_count(output: Any, count: int) -> None:
-    """Attach to a runner's output how many draft tokens the step verified, if only the worker knows."""
-    setattr(output, _ADMITTED, count)
-
-
-def admitted(output: Any) -> int | None:
-    """Return how many draft tokens a step verified, or None where the scheduler knows itself."""
-    found: int | None = getattr(output, _ADMITTED, None)
+    found: StepMetadata = getattr(scheduler_output, _ATTRIBUTE, NO_METADATA)
     return found
 
 
-def state_profiled(output: Any, costs: tuple[StepCost, ...]) -> None:
-    """Attach to a runner's output the step costs that vLLM profiled at start-up; the scheduler needs them once."""
-    setattr(output, _PROFILED, costs)
-
-
-def profiled(output: Any) -> tuple[StepCost, ...]:
-    """Return the step costs that a runner's output brings; () with most."""
-    found: tuple[StepCost, ...] = getattr(output, _PROFILED, ())
+def report_of(runner_output: Any) -> WorkerReport:
+    """Return what a runner's output reports, or `NO_REPORT`."""
+    found: WorkerReport = getattr(runner_output, _ATTRIBUTE, NO_REPORT)
     return found
-
-
-def state_late(output: Any, rows: Iterable[str] | None) -> None:
-    """Attach to a runner's output the requests that could not draft for the step, to be read once it has ended."""
-    if rows is not None:
-        setattr(output, _LATE, rows)
-
-
-def late(output: Any) -> tuple[str, ...]:
-    """Return the requests that could not draft for a step; see `specplug.runtime.rows`."""
-    return tuple(getattr(output, _LATE, ()))
 
 
 def drafts_nothing(scheduler_output: Any) -> bool:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from importlib.metadata import entry_points
+from importlib.metadata import entry_points, version
 from typing import Any
 
 from fastapi import FastAPI
@@ -22,7 +22,7 @@ from specplug.requests.clients import Clients
 from specplug.seams.hook import hook
 from specplug.text.request_tokenizer import RequestTokenizer
 from specplug_vllm import seams
-from specplug_vllm.config import is_requested, resolved
+from specplug_vllm.config import is_requested, required
 from specplug_vllm.worker import status
 
 _GROUP = "vllm.endpoint_plugins"
@@ -82,28 +82,23 @@ class SpecplugEndpoints:
 
         is_ours = engine_client is not None and is_requested(engine_client.vllm_config)
         state.specplug = _server(engine_client) if is_ours else None
-        state.specplug_access = routes.Access(
-            Operators(), [key for key in (args.api_key or [envs.VLLM_API_KEY]) if key]
-        )
+        keys = [key for key in (args.api_key or [envs.VLLM_API_KEY]) if key]
+        state.specplug_access = routes.Access(Operators(), keys)
 
 
 def _server(engine_client: Any) -> routes.OperatedServer:
-    cores = engine_client.engine_core
-    return routes.OperatedServer(
-        versions=status.versions,
-        ask=functools.partial(status.ask_engines, cores, "specplug_status"),
-        order=functools.partial(status.ask_engines, cores, "specplug_control"),
-        corpora=_corpora(engine_client.vllm_config),
-    )
+    import vllm
 
-
-def _corpora(vllm_config: Any) -> CorpusAdmin:
-    found, model = resolved(vllm_config), vllm_config.model_config
-    assert found is not None
-    settings, tokenizer = found.settings.corpora, None
+    cores, model = engine_client.engine_core, engine_client.vllm_config.model_config
+    settings, tokenizer = required(engine_client.vllm_config).settings.corpora, None
     if settings.store is not None and not model.skip_tokenizer_init:
         from vllm.tokenizers import cached_tokenizer_from_config
 
         # A copy, because one thread at a time may use vLLM's own.
         tokenizer = RequestTokenizer(functools.partial(cached_tokenizer_from_config, model)).copy()
-    return CorpusAdmin(settings, tokenizer)
+    return routes.OperatedServer(
+        versions=lambda: {"specplug": version("specplug"), "vllm": str(vllm.__version__)},
+        ask=functools.partial(status.ask_engines, cores, "specplug_status"),
+        order=functools.partial(status.ask_engines, cores, "specplug_control"),
+        corpora=CorpusAdmin(settings, tokenizer),
+    )

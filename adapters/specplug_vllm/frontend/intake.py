@@ -3,51 +3,49 @@
 There are three hooks, in the front-end process.  The HTTP hook validates before the response begins, so that an error
 is a status 400 for streams too; those of `AsyncLLM` and `InputProcessor` (which `LLM` uses) validate requests that
 reach them directly.  The first hook that runs leaves the wire form in ``extra_args``, which the others skip.
+
+Two more count the accepted and rejected tokens of OpenAI's predictions, which `usage` reports.
 """
 
 from __future__ import annotations
 
 import copy
 import functools
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from http import HTTPStatus
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from vllm.exceptions import VLLMValidationError
+from vllm.sampling_params import SamplingParams
+from vllm.tokenizers import cached_tokenizer_from_config
+from vllm.v1.engine.async_llm import AsyncLLM
+from vllm.v1.engine.input_processor import InputProcessor
+
+from specplug.errors import RequestError
 from specplug.requests import arguments, clients, predicted, wire
+from specplug.requests.parser import FieldParser
 from specplug.seams.hook import hook
+from specplug.text.request_tokenizer import RequestTokenizer
 from specplug_vllm import seams
-from specplug_vllm.config import is_requested, proposes, resolved, runner_of
+from specplug_vllm.config import proposes, resolved, runner_of
 from specplug_vllm.worker import status
-
-if TYPE_CHECKING:
-    from specplug.requests.parser import FieldParser
 
 _PARSER = "_specplug_parser"  # attribute of an InputProcessor whose server enables specplug
 _LIMIT = "_specplug_most_biases"  # attribute of a SpeculativeConfig whose runner applies min_p and logit_bias to drafts
 
 
-def install() -> None:
-    """Install the hooks once this process builds a configuration that enables specplug; import nothing until then."""
-    from vllm.config import vllm as module
-
-    hook(module.VllmConfig, "__post_init__", _post_init)
+class InvalidRequest(RequestError, VLLMValidationError, ValueError):
+    """A request's specplug fields are invalid.  vLLM returns 400 for its own error type, and 500 for others."""
 
 
-def _post_init(original: Callable[..., None], config: Any, *args: Any, **kwargs: Any) -> None:
-    original(config, *args, **kwargs)
-    if is_requested(config):
-        _open()
+class OverloadedRequest(InvalidRequest):
+    """A request's references are too many at the moment.  It is a 429 where vLLM checks the model's name first."""
 
 
 @functools.cache
-def _open() -> None:
+def install() -> None:
     """Hook vLLM's classes, once per process."""
-    seams.require("api")
     clients.prepare()
-    from vllm.sampling_params import SamplingParams
-    from vllm.v1.engine.async_llm import AsyncLLM
-    from vllm.v1.engine.input_processor import InputProcessor
-
     hook(InputProcessor, "__init__", _init_processor)
     hook(InputProcessor, "process_inputs", _process_inputs)
     hook(AsyncLLM, "__init__", _init_engine)
@@ -60,13 +58,15 @@ def _open() -> None:
 def _open_http() -> None:
     seams.require("http")
     from vllm.entrypoints.generate.base.serving import GenerateBaseServing
+    from vllm.entrypoints.serve.engine.protocol import UsageInfo
 
-    from specplug_vllm.frontend import endpoints, tool_streams, usage
+    from specplug_vllm.frontend import endpoints, tool_streams
 
     endpoints.install()
     tool_streams.install()
-    usage.install()
     hook(GenerateBaseServing, "_check_model", _check_model)
+    hook(AsyncLLM, "generate", _generate)
+    hook(UsageInfo, "__init__", _init_usage)
 
 
 def _init_processor(original: Callable[..., None], processor: Any, vllm_config: Any, *args: Any, **kwargs: Any) -> None:
@@ -74,17 +74,10 @@ def _init_processor(original: Callable[..., None], processor: Any, vllm_config: 
     found = resolved(vllm_config)
     if found is None:
         return
-    from vllm.tokenizers import cached_tokenizer_from_config
-
-    from specplug.requests.parser import FieldParser
-    from specplug.text.request_tokenizer import RequestTokenizer
-    from specplug_vllm.frontend.refusal import InvalidRequest, OverloadedRequest
-
     model = vllm_config.model_config
     tokenizer = RequestTokenizer(functools.partial(cached_tokenizer_from_config, model))
-    setattr(
-        processor, _PARSER, FieldParser(found, model.get_vocab_size(), tokenizer, InvalidRequest, OverloadedRequest)
-    )
+    parser = FieldParser(found, model.get_vocab_size(), tokenizer, InvalidRequest, OverloadedRequest)
+    setattr(processor, _PARSER, parser)
     if proposes(vllm_config) and runner_of(vllm_config) == "v2":
         from vllm.v1.worker.gpu.sample.logit_bias import MAX_NUM_LOGIT_BIAS_TOKENS
 
@@ -127,8 +120,6 @@ async def _check_model(original: Callable[..., Any], serving: Any, request: Any)
 
     The parts of a split request are validated when they reach `AsyncLLM`.
     """
-    from specplug_vllm.frontend.refusal import OverloadedRequest
-
     refusal = await original(serving, request)
     parser = _parser(serving)
     if refusal is not None or parser is None:
@@ -170,8 +161,6 @@ def _validate_spec_decode(original: Callable[..., None], params: Any, speculativ
     if most is None:
         original(params, speculative_config)
     elif params.logit_bias and len(params.logit_bias) > most:
-        from specplug_vllm.frontend.refusal import InvalidRequest
-
         # Otherwise the worker would raise, which ends the engine.
         raise InvalidRequest(f"too many entries in logit_bias; found {len(params.logit_bias)}; expected at most {most}")
 
@@ -190,3 +179,33 @@ def _with_extra_args(params: Any, extra_args: dict[str, Any]) -> Any:
     changed = copy.copy(params)
     changed.extra_args = extra_args
     return changed
+
+
+def _generate(
+    original: Callable[..., AsyncIterator[Any]], engine: Any, *args: Any, **kwargs: Any
+) -> AsyncIterator[Any]:
+    """Let a prediction's counts take in the tokens of its completions."""
+    outputs, of_request = original(engine, *args, **kwargs), predicted.current()
+    return outputs if of_request is None or not of_request.details() else _counted(outputs, of_request)
+
+
+async def _counted(outputs: AsyncIterator[Any], of_request: predicted.Predicted) -> AsyncIterator[Any]:
+    """Pass outputs on, each with the tokens since the one before, as HTTP requests want them."""
+    try:
+        async for output in outputs:
+            for completion in output.outputs:
+                of_request.extend((output.request_id, completion.index), completion.token_ids)
+            yield output
+    finally:
+        await outputs.aclose()  # type: ignore[attr-defined]
+
+
+def _init_usage(original: Callable[..., None], usage: Any, **fields: Any) -> None:
+    from vllm.entrypoints.serve.engine.protocol import CompletionTokenUsageInfo
+
+    original(usage, **fields)
+    of_request = predicted.current()
+    if of_request is not None and (counts := of_request.details()):
+        known = usage.completion_tokens_details
+        given = {**(known.model_dump() if known else {}), **counts}
+        usage.completion_tokens_details = CompletionTokenUsageInfo(**given)

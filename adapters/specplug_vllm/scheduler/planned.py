@@ -14,12 +14,11 @@ from operator import attrgetter
 from time import perf_counter
 from typing import Any
 
-from specplug.errors import EngineError
 from specplug.runtime.step_planner import UNREPORTED, Bounds, DraftResult, Launched, StepPlanner, until_stop
 from specplug.types.caps import DraftLengthChange
 from specplug.types.plan import StepPlan
 from specplug_vllm import seams, step_metadata
-from specplug_vllm.config import plugin_context, resolved, runner_of
+from specplug_vllm.config import plugin_context, required, runner_of
 from specplug_vllm.startup import recurrent
 from specplug_vllm.worker import status
 from specplug_vllm.worker.requests import fields_of
@@ -42,7 +41,18 @@ class PlanningMixin:
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         seams.require("scheduler")
         super().__init__(*args, **kwargs)
-        self.step_planner = planning_of(self.vllm_config)
+        found, longest = required(self.vllm_config), int(self.vllm_config.model_config.max_model_len)
+        drafts_seeded = runner_of(self.vllm_config) == "v2"
+
+        def bounds(request: Any) -> Bounds:
+            params = request.sampling_params
+            cap = None if params is None else fields_of(params, drafts_seeded)[0].cap
+            return Bounds(min(request.num_prompt_tokens + request.max_tokens, longest), cap)
+
+        context = plugin_context(self.vllm_config, found.settings.seed)
+        self.step_planner: StepPlanner[Any] = StepPlanner(
+            found, context, attrgetter("request_id"), attrgetter("num_tokens"), bounds
+        )
         status.install_engine_core()
         self.dynamic_sd_lookup = None  # no choice by batch size: specplug reads vLLM's list as captured draft lengths
         self._may_narrow = self.step_planner.caps.draft_length_change is not DraftLengthChange.FIXED
@@ -78,13 +88,14 @@ class PlanningMixin:
         outputs = super().update_from_output(  # type: ignore[misc]
             scheduler_output, model_runner_output, *args, **kwargs
         )
-        if costs := step_metadata.profiled(model_runner_output):
-            self.step_planner.stage.calibrate(costs)
+        report = step_metadata.report_of(model_runner_output)
+        if report.profiled:
+            self.step_planner.stage.calibrate(report.profiled)
         fates = self._settled(outputs)
         if self._launched:
-            step, admitted = self._launched.popleft(), step_metadata.admitted(model_runner_output)
-            step = step if admitted is None else step.drafting(admitted)
-            self.step_planner.finish(step, fates, ended, late=step_metadata.late(model_runner_output))
+            step = self._launched.popleft()
+            step = step if report.verified is None else step.drafting(report.verified)
+            self.step_planner.finish(step, fates, ended, late=tuple(report.late))
         return outputs
 
     def _settled(self, outputs: Any) -> list[DraftResult]:
@@ -187,20 +198,3 @@ def _reasoning_markers(vllm_config: Any) -> frozenset[int]:
     if reasoning is None or runner_of(vllm_config) != "v1":
         return frozenset()
     return frozenset([*(reasoning.reasoning_start_token_ids or ()), *(reasoning.reasoning_end_token_ids or ())])
-
-
-def planning_of(vllm_config: Any) -> StepPlanner[Any]:
-    """Build the step planner of a server with specplug enabled."""
-    found = resolved(vllm_config)
-    if found is None:
-        raise EngineError.build("specplug is not enabled on this server", who="specplug_vllm")
-    longest: int = vllm_config.model_config.max_model_len
-    drafts_seeded = runner_of(vllm_config) == "v2"
-    context = plugin_context(vllm_config, found.settings.seed)
-
-    def bounds(request: Any) -> Bounds:
-        params = request.sampling_params
-        cap = None if params is None else fields_of(params, drafts_seeded)[0].cap
-        return Bounds(min(request.num_prompt_tokens + request.max_tokens, longest), cap)
-
-    return StepPlanner(found, context, attrgetter("request_id"), attrgetter("num_tokens"), bounds)

@@ -13,7 +13,7 @@ from specplug.operator.launches import ENGINE_DRAFTS, Launch, awaited_proposers,
 from specplug.operator.startup import start_line
 from specplug.plugins.registry import default_registry
 from specplug.plugins.specs import CheckResult
-from specplug_vllm.config import engine_method, lossy_method, ranks_step_together, resolved, runner_of
+from specplug_vllm.config import engine_method, lossy_method, ranks_step_together, required, runner_of
 from specplug_vllm.startup import graphs
 
 REFUSED_ON_V1 = (
@@ -34,8 +34,7 @@ _LOSSY = (
 
 def launch_of(vllm_config: Any) -> Launch:
     """Return the launch of a configuration that enables specplug."""
-    found, spec, scheduler = resolved(vllm_config), vllm_config.speculative_config, vllm_config.scheduler_config
-    assert found is not None
+    found, spec, scheduler = required(vllm_config), vllm_config.speculative_config, vllm_config.scheduler_config
     runner, method, lossy = runner_of(vllm_config), engine_method(vllm_config), lossy_method(vllm_config)
     scheduling = "async" if scheduler.async_scheduling else "synchronous"
     most, requests = spec.num_speculative_tokens, scheduler.max_num_seqs

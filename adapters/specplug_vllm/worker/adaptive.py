@@ -1,16 +1,27 @@
-"""Hooks of the V2 runner's adaptive verification: they replace vLLM's manager by specplug's `BudgetManager`.
+"""vLLM's adaptive verification on V2, with a budget from specplug's plan instead of costs of vLLM's own.
 
-They run in worker processes; `specplug_vllm.startup.engine_config` explains their purpose, and which checks are kept.
+`specplug_vllm.startup.engine_config` explains its purpose, and which of vLLM's checks are kept.
+
+At start-up vLLM runs dummy steps of every captured size, and of larger ones up to the most tokens of a step, and times
+the target's forward by events in its stream.  A sample holds tokens, requests, milliseconds, and whether one full CUDA
+graph ran.  The context is one length for all; the steps have as many requests as they can, and no prompts.  Nothing of
+the host, the sampler or the drafter is in it: specplug drafts nothing in dummy steps, so the drafter is left out.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
+
+import numpy as np
+from torch import Tensor
+from vllm.v1.worker.gpu.spec_decode.adaptive_verification import AdaptiveVerificationManager
 
 from specplug.errors import EngineError
 from specplug.seams.hook import hook
-from specplug_vllm import seams, step_metadata
+from specplug.trim import completed, priced_budget
+from specplug.types.plan import NO_SPECULATION, StepCost, StepPlan
+from specplug_vllm import seams
 from specplug_vllm.config import is_requested
 from specplug_vllm.startup.engine_config import ADAPTIVE, has_any_graphs
 
@@ -24,28 +35,6 @@ def install_manager() -> None:
     hook(model_runner, "resolve_adaptive_cudagraph_mode", _our_graph_mode)
 
 
-def set_plan(runner: Any, scheduler_output: Any) -> None:
-    """Hand the plan of the step, which limits the draft tokens of the next batch, to a runner's manager.
-
-    Every rank gets the same plan, so that all of them run batches of the same shape.
-    """
-    manager = getattr(runner, "adaptive_verification", None)
-    if manager is not None and hasattr(manager, "plan"):
-        manager.plan = step_metadata.of(scheduler_output).plan
-
-
-def report(runner: Any, output: Any) -> None:
-    """Attach what a runner's manager knows of a step to the runner's output."""
-    manager: Any = getattr(runner, "adaptive_verification", None)
-    if not hasattr(manager, "admitted"):
-        return
-    step_metadata.set_verified_count(output, manager.admitted)
-    manager.admitted = 0  # of the next step, if that has no drafts
-    if manager.profiled:  # with the first output; on several ranks that of rank 0 reaches the scheduler
-        step_metadata.state_profiled(output, manager.profiled)
-        manager.profiled = ()
-
-
 def _our_manager(original: Callable[..., Any], **found: Any) -> Any:
     vllm_config = found["vllm_config"]
     if not found[ADAPTIVE] or not is_requested(vllm_config):
@@ -57,8 +46,6 @@ def _our_manager(original: Callable[..., Any], **found: Any) -> Any:
             found="batch-sharded sampling, which needs their counts on the host",
             remedy=f"Leave {ADAPTIVE!r} out of --speculative-config, or switch batch-sharded sampling off",
         )
-    from specplug_vllm.worker.budget_manager import BudgetManager
-
     if has_any_graphs(vllm_config):
         original(**found)  # raises if a backend or its graphs cannot; the manager it returns is dropped
     else:
@@ -84,3 +71,101 @@ def _refuse_backends(attn_groups: Any, layer_names: set[str] | None) -> None:
             expected="a backend that reads them on the device",
             remedy=f"Leave {ADAPTIVE!r} out of --speculative-config, or choose another backend",
         )
+
+
+class BudgetManager(AdaptiveVerificationManager):  # type: ignore[misc]
+    """Admits the draft tokens of a batch that are most likely to be accepted, within the plan's budget and prices.
+
+    The host must know the number of tokens before the step; the device picks them by the newest confidences.  Prices
+    are compared with the confidences of one step before, which vLLM copies to the host meanwhile; only a plan with
+    prices needs the copy.  What vLLM profiles goes to the planner, whose prices take the place of vLLM's cost tables.
+
+    Attributes:
+        plan: the plan of the drafts that the next batch verifies.
+        admitted: number of draft tokens that the newest batch verifies, until it is stated with the step's output.
+        profiled: step costs that vLLM has profiled, until a step's output takes them to the planner.
+    """
+
+    plan: StepPlan = NO_SPECULATION
+    admitted = 0
+    profiled: tuple[StepCost, ...] = ()
+    _context_length = 0  # context tokens of the requests in profiled steps
+    _is_copied = False  # whether there are confidences on the host
+
+    def add_request(self, req_idx: int) -> None:
+        """Reset a slot's confidences: until its request drafts, its placeholders are admitted last."""
+        super().add_request(req_idx)
+        self._confidence_probs[req_idx].zero_()
+
+    def record_confidences(self, confidence_probs: Tensor, input_batch: Any) -> None:
+        """Store the confidences of the newest drafts by slot; `confidence_probs` [S, K] is by row."""
+        self._is_copied = bool(self.plan.prices or self.plan.entry)
+        if self._is_copied:
+            super().record_confidences(confidence_probs, input_batch)
+        else:
+            self._confidence_probs[input_batch.idx_mapping] = confidence_probs[: input_batch.num_reqs]
+
+    def get_num_tokens(self, num_tokens_per_req: dict[str, int], draft_tokens: dict[str, list[int]]) -> int:
+        """Return how many tokens the step runs, and keep the split that vLLM's manager reads later in the step."""
+        drafts = {name: len(draft_tokens.get(name, ())) for name in num_tokens_per_req}
+        others = {name: count - drafts[name] for name, count in num_tokens_per_req.items()}
+        room: int = self._max_total_logits - len(others) * self.num_bonus_tokens  # in the sampler's single chunk
+        admitted = self.plan.budget_of(min(sum(drafts.values()), max(0, room)))
+        if self._is_copied and admitted:
+            admitted = min(admitted, priced_budget(self._survival(drafts), self.plan.prices, self.plan.entry))
+        self.admitted = admitted
+        self._batch_budget = (drafts, others, admitted)
+        return sum(others.values()) + admitted
+
+    def batches_to_profile(self, capture_sizes: list[int]) -> Iterator[dict[str, int]]:
+        """Yield vLLM's batches, and note the context of their requests."""
+        for batch in super().batches_to_profile(capture_sizes):
+            self._context_length = min(batch.get("context_len", 0), self.req_states.max_model_len)
+            yield batch
+
+    def set_initial_cost_curves(self, samples: list[Any]) -> None:
+        """Keep the samples of those batches for the planner."""
+        self.profiled = step_costs(samples, self.num_speculative_steps, self._context_length)
+
+    def taken(self) -> tuple[int, tuple[StepCost, ...]]:
+        """Return `admitted` of the newest step and, with its first one, `profiled`; both are stated once.
+
+        On several ranks the output of rank 0 takes them to the scheduler.
+        """
+        found = self.admitted, self.profiled
+        self.admitted, self.profiled = 0, ()
+        return found
+
+    def _survival(self, drafts: dict[str, int]) -> Any:
+        """Return the survival probabilities of as many tokens as there are drafts, by confidences one step old."""
+        slots = [self.req_states.req_id_to_index[name] for name in drafts]
+        counts = np.array(list(drafts.values()))
+        confidence = self._stale_confidences[self._stale_idx].np[slots]
+        is_known = confidence.min(axis=1) < 1.0  # vLLM takes new requests for certain
+        survival = completed(np.cumprod(confidence, axis=1), is_known)
+        return survival[np.arange(survival.shape[1]) < counts[:, None]]
+
+
+def step_costs(samples: Iterable[Any], draft_length: int, context_length: int) -> tuple[StepCost, ...]:
+    """Return the costs of vLLM's samples.
+
+    Rows longer than a draft can be run as prompts do, without the graph for drafts, so their excess is prompt tokens.
+
+    Args:
+        samples: `StepTimingSample`s.
+        draft_length: the longest draft.
+        context_length: context tokens of each request.
+    """
+    return tuple(
+        [
+            StepCost(
+                requests=sample.num_reqs,
+                tokens=sample.num_target_tokens,
+                context_tokens=sample.num_reqs * context_length,
+                draft_length=min(-(-sample.num_target_tokens // sample.num_reqs) - 1, draft_length),
+                seconds=sample.forward_ms / 1e3,
+                prompt_tokens=max(0, sample.num_target_tokens - sample.num_reqs * (draft_length + 1)),
+            )
+            for sample in samples
+        ]
+    )

@@ -10,13 +10,13 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from specplug.assembly import build_draft_stage
-from specplug.errors import EngineError
 from specplug.pipeline.draft import DraftStage
 from specplug.plugins.registry import default_registry
 from specplug.runtime.ends import StopDetector
@@ -28,45 +28,40 @@ from specplug.types.plan import StepPlan
 from specplug.types.request import EngineEvent, EngineEventKind
 from specplug.types.verdict import Outcome
 from specplug_vllm import seams, step_metadata
-from specplug_vllm.config import plugin_context, resolved, runner_of
+from specplug_vllm.config import plugin_context, required, runner_of
 from specplug_vllm.worker.requests import running_request, tokens_of
 
+if TYPE_CHECKING:  # these import numba, which no process may before vLLM has loaded its kernels for CPUs
+    from specplug.pipeline.stream.buffers import DraftOutputs, EngineRows
+    from specplug.runtime.stream_steps import StreamSteps
 
-class Ranks:
-    """The tensor-parallel ranks of one worker.
+Broadcast = Callable[[Tensor], Any]
+"""Overwrites a contiguous tensor with rank 0's, without a host sync."""
 
-    Attributes:
-        leads: True on rank 0, which drafts.
+
+def ranks() -> tuple[bool, Broadcast | None]:
+    """Return whether this is tensor-parallel rank 0, which drafts, and the broadcast to the others; None without any.
+
+    The broadcast goes through vLLM's warmed-up NCCL communicator if there is one.  The group's own method goes through
+    torch's device group, which creates another communicator at its first use, when vLLM has already allocated all
+    memory.
     """
+    from vllm.distributed import get_tp_group
 
-    def __init__(self, group: Any) -> None:
-        self._send = _sender(group) if group.world_size > 1 else None
-        self.leads: bool = group.rank_in_group == 0
-
-    def broadcast(self, tensor: Tensor) -> None:
-        """Overwrite `tensor`, contiguous, with rank 0's, without a host sync.  A no-op with one rank."""
-        if self._send is not None:
-            self._send(tensor, src=0)
-
-
-def _sender(group: Any) -> Callable[..., Any]:
-    """Return the broadcast function of a group: that of vLLM's warmed-up NCCL communicator if there is one.
-
-    The group's own method goes through torch's device group, which creates another communicator at its first use, when
-    vLLM has already allocated all memory.
-    """
+    group = get_tp_group()
     communicator = group.device_communicator
     nccl = getattr(communicator, "pynccl_comm", None)
     warm = nccl is not None and seams.available("nccl") and not nccl.disabled
-    through: Callable[..., Any] = communicator.broadcast if warm else group.broadcast
-    return through
+    several = group.world_size > 1
+    return group.rank_in_group == 0, partial((communicator if warm else group).broadcast, src=0) if several else None
 
 
-def ranks() -> Ranks:
-    """Return this process's tensor-parallel ranks."""
-    from vllm.distributed import get_tp_group
-
-    return Ranks(get_tp_group())
+def kept_of(engine: EngineRows, kept: Tensor | list[int] | None) -> EngineRows:
+    """Return the engine's tensors with these rows alone in `idx_mapping` and the counts; all rows if `kept` is None."""
+    if kept is None:
+        return engine
+    names = ("idx_mapping", "num_sampled", "num_rejected")
+    return engine._replace(**{name: getattr(engine, name)[kept] for name in names})
 
 
 class Drafting:
@@ -87,20 +82,20 @@ class Drafting:
         text_of: returns the text of a request that starts or resumes, where the scheduler's data lacks it: on V1.
         drafts_seeded: whether requests that sample with a seed are drafted, see `fields_of`.
         distribution_bytes: memory of the draft distributions, the engine's buffer included.
+        changes_of_weights: how many changes of weights, one within another, are under way.
+        released: the memory that vLLM has released to sleep.
     """
 
-    _facts: RowFacts | None = None
+    changes_of_weights = 0
 
     def __init__(self, vllm_config: Any, device: torch.device, rank: int) -> None:
-        found = resolved(vllm_config)
-        if found is None:
-            raise EngineError.build("specplug is not enabled on this server", who="specplug_vllm")
+        found = required(vllm_config)
         self.resolved, self.rank, self.device = found, rank, device
         context = plugin_context(vllm_config, found.settings.seed, device=device, rank=rank)
         self.caps, self.vocab_size = context.caps, context.vocab_size
         self.max_slots, self.max_length = context.max_slots, context.max_length
         runner = runner_of(vllm_config)
-        self.text_of: Callable[[str], Tokens] = _no_text
+        self.text_of: Callable[[str], Tokens] = lambda _: ()
         self.drafts_seeded = runner == "v2"
         self.stage: DraftStage = build_draft_stage(found.settings, default_registry(), context, grammars=runner == "v1")
         self.distribution_bytes = self.stage.distribution_bytes
@@ -112,6 +107,7 @@ class Drafting:
         self.scheduled: dict[str, list[int]] = {}
         self.grammars: Mapping[str, step_metadata.Constrained] = {}
         self.is_idle = False
+        self.released: frozenset[str] = frozenset()
 
     def engine_distributions(self, device: torch.device) -> Tensor | None:
         """Allocate [S, K, V] float32 for the draft distributions in the form that the engine's verifier reads.
@@ -160,18 +156,11 @@ class Drafting:
         draft_length = min(int(scheduler_output.num_spec_tokens_to_schedule), self.caps.max_draft_length)
         plan = metadata.plan
         if self.caps.verifies_budget and (plan.prices or plan.entry):
-            # They set the budget of the engine's next step, see `BudgetManager`.
-            plan = replace(plan, prices=(), entry=0.0)
+            plan = replace(plan, prices=(), entry=0.0)  # they set the budget of the engine's next step: `BudgetManager`
         self.plan = plan if plan.draft_length == draft_length else replace(plan, draft_length=draft_length)
         self.grammars = metadata.grammars
         self.scheduled = scheduler_output.scheduled_spec_decode_tokens
         self.is_idle = step_metadata.drafts_nothing(scheduler_output)
-
-    def facts_of(self, names: list[str]) -> RowFacts:
-        """Return the facts of the rows that may draft, cached while the same requests hold the same slots."""
-        if self._facts is None or not self._facts.hold(self.allocator, names):
-            self._facts = RowFacts(self.allocator, names)
-        return self._facts
 
     def count(self, names: Iterable[str], emitted: Iterable[object]) -> None:
         """Count the rows `names` of an idle step; `emitted` is true for those that emitted a token."""
@@ -179,18 +168,73 @@ class Drafting:
             emitted = [has for name, has in zip(names, emitted, strict=True) if name not in self.allocator.ignored]
         self.stage.metrics.record_on_host(sum(map(bool, emitted)), planned=False)
 
+    def steps_in_stream(self, device: torch.device, like: tuple[EngineRows, DraftOutputs]) -> StreamSteps | None:
+        """Start the compiled steps of a stage on the CPU, in the stream of the engine's `device`.
+
+        Return None if they do not cover the stage, or do not start: then the stage takes all steps.
+        """
+        from specplug.runtime.first_step import started
+        from specplug.runtime.stream_steps import StreamSteps
+
+        if not StreamSteps.applies(self.stage):
+            return None
+        runner, given = self.stage.runners[0], (self.slots, self.max_length, self.vocab_size, device)
+        handle = runner.handle
+        steps = started(lambda: StreamSteps(self.stage, *given, like=like))
+        if steps is None:
+            runner.handle = handle  # without the intake of the steps that did not start
+        else:
+            self._closing.detach()
+            self._closing = weakref.finalize(self, steps.close)
+        return steps
+
+    def verified(
+        self, facts: RowFacts, engine: EngineRows, slots: Tensor, temperature: Tensor
+    ) -> tuple[EngineBatch, Outcome, Tensor]:
+        """Return the batch of the rows that may draft, what the engine's step found, and their requests' caps.
+
+        Args:
+            facts: these rows.
+            engine: the engine's tensors, see `kept_of`.
+            slots: [B], the rows' slots.
+            temperature: [B] float32.
+        """
+        rows, places, emitted = self.slots.rows(slots), engine.idx_mapping, engine.num_sampled
+        lengths = engine.total_len[places]
+        batch = EngineBatch(
+            slots=slots,
+            generations=rows.generations,
+            rows=places,
+            tokens=engine.all_token_ids,
+            lengths=lengths,
+            sampled=emitted > 0,
+            room=rows.ends - lengths,
+            temperature=temperature,
+            grammar=rows.grammar,
+            vocab_size=self.vocab_size,
+            reset_slots=self.slots.take_resets(),
+            barriers=facts.barriers,
+            request_ids=facts.names,
+            requests=facts.requests,
+        )
+        accepted = (emitted - 1).clamp(min=0)
+        outcome = Outcome(
+            verified=torch.where(emitted > 0, accepted + engine.num_rejected, 0),
+            accepted=accepted,
+            emitted=emitted,
+            after_stop=self.stops.after(batch.tokens, places, slots, lengths, emitted, rows),
+        )
+        return batch, step_metadata.annotated(self.grammars, outcome, facts.names, self.scheduled), rows.caps
+
     def step(self, batch: EngineBatch, outcome: Outcome, caps: Tensor) -> Draft:
         """Report the verified step to the draft stage and draft for the next.  `caps` [B] int32 bounds each row."""
         self.stage.observe(batch, outcome)
         if self.plan.caps and batch.request_ids is not None:
-            caps = torch.minimum(caps, self._caps_of(batch.request_ids))
+            policy = [self.plan.caps.get(name, self.caps.max_draft_length) for name in batch.request_ids]
+            caps = torch.minimum(caps, self.on_device(policy))
         draft = self.stage.propose(batch, self.plan.draft_length, caps)
         trimmed = self.stage.trim(batch, draft, self.plan)
         return trimmed.as_one_hot(batch.grammar)  # the scheduler cuts these rows depending on their tokens
-
-    def _caps_of(self, names: Sequence[str]) -> Tensor:
-        """Return the policy's caps of rows `names`, [B] int32."""
-        return self.on_device([self.plan.caps.get(name, self.caps.max_draft_length) for name in names])
 
     def on_device(self, values: Sequence[int]) -> Tensor:
         """Return `values` as [n] int32 on the batches' device, without waiting for the copy."""
@@ -199,15 +243,6 @@ class Drafting:
             tensor = tensor.pin_memory()
         return tensor.to(self.device, non_blocking=True)
 
-    def close_by(self, close: Callable[[], None]) -> None:
-        """Let `close` release the draft stage, instead of the stage's own method."""
-        self._closing.detach()
-        self._closing = weakref.finalize(self, close)
-
     def close(self) -> None:
         """Release proposers, threads and files, once; also called at the end of the process."""
         self._closing()
-
-
-def _no_text(_: str) -> Tokens:
-    return ()

@@ -13,15 +13,13 @@ extension, that calls the model's own ``load_weights``.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from specplug.pipeline.memory import free_bytes
 from specplug.seams.hook import hook
 from specplug_vllm import seams, step_metadata
 from specplug_vllm.startup.engine_config import SCHEDULERS
-from specplug_vllm.worker import adaptive
 from specplug_vllm.worker.drafting import Drafting
 
 Method = Callable[..., Any]
@@ -41,26 +39,35 @@ def execute_model(original: Method, runner: Any, scheduler_output: Any, *args: A
     if not isinstance(drafting, Drafting) or is_warmup(runner, scheduler_output):
         result = original(runner, scheduler_output, *args, **kwargs)
     else:
-        metadata = step_metadata.of(scheduler_output)
-        if metadata.events or scheduler_output.finished_req_ids or scheduler_output.preempted_req_ids:
-            _leave(drafting, scheduler_output, metadata)
+        metadata, allocator = step_metadata.of(scheduler_output), drafting.allocator
+        for kind in metadata.events:
+            drafting.on_engine_event(kind)
+        for request_id in sorted(scheduler_output.finished_req_ids):
+            ending = metadata.endings.get(request_id, step_metadata.Ending())
+            allocator.finish(request_id, aborted=ending.aborted, visible=ending.visible)
+        for request_id in sorted(scheduler_output.preempted_req_ids or ()):
+            allocator.preempt(request_id)
         result = original(runner, scheduler_output, *args, **kwargs)
-        resumed = getattr(scheduler_output.scheduled_cached_reqs, "resumed_req_ids", ())  # V1
-        if scheduler_output.scheduled_new_reqs or resumed:
-            _arrive(drafting, scheduler_output.scheduled_new_reqs, metadata.cache_salts, resumed)
+        for new in scheduler_output.scheduled_new_reqs:  # on V2 also resumed requests
+            drafting.start(new, metadata.cache_salts.get(new.req_id))
+        for request_id in getattr(scheduler_output.scheduled_cached_reqs, "resumed_req_ids", ()):  # V1
+            allocator.resume(request_id, drafting.text_of(request_id))
         drafting.begin_step(scheduler_output)
-    if hasattr(runner, "adaptive_verification"):  # V2, also on ranks that do not draft
-        adaptive.set_plan(runner, scheduler_output)
+    manager: Any = getattr(runner, "adaptive_verification", None)
+    if hasattr(manager, "plan"):  # a `BudgetManager`: on all ranks, so that all of them run batches of the same shape
+        manager.plan = step_metadata.of(scheduler_output).plan
     return result
 
 
 def sample_tokens(original: Method, runner: Any, *args: Any, **kwargs: Any) -> Any:
     """Hook on `sample_tokens` of V2's runner: its outputs bring what only the worker knows of a step."""
     output = original(runner, *args, **kwargs)
-    if output is not None:
-        result = getattr(output, "model_runner_output", output)
-        step_metadata.state_late(result, getattr(_drafter(runner), "late", None))
-        adaptive.report(runner, result)
+    late = getattr(_drafter(runner), "late", None)
+    manager: Any = getattr(runner, "adaptive_verification", None)
+    verified, profiled = manager.taken() if hasattr(manager, "taken") else (None, ())
+    if output is not None and (late is not None or verified is not None):
+        report = step_metadata.WorkerReport(() if late is None else late, verified, profiled)
+        step_metadata.attach(getattr(output, "model_runner_output", output), report)
     return output
 
 
@@ -79,23 +86,6 @@ def drafting_of(runner: Any) -> Drafting | None:
 
 def _drafter(runner: Any) -> Any:
     return getattr(runner, "drafter", None) or getattr(runner, "speculator", None)
-
-
-def _leave(drafting: Drafting, scheduler_output: Any, metadata: step_metadata.StepMetadata) -> None:
-    for kind in metadata.events:
-        drafting.on_engine_event(kind)
-    for request_id in sorted(scheduler_output.finished_req_ids):
-        ending = metadata.endings.get(request_id, step_metadata.Ending())
-        drafting.allocator.finish(request_id, aborted=ending.aborted, visible=ending.visible)
-    for request_id in sorted(scheduler_output.preempted_req_ids or ()):
-        drafting.allocator.preempt(request_id)
-
-
-def _arrive(drafting: Drafting, started: Iterable[Any], salts: Mapping[str, str], resumed: Iterable[str]) -> None:
-    for new in started:  # on V2 also resumed requests
-        drafting.start(new, salts.get(new.req_id))
-    for request_id in resumed:
-        drafting.allocator.resume(request_id, drafting.text_of(request_id))
 
 
 def reserve_memory(drafting: Drafting) -> None:
@@ -125,11 +115,6 @@ def _available_memory(original: Method, worker: Any) -> int:
     return available
 
 
-_MEMORY = frozenset(("weights", "kv_cache"))  # memory that vLLM releases to sleep, and restores in parts or at once
-_CHANGES = "_specplug_weights"  # attribute of a runner that holds its `_Weights`
-_ASLEEP = "_specplug_asleep"
-
-
 def install_events(runner: Any, drafting: Drafting) -> None:
     """Hook a runner, its model and its worker.  Call it once per runner, at its first step.
 
@@ -137,42 +122,29 @@ def install_events(runner: Any, drafting: Drafting) -> None:
     """
     if not seams.available("events"):
         return
-    weights, model = _Weights(drafting), runner.get_model()
-    setattr(runner, _CHANGES, weights)
-    runner.reload_weights = weights.watched(runner.reload_weights)
-    if hasattr(model, "load_weights"):
-        model.load_weights = weights.watched(model.load_weights)
+    for owner, name in ((runner, "reload_weights"), (runner.get_model(), "load_weights")):
+        if hasattr(owner, name):
+            setattr(owner, name, _changing(getattr(owner, name), drafting))
     _hook_workers()
 
 
-class _Weights:
-    """Context manager around a change of weights.
+def _changing(original: Method, drafting: Drafting) -> Method:
+    """Wrap a change of weights, after which proposers are notified once, although a reload nests a load.
 
-    It reports one event at the end of the outermost change, because a reload nests a load.  It also reports a change
-    that fails, since some of the weights may be new.
+    They are notified of a change that fails, too, since some of the weights may be new.
     """
 
-    def __init__(self, drafting: Drafting) -> None:
-        self._drafting = drafting
-        self._depth = 0
+    @functools.wraps(original)
+    def change(*args: Any, **kwargs: Any) -> Any:
+        drafting.changes_of_weights += 1
+        try:
+            return original(*args, **kwargs)
+        finally:
+            drafting.changes_of_weights -= 1
+            if not drafting.changes_of_weights:
+                drafting.on_engine_event("weights changed")
 
-    def __enter__(self) -> None:
-        self._depth += 1
-
-    def __exit__(self, *_: object) -> None:
-        self._depth -= 1
-        if not self._depth:
-            self._drafting.on_engine_event("weights changed")
-
-    def watched(self, original: Method) -> Method:
-        """Return `original` wrapped as a change of weights."""
-
-        @functools.wraps(original)
-        def change(*args: Any, **kwargs: Any) -> Any:
-            with self:
-                return original(*args, **kwargs)
-
-        return change
+    return change
 
 
 def _hook_workers() -> None:
@@ -192,9 +164,9 @@ def _family(base: Any) -> Iterator[Any]:
 
 
 def _changes_weights(original: Method, worker: Any, *args: Any, **kwargs: Any) -> Any:
-    weights: AbstractContextManager[None] = getattr(worker.model_runner, _CHANGES, None) or nullcontext()
-    with weights:
-        return original(worker, *args, **kwargs)
+    drafting = drafting_of(worker.model_runner)
+    change = original if drafting is None else _changing(original, drafting)
+    return change(worker, *args, **kwargs)
 
 
 def _finishes_update(original: Method, worker: Any, *args: Any, **kwargs: Any) -> Any:
@@ -204,23 +176,26 @@ def _finishes_update(original: Method, worker: Any, *args: Any, **kwargs: Any) -
     return _changes_weights(original, worker, *args, **kwargs)
 
 
+_MEMORY = frozenset(("weights", "kv_cache"))  # memory that vLLM releases to sleep, and restores in parts or at once
+
+
 def _sleeps(original: Method, worker: Any, *args: Any, **kwargs: Any) -> Any:
     """Proposers are notified first, while the device's memory is still intact."""
-    asleep, drafting = _asleep(worker), drafting_of(worker.model_runner)
-    if drafting is not None and not asleep:
-        drafting.on_engine_event("sleep")
-    asleep.update(_MEMORY)
+    drafting = drafting_of(worker.model_runner)
+    if drafting is not None:
+        if not drafting.released:  # hooks of base classes run within those of their subclasses
+            drafting.on_engine_event("sleep")
+        drafting.released |= _MEMORY
     return original(worker, *args, **kwargs)
 
 
 def _wakes(original: Method, worker: Any, tags: Any = None, *args: Any, **kwargs: Any) -> Any:
     """Memory may come back in parts: proposers are notified once all of it is back."""
-    result = original(worker, tags, *args, **kwargs)
-    asleep, drafting = _asleep(worker), drafting_of(worker.model_runner)
-    was_asleep = bool(asleep)
-    asleep.difference_update(tags or _MEMORY)
-    if drafting is not None and was_asleep and not asleep:
-        drafting.on_engine_event("wake")
+    result, drafting = original(worker, tags, *args, **kwargs), drafting_of(worker.model_runner)
+    if drafting is not None and drafting.released:
+        drafting.released -= frozenset(tags or _MEMORY)
+        if not drafting.released:
+            drafting.on_engine_event("wake")
     return result
 
 
@@ -239,9 +214,3 @@ _EVENTS: dict[str, Method] = {
     "sleep": _sleeps,
     "wake_up": _wakes,
 }
-
-
-def _asleep(worker: Any) -> set[str]:
-    """Return the memory that a worker has released; stored on the worker, as hooks of its base classes share it."""
-    asleep: set[str] = worker.__dict__.setdefault(_ASLEEP, set())
-    return asleep

@@ -30,7 +30,8 @@ def running_request(
 ) -> RunningRequest:
     """Convert a vLLM `NewRequestData`.  Requests that do not sample (pooling) never draft."""
     params = new.sampling_params
-    prompt_length = _prompt_length(new)
+    prompt = new.prompt_embeds if new.prompt_token_ids is None else new.prompt_token_ids
+    prompt_length = 0 if prompt is None else len(prompt)
     if params is None:
         return RunningRequest(Request(new.req_id, prompt_length, max_tokens=0), end=prompt_length, stop_ids=())
     options, references, tenant = fields_of(params, drafts_seeded)
@@ -48,7 +49,9 @@ def running_request(
         grammar=params.structured_outputs is not None,
     )
     end = min(prompt_length + max_tokens, max_model_len)
-    return RunningRequest(request, end, _stop_ids(params), _barriers(new), tokens_of(new))
+    stops = [] if params.ignore_eos or params.eos_token_id is None else [params.eos_token_id]  # this one comes first
+    stop_ids = tuple(dict.fromkeys([*stops, *(params.stop_token_ids or ())]))[:MAX_STOP_IDS]
+    return RunningRequest(request, end, stop_ids, _barriers(new), tokens_of(new))
 
 
 def tokens_of(new: Any) -> Sequence[int]:
@@ -56,23 +59,8 @@ def tokens_of(new: Any) -> Sequence[int]:
     return new.prefill_token_ids or ()
 
 
-def _prompt_length(new: Any) -> int:
-    if new.prompt_token_ids is not None:
-        return len(new.prompt_token_ids)
-    return 0 if new.prompt_embeds is None else int(new.prompt_embeds.shape[0])
-
-
-def _stop_ids(params: Any) -> tuple[int, ...]:
-    """Return the stop token ids of the request, end-of-sequence first unless it is ignored."""
-    end = [] if params.ignore_eos or params.eos_token_id is None else [params.eos_token_id]
-    return tuple(dict.fromkeys([*end, *(params.stop_token_ids or ())]))[:MAX_STOP_IDS]
-
-
 def _barriers(new: Any) -> tuple[Span, ...]:
-    spans = [
-        (feature.mm_position.offset, feature.mm_position.offset + feature.mm_position.length)
-        for feature in new.mm_features or ()
-    ]
-    if new.prompt_embeds is not None:
-        spans.append((0, int(new.prompt_embeds.shape[0])))
-    return tuple(spans)
+    """Return the spans of pictures and the like, and of prompt embeddings."""
+    places = [feature.mm_position for feature in new.mm_features or ()]
+    embedded = () if new.prompt_embeds is None else ((0, int(new.prompt_embeds.shape[0])),)
+    return (*((place.offset, place.offset + place.length) for place in places), *embedded)

@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import functools
 from collections.abc import Callable
-from importlib.metadata import version
 from typing import Any
 
 from specplug.operator.status import by_plugin, reported_details, reported_rows, reported_settings
@@ -85,10 +84,9 @@ def engine_status(core: Any) -> dict[str, Any]:
     With vLLM's own drafter the scheduler counts the results of drafts, and no worker has a status.
     """
     config, step_planner = core.vllm_config, core.scheduler.step_planner
-    caps, method = engine_caps(config), engine_method(config)
-    drafter = (
-        {} if method is None else {"engine_drafter": method, "metrics": core.scheduler.counts.snapshot({}).as_dict()}
-    )
+    caps, method, drafter = engine_caps(config), engine_method(config), {}
+    if method is not None:
+        drafter = {"engine_drafter": method, "metrics": core.scheduler.counts.snapshot({}).as_dict()}
     return {
         "engine": config.parallel_config.data_parallel_index,
         "runner": runner_of(config),
@@ -123,10 +121,3 @@ async def ask_engines(client: Any, method: str, *args: Any) -> list[Any]:
     """
     calls = [client._call_utility_async(method, *args, engine=engine) for engine in client.core_engines]
     return list(await asyncio.gather(*calls))
-
-
-def versions() -> dict[str, str]:
-    """Return the versions of specplug and vLLM."""
-    import vllm
-
-    return {"specplug": version("specplug"), "vllm": str(vllm.__version__)}

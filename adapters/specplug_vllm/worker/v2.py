@@ -16,14 +16,14 @@ from vllm.v1.worker.gpu.spec_decode.speculator import BaseSpeculator
 from specplug.assembly import may_stream
 from specplug.pipeline.stream.buffers import DraftOutputs, EngineRows
 from specplug.plugins.registry import default_registry
-from specplug.runtime.first_step import started
+from specplug.runtime.slots import RowFacts
 from specplug.runtime.steps_in_flight import LateRows
 from specplug.runtime.stream_steps import StreamSteps
 from specplug.seams.hook import hook
-from specplug_vllm import config, step_metadata
-from specplug_vllm.config import resolved
+from specplug_vllm import step_metadata
+from specplug_vllm.config import cuts_on_device, lossy_method, required
 from specplug_vllm.startup import recurrent
-from specplug_vllm.worker import adaptive, hooks, status, verifier, verifier_v2, workarounds
+from specplug_vllm.worker import hooks, status, verifier, verifier_v2, workarounds
 from specplug_vllm.worker.drafting import Drafting, ranks
 from specplug_vllm.worker.v2_device import DeviceDrafting
 
@@ -52,21 +52,20 @@ class Speculator(BaseSpeculator):
 
     def __init__(self, vllm_config: Any, device: torch.device, req_states: Any) -> None:
         self._states = req_states
-        self._ranks = ranks()
+        leads, self._broadcast = ranks()
         self.verifier = verifier.build(vllm_config, device)
-        slots, draft_length = (
-            vllm_config.scheduler_config.max_num_seqs,
-            vllm_config.speculative_config.num_speculative_tokens,
-        )
-        self.enable_adaptive_verification = config.cuts_on_device(vllm_config)
+        slots, spec = vllm_config.scheduler_config.max_num_seqs, vllm_config.speculative_config
+        self.enable_adaptive_verification = cuts_on_device(vllm_config)
         self._sent, self._out, self.draft_token_confidence_probs = buffers(
-            slots, draft_length, device, together=self.enable_adaptive_verification
+            slots, spec.num_speculative_tokens, device, together=self.enable_adaptive_verification
         )
         self.drafting: Drafting | None = None
         self._steps: StreamSteps | None = None
+        self._facts: RowFacts | None = None
         self._on_device: DeviceDrafting | None = None
-        like = self._types(device)
-        if self._ranks.leads:
+        counts = torch.zeros(1, dtype=torch.int32, device=device)  # the runner copies slots to the device as int64
+        like = self._rows(counts.long(), counts, counts), DraftOutputs(self._out, self.draft_token_confidence_probs)
+        if leads:
             has_verifier = self.verifier is not None
             self.drafting, self._steps = _steps_of(vllm_config, device, like, has_verifier=has_verifier)
         self.draft_logits: Tensor | None = None
@@ -80,6 +79,8 @@ class Speculator(BaseSpeculator):
             self._on_device = DeviceDrafting(self.drafting, self.draft_logits, (*like, req_states.last_sampled_tokens))
             hooks.reserve_memory(self.drafting)
         if self.enable_adaptive_verification:
+            from specplug_vllm.worker import adaptive
+
             adaptive.install_manager()
         status.install_worker()
         from vllm.v1.worker.gpu.model_runner import GPUModelRunner  # which the runner has imported
@@ -100,7 +101,7 @@ class Speculator(BaseSpeculator):
             recurrent.install_worker(runner)
         if runner.lora_config is not None:
             workarounds.spread_adapters(runner.lora_state, lambda: self._verified)
-        if not config.lossy_method(runner.vllm_config):
+        if not lossy_method(runner.vllm_config):
             verifier_v2.install(runner, self.verifier, self.drafting)
         if self.drafting is not None:
             hooks.install_events(runner, self.drafting)
@@ -141,45 +142,37 @@ class Speculator(BaseSpeculator):
         out = self._out[: input_batch.num_reqs]  # vLLM writes into it, so specplug never reads it back
         if dummy_run or self._is_warmup:
             return out
-        if self._is_idle and self._skips(input_batch):
+        drafting, facts = self.drafting, self._facts
+        if drafting is not None and (facts is None or not facts.hold(drafting.allocator, input_batch.req_ids)):
+            facts = self._facts = RowFacts(drafting.allocator, input_batch.req_ids)
+        if self._is_idle and self._skips(input_batch, facts):
             return out
-        if self.drafting is not None:
-            facts = self.drafting.facts_of(input_batch.req_ids)
+        if drafting is not None and facts is not None:
             rows = self._rows(input_batch.idx_mapping, num_sampled, num_rejected)
             outputs = DraftOutputs(out, self.draft_token_confidence_probs[: out.shape[0]])
             if self._steps is not None:
-                self._late = self._steps.take(facts, rows, self.drafting.plan, outputs)
+                self._late = self._steps.take(facts, rows, drafting.plan, outputs)
             elif self._on_device is not None:
                 self._on_device.take(facts, rows, outputs, last_sampled, temperature)
-        if not self._is_idle:  # other ranks skip all such steps
-            self._ranks.broadcast(self._sent[: input_batch.num_reqs])
+        if self._broadcast is not None and not self._is_idle:  # other ranks skip all such steps
+            self._broadcast(self._sent[: input_batch.num_reqs])
         return out
 
-    def _skips(self, input_batch: Any) -> bool:
+    def _skips(self, input_batch: Any, facts: RowFacts | None) -> bool:
         """Count a step that neither verifies nor makes drafts, on the host; return False if it must be taken anyway."""
-        if self.drafting is None:
+        if self.drafting is None or facts is None:
             return True
-        if self._steps is not None and not self._steps.skip(self.drafting.facts_of(input_batch.req_ids)):
+        if self._steps is not None and not self._steps.skip(facts):
             return False
-        self.drafting.count(input_batch.req_ids, _emits(input_batch))
+        computed = input_batch.num_computed_prefill_tokens_np + input_batch.num_scheduled_tokens
+        emits = (computed >= input_batch.prefill_len_np).tolist()  # rows whose prompt is complete
+        self.drafting.count(input_batch.req_ids, emits)
         return True
-
-    def _types(self, device: torch.device) -> tuple[EngineRows, DraftOutputs]:
-        """Return rows and outputs like those of steps: the runner copies slots to the device as int64."""
-        counts = torch.zeros(1, dtype=torch.int32, device=device)
-        return self._rows(counts.long(), counts, counts), DraftOutputs(self._out, self.draft_token_confidence_probs)
 
     def _rows(self, slots: Tensor, num_sampled: Tensor, num_rejected: Tensor) -> EngineRows:
         """Wrap the runner's tensors."""
         states = self._states
         return EngineRows(slots, states.total_len.gpu, states.all_token_ids.gpu, num_sampled, num_rejected)
-
-
-def _emits(input_batch: Any) -> list[bool]:
-    """Return, for each row, whether a step without drafts emits a token: its prompt is complete (host)."""
-    computed = input_batch.num_computed_prefill_tokens_np + input_batch.num_scheduled_tokens
-    emits: list[bool] = (computed >= input_batch.prefill_len_np).tolist()
-    return emits
 
 
 def buffers(slots: int, draft_length: int, device: torch.device, *, together: bool) -> tuple[Tensor, Tensor, Tensor]:
@@ -202,17 +195,10 @@ def _steps_of(
     In a stream, all state of the draft stage is in host memory.  A verifier of specplug's (`has_verifier`) reads the
     slots' facts on the device, so the stage stays there.  Rows and outputs of steps are of the types of `like`.
     """
-    found = resolved(vllm_config)
-    assert found is not None
-    if not has_verifier and may_stream(found.settings, default_registry(), device):
+    if not has_verifier and may_stream(required(vllm_config).settings, default_registry(), device):
         drafting = Drafting(vllm_config, torch.device("cpu"), rank=0)
-        if StreamSteps.applies(drafting.stage):
-            given = drafting.slots, drafting.max_length, drafting.vocab_size, device
-            steps = started(lambda: StreamSteps(drafting.stage, *given, like=like))
-            if steps is not None:
-                drafting.close_by(steps.close)
-                return drafting, steps
-        elif device.type == "cpu":
-            return drafting, None
+        steps = drafting.steps_in_stream(device, like)
+        if steps is not None or device.type == "cpu":
+            return drafting, steps
         drafting.close()
     return Drafting(vllm_config, device, rank=0), None

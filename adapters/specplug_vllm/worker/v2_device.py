@@ -8,11 +8,9 @@ from torch import Tensor
 from specplug.pipeline.device.columns import launches_for
 from specplug.pipeline.stream.buffers import DraftOutputs, EngineRows
 from specplug.runtime.device_steps import DeviceSteps
-from specplug.runtime.slots import RowFacts, SlotRows
-from specplug.types.batch import EngineBatch
+from specplug.runtime.slots import RowFacts
 from specplug.types.draft import Draft
-from specplug.types.verdict import Outcome
-from specplug_vllm.worker.drafting import Drafting
+from specplug_vllm.worker.drafting import Drafting, kept_of
 
 
 class DeviceDrafting:
@@ -64,68 +62,16 @@ class DeviceDrafting:
         self, facts: RowFacts, engine: EngineRows, outputs: DraftOutputs, last_sampled: Tensor, temperature: Tensor
     ) -> None:
         """Let the draft stage take the step, in tensor operations."""
-        drafting, kept = self._drafting, self._kept_of(facts)
-        slots, num_sampled, num_rejected = engine.idx_mapping, engine.num_sampled, engine.num_rejected
-        assert outputs.confidence is not None
-        outputs.ids.copy_(last_sampled.view(-1)[slots][:, None].expand_as(outputs.ids))
-        outputs.confidence.zero_()
+        kept, out, confidence = self._kept_of(facts), outputs.ids, outputs.confidence
+        assert confidence is not None
+        out.copy_(last_sampled.view(-1)[engine.idx_mapping][:, None].expand_as(out))
+        confidence.zero_()
         if not facts.names:
             return
-        if kept is not None:
-            slots, num_sampled, num_rejected = (each[kept] for each in (slots, num_sampled, num_rejected))
-        rows = drafting.slots.rows(slots)
-        batch = self._view(facts, engine, slots, rows, num_sampled, temperature)
-        accepted = (num_sampled - 1).clamp(min=0)
-        after_stop = drafting.stops.after(batch.tokens, slots, slots, batch.lengths, num_sampled, rows)
-        outcome = Outcome(
-            verified=torch.where(num_sampled > 0, accepted + num_rejected, 0),
-            accepted=accepted,
-            emitted=num_sampled,
-            after_stop=after_stop,
-        )
-        draft = drafting.step(batch, outcome, rows.caps)
-        self._hand_over(draft, batch, outputs.ids, outputs.confidence, kept)
-
-    def _kept_of(self, facts: RowFacts) -> Tensor | None:
-        """Return the indices of the rows that may draft; None if all may."""
-        if self._kept is None or self._kept[0] is not facts:
-            self._kept = facts, None if facts.kept is None else self._drafting.on_device(facts.kept)
-        return self._kept[1]
-
-    def _view(
-        self,
-        facts: RowFacts,
-        engine: EngineRows,
-        slots: Tensor,
-        rows: SlotRows,
-        num_sampled: Tensor,
-        temperature: Tensor,
-    ) -> EngineBatch:
-        """Wrap the engine's tensors."""
-        lengths = engine.total_len[slots]
-        return EngineBatch(
-            slots=slots,
-            generations=rows.generations,
-            rows=slots,
-            tokens=engine.all_token_ids,
-            lengths=lengths,
-            sampled=num_sampled > 0,
-            room=rows.ends - lengths,
-            temperature=temperature[slots],
-            grammar=rows.grammar,
-            vocab_size=self._drafting.vocab_size,
-            reset_slots=self._drafting.slots.take_resets(),
-            barriers=facts.barriers,
-            request_ids=facts.names,
-            requests=facts.requests,
-        )
-
-    def _hand_over(
-        self, draft: Draft, batch: EngineBatch, out: Tensor, confidence: Tensor, kept: Tensor | None
-    ) -> None:
-        """Write ids, confidences and, if the draft states them, logits to the engine's buffers."""
-        draft_length = draft.draft_length
-        padded = out if kept is None else out[kept]
+        engine = kept_of(engine, kept)
+        slots = engine.idx_mapping
+        draft = self._drafting.step(*self._drafting.verified(facts, engine, slots, temperature[slots]))
+        draft_length, padded = draft.draft_length, out if kept is None else out[kept]
         padded[:, :draft_length] = torch.where(draft.mask(), draft.token_ids.long(), padded[:, :draft_length])
         if kept is None:
             confidence[:, :draft_length] = draft.confidence
@@ -133,7 +79,13 @@ class DeviceDrafting:
             out[kept] = padded
             confidence[kept, :draft_length] = draft.confidence
         if self._logits is not None:
-            write_logits(self._logits, batch.slots.long(), draft, batch.temperature, padded)
+            write_logits(self._logits, slots.long(), draft, temperature[slots], padded)
+
+    def _kept_of(self, facts: RowFacts) -> Tensor | None:
+        """Return the indices of the rows that may draft; None if all may."""
+        if self._kept is None or self._kept[0] is not facts:
+            self._kept = facts, None if facts.kept is None else self._drafting.on_device(facts.kept)
+        return self._kept[1]
 
 
 UNLIKELY = -1e4

@@ -38,55 +38,25 @@ class V1Decision:
     def __init__(self, runner: Any, verifier: ServerVerifier, drafting: Drafting | None) -> None:
         self._runner, self._verifier, self._drafting = runner, verifier, drafting
 
-    def __call__(
-        self,
-        original: Any,
-        draft_token_ids: Tensor,
-        num_draft_tokens: list[int],
-        max_spec_len: int,
-        cu_num_draft_tokens: Tensor,
-        draft_probs: Tensor | None,
-        target_logits: Tensor,
-        bonus_token_ids: Tensor,
-        sampling_metadata: Any,
-        **kwargs: Any,
-    ) -> Tensor:
+    def __call__(self, original: Any, *args: Any, **kwargs: Any) -> Tensor:
         """Return the emitted tokens of B requests with T draft tokens, [B, N + 1] int32, padded with -1.
 
-        Args:
-            draft_token_ids: [T] int32.
-            num_draft_tokens: draft tokens per row.
-            max_spec_len: N, the longest draft.
-            cu_num_draft_tokens: [B] int32, sums of `num_draft_tokens`.
-            draft_probs: [T, V] float32, or None for one-hot drafts.
-            target_logits: [T, V] float32, processed, temperature included.
-            bonus_token_ids: [B, 1].
+        The positional arguments are those of vLLM's function: draft_token_ids [T] int32; num_draft_tokens, a list by
+        row; max_spec_len, N; cu_num_draft_tokens [B] int32, its sums; draft_probs [T, V] float32, or None for one-hot
+        drafts; target_logits [T, V] float32, processed, temperature included; bonus_token_ids [B, 1];
+        sampling_metadata.
         """
+        token_ids, counts, draft_length, ends, draft_probs, target_logits, bonus_token_ids, metadata = args[:8]
         batch = self._runner.input_batch
-
-        def engines_own() -> Tensor:
-            return original(  # type: ignore[no-any-return]
-                draft_token_ids,
-                num_draft_tokens,
-                max_spec_len,
-                cu_num_draft_tokens,
-                draft_probs,
-                target_logits,
-                bonus_token_ids,
-                sampling_metadata,
-                **kwargs,
-            )
-
-        if len(num_draft_tokens) != batch.num_reqs or not len(draft_token_ids):  # a warm-up
-            return engines_own()
-        chosen = None if self._verifier.lossless else self._chosen(batch.req_ids, num_draft_tokens)
+        if len(counts) != batch.num_reqs or not len(token_ids):  # a warm-up
+            return original(*args, **kwargs)  # type: ignore[no-any-return]
+        chosen = None if self._verifier.lossless else self._chosen(batch.req_ids, counts)
         if chosen is not None and not any(options is not None for options in chosen):
-            return engines_own()
+            return original(*args, **kwargs)  # type: ignore[no-any-return]
         bases = torch.from_numpy(batch.num_tokens_no_spec[: batch.num_reqs]).to(target_logits.device)
-        draft = self._draft(draft_token_ids, cu_num_draft_tokens, max_spec_len, draft_probs, bases)
-        seeds = self._seeds(len(num_draft_tokens), sampling_metadata.generators).to(target_logits.device)
-        target = _target(target_logits, cu_num_draft_tokens, bonus_token_ids)
-        sampling = _sampling(sampling_metadata, bases)
+        draft = _draft(token_ids, ends, draft_length, draft_probs, bases)
+        seeds = self._seeds(len(counts), metadata.generators).to(target_logits.device)
+        target, sampling = _target(target_logits, ends, bonus_token_ids), _sampling(metadata, bases)
         if chosen is None:
             return self._verifier.verify(draft, target, sampling, seeds).token_ids
         rows = torch.tensor([options is not None for options in chosen]).to(seeds.device)
@@ -95,9 +65,9 @@ class V1Decision:
         if found.departed is not None:
             assert self._drafting is not None
             self._drafting.stage.metrics.lossy.add(found.num_accepted * rows, found.departed * rows)
-        return torch.where(rows[:, None], found.token_ids, engines_own())
+        return torch.where(rows[:, None], found.token_ids, original(*args, **kwargs))
 
-    def _chosen(self, names: list[str], num_draft_tokens: list[int]) -> list[RequestOptions | None]:
+    def _chosen(self, names: list[str], counts: list[int]) -> list[RequestOptions | None]:
         """Return the options of rows that have drafts and a request that enables the verifier, None for the others."""
         assert self._drafting is not None  # lossy verifiers do not serve on several ranks
         allocator = self._drafting.allocator
@@ -106,19 +76,7 @@ class V1Decision:
             options = allocator.request_of(name).options if name in allocator else None
             return None if options is None or options.verifier is None else options
 
-        return [of(name) if count else None for name, count in zip(names, num_draft_tokens, strict=False)]
-
-    def _draft(
-        self, token_ids: Tensor, ends: Tensor, draft_length: int, draft_probs: Tensor | None, bases: Tensor
-    ) -> Draft:
-        """Return the flat draft tokens as a padded draft."""
-        counts = torch.diff(ends, prepend=ends.new_zeros(1))
-        positions = torch.arange(draft_length, device=token_ids.device)
-        index = ((ends - counts)[:, None] + positions).clamp(max=len(token_ids) - 1)
-        draft = chain(torch.where(positions < counts[:, None], token_ids[index], -1), bases)
-        if draft_probs is None:
-            return draft
-        return replace(draft, distribution=Distribution.PROBS, draft_probs=draft_probs[index])
+        return [of(name) if count else None for name, count in zip(names, counts, strict=False)]
 
     def _seeds(self, count: int, generators: dict[int, torch.Generator]) -> Tensor:
         """Return [count] int64: the request's seed for rows in `generators`, and new seeds for the others."""
@@ -126,6 +84,17 @@ class V1Decision:
         for row, generator in generators.items():
             seeds[row] = _signed(generator.initial_seed())
         return seeds
+
+
+def _draft(token_ids: Tensor, ends: Tensor, draft_length: int, draft_probs: Tensor | None, bases: Tensor) -> Draft:
+    """Return the flat draft tokens as a padded draft."""
+    counts = torch.diff(ends, prepend=ends.new_zeros(1))
+    positions = torch.arange(draft_length, device=token_ids.device)
+    index = ((ends - counts)[:, None] + positions).clamp(max=len(token_ids) - 1)
+    draft = chain(torch.where(positions < counts[:, None], token_ids[index], -1), bases)
+    if draft_probs is None:
+        return draft
+    return replace(draft, distribution=Distribution.PROBS, draft_probs=draft_probs[index])
 
 
 def _target(logits: Tensor, ends: Tensor, bonus_token_ids: Tensor) -> TargetLogits:

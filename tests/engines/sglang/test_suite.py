@@ -13,7 +13,6 @@ from typing import Any, ClassVar
 import pytest
 
 from tests.engines import ends, hopeless, pictures
-from tests.engines.engines import Engine
 from tests.engines.plain import model
 from tests.engines.refusing import Refusing, refused_at_start
 from tests.engines.server import Server
@@ -26,7 +25,6 @@ from tests.engines.suites.containment import ContainmentSuite
 from tests.engines.suites.environment import EnvironmentSuite
 from tests.engines.suites.features import LOOP, FeaturesSuite
 from tests.engines.suites.gaps import EmbeddingsSuite, PicturesSuite
-from tests.engines.suites.harness import HarnessSuite
 from tests.engines.suites.hopeless import HopelessSuite
 from tests.engines.suites.learning import LearningSuite, learnt_by
 from tests.engines.suites.lifecycle import LifecycleSuite
@@ -303,13 +301,7 @@ class TestChats(ChatSuite):
 
 
 @pytest.mark.slow  # of the tests themselves
-class TestHarness(HarnessSuite):
-    def mortal(self, engine: Callable[..., Engine]) -> Engine:
-        return engine(max_running_requests=2, name="separate")
-
-    def wrong(self, engine: Callable[..., Engine]) -> tuple[Engine, str]:
-        return engine("NGRAM", topk=4, page_size=16, name="wrong"), "page_size"
-
+class TestHarness:
     def test_functions_run_in_both_processes(self, baseline):
         assert baseline.call(process) != baseline.inside(process) == baseline.inside(process)
 

@@ -29,15 +29,9 @@ Samples = dict[tuple[str, frozenset[tuple[str, str]]], float]
 BAD_ORDERS: list[tuple[Any, str]] = [
     ({"mode": "of"}, "bad value for key 'mode'; found 'of'; expected 'on' or 'off'. Did you mean 'off'?"),
     ({"mode": "off", "num_speculative_tokens": -1}, "found -1; expected greater than or equal to 0"),
-    ({"num_speculative_tokens": "4"}, "found '4'; expected a valid integer"),
-    ({"modes": "off"}, "unknown key 'modes'; found 'off'. Did you mean 'mode'?"),
-    ([], "malformed order; found []; expected a JSON object"),
-    ({}, "the order is empty; expected mode, num_speculative_tokens, or both"),
     (b"off", "the body is not JSON"),
-    (b"\xff", "the body is not JSON"),
-    (b"[" * 50_000, "the body is not JSON"),
-    (b'{"mode": ' + b"[" * 600 + b"]" * 600 + b"}", "bad value for key 'mode'"),
 ]
+"""Others are tested without a server, in tests/operator/test_control.py."""
 
 
 class Answer:
@@ -163,15 +157,11 @@ class OperationsSuite:
         self.order(server, mode="on")
         assert self.completed(server) == (plain, 8)
 
-    @pytest.mark.parametrize("limit", [0, 1, 3])
+    @pytest.mark.parametrize("limit", [0, 3, 99])
     def test_a_limit_cuts_every_draft(self, server, plain, limit):
         assert self.order(server, num_speculative_tokens=limit)["mode"] == "on"
-        assert self.completed(server) == (plain, limit)
+        assert self.completed(server) == (plain, min(limit, 8))
         assert self.order(server, num_speculative_tokens=None)["ceiling"] is None
-
-    def test_a_limit_above_the_servers_draft_length_widens_nothing(self, server, plain):
-        assert self.order(server, num_speculative_tokens=99)["ceiling"] == 99
-        assert self.completed(server) == (plain, 8)
 
     @pytest.mark.parametrize(("body", "what"), BAD_ORDERS)
     def test_a_bad_order_is_a_400_that_says_why_and_changes_nothing(self, server, body, what):

@@ -66,21 +66,16 @@ class TenantsSuite:
         assert raw(server, "/v1/completions", self.body({"specplug_client": "victim"}))[0] == 400
 
     def test_hostile_fields_are_refused_in_few_words(self, server):
+        """More of them are tested without a server, in tests/requests/test_parser.py."""
         long = "x" * (1 << 20)
         for fields in (
             {f"specplug_{long}": 1},
-            {"specplug_proposer": long},
-            {"specplug": json.dumps({long: 1})},
-            {"specplug": json.dumps({"references": [{"text": "a", "name": long}]})},
             {"specplug": json.dumps({str(number): 1 for number in range(100_000)})},
             {"specplug": "[" * 100_000},
-            {"specplug_tenant": "a\ud800"},
-            {"specplug_num_speculative_tokens": 10**30},
         ):
             code, text = raw(server, "/v1/completions", self.body(fields))
             assert code == 400, text[:200]
             assert len(text) < 4000
-        assert raw(server, "/v1/completions", self.body({f"spec{number}": 1 for number in range(20_000)}))[0] == 200
 
     @pytest.mark.parametrize("more", [{"n": 40}, {"prompt": ["x"] * 40}, {"n": 20, "prompt": ["x", "y"]}], ids=str)
     @pytest.mark.parametrize("stream", [False, True])
@@ -114,23 +109,15 @@ class TenantsSuite:
 
 
 ROUTES = ("/specplug/status", "/specplug/mode", "/specplug/corpora")
-SPELLINGS = (
-    "{}", "{}/", "/{}", "//{}", "{}//", "{}?key=sesame", "{}#", "{};x", "{}%2F", "{}%00",
-    "/x/..{}", "/.{}", "/v1/..{}", "/health/../{}",
-)  # fmt: skip
+SPELLINGS = ("{}", "{}/", "//{}", "{}?key=sesame", "{};x", "{}%2F", "/x/..{}", "/.{}", "/health/../{}")
 DISGUISES: list[dict[str, str]] = [
     {},
-    {"Host": "localhost"},
     {"X-Forwarded-For": "127.0.0.1"},
-    {"Forwarded": "for=127.0.0.1"},
-    {"X-Original-URL": "/health"},
-    {"Authorization": "Bearer "},
     {"Authorization": "Basic c2VzYW1l"},
-    {"Authorization": "sesame"},
     {"Proxy-Authorization": "Bearer sesame"},
-    {"X-Specplug-Operator-Key": ""},
     {"Cookie": "Authorization=Bearer sesame"},
 ]
+"""Others are tested without a server, in tests/operator/test_access.py."""
 
 
 def answered(server: Server, method: str, path: str, headers: dict[str, str]) -> int:

@@ -26,24 +26,6 @@ def swap_rows(llm: Any) -> None:
     sampler.forward = swapped
 
 
-def accept_all(llm: Any) -> None:
-    """V1: keep every draft token."""
-    sampler = runner(llm).rejection_sampler
-    forward = sampler.forward
-
-    def accepting(metadata: Any, *args: Any, **kwargs: Any) -> Any:
-        output, start = forward(metadata, *args, **kwargs), 0
-        for row, length in enumerate(metadata.num_draft_tokens):
-            drafts = metadata.draft_token_ids[start : start + length]
-            kept = output.sampled_token_ids[row]
-            last = kept[kept >= 0][-1:].clone()
-            kept[:length], kept[length : length + 1] = drafts, last
-            start += length
-        return output
-
-    sampler.forward = accepting
-
-
 def shift_slots(llm: Any) -> None:
     """V1: write keys and values of verified tokens one position too early."""
     tables = runner(llm).input_batch.block_table

@@ -71,12 +71,11 @@ def _scheduling(scheduler: Any, record: list[dict[str, Any]]) -> Iterator[None]:
         del scheduler.schedule
 
 
-def cut(llm: Any, requests: list[dict[str, Any]], trim: bool = True, boundaries: bool = True) -> dict[str, Any]:
+def cut(llm: Any, requests: list[dict[str, Any]], trim: bool = True) -> dict[str, Any]:
     """Run requests on an engine that cuts drafts on the device.
 
     Args:
         trim: whether specplug's own trim half cuts first.
-        boundaries: whether the engine's sampler knows that rows' boundaries are decided on the device.
 
     Returns:
         What `recorded` returns; "admitted", per step with drafts how many the engine verified by request id;
@@ -112,12 +111,10 @@ def cut(llm: Any, requests: list[dict[str, Any]], trim: bool = True, boundaries:
     manager.reallocate_drafts, worker.stage.observe = noting_reallocate_drafts, noting_observe
     if not trim:
         worker.begin_step = begin_step_without_trim
-    runner.rejection_sampler.enable_adaptive_verification = boundaries
     try:
         with stage_takes_steps(llm):
             found = recorded(llm, requests)
     finally:
-        runner.rejection_sampler.enable_adaptive_verification = True
         del manager.reallocate_drafts, worker.stage.observe
         vars(worker).pop("begin_step", None)
     return {**found, "admitted": admitted, "verified": reported, **(metrics.snapshot() - before).as_dict()}

@@ -1,8 +1,12 @@
-"""Draft lengths where data-parallel ranks run every step together, as those of a mixture of experts do."""
+"""Two data-parallel engines of a dense model draft for themselves; ranks that step together share one draft length."""
 
 from __future__ import annotations
 
+import json
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -12,6 +16,8 @@ from specplug_vllm import seams
 from specplug_vllm.config import engine_caps
 from specplug_vllm.scheduler.planned import PlanningMixin
 from specplug_vllm.scheduler.scheduler import _EngineDrafts
+from tests.engines.plain import assert_greedy, greedy, prompts
+from tests.engines.server import Server
 from tests.engines.vllm.graphs import vllm_config
 
 LONGEST = 7
@@ -78,16 +84,41 @@ def test_a_plan_without_drafts_asks_the_other_ranks_to_skip_them(agrees, length)
     assert scheduler.expected == (0 if skips else LONGEST), "what its next step verifies at most"
 
 
-def test_drafts_that_were_made_for_other_ranks_are_not_verified():
-    scheduler = Asking(engine_caps(launch("mtp")), StepPlan(0), asks=True)
-    scheduler._row_length = scheduler._length_for(StepPlan(0))
-    request = SimpleNamespace(request_id="a", spec_token_ids=[5] * LONGEST)
-    scheduler.running = [request]
-    scheduler._cut_drafts(StepPlan(0))
-    assert request.spec_token_ids == []
-
-
 @pytest.mark.parametrize(("length", "expected"), [(0, 0), (3, LONGEST), (LONGEST, LONGEST)])
 def test_specplugs_proposers_draft_as_far_as_the_other_ranks_or_not_at_all(length, expected):
     scheduler = SimpleNamespace(_may_narrow=False, step_planner=SimpleNamespace(caps=engine_caps(launch())))
     assert PlanningMixin._length_for(scheduler, StepPlan(length)) == expected
+
+
+# -- servers -----------------------------------------------------------------------------------------------------------
+
+GIVEN = prompts()[:8]
+LENGTH = 24
+
+
+@pytest.mark.slow  # two engines and a server, each with a process of its own
+@pytest.mark.parametrize("runner", ["v1", "v2"])
+def test_both_ranks_draft_and_the_text_is_right(runner, serve: Callable[..., Server]):
+    settings = {"proposer": "ngram", "policy": "fixed"}
+    server = serve(runner, settings, data_parallel_size=2, endpoints=True, name=f"two data-parallel ranks {runner}")
+    client = server.client()
+
+    def answer(prompt: tuple[int, ...]) -> dict[str, Any]:
+        found = client.completions.create(
+            model=server.model,
+            prompt=list(prompt),
+            temperature=0.0,
+            max_tokens=LENGTH,
+            extra_body={"return_token_ids": True},
+        )
+        (choice,) = found.choices
+        stop = greedy(prompt, LENGTH)["stop_reason"] if choice.finish_reason == "stop" else None
+        return {"token_ids": choice.token_ids, "finish_reason": choice.finish_reason, "stop_reason": stop}
+
+    with ThreadPoolExecutor(len(GIVEN)) as threads:
+        answers = list(threads.map(answer, GIVEN))
+    assert_greedy(GIVEN, [greedy(prompt, LENGTH) for prompt in GIVEN], answers)
+    engines = json.loads(server.get("/specplug/status"))["engines"]
+    assert len(engines) == 2
+    assert all(engine["runner"] == runner for engine in engines)
+    assert all(engine["workers"][0]["metrics"]["total"]["accepted"] > 20 for engine in engines)

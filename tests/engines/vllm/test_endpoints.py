@@ -5,14 +5,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 from fastapi import FastAPI
 from fastapi.testclient import TestClient
 
 from specplug.operator.access import KEY_VARIABLE
-from specplug_vllm.config import METHOD, PROPOSER, resolved
 from specplug_vllm.frontend import endpoints
 from specplug_vllm.startup.advice import routes
 
@@ -107,18 +105,3 @@ def test_the_operators_key_is_requested_of_everybody(
         http = served(app, "clients", peer)
         assert codes(http, Authorization="Bearer operators") == [404] * 5
         assert codes(http, Authorization="Bearer clients") == codes(http) == [401] * 5
-
-
-def test_the_draft_length_comes_from_the_speculative_configuration(monkeypatch: pytest.MonkeyPatch) -> None:
-    def origin(section: dict[str, Any]) -> str:
-        speculative = SimpleNamespace(method=METHOD, model=PROPOSER, num_speculative_tokens=6)
-        found = resolved(SimpleNamespace(speculative_config=speculative, additional_config={"specplug": section}))
-        assert found is not None
-        assert found.settings.num_speculative_tokens == 6
-        return found.origins["num_speculative_tokens"]
-
-    monkeypatch.delenv("SPECPLUG_CONFIG", raising=False)
-    assert origin({"proposer": "ngram"}) == "--speculative-config"
-    assert origin({"num_speculative_tokens": 6}) == "--additional-config 'specplug'"
-    monkeypatch.setenv("SPECPLUG_CONFIG", "num_speculative_tokens = 4")
-    assert origin({}) == "--speculative-config"

@@ -3,57 +3,43 @@
 from __future__ import annotations
 
 import time
+import weakref
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from tests.engines.engines import Engine
 from tests.engines.vllm import inside
+from tests.engines.vllm.watching import drafting
 
 TEXT = "def area(r):\n    return 3.14 * r * r\n\ndef area(r):\n    return"  # goes on by repeating itself
 
 
-def engine_events(llm: Any) -> list[str]:
-    """Return the engine's events since the last call, in order; a step makes the recorder's thread catch up."""
-    from specplug_testkit import recorder
-
-    inside.generate(llm, ["a b c"], {"max_tokens": 2})
-    kinds = [record["kind"] for record in recorder.RECORDS if record["call"] == "event"]
-    recorder.RECORDS.clear()
-    return [kind for kind in kinds if not kind.isupper()]  # those of requests are names of an enum
-
-
-def reset_prefix_cache(llm: Any) -> bool:
-    return llm.reset_prefix_cache()
-
-
-def reload_weights(llm: Any) -> None:
-    llm.collective_rpc("reload_weights")
+HAPPENINGS: dict[str, Callable[[Any], Any]] = {
+    "the prefix cache is reset": lambda llm: llm.reset_prefix_cache(),
+    "weights are reloaded": lambda llm: llm.collective_rpc("reload_weights"),
+    # as a training framework's worker extension does
+    "the model loads weights": lambda llm: inside.runner(llm).get_model().load_weights([]),
+    "loading fails": lambda llm: load_what_is_not_there(llm),
+    "weights are zeroed": lambda llm: llm.collective_rpc("reset_weights"),
+    "weights of a draft model arrive": lambda llm: finish_weight_transfer(llm, is_draft=True),
+    "weights arrive": lambda llm: finish_weight_transfer(llm, is_draft=False),
+    "the scheduler pauses": lambda llm: (llm.sleep(0), llm.wake_up(["scheduling"])),
+    "sleep": lambda llm: llm.sleep(1),
+    "a part wakes up": lambda llm: (llm.wake_up(["weights"]), time.sleep(0.1)),
+    "the rest wakes up": lambda llm: llm.wake_up(["kv_cache"]),
+}
 
 
-def load_weights_of_the_model(llm: Any) -> None:
-    """Load as a training framework's worker extension does."""
-    inside.runner(llm).get_model().load_weights([])
-
-
-def load_weights_that_fail(llm: Any) -> str:
-    try:
+def load_what_is_not_there(llm: Any) -> None:
+    with pytest.raises(Exception, match="weight"):
         inside.runner(llm).get_model().load_weights([("no.such.weight", None)])
-    except Exception as error:
-        return type(error).__name__
-    return "loaded"
-
-
-def zero_weights_and_back(llm: Any) -> None:
-    llm.collective_rpc("reset_weights")
-    llm.collective_rpc("reload_weights")
 
 
 def finish_weight_transfer(llm: Any, is_draft: bool) -> None:
     """End a weight transfer; its transport, which needs a GPU, does nothing here."""
-    from types import SimpleNamespace
-
     worker = inside.core(llm).model_executor.driver_worker.worker
     transport = SimpleNamespace(finish_weight_update=lambda: None, reset_weight_update_target=lambda: None)
     worker.weight_transfer_engine, worker._weight_update_active = transport, True
@@ -61,22 +47,20 @@ def finish_weight_transfer(llm: Any, is_draft: bool) -> None:
     llm.collective_rpc("finish_weight_update")
 
 
-def sleep(llm: Any, level: int) -> None:
-    llm.sleep(level)
+def events_of(llm: Any, happening: str | None = None, step: bool = True) -> list[str]:
+    """Let something happen; return the engine's events since the last call, in order.
 
+    A step makes the recorder's thread catch up, unless the engine is asleep.
+    """
+    from specplug_testkit.recorder import RECORDS
 
-def wake_up(llm: Any, tags: list[str] | None = None) -> None:
-    llm.wake_up(tags)
-
-
-def asleep_and_part_awake(llm: Any) -> list[str]:
-    """Sleep, and wake up the weights only; return the events that proposers have received."""
-    from specplug_testkit import recorder
-
-    llm.sleep(1)
-    llm.wake_up(["weights"])
-    time.sleep(0.1)  # nothing may follow; what does within this time is found by the next test step at the latest
-    return [record["kind"] for record in recorder.RECORDS if record["call"] == "event" and not record["kind"].isupper()]
+    if happening is not None:
+        HAPPENINGS[happening](llm)
+    if step:
+        inside.generate(llm, ["a b c"], {"max_tokens": 2})
+    kinds = [record["kind"] for record in RECORDS if record["call"] == "event"]
+    RECORDS.clear()
+    return [kind for kind in kinds if not kind.isupper()]  # those of requests are names of an enum
 
 
 @pytest.fixture(scope="module", params=["v1", "v2"])
@@ -92,40 +76,29 @@ def recording(request: pytest.FixtureRequest, engine: Callable[..., Engine]) -> 
 
 
 def test_proposers_learn_what_happens_to_the_engine(recording):
-    assert recording.call(engine_events) == []  # loading the model was no change
-    assert recording.call(reset_prefix_cache) is True
-    assert recording.call(engine_events) == ["cache flushed"]
-    recording.call(reload_weights)
-    assert recording.call(engine_events) == ["weights changed"]
-    recording.call(load_weights_of_the_model)
-    assert recording.call(engine_events) == ["weights changed"]
-    recording.call(zero_weights_and_back)
-    assert recording.call(engine_events) == ["weights changed"] * 2
-    assert recording.call(load_weights_that_fail) != "loaded"
-    assert recording.call(engine_events) == ["weights changed"]
-
-
-def test_proposers_learn_of_a_weight_transfer(recording):
-    recording.call(engine_events)
-    recording.call(finish_weight_transfer, is_draft=True)
-    assert recording.call(engine_events) == []
-    recording.call(finish_weight_transfer, is_draft=False)
-    assert recording.call(engine_events) == ["weights changed"]
-
-
-def test_proposers_learn_of_sleep_and_wake(recording):
-    recording.call(engine_events)
-    recording.call(sleep, level=0)
-    recording.call(wake_up, tags=["scheduling"])
-    assert recording.call(engine_events) == []  # only the scheduler paused
-    assert recording.call(asleep_and_part_awake) in ([], ["sleep"])
-    recording.call(wake_up, tags=["kv_cache"])
-    assert recording.call(engine_events) == ["sleep", "wake", "cache flushed"]  # the last one comes with the step
+    assert recording.call(events_of) == []  # loading the model was no change
+    for happening, expected in (
+        ("the prefix cache is reset", ["cache flushed"]),
+        ("weights are reloaded", ["weights changed"]),
+        ("the model loads weights", ["weights changed"]),
+        ("weights are zeroed", ["weights changed"]),
+        ("weights are reloaded", ["weights changed"]),
+        ("loading fails", ["weights changed"]),
+        ("weights of a draft model arrive", []),
+        ("weights arrive", ["weights changed"]),
+        ("the scheduler pauses", []),
+    ):
+        assert recording.call(events_of, happening=happening) == expected, happening
+    seen = recording.call(events_of, happening="sleep", step=False)
+    seen += recording.call(events_of, happening="a part wakes up", step=False)
+    assert seen in ([], ["sleep"])  # nothing else may follow; what does is found below at the latest
+    seen += recording.call(events_of, happening="the rest wakes up")
+    assert seen == ["sleep", "wake", "cache flushed"]  # the last one comes with the step
 
 
 def counted_request(llm: Any) -> dict[str, Any]:
     """Return vLLM's own counts of one request and what specplug counted meanwhile."""
-    stage = (getattr(inside.runner(llm), "speculator", None) or inside.runner(llm).drafter).drafting.stage
+    stage = drafting(llm).stage
     before = stage.metrics.snapshot()
     output = llm.generate([TEXT], inside.sampling({"max_tokens": 32, "ignore_eos": True}), use_tqdm=False)[0]
     spent = (stage.metrics.snapshot() - before).total.as_dict()
@@ -156,9 +129,6 @@ def worker_status(llm: Any) -> Any:
 
 
 def test_drafting_is_closed_once_before_its_worker_shuts_down():
-    import weakref
-    from types import SimpleNamespace
-
     from vllm.v1.worker.worker_base import WorkerBase
 
     from specplug_vllm.worker import hooks
@@ -175,10 +145,10 @@ def test_drafting_is_closed_once_before_its_worker_shuts_down():
             order.append("worker")
             super().shutdown()
 
-    drafting = object.__new__(Drafting)
-    drafting._closing = weakref.finalize(drafting, order.append, "drafting")
+    own = object.__new__(Drafting)
+    own._closing = weakref.finalize(own, order.append, "drafting")
     worker = object.__new__(Worker)
-    worker.model_runner = SimpleNamespace(speculator=SimpleNamespace(drafting=drafting))
+    worker.model_runner = SimpleNamespace(speculator=SimpleNamespace(drafting=own))
     hooks._hook_workers()
     worker.shutdown()
     assert order == ["drafting", "worker", "base"]

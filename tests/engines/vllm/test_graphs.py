@@ -71,13 +71,6 @@ def test_an_engines_drafter_keeps_its_length_and_nearly_every_batch_has_a_graph(
     assert len(found.compilation_config.cudagraph_capture_sizes) < 60
 
 
-def test_sizes_of_the_launch_are_kept_for_an_engines_drafter():
-    found = own(5, 64)
-    found.compilation_config.cudagraph_capture_sizes = [8, 16]
-    found._set_cudagraph_sizes()
-    assert found.compilation_config.cudagraph_capture_sizes == [8, 16]
-
-
 def test_an_engines_drafter_on_v1_states_that_its_length_changes():
     found = own(5, 64, v2=False)
     graphs.require_lengths_on_v1(found)
@@ -97,19 +90,16 @@ def test_what_the_lengths_are_named_for(monkeypatch):
     assert {mode_of(manager, [length] * 32) for length in (0, 1, 3, 7)} == {"PIECEWISE"}
 
 
-def test_what_was_requested_for_and_what_became_of_it_is_logged_in_one_line(caplog):
+def test_another_length_than_requested_is_logged_in_one_line_and_set_everywhere(caplog):
     with caplog.at_level(logging.WARNING, logger="specplug"):
         sized(7, 64)
         assert not caplog.records
-        sized(8, 64)
+        found = sized(8, 64, additional_config={"specplug": {"num_speculative_tokens": 8}, "x": 1})
+    assert found.additional_config == {"specplug": {"num_speculative_tokens": 7}, "x": 1}
+    assert graphs.captured(found) == graphs.captured(sized(8, 64, data_parallel=2)), "dense models' ranks are engines"
     (record,) = caplog.records
     assert "num_speculative_tokens is 7 instead of 8" in record.getMessage()
     assert "7, 3, 1, 0" in record.getMessage()
-
-
-def test_settings_that_repeat_the_number_follow_it():
-    found = sized(8, 64, additional_config={"specplug": {"proposer": "ngram", "num_speculative_tokens": 8}, "x": 1})
-    assert found.additional_config == {"specplug": {"proposer": "ngram", "num_speculative_tokens": 7}, "x": 1}
 
 
 @pytest.mark.parametrize(
@@ -132,15 +122,6 @@ def test_other_launches_are_left_alone(others):
     assert found.speculative_config.num_speculative_tokens_per_batch_size == others.get("lengths")
     expected = (2, 8) if "lengths" in others else (0, 8) if "experts" in others else ()
     assert engine_caps(found).captured_draft_lengths == expected
-
-
-def test_data_parallel_ranks_of_a_dense_model_are_engines_with_all_lengths():
-    assert graphs.captured(sized(8, 64, data_parallel=2)) == graphs.captured(sized(8, 64))
-
-
-def test_one_length_is_captured_where_ranks_must_not_choose():
-    assert graphs.captured(sized(8, 64, data_parallel=2, experts=True)) == {8: 512 // 9}
-    assert graphs.captured(sized(8, 64, mode=CUDAGraphMode.NONE)) == {}
 
 
 @pytest.mark.parametrize("most", [1, 2, 7, 8, 15, 30, 31, 32])

@@ -5,10 +5,8 @@ What comes over HTTP is tested in `test_server`.
 
 from __future__ import annotations
 
-import asyncio
 import base64
 import json
-import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -246,30 +244,3 @@ def test_too_many_biases_are_refused_before_they_end_the_engine(engine):
     assert "too many entries in logit_bias" in answer["text"]
     assert answer["kinds"] == ["ValueError", "VLLMClientError"]
     assert answer["seen"] == 0
-
-
-# Without an engine.
-
-
-def test_large_texts_are_tokenised_in_a_thread_and_small_ones_at_once():
-    from specplug.requests import wire
-    from specplug.requests.parser import INLINE_CHARACTERS, FieldParser
-    from specplug.settings import load_settings
-    from specplug.text.request_tokenizer import RequestTokenizer
-
-    threads = []
-
-    class Bytes:
-        def encode(self, text: str, add_special_tokens: bool) -> list[int]:
-            threads.append(threading.current_thread())
-            assert not add_special_tokens
-            return list(text.encode())
-
-    original = Bytes()
-    parser = FieldParser(load_settings({"proposer": "ngram"}), 256, RequestTokenizer(lambda: original))
-    for length in (10, INLINE_CHARACTERS + 1):
-        text = "a" * length
-        wired = asyncio.run(parser.parse_in_thread({"specplug_references": text}))
-        _, (reference,), _ = wire.decode(wired)
-        assert bytes(reference.token_ids.tolist()).decode() == text
-    assert [thread is threading.main_thread() for thread in threads] == [True, False]

@@ -10,14 +10,11 @@ from __future__ import annotations
 import dataclasses
 import os
 from collections.abc import Callable, Sequence
-from types import SimpleNamespace
 from typing import Any, ClassVar
 
-import numpy as np
 import pytest
 import torch
 
-from tests.engines.engines import Raised
 from tests.engines.recurrent_requests import drawn
 from tests.engines.suites.recurrent import DRAFT_LENGTH, RecurrentSuite
 from tests.engines.suites.served import Served
@@ -109,17 +106,6 @@ class TestWithoutAttention(TestRecurrent):
     test_sampled_answers_have_the_models_distribution = None  # type: ignore[assignment]
 
 
-def test_attention_free_models_are_refused_on_v1(engine, tmp_path):
-    """V1 counts accepted tokens for hybrid models alone."""
-    from tests.engines.recurrent_models import save
-
-    given = {"model": save("mamba2", tmp_path), **TestRecurrent.how}
-    with pytest.raises(Raised, match="V1 runner does not record accepted draft tokens") as raised:
-        engine("v1", {"proposer": "ngram"}, name="mamba2", **given).call("inside.facts")
-    assert "Mamba2ForCausalLM on V1" in raised.value.text
-    assert "VLLM_USE_V2_MODEL_RUNNER=1" in raised.value.text
-
-
 # -- mistakes, in the engine's process ---------------------------------------------------------------------------------
 
 
@@ -197,62 +183,3 @@ def mutated(original: Any, mutant: Callable[..., Rows], starts: str, blocks: str
 
     build.specplug_test_original = original  # type: ignore[attr-defined]
     return build
-
-
-# -- the order of rows, without an engine ------------------------------------------------------------------------------
-
-
-def test_on_v1_decodes_keep_their_order():
-    from specplug_vllm.startup import recurrent
-
-    rows = {  # computed tokens, prompt, scheduled now
-        "plain": (9, 9, 1),
-        "end of a prompt": (8, 9, 1),
-        "piece of a prompt": (32, 90, 5),
-        "drafted": (20, 9, 5),
-        "new": (0, 5, 5),
-        "another": (12, 9, 3),
-    }
-    batch = FakeBatch(list(rows), *np.array(list(rows.values()))[:, :2].T)
-    recurrent._sort_decodes(batch, {name: scheduled for name, (_, _, scheduled) in rows.items()}, 1)
-    decodes = ["plain", "drafted", "another"]
-    assert batch.req_ids == [*decodes, *(name for name in rows if name not in decodes)]
-    assert batch.num_computed_tokens_cpu.tolist() == [rows[name][0] for name in batch.req_ids]
-
-
-class FakeBatch:
-    """V1's batch, as far as rows are sorted."""
-
-    def __init__(self, names: list[str], computed: Any, prompt: Any) -> None:
-        self.req_ids, self.num_computed_tokens_cpu, self.num_prompt_tokens = names, computed.copy(), prompt.copy()
-
-    def swap_states(self, one: int, other: int) -> None:
-        for column in (self.req_ids, self.num_computed_tokens_cpu, self.num_prompt_tokens):
-            column[one], column[other] = column[other], column[one]
-
-
-def test_on_v2(monkeypatch):
-    from vllm.v1.worker.gpu import model_runner
-
-    from specplug_vllm.startup import recurrent
-
-    decodes = {"drafted": 4, "full": DRAFT_LENGTH + 1, "plain": 1}
-    prefills = {"as long as a verification": DRAFT_LENGTH + 1, "fresh": 1, "long": 40}
-    counts = {**prefills, **decodes, "last of a prompt": 1}
-    drafts = {"drafted": [-1] * 3, "full": [-1] * DRAFT_LENGTH}
-    names = list(counts)
-    computed = {name: 7 if name in decodes else 6 if name == "last of a prompt" else 0 for name in names}
-    states = SimpleNamespace(
-        req_id_to_index={name: slot for slot, name in enumerate(names)},
-        num_computed_prefill_tokens=np.array([computed[name] for name in names]),
-        prefill_len=SimpleNamespace(np=np.array([7 if computed[name] else counts[name] for name in names])),
-    )
-    baseline = model_runner.sort_batch_req_ids(counts, drafts, DRAFT_LENGTH + 1)
-    assert baseline.index("as long as a verification") < baseline.index("plain")  # else vLLM has been fixed
-
-    monkeypatch.setattr(model_runner, "sort_batch_req_ids", model_runner.sort_batch_req_ids)
-    for of_runner in (SimpleNamespace(), states):  # the second runner of a process takes the first one's place
-        recurrent.install_worker(SimpleNamespace(req_states=of_runner))
-    found = model_runner.sort_batch_req_ids(counts, drafts, DRAFT_LENGTH + 1)
-    assert set(found[: len(decodes) + 1]) == {*decodes, "last of a prompt"}
-    assert [name for name in baseline if name in prefills] == [name for name in found if name in prefills]

@@ -10,12 +10,13 @@ from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
 import pytest
+import torch
 
 from specplug.audit.sampled import Sampled
 from specplug.audit.texts import Greedy, Logprobs
+from specplug.pipeline.stream.buffers import DraftOutputs
 from tests.engines import hopeless, pictures
 from tests.engines.auditing import audit
-from tests.engines.engines import Engine
 from tests.engines.plain import model
 from tests.engines.refusing import Refusing, refused_at_start
 from tests.engines.server import Server
@@ -25,7 +26,6 @@ from tests.engines.suites.containment import ContainmentSuite
 from tests.engines.suites.environment import EnvironmentSuite
 from tests.engines.suites.features import EDIT, LOOP, NEWLINE, FeaturesSuite
 from tests.engines.suites.gaps import EmbeddingsSuite, PicturesSuite
-from tests.engines.suites.harness import HarnessSuite
 from tests.engines.suites.hopeless import HopelessSuite
 from tests.engines.suites.learning import LearningSuite, learnt_by
 from tests.engines.suites.lifecycle import LifecycleSuite
@@ -176,8 +176,9 @@ def started_without(llm: Any) -> dict[str, Any]:
 
     runner = inside.runner(llm)
     with refused_at_start() as warned:
-        given = runner.vllm_config, runner.device, runner.speculator._types(runner.device)
-        drafting, steps = v2._steps_of(*given, has_verifier=False)
+        spec, counts = runner.speculator, torch.zeros(1, dtype=torch.int32)
+        like = spec._rows(counts.long(), counts, counts), DraftOutputs(spec._out, spec.draft_token_confidence_probs)
+        drafting, steps = v2._steps_of(runner.vllm_config, runner.device, like, has_verifier=False)
     drafting.close()
     assert (steps, drafting.stage.runners[0].buffer.device.type) == (None, "cpu")
     return {"warned": len(warned)}
@@ -246,8 +247,6 @@ class TestEmbeddings(EmbeddingsSuite):
 
 
 def embedded(llm: Any, prompts: list[list[int]], params: list[dict[str, Any]], plain: bool) -> dict[str, Any]:
-    import torch
-
     table = model().get_input_embeddings()
     given: list[Any] = [
         {"prompt_embeds": table(torch.tensor(prompt)).detach()} if place % 2 == 0 else inside.prompt_of(prompt)
@@ -262,7 +261,7 @@ def embedded(llm: Any, prompts: list[list[int]], params: list[dict[str, Any]], p
 
 @on_v1
 class TestAudit(AuditSuite):
-    settings, mistakes = NGRAM, (auditing.swap_rows, auditing.shift_slots, auditing.accept_all)
+    settings, mistakes = NGRAM, (auditing.swap_rows, auditing.shift_slots)
 
     def plant(self, served: Served, mistake: Callable[..., Any] | None) -> None:
         served.engine.call(mistake or auditing.restore)
@@ -288,29 +287,6 @@ def scripted_server(serve: Callable[..., Server], scripted_model: str) -> Server
 
 class TestChats(ChatSuite):
     """vLLM's parsers."""
-
-
-@pytest.mark.slow  # of the tests themselves
-class TestHarness(HarnessSuite):
-    def mortal(self, engine: Callable[..., Engine]) -> Engine:
-        return engine("v1", installed=False, max_num_seqs=2, name="mortal")
-
-    def wrong(self, engine: Callable[..., Engine]) -> tuple[Engine, str]:
-        return engine("v1", installed=False, max_model_len=10**9, name="wrong"), "max_model_len"
-
-    def test_engines_of_several_processes_answer_alike(self, baseline_v1, engine):
-        apart = engine("v1", installed=False, in_process=False, name="apart")
-        given = {"prompts": ["def main():\n", [5, 9, 12]], "params": {"max_tokens": 12, "logprobs": 2}}
-        assert apart.call(inside.generate, **given) == baseline_v1.call(inside.generate, **given)
-        apart.stop()
-
-    def test_engines_ask_for_a_quarter_of_a_gib(self, baseline_v1):
-        """They do not request a share of the machine's memory, which vLLM reads when no bytes are given."""
-        assert baseline_v1.call(cache_bytes) == 256 << 20
-
-
-def cache_bytes(llm: Any) -> int:
-    return int(llm.llm_engine.vllm_config.cache_config.kv_cache_memory_bytes)
 
 
 class TestEnvironment(EnvironmentSuite):

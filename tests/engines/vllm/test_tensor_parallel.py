@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
+from specplug_vllm.worker.drafting import ranks
+from specplug_vllm.worker.v2 import buffers
 from tests.engines.engines import Engine
+from tests.engines.vllm.inside import generate
 from tests.engines.vllm.referee import assert_greedy, prompts
 
 PROMPTS = [list(prompt) for prompt in prompts()[:8]]
@@ -51,7 +56,7 @@ def accepted(found: dict[str, Any]) -> int:
 
 @pytest.mark.slow  # the ranks of V2, which is vLLM's default, are in `make test`
 def test_v1_drafts_on_rank_0_alone_and_the_text_is_right(two_ranks, truth):
-    found = two_ranks("v1").call("ranks.generate_and_hold", prompts=PROMPTS, params=PARAMS)
+    found = two_ranks("v1").call(generate_and_hold, prompts=PROMPTS, params=PARAMS)
     assert_greedy(PROMPTS, truth, found["answers"])
     assert [rank["leads"] for rank in found["held"]] == [True, False]
     assert [status["drafts"] for status in found["status"]] == [True, False]
@@ -66,7 +71,7 @@ def v2_ranks(two_ranks: Callable[..., Engine]) -> Engine:
 
 @pytest.mark.slow  # two ranks in Triton's interpreter
 def test_v2_ranks_hold_the_same_drafts_and_the_text_is_right(v2_ranks, truth):
-    found = v2_ranks.call("ranks.generate_and_hold", prompts=PROMPTS, params=PARAMS)
+    found = v2_ranks.call(generate_and_hold, prompts=PROMPTS, params=PARAMS)
     assert_greedy(PROMPTS, truth, found["answers"])
     first, second = found["held"]
     assert (first["leads"], second["leads"]) == (True, False)
@@ -79,7 +84,7 @@ def test_v2_ranks_hold_the_same_drafts_and_the_text_is_right(v2_ranks, truth):
 @pytest.mark.slow  # that the slow one above can fail
 def test_v2_drafts_that_differ_by_rank_would_be_seen(v2_ranks, truth):
     """The check above can fail: with drafts of its own on rank 1 the ranks differ, and so does the text."""
-    found = v2_ranks.call("ranks.generate_and_hold", prompts=PROMPTS, params=PARAMS, apart=True)
+    found = v2_ranks.call(generate_and_hold, prompts=PROMPTS, params=PARAMS, apart=True)
     first, second = found["held"]
     assert first["drafts"] != second["drafts"]
     with pytest.raises(AssertionError):
@@ -88,9 +93,113 @@ def test_v2_drafts_that_differ_by_rank_would_be_seen(v2_ranks, truth):
 
 def test_v2_a_proposer_that_raises_on_rank_0_costs_drafts_on_both(v2_ranks, truth):
     params = {**PARAMS, **RAISES_ON_RANK_0}
-    found = v2_ranks.call("ranks.generate_and_hold", prompts=PROMPTS, params=params)
+    found = v2_ranks.call(generate_and_hold, prompts=PROMPTS, params=params)
     assert_greedy(PROMPTS, truth, found["answers"])
     first, second = found["held"]
     assert first["drafts"] == second["drafts"]
     assert found["status"][0]["metrics"]["faults"]["raises"]["raised"] > 0
     assert accepted(found) > 0
+
+
+# -- inside the front process: workers get these functions by name ----------------------------------------------------
+
+
+def generate_and_hold(
+    llm: Any, prompts: list[list[int]], params: dict[str, Any], apart: bool = False
+) -> dict[str, Any]:
+    """Generate, and return the "answers", what every rank "held" at the end, and its "status".
+
+    Args:
+        apart: spoil the drafts that ranks other than 0 receive, as if each rank drafted for itself.
+    """
+    if apart:
+        llm.collective_rpc(_spoil_received)
+    try:
+        answers = generate(llm, prompts, params)
+        return {
+            "answers": answers,
+            "held": list(llm.collective_rpc(_held)),
+            "status": list(llm.collective_rpc("specplug_status")),
+        }
+    finally:
+        if apart:
+            llm.collective_rpc(_restore)
+
+
+def _held(worker: Any) -> dict[str, Any]:
+    runner = worker.model_runner
+    drafter = getattr(runner, "speculator", None) or runner.drafter
+    states = getattr(runner, "req_states", None)
+    drafts = None if states is None else states.draft_tokens.tolist()
+    return {"rank": worker.rank, "leads": drafter.drafting is not None, "drafts": drafts}
+
+
+def _spoil_received(worker: Any) -> None:
+    """On ranks other than 0, replace the drafts that arrived by other valid ids."""
+    speculator = worker.model_runner.speculator
+    receive = speculator._received = speculator._broadcast
+    size = worker.model_runner.vocab_size
+
+    def broadcast(tensor: Any) -> None:
+        receive(tensor)
+        if worker.rank != 0:
+            tensor.add_(17 * worker.rank).remainder_(size)
+
+    speculator._broadcast = broadcast
+
+
+def _restore(worker: Any) -> None:
+    speculator = worker.model_runner.speculator
+    speculator._broadcast = speculator._received
+
+
+# -- messages between ranks, of stand-ins ----------------------------------------------------------------------------
+
+
+class Group:
+    """A group of ranks that notes which of its two ways a tensor takes."""
+
+    def __init__(self, world_size=2, **communicator):
+        self.taken: list[tuple[str, torch.Tensor, int]] = []
+        self.world_size, self.rank_in_group = world_size, 1
+        self.device_communicator = SimpleNamespace(**communicator) if communicator else None
+        if communicator:
+            self.device_communicator.broadcast = lambda tensor, src: self.taken.append(("nccl", tensor, src))
+
+    def broadcast(self, input_, src):
+        self.taken.append(("torch", input_, src))
+
+
+@pytest.mark.parametrize(
+    ("group", "way"),
+    [
+        (Group(pynccl_comm=SimpleNamespace(disabled=False)), ["nccl"]),
+        (Group(pynccl_comm=SimpleNamespace(disabled=True)), ["torch"]),
+        (Group(pynccl_comm=None), ["torch"]),
+        (Group(shared_memory=True), ["torch"]),  # a communicator of another platform
+        (Group(), ["torch"]),
+        (Group(world_size=1, pynccl_comm=SimpleNamespace(disabled=False)), []),
+    ],
+)
+def test_drafts_go_through_the_communicator_that_is_warm(group, way, monkeypatch):
+    monkeypatch.setattr("vllm.distributed.get_tp_group", lambda: group)
+    tensor, (leads, broadcast) = torch.arange(3), ranks()
+    if broadcast is not None:
+        broadcast(tensor)
+    assert [name for name, _, _ in group.taken] == way
+    assert all(sent is tensor and source == 0 for _, sent, source in group.taken)
+    assert not leads
+
+
+@pytest.mark.parametrize("draft_length", [1, 4, 7])
+def test_ids_and_confidences_are_one_message(draft_length):
+    rank0, rank1 = (buffers(5, draft_length, torch.device("cpu"), together=True) for _ in range(2))
+    ids, levels = torch.randint(0, 1 << 40, (5, draft_length)), torch.rand(5, draft_length)
+    rank0[1].copy_(ids)
+    rank0[2].copy_(levels)
+    assert rank0[0][:3].is_contiguous()
+    rank1[0][:3].copy_(rank0[0][:3])
+    assert torch.equal(rank1[1][:3], ids[:3])
+    assert torch.equal(rank1[2][:3], levels[:3])
+    assert not rank1[1][3:].any()
+    assert not rank1[2][3:].any()

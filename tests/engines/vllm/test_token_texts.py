@@ -51,11 +51,6 @@ def test_a_piece_whose_tokens_spell_another_text_is_not_cut_and_the_next_one_is(
     assert made.cut("".join(spelled[3:]), ids[3:]) == spelled[3:]
 
 
-def test_a_tokenizer_of_another_library_cuts_nothing():
-    made = tool_streams.TokenTexts(object(), (), skip_special_tokens=False)
-    assert made.cut("One two", [5, 6]) is None
-
-
 def test_the_space_before_the_first_word_is_the_texts_although_decoders_drop_it_from_beginnings():
     from tokenizers import Tokenizer, decoders, models
 
@@ -111,14 +106,3 @@ def test_messages_are_merged_in_order_and_arguments_join_their_call():
     assert (found.reasoning, found.content) == ("ab", "c")
     assert found.tool_calls == [call(0, "{}", "read", "x"), call(1, "{}", "weather", "y")]
     assert tool_streams.merged([None, None]) is None
-
-
-def test_parts_of_other_calls_and_beginnings_stay_apart():
-    parts = [call(0, "{", "read", "x"), call(1, "{"), call(1, "}", "weather"), call(1, "{}", None, "y")]
-    found = tool_streams.merged(DeltaMessage(tool_calls=[part]) for part in parts)
-    assert found.tool_calls == parts
-
-
-def test_fields_that_no_token_set_are_not_sent():
-    found = tool_streams.merged([DeltaMessage(content="a"), DeltaMessage(content="b")])
-    assert found.model_dump(exclude_unset=True) == {"content": "ab"}

@@ -9,9 +9,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from specplug.interfaces import PluginContext
 from specplug.trim import SurvivalTrimmer, survival
-from specplug.types.caps import Distribution, EngineCaps
+from specplug.types.caps import Distribution
 from specplug.types.draft import Draft
 from specplug.types.plan import Price, TrimLimits
 from tests.engines.interpreted import imported_anew
@@ -67,27 +66,11 @@ def test_a_draft_whose_columns_lie_apart_is_left_to_the_reference(kernels):
         assert not kernels.covers(replace(draft, **{name: getattr(draft, name).T.contiguous().T})), name
 
 
-def test_it_is_compiled_when_a_trimmer_for_a_gpu_is_built(kernels, monkeypatch):
-    kernels.warm_up(torch.device("cpu"))
-    built = []
-    monkeypatch.setattr(kernels, "warm_up", built.append)
-    for name in ("cpu", "cuda", "meta"):
-        SurvivalTrimmer(PluginContext(EngineCaps(3), device=torch.device(name)))
-    assert built == [torch.device("cuda")]
-
-
 def test_without_the_interpreter_a_cpu_has_no_kernel():
     with imported_anew(NAME, interpreted=False) as module:
         assert survival._kernels_for(torch.device("cpu")) is None
         assert survival._kernels_for(torch.device("cuda")) is module
         assert survival._kernels_for(torch.device("meta")) is None
-
-
-def test_a_budget_may_be_any_number(kernels):
-    draft = Draft.allocate(2, 3)
-    draft.lengths[:] = torch.tensor([3, 1])
-    limits = TrimLimits.build(1 << 40, torch.ones(2, dtype=torch.bool))
-    assert kernels.trim(draft, limits).lengths.tolist() == [3, 1]
 
 
 def test_what_it_keeps_is_one_hot(kernels):

@@ -13,8 +13,12 @@ from tests.engines.vllm.inside import drive, generate, metrics, runner
 
 def drafting(llm: Any) -> Any:
     """Return the worker's `Drafting`, of an engine in one process."""
-    owner = runner(llm)
-    return (getattr(owner, "speculator", None) or owner.drafter).drafting
+    return drafter(llm).drafting
+
+
+def drafter(llm: Any) -> Any:
+    """Return the drafter of either runner, of an engine in one process."""
+    return getattr(runner(llm), "speculator", None) or runner(llm).drafter
 
 
 def snapshot(llm: Any) -> dict[str, Any]:
@@ -61,11 +65,9 @@ def stage_takes_steps(llm: Any) -> Iterator[None]:
     """Let the draft stage itself take all steps, whose calls can be noted, instead of compiled functions."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(drafting(llm).stage, "has_observers", True)
-        if hasattr(runner(llm), "speculator"):
-            patch.setattr(runner(llm).speculator, "_steps", None)
-            patch.setattr(runner(llm).speculator._on_device, "steps", None)
-        else:
-            patch.setattr(runner(llm).drafter._steps, "_compiled", None)
+        patch.setattr(drafter(llm), "_steps", None)
+        if hasattr(drafter(llm), "_on_device"):
+            patch.setattr(drafter(llm)._on_device, "steps", None)
         yield
 
 

@@ -1,7 +1,8 @@
-"""V1's drafter between the runner's lists and tensors: the quick forms give what plain loops over rows give."""
+"""vLLM's runners and specplug: quick forms of V1's lists give what loops over rows give; what V2's outputs bring."""
 
 from __future__ import annotations
 
+import pickle
 import random
 from types import SimpleNamespace
 
@@ -9,8 +10,12 @@ import numpy as np
 import pytest
 
 from specplug.metrics import SpecMetrics
+from specplug.runtime.steps_in_flight import LateRows
+from specplug.seams.hook import hook
+from specplug_vllm import step_metadata
+from specplug_vllm.worker import hooks
 from specplug_vllm.worker.drafting import Drafting
-from specplug_vllm.worker.v1 import Steps
+from specplug_vllm.worker.v1 import V1Proposer
 
 SEEDS = pytest.mark.parametrize("seed", range(10))
 
@@ -19,15 +24,16 @@ SEEDS = pytest.mark.parametrize("seed", range(10))
 def test_figures_are_those_of_a_loop_over_rows(seed):
     draw = random.Random(seed)
     names, table = [f"r{row}" for row in range(6)], np.zeros((6, 8), np.int32)
-    steps = object.__new__(Steps)
-    steps._emitted, steps._rejected, steps._wrapped = *np.zeros((2, 6), np.int32), None
+    proposer = object.__new__(V1Proposer)
+    proposer._emitted, proposer._rejected, proposer._wrapped = *np.zeros((2, 6), np.int32), None
     for _ in range(5):
         scheduled = {name: [1] * draw.randint(1, 3) for name in names if draw.random() < draw.choice((0.0, 0.6))}
         most = [len(scheduled.get(name, ())) + 1 for name in names]
         sampled = [[7] * draw.randint(0, count) for count in most]
         num_tokens = np.array([draw.randint(1, 8) for _ in names], np.int32)
-        steps._drafting = SimpleNamespace(scheduled=scheduled)
-        rows = steps._engine_rows(names, sampled, num_tokens, table)
+        proposer.drafting = SimpleNamespace(scheduled=scheduled)
+        proposer._note(names, sampled, num_tokens, table)
+        rows = proposer._rows
         assert rows.idx_mapping.tolist() == list(range(6))
         assert rows.total_len.tolist() == num_tokens.tolist()
         for row, ids in enumerate(sampled):
@@ -47,3 +53,21 @@ def test_idle_steps_count_the_rows_that_emitted(seed):
     Drafting.count(drafting, names, sampled)
     expected = sum(bool(ids) and name not in ignored for name, ids in zip(names, sampled, strict=True))
     assert (metrics.snapshot().total.target_steps, metrics.snapshot().total.emitted) == (expected, expected)
+
+
+def test_an_output_brings_what_the_host_function_writes_later():
+    class Runner:
+        speculator = SimpleNamespace(late=LateRows(("a", "b")))
+
+        def sample_tokens(self):
+            return SimpleNamespace(model_runner_output=SimpleNamespace())
+
+    def late(output):
+        return tuple(step_metadata.report_of(output).late)
+
+    hook(Runner, "sample_tokens", hooks.sample_tokens)
+    found = Runner().sample_tokens().model_runner_output
+    Runner.speculator.late.flags[1] = 1
+    assert late(found) == late(pickle.loads(pickle.dumps(found))) == ("b",)
+    Runner.speculator.late = None
+    assert late(Runner().sample_tokens().model_runner_output) == ()
