@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import functools
-import importlib
 import itertools
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -114,20 +112,13 @@ class DrawnWell(Drawn):
     weights = (0.6, 0.2, 0.1, 0.1)
 
 
-def tiny_draft_model() -> ProposerSpec:
-    """Return the testkit's draft model over a part of the vocabulary."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(str(Path(__file__).parents[1] / "engines" / "plugins"))
-        return importlib.import_module("specplug_testkit.plugin").spec_of("tiny-model")
-
-
 _PROBS = ProposerCaps(distribution=Distribution.PROBS)
 PROPOSERS = {
     "likely": ProposerSpec(name="likely", factory=Ranked, summary="a toy", caps=ProposerCaps()),
     "unlikely": ProposerSpec(name="unlikely", factory=Unlikely, summary="a toy", caps=ProposerCaps()),
     "drawn badly": ProposerSpec(name="drawn badly", factory=Drawn, summary="a toy", caps=_PROBS),
     "drawn well": ProposerSpec(name="drawn well", factory=DrawnWell, summary="a toy", caps=_PROBS),
-    "tiny-model": tiny_draft_model(),
+    "tiny-model": toys.testkit("tiny-model"),  # a draft model over a part of the vocabulary
 }
 
 

@@ -91,12 +91,7 @@ ENDS: dict[str, tuple[str, dict[str, Any], str, str]] = {
     "a stop string that never completes": ("end. naï", {"stop": ["naïve"]}, "end. naï", "length"),
     "an end of sequence": ("end. ", {"after": [EOS, *spell("never")], "ignore_eos": False}, "end. ", "stop"),
     "one that is ignored": ("end. ", {"after": [EOS, *spell("a")]}, "end. a", "length"),
-    "a stop string that would come next": (
-        TEXT,
-        {"stop": ["½"], "max_tokens": HALVES},
-        TEXT[: TEXT.index("½")],
-        "length",
-    ),
+    "a stop string that would come next": (TEXT, {"stop": ["½"], "max_tokens": len(spell(BEFORE))}, BEFORE, "length"),
     "an id": (TEXT, {"stop_token_ids": spell("!")}, TEXT[: TEXT.index("!")], "stop"),
 }
 
