@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from specplug.testing import g_test, judge_greedy
-from specplug_transformers import Engine, GenerateRequest, SamplingParams
+from specplug_transformers import Engine, GenerateRequest, RequestOutput, SamplingParams
 from tests.transformers import toys
 
 cached_model = functools.cache(toys.build_model)
@@ -79,6 +79,14 @@ def assert_greedy_equal(model: Any, prompts: Sequence[Sequence[int]], expected: 
             return model(input_ids=torch.tensor([list(context)])).logits[0, -1].float()
 
     judge_greedy(forward, prompts, expected, actual).assert_ok()
+
+
+def assert_plain(
+    model: Any, prompts: Sequence[Sequence[int]], outputs: Sequence[RequestOutput], max_tokens: int
+) -> None:
+    """Judge outputs that ignore the end of sequence by what `model.generate` answers."""
+    expected = [greedy(model, prompt, max_tokens, eos_token_id=None) for prompt in prompts]
+    assert_greedy_equal(model, prompts, expected, [output.token_ids for output in outputs])
 
 
 def requests_of(prompts: Sequence[Sequence[int]], **params: Any) -> list[GenerateRequest]:

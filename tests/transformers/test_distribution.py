@@ -17,7 +17,7 @@ from specplug.types.caps import Distribution, ProposerCaps
 from specplug.types.draft import Draft
 from specplug_transformers import Engine, GenerateRequest, SamplingParams
 from tests.transformers import toys
-from tests.transformers.conftest import exact_distribution, g_test_of, greedy, kept_after, requests_of
+from tests.transformers.conftest import assert_plain, exact_distribution, g_test_of, kept_after, requests_of
 
 PROMPT = (3, 9, 4, 11, 3, 9)
 TOKENS, TOP_K = 3, 4
@@ -195,6 +195,6 @@ def test_greedy_output_of_a_draft_model_is_the_targets(llama):
     engine = Engine(llama, settings=settings, registry=toys.make_registry([spec]))
     prompts = [[5, 9, 33], [7], list(range(20))]
     outputs = engine.generate(requests_of(prompts, max_tokens=24, ignore_eos=True))
-    assert [list(it.token_ids) for it in outputs] == [greedy(llama, it, 24, eos_token_id=None) for it in prompts]
+    assert_plain(llama, prompts, outputs, 24)
     assert engine.metrics.snapshot().total.verified > 0
     engine.close()
