@@ -21,7 +21,7 @@ from specplug.pipeline.draft import DraftStage
 from specplug.pipeline.plan import PlanStage
 from specplug.runtime.step_planner import until_stop
 from specplug.types.draft import Draft
-from specplug.types.plan import NO_SPECULATION, HostStats, StepCost, StepPlan, StepReport
+from specplug.types.plan import NO_SPECULATION, HostStats, StepCost, StepReport
 from specplug.types.verdict import Outcome
 from specplug.types.verification import TargetLogits, Verification
 from specplug.verify.lossy import merged
@@ -97,9 +97,7 @@ class Decoder:
         figures = tuple(state.stats() for state in states)
         stats = HostStats(self.steps, figures, last_step=self.last_step, last_plan=self._plan)
         plan = self._plan = self._plans.plan(stats)
-        caps = torch.tensor(
-            [self._most(state, plan) for state in states], dtype=torch.int32, device=self._runner.device
-        )
+        caps = torch.tensor([it.draft_cap(plan) for it in states], dtype=torch.int32, device=self._runner.device)
         view = batch.view(reset_slots=self._table.take_resets())
         draft = self._drafts.propose(view, plan.draft_length, caps)
         draft = self._drafts.trim(view, draft, plan)
@@ -164,7 +162,7 @@ class Decoder:
             state.accepted += accepted
             state.rejected += accepted < verified
             state.steps += 1
-            if self._most(state, self._plan):
+            if state.draft_cap(self._plan):
                 fates.append((verified, accepted))
         outcome = Outcome(
             verified=draft.lengths,
@@ -174,11 +172,6 @@ class Decoder:
         )
         self._drafts.observe(batch.view(after=after_stop), self._grammars.annotated(outcome))
         return fates
-
-    @staticmethod
-    def _most(state: RequestState, plan: StepPlan) -> int:
-        """Return the most draft tokens that a plan and a request itself allow it."""
-        return state.draft_cap(plan.draft_length_for(state.request.request_id))
 
 
 def _grammar_states(states: Sequence[RequestState], device: torch.device) -> list[AllowedState | None]:

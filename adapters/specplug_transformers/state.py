@@ -8,7 +8,7 @@ from operator import itemgetter
 from typing import Any, Literal
 
 from specplug.runtime.ends import tokens_before_stop
-from specplug.types.plan import RequestStats
+from specplug.types.plan import RequestStats, StepPlan
 from specplug.types.request import Request
 from specplug_transformers.params import Processor, SamplingParams
 
@@ -188,10 +188,10 @@ class RequestState:
             rejected=self.rejected,
         )
 
-    def draft_cap(self, draft_length: int) -> int:
-        """Return the most draft tokens that the request itself allows, at most `draft_length`."""
-        cap = self.request.options.cap
-        return draft_length if cap is None else min(draft_length, cap)
+    def draft_cap(self, plan: StepPlan) -> int:
+        """Return the most draft tokens that a plan and the request itself allow."""
+        length, cap = plan.draft_length_for(self.request.request_id), self.request.options.cap
+        return length if cap is None else min(length, cap)
 
     def take_output(self) -> RequestOutput:
         """Return the current output; the next one will add to it."""

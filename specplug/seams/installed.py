@@ -62,16 +62,16 @@ class InstalledEngine:
         if self.folder is None:
             return []
         engine = self.versions.engine
-        command = [sys.executable, "-c", f"{self.statement}; from {self.seams} import support; support.tell()"]
+        command = [sys.executable, "-c", f"{self.statement}; from {self.seams} import support; support.report()"]
         try:
             done = subprocess.run(command, capture_output=True, text=True, timeout=IMPORT_PATIENCE)
         except subprocess.TimeoutExpired:
             return [CheckResult("warn", f"{engine} did not import within {IMPORT_PATIENCE:g} s", "Import it by hand")]
-        told = [line.removeprefix(MARK) for line in done.stdout.splitlines() if line.startswith(MARK)]
-        if not told:
+        reported = [line.removeprefix(MARK) for line in done.stdout.splitlines() if line.startswith(MARK)]
+        if not reported:
             last = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
             return [CheckResult("fail", f"{engine} does not import: {last}", self.remedy)]
-        found = json.loads(told[-1])
+        found = json.loads(reported[-1])
         imports = CheckResult("ok", f"{engine} imports")
         if not found["moved"] and not found["off"]:
             return [imports, CheckResult("ok", f"all {found['seams']} seams found")]

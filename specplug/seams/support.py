@@ -17,7 +17,7 @@ UNKNOWN = "dev"
 """Version string of an engine that does not know its own version."""
 
 MARK = "specplug-seams:"
-"""Begins the line that `Support.tell` prints."""
+"""Begins the line that `Support.report` prints."""
 
 _log = logging.getLogger("specplug")
 
@@ -96,7 +96,7 @@ class Support:
         """Return what has moved, in this process's engine, among the seams that parts of the adapter use."""
         return [line for seam in self._applying() if not {*parts}.isdisjoint(seam.where) for line in problems(seam)]
 
-    def tell(self) -> None:
+    def report(self) -> None:
         """Print, as JSON, how many seams there are and what has moved of needed and of optional parts.
 
         For `specplug.seams.installed`, which imports the engine in another process.
@@ -104,8 +104,8 @@ class Support:
         needed = {part for seam in self._seams for part in seam.where} - self._optional.keys()
         off = {part: self.moved(part) for part in self._optional}
         described = [f"{'; '.join(gone)} (off: {self._optional[part]})" for part, gone in off.items() if gone]
-        told = {"seams": len(self._applying()), "moved": self.moved(*needed), "off": described}
-        print(f"\n{MARK}{json.dumps(told)}", flush=True)
+        reported = {"seams": len(self._applying()), "moved": self.moved(*needed), "off": described}
+        print(f"\n{MARK}{json.dumps(reported)}", flush=True)
 
     def _applying(self) -> list[Seam]:
         version = self._versions.parse(self._installed()) or self._versions.newest

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import importlib
+import json
 import logging
 import sys
 import textwrap
@@ -16,7 +17,7 @@ from specplug.errors import EngineError
 from specplug.seams.hook import hook
 from specplug.seams.installed import InstalledEngine
 from specplug.seams.seam import Seam, problems, table
-from specplug.seams.support import UNKNOWN, Range, Support
+from specplug.seams.support import MARK, UNKNOWN, Range, Support
 
 ENGINE = """
     import functools
@@ -233,7 +234,7 @@ def test_an_untested_version_is_served_with_one_warning(caplog):
     assert "not with 0.40.0" in record.getMessage()
 
 
-def test_an_optional_part_that_has_moved_is_off_with_one_warning(caplog):
+def test_an_optional_part_that_has_moved_is_off_with_one_warning(caplog, capsys):
     required = support("0.32.0", NEEDED, EXTRA)
     with caplog.at_level(logging.WARNING, logger="specplug"):
         required.require("front")
@@ -244,6 +245,9 @@ def test_an_optional_part_that_has_moved_is_off_with_one_warning(caplog):
         "adapter: Engine has moved: engine:never is gone; found Engine 0.32.0; expected Engine 0.30 to 0.33. "
         "The server runs; off: what makes life easier"
     )
+    required.report()
+    reported = json.loads(capsys.readouterr().out.strip().removeprefix(MARK))
+    assert reported == {"seams": 2, "moved": [], "off": ["engine:never is gone (off: what makes life easier)"]}
 
 
 @pytest.mark.parametrize(

@@ -6,11 +6,12 @@ import functools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
-from specplug.testing import judge_greedy
-from specplug_transformers import Engine, GenerateRequest, SamplingParams
+from specplug.testing import g_test, judge_greedy
+from specplug_transformers import Engine, GenerateRequest, RequestOutput, SamplingParams
 from tests.transformers import toys
 
 cached_model = functools.cache(toys.build_model)
@@ -80,5 +81,44 @@ def assert_greedy_equal(model: Any, prompts: Sequence[Sequence[int]], expected: 
     judge_greedy(forward, prompts, expected, actual).assert_ok()
 
 
+def assert_plain(
+    model: Any, prompts: Sequence[Sequence[int]], outputs: Sequence[RequestOutput], max_tokens: int
+) -> None:
+    """Judge outputs that ignore the end of sequence by what `model.generate` answers."""
+    expected = [greedy(model, prompt, max_tokens, eos_token_id=None) for prompt in prompts]
+    assert_greedy_equal(model, prompts, expected, [output.token_ids for output in outputs])
+
+
 def requests_of(prompts: Sequence[Sequence[int]], **params: Any) -> list[GenerateRequest]:
     return [GenerateRequest(prompt=prompt, params=SamplingParams(**params)) for prompt in prompts]
+
+
+def kept_after(model: Any, text: Sequence[int], top_k: int, heat: float = 1.0) -> tuple[list[int], list[float]]:
+    """Return the tokens that top-k keeps after a text, most likely first, and their probabilities."""
+    with torch.no_grad():
+        top = model(input_ids=torch.tensor([list(text)])).logits[0, -1].double().topk(top_k)
+    return top.indices.tolist(), (top.values / heat).softmax(0).tolist()
+
+
+def exact_distribution(
+    model: Any, prompt: Sequence[int], tokens: int, top_k: int, heat: float = 1.0
+) -> dict[tuple[int, ...], float]:
+    """Return the probability of each possible output."""
+    found: dict[tuple[int, ...], float] = {(): 1.0}
+    for _ in range(tokens):
+        longer = {}
+        for output, prob in found.items():
+            for token, share in zip(*kept_after(model, [*prompt, *output], top_k, heat), strict=True):
+                longer[*output, token] = prob * share
+        found = longer
+    assert abs(sum(found.values()) - 1) < 1e-9
+    return found
+
+
+def g_test_of(outputs: Sequence[tuple[int, ...]], distribution: dict[tuple[int, ...], float]) -> float:
+    """Return the p-value of the G-test of outputs against their distribution."""
+    places = {output: place for place, output in enumerate(distribution)}
+    if not places.keys() >= set(outputs):
+        return 0.0  # top-k forbids it
+    seen = np.bincount([places[output] for output in outputs], minlength=len(places))
+    return g_test(seen, np.array(list(distribution.values())))

@@ -14,7 +14,6 @@ from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -29,13 +28,12 @@ from specplug.pipeline import buffers
 from specplug.plugins.hooks import hookimpl
 from specplug.plugins.registry import Owner, Registry
 from specplug.plugins.specs import ProposerSpec
-from specplug.testing import g_test
 from specplug_crosstok import drawing
 from specplug_crosstok.acceptance import TEXTS
 from specplug_crosstok.written import Written
 from specplug_transformers import Engine
 from tests.proposers import crosstok_tools
-from tests.transformers.conftest import requests_of
+from tests.transformers.conftest import exact_distribution, g_test_of, requests_of
 from tests.transformers.test_crosstok import settings
 
 PROMPT, TOKENS, TOP_K, HEAT, SAMPLES = "def a u", 3, 4, 1.5, 1024
@@ -94,17 +92,7 @@ def target() -> Any:
 
 @functools.cache
 def distribution() -> dict[tuple[int, ...], float]:
-    """Return the probability of each possible output, by plain forward passes."""
-    found: dict[tuple[int, ...], float] = {(): 1.0}
-    for _ in range(TOKENS):
-        longer = {}
-        for output, prob in found.items():
-            with torch.no_grad():
-                kept = target()(input_ids=torch.tensor([[*ids_in(PROMPT), *output]])).logits[0, -1].double().topk(TOP_K)
-            for token, share in zip(kept.indices.tolist(), (kept.values / HEAT).softmax(0).tolist(), strict=True):
-                longer[*output, token] = prob * share
-        found = longer
-    return found
+    return exact_distribution(target(), ids_in(PROMPT), TOKENS, TOP_K, HEAT)
 
 
 @pytest.fixture(scope="module")
@@ -169,11 +157,7 @@ def sample(
     engine.close()
     assert not counts.faults
     assert counts.total.proposed > samples, "too little was drafted"
-    places = {output: place for place, output in enumerate(distribution())}
-    if not places.keys() >= set(outputs):
-        return 0.0, counts  # top-k forbids it
-    seen = np.bincount([places[output] for output in outputs], minlength=len(places))
-    return g_test(seen, np.array(list(distribution().values()))), counts
+    return g_test_of(outputs, distribution()), counts
 
 
 ROUTES = {

@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 import functools
-import importlib
-import itertools
-from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -16,13 +12,12 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from specplug.interfaces import PluginContext, Proposer
 from specplug.plugins.specs import ProposerSpec
-from specplug.testing import g_test
 from specplug.types.batch import EngineBatch
 from specplug.types.caps import Distribution, ProposerCaps
 from specplug.types.draft import Draft
 from specplug_transformers import Engine, GenerateRequest, SamplingParams
 from tests.transformers import toys
-from tests.transformers.conftest import greedy, requests_of
+from tests.transformers.conftest import assert_plain, exact_distribution, g_test_of, kept_after, requests_of
 
 PROMPT = (3, 9, 4, 11, 3, 9)
 TOKENS, TOP_K = 3, 4
@@ -47,28 +42,13 @@ def tiny_model() -> Any:
 
 
 @functools.cache
-def distribution_after(output: tuple[int, ...]) -> tuple[tuple[int, ...], Tensor]:
-    """Return the kept tokens after prompt and output, most likely first, and their probabilities by a plain forward."""
-    with torch.no_grad():
-        logits = tiny_model()(input_ids=torch.tensor([PROMPT + output])).logits[0, -1].double()
-    top = logits.topk(TOP_K)
-    return tuple(top.indices.tolist()), top.values.softmax(0)
+def kept(output: tuple[int, ...]) -> list[int]:
+    return kept_after(tiny_model(), PROMPT + output, TOP_K)[0]
 
 
 @functools.cache
-def exact_distribution() -> tuple[dict[tuple[int, ...], int], list[float]]:
-    """The 64 outcomes by their tokens, and their probabilities."""
-    places, probs = {}, []
-    for ranks in itertools.product(range(TOP_K), repeat=TOKENS):
-        output, prob = (), 1.0
-        for rank in ranks:
-            tokens, distribution = distribution_after(output)
-            prob *= float(distribution[rank])
-            output += (tokens[rank],)
-        places[output] = len(probs)
-        probs.append(prob)
-    assert abs(sum(probs) - 1) < 1e-9
-    return places, probs
+def distribution() -> dict[tuple[int, ...], float]:
+    return exact_distribution(tiny_model(), PROMPT, TOKENS, TOP_K)
 
 
 class Ranked(Proposer):
@@ -83,11 +63,10 @@ class Ranked(Proposer):
             output = tuple(batch.tokens[slot, len(PROMPT) : length].tolist())
             drafted: list[int] = []
             for place in range(min(int(limits[row]), TOKENS - 1 - len(output))):
-                tokens, _ = distribution_after(output + tuple(drafted))
-                drafted.append(self.choose(draft, row, place, tokens))
+                drafted.append(self.choose(draft, row, place, kept(output + tuple(drafted))))
             draft.set_row(row, drafted, 0.5)
 
-    def choose(self, draft: Draft, row: int, place: int, tokens: tuple[int, ...]) -> int:
+    def choose(self, draft: Draft, row: int, place: int, tokens: list[int]) -> int:
         return tokens[self.rank]
 
 
@@ -103,7 +82,7 @@ class Drawn(Ranked):
     def __init__(self, context: PluginContext) -> None:
         self._stream = torch.Generator().manual_seed(3)
 
-    def choose(self, draft: Draft, row: int, place: int, tokens: tuple[int, ...]) -> int:
+    def choose(self, draft: Draft, row: int, place: int, tokens: list[int]) -> int:
         draft.draft_probs[row, place] = 0.0
         for token, weight in zip(tokens, self.weights, strict=True):
             draft.draft_probs[row, place, token] = weight
@@ -114,20 +93,13 @@ class DrawnWell(Drawn):
     weights = (0.6, 0.2, 0.1, 0.1)
 
 
-def tiny_draft_model() -> ProposerSpec:
-    """Return the testkit's draft model over a part of the vocabulary."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(str(Path(__file__).parents[1] / "engines" / "plugins"))
-        return importlib.import_module("specplug_testkit.plugin").spec_of("tiny-model")
-
-
 _PROBS = ProposerCaps(distribution=Distribution.PROBS)
 PROPOSERS = {
     "likely": ProposerSpec(name="likely", factory=Ranked, summary="a toy", caps=ProposerCaps()),
     "unlikely": ProposerSpec(name="unlikely", factory=Unlikely, summary="a toy", caps=ProposerCaps()),
     "drawn badly": ProposerSpec(name="drawn badly", factory=Drawn, summary="a toy", caps=_PROBS),
     "drawn well": ProposerSpec(name="drawn well", factory=DrawnWell, summary="a toy", caps=_PROBS),
-    "tiny-model": tiny_draft_model(),
+    "tiny-model": toys.testkit("tiny-model"),  # a draft model over a part of the vocabulary
 }
 
 
@@ -145,14 +117,6 @@ def request(seed: int | None, **fields: Any) -> GenerateRequest:
     return GenerateRequest(prompt=PROMPT, params=params, specplug=fields)
 
 
-def g_test_of(texts: list[tuple[int, ...]]) -> float:
-    """Return the p-value of the G-test of texts against the exact distribution."""
-    places, probs = exact_distribution()
-    if not places.keys() >= set(texts):
-        return 0.0  # top-k forbids it
-    return g_test(np.bincount([places[text] for text in texts], minlength=len(probs)), probs)
-
-
 def p_value(proposer: str, *, seeded: bool, verifier: str = "reference") -> float:
     """Sample `SAMPLES` outputs and return their p-value."""
     engine = make_engine(proposer, verifier=verifier)
@@ -161,7 +125,7 @@ def p_value(proposer: str, *, seeded: bool, verifier: str = "reference") -> floa
     engine.close()
     assert counts.total.proposed > SAMPLES, "too little was drafted"
     assert not counts.faults
-    return g_test_of([output.token_ids for output in outputs])
+    return g_test_of([output.token_ids for output in outputs], distribution())
 
 
 @pytest.mark.parametrize("seeded", [False, True], ids=["unseeded", "distinct seeds"])
@@ -190,7 +154,7 @@ def test_drafting_from_another_distribution_than_stated_is_found_out(monkeypatch
     """A wrong `draft_probs` is silently lossy: the test must see it."""
     stated = Drawn.choose
 
-    def lies(self: Drawn, draft: Draft, row: int, place: int, tokens: tuple[int, ...]) -> int:
+    def lies(self: Drawn, draft: Draft, row: int, place: int, tokens: list[int]) -> int:
         stated(self, draft, row, place, tokens)
         return tokens[-1]
 
@@ -209,7 +173,7 @@ def test_the_distribution_of_repeated_seeds_is_the_targets():
     assert again == first
     assert counts.by_source["ngram/response memory"].accepted > SAMPLES // 8
     assert not counts.faults
-    assert g_test_of(again) > 1e-4
+    assert g_test_of(again, distribution()) > 1e-4
 
 
 def test_a_seed_decides_the_text_whatever_is_drawn():
@@ -231,6 +195,6 @@ def test_greedy_output_of_a_draft_model_is_the_targets(llama):
     engine = Engine(llama, settings=settings, registry=toys.make_registry([spec]))
     prompts = [[5, 9, 33], [7], list(range(20))]
     outputs = engine.generate(requests_of(prompts, max_tokens=24, ignore_eos=True))
-    assert [list(it.token_ids) for it in outputs] == [greedy(llama, it, 24, eos_token_id=None) for it in prompts]
+    assert_plain(llama, prompts, outputs, 24)
     assert engine.metrics.snapshot().total.verified > 0
     engine.close()

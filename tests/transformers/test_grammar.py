@@ -5,12 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from specplug.interfaces import PluginContext, Proposer
-from specplug.plugins.specs import ProposerSpec
 from specplug.testing.statistics import g_test
-from specplug.types.batch import EngineBatch
-from specplug.types.caps import Distribution, ProposerCaps
-from specplug.types.draft import Draft
 from specplug_transformers import Engine, GenerateRequest, SamplingParams
 from tests.trace_reader import read_trace
 from tests.transformers import toys
@@ -139,30 +134,10 @@ def test_a_grammar_that_raises_names_its_request(make_engine):
 FREE = [10, 11, 12, 13]
 
 
-class Drawn(Proposer):
-    """Draws from a distribution that it fills in, half of which no grammar here allows."""
-
-    def __init__(self, context: PluginContext) -> None:
-        self._vocab, self._stream = context.vocab_size, torch.Generator().manual_seed(5)
-
-    def propose(self, batch: EngineBatch, limits: torch.Tensor, draft: Draft) -> None:
-        assert draft.draft_probs is not None
-        distribution = torch.zeros(self._vocab)
-        distribution[[12, 90, 91]] = torch.tensor([0.5, 0.25, 0.25])
-        count = draft.token_ids.numel()
-        drawn = torch.multinomial(distribution, count, replacement=True, generator=self._stream)
-        draft.token_ids.copy_(drawn.view_as(draft.token_ids))
-        draft.draft_probs.copy_(distribution.expand_as(draft.draft_probs))
-        draft.lengths.fill_(draft.draft_length)
-        draft.confidence.fill_(0.5)
-        draft.source.zero_()
-        draft.shorten(limits)
+DRAWN = toys.testkit("uniform-probs")
 
 
-DRAWN = ProposerSpec(name="drawn", factory=Drawn, summary="a toy", caps=ProposerCaps(distribution=Distribution.PROBS))
-
-
-@pytest.mark.parametrize(("proposer", "first"), [("garbage", [40]), ("drawn", [])])
+@pytest.mark.parametrize(("proposer", "first"), [("garbage", [40]), (DRAWN.name, [])])
 def test_sampled_output_keeps_its_distribution(proposer, first, llama):
     """Two free tokens around a forced one follow the plain model's own distribution at temperature 1."""
     prompt, count = PROMPTS[0], 600
@@ -173,6 +148,8 @@ def test_sampled_output_keeps_its_distribution(proposer, first, llama):
 
     settings = {"num_speculative_tokens": 4, "proposer": proposer, "policy": "fixed"}
     settings["faults"] = {"host_deadline_ms": None}
+    if proposer == DRAWN.name:  # two thirds of what it draws no grammar here allows
+        settings["options"] = {DRAWN.name: {"tokens": [12, 90, 91]}}
     engine = Engine(llama, settings=settings, max_num_seqs=64, registry=toys.make_registry([DRAWN]))
     params = [SamplingParams(max_tokens=5, temperature=1.0, seed=seed, allowed_tokens=allowed) for seed in range(count)]
     outputs = engine.generate([GenerateRequest(prompt=prompt, params=own) for own in params])

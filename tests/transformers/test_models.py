@@ -17,7 +17,7 @@ from specplug_transformers import Engine, plugin, support
 from specplug_transformers.runner import ModelRunner
 from specplug_transformers.support import longest_context
 from tests.transformers import toys
-from tests.transformers.conftest import assert_greedy_equal, cached_model, greedy, requests_of
+from tests.transformers.conftest import assert_greedy_equal, assert_plain, cached_model, greedy, requests_of
 from tests.transformers.toys import ATTENTION, WINDOW, build_model, prompts
 
 PROMPTS = prompts(5)
@@ -150,12 +150,11 @@ def test_left_over_entries_are_never_seen(name, attention, make_engine):
     names = [engine.add(request) for request in requests_of(PROMPTS, max_tokens=10, ignore_eos=True)]
     outputs = {}
     while engine.has_work:
-        outputs |= {output.request_id: output.token_ids for output in engine.step()}
+        outputs |= {output.request_id: output for output in engine.step()}
         poison(engine)
         if engine.steps == 4:
             engine.preempt(names[0])
-    expected = [greedy(model, prompt, 10, eos_token_id=None) for prompt in PROMPTS]
-    assert_greedy_equal(model, PROMPTS, expected, [outputs[name] for name in names])
+    assert_plain(model, PROMPTS, [outputs[name] for name in names], 10)
 
 
 def test_what_overflowed_for_one_request_is_gone_for_the_next(make_engine):
@@ -164,9 +163,7 @@ def test_what_overflowed_for_one_request_is_gone_for_the_next(make_engine):
     engine.generate(requests_of(PROMPTS[:2], max_tokens=10))
     for stored in engine._runner.cache._stored():
         stored.fill_(torch.nan)
-    expected = [greedy(model, prompt, 10, eos_token_id=None) for prompt in PROMPTS]
-    outputs = engine.generate(requests_of(PROMPTS, max_tokens=10, ignore_eos=True))
-    assert_greedy_equal(model, PROMPTS, expected, [output.token_ids for output in outputs])
+    assert_plain(model, PROMPTS, engine.generate(requests_of(PROMPTS, max_tokens=10, ignore_eos=True)), 10)
 
 
 @pytest.mark.parametrize(("name", "attention"), ATTENTION)

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
+from specplug.types.request import Lifecycle
 from specplug_transformers import GenerateRequest, SamplingParams
 from specplug_transformers.state import TextStream
 from tests.engines import plain
@@ -49,7 +50,8 @@ def say(make_engine):
 
     def run(text: str, *, draft_length: int = 8, after: list[int] | None = None, **params: object):
         answer = spell(text) + (after or [])
-        engine = make_engine(tokenizer=byte_tokenizer(), proposer="oracle", num_speculative_tokens=draft_length)
+        settings = {"proposer": "oracle", "extra_proposers": ["recorder"], "num_speculative_tokens": draft_length}
+        engine = make_engine(tokenizer=byte_tokenizer(), **settings)
         Oracle.answers = {"mine": answer}
         params = {"max_tokens": len(answer), "allowed_tokens": _only(answer), "ignore_eos": True, **params}
         engine.add(GenerateRequest(prompt=PROMPT, params=SamplingParams(**params), request_id="mine"))
@@ -63,6 +65,13 @@ def _only(answer: list[int]):
     return lambda _batch, ids: [answer[len(ids) - len(PROMPT)] if len(ids) - len(PROMPT) < len(answer) else EOS]
 
 
+def assert_seen(count: int) -> None:
+    """Proposers receive at the end alone how many tokens of prompt and output the client saw."""
+    *others, last = Recorder.newest.events
+    assert [event.visible for event in others] == [None] * len(others)
+    assert (last.kind, last.visible) == (Lifecycle.FINISHED, len(PROMPT) + count)
+
+
 @pytest.mark.parametrize("draft_length", [0, 1, 2, 8])
 def test_streamed_text_adds_up(say, draft_length):
     """Characters cut across tokens and steps are held back until they are whole."""
@@ -73,6 +82,7 @@ def test_streamed_text_adds_up(say, draft_length):
 
 
 HALF = {"max_tokens": len(spell("Gr")) + 1}
+BEFORE = TEXT[: TEXT.index("½")]
 ENDS: dict[str, tuple[str, dict[str, Any], str, str]] = {
     "half a character at the end": (TEXT, HALF, "Gr\ufffd", "length"),
     "a stop string of it": (TEXT, {**HALF, "stop": ["r\ufffd"]}, "G", "stop"),
@@ -81,6 +91,7 @@ ENDS: dict[str, tuple[str, dict[str, Any], str, str]] = {
     "a stop string that never completes": ("end. naï", {"stop": ["naïve"]}, "end. naï", "length"),
     "an end of sequence": ("end. ", {"after": [EOS, *spell("never")], "ignore_eos": False}, "end. ", "stop"),
     "one that is ignored": ("end. ", {"after": [EOS, *spell("a")]}, "end. a", "length"),
+    "a stop string that would come next": (TEXT, {"stop": ["½"], "max_tokens": len(spell(BEFORE))}, BEFORE, "length"),
     "an id": (TEXT, {"stop_token_ids": spell("!")}, TEXT[: TEXT.index("!")], "stop"),
 }
 
@@ -94,10 +105,12 @@ def test_ends_and_the_text_before_them(say, end, draft_length):
     assert outputs[-1].finish_reason == reason
     last = {"an end of sequence": EOS, "an id": spell("!")[0]}
     assert outputs[-1].token_ids[-1] == last.get(end, outputs[-1].token_ids[-1])
+    is_cut = "stop" in params and reason == "stop"
+    assert_seen(len(spell(text)) if is_cut else len(outputs[-1].token_ids))
 
 
 @pytest.mark.parametrize("draft_length", [0, 1, 3, 8])
-@pytest.mark.parametrize("stop", ["naïve", "京!", "½", "G", " end. "])
+@pytest.mark.parametrize("stop", ["naïve", "京!", "½", "G", " end. ", "n", "\U0001f642 e"])
 def test_text_is_cut_before_a_stop_string(say, stop, draft_length):
     """The stop string begins and ends anywhere in an accepted block, also inside a character's bytes."""
     outputs = say(TEXT, draft_length=draft_length, stop=["never", stop])
@@ -105,6 +118,7 @@ def test_text_is_cut_before_a_stop_string(say, stop, draft_length):
     assert last.text == "".join(output.new_text for output in outputs) == TEXT[: TEXT.index(stop)]
     assert last.finish_reason == "stop"
     assert list(last.token_ids) == spell(TEXT[: TEXT.index(stop)] + stop)
+    assert_seen(len(spell(last.text)))
 
 
 @settings(max_examples=25, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture])

@@ -51,3 +51,14 @@ def test_no_trick_drafts_from_another_tenants_responses(make_engine: Any) -> Non
 def test_a_key_that_leaves_out_the_tenant_would_be_noticed(make_engine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("specplug_transformers.intake.isolation_key", lambda tenant: clients.isolation_key(None))
     assert max(thieves(make_engine)) > 0
+
+
+def test_who_may_share(make_engine: Any) -> None:
+    engine = make_engine(proposer="recorder")
+    keys = []
+    for tenant in (None, "a", "b"):
+        fields = None if tenant is None else {"tenant": tenant}
+        engine.generate([GenerateRequest(prompt=[5, 9, 33], params=SamplingParams(max_tokens=1), specplug=fields)])
+        keys.append(toys.Recorder.newest.events[-1].request.isolation_key)
+    assert keys == [clients.isolation_key(tenant) for tenant in (None, "a", "b")]
+    assert len(set(keys)) == len(keys)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import importlib
 import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import ClassVar
 
+import pytest
 import torch
 from torch import Tensor
 from transformers import (
@@ -224,6 +227,13 @@ class ToyPlugin:
     def specplug_register_verifiers(self, register: Callable[[VerifierSpec], None]) -> None:
         for name, mutant in LOSSY_MUTANTS.items():
             register(VerifierSpec(name=name, factory=mutant, summary="wrong on purpose", caps=_WRONG))
+
+
+def testkit(name: str) -> ProposerSpec:
+    """Return a proposer of the engines' tests."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(Path(__file__).parents[1] / "engines" / "plugins"))
+        return importlib.import_module("specplug_testkit.plugin").spec_of(name)
 
 
 def make_registry(more: Sequence[ProposerSpec] = ()) -> Registry:

@@ -68,14 +68,14 @@ def test_every_seam_holds_in_another_version(other_sources):
     assert {VERSIONS.parse(vllm.__version__), VERSIONS.parse(OTHER)} == {VERSIONS.oldest, VERSIONS.newest}
     script = (
         "import vllm; from specplug_vllm import seams; "
-        "print(vllm.__version__, seams.ranks_agree_to_skip_drafts()); seams.support.tell()"
+        "print(vllm.__version__, seams.ranks_agree_to_skip_drafts()); seams.support.report()"
     )
     path = os.pathsep.join([str(other_sources), os.environ.get("PYTHONPATH", "")])
     given = {**os.environ, "PYTHONPATH": path, "VLLM_PLUGINS": ""}
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=600, env=given)
     assert f"{OTHER} True\n" in done.stdout, done.stderr
-    (told,) = [line.removeprefix(MARK) for line in done.stdout.splitlines() if line.startswith(MARK)]
-    found = json.loads(told)
+    (reported,) = [line.removeprefix(MARK) for line in done.stdout.splitlines() if line.startswith(MARK)]
+    found = json.loads(reported)
     assert (found["moved"], found["off"]) == ([], [])
     assert found["seams"] > 80
 
