@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from specplug.types.caps import Distribution, EngineCaps
-from tests.pipeline.tools import VOCAB, Recorder, Rig, drafts, rig_of, rows
+from tests.pipeline.tools import VOCAB, Recorder, Rig, drafts, rig_of, rows, started
 
 
 class TestSeveralProposers:
@@ -13,8 +13,7 @@ class TestSeveralProposers:
         return Rig({"up": self.up, "down": self.down}, **caps)
 
     def test_requests_choose(self):
-        rig = self.rig()
-        rig.start("a", [1])
+        rig = started(self.rig(), a=[1])
         rig.start("b", [1], proposer="down")
         rig.start("c", [1], proposer="up")
         draft = rig.draft()
@@ -26,8 +25,7 @@ class TestSeveralProposers:
         assert self.up.handed == self.down.handed == [{(0, 0): [1], (1, 0): [1], (2, 0): [1]}], "all ingest every row"
 
     def test_who_is_not_chosen_only_ingests(self):
-        rig = self.rig()
-        rig.start("a", [1])
+        rig = started(self.rig(), a=[1])
         rig.draft()
         assert (len(self.up.limits), len(self.down.limits)) == (1, 0)
         assert len(self.up.handed) == len(self.down.handed) == 1
@@ -40,8 +38,7 @@ class TestSeveralProposers:
         assert len(self.up.handed) == len(self.down.handed) == 3
 
     def test_each_observes_the_whole_batch_with_its_own_sources(self):
-        rig = self.rig()
-        rig.start("a", [1])
+        rig = started(self.rig(), a=[1])
         rig.start("b", [1], proposer="down")
         rig.draft()
         rig.verify({"a": 1, "b": 2})
@@ -70,8 +67,7 @@ def fork(_batch, limits, draft):
 class TestTrees:
     def test_they_stay_trees_where_the_engine_takes_them_also_for_those_who_observe(self):
         proposer = Recorder(fork, trees=True, learns=True)
-        rig = rig_of(proposer, caps=EngineCaps(4, trees=True))
-        rig.start("a", [1])
+        rig = started(rig_of(proposer, caps=EngineCaps(4, trees=True)), a=[1])
         draft = rig.draft()
         assert drafts(draft) == [[10, 20, 21]]
         rig.verify({"a": 2})
@@ -91,8 +87,7 @@ class TestTrees:
         assert (draft.distribution, draft.draft_probs) == (Distribution.ONE_HOT, None)
 
     def test_elsewhere_they_become_their_best_chain(self):
-        rig = rig_of(Recorder(fork, trees=True))
-        rig.start("a", [1])
+        rig = started(rig_of(Recorder(fork, trees=True)), a=[1])
         draft = rig.draft()
         assert draft.parents is None
         assert drafts(draft) == [[20, 21]]

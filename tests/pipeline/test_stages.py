@@ -11,9 +11,9 @@ from specplug.faults import FaultGuard
 from specplug.interfaces import Planner
 from specplug.pipeline.plan import PlanStage
 from specplug.types.caps import EngineCaps
-from specplug.types.plan import HostStats, Price, StepPlan
+from specplug.types.plan import HostStats, Price, StepCost, StepPlan, StepReport
 from specplug.types.verdict import Outcome
-from tests.pipeline.tools import Recorder, count_up, drafts, int32, rig_of
+from tests.pipeline.tools import Recorder, count_up, drafts, int32, rig_of, started
 
 
 @pytest.fixture(params=["device", "host"])
@@ -23,8 +23,7 @@ def proposer(request):
 
 class TestDrafts:
     def test_dummy_steps_touch_nothing(self, proposer):
-        rig = rig_of(proposer)
-        rig.start("a", [1, 2])
+        rig = started(rig_of(proposer), a=[1, 2])
         rig.draft()
         calls = list(proposer.calls)
         dummy = replace(rig.batch(), lengths=int32([77]), generations=torch.tensor([9]), is_dummy=True)
@@ -54,16 +53,14 @@ class TestHandingOver:
         assert proposer.handed == [{(0, 0): [1, 2, 3, 4]}, {(0, 0): []}, {(0, 0): [9]}]
 
     def test_resets_of_steps_without_drafts_wait(self, proposer):
-        rig = rig_of(proposer)
-        rig.start("a", [1])
+        rig = started(rig_of(proposer), a=[1])
         rig.draft(0, reset_slots=[0])
         rig.draft(2)
         rig.draft(2)
         assert proposer.resets == [(0,), ()]
 
     def test_tokens_and_resets_of_steps_spent_switched_off_wait(self, proposer):
-        rig = rig_of(proposer, max_consecutive=1, cooldown_steps=3)
-        rig.start("a", [1])
+        rig = started(rig_of(proposer, max_consecutive=1, cooldown_steps=3), a=[1])
         proposer.fails = {"propose"}
         rig.draft(reset_slots=[0])
         proposer.fails = set()
@@ -107,15 +104,22 @@ WRONG_PRICES = (
 
 
 class StepPlanner(Planner):
-    """Returns the plan that it was given, or raises it."""
+    """Returns the plan that it was given, or raises it; records reports and costs, and raises them while `fails`."""
 
     def __init__(self, plan) -> None:
-        self.answer = plan
+        self.answer, self.reports, self.fails = plan, [], False
 
     def plan(self, stats):
         if isinstance(self.answer, Exception):
             raise self.answer
         return self.answer
+
+    def observe(self, report):
+        self.reports.append(report)
+        if self.fails:
+            raise ZeroDivisionError("planted")
+
+    calibrate = observe
 
 
 class TestPlanStage:
@@ -154,3 +158,24 @@ class TestPlanStage:
     def test_a_ceiling_between_two_rungs_means_the_lower_one(self):
         caps = EngineCaps(8, captured_draft_lengths=(0, 2, 8))
         assert self.stage(StepPlan(8), caps, ceiling=7).plan(self.STATS).draft_length == 2
+
+    @pytest.mark.parametrize("ceiling", [None, 0], ids=["on", "off"])
+    def test_costs_that_the_engine_profiled_reach_the_planner(self, ceiling):
+        stage, costs = self.stage(StepPlan(2), ceiling=ceiling), (StepCost(1, 1, 8, 0, 0.01),)
+        for stage._planner.fails in (False, True):
+            stage.calibrate(costs)
+        assert stage._planner.reports == [costs, costs]
+        assert self.guard.counts == {"raised": 1}
+        assert stage.plan(self.STATS).draft_length == (2 if ceiling is None else 0)
+
+    def test_it_is_reported_if_it_learns_and_left_alone_while_off(self):
+        stage, report = self.stage(StepPlan(2)), StepReport.build(7, 3, 2, [(3, 1), (2, 2)])
+        assert stage.learns
+        stage.observe(report)
+        assert stage._planner.reports == [report]
+        assert (report.verified, report.accepted) == (5, 3)
+        stage._planner.fails = True
+        for _ in range(4):
+            stage.observe(report)
+        assert len(stage._planner.reports) == 3
+        assert self.guard.counts == {"raised": 2, "switched off": 1}
