@@ -68,7 +68,7 @@ class DraftBuffers:
         self.distribution_bytes = 0 if stated is None else stated.nbytes
 
     def empty(self, batch: EngineBatch, draft_length: int) -> Draft:
-        """Return the buffer of the whole batch, empty."""
+        """Return the buffer of the whole batch, empty; a single proposer writes directly into it."""
         draft = self._merged.view(batch.batch_size, draft_length)
         draft.reset(batch.lengths)
         return draft

@@ -112,24 +112,18 @@ class DraftStage:
         if batch.is_dummy or not batch.batch_size or not draft_length:
             for runner in self.runners if not batch.is_dummy else ():
                 runner.note_resets(batch.reset_slots)
-            return self.for_engine(self.empty(batch, draft_length))
-        limits = batch.limits(draft_length, caps)
-        parts = [self._part(index, batch, limits, draft_length) for index in range(len(self.runners))]
-        return self.for_engine(self._buffers.merge(batch, parts))
+            draft = self._buffers.empty(batch, draft_length)
+        else:
+            limits = batch.limits(draft_length, caps)
+            parts = [self._part(index, batch, limits, draft_length) for index in range(len(self.runners))]
+            draft = self._buffers.merge(batch, parts)
+        return draft if self._takes_trees else draft.as_chain()
 
     @torch.inference_mode()
     def ingest(self, batch: EngineBatch) -> None:
         """Let every proposer ingest the batch without drafting, for example before a request's last tokens are gone."""
         for runner in self.runners:
             runner.ingest(batch)
-
-    def empty(self, batch: EngineBatch, draft_length: int) -> Draft:
-        """Return the empty buffer of the whole batch; a single proposer writes directly into it."""
-        return self._buffers.empty(batch, draft_length)
-
-    def for_engine(self, draft: Draft) -> Draft:
-        """Convert a draft to a form that the engine takes: a chain, unless the engine takes trees."""
-        return draft if self._takes_trees else draft.as_chain()
 
     @torch.inference_mode()
     def trim(self, batch: EngineBatch, draft: Draft, plan: StepPlan) -> Draft:

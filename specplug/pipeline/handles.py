@@ -5,6 +5,7 @@ from __future__ import annotations
 from concurrent.futures import Future, wait
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
@@ -224,8 +225,9 @@ def _on_device(own: Draft, device: torch.device) -> Draft:
     """Return a draft on a device, in one transfer that nothing waits for; full distributions are left to `copy_`."""
     if own.device == device or own.distribution is not Distribution.ONE_HOT:
         return own
-    named = tensors_of(own)
-    return replace(own, **dict(zip(named, to_device([*named.values()], device), strict=True)))
+    named: dict[str, Any] = tensors_of(own)
+    named |= zip(named, to_device([*named.values()], device), strict=True)
+    return replace(own, **named)
 
 
 def _check_ids(draft: Draft, vocab_size: int) -> None:

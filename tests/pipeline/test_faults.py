@@ -7,7 +7,7 @@ import torch
 
 from specplug.types.caps import EngineCaps
 from specplug.types.request import EngineEvent
-from tests.pipeline.tools import VOCAB, Recorder, Rig, count_up, draft_nothing, drafts, int32, rig_of, rows
+from tests.pipeline.tools import VOCAB, Recorder, Rig, count_up, draft_nothing, drafts, int32, rig_of, rows, started
 
 TENSORS = ["token_ids", "lengths", "confidence", "source", "base_len"]
 NAN, INF = float("nan"), float("inf")
@@ -26,8 +26,7 @@ def flush(rig: Rig) -> None:
 class TestFaults:
     @pytest.mark.parametrize("method", ["ingest", "propose"])
     def test_raising_in_a_step_costs_the_draft_and_is_counted(self, proposer, method):
-        rig = rig_of(proposer)
-        rig.start("a", [1])
+        rig = started(rig_of(proposer), a=[1])
         proposer.fails = {method}
         draft = rig.draft()
         assert drafts(draft) == [[]]
@@ -40,8 +39,7 @@ class TestFaults:
 
     @pytest.mark.parametrize("method", ["observe", "on_event"])
     def test_raising_elsewhere_is_counted(self, proposer, method):
-        rig = rig_of(proposer)
-        rig.start("a", [1])
+        rig = started(rig_of(proposer), a=[1])
         rig.draft()
         proposer.fails = {method}
         verdict = rig.verify({"a": 2})
@@ -61,8 +59,7 @@ class TestFaults:
 
     def test_while_it_is_off_it_gets_events_and_no_verdicts(self):
         proposer = Recorder(learns=True)
-        rig = rig_of(proposer, max_consecutive=1)
-        rig.start("a", [1])
+        rig = started(rig_of(proposer, max_consecutive=1), a=[1])
         proposer.fails = {"propose"}
         rig.draft()
         rig.verify({"a": 0})
@@ -72,9 +69,7 @@ class TestFaults:
 
 def two(proposer) -> Rig:
     """Return a rig in which two requests run."""
-    rig = proposer if isinstance(proposer, Rig) else rig_of(proposer)
-    rig.start("a", [1])
-    rig.start("b", [1])
+    rig = started(proposer if isinstance(proposer, Rig) else rig_of(proposer), a=[1], b=[1])
     return rig
 
 
@@ -122,8 +117,7 @@ class TestMalformedDrafts:
             draft.set_row(0, [1, 2], 0.5)
             draft.parents[0, :2] = int32(parents)
 
-        rig = rig_of(Recorder(write, trees=True), caps=EngineCaps(4, trees=True))
-        rig.start("a", [1])
+        rig = started(rig_of(Recorder(write, trees=True), caps=EngineCaps(4, trees=True)), a=[1])
         assert len(drafts(rig.draft())[0]) < 2
 
     def test_a_source_that_does_not_exist_is_nobodys(self):
@@ -131,8 +125,7 @@ class TestMalformedDrafts:
             count_up(batch, limits, draft)
             draft.source.fill_(1)  # the other proposer's, if it went unchecked
 
-        rig = Rig({"bad": Recorder(write), "good": Recorder()})
-        rig.start("a", [1])
+        rig = started(Rig({"bad": Recorder(write), "good": Recorder()}), a=[1])
         draft = rig.draft()
         assert draft.lengths.tolist() == [4]
         assert draft.source.tolist() == [[-1] * 4]
@@ -161,8 +154,7 @@ class TestMalformedDrafts:
             for name in names:
                 object.__setattr__(draft, name, change(getattr(draft, name)))
 
-        rig = rig_of(Recorder(write, needs_host=needs_host))
-        rig.start("a", [1])
+        rig = started(rig_of(Recorder(write, needs_host=needs_host)), a=[1])
         draft = rig.draft()
         assert draft.token_ids.tolist() == [[-1] * 4]
         assert drafts(draft) == [[]]

@@ -19,7 +19,7 @@ from specplug.types.caps import Distribution
 from specplug.types.draft import Draft
 from specplug.types.request import EngineEvent, Lifecycle, Reference, Request, RequestEvent
 from specplug.types.verdict import Outcome, Verdict
-from tests.pipeline.tools import VOCAB, Recorder, Rig, count_up, drafts, host_handle, int32
+from tests.pipeline.tools import VOCAB, Recorder, Rig, count_up, drafts, host_handle, int32, started
 
 SOON = 0.01  # seconds; a deadline that a blocked proposer misses, however long it is
 PATIENCE = 60.0  # seconds until a test that waits in vain fails
@@ -98,8 +98,7 @@ def test_a_quick_host_proposer_runs_inline_on_the_engines_own_tensors():
         draft.set_row(0, [3, VOCAB if batch.lengths[0] > 1 else 4], 0.5)
 
     proposer = Recorder(write, needs_host=True, inline=True)
-    rig = Rig({"quick": proposer})
-    rig.start("a", [1])
+    rig = started(Rig({"quick": proposer}), a=[1])
     batch = rig.batch()
     assert drafts(rig.stage.propose(batch, 4)) == [[3, 4]]
     assert seen[0] is threading.current_thread()

@@ -104,28 +104,20 @@ def test_the_same_steps_go_wrong_with_marks_that_are_reached_too_early():
     assert steps.results != steps.expected()
 
 
-def test_an_object_that_is_not_given_back_is_not_used_again_and_lives_on():
-    ring = Ring(Buffers)
-    address = ring.take().rows.ctypes.data  # dropped, as by a step that raised
-    gc.collect()
-    others = [ring.take() for _ in range(3)]
-    assert all(buffers.rows.ctypes.data != address for buffers in others)
-    assert len(ring) == 4
-
-
-def test_objects_live_as_long_as_the_ring():
-    ring = Ring(Buffers)
+def test_objects_live_as_long_as_the_ring_and_are_not_used_again_unless_they_are_given_back():
+    ring, stream = Ring(Buffers), FakeStream()
     taken = [ring.take() for _ in range(3)]
     alive = [weakref.ref(buffers) for buffers in taken]
-    with FakeStream() as stream:
-        stream.enqueue(print)
-        for buffers in taken[:2]:
-            ring.give_back(buffers, stream.mark())
-        del taken, buffers
-        gc.collect()
-        assert all(it() is not None for it in alive)
-        stream.close(run=False)
-    del ring
+    stream.enqueue(print)
+    for buffers in taken[:2]:
+        ring.give_back(buffers, stream.mark())  # the third is dropped, as by a step that raised
+    del taken, buffers
+    gc.collect()
+    others = [ring.take() for _ in range(3)]
+    assert all(it() is not None and it() not in others for it in alive)
+    assert len(ring) == 6
+    stream.close(run=False)
+    del ring, others
     gc.collect()
     assert all(it() is None for it in alive)
 

@@ -1,4 +1,4 @@
-"""The plan stage, and the draft stage's plain work: drafts flow, tokens are handed over once, limits hold."""
+"""The plan stage; and the draft stage's plain work: tokens are handed over once, limits hold, several may draft."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ import torch
 from specplug.faults import FaultGuard
 from specplug.interfaces import Planner
 from specplug.pipeline.plan import PlanStage
-from specplug.types.caps import EngineCaps
-from specplug.types.plan import HostStats, Price, StepPlan
+from specplug.types.caps import Distribution, EngineCaps
+from specplug.types.plan import HostStats, Price, StepCost, StepPlan, StepReport
 from specplug.types.verdict import Outcome
-from tests.pipeline.tools import Recorder, count_up, drafts, int32, rig_of
+from tests.pipeline.tools import VOCAB, Recorder, Rig, count_up, drafts, int32, rig_of, rows, started
 
 
 @pytest.fixture(params=["device", "host"])
@@ -23,8 +23,7 @@ def proposer(request):
 
 class TestDrafts:
     def test_dummy_steps_touch_nothing(self, proposer):
-        rig = rig_of(proposer)
-        rig.start("a", [1, 2])
+        rig = started(rig_of(proposer), a=[1, 2])
         rig.draft()
         calls = list(proposer.calls)
         dummy = replace(rig.batch(), lengths=int32([77]), generations=torch.tensor([9]), is_dummy=True)
@@ -54,16 +53,14 @@ class TestHandingOver:
         assert proposer.handed == [{(0, 0): [1, 2, 3, 4]}, {(0, 0): []}, {(0, 0): [9]}]
 
     def test_resets_of_steps_without_drafts_wait(self, proposer):
-        rig = rig_of(proposer)
-        rig.start("a", [1])
+        rig = started(rig_of(proposer), a=[1])
         rig.draft(0, reset_slots=[0])
         rig.draft(2)
         rig.draft(2)
         assert proposer.resets == [(0,), ()]
 
     def test_tokens_and_resets_of_steps_spent_switched_off_wait(self, proposer):
-        rig = rig_of(proposer, max_consecutive=1, cooldown_steps=3)
-        rig.start("a", [1])
+        rig = started(rig_of(proposer, max_consecutive=1, cooldown_steps=3), a=[1])
         proposer.fails = {"propose"}
         rig.draft(reset_slots=[0])
         proposer.fails = set()
@@ -93,6 +90,102 @@ class TestLimits:
         assert [row[0] for row in draft.source.tolist()] == [0, -1, 0]
 
 
+class TestSeveralProposers:
+    def rig(self, **caps):
+        self.up = Recorder(sources=("own", "other"), learns=True)
+        self.down = Recorder(rows([9, 8], [9, 8], [9, 8]), learns=True)
+        return Rig({"up": self.up, "down": self.down}, **caps)
+
+    def test_requests_choose(self):
+        rig = started(self.rig(), a=[1])
+        rig.start("b", [1], proposer="down")
+        rig.start("c", [1], proposer="up")
+        draft = rig.draft()
+        assert drafts(draft) == [[2, 3, 4, 5], [9, 8], [2, 3, 4, 5]]
+        assert draft.sources == rig.stage.sources == ("up/own", "up/other", "down")
+        assert draft.source.tolist() == [[0] * 4, [2, 2, -1, -1], [0] * 4]
+        assert self.up.limits == [[4, 0, 4]]
+        assert self.down.limits == [[0, 4, 0]]
+        assert self.up.handed == self.down.handed == [{(0, 0): [1], (1, 0): [1], (2, 0): [1]}], "all ingest every row"
+
+    def test_who_is_not_chosen_only_ingests(self):
+        rig = started(self.rig(), a=[1])
+        rig.draft()
+        assert (len(self.up.limits), len(self.down.limits)) == (1, 0)
+        assert len(self.up.handed) == len(self.down.handed) == 1
+        rig.start("b", [1], proposer="down")
+        rig.draft()
+        rig.leave("b")
+        rig.start("c", [1])  # in its slot: the choice ends with the request
+        assert drafts(rig.draft()) == [[2, 3, 4, 5]] * 2
+        assert (len(self.up.limits), len(self.down.limits)) == (3, 1)
+        assert len(self.up.handed) == len(self.down.handed) == 3
+
+    def test_each_observes_the_whole_batch_with_its_own_sources(self):
+        rig = started(self.rig(), a=[1])
+        rig.start("b", [1], proposer="down")
+        rig.draft()
+        rig.verify({"a": 1, "b": 2})
+        [(_, up, _)], [(_, down, verdict)] = self.up.observed, self.down.observed
+        assert drafts(up) == drafts(down) == [[2, 3, 4, 5], [9, 8]]
+        assert (up.source.tolist(), up.sources) == ([[0] * 4, [-1] * 4], ("up/own", "up/other"))
+        assert (down.source.tolist(), down.sources) == ([[-1] * 4, [0, 0, -1, -1]], ("down",))
+        assert verdict.accepted.tolist() == [1, 2]
+        by_source = rig.metrics.snapshot().by_source
+        assert {name: counts.accepted for name, counts in by_source.items()} == {
+            "up/own": 1,
+            "up/other": 0,
+            "down": 2,
+            "none": 0,
+        }
+
+
+def fork(_batch, limits, draft):
+    """Draft a weak branch, and a strong one of two nodes, where a row may be drafted."""
+    for row, limit in enumerate(limits.tolist()):
+        if limit:
+            parents = None if draft.parents is None else [-1, -1, 1]
+            draft.set_row(row, [10, 20, 21], [0.3, 0.6, 0.9], parents=parents)
+
+
+class TestTrees:
+    def test_they_stay_trees_where_the_engine_takes_them_also_for_those_who_observe(self):
+        proposer = Recorder(fork, trees=True, learns=True)
+        rig = started(rig_of(proposer, caps=EngineCaps(4, trees=True)), a=[1])
+        draft = rig.draft()
+        assert drafts(draft) == [[10, 20, 21]]
+        rig.verify({"a": 2})
+        [(_, seen, _)] = proposer.observed
+        assert seen.parents.tolist() == draft.parents.tolist() == [[-1, -1, 1, -1]]
+
+    def test_a_chain_chosen_from_a_tree_is_verified_as_one_hot(self):
+        def with_distribution(batch, limits, draft):
+            fork(batch, limits, draft)
+            draft.draft_probs.fill_(1 / VOCAB)
+
+        caps = EngineCaps(4, draft_input=Distribution.PROBS)
+        rig = rig_of(Recorder(with_distribution, trees=True, distribution=Distribution.PROBS), caps=caps)
+        rig.start("a", [1])
+        draft = rig.draft()
+        assert drafts(draft) == [[20, 21]]
+        assert (draft.distribution, draft.draft_probs) == (Distribution.ONE_HOT, None)
+
+    def test_elsewhere_they_become_their_best_chain(self):
+        rig = started(rig_of(Recorder(fork, trees=True)), a=[1])
+        draft = rig.draft()
+        assert draft.parents is None
+        assert drafts(draft) == [[20, 21]]
+        assert rig.draft(0).parents is None
+
+    def test_beside_chains(self):
+        rig = Rig({"tree": Recorder(fork, trees=True), "chain": Recorder()}, caps=EngineCaps(4, trees=True))
+        rig.start("a", [1])
+        rig.start("b", [1], proposer="chain")
+        draft = rig.draft()
+        assert drafts(draft) == [[10, 20, 21], [2, 3, 4, 5]]
+        assert draft.parents.tolist() == [[-1, -1, 1, -1], [-1, 0, 1, 2]]
+
+
 NAN = float("nan")
 WRONG_PRICES = (
     [Price(-0.1)],
@@ -107,15 +200,22 @@ WRONG_PRICES = (
 
 
 class StepPlanner(Planner):
-    """Returns the plan that it was given, or raises it."""
+    """Returns the plan that it was given, or raises it; records reports and costs, and raises them while `fails`."""
 
     def __init__(self, plan) -> None:
-        self.answer = plan
+        self.answer, self.reports, self.fails = plan, [], False
 
     def plan(self, stats):
         if isinstance(self.answer, Exception):
             raise self.answer
         return self.answer
+
+    def observe(self, report):
+        self.reports.append(report)
+        if self.fails:
+            raise ZeroDivisionError("planted")
+
+    calibrate = observe
 
 
 class TestPlanStage:
@@ -154,3 +254,24 @@ class TestPlanStage:
     def test_a_ceiling_between_two_rungs_means_the_lower_one(self):
         caps = EngineCaps(8, captured_draft_lengths=(0, 2, 8))
         assert self.stage(StepPlan(8), caps, ceiling=7).plan(self.STATS).draft_length == 2
+
+    @pytest.mark.parametrize("ceiling", [None, 0], ids=["on", "off"])
+    def test_costs_that_the_engine_profiled_reach_the_planner(self, ceiling):
+        stage, costs = self.stage(StepPlan(2), ceiling=ceiling), (StepCost(1, 1, 8, 0, 0.01),)
+        for stage._planner.fails in (False, True):
+            stage.calibrate(costs)
+        assert stage._planner.reports == [costs, costs]
+        assert self.guard.counts == {"raised": 1}
+        assert stage.plan(self.STATS).draft_length == (2 if ceiling is None else 0)
+
+    def test_it_is_reported_if_it_learns_and_left_alone_while_off(self):
+        stage, report = self.stage(StepPlan(2)), StepReport.build(7, 3, 2, [(3, 1), (2, 2)])
+        assert stage.learns
+        stage.observe(report)
+        assert stage._planner.reports == [report]
+        assert (report.verified, report.accepted) == (5, 3)
+        stage._planner.fails = True
+        for _ in range(4):
+            stage.observe(report)
+        assert len(stage._planner.reports) == 3
+        assert self.guard.counts == {"raised": 2, "switched off": 1}

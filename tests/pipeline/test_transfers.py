@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from types import ModuleType
 
 import pytest
 import torch
@@ -41,23 +40,6 @@ def test_tensors_of_other_numbers_are_refused():
 def test_a_cpu_without_an_interpreter_has_its_own_kernels(monkeypatch):
     monkeypatch.setitem(sys.modules, KERNELS, None)
     assert transfers_for(torch.device("cpu")) is host_kernels
-    assert_chosen(monkeypatch, "cpu", interpreted=False, host=True)
-
-
-def test_a_gpu_and_an_interpreter_have_the_kernels(monkeypatch):
-    assert_chosen(monkeypatch, "cpu", interpreted=True, host=False)
-    assert_chosen(monkeypatch, "cuda", interpreted=False, host=False)
-
-
-def assert_chosen(monkeypatch: pytest.MonkeyPatch, device: str, *, interpreted: bool, host: bool) -> None:
-    """Check the choice where Triton is installed."""
-    from specplug.pipeline import stream
-
-    kernels = ModuleType(KERNELS)
-    kernels.INTERPRETED = interpreted
-    monkeypatch.setitem(sys.modules, KERNELS, kernels)
-    monkeypatch.setattr(stream, "kernels", kernels, raising=False)
-    assert (transfers_for(torch.device(device)) is host_kernels) == host
 
 
 def test_a_gpu_without_triton_is_refused_with_a_remedy(monkeypatch):

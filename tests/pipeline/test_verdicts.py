@@ -9,34 +9,39 @@ import pytest
 from specplug.interfaces import Trimmer
 from specplug.pipeline.by_slot import InFlight
 from specplug.trace import TraceWriter
-from tests.pipeline.tools import VOCAB, Recorder, drafts, planted, rig_of, rows
+from specplug.types.plan import Price
+from tests.pipeline.tools import VOCAB, Recorder, drafts, planted, rig_of, rows, started
 from tests.trace_reader import read_trace
 
 TENSORS = ("token_ids", "lengths", "confidence", "source", "base_len")
 
 
 class Trimming(Trimmer):
-    """Returns the value that it was given, or raises it."""
+    """Trims by a function, by default not at all, and records what it receives; `observe` raises while `fails`."""
 
-    def __init__(self, trim) -> None:
-        self._trim = trim
-        self.budgets = []
+    def __init__(self, trim=lambda draft: draft) -> None:
+        self._trim, self.fails = trim, False
+        self.budgets, self.reported = [], []
 
     def trim(self, draft, limits):
         self.budgets.append(int(limits.token_budget))
         return self._trim(draft)
 
+    def observe(self, batch, draft, verdict):
+        if self.fails:
+            raise ZeroDivisionError("planted")
+        names = [[draft.sources[source] for source in row if source >= 0] for row in draft.source.tolist()]
+        self.reported.append((drafts(draft), names, verdict.accepted.tolist()))
+
 
 class TestTrim:
     def two(self, **kwargs):
-        rig = rig_of(Recorder(), **kwargs)
-        rig.start("a", [1])
-        rig.start("b", [10])
+        rig = started(rig_of(Recorder(), **kwargs), a=[1], b=[10])
         return rig
 
     @pytest.mark.parametrize(("budget", "budgets"), [(8, []), (-5, [0])])
     def test_a_policy_is_asked_only_if_the_budget_binds_and_never_to_spend_less_than_nothing(self, budget, budgets):
-        trimmer = Trimming(lambda draft: draft)
+        trimmer = Trimming()
         assert sum(map(len, drafts(self.two(trimmer=trimmer).draft(budget=budget)))) == 8
         assert trimmer.budgets == budgets
 
@@ -67,12 +72,33 @@ class TestTrim:
             ids, confidence = draft.token_ids.clamp(min=0), draft.confidence + 9
             return replace(draft, lengths=draft.lengths + 1, token_ids=ids, confidence=confidence)
 
-        rig = rig_of(Recorder(rows([1, 2], [VOCAB - 1])), trimmer=Trimming(longer))
-        rig.start("a", [1])
-        rig.start("b", [1])
+        rig = started(rig_of(Recorder(rows([1, 2], [VOCAB - 1])), trimmer=Trimming(longer)), a=[1], b=[1])
         draft = rig.draft(budget=7)
         assert drafts(draft) == [[1, 2], [VOCAB - 1]]
         assert float(draft.confidence.max()) == 1.0
+
+    def test_without_limits_the_policy_is_not_asked(self):
+        rig = started(rig_of(Recorder(), trimmer=Trimming(planted)), a=[0])
+        rig.draft()
+        assert rig.faults == {}
+        rig.draft(prices=(Price(0.1),))
+        assert rig.faults == {"trimmer": {"raised": 1}}
+
+    def test_it_is_reported_of_what_it_let_through(self):
+        trimmer = Trimming()
+        rig = started(rig_of(Recorder(rows([1, 2, 3], [4])), trimmer=trimmer), a=[0], b=[9])
+        rig.draft()
+        rig.verify({"b": 0, "a": 2})
+        assert trimmer.reported == [([[4], [1, 2, 3]], [["only"], ["only"] * 3], [0, 2])]
+
+    def test_what_it_raises_of_a_report_is_contained_and_it_is_left_alone_while_off(self):
+        trimmer = Trimming()
+        trimmer.fails = True
+        rig = started(rig_of(Recorder(), trimmer=trimmer, max_consecutive=2), a=[0])
+        for _ in range(4):
+            rig.draft()
+            rig.verify({"a": 0})
+        assert rig.faults == {"trimmer": {"raised": 2, "switched off": 1}}
 
 
 class TestVerdicts:
@@ -80,8 +106,7 @@ class TestVerdicts:
 
     def test_a_wide_draft_leaves_nothing_behind_in_a_narrow_one(self):
         proposer = Recorder(learns=True)
-        rig = rig_of(proposer)
-        rig.start("a", [10])
+        rig = started(rig_of(proposer), a=[10])
         rig.draft(4)
         rig.draft(1)
         rig.verify({"a": 1})
@@ -93,9 +118,7 @@ class TestVerdicts:
 class TestTrace:
     def test_rows_are_written(self, tmp_path):
         path = tmp_path / "trace.jsonl"
-        rig = rig_of(Recorder(), trace=TraceWriter(path))
-        rig.start("a", [1, 2])
-        rig.start("b", [10])
+        rig = started(rig_of(Recorder(), trace=TraceWriter(path)), a=[1, 2], b=[10])
         for _ in range(2):
             rig.draft(2)
             rig.verify({"b": 2, "a": 0}, verified=2)
@@ -110,8 +133,7 @@ class TestTrace:
 
     def test_a_trace_that_cannot_be_written_does_not_end_the_engine(self, tmp_path):
         writer = TraceWriter(tmp_path / "trace.jsonl")
-        rig = rig_of(Recorder(), trace=writer)
-        rig.start("a", [1])
+        rig = started(rig_of(Recorder(), trace=writer), a=[1])
         writer.write = planted
         rig.draft()
         assert rig.verify({"a": 3}).accepted.tolist() == [3]
@@ -120,8 +142,7 @@ class TestTrace:
 
 
 def test_nothing_is_gathered_while_nobody_drafts(monkeypatch):
-    rig = rig_of(Recorder())
-    rig.start("a", [1])
+    rig = started(rig_of(Recorder()), a=[1])
     rig.draft(2)
     rig.verify({"a": 1})
     rig.draft(0)

@@ -290,6 +290,13 @@ def rig_of(proposer: Recorder, **kwargs: Any) -> Rig:
     return Rig({"only": proposer}, **kwargs)
 
 
+def started(rig: Rig, **texts: Sequence[int]) -> Rig:
+    """Start requests by name, each with its text; return the rig."""
+    for name, text in texts.items():
+        rig.start(name, text)
+    return rig
+
+
 def rows(*ids: Sequence[int], confidence: float = 0.5) -> Write:
     """Return a `write` that drafts these rows, as many of them as the batch has."""
 

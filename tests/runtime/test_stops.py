@@ -1,4 +1,4 @@
-"""Tokens after a stop, found on the device, equal those of a plain loop; tests of the slot table."""
+"""Tokens after a stop, found on the device, equal those of a plain loop."""
 
 from __future__ import annotations
 
@@ -9,9 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from specplug.runtime.ends import StopDetector
-from specplug.runtime.slots import NO_CAP, SlotTable
+from specplug.runtime.slots import RunningRequest, SlotTable
 from specplug.types.request import Request, RequestOptions
-from specplug_vllm.worker.requests import RunningRequest
 
 CPU = torch.device("cpu")
 DRAFT_LENGTH = 3
@@ -81,20 +80,3 @@ def test_counts_equal_those_of_a_plain_loop_for_each_tenant_of_a_slot(batch: lis
         expected = [count for run in tenants for count in plain(run)]
         assert counts[: len(expected)] == expected
         assert not any(counts[len(expected) :])
-
-
-def test_rows_say_what_tenants_stated() -> None:
-    table = SlotTable(4, CPU)
-    assert table.take(2, running_request("a", end=9, stops=(3, 4))) == 1
-    assert table.take(0, running_request("b", num_speculative_tokens=5)) == 1
-    table.take(1, running_request("c", enabled=False))
-    assert table.take_resets() == (0, 1, 2)
-    assert table.take_resets() == ()
-    rows = table.rows(torch.tensor([0, 1, 2]))
-    assert rows.generations.tolist() == [1, 1, 1]
-    assert rows.caps.tolist() == [5, 0, NO_CAP]
-    assert rows.ends.tolist() == [100, 100, 9]
-    assert rows.stop_ids[2].tolist()[:3] == [3, 4, -1]
-    table.free(2)
-    assert table.take(2, running_request("d")) == 2
-    assert table.rows(torch.tensor([2])).generations.tolist() == [2]

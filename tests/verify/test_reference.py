@@ -117,6 +117,21 @@ def test_ids_outside_the_vocabulary_are_never_emitted():
             assert ((emitted >= 0) & (emitted < 3)).all()
 
 
+@settings(max_examples=200, deadline=None)
+@given(steps(), st.booleans())
+def test_the_shortcut_for_greedy_batches_equals_the_general_path(step, flat):
+    """With ties, and with tokens that are forbidden; many draft tokens are right."""
+    dense = step.dense.round().masked_fill(step.dense < -2, -torch.inf)
+    dense[..., -1] = 0.0
+    is_right = step.draft.token_ids.long() % 2 == 0
+    step.draft.token_ids.copy_(
+        torch.where(is_right & step.draft.mask(), dense[:, :-1].argmax(-1), step.draft.token_ids)
+    )
+    both = [replace(step, dense=dense).greedy(all_greedy=it).verify(VERIFIER, flat=flat) for it in (True, False)]
+    (found, expected) = ((it.token_ids.tolist(), it.num_accepted.tolist(), it.token_ids.dtype) for it in both)
+    assert found == expected
+
+
 @pytest.mark.parametrize(
     ("buffer", "count", "message"),
     [
