@@ -134,42 +134,6 @@ CROWD = {
 REJECTED = {"proposer": "uniform", "policy": "fixed"}  # drafts that fill the draft length and are hardly ever accepted
 
 
-def crowd():
-    """Return a full server: seven that decode for long, and others with long prompts for the last slot."""
-    long = [token for prompt in prompts() for token in prompt]
-    sitting = [{"id": f"sitting-{i}", "prompt": long[9 * i : 9 * i + 12], "at": i} for i in range(SLOTS - 1)]
-    passing = [{"id": f"passing-{i}", "prompt": long[40 * i : 40 * i + 100], "at": SLOTS} for i in range(4)]
-    requested = [{**request, "params": {"max_tokens": 200, "ignore_eos": True}} for request in (*sitting, *passing)]
-    leaving = {f"passing-{i}": SLOTS + 6 * (i + 1) for i in range(3)}
-    leaving |= {request["id"]: SLOTS + 24 for request in requested if request["id"] not in leaving}
-    return {"requests": requested, "aborts": leaving}
-
-
-def seen(run):
-    """Return per step who ran, who waited and which prompts advanced how far."""
-    return [
-        (step["running"], step["waiting"], sorted(step["prefill"].items()), len(step["drafts"]))
-        for step in run["record"]
-    ]
-
-
-@pytest.mark.slow  # an engine of its own for either
-@pytest.mark.parametrize("asynchronous", [False, True], ids=["sync", "async"])
-def test_a_wide_server_that_plans_narrowly_admits_what_baseline_admits(engine, asynchronous):
-    baseline = engine("v2", installed=False, asynchronous=asynchronous, name="crowd_baseline", **CROWD)
-    wide = engine("v2", REJECTED, draft_length=WIDE, asynchronous=asynchronous, name="crowd", **CROWD)
-    truth = seen(baseline.call(steps.recorded, **crowd()))
-    assert max(running for running, *_ in truth) == SLOTS
-    assert sum(1 for running, _, prefill, _ in truth if running == SLOTS and prefill) >= 12
-    none, two, all_of_it = (wide.call(steps.recorded, gamma=gamma, **crowd()) for gamma in (0, 2, None))
-    assert seen(none) == truth
-    assert seen(two) == truth
-    assert max(count for step in two["record"] for count in step["drafts"].values()) == 2
-    assert max(count for step in all_of_it["record"] for count in step["drafts"].values()) == CHUNK - 1
-    assert seen(all_of_it) != truth
-    assert max(step["scheduled"] for step in two["record"]) == 3 * (SLOTS - 1) + CHUNK
-
-
 @pytest.mark.parametrize("asynchronous", [False, True], ids=["sync", "async"])
 @pytest.mark.parametrize("gamma", [0, 2, None])
 def test_a_prompt_that_is_cached_but_for_one_token_is_padded_to_the_plan(engine, asynchronous, gamma):

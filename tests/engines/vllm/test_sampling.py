@@ -91,37 +91,6 @@ def test_the_distribution_is_the_targets(kind, small):
     assert_follows_target(small, pairs, ["likely", "drawn", "unlikely"], seeded=kind == "v2_async")
 
 
-@pytest.mark.parametrize("kind", ["v1"], indirect=True)
-def test_a_draft_model_over_half_of_the_vocabulary(kind: str, toy: Path, engine: Callable[..., Engine]):
-    """The proposer is written as a third party would: it gets the target and declares its memory."""
-    served = engine(
-        **RUNNERS[kind],
-        specplug={"proposer": "tiny-model"},
-        draft_length=DRAFT_LENGTH,
-        name=f"draft model {kind}",
-        model=str(toy),
-        skip_tokenizer_init=True,
-        max_model_len=64,
-        max_num_seqs=64,
-    )
-    assert_follows_target(served, 1024, ["drawn"])
-    reported = served.call(facts_of_the_draft_model)
-    assert reported["target"] == str(toy)
-    assert reported["draft_vocabulary"] == 8
-    assert reported["distribution_bytes"] == 64 * DRAFT_LENGTH * (8 + 16) * 4
-    assert reported["bytes_to_allocate"] == 8 * 8 * 4
-
-
-def facts_of_the_draft_model(llm: Any) -> dict[str, Any]:
-    drafting = watching.drafting(llm)
-    (proposer,) = drafting.stage.proposers.values()
-    return {
-        **proposer.status(),  # type: ignore[attr-defined]
-        "distribution_bytes": drafting.distribution_bytes,
-        "bytes_to_allocate": drafting.stage.bytes_to_allocate,
-    }
-
-
 def test_a_wrong_distribution_is_found_out(kind, small):
     """The same test at the smaller size detects drafts drawn from another distribution than the stated one."""
     p, total = p_value(small, 512, ["lies"])

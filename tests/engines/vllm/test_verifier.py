@@ -6,7 +6,6 @@ import math
 from typing import Any, ClassVar
 
 import pytest
-import torch
 
 from specplug.testing.statistics import g_test
 from tests.engines.vllm.inside import runner
@@ -67,35 +66,6 @@ def counts_in(model_runner: Any) -> dict[str, Any]:
 
 def drafter_of(model_runner: Any) -> Any:
     return getattr(model_runner, "speculator", None) or model_runner.drafter
-
-
-def plant_on_rank(worker: Any, own_numbers: bool) -> None:
-    """Put a recording verifier in place on one rank, on the second one with its own random numbers, if requested."""
-    plant_in(worker.model_runner)
-    if own_numbers and worker.rank:
-        verifier, drawn = drafter_of(worker.model_runner).verifier, torch.Generator().manual_seed(7)
-        original = type(verifier).verify
-
-        def verify(draft: Any, target: Any, sampling: Any, seeds: Any) -> Any:
-            seeds = torch.randint(1 << 62, seeds.shape, generator=drawn)
-            return original(verifier, draft, target, sampling, seeds)
-
-        verifier.verify = verify
-
-
-def emitted_on_rank(worker: Any) -> list[Any]:
-    found: list[Any] = counts_in(worker.model_runner)["emitted"]
-    return found
-
-
-def emitted_by_rank(llm: Any, prompts: list[str], params: list[dict[str, Any]], own_numbers: bool) -> list[Any]:
-    """Generate on several ranks; return what the verifier of each has emitted."""
-    from tests.engines.vllm import inside, test_verifier
-
-    llm.collective_rpc(test_verifier.plant_on_rank, args=(own_numbers,))
-    inside.generate(llm, prompts, params)
-    found: list[Any] = llm.collective_rpc(test_verifier.emitted_on_rank)
-    return found
 
 
 # -- engines ------------------------------------------------------------------------------------------------------
@@ -210,26 +180,6 @@ def test_a_verifier_or_threshold_that_the_server_lacks_is_refused(verified):
 
 
 # -- sampling -----------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("kind", RUNNERS)
-def test_all_ranks_decide_alike(engine, kind):
-    two = engine(
-        kind,
-        {"proposer": "oracle", "verifier": "reference"},
-        draft_length=4,
-        in_process=False,
-        tensor_parallel_size=2,
-        environment={"VLLM_ALLOW_INSECURE_SERIALIZATION": "1"},
-        name=f"verified {kind}, two ranks",
-    )
-    params = [{"temperature": 1.0, "max_tokens": 12} | verified_with([11, 14, 18] * 4)] * 2
-    params[0] = params[0] | {"seed": 5}
-    first, second = two.call(emitted_by_rank, prompts=PROMPTS[:2], params=params, own_numbers=False)
-    assert first == second
-    assert len(first) > 4
-    first, second = two.call(emitted_by_rank, prompts=PROMPTS[:2], params=params, own_numbers=True)
-    assert first != second, "the check above proves nothing"
 
 
 @pytest.fixture(scope="module")
