@@ -275,24 +275,4 @@ def test_ranks_cut_alike(baseline_v2, engine):
     requested = {"prompts": given, "params": {"max_tokens": 24}}
     expected = baseline_v2.call("inside.generate", **requested)
     assert_greedy(given, expected, tp.call("inside.generate", **requested))
-    tp.call(keep_confidences)
-    with pytest.raises(AssertionError):
-        assert_greedy(given, expected, tp.call("inside.generate", **requested))
     tp.stop()
-
-
-def keep_confidences(llm):
-    """Plant the mistake that ranks do not share confidences."""
-    llm.collective_rpc(_keep_confidences)
-
-
-def _keep_confidences(worker):
-    speculator = worker.model_runner.speculator
-    receive, confidence = speculator._broadcast, speculator.draft_token_confidence_probs
-
-    def broadcast(sent):
-        own = confidence.clone()
-        receive(sent)
-        confidence.copy_(own)
-
-    speculator._broadcast = broadcast

@@ -80,16 +80,6 @@ def test_an_engines_drafter_on_v1_states_that_its_length_changes():
         assert other.speculative_config.num_speculative_tokens_per_batch_size is None
 
 
-def test_what_the_lengths_are_named_for(monkeypatch):
-    found = vllm_config(8, 256)
-    with monkeypatch.context() as without:
-        without.setattr(graphs, "set_capture_lengths", lambda config: None)
-        found._set_cudagraph_sizes()
-    manager = dispatcher(monkeypatch, found)
-    assert mode_of(manager, [8] * 28) == "FULL"
-    assert {mode_of(manager, [length] * 32) for length in (0, 1, 3, 7)} == {"PIECEWISE"}
-
-
 def test_another_length_than_requested_is_logged_in_one_line_and_set_everywhere(caplog):
     with caplog.at_level(logging.WARNING, logger="specplug"):
         sized(7, 64)

@@ -16,6 +16,7 @@ from tests.engines.toy import PAIRS, PROMPT, by_frequency, distribution, model
 from tests.engines.toy import p_value as p_value_of
 from tests.engines.vllm import inside, watching
 from tests.engines.vllm.referee import RUNNERS, fields, prompts, reported
+from tests.engines.vllm.test_verifier import plant
 
 DRAFT_LENGTH = 2
 DRAWN_FROM = [15, 2, 3, 4, 0, 7, 8, 9, 11, 12, 13, 5]
@@ -32,12 +33,17 @@ def toy(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def small(kind: str, toy: Path, engine: Callable[..., Engine]) -> Engine:
     """An engine whose requests choose one-hot drafts, or drafts sampled from the stated or another distribution."""
+    return toy_engine(kind, toy, engine)
+
+
+def toy_engine(kind: str, toy: Path, engine: Callable[..., Engine], **settings: Any) -> Engine:
     suffix = "-probs" if kind == "v1" else ""
     return engine(
         **RUNNERS[kind],
         specplug={
             "proposer": f"uniform{suffix}",
             "extra_proposers": ["oracle"],
+            **settings,
             "options": {f"uniform{suffix}": {"spread": 1.5, "tokens": DRAWN_FROM, "lies_to": "credulous"}},
         },
         draft_length=DRAFT_LENGTH,
@@ -96,6 +102,16 @@ def test_a_wrong_distribution_is_found_out(kind, small):
     p, total = p_value(small, 512, ["lies"])
     assert total["accepted"] > 0
     assert p < 1e-6
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["v1", "v2"], indirect=True)
+def test_a_verifier_of_specplugs_samples_by_the_targets_distribution(kind, toy, engine):
+    served, pairs = toy_engine(kind, toy, engine, verifier="reference"), 1024 if kind == "v1" else 512
+    assert_follows_target(served, pairs, ["likely", "drawn", "unlikely"])
+    served.call(plant, mutant="reused random number")
+    p, _ = p_value(served, pairs, ["unlikely"])
+    assert p < 1e-6, "a wrong verifier is not found out"
 
 
 LOOP = [int(token) for token in prompts()[3]]
