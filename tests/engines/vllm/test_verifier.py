@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 import pytest
 
-from tests.engines.vllm.inside import runner
+from tests.engines.vllm.watching import drafter
 
 RUNNERS = ["v1", "v2"]
 CODE = "import os\n\n\ndef read(path):\n    with open(path) as file:\n        return file.read()\n\n\ndef write("
@@ -23,16 +23,6 @@ MANY = {"max_num_seqs": 64, "max_num_batched_tokens": 16384}
 
 def plant(llm: Any, mutant: str | None = None, lossless: bool = True) -> None:
     """Put a recording verifier in place, the reference or one that errs, and count from 0."""
-    plant_in(runner(llm), mutant)
-    drafter_of(runner(llm)).verifier.lossless = lossless
-
-
-def counts(llm: Any) -> dict[str, Any]:
-    """Return what the verifier that was planted has decided."""
-    return counts_in(runner(llm))
-
-
-def plant_in(model_runner: Any, mutant: str | None = None) -> None:
     from specplug.verify.reference import ReferenceVerifier
     from tests.mutants import LOSSY_MUTANTS
 
@@ -51,18 +41,16 @@ def plant_in(model_runner: Any, mutant: str | None = None) -> None:
             counts[draft.distribution.value] = counts.get(draft.distribution.value, 0) + 1
             return found
 
-    server = drafter_of(model_runner).verifier
+    server = drafter(llm).verifier
+    server.lossless = lossless
     server.__dict__.setdefault("configured", server.plugin)
     server.plugin = Recording()
 
 
-def counts_in(model_runner: Any) -> dict[str, Any]:
-    found: dict[str, Any] = drafter_of(model_runner).verifier.plugin.counts
+def counts(llm: Any) -> dict[str, Any]:
+    """Return what the verifier that was planted has decided."""
+    found: dict[str, Any] = drafter(llm).verifier.plugin.counts
     return found
-
-
-def drafter_of(model_runner: Any) -> Any:
-    return getattr(model_runner, "speculator", None) or model_runner.drafter
 
 
 # -- engines ------------------------------------------------------------------------------------------------------
