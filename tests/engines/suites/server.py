@@ -232,13 +232,6 @@ class ServerSuite:
             found = json.loads(text)
             assert message in found.get("error", found)["message"]
 
-    def test_the_openai_client_raises_its_own_error(self, server):
-        import openai
-
-        body = {self.fields: {"specplug_tenat": "a"}}
-        with pytest.raises(openai.BadRequestError, match="Did you mean 'specplug_tenant'"):
-            server.client().completions.create(model=MODEL, prompt="x", stream=True, extra_body=body)
-
     def test_a_client_that_leaves_does_not_disturb_the_others(self, server):
         body = {"ignore_eos": True, self.fields: {"specplug_references": REFERENCE}}
 
@@ -271,14 +264,6 @@ class ServerSuite:
                 found, expected = found["logprobs"], expected["logprobs"]
                 assert found["tokens"] == expected["tokens"]
                 assert found["token_logprobs"] == pytest.approx(expected["token_logprobs"], abs=1e-3)
-
-    def test_faults_of_proposers_are_counted_and_drafts_accepted(self, server):
-        names = ("raises", "garbage", "oracle", "raises", "garbage")
-        self.answers(server, [{**self.request(1), "fields": {"specplug_proposer": name}} for name in names])
-        faults = metrics(server)["faults"]
-        assert total(server, "accepted") > 0
-        assert faults["raises"]["raised"] > 0
-        assert faults["garbage"]["malformed"] > 0
 
 
 def raw(server: Server, path: str, body: dict[str, Any], headers: dict[str, str] | None = None) -> tuple[int, str]:
