@@ -54,27 +54,6 @@ def test_another_draft_length_at_every_step_and_caps(engine, baseline_v1, baseli
     assert {count for _, _, count in rows} >= {0, 1, 3, 8}
 
 
-def test_each_request_has_its_own_gamma(v1, v2, v2_async, baseline_v1, baseline_v2, kind):
-    gammas = [0, 1, 2, 3, 5, 8, None]
-    requested = requests(len(gammas), apart=1, ignore_eos=True)
-    for request, gamma in zip(requested, gammas, strict=True):
-        if gamma is not None:
-            request["params"] = {
-                **request["params"],
-                "extra_args": {"specplug": {"num_speculative_tokens": gamma}},
-            }
-    run = {"v1": v1, "v2": v2, "v2_async": v2_async}[kind].call(steps.recorded, requests=requested)
-    assert_as_baseline(baseline_v1 if kind == "v1" else baseline_v2, run, requested)
-    reached: dict[str, set[int]] = {request["id"]: set() for request in requested}
-    for step in run["record"]:
-        for name, count in step["drafts"].items():
-            reached[name].add(count)
-    for request, gamma in zip(requested, gammas, strict=True):
-        assert max(reached[request["id"]]) <= (8 if gamma is None else gamma)
-        if kind != "v1" or request["id"] == "0":
-            assert max(reached[request["id"]]) == (8 if gamma is None else gamma)
-
-
 CAPTURED = {
     **{"method": "custom_class", "model": "specplug_vllm.Proposer", "num_speculative_tokens": 8},
     "num_speculative_tokens_per_batch_size": [[1, 2, 7], [3, 4, 3], [5, 8, 0], [9, 16, 1]],
