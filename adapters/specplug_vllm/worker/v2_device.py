@@ -55,7 +55,7 @@ class DeviceDrafting:
             assert outputs.confidence is not None
             outputs.ids.copy_(last_sampled.view(-1)[engine.idx_mapping][:, None].expand_as(outputs.ids))
             outputs.confidence.zero_()
-        if not facts.names:
+        if not facts.names or (self.steps is not None and self._logits is None):
             return
         engine = kept_of(engine, kept)
         slots, padded = engine.idx_mapping, outputs.ids if kept is None else outputs.ids[kept]
