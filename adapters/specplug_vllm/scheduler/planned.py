@@ -21,7 +21,7 @@ from specplug_vllm import seams, step_metadata
 from specplug_vllm.config import plugin_context, required, runner_of
 from specplug_vllm.startup import recurrent
 from specplug_vllm.worker import status
-from specplug_vllm.worker.requests import fields_of
+from specplug_vllm.worker.drafting import fields_of
 
 
 class PlanningMixin:

@@ -10,18 +10,18 @@ the host, the sampler or the drafter is in it: specplug drafts nothing in dummy 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 from torch import Tensor
+from vllm.v1.worker.gpu.attn_utils import get_query_lens_mismatch_unsupported_backend
 from vllm.v1.worker.gpu.spec_decode.adaptive_verification import AdaptiveVerificationManager
 
 from specplug.errors import EngineError
 from specplug.seams.hook import hook
 from specplug.trim import completed, priced_budget
 from specplug.types.plan import NO_SPECULATION, StepCost, StepPlan
-from specplug_vllm import seams
 from specplug_vllm.config import is_requested
 from specplug_vllm.startup.engine_config import ADAPTIVE, has_any_graphs
 
@@ -30,7 +30,6 @@ def install_manager() -> None:
     """Patch the V2 runner's module, which the caller has already imported, to build `BudgetManager`."""
     from vllm.v1.worker.gpu import model_runner
 
-    seams.require("adaptive")
     hook(model_runner, "maybe_create_adaptive_verification_manager", _our_manager)
     hook(model_runner, "resolve_adaptive_cudagraph_mode", _our_graph_mode)
 
@@ -40,37 +39,30 @@ def _our_manager(original: Callable[..., Any], **found: Any) -> Any:
     if not found[ADAPTIVE] or not is_requested(vllm_config):
         return original(**found)
     if found.get("copy_admitted_drafts_to_host"):
-        raise EngineError.build(
-            "drafts cannot be cut on the device",
-            who="specplug_vllm",
-            found="batch-sharded sampling, which needs their counts on the host",
-            remedy=f"Leave {ADAPTIVE!r} out of --speculative-config, or switch batch-sharded sampling off",
-        )
+        _refuse("batch-sharded sampling, which needs their counts on the host", "switch batch-sharded sampling off")
     if has_any_graphs(vllm_config):
         original(**found)  # raises if a backend or its graphs cannot; the manager it returns is dropped
-    else:
-        _refuse_backends(found["attn_groups"], found.get("target_layer_names"))
+    else:  # vLLM's check without the one of graphs
+        groups, names = found["attn_groups"], found.get("target_layer_names")
+        backend = get_query_lens_mismatch_unsupported_backend(groups, checked_layer_names=names)
+        if backend is not None:
+            what = f"attention backend {backend}, which plans from query lengths on the host"
+            _refuse(what, "choose another backend")
     needed = ("req_states", "query_start_loc", "num_bonus_tokens", "max_total_logits")
     return BudgetManager(**{name: found[name] for name in needed})
 
 
+def _refuse(found: str, otherwise: str) -> None:
+    raise EngineError.build(
+        "drafts cannot be cut on the device",
+        who="specplug_vllm",
+        found=found,
+        remedy=f"Leave {ADAPTIVE!r} out of --speculative-config, or {otherwise}",
+    )
+
+
 def _our_graph_mode(original: Callable[..., Any], mode: Any, **found: Any) -> Any:
     return original(mode, **found) if mode.has_full_cudagraphs() else mode
-
-
-def _refuse_backends(attn_groups: Any, layer_names: set[str] | None) -> None:
-    """Refuse attention backends that need every query length on the host; vLLM's check without the one of graphs."""
-    from vllm.v1.worker.gpu.attn_utils import get_query_lens_mismatch_unsupported_backend
-
-    backend = get_query_lens_mismatch_unsupported_backend(attn_groups, checked_layer_names=layer_names)
-    if backend is not None:
-        raise EngineError.build(
-            "drafts cannot be cut on the device",
-            who="specplug_vllm",
-            found=f"attention backend {backend}, which plans from query lengths on the host",
-            expected="a backend that reads them on the device",
-            remedy=f"Leave {ADAPTIVE!r} out of --speculative-config, or choose another backend",
-        )
 
 
 class BudgetManager(AdaptiveVerificationManager):  # type: ignore[misc]
@@ -124,8 +116,24 @@ class BudgetManager(AdaptiveVerificationManager):  # type: ignore[misc]
             yield batch
 
     def set_initial_cost_curves(self, samples: list[Any]) -> None:
-        """Keep the samples of those batches for the planner."""
-        self.profiled = step_costs(samples, self.num_speculative_steps, self._context_length)
+        """Keep what those batches cost, as `StepTimingSample`s say, for the planner.
+
+        Rows longer than a draft can be run as prompts do, without the graph for drafts: their excess is prompt tokens.
+        """
+        longest = self.num_speculative_steps
+        self.profiled = tuple(
+            [
+                StepCost(
+                    requests=sample.num_reqs,
+                    tokens=sample.num_target_tokens,
+                    context_tokens=sample.num_reqs * self._context_length,
+                    draft_length=min(-(-sample.num_target_tokens // sample.num_reqs) - 1, longest),
+                    seconds=sample.forward_ms / 1e3,
+                    prompt_tokens=max(0, sample.num_target_tokens - sample.num_reqs * (longest + 1)),
+                )
+                for sample in samples
+            ]
+        )
 
     def taken(self) -> tuple[int, tuple[StepCost, ...]]:
         """Return `admitted` of the newest step and, with its first one, `profiled`; both are stated once.
@@ -144,28 +152,3 @@ class BudgetManager(AdaptiveVerificationManager):  # type: ignore[misc]
         is_known = confidence.min(axis=1) < 1.0  # vLLM takes new requests for certain
         survival = completed(np.cumprod(confidence, axis=1), is_known)
         return survival[np.arange(survival.shape[1]) < counts[:, None]]
-
-
-def step_costs(samples: Iterable[Any], draft_length: int, context_length: int) -> tuple[StepCost, ...]:
-    """Return the costs of vLLM's samples.
-
-    Rows longer than a draft can be run as prompts do, without the graph for drafts, so their excess is prompt tokens.
-
-    Args:
-        samples: `StepTimingSample`s.
-        draft_length: the longest draft.
-        context_length: context tokens of each request.
-    """
-    return tuple(
-        [
-            StepCost(
-                requests=sample.num_reqs,
-                tokens=sample.num_target_tokens,
-                context_tokens=sample.num_reqs * context_length,
-                draft_length=min(-(-sample.num_target_tokens // sample.num_reqs) - 1, draft_length),
-                seconds=sample.forward_ms / 1e3,
-                prompt_tokens=max(0, sample.num_target_tokens - sample.num_reqs * (draft_length + 1)),
-            )
-            for sample in samples
-        ]
-    )

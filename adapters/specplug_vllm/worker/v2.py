@@ -20,7 +20,7 @@ from specplug.runtime.slots import RowFacts
 from specplug.runtime.steps_in_flight import LateRows
 from specplug.runtime.stream_steps import StreamSteps
 from specplug.seams.hook import hook
-from specplug_vllm import step_metadata
+from specplug_vllm import seams, step_metadata
 from specplug_vllm.config import cuts_on_device, lossy_method, required
 from specplug_vllm.startup import recurrent
 from specplug_vllm.worker import hooks, status, verifier, verifier_v2, workarounds
@@ -79,6 +79,7 @@ class Speculator(BaseSpeculator):
             self._on_device = DeviceDrafting(self.drafting, self.draft_logits, (*like, req_states.last_sampled_tokens))
             hooks.reserve_memory(self.drafting)
         if self.enable_adaptive_verification:
+            seams.require("adaptive")
             from specplug_vllm.worker import adaptive
 
             adaptive.install_manager()

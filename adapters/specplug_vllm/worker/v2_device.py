@@ -48,36 +48,20 @@ class DeviceDrafting:
             last_sampled: [S, 1] int64, each slot's newest token, which pads its draft.
             temperature: [S] float32, by slot.
         """
-        if self.steps is None:
-            self._take(facts, engine, outputs, last_sampled, temperature)
-            return
-        draft = self.steps.take(facts, engine, outputs, last_sampled, temperature, self._drafting.plan)
-        if self._logits is not None and facts.names:
-            kept = self._kept_of(facts)
-            slots = (engine.idx_mapping if kept is None else engine.idx_mapping[kept]).long()
-            padded = outputs.ids if kept is None else outputs.ids[kept]
-            write_logits(self._logits, slots, draft, temperature[slots], padded)
-
-    def _take(
-        self, facts: RowFacts, engine: EngineRows, outputs: DraftOutputs, last_sampled: Tensor, temperature: Tensor
-    ) -> None:
-        """Let the draft stage take the step, in tensor operations."""
-        kept, out, confidence = self._kept_of(facts), outputs.ids, outputs.confidence
-        assert confidence is not None
-        out.copy_(last_sampled.view(-1)[engine.idx_mapping][:, None].expand_as(out))
-        confidence.zero_()
-        if not facts.names:
+        kept = self._kept_of(facts)
+        if self.steps is not None:
+            draft = self.steps.take(facts, engine, outputs, last_sampled, temperature, self._drafting.plan)
+        else:
+            assert outputs.confidence is not None
+            outputs.ids.copy_(last_sampled.view(-1)[engine.idx_mapping][:, None].expand_as(outputs.ids))
+            outputs.confidence.zero_()
+        if not facts.names or (self.steps is not None and self._logits is None):
             return
         engine = kept_of(engine, kept)
-        slots = engine.idx_mapping
-        draft = self._drafting.step(*self._drafting.verified(facts, engine, slots, temperature[slots]))
-        draft_length, padded = draft.draft_length, out if kept is None else out[kept]
-        padded[:, :draft_length] = torch.where(draft.mask(), draft.token_ids.long(), padded[:, :draft_length])
-        if kept is None:
-            confidence[:, :draft_length] = draft.confidence
-        else:
-            out[kept] = padded
-            confidence[kept, :draft_length] = draft.confidence
+        slots, padded = engine.idx_mapping, outputs.ids if kept is None else outputs.ids[kept]
+        if self.steps is None:
+            draft = self._drafting.step(*self._drafting.verified(facts, engine, slots, temperature[slots]))
+            _write(draft, outputs, padded, kept)
         if self._logits is not None:
             write_logits(self._logits, slots.long(), draft, temperature[slots], padded)
 
@@ -86,6 +70,18 @@ class DeviceDrafting:
         if self._kept is None or self._kept[0] is not facts:
             self._kept = facts, None if facts.kept is None else self._drafting.on_device(facts.kept)
         return self._kept[1]
+
+
+def _write(draft: Draft, outputs: DraftOutputs, padded: Tensor, kept: Tensor | None) -> None:
+    """Write ids, also to `padded`, the ids of the rows `kept`, and confidences."""
+    length, confidence = draft.draft_length, outputs.confidence
+    assert confidence is not None
+    padded[:, :length] = torch.where(draft.mask(), draft.token_ids.long(), padded[:, :length])
+    if kept is None:
+        confidence[:, :length] = draft.confidence
+    else:
+        outputs.ids[kept] = padded
+        confidence[kept, :length] = draft.confidence
 
 
 UNLIKELY = -1e4

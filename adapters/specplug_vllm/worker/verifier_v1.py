@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import math
 from dataclasses import replace
 from typing import Any
@@ -60,7 +61,9 @@ class V1Decision:
         if chosen is None:
             return self._verifier.verify(draft, target, sampling, seeds).token_ids
         rows = torch.tensor([options is not None for options in chosen]).to(seeds.device)
-        sampling = replace(sampling, acceptance_threshold=_thresholds(chosen).to(seeds.device))
+        given = [None if options is None else options.acceptance_threshold for options in chosen]
+        thresholds = torch.tensor([math.nan if threshold is None else threshold for threshold in given])
+        sampling = replace(sampling, acceptance_threshold=thresholds.to(seeds.device))
         found = self._verifier.verify(draft, target, sampling, seeds)
         if found.departed is not None:
             assert self._drafting is not None
@@ -82,7 +85,7 @@ class V1Decision:
         """Return [count] int64: the request's seed for rows in `generators`, and new seeds for the others."""
         seeds = self._verifier.seeds(count)
         for row, generator in generators.items():
-            seeds[row] = _signed(generator.initial_seed())
+            seeds[row] = ctypes.c_int64(generator.initial_seed()).value  # its lowest 64 bits
         return seeds
 
 
@@ -113,14 +116,3 @@ def _sampling(metadata: Any, rows: Tensor) -> SamplingBatch:
     if metadata.all_greedy:
         return SamplingBatch(torch.zeros(rows.shape, device=rows.device), all_greedy=True)
     return SamplingBatch((metadata.temperature != 0).float())
-
-
-def _thresholds(chosen: list[RequestOptions | None]) -> Tensor:
-    given = [None if options is None else options.acceptance_threshold for options in chosen]
-    return torch.tensor([math.nan if threshold is None else threshold for threshold in given])
-
-
-def _signed(value: int) -> int:
-    """Return the int64 with the lowest 64 bits of `value`."""
-    value &= (1 << 64) - 1
-    return value - (1 << 64) if value >> 63 else value

@@ -15,7 +15,6 @@ from torch import Tensor
 
 from specplug.errors import EngineError
 from specplug.types.caps import Distribution
-from specplug.types.draft import Draft
 from specplug.types.verification import SamplingBatch, TargetLogits
 from specplug_vllm import seams
 from specplug_vllm.worker.drafting import Drafting
@@ -174,8 +173,9 @@ class V2Decision:
         following = draft_sampled[index.clamp(max=len(target_logits) - 1)]
         draft = chain(torch.where(index < cu_num_logits[1:, None], following, -1), pos[starts] + 1)
         heat = temperature[slots].float()
-        if draft_logits is not None and not self.all_greedy:
-            draft = _with_distribution(draft, draft_logits[slots, :most], heat)
+        if draft_logits is not None and not self.all_greedy:  # with temperature applied as in the target's logits
+            logits = draft_logits[slots, :most] / torch.where(heat == 0, 1.0, heat)[:, None, None]
+            draft = replace(draft, distribution=Distribution.LOGITS, draft_logits=logits)
         rows = None if self._verifier.lossless or self._drafting is None else self._drafting.slots.rows(slots)
         sampling = SamplingBatch(
             (heat != 0).float(),
@@ -214,9 +214,3 @@ class V2Decision:
             running = [occupant.request.options for occupant in slots.occupants.values()]
             self._requested = any(options.verifier is not None for options in running)
         return self._requested
-
-
-def _with_distribution(draft: Draft, draft_logits: Tensor, temperature: Tensor) -> Draft:
-    """Add the distribution that the draft was drawn from, with temperature applied as in the target's logits."""
-    heat = torch.where(temperature == 0, 1.0, temperature)[:, None, None]
-    return replace(draft, distribution=Distribution.LOGITS, draft_logits=draft_logits / heat)

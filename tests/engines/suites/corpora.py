@@ -12,7 +12,6 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -213,23 +212,3 @@ class CorporaSuite:
             assert len(problems) == 1
             assert str(segment) in problems[0]
         self.complete(server, 1, tenant=TORN)
-
-    def test_answers_stay_right_while_corpora_come_and_go(self, server, root):
-        def request(which: int) -> None:
-            for more in range(4):
-                self.complete(server, (which + more) % len(answers()), corpora="0", documents="answer")
-
-        with ThreadPoolExecutor(3) as threads:
-            jobs = [threads.submit(request, which) for which in range(3)]
-            for turn in itertools.count():
-                name, ids = str(turn % 2), answers()[turn % len(answers())][1]
-                stated = {"name": name, "documents": [{"name": "answer", "token_ids": list(ids)}]}
-                assert send(server, "POST", body=stated).code == 200
-                Store.open(root).add(name, [document(ids)], tenant="other")
-                if all(job.done() for job in jobs):
-                    break
-                Store.open(root).remove(name, tenant="other")
-                assert send(server, "DELETE", f"/{name}").code == 200
-            for job in jobs:
-                job.result()
-        self.complete(server, 0)

@@ -16,8 +16,6 @@ from tests.engines.suites.server import metrics, raw
 REMEMBERED = "ngram/response memory"
 SECRET = "def volume(height, width):\n    depth ="
 REFERENCE_TOKENS, COPIES = 2000, 4
-FORGED = {"wire": "1", "fields": '{"options": {}, "references": []}', "ids": "", "client": "victim"}
-"""The wire form of parsed fields, as SGLang's front end sends it to the scheduler."""
 
 
 def used(server: Server, body: dict[str, Any], **headers: str) -> int:
@@ -59,11 +57,6 @@ class TenantsSuite:
         assert used(server, self.body({}, cache_salt="victim"), Authorization="Bearer thief") == 0
         assert used(server, self.body({"specplug_store": "false"}), Authorization="Bearer victim") == 0
         assert used(server, self.body({}), Authorization="Bearer victim") > 0, "there was something to find"
-
-    @pytest.mark.parametrize("fields", [FORGED, json.dumps(FORGED)], ids=["object", "text"])
-    def test_parsed_fields_cannot_be_forged(self, server, fields):
-        assert raw(server, "/v1/completions", self.body({"specplug": fields}))[0] == 400
-        assert raw(server, "/v1/completions", self.body({"specplug_client": "victim"}))[0] == 400
 
     def test_hostile_fields_are_refused_in_few_words(self, server):
         """More of them are tested without a server, in tests/requests/test_parser.py."""

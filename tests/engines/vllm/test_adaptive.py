@@ -275,47 +275,4 @@ def test_ranks_cut_alike(baseline_v2, engine):
     requested = {"prompts": given, "params": {"max_tokens": 24}}
     expected = baseline_v2.call("inside.generate", **requested)
     assert_greedy(given, expected, tp.call("inside.generate", **requested))
-    tp.call(keep_confidences)
-    with pytest.raises(AssertionError):
-        assert_greedy(given, expected, tp.call("inside.generate", **requested))
     tp.stop()
-
-
-@pytest.mark.slow  # two ranks in Triton's interpreter
-def test_rank_0s_profile_reaches_the_planner(engine):
-    """The profile of the other rank shows nothing.  Workers, engine core and test are processes of their own."""
-    tp = launch(engine, policy="batch", tensor_parallel_size=2, in_process=False)
-    prompt = [list(prompts()[0])]
-    assert tp.call(served_with_profile, useful=0, prompts=prompt, params={"max_tokens": 1}).startswith(
-        "profiled by the engine"
-    )
-    tp.stop()
-
-
-def served_with_profile(llm, useful, **given):
-    """Leave a profile on each worker, a useful one on one of them, serve, and return what predictions then rest on."""
-    llm.collective_rpc(_leave_profile, args=(useful,))
-    inside.generate(llm, **given)
-    return llm.llm_engine.engine_core.call_utility("specplug_status")["scheduler"]["policy"]["costs"]
-
-
-def _leave_profile(worker, useful):
-    sizes = (1, 8, 64) if worker.rank == useful else (1,)
-    worker.model_runner.adaptive_verification.profiled = tuple(StepCost(n, n, 0, 0, 1e-3 * n) for n in sizes)
-
-
-def keep_confidences(llm):
-    """Plant the mistake that ranks do not share confidences."""
-    llm.collective_rpc(_keep_confidences)
-
-
-def _keep_confidences(worker):
-    speculator = worker.model_runner.speculator
-    receive, confidence = speculator._broadcast, speculator.draft_token_confidence_probs
-
-    def broadcast(sent):
-        own = confidence.clone()
-        receive(sent)
-        confidence.copy_(own)
-
-    speculator._broadcast = broadcast

@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 
 from specplug.errors import EngineError
-from specplug.operator import launches
 from specplug.operator.launches import MARK, Launch
 from specplug_vllm.doctor import COMMAND
 from tests.engines.vllm.launch import Configuration, configuration
@@ -47,21 +46,6 @@ def test_doctor_looks_through_a_launch_line():
         "refuses requests with min_p or logit_bias",
     ):
         assert part in text
-
-
-@pytest.mark.slow
-def test_a_v2_launch_with_too_small_a_budget_is_warned_of_by_doctor_and_by_the_server():
-    config = configuration("v2", NGRAM, asynchronous=True, draft_length=32, max_num_seqs=16)
-    arguments = [*config.flags(), "--port", "1"]
-    command = [sys.executable, "-m", "specplug_vllm.doctor", json.dumps(arguments)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=900, env=config.variables())
-    found = Launch.from_plain(launches.answer_of(done, "vLLM"))
-    text = "\n".join(result.summary for result in found.advice)
-    assert "V2 runner, async scheduling, up to 32 draft tokens" in text
-    assert "on the host, on a thread" not in text
-    (warning,) = [result.summary for result in found.advice if result.status == "warn"]
-    assert "(32 + 1) x 16 = 528 exceeds max_num_batched_tokens = 512" in warning
-    assert warning in done.stdout  # in vLLM's log: what every server says when its configuration is made
 
 
 REQUESTED = """

@@ -54,27 +54,6 @@ def test_another_draft_length_at_every_step_and_caps(engine, baseline_v1, baseli
     assert {count for _, _, count in rows} >= {0, 1, 3, 8}
 
 
-def test_each_request_has_its_own_gamma(v1, v2, v2_async, baseline_v1, baseline_v2, kind):
-    gammas = [0, 1, 2, 3, 5, 8, None]
-    requested = requests(len(gammas), apart=1, ignore_eos=True)
-    for request, gamma in zip(requested, gammas, strict=True):
-        if gamma is not None:
-            request["params"] = {
-                **request["params"],
-                "extra_args": {"specplug": {"num_speculative_tokens": gamma}},
-            }
-    run = {"v1": v1, "v2": v2, "v2_async": v2_async}[kind].call(steps.recorded, requests=requested)
-    assert_as_baseline(baseline_v1 if kind == "v1" else baseline_v2, run, requested)
-    reached: dict[str, set[int]] = {request["id"]: set() for request in requested}
-    for step in run["record"]:
-        for name, count in step["drafts"].items():
-            reached[name].add(count)
-    for request, gamma in zip(requested, gammas, strict=True):
-        assert max(reached[request["id"]]) <= (8 if gamma is None else gamma)
-        if kind != "v1" or request["id"] == "0":
-            assert max(reached[request["id"]]) == (8 if gamma is None else gamma)
-
-
 CAPTURED = {
     **{"method": "custom_class", "model": "specplug_vllm.Proposer", "num_speculative_tokens": 8},
     "num_speculative_tokens_per_batch_size": [[1, 2, 7], [3, 4, 3], [5, 8, 0], [9, 16, 1]],
@@ -132,42 +111,6 @@ CROWD = {
     "num_gpu_blocks_override": 256,
 }
 REJECTED = {"proposer": "uniform", "policy": "fixed"}  # drafts that fill the draft length and are hardly ever accepted
-
-
-def crowd():
-    """Return a full server: seven that decode for long, and others with long prompts for the last slot."""
-    long = [token for prompt in prompts() for token in prompt]
-    sitting = [{"id": f"sitting-{i}", "prompt": long[9 * i : 9 * i + 12], "at": i} for i in range(SLOTS - 1)]
-    passing = [{"id": f"passing-{i}", "prompt": long[40 * i : 40 * i + 100], "at": SLOTS} for i in range(4)]
-    requested = [{**request, "params": {"max_tokens": 200, "ignore_eos": True}} for request in (*sitting, *passing)]
-    leaving = {f"passing-{i}": SLOTS + 6 * (i + 1) for i in range(3)}
-    leaving |= {request["id"]: SLOTS + 24 for request in requested if request["id"] not in leaving}
-    return {"requests": requested, "aborts": leaving}
-
-
-def seen(run):
-    """Return per step who ran, who waited and which prompts advanced how far."""
-    return [
-        (step["running"], step["waiting"], sorted(step["prefill"].items()), len(step["drafts"]))
-        for step in run["record"]
-    ]
-
-
-@pytest.mark.slow  # an engine of its own for either
-@pytest.mark.parametrize("asynchronous", [False, True], ids=["sync", "async"])
-def test_a_wide_server_that_plans_narrowly_admits_what_baseline_admits(engine, asynchronous):
-    baseline = engine("v2", installed=False, asynchronous=asynchronous, name="crowd_baseline", **CROWD)
-    wide = engine("v2", REJECTED, draft_length=WIDE, asynchronous=asynchronous, name="crowd", **CROWD)
-    truth = seen(baseline.call(steps.recorded, **crowd()))
-    assert max(running for running, *_ in truth) == SLOTS
-    assert sum(1 for running, _, prefill, _ in truth if running == SLOTS and prefill) >= 12
-    none, two, all_of_it = (wide.call(steps.recorded, gamma=gamma, **crowd()) for gamma in (0, 2, None))
-    assert seen(none) == truth
-    assert seen(two) == truth
-    assert max(count for step in two["record"] for count in step["drafts"].values()) == 2
-    assert max(count for step in all_of_it["record"] for count in step["drafts"].values()) == CHUNK - 1
-    assert seen(all_of_it) != truth
-    assert max(step["scheduled"] for step in two["record"]) == 3 * (SLOTS - 1) + CHUNK
 
 
 @pytest.mark.parametrize("asynchronous", [False, True], ids=["sync", "async"])

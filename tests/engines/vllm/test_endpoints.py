@@ -88,14 +88,6 @@ def test_without_an_operators_key_this_machine_is_answered_and_nobody_else(
     assert "10.0.0.5" in served(app, peer="10.0.0.5").get("/specplug/status").json()["detail"]
 
 
-def test_a_clients_key_makes_nobody_an_operator(load: Callable[..., FastAPI], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv(KEY_VARIABLE, raising=False)
-    app, shown = load(), {"Authorization": "Bearer clients"}
-    assert codes(served(app, "clients", peer="10.0.0.5"), **shown) == [403] * 5
-    assert codes(served(app, "clients"), **shown) == [404] * 5
-    assert codes(served(app, "clients")) == [401] * 5, "nor does this machine alone, as before"
-
-
 def test_the_operators_key_is_requested_of_everybody(
     load: Callable[..., FastAPI], monkeypatch: pytest.MonkeyPatch
 ) -> None:

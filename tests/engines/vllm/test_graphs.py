@@ -80,26 +80,16 @@ def test_an_engines_drafter_on_v1_states_that_its_length_changes():
         assert other.speculative_config.num_speculative_tokens_per_batch_size is None
 
 
-def test_what_the_lengths_are_named_for(monkeypatch):
-    found = vllm_config(8, 256)
-    with monkeypatch.context() as without:
-        without.setattr(graphs, "set_capture_lengths", lambda config: None)
-        found._set_cudagraph_sizes()
-    manager = dispatcher(monkeypatch, found)
-    assert mode_of(manager, [8] * 28) == "FULL"
-    assert {mode_of(manager, [length] * 32) for length in (0, 1, 3, 7)} == {"PIECEWISE"}
-
-
 def test_another_length_than_requested_is_logged_in_one_line_and_set_everywhere(caplog):
     with caplog.at_level(logging.WARNING, logger="specplug"):
         sized(7, 64)
         assert not caplog.records
         found = sized(8, 64, additional_config={"specplug": {"num_speculative_tokens": 8}, "x": 1})
     assert found.additional_config == {"specplug": {"num_speculative_tokens": 7}, "x": 1}
-    assert graphs.captured(found) == graphs.captured(sized(8, 64, data_parallel=2)), "dense models' ranks are engines"
     (record,) = caplog.records
     assert "num_speculative_tokens is 7 instead of 8" in record.getMessage()
     assert "7, 3, 1, 0" in record.getMessage()
+    assert graphs.captured(found) == graphs.captured(sized(8, 64, data_parallel=2)), "dense models' ranks are engines"
 
 
 @pytest.mark.parametrize(

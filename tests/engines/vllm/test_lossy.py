@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from tests.engines.vllm.inside import runner
-from tests.engines.vllm.test_verifier import PROMPTS, baseline, drafter_of, spoiled, verified, verified_with
+from tests.engines.vllm.test_verifier import PROMPTS, baseline, spoiled, verified, verified_with
+from tests.engines.vllm.watching import drafter
 
 __all__ = ["baseline", "verified"]
 
@@ -19,14 +19,13 @@ def kind(request):
 
 def serve_as_configured(llm: Any) -> None:
     """Put the verifier back that the server's settings name."""
-    server = drafter_of(runner(llm)).verifier
+    server = drafter(llm).verifier
     server.plugin, server.lossless = server.configured, False
 
 
 def lossy_counts(llm: Any) -> tuple[int, float]:
     """Return how many draft tokens lossy verification has accepted, and how many of them departed."""
-    drafter = drafter_of(runner(llm))
-    found = drafter.drafting.stage.metrics.snapshot().lossy
+    found = drafter(llm).drafting.stage.metrics.snapshot().lossy
     return found.accepted, found.departed
 
 

@@ -77,7 +77,7 @@ def test_a_step_that_drafts_nothing_launches_nothing(setup):
 def test_a_step_of_a_proposer_on_the_host_is_three_launches(engine):
     """These are pack, the host function and unpack; nothing else would run on the device, and nothing waits for it."""
     v2 = engine("v2", specplug={"proposer": "ngram"}, draft_length=4, asynchronous=True, name="host-step")
-    found = v2.call(streamed_steps, requested=[list(prompt) for prompt in prompts()[:3]])
+    found = v2.call(steady_steps, requested=[list(prompt) for prompt in prompts()[:3]])
     assert found["steps"] > 5
     assert found["launched"] == ["pack", "host function", "unpack"] * found["steps"]
     assert most("V2", "`ngram`") == 3
@@ -91,12 +91,13 @@ def test_a_step_of_a_proposer_on_the_host_is_three_launches(engine):
 def steady_steps(llm: Any, requested: list[list[int]], by_stage: bool = False) -> dict[str, Any]:
     """Generate, and watch the drafting of steps whose requests are those of the step before.
 
-    Kernels are noted, not watched.  "own" is the number of launches of the proposer itself.
+    Kernels, and what is launched in a stream, are noted, not watched.  "own" is the number of launches of the proposer
+    itself.
     """
     speculator = inside.runner(llm).speculator
-    propose, stage, steps_by_kernels = speculator.propose, speculator.drafting.stage, speculator._on_device.steps
-    handle, metrics = stage.runners[0].handle, stage.metrics
-    step_of_proposer = handle.step
+    propose, stage, by_kernels = speculator.propose, speculator.drafting.stage, speculator._on_device.steps
+    handle, metrics, in_stream = stage.runners[0].handle, stage.metrics, speculator._steps
+    step_of_proposer = getattr(handle, "step", None)
     names: list[str] = []
     watch, own, steps, launched = Watch(), Watch(), 0, []
     before = metrics.snapshot()
@@ -128,12 +129,20 @@ def steady_steps(llm: Any, requested: list[list[int]], by_stage: bool = False) -
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(speculator, "propose", watched)
-        patch.setattr(handle, "step", proposing)
-        if by_stage:
+        if in_stream is not None:
+            transfers, stream = in_stream._transfers, in_stream._stream
+            noting = {name: noted(name, getattr(transfers, name)) for name in ("pack", "unpack")}
+            patch.setattr(in_stream, "_transfers", SimpleNamespace(**noting))
+            launch = noted("host function", stream.launch)
+            patch.setattr(in_stream, "_stream", SimpleNamespace(launch=launch, mark=stream.mark))
+        elif by_stage:
+            patch.setattr(handle, "step", proposing)
             patch.setattr(speculator._on_device, "steps", None)
-        elif steps_by_kernels is not None:
-            noting = {name: noted(name, launch) for name, launch in steps_by_kernels._launches._asdict().items()}
-            patch.setattr(steps_by_kernels, "_launches", SimpleNamespace(**noting))
+        else:
+            patch.setattr(handle, "step", proposing)
+            if by_kernels is not None:
+                noting = {name: noted(name, launch) for name, launch in by_kernels._launches._asdict().items()}
+                patch.setattr(by_kernels, "_launches", SimpleNamespace(**noting))
         inside.generate(llm, requested, {"max_tokens": TOKENS, "ignore_eos": True})
     counts = (metrics.snapshot() - before).total
     return {
@@ -146,52 +155,6 @@ def steady_steps(llm: Any, requested: list[list[int]], by_stage: bool = False) -
         "proposed": counts.proposed,
         "rows": counts.target_steps,
         "emitted": counts.emitted,
-    }
-
-
-def streamed_steps(llm: Any, requested: list[list[int]]) -> dict[str, Any]:
-    """Generate, and watch steady steps that are taken in the stream; what is launched there is noted, not watched."""
-    steps, launched = inside.runner(llm).speculator._steps, []
-    transfers, stream = steps._transfers, steps._stream
-
-    def noted(name: str, launch: Any) -> Any:
-        def call(*args: Any) -> None:
-            launched.append(name)
-            with _disable_current_modes():
-                launch(*args)
-
-        return call
-
-    steps._transfers = SimpleNamespace(pack=noted("pack", transfers.pack), unpack=noted("unpack", transfers.unpack))
-    steps._stream = SimpleNamespace(launch=noted("host function", stream.launch), mark=stream.mark)
-    take, watched = steps.take, []
-
-    def taking(facts: Any, *args: Any) -> None:
-        watched.append(facts is seen[-1] if seen else False)
-        seen.append(facts)
-        if not watched[-1]:
-            launched_before = len(launched)
-            take(facts, *args)
-            del launched[launched_before:]
-            return
-        with watch:
-            take(facts, *args)
-
-    watch, seen = Watch(), []
-    steps.take = taking
-    before = steps._stage.metrics.snapshot()
-    try:
-        inside.generate(llm, requested, {"max_tokens": TOKENS, "ignore_eos": True})
-    finally:
-        del steps.take
-        steps._transfers, steps._stream = transfers, stream
-    counts = (steps._stage.metrics.snapshot() - before).total
-    return {
-        "steps": sum(watched),
-        "launched": launched,
-        "found": watch.found,
-        "launches": watch.launches,
-        "proposed": counts.proposed,
     }
 
 

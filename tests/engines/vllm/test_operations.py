@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -13,7 +11,6 @@ from tests.engines.server import Server
 from tests.engines.suites.operations import (
     ACCEPTED,
     KEY,
-    REQUEST,
     SOURCE,
     OperationsSuite,
     ask,
@@ -85,15 +82,6 @@ class TestOperations(OperationsSuite):
         assert spent("specplug_target_steps_total") == mine["num_spec_steps"]
         assert max(mine["per_step_drafted"]) == 8
 
-    def test_a_stream_ends_with_what_became_of_its_drafts(self, server, plain):
-        body = REQUEST | {"stream": True, "stream_options": {"include_usage": True}}
-        lines = ask(server, "/v1/completions", body).body.split("\n\n")
-        chunks = [json.loads(line.removeprefix("data: ")) for line in lines if line.startswith("data: {")]
-        assert "".join(chunk["choices"][0]["text"] for chunk in chunks if chunk["choices"]) == plain
-        mine = chunks[-1]["metrics"]["speculative_decoding"]
-        assert sum(mine["per_step_drafted"]) == mine["num_draft_tokens"] > 0
-        assert sum(mine["per_step_accepted"]) == mine["num_accepted_draft_tokens"]
-
 
 class TestOperators(OperatorsSuite):
     fields = "vllm_xargs"
@@ -104,42 +92,3 @@ def test_every_api_process_speaks_for_every_engine(serve):
     """Two API processes, so that vLLM's metrics lie in files, and two engines."""
     several = serve("v1", NGRAM, anew=True, name="several", endpoints=True, api_server_count=2, data_parallel_size=2)
     assert_every_process_exports_every_engine(several, "vllm:num_requests_running")
-
-
-# -- without specplug --------------------------------------------------------------------------------------------------
-
-
-def routes_of_a_server_without_specplug(llm: Any) -> list[Any]:
-    """Ask our routes of an app whose engine has this engine's configuration."""
-    import asyncio
-    from types import SimpleNamespace
-
-    from fastapi import FastAPI
-    from fastapi.testclient import TestClient
-
-    from specplug_vllm.frontend.endpoints import SpecplugEndpoints
-
-    app, plugin = FastAPI(), SpecplugEndpoints()
-    plugin.attach_router(app)
-    client = SimpleNamespace(vllm_config=llm.llm_engine.vllm_config)
-    asyncio.run(plugin.init_state(client, app.state, SimpleNamespace(api_key=None)))
-    http = TestClient(app, "http://localhost", client=("127.0.0.1", 50000))
-    answers = [
-        http.get("/specplug/status"),
-        http.post("/specplug/mode", json={"mode": "off"}),
-        http.get("/specplug/corpora"),
-    ]
-    return [[answer.status_code, answer.json()["detail"]] for answer in answers]
-
-
-def exported_names(llm: Any) -> list[str]:
-    from prometheus_client import REGISTRY
-
-    return [family.name for family in REGISTRY.collect() if family.name.startswith("specplug")]
-
-
-def test_a_server_that_did_not_ask_says_so(engine):
-    idle = engine("v1", name="idle")
-    stated = "specplug is not enabled on this server; start it with flags that name it"
-    assert idle.call(routes_of_a_server_without_specplug) == [[404, stated]] * 3
-    assert idle.call(exported_names) == []

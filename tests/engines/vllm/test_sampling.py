@@ -16,6 +16,7 @@ from tests.engines.toy import PAIRS, PROMPT, by_frequency, distribution, model
 from tests.engines.toy import p_value as p_value_of
 from tests.engines.vllm import inside, watching
 from tests.engines.vllm.referee import RUNNERS, fields, prompts, reported
+from tests.engines.vllm.test_verifier import plant
 
 DRAFT_LENGTH = 2
 DRAWN_FROM = [15, 2, 3, 4, 0, 7, 8, 9, 11, 12, 13, 5]
@@ -32,12 +33,17 @@ def toy(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def small(kind: str, toy: Path, engine: Callable[..., Engine]) -> Engine:
     """An engine whose requests choose one-hot drafts, or drafts sampled from the stated or another distribution."""
+    return toy_engine(kind, toy, engine)
+
+
+def toy_engine(kind: str, toy: Path, engine: Callable[..., Engine], **settings: Any) -> Engine:
     suffix = "-probs" if kind == "v1" else ""
     return engine(
         **RUNNERS[kind],
         specplug={
             "proposer": f"uniform{suffix}",
             "extra_proposers": ["oracle"],
+            **settings,
             "options": {f"uniform{suffix}": {"spread": 1.5, "tokens": DRAWN_FROM, "lies_to": "credulous"}},
         },
         draft_length=DRAFT_LENGTH,
@@ -91,42 +97,21 @@ def test_the_distribution_is_the_targets(kind, small):
     assert_follows_target(small, pairs, ["likely", "drawn", "unlikely"], seeded=kind == "v2_async")
 
 
-@pytest.mark.parametrize("kind", ["v1"], indirect=True)
-def test_a_draft_model_over_half_of_the_vocabulary(kind: str, toy: Path, engine: Callable[..., Engine]):
-    """The proposer is written as a third party would: it gets the target and declares its memory."""
-    served = engine(
-        **RUNNERS[kind],
-        specplug={"proposer": "tiny-model"},
-        draft_length=DRAFT_LENGTH,
-        name=f"draft model {kind}",
-        model=str(toy),
-        skip_tokenizer_init=True,
-        max_model_len=64,
-        max_num_seqs=64,
-    )
-    assert_follows_target(served, 1024, ["drawn"])
-    reported = served.call(facts_of_the_draft_model)
-    assert reported["target"] == str(toy)
-    assert reported["draft_vocabulary"] == 8
-    assert reported["distribution_bytes"] == 64 * DRAFT_LENGTH * (8 + 16) * 4
-    assert reported["bytes_to_allocate"] == 8 * 8 * 4
-
-
-def facts_of_the_draft_model(llm: Any) -> dict[str, Any]:
-    drafting = watching.drafting(llm)
-    (proposer,) = drafting.stage.proposers.values()
-    return {
-        **proposer.status(),  # type: ignore[attr-defined]
-        "distribution_bytes": drafting.distribution_bytes,
-        "bytes_to_allocate": drafting.stage.bytes_to_allocate,
-    }
-
-
 def test_a_wrong_distribution_is_found_out(kind, small):
     """The same test at the smaller size detects drafts drawn from another distribution than the stated one."""
     p, total = p_value(small, 512, ["lies"])
     assert total["accepted"] > 0
     assert p < 1e-6
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["v1", "v2"], indirect=True)
+def test_a_verifier_of_specplugs_samples_by_the_targets_distribution(kind, toy, engine):
+    served, pairs = toy_engine(kind, toy, engine, verifier="reference"), 1024 if kind == "v1" else 512
+    assert_follows_target(served, pairs, ["likely", "drawn", "unlikely"])
+    served.call(plant, mutant="accepts always")
+    p, _ = p_value(served, pairs, ["unlikely"])
+    assert p < 1e-6, "a wrong verifier is not found out"
 
 
 LOOP = [int(token) for token in prompts()[3]]

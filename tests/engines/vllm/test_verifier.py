@@ -1,23 +1,19 @@
-"""A specplug verifier decides instead of the engine's own, on both runners, and nothing else changes."""
+"""A specplug verifier decides instead of the engine's own, on both runners, and nothing else changes.
+
+`test_sampling` holds its samples against the exact distribution.
+"""
 
 from __future__ import annotations
 
-import math
 from typing import Any, ClassVar
 
 import pytest
-import torch
 
-from specplug.testing.statistics import g_test
-from tests.engines.vllm.inside import runner
+from tests.engines.vllm.watching import drafter
 
 RUNNERS = ["v1", "v2"]
 CODE = "import os\n\n\ndef read(path):\n    with open(path) as file:\n        return file.read()\n\n\ndef write("
 PROMPTS = [CODE, "class Foo:\n    def __init__(self):\n", "import os, sys\n"]
-DRAWN = {"v1": "uniform-probs", "v2": "uniform"}  # states the distribution that the runner's verification takes
-TOP_K, TOKENS = 4, 3
-SAMPLES = {"v1": 2048, "v2": 384}  # V2 interprets its kernels on a CPU
-
 # No prompt comes in pieces: vLLM's V1 on a CPU ends when a seeded one does.
 MANY = {"max_num_seqs": 64, "max_num_batched_tokens": 16384}
 
@@ -27,16 +23,6 @@ MANY = {"max_num_seqs": 64, "max_num_batched_tokens": 16384}
 
 def plant(llm: Any, mutant: str | None = None, lossless: bool = True) -> None:
     """Put a recording verifier in place, the reference or one that errs, and count from 0."""
-    plant_in(runner(llm), mutant)
-    drafter_of(runner(llm)).verifier.lossless = lossless
-
-
-def counts(llm: Any) -> dict[str, Any]:
-    """Return what the verifier that was planted has decided."""
-    return counts_in(runner(llm))
-
-
-def plant_in(model_runner: Any, mutant: str | None = None) -> None:
     from specplug.verify.reference import ReferenceVerifier
     from tests.mutants import LOSSY_MUTANTS
 
@@ -55,46 +41,15 @@ def plant_in(model_runner: Any, mutant: str | None = None) -> None:
             counts[draft.distribution.value] = counts.get(draft.distribution.value, 0) + 1
             return found
 
-    server = drafter_of(model_runner).verifier
+    server = drafter(llm).verifier
+    server.lossless = lossless
     server.__dict__.setdefault("configured", server.plugin)
     server.plugin = Recording()
 
 
-def counts_in(model_runner: Any) -> dict[str, Any]:
-    found: dict[str, Any] = drafter_of(model_runner).verifier.plugin.counts
-    return found
-
-
-def drafter_of(model_runner: Any) -> Any:
-    return getattr(model_runner, "speculator", None) or model_runner.drafter
-
-
-def plant_on_rank(worker: Any, own_numbers: bool) -> None:
-    """Put a recording verifier in place on one rank, on the second one with its own random numbers, if requested."""
-    plant_in(worker.model_runner)
-    if own_numbers and worker.rank:
-        verifier, drawn = drafter_of(worker.model_runner).verifier, torch.Generator().manual_seed(7)
-        original = type(verifier).verify
-
-        def verify(draft: Any, target: Any, sampling: Any, seeds: Any) -> Any:
-            seeds = torch.randint(1 << 62, seeds.shape, generator=drawn)
-            return original(verifier, draft, target, sampling, seeds)
-
-        verifier.verify = verify
-
-
-def emitted_on_rank(worker: Any) -> list[Any]:
-    found: list[Any] = counts_in(worker.model_runner)["emitted"]
-    return found
-
-
-def emitted_by_rank(llm: Any, prompts: list[str], params: list[dict[str, Any]], own_numbers: bool) -> list[Any]:
-    """Generate on several ranks; return what the verifier of each has emitted."""
-    from tests.engines.vllm import inside, test_verifier
-
-    llm.collective_rpc(test_verifier.plant_on_rank, args=(own_numbers,))
-    inside.generate(llm, prompts, params)
-    found: list[Any] = llm.collective_rpc(test_verifier.emitted_on_rank)
+def counts(llm: Any) -> dict[str, Any]:
+    """Return what the verifier that was planted has decided."""
+    found: dict[str, Any] = drafter(llm).verifier.plugin.counts
     return found
 
 
@@ -116,17 +71,6 @@ def verified(kind, engine):
     """The oracle drafts a request's reference, as one-hot drafts."""
     settings = {"proposer": "oracle", "verifier": "threshold", "acceptance_thresholds": {"any": 1e-30}}
     found = engine(kind, settings, name=f"verified {kind}", **MANY)
-    found.call(plant)
-    return found
-
-
-@pytest.fixture
-def drawing(kind, engine, distribution):
-    """Draws drafts at random and states their distribution."""
-    tokens = sorted({token for outcome in distribution for token in outcome})
-    options = {DRAWN[kind]: {"tokens": tokens, "spread": 1.0}}
-    settings = {"proposer": DRAWN[kind], "verifier": "reference", "options": options}
-    found = engine(kind, settings, name=f"drawing {kind}", **MANY)
     found.call(plant)
     return found
 
@@ -207,89 +151,3 @@ def test_a_verifier_or_threshold_that_the_server_lacks_is_refused(verified):
         ask(verifier="strict")
     with pytest.raises(Exception, match=r"no such threshold.*'prose'.*'any'"):
         ask(verifier="threshold", acceptance_threshold="prose")
-
-
-# -- sampling -----------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("kind", RUNNERS)
-def test_all_ranks_decide_alike(engine, kind):
-    two = engine(
-        kind,
-        {"proposer": "oracle", "verifier": "reference"},
-        draft_length=4,
-        in_process=False,
-        tensor_parallel_size=2,
-        environment={"VLLM_ALLOW_INSECURE_SERIALIZATION": "1"},
-        name=f"verified {kind}, two ranks",
-    )
-    params = [{"temperature": 1.0, "max_tokens": 12} | verified_with([11, 14, 18] * 4)] * 2
-    params[0] = params[0] | {"seed": 5}
-    first, second = two.call(emitted_by_rank, prompts=PROMPTS[:2], params=params, own_numbers=False)
-    assert first == second
-    assert len(first) > 4
-    first, second = two.call(emitted_by_rank, prompts=PROMPTS[:2], params=params, own_numbers=True)
-    assert first != second, "the check above proves nothing"
-
-
-@pytest.fixture(scope="module")
-def distribution(baseline_v1) -> dict[tuple[int, ...], float]:
-    """The outcomes of `TOKENS` sampled tokens and their probabilities, by plain decoding's own log-probabilities."""
-    prompt = baseline_v1.call(encoded)
-    found: dict[tuple[int, ...], float] = {(): 1.0}
-    for _ in range(TOKENS):
-        outputs = list(found)
-        nexts = baseline_v1.call(
-            "inside.generate",
-            prompts=[prompt + list(output) for output in outputs],
-            params={"max_tokens": 1, "logprobs": TOP_K},
-        )
-        grown = {}
-        for output, answer in zip(outputs, nexts, strict=True):
-            top = sorted(answer["logprobs"][0].items(), key=lambda item: -item[1])[:TOP_K]
-            total = sum(math.exp(logprob) for _, logprob in top)
-            for token, logprob in top:
-                grown[(*output, int(token))] = found[output] * math.exp(logprob) / total
-        found = grown
-    return found
-
-
-def encoded(llm: Any) -> list[int]:
-    """Return the prompt of the distribution."""
-    ids: list[int] = llm.get_tokenizer().encode(CODE)
-    return ids
-
-
-def p_value(engine: Any, distribution: dict[tuple[int, ...], float], samples: int) -> float:
-    """Sample, with drafts of the likeliest tokens, and test against the distribution."""
-    prefix: tuple[int, ...] = ()
-    for _ in range(TOKENS):
-        nexts = {outcome[: len(prefix) + 1] for outcome in distribution if outcome[: len(prefix)] == prefix}
-        prefix = sorted(nexts, key=lambda begin: -_mass(distribution, begin))[0]
-    params: dict[str, Any] = {"temperature": 1.0, "top_k": TOP_K, "max_tokens": TOKENS, "ignore_eos": True}
-    prompt = engine.call(encoded)
-    fields = verified_with(list(prefix))
-    given = [params | fields] * samples  # those with a seed are not the verifier's
-    answers = engine.call("inside.generate", prompts=[prompt] * samples, params=given)
-    outcomes = list(distribution)
-    found = [tuple(answer["token_ids"]) for answer in answers]
-    if not distribution.keys() >= set(found):
-        return 0.0  # top-k forbids it
-    return g_test([found.count(outcome) for outcome in outcomes], [distribution[outcome] for outcome in outcomes])
-
-
-def _mass(distribution: dict[tuple[int, ...], float], begin: tuple[int, ...]) -> float:
-    return sum(p for outcome, p in distribution.items() if outcome[: len(begin)] == begin)
-
-
-def test_the_distribution_of_drawn_drafts_is_taken_into_account(kind, drawing, distribution):
-    assert p_value(drawing, distribution, SAMPLES[kind]) > 1e-4
-    seen = drawing.call(counts)
-    assert seen["drafted"] >= SAMPLES[kind]
-    assert seen.get("draft_probs" if kind == "v1" else "draft_logits") == seen["calls"]
-
-
-def test_a_wrong_verifier_is_found_out(kind, verified, distribution):
-    """The same test at the same size rejects a wrong distribution."""
-    verified.call(plant, mutant="reused random number")
-    assert p_value(verified, distribution, SAMPLES[kind]) < 1e-6
