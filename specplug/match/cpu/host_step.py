@@ -83,9 +83,9 @@ class LookupHostStep:
 
 @compiled
 def ingest_at(state: Any, arguments: int) -> None:
-    """Run `steps.ingest` on the arrays of `StepArguments` at an address.
+    """Run `learn_from` and `extend_texts` on the arrays of `StepArguments` at an address.
 
-    SlotStates learn one after another, in this thread; their texts are extended by the threads of the state's pool.
+    Slots learn one after another, in this thread; their texts are extended by the threads of the state's pool.
     """
     own, a = borrowed(state), arguments_at(arguments)
     learn_from(
