@@ -184,7 +184,6 @@ def warm_up(*, trees: bool, threads: int = 1) -> None:
     lookup.ingest(slots, table, slots, lengths, lengths - 3, None)
     lookup.propose(slots, lengths, Draft.allocate(1, 4, trees=trees))
     lookup.remember(0, "", 1, 6)
-    lookup.texts.truncate(0, 3)
     lookup.responses.clear()
     if threads > 1:
         lookup.start_threads()

@@ -86,7 +86,6 @@ class CorpusIndex:
             self._kept += segments
             first.append(len(self._kept))
         kept = self._kept
-        self.num_tokens = sum(len(segment.text) for segment in kept)
         self._shared = {
             "texts": _ints([_address(it.text) // TOKEN for it in kept]),
             "lengths": _ints([len(it.text) for it in kept]),
