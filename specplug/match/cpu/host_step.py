@@ -102,7 +102,7 @@ def ingest_at(state: Any, arguments: int) -> None:
 
 @compiled
 def propose_at(state: Any, arguments: int) -> None:
-    """Run `steps.propose_trees` on the arrays of `StepArguments`, or `steps.propose_chains` if `parents` is 0."""
+    """Run `steps.propose` on the arrays of `StepArguments` at an address."""
     run(borrowed(state), DRAFT, arguments, arguments_at(arguments).batch_size)
 
 

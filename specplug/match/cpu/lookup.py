@@ -12,7 +12,7 @@ from specplug.errors import ContractError
 from specplug.match.cpu.corpus_index import MOST_NAMED, CorpusIndex, IdTable, IndexSegment
 from specplug.match.cpu.evidence import Tables
 from specplug.match.cpu.host_step import LookupHostStep, ingest_at, propose_at
-from specplug.match.cpu.parallel import MOST_THREADS, ThreadPool
+from specplug.match.cpu.parallel import FEWEST_ROWS, MOST_THREADS, ThreadPool
 from specplug.match.cpu.records import Record, address, record
 from specplug.match.cpu.responses import Responses
 from specplug.match.cpu.rows import SlotStates, tree, workspace
@@ -120,9 +120,9 @@ class Lookup:
         """The state that kernels take."""
         return self._states[0]
 
-    def start_threads(self) -> None:
-        """Start the threads, with a workspace each, if there are to be any; otherwise the first large batch does."""
-        if not self.pool.may_start:
+    def start_threads(self, rows: int = FEWEST_ROWS) -> None:
+        """Start the threads, with a workspace each, if there are to be any for batches of so many rows."""
+        if not self.pool.is_due(rows):
             return
         more = self.pool.threads - len(self._workspaces)
         self._workspaces += [self._workspace() for _ in range(more)]
@@ -189,8 +189,7 @@ class Lookup:
         stride, step = table.stride()
         if step != 1 or stride < num_columns:  # a single row may have any stride
             table, stride = table.contiguous(), num_columns
-        if self.pool.is_due(len(slots)):
-            self.start_threads()
+        self.start_threads(len(slots))
         arguments = StepArguments(
             batch_size=len(slots),
             slots=slots.data_ptr(),
@@ -226,8 +225,7 @@ class Lookup:
             )
         ):
             raise ContractError.build("the draft's tensors lie apart", who="Lookup", expected="views of one buffer")
-        if self.pool.is_due(len(slots)):
-            self.start_threads()
+        self.start_threads(len(slots))
         arguments = StepArguments(
             batch_size=len(slots),
             slots=slots.data_ptr(),

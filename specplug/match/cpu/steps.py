@@ -87,34 +87,28 @@ def _place(state: Any, slot: int, length: int) -> None:
 
 
 @compiled
-def propose_chains(state: Any, slots: Any, limits: Any, ids: Any, confidences: Any, counts: Any, sources: Any) -> None:
-    """Draft a chain for each row; see `draft_chain`.
+def propose(
+    state: Any, slots: Any, limits: Any, ids: Any, confidences: Any, counts: Any, sources: Any, parents: Any
+) -> None:
+    """Draft a chain for each row, or a tree if `parents` has rows; see `draft_chain` and `draft_tree`.
 
     Args:
         state: the record of all memory, see `Lookup._state`.
         slots: [B] int64.
         limits: [B] int32.
-        ids, confidences: [B, N] int32 and float32, to be filled.
+        ids, confidences, sources: [B, N] int32, float32 and int32, to be filled.
         counts: [B] int32, to be filled.
-        sources: [B, N] int32, to be filled.
+        parents: [B, N] int32, to be filled, or [0, N].
     """
     find_points(state, slots, limits)
     for row in range(slots.size):
         slot, limit = slots[row], _limit(state, slots, limits, row, ids.shape[1])
-        if limit > 0:
-            counts[row] = draft_chain(state, slot, limit, ids[row], confidences[row], sources[row])
-
-
-@compiled
-def propose_trees(
-    state: Any, slots: Any, limits: Any, ids: Any, confidences: Any, counts: Any, sources: Any, parents: Any
-) -> None:
-    """Draft a tree for each row; see `propose_chains` and `draft_tree`.  `parents`: [B, N] int32, to be filled."""
-    find_points(state, slots, limits)
-    for row in range(slots.size):
-        slot, limit = slots[row], _limit(state, slots, limits, row, ids.shape[1])
-        if limit > 0:
+        if limit <= 0:
+            continue
+        if parents.shape[0] > 0:
             counts[row] = draft_tree(state, slot, limit, ids[row], confidences[row], sources[row], parents[row])
+        else:
+            counts[row] = draft_chain(state, slot, limit, ids[row], confidences[row], sources[row])
 
 
 @compiled
