@@ -146,7 +146,7 @@ places = np.array([below] * 4 + [1] + [above] * 2, np.int32)
 segment = IndexSegment(text[: len(whole.text)], places, whole.starts, whole.corpus_of, whole.corpora)
 print("prepared", flush=True)
 corpus_index = CorpusIndex({"": [segment]}, IdTable())
-print(insertion_point(corpus_index.record, 0, np.full(70, 5, np.int32), 70, 64))
+print(insertion_point(corpus_index.view(), 0, np.full(70, 5, np.int32), 70, 64))
 drafted(drafter([segment]), [5] * 70)
 """
 

@@ -69,9 +69,6 @@ class CorpusIndex:
     Args:
         tenants: the segments of each tenant.
         numbers: the number, from 1, of each tenant and of each (tenant, corpus); new ones are added.
-
-    Attributes:
-        record: the record that kernels take.
     """
 
     def __init__(self, tenants: Mapping[str, Sequence[IndexSegment]], numbers: IdTable) -> None:
@@ -99,7 +96,6 @@ class CorpusIndex:
             "numbers": np.asarray(corpora, np.int32),
             "first": _ints(first),
         }
-        self.record = self.view()
 
     def view(self) -> Record:
         """Return a record of these segments with its own workspace, for kernels on another thread."""

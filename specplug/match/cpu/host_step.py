@@ -63,9 +63,7 @@ class LookupHostStep:
     def use(self, state: Any, *, leaves_index: bool) -> None:
         """Let the function use a state, see `Lookup`.
 
-        Args:
-            state: the state.
-            leaves_index: whether its corpus index is another one, so that rows must not go on in the index before.
+        `leaves_index`: its corpus index is another one, so that rows must not go on in the index before.
         """
         rows = self._rows
         _replace(self.address, self._flag, handle_of(state), rows.anchors, rows.bounds, leaves_index)

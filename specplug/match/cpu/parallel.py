@@ -78,12 +78,7 @@ def run(state: Any, operation: int, arguments: int, rows: int) -> None:
 
 @compiled
 def help_with(first_state: Any, thread: int) -> None:
-    """Take part in the jobs of a pool until it is stopped.
-
-    Args:
-        first_state: one of the states that jobs use, for its type and its pool.
-        thread: the number of this thread, from 1.
-    """
+    """Take part in the jobs of a state's pool, as its thread number `thread`, from 1, until the pool is stopped."""
     state = borrowed(first_state)
     pool = state.pool
     while True:
@@ -202,11 +197,7 @@ class ThreadPool:
         return self.threads > 1 and self._stop is None and rows >= FEWEST_ROWS
 
     def start(self, state: Any) -> None:
-        """Start the threads.
-
-        Args:
-            state: one of the states whose jobs they share; all states have the same type.
-        """
+        """Start the threads; `state` is one of those whose jobs they share, which all have the same type."""
         self._counters[STOPPED] = 1
         self._semaphores.post_to(_BEGUN)
         help_with(state, 0)  # ends at once, and is compiled now rather than in all threads at the same time
