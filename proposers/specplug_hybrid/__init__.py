@@ -1,6 +1,5 @@
 """Lookup and a draft model together: each request gets the drafts that are worth more.
 
-options    the proposer's settings
-proposer   the proposer: which part drafts for which row
+proposer   the proposer and its settings: which part drafts for which row
 gains      what drafts of the model were worth, and what they cost
 """

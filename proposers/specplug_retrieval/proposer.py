@@ -43,16 +43,18 @@ class Retrieval(LookupProposer):
 
     def update(self) -> None:
         """Load the corpus index of a changed store."""
-        self._load_changes()
+        changed = self.watcher.changed(self.lookup.corpus_index)
+        if changed is not None:
+            self.lookup.load(changed)
 
     def ingest(self, batch: EngineBatch) -> None:
         """Ingest new tokens and learn from them; load the corpus index of a changed store."""
-        self._load_changes()
+        self.update()
         super().ingest(batch)
 
     def begin(self, slot: int, request: Request, owner: str) -> None:
         """Begin a request's text in a slot; documents that it names follow its own references."""
-        self._load_changes()  # otherwise a new tenant of the store is not known yet
+        self.update()  # otherwise a new tenant of the store is not known yet
         tenant, options = request.tenant or SHARED, request.options
         named = [self.watcher.document(tenant, name, corpus) for name, corpus in options.documents]
         references = [reference.token_ids for reference in request.references]
@@ -67,8 +69,3 @@ class Retrieval(LookupProposer):
         """Stop watching the store."""
         self.watcher.close()
         super().close()
-
-    def _load_changes(self) -> None:
-        changed = self.watcher.changed(self.lookup.corpus_index)
-        if changed is not None:
-            self.lookup.load(changed)

@@ -64,11 +64,11 @@ class LookupProposer(Proposer):
             self._begin_unreported(batch)
         table = _without_barriers(batch) if batch.barriers else batch.tokens
         slots, rows = _wide(batch.slots), _wide(batch.rows)
-        self.lookup.ingest_tensors(slots, table, rows, batch.lengths, batch.num_new, batch.first)
+        self.lookup.ingest(slots, table, rows, batch.lengths, batch.num_new, batch.first)
 
     def propose(self, batch: EngineBatch, limits: Tensor, draft: Draft) -> None:
         """Fill in the drafts."""
-        self.lookup.propose_tensors(_wide(batch.slots), limits, draft, trees=self._trees)
+        self.lookup.propose(_wide(batch.slots), limits, draft)
 
     def host_step(self) -> HostStep:
         """Return the step as a C function; see `specplug.interfaces.HasHostStep`."""
@@ -181,10 +181,9 @@ def warm_up(*, trees: bool, threads: int = 1) -> None:
     slots, lengths = torch.zeros(1, dtype=torch.int64), torch.tensor([6], dtype=torch.int32)
     table = torch.tensor([[1, 2, 3, 1, 2, 3]], dtype=torch.int32)
     lookup.begin(0, table[0, :3].numpy(), 64)
-    lookup.ingest_tensors(slots, table, slots, lengths, lengths - 3, None)
-    lookup.propose_tensors(slots, lengths, Draft.allocate(1, 4, trees=trees), trees=trees)
+    lookup.ingest(slots, table, slots, lengths, lengths - 3, None)
+    lookup.propose(slots, lengths, Draft.allocate(1, 4, trees=trees))
     lookup.remember(0, "", 1, 6)
-    lookup.texts.truncate(0, 3)
     lookup.responses.clear()
     if threads > 1:
         lookup.start_threads()

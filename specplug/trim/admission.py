@@ -88,13 +88,7 @@ def _most_tokens(n: Any, survival: Any) -> int:
 
 @compiled
 def _mark(n: Any, lowest: int, above: int) -> None:
-    """Mark the tokens above the lowest admitted survival, and those equal to it that are next in order.
-
-    Args:
-        n: the arguments.
-        lowest: bits of the lowest admitted survival.
-        above: number of tokens above it.
-    """
+    """Mark the `above` tokens above the lowest admitted survival (its bits), and equal ones that are next in order."""
     shape = n.batch_size, n.draft_length
     bits, kept = carray(int32_at(n.workspace), shape), carray(uint8_at(n.kept), shape)
     bound = np.int32(lowest)

@@ -94,12 +94,7 @@ def priced_budget(survival: npt.NDArray[np.floating], prices: Sequence[Price], e
 
 
 def completed(survival: npt.NDArray[np.floating], is_known: npt.NDArray[np.bool_]) -> npt.NDArray[np.floating]:
-    """Return survival probabilities [B, N] in which unknown rows are taken for known ones, in turn; 1 if none is known.
-
-    Args:
-        survival: [B, N] floats.
-        is_known: [B] bool.
-    """
+    """Return survival probabilities [B, N] in which rows that are not known repeat known ones; 1 if none is."""
     known = survival[is_known]
     others = known[np.arange(len(survival)) % len(known)] if len(known) else np.ones_like(survival)
     return np.where(is_known[:, None], survival, others)

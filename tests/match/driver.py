@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import torch
 
 from specplug.match.cpu.corpus_index import IndexSegment
 from specplug.match.cpu.locks import release, take
@@ -16,9 +17,20 @@ from specplug.match.cpu.lookup import Lookup
 from specplug.match.cpu.sorting import sorted_places
 from specplug.match.cpu.texts import NO_TEXT
 from specplug.match.options import LookupSettings
+from specplug.types.draft import Draft as TensorDraft
 from tests.match.reference.lookup import Draft, ReferenceLookup
 
 POISON = 10**9 + 7
+
+
+def poisoned(batch_size: int, draft_length: int, trees: bool) -> TensorDraft:
+    """Return a draft in memory that holds poison."""
+    draft = TensorDraft.allocate(batch_size, draft_length, trees=trees)
+    for tensor in (draft.token_ids, draft.source, draft.parents):
+        if tensor is not None:
+            tensor.fill_(POISON)
+    draft.confidence.fill_(torch.nan)
+    return draft
 
 
 @dataclass
@@ -33,30 +45,35 @@ class Client:
     def ingest(self, slots: list[int], new: list[list[int]], lengths: list[int]) -> None:
         """Put the new tokens into an otherwise poisoned table, each row in its own window."""
         shift = [max(0, length - len(tokens) - 1) for tokens, length in zip(new, lengths, strict=True)]
-        table = np.full((len(slots) + 1, max(map(len, new), default=0) + 3), POISON, np.int32)
+        table = torch.full((len(slots) + 1, max(map(len, new), default=0) + 3), POISON, dtype=torch.int32)
         rows = list(range(len(slots), 0, -1))
         for row, tokens, length, first in zip(rows, new, lengths, shift, strict=True):
-            table[row, length - len(tokens) - first : length - first] = tokens
-        ints = [np.array(it, np.int32) for it in (lengths, list(map(len, new)), shift)]
-        self.lookup.ingest(np.array(slots, np.int64), table, np.array(rows, np.int64), *ints)
+            table[row, length - len(tokens) - first : length - first] = torch.tensor(tokens, dtype=torch.int32)
+        ints = [torch.tensor(it, dtype=torch.int32) for it in (lengths, list(map(len, new)), shift)]
+        self.lookup.ingest(torch.tensor(slots), table, torch.tensor(rows), *ints)
+
+    def fill(self, slots: list[int], limits: list[int]) -> TensorDraft:
+        """Return the tensors of a draft, which held poison before."""
+        draft = poisoned(len(slots), self.draft_length + self.wide, self.trees)
+        self.lookup.propose(torch.tensor(slots), torch.tensor(limits, dtype=torch.int32), draft)
+        return draft
+
+    def step(self, slots: list[int], new: list[list[int]], lengths: list[int], limits: list[int]) -> TensorDraft:
+        """Ingest and propose."""
+        self.ingest(slots, new, lengths)
+        return self.fill(slots, limits)
 
     def propose(self, slots: list[int], limits: list[int]) -> list[Draft]:
-        """Return drafts from buffers that held poison before; what lies beyond a draft stays."""
-        shape = (len(slots), self.draft_length + self.wide)
-        ids, parents = np.full(shape, POISON, np.int32), np.full(shape, POISON, np.int32)
-        confidence = np.full(shape, np.nan, np.float32)
-        counts, sources = np.zeros(len(slots), np.int32), np.full(shape, POISON, np.int32)
-        self.lookup.propose(
-            np.array(slots, np.int64), np.array(limits, np.int32), ids, confidence, counts, sources,
-            parents if self.trees else None,
-        )  # fmt: skip
+        """Return drafts; what lies beyond them in their buffers stays poison."""
+        filled = self.fill(slots, limits)
+        ids, confidence, sources = filled.token_ids, filled.confidence, filled.source
         drafts = []
-        for row, n in enumerate(counts.tolist()):
+        for row, n in enumerate(filled.lengths.tolist()):
             assert n <= min(max(limits[row], 0), self.draft_length)
             assert (ids[row, n:] == POISON).all()
-            assert np.isnan(confidence[row, n:]).all()
+            assert confidence[row, n:].isnan().all()
             assert (sources[row, n:] == POISON).all()
-            above = parents[row, :n].tolist() if self.trees else [k - 1 for k in range(n)]
+            above = [k - 1 for k in range(n)] if filled.parents is None else filled.parents[row, :n].tolist()
             levels, drafted_by = confidence[row, :n].tolist(), sources[row, :n].tolist()
             drafts.append(Draft(ids[row, :n].tolist(), levels, drafted_by, above))
         return drafts

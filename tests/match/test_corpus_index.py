@@ -85,12 +85,6 @@ def test_a_removed_document_is_never_drafted() -> None:
     assert drafted(drafter([segment_of(documents, dead=[0])]), [201, 202]) == list(range(203, 211))
 
 
-def test_nobody_sees_another_tenants_corpora() -> None:
-    segments = [segment_of([("c", [range(100, 120)])])]
-    for tenant in (None, "other"):
-        assert drafted(drafter(segments, tenant=tenant), [101, 102]) == []
-
-
 def test_of_equal_matches_a_named_corpus_is_preferred() -> None:
     # Sixteen other documents that match as well would take all the places of candidates.
     others = [("big", [[1, 2, 3, 50 + k]]) for k in range(40)]
@@ -152,7 +146,7 @@ places = np.array([below] * 4 + [1] + [above] * 2, np.int32)
 segment = IndexSegment(text[: len(whole.text)], places, whole.starts, whole.corpus_of, whole.corpora)
 print("prepared", flush=True)
 corpus_index = CorpusIndex({"": [segment]}, IdTable())
-print(insertion_point(corpus_index.record, 0, np.full(70, 5, np.int32), 70, 64))
+print(insertion_point(corpus_index.view(), 0, np.full(70, 5, np.int32), 70, 64))
 drafted(drafter([segment]), [5] * 70)
 """
 

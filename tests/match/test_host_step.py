@@ -20,8 +20,8 @@ from specplug.match.cpu.lookup import Lookup
 from specplug.match.options import LookupSettings
 from specplug.pipeline.cpu import host_function
 from specplug.types.host_step import BUSY, OK, StepArguments
-from tests.match.driver import POISON, held
-from tests.match.test_threads import CAPACITY, SLOTS, arguments_of, bits, memory, players, poisoned
+from tests.match.driver import POISON, held, poisoned
+from tests.match.test_threads import CAPACITY, SLOTS, arguments_of, bits, memory, players
 
 PYTHON = ("PyGILState", "numba_gil", "numba_unpickle", "PyErr", "PyObject", "Py_", "NRT_Allocate", "NRT_MemInfo_alloc")
 """Names, or prefixes of names, of functions that take the GIL, report exceptions, or allocate."""
@@ -195,4 +195,4 @@ def test_a_text_that_has_begun_is_as_one_that_a_step_ingested():
         tokens = talk.lines()
         plain.step([slot], [tokens], [len(tokens)], [0])
         other.lookup.begin(slot, np.array(tokens, np.int32), CAPACITY // 2)
-        assert bits(plain.propose([slot], [4])) == bits(other.propose([slot], [4]))
+        assert bits(plain.fill([slot], [4])) == bits(other.fill([slot], [4]))

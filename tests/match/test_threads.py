@@ -26,7 +26,7 @@ from specplug.match.proposer import LookupProposer, default_threads
 from specplug.types.caps import EngineCaps
 from specplug.types.draft import Draft
 from specplug.types.host_step import StepArguments
-from tests.match.driver import POISON, Talk
+from tests.match.driver import Client, Talk, poisoned
 
 SLOTS, CAPACITY = 150, 200
 OPTIONS = [
@@ -34,15 +34,6 @@ OPTIONS = [
     LookupSettings(max_n=3, min_survival=1e-5, memory_tokens=256),
     LookupSettings(min_n=2, max_n=5, min_survival=0.05, memory_tokens=0),
 ]
-
-
-def poisoned(batch_size: int, draft_length: int, trees: bool) -> Draft:
-    """Return a draft in memory that holds poison."""
-    draft = Draft.allocate(batch_size, draft_length, trees=trees)
-    for tensor in (draft.token_ids, draft.source, draft.confidence, draft.parents):
-        if tensor is not None:
-            tensor.fill_(POISON)
-    return draft
 
 
 def arguments_of(draft: Draft, **columns: torch.Tensor) -> StepArguments:
@@ -59,30 +50,10 @@ def arguments_of(draft: Draft, **columns: torch.Tensor) -> StepArguments:
     )
 
 
-class Player:
-    """A `Lookup` on some number of threads, called as the proposer calls it."""
-
-    def __init__(self, threads: int, options: LookupSettings, draft_length: int, *, trees: bool) -> None:
-        self.lookup = Lookup(SLOTS, CAPACITY, draft_length, options, trees=trees, threads=threads)
-        self.draft_length, self.trees = draft_length, trees
-
-    def step(self, slots: list[int], new: list[list[int]], lengths: list[int], limits: list[int]) -> Draft:
-        """Ingest and propose."""
-        table = torch.full((len(slots) + 1, max(map(len, new), default=0) + 1), POISON, dtype=torch.int32)
-        for row, tokens in enumerate(new):
-            table[row, : len(tokens)] = torch.tensor(tokens, dtype=torch.int32)
-        begins = [length - len(tokens) for length, tokens in zip(lengths, new, strict=True)]
-        first, sizes, counts = (torch.tensor(it, dtype=torch.int32) for it in (begins, lengths, list(map(len, new))))
-        batch = torch.tensor(slots)
-        self.lookup.ingest_tensors(batch, table, torch.arange(len(slots)), sizes, counts, first)
-        return self.propose(slots, limits)
-
-    def propose(self, slots: list[int], limits: list[int]) -> Draft:
-        """Return a draft in tensors that held poison."""
-        draft = poisoned(len(slots), self.draft_length, self.trees)
-        batch, most = torch.tensor(slots), torch.tensor(limits, dtype=torch.int32)
-        self.lookup.propose_tensors(batch, most, draft, trees=self.trees)
-        return draft
+def on_threads(threads: int, options: LookupSettings, draft_length: int, *, trees: bool) -> Client:
+    """Return a `Lookup` on some number of threads."""
+    lookup = Lookup(SLOTS, CAPACITY, draft_length, options, trees=trees, threads=threads)
+    return Client(lookup, draft_length, trees)
 
 
 def bits(draft: Draft) -> list[bytes]:
@@ -127,7 +98,7 @@ def test_any_number_of_threads_gives_the_same_bits(
     trees: bool, seed: int, options: LookupSettings, draft_length: int
 ) -> None:
     talk = Talk(seed, SLOTS, CAPACITY)
-    players = [Player(threads, options, draft_length, trees=trees) for threads in (1, 2, 3, 5)]
+    players = [on_threads(threads, options, draft_length, trees=trees) for threads in (1, 2, 3, 5)]
     lookups = [player.lookup for player in players]
     for slot in range(SLOTS):
         begin(talk, lookups, slot)
@@ -153,16 +124,16 @@ def test_any_number_of_threads_gives_the_same_bits(
         assert lookup.pool.started == []
 
 
-def players(*threads: int, trees: bool = False) -> tuple[Talk, list[Player]]:
+def players(*threads: int, trees: bool = False) -> tuple[Talk, list[Client]]:
     """Return lookups on these numbers of threads after one large step."""
-    talk, found = Talk(5, SLOTS, CAPACITY), [Player(n, OPTIONS[0], 4, trees=trees) for n in threads]
+    talk, found = Talk(5, SLOTS, CAPACITY), [on_threads(n, OPTIONS[0], 4, trees=trees) for n in threads]
     for slot in range(SLOTS):
         begin(talk, [player.lookup for player in found], slot)
     step(talk, found)
     return talk, found
 
 
-def step(talk: Talk, found: list[Player]) -> list[list[bytes]]:
+def step(talk: Talk, found: list[Client]) -> list[list[bytes]]:
     """Run a step of all slots; return the drafts."""
     new = [talk.lines() for _ in range(SLOTS)]
     for slot, tokens in enumerate(new):
@@ -176,7 +147,7 @@ def test_the_pool_s_own_thread_can_draft_all_of_a_batch(trees: bool) -> None:
     filled, slots, limits = poisoned(SLOTS, 4, trees), torch.arange(SLOTS), torch.full((SLOTS,), 4, dtype=torch.int32)
     arguments = arguments_of(filled, slots=slots, limits=limits)
     deal(shared.lookup.state, arguments.address, SLOTS, -(-SLOTS // parallel.CHUNK))
-    assert bits(filled) == bits(plain.propose(list(range(SLOTS)), [4] * SLOTS))
+    assert bits(filled) == bits(plain.fill(list(range(SLOTS)), [4] * SLOTS))
     first, second = step(talk, [plain, shared])
     assert first == second
 
@@ -197,11 +168,11 @@ def deal(first: Any, arguments: int, rows: int, chunks: int) -> None:
 
 
 def test_small_batches_start_no_thread() -> None:
-    player = Player(4, OPTIONS[0], 4, trees=False)
+    player = on_threads(4, OPTIONS[0], 4, trees=False)
     assert player.lookup.pool.threads == 4
-    player.propose(list(range(parallel.FEWEST_ROWS - 1)), [4] * (parallel.FEWEST_ROWS - 1))
+    player.fill(list(range(parallel.FEWEST_ROWS - 1)), [4] * (parallel.FEWEST_ROWS - 1))
     assert player.lookup.pool.started == []
-    player.propose(list(range(parallel.FEWEST_ROWS)), [4] * parallel.FEWEST_ROWS)
+    player.fill(list(range(parallel.FEWEST_ROWS)), [4] * parallel.FEWEST_ROWS)
     assert len(player.lookup.pool.started) == 3
 
 

@@ -49,28 +49,25 @@ def rows(*ids: Sequence[int], confidence: float = 0.5) -> Write:
     return write
 
 
-class Parts:
-    """A registry of the recorders `lookup` and `model`, of `nested`, which is made of the model, and of `hybrid`."""
+def registry_of(recorders: Mapping[str, Recorder]) -> Registry:
+    """Return a registry of these recorders, of `nested`, which is made of the model, and of `hybrid`."""
 
-    def __init__(self, recorders: Mapping[str, Recorder]) -> None:
-        self.recorders = recorders
-        self.registry = Registry()
-        modules = {"core": specplug.plugins.builtin, "fixed": specplug_fixed.plugin, "hybrid": specplug_hybrid.plugin}
-        for name, module in {**modules, "parts": SimpleNamespace(specplug_register_proposers=self._hook())}.items():
-            self.registry.add(module, Owner(name, "tests", "1"))
-        assert not self.registry.load_errors
+    @hookimpl
+    def specplug_register_proposers(register: Callable[[ProposerSpec], None]) -> None:
+        for name, recorder in recorders.items():
+            caps = replace(recorder.caps, learns=True)
+            factory = lambda _context, own=recorder: own  # noqa: E731
+            register(ProposerSpec(name=name, factory=factory, summary="", caps=caps))
+        nested = lambda context: ComposedProposer(context, ["model"])  # noqa: E731
+        register(ProposerSpec(name="nested", factory=nested, summary="", caps=ProposerCaps(learns=True)))
 
-    def _hook(self) -> Callable[..., None]:
-        @hookimpl
-        def specplug_register_proposers(register: Callable[[ProposerSpec], None]) -> None:
-            for name, recorder in self.recorders.items():
-                caps = replace(recorder.caps, learns=True)
-                factory = lambda _context, own=recorder: own  # noqa: E731
-                register(ProposerSpec(name=name, factory=factory, summary="", caps=caps))
-            nested = lambda context: ComposedProposer(context, ["model"])  # noqa: E731
-            register(ProposerSpec(name="nested", factory=nested, summary="", caps=ProposerCaps(learns=True)))
-
-        return specplug_register_proposers
+    parts = SimpleNamespace(specplug_register_proposers=specplug_register_proposers)
+    made = Registry()
+    modules = {"core": specplug.plugins.builtin, "fixed": specplug_fixed.plugin, "hybrid": specplug_hybrid.plugin}
+    for name, module in {**modules, "parts": parts}.items():
+        made.add(module, Owner(name, "tests", "1"))
+    assert not made.load_errors
+    return made
 
 
 class Made:
@@ -83,7 +80,7 @@ class Made:
         caps: of the recorder `model`.
 
     Attributes:
-        recorders: the parts, by name.
+        lookup, model: the parts.
         hybrid: the proposer.
     """
 
@@ -97,22 +94,14 @@ class Made:
         **caps: Any,
     ) -> None:
         sources = ("own", "other")
-        self.recorders = {"lookup": Recorder(lookup, sources=sources), "model": Recorder(model, **caps)}
+        self.lookup, self.model = Recorder(lookup, sources=sources), Recorder(model, **caps)
         options = {"hybrid": {"lookup": "lookup", "model": within}}
         chosen = {"host_deadline_ms": None, "max_consecutive": 100, **(faults or {})}
         settings = Settings(proposer="hybrid", policy="fixed", faults=chosen, options=options)
         context = PluginContext(EngineCaps(DRAFT_LENGTH), vocab_size=16, max_slots=SLOTS, max_length=256)
-        self.stage = build_draft_stage(settings, Parts(self.recorders).registry, context)
+        self.stage = build_draft_stage(settings, registry_of({"lookup": self.lookup, "model": self.model}), context)
         self.hybrid: Hybrid = self.stage.proposers["hybrid"]
         self.length = 2
-
-    @property
-    def lookup(self) -> Recorder:
-        return self.recorders["lookup"]
-
-    @property
-    def model(self) -> Recorder:
-        return self.recorders["model"]
 
     def draft(self, draft_length: int = DRAFT_LENGTH) -> Draft:
         """Draft after one more token of each request."""

@@ -8,7 +8,6 @@ import subprocess
 import sys
 import tomllib
 from pathlib import Path
-from types import MappingProxyType
 
 import numpy as np
 import pytest
@@ -44,22 +43,12 @@ class TestReferenceContract(ProposerContract):
     spec = spec("ngram-reference")
 
 
-class TestReferenceContractShortestMatches(ProposerContract):
-    spec = spec("ngram-reference")
-    options = MappingProxyType({"min_n": 1, "max_n": 1})
-
-
 class TestContract(LookupContract):
     spec = spec("ngram")
 
 
 class TestTreeContract(LookupContract):
     spec = spec("ngram", trees=True)
-
-
-class TestContractLongerMatches(LookupContract):
-    spec = spec("ngram")
-    options = MappingProxyType({"min_n": 2, "max_n": 4, "memory_tokens": 0})
 
 
 def ngram(min_n: int, max_n: int) -> NgramReference:
@@ -109,31 +98,6 @@ def test_equals_brute_force(text: list[int], references: list[list[int]], bounds
     if ids:
         assert found.source == source
         assert np.allclose(found.confidence, [(n + j + 1) / (n + j + 2) for j in range(len(ids))])
-
-
-@pytest.mark.parametrize(
-    ("text", "min_n", "max_n", "expected"),
-    [
-        ([1, 2, 3, 9, 1, 2], 2, 4, [3, 9, 1]),  # what followed, as far as the limit
-        ([1, 2, 7, 1, 2, 8, 1, 2], 2, 4, [8, 1, 2]),  # the most recent of equal matches
-        ([5, 1, 2, 7, 6, 1, 2, 8, 5, 1, 2], 2, 4, [7, 6, 1]),  # a longer match beats a more recent one
-        ([5, 1, 2, 7, 6, 1, 2, 8, 5, 1, 2], 2, 2, [8, 5, 1]),  # but no longer than max_n
-        ([1, 2, 3, 4, 2], 2, 4, []),  # too short a match
-        ([4, 4, 4, 4], 2, 4, [4]),  # a copy stops where its text ends
-        ([1], 1, 4, []),
-    ],
-)
-def test_plain_reading(text: list[int], min_n: int, max_n: int, expected: list[int]) -> None:
-    assert list(draft(ngram(min_n, max_n), text, 3).token_ids) == expected
-
-
-def test_own_text_wins_ties_and_references_win_by_length() -> None:
-    proposer = ngram(1, 4)
-    text = [1, 2, 9, 1, 2]
-    tie = draft(proposer, text, 1, references=[[1, 2, 7]])
-    assert (list(tie.token_ids), tie.source) == ([9], OWN_TEXT)
-    longer = draft(proposer, text, 1, references=[[3, 1, 2], [9, 1, 2, 7], [9, 1, 2, 8]])
-    assert (list(longer.token_ids), longer.source) == ([7], REFERENCE)
 
 
 def test_new_references_under_an_old_name_are_noticed() -> None:
@@ -220,15 +184,6 @@ def test_drafts_end_where_they_hardly_survive() -> None:
 def test_options_are_checked(model: type[BaseModel], wrong: dict[str, int]) -> None:
     with pytest.raises(ValidationError, match=r"min_n|max_m"):
         model(**wrong)
-
-
-@pytest.mark.parametrize(
-    "wrong",
-    [{"min_survival": 1.5}, {"memory_tokens": -1}, {"memory_scope": "tenant"}, {"max_n": 2000}, {"threads": 65}],
-)
-def test_options_of_the_lookup_are_checked(wrong: dict[str, object]) -> None:
-    with pytest.raises(ValidationError, match=next(iter(wrong))):
-        LookupSettings.model_validate(wrong)
 
 
 @pytest.mark.parametrize("name", ["ngram", "hybrid", "fixed", "batch", "adaptive"])

@@ -15,14 +15,10 @@ from tests.proposers.ngram_tools import BEGIN, PROMPT, STATED, Make, ask, rememb
 PRIVATE = {"options": RequestOptions(store=False)}
 
 
-def test_a_request_that_is_not_stored_does_not_feed_it(make: Make) -> None:
+def test_a_request_that_is_not_stored_neither_feeds_nor_reads_it(make: Make) -> None:
     driver = make()
     serve(driver, **PRIVATE)
     assert not remembers(driver)
-
-
-def test_a_request_that_is_not_stored_does_not_read_it(make: Make) -> None:
-    driver = make()
     serve(driver)
     assert not remembers(driver, **PRIVATE)
     assert remembers(driver), "others do"
@@ -30,18 +26,12 @@ def test_a_request_that_is_not_stored_does_not_read_it(make: Make) -> None:
 
 @pytest.mark.parametrize(("scope", "shared"), [("isolated", False), ("server", True)])
 def test_isolation_keys_are_never_crossed_unless_the_server_says_so(make: Make, scope: str, shared: bool) -> None:
-    driver = make(memory_scope=scope)
-    serve(driver, isolation_key="us")
-    for other in ("them", "", "u", "us/", "US"):
-        assert remembers(driver, isolation_key=other) is shared
-    assert remembers(driver, isolation_key="us")
-
-
-def test_requests_without_a_key_share_with_each_other_only(make: Make) -> None:
-    driver = make()
-    serve(driver, isolation_key="")
-    assert remembers(driver, isolation_key="")
-    assert not remembers(driver, isolation_key="us")
+    for key in ("us", ""):
+        driver = make(memory_scope=scope)
+        serve(driver, isolation_key=key)
+        for other in {"them", "us", "", "u", "us/", "US"} - {key}:
+            assert remembers(driver, isolation_key=other) is shared
+        assert remembers(driver, isolation_key=key)
 
 
 def test_many_owners_with_the_same_texts_do_not_meet(make: Make) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from specplug.testing.driver import Driver
@@ -48,16 +50,18 @@ def test_a_running_response_is_nobodys_yet(make: Make) -> None:
     assert not remembers(driver)
 
 
-@pytest.mark.parametrize("ends", [Lifecycle.ABORTED, Lifecycle.PREEMPTED, None])
-def test_only_what_has_finished_is_remembered(make: Make, ends: Lifecycle | None) -> None:
+@pytest.mark.parametrize(
+    "fields",
+    [
+        *[{"ends": ends} for ends in (Lifecycle.ABORTED, Lifecycle.PREEMPTED, None)],
+        {"visible": None},
+        {"stated": [50, 51, 52], "prompt": [*PROMPT, *STATED]},
+    ],
+)
+def test_only_what_a_finished_response_is_known_to_have_shown_is_remembered(make: Make, fields: dict[str, Any]) -> None:
+    """Neither what did not finish, nor what nobody knows to have been seen, nor prompts."""
     driver = make()
-    serve(driver, ends=ends)
-    assert not remembers(driver)
-
-
-def test_prompts_are_not_remembered(make: Make) -> None:
-    driver = make()
-    serve(driver, [50, 51, 52], prompt=[*PROMPT, *STATED])
+    serve(driver, **fields)
     assert not remembers(driver)
 
 
@@ -73,23 +77,11 @@ def test_what_stood_before_a_response_is_matched_and_not_drafted(make: Make) -> 
     assert driver.step(8).by_request()["within the prompt"].token_ids == ()
 
 
-@pytest.mark.parametrize("seen", [0, 2, 4, 5, 8])
-def test_no_more_is_remembered_than_was_seen(make: Make, seen: int) -> None:
+@pytest.mark.parametrize("seen", [0, 2, 5, 8, 11])
+def test_no_more_is_remembered_than_was_seen_and_is_known(make: Make, seen: int) -> None:
     driver = make()
     serve(driver, visible=len(PROMPT) + seen)
-    assert list(ask(driver, STATED[:1], draft_length=8).token_ids) == STATED[1:seen]
-
-
-def test_what_is_seen_may_be_longer_than_what_is_known(make: Make) -> None:
-    driver = make()
-    serve(driver, visible=len(PROMPT) + len(STATED) + 3)
-    assert list(ask(driver, STATED[:1], draft_length=12).token_ids) == STATED[1:]
-
-
-def test_nothing_is_remembered_where_nobody_knows_what_was_seen(make: Make) -> None:
-    driver = make()
-    serve(driver, visible=None)
-    assert not remembers(driver)
+    assert list(ask(driver, STATED[:1], draft_length=12).token_ids) == STATED[1:seen]
 
 
 @pytest.mark.parametrize("kind", [Lifecycle.UPDATED, Lifecycle.RESUMED])

@@ -211,21 +211,6 @@ def test_a_store_that_cannot_be_read_for_a_while_serves_on(store: Store, caplog:
     assert "its previous state stays in use" in caplog.text
 
 
-def test_a_store_that_grows_and_shrinks_beside_the_server(store: Store) -> None:
-    put(store, "old", TEXT)
-    with opened(store) as server:
-        assert server.source(server.ask()) == "corpus"
-        put(store, "new", [7, 8, 9, 6])
-        assert server.ask([7, 8, 9]).token_ids == ()
-        server.watcher._look()
-        assert server.ask([7, 8, 9]).token_ids == (6,)
-        assert server.corpora() == {"old": len(TEXT), "new": 4}
-        store.remove("old")
-        server.watcher._look()
-        assert server.ask().token_ids == ()
-    assert store.root.exists()
-
-
 def test_the_watch_finds_what_another_process_adds(store: Store) -> None:
     with opened(store, poll_seconds=0.001) as server:
         found, look = threading.Event(), server.watcher._look
@@ -241,22 +226,16 @@ def test_the_watch_finds_what_another_process_adds(store: Store) -> None:
         assert server.source(server.ask()) == "corpus"
 
 
-def test_a_store_is_made_where_none_is(tmp_path: Path) -> None:
-    there = NEVER.model_copy(update={"store": str(tmp_path / "new" / "store")})
-    with Server(there, tokenizer=Letters()) as server:
-        server.add("texts", TEXT)
-    assert [corpus.name for corpus in Store.open(tmp_path / "new" / "store", fingerprint(Letters())).list()] == [
-        "texts"
-    ]
-
-
-def test_several_processes_may_make_a_store_at_once(tmp_path: Path) -> None:
-    """One of them has made the folder, but not yet the files of a store."""
-    (tmp_path / "store").mkdir()
-    there = NEVER.model_copy(update={"store": str(tmp_path / "store")})
-    with Server(there, tokenizer=Letters()) as server:
+@pytest.mark.parametrize("folder_exists", [False, True])
+def test_a_store_is_made_where_none_is(tmp_path: Path, folder_exists: bool) -> None:
+    """Another process may make it at the same time: then there is a folder, but not yet the files of a store."""
+    path = tmp_path / "new" / "store"
+    if folder_exists:
+        path.mkdir(parents=True)
+    with Server(NEVER.model_copy(update={"store": str(path)}), tokenizer=Letters()) as server:
         server.add("texts", TEXT)
         assert server.corpora() == {"texts": len(TEXT)}
+    assert [corpus.name for corpus in Store.open(path, fingerprint(Letters())).list()] == ["texts"]
 
 
 # -- tenants, names ----------------------------------------------------------------------------------------------------

@@ -58,7 +58,7 @@ def test_a_request_is_taken_in_after_the_steps_before_it(stream, late):
     late.steps.intake.settle()
     lookup = late.stage.proposers["ngram"].lookup
     assert lookup.texts.text[0, :4].tolist() == [3, 3, 3, 3]
-    assert lookup.responses.num_tokens > 0
+    assert lookup.responses._ends[0] > 0
     stream.drain()
     assert first[0, 0] > 0  # its slot's text was still there
     assert second[0, 0] > 0

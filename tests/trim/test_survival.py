@@ -94,23 +94,6 @@ def test_the_tokens_equal_those_of_the_heap(forest: tuple[list[list[tuple[float,
         assert trees or columns == list(range(len(columns)))
 
 
-def test_ties_go_by_column_then_row() -> None:
-    rows = [[(1.0, -1), (1.0, 0), (1.0, 1)]] * 3
-    assert [len(row) for row in ids(trim(draft_of(rows, 3, trees=False), 5))] == [2, 2, 1]
-
-
-def test_a_sufficient_budget_changes_nothing() -> None:
-    draft = draft_of([[(0.0, -1), (0.5, 0)], [], [(0.9, -1)]], 4, trees=False)
-    trimmed = trim(draft, 3)
-    for name in ("token_ids", "lengths", "confidence", "source", "base_len"):
-        assert torch.equal(getattr(trimmed, name), getattr(draft, name)), name
-
-
-@pytest.mark.parametrize("budget", [0, -4])
-def test_no_budget_keeps_nothing(budget: int) -> None:
-    assert ids(trim(draft_of([[(1.0, -1)], [(1.0, -1)]], 2, trees=False), budget)) == [[], []]
-
-
 @pytest.mark.parametrize(("batch_size", "draft_length"), [(0, 4), (3, 0)])
 @pytest.mark.parametrize("trees", [False, True])
 def test_nothing_to_trim(batch_size: int, draft_length: int, trees: bool) -> None:

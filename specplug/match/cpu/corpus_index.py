@@ -69,9 +69,6 @@ class CorpusIndex:
     Args:
         tenants: the segments of each tenant.
         numbers: the number, from 1, of each tenant and of each (tenant, corpus); new ones are added.
-
-    Attributes:
-        record: the record that kernels take.
     """
 
     def __init__(self, tenants: Mapping[str, Sequence[IndexSegment]], numbers: IdTable) -> None:
@@ -86,7 +83,6 @@ class CorpusIndex:
             self._kept += segments
             first.append(len(self._kept))
         kept = self._kept
-        self.num_tokens = sum(len(segment.text) for segment in kept)
         self._shared = {
             "texts": _ints([_address(it.text) // TOKEN for it in kept]),
             "lengths": _ints([len(it.text) for it in kept]),
@@ -100,7 +96,6 @@ class CorpusIndex:
             "numbers": np.asarray(corpora, np.int32),
             "first": _ints(first),
         }
-        self.record = self.view()
 
     def view(self) -> Record:
         """Return a record of these segments with its own workspace, for kernels on another thread."""

@@ -42,12 +42,7 @@ def put(workspace: Any, node: int, count: int, at: int, length: int, kind: int) 
 def align(state: Any, slot: int, count: int, source: int) -> int:
     """Mark candidates near the anchor in own text or responses, and add the anchor as a candidate if it is missing.
 
-    Args:
-        count: number of candidates in row 0 of the workspace.
-        source: OWN or RESPONSE.
-
-    Returns:
-        the new number of candidates.
+    `count` is the number of candidates in row 0 of the workspace, of which the new one is returned.
     """
     texts, memory, rows, workspace = state.texts, state.memory, state.rows, state.workspace
     newest = texts.text[slot, texts.lengths[slot] - 1]

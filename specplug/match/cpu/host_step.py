@@ -63,9 +63,7 @@ class LookupHostStep:
     def use(self, state: Any, *, leaves_index: bool) -> None:
         """Let the function use a state, see `Lookup`.
 
-        Args:
-            state: the state.
-            leaves_index: whether its corpus index is another one, so that rows must not go on in the index before.
+        `leaves_index`: its corpus index is another one, so that rows must not go on in the index before.
         """
         rows = self._rows
         _replace(self.address, self._flag, handle_of(state), rows.anchors, rows.bounds, leaves_index)
@@ -83,9 +81,9 @@ class LookupHostStep:
 
 @compiled
 def ingest_at(state: Any, arguments: int) -> None:
-    """Run `steps.ingest` on the arrays of `StepArguments` at an address.
+    """Run `learn_from` and `extend_texts` on the arrays of `StepArguments` at an address.
 
-    SlotStates learn one after another, in this thread; their texts are extended by the threads of the state's pool.
+    Slots learn one after another, in this thread; their texts are extended by the threads of the state's pool.
     """
     own, a = borrowed(state), arguments_at(arguments)
     learn_from(
@@ -102,7 +100,7 @@ def ingest_at(state: Any, arguments: int) -> None:
 
 @compiled
 def propose_at(state: Any, arguments: int) -> None:
-    """Run `steps.propose_trees` on the arrays of `StepArguments`, or `steps.propose_chains` if `parents` is 0."""
+    """Run `steps.propose` on the arrays of `StepArguments` at an address."""
     run(borrowed(state), DRAFT, arguments, arguments_at(arguments).batch_size)
 
 

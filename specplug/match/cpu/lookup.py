@@ -12,18 +12,14 @@ from specplug.errors import ContractError
 from specplug.match.cpu.corpus_index import MOST_NAMED, CorpusIndex, IdTable, IndexSegment
 from specplug.match.cpu.evidence import Tables
 from specplug.match.cpu.host_step import LookupHostStep, ingest_at, propose_at
-from specplug.match.cpu.parallel import MOST_THREADS, ThreadPool
+from specplug.match.cpu.parallel import FEWEST_ROWS, MOST_THREADS, ThreadPool
 from specplug.match.cpu.records import Record, address, record
 from specplug.match.cpu.responses import Responses
-from specplug.match.cpu.rows import SlotStates, Tree, Workspace
-from specplug.match.cpu.steps import ingest, propose_chains, propose_trees
+from specplug.match.cpu.rows import SlotStates, tree, workspace
 from specplug.match.cpu.texts import NO_TEXT, Texts, Tokens
 from specplug.match.options import LookupSettings
 from specplug.types.draft import Draft
 from specplug.types.host_step import StepArguments
-
-Ints = npt.NDArray[np.int32]
-Slots = npt.NDArray[np.int64]
 
 SOURCES = ("own text", "reference", "response memory", "corpus")
 """Names of the sources that `Lookup.propose` reports per token."""
@@ -39,9 +35,9 @@ class Lookup:
 
     `threads` is the most threads that share a large batch, whatever the settings say; drafts do not depend on it.
 
-    All methods take and fill numpy arrays on the CPU.  Drafts depend only on the texts and their history, not on the
-    order of rows.  Two threads must not call it at once; the kernels release the GIL.  Methods that take tensors share
-    large batches with the threads of a `ThreadPool`, which start with the first such batch and end with `close`.
+    All memory is on the CPU.  Drafts depend only on the texts and their history, not on the order of rows.  Two threads
+    must not call it at once; the kernels release the GIL.  `ingest` and `propose` share large batches with the threads
+    of a `ThreadPool`, which start with the first such batch and end with `close`.
 
     `host_step` is the exception: its C function may run beside `start`, `begin`, `remember`, `load` and `clear`, if
     these are called for slots that are in no batch of the function.
@@ -62,7 +58,7 @@ class Lookup:
         self.texts = Texts(max_slots, capacity, settings.max_n)
         self.responses = Responses(settings.memory_tokens, settings.max_n)
         self.rows, self.tables, self._default = SlotStates(max_slots, considered), Tables(), Tables()
-        self._starts, self._from_start = np.zeros(max_slots, np.int32), np.zeros(0, np.int32)
+        self._starts = np.zeros(max_slots, np.int32)
         self._draft_length, self._considered, self._trees = draft_length, considered, trees
         self.pool = ThreadPool(threads)
         self._workspaces = [self._workspace()]
@@ -72,8 +68,8 @@ class Lookup:
 
     def _workspace(self) -> tuple[Record, Record, Record]:
         """Return what each thread has for itself: a view of the texts, a workspace, and a tree."""
-        workspace = Workspace(self._settings.max_n, self._draft_length, trees=self._trees)
-        return self.texts.view(), workspace.record, Tree(self._draft_length, self._considered).record
+        own = workspace(self._settings.max_n, self._draft_length, trees=self._trees)
+        return self.texts.view(), own, tree(self._draft_length, self._considered)
 
     def corpus_index_of(self, tenants: Mapping[str, Sequence[IndexSegment]]) -> CorpusIndex:
         """Return a corpus index of these segments, by tenant, for `load`; on any thread, but only one at a time."""
@@ -102,15 +98,15 @@ class Lookup:
         addresses: npt.NDArray[np.int64],
     ) -> Record:
         """Return all memory of the kernels in one record; `addresses`: of the states of the pool's threads."""
-        settings, (texts, workspace, tree) = self._settings, own
+        settings, (texts, scratch, growing) = self._settings, own
         return record(
             texts=texts,
             memory=self.responses.record,
             corpus_index=corpus_index.view(),
             rows=self.rows.record,
             tables=tables.record,
-            workspace=workspace,
-            tree=tree,
+            workspace=scratch,
+            tree=growing,
             starts=self._starts,
             max_n=settings.max_n,
             min_n=settings.min_n,
@@ -124,9 +120,9 @@ class Lookup:
         """The state that kernels take."""
         return self._states[0]
 
-    def start_threads(self) -> None:
-        """Start the threads, with a workspace each, if there are to be any; otherwise the first large batch does."""
-        if not self.pool.may_start:
+    def start_threads(self, rows: int = FEWEST_ROWS) -> None:
+        """Start the threads, with a workspace each, if there are to be any for batches of so many rows."""
+        if not self.pool.is_due(rows):
             return
         more = self.pool.threads - len(self._workspaces)
         self._workspaces += [self._workspace() for _ in range(more)]
@@ -169,7 +165,7 @@ class Lookup:
 
     def _before(self, references: Sequence[Tokens]) -> Tokens:
         """Return the text before a slot's own text: the references that fit, with NO_TEXT after each."""
-        room, parts = self.texts.capacity // 2, [self._from_start]
+        room, parts = self.texts.capacity // 2, [np.zeros(0, np.int32)]
         for reference in references:  # cut before copying: a reference may be part of a large corpus
             parts += [np.asarray(reference[:room], np.int32), np.asarray([NO_TEXT], np.int32)]
             room -= len(reference[:room]) + 1
@@ -180,32 +176,12 @@ class Lookup:
         return text
 
     def ingest(
-        self, slots: Slots, table: Tokens, table_rows: Slots, lengths: Ints, num_new: Ints, first: Ints | None = None
-    ) -> None:
-        """Ingest the rows' newest tokens and learn from them; see `specplug.match.cpu.steps.ingest`."""
-        window = self._from_start if first is None else first
-        ingest(self.state, slots, table, table_rows, window, lengths, num_new)
-
-    def propose(
-        self,
-        slots: Slots,
-        limits: Ints,
-        ids: Ints,
-        confidence: npt.NDArray[np.float32],
-        counts: Ints,
-        sources: Tokens,
-        parents: Ints | None = None,
-    ) -> None:
-        """Fill in drafts, or trees if `parents` is given; see `specplug.match.cpu.steps.propose_chains`."""
-        if parents is None:
-            propose_chains(self.state, slots, limits, ids, confidence, counts, sources)
-        else:
-            propose_trees(self.state, slots, limits, ids, confidence, counts, sources, parents)
-
-    def ingest_tensors(
         self, slots: Tensor, table: Tensor, table_rows: Tensor, lengths: Tensor, num_new: Tensor, first: Tensor | None
     ) -> None:
-        """Ingest tensors in host memory; `slots` and `table_rows` are [B] int64, the others int32.  See `ingest`."""
+        """Ingest the rows' newest tokens and learn from them; see `specplug.match.cpu.steps.learn_from`.
+
+        All tensors are in host memory: `slots` and `table_rows` are [B] int64, the others int32.
+        """
         slots, table_rows = slots.contiguous(), table_rows.contiguous()
         lengths, num_new = lengths.contiguous(), num_new.contiguous()
         window = None if first is None else first.contiguous()
@@ -213,8 +189,7 @@ class Lookup:
         stride, step = table.stride()
         if step != 1 or stride < num_columns:  # a single row may have any stride
             table, stride = table.contiguous(), num_columns
-        if self.pool.is_due(len(slots)):
-            self.start_threads()
+        self.start_threads(len(slots))
         arguments = StepArguments(
             batch_size=len(slots),
             slots=slots.data_ptr(),
@@ -228,20 +203,19 @@ class Lookup:
         )
         ingest_at(self.state, arguments.address)
 
-    def propose_tensors(self, slots: Tensor, limits: Tensor, draft: Draft, *, trees: bool) -> None:
+    def propose(self, slots: Tensor, limits: Tensor, draft: Draft) -> None:
         """Fill a draft in host memory.
 
         Args:
             slots: [B] int64.
             limits: [B] int32.
-            draft: to be filled.
-            trees: draft trees, if the draft can hold them.
+            draft: to be filled; with trees, if the lookup drafts them and the draft can hold them.
 
         Raises:
             ContractError: the draft's tensors are not views of one buffer.
         """
         slots, limits, ids = slots.contiguous(), limits.contiguous(), draft.token_ids
-        parents, strides = draft.parents if trees else None, ids.stride()
+        parents, strides = draft.parents if self._trees else None, ids.stride()
         if not draft.lengths.is_contiguous() or (
             ids.shape[1] > 1
             and not (
@@ -251,8 +225,7 @@ class Lookup:
             )
         ):
             raise ContractError.build("the draft's tensors lie apart", who="Lookup", expected="views of one buffer")
-        if self.pool.is_due(len(slots)):
-            self.start_threads()
+        self.start_threads(len(slots))
         arguments = StepArguments(
             batch_size=len(slots),
             slots=slots.data_ptr(),
@@ -275,8 +248,8 @@ class Lookup:
         self.texts.reserve(slot, start + most)
         if not len(tokens):
             return
-        workspace, pool = self._prefill_scratch
-        own = self._state(workspace, pool, self._default, self.corpus_index, np.zeros(MOST_THREADS, np.int64))
+        scratch, pool = self._prefill_scratch
+        own = self._state(scratch, pool, self._default, self.corpus_index, np.zeros(MOST_THREADS, np.int64))
         slots, rows = np.array([slot]), np.zeros(1, np.int64)
         table, count = np.ascontiguousarray(tokens, np.int32), np.array([len(tokens)], np.int32)
         arguments = StepArguments(

@@ -26,7 +26,7 @@ from specplug.match.cpu.compiled import compiled, inlined
 from specplug.match.cpu.intrinsics import call_at, fetch_add, float32_at, int32_at, int64_at, load, store, struct_at
 from specplug.match.cpu.locks import Semaphores
 from specplug.match.cpu.records import address_of, borrowed, borrowed_at, record
-from specplug.match.cpu.steps import extend_texts, propose_chains, propose_trees
+from specplug.match.cpu.steps import extend_texts, propose
 from specplug.types.host_step import StepArguments
 
 CHUNK = 16
@@ -42,7 +42,7 @@ SPINS = 5000
 """Looks at a semaphore before blocking, some 20 microseconds: a step's jobs follow closely, and waking takes longer."""
 
 ANY, EXTEND, DRAFT = -1, 0, 1
-"""Operations: that of the job; `steps.extend_texts`; and `steps.propose_chains`, or with parents `propose_trees`."""
+"""Operations: that of the job, `steps.extend_texts`, and `steps.propose`."""
 
 OPERATION, ROWS, STATE, THREADS, ARGUMENTS, JOB = range(6)
 """Indices of a job's numbers: an operation, the rows, the address of a state, the number of threads, and the address of
@@ -78,12 +78,7 @@ def run(state: Any, operation: int, arguments: int, rows: int) -> None:
 
 @compiled
 def help_with(first_state: Any, thread: int) -> None:
-    """Take part in the jobs of a pool until it is stopped.
-
-    Args:
-        first_state: one of the states that jobs use, for its type and its pool.
-        thread: the number of this thread, from 1.
-    """
+    """Take part in the jobs of a state's pool, as its thread number `thread`, from 1, until the pool is stopped."""
     state = borrowed(first_state)
     pool = state.pool
     while True:
@@ -140,37 +135,27 @@ def _take_chunks(like: Any, thread: int, operation: int) -> bool:
 def _run_rows(state: Any, operation: int, job: Any, begin: int, end: int) -> None:
     a = arguments_at(job[ARGUMENTS])
     if operation == EXTEND:
-        _extend(state, a, begin, end)
+        extend_texts(
+            state,
+            carray(int64_at(a.slots), end)[begin:],
+            carray(int32_at(a.table), (a.num_rows, a.stride)),
+            carray(int64_at(a.table_rows), end)[begin:],
+            carray(int32_at(a.first), end if a.first else 0)[begin:],
+            carray(int32_at(a.lengths), end)[begin:],
+            carray(int32_at(a.num_new), end)[begin:],
+        )
     else:
-        _draft(state, a, begin, end)
-
-
-@inlined
-def _extend(state: Any, a: Any, begin: int, end: int) -> None:
-    """Run `extend_texts` on rows `begin` to `end` of the arguments `a`."""
-    extend_texts(
-        state,
-        carray(int64_at(a.slots), end)[begin:],
-        carray(int32_at(a.table), (a.num_rows, a.stride)),
-        carray(int64_at(a.table_rows), end)[begin:],
-        carray(int32_at(a.first), end if a.first else 0)[begin:],
-        carray(int32_at(a.lengths), end)[begin:],
-        carray(int32_at(a.num_new), end)[begin:],
-    )
-
-
-@inlined
-def _draft(state: Any, a: Any, begin: int, end: int) -> None:
-    """Run `propose_chains` or `propose_trees` on rows `begin` to `end` of the arguments `a`."""
-    grid = end, a.draft_stride
-    slots, limits = carray(int64_at(a.slots), end)[begin:], carray(int32_at(a.limits), end)[begin:]
-    ids, confidences = carray(int32_at(a.ids), grid)[begin:], carray(float32_at(a.confidence), grid)[begin:]
-    counts, sources = carray(int32_at(a.draft_lengths), end)[begin:], carray(int32_at(a.sources), grid)[begin:]
-    if a.parents:
-        parents = carray(int32_at(a.parents), grid)[begin:]
-        propose_trees(state, slots, limits, ids, confidences, counts, sources, parents)
-    else:
-        propose_chains(state, slots, limits, ids, confidences, counts, sources)
+        grid = end, a.draft_stride
+        propose(
+            state,
+            carray(int64_at(a.slots), end)[begin:],
+            carray(int32_at(a.limits), end)[begin:],
+            carray(int32_at(a.ids), grid)[begin:],
+            carray(float32_at(a.confidence), grid)[begin:],
+            carray(int32_at(a.draft_lengths), end)[begin:],
+            carray(int32_at(a.sources), grid)[begin:],
+            carray(int32_at(a.parents), (end if a.parents else 0, a.draft_stride))[begin:],
+        )
 
 
 _BEGUN = 0
@@ -207,21 +192,12 @@ class ThreadPool:
         self._stop: weakref.finalize[..., ThreadPool] | None = None
         _pools.add(self)
 
-    @property
-    def may_start(self) -> bool:
-        """Whether there are threads to start."""
-        return self.threads > 1 and self._stop is None
-
     def is_due(self, rows: int) -> bool:
-        """Return whether the threads should be started, for a batch of this many rows."""
-        return self.may_start and rows >= FEWEST_ROWS
+        """Return whether there are threads to start, for a batch of this many rows."""
+        return self.threads > 1 and self._stop is None and rows >= FEWEST_ROWS
 
     def start(self, state: Any) -> None:
-        """Start the threads.
-
-        Args:
-            state: one of the states whose jobs they share; all states have the same type.
-        """
+        """Start the threads; `state` is one of those whose jobs they share, which all have the same type."""
         self._counters[STOPPED] = 1
         self._semaphores.post_to(_BEGUN)
         help_with(state, 0)  # ends at once, and is compiled now rather than in all threads at the same time

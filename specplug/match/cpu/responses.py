@@ -60,11 +60,6 @@ class Responses:
             flag=self.flag,
         )
 
-    @property
-    def num_tokens(self) -> int:
-        """Number of stored tokens, including separators between texts."""
-        return min(int(self._ends[0]), self.capacity)
-
     def owner(self, key: str) -> int:
         """Return the number of the owner `key`; numbers start at 1 and are never reused.
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from specplug.match.cpu.corpus_index import MOST_NAMED
-from specplug.match.cpu.records import record
+from specplug.match.cpu.records import Record, record
 from specplug.match.cpu.texts import MOST_CANDIDATES
 
 MOST_CANDIDATE_VOTES = 3 * MOST_CANDIDATES + 3
@@ -70,45 +70,41 @@ class SlotStates:
         self.named[slot, : len(named)] = named
 
 
-class Workspace:
-    """Scratch memory for one row at a time: candidates, the tokens that they vote for, and the context with its draft.
+def workspace(cap: int, draft_length: int, *, trees: bool) -> Record:
+    """Return scratch memory for one row at a time: candidates, their tokens, and the context with its draft.
 
     It also holds the candidates of a tree's nodes; row 0 is that of the context.
     """
+    nodes = draft_length + 1 if trees else 1
 
-    def __init__(self, cap: int, draft_length: int, *, trees: bool) -> None:
-        nodes = draft_length + 1 if trees else 1
+    def ints(*shape: int) -> np.ndarray[tuple[int, ...], np.dtype[np.int32]]:
+        return np.zeros(shape, np.int32)
 
-        def ints(*shape: int) -> np.ndarray[tuple[int, ...], np.dtype[np.int32]]:
-            return np.zeros(shape, np.int32)
-
-        per_token = ("token", "longest", "support", "sources", "near")
-        self.record = record(
-            at=np.zeros((nodes, MOST_CANDIDATE_VOTES), np.int64),
-            length=ints(nodes, MOST_CANDIDATE_VOTES),
-            kind=ints(nodes, MOST_CANDIDATE_VOTES),
-            places=ints(MOST_CANDIDATES),
-            lengths=ints(MOST_CANDIDATES),
-            score=np.zeros(MOST_CANDIDATE_VOTES),
-            **{name: ints(MOST_CANDIDATE_VOTES) for name in per_token},
-            origin=np.zeros(MOST_CANDIDATE_VOTES, np.int64),
-            context=ints(cap + draft_length + 1),
-            drafted=ints(draft_length + 1),
-        )
+    per_token = ("token", "longest", "support", "sources", "near")
+    return record(
+        at=np.zeros((nodes, MOST_CANDIDATE_VOTES), np.int64),
+        length=ints(nodes, MOST_CANDIDATE_VOTES),
+        kind=ints(nodes, MOST_CANDIDATE_VOTES),
+        places=ints(MOST_CANDIDATES),
+        lengths=ints(MOST_CANDIDATES),
+        score=np.zeros(MOST_CANDIDATE_VOTES),
+        **{name: ints(MOST_CANDIDATE_VOTES) for name in per_token},
+        origin=np.zeros(MOST_CANDIDATE_VOTES, np.int64),
+        context=ints(cap + draft_length + 1),
+        drafted=ints(draft_length + 1),
+    )
 
 
-class Tree:
-    """Scratch memory for growing one tree of at most N nodes; node 0 is the context.
+def tree(draft_length: int, most_considered: int) -> Record:
+    """Return scratch memory for growing one tree of at most N nodes; node 0 is the context.
 
     A node has a number of candidates, a depth, a survival probability, the index of its considered token, and a parent
     node.  A considered token has a probability of being reached and accepted (-1 once it is a node), the node that it
     follows, and a source.
     """
-
-    def __init__(self, draft_length: int, most_considered: int) -> None:
-        self.record = record(
-            **{name: np.zeros(draft_length + 1, np.int32) for name in ("counts", "depths", "entries", "above")},
-            survivals=np.zeros(draft_length + 1),
-            chances=np.zeros(most_considered),
-            **{name: np.zeros(most_considered, np.int32) for name in ("nodes", "sources")},
-        )
+    return record(
+        **{name: np.zeros(draft_length + 1, np.int32) for name in ("counts", "depths", "entries", "above")},
+        survivals=np.zeros(draft_length + 1),
+        chances=np.zeros(most_considered),
+        **{name: np.zeros(most_considered, np.int32) for name in ("nodes", "sources")},
+    )

@@ -17,8 +17,8 @@ from specplug.match.cpu.texts import NO_TEXT, extend, replant
 
 
 @compiled
-def ingest(state: Any, slots: Any, table: Any, table_rows: Any, first: Any, lengths: Any, num_new: Any) -> None:
-    """Ingest each row's newest tokens, and learn from them.
+def learn_from(state: Any, slots: Any, table: Any, table_rows: Any, first: Any, lengths: Any, num_new: Any) -> None:
+    """Learn from the rows' newest tokens, before `extend_texts`.  All rows count in the same tables.
 
     Args:
         state: the record of all memory, see `Lookup._state`.
@@ -27,13 +27,6 @@ def ingest(state: Any, slots: Any, table: Any, table_rows: Any, first: Any, leng
         first: [B] int32, the index of the token in column 0 of each row; empty if it is 0 in all rows.
         lengths, num_new: [B] int32.
     """
-    learn_from(state, slots, table, table_rows, first, lengths, num_new)
-    extend_texts(state, slots, table, table_rows, first, lengths, num_new)
-
-
-@compiled
-def learn_from(state: Any, slots: Any, table: Any, table_rows: Any, first: Any, lengths: Any, num_new: Any) -> None:
-    """Learn from the rows' newest tokens, before `extend_texts`; see `ingest`.  All rows count in the same tables."""
     texts, rows, starts = state.texts, state.rows, state.starts
     for row in range(slots.size):
         slot, begin = slots[row], lengths[row] - num_new[row]
@@ -57,7 +50,7 @@ def learn_from(state: Any, slots: Any, table: Any, table_rows: Any, first: Any, 
 
 @compiled
 def extend_texts(state: Any, slots: Any, table: Any, table_rows: Any, first: Any, lengths: Any, num_new: Any) -> None:
-    """Append the rows' newest tokens to their texts; see `ingest`.  Rows are independent."""
+    """Append the rows' newest tokens to their texts; see `learn_from`.  Rows are independent."""
     texts, rows, starts = state.texts, state.rows, state.starts
     for row in range(slots.size):
         slot, begin = slots[row], lengths[row] - num_new[row]
@@ -94,34 +87,28 @@ def _place(state: Any, slot: int, length: int) -> None:
 
 
 @compiled
-def propose_chains(state: Any, slots: Any, limits: Any, ids: Any, confidences: Any, counts: Any, sources: Any) -> None:
-    """Draft a chain for each row; see `draft_chain`.
+def propose(
+    state: Any, slots: Any, limits: Any, ids: Any, confidences: Any, counts: Any, sources: Any, parents: Any
+) -> None:
+    """Draft a chain for each row, or a tree if `parents` has rows; see `draft_chain` and `draft_tree`.
 
     Args:
         state: the record of all memory, see `Lookup._state`.
         slots: [B] int64.
         limits: [B] int32.
-        ids, confidences: [B, N] int32 and float32, to be filled.
+        ids, confidences, sources: [B, N] int32, float32 and int32, to be filled.
         counts: [B] int32, to be filled.
-        sources: [B, N] int32, to be filled.
+        parents: [B, N] int32, to be filled, or [0, N].
     """
     find_points(state, slots, limits)
     for row in range(slots.size):
         slot, limit = slots[row], _limit(state, slots, limits, row, ids.shape[1])
-        if limit > 0:
-            counts[row] = draft_chain(state, slot, limit, ids[row], confidences[row], sources[row])
-
-
-@compiled
-def propose_trees(
-    state: Any, slots: Any, limits: Any, ids: Any, confidences: Any, counts: Any, sources: Any, parents: Any
-) -> None:
-    """Draft a tree for each row; see `propose_chains` and `draft_tree`.  `parents`: [B, N] int32, to be filled."""
-    find_points(state, slots, limits)
-    for row in range(slots.size):
-        slot, limit = slots[row], _limit(state, slots, limits, row, ids.shape[1])
-        if limit > 0:
+        if limit <= 0:
+            continue
+        if parents.shape[0] > 0:
             counts[row] = draft_tree(state, slot, limit, ids[row], confidences[row], sources[row], parents[row])
+        else:
+            counts[row] = draft_chain(state, slot, limit, ids[row], confidences[row], sources[row])
 
 
 @compiled

@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from specplug.errors import ContractError
 from specplug.match.cpu.compiled import compiled
 from specplug.match.cpu.recency import allow_visits, insert
 from specplug.match.cpu.records import Record, record
@@ -74,32 +73,12 @@ class Texts:
         clear(self.record, slot)
 
     def extend(self, slot: int, tokens: Tokens | Sequence[int]) -> None:
-        """Append tokens to a slot's text.
-
-        Raises:
-            ContractError: there is no room for them; nothing is appended.
-        """
-        new = np.ascontiguousarray(tokens, dtype=np.int32)
-        length = int(self.lengths[slot])
-        if length + new.size > self.capacity:
-            raise ContractError.build(
-                "text too long", who="Texts.extend", found=length + new.size, expected=f"at most {self.capacity} tokens"
-            )
-        extend(self.record, slot, new, self.cap)
+        """Append tokens to a slot's text, which has room for them."""
+        extend(self.record, slot, np.ascontiguousarray(tokens, dtype=np.int32), self.cap)
 
     def reserve(self, slot: int, length: int) -> None:
         """Give a slot the trees that a text of `length` tokens needs, so that growing to it never rebuilds them."""
         reserve(self.record, slot, min(length, self.capacity), self.cap)
-
-    def truncate(self, slot: int, length: int) -> None:
-        """Remove the newest tokens so that `length` remain.  Takes as long as adding those again."""
-        if length < int(self.lengths[slot]):
-            self.lengths[slot] = length
-            replant(self.record, slot, self.cap)
-
-    def num_bytes(self, slot: int) -> int:
-        """Return the bytes that a slot's text and trees take."""
-        return int(self.lengths[slot]) * 12 + int(self._trees[slot]) * 4
 
 
 @compiled
