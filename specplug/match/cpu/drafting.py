@@ -144,7 +144,11 @@ def _copy_on(
     while drafted < limit:
         if at + PREFETCH_DISTANCE < stop:
             prefetch_counts(
-                tables, predicted(texts, text, n, responses, end, kind, at + PREFETCH_DISTANCE, copied), owner, length, 1.0
+                tables,
+                predicted(texts, text, n, responses, end, kind, at + PREFETCH_DISTANCE, copied),
+                owner,
+                length,
+                1.0,
             )
         token = predicted(texts, text, n, responses, end, kind, at, copied)
         if token < 0:

@@ -15,6 +15,7 @@ from specplug.match.cpu.compiled import compiled
 from specplug.match.cpu.evidence import ALIGNED, CORPUS, FROM, NAMED, NEAR, OWN, RESPONSE
 from specplug.match.cpu.intrinsics import int64_at
 from specplug.match.cpu.recency import owner_of, search
+from specplug.match.cpu.rows import MOST_SIBLINGS
 from specplug.match.cpu.searching import document_at, nearest, token_after
 from specplug.match.cpu.texts import MOST_CANDIDATES
 from specplug.match.cpu.voting import OF_SIBLING, token_at
@@ -240,7 +241,9 @@ def _put_siblings(state: Any, slot: int, node: int, count: int, context: Any, en
     """Add the candidates of what the slot's siblings have emitted, those of the next in the ring first."""
     texts, workspace, siblings, shared = state.texts, state.workspace, state.rows.siblings, state.rows.shared
     sibling, room = siblings[slot], count + MOST_CANDIDATES
-    while sibling != slot and count < room:
+    for _ in range(MOST_SIBLINGS):
+        if sibling == slot or count == room:
+            break
         found = search(
             texts.text[sibling],
             -1,

@@ -170,6 +170,10 @@ class Lookup:
         self._starts[slot] = text.size
         self.rows.clear(slot, 0 if owner is None else self.responses.owner(owner), number, named[:MOST_NAMED])
 
+    def text_of(self, slot: int) -> Tokens:
+        """Return a view of a slot's own text, [n] int32."""
+        return self.texts.text[slot, self._starts[slot] : self.texts.lengths[slot]]
+
     def join(self, slot: int, group: str, prompt_length: int) -> None:
         """Let a slot and the others of a group draft from each other's outputs, until `leave` or another text.
 

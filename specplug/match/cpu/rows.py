@@ -16,6 +16,9 @@ from specplug.match.cpu.texts import MOST_CANDIDATES
 MOST_CANDIDATE_VOTES = 4 * MOST_CANDIDATES + 3
 """The most candidates of a row: those of own text, responses, siblings and corpus index, and three aligned ones."""
 
+MOST_SIBLINGS = 15
+"""The most siblings whose outputs a row is looked up in: groups may be larger."""
+
 POINTS = 4
 """Number of segments of a tenant with interleaved searches; merging keeps the number of segments low."""
 

@@ -49,8 +49,7 @@ def token_at(state: Any, slot: int, kind: int, at: int) -> int:
     """Return the token that a candidate of a slot predicts; see `predicted`."""
     texts, memory = state.texts, state.memory
     return predicted(
-        texts,
-        texts.text[slot], texts.lengths[slot], memory.text, memory.ends[0], kind, at, state.workspace.drafted
+        texts, texts.text[slot], texts.lengths[slot], memory.text, memory.ends[0], kind, at, state.workspace.drafted
     )
 
 

@@ -13,6 +13,7 @@ import numpy as np
 from specplug.match.cpu.corpus_index import IndexSegment
 from specplug.match.cpu.lookup import RESPONSE_CONTEXT
 from specplug.match.cpu.recency import GRANULE
+from specplug.match.cpu.rows import MOST_SIBLINGS
 from specplug.match.cpu.texts import NO_TEXT
 from specplug.match.options import LookupSettings
 from tests.match.reference.corpus_index import ReferenceCorpusIndex
@@ -120,7 +121,7 @@ class ReferenceLookup:
     def _siblings(self, slot: int) -> list[Row]:
         ring = next((ring for ring in self.rings.values() if slot in ring), [slot])
         at = ring.index(slot)
-        return [self.rows[other] for other in (*ring[at + 1 :], *ring[:at])]
+        return [self.rows[other] for other in (*ring[at + 1 :], *ring[:at])][:MOST_SIBLINGS]
 
     def remember(self, slot: int, owner: str, begin: int, end: int) -> None:
         """Store tokens `begin` to `end` of a slot's own text as a response of `owner`."""
