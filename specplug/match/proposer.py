@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from typing import NamedTuple
 
 import torch
@@ -35,6 +36,9 @@ class LookupProposer(Proposer):
     When a request finishes, the part of its response that the client saw is stored under the request's isolation key.
     Requests with `store: false` neither read nor extend the memory.
 
+    Requests that run at the same time on one prompt, or name one `group`, are siblings within their isolation key: each
+    also drafts from what the others have emitted, as the samples of one prompt do in rollouts (Seer, arXiv 2511.14617).
+
     References precede a request's own text; together they may take as many tokens as the longest context.
     """
 
@@ -49,6 +53,7 @@ class LookupProposer(Proposer):
         threads = settings.threads or default_threads(context.caps.tensor_parallel_size)
         self.lookup = Lookup(context.max_slots, capacity, draft_length, settings, trees=self._trees, threads=threads)
         self._occupants: dict[int, _Occupant] = {}
+        self._arriving: set[int] = set()  # slots whose requests join their siblings once their prompts are ingested
 
     def warmup(self) -> None:
         """Compile or load the kernels."""
@@ -65,6 +70,8 @@ class LookupProposer(Proposer):
         table = _without_barriers(batch) if batch.barriers else batch.tokens
         slots, rows = _wide(batch.slots), _wide(batch.rows)
         self.lookup.ingest(slots, table, rows, batch.lengths, batch.num_new, batch.first)
+        for slot in [*self._arriving]:
+            self._join(slot)
 
     def propose(self, batch: EngineBatch, limits: Tensor, draft: Draft) -> None:
         """Fill in the drafts."""
@@ -80,6 +87,7 @@ class LookupProposer(Proposer):
         occupant = self._occupants.get(slot)
         most = 0 if occupant is None else occupant.request.prompt_length + occupant.request.max_tokens
         self.lookup.begin(slot, tokens, max(len(tokens), min(most, self._max_length)))
+        self._join(slot)
 
     def is_outdated(self) -> bool:
         """Return False: nothing changes from outside."""
@@ -96,8 +104,12 @@ class LookupProposer(Proposer):
             return
         if event.kind in BEGINS:
             self._begin(event)
-        elif event.kind is Lifecycle.FINISHED:
-            self._remember(event)
+        else:
+            occupant = self._occupants.get(event.slot)
+            if occupant is not None and occupant.generation == event.generation:
+                self.lookup.leave(event.slot)
+            if event.kind is Lifecycle.FINISHED:
+                self._remember(event)
 
     def _begin(self, event: RequestEvent) -> None:
         """Begin a request's text.  Even if this fails, the slot keeps nothing of its previous request."""
@@ -106,10 +118,24 @@ class LookupProposer(Proposer):
         owner = self._owner(request)
         self.begin(slot, request, owner)
         self._occupants[slot] = _Occupant(event.generation, request, owner if request.may_share else None)
+        if request.may_share:
+            self._arriving.add(slot)
+
+    def _join(self, slot: int) -> None:
+        """Let the request in a slot and those on the same prompt draft from each other, once its prompt is ingested."""
+        occupant = self._occupants.get(slot)
+        if slot not in self._arriving or occupant is None:
+            return
+        request, prompt = occupant.request, self.lookup.text_of(slot)[: occupant.request.prompt_length]
+        if len(prompt) == request.prompt_length:
+            self._arriving.discard(slot)
+            group = request.options.group or hashlib.blake2b(prompt.tobytes(), digest_size=16).hexdigest()
+            self.lookup.join(slot, f"{occupant.owner}:{group}", request.prompt_length)
 
     def _vacate(self, slot: int) -> None:
         """Clear a slot: its text, its references, and its access to responses and corpora."""
         self._occupants.pop(slot, None)
+        self._arriving.discard(slot)
         self.lookup.start(slot)
 
     def begin(self, slot: int, request: Request, owner: str) -> None:

@@ -71,6 +71,7 @@ def parse_request_fields(
         proposer=fields.proposer,
         verifier=fields.verifier,
         store=fields.store,
+        group=fields.group,
         corpora=tuple(dict.fromkeys(fields.corpora)),
         documents=tuple(dict.fromkeys(StoredDocument(each.name, each.corpus) for each in fields.documents)),
     )

@@ -198,7 +198,14 @@ class RequestFields(Fields):
         max_length=MAX_NAME,
         description="whose corpora to draft from; state kept across requests is separated by tenant",
     )
-    store: bool = Field(default=True, description="false keeps the finished response out of any response memory")
+    store: bool = Field(
+        default=True, description="false keeps the response out of any response memory, and apart from other requests"
+    )
+    group: Name | None = Field(
+        default=None,
+        description="requests of one group draft from each other's answers while they run; those on the same prompt "
+        "are one without it",
+    )
 
 
 def _convert(piece: Sequence[Any], out: npt.NDArray[np.int64], start: int) -> None:

@@ -58,6 +58,10 @@ def start(talk: Talk, players: tuple[Client, ReferenceLookup], slot: int) -> Non
     players[0].lookup.start(slot, owner=owner, references=arrays, tenant=tenant, corpora=corpora)
     players[1].start(slot, owner=owner, references=references, tenant=tenant, corpora=corpora)
     talk.length[slot] = 0
+    if talk.rng.random() < 0.6:
+        group, prompt_length = talk.rng.choice("xy"), talk.rng.randrange(9)
+        for player in (players[0].lookup, players[1]):
+            player.join(slot, group, prompt_length)
 
 
 def load(talk: Talk, players: tuple[Client, ReferenceLookup]) -> None:

@@ -144,9 +144,13 @@ def _copy_on(
     while drafted < limit:
         if at + PREFETCH_DISTANCE < stop:
             prefetch_counts(
-                tables, predicted(text, n, responses, end, kind, at + PREFETCH_DISTANCE, copied), owner, length, 1.0
+                tables,
+                predicted(texts, text, n, responses, end, kind, at + PREFETCH_DISTANCE, copied),
+                owner,
+                length,
+                1.0,
             )
-        token = predicted(text, n, responses, end, kind, at, copied)
+        token = predicted(texts, text, n, responses, end, kind, at, copied)
         if token < 0:
             break
         evidence, context = evidence_key(length, 1.0, 1, hit_rate, joined, near), context_key(last, owner, length, 1.0)

@@ -15,8 +15,10 @@ from specplug.match.cpu.compiled import compiled
 from specplug.match.cpu.evidence import ALIGNED, CORPUS, FROM, NAMED, NEAR, OWN, RESPONSE
 from specplug.match.cpu.intrinsics import int64_at
 from specplug.match.cpu.recency import owner_of, search
+from specplug.match.cpu.rows import MOST_SIBLINGS
 from specplug.match.cpu.searching import document_at, nearest, token_after
-from specplug.match.cpu.voting import token_at
+from specplug.match.cpu.texts import MOST_CANDIDATES
+from specplug.match.cpu.voting import OF_SIBLING, token_at
 
 WINDOW, BACK = 12, 4
 """Tokens after and before the last known place in which a diverged text is searched for."""
@@ -160,6 +162,7 @@ def gather(state: Any, slot: int) -> int:
     count = _put_responses(state, slot, 0, count, texts.text[slot], texts.lengths[slot])
     count = align(state, slot, count, OWN)
     count = align(state, slot, count, RESPONSE)
+    count = _put_siblings(state, slot, 0, count, texts.text[slot], texts.lengths[slot])
     begin = count
     points = state.rows.points[slot]
     count = _put_corpus(state, slot, 0, count, points, texts.text[slot], texts.lengths[slot])
@@ -196,6 +199,7 @@ def gather_anew(state: Any, slot: int, node: int, depth: int) -> int:
         if workspace.lengths[k] >= min_n:
             count = put(workspace, node, count, workspace.places[k], workspace.lengths[k], OWN)
     count = _put_responses(state, slot, node, count, workspace.context, known + depth)
+    count = _put_siblings(state, slot, node, count, workspace.context, known + depth)
     return _put_corpus(state, slot, node, count, state.rows.points[slot, :0], workspace.context, known + depth)
 
 
@@ -224,6 +228,37 @@ def _put_responses(state: Any, slot: int, node: int, count: int, context: Any, e
     for k in range(found):
         if workspace.lengths[k] >= state.min_n:
             count = put(workspace, node, count, workspace.places[k], workspace.lengths[k], RESPONSE)
+    return count
+
+
+@compiled
+def _put_siblings(state: Any, slot: int, node: int, count: int, context: Any, end: int) -> int:
+    """Add the candidates of what the slot's siblings have emitted, those of the next in the ring first."""
+    texts, workspace, siblings, shared = state.texts, state.workspace, state.rows.siblings, state.rows.shared
+    sibling, room = siblings[slot], count + MOST_CANDIDATES
+    for _ in range(MOST_SIBLINGS):
+        if sibling == slot or count == room:
+            break
+        found = search(
+            texts.text[sibling],
+            -1,
+            0,
+            texts.empty,
+            texts.heads[sibling, : texts.trees[sibling]],
+            texts.children[sibling],
+            0,
+            context,
+            end,
+            state.max_n,
+            workspace.places,
+            workspace.lengths,
+        )
+        for k in range(found):
+            is_output = workspace.places[k] > shared[sibling]
+            if is_output and workspace.lengths[k] >= state.min_n and count < room:
+                place = OF_SIBLING + sibling * texts.text.shape[1] + workspace.places[k]
+                count = put(workspace, node, count, place, workspace.lengths[k], RESPONSE)
+        sibling = siblings[sibling]
     return count
 
 

@@ -60,6 +60,8 @@ class Lookup:
         self.rows, self.tables, self._default = SlotStates(max_slots, considered), Tables(), Tables()
         self._starts = np.zeros(max_slots, np.int32)
         self._draft_length, self._considered, self._trees = draft_length, considered, trees
+        self._groups: dict[str, list[int]] = {}
+        self._group_of: dict[int, str] = {}
         self.pool = ThreadPool(threads)
         self._workspaces = [self._workspace()]
         self._prefill_scratch = self._workspace(), ThreadPool(1)
@@ -153,6 +155,7 @@ class Lookup:
             corpora: the tenant's corpora to draft from first.  Tenants and corpora that were never loaded, and corpora
                 beyond `MOST_NAMED`, are ignored.
         """
+        self.leave(slot)
         # Clear first, which cannot fail: after an error the slot must not keep its previous request's state.
         self.rows.clear(slot, 0)
         self.texts.clear(slot)
@@ -162,6 +165,33 @@ class Lookup:
         self.texts.extend(slot, text)
         self._starts[slot] = text.size
         self.rows.clear(slot, 0 if owner is None else self.responses.owner(owner), number, named[:MOST_NAMED])
+
+    def text_of(self, slot: int) -> Tokens:
+        """Return a view of a slot's own text, [n] int32."""
+        return self.texts.text[slot, self._starts[slot] : self.texts.lengths[slot]]
+
+    def join(self, slot: int, group: str, prompt_length: int) -> None:
+        """Let a slot and the others of a group draft from each other's outputs, until `leave` or another text.
+
+        Args:
+            slot: the slot; its text so far is ingested, and all of it comes from the thread that steps or from before.
+            group: the group.
+            prompt_length: tokens of its prompt, which the group has in common.
+        """
+        members = self._groups.setdefault(group, [])
+        shared = int(self._starts[slot]) + prompt_length
+        self.rows.join(slot, members[0] if members else slot, shared, self.responses.flag)
+        self._group_of[slot] = group
+        members.append(slot)
+
+    def leave(self, slot: int) -> None:
+        """Take a slot out of its group, if it is in one."""
+        group = self._group_of.pop(slot, None)
+        if group is not None:
+            self.rows.leave(slot, self.responses.flag)
+            self._groups[group].remove(slot)
+            if not self._groups[group]:
+                del self._groups[group]
 
     def _before(self, references: Sequence[Tokens]) -> Tokens:
         """Return the text before a slot's own text: the references that fit, with NO_TEXT after each."""

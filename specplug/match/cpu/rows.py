@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
+from specplug.match.cpu.compiled import compiled
 from specplug.match.cpu.corpus_index import MOST_NAMED
+from specplug.match.cpu.locks import release, take
 from specplug.match.cpu.records import Record, record
 from specplug.match.cpu.texts import MOST_CANDIDATES
 
-MOST_CANDIDATE_VOTES = 3 * MOST_CANDIDATES + 3
-"""The most candidates of a row: those of own text, responses and corpus index, and an aligned one of each."""
+MOST_CANDIDATE_VOTES = 4 * MOST_CANDIDATES + 3
+"""The most candidates of a row: those of own text, responses, siblings and corpus index, and three aligned ones."""
+
+MOST_SIBLINGS = 15
+"""The most siblings whose outputs a row is looked up in: groups may be larger."""
 
 POINTS = 4
 """Number of segments of a tenant with interleaved searches; merging keeps the number of segments low."""
@@ -33,6 +39,9 @@ class SlotStates:
         bounds: [S, 2] int64, the bounds of the corpus index's anchor: those of its document.
         points: [S, `POINTS`] int64, insertion points of the text in the first segments of its tenant; -1 for unknown.
         drafted_for: [S] int32, the text's length at its last draft, -1 for never.
+        siblings: [S] int32, the next slot of the same group; the slots of a group form a ring, one without a group is
+            alone in its ring.
+        shared: [S] int32, the tokens at the beginning of a slot's text, references and prompt, that its siblings skip.
     """
 
     def __init__(self, max_slots: int, most_considered: int) -> None:
@@ -43,7 +52,8 @@ class SlotStates:
         self.tenants, self.named = table(), table(MOST_NAMED)
         self.anchors, self.ages = np.zeros((max_slots, 3), np.int64), table(3)
         self.bounds = np.zeros((max_slots, 2), np.int64)
-        self.drafted_for = table() - 1
+        self.drafted_for, self.shared = table() - 1, table()
+        self.siblings = np.arange(max_slots, dtype=np.int32)
         considered = ("tokens", "parents", "evidence", "contexts", "token_keys")
         self.record = record(
             owners=self.owners,
@@ -55,6 +65,8 @@ class SlotStates:
             bounds=self.bounds,
             points=np.full((max_slots, POINTS), -1, np.int64),
             drafted_for=self.drafted_for,
+            siblings=self.siblings,
+            shared=self.shared,
             num_considered=table(),
             **{name: table(most_considered) for name in considered},
             num_candidate_votes=table(),
@@ -68,6 +80,35 @@ class SlotStates:
         self.anchors[slot], self.ages[slot], self.drafted_for[slot] = 0, 0, -1
         self.named[slot], self.bounds[slot] = 0, 0
         self.named[slot, : len(named)] = named
+
+    def join(self, slot: int, member: int, shared: int, flag: Any) -> None:
+        """Add a slot to the ring of a `member`, while no step runs; `shared`: see above."""
+        self.shared[slot] = shared
+        _join(self.siblings, slot, member, flag)
+
+    def leave(self, slot: int, flag: Any) -> None:
+        """Take a slot out of its ring, while no step runs."""
+        if self.siblings[slot] != slot:
+            _leave(self.siblings, slot, flag)
+
+
+@compiled
+def _join(siblings: Any, slot: int, member: int, flag: Any) -> None:
+    take(flag)
+    siblings[slot] = siblings[member]
+    siblings[member] = slot
+    release(flag)
+
+
+@compiled
+def _leave(siblings: Any, slot: int, flag: Any) -> None:
+    take(flag)
+    before = slot
+    while siblings[before] != slot:
+        before = siblings[before]
+    siblings[before] = siblings[slot]
+    siblings[slot] = slot
+    release(flag)
 
 
 def workspace(cap: int, draft_length: int, *, trees: bool) -> Record:

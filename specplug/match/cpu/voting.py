@@ -12,16 +12,20 @@ from specplug.match.cpu.compiled import compiled
 from specplug.match.cpu.evidence import CORPUS, FROM, NEAR, OWN, RESPONSE, length_class, odds, source_bit, vote_key
 from specplug.match.cpu.searching import token_after
 
+OF_SIBLING = 1 << 40
+"""Place 0 of slot 0's text, as a candidate of kind RESPONSE; the texts of the slots follow each other."""
+
 _AGE_PENALTY = 0.05
 _COPY_PENALTY = 0.3  # places of a corpus are not ordered by age; many equal ones are often copies of one text
 _LENGTH_BONUS = 1.0  # a longer match predicts more tokens beyond the next one
 
 
 @compiled
-def predicted(text: Any, n: int, responses: Any, end: int, kind: int, at: int, drafted: Any) -> int:
+def predicted(texts: Any, text: Any, n: int, responses: Any, end: int, kind: int, at: int, drafted: Any) -> int:
     """Return the token at place `at` of a candidate's text, negative for none; own text continues with its draft.
 
     Args:
+        texts: the texts of all slots.
         text: [C] int32, own text, of `n` tokens.
         responses: [R] int32, the ring of responses up to place `end`.
         kind, at: the candidate's kind and place.
@@ -30,6 +34,9 @@ def predicted(text: Any, n: int, responses: Any, end: int, kind: int, at: int, d
     source = kind & FROM
     if source == OWN:
         token: int = text[at] if at < n else drafted[at - n]
+    elif source == RESPONSE and at >= OF_SIBLING:
+        slot, place = divmod(at - OF_SIBLING, texts.text.shape[1])
+        token = texts.text[slot, place] if place < texts.lengths[slot] else -1
     elif source == RESPONSE:
         token = responses[at & (responses.size - 1)] if at < end else -1
     else:
@@ -42,7 +49,7 @@ def token_at(state: Any, slot: int, kind: int, at: int) -> int:
     """Return the token that a candidate of a slot predicts; see `predicted`."""
     texts, memory = state.texts, state.memory
     return predicted(
-        texts.text[slot], texts.lengths[slot], memory.text, memory.ends[0], kind, at, state.workspace.drafted
+        texts, texts.text[slot], texts.lengths[slot], memory.text, memory.ends[0], kind, at, state.workspace.drafted
     )
 
 
@@ -60,7 +67,7 @@ def vote(state: Any, slot: int, node: int, count: int) -> int:
         kind, at, length = kinds[k], places[k], lengths[k]
         rank = rank + 1 if kind & FROM == before else 0
         before = kind & FROM
-        token = predicted(text, n, responses, end, kind, at, drafted)
+        token = predicted(texts, text, n, responses, end, kind, at, drafted)
         if token < 0:
             continue
         chance = odds(votes, vote_key(kind, length))
@@ -107,7 +114,7 @@ def follow(state: Any, slot: int, node: int, count: int, token: int, child: int)
     kept = 0
     for k in range(count):
         kind, at = kinds[k], places[k]
-        if predicted(text, n, responses, end, kind, at, drafted) == token:
+        if predicted(texts, text, n, responses, end, kind, at, drafted) == token:
             child_kinds[kept], child_places[kept], child_lengths[kept] = kind, at + 1, lengths[k] + 1
             kept += 1
     return kept

@@ -24,6 +24,7 @@ class Voter(NamedTuple):
     at: int
     length: int
     kind: int
+    sibling: Row | None = None
 
 
 @dataclass
@@ -40,6 +41,8 @@ class Row:
     ages: list[int] = field(default_factory=lambda: [0, 0, 0])
     bounds: tuple[int, int] = (0, 0)
     drafted_for: int = -1
+    shared: int = 0
+    siblings: list[Row] = field(default_factory=list)
     predictions: Predictions = field(default_factory=Predictions)
 
 
@@ -54,17 +57,21 @@ class Gathering:
         """Return the voters for the token after a row's text."""
         voters = self._texts(row, [])
         voters = self._align(row, self._align(row, voters, OWN), RESPONSE)
+        voters += self._siblings(row, [])
         return voters + self._align_corpus(row, self._corpus_voters(row, []))
 
     def anew(self, row: Row, drafted: list[int]) -> list[Voter]:
         """Return new voters for the token after a draft that no voter continues."""
-        return self._texts(row, drafted) + self._corpus_voters(row, drafted)
+        return self._texts(row, drafted) + self._siblings(row, drafted) + self._corpus_voters(row, drafted)
 
     def predicted(self, row: Row, voter: Voter, drafted: list[int]) -> int:
         """Return the token at a voter's place."""
         if voter.kind & 3 >= CORPUS:
             return self.corpus_index.token(voter.at)
-        text = row.text + drafted if voter.kind & 3 == OWN else self.memory.text
+        if voter.sibling is not None:
+            text = voter.sibling.text
+        else:
+            text = row.text + drafted if voter.kind & 3 == OWN else self.memory.text
         return max(text[voter.at], NO_TEXT) if voter.at < len(text) else NO_TEXT
 
     def _texts(self, row: Row, drafted: list[int]) -> list[Voter]:
@@ -80,6 +87,19 @@ class Gathering:
             remembered = candidates(self.memory.text, places, context, cap)
             found += [(RESPONSE, *candidate) for candidate in kept(remembered, MOST_CANDIDATES)]
         return [Voter(place, length, kind) for kind, place, length in found if length >= self.settings.min_n]
+
+    def _siblings(self, row: Row, drafted: list[int]) -> list[Voter]:
+        """Return the places in the outputs of the row's siblings that match the text and its draft."""
+        text, cap, voters = row.text + drafted, self.settings.max_n, []
+        for sibling in row.siblings:
+            places = [p for p in range(1, len(sibling.text) + 1) if sibling.text[p - 1] >= 0]
+            found = kept(candidates(sibling.text, places, key_of(text, len(text), cap), cap), MOST_CANDIDATES)
+            voters += [
+                Voter(at, length, RESPONSE, sibling)
+                for at, length in found
+                if at > sibling.shared and length >= self.settings.min_n
+            ]
+        return voters[:MOST_CANDIDATES]
 
     def _corpus_voters(self, row: Row, drafted: list[int]) -> list[Voter]:
         text, cap = row.text + drafted, self.settings.max_n

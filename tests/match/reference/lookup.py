@@ -13,6 +13,7 @@ import numpy as np
 from specplug.match.cpu.corpus_index import IndexSegment
 from specplug.match.cpu.lookup import RESPONSE_CONTEXT
 from specplug.match.cpu.recency import GRANULE
+from specplug.match.cpu.rows import MOST_SIBLINGS
 from specplug.match.cpu.texts import NO_TEXT
 from specplug.match.options import LookupSettings
 from tests.match.reference.corpus_index import ReferenceCorpusIndex
@@ -75,6 +76,7 @@ class ReferenceLookup:
         least = max(settings.memory_tokens, 16 * settings.max_n, 16 * GRANULE)
         self.memory, self.learnt = Memory(1 << (least - 1).bit_length()), Learnt()
         self.rows = [Row([], 0, 0) for _ in range(max_slots)]
+        self.rings: dict[str, list[int]] = {}
         self.names: list[str] = []
         self.gathering = Gathering(settings, self.memory)
         self.loaded: set[tuple[str, str]] = set()
@@ -96,12 +98,30 @@ class ReferenceLookup:
         corpora: Sequence[str] = (),
     ) -> None:
         """Begin a text in a slot."""
+        self.leave(slot)
         text = [token for reference in references for token in (*reference, NO_TEXT)][: self.capacity // 2]
         if text:
             text[-1] = NO_TEXT
         named = [name for name in corpora if (tenant, name) in self.loaded]
         self.rows[slot] = Row(text, len(text), 0 if owner is None else self._owner(owner), tenant, named)
         self.rows[slot].tenant = tenant if any(tenant == name for name, _ in self.loaded) else None
+
+    def join(self, slot: int, group: str, prompt_length: int) -> None:
+        """Let a slot and the others of a group draft from each other's outputs."""
+        ring = self.rings.setdefault(group, [])
+        ring.insert(0, slot)
+        self.rows[slot].shared = self.rows[slot].start + prompt_length
+
+    def leave(self, slot: int) -> None:
+        """Take a slot out of its group, if it is in one."""
+        for ring in self.rings.values():
+            if slot in ring:
+                ring.remove(slot)
+
+    def _siblings(self, slot: int) -> list[Row]:
+        ring = next((ring for ring in self.rings.values() if slot in ring), [slot])
+        at = ring.index(slot)
+        return [self.rows[other] for other in (*ring[at + 1 :], *ring[:at])][:MOST_SIBLINGS]
 
     def remember(self, slot: int, owner: str, begin: int, end: int) -> None:
         """Store tokens `begin` to `end` of a slot's own text as a response of `owner`."""
@@ -141,6 +161,8 @@ class ReferenceLookup:
 
     def propose(self, slots: Sequence[int], limits: Sequence[int]) -> list[Draft]:
         """Return the rows' drafts."""
+        for slot in slots:
+            self.rows[slot].siblings = self._siblings(slot)
         return [
             self._propose(self.rows[slot], min(limit, self.draft_length))
             for slot, limit in zip(slots, limits, strict=True)
@@ -199,7 +221,7 @@ class ReferenceLookup:
     def _follow(self, row: Row, voters: list[Voter], token: int, drafted: list[int]) -> list[Voter]:
         """Return the voters that predicted `token`, one token further."""
         agree = [voter for voter in voters if self.gathering.predicted(row, voter, drafted) == token]
-        return [Voter(voter.at + 1, voter.length + 1, voter.kind) for voter in agree]
+        return [voter._replace(at=voter.at + 1, length=voter.length + 1) for voter in agree]
 
     def _chain(self, row: Row, voters: list[Voter], limit: int) -> Draft:
         ids: list[int] = []
