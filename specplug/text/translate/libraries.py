@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from specplug.errors import SettingsError
-from specplug.text.translate.vocabulary import SpacePrefix, Vocabulary, byte_ids, checked
+from specplug.text.translate.vocabulary import Vocabulary, byte_ids, checked
 
 _BYTE = re.compile(r"<0x([0-9A-F]{2})>")
 _IN_BARS = re.compile(r"<([|\uff5c]).*\1>")
@@ -93,7 +93,7 @@ def _mistral_sentencepiece(name: str, library: Any, eos_id: int | None) -> Vocab
     has_prefix = bool(encode("a")) and texts[encode("a")[0]].startswith(_SPACE)
     return Vocabulary(
         name, pieces, controls, byte_ids(spelled), _after_guard(encode, "".join(texts)) if has_prefix else encode,
-        prefix=(library.bos_id,), space_prefix="every" if has_prefix else "never", merges_across_words=True,
+        prefix=(library.bos_id,), merges_across_words=True,
         eos_id=library.eos_id, unk_id=library.unk_id, merges=_merges_by_id(pieces),
     )  # fmt: skip
 
@@ -130,14 +130,12 @@ class _Description:
     """A `tokenizer.json` whose parts that act around text are removed.
 
     Attributes:
-        space_prefix: what they did to the beginning of text.
         byte_level: whether the vocabulary is written in the byte alphabet.
         controls: id -> text of the added tokens that stand for no text, which are removed too.
     """
 
     content: dict[str, Any]
     eos_id: int | None = None
-    space_prefix: SpacePrefix = "never"
     byte_level: bool = False
     controls: dict[int, str] = field(default_factory=dict)
 
@@ -155,21 +153,15 @@ class _Description:
     def _without(self, part: dict[str, Any] | None, inner: str) -> dict[str, Any] | None:
         """Return a normalizer or pre-tokenizer that does nothing to a text's ends, nor composes characters (NFC)."""
         kind = part["type"] if part else None
-        if part is None or kind in ("NFC", "Strip"):
+        if part is None or kind in ("NFC", "Strip", "Prepend"):
             return None
         if kind == "Sequence":
             kept = [each for each in (self._without(one, inner) for one in part[inner]) if each]
             return {**part, inner: kept} if kept else None
-        if kind == "Prepend":
-            self.space_prefix = "every"
-            return None
         if kind == "Metaspace" and part["prepend_scheme"] != "never":
-            self.space_prefix = "first" if part["prepend_scheme"] == "first" else "every"
             return {**part, "prepend_scheme": "never"}
         if kind == "ByteLevel":
             self.byte_level = True
-            if inner == "pretokenizers" and part["add_prefix_space"]:
-                self.space_prefix = "every"
             return {**part, "add_prefix_space": False} if inner == "pretokenizers" else part
         return part
 
@@ -205,8 +197,8 @@ def _hugging_face(name: str, library: Any, eos_id: int | None) -> Vocabulary:
     return Vocabulary(
         name, tuple(pieces), dict(sorted(controls.items())), byte_ids(spelled), _bare(library, found),
         prefix=tuple(whole[: next((at for at, token in enumerate(whole) if token not in controls), 0)]),
-        space_prefix=found.space_prefix, merges_across_words=not found.byte_level, eos_id=eos_id, unk_id=unk_id,
-        added=tuple(added.values()), merges=_merges(model, ids, bytes_of, added),
+        merges_across_words=not found.byte_level, eos_id=eos_id, unk_id=unk_id,
+        merges=_merges(model, ids, bytes_of, added),
     )  # fmt: skip
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Literal
 
 from specplug.errors import ContractError, SettingsError
 
@@ -14,8 +13,6 @@ ESCAPED = "surrogateescape"
 
 _ESCAPE = re.compile("[\udc80-\udcff]")
 _ESCAPES = re.compile(f"({_ESCAPE.pattern})")
-
-SpacePrefix = Literal["never", "first", "every"]
 
 REMEDY = "Choose a draft model with the target's own tokenizer, which needs no translation"
 
@@ -47,12 +44,9 @@ class Vocabulary:
         byte_ids: byte -> the id that stands for this byte alone; -1 where there is none.
         encode: text -> ids, without special tokens, without a prefixed space, and never as control tokens.
         prefix: the ids that the tokenizer puts before a text, such as BOS.
-        space_prefix: where the tokenizer puts a space before text, which decoding removes: "first", before the whole
-            text; "every", also before the text after each control token (SentencePiece's `add_dummy_prefix`).
         merges_across_words: False if the tokenizer splits text into words by a regular expression before merging.
         eos_id: the token that ends an output; None if the tokenizer does not name it.
         unk_id: the token for text that has none.
-        added: the texts of ordinary tokens that were added to the vocabulary, which are found before words are split.
         alters_text: whether the tokenizer normalises text: it lower-cases it, say, or joins spaces.
         merges: token -> its rank among the merges of byte pair encoding, lowest first, and the bytes of its left part,
             0 if any two tokens that are its bytes merge.  Empty for tokenizers that merge no pairs.
@@ -64,11 +58,9 @@ class Vocabulary:
     byte_ids: tuple[int, ...]
     encode: Callable[[str], list[int]]
     prefix: tuple[int, ...] = ()
-    space_prefix: SpacePrefix = "never"
     merges_across_words: bool = False
     eos_id: int | None = None
     unk_id: int | None = None
-    added: tuple[str, ...] = ()
     alters_text: bool = False
     merges: Mapping[int, tuple[int, int]] = field(default_factory=dict, repr=False)
 
