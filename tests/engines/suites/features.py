@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 import pytest
 
 from tests.engines.engines import Raised
-from tests.engines.plain import forward, ids, prompts
+from tests.engines.plain import assert_greedy, forward, greedy, ids, prompts
 from tests.engines.suites.served import Answer, Params, Served
 
 NGRAM = {"proposer": "ngram", "policy": "fixed", "options": {"ngram": {"min_n": 1}}}
@@ -136,6 +136,18 @@ class FeaturesSuite:
         assert len(found) == 3
         for wanted, given in zip(expected, found, strict=True):
             assert_same(wanted, given)
+
+    def test_requests_of_one_group_draft_from_each_other(self, pair):
+        """One answers a prompt and one goes on from the beginning of its answer; a tenant has no earlier responses."""
+        given = [prompt for prompt in prompts()[:8] for prompt in (prompt, (*prompt, *greedy(prompt)["token_ids"][:6]))]
+        truth, tested = [greedy(prompt) for prompt in given], {}
+        for store in (True, False):
+            fields = [{"tenant": f"siblings {store}", "store": store, "group": str(row // 2)} for row in range(16)]
+            found = pair[1].counted(given, [{"specplug": own} for own in fields])
+            assert_greedy(given, truth, found["answers"])
+            tested[store] = found["by_source"].get("ngram/response memory", {}).get("tested", 0)
+        assert tested[True] > 0
+        assert tested[False] == 0
 
     def test_prefix_caching(self, pair):
         """The second time the prompt is found in the cache, and drafts read a text that no step computed."""
