@@ -17,7 +17,7 @@ from specplug.cli.app import app
 from specplug.plugins import hooks
 from specplug.plugins.registry import Owner, Registry
 from specplug.plugins.specs import CheckResult, PluginSpec
-from specplug.requests.fields import parse_request_fields
+from specplug.requests.parsing import parse_request_fields
 from specplug.requests.schema import RequestFields
 from specplug.settings import KINDS, Limits, Settings, leaves, load_settings
 

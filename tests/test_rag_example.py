@@ -12,7 +12,7 @@ import pytest
 
 from specplug.corpus.store import Store
 from specplug.demo.tasks import Task
-from specplug.requests.fields import parse_request_fields
+from specplug.requests.parsing import parse_request_fields
 from specplug.settings import Limits
 
 EXAMPLES = Path(__file__).parents[1] / "examples"

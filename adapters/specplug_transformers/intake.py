@@ -12,7 +12,7 @@ from typing import Any
 from specplug.errors import RequestError
 from specplug.interfaces import PluginContext
 from specplug.requests.clients import isolation_key
-from specplug.requests.fields import parse_request_fields
+from specplug.requests.parsing import parse_request_fields
 from specplug.settings.mistakes import shown
 from specplug.settings.model import Settings
 from specplug.types.request import Request

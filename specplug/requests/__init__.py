@@ -1,1 +1,1 @@
-"""Request fields: schema, parser, and the wire form in which they travel from the front end to the scheduler."""
+"""Request fields: `schema`, `parsing` of one request, a server's `front_end`, and the wire form between processes."""

@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from specplug.errors import RequestError, SpecplugError, suggest
-from specplug.requests.fields import as_mapping, from_json
+from specplug.requests.parsing import as_mapping, from_json
 from specplug.requests.schema import RequestFields
 from specplug.requests.wire import WIRE_KEY, is_encoded
 from specplug.settings.mistakes import shown

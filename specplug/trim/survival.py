@@ -125,7 +125,9 @@ class SurvivalTrimmer(Trimmer):
 
     def host_trim(self) -> HostStep:
         """Return `trim` as a C function; see `specplug.interfaces.HasHostTrim`."""
-        from specplug.trim.admission import host_trim  # numba's start takes time that other devices need not spend
+        from specplug.trim.survival_on_cpu import (
+            host_trim,  # numba's start takes time that other devices need not spend
+        )
 
         return host_trim()
 
@@ -134,7 +136,7 @@ def _kernels_for(device: torch.device) -> ModuleType | None:
     """Return the module of the Triton kernel, if it can run on a device: a GPU, or a CPU with Triton's interpreter."""
     if device.type not in ("cpu", "cuda") or not _has_triton():
         return None
-    kernels = importlib.import_module("specplug.trim.kernels")
+    kernels = importlib.import_module("specplug.trim.survival_on_gpu")
     return kernels if device.type == "cuda" or kernels.INTERPRETED else None
 
 

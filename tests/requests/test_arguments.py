@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from specplug.errors import RequestError
 from specplug.requests import arguments, wire
-from specplug.requests.fields import parse_request_fields
+from specplug.requests.parsing import parse_request_fields
 from specplug.requests.schema import RequestFields
 from specplug.settings.model import Limits
 from specplug.text.pieces import PIECE, pieces

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from specplug.errors import RequestError, SettingsError, SpecplugError
 from specplug.requests import clients, wire
 from specplug.requests.clients import BusyError, Quota, RequestClient, Tenants, isolation_key
-from specplug.requests.parser import INLINE_CHARACTERS, FieldParser
+from specplug.requests.front_end import INLINE_CHARACTERS, FieldParser
 from specplug.settings.model import Limits, TenantSettings
 from specplug.settings.sources import load_settings
 from specplug.text.request_tokenizer import RequestTokenizer

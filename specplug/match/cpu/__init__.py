@@ -9,7 +9,7 @@ Texts
     searching       the places in the corpus index that match a context best
 
 Drafts
-    gathering       the candidates of all sources; continuing to follow a text after it diverges
+    candidates      those of own text, responses, siblings and corpora; following a text after it diverges
     evidence        hit rates of matches, learnt online; confidences
     voting          candidates vote on the next token
     drafting        chains and trees of the likeliest tokens

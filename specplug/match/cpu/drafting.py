@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from specplug.match.cpu.candidates import gather, gather_anew
 from specplug.match.cpu.compiled import compiled
 from specplug.match.cpu.evidence import (
     FROM,
@@ -18,7 +19,6 @@ from specplug.match.cpu.evidence import (
     token_key,
     vote_key,
 )
-from specplug.match.cpu.gathering import gather, gather_anew
 from specplug.match.cpu.voting import best, follow, predicted, token_at, vote
 
 BRANCHES = 6

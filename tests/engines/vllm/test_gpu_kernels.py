@@ -15,7 +15,7 @@ from tests.engines.gpu_compiler import Launch, compiled
 from tests.engines.interpreted import imported_anew
 
 DEVICE, STREAM = "specplug.pipeline.device.kernels", "specplug.pipeline.stream.kernels"
-TRIM, SGLANG = "specplug.trim.kernels", "specplug_sglang.verification.kernels"
+TRIM, SGLANG = "specplug.trim.survival_on_gpu", "specplug_sglang.verification.kernels"
 SCAN, SUFFIX = "benchmarks.gpu.scan_kernels", "benchmarks.gpu.suffix_kernels"
 MODULES = [DEVICE, STREAM, TRIM, SGLANG]
 

@@ -17,7 +17,7 @@ from tests.engines.interpreted import imported_anew
 from tests.pipeline.transfers import view_of
 from tests.trim.tools import bits, random_case
 
-NAME = "specplug.trim.kernels"
+NAME = "specplug.trim.survival_on_gpu"
 
 
 @pytest.fixture(scope="module")

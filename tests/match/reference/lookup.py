@@ -16,8 +16,8 @@ from specplug.match.cpu.recency import GRANULE
 from specplug.match.cpu.rows import MOST_SIBLINGS
 from specplug.match.cpu.texts import NO_TEXT
 from specplug.match.options import LookupSettings
+from tests.match.reference.candidates import CORPUS, NEAR, OWN, Gathering, Row, Voter
 from tests.match.reference.corpus_index import ReferenceCorpusIndex
-from tests.match.reference.gathering import CORPUS, NEAR, OWN, Gathering, Row, Voter
 from tests.match.reference.learning import Learnt
 from tests.match.reference.responses import Memory
 

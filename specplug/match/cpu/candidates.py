@@ -1,4 +1,4 @@
-"""Candidates for the next token from own text and references, remembered responses, and the corpus index.
+"""Candidates for the next token: from own text and references, remembered responses, siblings and the corpus index.
 
 A source text is followed on after an insertion, a deletion or a replaced word.  If no match is long enough to locate
 the text in its source, the newest token is searched for around the expected next place (the anchor); if it is not

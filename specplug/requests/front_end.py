@@ -15,7 +15,7 @@ from specplug.errors import RequestError
 from specplug.plugins.registry import default_registry
 from specplug.requests import arguments, wire
 from specplug.requests.clients import BusyError, Quota, RequestClient, Tenants
-from specplug.requests.fields import CHARACTERS_PER_TOKEN, parse_request_fields
+from specplug.requests.parsing import CHARACTERS_PER_TOKEN, parse_request_fields
 from specplug.settings.sources import ResolvedSettings, acceptance_thresholds
 from specplug.text.request_tokenizer import RequestTokenizer
 

@@ -1,4 +1,4 @@
-"""The reference of `gathering` and `aligning` in plain Python: finds a row's candidates."""
+"""The reference of `candidates` in plain Python: finds a row's candidates."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from specplug.match.cpu.gathering import BACK, FOLLOWED, FORGET_ANCHOR, WINDOW
+from specplug.match.cpu.candidates import BACK, FOLLOWED, FORGET_ANCHOR, WINDOW
 from specplug.match.cpu.texts import MOST_CANDIDATES, NO_TEXT
 from specplug.match.options import LookupSettings
 from tests.match.reference.corpus_index import ReferenceCorpusIndex

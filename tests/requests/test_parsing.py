@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from specplug.errors import ContractError, RequestError
-from specplug.requests.fields import CHARACTERS_PER_TOKEN, parse_request_fields
+from specplug.requests.parsing import CHARACTERS_PER_TOKEN, parse_request_fields
 from specplug.requests.schema import MOST_KEYS, MOST_PARTS, RequestFields, in_vocabulary, parsed_ids
 from specplug.settings import Limits, mistakes
 from specplug.types.request import Reference, RequestOptions, StoredDocument

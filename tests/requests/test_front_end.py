@@ -11,7 +11,7 @@ import pytest
 from specplug.errors import RequestError
 from specplug.requests import arguments, wire
 from specplug.requests.clients import isolation_key
-from specplug.requests.parser import INLINE_CHARACTERS, FieldParser
+from specplug.requests.front_end import INLINE_CHARACTERS, FieldParser
 from specplug.settings.sources import load_settings
 from specplug.text.request_tokenizer import RequestTokenizer
 
