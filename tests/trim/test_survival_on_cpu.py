@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from numba.core import types
 
 from specplug.testing.c_functions import kept_by
-from specplug.trim import SurvivalTrimmer, admission, admitted, priced_budget, rank_tokens
+from specplug.trim import SurvivalTrimmer, admitted, priced_budget, rank_tokens, survival_on_cpu
 from specplug.types.draft import Draft
 from specplug.types.plan import Price
 from tests.match.test_host_step import PYTHON, RAISES, code_of
@@ -97,12 +97,12 @@ def test_without_prices_all_are_worth_it():
 
 
 def test_the_kernel_has_no_way_to_python():
-    code = code_of(admission.admit.py_func, types.int64)
+    code = code_of(survival_on_cpu.admit.py_func, types.int64)
     assert len(code) > 1_000
     assert [word for word in (*PYTHON, RAISES) if word in code] == []
 
 
 def test_the_c_function_has_no_way_to_python():
-    code = numba.cfunc("int32(int64)", error_model="numpy")(admission._entry)
+    code = numba.cfunc("int32(int64)", error_model="numpy")(survival_on_cpu._entry)
     found = re.findall(r"^(?:declare|define) [^\n]*?@\"?([\w.]+)", code.inspect_llvm(), re.MULTILINE)
     assert [word for word in (*PYTHON, RAISES) for name in found if word in name] == []
