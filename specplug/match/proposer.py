@@ -202,8 +202,11 @@ def default_threads(ranks: int) -> int:
 
 def warm_up(*, trees: bool, threads: int = 1) -> None:
     """Run every kernel once on a toy text, also those of the pool's threads if there are any."""
-    lookup = Lookup(1, 64, 4, LookupSettings(memory_tokens=256, max_n=4), trees=trees, threads=min(threads, 2))
-    lookup.start(0, owner="")
+    lookup = Lookup(2, 64, 4, LookupSettings(memory_tokens=256, max_n=4), trees=trees, threads=min(threads, 2))
+    for slot in range(2):
+        lookup.start(slot, owner="")
+        lookup.join(slot, "", 3)
+    lookup.leave(1)
     slots, lengths = torch.zeros(1, dtype=torch.int64), torch.tensor([6], dtype=torch.int32)
     table = torch.tensor([[1, 2, 3, 1, 2, 3]], dtype=torch.int32)
     lookup.begin(0, table[0, :3].numpy(), 64)

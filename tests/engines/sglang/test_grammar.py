@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from typing import Any, ClassVar
 
+from specplug.grammar import drafts
 from tests.engines.matchers import REGEX, schema
 from tests.engines.sglang import trees
 from tests.engines.sglang.test_exact import SERVED
@@ -95,7 +96,7 @@ def plant(scheduler: Any, how: str, token: int) -> None:
     if how == "offer":
         proposed = trees.put(stage, "propose", propose)
     if how == "raise":
-        trees.put(grammars, "_complete", broken)
+        trees.put(drafts, "complete", broken)
 
 
 def rows_of(draft: Any) -> list[list[int]]:
