@@ -141,7 +141,7 @@ def many_corpora(texts: Texts, external: Contexts, root: Path, rounds: int, quer
         with tempfile.TemporaryDirectory(dir=root.parent) as folder:
             merged = Path(folder) / "merged"
             shutil.copytree(root, merged)
-            Store.open(merged).merge()
+            Store(merged).merge()
             row: dict[str, Any] = {"corpora": number + 1}
             for name, where in (("apart", root), ("merged", merged)):
                 view = View(where, None)

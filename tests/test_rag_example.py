@@ -81,7 +81,7 @@ def test_earlier_answers_are_about_other_records():
 
 
 def test_the_store_has_all_that_can_be_retrieved_by_name(tmp_path):
-    store = Store.open(rag_demo.build(tmp_path, seed=0))
+    store = Store(rag_demo.build(tmp_path, seed=0))
     assert {one.name: one.documents for one in store.list()} == {
         situation: len(set(rag_tasks.store(situation))) for situation in rag_tasks.SITUATIONS
     }

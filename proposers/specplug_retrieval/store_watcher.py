@@ -66,7 +66,7 @@ class StoreWatcher:
             return
         path = Path(self._settings.store)
         if self._tokenizer is None and path.exists():
-            self._store = Store.open(path)
+            self._store = Store(path)
         else:  # another process of the server may be creating it
             self._store = Store.create(path, self._tokenizer or UNKNOWN)
         self._view = View(path, self._tokenizer)

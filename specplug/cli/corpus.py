@@ -181,7 +181,7 @@ def remove(
     """
     from specplug.corpus.store import Store
 
-    found = Store.open(store)
+    found = Store(store)
     removed = found.remove(name, documents=documents or None, tenant=tenant)
     merged = 0 if no_merge else found.merge(tenant).read
     data = {"store": str(store), "corpus": name, **removed._asdict(), "merged_segments": merged}
@@ -203,7 +203,7 @@ def list_corpora(
     """
     from specplug.corpus.store import Store
 
-    found = Store.open(store)
+    found = Store(store)
     infos = found.list(tenant)
     rows = [(one.tenant, one.name, *(f"{count:,}" for count in one[2:])) for one in infos]
     title, columns = f"{store} (tokens of {found.tokenizer.name})", ("tenant", "corpus", "documents", "tokens", "bytes")
@@ -259,7 +259,7 @@ def verify(store: Root, as_json: AsJson = False) -> None:
     from specplug.cli.corpus_intake import progress_line
     from specplug.corpus.store import Store
 
-    found = Store.open(store)
+    found = Store(store)
     with progress_line(quiet=as_json) as update:
         problems = found.verify(lambda done, of: update(f"{done} of {of} segments"))
     shown: Any = f"{store} is intact: {sum(info.tokens for info in found.list()):,} tokens."
@@ -287,6 +287,6 @@ def merge(
     """
     from specplug.corpus.store import Store
 
-    merged = Store.open(store).merge(tenant, whole=whole)
+    merged = Store(store).merge(tenant, whole=whole)
     line = f"Read {merged.read} segments, and wrote {merged.written} in their place."
     show(merged._asdict(), line, as_json=as_json)

@@ -63,7 +63,7 @@ class Inspection(NamedTuple):
 
     def document(self, name: str) -> list[InspectedPart]:
         """Return the beginning of a document."""
-        ids = Store.open(self.root).document(name, corpus=self.corpus, tenant=self.tenant or "")
+        ids = Store(self.root).document(name, corpus=self.corpus, tenant=self.tenant or "")
         first = ids[:_EXCERPT].tolist()
         try:
             text, reason = self._loaded().decode(first), ""
@@ -96,7 +96,7 @@ class Inspection(NamedTuple):
         return [InspectedPart("continues", data, [shown, line])]
 
     def _loaded(self) -> Tokenizer:
-        return tokenizer_of(Store.open(self.root), self.tokenizer)
+        return tokenizer_of(Store(self.root), self.tokenizer)
 
     def _segments(self, view: View) -> Iterator[Owned]:
         """Yield the segments to inspect, each with its tenant."""

@@ -58,7 +58,7 @@ def take_in(
         SpecplugError: the intake is invalid or sources cannot be read; raised before anything is created.
     """
     corpora = _corpora(sources, name)
-    store = None if create else Store.open(root)
+    store = None if create else Store(root)
     loaded = load_tokenizer(tokenizer or "") if store is None else tokenizer_of(store, tokenizer)
     how = replace(how, vocab_size=loaded.fingerprint.vocab_size)
     skipped, tokenising, started = Skipped(), [0.0], time.perf_counter()

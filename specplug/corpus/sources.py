@@ -284,5 +284,5 @@ def tokenizer_of(store: Store, name: str | None = None) -> Tokenizer:
         if name is not None:
             raise
         raise SettingsError(f"the store's tokenizer: {error}. Say where it is with --tokenizer") from error
-    Store.open(store.root, found.fingerprint)
+    Store(store.root, found.fingerprint)
     return found

@@ -34,6 +34,7 @@ from specplug.corpus.layout import (
 )
 from specplug.corpus.manifest import SegmentEntry
 from specplug.corpus.merging import merge
+from specplug.corpus.names import check_name, folder_name
 from specplug.corpus.sealed import opened, parsed, sealed
 from specplug.corpus.status import Added, CorpusInfo, Merged, Problem, Progress, Removed, Synced
 from specplug.corpus.tenant import Tenant, folders
@@ -65,12 +66,23 @@ class Store:
     def __init__(
         self,
         root: str | os.PathLike[str],
-        tokenizer: Fingerprint | None,
+        tokenizer: Fingerprint | None = None,
         *,
         segment_tokens: int = SEGMENT_TOKENS,
         lock_seconds: float = LOCK_SECONDS,
     ) -> None:
-        """Open a store; see `open`."""
+        """Open a store.
+
+        Args:
+            root: its folder.
+            tokenizer: the expected tokenizer; None: any.
+            segment_tokens: the most text of one segment, and so of one document; building takes 16 bytes per token.
+            lock_seconds: how long to wait for another process that changes the same tenant.
+
+        Raises:
+            CorpusError: there is no store, it is torn or has a different version, or a different tokenizer; then the
+                message names both tokenizers.
+        """
         if not 4 <= segment_tokens <= MOST_SEGMENT_TOKENS:
             expected = f"4 to {MOST_SEGMENT_TOKENS}"
             raise CorpusError.build("a wrong size", who="segment_tokens", found=segment_tokens, expected=expected)
@@ -90,32 +102,9 @@ class Store:
         """Create a store, or open an existing one with the same tokenizer.
 
         Raises:
-            CorpusError: the folder is a store with a different tokenizer, or has other contents; or as `open`.
+            CorpusError: the folder is a store with a different tokenizer, or has other contents; or as for opening it.
         """
         _create(Path(root), tokenizer, lock_seconds)
-        return cls(root, tokenizer, segment_tokens=segment_tokens, lock_seconds=lock_seconds)
-
-    @classmethod
-    def open(
-        cls,
-        root: str | os.PathLike[str],
-        tokenizer: Fingerprint | None = None,
-        *,
-        segment_tokens: int = SEGMENT_TOKENS,
-        lock_seconds: float = LOCK_SECONDS,
-    ) -> Store:
-        """Open a store.
-
-        Args:
-            root: its folder.
-            tokenizer: the expected tokenizer; None: any.
-            segment_tokens: the most text of one segment, and so of one document; building takes 16 bytes per token.
-            lock_seconds: how long to wait for another process that changes the same tenant.
-
-        Raises:
-            CorpusError: there is no store, it is torn or has a different version, or a different tokenizer; then the
-                message names both tokenizers.
-        """
         return cls(root, tokenizer, segment_tokens=segment_tokens, lock_seconds=lock_seconds)
 
     def add(
@@ -248,7 +237,9 @@ class Store:
         return Addition(self._tenant(tenant), corpus, max_tokens=max_tokens, segment_tokens=size, progress=progress)
 
     def _tenant(self, name: str) -> Tenant:
-        return Tenant.named(self.root, name, self.tokenizer, self._lock_seconds)
+        """Return the tenant with a name, even if it does not exist yet."""
+        folder = self.root / TENANTS / folder_name(check_name("tenant", name, empty=True))
+        return Tenant(folder, self.tokenizer, self._lock_seconds, name)
 
     def _in(self, folder: Path) -> Tenant:
         return Tenant(folder, self.tokenizer, self._lock_seconds)

@@ -33,7 +33,7 @@ from specplug.corpus.layout import (
     TENANTS,
 )
 from specplug.corpus.manifest import Manifest, SegmentEntry, commit, load
-from specplug.corpus.names import check_name, folder_name, hint, shortened
+from specplug.corpus.names import hint, shortened
 from specplug.corpus.segment import LiveSegment, Segment, write_segment
 from specplug.corpus.status import CorpusInfo, Removed
 from specplug.errors import CorpusError, SpecplugError
@@ -56,16 +56,6 @@ class Tenant:
 
     def __init__(self, folder: Path, tokenizer: Fingerprint, lock_seconds: float, name: str | None = None) -> None:
         self.folder, self.tokenizer, self._lock_seconds, self._name = folder, tokenizer, lock_seconds, name
-
-    @classmethod
-    def named(cls, root: Path, name: str, tokenizer: Fingerprint, lock_seconds: float) -> Tenant:
-        """Return the tenant with a name, even if it does not exist yet.
-
-        Raises:
-            CorpusError: the name is invalid.
-        """
-        folder = root / TENANTS / folder_name(check_name("tenant", name, empty=True))
-        return cls(folder, tokenizer, lock_seconds, name)
 
     def manifest(self) -> Manifest:
         """Return its current manifest; raises CorpusError as `manifest.load` does."""

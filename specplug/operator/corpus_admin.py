@@ -140,7 +140,7 @@ class CorpusAdmin:
     def _remove(self, corpus: str, documents: Sequence[str], tenant: str) -> tuple[str, dict[str, Any]]:
         check_names(corpus, tenant)
         root = self._required()
-        store = Store.open(root, self._fingerprint) if (root / STORE_FILE).exists() else None
+        store = Store(root, self._fingerprint) if (root / STORE_FILE).exists() else None
         if store is None or corpus not in _names(store, tenant):
             raise AbsentError.build("no such corpus", who=f"tenant {tenant!r}", found=repr(corpus))
         removed = store.remove(corpus, documents=list(documents) or None, tenant=tenant)
@@ -151,7 +151,7 @@ class CorpusAdmin:
         about: dict[str, Any] = {"store": str(root), "tokenizer": None, "tenants": {}, "problems": []}
         if not (root / STORE_FILE).exists():  # not created yet
             return about
-        store = Store.open(root, self._fingerprint)
+        store = Store(root, self._fingerprint)
         found: dict[str, list[CorpusInfo]] = {}
         for info in store.list():
             if tenant in (None, info.tenant):
@@ -174,7 +174,7 @@ class CorpusAdmin:
     def _store(self) -> Store:
         root = self._required()
         if self._fingerprint is None:
-            return Store.open(root)
+            return Store(root)
         return Store.create(root, self._fingerprint)
 
     def _required(self) -> Path:

@@ -15,7 +15,6 @@ import threading
 import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator
 from concurrent.futures import Future
-from dataclasses import dataclass
 from typing import Any
 
 from prometheus_client import REGISTRY, Metric
@@ -29,6 +28,9 @@ from specplug.operator.status import counting
 logger = logging.getLogger("specplug")
 
 Ask = Callable[[], Awaitable[list[dict[str, Any]]]]
+
+_Report = tuple[dict[str, Any], float]
+"""One engine's status, and the time of its arrival (`time.monotonic`)."""
 
 PATIENCE = 1.0
 """Seconds that a scrape waits for the engines to answer."""
@@ -97,17 +99,9 @@ class EngineCollector(Collector):
         """Return the families with the engines' newest counts."""
         families = _families()
         for source in list(self._sources):
-            for report in source.newest(PATIENCE):
-                _add(families, report)
+            for status, arrived in source.newest(PATIENCE):
+                _add(families, status, arrived)
         yield from families.values()
-
-
-@dataclass(frozen=True, slots=True)
-class _Report:
-    """One engine's status and the time of its arrival (`time.monotonic`)."""
-
-    status: dict[str, Any]
-    at: float
 
 
 class _Engines:
@@ -171,7 +165,7 @@ class _Engines:
             self._failed = True
         else:
             now = time.monotonic()
-            self._reports, self._failed = [_Report(one, now) for one in status], False
+            self._reports, self._failed = [(one, now) for one in status], False
         finally:
             self._next = self._loop.time() + PAUSE
 
@@ -189,15 +183,15 @@ def _families() -> dict[str, Any]:
     return {**counters("engine"), **gauges}
 
 
-def _add(families: dict[str, Any], report: _Report) -> None:
+def _add(families: dict[str, Any], status: dict[str, Any], arrived: float) -> None:
     """Add one engine's samples."""
-    status, engine = report.status, str(report.status["engine"])
+    engine = str(status["engine"])
     for part in counting(status)[:1]:  # the first rank's counts stand for all ranks
         faults = part["metrics"]["faults"]
         add_counts(families, {**part["metrics"], "faults": _sum(faults, status["scheduler"]["faults"])}, engine)
     state, longest = status["scheduler"]["control"], status["max_draft_length"]
     ceiling = longest if state["ceiling"] is None else min(state["ceiling"], longest)
-    values = {"mode": state["mode"] == "on", "ceiling": ceiling, "age": time.monotonic() - report.at}
+    values = {"mode": state["mode"] == "on", "ceiling": ceiling, "age": time.monotonic() - arrived}
     for key, value in values.items():
         families[key].add_metric([engine], float(value))
 

@@ -192,15 +192,6 @@ def ask(
         done = subprocess.run(command, capture_output=True, text=True, timeout=patience, env=environment)
     except subprocess.TimeoutExpired as error:
         raise EngineError.build(f"{engine} gave no answer", who=_WHO, found=f"{patience:g} s of silence") from error
-    return answer_of(done, engine)
-
-
-def answer_of(done: subprocess.CompletedProcess[str], engine: str) -> Any:
-    """Return the answer of the finished process.
-
-    Raises:
-        EngineError: the engine does not accept the line.
-    """
     answers = [line.removeprefix(MARK) for line in done.stdout.splitlines() if line.startswith(MARK)]
     what = f"{engine} does not accept the line"
     if not answers:

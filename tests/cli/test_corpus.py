@@ -54,9 +54,7 @@ def test_build_adds_a_folder_and_says_what_it_did(tmp_path, docs):
     found = done("build", tmp_path / "store", docs, "--tokenizer", "tiny")
     (corpus,) = found["corpora"]
     assert (corpus["name"], corpus["documents"], found["skipped"]) == ("docs", 3, {"binary": 1})
-    assert corpus["tokens"] == sum(
-        len(Store.open(tmp_path / "store").document(n)) for n in ("a.md", "sub/b.md", "c.txt")
-    )
+    assert corpus["tokens"] == sum(len(Store(tmp_path / "store").document(n)) for n in ("a.md", "sub/b.md", "c.txt"))
     assert corpus["bytes_per_token"] == corpus["bytes"] / corpus["tokens"]
     assert found["tokens_per_second"] > 0
     assert done("verify", tmp_path / "store") == {"ok": True, "problems": []}
@@ -74,7 +72,7 @@ def test_lines_come_from_standard_input(store):
     lines = '{"id": "one", "body": "The cat"}\n{"id": "two", "token_ids": [1, 2, 3]}\n'
     done("add", store, "-", "--name", "chunks", "--text-field", "body", input=lines)
     assert corpora(store)[1] == ("", "chunks", 2)
-    assert Store.open(store).document("two").tolist() == [1, 2, 3]
+    assert Store(store).document("two").tolist() == [1, 2, 3]
     assert "Name the corpus with --name" in refused("add", store, "-", input=lines)
 
 
@@ -237,7 +235,7 @@ def test_a_store_whose_tokenizer_is_gone(tmp_path):
     lines.write_text('{"id": "d", "token_ids": [7, 8]}')
     assert "no such tokenizer" in refused("add", tmp_path / "store", lines)
     assert "of another tokenizer" in refused("add", tmp_path / "store", lines, "--tokenizer", "tiny")
-    store = Store.open(tmp_path / "store")
+    store = Store(tmp_path / "store")
     store.add("c", [Document("d", np.array([7, 8], np.int32))])
     found = done("inspect", store.root, "--document", "d")["document"]
     assert (found["first_token_ids"], found["first_text"]) == ([7, 8], None)

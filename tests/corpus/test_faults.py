@@ -113,7 +113,7 @@ def test_a_store_that_cannot_be_made_is_not_there(tmp_path):
                 new_store(tmp_path)
             except SpecplugError:
                 with pytest.raises(CorpusError, match="no corpus store"):
-                    Store.open(tmp_path / "store")
+                    Store(tmp_path / "store")
             else:
                 break
     assert new_store(tmp_path).list() == []
@@ -142,7 +142,7 @@ def test_kill_9_at_any_moment_loses_nothing(tmp_path):
         for line in lines:
             what, name = line.split(" ", 1)
             state[name] = what
-        store = Store.open(tmp_path / "store", lock_seconds=1)
+        store = Store(tmp_path / "store", lock_seconds=1)
         there = {name: counts for (_, name), counts in listed(store).items()}
         added = {name for name, what in state.items() if what == "added"}
         # What was begun, or was to be removed, when it was killed is there whole or not at all.
@@ -267,6 +267,6 @@ def test_a_store_file_that_is_torn_external_or_newer_is_refused(tmp_path, data, 
     path = new_store(tmp_path).root / STORE_FILE
     whole = path.read_bytes()
     path.write_bytes({None: whole.replace(b'"version":"1"', b'"version":"7"'), b"cut": whole[:-5]}.get(data, data))
-    for ask in (Store.open, lambda root: Store.create(root, TOKENIZER), lambda root: View(root, None)):
+    for ask in (Store, lambda root: Store.create(root, TOKENIZER), lambda root: View(root, None)):
         with pytest.raises(CorpusError, match=message):
             ask(path.parent)

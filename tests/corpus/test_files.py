@@ -114,7 +114,7 @@ def test_the_folder_of_all_tenants_may_be_no_link(store, tmp_path):
 
 def test_the_store_itself_may_be_named_by_a_link(store, tmp_path):
     (tmp_path / "link").symlink_to(store.root)
-    linked = Store.open(tmp_path / "link")
+    linked = Store(tmp_path / "link")
     linked.add("e", some_documents(2), tenant="good")
     assert linked.verify() == []
     assert len(View(tmp_path / "link", TOKENIZER).snapshot.tenants) == 2
@@ -128,7 +128,7 @@ def test_a_pipe_holds_nobody_up(store, bad, name):
     os.mkfifo(path)
     ask = (
         "import sys; from tests.corpus.tools import *\n"
-        "store = Store.open(sys.argv[1])\n"
+        "store = Store(sys.argv[1])\n"
         "for ask in (store.verify, store.list, lambda: View(store.root, None), lambda: store.list('bad'),\n"
         "            lambda: store.remove('c', tenant='bad'), lambda: store.merge('bad')):\n"
         "    try: print(ask())\n"

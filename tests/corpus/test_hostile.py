@@ -117,7 +117,7 @@ def test_a_hostile_manifest_costs_its_tenant_only(tmp_path):
             shutil.copytree(kept.root, root)
         data = changed(manifest, path, value)
         hostile.write_bytes(data)
-        whole = rest_is_intact(Store.open(root))
+        whole = rest_is_intact(Store(root))
         assert whole is ((path[-1], value) in allowed), (path, value)
         if hostile.read_bytes() != data:  # some change was possible
             shutil.rmtree(root)
@@ -168,7 +168,7 @@ def test_a_hostile_segment_costs_itself_only(tmp_path, section):
         size = write_segment(path, {**arrays, section: array}, segment.corpora, TOKENIZER)
         if size != segment.size:  # else the manifest tells
             continue
-        store = Store.open(root)
+        store = Store(root)
         assert len(View(root, TOKENIZER).snapshot.tenants["bad"]) >= 1  # the other segment
         assert not rest_is_intact(store)
         shutil.rmtree(root)
@@ -223,10 +223,10 @@ def test_a_hostile_store_file_is_refused(tmp_path):
                 continue
             path.write_bytes(sealed(lambda head, a={**about, key: value}: {**head, "tokenizer": a}, STORE_FORMAT))  # type: ignore[misc]
             with pytest.raises(CorpusError, match=r"store\.json: a torn or foreign file"):
-                Store.open(store.root)
+                Store(store.root)
     path.write_bytes(sealed(lambda head: {**head, "version": math.inf, "tokenizer": about}, STORE_FORMAT))
     with pytest.raises(CorpusError, match=r"store\.json: a torn or foreign file"):
-        Store.open(store.root)
+        Store(store.root)
 
 
 def test_whatever_else_a_tenants_files_do_to_a_reader_is_its_own_problem(tmp_path, monkeypatch):

@@ -122,7 +122,7 @@ def test_what_killed_writers_left_is_cleared_away_but_nothing_else(tmp_path):
         inside.set()
         goes_on.wait(30)
 
-    thread = threading.Thread(target=lambda: Store.open(store.root, segment_tokens=60).add("slow", slow()))
+    thread = threading.Thread(target=lambda: Store(store.root, segment_tokens=60).add("slow", slow()))
     thread.start()
     assert inside.wait(30)
     store.add("d", some_documents(2))

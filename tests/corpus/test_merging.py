@@ -258,7 +258,7 @@ class Changes(RuleBasedStateMachine):
 
     @rule()
     def reopen(self):
-        self.store = Store.open(self.root / "store", TOKENIZER, segment_tokens=self.size)
+        self.store = Store(self.root / "store", TOKENIZER, segment_tokens=self.size)
 
     @invariant()
     def the_store_is_what_the_model_is(self):

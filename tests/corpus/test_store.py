@@ -43,7 +43,7 @@ def test_what_is_added_is_there(tmp_path):
     assert reported == [(1, 20), (2, 40), (3, 60)]
     assert store.list() == [("", "c", 3, 60, added.bytes)]
     assert content(tmp_path) == {"": {"c": as_content(documents)}}
-    assert Store.open(tmp_path / "store").list() == store.list()
+    assert Store(tmp_path / "store").list() == store.list()
     assert store.verify() == []
 
 
@@ -163,7 +163,7 @@ def test_segments_in_which_nothing_lives_are_deleted_at_once(tmp_path):
 def test_a_store_is_of_one_tokenizer(tmp_path):
     new_store(tmp_path).add("c", some_documents(0))
     both = r"of another tokenizer; found 'letters' \(a1.*expected 'words' \(b2"
-    for make in (Store.create, Store.open):
+    for make in (Store.create, Store):
         with pytest.raises(CorpusError, match=both):
             make(tmp_path / "store", OTHER)
         assert len(make(tmp_path / "store", TOKENIZER).list()) == 1
@@ -176,7 +176,7 @@ def test_a_store_is_made_in_an_empty_folder_only(tmp_path):
         Store.create(tmp_path, TOKENIZER)
     assert [path.name for path in tmp_path.iterdir()] == ["letter.txt"]
     with pytest.raises(CorpusError, match="no corpus store"):
-        Store.open(tmp_path)
+        Store(tmp_path)
     with pytest.raises(CorpusError, match="could not be written"):
         Store.create(tmp_path / "letter.txt", TOKENIZER)
     Store.create(tmp_path / "a" / "b", TOKENIZER)

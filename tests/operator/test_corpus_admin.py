@@ -133,7 +133,7 @@ def test_texts_and_ids_are_added_listed_and_removed(admin, root):
     reported = add(admin, name="one", documents=documents)
     assert reported == {"name": "one", "tenant": "", "documents": 3, "tokens": 9, "empty": 1}
     assert add(admin, name="one", tenant="acme", documents=["abc"])["tokens"] == 3
-    store = Store.open(root, fingerprint(Letters()))
+    store = Store(root, fingerprint(Letters()))
     assert store.document("one:1").tolist() == list(b"abc")
     assert store.document("d").tolist() == list(b"de")
     assert store.document("one:3").tolist() == [7, 8, 9, 10]

@@ -90,7 +90,7 @@ class Server:
         self.driver = Driver(replace(self.spec, factory=factory), vocab_size=64)
         (self.proposer,) = built
         self.watcher = self.proposer.watcher
-        self.store = None if corpora.store is None else Store.open(corpora.store)
+        self.store = None if corpora.store is None else Store(corpora.store)
 
     def __enter__(self) -> Server:
         return self
@@ -235,7 +235,7 @@ def test_a_store_is_made_where_none_is(tmp_path: Path, folder_exists: bool) -> N
     with Server(NEVER.model_copy(update={"store": str(path)}), tokenizer=Letters()) as server:
         server.add("texts", TEXT)
         assert server.corpora() == {"texts": len(TEXT)}
-    assert [corpus.name for corpus in Store.open(path, fingerprint(Letters())).list()] == ["texts"]
+    assert [corpus.name for corpus in Store(path, fingerprint(Letters())).list()] == ["texts"]
 
 
 # -- tenants, names ----------------------------------------------------------------------------------------------------

@@ -114,7 +114,7 @@ class Faults:
         for segment in self._store.glob("tenants/t-torn/*.safetensors"):
             replace_by_part(segment)
         await asyncio.sleep(SETTLE_SECONDS)
-        await asyncio.to_thread(Store.open(self._store).remove, "cut", tenant="torn")
+        await asyncio.to_thread(Store(self._store).remove, "cut", tenant="torn")
 
     def _add_for(self, tenant: str) -> None:
         import numpy as np
@@ -122,7 +122,7 @@ class Faults:
         assert self._store is not None
         prompt = self._random.choice(self._truth.ordinary)
         document = Document("a", np.array([*prompt.token_ids, *prompt.answer], np.int32))
-        Store.open(self._store).add("cut", [document], tenant=tenant)
+        Store(self._store).add("cut", [document], tenant=tenant)
 
     async def disk_full(self) -> None:
         """Add a corpus that does not fit, while no file may grow beyond a limit, the log included; then a small one."""

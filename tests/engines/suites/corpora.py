@@ -114,9 +114,9 @@ class CorporaSuite:
     def server(self, started: Server, root: Path) -> Iterator[Server]:
         """The server; after each test its store is emptied, except for torn segments."""
         yield started
-        for info in Store.open(root).list():
+        for info in Store(root).list():
             if info.tenant != TORN:
-                Store.open(root).remove(info.name, tenant=info.tenant)
+                Store(root).remove(info.name, tenant=info.tenant)
         wait_for(started, lambda tenants: set(tenants) <= {TORN})
         assert worker(started)["metrics"]["faults"] == {}
 
@@ -140,26 +140,26 @@ class CorporaSuite:
     def test_an_answer_that_a_corpus_holds_is_drafted_from_it(self, server, root):
         plain = self.counted(server, 0)
         assert plain["corpus"] == 0
-        Store.open(root).add("answers", [document(answers()[0][1])])
+        Store(root).add("answers", [document(answers()[0][1])])
         wait_for(server, lambda tenants: "answers" in tenants.get("", {}))
         helped = self.counted(server, 0)
         assert helped["corpus"] > 0
         assert helped["tau"] > 1.2 * plain["tau"]
-        Store.open(root).remove("answers")
+        Store(root).remove("answers")
         wait_for(server, lambda tenants: "" not in tenants)
         assert self.counted(server, 0)["corpus"] == 0
 
     def test_tenants_do_not_see_each_others_corpora(self, server, root):
         for tenant, which in (("a", 0), ("b", 1)):
-            Store.open(root).add("answers", [document(answers()[which][1])], tenant=tenant)
+            Store(root).add("answers", [document(answers()[which][1])], tenant=tenant)
         wait_for(server, lambda tenants: {"a", "b"} <= set(tenants))
         assert self.counted(server, 0)["corpus"] == 0
         assert self.counted(server, 0, tenant="b", corpora="answers", documents="answer")["corpus"] == 0
         assert self.counted(server, 0, tenant="a")["corpus"] > 0
 
     def test_a_request_names_documents_and_corpora(self, server, root):
-        Store.open(root).add("mixed", [document(answers()[0][1], "mine.txt"), document(answers()[1][1], "other.txt")])
-        Store.open(root).add("aside", [document(range(200, 240))])
+        Store(root).add("mixed", [document(answers()[0][1], "mine.txt"), document(answers()[1][1], "other.txt")])
+        Store(root).add("aside", [document(range(200, 240))])
         wait_for(server, lambda tenants: {"mixed", "aside"} <= set(tenants.get("", ())))
         assert self.counted(server, 0, corpora=["mixed"])["corpus"] > 0
         for named in ("mine.txt", {"name": "mine.txt", "corpus": "mixed"}):
@@ -189,7 +189,7 @@ class CorporaSuite:
         assert send(server, "DELETE", "/notes").code == 404
         assert send(server, "DELETE", "/notes?tenant=a%2F..%2Fb").code == 200
         assert listed(server) == {}
-        assert {info.tenant for info in Store.open(root, fingerprint(tokenizer())).list()} == {TORN}
+        assert {info.tenant for info in Store(root, fingerprint(tokenizer())).list()} == {TORN}
 
     @pytest.mark.parametrize(
         ("body", "status", "what"),
