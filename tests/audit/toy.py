@@ -12,14 +12,12 @@ from typing import Any
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
-from typer.testing import CliRunner
 
 import specplug.plugins.builtin
 import specplug_batch.plugin
 import specplug_fixed.plugin
 import specplug_ngram.plugin
 import specplug_transformers.plugin
-from specplug.cli.app import app
 from specplug.interfaces import PluginContext, Proposer
 from specplug.plugins.hooks import hookimpl
 from specplug.plugins.registry import Owner, Registry
@@ -27,6 +25,7 @@ from specplug.plugins.specs import ProposerSpec, VerifierSpec
 from specplug.types.batch import EngineBatch
 from specplug.types.caps import Distribution, ProposerCaps, VerifierCaps
 from specplug.types.draft import Draft
+from tests.cli.tools import invoke
 from tests.mutants import LOSSY_MUTANTS
 
 LETTERS = "abcdefghijklmnopqrst"
@@ -129,8 +128,7 @@ def registry() -> Registry:
 
 def audited(file: Path, *arguments: str) -> tuple[int, dict[str, Any]]:
     """Audit the toy by the command line; return the exit code and the report."""
-    given = ("audit", str(file.parent), "--prompts", str(file), "--max-tokens", "24", "--threads", "1", "--json")
-    result = CliRunner().invoke(app, [*given, *arguments])
+    result = invoke("audit", file.parent, "--prompts", file, "--max-tokens", 24, "--threads", 1, "--json", *arguments)
     assert result.exit_code in (0, 1), result.output
     return result.exit_code, json.loads(result.stdout)
 

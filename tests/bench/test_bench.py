@@ -160,12 +160,6 @@ def test_the_operators_key_is_requested_for_and_used(prompts):
     assert taken.exit_code == 0, taken.output
 
 
-def test_no_server_is_one_line():
-    result = bench("http://127.0.0.1:9", "--concurrency", "1", "--pairs", "1")
-    assert result.exit_code == 2
-    assert "/specplug/status: the server does not answer as expected" in result.stderr
-
-
 def test_too_few_prompts_say_how_many_it_takes(prompts):
     result = bench("http://127.0.0.1:9", prompts, "--concurrency", "1,64")
     assert result.exit_code == 2

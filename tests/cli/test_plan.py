@@ -217,7 +217,6 @@ def test_bits_make_reading_shorter():
         ),
         (("--acceptance", "0.5", "--draft-model", "Llama-3.2-1B"), "Give --target or --draft-cost"),
         (("--replay", "none.json"), "no JSON of a replay"),
-        (("--metrics", "http://127.0.0.1:1"), "the server does not answer"),
     ],
 )
 def test_mistakes_are_one_message(arguments, message):
