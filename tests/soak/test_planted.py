@@ -7,9 +7,6 @@ import itertools
 import json
 import subprocess
 import sys
-import time
-import urllib.error
-import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,7 +15,6 @@ import pytest
 import torch
 
 from tests.engines.launch import ROOT
-from tests.engines.server import free_port
 from tests.engines.suites.server import MISTAKES
 from tests.soak import leaks
 from tests.soak.client import Outcome
@@ -46,17 +42,12 @@ def truth() -> Truth:
 @contextmanager
 def stub(failure: str) -> Iterator[tuple[str, int]]:
     """Start the stub; yield its address and session."""
-    port = free_port()
-    command = [sys.executable, "-m", "tests.soak.stub_server", str(port), failure, json.dumps(MISTAKES)]
-    with subprocess.Popen(command, cwd=ROOT, stderr=subprocess.DEVNULL, start_new_session=True) as process:
+    command = [sys.executable, "-m", "tests.soak.stub_server", failure, json.dumps(MISTAKES)]
+    given = {"stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL, "text": True}
+    with subprocess.Popen(command, cwd=ROOT, start_new_session=True, **given) as process:
+        assert process.stdout
         try:
-            for _ in range(600):
-                try:
-                    urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=5).close()
-                    break
-                except urllib.error.URLError:
-                    time.sleep(0.05)
-            yield f"http://127.0.0.1:{port}", process.pid
+            yield process.stdout.readline().strip(), process.pid
         finally:
             process.kill()
 
