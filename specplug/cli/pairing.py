@@ -64,15 +64,18 @@ class Pairing(NamedTuple):
 
 
 def check_pairing(
-    target: str, draft: str, prompts: Sequence[str], progress: Progress, *, raw: bool, max_tokens: int, gamma: int
+    target: str,
+    draft: str,
+    prompts: Sequence[str],
+    progress: Progress,
+    *,
+    raw: bool,
+    max_tokens: int,
+    gamma: int,
 ) -> Iterator[CheckReport]:
-    """Yield the results; those that need a check which failed before are left out.
+    """Yield the results for two folders, model ids, or names of shipped models; what needs a failed check is left out.
 
-    Args:
-        target, draft: folders, model ids, or names of shipped models.
-        prompts: of the quick run; `raw` leaves them as they are, where the target has a chat template.
-        progress: called with what is being done.
-        max_tokens, gamma: most tokens per answer, and draft tokens per step, of the quick run.
+    The prompts of the quick run are put into the target's chat template, if it has one, unless they are `raw`.
     """
     facts, registry = (read_facts(find_model(target)), read_facts(find_model(draft))), default_registry()
     settings = load_settings(registry=registry, engine_drafts=True).settings
@@ -235,7 +238,12 @@ CHECKS: tuple[tuple[str, str, tuple[str, ...], Callable[[Pairing], PairResult]],
 
 
 def quick_run(
-    target: str, draft: str, requests: Sequence[TextRequest], progress: Progress, draft_cost: float, gamma: int
+    target: str,
+    draft: str,
+    requests: Sequence[TextRequest],
+    progress: Progress,
+    draft_cost: float,
+    gamma: int,
 ) -> Iterator[tuple[str, PairResult]]:
     """Serve prompts greedily; yield what was accepted, whether the outputs are equal, and the speed-up that follows.
 

@@ -217,9 +217,9 @@ def test_one_request_stands_for_a_batch_of_equal_ones(text, batch, budget, polic
 
 
 def test_progress_is_reported():
-    repeats = []
-    replay([SAME, SAME], STATELESS, vocab_size=VOCAB, progress=lambda done, of: repeats.append((done, of)))
-    assert repeats == [(1, 2), (2, 2)]
+    seen = []
+    replay([SAME, SAME], STATELESS, vocab_size=VOCAB, advance=lambda: seen.append(1))
+    assert len(seen) == 2
 
 
 def test_a_text_that_does_not_fit_is_an_error():
