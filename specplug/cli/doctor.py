@@ -173,12 +173,8 @@ def _unknown_launch(registry: Registry, found: Sequence[CheckReport], launch: st
 def _values(resolved: ResolvedSettings) -> list[dict[str, Any]]:
     """Return each setting in effect, its origin and meaning; plug-in options have the description of `options`."""
     meanings = {leaf.key: leaf.description for leaf in leaves()}
+    found = [(key, value, resolved.origins[key]) for key, value in flatten(resolved.settings.model_dump())]
     return [
-        {
-            "key": key,
-            "value": value,
-            "origin": resolved.origins[key],
-            "description": meanings.get(key, meanings["options"]),
-        }
-        for key, value in flatten(resolved.settings.model_dump())
+        {"key": key, "value": value, "origin": origin, "description": meanings.get(key, meanings["options"])}
+        for key, value, origin in found
     ]

@@ -49,13 +49,8 @@ class SaturationCost:
 class ModelMemory:
     """Bytes of a model; with tensor parallelism `per_gpu` is what each GPU holds.
 
-    Attributes:
-        name: the model's folder.
-        parameters: number of weights.
-        weights: bytes of the weights.
-        kv_per_token: bytes of KV cache per token of context.
-        kv_cache: bytes of KV cache for a whole batch.
-        per_gpu: bytes of weights and KV cache on each GPU.
+    `parameters` is the number of weights, `kv_per_token` the cache per token of context, and `kv_cache` that of a whole
+    batch.
     """
 
     name: str
@@ -73,8 +68,6 @@ class RooflineCost:
     It leaves out launches, sampling and communication between GPUs, and assumes peak rates.
 
     Attributes:
-        shape: the model.
-        gpu: one GPU.
         context: tokens of context per request, the same for all.
         weight_bits, kv_bits: bits per weight and per element of the KV cache.
         tensor_parallel: GPUs that share the weights, and the KV cache as far as its heads go.
