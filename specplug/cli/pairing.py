@@ -23,7 +23,7 @@ from specplug.forecast.step_cost import SaturationCost
 from specplug.metrics import MetricsSnapshot, SourceCounts
 from specplug.plugins.embedded import TextRequest
 from specplug.plugins.registry import default_registry
-from specplug.plugins.specs import ProposerSpec
+from specplug.plugins.specs import CheckResult, ProposerSpec
 from specplug.settings import load_settings
 from specplug.settings.sources import plugin_options
 from specplug.text.loading import load_tokenizer
@@ -33,6 +33,8 @@ _OVERHEAD = 0.02
 """The fixed cost of drafting per step, in steps without drafts: the default of `specplug plan`."""
 
 _MOST_AT_ONCE = 8
+
+OWNER = "specplug"
 
 Progress = Callable[[str], object]
 """Called with what is being done."""
@@ -46,12 +48,9 @@ ROUTES = {
 
 
 @dataclass(frozen=True, slots=True)
-class PairResult:
-    """Result of one check: "ok", "warn" or "fail", a sentence, what to do, and the figures for programs."""
+class PairResult(CheckResult):
+    """Result of a check of a pairing, with its figures for programs."""
 
-    status: str
-    summary: str
-    remedy: str = ""
     figures: dict[str, Any] = field(default_factory=dict)
 
 
@@ -85,26 +84,22 @@ def check_pairing(
         if all(found[other].status != "fail" for other in needed):
             progress(doing)
             found[name] = check(pair)
-            yield _report(name, found[name])
+            yield CheckReport(name, OWNER, found[name])
     if "fail" in (found["tokenizers"].status, found["kinds"].status):
         return
     if not prompts:
         remedy = "Give --prompt TEXT or --prompts FILE"
-        yield _report("quick run", PairResult("ok", "left out, because it needs prompts", remedy))
+        yield CheckReport("quick run", OWNER, PairResult("ok", "left out, because it needs prompts", remedy))
         return
     try:
         form, described = prompt_form(target, raw=raw)
         note(described)
         requests = [TextRequest(prompt=form(text), max_tokens=max_tokens) for text in prompts]
         ran = quick_run(target, pair.draft.path, requests, progress, found["size"].figures["draft_cost"], gamma)
-        yield from (_report(*each) for each in ran)
+        yield from (CheckReport(name, OWNER, result) for name, result in ran)
     except Exception as error:  # engines raise many kinds, and the results above are to be shown
         remedy = "Do what the message says, or leave out the prompts"
-        yield _report("quick run", PairResult("fail", _explained(error), remedy))
-
-
-def _report(check: str, found: PairResult) -> CheckReport:
-    return CheckReport(check, "specplug", found.status, found.summary, found.remedy, found.figures)
+        yield CheckReport("quick run", OWNER, PairResult("fail", _explained(error), remedy))
 
 
 def check_tokenizers(pair: Pairing) -> PairResult:

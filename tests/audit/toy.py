@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import json
 import random
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,6 @@ import specplug_fixed.plugin
 import specplug_ngram.plugin
 import specplug_transformers.plugin
 from specplug.interfaces import PluginContext, Proposer
-from specplug.plugins.hooks import hookimpl
 from specplug.plugins.registry import Owner, Registry
 from specplug.plugins.specs import ProposerSpec, VerifierSpec
 from specplug.types.batch import EngineBatch
@@ -27,6 +25,7 @@ from specplug.types.caps import Distribution, ProposerCaps, VerifierCaps
 from specplug.types.draft import Draft
 from tests.cli.tools import invoke
 from tests.mutants import LOSSY_MUTANTS
+from tests.plugins.planted import plugin
 
 LETTERS = "abcdefghijklmnopqrst"
 END = "."
@@ -92,25 +91,21 @@ class Liar(Drawn):
         return self._logits.flip(0)
 
 
-class Planted:
-    """Registers the proposers, and the wrong verifiers as if they were lossless."""
-
-    @hookimpl
-    def specplug_register_proposers(self, register: Callable[[ProposerSpec], None]) -> None:
-        caps = ProposerCaps(distribution=Distribution.PROBS)
-        for name, factory in (("drawn", Drawn), ("liar", Liar)):
-            register(ProposerSpec(name=name, factory=factory, summary="a toy", caps=caps))
-
-    @hookimpl
-    def specplug_register_verifiers(self, register: Callable[[VerifierSpec], None]) -> None:
-        caps = VerifierCaps(lossless=True, distributions=(Distribution.LOGITS, Distribution.PROBS))
-        for name, mutant in LOSSY_MUTANTS.items():
-            register(VerifierSpec(name=name, factory=mutant, summary="wrong on purpose", caps=caps))
-
-
 @functools.cache
 def registry() -> Registry:
-    """Return a registry of built-ins and toys."""
+    """Return a registry of built-ins and toys: the proposers, and the wrong verifiers as if they were lossless."""
+    drawn = ProposerCaps(distribution=Distribution.PROBS)
+    lossless = VerifierCaps(lossless=True, distributions=(Distribution.LOGITS, Distribution.PROBS))
+    toys = plugin(
+        proposers=[
+            ProposerSpec(name=name, factory=factory, summary="a toy", caps=drawn)
+            for name, factory in (("drawn", Drawn), ("liar", Liar))
+        ],
+        verifiers=[
+            VerifierSpec(name=name, factory=mutant, summary="wrong on purpose", caps=lossless)
+            for name, mutant in LOSSY_MUTANTS.items()
+        ],
+    )
     found = Registry()
     plugins = {
         "core": specplug.plugins.builtin,
@@ -118,7 +113,7 @@ def registry() -> Registry:
         "fixed": specplug_fixed.plugin,
         "ngram": specplug_ngram.plugin,
         "transformers": specplug_transformers.plugin,
-        "toys": Planted(),
+        "toys": toys,
     }
     for name, module in plugins.items():
         found.add(module, Owner(name, "tests", "0"))

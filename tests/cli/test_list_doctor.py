@@ -10,7 +10,7 @@ from typing import ClassVar
 
 import pytest
 
-from specplug import CheckResult, __version__, hookimpl
+from specplug import CheckResult, __version__
 from specplug.cli.checks import environment, plugins
 from specplug.errors import PluginError, SettingsError
 from specplug.interfaces import Planner, Proposer
@@ -20,6 +20,7 @@ from specplug.settings import KINDS, Settings, leaves
 from specplug.types.caps import Distribution, ProposerCaps, VerifierCaps
 from specplug.types.plan import StepPlan
 from tests.cli.tools import invoke
+from tests.plugins.planted import plugin
 
 ACME = Owner("main", "acme", "1.2")
 EXTRA = Owner("extra", "acme", "1.2")
@@ -68,24 +69,6 @@ VERIFIER = VerifierSpec(
     summary="exact",
     caps=VerifierCaps(lossless=True),
 )
-
-
-def plugin(**hooks) -> ModuleType:
-    """A plug-in whose hooks, named by their last word, register the given specs or raise the given exceptions."""
-
-    def registering(specs):
-        def implementation(register):
-            for spec in specs:
-                if isinstance(spec, Exception):
-                    raise spec
-                register(spec)
-
-        return hookimpl(implementation)
-
-    module = ModuleType("plugin")
-    for name, specs in hooks.items():
-        setattr(module, f"specplug_register_{name}", registering(specs))
-    return module
 
 
 def mine(check, **more) -> ModuleType:
