@@ -12,11 +12,7 @@ from specplug.errors import SettingsError, suggest
 
 
 def all_checks(samples: int) -> dict[str, Check]:
-    """Return every check by name, in the order in which they run.
-
-    Args:
-        samples: samples for each prompt and each kind of sampling.
-    """
+    """Return every check by name, in the order in which they run, with so many `samples` of each prompt and kind."""
     checks: list[Check] = [
         Greedy(),
         Sampled(samples),
@@ -24,26 +20,15 @@ def all_checks(samples: int) -> dict[str, Check]:
         Logprobs(),
         Structured(),
         Chat(
-            "tools",
-            "tool calls that the request demands are parsed as the control's, streamed and whole",
-            choices=("required", "weather"),
-            parsed="tool calls",
-            remedy="Start both servers with a chat template that takes tools",
+            "tools", ("required", "weather"), "tool calls", "Start both servers with a chat template that takes tools"
         ),
         Chat(
             "auto-tools",
-            "tool calls that the model chooses are parsed as the control's, streamed and whole",
-            choices=("auto",),
-            parsed="tool calls",
-            remedy="Start both servers with their tool-call parser, and send prompts that call for tools",
+            ("auto",),
+            "tool calls",
+            "Start both servers with their tool-call parser, and send prompts that call for tools",
         ),
-        Chat(
-            "reasoning",
-            "reasoning ends where the control's does, streamed and whole",
-            choices=(),
-            parsed="reasoning",
-            remedy="Start both servers with their reasoning parser",
-        ),
+        Chat("reasoning", (), "reasoning", "Start both servers with their reasoning parser"),
         Seeds(),
     ]
     return {check.name: check for check in checks}

@@ -77,10 +77,9 @@ def problem_of(text: str, schema: Mapping[str, Any]) -> str | None:
 
 
 class Structured(Check):
-    """Constrains the answers to the prompts by JSON schemas, in turn."""
+    """Constrains the answers to the prompts by JSON schemas, in turn; they must follow them and equal the control's."""
 
     name = "structured"
-    summary = "JSON-schema outputs follow their schema and equal the control's"
 
     def probes(self, material: Material, top_logprobs: int = 0) -> list[Probe]:
         most = max(LEAST_STRUCTURED_TOKENS, material.max_tokens)
@@ -125,15 +124,12 @@ class Chat(Check):
     """Sends prompts as chats, as a stream and as a whole, and compares what the server parsed.
 
     Args:
-        name, summary: of the check.
         choices: values of `tool_choice`, in turn; none sends no tools.
-        parsed: what the control must have parsed at least once, "tool calls" or "reasoning".
-        remedy: what to do if it has not.
+        parsed: what the control must have parsed at least once, "tool calls" or "reasoning"; else `remedy` is shown.
     """
 
-    def __init__(self, name: str, summary: str, *, choices: Sequence[str], parsed: str, remedy: str) -> None:
-        self.name, self.summary = name, summary
-        self._choices, self._parsed, self._remedy = choices, parsed, remedy
+    def __init__(self, name: str, choices: Sequence[str], parsed: str, remedy: str) -> None:
+        self.name, self._choices, self._parsed, self._remedy = name, choices, parsed, remedy
 
     def probes(self, material: Material) -> list[Probe]:
         """Return two probes for each prompt."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any, Protocol
 
@@ -25,18 +25,11 @@ MOST_EXAMPLES = 5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Probe:
-    """One request of an audit.
+    """One request of an audit: a completion of the token ids `prompt`, or a chat of OpenAI's `messages`.
 
     Attributes:
-        prompt: token ids of a completion's prompt; empty for a chat.
-        messages: messages of a chat; empty for a completion.
-        max_tokens: most output tokens.
         temperature, top_k: sampling parameters; temperature 0 is greedy, and top_k 0 is off.
-        seed: of the sampled tokens, or None.
-        stop: strings that end the output.
-        top_logprobs: log-probabilities to return for each output token.
-        json_schema: schema that the output must follow, or None.
-        tools: tools in the form of OpenAI's chat API.
+        top_logprobs: number of log-probabilities to return for each output token.
         tool_choice: "auto", "required" or a tool's name.
         stream: receive the answer as a stream, in which a step's tokens arrive together.
         expected: token ids that probably follow, sent as a reference text to draft from; engines without specplug
@@ -105,10 +98,8 @@ class Material:
     """What probes are made from.
 
     Attributes:
-        prompts: token ids of the prompts.
-        texts: the prompts as text.
+        prompts, texts: the prompts, as token ids and as text.
         greedy: the audited engine's greedy answers to the prompts.
-        max_tokens: most tokens of an answer.
     """
 
     prompts: tuple[tuple[int, ...], ...]
@@ -164,10 +155,8 @@ class Finding:
     """Result of one check.
 
     Attributes:
-        check: the check's name.
-        summary: one sentence with its figures.
+        summary: one sentence with its figures, which `figures` has for programs.
         examples: what differed, at most `MOST_EXAMPLES` of them.
-        figures: the figures for programs.
         drafts: draft tokens that were decided while the check's probes ran; None if the engine does not report them.
     """
 
@@ -184,10 +173,6 @@ class Finding:
             why = "no draft was accepted meanwhile" if drafts else "the engine does not report its drafts"
             return replace(self, drafts=drafts, status=CheckOutcome.UNPROVEN, summary=f"{self.summary}; {why}")
         return replace(self, drafts=drafts)
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return the result ready for JSON."""
-        return {**asdict(self), "status": str(self.status), "examples": list(self.examples)}
 
 
 def judged(check: str, failures: Sequence[str], summary: str, *, proves: bool = True, **figures: Any) -> Finding:
@@ -207,17 +192,12 @@ def unanswered(check: str, answers: Sequence[Answer], who: str) -> Finding | Non
 
 
 class Check(ABC):
-    """One question of an audit.
+    """One question of an audit, chosen by its name on the command line.
 
     The audited engine answers first, because only one of the two engines may fit the device's memory at a time.
-
-    Attributes:
-        name: as it is chosen on the command line.
-        summary: one line for listings.
     """
 
     name: str
-    summary: str
 
     @abstractmethod
     def probes(self, material: Material) -> list[Probe]:

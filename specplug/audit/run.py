@@ -33,10 +33,9 @@ Progress = Callable[[str, int], Callable[[], None]]
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """Results of an audit.
+    """Results of an audit, of two engines that are described in one line each.
 
     Attributes:
-        audited, control: the two engines, each in one line.
         drafts: draft tokens decided during the audit; None if the audited engine does not report them.
     """
 
@@ -63,8 +62,7 @@ class Report:
 
     def as_dict(self) -> dict[str, Any]:
         """Return the results ready for JSON."""
-        findings = [finding.as_dict() for finding in self.findings]
-        return {**asdict(self), "passed": self.passed, "failed": self.failed, "findings": findings}
+        return {**asdict(self), "passed": self.passed, "failed": self.failed}
 
 
 def run(
@@ -78,17 +76,10 @@ def run(
     progress: Progress,
     fields: Mapping[str, Any] | None = None,
 ) -> Report:
-    """Audit an engine.
+    """Audit an engine that speculates against the same engine without speculation, the control.
 
-    Args:
-        audited: the engine that speculates.
-        control: the same engine without speculation.
-        texts: prompts.
-        checks: what to compare.
-        max_tokens: most tokens of an answer to a prompt.
-        together: most requests at a time.
-        progress: reports progress.
-        fields: specplug fields of every request to the audited engine.
+    The prompts are `texts`, of which at most `together` are sent at a time, and `fields` are specplug fields of every
+    request to the audited engine.
 
     Raises:
         EngineError: an engine does not start or answer.

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -84,13 +84,8 @@ def detectable(tested: Sequence[tuple[float, Distribution]], alpha: float, power
     """Return the smallest share of forced tokens that the tests together find with probability `power`.
 
     The departure is that of a verifier that accepts a draft on this share of the draws, whatever the target says, where
-    the draft is the likeliest token.
-
-    Args:
-        tested: sample size and distribution of each test.
-
-    Returns:
-        The share, or None if even a text of likeliest tokens alone would not be found.
+    the draft is the likeliest token.  The tests are given by sample size and distribution.  None is returned if even a
+    text of likeliest tokens alone would not be found.
     """
 
     def found(share: float) -> bool:
@@ -112,8 +107,7 @@ def detectable(tested: Sequence[tuple[float, Distribution]], alpha: float, power
     return high
 
 
-@dataclass(frozen=True, slots=True)
-class Group:
+class Group(NamedTuple):
     """The samples of one prompt with the same sampling parameters."""
 
     prompt: tuple[int, ...]
@@ -134,14 +128,9 @@ class Group:
 
 
 class Sampled(Check):
-    """Samples a few tokens many times, and tests the token after each frequent context.
-
-    Args:
-        samples: samples for each prompt and each kind of sampling.
-    """
+    """Samples a few tokens, `samples` times for each prompt and kind, and tests the tokens after frequent contexts."""
 
     name = "sampled"
-    summary = "sampled tokens follow the control's distribution, by G-tests of stated power"
 
     def __init__(self, samples: int) -> None:
         self._samples = samples
@@ -166,18 +155,16 @@ class Sampled(Check):
         self, material: Material, answers: Sequence[Answer], expected: Sequence[Answer], control: ControlAnswers
     ) -> Finding:
         """Add up the statistics of all contexts, for each kind of sampling."""
-        compared = [*_tested(material, answers)]
         totals: dict[tuple[float, int], GStatistic] = {}
         sizes: list[tuple[float, Distribution]] = []
         own = {} if control.gives_logprobs else {(g, c): counts for g, c, counts in _tested(material, expected)}
-        for place, (group, context, counts) in enumerate(compared):
+        for place, (group, context, counts) in enumerate(_tested(material, answers)):
             kind = group.temperature, group.top_k
             if control.gives_logprobs:
                 distribution = from_logprobs(expected[place].top_logprobs[0], *kind)
                 found, size = against_exact(counts, distribution), float(counts.total())
             else:
-                theirs = own.get((group, context), Counter())
-                found, size, distribution = _two_samples(counts, theirs)
+                found, size, distribution = _two_samples(counts, own.get((group, context), Counter()))
             totals[kind] = totals.get(kind, GStatistic()) + found
             sizes.append((size, distribution))
         return self._finding(totals, sizes, len(answers), exact=control.gives_logprobs)

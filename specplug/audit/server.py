@@ -26,13 +26,10 @@ CHAT_PATH = "/v1/chat/completions"
 
 
 class Dialect(ABC):
-    """How one engine's server takes probes.
+    """How one engine's server takes probes: by a route of completions whose answers follow a schema, and as chats.
 
     Attributes:
-        name: the engine.
-        path: route of completions.
-        schema: of its answers.
-        arguments: key of a chat's body under which the engine passes on arguments that it does not know.
+        arguments: key of a body under which the engine passes on arguments that it does not know.
     """
 
     name: ClassVar[str]
@@ -68,6 +65,12 @@ class Dialect(ABC):
             body |= {"tools": list(probe.tools), "tool_choice": choice}
         return body
 
+    def sampling(self, probe: Probe, seed: str) -> dict[str, Any]:
+        """Return what all engines call the same, and the seed by its name; what is off is left out."""
+        given: dict[str, Any] = {"temperature": probe.temperature, "stop": list(probe.stop), **self.specplug(probe)}
+        given |= {"top_k": probe.top_k} if probe.top_k else {}
+        return given if probe.seed is None else given | {seed: probe.seed}
+
     def specplug(self, probe: Probe) -> dict[str, Any]:
         """Return the entry of a probe's specplug fields, if it has any."""
         fields = {f"specplug_{name}": value for name, value in probe.specplug.items()}
@@ -84,15 +87,9 @@ class Vllm(Dialect):
             "model": model,
             "prompt": list(probe.prompt),
             "max_tokens": probe.max_tokens,
-            "temperature": probe.temperature,
-            "stop": list(probe.stop),
             "return_token_ids": True,
-            **self.specplug(probe),
+            **self.sampling(probe, "seed"),
         }
-        if probe.top_k:
-            body["top_k"] = probe.top_k
-        if probe.seed is not None:
-            body["seed"] = probe.seed
         if probe.top_logprobs:
             body |= {"logprobs": probe.top_logprobs, "return_tokens_as_token_ids": True}
         if probe.json_schema is not None:
@@ -122,16 +119,7 @@ class Sglang(Dialect):
     name, path, schema, arguments = "SGLang", "/generate", Generated, "custom_params"
 
     def body(self, probe: Probe, model: str) -> dict[str, Any]:
-        params: dict[str, Any] = {
-            "max_new_tokens": probe.max_tokens,
-            "temperature": probe.temperature,
-            "stop": list(probe.stop),
-            **self.specplug(probe),
-        }
-        if probe.top_k:
-            params["top_k"] = probe.top_k
-        if probe.seed is not None:
-            params["sampling_seed"] = probe.seed
+        params = {"max_new_tokens": probe.max_tokens, **self.sampling(probe, "sampling_seed")}
         if probe.json_schema is not None:
             params["json_schema"] = json.dumps(probe.json_schema)
         body: dict[str, Any] = {"input_ids": list(probe.prompt), "sampling_params": params}
@@ -175,14 +163,7 @@ def _id(token: str) -> int:
 
 
 class ServerSide:
-    """A `Side` over HTTP.
-
-    Args:
-        client: of the server.
-        raw: leave prompts as they are, where the model has a chat template.
-
-    Attributes:
-        has_template: whether prompts are put into the model's chat template.
+    """A `Side` over HTTP, which puts prompts into the model's chat template if it `has_template`, unless `raw`.
 
     Raises:
         EngineError: no vLLM or SGLang server answers.
@@ -271,13 +252,10 @@ class ServerSide:
 
 @contextmanager
 def connect(url: str, *, mode: Mode | None = None, raw: bool = False, **given: Any) -> Iterator[ServerSide]:
-    """Connect to a server, and switch speculation to `mode` meanwhile if one is given.
+    """Connect to a server, with further arguments of `ServerClient`.
 
-    Args:
-        url: the server's address.
-        mode: needs specplug's operator routes on the server, whose other clients it affects, too.
-        raw: as of `ServerSide`.
-        given: further arguments of `ServerClient`.
+    If a mode is given, speculation is switched to it meanwhile.  That needs specplug's operator routes on the server,
+    and affects its other clients, too.
     """
     side = ServerSide(ServerClient(url, **given), raw=raw)
     before = None if mode is None else side.set_mode(mode)

@@ -12,13 +12,7 @@ from specplug.plugins.embedded import TextEngine, TextRequest
 
 
 class TextEngineSide:
-    """A `Side` over a `specplug.plugins.embedded.TextEngine`.
-
-    Args:
-        engine: closed by whoever built it.
-        drafts: whether the engine speculates; its counts are read if so.
-        form: makes a prompt, a text or token ids, of a text.
-    """
+    """A `Side` over an engine, whose counts are read if it `drafts`; `form` makes a prompt of a text."""
 
     def __init__(self, engine: TextEngine, *, drafts: bool, form: Callable[[str], Any] = str) -> None:
         self._engine, self._drafts, self._form = engine, drafts, form
@@ -32,7 +26,13 @@ class TextEngineSide:
         """Answer probes in batches of `together`; chats and JSON schemas need servers."""
         answers: list[Answer] = []
         for first in range(0, len(probes), together):
-            answers += self._batch(probes[first : first + together], done)
+            batch = probes[first : first + together]
+            try:
+                answers += self._batch(batch, done)
+            except RequestError as error:
+                answers += [Answer(error=str(error), refused=True) for _ in batch]
+                for _ in batch:
+                    done()
         return answers
 
     def draft_counts(self) -> DraftCounts | None:
@@ -48,23 +48,20 @@ class TextEngineSide:
 
     def _batch(self, probes: Sequence[Probe], done: Callable[[], None]) -> list[Answer]:
         if any(probe.messages for probe in probes):
-            return [_refused(done, "chats, tools and reasoning are parsed by servers only") for _ in probes]
+            raise RequestError("chats, tools and reasoning are parsed by servers only")
         if any(probe.json_schema is not None for probe in probes):
-            return [_refused(done, "the embedded engine has no JSON schemas") for _ in probes]
+            raise RequestError("the embedded engine has no JSON schemas")
         tokens: list[list[int]] = [[] for _ in probes]
         texts = [""] * len(probes)
         reasons: list[str | None] = [None] * len(probes)
         tops: list[list[dict[int, float]]] = [[] for _ in probes]
-        try:
-            for update in self._engine.stream([_request(probe) for probe in probes]):
-                tokens[update.index] += update.token_ids
-                texts[update.index] += update.text
-                tops[update.index] += [dict(top) for top in update.top_logprobs]
-                if update.finish_reason is not None:
-                    reasons[update.index] = update.finish_reason
-                    done()
-        except RequestError as error:
-            return [_refused(done, str(error)) for _ in probes]
+        for update in self._engine.stream([_request(probe) for probe in probes]):
+            tokens[update.index] += update.token_ids
+            texts[update.index] += update.text
+            tops[update.index] += [dict(top) for top in update.top_logprobs]
+            if update.finish_reason is not None:
+                reasons[update.index] = update.finish_reason
+                done()
         return [
             Answer(token_ids=tuple(ids), text=text, finish_reason=reason, top_logprobs=tuple(top))
             for ids, text, reason, top in zip(tokens, texts, reasons, tops, strict=True)
@@ -83,8 +80,3 @@ def _request(probe: Probe) -> TextRequest:
         top_logprobs=probe.top_logprobs,
         specplug={**probe.specplug, **references},
     )
-
-
-def _refused(done: Callable[[], None], error: str) -> Answer:
-    done()
-    return Answer(error=error, refused=True)

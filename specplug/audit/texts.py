@@ -98,7 +98,6 @@ class Greedy(Check):
     """
 
     name = "greedy"
-    summary = "greedy outputs equal the control's token for token; the logit gap tells rounding from a mistake"
 
     def probes(self, material: Material) -> list[Probe]:
         return [
@@ -171,7 +170,6 @@ class Stops(Check):
     """Repeats the greedy prompts with a stop string from the middle of each answer."""
 
     name = "stops"
-    summary = "stop strings end outputs at the same character as the control's"
 
     def probes(self, material: Material) -> list[Probe]:
         return [
@@ -210,7 +208,6 @@ class Logprobs(Check):
     """Repeats the greedy prompts with log-probabilities, and compares them up to the first token that differs."""
 
     name = "logprobs"
-    summary = "log-probabilities of greedy outputs equal the control's"
 
     def probes(self, material: Material) -> list[Probe]:
         return [material.probe(number, top_logprobs=REQUESTED_LOGPROBS) for number in range(len(material.prompts))]
@@ -256,7 +253,6 @@ class Seeds(Check):
     """
 
     name = "seeds"
-    summary = "the same seed gives the control's text; only if named, as lossless speculation need not do so"
 
     def probes(self, material: Material) -> list[Probe]:
         prompts = range(len(material.prompts))

@@ -22,12 +22,7 @@ EXPECTED = 'a JSON object with "prompt", or with "messages" as in OpenAI chat re
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """One request to send.
-
-    Attributes:
-        text: the prompt of a completion; None if `messages` is given.
-        messages: the messages of a chat completion, the last of which is not the assistant's.
-    """
+    """One request: the text of a completion, or messages of a chat, the last of which is not the assistant's."""
 
     text: str | None = None
     messages: tuple[dict[str, Any], ...] = ()
@@ -49,12 +44,9 @@ class Prompt:
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """Prompts that are sent in a row, in one mode.
+    """Prompts that are sent in a row, in one mode, with `concurrency` of them in flight.
 
-    Attributes:
-        concurrency: requests in flight.
-        pair: number of the pair of blocks that it belongs to, from 0 for each concurrency.
-        mode: speculation mode.
+    It belongs to one of the pairs of blocks, which are numbered from 0 for each concurrency.
     """
 
     concurrency: int

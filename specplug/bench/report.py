@@ -22,10 +22,9 @@ MOST_PAIRS = 1000
 
 @dataclass(frozen=True, slots=True)
 class Ratio:
-    """Speed-up of the server by speculation.
+    """Speed-up of the server by speculation, as a geometric mean over the pairs of blocks.
 
     Attributes:
-        mean: geometric mean over the pairs of blocks.
         low, high: 95 % interval by Student's t over the logarithms, wider after several looks; None with fewer than two
             pairs.
         needed: if the interval holds 1, the pairs that would probably show a difference of this size; None if it does
@@ -75,7 +74,7 @@ class ModeFigures:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """One concurrency.
+    """One concurrency, over so many pairs of blocks.
 
     Attributes:
         throughput: ratio of tokens per second, on to off.
@@ -84,7 +83,6 @@ class Comparison:
         tokens_per_step: tokens per request and target step with speculation on, bonus included; None if the server
             counted no step.
         acceptance_rate: accepted / drafted; None if nothing was drafted.
-        pairs: number of pairs of blocks.
     """
 
     concurrency: int
@@ -94,7 +92,6 @@ class Comparison:
     time_per_token: Ratio | None
     tokens_per_step: float | None
     acceptance_rate: float | None
-
     pairs: int
 
     @property
@@ -130,10 +127,8 @@ def looks(first: int, most: int) -> list[int]:
 def rows(measured: Sequence[Measured], first_look: int | None = None) -> list[Comparison]:
     """Return one row for each concurrency, in the order in which they ran.
 
-    Args:
-        measured: the blocks' results.
-        first_look: pairs after which a run with several `looks` looked first; the looks then share `LEVEL`, each with
-            half of what the one before had.
+    If a run with several `looks` looked first after `first_look` pairs, the looks share `LEVEL`, each with half of what
+    the one before had.
     """
     return [
         _row([each for each in measured if each.block.concurrency == concurrency], first_look)
@@ -189,8 +184,7 @@ def _row(measured: Sequence[Measured], first_look: int | None) -> Comparison:
 
 
 def _of_mode(measured: Sequence[Measured], mode: Mode) -> list[Measured]:
-    found = [each for each in measured if each.block.mode == mode]
-    return sorted(found, key=lambda each: each.block.pair)
+    return sorted((each for each in measured if each.block.mode == mode), key=lambda each: each.block.pair)
 
 
 def _side(measured: Sequence[Measured]) -> ModeFigures:

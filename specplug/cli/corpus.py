@@ -239,13 +239,12 @@ def inspect(
 
     inspection = Inspection(store, name, tenant, tokenizer, limit)
     if document is not None:
-        sections = inspection.document(document)
+        data, shown = inspection.document(document)
     elif continues is not None:
-        sections = inspection.continuations(continues)
+        data, shown = inspection.continuations(continues)
     else:
-        sections = inspection.overview()
-    data = {section.key: section.data for section in sections}
-    show(data, *(part for section in sections for part in section.shown), as_json=as_json)
+        data, shown = inspection.overview()
+    show(data, *shown, as_json=as_json)
 
 
 @corpus.command()

@@ -26,23 +26,14 @@ Owned = tuple[str, LiveSegment]
 """A segment behind its tenant."""
 
 
-class InspectedPart(NamedTuple):
-    """One part of the output: its key and data in JSON, and a table and lines for people."""
-
-    key: str
-    data: Any
-    shown: Sequence[Table | str]
+Inspected = tuple[dict[str, Any], list[Table | str]]
+"""An output: its data in JSON by key, and tables and lines for people."""
 
 
 class Inspection(NamedTuple):
-    """Inspection of one store.
+    """Inspection of one store, or only of a corpus or tenant of it, with at most `limit` lines.
 
-    Attributes:
-        root: the store's folder.
-        corpus: only this corpus; None: all.
-        tenant: only this tenant; None: all, or the unnamed tenant where only one is possible.
-        tokenizer: name of the tokenizer; None: the store's.
-        limit: most lines to show.
+    Without a tenant, where only one is possible, the unnamed one is meant; the tokenizer is the store's unless named.
     """
 
     root: Path
@@ -51,17 +42,20 @@ class Inspection(NamedTuple):
     tokenizer: str | None
     limit: int
 
-    def overview(self) -> list[InspectedPart]:
+    def overview(self) -> Inspected:
         """Return the segments, and the documents if a corpus is given."""
         view = View(self.root, None)
         found, (_, tenants, problems) = list(self._segments(view)), view.snapshot
         if self.corpus is not None and not found:
             known = {name for lives in tenants.values() for live in lives for name in live.segment.corpora}
             raise CorpusError.build("no such corpus", found=shortened(self.corpus), remedy=hint(self.corpus, known))
-        segments = _segments_section(f"{self.root} (tokens of {view.tokenizer.name})", found, problems)
-        return [segments] if self.corpus is None else [segments, self._documents_section(self.corpus, found)]
+        data, shown = _segments_section(f"{self.root} (tokens of {view.tokenizer.name})", found, problems)
+        if self.corpus is None:
+            return data, shown
+        documents, more = self._documents_section(self.corpus, found)
+        return data | documents, shown + more
 
-    def document(self, name: str) -> list[InspectedPart]:
+    def document(self, name: str) -> Inspected:
         """Return the beginning of a document."""
         ids = Store(self.root).document(name, corpus=self.corpus, tenant=self.tenant or "")
         first = ids[:_EXCERPT].tolist()
@@ -72,9 +66,9 @@ class Inspection(NamedTuple):
         data = {"name": name, "tokens": len(ids), "first_token_ids": first, "first_text": text}
         body = (" ".join(map(str, first)) if text is None else text) + ("" if len(ids) <= _EXCERPT else " ...")
         lines = [line for line in (f"{name}: {len(ids):,} tokens", body, reason) if line]
-        return [InspectedPart("document", data, lines)]
+        return {"document": data}, [*lines]
 
-    def continuations(self, text: str) -> list[InspectedPart]:
+    def continuations(self, text: str) -> Inspected:
         """Return the longest match of a text's end, and its continuations."""
         tokenizer = self._loaded()
         context = tokenizer.encode(text).tolist()
@@ -93,7 +87,7 @@ class Inspection(NamedTuple):
         rows = [(str(token), repr(text), f"{n:,}", f"{100 * n / total:.1f} %") for token, text, n in most]
         shown = table(f"What follows {matched!r}", ("token", "text", "count", "share"), rows)
         line = f"Tokens matched: the last {found.length} of {len(context)}. Occurrences: {total:,}."
-        return [InspectedPart("continues", data, [shown, line])]
+        return {"continues": data}, [shown, line]
 
     def _loaded(self) -> Tokenizer:
         return tokenizer_of(Store(self.root), self.tokenizer)
@@ -114,7 +108,7 @@ class Inspection(NamedTuple):
         """Return the segment with only the corpus's documents alive."""
         return live if self.corpus is None else live._replace(dead=(~self._of_corpus(live)).astype(np.uint8))
 
-    def _documents_section(self, corpus: str, found: Sequence[Owned]) -> InspectedPart:
+    def _documents_section(self, corpus: str, found: Sequence[Owned]) -> Inspected:
         listed = (
             (tenant, live.segment.name(int(index)), int(live.segment.lengths[index]))
             for tenant, live in found
@@ -125,12 +119,10 @@ class Inspection(NamedTuple):
         data = [{"tenant": tenant, "name": name, "tokens": tokens} for tenant, name, tokens in some]
         rows = [(tenant, name, f"{tokens:,}") for tenant, name, tokens in some]
         lines = [f"{more:,} more; --limit shows them."] if more else []
-        return InspectedPart(
-            "documents", data, [table(f"Documents of {corpus}", ("tenant", "document", "tokens"), rows), *lines]
-        )
+        return {"documents": data}, [table(f"Documents of {corpus}", ("tenant", "document", "tokens"), rows), *lines]
 
 
-def _segments_section(title: str, found: Sequence[Owned], problems: Sequence[str]) -> InspectedPart:
+def _segments_section(title: str, found: Sequence[Owned], problems: Sequence[str]) -> Inspected:
     data, rows = [], []
     for tenant, live in found:
         segment, lengths = live.segment, live.segment.lengths
@@ -145,4 +137,4 @@ def _segments_section(title: str, found: Sequence[Owned], problems: Sequence[str
         rows.append([*each.values(), *figures, named])
     columns = ("tenant", "segment", "documents", "tokens", "bytes", "bytes per token", "dead", "corpora")
     lines = [f"Does not serve: {problem}" for problem in problems]
-    return InspectedPart("segments", data, [table(title, columns, rows), *lines])
+    return {"segments": data}, [table(title, columns, rows), *lines]

@@ -41,18 +41,11 @@ def take_in(
     sync: bool = False,
     **given: Any,
 ) -> dict[str, Any]:
-    """Add corpora to a store; each corpus is added, or brought up to date, whole or not at all.
+    """Add corpora to a store, or with `sync` replace their documents, each whole or not at all.
 
-    Args:
-        root, tokenizer, sources, name: as the commands take them; `how` sources are read.
-        create: create the store if there is none; requires a tokenizer.
-        merge: merge segments where worthwhile after adding.
-        quiet: show no progress.
-        sync: replace the documents of existing corpora.
-        given: `tenant`, `max_tokens` and, unless `sync`, `extend`, as `Store.add` and `Store.sync` take them.
-
-    Returns:
-        The figures by corpus, the counts of skipped files, and the time taken, ready for JSON.
+    To `create` a store requires a tokenizer.  With `merge`, segments are merged afterwards where worthwhile.  Tenant,
+    `max_tokens` and, unless `sync`, `extend` are `given` as `Store.add` and `Store.sync` take them.  The result has the
+    figures by corpus, the counts of skipped files, and the time taken, ready for JSON.
 
     Raises:
         SpecplugError: the intake is invalid or sources cannot be read; raised before anything is created.

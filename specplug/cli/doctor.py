@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import typer
 from rich.text import Text
@@ -23,20 +23,16 @@ COLOURS = {"ok": "green", "warn": "yellow", "fail": "red"}
 """The colour of each status."""
 
 
-@dataclass(frozen=True, slots=True)
-class CheckReport:
-    """One result, with the check and package that produced it; only those of a pairing have figures."""
+class CheckReport(NamedTuple):
+    """One result, with the check and package that produced it."""
 
     check: str
     owner: str
-    status: str
-    summary: str
-    remedy: str
-    figures: dict[str, Any] | None = None
+    result: CheckResult
 
     def as_dict(self) -> dict[str, Any]:
         """Return the result ready for JSON."""
-        return {key: value for key, value in asdict(self).items() if value is not None}
+        return {"check": self.check, "owner": self.owner, **asdict(self.result)}
 
 
 def doctor(
@@ -87,8 +83,8 @@ def doctor(
     else:
         found, values = _check_machine(launch)
         title, about = "Checks", {}
-    failed = any(each.status == "fail" for each in found)
-    rows = [(each.check, Text(each.status, style=COLOURS[each.status]), each.summary, each.remedy) for each in found]
+    failed = any(result.status == "fail" for *_, result in found)
+    rows = [(check, Text(r.status, style=COLOURS[r.status]), r.summary, r.remedy) for check, _, r in found]
     tables = [table(title, ("check", "status", "found", "remedy"), rows)]
     if values:
         cells = [(v["key"], json.dumps(v["value"], default=str), v["origin"], v["description"]) for v in values]
@@ -133,10 +129,10 @@ def _check_machine(launch: str) -> tuple[list[CheckReport], list[dict[str, Any]]
     try:
         resolved = load_settings(registry=registry, engine_drafts=True)  # a server decides whether its engine drafts
         settings, values = resolved.settings, _values(resolved)
-        first = CheckReport("settings", "specplug", "ok", "every setting is known and in range", "")
+        first = CheckResult("ok", "every setting is known and in range")
     except SettingsError as error:
-        first = CheckReport("settings", "specplug", "fail", str(error), "Correct what the message names")
-    found = [first]
+        first = CheckResult("fail", str(error), "Correct what the message names")
+    found = [CheckReport("settings", "specplug", first)]
     with console(stderr=True).status("checking") as status:  # on a terminal; some checks import an engine
         for entry in registry.entries(CheckSpec).values():
             status.update(f"checking: {entry.spec.name}")
@@ -156,7 +152,7 @@ def _run_check(entry: PluginEntry, settings: Settings, launch: str) -> list[Chec
                 raise TypeError(f"found {result!r}; expected a CheckResult of status ok, warn or fail")
     except Exception as error:  # a broken check must not hide what the others found
         results = [CheckResult("fail", f"the check itself failed: {describe(error)}", f"Report this to {owner}")]
-    return [CheckReport(entry.spec.name, owner, r.status, r.summary, r.remedy) for r in results]
+    return [CheckReport(entry.spec.name, owner, result) for result in results]
 
 
 def _unknown_launch(registry: Registry, found: Sequence[CheckReport], launch: str) -> list[CheckReport]:
@@ -167,18 +163,14 @@ def _unknown_launch(registry: Registry, found: Sequence[CheckReport], launch: st
         return []
     summary = f"no check knows the launch line {launch!r}; those that look at one: {', '.join(looking) or 'none'}"
     remedy = "Give an engine's own command, as it is typed into a shell"
-    return [CheckReport("launch", "specplug", "fail", summary, remedy)]
+    return [CheckReport("launch", "specplug", CheckResult("fail", summary, remedy))]
 
 
 def _values(resolved: ResolvedSettings) -> list[dict[str, Any]]:
     """Return each setting in effect, its origin and meaning; plug-in options have the description of `options`."""
     meanings = {leaf.key: leaf.description for leaf in leaves()}
+    found = [(key, value, resolved.origins[key]) for key, value in flatten(resolved.settings.model_dump())]
     return [
-        {
-            "key": key,
-            "value": value,
-            "origin": resolved.origins[key],
-            "description": meanings.get(key, meanings["options"]),
-        }
-        for key, value in flatten(resolved.settings.model_dump())
+        {"key": key, "value": value, "origin": origin, "description": meanings.get(key, meanings["options"])}
+        for key, value, origin in found
     ]

@@ -151,12 +151,7 @@ def start_engine(model: str, overrides: dict[str, Any], *, threads: int | None =
 
 
 def prompt_form(model: str, *, raw: bool, system: str | None = None) -> tuple[Callable[[str], Any], str]:
-    """Return what makes a prompt of a text, and a sentence that says so.
-
-    Args:
-        model: a folder, a model id, or the name of a shipped model.
-        raw: leave prompts as they are.
-        system: a system prompt for the template.
+    """Return what makes a prompt of a text, `raw` or by the model's chat template, and a sentence that says so.
 
     Raises:
         RequestError: the model's tokenizer cannot be read, or there is a system prompt but no template to put it in.

@@ -45,9 +45,7 @@ def show(data: Any, *parts: Table | Text | str, as_json: bool) -> None:
 def table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str | Text]], *, whole: int = 0) -> Table:
     """Return a table.  Strings are shown as they are: brackets are not markup.
 
-    Args:
-        title, columns, rows: contents of the table.
-        whole: number of leading columns that are never wrapped or truncated, so that names can be copied.
+    The first `whole` columns are never wrapped or truncated, so that names can be copied.
     """
     cells = [[Text(printable(cell)) if isinstance(cell, str) else cell for cell in row] for row in rows]
     made = Table(title=Text(printable(title), style="bold"), title_justify="left")

@@ -23,7 +23,7 @@ from specplug.forecast.step_cost import SaturationCost
 from specplug.metrics import MetricsSnapshot, SourceCounts
 from specplug.plugins.embedded import TextRequest
 from specplug.plugins.registry import default_registry
-from specplug.plugins.specs import ProposerSpec
+from specplug.plugins.specs import CheckResult, ProposerSpec
 from specplug.settings import load_settings
 from specplug.settings.sources import plugin_options
 from specplug.text.loading import load_tokenizer
@@ -33,6 +33,8 @@ _OVERHEAD = 0.02
 """The fixed cost of drafting per step, in steps without drafts: the default of `specplug plan`."""
 
 _MOST_AT_ONCE = 8
+
+OWNER = "specplug"
 
 Progress = Callable[[str], object]
 """Called with what is being done."""
@@ -46,12 +48,9 @@ ROUTES = {
 
 
 @dataclass(frozen=True, slots=True)
-class PairResult:
-    """Result of one check: "ok", "warn" or "fail", a sentence, what to do, and the figures for programs."""
+class PairResult(CheckResult):
+    """Result of a check of a pairing, with its figures for programs."""
 
-    status: str
-    summary: str
-    remedy: str = ""
     figures: dict[str, Any] = field(default_factory=dict)
 
 
@@ -64,15 +63,18 @@ class Pairing(NamedTuple):
 
 
 def check_pairing(
-    target: str, draft: str, prompts: Sequence[str], progress: Progress, *, raw: bool, max_tokens: int, gamma: int
+    target: str,
+    draft: str,
+    prompts: Sequence[str],
+    progress: Progress,
+    *,
+    raw: bool,
+    max_tokens: int,
+    gamma: int,
 ) -> Iterator[CheckReport]:
-    """Yield the results; those that need a check which failed before are left out.
+    """Yield the results for two folders, model ids, or names of shipped models; what needs a failed check is left out.
 
-    Args:
-        target, draft: folders, model ids, or names of shipped models.
-        prompts: of the quick run; `raw` leaves them as they are, where the target has a chat template.
-        progress: called with what is being done.
-        max_tokens, gamma: most tokens per answer, and draft tokens per step, of the quick run.
+    The prompts of the quick run are put into the target's chat template, if it has one, unless they are `raw`.
     """
     facts, registry = (read_facts(find_model(target)), read_facts(find_model(draft))), default_registry()
     settings = load_settings(registry=registry, engine_drafts=True).settings
@@ -82,26 +84,22 @@ def check_pairing(
         if all(found[other].status != "fail" for other in needed):
             progress(doing)
             found[name] = check(pair)
-            yield _report(name, found[name])
+            yield CheckReport(name, OWNER, found[name])
     if "fail" in (found["tokenizers"].status, found["kinds"].status):
         return
     if not prompts:
         remedy = "Give --prompt TEXT or --prompts FILE"
-        yield _report("quick run", PairResult("ok", "left out, because it needs prompts", remedy))
+        yield CheckReport("quick run", OWNER, PairResult("ok", "left out, because it needs prompts", remedy))
         return
     try:
         form, described = prompt_form(target, raw=raw)
         note(described)
         requests = [TextRequest(prompt=form(text), max_tokens=max_tokens) for text in prompts]
         ran = quick_run(target, pair.draft.path, requests, progress, found["size"].figures["draft_cost"], gamma)
-        yield from (_report(*each) for each in ran)
+        yield from (CheckReport(name, OWNER, result) for name, result in ran)
     except Exception as error:  # engines raise many kinds, and the results above are to be shown
         remedy = "Do what the message says, or leave out the prompts"
-        yield _report("quick run", PairResult("fail", _explained(error), remedy))
-
-
-def _report(check: str, found: PairResult) -> CheckReport:
-    return CheckReport(check, "specplug", found.status, found.summary, found.remedy, found.figures)
+        yield CheckReport("quick run", OWNER, PairResult("fail", _explained(error), remedy))
 
 
 def check_tokenizers(pair: Pairing) -> PairResult:
@@ -235,7 +233,12 @@ CHECKS: tuple[tuple[str, str, tuple[str, ...], Callable[[Pairing], PairResult]],
 
 
 def quick_run(
-    target: str, draft: str, requests: Sequence[TextRequest], progress: Progress, draft_cost: float, gamma: int
+    target: str,
+    draft: str,
+    requests: Sequence[TextRequest],
+    progress: Progress,
+    draft_cost: float,
+    gamma: int,
 ) -> Iterator[tuple[str, PairResult]]:
     """Serve prompts greedily; yield what was accepted, whether the outputs are equal, and the speed-up that follows.
 

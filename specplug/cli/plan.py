@@ -263,7 +263,6 @@ def _description(cost: CostModel) -> str:
     """Return the step cost in words."""
     if isinstance(cost, SaturationCost):
         return f"a step costs the same up to {cost.saturation:g} tokens, and grows in proportion beyond"
-    assert isinstance(cost, RooflineCost)
     shape, gpu = cost.shape, cost.gpu
     active = f", {shape.active_parameters / 1e9:.2f} B of them per token" if shape.experts else ""
     return (

@@ -98,7 +98,7 @@ def replay(
     loaded = load_tokenizer(tokenizer or default)
     name = loaded.fingerprint.name
     with counting(f"tokenising ({name})", sum(map(len, texts.values())), quiet=as_json) as advance:
-        items = {workload: tokenize(found, loaded, lambda done: advance()) for workload, found in texts.items()}
+        items = {workload: tokenize(found, loaded, advance) for workload, found in texts.items()}
     with counting("replaying", len(runs) * sum(map(len, items.values())), quiet=as_json) as advance:
         found = execute(
             runs,

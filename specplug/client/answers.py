@@ -35,12 +35,10 @@ class Answer:
     """The answer to one request.  Figures that are not read from it have their defaults.
 
     Attributes:
-        token_ids: output tokens; empty for chats.
-        text: the output, or a chat's content.
+        token_ids, text: the output; chats have no tokens.
         finish_reason: as the engine names it, or None.
         top_logprobs: for each output token, log-probabilities by token id.
-        reasoning: the part of a chat's answer that the server parsed as reasoning.
-        tool_calls: the tool calls that the server parsed.
+        reasoning, tool_calls: what the server parsed of a chat's answer.
         error: why the engine refused or failed; the other fields are then meaningless.
         refused: whether the engine refused the request by name, as something that it cannot do, rather than failed.
         num_tokens: output tokens of a stream, as counted by the server.
@@ -237,12 +235,7 @@ class Generated(BaseModel):
 
 
 def read(schema: type[S], answer: bytes | str, who: str) -> S:
-    """Return a server's answer.
-
-    Args:
-        schema: what it must be.
-        answer: JSON.
-        who: method and URL, for the message.
+    """Return a server's answer in JSON; `who` is the method and URL, for the message.
 
     Raises:
         EngineError: it is no JSON, or does not follow the schema.
@@ -264,12 +257,7 @@ def unexpected(who: str, found: str, expected: str | None = None, remedy: str | 
 
 
 def put_together(parts: Iterable[AnswerChoice], **figures: Any) -> Answer:
-    """Return what an answer of OpenAI's API says.
-
-    Args:
-        parts: the first choice of the whole answer, or of each event of a stream.
-        figures: further fields of the answer.
-    """
+    """Return what OpenAI's API answered, by the first choice of the whole answer, or of each event of a stream."""
     text, reasoning, reason = "", "", None
     calls: dict[int, list[str]] = {}
     for part in parts:

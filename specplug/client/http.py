@@ -51,11 +51,9 @@ class Refused(EngineError):
 
 
 class ServerClient:
-    """A vLLM or SGLang server.  One event loop must run all calls.
+    """A vLLM or SGLang server, by its address with or without "/v1".  One event loop must run all calls.
 
     Args:
-        url: the server's address, with or without "/v1".
-        api_key: key for requests; None sends none.
         operator_key: key for specplug's routes; None sends `api_key`.
         patience: seconds within which a request must be answered whole.
 
@@ -192,11 +190,7 @@ async def answer_all(
 ) -> list[Answer]:
     """Return the answers of `send` to the items, in order; a failure is an answer with an `error`.
 
-    Args:
-        items: what to send.
-        together: most requests in flight; each answer triggers the next one.
-        send: sends one.
-        done: called after each answer.
+    At most `together` requests are in flight, so that each answer triggers the next one; `done` is called after each.
     """
     places = asyncio.Semaphore(together)
 

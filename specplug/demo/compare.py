@@ -59,10 +59,8 @@ class TaskComparison:
     tokens inside repetition loops; the shares give the excluded amounts.
 
     Attributes:
-        tasks: number of tasks served.
         identical: number of tasks with the same output with and without speculation.
         correct_share: share of correct outputs; None for open tasks.
-        loop_share: share of the tokens that lie in repetition loops and are excluded.
         tokens_per_step: tau with speculation, bonus included; without it, tau is 1.
         acceptance_rate: accepted / drafted, over all outputs of the kind.
         speedup: wall-clock time without speculation / with it, prefill included.

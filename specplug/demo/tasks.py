@@ -76,10 +76,8 @@ def make_tasks(kind: Kind, split: Split, count: int, seed: int = 0, *, max_chars
     """Make `count` tasks of one kind from one split; the same arguments give the same tasks.
 
     Args:
-        kind: one of `KINDS`.
         split: "train" for files the shipped models saw, "held-out" for files they never saw.
         count: number of tasks; large numbers may contain an excerpt twice.
-        seed: selects the tasks.
         max_chars: upper limit on a task's material in characters; lengths are log-uniform below it.
 
     Raises:

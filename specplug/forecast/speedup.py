@@ -31,15 +31,13 @@ class DraftLengthForecast:
 
 @dataclass(frozen=True, slots=True)
 class BatchForecast:
-    """Forecast for one batch size.
+    """Forecast for one batch size, requests that decode together, by draft length from 0.
 
     Attributes:
-        batch: requests that decode together.
         plain_step: cost of a step without drafts, in the unit of the step cost.
         draft_cost: cost of drafting one token for each request, in steps without drafts.
         break_even: the least probability alpha, the same at every position of full drafts, above which some draft
             length gains; None if none does even at 1.
-        lengths: the draft lengths, from 0.
     """
 
     batch: int
@@ -70,9 +68,6 @@ def forecast(
     """Return the forecast for each batch size, for draft lengths up to `gamma`, or as far as the acceptance reaches.
 
     Args:
-        acceptance, target: what a step verifies and accepts, and its cost.
-        batches: numbers of requests that decode together.
-        gamma: most draft tokens per request and step.
         draft_cost: cost of drafting one token for each request of a batch, in steps of this batch without drafts.
         overhead: fixed cost of drafting per step, in the same unit.
     """

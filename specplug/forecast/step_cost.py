@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from specplug.forecast.model_shape import ModelShape
 
@@ -27,13 +27,6 @@ GPUS = {
 """Figures of the vendors' data sheets, without structured sparsity, for which these state twice the arithmetic."""
 
 
-class CostModel(Protocol):
-    """Cost of a target step, in a unit of its own."""
-
-    def step(self, batch: int, tokens: float) -> float:
-        """Return the cost of a step of `batch` requests, each with `tokens` tokens: its draft tokens and one more."""
-
-
 @dataclass(frozen=True, slots=True)
 class SaturationCost:
     """A step costs 1 up to `saturation` tokens, and grows in proportion beyond: the model of the policy `batch`."""
@@ -41,7 +34,7 @@ class SaturationCost:
     saturation: float = 256.0  # as the policy `batch` assumes
 
     def step(self, batch: int, tokens: float) -> float:
-        """Return the cost in steps of a small batch."""
+        """Return the cost of `batch` requests, each with its draft tokens and one more, in steps of a small batch."""
         return max(1.0, batch * tokens / self.saturation)
 
 
@@ -49,13 +42,8 @@ class SaturationCost:
 class ModelMemory:
     """Bytes of a model; with tensor parallelism `per_gpu` is what each GPU holds.
 
-    Attributes:
-        name: the model's folder.
-        parameters: number of weights.
-        weights: bytes of the weights.
-        kv_per_token: bytes of KV cache per token of context.
-        kv_cache: bytes of KV cache for a whole batch.
-        per_gpu: bytes of weights and KV cache on each GPU.
+    `parameters` is the number of weights, `kv_per_token` the cache per token of context, and `kv_cache` that of a whole
+    batch.
     """
 
     name: str
@@ -73,8 +61,6 @@ class RooflineCost:
     It leaves out launches, sampling and communication between GPUs, and assumes peak rates.
 
     Attributes:
-        shape: the model.
-        gpu: one GPU.
         context: tokens of context per request, the same for all.
         weight_bits, kv_bits: bits per weight and per element of the KV cache.
         tensor_parallel: GPUs that share the weights, and the KV cache as far as its heads go.
@@ -88,7 +74,7 @@ class RooflineCost:
     tensor_parallel: int = 1
 
     def step(self, batch: int, tokens: float) -> float:
-        """Return the time in seconds."""
+        """Return the time in seconds of `batch` requests, each with its draft tokens and one more."""
         return max(self.bytes_read(batch, tokens) / self.gpu.bandwidth, self.flops(batch, tokens) / self.gpu.flops)
 
     def bytes_read(self, batch: int, tokens: float) -> float:
@@ -109,3 +95,7 @@ class RooflineCost:
         cache = batch * self.context * kv_per_token
         per_gpu = weights / self.tensor_parallel + cache / min(self.tensor_parallel, shape.kv_heads)
         return ModelMemory(shape.name, shape.parameters, weights, kv_per_token, cache, per_gpu)
+
+
+CostModel = SaturationCost | RooflineCost
+"""A cost of target steps, in a unit of its own."""

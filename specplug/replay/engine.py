@@ -60,11 +60,7 @@ class Setup:
         return f"{self.proposer} ({self.policy})"
 
     def as_settings(self, store: str | None = None) -> dict[str, Any]:
-        """Return the setup as a layer of settings, without a deadline, on which counts must not depend.
-
-        Args:
-            store: the corpus store to draft from; None: none.
-        """
+        """Return the setup as a layer of settings, without a deadline, on which counts must not depend."""
         named = {} if self.policy is None else {"policy": self.policy}
         own = {"proposer": self.proposer, "num_speculative_tokens": self.gamma, **named}
         options = {name: dict(of) for name, of in self.options.items()}
@@ -76,7 +72,6 @@ class ReplayEngine:
     """Runs a proposer and a policy over requests whose output the caller knows.
 
     Args:
-        setup: the configuration to run.
         slots: S, most requests at a time.
         max_length: L, the longest prompt and output.
         vocab_size: ids lie in [0, vocab_size).
@@ -84,7 +79,6 @@ class ReplayEngine:
             of the policy sees B requests with the same statistics.  The trim half cuts B equal drafts to the whole
             batch's budget, and the first of them is verified.  What learns from drafts sees one row.
         store: a corpus store to draft from; None: none.
-        registry: registry of plug-ins; by default the installed ones.
 
     Attributes:
         seconds: time spent in the pipeline so far.
@@ -160,12 +154,8 @@ class ReplayEngine:
         """Assign a slot to a request, as the batch's last row; its first token comes from prefill, by `extend`."""
         began = perf_counter()
         if prompt.size >= self._context.max_length:
-            raise EngineError.build(
-                "the prompt does not fit",
-                who=repr(request_id),
-                found=prompt.size,
-                expected=self._context.max_length - 1,
-            )
+            most = self._context.max_length - 1
+            raise EngineError.build("the prompt does not fit", who=repr(request_id), found=prompt.size, expected=most)
         given = documents if self._setup.references else ()
         references = tuple(Reference(ids, f"document {index}") for index, ids in enumerate(given) if ids.size)
         request = Request(request_id, prompt_length=int(prompt.size), max_tokens=PLENTY, references=references)

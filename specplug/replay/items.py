@@ -34,14 +34,11 @@ DISTRACTOR_TOKENS = 30_000
 
 
 class Item(BaseModel):
-    """One recorded request.  Further fields are ignored.
+    """One recorded request, whose id is unique within a file.  Further fields are ignored.
 
     Attributes:
-        id: unique within a file.
         workload: the kind of task; figures are kept per workload.
-        prompt: the target's prompt as one string.
         documents: texts that the prompt was made from, which a request may name as references.
-        output: the target's output.
     """
 
     model_config = ConfigDict(frozen=True, extra="ignore", strict=True)
@@ -169,9 +166,9 @@ class TokenItem:
 
 
 def tokenize(
-    items: Iterable[Item], tokenizer: Tokenizer, progress: Callable[[int], None] | None = None
+    items: Iterable[Item], tokenizer: Tokenizer, advance: Callable[[], None] = lambda: None
 ) -> list[TokenItem]:
-    """Return items as token ids; `progress` is called with the number of items done.
+    """Return items as token ids; `advance` is called after each.
 
     Raises:
         SettingsError: the tokenizer names no token that ends an output.
@@ -187,8 +184,7 @@ def tokenize(
         documents = tuple(_frozen(tokenizer.encode(document)) for document in item.documents)
         output = _frozen(np.append(tokenizer.encode(item.output), np.int32(tokenizer.eos_id)))
         done.append(TokenItem(item.id, _frozen(tokenizer.encode(item.prompt)), documents, output))
-        if progress is not None:
-            progress(len(done))
+        advance()
     return done
 
 
@@ -211,13 +207,7 @@ def distinct(documents: Iterable[Ids]) -> list[Ids]:
 def corpora_of(
     items: Sequence[TokenItem], *, documents: bool, distractors: Sequence[Sequence[Ids]] = ()
 ) -> dict[str, list[Ids]]:
-    """Return the corpora for a workload.
-
-    Args:
-        items: the workload's requests.
-        documents: make a corpus of the documents of all requests.
-        distractors: further corpora, such as `distractors` makes.
-    """
+    """Return the corpora for a workload: with `documents` one of all requests' documents, and then the distractors."""
     found = {f"distractor {number}": distinct(texts) for number, texts in enumerate(distractors, 1)}
     if documents:
         found = {DOCUMENTS: distinct(text for item in items for text in item.documents), **found}
@@ -225,14 +215,10 @@ def corpora_of(
 
 
 def distractors(others: Iterable[Iterable[Ids]], count: int) -> tuple[tuple[Ids, ...], ...]:
-    """Return corpora unrelated to a workload, made of other workloads' prompts.
+    """Return `count` corpora unrelated to a workload, made of the prompts of each other workload.
 
-    Prompts are taken from each of the others in turn, and each goes to the smallest corpus.  The same arguments give
-    the same corpora.
-
-    Args:
-        others: the prompts of each other workload.
-        count: number of corpora; each gets about `DISTRACTOR_TOKENS` tokens, or as many as there are.
+    Prompts are taken from each of the others in turn, and each goes to the smallest corpus, until each has about
+    `DISTRACTOR_TOKENS` tokens.  The same arguments give the same corpora.
 
     Raises:
         SettingsError: there are fewer prompts than corpora.

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from specplug.replay.calibration import Calibration, means, together
 from specplug.replay.run import Mode, ReplayRun
@@ -19,8 +18,7 @@ JUDGED: dict[str, tuple[str, Callable[[Result], Calibration]]] = {
 """The probabilities that are compared with outcomes: their name in tables, and where they are, by their key in JSON."""
 
 
-@dataclass(frozen=True, slots=True)
-class Table:
+class Table(NamedTuple):
     """A title, the column headings, and the rows."""
 
     title: str

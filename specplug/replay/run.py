@@ -20,9 +20,6 @@ from specplug.replay.score import Result
 Mode = Literal["cold", "serving"]
 """cold: no state is kept between requests; serving: requests run in order and all state is kept."""
 
-Progress = Callable[[int, int], None]
-"""Called with the items done and all items, after each."""
-
 Traces = Mapping[str, Sequence[TokenItem]]
 """Tokenised requests by workload."""
 
@@ -41,17 +38,15 @@ def replay(
     batch: int = 1,
     vocab_size: int = VOCAB_SIZE,
     registry: Registry | None = None,
-    progress: Progress | None = None,
+    advance: Callable[[], None] = lambda: None,
 ) -> Result:
     """Replay items one after another; each stands for `batch` identical requests.
 
     Args:
         mode: "cold" keeps nothing between requests and rebuilds proposer and policy for each.  "serving" keeps all
             state.
-        batch: number of concurrent requests reported to the policy.
-        vocab_size: vocabulary size of the tokenizer.
         registry: registry of plug-ins; by default the installed ones.
-        progress: called with (items done, items) after each.
+        advance: called after each item.
 
     Raises:
         SettingsError, PluginError: the setup names unknown plug-ins, or its options are wrong.
@@ -71,8 +66,7 @@ def replay(
                 engine.reset()
             _replay_item(engine, item, result)
             result.items += 1
-            if progress is not None:
-                progress(result.items, len(items))
+            advance()
         engine.close()
     result.seconds, result.faults = engine.seconds, engine.faults
     return result
@@ -114,12 +108,7 @@ def longest(items: Sequence[TokenItem]) -> int:
 
 @dataclass(frozen=True, slots=True)
 class ReplayRun:
-    """One configuration over all workloads.
-
-    Attributes:
-        batch: the batch size that is reported to the policy.
-        results: by workload, once it has run.
-    """
+    """One configuration over all workloads, with the batch size that the policy sees; results are by workload."""
 
     setup: Setup
     mode: Mode
@@ -141,7 +130,6 @@ def execute(
     State is kept within one workload, so that workloads are independent.
 
     Args:
-        vocab_size: vocabulary size of the tokenizer that made the traces.
         distractors: corpora to draft from, in addition to those of the setup.
         jobs: number of processes; 1 runs in this one.
         advance: called with the number of requests replayed since the last call.
@@ -149,7 +137,7 @@ def execute(
     tasks = [(run, workload) for run in runs for workload in traces]
     arguments = zip(*[(run, traces[name], vocab_size, distractors.get(name, ())) for run, name in tasks], strict=True)
     if jobs == 1 or len(tasks) == 1:
-        found = list(map(partial(_replay_workload, progress=lambda done, of: advance(1)), *arguments))
+        found = list(map(partial(_replay_workload, advance=partial(advance, 1)), *arguments))
     else:
         found = []
         context = multiprocessing.get_context("spawn")  # threads of torch and numba do not survive a fork
@@ -173,7 +161,7 @@ def _replay_workload(
     items: Sequence[TokenItem],
     vocab_size: int,
     distractors: Sequence[Sequence[Ids]],
-    progress: Progress | None = None,
+    advance: Callable[[], None] = lambda: None,
 ) -> Result:
     setup = replace(run.setup, distractors=(*run.setup.distractors, *distractors))
-    return replay(items, setup, mode=run.mode, batch=run.batch, vocab_size=vocab_size, progress=progress)
+    return replay(items, setup, mode=run.mode, batch=run.batch, vocab_size=vocab_size, advance=advance)

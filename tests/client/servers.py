@@ -84,7 +84,7 @@ class LocalServer:
                 self.wfile.write(content)
 
             def do_POST(self) -> None:
-                sent = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+                sent = json.loads(self.rfile.read(int(self.headers["Content-Length"])) or "null")
                 outer.received.append(sent)
                 self.do_GET(sent)
 

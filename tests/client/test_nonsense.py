@@ -222,7 +222,14 @@ def test_there_is_no_plan_from_nonsense(url, prompts, kind, monkeypatch):
     assert result.exit_code == 2, result.output
 
 
-def test_what_is_no_address_is_refused(prompts):
+@pytest.mark.parametrize("command", ["audit", "bench", "plan"])
+def test_a_server_that_is_not_there_is_one_line(prompts, command):
+    result = run(command, "http://127.0.0.1:1", prompts)
+    assert_reported(result, "http://127.0.0.1:1", command)
+    assert "the server does not answer as expected; found ConnectError" in result.stderr
+
+
+def test_what_is_no_address_is_refused():
     for address in ("localhost:8000", "http://", "http://x:y", "http://[::1", "ftp://x", "http://\ud800.x"):
         with pytest.raises(EngineError, match="no server's address"):
             http.ServerClient(address)

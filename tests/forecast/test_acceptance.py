@@ -41,13 +41,6 @@ def test_tau_of_a_constant_alpha_has_a_closed_form(alpha, gamma):
     assert expected_tau(1.0, gamma) == gamma + 1
 
 
-@given(PROBABILITIES, PROBABILITIES, st.integers(1, 30))
-def test_tau_rises_with_alpha_and_with_gamma(one, other, gamma):
-    low, high = sorted((one, other))
-    assert expected_tau(low, gamma) <= expected_tau(high, gamma)
-    assert expected_tau(low, gamma - 1) <= expected_tau(low, gamma)
-
-
 @given(PROBABILITIES, st.integers(1, 30))
 def test_alpha_is_found_from_tau(alpha, gamma):
     found = acceptance_for(expected_tau(alpha, gamma), gamma)

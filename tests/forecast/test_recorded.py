@@ -5,11 +5,10 @@ from __future__ import annotations
 import json
 
 import pytest
-from typer.testing import CliRunner
 
-from specplug.cli.app import app
 from specplug.errors import SettingsError
 from specplug.forecast.acceptance import from_histogram, read_replay
+from tests.cli.tools import invoke
 
 
 def run(label: str = "ngram (fixed)", mode: str = "serving", batches=(1,), rows=((2, 1, 2, 10),), **changed):
@@ -42,8 +41,7 @@ def test_a_histogram_gives_the_share_of_steps_that_reach_each_position():
 def test_a_real_replay_gives_its_own_tau(tmp_path):
     path = tmp_path / "replay.json"
     arguments = ("--workloads", "structured,code_edit", "--limit", "1", "--tokenizer", "tiny", "--gamma", "6")
-    result = CliRunner().invoke(app, ["replay", *arguments, "--batch", "1,64", "--json"])
-    assert result.exit_code == 0, result.output
+    result = invoke("replay", *arguments, "--batch", "1,64", "--json", code=0)
     path.write_text(result.stdout)
     found, first = read_replay(path), json.loads(result.stdout)["runs"][0]
     assert first["batches"] == [1]

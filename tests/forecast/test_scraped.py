@@ -112,14 +112,6 @@ def test_a_server_is_scraped_twice_for_an_interval():
         assert read_metrics(url, 0.1).survival == (1.0, 0.0, 0.0)
 
 
-def test_a_server_that_does_not_answer_is_named():
-    with answering(VLLM) as url:
-        pass
-    with pytest.raises(
-        EngineError, match=rf"{url}/metrics: the server does not answer as expected; found ConnectError"
-    ):
-        read_metrics(url)
+def test_an_address_without_metrics_is_refused():
     with answering(VLLM) as url, pytest.raises(EngineError, match="HTTP 404"):
         read_metrics(f"{url}/other")
-    with pytest.raises(EngineError, match="no server's address; found 'localhost:8000'; expected such as"):
-        read_metrics("localhost:8000")

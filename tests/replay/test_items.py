@@ -11,9 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from typer.testing import CliRunner
 
-from specplug.cli.app import app
 from specplug.corpus.view import View
 from specplug.errors import SettingsError, TraceError
 from specplug.replay.engine import Setup
@@ -28,6 +26,7 @@ from specplug.replay.items import (
 )
 from specplug.replay.run import replay
 from specplug.text.loading import load_tokenizer
+from tests.cli.tools import stated
 from tests.replay.tools import Planted, item, registry
 
 GOOD = {"id": "1", "workload": "chat", "source": "x", "prompt": "Hi", "documents": ["D"], "output": "Hello"}
@@ -56,6 +55,7 @@ def test_a_folder_is_read_by_name_and_items_keep_their_order(tmp_path):
         (GOOD | {"documents": "D"}, ["documents"]),
         ("{not json", ["JSON"]),
         ([1], ["object"]),
+        ({"messages": [{"role": "user", "content": "Hi?"}]}, ["no item of a trace", "the last is the assistant's"]),
     ],
 )
 def test_a_bad_line_is_named_with_what_is_wrong(tmp_path, line, words):
@@ -79,20 +79,6 @@ def test_no_items_and_no_file_are_errors(tmp_path):
         read_traces(tmp_path / "gone.jsonl")
 
 
-def test_the_shipped_models_tokenizer_by_name_and_by_path():
-    by_name = load_tokenizer("tiny")
-    from specplug.demo import model_path
-
-    folder = model_path("tiny")
-    text = "def f(x):\n    return x\n"
-    ids = by_name.encode(text)
-    assert ids.dtype == np.int32
-    assert ids.tolist() == load_tokenizer(str(folder)).encode(text).tolist()
-    assert ids.tolist() == load_tokenizer(str(folder / "tokenizer.json")).encode(text).tolist()
-    assert by_name.eos_id == 0
-    assert 0 <= ids.min() <= ids.max() < by_name.fingerprint.vocab_size
-
-
 def test_outputs_end_with_eos_and_nothing_else_is_added():
     tokenizer = load_tokenizer("tiny")
     (item,) = tokenize([Item.model_validate_json(json.dumps(GOOD))], tokenizer)
@@ -107,11 +93,6 @@ def test_tekken():
     tokenizer = load_tokenizer("tekken")
     assert (tokenizer.eos_id, tokenizer.fingerprint.vocab_size) == (2, 131_072)
     assert tokenizer.encode("Hello world").tolist() == [22177, 4304]
-
-
-def test_an_unknown_tokenizer_is_reported_what_there_is():
-    with pytest.raises(SettingsError, match="Did you mean 'tekken'"):
-        load_tokenizer("teken")
 
 
 def test_a_tokenizer_without_an_end_says_what_to_add(tmp_path):
@@ -141,13 +122,6 @@ def test_chat_logs_are_items(tmp_path):
     }
 
 
-def test_a_chat_without_an_answer_is_no_item(tmp_path):
-    file = tmp_path / "support.jsonl"
-    file.write_text(json.dumps({"messages": [{"role": "user", "content": "Hello?"}]}))
-    with pytest.raises(TraceError, match=r"line 1: no item of a trace.*of which the last is the assistant's"):
-        read_traces(file)
-
-
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 FOLDER = importlib.resources.files("specplug.replay") / "traces"
@@ -164,12 +138,9 @@ def shipped(workload: str) -> list[dict]:
     return [json.loads(line) for line in FILES[workload].read_text(encoding="utf-8").splitlines()]
 
 
-def test_every_file_has_a_source_that_may_be_passed_on():
-    assert set(FILES) == set(REDISTRIBUTABLE)
-
-
 @pytest.mark.parametrize("workload", REDISTRIBUTABLE)
 def test_items_are_whole_and_from_the_named_source(workload):
+    assert set(FILES) == set(REDISTRIBUTABLE)
     found = shipped(workload)
     assert len({row["id"] for row in found}) == len(found) >= 6
     for row in found:
@@ -192,7 +163,8 @@ def test_conversations_are_whole_and_in_order():
             assert after.startswith(before.removesuffix("<|assistant|>\n"))
 
 
-def test_no_file_carries_a_notice_of_another_author():
+def test_files_are_small_and_none_carries_a_notice_of_another_author():
+    assert sum(len(path.read_bytes()) for path in FILES.values()) < 700_000
     texts = [item["prompt"] + item["output"] for item in shipped("code_edit")]
     assert not [text for text in texts if re.search(r"copyright|licensed", text, re.IGNORECASE)]
 
@@ -222,10 +194,6 @@ def test_the_package_names_and_carries_their_licences():
     carried = {path for pattern in project["license-files"] for path in ROOT.glob(pattern)}
     traces = ROOT / "specplug" / "replay" / "traces"
     assert carried == {ROOT / "LICENSE", traces / "README.md", *(traces / "licences" / name for name in texts)}
-
-
-def test_the_traces_stay_small():
-    assert sum(len(path.read_bytes()) for path in FILES.values()) < 700_000
 
 
 def documentation(language: str) -> str:
@@ -283,10 +251,7 @@ def ids(*values):
 
 def test_a_workloads_documents_are_one_corpus_and_equal_ones_are_in_it_once():
     assert held() == [[("documents", [LEFT, RIGHT])]]
-
-
-def test_in_cold_mode_every_new_proposer_may_draft_from_all_of_it():
-    assert held(mode="cold") == held() * 2
+    assert held(mode="cold") == held() * 2, "every new proposer may draft from all of it"
 
 
 def test_distractors_come_behind_with_and_without_the_documents():
@@ -354,24 +319,12 @@ def traces(tmp_path):
     return str(path)
 
 
-def invoke(*arguments):
-    fixed = ("--tokenizer", "tiny", "--batch", "1", "--proposer", "retrieval", "--policy", "fixed", "--json")
-    return CliRunner().invoke(app, ["replay", *arguments, *fixed])
-
-
 def test_the_command_line_hands_over_corpora(traces):
     def tau(*more):
-        result = invoke(traces, "--workloads", "rag", *more)
-        assert result.exit_code == 0, result.output
-        (run,) = json.loads(result.stdout)["runs"]
+        fixed = ("--tokenizer", "tiny", "--batch", "1", "--proposer", "retrieval", "--policy", "fixed")
+        (run,) = stated("replay", traces, "--workloads", "rag", *fixed, *more)["runs"]
         return run["workloads"]["rag"]["tau"]
 
     cut = tau("--cut-documents")
     assert cut < tau("--cut-documents", "--corpus") == tau("--cut-documents", "--corpus", "--distractors", "2")
     assert cut < tau()
-
-
-def test_the_command_line_says_where_distractors_would_come_from(traces):
-    result = invoke(traces, "--corpus", "--distractors", "3")
-    assert result.exit_code != 0
-    assert "too few prompts" in str(result.output) + str(result.exception)

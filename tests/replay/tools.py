@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -11,7 +10,6 @@ import torch
 from hypothesis import strategies as st
 from torch import Tensor
 
-import specplug
 from specplug.interfaces import Planner, PluginContext, Proposer, Trimmer
 from specplug.plugins.registry import Owner, Registry
 from specplug.plugins.specs import PolicySpec, ProposerSpec
@@ -21,6 +19,7 @@ from specplug.types.batch import EngineBatch
 from specplug.types.caps import ProposerCaps
 from specplug.types.draft import Draft
 from specplug.types.plan import HostStats, StepPlan, TrimLimits
+from tests.plugins.planted import plugin
 
 torch.set_num_threads(1)
 
@@ -130,23 +129,13 @@ def registry(
     **caps: Any,
 ) -> Registry:
     """Return the installed plug-ins and the `planted` ones."""
+    named: dict[str, Any] = {"name": "planted", "summary": ""}
+    proposers, policies, own = [], [], ProposerCaps(**caps)
+    if proposer is not None:
+        proposers.append(ProposerSpec(factory=proposer, caps=own, sections=sections, **named))
+    if policy is not None:
+        policies.append(PolicySpec(factory=lambda context: policy, trimmer=lambda context: policy, **named))
     found = Registry.discover()
-
-    @specplug.hookimpl
-    def specplug_register_proposers(register: Any) -> None:
-        if proposer is not None:
-            own = ProposerCaps(**caps)
-            register(ProposerSpec(name="planted", factory=proposer, summary="", caps=own, sections=sections))
-
-    @specplug.hookimpl
-    def specplug_register_policies(register: Any) -> None:
-        if policy is not None:
-            register(
-                PolicySpec(name="planted", factory=lambda context: policy, trimmer=lambda context: policy, summary="")
-            )
-
-    hooks = (specplug_register_proposers, specplug_register_policies)
-    module = SimpleNamespace(__name__="planted", **{hook.__name__: hook for hook in hooks})
-    found.add(module, Owner("planted", "test", "0"))
+    found.add(plugin(proposers=proposers, policies=policies), Owner("planted", "test", "0"))
     assert not found.load_errors
     return found

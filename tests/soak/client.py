@@ -20,16 +20,11 @@ PATIENCE = 120.0
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What became of a request.
+    """What became of a request, whose client perhaps `left` before the end.
 
     Attributes:
-        request: the request.
         status: HTTP status; 0 if the connection failed.
-        token_ids: output tokens that arrived.
-        finish_reason: of a completed output, else None.
         text: the output or, where it was refused or failed, the reason.
-        left: whether the client left before the end.
-        seconds: that it took.
     """
 
     request: Request

@@ -34,29 +34,13 @@ SETTLE_SECONDS = 0.5
 
 
 class Faults:
-    """Injects one fault after the other.
+    """Injects one fault after the other, and counts them; `problems` are answers that were not as expected.
 
-    Args:
-        http: client of an operator.
-        target: the engine.
-        truth: whose texts the corpora hold.
-        session: of the server's processes.
-        store: folder of its corpora; None leaves out the faults that need one.
-        seed: selects what is added and removed.
-
-    Attributes:
-        counts: of the faults that were injected.
-        problems: answers of the server that were not as expected.
+    Corpora hold texts of `truth`; without a store, the faults that need one are left out.
     """
 
     def __init__(
-        self,
-        http: httpx.AsyncClient,
-        target: Target,
-        truth: Truth,
-        session: int,
-        store: Path | None,
-        seed: int,
+        self, http: httpx.AsyncClient, target: Target, truth: Truth, session: int, store: Path | None, seed: int
     ) -> None:
         self._http, self._target, self._truth = http, target, truth
         self._session, self._store = session, store

@@ -22,18 +22,14 @@ MOST_LISTED = 20
 
 @dataclass
 class Judge:
-    """Judges outcomes one by one, and keeps counts of them.
+    """Judges outcomes one by one, and keeps counts of them: by kind, by specplug's fields, and of clients that left.
 
     Attributes:
-        kinds: requests by kind.
-        variants: requests by specplug's fields.
-        left: requests whose client left before the end, by kind.
-        compared: completed outputs that were compared with a known answer.
-        tokens: their tokens, and those of prefixes.
-        problems: what was wrong, in words, at most `MOST_LISTED`.
+        compared, tokens: completed outputs that were compared with a known answer; their tokens, and those of prefixes.
         wrong: outputs with another token than the control's.
         failed: requests with another status, reason to finish or refusal than expected.
         near_ties: outputs that differ where two tokens are all but equally likely.
+        problems: what was wrong, in words, at most `MOST_LISTED`.
     """
 
     kinds: Counter[str] = field(default_factory=Counter)
@@ -52,7 +48,7 @@ class Judge:
         request = outcome.request
         self.kinds[request.kind] += 1
         self.variants[request.variant] += 1
-        self.left[request.kind] += outcome.left
+        self.left.update([request.kind] * outcome.left)
         if request.kind == "bad":
             if outcome.status != 400 or request.refusal not in _message(outcome.text):
                 self._fail(outcome, "is not refused as expected")

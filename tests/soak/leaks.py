@@ -25,11 +25,9 @@ class Sample:
 
     Attributes:
         requests: that had been answered by then.
-        memory: resident bytes; pages that processes share count once for each.
-        threads: threads.
+        memory, by_process: resident bytes; pages that processes share count once for each.
         files: open files, sockets and pipes.
         slots: occupied slots of specplug, and requests that it holds as preempted.
-        by_process: resident bytes of each process, by its number and command.
     """
 
     requests: int
@@ -42,13 +40,9 @@ class Sample:
 
 @dataclass(frozen=True, slots=True)
 class Growth:
-    """One resource in the second and in the last quarter of a run.
+    """Medians of one resource in the second and in the last quarter of a run, which may exceed it by the tolerance.
 
-    Attributes:
-        name: of the resource.
-        early, late: medians.
-        tolerance: the most that `late` may exceed `early`; None where it is not judged.
-        per_request: growth per request between the two quarters.
+    Where that is None, the growth is not judged.
     """
 
     name: str

@@ -15,19 +15,12 @@ MANY = 200
 
 @dataclass(frozen=True)
 class Report:
-    """Result of one run.
+    """Result of one run: the judged requests, the injected faults, and the server's resources and counts.
 
     Attributes:
-        engine: name of the target.
-        seconds: that traffic ran.
-        judge: what became of the requests.
-        faults: that were injected, by kind.
-        fault_problems: faults that the server did not take as expected.
-        growths: resources in the second and last quarter.
+        faults, fault_problems: what was injected, by kind, and what the server did not take as expected.
         first, last: the resources before and after the traffic, idle.
-        preemptions: of requests.
-        accepted: draft tokens that were accepted.
-        drafts: whether speculation was on.
+        accepted, drafts: draft tokens that were accepted, and whether speculation was on.
         proposer_faults: faults of proposers that the server counted, by proposer and kind.
         crash: how the server failed, or None.
     """
@@ -69,25 +62,17 @@ class Report:
     def as_dict(self) -> dict[str, Any]:
         """Return the report as plain data."""
         judge = self.judge
+        judged = ("kinds", "variants", "left", "compared", "tokens", "wrong", "failed", "near_ties")
+        own = ("accepted", "preemptions", "faults", "proposer_faults")
         return {
             "engine": self.engine,
             "ok": not self.failures,
             "failures": self.failures,
             "seconds": round(self.seconds, 1),
             "requests": sum(judge.kinds.values()),
-            "kinds": dict(judge.kinds),
-            "variants": dict(judge.variants),
-            "left": {kind: count for kind, count in judge.left.items() if count},
-            "compared": judge.compared,
-            "tokens": judge.tokens,
-            "wrong": judge.wrong,
-            "failed": judge.failed,
-            "near_ties": judge.near_ties,
+            **{name: getattr(judge, name) for name in judged},
             "p_values": {name: found.p for name, found in judge.sampled().items()},
-            "accepted": self.accepted,
-            "preemptions": self.preemptions,
-            "faults": dict(self.faults),
-            "proposer_faults": {name: dict(kinds) for name, kinds in self.proposer_faults.items()},
+            **{name: getattr(self, name) for name in own},
             "first": asdict(self.first),
             "last": asdict(self.last),
             "growths": [{**asdict(growth), "is_flat": growth.is_flat} for growth in self.growths],

@@ -32,19 +32,9 @@ DRAIN_SECONDS = 60.0
 
 @dataclass
 class Soak:
-    """One run.
+    """One run against a server, by its address, the session of its processes, its log and the store of its corpora.
 
-    Attributes:
-        target: the engine.
-        url: of its server.
-        session: of the server's processes.
-        log: file that the server writes.
-        truth: prompts and their known answers.
-        traffic: endless requests.
-        store: folder of the server's corpora, or None.
-        seed: of the faults.
-        pause: seconds between faults.
-        plant: failure on purpose.
+    Faults are drawn by `seed`, and come every `pause` seconds; `plant` is a failure on purpose.
     """
 
     target: Target

@@ -49,12 +49,9 @@ class Target:
     """One engine.
 
     Attributes:
-        name: as the command line has it.
-        dialect: of its completions.
         carrier: the field of a request that holds specplug's fields.
         flush: route that empties its prefix cache.
-        size: of the known answers.
-        shortest: fewest tokens that a greedy request asks for.
+        size, shortest: of the known answers, and the fewest tokens that a greedy request asks for.
         together: requests in flight.
         cache: tokens of the key-value cache, fewer than eight long requests need, so that some are preempted.
         mode: of specplug; "off": nothing is drafted throughout.

@@ -7,18 +7,15 @@ import itertools
 import json
 import subprocess
 import sys
-import time
-import urllib.error
-import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
 from tests.engines.launch import ROOT
-from tests.engines.server import free_port
 from tests.engines.suites.server import MISTAKES
 from tests.soak import leaks
 from tests.soak.client import Outcome
@@ -46,17 +43,12 @@ def truth() -> Truth:
 @contextmanager
 def stub(failure: str) -> Iterator[tuple[str, int]]:
     """Start the stub; yield its address and session."""
-    port = free_port()
-    command = [sys.executable, "-m", "tests.soak.stub_server", str(port), failure, json.dumps(MISTAKES)]
-    with subprocess.Popen(command, cwd=ROOT, stderr=subprocess.DEVNULL, start_new_session=True) as process:
+    command = [sys.executable, "-m", "tests.soak.stub_server", failure, json.dumps(MISTAKES)]
+    given = {"stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL, "text": True}
+    with subprocess.Popen(command, cwd=ROOT, start_new_session=True, **given) as process:
+        assert process.stdout
         try:
-            for _ in range(600):
-                try:
-                    urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=5).close()
-                    break
-                except urllib.error.URLError:
-                    time.sleep(0.05)
-            yield f"http://127.0.0.1:{port}", process.pid
+            yield process.stdout.readline().strip(), process.pid
         finally:
             process.kill()
 
@@ -104,41 +96,39 @@ def test_a_planted_failure_is_found(truth, monkeypatch, failure, plant, found):
 # -- single checks -----------------------------------------------------------------------------------------------------
 
 
-def judged(request: Request, **outcome) -> Judge:
+REFUSED = '{"error": {"message": "references are too large"}}'
+GREEDY = Request(0, "greedy", Prompt(PROMPT, ANSWER), max_tokens=6)
+ABORTED = replace(GREEDY, kind="aborted", stream=True, events=2)
+BAD = replace(GREEDY, kind="bad", refusal="too large")
+STRUCTURED = replace(GREEDY, kind="structured", prompt=Prompt(PROMPT, ANSWER, schema={"type": "object"}))
+
+
+@pytest.mark.parametrize(
+    ("request_", "outcome", "found"),
+    [
+        (GREEDY, {"token_ids": ANSWER[:6]}, "right"),
+        (GREEDY, {"token_ids": (*ANSWER[:5], 9)}, "wrong"),
+        (GREEDY, {"token_ids": ANSWER[:5]}, "wrong"),
+        (GREEDY, {"token_ids": ANSWER[:7]}, "wrong"),
+        (GREEDY, {"token_ids": ANSWER[:6], "finish_reason": None}, "failed"),
+        (GREEDY, {"status": 500}, "failed"),
+        # What arrived before a client left is a prefix.
+        (ABORTED, {"token_ids": ANSWER[:2], "left": True, "finish_reason": None}, "right"),
+        (ABORTED, {"token_ids": (TOKEN, 9), "left": True, "finish_reason": None}, "wrong"),
+        # Bad fields are refused with the reason.
+        (BAD, {"status": 400, "text": REFUSED}, "right"),
+        (BAD, {"status": 400, "text": "{}"}, "failed"),
+        (BAD, {"status": 500, "text": REFUSED}, "failed"),
+        (BAD, {}, "failed"),
+        # The tokens are the control's, and no JSON.
+        (STRUCTURED, {"token_ids": ANSWER[:6], "finish_reason": "stop"}, "failed"),
+    ],
+)
+def test_an_outcome_is_judged(request_, outcome, found):
     judge = Judge()
-    judge.take(Outcome(request, **{"status": 200, "finish_reason": "length", **outcome}))
-    return judge
-
-
-def test_a_known_answer_is_compared_token_for_token():
-    request = Request(0, "greedy", Prompt(PROMPT, ANSWER), max_tokens=6)
-    assert judged(request, token_ids=ANSWER[:6]).problems == []
-    assert judged(request, token_ids=(*ANSWER[:5], 9)).wrong == 1
-    assert judged(request, token_ids=ANSWER[:5]).wrong == 1
-    assert judged(request, token_ids=ANSWER[:7]).wrong == 1
-    assert judged(request, token_ids=ANSWER[:6], finish_reason=None).failed == 1
-    assert judged(request, status=500).failed == 1
-
-
-def test_what_arrived_before_a_client_left_is_a_prefix():
-    request = Request(0, "aborted", Prompt(PROMPT, ANSWER), max_tokens=6, stream=True, events=2)
-    assert judged(request, token_ids=ANSWER[:2], left=True, finish_reason=None).problems == []
-    assert judged(request, token_ids=(TOKEN, 9), left=True, finish_reason=None).wrong == 1
-
-
-def test_bad_fields_must_be_refused_with_the_reason():
-    request = Request(0, "bad", Prompt(PROMPT), refusal="too large")
-    refused = '{"error": {"message": "references are too large"}}'
-    assert judged(request, status=400, text=refused).failed == 0
-    assert judged(request, status=400, text="{}").failed == 1
-    assert judged(request, status=500, text=refused).failed == 1
-    assert judged(request).failed == 1
-
-
-def test_structured_output_must_follow_its_schema():
-    prompt = Prompt(PROMPT, ANSWER, schema={"type": "object"})
-    judge = judged(Request(0, "structured", prompt, max_tokens=6), token_ids=ANSWER[:6], finish_reason="stop")
-    assert (judge.wrong, judge.failed) == (0, 1)
+    judge.take(Outcome(request_, **{"status": 200, "finish_reason": "length", **outcome}))
+    assert (judge.wrong, judge.failed) == (found == "wrong", found == "failed")
+    assert len(judge.problems) == (found != "right")
 
 
 @pytest.mark.parametrize("share", [0.0, 0.3])

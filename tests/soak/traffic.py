@@ -36,15 +36,10 @@ class Request:
     """One request.
 
     Attributes:
-        number: place in the traffic, from 0.
         kind: "greedy", "long" and "structured" must give the known answer; "sampled" must follow the model's
             distribution; "aborted" leaves its stream after some events, which must be a prefix of the known answer;
             "disconnected" leaves while it waits; "bad" must be refused with `refusal`.
-        prompt: what is answered.
-        variant: which fields of specplug it has, for the report.
-        fields: these fields, by their flat keys.
-        max_tokens: most output tokens.
-        stream: the answer comes as a stream.
+        variant, fields: which fields of specplug it has, for the report, and these fields by their flat keys.
         events: of its stream that an aborted request waits for.
         seconds: that a disconnected request waits.
         sampling: index into `truth.SAMPLING` of a sampled request.
@@ -72,13 +67,9 @@ class Request:
 
 
 class Traffic:
-    """The mix.
+    """The mix, which `seed` determines.
 
-    Args:
-        truth: prompts and their answers.
-        seed: selects the sequence of requests.
-        proposers: names that requests may draft with; "oracle" is given the answer, "retrieval" corpora.
-        shortest: fewest tokens that a greedy request asks for.
+    Requests may name the proposers, of which "oracle" is given the answer, and "retrieval" corpora.
     """
 
     def __init__(self, truth: Truth, seed: int, proposers: tuple[str, ...], shortest: int = 4) -> None:

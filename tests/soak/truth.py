@@ -35,13 +35,9 @@ SCHEMAS[0]["additionalProperties"] = SCHEMAS[2]["additionalProperties"] = False
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """A prompt.
+    """A prompt with the control's greedy output, which is empty until it is known.
 
-    Attributes:
-        token_ids: of the prompt.
-        answer: the control's greedy output; empty until it is known.
-        schema: JSON schema that the answer follows, or None.
-        ignores_end: the answer goes on after an end-of-sequence token.
+    Answers may follow a JSON schema, or go on after an end-of-sequence token.
     """
 
     token_ids: tuple[int, ...]

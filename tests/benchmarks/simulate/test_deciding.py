@@ -65,9 +65,9 @@ def test_no_figure_reveals_an_outputs_end():
 def test_verdicts_reach_a_trim_half_that_learns():
     found, trimmer = watched(lambda stats: StepPlan(5))
     decoding = found.steps.rows > 0
-    assert [int(it.accepted.sum()) for *_, it in trimmer.verdicts] == found.steps.accepted[decoding].tolist()
-    assert [int(it.verified.sum()) for *_, it in trimmer.verdicts] == found.steps.verified[decoding].tolist()
-    assert [int(it.emitted.sum()) for *_, it in trimmer.verdicts] == found.steps.emitted[decoding].tolist()
+    for name in ("accepted", "verified", "emitted"):
+        counts = [int(getattr(verdict, name).sum()) for *_, verdict in trimmer.verdicts]
+        assert counts == getattr(found.steps, name)[decoding].tolist()
     batch, draft, verdict = trimmer.verdicts[-1]
     assert torch.equal(batch.lengths - draft.base_len, verdict.emitted)
 
