@@ -138,6 +138,9 @@ def _load(path: str, dtype: torch.dtype | str) -> Any:
     try:
         from transformers import AutoModelForCausalLM
 
+        # transformers loads with several threads, but in a forked process torch's first parallel operation must come
+        # from one thread alone: two at a time find "Invalid thread pool!".
+        torch.set_num_threads(torch.get_num_threads())
         return AutoModelForCausalLM.from_pretrained(path, dtype=dtype, attn_implementation="sdpa")
     except SpecplugError:
         raise
