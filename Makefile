@@ -12,7 +12,7 @@ OLDER  := $(patsubst $(PINS)/versions/%.txt,%,$(wildcard $(PINS)/versions/*.txt)
 PIP     = pip install $(if $(MAKE_TERMOUT),,-qq) --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-engines setup-vllm setup-vllm-peers setup-sglang models small-model demo demo-tiny demo-crosstok demo-vllm demo-sglang demo-rag test test-all test-core \
+.PHONY: help setup setup-engines setup-vllm setup-vllm-peers setup-sglang models small-model demo demo-tiny demo-crosstok demo-vllm demo-sglang demo-rag test test-all test-core test-transformers \
   soak then-vllm then-sglang test-versions $(OLDER:%=test-%) test-vllm test-vllm-all test-sglang test-sglang-all lint format clean check-python check-vllm check-sglang
 
 help: ## show this list
@@ -112,9 +112,10 @@ lint: setup ## ruff, mypy and import-linter
 	$(BIN)/lint-imports
 
 test: lint ## lint, and all tests, those with vLLM and SGLang too where they run
-	@echo "The tests without an engine and then SGLang's; beside them the engines' environments and then vLLM's tests."
+	@echo "The core's tests, SGLang's and transformers'; beside them the engines' environments and then vLLM's tests."
 	@echo "What they print comes when each of them ends."
-	@$(MAKE) --no-print-directory --jobs 2 --output-sync=target test-core then-vllm then-sglang
+	@$(MAKE) --no-print-directory --jobs 2 --output-sync=target test-core then-vllm then-sglang \
+	  test-transformers
 
 then-vllm: setup-engines
 	@$(MAKE) --no-print-directory test-vllm
@@ -122,10 +123,14 @@ then-vllm: setup-engines
 then-sglang: test-core setup-engines
 	@$(MAKE) --no-print-directory test-sglang
 
-test-all: lint test-core test-vllm-all test-sglang-all ## lint, and all tests, the slow ones too
-
-test-core: small-model ## the tests without an engine
+test-all: lint small-model test-vllm-all test-sglang-all ## lint, and all tests, the slow ones too
 	$(BIN)/python -m pytest
+
+test-core: small-model ## the tests without an engine, without the slow ones
+	$(BIN)/python -m pytest --ignore tests/transformers -m "not slow"
+
+test-transformers: small-model ## the tests with transformers as the engine
+	$(BIN)/python -m pytest tests/transformers
 
 ifeq ($(shell uname -sm),Linux x86_64)
 setup-engines: setup-vllm
