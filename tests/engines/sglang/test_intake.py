@@ -120,17 +120,6 @@ def same_in_list(engine: Any, params: dict[str, Any], prompts: int) -> dict[str,
     return parses(engine, [params] * prompts, prompts)
 
 
-def streams(engine: Any, given: dict[str, Any]) -> list[int]:
-    """Return the lengths of a streamed answer, by `async_generate`, as it grows."""
-
-    async def together() -> list[int]:
-        params = {"max_new_tokens": 4, "temperature": 0, "ignore_eos": True, "custom_params": given}
-        answers = await engine.async_generate(input_ids=[5, 6, 7], sampling_params=params, stream=True)
-        return [len(answer["output_ids"]) async for answer in answers]
-
-    return engine.loop.run_until_complete(together())
-
-
 def while_parsing(engine: Any, sizes: list[int]) -> dict[str, Any]:
     """Send requests with references of so many lines at once; return which were parsed on the event loop's thread."""
     import threading
@@ -185,17 +174,6 @@ def transported(engine: Any, size: int) -> dict[str, Any]:
         rest = {key: value for key, value in carried.items() if key != "specplug"}
         found[name] = wire.decode(carried) == given and rest == OTHER
     return found
-
-
-def forbidding(engine: Any, custom: dict[str, Any]) -> list[int]:
-    """Return the answer of a request whose custom logit processor forbids tokens, named beside our fields."""
-    from sglang.srt.sampling.custom_logit_processor import DisallowedTokensLogitsProcessor
-
-    params = {"max_new_tokens": 8, "temperature": 0, "ignore_eos": True, "custom_params": custom}
-    processor = DisallowedTokensLogitsProcessor.to_str()
-    return list(
-        engine.generate(input_ids=[5, 6, 7], sampling_params=params, custom_logit_processor=processor)["output_ids"]
-    )
 
 
 # Tests.
@@ -260,20 +238,6 @@ def test_fields_pass_each_of_sglangs_transports(zoo):
     assert zoo.call(transported, size=1000) == {"msgpack": True, "pickle": True}
 
 
-def test_custom_logit_processors_get_their_parameters(zoo):
-    plain = zoo.call(forbidding, custom={"token_ids": []})
-    forbidden = zoo.call(forbidding, custom={"token_ids": plain[:1]})
-    assert plain[0] not in forbidden
-    assert zoo.call(forbidding, custom={"token_ids": plain[:1], "specplug_references": plain}) == forbidden
-
-
-def test_a_million_ids_arrive(zoo):
-    million = {"token_ids": base64.b64encode(np.full(1_000_000, 2047, dtype="<i4").tobytes()).decode()}
-    [found] = arrived(zoo, {"specplug": {"references": million}})
-    assert found["sizes"] == [1_000_000]
-    assert set(found["references"]["reference 1"]) == {2047}
-
-
 @pytest.mark.parametrize("wire", ["1", 1, [49], {"1": 1}])
 def test_a_client_cannot_send_the_wire_form(zoo, wire):
     sent = {"wire": wire, "fields": '{"options": {}, "references": [["x", 4]]}', "ids": "ffffffff"}
@@ -302,10 +266,6 @@ def test_each_request_of_a_list_has_its_own_fields(zoo):
     with listening(zoo) as found:
         zoo.call(inside.generate, prompts=["a", "b", "c"], params=[{"max_new_tokens": 2, **each} for each in params])
     assert [(each["tenant"], each["rest"]) for each in found] == [("a", {}), (None, {}), ("b", OTHER)]
-
-
-def test_streams_carry_fields(zoo):
-    assert zoo.call(streams, given={"specplug_references": [5, 6, 7]})[-1] == 4
 
 
 @pytest.mark.parametrize(

@@ -53,12 +53,6 @@ class TestOperations(OperationsSuite):
     key = ADMIN
     logged = r"\[.*\] "
 
-    @pytest.mark.parametrize(("key", "code"), [("", 401), (KEY, 401), (ADMIN, 200)])
-    def test_the_admin_key_is_the_operators_and_a_clients_key_is_not(self, server, key, code):
-        assert ask(server, "/specplug/status", key=key).code == code
-        assert ask(server, "/specplug/mode", {"mode": "on"}, key=key).code == code
-        assert ask(server, "/set_internal_state", {"server_args": {"specplug_mode": 1}}, key=key).code == code
-
     def test_sglangs_own_route_takes_orders_in_numbers(self, server):
         def stated(**numbers: Any) -> bool:
             return ask(server, "/set_internal_state", {"server_args": numbers}, self.key).json == [True]
@@ -121,14 +115,6 @@ class TestOperations(OperationsSuite):
         reported, requested = state["specplug"], self.status(server)
         assert reported == requested
         assert state["speculative_algorithm"] == "SPECPLUG", "beside what SGLang tells itself"
-
-    def test_every_token_that_clients_got_is_counted(self, server):
-        before = self.counts(server)
-        usage = complete(server)["usage"]
-        after = self.counts(server)
-        seen = {name: after[name] - before[name] for name in ("emitted", "after_stop", "accepted", "target_steps")}
-        assert seen["emitted"] == usage["completion_tokens"]
-        assert 0 < seen["accepted"] <= seen["emitted"] - seen["target_steps"]
 
     def test_metrics_stand_beside_sglangs_own(self, server):
         body = ask(server, "/metrics").body

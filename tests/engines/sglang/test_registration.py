@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from tests.engines.engines import Raised
 from tests.engines.sglang.launch import SMALL
 
 UNKNOWN = "Unknown speculative algorithm"
@@ -160,12 +159,6 @@ def test_what_is_not_supported_is_refused(arguments, stated, baseline):
         assert part in found
 
 
-def test_simulated_acceptance_is_refused(baseline):
-    found = baseline.call(outcome, arguments=SMALL, plant="simulated_acceptance")
-    assert found.startswith("ValueError: specplug_sglang: simulated acceptance"), found
-    assert "SGLANG_SIMULATE_ACC_LEN=3.0" in found
-
-
 @pytest.mark.parametrize(
     ("settings", "stated"),
     [
@@ -201,10 +194,3 @@ def test_an_sglang_that_does_not_fit_is_refused(plant, stated, baseline):
     for part in stated:
         assert part in found
     assert baseline.call(outcome, arguments=SMALL) == "started"
-
-
-def test_an_engine_does_not_start(engine):
-    wrong = engine("SPECPLUG", environment={"SPECPLUG_CONFIG": '{"proposer": "ngramm"}'}, name="misspelt")
-    with pytest.raises(Raised, match="Did you mean 'ngram'") as raised:
-        wrong.running()
-    assert raised.value.type == "ValueError"

@@ -96,12 +96,9 @@ def ours(kind: str, small: Callable[..., Engine]) -> Engine:
 
 
 def test_drafts_are_verified_by_the_distribution(ours, kind):
-    ours.inside(trees.watch)
-    try:
+    with ours.planted(trees.watch):
         p, proposed, accepted = sample(ours)
-        seen = ours.inside(trees.seen)
-    finally:
-        ours.inside(trees.restore)
+    seen = ours.inside(trees.seen)
     assert p > 1e-4
     assert 200 < accepted < proposed - 200
     deepest = max(count - 1 for step in seen for count in step["kept"])
@@ -110,12 +107,9 @@ def test_drafts_are_verified_by_the_distribution(ours, kind):
 
 def test_of_equal_siblings_one_is_verified(ours, kind):
     """SGLang's kernel on GPUs, unlike the stand-in, would take the sum of their probabilities for that of the token."""
-    ours.inside(trees.watch)
-    try:
+    with ours.planted(trees.watch):
         sample(ours, 2)
-        seen = ours.inside(trees.seen)
-    finally:
-        ours.inside(trees.restore)
+    seen = ours.inside(trees.seen)
     hung = [
         [(parent, token) for parent, token in zip(parents, tokens, strict=True) if parent >= 0]
         for step in seen
@@ -129,13 +123,9 @@ def test_of_equal_siblings_one_is_verified(ours, kind):
 
 def test_another_draft_length_at_every_step(ours):
     draft_lengths = [0, 6, 1, 3, 0, 2]
-    ours.inside(trees.plan, draft_lengths=draft_lengths)
-    ours.inside(trees.watch)
-    try:
+    with ours.planted(trees.plan, trees.watch, draft_lengths=draft_lengths):
         p, _, accepted = sample(ours)
-        seen = ours.inside(trees.seen)
-    finally:
-        ours.inside(trees.restore)
+    seen = ours.inside(trees.seen)
     assert p > 1e-4
     assert accepted > 200
     found = {len(step["tokens"][0]) - 1 for step in seen}
@@ -167,11 +157,8 @@ def test_greedy_requests_beside_sampled_ones(ours):
 @pytest.mark.parametrize("mistake", [trees.sharpen, trees.accept_lightly])
 def test_a_mistake_is_found_out(mistake, ours):
     """The same test at half the size detects it."""
-    ours.inside(mistake)
-    try:
+    with ours.planted(mistake):
         p, _, accepted = sample(ours, ANSWERS // 2)
-    finally:
-        assert ours.inside(trees.restore) == 1
     assert accepted > 0
     assert p < 1e-6
 

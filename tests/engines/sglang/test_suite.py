@@ -17,13 +17,13 @@ from tests.engines.plain import model
 from tests.engines.refusing import Refusing, refused_at_start
 from tests.engines.server import Server
 from tests.engines.sglang import auditing, inside, trees, watching
-from tests.engines.sglang.test_exact import NGRAM, SERVED
+from tests.engines.sglang.test_exact import SERVED
 from tests.engines.sglang.watching import TIGHT
 from tests.engines.suites.audit import AuditSuite
 from tests.engines.suites.chats import ChatSuite, scripted_model
 from tests.engines.suites.containment import ContainmentSuite
 from tests.engines.suites.environment import EnvironmentSuite
-from tests.engines.suites.features import LOOP, FeaturesSuite
+from tests.engines.suites.features import LOOP, NGRAM, FeaturesSuite
 from tests.engines.suites.gaps import EmbeddingsSuite, PicturesSuite
 from tests.engines.suites.hopeless import HopelessSuite
 from tests.engines.suites.learning import LearningSuite, learnt_by

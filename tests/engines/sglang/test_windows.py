@@ -92,12 +92,9 @@ def test_windows_of_drafts(gemma):
 
 @pytest.mark.parametrize("more", [-1, 1])
 def test_a_wrong_window_is_seen(gemma, more):
-    gemma.inside(widen, more=more)
-    try:
+    with gemma.planted(widen, more=more):
         assert answers(gemma)[0] != truth()
-    finally:
-        assert gemma.inside(trees.restore) == 1
-        assert gemma.call(inside.flush)
+    assert gemma.call(inside.flush)
 
 
 def widen(scheduler: Any, more: int) -> None:

@@ -174,12 +174,6 @@ def plan(scheduler: Any, draft_lengths: list[int]) -> None:
     put(planner, "_options", planner._options.model_copy(update={"draft_lengths": tuple(draft_lengths)}))
 
 
-def counts(scheduler: Any) -> dict[str, Any]:
-    """Return what was counted so far: "total", "by_source", "faults"."""
-    found: dict[str, Any] = scheduler.draft_worker.drafting.counts.read().as_dict()
-    return found
-
-
 def link_padding(scheduler: Any) -> None:
     """The mistake: the nodes that fill up a row hang below its last draft, one after the other."""
 
