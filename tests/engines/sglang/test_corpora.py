@@ -13,7 +13,7 @@ import pytest
 from specplug.corpus.store import Store
 from specplug.text.fingerprint import fingerprint
 from specplug_sglang.frontend.http import MESSAGE
-from tests.engines.engines import Engine, HostDied, Raised
+from tests.engines.engines import Engine
 from tests.engines.plain import greedy, prompts, tokenizer
 from tests.engines.server import Server
 from tests.engines.suites.corpora import MAX_TOKENS, POLL_SECONDS, CorporaSuite, answers, document, settings
@@ -98,11 +98,3 @@ def test_several_engines_share_a_store(engine: Callable[..., Engine], tmp_path: 
     store.add("answers", [document(greedy(prompts()[number])["token_ids"])])
     wait_until(two, [{""}, {""}])
     assert [drafted(two, 0) > 20 for _ in range(4)] == [True] * 4
-
-
-def test_a_file_of_external_corpora_stops_the_start(engine: Callable[..., Engine], tmp_path: Path):
-    path = tmp_path / "first.jsonl"
-    path.write_text(json.dumps("There was a first text."))
-    wrong = engine("SPECPLUG", speculative_ngram_external_corpus_path=str(path), name="external corpus")
-    with pytest.raises((HostDied, Raised), match=r"specplug's corpora are in a store; name it as corpora\.store"):
-        wrong.running()
