@@ -1,4 +1,4 @@
-"""Drafts that do not pay: the policy `batch` gives them up, by stated step times, and later requests do not suffer."""
+"""Drafts that do not pay, after which those of later requests in the same slots must not suffer."""
 
 from __future__ import annotations
 

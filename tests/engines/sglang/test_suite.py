@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 
 import pytest
 
-from tests.engines import ends, hopeless, pictures
+from tests.engines import ends, pictures
 from tests.engines.plain import model
 from tests.engines.refusing import Refusing, refused_at_start
 from tests.engines.server import Server
@@ -25,7 +25,6 @@ from tests.engines.suites.containment import ContainmentSuite
 from tests.engines.suites.environment import EnvironmentSuite
 from tests.engines.suites.features import LOOP, NGRAM, FeaturesSuite
 from tests.engines.suites.gaps import EmbeddingsSuite, PicturesSuite
-from tests.engines.suites.hopeless import HopelessSuite
 from tests.engines.suites.learning import LearningSuite, learnt_by
 from tests.engines.suites.lifecycle import LifecycleSuite
 from tests.engines.suites.reasoning import ReasoningSuite
@@ -96,34 +95,6 @@ class TestFeatures(FeaturesSuite):
     def assert_more_does_what_it_says(self, found: dict[str, dict[str, Any]]) -> None:
         assert re.match("x = 1\ny = [3-9]\n", found["ebnf"]["text"])
         assert found["stop regex"]["finish_reason"] == "stop"
-
-
-@overlapped
-class TestHopeless(HopelessSuite):
-    settings: ClassVar[dict[str, Any]] = {}  # as other tests have them
-    how: ClassVar[dict[str, Any]] = {"sampling": True}
-    tokens: ClassVar[dict[str, tuple[int, int]]] = {"overlap": (400, 200)}
-
-    def planned_by_batch(self, served: Served, params: dict[str, Any], count: int, without: bool) -> list[Any]:
-        served.engine.inside(begin_hopeless, without=without)
-        try:
-            served.generate(hopeless.file_prefixes()[:count], params)
-        finally:
-            counts = served.engine.inside(end_hopeless)
-        return counts
-
-
-def begin_hopeless(scheduler: Any, without: bool) -> None:
-    """Let the policy plan; `without` texts, note what steps with drafts report."""
-    drafting = scheduler.draft_worker.drafting
-    planner, runner = drafting.step_planner, drafting.stage.runners[0]
-    scheduler.hopeless = hopeless.planned_by_batch(planner, drafting.drafts._steps, runner if without else None)
-    scheduler.hopeless_counts = scheduler.hopeless.__enter__()
-
-
-def end_hopeless(scheduler: Any) -> list[Any]:
-    scheduler.hopeless.__exit__(None, None, None)
-    return list(scheduler.hopeless_counts)
 
 
 @overlapped

@@ -15,7 +15,7 @@ import torch
 from specplug.audit.sampled import Sampled
 from specplug.audit.texts import Greedy, Logprobs
 from specplug.pipeline.stream.buffers import DraftOutputs
-from tests.engines import hopeless, pictures
+from tests.engines import pictures
 from tests.engines.auditing import audit
 from tests.engines.plain import model
 from tests.engines.refusing import Refusing, refused_at_start
@@ -26,7 +26,6 @@ from tests.engines.suites.containment import ContainmentSuite
 from tests.engines.suites.environment import EnvironmentSuite
 from tests.engines.suites.features import EDIT, LOOP, NEWLINE, FeaturesSuite
 from tests.engines.suites.gaps import EmbeddingsSuite, PicturesSuite
-from tests.engines.suites.hopeless import HopelessSuite
 from tests.engines.suites.learning import LearningSuite, learnt_by
 from tests.engines.suites.lifecycle import LifecycleSuite
 from tests.engines.suites.served import Served
@@ -105,35 +104,6 @@ class TestFeatures(FeaturesSuite):
         assert found["choice"]["text"] in ("yes", "no, never")
         assert len(found["min tokens"]["token_ids"]) >= 17
         assert "y" not in found["bad words"]["text"]
-
-
-@on_v1
-class TestHopeless(HopelessSuite):
-    """V1 knows all texts when it drafts."""
-
-    test_rows_that_could_not_draft_are_no_evidence = None  # type: ignore[assignment]
-    tokens: ClassVar[dict[str, tuple[int, int]]] = {"v1": (400, 200), "v2_async": (50, 24)}
-
-    def planned_by_batch(self, served: Served, params: dict[str, Any], count: int, without: bool) -> list[Any]:
-        given = {"prompts": hopeless.file_prefixes()[:count], "params": params, "without": without}
-        return served.engine.call(planned_by_batch, **given)
-
-
-@on_async
-class TestHopelessOnV2(HopelessSuite):
-    tokens, planned_by_batch = TestHopeless.tokens, TestHopeless.planned_by_batch
-
-    @pytest.mark.slow  # hundreds of tokens in Triton's interpreter
-    def test_drafts_that_do_not_pay_are_given_up(self, start, kind):
-        super().test_drafts_that_do_not_pay_are_given_up(start, kind)
-
-
-def planned_by_batch(llm: Any, prompts: list[list[int]], params: dict[str, Any], without: bool) -> list[Any]:
-    planner, runner = inside.scheduler(llm).step_planner, watching.drafting(llm).stage.runners[0]
-    steps = watching.runner(llm).speculator._steps if without else None
-    with hopeless.planned_by_batch(planner, steps, runner if without else None) as found:
-        inside.generate(llm, prompts, params)
-    return list(found)
 
 
 @on_async
