@@ -7,14 +7,12 @@ SGLang itself counts penalties a token late, and otherwise by what was prefilled
 from __future__ import annotations
 
 import json
-import random
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 
-from specplug.testing.statistics import g_test
 from tests.engines import toy
 from tests.engines.plain import ids, prompts, tokenizer
 from tests.engines.sglang import inside, trees, watching
@@ -295,7 +293,6 @@ def test_what_is_requested_for_is_done(answered, under_grammars):
 # -- at temperature 1 -----------------------------------------------------------------------------------------------
 
 MIN_P = 0.3
-PENALTY = 1.5
 
 
 def by_min_p() -> torch.Tensor:
@@ -338,52 +335,3 @@ def draw_by_verification(scheduler: Any) -> None:
 
     trees.verify_always(scheduler)
     trees.put(exact, "sample_plainly", lambda *args: None)
-
-
-def penalised(engine: Engine, answers: int = 128) -> float:
-    """Return the p-value of answers under a frequency penalty, whose distribution depends on all earlier tokens.
-
-    Each token is turned into a number that is uniform under its own distribution: a random point of its interval in the
-    cumulated distribution, which has penalised tokens first.
-    """
-    requested = {"temperature": 1.0, "max_new_tokens": 2 * toy.PAIRS, "ignore_eos": True, "frequency_penalty": PENALTY}
-    found = engine.call(inside.generate, prompts=[toy.PROMPT] * answers, params=requested)
-    assert not sum(answer["meta"].get("spec_num_correct_drafts", 0) for answer in found)
-    draw, places = random.Random(5), [0] * 16
-    for answer in found:
-        before, seen = toy.PROMPT[-1], torch.zeros(toy.VOCAB, dtype=torch.float64)
-        for token in answer["token_ids"]:
-            distribution = (toy.distribution()[before].log() - PENALTY * seen).softmax(-1)
-            order = (-seen).argsort(stable=True)
-            cumulated = distribution[order].cumsum(-1)
-            place = int((order == token).nonzero())
-            number = float(cumulated[place]) - draw.random() * float(distribution[token])
-            places[min(int(16 * max(number, 0.0)), 15)] += 1
-            before = token
-            seen[token] += 1
-    return g_test(torch.tensor(places).numpy(), torch.full((16,), 1 / 16).numpy())
-
-
-def test_penalties_have_their_distribution_under_verification(toys):
-    """As in a batch with drafts."""
-    with toys.planted(trees.verify_always):
-        assert penalised(toys) > 1e-4
-
-
-def test_penalties_applied_twice_are_found_out(toys):
-    with toys.planted(penalise_twice):
-        assert penalised(toys, 64) < 1e-6
-
-
-def penalise_twice(scheduler: Any) -> None:
-    """The mistake: what is sampled plainly starts from logits that hold the penalties, and adds them again."""
-    from specplug_sglang.verification import exact
-
-    def sample_plainly(sampler: Any, batch: Any, logits: Any, predict: Any, n: int) -> None:
-        penalties = batch.sampling_info.acc_additive_penalties
-        if penalties is not None:
-            logits.next_token_logits.add_(penalties.repeat_interleave(n, 0))
-        original(sampler, batch, logits, predict, n)
-
-    trees.verify_always(scheduler)
-    original = trees.put(exact, "sample_plainly", sample_plainly)

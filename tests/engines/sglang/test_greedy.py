@@ -334,13 +334,8 @@ def assert_prefixes(given: Sequence[Sequence[int]], answers: Sequence[Sequence[i
 # Mistakes.
 
 
-@pytest.mark.parametrize(("mistake", "proposer"), [(trees.link_padding, "short"), (trees.misplace, "right")])
-def test_a_mistake_is_seen(mistake, proposer, ours, truth):
-    assert failures(truth, ask(ours, requested(truth, proposer), mistake).answers)
-
-
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind.startswith("trees")], indirect=True)
-@pytest.mark.parametrize("mistake", [trees.show_siblings, trees.count_in_rows, trees.lose_moves])
+@pytest.mark.parametrize("mistake", [trees.show_siblings, trees.lose_moves])
 def test_a_mistake_in_a_tree_is_seen(mistake, ours, truth):
     thicket, right = (requested(truth, name)[: len(FEW)] for name in ("thicket", "right"))
     assert failures(truth, ask(ours, thicket, mistake, given=FEW).answers)

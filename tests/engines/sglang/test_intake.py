@@ -147,35 +147,6 @@ def while_parsing(engine: Any, sizes: list[int]) -> dict[str, Any]:
     return {"on the loop": on_loop, "answers": len(answers)}
 
 
-def transported(engine: Any, size: int) -> dict[str, Any]:
-    """Send fields with a reference of `size` ids through each of SGLang's transports; return what is decoded."""
-    import pickle
-
-    from msgspec import structs
-    from sglang.srt.managers.io_struct import TokenizedGenerateReqInput, msgpack_decode, msgpack_encode
-    from sglang.srt.sampling.sampling_params import SamplingParams
-
-    from specplug.requests import wire
-    from specplug.types.request import Reference, RequestOptions
-
-    reference = Reference(np.arange(size, dtype=np.int32), "x")
-    given = (RequestOptions(enabled=False, proposer="a"), (reference,), "tenant")
-    custom = wire.packed({**OTHER, "specplug": wire.encode(*given)})
-    found = {}
-    for name, there in (
-        ("msgpack", lambda sent: msgpack_decode(msgpack_encode(sent))),
-        ("pickle", lambda sent: pickle.loads(pickle.dumps(sent, pickle.HIGHEST_PROTOCOL))),
-    ):
-        fields = {field.name: None for field in structs.fields(TokenizedGenerateReqInput) if field.required}
-        fields |= {"return_logprob": False, "logprob_start_len": -1, "top_logprobs_num": 0, "stream": False}
-        fields["sampling_params"] = SamplingParams(custom_params=custom)
-        arrived = there(TokenizedGenerateReqInput(**fields))
-        carried = arrived.sampling_params.custom_params
-        rest = {key: value for key, value in carried.items() if key != "specplug"}
-        found[name] = wire.decode(carried) == given and rest == OTHER
-    return found
-
-
 # Tests.
 
 
@@ -232,10 +203,6 @@ def test_requests_without_fields_are_left_alone(zoo, custom):
     [found] = arrived(zoo, custom)
     assert found == {"options": {}, "references": {}, "sizes": [], "tenant": None, "rest": custom or {}}
     assert zoo.call(parses, sampling_params={"max_new_tokens": 2, "custom_params": custom})["parses"] == 0
-
-
-def test_fields_pass_each_of_sglangs_transports(zoo):
-    assert zoo.call(transported, size=1000) == {"msgpack": True, "pickle": True}
 
 
 @pytest.mark.parametrize("wire", ["1", 1, [49], {"1": 1}])

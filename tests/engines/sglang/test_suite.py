@@ -16,7 +16,7 @@ from tests.engines import ends, pictures
 from tests.engines.plain import model
 from tests.engines.refusing import Refusing, refused_at_start
 from tests.engines.server import Server
-from tests.engines.sglang import auditing, inside, trees, watching
+from tests.engines.sglang import inside, trees, watching
 from tests.engines.sglang.test_exact import SERVED
 from tests.engines.sglang.watching import TIGHT
 from tests.engines.suites.audit import AuditSuite
@@ -246,7 +246,7 @@ class TestReasoning(ReasoningSuite):
 @overlapped
 class TestAudit(AuditSuite):
     settings, how, sampling = NGRAM, SERVED, {"sampling": True}
-    mistakes = (auditing.swap_rows, auditing.shift_slots)
+    mistakes = (trees.swap_rows,)
 
     def plant(self, served: Served, mistake: Callable[..., Any] | None) -> None:
         if mistake is not None:

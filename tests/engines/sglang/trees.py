@@ -114,16 +114,6 @@ def show_siblings(scheduler: Any) -> None:
     after_preparing(scheduler, change)
 
 
-def count_in_rows(scheduler: Any) -> None:
-    """The mistake: drafts count their places in the row, not in the tree."""
-
-    def change(batch: Any, n: int) -> None:
-        places = batch.seq_lens[:, None] + torch.arange(n)
-        batch.spec_info.positions = places.flatten().to(batch.spec_info.positions.dtype)
-
-    after_preparing(scheduler, change)
-
-
 def whole_masks(scheduler: Any, hide: int = 0) -> None:
     """This is no mistake: masks cover the text before the drafts too, as SGLang's n-gram builds them on GPUs.
 
@@ -147,16 +137,6 @@ def hide_begin(scheduler: Any) -> None:
     whole_masks(scheduler, hide=1)
 
 
-def sharpen(scheduler: Any) -> None:
-    """The mistake: verification samples at another temperature than the requested one."""
-    import sglang.srt.speculative.eagle_utils as module
-
-    def softmax(logits: Any, temperatures: Any) -> Any:
-        return original(logits, temperatures=0.7 * temperatures)
-
-    original = put(module, "sampling_softmax", softmax)
-
-
 def accept_lightly(scheduler: Any) -> None:
     """The mistake: drafts are accepted with twice the target's probability."""
     import sglang.srt.speculative.eagle_utils as module
@@ -168,37 +148,28 @@ def accept_lightly(scheduler: Any) -> None:
     original = put(module, "_verify_coins", coins)
 
 
+def swap_rows(scheduler: Any) -> None:
+    """The mistake: the drafts of the first two rows are verified by each other's logits."""
+    from specplug_sglang.verification import exact
+
+    def swapped(runner: Any, batch: Any, logits: Any, mask: Any) -> Any:
+        if len(batch.reqs) > 1:
+            rows = logits.next_token_logits.view(len(batch.reqs), -1, logits.next_token_logits.shape[-1])
+            logits.next_token_logits = torch.cat([rows[:2].flip(0), rows[2:]]).flatten(0, 1)
+        return verify(runner, batch, logits, mask)
+
+    verify = put(exact, "verify", swapped)
+
+
 def plan(scheduler: Any, draft_lengths: list[int]) -> None:
     """Let the policy, which has to be `ladder`, plan other draft lengths."""
     planner = scheduler.draft_worker.drafting.step_planner.stage._planner
     put(planner, "_options", planner._options.model_copy(update={"draft_lengths": tuple(draft_lengths)}))
 
 
-def link_padding(scheduler: Any) -> None:
-    """The mistake: the nodes that fill up a row hang below its last draft, one after the other."""
-
-    def change(batch: Any, n: int) -> None:
-        child, sibling = batch.spec_info.retrieve_next_token, batch.spec_info.retrieve_next_sibling
-        for row in range(len(batch.reqs)):
-            parents = parents_of(child[row].tolist(), sibling[row].tolist())
-            last = max((node for node, parent in enumerate(parents) if parent >= 0), default=0)
-            child[row, last : n - 1] = torch.arange(last + 1, n)
-
-    after_preparing(scheduler, change)
-
-
 def keep_backend(scheduler: Any) -> None:
     """The mistake: every draft length is verified by what was built for the widest."""
     put(scheduler.draft_worker.draft_lengths, "using", lambda n: nullcontext())
-
-
-def misplace(scheduler: Any) -> None:
-    """The mistake: the table of texts is written one place off."""
-
-    def append(slots: Any, lengths: Any, emitted: Any) -> None:
-        original(slots, lengths + 1, emitted)
-
-    original = put(scheduler.draft_worker.drafting.table, "append", append)
 
 
 def mask_as_on_gpus(scheduler: Any) -> None:
