@@ -120,33 +120,6 @@ def same_in_list(engine: Any, params: dict[str, Any], prompts: int) -> dict[str,
     return parses(engine, [params] * prompts, prompts)
 
 
-def while_parsing(engine: Any, sizes: list[int]) -> dict[str, Any]:
-    """Send requests with references of so many lines at once; return which were parsed on the event loop's thread."""
-    import threading
-
-    from specplug_sglang.frontend.parsing import PackingParser
-
-    on_loop, original = {}, PackingParser.parsed
-
-    def parsed(self: Any, extra_args: Any) -> Any:
-        lines = extra_args["specplug_references"].count("\n")
-        on_loop[str(lines)] = threading.current_thread() is threading.main_thread()
-        return original(self, extra_args)
-
-    async def together() -> list[Any]:
-        customs = [{"specplug_references": "x = 1\n" * size} for size in sizes]
-        params = [{"max_new_tokens": 2, "temperature": 0, "custom_params": custom} for custom in customs]
-        requested = [engine.async_generate(input_ids=[5, 6, 7], sampling_params=each) for each in params]
-        return await asyncio.gather(*requested)
-
-    PackingParser.parsed = parsed
-    try:
-        answers = engine.loop.run_until_complete(together())
-    finally:
-        PackingParser.parsed = original
-    return {"on the loop": on_loop, "answers": len(answers)}
-
-
 # Tests.
 
 
@@ -261,11 +234,6 @@ def test_one_bad_request_among_others_spoils_nothing(zoo):
     assert found == []
     (answer,) = zoo.call(inside.generate, prompts=["a"], params={"max_new_tokens": 4})
     assert len(answer["token_ids"]) == 4
-
-
-def test_large_texts_are_parsed_beside_the_event_loop_and_small_ones_on_it(zoo):
-    found = zoo.call(while_parsing, sizes=[4000, 1])
-    assert found == {"on the loop": {"4000": False, "1": True}, "answers": 2}
 
 
 def test_a_server_without_specplug_has_no_hooks(baseline):

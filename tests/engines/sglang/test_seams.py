@@ -25,11 +25,6 @@ def test_what_serves_comfort_alone_is_off_with_one_warning_where_it_has_moved(ba
     assert second.endswith(f"The server runs; off: {OPTIONAL['metrics']}")
 
 
-def test_an_sglang_that_does_not_know_its_version_is_served_with_one_warning(baseline):
-    (warning,) = baseline.call(pretend)
-    assert "not with dev" in warning
-
-
 # -- functions that run there ------------------------------------------------------------------------------------------
 
 
@@ -59,19 +54,6 @@ def rename_optional_seam(engine):
             http.metrics_made(None, SimpleNamespace(state=SimpleNamespace(specplug="a manager")))
         for where in PARTS - OPTIONAL.keys():
             seams.require(where)
-    return records
-
-
-def pretend(engine):
-    """Return the warnings when SGLang does not know its version."""
-    import sglang.version
-
-    from specplug_sglang import seams
-
-    with warned() as records, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sglang.version, "__version__", "0.0.0.dev0")
-        seams.require("worker")
-        seams.require("api")
     return records
 
 
