@@ -61,12 +61,7 @@ PLAIN: dict[str, Requested] = {
     "processor": (
         LOOP,
         {**LOOPING, "custom_params": {"token_ids": DIGITS}},
-        {"processors": "ban", "return_logprob": True, "top_logprobs_num": 2},
-    ),
-    "processor of state": (
-        LOOP,
-        {**LOOPING, "custom_params": {"token_ids": [NEWLINE]}},
-        {"processors": "thirds"},
+        {"custom_logit_processor": "ban", "return_logprob": True, "top_logprobs_num": 2},
     ),
     "biased and penalised": (
         LOOP,
@@ -92,7 +87,7 @@ GRAMMARS: dict[str, Requested] = {
     "regex and processor": (
         LOOP,
         {"regex": "([xy] = [0-9]\n){6}", "custom_params": {"token_ids": DIGITS}},
-        {"processors": "ban"},
+        {"custom_logit_processor": "ban"},
     ),
     "ordinary": (LOOP, LOOPING, {}),
 }
@@ -101,25 +96,8 @@ GRAMMARS: dict[str, Requested] = {
 Counts = dict[str, tuple[int, int]]
 
 
-def ask(engine: Engine, requested: dict[str, Requested]) -> dict[str, dict[str, Any]]:
-    """Return the answers by name; all requests start in one prefill, or in the chunks of one."""
-    engine.inside(watching.hold_back, count=len(requested))
-    assert engine.call(inside.flush)
-    given = {
-        "prompts": [prompt for prompt, _, _ in requested.values()],
-        "params": [own for _, own, _ in requested.values()],
-    }
-    each = {
-        option: [options.get(option, default) for _, _, options in requested.values()]
-        for option, default in OPTIONS.items()
-        if any(option in options for _, _, options in requested.values())
-    }
-    answers = engine.call(generate, **given, rid=list(requested), **each)
-    return dict(zip(requested, answers, strict=True))
-
-
 OPTIONS: dict[str, Any] = {
-    "processors": None,
+    "custom_logit_processor": None,
     "return_logprob": False,
     "logprob_start_len": -1,
     "top_logprobs_num": 0,
@@ -129,25 +107,28 @@ OPTIONS: dict[str, Any] = {
 """What requests may ask for beside sampling parameters, and what those get that do not."""
 
 
-def generate(engine: Any, processors: list[str | None] | None = None, **given: Any) -> list[dict[str, Any]]:
-    """Generate as `inside.generate` does, with custom logit processors by name."""
-    from sglang.srt.sampling.custom_logit_processor import CustomLogitProcessor, DisallowedTokensLogitsProcessor
+def ask(engine: Engine, requested: dict[str, Requested]) -> dict[str, dict[str, Any]]:
+    """Return the answers by name; all requests start in one prefill, or in the chunks of one."""
+    engine.inside(watching.hold_back, count=len(requested))
+    assert engine.call(inside.flush)
+    prompts, params, options = zip(*requested.values(), strict=True)
+    each = {
+        option: [own.get(option, default) for own in options]
+        for option, default in OPTIONS.items()
+        if any(option in own for own in options)
+    }
+    answers = engine.call(generate, prompts=prompts, params=params, rid=list(requested), **each)
+    return dict(zip(requested, answers, strict=True))
 
-    class Thirds(CustomLogitProcessor):
-        """Forbids tokens but where the request has a multiple of three, as far as the host knows."""
 
-        def __call__(self, logits: Any, custom_param_list: Any = None) -> Any:
-            for row, given in enumerate(custom_param_list):
-                if len(given["__req__"].output_ids) % 3:
-                    logits[row, given["token_ids"]] = -float("inf")
-            return logits
+def generate(engine: Any, custom_logit_processor: list[str | None] | None = None, **given: Any) -> list[dict[str, Any]]:
+    """Generate as `inside.generate` does; any custom logit processor forbids tokens."""
+    from sglang.srt.sampling.custom_logit_processor import DisallowedTokensLogitsProcessor
 
-    known = {None: None, "ban": DisallowedTokensLogitsProcessor.to_str(), "thirds": Thirds.to_str()}
-    if processors is not None:
-        given["custom_logit_processor"] = [known[name] for name in processors]
-    given["input_ids"] = given.pop("prompts")
-    given["sampling_params"] = [{"temperature": 0.0, "max_new_tokens": 40, **own} for own in given.pop("params")]
-    return [inside.described(output) for output in engine.generate(**given)]
+    if custom_logit_processor is not None:
+        ban = DisallowedTokensLogitsProcessor.to_str()
+        given["custom_logit_processor"] = [name and ban for name in custom_logit_processor]
+    return inside.generate(engine, **given)
 
 
 DRAWN: dict[str, tuple[int, int]] = {}
@@ -275,7 +256,7 @@ def test_what_is_requested_for_is_done(answered, under_grammars):
         "processor": "ordinary",
         "biased": "ordinary",
     }
-    ordinary |= dict.fromkeys(["presence", "repetition", "processor of state", "min new tokens"], "ordinary")
+    ordinary |= dict.fromkeys(["presence", "repetition", "min new tokens"], "ordinary")
     for name, other in ordinary.items():
         reported = [flat(found[which]["meta"].get("output_token_logprobs")) for which in (name, other)]
         same = found[name]["token_ids"] == found[other]["token_ids"]

@@ -57,8 +57,7 @@ def listen(scheduler: Any) -> None:
                     for key in ("enabled", "num_speculative_tokens", "proposer", "store", "corpora", "documents")
                     if (value := getattr(options, key)) != getattr(wire.DEFAULTS, key)
                 },
-                "references": {reference.name: reference.token_ids.tolist()[:64] for reference in references},
-                "sizes": [len(reference.token_ids) for reference in references],
+                "references": {reference.name: reference.token_ids.tolist() for reference in references},
                 "tenant": tenant,
                 "rest": {key: value for key, value in (carried or {}).items() if key != "specplug"},
             }
@@ -167,14 +166,13 @@ def arrived(engine: Engine, custom: Any, **sampling: Any) -> list[dict[str, Any]
 def test_fields_arrive_parsed_and_other_parameters_as_they_are(zoo, custom, options, references, tenant):
     expected = {name: ids(text) if isinstance(text, str) else text for name, text in references.items()}
     [found] = arrived(zoo, {**custom, **OTHER})
-    sizes = [len(each) for each in expected.values()]
-    assert found == {"options": options, "references": expected, "sizes": sizes, "tenant": tenant, "rest": OTHER}
+    assert found == {"options": options, "references": expected, "tenant": tenant, "rest": OTHER}
 
 
 @pytest.mark.parametrize("custom", [None, {}, OTHER])
 def test_requests_without_fields_are_left_alone(zoo, custom):
     [found] = arrived(zoo, custom)
-    assert found == {"options": {}, "references": {}, "sizes": [], "tenant": None, "rest": custom or {}}
+    assert found == {"options": {}, "references": {}, "tenant": None, "rest": custom or {}}
     assert zoo.call(parses, sampling_params={"max_new_tokens": 2, "custom_params": custom})["parses"] == 0
 
 

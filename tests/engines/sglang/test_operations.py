@@ -169,15 +169,6 @@ def obeyed_in_scheduler(scheduler: Any, order: dict[str, Any]) -> dict[str, Any]
     return status.control(scheduler, order)
 
 
-def break_status(scheduler: Any, broken: bool) -> None:
-    """Let telling the status fail, or work again."""
-    step_planner = scheduler.draft_worker.drafting.step_planner
-    if broken:
-        step_planner.whole, step_planner.plan = step_planner.plan, None
-    else:
-        step_planner.plan = step_planner.whole
-
-
 @pytest.fixture
 def offline(engine: Callable[..., Engine]) -> Iterator[Engine]:
     """An `Engine` with specplug's own settings."""
@@ -211,16 +202,6 @@ def test_an_engine_says_what_is_wrong_with_an_order(offline):
         offline.call(set_mode, mode="of")
     assert "set_mode" in raised.value.text
     assert offline.call(read)[0]["scheduler"]["control"]["mode"] == "on"
-
-
-def test_a_status_that_cannot_be_reported_harms_nobody(offline):
-    offline.inside(break_status, broken=True)
-    try:
-        with pytest.raises(Raised, match=r"EngineError: .*object has no attribute .draft_length."):
-            offline.call(read)
-    finally:
-        offline.inside(break_status, broken=False)
-    assert offline.call(read)[0]["engine"] == 0
 
 
 # -- without specplug --------------------------------------------------------------------------------------------------

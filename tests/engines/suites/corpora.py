@@ -196,7 +196,6 @@ class CorporaSuite:
         [
             (b"{", 400, "the body is not JSON"),
             ({"name": "x", "documents": [{"token_ids": [10**6]}]}, 400, "token id outside the vocabulary"),
-            ({"name": "..", "documents": ["text"]}, 400, "name"),
             (iter([b" " * 9000] * 3), 413, "corpora.max_request_bytes"),
         ],
     )
