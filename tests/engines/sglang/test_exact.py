@@ -14,11 +14,11 @@ import pytest
 import torch
 
 from tests.engines import toy
-from tests.engines.plain import ids, prompts, tokenizer
+from tests.engines.plain import ids, tokenizer
 from tests.engines.sglang import inside, trees, watching
 from tests.engines.sglang.engines import Engine
 from tests.engines.sglang.test_sampling import cut, sample, saved, small
-from tests.engines.suites.features import NGRAM
+from tests.engines.suites.features import EDIT, LOOP, NEWLINE, NGRAM
 
 __all__ = ["saved", "small"]
 
@@ -37,9 +37,6 @@ SERVED: dict[str, Any] = {
 }
 """Engines of these tests, and of those of features."""
 
-LOOP = ids("x = 1\ny = 2\nx = 1\ny = 2\nx = 1\ny = 2\nx = 1\n")
-EDIT = list(prompts()[0])
-NEWLINE = ids("a\nb")[1]
 DIGITS = [ids("x = 1\n")[2], ids("x = 2\n")[2]]
 
 
