@@ -114,29 +114,6 @@ def show_siblings(scheduler: Any) -> None:
     after_preparing(scheduler, change)
 
 
-def whole_masks(scheduler: Any, hide: int = 0) -> None:
-    """This is no mistake: masks cover the text before the drafts too, as SGLang's n-gram builds them on GPUs.
-
-    Args:
-        hide: tokens at the text's begin that drafts do not see; any is the mistake.
-    """
-
-    def change(batch: Any, n: int) -> None:
-        whole = []
-        for before, drafts in zip(batch.seq_lens.tolist(), batch.spec_info.custom_mask.view(-1, n, n), strict=True):
-            text = torch.ones(n, before, dtype=torch.bool)
-            text[:, :hide] = False
-            whole.append(torch.cat([text, drafts], dim=1).flatten())
-        batch.spec_info.custom_mask = torch.cat(whole)
-
-    after_preparing(scheduler, change)
-
-
-def hide_begin(scheduler: Any) -> None:
-    """The mistake: a mask of the text before the drafts is short by one."""
-    whole_masks(scheduler, hide=1)
-
-
 def accept_lightly(scheduler: Any) -> None:
     """The mistake: drafts are accepted with twice the target's probability."""
     import sglang.srt.speculative.eagle_utils as module
