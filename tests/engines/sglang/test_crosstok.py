@@ -54,7 +54,7 @@ def test_texts_beyond_the_drafts_last_position(engine: Callable[..., Engine], tm
 
 
 def test_sampled(paired: Engine) -> None:
-    texts, params = crosstok.requests(384)
+    texts, params = crosstok.requests(256)
     limits = {"max_new_tokens": crosstok.LENGTH + 1, "ignore_eos": True}
     before = paired.inside(watching.counts)["total"]
     answers = paired.call(inside.generate, prompts=texts, params=[{**own, **limits} for own in params])

@@ -17,7 +17,7 @@ from tests.engines import toy
 from tests.engines.plain import ids, tokenizer
 from tests.engines.sglang import inside, trees, watching
 from tests.engines.sglang.engines import Engine
-from tests.engines.sglang.test_sampling import cut, sample, saved, small
+from tests.engines.sglang.test_sampling import cut, saved, small
 from tests.engines.suites.features import EDIT, LOOP, NEWLINE, NGRAM
 
 __all__ = ["saved", "small"]
@@ -299,17 +299,3 @@ def test_min_p_beside_ordinary_requests(toys):
         assert toy.p_value([answer["token_ids"] for answer in answers], each) > 1e-4
         accepted = sum(answer["meta"]["spec_num_correct_drafts"] for answer in answers)
         assert accepted == 0 if own else accepted > 200
-
-
-def test_a_draw_of_verification_is_found_out(toys):
-    """The mistake: tokens that verification drew are kept for requests with min_p."""
-    with toys.planted(draw_by_verification):
-        p, *_ = sample(toys, 64, distribution=by_min_p(), min_p=MIN_P)
-    assert p < 1e-6
-
-
-def draw_by_verification(scheduler: Any) -> None:
-    from specplug_sglang.verification import exact
-
-    trees.verify_always(scheduler)
-    trees.put(exact, "sample_plainly", lambda *args: None)

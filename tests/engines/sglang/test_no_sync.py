@@ -116,29 +116,26 @@ def empty(*shape: int, dtype: torch.dtype = torch.int32) -> torch.Tensor:
     return torch.zeros(*shape, dtype=dtype, device=META)
 
 
+class Standing(SimpleNamespace):
+    """Stands in for an object whose other attributes are None."""
+
+    def __getattr__(self, name: str) -> None:
+        return None
+
+
 def request(rid: str, slot: int) -> Any:
     """Stand in for a `Req` that decodes."""
     params = {
-        "custom_params": None, "max_new_tokens": 20, "top_k": 1, "temperature": 1.0, "top_p": 1.0, "min_p": 0.0,
-        "sampling_seed": None, "frequency_penalty": 0.0, "presence_penalty": 0.0, "repetition_penalty": 1.0,
-        "min_new_tokens": 0, "ignore_eos": False, "stop_token_ids": {5, 7},
+        "max_new_tokens": 20, "min_new_tokens": 0, "top_k": 1, "temperature": 1.0, "top_p": 1.0, "min_p": 0.0,
+        "frequency_penalty": 0.0, "presence_penalty": 0.0, "repetition_penalty": 1.0, "stop_token_ids": {5, 7},
     }  # fmt: skip
-    return SimpleNamespace(
+    return Standing(
         rid=rid,
-        sampling_params=SimpleNamespace(**params),
+        sampling_params=Standing(**params),
         origin_input_ids=[1, 2, 3],
         origin_input_ids_unpadded=[1, 2, 3],
         output_ids=[4],
-        custom_logit_processor=None,
-        grammar=None,
-        lora_id=None,
-        extra_key=None,
-        cache_salt=None,
-        tokenizer=None,
         eos_token_ids={1},
-        input_embeds=None,
-        positional_embed_overrides=None,
-        multimodal_inputs=None,
         retraction_count=0,
         kv=SimpleNamespace(req_pool_idx=slot),
         finished=lambda: False,

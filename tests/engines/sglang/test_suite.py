@@ -271,39 +271,5 @@ class TestChats(ChatSuite):
     """SGLang's parsers."""
 
 
-@pytest.mark.slow  # of the tests themselves
-class TestHarness:
-    def test_functions_run_in_both_processes(self, baseline):
-        assert baseline.call(process) != baseline.inside(process) == baseline.inside(process)
-
-    def test_an_engine_starts_on_a_machine_with_3_gb_left(self, baseline):
-        """Memory is measured before and after a model is loaded; other engines start, so 800 MB are left at last."""
-        needed = baseline.inside(cached_tokens)
-        assert 0 < needed <= 16384  # which the tiny model fits into a few MB
-        assert baseline.inside(cached_tokens, before=3.0, after=0.8) == needed
-
-
-def process(anything: Any) -> int:
-    import os
-
-    return os.getpid()
-
-
-def cached_tokens(scheduler: Any, before: float | None = None, after: float | None = None) -> int:
-    """Return how many tokens SGLang has room for; or would have, with so many GiB free before and after loading."""
-    runner = scheduler.tp_worker.model_runner
-    if before is None:
-        return int(runner.max_total_num_tokens)
-    from sglang.srt.mem_cache import kv_cache_configurator as module
-
-    default = module.get_available_gpu_memory
-    module.get_available_gpu_memory = lambda *args, **kwargs: after
-    try:
-        configurator = runner.kv_cache_configurator
-        return int(configurator.config_from_budget(configurator._profile_available_bytes(before)).max_total_num_tokens)
-    finally:
-        module.get_available_gpu_memory = default
-
-
 class TestEnvironment(EnvironmentSuite):
     files = ("sglang.txt", "sglang-nodeps.txt")
