@@ -19,7 +19,6 @@ from tests.engines.server import Server
 from tests.engines.sglang import inside, trees, watching
 from tests.engines.sglang.test_exact import SERVED
 from tests.engines.sglang.watching import TIGHT
-from tests.engines.suites.audit import AuditSuite
 from tests.engines.suites.chats import ChatSuite, scripted_model
 from tests.engines.suites.containment import ContainmentSuite
 from tests.engines.suites.environment import EnvironmentSuite
@@ -241,23 +240,6 @@ class TestReasoning(ReasoningSuite):
             assert found["meta"][name] == expected["meta"][name], name
         assert 0 < found["meta"]["reasoning_tokens"] <= found["meta"]["completion_tokens"]
         assert found["meta"]["spec_num_correct_drafts"] > 0
-
-
-@overlapped
-class TestAudit(AuditSuite):
-    settings, how, sampling = NGRAM, SERVED, {"sampling": True}
-    mistakes = (trees.swap_rows,)
-
-    def plant(self, served: Served, mistake: Callable[..., Any] | None) -> None:
-        if mistake is not None:
-            served.engine.inside(mistake)
-            return
-        assert served.engine.inside(trees.restore)
-        assert served.engine.call(inside.flush)
-
-    @pytest.mark.slow  # an engine of its own; `test_sampling` has the distribution itself
-    def test_it_samples_by_the_controls_distribution(self, start, control):
-        super().test_it_samples_by_the_controls_distribution(start, control)
 
 
 @pytest.fixture(scope="session")

@@ -125,19 +125,6 @@ def accept_lightly(scheduler: Any) -> None:
     original = put(module, "_verify_coins", coins)
 
 
-def swap_rows(scheduler: Any) -> None:
-    """The mistake: the drafts of the first two rows are verified by each other's logits."""
-    from specplug_sglang.verification import exact
-
-    def swapped(runner: Any, batch: Any, logits: Any, mask: Any) -> Any:
-        if len(batch.reqs) > 1:
-            rows = logits.next_token_logits.view(len(batch.reqs), -1, logits.next_token_logits.shape[-1])
-            logits.next_token_logits = torch.cat([rows[:2].flip(0), rows[2:]]).flatten(0, 1)
-        return verify(runner, batch, logits, mask)
-
-    verify = put(exact, "verify", swapped)
-
-
 def plan(scheduler: Any, draft_lengths: list[int]) -> None:
     """Let the policy, which has to be `ladder`, plan other draft lengths."""
     planner = scheduler.draft_worker.drafting.step_planner.stage._planner

@@ -12,15 +12,11 @@ from typing import Any, ClassVar
 import pytest
 import torch
 
-from specplug.audit.sampled import Sampled
-from specplug.audit.texts import Greedy, Logprobs
 from specplug.pipeline.stream.buffers import DraftOutputs
 from tests.engines import pictures
-from tests.engines.auditing import audit
 from tests.engines.plain import model
 from tests.engines.refusing import Refusing, refused_at_start
 from tests.engines.server import Server
-from tests.engines.suites.audit import AuditSuite
 from tests.engines.suites.chats import ChatSuite, scripted_model
 from tests.engines.suites.containment import ContainmentSuite
 from tests.engines.suites.environment import EnvironmentSuite
@@ -31,7 +27,7 @@ from tests.engines.suites.lifecycle import LifecycleSuite
 from tests.engines.suites.served import Served
 from tests.engines.suites.stream import StreamSuite
 from tests.engines.suites.visible import VisibleSuite
-from tests.engines.vllm import auditing, inside, watching
+from tests.engines.vllm import inside, watching
 from tests.engines.vllm.conftest import NGRAM
 from tests.engines.vllm.referee import ZOO
 from tests.engines.vllm.served import answers
@@ -227,26 +223,6 @@ def embedded(llm: Any, prompts: list[list[int]], params: list[dict[str, Any]], p
     from specplug_testkit.recorder import RECORDS
 
     return _recorded(llm, RECORDS, lambda: answers(llm, given, params))
-
-
-@on_v1
-class TestAudit(AuditSuite):
-    settings, mistakes = NGRAM, (auditing.swap_rows, auditing.shift_slots)
-
-    def plant(self, served: Served, mistake: Callable[..., Any] | None) -> None:
-        served.engine.call(mistake or auditing.restore)
-
-
-@on_async
-class TestAuditOfV2:
-    def test_the_real_thing_passes(self, start):
-        report = audit(start(NGRAM, name="ngram"), start(None, name="plain"), Greedy(), Logprobs())
-        assert report.passed, report
-
-    @pytest.mark.slow  # hundreds of samples in Triton's interpreter
-    def test_it_samples_by_the_controls_distribution(self, start):
-        report = audit(start(NGRAM, name="ngram"), start(None, name="plain"), Sampled(60))
-        assert report.passed, report
 
 
 @pytest.fixture(scope="session")
