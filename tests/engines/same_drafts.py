@@ -11,27 +11,22 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from specplug.plugins.registry import Registry
 from specplug.plugins.specs import ProposerSpec
 from specplug.testing.driver import Driver
 from specplug.trace import TraceRow, TraceWriter
-from tests.engines.launch import PLUGINS, ROOT
+from tests.engines.launch import PLUGINS
 from tests.engines.plain import greedy, model, prompts
 
 PROPOSER = "parrot"
-FILE = ROOT / "examples" / "third_party_proposer" / "specplug_parrot.py"
-
 DRAFT_LENGTH = 8
 MAX_TOKENS = 40
 SETTINGS = {"proposer": PROPOSER, "policy": "fixed", "faults": {"host_deadline_ms": None}}
 
 CHOSEN = (1, 2, 4, 5, 6, 8, 9, 12, 13, 16, 18, 20)
 """Prompts in whose answers no two logits are closer than 0.5, so that all engines answer alike, wherever they run."""
-
-MUTANTS = ("row", "rank")
 
 
 @dataclass(frozen=True)
@@ -44,9 +39,9 @@ class Drafted:
     accepted: int
 
 
-def requested(count: int | None = None) -> dict[str, list[int]]:
+def requested() -> dict[str, list[int]]:
     """Return the prompts by the ids of their requests."""
-    return {f"same-{index}": list(prompts()[index]) for index in CHOSEN[:count]}
+    return {f"same-{index}": list(prompts()[index]) for index in CHOSEN}
 
 
 def answer(prompt: Sequence[int]) -> list[int]:
@@ -55,24 +50,22 @@ def answer(prompt: Sequence[int]) -> list[int]:
 
 
 def assert_answers(answers: Mapping[str, Sequence[int]]) -> None:
-    """Compare an engine's answers to the first of `requested` with the plain model's."""
+    """Compare an engine's answers to `requested` with the plain model's."""
     assert {name: list(ids) for name, ids in answers.items()} == {
-        name: answer(prompt) for name, prompt in requested(len(answers)).items()
+        name: answer(prompt) for name, prompt in requested().items()
     }
 
 
-def assert_drafts(rows: Sequence[TraceRow], count: int | None = None, *, before_first: bool = False) -> None:
+def assert_drafts(rows: Sequence[TraceRow], *, before_first: bool = False) -> None:
     """Compare the trace of an engine that gave these answers with what the proposer drafts alone.
 
     Args:
-        rows: the trace of the first `count` of `requested`.
-        count: None is all of them.
+        rows: the trace of `requested`.
         before_first: whether the engine drafts for the first token of an answer, too.
     """
     found = drafts(rows)
-    assert found == {name: expected(tuple(prompt), before_first) for name, prompt in requested(count).items()}
-    if count is None:
-        assert sum(max(0, step.accepted) for steps in found.values() for step in steps) > 300
+    assert found == {name: expected(tuple(prompt), before_first) for name, prompt in requested().items()}
+    assert sum(max(0, step.accepted) for steps in found.values() for step in steps) > 300
 
 
 def drafts(rows: Sequence[TraceRow]) -> dict[str, list[Drafted]]:
@@ -146,43 +139,3 @@ def traced(stage: Any, path: str) -> Iterator[None]:
             yield
         finally:
             stage._trace, stage.has_observers = None, reports
-
-
-@contextmanager
-def planted(stage: Any, mutant: str | None) -> Iterator[None]:
-    """Let a mutant draft meanwhile; see `plant`."""
-    plant(stage, mutant)
-    try:
-        yield
-    finally:
-        plant(stage, None)
-
-
-def plant(stage: Any, mutant: str | None) -> None:
-    """Let drafts depend on what they must not depend on: on rows, or on ranks, as if this were the second one.
-
-    None undoes it.
-    """
-    proposer = proposer_of(stage)
-    vars(proposer).pop("propose", None)
-    if mutant is None:
-        return
-    propose = proposer.propose
-
-    def wrong(batch: Any, limits: Any, draft: Any) -> None:
-        propose(batch, limits, draft)
-        for row, length in enumerate(draft.lengths.tolist()):
-            if length:
-                draft.token_ids[row, 0] = (draft.token_ids[row, 0] + (row if mutant == "row" else 1)) % batch.vocab_size
-
-    proposer.propose = wrong
-
-
-def proposer_of(stage: Any) -> Any:
-    """Return the proposer, which comes from the one file."""
-    import specplug_parrot
-
-    [proposer] = [it.handle.proposer for it in stage.runners if it.handle.spec.name == PROPOSER]
-    assert type(proposer) is specplug_parrot.Parrot
-    assert Path(specplug_parrot.__file__).resolve() == FILE
-    return proposer
