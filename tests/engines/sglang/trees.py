@@ -5,8 +5,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -85,35 +83,6 @@ def seen(scheduler: Any) -> list[dict[str, Any]]:
     return list(SEEN)
 
 
-def lose_moves(scheduler: Any) -> None:
-    """The mistake: keys and values of accepted drafts stay where the drafts lay."""
-    import sglang.srt.speculative.spec_utils as module
-
-    put(module, "move_accept_tokens_to_target_kvcache", lambda *args: None)
-
-
-def after_preparing(scheduler: Any, change: Callable[[Any, int], None]) -> None:
-    """Let `change(batch, nodes per tree)` run on batches that are ready for verification."""
-    import specplug_sglang.scheduler.worker as module
-
-    def prepare(batch: Any, *args: Any) -> None:
-        original(batch, *args)
-        if batch.forward_mode.is_target_verify():
-            change(batch, batch.spec_info.draft_token_num)
-
-    original = put(module, "prepare", prepare)
-
-
-def show_siblings(scheduler: Any) -> None:
-    """The mistake: every draft sees all that were put before it, whatever the tree."""
-
-    def change(batch: Any, n: int) -> None:
-        chain = torch.ones(n, n, dtype=torch.bool).tril()
-        batch.spec_info.custom_mask = chain.expand(len(batch.reqs), n, n).flatten()
-
-    after_preparing(scheduler, change)
-
-
 def accept_lightly(scheduler: Any) -> None:
     """The mistake: drafts are accepted with twice the target's probability."""
     import sglang.srt.speculative.eagle_utils as module
@@ -129,11 +98,6 @@ def plan(scheduler: Any, draft_lengths: list[int]) -> None:
     """Let the policy, which has to be `ladder`, plan other draft lengths."""
     planner = scheduler.draft_worker.drafting.step_planner.stage._planner
     put(planner, "_options", planner._options.model_copy(update={"draft_lengths": tuple(draft_lengths)}))
-
-
-def keep_backend(scheduler: Any) -> None:
-    """The mistake: every draft length is verified by what was built for the widest."""
-    put(scheduler.draft_worker.draft_lengths, "using", lambda n: nullcontext())
 
 
 def mask_as_on_gpus(scheduler: Any) -> None:
