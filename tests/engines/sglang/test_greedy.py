@@ -1,4 +1,4 @@
-"""Greedy output with specplug is the plain model's for any draft: chains and trees, of any length, overlapped or not."""
+"""Greedy output with specplug is the plain model's for any draft: chains and trees of any length, overlapped or not."""
 
 from __future__ import annotations
 
@@ -110,14 +110,14 @@ class Seen:
 def ask(
     engine: Engine,
     params: Sequence[dict[str, Any]],
-    *mistakes: Callable[..., Any],
+    *plants: Callable[..., Any],
     given: Sequence[Sequence[int]] = PROMPTS,
     draft_lengths: Sequence[int] = (DRAFT_LENGTH,),
 ) -> Seen:
     """Generate under the eyes of `trees.watch`; nothing stays in caches."""
     assert engine.call(inside.flush)
     before = engine.inside(watching.counts)
-    with engine.planted(trees.plan, trees.watch, *mistakes, draft_lengths=list(draft_lengths)):
+    with engine.planted(trees.plan, trees.watch, *plants, draft_lengths=list(draft_lengths)):
         answers = engine.call(inside.generate, prompts=[list(prompt) for prompt in given], params=list(params))
     assert engine.call(inside.flush)
     return Seen(answers, engine.inside(trees.seen), before, engine.inside(watching.counts))

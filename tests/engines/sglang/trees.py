@@ -65,7 +65,7 @@ def watch_plain_steps(scheduler: Any) -> None:
 
 
 def verify_always(scheduler: Any) -> None:
-    """No mistake: steps without drafts verify the newest token, as where SGLang's own decoding cannot run."""
+    """Steps without drafts verify the newest token, as where SGLang's own decoding cannot run."""
     put(scheduler.draft_worker, "decodes_plainly", False)
 
 
@@ -101,7 +101,7 @@ def plan(scheduler: Any, draft_lengths: list[int]) -> None:
 
 
 def mask_as_on_gpus(scheduler: Any) -> None:
-    """This is no mistake: the worker builds masks of the whole text, sized by lengths that the host knows."""
+    """The worker builds masks of the whole text, sized by lengths that the host knows."""
     import specplug_sglang.verification.verify_input as module
     from specplug_sglang.verification.trees import chain_sees, whole_mask
 
