@@ -17,7 +17,7 @@ from tests.engines import toy
 from tests.engines.plain import ids, tokenizer
 from tests.engines.sglang import inside, trees, watching
 from tests.engines.sglang.engines import Engine
-from tests.engines.sglang.test_sampling import cut, saved, small
+from tests.engines.sglang.test_sampling import saved, small
 from tests.engines.suites.features import EDIT, LOOP, NEWLINE, NGRAM
 
 __all__ = ["saved", "small"]
@@ -275,7 +275,7 @@ MIN_P = 0.3
 
 def by_min_p() -> torch.Tensor:
     """Return the toy's distribution [V, V] over tokens at least `MIN_P` times as likely as the likeliest."""
-    return cut(toy.distribution(), lambda ranked: sum(prob >= MIN_P * ranked[0] for prob in ranked))
+    return toy.cut(lambda ranked: sum(prob >= MIN_P * ranked[0] for prob in ranked))
 
 
 @pytest.fixture(scope="session")
