@@ -109,11 +109,8 @@ def judge_long_answers(engine: Engine) -> list[Any]:
 
 def test_requests_that_are_retracted_are_drafted_for_again(make):
     engine = make("EAGLE", CHANGING)
-    engine.inside(watching.retract_often, every=5)
-    try:
+    with engine.planted(watching.retract_often, every=5):
         found = judge_long_answers(engine)
-    finally:
-        engine.inside(watching.retract_often, every=0)
     assert sum(answer["meta"]["num_retractions"] for answer in found) > 3
 
 

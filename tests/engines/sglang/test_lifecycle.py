@@ -5,6 +5,7 @@ See `tests.engines.suites.lifecycle` for the rest.
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Callable
 from typing import Any
@@ -12,7 +13,7 @@ from typing import Any
 import pytest
 
 from tests.engines.plain import tokenizer
-from tests.engines.sglang import watching
+from tests.engines.sglang import trees, watching
 from tests.engines.sglang.watching import TIGHT
 from tests.engines.suites.lifecycle import (
     PROMPTS,
@@ -32,15 +33,23 @@ def tight(start: Callable[..., Served]) -> Served:
 
 
 def test_often_retracted(tight):
-    """The youngest request is retracted every few steps, with a step in flight, and others take its slot."""
+    """The youngest request is retracted every few steps, with and without drafts, and others take its slot."""
     places = (*UNENDING, 8, 21, 12, 14, 16, 20)
-    tight.engine.inside(watching.retract_often, every=5)
-    try:
+    with tight.engine.planted(watching.retract_often, skip_drafts, every=5):
         found = tight.recorded(requested_for("often", places))
-    finally:
-        tight.engine.inside(watching.retract_often, every=0)
     assert_right(found, "often", places)
     assert sum(output["meta"]["num_retractions"] for output in found["outputs"].values()) > 5
+
+
+def skip_drafts(scheduler: Any) -> None:
+    """Let some steps have no drafts."""
+    drafting, has_drafts = scheduler.draft_worker.drafting, itertools.cycle([True, False, False])
+
+    def plan(reqs: Any) -> int:
+        planned: int = original(reqs)
+        return planned if next(has_drafts) else 0
+
+    original = trees.put(drafting, "plan", plan)
 
 
 def test_aborted_while_it_waits_to_resume(tight):
