@@ -75,20 +75,6 @@ def drafted(served: Engine, which: int) -> int:
     return int(answer["meta"]["spec_num_correct_drafts"])
 
 
-def test_trees_are_drafted_from_a_store_that_others_change(engine: Callable[..., Engine], tmp_path: Path):
-    store = Store.create(tmp_path / "store", fingerprint(tokenizer()))
-    requested = environment(store.root)
-    served = engine("SPECPLUG", topk=4, environment=requested, name="retrieval, trees")
-    plain = drafted(served, 0)
-    number, _ = answers()[0]
-    store.add("answers", [document(greedy(prompts()[number])["token_ids"])])
-    wait_until(served, [{""}])
-    assert drafted(served, 0) > max(plain, 20)
-    store.remove("answers")
-    wait_until(served, [set()])
-    assert drafted(served, 0) == plain
-
-
 @pytest.mark.slow
 def test_several_engines_share_a_store(engine: Callable[..., Engine], tmp_path: Path):
     store = Store.create(tmp_path / "store", fingerprint(tokenizer()))
