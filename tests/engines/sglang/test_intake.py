@@ -114,11 +114,6 @@ def parses(engine: Any, sampling_params: Any, prompts: int = 1) -> dict[str, Any
     }
 
 
-def same_in_list(engine: Any, params: dict[str, Any], prompts: int) -> dict[str, Any]:
-    """The same parameters, one object, for every prompt of a list."""
-    return parses(engine, [params] * prompts, prompts)
-
-
 # Tests.
 
 
@@ -176,24 +171,14 @@ def test_requests_without_fields_are_left_alone(zoo, custom):
     assert zoo.call(parses, sampling_params={"max_new_tokens": 2, "custom_params": custom})["parses"] == 0
 
 
-@pytest.mark.parametrize("wire", ["1", 1, [49], {"1": 1}])
-def test_a_client_cannot_send_the_wire_form(zoo, wire):
-    sent = {"wire": wire, "fields": '{"options": {}, "references": [["x", 4]]}', "ids": "ffffffff"}
-    for answer in zoo.call(refusals, given={"specplug": sent}):
-        assert "unknown request field" in answer["text"]
-
-
-@pytest.mark.parametrize("number", [1, 3])
-@pytest.mark.parametrize("prompts", [1, 2])
+@pytest.mark.parametrize(("number", "prompts"), [(1, 1), (3, 2)])
 def test_fields_are_parsed_once_however_many_requests_they_stand_for(zoo, number, prompts):
     params = {"max_new_tokens": 2, "n": number, "temperature": 1.0, "custom_params": {"specplug_references": [5, 6]}}
     with listening(zoo) as found:
         answer = zoo.call(parses, sampling_params=params, prompts=prompts)
-        listed = zoo.call(same_in_list, params=params, prompts=2)
     assert answer == {"parses": 1, "answers": number * prompts, "untouched": True}
-    assert listed == {"parses": 1, "answers": number * 2, "untouched": True}
     # For parallel samples SGLang sends one request more for each prompt, which fills its prefix cache.
-    assert len(found) == (number + (number > 1)) * (prompts + 2)
+    assert len(found) == (number + (number > 1)) * prompts
     assert [each["references"] for each in found] == [{"reference 1": [5, 6]}] * len(found)
 
 
@@ -211,6 +196,7 @@ def test_each_request_of_a_list_has_its_own_fields(zoo):
     [
         ({"specplug_refrences": TEXT}, ["'specplug_refrences'", "Did you mean 'specplug_references'?"]),
         ({"specplug_verifier": "reference"}, ["does not verify with it"]),
+        ({"specplug": {"wire": [49], "fields": "{}", "ids": "ffffffff"}}, ["unknown request field"]),  # the wire's form
         ({"specplug_references": "x " * 10_000_000}, ["too large", "limits.max_reference_tokens"]),
     ],
 )
