@@ -1,22 +1,19 @@
 """specplug's request fields are checked before the scheduler receives the request.
 
-What comes over HTTP is tested in `test_server`.
+What they do there is tested with what they ask for, and what comes over HTTP in `test_server`.
 """
 
 from __future__ import annotations
 
 import asyncio
-import base64
 import contextlib
 import json
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import numpy as np
 import pytest
 
 from tests.engines.engines import Engine, Raised
-from tests.engines.plain import ids
 from tests.engines.sglang import inside
 
 SETTINGS = {
@@ -27,7 +24,6 @@ SETTINGS = {
     "limits": {"max_reference_tokens": 1_000_000},
 }
 TEXT = "def area(r):\n    return 3.14159 * r * r\n"
-PACKED = base64.b64encode(np.array([5, 6, 7], dtype="<i4").tobytes()).decode()
 OTHER = {"other": 1, "list": ["a", 2.5, None, True], "map": {"a": "b"}}
 
 
@@ -49,14 +45,9 @@ def listen(scheduler: Any) -> None:
 
     def add(req: Any, *args: Any, **kwargs: Any) -> Any:
         carried = req.sampling_params.custom_params
-        options, references, tenant = wire.decode(carried)
+        _, references, tenant = wire.decode(carried)
         scheduler._arrivals.append(
             {
-                "options": {
-                    key: value
-                    for key in ("enabled", "num_speculative_tokens", "proposer", "store", "corpora", "documents")
-                    if (value := getattr(options, key)) != getattr(wire.DEFAULTS, key)
-                },
                 "references": {reference.name: reference.token_ids.tolist() for reference in references},
                 "tenant": tenant,
                 "rest": {key: value for key, value in (carried or {}).items() if key != "specplug"},
@@ -128,47 +119,11 @@ def listening(engine: Engine) -> Iterator[list[dict[str, Any]]]:
         found += engine.inside(received)
 
 
-def arrived(engine: Engine, custom: Any, **sampling: Any) -> list[dict[str, Any]]:
-    with listening(engine) as found:
-        engine.call(
-            inside.generate,
-            prompts=[[5, 6, 7]],
-            params={"max_new_tokens": 2, **sampling, "custom_params": custom},
-        )
-    return found
-
-
-@pytest.mark.parametrize(
-    ("custom", "options", "references", "tenant"),
-    [
-        ({"specplug": {"enabled": False, "store": False, "tenant": "a"}}, {"enabled": False, "store": False}, {}, "a"),
-        (
-            {"specplug": {"references": [{"token_ids": [5, 6], "name": "x"}, TEXT]}},
-            {},
-            {"x": [5, 6], "reference 2": TEXT},
-            None,
-        ),
-        ({"specplug_references": {"token_ids": PACKED, "name": "ü/\u4e2d"}}, {}, {"ü/\u4e2d": [5, 6, 7]}, None),
-        ({"specplug_num_speculative_tokens": 200}, {"num_speculative_tokens": 8}, {}, None),
-        (
-            {"specplug_documents": [{"name": "a.txt", "corpus": "notes"}, "b.txt"], "specplug_corpora": "notes"},
-            {"documents": [["a.txt", "notes"], ["b.txt", None]], "corpora": ["notes"]},
-            {},
-            None,
-        ),
-    ],
-)
-def test_fields_arrive_parsed_and_other_parameters_as_they_are(zoo, custom, options, references, tenant):
-    expected = {name: ids(text) if isinstance(text, str) else text for name, text in references.items()}
-    [found] = arrived(zoo, {**custom, **OTHER})
-    assert found == {"options": options, "references": expected, "tenant": tenant, "rest": OTHER}
-
-
 @pytest.mark.parametrize("custom", [None, {}, OTHER])
 def test_requests_without_fields_are_left_alone(zoo, custom):
-    [found] = arrived(zoo, custom)
-    assert found == {"options": {}, "references": {}, "tenant": None, "rest": custom or {}}
-    assert zoo.call(parses, sampling_params={"max_new_tokens": 2, "custom_params": custom})["parses"] == 0
+    with listening(zoo) as found:
+        assert zoo.call(parses, sampling_params={"max_new_tokens": 2, "custom_params": custom})["parses"] == 0
+    assert found == [{"references": {}, "tenant": None, "rest": custom or {}}]
 
 
 @pytest.mark.parametrize(("number", "prompts"), [(1, 1), (3, 2)])
