@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import urllib.error
-import urllib.request
 from collections.abc import Callable
 from typing import Any, ClassVar
 
@@ -154,10 +152,9 @@ class ServerSuite:
     def assert_refused(self, server: Server, fields: dict[str, Any], message: str, stream: bool) -> None:
         """Every endpoint answers with a 400 that names the reason."""
         for path, body in self.bodies(fields, stream):
-            code, text = raw(server, path, body)
-            assert code == 400, text
-            found = json.loads(text)
-            assert message in found.get("error", found)["message"]
+            answer = server.ask(path, body)
+            assert answer.code == 400, answer.body
+            assert message in answer.error
 
     # -- tests ---------------------------------------------------------------------------------------------------------
 
@@ -223,16 +220,15 @@ class ServerSuite:
             ("/v1/chat/completions", {"messages": [{"role": "user", "content": "x"}], "max_tokens": 4}),
             *self.paths,
         ):
-            code, text = raw(server, path, {**given, **body})
-            assert code == 400, text
-            found = json.loads(text)
-            assert message in found.get("error", found)["message"]
+            answer = server.ask(path, {**given, **body})
+            assert answer.code == 400, answer.body
+            assert message in answer.error
 
     def test_structured_output_and_logprobs_equal_the_baselines(self, server, baseline):
         schema = {"type": "json_schema", "json_schema": {"name": "point", "schema": SCHEMA}}
         for more in (self.regex, {"response_format": schema}, {"logprobs": 2}):
             body = {"model": MODEL, "prompt": TEXTS[0], "temperature": 0, "max_tokens": 48, **more}
-            answers = [json.loads(raw(one, "/v1/completions", body)[1]) for one in (server, baseline)]
+            answers = [one.ask("/v1/completions", body).json for one in (server, baseline)]
             found, expected = (answer["choices"][0] for answer in answers)
             assert found["text"] == expected["text"]
             if "logprobs" in more:
@@ -241,20 +237,9 @@ class ServerSuite:
                 assert found["token_logprobs"] == pytest.approx(expected["token_logprobs"], abs=1e-3)
 
 
-def raw(server: Server, path: str, body: dict[str, Any], headers: dict[str, str] | None = None) -> tuple[int, str]:
-    """POST, and return status and body."""
-    sent = {"Content-Type": "application/json", **(headers or {})}
-    request = urllib.request.Request(server.url + path, json.dumps(body).encode(), sent)
-    try:
-        with urllib.request.urlopen(request, timeout=120) as answer:
-            return answer.status, answer.read().decode()
-    except urllib.error.HTTPError as error:
-        return error.code, error.read().decode()
-
-
 def metrics(server: Server) -> dict[str, Any]:
     """Return the metrics of the one worker."""
-    [worker] = json.loads(server.get("/specplug/status"))["engines"][0]["workers"]
+    [worker] = server.ask("/specplug/status").json["engines"][0]["workers"]
     return worker["metrics"]
 
 

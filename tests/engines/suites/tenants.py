@@ -11,7 +11,7 @@ import pytest
 
 from tests.engines.server import MODEL, Server
 from tests.engines.suites.operations import ACCEPTED, ask, scraped, value
-from tests.engines.suites.server import metrics, raw
+from tests.engines.suites.server import metrics
 
 REMEMBERED = "ngram/response memory"
 SECRET = "def volume(height, width):\n    depth ="
@@ -25,7 +25,7 @@ def used(server: Server, body: dict[str, Any], **headers: str) -> int:
         return int(metrics(server)["by_source"][REMEMBERED]["proposed"])
 
     before = proposed()
-    code, text = raw(server, "/v1/completions", body, {name.replace("_", "-"): each for name, each in headers.items()})
+    code, text = server.ask("/v1/completions", body, {name.replace("_", "-"): each for name, each in headers.items()})
     assert code == 200, text
     return proposed() - before
 
@@ -63,7 +63,7 @@ class TenantsSuite:
     def test_references_are_counted_for_every_prompt_and_sample(self, server, more, stream):
         """A request of a few kilobytes could otherwise fill the memory of the engine."""
         fields = {"specplug_references": [5] * REFERENCE_TOKENS}
-        code, text = raw(server, "/v1/completions", self.body(fields, temperature=1.0, stream=stream, **more))
+        code, text = server.ask("/v1/completions", self.body(fields, temperature=1.0, stream=stream, **more))
         assert code == 429, text
         assert "this client hold too many reference tokens; found 80000" in text
         assert "at most 40000, limits.max_client_reference_tokens" in text
@@ -85,8 +85,8 @@ class TenantsSuite:
             asyncio.run(leave())
         for number in range(6):
             wrong = {**body, "max_tokens": -1} if number % 2 else {**body, "prompt": [5] * 2000}
-            assert raw(server, "/v1/completions", wrong)[0] == 400
-            assert raw(server, "/v1/completions", body, {"Authorization": "Bearer none"})[0] == 200
+            assert server.ask("/v1/completions", wrong).code == 400
+            assert server.ask("/v1/completions", body, {"Authorization": "Bearer none"}).code == 200
 
 
 ROUTES = ("/specplug/status", "/specplug/mode", "/specplug/corpora")
@@ -122,7 +122,7 @@ class OperatorsSuite:
         """Send the request of `TenantsSuite` with the server's key."""
         headers = {"Authorization": "Bearer sesame"} | ({} if tenant is None else {"X-Tenant": tenant})
         body = {"model": MODEL, "prompt": SECRET, "max_tokens": 24, "temperature": 0, self.fields: fields}
-        return raw(server, "/v1/completions", body, headers)
+        return server.ask("/v1/completions", body, headers)
 
     def test_no_spelling_and_no_header_opens_a_route(self, server):
         opened = [
