@@ -5,7 +5,6 @@ See `tests.engines.suites.lifecycle` for the rest.
 
 from __future__ import annotations
 
-import itertools
 import re
 from collections.abc import Callable
 from typing import Any
@@ -35,21 +34,10 @@ def tight(start: Callable[..., Served]) -> Served:
 def test_often_retracted(tight):
     """The youngest request is retracted every few steps, with and without drafts, and others take its slot."""
     places = (*UNENDING, 8, 21, 12, 14, 16, 20)
-    with tight.engine.planted(watching.retract_often, skip_drafts, every=5):
+    with tight.engine.planted(watching.retract_often, trees.skip_drafts, every=5):
         found = tight.recorded(requested_for("often", places))
     assert_right(found, "often", places)
     assert sum(output["meta"]["num_retractions"] for output in found["outputs"].values()) > 5
-
-
-def skip_drafts(scheduler: Any) -> None:
-    """Let some steps have no drafts."""
-    drafting, has_drafts = scheduler.draft_worker.drafting, itertools.cycle([True, False, False])
-
-    def plan(reqs: Any) -> int:
-        planned: int = original(reqs)
-        return planned if next(has_drafts) else 0
-
-    original = trees.put(drafting, "plan", plan)
 
 
 def test_aborted_while_it_waits_to_resume(tight):

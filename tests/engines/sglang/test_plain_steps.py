@@ -55,7 +55,7 @@ def test_an_end_without_drafts_is_seen_by_the_drafts_that_follow(laddered):
     length = next(place for place in range(4, 40) if answer[place] not in answer[:place]) + 1
     params = [{"stop_token_ids": [answer[length - 1]]}, LOOPING]  # SGLang expects ends by length
     with laddered.planted(trees.plan, trees.watch, draft_lengths=[8]):
-        laddered.inside(draft_after, steps=length - 1)
+        laddered.inside(trees.skip_drafts, steps=length - 1)
         laddered.inside(watching.hold_back, count=2)
         before = laddered.inside(watching.counts)["total"]
         answers = laddered.call(inside.generate, prompts=[EDIT, LOOP], params=params)
@@ -68,17 +68,6 @@ def test_an_end_without_drafts_is_seen_by_the_drafts_that_follow(laddered):
     assert len(overshoot["tokens"][0]) > 1, "it drafts"
     assert len(overshoot["requests"]) == 2, "with the request that has ended"
     assert after["emitted"] - before["emitted"] == length + 40
-
-
-def draft_after(scheduler: Any, steps: int) -> None:
-    """Plan no drafts for some steps."""
-    drafting, left = scheduler.draft_worker.drafting, [0] * steps
-
-    def plan(reqs: Any) -> int:
-        planned: int = original(reqs)
-        return left.pop() if left else planned
-
-    original = trees.put(drafting, "plan", plan)
 
 
 # -- graphs ----------------------------------------------------------------------------------------------------------

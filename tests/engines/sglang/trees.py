@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 from typing import Any
 
 import torch
@@ -98,6 +100,18 @@ def plan(scheduler: Any, draft_lengths: list[int]) -> None:
     """Let the policy, which has to be `ladder`, plan other draft lengths."""
     planner = scheduler.draft_worker.drafting.step_planner.stage._planner
     put(planner, "_options", planner._options.model_copy(update={"draft_lengths": tuple(draft_lengths)}))
+
+
+def skip_drafts(scheduler: Any, steps: int | None = None) -> None:
+    """Plan no drafts for so many steps; without a number, for two of three."""
+    drafting = scheduler.draft_worker.drafting
+    skips = itertools.cycle([True, True, False]) if steps is None else iter([True] * steps)
+
+    def plan(reqs: Any) -> int:
+        planned: int = original(reqs)
+        return 0 if next(skips, False) else planned
+
+    original = put(drafting, "plan", plan)
 
 
 def mask_as_on_gpus(scheduler: Any) -> None:
