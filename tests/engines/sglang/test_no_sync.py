@@ -16,6 +16,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from specplug.pipeline.device.columns import Launches
 from tests.engines.launches import most
+from tests.engines.sglang import trees
 from tests.pipeline.test_no_sync import Watch
 
 META = torch.device("meta")
@@ -39,18 +40,19 @@ def test_a_step_of_a_proposer_on_the_host_is_few_launches(engine):
     )
     watched.inside(watch_steps)
     prompts = [[5, 6, 7, 8] * 6 + [9], [11, 12, 13] * 8]
-    watched.call("inside.generate", prompts=prompts, params={"max_new_tokens": 40, "ignore_eos": True})
+    with watched.planted(trees.skip_drafts):
+        watched.call("inside.generate", prompts=prompts, params={"max_new_tokens": 40, "ignore_eos": True})
     steps = watched.inside(watched_steps)
     drafting = [step for step in steps if step["verified"]]
     plain = [step for step in steps if not step["verified"]]
-    assert len(drafting) > 3
+    assert min(len(drafting), len(plain)) > 3
     for step in steps:
         assert step["found"] == [], step
     for step in drafting:
         assert step["launched"] == ["pack", "host function", "unpack", "nodes"]
         assert len(step["launched"]) + step["operations"] <= most("SGLang", "`ngram`"), step
-    for step in plain:  # nothing was found
-        assert step["launched"] == ["pack", "host function"]
+    for step in plain:  # nothing was planned, or nothing found
+        assert step["launched"] in ([], ["pack", "host function"])
         assert 0 < step["operations"] <= most("SGLang", "without drafts"), step
 
 

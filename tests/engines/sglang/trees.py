@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import itertools
-
 from typing import Any
 
 import torch
