@@ -27,7 +27,7 @@ class Tenant:
         self.name, self.configuration = name, configuration
         self._pool = pool
         self.process: Any = None  # with `log`, a path, and `close`
-        self.files: set[str] = set()  # of the tests that have used it
+        self.users: set[str] = set()  # files and classes of the tests that have used it
         self._failure: Exception | None = None
 
     def launch(self, log: Path) -> Any:
@@ -115,21 +115,21 @@ class Pool:
     def running(self, tenant: Tenant) -> Any:
         """Return the tenant's process, started if need be.
 
-        Room for it makes one that this file of tests has not used, better one of a single file than of several, and of
-        those the one that was idle for longest.
+        Room for it makes one that this class of tests, or this file without classes, has not used, better one with a
+        single user than with several, and of those the one that was idle for longest.
         """
-        file = os.environ.get("PYTEST_CURRENT_TEST", "").partition("::")[0]
+        user = os.environ.get("PYTEST_CURRENT_TEST", "").partition("[")[0].rpartition("::")[0]
         self._alive = [other for other in self._alive if other is not tenant and other.process is not None]
         if tenant.process is None:
             while len(self._alive) >= self._most:
-                leaving = min(self._alive, key=lambda other: (file in other.files, len(other.files) > 1))
+                leaving = min(self._alive, key=lambda other: (user in other.users, len(other.users) > 1))
                 self._alive.remove(leaving)
                 leaving.stop()
             self.started.append(tenant)
             began = time.monotonic()
             tenant.start(self._logs / f"{len(self.started):02d}-{tenant.name}.log")
             self.seconds += time.monotonic() - began
-        tenant.files.add(file)
+        tenant.users.add(user)
         self._alive.append(tenant)
         return tenant.process
 

@@ -11,9 +11,9 @@ import subprocess
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from tests.engines.engines import HostDied, Tenant
 from tests.engines.host import die_with_parent
@@ -82,6 +82,22 @@ class ServerProcess:
         end_session(self.session, self._is_alive, patience=10.0)
 
 
+class Answer(NamedTuple):
+    """Status code and body of an HTTP answer."""
+
+    code: int
+    body: str
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.body)
+
+    @property
+    def error(self) -> str:
+        """The message of a refusal, as either engine words it."""
+        return self.json.get("error", self.json)["message"]
+
+
 class Server(Tenant):
     """A server of one configuration; it starts at its first use."""
 
@@ -112,8 +128,20 @@ class Server(Tenant):
 
     def get(self, path: str) -> str:
         """Return the body of a GET."""
-        with urllib.request.urlopen(self.url + path, timeout=60) as answer:
-            return answer.read().decode()
+        return self.ask(path).body
+
+    def ask(
+        self, path: str, body: Any = None, headers: Mapping[str, str] | None = None, method: str | None = None
+    ) -> Answer:
+        """GET, or POST `body`: JSON, or bytes as they are, or pieces of unknown length."""
+        data = body if body is None or isinstance(body, bytes | Iterator) else json.dumps(body).encode()
+        sent = {"Content-Type": "application/json", **(headers or {})}
+        request = urllib.request.Request(self.url + path, data, sent, method=method)
+        try:
+            with urllib.request.urlopen(request, timeout=120) as answer:
+                return Answer(answer.status, answer.read().decode())
+        except urllib.error.HTTPError as error:
+            return Answer(error.code, error.read().decode())
 
 
 class ForkedServer(Server):

@@ -7,7 +7,7 @@ two tokens of an answer are a sample of a known distribution, given the token be
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -47,6 +47,23 @@ def distribution() -> torch.Tensor:
     with torch.inference_mode():
         after = [model()(input_ids=torch.tensor([[*PROMPT, token]])).logits[0, -1] for token in range(VOCAB)]
     return torch.stack(after).double().softmax(-1)
+
+
+def cut(kept: Callable[[list[float]], int]) -> torch.Tensor:
+    """Return `distribution` with each row's largest entries alone, as many as `kept` returns for the sorted row."""
+    rows = []
+    for row in distribution().tolist():
+        ranked = sorted(row, reverse=True)
+        least = ranked[kept(ranked) - 1]
+        rows.append([prob if prob >= least else 0.0 for prob in row])
+    found = torch.tensor(rows, dtype=torch.float64)
+    return found / found.sum(-1, keepdim=True)
+
+
+def filtered() -> list[tuple[dict[str, Any], torch.Tensor]]:
+    """Return sampling parameters that filter tokens, each with the distribution [V, V] that is left."""
+    by_p = cut(lambda ranked: next(n for n in range(17) if sum(ranked[:n]) >= 0.8))
+    return [({"top_k": 5}, cut(lambda ranked: 5)), ({"top_p": 0.8}, by_p)]
 
 
 def by_frequency() -> list[int]:

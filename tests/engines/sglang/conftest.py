@@ -16,10 +16,9 @@ from tests.engines.sglang.engines import Engine
 from tests.engines.sglang.launch import SERVED, SGLANG_CPU, configuration
 from tests.engines.sglang.served import Served
 
-# The stand-ins, for tests of them in this process, from where an engine's processes find them.
+# The stand-in for a kernel that `test_sampling` calls in this process, from where an engine's processes find it.
 sys.path.append(str(SGLANG_CPU))
-for module in ("sgl_kernel.speculative", "specplug_test_sglang_cpu.attention"):
-    importlib.import_module(module)
+importlib.import_module("sgl_kernel.sampling")
 sys.path.remove(str(SGLANG_CPU))  # what is installed stays what transformers finds
 
 

@@ -71,14 +71,12 @@ def flush(engine: Any, most_tries: int = 1000) -> bool:
 
 def facts(scheduler: Any) -> dict[str, Any]:
     """Return what SGLang has decided to run, by name."""
-    from sglang.srt.runtime_context import get_schedule, get_spec
+    from sglang.srt.runtime_context import get_spec
 
     worker = scheduler.draft_worker
     return {
         "overlap": bool(scheduler.enable_overlap),
-        "overlap_requested": not get_schedule().disable_overlap_schedule,
         "algorithm": get_spec().speculative_algorithm,
         "topk": get_spec().speculative_eagle_topk,
         "worker": None if worker is None else type(worker).__qualname__,
-        "attention": type(scheduler.tp_worker.model_runner.attn_backend).__qualname__,
     }

@@ -13,7 +13,7 @@ import pytest
 from specplug.corpus.store import Store
 from specplug.text.fingerprint import fingerprint
 from specplug_sglang.frontend.http import MESSAGE
-from tests.engines.engines import Engine, HostDied, Raised
+from tests.engines.engines import Engine
 from tests.engines.plain import greedy, prompts, tokenizer
 from tests.engines.server import Server
 from tests.engines.suites.corpora import MAX_TOKENS, POLL_SECONDS, CorporaSuite, answers, document, settings
@@ -75,20 +75,6 @@ def drafted(served: Engine, which: int) -> int:
     return int(answer["meta"]["spec_num_correct_drafts"])
 
 
-def test_trees_are_drafted_from_a_store_that_others_change(engine: Callable[..., Engine], tmp_path: Path):
-    store = Store.create(tmp_path / "store", fingerprint(tokenizer()))
-    requested = environment(store.root)
-    served = engine("SPECPLUG", topk=4, environment=requested, name="retrieval, trees")
-    plain = drafted(served, 0)
-    number, _ = answers()[0]
-    store.add("answers", [document(greedy(prompts()[number])["token_ids"])])
-    wait_until(served, [{""}])
-    assert drafted(served, 0) > max(plain, 20)
-    store.remove("answers")
-    wait_until(served, [set()])
-    assert drafted(served, 0) == plain
-
-
 @pytest.mark.slow
 def test_several_engines_share_a_store(engine: Callable[..., Engine], tmp_path: Path):
     store = Store.create(tmp_path / "store", fingerprint(tokenizer()))
@@ -98,11 +84,3 @@ def test_several_engines_share_a_store(engine: Callable[..., Engine], tmp_path: 
     store.add("answers", [document(greedy(prompts()[number])["token_ids"])])
     wait_until(two, [{""}, {""}])
     assert [drafted(two, 0) > 20 for _ in range(4)] == [True] * 4
-
-
-def test_a_file_of_external_corpora_stops_the_start(engine: Callable[..., Engine], tmp_path: Path):
-    path = tmp_path / "first.jsonl"
-    path.write_text(json.dumps("There was a first text."))
-    wrong = engine("SPECPLUG", speculative_ngram_external_corpus_path=str(path), name="external corpus")
-    with pytest.raises((HostDied, Raised), match=r"specplug's corpora are in a store; name it as corpora\.store"):
-        wrong.running()

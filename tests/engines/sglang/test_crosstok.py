@@ -5,13 +5,12 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from tests.engines import crosstok
 from tests.engines.plain import MAX_TOKENS, assert_greedy, greedy, prompts
-from tests.engines.sglang import inside
+from tests.engines.sglang import inside, watching
 from tests.engines.sglang.engines import Engine
 
 PROMPTS = [list(prompt) for prompt in prompts()]
@@ -33,17 +32,10 @@ def paired(form: str, engine: Callable[..., Engine]) -> Engine:
     return engine("SPECPLUG", draft_length=4, sampling=True, environment=environment, name=form)
 
 
-def counted(scheduler: Any) -> dict[str, Any]:
-    """Return what specplug has counted so far, and its proposers' faults."""
-    stage = scheduler.draft_worker.drafting.stage
-    found: dict[str, Any] = stage.metrics.snapshot().as_dict()
-    return found
-
-
 def test_greedy(form: str, paired: Engine) -> None:
     answers = paired.call(inside.generate, prompts=PROMPTS, params={"max_new_tokens": MAX_TOKENS})
     assert_greedy(PROMPTS, [greedy(prompt) for prompt in prompts()], answers)
-    found = paired.inside(counted)
+    found = paired.inside(watching.counts)
     assert not found["faults"]
     assert found["by_source"][f"{form}/text"]["acceptance_rate"] > 0.5
     assert found["total"]["tau"] > 1.3
@@ -62,11 +54,11 @@ def test_texts_beyond_the_drafts_last_position(engine: Callable[..., Engine], tm
 
 
 def test_sampled(paired: Engine) -> None:
-    texts, params = crosstok.requests(384)
+    texts, params = crosstok.requests(256)
     limits = {"max_new_tokens": crosstok.LENGTH + 1, "ignore_eos": True}
-    before = paired.inside(counted)["total"]
+    before = paired.inside(watching.counts)["total"]
     answers = paired.call(inside.generate, prompts=texts, params=[{**own, **limits} for own in params])
-    after = paired.inside(counted)
+    after = paired.inside(watching.counts)
     assert not after["faults"]
     assert all(after["total"][count] - before[count] > 30 for count in ("accepted", "rejected"))
     assert crosstok.p_value([answer["token_ids"] for answer in answers]) > 1e-4
@@ -83,7 +75,7 @@ def hybrid(engine: Callable[..., Engine]) -> Engine:
 def test_greedy_with_lookup(hybrid: Engine) -> None:
     answers = hybrid.call(inside.generate, prompts=PROMPTS, params={"max_new_tokens": MAX_TOKENS})
     assert_greedy(PROMPTS, [greedy(prompt) for prompt in prompts()], answers)
-    found = hybrid.inside(counted)
+    found = hybrid.inside(watching.counts)
     assert not found["faults"]
     accepted = {name: counts["accepted"] for name, counts in found["by_source"].items()}
     assert all(any(accepted[name] for name in accepted if part in name) for part in ("hybrid/ngram", "hybrid/crosstok"))

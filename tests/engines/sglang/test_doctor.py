@@ -57,9 +57,7 @@ CASES: dict[str, tuple[str, Configuration]] = {
     "trees": ("", configuration("SPECPLUG", draft_length=5, overlap=False, speculative_eagle_topk=3)),
     "default width": ("", configuration(speculative_algorithm="specplug", max_running_requests=None)),
     "not asked": ("", configuration("NGRAM")),
-    "setting": ('{"proposr": "ngram"}', configuration("SPECPLUG")),
     "pages": ("", configuration("SPECPLUG", speculative_eagle_topk=4, page_size=16)),
-    "pipeline": ("", configuration("SPECPLUG", pp_size=2)),
     "no model": ("", configuration("SPECPLUG", model_path="/absent/model")),
     "unknown algorithm": ("", configuration("SPECPLUGG")),
 }
@@ -89,16 +87,14 @@ def test_what_the_line_leaves_open_is_settled(answers):
     assert "limited by --max-running-requests" in Launch.from_plain(answers["trees"]).line
 
 
-def test_a_line_that_asks_for_something_else_is_not_looked_into(answers):
-    assert answers["not asked"] is None
+def test_lines_that_ask_for_something_else_are_not_looked_into(answers):
+    assert answers["not asked"] is answers["unknown algorithm"] is None
 
 
 @pytest.mark.parametrize(
     ("case", "parts"),
     [
-        ("setting", ["unknown setting 'proposr'", "Did you mean 'proposer'"]),
         ("pages", ["trees with pages need flashinfer", "--page-size 16"]),
-        ("pipeline", ["pipeline parallelism is not supported", "--pp-size 2"]),
         ("no model", ["/absent/model"]),
     ],
 )
@@ -106,10 +102,6 @@ def test_what_cannot_be_served_is_refused_by_name(answers, case, parts):
     assert isinstance(answers[case], str)
     for part in parts:
         assert part in answers[case]
-
-
-def test_another_algorithms_name_is_not_requested_about(answers):
-    assert answers["unknown algorithm"] is None
 
 
 def test_a_line_that_keeps_specplug_out_is_refused():

@@ -136,12 +136,3 @@ def test_pauses(mode, recording):
     kinds = [record["kind"] for record in found["records"] if record.get("request_id") == f"{mode} 3"]
     expected = ["STARTED", "PREEMPTED", "RESUMED", "FINISHED"] if mode == "retract" else ["STARTED", "FINISHED"]
     assert kinds == expected
-
-
-def test_a_pause_that_aborts(recording):
-    requested = [
-        {"id": f"stop {place}", "prompt": PROMPTS[place], "params": {"max_new_tokens": 160}} for place in (3, 7)
-    ]
-    found = recording.call(watching.recorded, requests=requested, pause=["abort", "stop 3", 4])
-    assert {output["finish_reason"] for output in found["outputs"].values()} == {"abort"}
-    assert not any(found["left"].values())

@@ -7,23 +7,28 @@ SGLang itself counts penalties a token late, and otherwise by what was prefilled
 from __future__ import annotations
 
 import json
-import random
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 
-from specplug.testing.statistics import g_test
 from tests.engines import toy
-from tests.engines.plain import ids, prompts, tokenizer
+from tests.engines.plain import ids, tokenizer
 from tests.engines.sglang import inside, trees, watching
 from tests.engines.sglang.engines import Engine
-from tests.engines.sglang.test_sampling import cut, sample, saved, small
+from tests.engines.sglang.test_sampling import saved, small
+from tests.engines.suites.features import EDIT, LOOP, NEWLINE, NGRAM
 
 __all__ = ["saved", "small"]
 
-NGRAM = {"proposer": "ngram", "policy": "fixed", "options": {"ngram": {"min_n": 1}}}
+VARIED = {
+    "proposer": "ngram",
+    "policy": "ladder",
+    "options": {"ladder": {"draft_lengths": [0, 0, 3, 0, 8]}, "ngram": {"min_n": 1}},
+    "faults": {"host_deadline_ms": None},
+}
+"""Settings with another draft length at each step, and steps without drafts."""
 SERVED: dict[str, Any] = {
     "enable_custom_logit_processor": True,
     "enable_return_hidden_states": True,
@@ -32,9 +37,6 @@ SERVED: dict[str, Any] = {
 }
 """Engines of these tests, and of those of features."""
 
-LOOP = ids("x = 1\ny = 2\nx = 1\ny = 2\nx = 1\ny = 2\nx = 1\n")
-EDIT = list(prompts()[0])
-NEWLINE = ids("a\nb")[1]
 DIGITS = [ids("x = 1\n")[2], ids("x = 2\n")[2]]
 
 
@@ -56,12 +58,7 @@ PLAIN: dict[str, Requested] = {
     "processor": (
         LOOP,
         {**LOOPING, "custom_params": {"token_ids": DIGITS}},
-        {"processors": "ban", "return_logprob": True, "top_logprobs_num": 2},
-    ),
-    "processor of state": (
-        LOOP,
-        {**LOOPING, "custom_params": {"token_ids": [NEWLINE]}},
-        {"processors": "thirds"},
+        {"custom_logit_processor": "ban", "return_logprob": True, "top_logprobs_num": 2},
     ),
     "biased and penalised": (
         LOOP,
@@ -76,6 +73,8 @@ DRAFTED: dict[str, Requested] = {
     "ordinary edit": (EDIT, {}, {"return_logprob": True}),
     "biased": (LOOP, {**LOOPING, "logit_bias": {str(NEWLINE): -20.0}}, {"return_logprob": True}),
     "greedy min_p": (LOOP, {**LOOPING, "min_p": 0.5}, {}),
+    "logprobs of tokens": (LOOP, {}, {"return_logprob": True, "token_ids_logprob": [NEWLINE, *DIGITS]}),
+    "hidden states": (LOOP, LOOPING, {"return_hidden_states": True}),
 }
 """Requests of the same batch that do."""
 
@@ -85,7 +84,7 @@ GRAMMARS: dict[str, Requested] = {
     "regex and processor": (
         LOOP,
         {"regex": "([xy] = [0-9]\n){6}", "custom_params": {"token_ids": DIGITS}},
-        {"processors": "ban"},
+        {"custom_logit_processor": "ban"},
     ),
     "ordinary": (LOOP, LOOPING, {}),
 }
@@ -94,25 +93,8 @@ GRAMMARS: dict[str, Requested] = {
 Counts = dict[str, tuple[int, int]]
 
 
-def ask(engine: Engine, requested: dict[str, Requested]) -> dict[str, dict[str, Any]]:
-    """Return the answers by name; all requests start in one prefill, or in the chunks of one."""
-    engine.inside(watching.hold_back, count=len(requested))
-    assert engine.call(inside.flush)
-    given = {
-        "prompts": [prompt for prompt, _, _ in requested.values()],
-        "params": [own for _, own, _ in requested.values()],
-    }
-    each = {
-        option: [options.get(option, default) for _, _, options in requested.values()]
-        for option, default in OPTIONS.items()
-        if any(option in options for _, _, options in requested.values())
-    }
-    answers = engine.call(generate, **given, rid=list(requested), **each)
-    return dict(zip(requested, answers, strict=True))
-
-
 OPTIONS: dict[str, Any] = {
-    "processors": None,
+    "custom_logit_processor": None,
     "return_logprob": False,
     "logprob_start_len": -1,
     "top_logprobs_num": 0,
@@ -122,25 +104,28 @@ OPTIONS: dict[str, Any] = {
 """What requests may ask for beside sampling parameters, and what those get that do not."""
 
 
-def generate(engine: Any, processors: list[str | None] | None = None, **given: Any) -> list[dict[str, Any]]:
-    """Generate as `inside.generate` does, with custom logit processors by name."""
-    from sglang.srt.sampling.custom_logit_processor import CustomLogitProcessor, DisallowedTokensLogitsProcessor
+def ask(engine: Engine, requested: dict[str, Requested]) -> dict[str, dict[str, Any]]:
+    """Return the answers by name; all requests start in one prefill, or in the chunks of one."""
+    engine.inside(watching.hold_back, count=len(requested))
+    assert engine.call(inside.flush)
+    prompts, params, options = zip(*requested.values(), strict=True)
+    each = {
+        option: [own.get(option, default) for own in options]
+        for option, default in OPTIONS.items()
+        if any(option in own for own in options)
+    }
+    answers = engine.call(generate, prompts=prompts, params=params, rid=list(requested), **each)
+    return dict(zip(requested, answers, strict=True))
 
-    class Thirds(CustomLogitProcessor):
-        """Forbids tokens but where the request has a multiple of three, as far as the host knows."""
 
-        def __call__(self, logits: Any, custom_param_list: Any = None) -> Any:
-            for row, given in enumerate(custom_param_list):
-                if len(given["__req__"].output_ids) % 3:
-                    logits[row, given["token_ids"]] = -float("inf")
-            return logits
+def generate(engine: Any, custom_logit_processor: list[str | None] | None = None, **given: Any) -> list[dict[str, Any]]:
+    """Generate as `inside.generate` does; any custom logit processor forbids tokens."""
+    from sglang.srt.sampling.custom_logit_processor import DisallowedTokensLogitsProcessor
 
-    known = {None: None, "ban": DisallowedTokensLogitsProcessor.to_str(), "thirds": Thirds.to_str()}
-    if processors is not None:
-        given["custom_logit_processor"] = [known[name] for name in processors]
-    given["input_ids"] = given.pop("prompts")
-    given["sampling_params"] = [{"temperature": 0.0, "max_new_tokens": 40, **own} for own in given.pop("params")]
-    return [inside.described(output) for output in engine.generate(**given)]
+    if custom_logit_processor is not None:
+        ban = DisallowedTokensLogitsProcessor.to_str()
+        given["custom_logit_processor"] = [name and ban for name in custom_logit_processor]
+    return inside.generate(engine, **given)
 
 
 DRAWN: dict[str, tuple[int, int]] = {}
@@ -162,21 +147,18 @@ def count_drafts(scheduler: Any) -> None:
 
 def counted(scheduler: Any) -> Counts:
     """Return by request id how many steps it saw and how many draft tokens were verified for it."""
-    trees.restore(scheduler)
     return dict(DRAWN)
 
 
 @pytest.fixture(scope="session", params=[False, True], ids=["sync", "overlap"])
 def pair(request: pytest.FixtureRequest, engine: Callable[..., Engine]) -> tuple[Engine, Engine]:
     """SGLang without speculation, and specplug; a step at a time and overlapped."""
-    how = "overlapped" if request.param else "sync"
-    return engine(overlap=request.param, **SERVED, name=f"plain {how}"), engine(
-        "SPECPLUG",
-        overlap=request.param,
-        environment={"SPECPLUG_CONFIG": json.dumps({**NGRAM, "faults": {"host_deadline_ms": None}})},
-        **SERVED,
-        name=f"specplug {how}",
-    )
+    return engine(overlap=request.param, **SERVED, name="plain"), varied(engine, overlap=request.param)
+
+
+def varied(engine: Callable[..., Engine], **arguments: Any) -> Engine:
+    environment = {"SPECPLUG_CONFIG": json.dumps(VARIED)}
+    return engine("SPECPLUG", environment=environment, **SERVED, name="exact", **arguments)
 
 
 Answered = tuple[dict[str, dict[str, Any]], dict[str, dict[str, Any]], Counts]
@@ -195,12 +177,9 @@ def under_grammars(pair: tuple[Engine, Engine]) -> Answered:
 
 def both(pair: tuple[Engine, Engine], requested: dict[str, Requested]) -> Answered:
     expected = ask(pair[0], requested)
-    pair[1].inside(count_drafts)
-    try:
+    with pair[1].planted(count_drafts):
         found = ask(pair[1], requested)
-    finally:
-        counts = pair[1].inside(counted)
-    return expected, found, counts
+    return expected, found, pair[1].inside(counted)
 
 
 def assert_same(expected: dict[str, Any], found: dict[str, Any]) -> None:
@@ -242,7 +221,15 @@ def test_others_in_the_batch_do(answered, under_grammars):
     for found, counts, names in ((*answered[1:], DRAFTED), (*under_grammars[1:], ["regex", "ordinary"])):
         for name in names:
             assert counts[name][1] > 0
-            assert found[name]["meta"]["spec_num_correct_drafts"] > 8, name
+            assert found[name]["meta"]["spec_num_correct_drafts"] > 4, name
+
+
+def test_hidden_states_and_logprobs_of_named_tokens(answered):
+    """Hidden states are returned for the prompt and for each emitted token except the last."""
+    expected, found, _ = answered
+    states = [answer["hidden states"]["meta"]["hidden_states"] for answer in (expected, found)]
+    assert flat(states[1]) == pytest.approx(flat(states[0]), abs=1e-3)
+    assert all(len(step) == 3 for step in found["logprobs of tokens"]["meta"]["output_token_ids_logprobs"])
 
 
 @pytest.mark.parametrize("name", [*PLAIN, *DRAFTED])
@@ -266,7 +253,7 @@ def test_what_is_requested_for_is_done(answered, under_grammars):
         "processor": "ordinary",
         "biased": "ordinary",
     }
-    ordinary |= dict.fromkeys(["presence", "repetition", "processor of state", "min new tokens"], "ordinary")
+    ordinary |= dict.fromkeys(["presence", "repetition", "min new tokens"], "ordinary")
     for name, other in ordinary.items():
         reported = [flat(found[which]["meta"].get("output_token_logprobs")) for which in (name, other)]
         same = found[name]["token_ids"] == found[other]["token_ids"]
@@ -284,12 +271,11 @@ def test_what_is_requested_for_is_done(answered, under_grammars):
 # -- at temperature 1 -----------------------------------------------------------------------------------------------
 
 MIN_P = 0.3
-PENALTY = 1.5
 
 
 def by_min_p() -> torch.Tensor:
     """Return the toy's distribution [V, V] over tokens at least `MIN_P` times as likely as the likeliest."""
-    return cut(toy.distribution(), lambda ranked: sum(prob >= MIN_P * ranked[0] for prob in ranked))
+    return toy.cut(lambda ranked: sum(prob >= MIN_P * ranked[0] for prob in ranked))
 
 
 @pytest.fixture(scope="session")
@@ -313,76 +299,3 @@ def test_min_p_beside_ordinary_requests(toys):
         assert toy.p_value([answer["token_ids"] for answer in answers], each) > 1e-4
         accepted = sum(answer["meta"]["spec_num_correct_drafts"] for answer in answers)
         assert accepted == 0 if own else accepted > 200
-
-
-def test_a_draw_of_verification_is_found_out(toys):
-    """The mistake: tokens that verification drew are kept for requests with min_p."""
-    toys.inside(draw_by_verification)
-    try:
-        p, *_ = sample(toys, 64, distribution=by_min_p(), min_p=MIN_P)
-    finally:
-        assert toys.inside(trees.restore) == 2
-    assert p < 1e-6
-
-
-def draw_by_verification(scheduler: Any) -> None:
-    from specplug_sglang.verification import exact
-
-    trees.verify_always(scheduler)
-    trees.put(exact, "sample_plainly", lambda *args: None)
-
-
-def penalised(engine: Engine, answers: int = 128) -> float:
-    """Return the p-value of answers under a frequency penalty, whose distribution depends on all earlier tokens.
-
-    Each token is turned into a number that is uniform under its own distribution: a random point of its interval in the
-    cumulated distribution, which has penalised tokens first.
-    """
-    requested = {"temperature": 1.0, "max_new_tokens": 2 * toy.PAIRS, "ignore_eos": True, "frequency_penalty": PENALTY}
-    found = engine.call(inside.generate, prompts=[toy.PROMPT] * answers, params=requested)
-    assert not sum(answer["meta"].get("spec_num_correct_drafts", 0) for answer in found)
-    draw, places = random.Random(5), [0] * 16
-    for answer in found:
-        before, seen = toy.PROMPT[-1], torch.zeros(toy.VOCAB, dtype=torch.float64)
-        for token in answer["token_ids"]:
-            distribution = (toy.distribution()[before].log() - PENALTY * seen).softmax(-1)
-            order = (-seen).argsort(stable=True)
-            cumulated = distribution[order].cumsum(-1)
-            place = int((order == token).nonzero())
-            number = float(cumulated[place]) - draw.random() * float(distribution[token])
-            places[min(int(16 * max(number, 0.0)), 15)] += 1
-            before = token
-            seen[token] += 1
-    return g_test(torch.tensor(places).numpy(), torch.full((16,), 1 / 16).numpy())
-
-
-def test_penalties_have_their_distribution_under_verification(toys):
-    """As in a batch with drafts."""
-    toys.inside(trees.verify_always)
-    try:
-        assert penalised(toys) > 1e-4
-    finally:
-        assert toys.inside(trees.restore) == 1
-
-
-def test_penalties_applied_twice_are_found_out(toys):
-    toys.inside(penalise_twice)
-    try:
-        p = penalised(toys, 64)
-    finally:
-        assert toys.inside(trees.restore) == 2
-    assert p < 1e-6
-
-
-def penalise_twice(scheduler: Any) -> None:
-    """The mistake: what is sampled plainly starts from logits that hold the penalties, and adds them again."""
-    from specplug_sglang.verification import exact
-
-    def sample_plainly(sampler: Any, batch: Any, logits: Any, predict: Any, n: int) -> None:
-        penalties = batch.sampling_info.acc_additive_penalties
-        if penalties is not None:
-            logits.next_token_logits.add_(penalties.repeat_interleave(n, 0))
-        original(sampler, batch, logits, predict, n)
-
-    trees.verify_always(scheduler)
-    original = trees.put(exact, "sample_plainly", sample_plainly)

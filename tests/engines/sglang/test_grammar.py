@@ -58,18 +58,16 @@ def plant(scheduler: Any, how: str, token: int) -> None:
         raise RuntimeError("planted")
 
     def complete(batch: Any, reqs: Any, draft: Any, *args: Any) -> Any:
-        offered = rows_of(draft)
         done = draft if how == "leave out" else original(batch, reqs, draft, *args)
-        columns = zip(reqs, offered, rows_of(done), done.confidence.tolist(), strict=True)
+        columns = zip(reqs, rows_of(done), done.confidence.tolist(), strict=True)
         newest[:] = [
             {
                 "row": int(req.rid.rpartition("-")[2]),
                 "before": list(req.output_ids),
-                "offered": own,
                 "verified": row,
                 "levels": levels[: len(row)],
             }
-            for req, own, row, levels in columns
+            for req, row, levels in columns
         ]
         SEEN.extend(newest)
         return done

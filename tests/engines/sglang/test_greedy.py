@@ -1,29 +1,22 @@
-"""Greedy output with specplug is the plain model's for any draft: chains and trees, of any length, overlapped or not.
-
-Planted mistakes show that these tests would find a difference.
-"""
+"""Greedy output with specplug is the plain model's for any draft: chains and trees of any length, overlapped or not."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
-import torch
 
 from specplug.testing.equality import judge_greedy
-from tests.engines.engines import HostDied
+from tests.engines.continuations import continuations
 from tests.engines.plain import Answers, assert_greedy, forward, greedy, model, prompts, tokenizer
-from tests.engines.sglang import inside, trees
+from tests.engines.sglang import inside, trees, watching
 from tests.engines.sglang.engines import Engine
+from tests.engines.sglang.launch import SMALL
 
 GIVEN = prompts()[:16]  # twice as many as an engine runs at once
 PROMPTS = [list(prompt) for prompt in GIVEN]
-FEW = PROMPTS[:8]
-"""Enough to see a mistake in trees, which spoils most answers."""
-
 DRAFT_LENGTH = 8
 SETTINGS = {
     "proposer": "ngram",
@@ -114,31 +107,28 @@ class Seen:
         return any(len(lengths) > 1 for lengths in steps)
 
 
-@contextmanager
-def planted(engine: Engine, *plants: Callable[..., Any], **arguments: Any) -> Iterator[None]:
-    """Run functions of `trees` in the scheduler, the first with arguments, and undo them; nothing stays in caches."""
-    assert engine.call(inside.flush)
-    try:
-        for number, plant in enumerate(plants):
-            engine.inside(plant, **(arguments if number == 0 else {}))
-        yield
-    finally:
-        assert engine.inside(trees.restore) >= len(plants)
-        assert engine.call(inside.flush)
-
-
 def ask(
     engine: Engine,
     params: Sequence[dict[str, Any]],
-    *mistakes: Callable[..., Any],
+    *plants: Callable[..., Any],
     given: Sequence[Sequence[int]] = PROMPTS,
     draft_lengths: Sequence[int] = (DRAFT_LENGTH,),
 ) -> Seen:
-    """Generate under the eyes of `trees.watch`."""
-    before = engine.inside(trees.counts)
-    with planted(engine, trees.plan, trees.watch, *mistakes, draft_lengths=list(draft_lengths)):
+    """Generate under the eyes of `trees.watch`; nothing stays in caches."""
+    assert engine.call(inside.flush)
+    before = engine.inside(watching.counts)
+    with engine.planted(trees.plan, trees.watch, *plants, draft_lengths=list(draft_lengths)):
         answers = engine.call(inside.generate, prompts=[list(prompt) for prompt in given], params=list(params))
-        return Seen(answers, engine.inside(trees.seen), before, engine.inside(trees.counts))
+    assert engine.call(inside.flush)
+    return Seen(answers, engine.inside(trees.seen), before, engine.inside(watching.counts))
+
+
+def ask_right(engine: Engine, truth: Answers, params: Sequence[dict[str, Any]], *plants: Any, **given: Any) -> Seen:
+    """Do as `ask` for all prompts; the answers are the plain model's."""
+    seen = ask(engine, params, *plants, **given)
+    assert_greedy(PROMPTS, truth, seen.answers)
+    assert not seen.faults
+    return seen
 
 
 def fields(**given: Any) -> dict[str, Any]:
@@ -183,11 +173,6 @@ def requested(truth: Answers, *names: str) -> list[dict[str, Any]]:
     return [PROPOSERS[names[index % len(names)]](answer["token_ids"]) for index, answer in enumerate(truth)]
 
 
-def test_baseline_is_the_plain_model(baseline, truth):
-    assert baseline.inside(inside.facts)["worker"] is None
-    assert_greedy(PROMPTS, truth, baseline.call(inside.generate, prompts=PROMPTS))
-
-
 def test_it_is_ours_and_as_requested_for(ours, kind):
     facts = ours.inside(inside.facts)
     assert (facts["algorithm"], facts["worker"]) == ("SPECPLUG", "SpeculativeWorker")
@@ -196,9 +181,7 @@ def test_it_is_ours_and_as_requested_for(ours, kind):
 
 @pytest.mark.parametrize("name", ["right", "always wrong", "thicket", "off"])
 def test_one_proposer(name, ours, kind, truth):
-    seen = ask(ours, requested(truth, name))
-    assert_greedy(PROMPTS, truth, seen.answers)
-    assert not seen.faults
+    seen = ask_right(ours, truth, requested(truth, name))
     kept = seen.kept()
     if name == "right":
         assert max(kept) == DRAFT_LENGTH
@@ -215,9 +198,7 @@ def test_one_proposer(name, ours, kind, truth):
 
 
 def test_all_proposers_in_one_batch(ours, kind, truth):
-    seen = ask(ours, requested(truth, *PROPOSERS))
-    assert_greedy(PROMPTS, truth, seen.answers)
-    assert not seen.faults
+    seen = ask_right(ours, truth, requested(truth, *PROPOSERS))
     assert seen.mixed()
     assert (seen.branched() > 0) is kind.startswith("trees")
     drafted = {source for source, counts in seen.counts.items() if counts["accepted"] > 0}
@@ -225,11 +206,11 @@ def test_all_proposers_in_one_batch(ours, kind, truth):
     assert seen.counts["bigram"]["proposed"] > 0
 
 
-@pytest.mark.parametrize("name", ["ngram", "right", "thicket"])
-def test_another_draft_length_at_every_step(name, ours, truth):
+@pytest.mark.parametrize(("name", "plants"), [("right", []), ("thicket", []), ("right", [trees.verify_always])])
+def test_another_draft_length_at_every_step(name, plants, ours, truth):
+    """Also where SGLang's own decoding cannot run: steps without drafts verify the newest token of each row."""
     draft_lengths = [0, 1, 3, 8, 0, 0, 2, 5]
-    seen = ask(ours, requested(truth, name), draft_lengths=draft_lengths)
-    assert_greedy(PROMPTS, truth, seen.answers)
+    seen = ask_right(ours, truth, requested(truth, name), *plants, draft_lengths=draft_lengths)
     ran, turn = seen.draft_lengths(), len(draft_lengths)
     assert name != "right" or set(ran) >= set(draft_lengths)
     turns = [draft_lengths[i % turn] for i in range(turn + len(ran))]
@@ -243,27 +224,18 @@ def test_each_request_has_its_own_gamma(ours, truth):
         reported(answer["token_ids"], **({} if gamma is None else {"num_speculative_tokens": gamma}))
         for answer, gamma in zip(truth, gammas * 4, strict=False)
     ]
-    seen = ask(ours, params)
-    assert_greedy(PROMPTS, truth, seen.answers)
+    seen = ask_right(ours, truth, params)
     for index, gamma in enumerate((gammas * 4)[: len(PROMPTS)]):
         assert max(seen.lengths(index)) == (DRAFT_LENGTH if gamma is None else gamma)
 
 
 def test_a_step_is_as_wide_as_what_was_found(ours, truth):
     """Not as wide as was planned; and without drafts it verifies nothing."""
-    seen = ask(ours, requested(truth, "short"))
-    assert_greedy(PROMPTS, truth, seen.answers)
+    seen = ask_right(ours, truth, requested(truth, "short"))
     for step in seen.steps:
         lengths = [sum(parent >= 0 for parent in parents) for parents in step["parents"]]
         assert len(step["tokens"][0]) - 1 == max(lengths)
     assert 0 in seen.draft_lengths()
-
-
-def test_without_sglangs_own_decoding(ours, truth):
-    """Where it cannot run, a step without drafts verifies the newest token of each row."""
-    seen = ask(ours, requested(truth, "right"), trees.verify_always, draft_lengths=[0, 3, 0, 8])
-    assert_greedy(PROMPTS, truth, seen.answers)
-    assert set(seen.draft_lengths()) >= {0, 3, 8}
 
 
 @pytest.mark.parametrize("name", ["right", "thicket"])
@@ -284,41 +256,33 @@ LEFTS = [30, 26, 23, 21]
 
 
 @pytest.fixture(scope="session")
-def long(ours: Engine) -> tuple[list[list[int]], Answers]:
-    """Prompts that leave `LEFTS` of the context, and their answers without drafts."""
-    longest = ours.configuration.arguments["context_length"]
+def long() -> tuple[list[list[int]], list[list[int]]]:
+    """Prompts that leave `LEFTS` of the context, and how the plain model goes on."""
     text = [token for prompt in prompts() for token in prompt] * 9
-    given = [text[: longest - left] for left in LEFTS]
-    params = [{"ignore_eos": True, "max_new_tokens": left, **PROPOSERS["off"]([])} for left in LEFTS]
-    found = ask(ours, params, given=given).answers
-    answers = [answer["token_ids"] for answer in found]
-    assert all(len(answer) >= left - 2 for left, answer in zip(LEFTS, answers, strict=True))  # SGLang stops before it
-    assert_prefixes(given, answers)
-    return given, found
+    given = [text[: SMALL["context_length"] - left] for left in LEFTS]
+    return given, [continuations(model(), [prompt], left)[0] for prompt, left in zip(given, LEFTS, strict=True)]
 
 
 @pytest.mark.parametrize("name", ["right", "thicket"])
 def test_up_to_the_end_of_the_context(name, ours, long):
-    given, plain = long
+    given, whole = long
     params = [
-        {"ignore_eos": True, "max_new_tokens": left, **PROPOSERS[name](answer["token_ids"] * 2)}
-        for left, answer in zip(LEFTS, plain, strict=True)
+        {"ignore_eos": True, "max_new_tokens": left, **PROPOSERS[name](answer)}
+        for left, answer in zip(LEFTS, whole, strict=True)
     ]
     seen = ask(ours, params, given=given)
-    assert_greedy(given, plain, seen.answers)
+    found = [answer["token_ids"] for answer in seen.answers]
+    assert all(len(answer) >= left - 2 for left, answer in zip(LEFTS, found, strict=True))  # SGLang stops before it
+    expected = [answer[: len(own)] for answer, own in zip(whole, found, strict=True)]
+    judge_greedy(forward, given, expected, found).assert_ok()
     assert max(seen.kept()) == (DRAFT_LENGTH // 2 if name == "thicket" else DRAFT_LENGTH)
 
 
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind.startswith("trees")], indirect=True)
 def test_masks_of_the_whole_text(ours, truth):
-    """Masks are as on GPUs; one that is wrong by a token is detected."""
-    params, draft_lengths = requested(truth, "ngram", "thicket", "right", "off"), [DRAFT_LENGTH, 3, 0]
-    seen = ask(ours, params, trees.mask_as_on_gpus, draft_lengths=draft_lengths)
-    assert_greedy(PROMPTS, truth, seen.answers)
-    assert seen.branched() > 0
-    assert failures(
-        truth, ask(ours, params[: len(FEW)], trees.hide_begin, given=FEW, draft_lengths=draft_lengths).answers
-    )
+    """Masks are as on GPUs."""
+    params = requested(truth, "ngram", "thicket", "right", "off")
+    assert ask_right(ours, truth, params, trees.mask_as_on_gpus, draft_lengths=[DRAFT_LENGTH, 3, 0]).branched() > 0
 
 
 def test_grammars_hold(ours, kind):
@@ -337,42 +301,3 @@ def test_grammars_hold(ours, kind):
         for nodes, parents in zip(step["tokens"], step["parents"], strict=True):
             hung = [token for token, parent in zip(nodes, parents, strict=True) if parent >= 0]
             assert set(tokenizer().decode(hung, skip_special_tokens=True)) <= set("ab,0123456789")
-
-
-def assert_prefixes(given: Sequence[Sequence[int]], answers: Sequence[Sequence[int]]) -> None:
-    """Each token of each answer is the plain model's choice, by one forward."""
-    for prompt, answer in zip(given, answers, strict=True):
-        assert len(answer) > 10
-        logits = model()(input_ids=torch.tensor([[*prompt, *answer]])).logits[0, len(prompt) - 1 : -1]
-        gaps = logits.amax(-1) - logits.gather(-1, torch.tensor(answer)[:, None])[:, 0]
-        assert gaps.max() < 1e-4
-
-
-# Mistakes.
-
-
-@pytest.mark.parametrize(("mistake", "proposer"), [(trees.link_padding, "short"), (trees.misplace, "right")])
-def test_a_mistake_is_seen(mistake, proposer, ours, truth):
-    assert failures(truth, ask(ours, requested(truth, proposer), mistake).answers)
-
-
-@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind.startswith("trees")], indirect=True)
-@pytest.mark.parametrize("mistake", [trees.show_siblings, trees.count_in_rows, trees.lose_moves])
-def test_a_mistake_in_a_tree_is_seen(mistake, ours, truth):
-    thicket, right = (requested(truth, name)[: len(FEW)] for name in ("thicket", "right"))
-    assert failures(truth, ask(ours, thicket, mistake, given=FEW).answers)
-    assert not failures(truth, ask(ours, right, mistake, given=FEW).answers)  # where drafts are chains it is none
-
-
-def failures(truth: Answers, answers: Answers) -> int:
-    """Return how many answers, to the first prompts, the judge of greedy output lets not pass."""
-    texts = [[answer["token_ids"] for answer in each] for each in (truth[: len(answers)], answers)]
-    return len(judge_greedy(forward, PROMPTS[: len(answers)], *texts).failures)
-
-
-def test_a_backend_of_another_draft_length_is_seen(ours, truth):
-    """FlashAttention reads the draft length that it was built for, so any other would read out of bounds."""
-    ours.inside(trees.plan, draft_lengths=[DRAFT_LENGTH, 3])
-    ours.inside(trees.keep_backend)
-    with pytest.raises(HostDied, match=f"built to verify {DRAFT_LENGTH + 1} tokens per request, not 4"):
-        ours.call(inside.generate, prompts=PROMPTS, params=requested(truth, "right"))

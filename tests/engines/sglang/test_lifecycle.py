@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from tests.engines.plain import tokenizer
-from tests.engines.sglang import watching
+from tests.engines.sglang import trees, watching
 from tests.engines.sglang.watching import TIGHT
 from tests.engines.suites.lifecycle import (
     PROMPTS,
@@ -32,13 +32,10 @@ def tight(start: Callable[..., Served]) -> Served:
 
 
 def test_often_retracted(tight):
-    """The youngest request is retracted every few steps, with a step in flight, and others take its slot."""
+    """The youngest request is retracted every few steps, with and without drafts, and others take its slot."""
     places = (*UNENDING, 8, 21, 12, 14, 16, 20)
-    tight.engine.inside(watching.retract_often, every=5)
-    try:
+    with tight.engine.planted(watching.retract_often, trees.skip_drafts, every=5):
         found = tight.recorded(requested_for("often", places))
-    finally:
-        tight.engine.inside(watching.retract_often, every=0)
     assert_right(found, "often", places)
     assert sum(output["meta"]["num_retractions"] for output in found["outputs"].values()) > 5
 

@@ -16,6 +16,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from specplug.pipeline.device.columns import Launches
 from tests.engines.launches import most
+from tests.engines.sglang import trees
 from tests.pipeline.test_no_sync import Watch
 
 META = torch.device("meta")
@@ -39,19 +40,20 @@ def test_a_step_of_a_proposer_on_the_host_is_few_launches(engine):
     )
     watched.inside(watch_steps)
     prompts = [[5, 6, 7, 8] * 6 + [9], [11, 12, 13] * 8]
-    watched.call("inside.generate", prompts=prompts, params={"max_new_tokens": 40, "ignore_eos": True})
+    with watched.planted(trees.skip_drafts):
+        watched.call("inside.generate", prompts=prompts, params={"max_new_tokens": 40, "ignore_eos": True})
     steps = watched.inside(watched_steps)
     drafting = [step for step in steps if step["verified"]]
     plain = [step for step in steps if not step["verified"]]
-    assert len(drafting) > 3
+    assert min(len(drafting), len(plain)) > 3
     for step in steps:
         assert step["found"] == [], step
     for step in drafting:
         assert step["launched"] == ["pack", "host function", "unpack", "nodes"]
-        assert len(step["launched"]) + len(step["operations"]) <= most("SGLang", "`ngram`"), step
-    for step in plain:  # nothing was found
-        assert step["launched"] == ["pack", "host function"]
-        assert len(step["operations"]) <= most("SGLang", "without drafts"), step
+        assert len(step["launched"]) + step["operations"] <= most("SGLang", "`ngram`"), step
+    for step in plain:  # nothing was planned, or nothing found
+        assert step["launched"] in ([], ["pack", "host function"])
+        assert 0 < step["operations"] <= most("SGLang", "without drafts"), step
 
 
 def test_a_step_of_a_proposer_on_the_device_is_two_launches_and_its_own(engine):
@@ -116,29 +118,26 @@ def empty(*shape: int, dtype: torch.dtype = torch.int32) -> torch.Tensor:
     return torch.zeros(*shape, dtype=dtype, device=META)
 
 
+class Standing(SimpleNamespace):
+    """Stands in for an object whose other attributes are None."""
+
+    def __getattr__(self, name: str) -> None:
+        return None
+
+
 def request(rid: str, slot: int) -> Any:
     """Stand in for a `Req` that decodes."""
     params = {
-        "custom_params": None, "max_new_tokens": 20, "top_k": 1, "temperature": 1.0, "top_p": 1.0, "min_p": 0.0,
-        "sampling_seed": None, "frequency_penalty": 0.0, "presence_penalty": 0.0, "repetition_penalty": 1.0,
-        "min_new_tokens": 0, "ignore_eos": False, "stop_token_ids": {5, 7},
+        "max_new_tokens": 20, "min_new_tokens": 0, "top_k": 1, "temperature": 1.0, "top_p": 1.0, "min_p": 0.0,
+        "frequency_penalty": 0.0, "presence_penalty": 0.0, "repetition_penalty": 1.0, "stop_token_ids": {5, 7},
     }  # fmt: skip
-    return SimpleNamespace(
+    return Standing(
         rid=rid,
-        sampling_params=SimpleNamespace(**params),
+        sampling_params=Standing(**params),
         origin_input_ids=[1, 2, 3],
         origin_input_ids_unpadded=[1, 2, 3],
         output_ids=[4],
-        custom_logit_processor=None,
-        grammar=None,
-        lora_id=None,
-        extra_key=None,
-        cache_salt=None,
-        tokenizer=None,
         eos_token_ids={1},
-        input_embeds=None,
-        positional_embed_overrides=None,
-        multimodal_inputs=None,
         retraction_count=0,
         kv=SimpleNamespace(req_pool_idx=slot),
         finished=lambda: False,
@@ -146,21 +145,6 @@ def request(rid: str, slot: int) -> Any:
 
 
 STEPS: list[dict[str, Any]] = []
-
-
-class Operations(Watch):
-    """Notes what `Watch` does, and the names of operations that a GPU would run."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.names: list[str] = []
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        before = self.launches
-        result = super().__torch_dispatch__(func, types, args, kwargs)
-        if self.launches > before and not func.is_view:
-            self.names.append(func.__name__.split(".")[0])
-        return result
 
 
 def watch_steps(scheduler: Any) -> None:
@@ -188,13 +172,13 @@ def watch_steps(scheduler: Any) -> None:
         names = tuple(req.rid for req in batch.reqs)
         steady, last[0] = names == last[0], names
         launched.clear()
-        watch = Operations()
+        watch = Watch()
 
         def forwarding(*args: Any, **kwargs: Any) -> Any:
             if steady:
                 verified = batch.spec_info is not None and batch.forward_mode.is_target_verify()
                 noted = {"verified": verified, "launched": list(launched)}
-                STEPS.append({**noted, "operations": list(watch.names), "found": list(watch.found)})
+                STEPS.append({**noted, "operations": watch.launches, "found": list(watch.found)})
             with _disable_current_modes():
                 return forward(*args, **kwargs)
 

@@ -9,9 +9,8 @@ import pytest
 
 from tests import real_models
 from tests.engines import processes
-from tests.engines.sglang import inside
+from tests.engines.sglang import inside, watching
 from tests.engines.sglang.engines import Engine
-from tests.engines.sglang.test_crosstok import counted
 
 
 @pytest.fixture(autouse=True)
@@ -39,14 +38,14 @@ def test_a_pair(proposer: str, pair: tuple[str, str], engine: Callable[..., Engi
     )
     given = real_models.prompts(target)
     answers = paired.call(inside.generate, prompts=given, params={"max_new_tokens": real_models.MAX_TOKENS})
-    found = paired.inside(counted)
+    found = paired.inside(watching.counts)
     print(proposer, pair, found["total"])
     assert not found["faults"]
     assert found["total"]["tau"] > 1.2
     real_models.assert_greedy(target, [answer["token_ids"] for answer in answers])
     sampled = {"temperature": 0.7, "sampling_seed": 1, "max_new_tokens": real_models.MAX_TOKENS}
     paired.call(inside.generate, prompts=given, params=sampled)
-    after = paired.inside(counted)
+    after = paired.inside(watching.counts)
     print(proposer, pair, after["total"])
     assert not after["faults"]
     assert after["total"]["accepted"] > found["total"]["accepted"]

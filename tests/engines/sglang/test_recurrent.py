@@ -9,11 +9,9 @@ import torch
 
 from tests.engines.engines import Raised
 from tests.engines.recurrent_models import save
-from tests.engines.sglang import trees
 from tests.engines.sglang.launch import SMALL
 from tests.engines.sglang.test_registration import outcome
 from tests.engines.suites.recurrent import DRAFT_LENGTH, RecurrentSuite
-from tests.engines.suites.served import Served
 
 
 class TestRecurrent(RecurrentSuite):
@@ -36,25 +34,6 @@ class TestRecurrent(RecurrentSuite):
         "test_prompts_whose_beginnings_are_cached": [("overlap", "lfm2")],
         "test_sampled_answers_have_the_models_distribution": [("overlap", "lfm2")],
     }
-    mistakes = ("take_counts_of_the_next_row", "keep_states")
-
-    def plant(self, served: Served, mistake: str | None) -> None:
-        served.engine.inside(plant, mistake=mistake)
-
-
-def plant(scheduler: Any, mistake: str | None) -> None:
-    """Keep the state before all drafts, or take each row's as far as the next row's drafts were accepted."""
-    import sglang.srt.speculative.spec_utils as module
-
-    trees.restore(scheduler)
-    commit = module.commit_mamba_states_after_verify
-
-    def commit_of_the_next_row(worker: Any, batch: Any, accept_lens: Any, accept_index: Any, n: int) -> None:
-        commit(worker, batch, accept_lens.roll(1), accept_index, n)
-
-    if mistake is not None:
-        wrong = (lambda *args: None) if mistake == "keep_states" else commit_of_the_next_row
-        trees.put(module, "commit_mamba_states_after_verify", wrong)
 
 
 def test_trees_are_refused(baseline, tmp_path):

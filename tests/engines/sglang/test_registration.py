@@ -10,25 +10,26 @@ from typing import Any
 
 import pytest
 
-from tests.engines.engines import Raised
 from tests.engines.sglang.launch import SMALL
 
-UNKNOWN = "Unknown speculative algorithm"
+OWN = {"speculative_algorithm": "EAGLE", "speculative_num_steps": 3, "speculative_eagle_topk": 1}
+PLANNED = '{"proposer": "engine"}'
+"""Arguments of a server whose drafts are SGLang's own, and settings under which specplug plans them."""
 
 
-def outcome(engine: Any, arguments: dict[str, Any], settings: str | None = None, plant: str | None = None) -> str:
+def outcome(engine: Any, arguments: dict[str, Any], settings: str | None = None, plant: tuple[str, ...] = ()) -> str:
     """Settle a server's arguments as a start does, in a process where plug-ins are loaded; return what it raises.
 
     Args:
         settings: SPECPLUG_CONFIG.
-        plant: what is wrong with SGLang meanwhile, a function of this module.
+        plant: what is wrong with SGLang meanwhile, a function of this module and its arguments.
     """
     import os
 
     from sglang.srt.server_args import ServerArgs
 
     os.environ["SPECPLUG_CONFIG"] = settings or "{}"
-    restore = globals()[plant]() if plant else lambda: None
+    restore = globals()[plant[0]](*plant[1:]) if plant else lambda: None
     try:
         ServerArgs(**{"speculative_algorithm": "SPECPLUG", **arguments}).resolve_once()
     except Exception as error:
@@ -38,20 +39,12 @@ def outcome(engine: Any, arguments: dict[str, Any], settings: str | None = None,
     return "started"
 
 
-def simulated_acceptance() -> Callable[[], None]:
-    """Let SGLang's benchmarks have said how many draft tokens are to be accepted."""
+def variable(name: str, value: str) -> Callable[[], None]:
+    """Let SGLang's environment hold a variable."""
     import os
 
-    os.environ["SGLANG_SIMULATE_ACC_LEN"] = "3"
-    return lambda: os.environ.__delitem__("SGLANG_SIMULATE_ACC_LEN")
-
-
-def a_drafter_that_skips() -> Callable[[], None]:
-    """Let draft models see no tokens of steps without drafts."""
-    import os
-
-    os.environ["SGLANG_SPEC_SKIP_ZERO_STEP_DRAFT_EXTEND"] = "1"
-    return lambda: os.environ.__delitem__("SGLANG_SPEC_SKIP_ZERO_STEP_DRAFT_EXTEND")
+    os.environ[name] = value
+    return lambda: os.environ.__delitem__(name)
 
 
 def registered_anew() -> Callable[[], None]:
@@ -71,65 +64,44 @@ def registered_anew() -> Callable[[], None]:
     return restore
 
 
+def replaced(owner: Any, name: str, value: Any) -> Callable[[], None]:
+    """Register where an attribute of the adapter is another one; return what undoes it."""
+    default = getattr(owner, name)
+    setattr(owner, name, value)
+    restore = registered_anew()
+
+    def restored() -> None:
+        setattr(owner, name, default)
+        restore()
+
+    return restored
+
+
 def moved(where: str) -> Callable[[], None]:
     """Let a seam of one part of the adapter be gone."""
     from specplug.seams.seam import Seam
-    from specplug_sglang import seams
+    from specplug_sglang.seams import support
 
-    support = seams.support
-    default = support._seams
-    support._seams = (*default, Seam(module="sglang.srt.managers.schedule_batch", name="Req.fly", where=(where,)))
-    restore = registered_anew()
-
-    def restored() -> None:
-        support._seams = default
-        restore()
-
-    return restored
+    gone = Seam(module="sglang.srt.managers.schedule_batch", name="Req.fly", where=(where,))
+    return replaced(support, "_seams", (*support._seams, gone))
 
 
-def an_algorithm_that_moved() -> Callable[[], None]:
-    return moved("algorithm")
+def old() -> Callable[[], None]:
+    from specplug_sglang.seams import support
 
-
-def a_worker_that_moved() -> Callable[[], None]:
-    return moved("worker")
-
-
-def drafts_that_moved() -> Callable[[], None]:
-    return moved("engine drafts")
-
-
-def an_old_version() -> Callable[[], None]:
-    from specplug_sglang import seams
-
-    default = seams.support._installed
-    seams.support._installed = lambda: "0.5.1"
-    restore = registered_anew()
-
-    def restored() -> None:
-        seams.support._installed = default
-        restore()
-
-    return restored
+    return replaced(support, "_installed", lambda: "0.5.1")
 
 
 def hooks_that_break() -> Callable[[], None]:
     from specplug_sglang import entry
 
-    default = entry.install_hooks
-
     def install() -> None:
         raise AttributeError("no such hook")
 
-    entry.install_hooks = install
-    restore = registered_anew()
+    return replaced(entry, "install_hooks", install)
 
-    def restored() -> None:
-        entry.install_hooks = default
-        restore()
 
-    return restored
+WITHOUT = "start without --speculative-algorithm SPECPLUG"
 
 
 @pytest.mark.parametrize(
@@ -141,70 +113,113 @@ def hooks_that_break() -> Callable[[], None]:
         ({"enable_dp_attention": True, "dp_size": 2, "tp_size": 2}, ["data parallelism", "--attn-dp-size 2"]),
         ({"speculative_num_draft_tokens": 0}, ["no room", "--speculative-num-draft-tokens 0"]),
         ({"speculative_eagle_topk": 0}, ["chains or trees", "--speculative-eagle-topk 0"]),
-        (
-            {"speculative_use_rejection_sampling": True},
-            ["distributions", "--speculative-use-rejection-sampling True"],
-        ),
+        ({"speculative_use_rejection_sampling": True}, ["distributions", "--speculative-use-rejection-sampling True"]),
         (
             {"speculative_accept_threshold_single": 0.5, "speculative_eagle_topk": 4},
             ["lossy acceptance is for chains", "--speculative-accept-threshold-single 0.5"],
         ),
         ({"enable_two_batch_overlap": True}, ["split", "--enable-two-batch-overlap True"]),
         ({"enable_linear_replayssm_spec": True}, ["ring of verified states", "--enable-linear-replayssm-spec True"]),
+        (
+            {"speculative_ngram_external_corpus_path": "/absent.jsonl"},
+            ["specplug's corpora are in a store; name it as corpora.store"],
+        ),
     ],
 )
 def test_what_is_not_supported_is_refused(arguments, stated, baseline):
     found = baseline.call(outcome, arguments={**SMALL, **arguments})
     assert found.startswith("ValueError: specplug_sglang: "), found
-    for part in [*stated, "start without --speculative-algorithm SPECPLUG"]:
-        assert part in found
-
-
-def test_simulated_acceptance_is_refused(baseline):
-    found = baseline.call(outcome, arguments=SMALL, plant="simulated_acceptance")
-    assert found.startswith("ValueError: specplug_sglang: simulated acceptance"), found
-    assert "SGLANG_SIMULATE_ACC_LEN=3.0" in found
+    assert all(part in found for part in [*stated, WITHOUT]), found
 
 
 @pytest.mark.parametrize(
     ("settings", "stated"),
     [
         ('{"proposer": ', ["SPECPLUG_CONFIG"]),
-        ('{"propser": "ngram"}', ["SPECPLUG_CONFIG", "propser", "proposer"]),
         ('{"proposer": "ngramm"}', ["ngramm", "Did you mean 'ngram'"]),
-        ('{"policy": "fixedd"}', ["fixedd", "Did you mean 'fixed'"]),
         ('{"proposer": "oracle", "options": {"oracle": {"error_every": -1}}}', ["oracle", "error_every"]),
         ('{"num_speculative_tokens": 5000}', ["num_speculative_tokens", "5000"]),
         ('{"verifier": "typical"}', ["SGLang verifies drafts itself", "'verifier' 'typical'", "settings without it"]),
+        (PLANNED, ["the engine's own drafter is not used here"]),
     ],
 )
 def test_wrong_settings_are_refused(settings, stated, baseline):
     found = baseline.call(outcome, arguments=SMALL, settings=settings)
     assert found.startswith("ValueError: "), found
-    for part in stated:
-        assert part in found
+    assert all(part in found for part in stated), found
 
 
 @pytest.mark.parametrize(
     ("plant", "stated"),
     [
-        ("an_algorithm_that_moved", ["Req.fly", "Install a supported version: SGLang 0.5.22 to 0.5.23"]),
-        ("a_worker_that_moved", ["Req.fly", "Install a supported version"]),
-        ("an_old_version", ["too old", "found SGLang 0.5.1", "Install a supported version"]),
-        ("hooks_that_break", ["AttributeError: no such hook", "start without --speculative-algorithm SPECPLUG"]),
+        (["moved", "algorithm"], ["Req.fly", "Install a supported version: SGLang 0.5.22 to 0.5.23"]),
+        (["moved", "worker"], ["Req.fly", "Install a supported version"]),
+        (["old"], ["too old", "found SGLang 0.5.1", "Install a supported version"]),
+        (["hooks_that_break"], ["AttributeError: no such hook", WITHOUT]),
+        (["variable", "SGLANG_SIMULATE_ACC_LEN", "3"], ["simulated acceptance", "SGLANG_SIMULATE_ACC_LEN=3.0"]),
     ],
 )
 def test_an_sglang_that_does_not_fit_is_refused(plant, stated, baseline):
+    """SGLang alone would say that the algorithm is unknown."""
     found = baseline.call(outcome, arguments=SMALL, plant=plant)
     assert found.startswith("ValueError: specplug_sglang: "), found
-    assert UNKNOWN not in found
-    for part in stated:
-        assert part in found
+    assert all(part in found for part in stated), found
     assert baseline.call(outcome, arguments=SMALL) == "started"
 
 
-def test_an_engine_does_not_start(engine):
-    wrong = engine("SPECPLUG", environment={"SPECPLUG_CONFIG": '{"proposer": "ngramm"}'}, name="misspelt")
-    with pytest.raises(Raised, match="Did you mean 'ngram'") as raised:
-        wrong.running()
-    assert raised.value.type == "ValueError"
+# -- drafts of SGLang's own models -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arguments", "stated"),
+    [
+        ({"speculative_eagle_topk": 4, "speculative_num_draft_tokens": 8}, ["chains only", "eagle-topk 4"]),
+        ({"enable_lora": True, "lora_paths": ["a=/a"], "max_lora_rank": 8}, ["adapters", "--enable-lora True"]),
+        ({"speculative_adaptive": True}, ["specplug's policy", "--speculative-adaptive True"]),
+        ({"speculative_algorithm": "NGRAM"}, ["cannot be planned", "--speculative-algorithm NGRAM", "STANDALONE"]),
+        (
+            {"plant": ["variable", "SGLANG_SPEC_SKIP_ZERO_STEP_DRAFT_EXTEND", "1"]},
+            ["steps without drafts", "SGLANG_SPEC_SKIP_ZERO_STEP_DRAFT_EXTEND=1"],
+        ),
+        ({"plant": ["moved", "engine drafts"]}, ["SGLang has moved", "Req.fly is gone"]),
+        ({"settings": '{"proposer": "engine", "verifier": "trtri"}'}, ["verifier"]),
+    ],
+)
+def test_drafts_that_cannot_be_planned_end_the_start(arguments, stated, baseline):
+    given = {**SMALL, **OWN, **arguments}
+    how = {"settings": PLANNED} | {name: given.pop(name) for name in ("plant", "settings") if name in given}
+    found = baseline.call(outcome, arguments=given, **how)
+    assert found.startswith("ValueError: "), found
+    assert all(part in found for part in stated), found
+
+
+def refusal(engine: Any, plant: list[str]) -> str:
+    """Return what the arguments of a server with an EAGLE head meet if specplug cannot be set up."""
+    import os
+    from types import SimpleNamespace
+
+    from sglang.srt.plugins.hook_registry import HookRegistry
+
+    from specplug_sglang.config import HANDLES_ARGUMENTS
+
+    os.environ["SPECPLUG_CONFIG"] = PLANNED
+    restore = globals()[plant[0]](*plant[1:])
+    try:
+        _, hook, _ = HookRegistry._hooks[HANDLES_ARGUMENTS].pop()
+        hook(None, None, SimpleNamespace(speculative_algorithm="EAGLE"))
+    except ValueError as error:
+        return str(error)
+    finally:
+        restore()
+    return ""
+
+
+@pytest.mark.parametrize(("plant", "stated"), [(["moved", "algorithm"], "Req.fly"), (["hooks_that_break"], "no such")])
+def test_a_server_whose_drafts_cannot_be_planned_does_not_start(baseline, plant, stated):
+    assert stated in baseline.call(refusal, plant=plant)
+
+
+def test_other_settings_leave_sglangs_drafters_alone(baseline):
+    given = {**SMALL, **OWN, "speculative_eagle_topk": 4, "speculative_num_draft_tokens": 8}
+    for settings in (None, '{"proposer": "ngram"}'):
+        assert baseline.call(outcome, arguments=given, settings=settings) == "started"

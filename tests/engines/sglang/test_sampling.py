@@ -12,7 +12,9 @@ from typing import Any
 
 import pytest
 import torch
+from sgl_kernel.sampling import tree_speculative_sampling_target_only
 
+from specplug_sglang.verification.lossy import departed
 from tests.engines import toy
 from tests.engines.sglang import inside, trees
 from tests.engines.sglang.engines import Engine
@@ -56,17 +58,6 @@ def sample(
     return toy.p_value([answer["token_ids"] for answer in found], distribution), *counts
 
 
-def cut(distribution: torch.Tensor, kept: Callable[[list[float]], int]) -> torch.Tensor:
-    """Return a distribution [V, V] with each row's largest entries, as many as `kept` returns for the sorted row."""
-    rows = []
-    for row in distribution.tolist():
-        ranked = sorted(row, reverse=True)
-        least = ranked[kept(ranked) - 1]
-        rows.append([prob if prob >= least else 0.0 for prob in row])
-    found = torch.tensor(rows, dtype=torch.float64)
-    return found / found.sum(-1, keepdim=True)
-
-
 @pytest.fixture(scope="session", params=KINDS)
 def kind(request: pytest.FixtureRequest) -> str:
     """The kind of draft and its scheduling.  Tests of one kind run together, so that engines start once."""
@@ -96,12 +87,9 @@ def ours(kind: str, small: Callable[..., Engine]) -> Engine:
 
 
 def test_drafts_are_verified_by_the_distribution(ours, kind):
-    ours.inside(trees.watch)
-    try:
+    with ours.planted(trees.watch):
         p, proposed, accepted = sample(ours)
-        seen = ours.inside(trees.seen)
-    finally:
-        ours.inside(trees.restore)
+    seen = ours.inside(trees.seen)
     assert p > 1e-4
     assert 200 < accepted < proposed - 200
     deepest = max(count - 1 for step in seen for count in step["kept"])
@@ -110,12 +98,9 @@ def test_drafts_are_verified_by_the_distribution(ours, kind):
 
 def test_of_equal_siblings_one_is_verified(ours, kind):
     """SGLang's kernel on GPUs, unlike the stand-in, would take the sum of their probabilities for that of the token."""
-    ours.inside(trees.watch)
-    try:
+    with ours.planted(trees.watch):
         sample(ours, 2)
-        seen = ours.inside(trees.seen)
-    finally:
-        ours.inside(trees.restore)
+    seen = ours.inside(trees.seen)
     hung = [
         [(parent, token) for parent, token in zip(parents, tokens, strict=True) if parent >= 0]
         for step in seen
@@ -129,13 +114,9 @@ def test_of_equal_siblings_one_is_verified(ours, kind):
 
 def test_another_draft_length_at_every_step(ours):
     draft_lengths = [0, 6, 1, 3, 0, 2]
-    ours.inside(trees.plan, draft_lengths=draft_lengths)
-    ours.inside(trees.watch)
-    try:
+    with ours.planted(trees.plan, trees.watch, draft_lengths=draft_lengths):
         p, _, accepted = sample(ours)
-        seen = ours.inside(trees.seen)
-    finally:
-        ours.inside(trees.restore)
+    seen = ours.inside(trees.seen)
     assert p > 1e-4
     assert accepted > 200
     found = {len(step["tokens"][0]) - 1 for step in seen}
@@ -145,10 +126,8 @@ def test_another_draft_length_at_every_step(ours):
 
 def test_top_k_and_top_p(ours):
     """Answers follow the distribution over kept tokens; any other token gives p = 0."""
-    by_k = cut(toy.distribution(), lambda ranked: 5)
-    assert sample(ours, distribution=by_k, top_k=5)[0] > 1e-4
-    by_p = cut(toy.distribution(), lambda ranked: next(n for n in range(17) if sum(ranked[:n]) >= 0.8))
-    assert sample(ours, distribution=by_p, top_p=0.8)[0] > 1e-4
+    for params, distribution in toy.filtered():
+        assert sample(ours, distribution=distribution, **params)[0] > 1e-4
 
 
 def test_greedy_requests_beside_sampled_ones(ours):
@@ -164,14 +143,10 @@ def test_greedy_requests_beside_sampled_ones(ours):
     assert toy.p_value(answers[1::2]) > 1e-4
 
 
-@pytest.mark.parametrize("mistake", [trees.sharpen, trees.accept_lightly])
-def test_a_mistake_is_found_out(mistake, ours):
+def test_a_mistake_is_found_out(ours):
     """The same test at half the size detects it."""
-    ours.inside(mistake)
-    try:
+    with ours.planted(trees.accept_lightly):
         p, _, accepted = sample(ours, ANSWERS // 2)
-    finally:
-        assert ours.inside(trees.restore) == 1
     assert accepted > 0
     assert p < 1e-6
 
@@ -204,3 +179,35 @@ def test_sglangs_own_lossy_acceptance_is_labelled_and_its_departure_counted(ours
     departed = counted["departed"] - earlier["departed"]
     assert 0.1 < departed / accepted < 0.9
     assert sample(ours)[0] > 1e-4
+
+
+@pytest.mark.parametrize(("single", "acc"), [(1.0, 1.0), (0.3, 1.0), (1.0, 0.5), (0.3, 0.5)])
+@pytest.mark.parametrize("chance", [0.0, 0.1, 0.3, 0.4, 0.8, 1.0])
+def test_the_departure_of_lossy_acceptance_is_how_much_more_often_a_draft_is_accepted(single, acc, chance):
+    """One draft token at every number of a fine grid, by the rule that SGLang's options state."""
+    rows = 1000
+    coins = (torch.arange(rows) + 0.5) / rows
+    probs = torch.tensor([1 - chance, chance]).expand(rows, 2, 2)
+    candidates = torch.tensor([[0, 1]]).expand(rows, 2)
+    accept_index = torch.full((rows, 2), -1, dtype=torch.int32)
+    accept_token_num = torch.zeros(rows, dtype=torch.int32)
+    tree_speculative_sampling_target_only(
+        predicts=torch.zeros(rows * 2, dtype=torch.int32),
+        accept_index=accept_index,
+        accept_token_num=accept_token_num,
+        candidates=candidates,
+        retrive_index=torch.arange(rows * 2).view(rows, 2),
+        retrive_next_token=torch.tensor([[1, -1]]).expand(rows, 2),
+        retrive_next_sibling=torch.full((rows, 2), -1),
+        uniform_samples=torch.stack([coins, coins], 1),
+        uniform_samples_for_final_sampling=torch.full((rows,), 0.5),
+        target_probs=probs,
+        draft_probs=torch.zeros_like(probs),
+        threshold_single=single,
+        threshold_acc=acc,
+        deterministic=True,
+    )
+    accepted = accept_token_num.double().mean().item()
+    assert accepted == pytest.approx(1.0 if chance >= single else min(1.0, chance / acc), abs=1e-3)
+    found = departed(probs, candidates, accept_index, accept_token_num, single=single, acc=acc)
+    assert found.double().mean().item() == pytest.approx(accepted - chance, abs=1e-3)

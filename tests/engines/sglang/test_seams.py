@@ -9,7 +9,6 @@ from types import SimpleNamespace
 import pytest
 
 from specplug_sglang.seams import OPTIONAL, SEAMS
-from tests.engines.engines import Raised
 
 PARTS = {part for seam in SEAMS for part in seam.where}
 
@@ -19,29 +18,11 @@ def test_every_seam_holds_in_the_imported_sglang(baseline, where):
     assert baseline.inside(moved, where=where) == []
 
 
-def test_a_moved_seam_stops_with_its_name_the_version_found_and_those_supported(baseline):
-    with pytest.raises(Raised) as raised:
-        baseline.call(move_one)
-    assert raised.value.type == "EngineError"
-    for part in (
-        "SGLang has moved",
-        "sglang.srt.speculative.spec_utils:move_accept_tokens_to_target_kvcache is gone",
-        "found SGLang 0.5.23",
-        "expected SGLang 0.5.22 to 0.5.23",
-    ):
-        assert part in raised.value.text
-
-
 def test_what_serves_comfort_alone_is_off_with_one_warning_where_it_has_moved(baseline):
     first, second = baseline.call(rename_optional_seam)
     assert "WeightUpdater.end_weight_update is gone" in first
     assert first.endswith(f"The server runs; off: {OPTIONAL['events']}")
     assert second.endswith(f"The server runs; off: {OPTIONAL['metrics']}")
-
-
-def test_an_sglang_that_does_not_know_its_version_is_served_with_one_warning(baseline):
-    (warning,) = baseline.call(pretend)
-    assert "not with dev" in warning
 
 
 # -- functions that run there ------------------------------------------------------------------------------------------
@@ -52,18 +33,6 @@ def moved(scheduler, where):
 
     seams.require(where)
     return seams.moved(where)
-
-
-def move_one(engine):
-    import sglang.srt.speculative.spec_utils as module
-
-    from specplug_sglang import seams
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.delattr(module, "move_accept_tokens_to_target_kvcache")
-        seams.require.cache_clear()
-        seams.require("algorithm")  # parts that do not use it go on
-        seams.require("worker")
 
 
 def rename_optional_seam(engine):
@@ -85,19 +54,6 @@ def rename_optional_seam(engine):
             http.metrics_made(None, SimpleNamespace(state=SimpleNamespace(specplug="a manager")))
         for where in PARTS - OPTIONAL.keys():
             seams.require(where)
-    return records
-
-
-def pretend(engine):
-    """Return the warnings when SGLang does not know its version."""
-    import sglang.version
-
-    from specplug_sglang import seams
-
-    with warned() as records, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sglang.version, "__version__", "0.0.0.dev0")
-        seams.require("worker")
-        seams.require("api")
     return records
 
 

@@ -71,25 +71,3 @@ def test_a_seed_has_one_text(kinds, seeds, deterministic):
     assert texts(drafted, mixed)[0] == expected
     for cap in range(4):
         assert texts(drafted, [at_most(cap, requested[cap])])[0] == [expected[cap]]
-
-
-def test_seeds_that_are_verified_by_column_are_found_out(deterministic):
-    """The mistake: SGLang's own verification of rows with seeds."""
-    plain, drafted = deterministic
-    requested = seeded(WHOLE)[:4]
-    expected, _ = texts(plain, requested)
-    drafted.inside(verify_by_column)
-    assert texts(drafted, requested)[0] != expected
-    alone = [texts(drafted, [at_most(cap, requested[0])])[0] for cap in (1, 3)]
-    assert alone[0] != alone[1]
-
-
-def verify_by_column(scheduler: Any) -> None:
-    from sglang.srt.speculative.eagle_utils import eagle_sample
-
-    from specplug_sglang.verification import exact
-
-    def verify(runner: Any, batch: Any, logits: Any, mask: Any) -> Any:
-        return eagle_sample(batch.spec_info, batch, logits, mask, watermark_state=None)
-
-    trees.put(exact, "verify", verify)

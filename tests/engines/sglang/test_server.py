@@ -10,6 +10,7 @@ import pytest
 
 from tests.engines.server import Server
 from tests.engines.suites.server import REFERENCE, REGEX, SETTINGS, Answer, ServerSuite
+from tests.engines.suites.soak import SoakSuite
 from tests.engines.suites.tenants import TenantsSuite
 
 FAULTS = {"faults": {"host_deadline_ms": None, "max_consecutive": 2, "cooldown_steps": 4}}
@@ -79,6 +80,10 @@ class TestServer(ServerSuite):
 
 class TestTenants(TenantsSuite):
     fields = "custom_params"
+
+
+class TestSoak(SoakSuite):
+    name = "sglang"
 
 
 NAMES = {

@@ -12,20 +12,18 @@ from typing import Any, ClassVar
 
 import pytest
 
-from tests.engines import ends, hopeless, pictures
+from tests.engines import ends, pictures
 from tests.engines.plain import model
 from tests.engines.refusing import Refusing, refused_at_start
 from tests.engines.server import Server
-from tests.engines.sglang import auditing, inside, trees, watching
-from tests.engines.sglang.test_exact import NGRAM, SERVED
+from tests.engines.sglang import inside, trees, watching
+from tests.engines.sglang.test_exact import SERVED
 from tests.engines.sglang.watching import TIGHT
-from tests.engines.suites.audit import AuditSuite
 from tests.engines.suites.chats import ChatSuite, scripted_model
 from tests.engines.suites.containment import ContainmentSuite
 from tests.engines.suites.environment import EnvironmentSuite
-from tests.engines.suites.features import LOOP, FeaturesSuite
+from tests.engines.suites.features import LOOP, NGRAM, FeaturesSuite
 from tests.engines.suites.gaps import EmbeddingsSuite, PicturesSuite
-from tests.engines.suites.hopeless import HopelessSuite
 from tests.engines.suites.learning import LearningSuite, learnt_by
 from tests.engines.suites.lifecycle import LifecycleSuite
 from tests.engines.suites.reasoning import ReasoningSuite
@@ -96,34 +94,6 @@ class TestFeatures(FeaturesSuite):
     def assert_more_does_what_it_says(self, found: dict[str, dict[str, Any]]) -> None:
         assert re.match("x = 1\ny = [3-9]\n", found["ebnf"]["text"])
         assert found["stop regex"]["finish_reason"] == "stop"
-
-
-@overlapped
-class TestHopeless(HopelessSuite):
-    settings: ClassVar[dict[str, Any]] = {}  # as other tests have them
-    how: ClassVar[dict[str, Any]] = {"sampling": True}
-    tokens: ClassVar[dict[str, tuple[int, int]]] = {"overlap": (400, 200)}
-
-    def planned_by_batch(self, served: Served, params: dict[str, Any], count: int, without: bool) -> list[Any]:
-        served.engine.inside(begin_hopeless, without=without)
-        try:
-            served.generate(hopeless.file_prefixes()[:count], params)
-        finally:
-            counts = served.engine.inside(end_hopeless)
-        return counts
-
-
-def begin_hopeless(scheduler: Any, without: bool) -> None:
-    """Let the policy plan; `without` texts, note what steps with drafts report."""
-    drafting = scheduler.draft_worker.drafting
-    planner, runner = drafting.step_planner, drafting.stage.runners[0]
-    scheduler.hopeless = hopeless.planned_by_batch(planner, drafting.drafts._steps, runner if without else None)
-    scheduler.hopeless_counts = scheduler.hopeless.__enter__()
-
-
-def end_hopeless(scheduler: Any) -> list[Any]:
-    scheduler.hopeless.__exit__(None, None, None)
-    return list(scheduler.hopeless_counts)
 
 
 @overlapped
@@ -272,23 +242,6 @@ class TestReasoning(ReasoningSuite):
         assert found["meta"]["spec_num_correct_drafts"] > 0
 
 
-@overlapped
-class TestAudit(AuditSuite):
-    settings, how, sampling = NGRAM, SERVED, {"sampling": True}
-    mistakes = (auditing.swap_rows, auditing.shift_slots)
-
-    def plant(self, served: Served, mistake: Callable[..., Any] | None) -> None:
-        if mistake is not None:
-            served.engine.inside(mistake)
-            return
-        assert served.engine.inside(trees.restore)
-        assert served.engine.call(inside.flush)
-
-    @pytest.mark.slow  # an engine of its own; `test_sampling` has the distribution itself
-    def test_it_samples_by_the_controls_distribution(self, start, control):
-        super().test_it_samples_by_the_controls_distribution(start, control)
-
-
 @pytest.fixture(scope="session")
 def scripted_server(serve: Callable[..., Server], scripted_model: str) -> Server:
     parsers = {"tool_call_parser": "qwen25", "reasoning_parser": "deepseek-r1"}
@@ -298,40 +251,6 @@ def scripted_server(serve: Callable[..., Server], scripted_model: str) -> Server
 
 class TestChats(ChatSuite):
     """SGLang's parsers."""
-
-
-@pytest.mark.slow  # of the tests themselves
-class TestHarness:
-    def test_functions_run_in_both_processes(self, baseline):
-        assert baseline.call(process) != baseline.inside(process) == baseline.inside(process)
-
-    def test_an_engine_starts_on_a_machine_with_3_gb_left(self, baseline):
-        """Memory is measured before and after a model is loaded; other engines start, so 800 MB are left at last."""
-        needed = baseline.inside(cached_tokens)
-        assert 0 < needed <= 16384  # which the tiny model fits into a few MB
-        assert baseline.inside(cached_tokens, before=3.0, after=0.8) == needed
-
-
-def process(anything: Any) -> int:
-    import os
-
-    return os.getpid()
-
-
-def cached_tokens(scheduler: Any, before: float | None = None, after: float | None = None) -> int:
-    """Return how many tokens SGLang has room for; or would have, with so many GiB free before and after loading."""
-    runner = scheduler.tp_worker.model_runner
-    if before is None:
-        return int(runner.max_total_num_tokens)
-    from sglang.srt.mem_cache import kv_cache_configurator as module
-
-    default = module.get_available_gpu_memory
-    module.get_available_gpu_memory = lambda *args, **kwargs: after
-    try:
-        configurator = runner.kv_cache_configurator
-        return int(configurator.config_from_budget(configurator._profile_available_bytes(before)).max_total_num_tokens)
-    finally:
-        module.get_available_gpu_memory = default
 
 
 class TestEnvironment(EnvironmentSuite):

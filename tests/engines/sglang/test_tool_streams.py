@@ -14,88 +14,65 @@ from tests.engines.engines import Engine
 from tests.engines.forms import FORMS, THOUGHTS
 
 REQUIRED = "json array"  # what SGLang parses with `tool_choice: required`, by another parser than the model's
-PARSERS = {
-    "apertus2509": "apertus",
-    "cohere_command4": "cohere",
-    "deepseekv3": "deepseek v3",
-    "deepseekv31": "deepseek v3.1",
-    "deepseekv32": "deepseek v3.2",
-    "deepseekv4": "deepseek v4",
-    "deepseekv41": "deepseek v4.1",
+CALLED = {
+    "apertus": "apertus2509",
+    "cohere": "cohere_command4",
+    "deepseek v3": "deepseekv3",
+    "deepseek v3.1": "deepseekv31",
+    "deepseek v3.2": "deepseekv32",
+    "deepseek v4": "deepseekv4",
+    "deepseek v4.1": "deepseekv41",
     "dots": "dots",
-    "gemma4": "gemma",
-    "gigachat3": "gigachat",
-    "gigachat35": "gigachat gcml",
-    "glm": "glm45",
-    "glm45": "glm45",
+    "gemma": "gemma4",
+    "gigachat": "gigachat3",
+    "gigachat gcml": "gigachat35",
+    "glm45": "glm glm45 ling3 poolside_v1",
     "glm47": "glm47",
-    "gpt-oss": "harmony",
-    "hermes": "hermes",
+    "harmony": "gpt-oss",
+    "hermes": "hermes qwen qwen25 trinity",
     "hunyuan": "hunyuan",
     "inkling": "inkling",
-    "interns1": "intern",
-    "iquest_q1": "iquest",
-    "k2_horizon": "k2 horizon",
-    "kimi_k2": "kimi k2",
-    "kimi_k3": "kimi k3",
+    "intern": "interns1",
+    "iquest": "iquest_q1",
+    "k2 horizon": "k2_horizon",
+    "kimi k2": "kimi_k2",
+    "kimi k3": "kimi_k3",
     "lfm2": "lfm2",
-    "ling3": "glm45",
-    "llama3": "llama",
+    "llama": "llama3",
     "mimo": "mimo",
-    "minicpm5": "minicpm",
-    "minimax-m2": "minimax m2",
-    "minimax-m3": "minimax m3",
-    "mistral": "mistral args",
+    "minicpm": "minicpm5",
+    "minimax m2": "minimax-m2",
+    "minimax m3": "minimax-m3",
+    "mistral args": "mistral",
     "muse": "muse",
-    "nanbeige": "qwen xml",
-    "poolside_v1": "glm45",
-    "pythonic": "python",
-    "qwen": "hermes",
-    "qwen25": "hermes",
-    "qwen3_coder": "qwen xml",
-    "spark25": "spark",
+    "qwen xml": "nanbeige qwen3_coder step3p5",
+    "python": "pythonic",
+    "spark": "spark25",
     "step3": "step3",
-    "step3p5": "qwen xml",
-    "trinity": "hermes",
-    REQUIRED: "required",
 }
+"""By form the parsers of its calls."""
+PARSERS = {parser: form for form, parsers in CALLED.items() for parser in parsers.split()} | {REQUIRED: "required"}
 WITHOUT_A_FORM = {"beam", "response_template"}  # their forms come with the model
-REASONING = {
-    "apertus2509": ["apertus"],
-    "cohere_command4": ["cohere"],
-    "deepseek-r1": ["think", "opened", "think, tools"],
-    "deepseek-v3": ["think", "none"],
-    "deepseek-v4": ["think"],
-    "deepseek-v41": ["think"],
-    "dots": ["think"],
-    "gemma4": ["gemma"],
-    "gigachat35": ["think"],
-    "glm45": ["think", "think, tools"],
-    "gpt-oss": ["harmony"],
-    "granite_thinking_parser": ["think"],
-    "hunyuan": ["think"],
-    "inkling": ["inkling"],
-    "interns1": ["think"],
-    "iquest_q1": ["think"],
-    "k2_horizon": ["k2 horizon"],
-    "kimi": ["kimi"],
-    "kimi_k2": ["think"],
-    "kimi_k3": ["kimi k3"],
-    "ling3": ["think"],
-    "mimo": ["think"],
-    "minimax": ["opened"],
-    "minimax-append-think": ["opened"],
-    "minimax-m3": ["minimax m3"],
-    "mistral": ["mistral"],
-    "muse": ["muse"],
-    "nanbeige": ["think"],
-    "nemotron_3": ["think"],
-    "poolside_v1": ["think"],
-    "qwen3": ["think", "none", "think, tools"],
-    "qwen3-thinking": ["opened", "think"],
-    "step3": ["opened"],
-    "step3p5": ["opened"],
+REASONED = {
+    "apertus": "apertus2509",
+    "cohere": "cohere_command4",
+    "think": "deepseek-r1 deepseek-v3 deepseek-v4 deepseek-v41 dots gigachat35 glm45 granite_thinking_parser hunyuan "
+    "interns1 iquest_q1 kimi_k2 ling3 mimo nanbeige nemotron_3 poolside_v1 qwen3 qwen3-thinking",
+    "opened": "deepseek-r1 minimax minimax-append-think qwen3-thinking step3 step3p5",
+    "think, tools": "deepseek-r1 glm45 qwen3",
+    "none": "deepseek-v3 qwen3",
+    "gemma": "gemma4",
+    "harmony": "gpt-oss",
+    "inkling": "inkling",
+    "k2 horizon": "k2_horizon",
+    "kimi": "kimi",
+    "kimi k3": "kimi_k3",
+    "minimax m3": "minimax-m3",
+    "mistral": "mistral",
+    "muse": "muse",
 }
+"""By form the parsers of its reasoning."""
+REASONING = [(parser, form) for form, parsers in REASONED.items() for parser in parsers.split()]
 
 
 # Inside a process that has SGLang imported.
@@ -204,7 +181,7 @@ def installs(engine: Any) -> list[Any]:
 def test_every_parser_of_sglangs_is_compared(baseline: Engine):
     calls, thoughts = baseline.call(parsers)
     assert PARSERS.keys() - {REQUIRED} | WITHOUT_A_FORM == {*calls}
-    assert REASONING.keys() | WITHOUT_A_FORM == {*thoughts}
+    assert {parser for parser, _ in REASONING} | WITHOUT_A_FORM == {*thoughts}
 
 
 @pytest.mark.parametrize("parser", PARSERS)
@@ -215,7 +192,7 @@ def test_calls_are_parsed_as_token_by_token(baseline: Engine, parser: str):
     assert not any(found["wrapped"])
 
 
-@pytest.mark.parametrize(("parser", "form"), [(parser, form) for parser, forms in REASONING.items() for form in forms])
+@pytest.mark.parametrize(("parser", "form"), REASONING)
 def test_reasoning_is_parsed_as_token_by_token(baseline: Engine, parser: str, form: str):
     found = baseline.call(reasoning, parser=parser, form=form)
     thoughts, content = found["single"]

@@ -5,8 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import nullcontext
+import itertools
 from typing import Any
 
 import torch
@@ -67,7 +66,7 @@ def watch_plain_steps(scheduler: Any) -> None:
 
 
 def verify_always(scheduler: Any) -> None:
-    """No mistake: steps without drafts verify the newest token, as where SGLang's own decoding cannot run."""
+    """Steps without drafts verify the newest token, as where SGLang's own decoding cannot run."""
     put(scheduler.draft_worker, "decodes_plainly", False)
 
 
@@ -83,78 +82,6 @@ def parents_of(child: list[int], sibling: list[int]) -> list[int]:
 def seen(scheduler: Any) -> list[dict[str, Any]]:
     """Return what was seen since `watch`."""
     return list(SEEN)
-
-
-def lose_moves(scheduler: Any) -> None:
-    """The mistake: keys and values of accepted drafts stay where the drafts lay."""
-    import sglang.srt.speculative.spec_utils as module
-
-    put(module, "move_accept_tokens_to_target_kvcache", lambda *args: None)
-
-
-def after_preparing(scheduler: Any, change: Callable[[Any, int], None]) -> None:
-    """Let `change(batch, nodes per tree)` run on batches that are ready for verification."""
-    import specplug_sglang.scheduler.worker as module
-
-    def prepare(batch: Any, *args: Any) -> None:
-        original(batch, *args)
-        if batch.forward_mode.is_target_verify():
-            change(batch, batch.spec_info.draft_token_num)
-
-    original = put(module, "prepare", prepare)
-
-
-def show_siblings(scheduler: Any) -> None:
-    """The mistake: every draft sees all that were put before it, whatever the tree."""
-
-    def change(batch: Any, n: int) -> None:
-        chain = torch.ones(n, n, dtype=torch.bool).tril()
-        batch.spec_info.custom_mask = chain.expand(len(batch.reqs), n, n).flatten()
-
-    after_preparing(scheduler, change)
-
-
-def count_in_rows(scheduler: Any) -> None:
-    """The mistake: drafts count their places in the row, not in the tree."""
-
-    def change(batch: Any, n: int) -> None:
-        places = batch.seq_lens[:, None] + torch.arange(n)
-        batch.spec_info.positions = places.flatten().to(batch.spec_info.positions.dtype)
-
-    after_preparing(scheduler, change)
-
-
-def whole_masks(scheduler: Any, hide: int = 0) -> None:
-    """This is no mistake: masks cover the text before the drafts too, as SGLang's n-gram builds them on GPUs.
-
-    Args:
-        hide: tokens at the text's begin that drafts do not see; any is the mistake.
-    """
-
-    def change(batch: Any, n: int) -> None:
-        whole = []
-        for before, drafts in zip(batch.seq_lens.tolist(), batch.spec_info.custom_mask.view(-1, n, n), strict=True):
-            text = torch.ones(n, before, dtype=torch.bool)
-            text[:, :hide] = False
-            whole.append(torch.cat([text, drafts], dim=1).flatten())
-        batch.spec_info.custom_mask = torch.cat(whole)
-
-    after_preparing(scheduler, change)
-
-
-def hide_begin(scheduler: Any) -> None:
-    """The mistake: a mask of the text before the drafts is short by one."""
-    whole_masks(scheduler, hide=1)
-
-
-def sharpen(scheduler: Any) -> None:
-    """The mistake: verification samples at another temperature than the requested one."""
-    import sglang.srt.speculative.eagle_utils as module
-
-    def softmax(logits: Any, temperatures: Any) -> Any:
-        return original(logits, temperatures=0.7 * temperatures)
-
-    original = put(module, "sampling_softmax", softmax)
 
 
 def accept_lightly(scheduler: Any) -> None:
@@ -174,41 +101,20 @@ def plan(scheduler: Any, draft_lengths: list[int]) -> None:
     put(planner, "_options", planner._options.model_copy(update={"draft_lengths": tuple(draft_lengths)}))
 
 
-def counts(scheduler: Any) -> dict[str, Any]:
-    """Return what was counted so far: "total", "by_source", "faults"."""
-    found: dict[str, Any] = scheduler.draft_worker.drafting.counts.read().as_dict()
-    return found
+def skip_drafts(scheduler: Any, steps: int | None = None) -> None:
+    """Plan no drafts for so many steps; without a number, for two of three."""
+    drafting = scheduler.draft_worker.drafting
+    skips = itertools.cycle([True, True, False]) if steps is None else iter([True] * steps)
 
+    def plan(reqs: Any) -> int:
+        planned: int = original(reqs)
+        return 0 if next(skips, False) else planned
 
-def link_padding(scheduler: Any) -> None:
-    """The mistake: the nodes that fill up a row hang below its last draft, one after the other."""
-
-    def change(batch: Any, n: int) -> None:
-        child, sibling = batch.spec_info.retrieve_next_token, batch.spec_info.retrieve_next_sibling
-        for row in range(len(batch.reqs)):
-            parents = parents_of(child[row].tolist(), sibling[row].tolist())
-            last = max((node for node, parent in enumerate(parents) if parent >= 0), default=0)
-            child[row, last : n - 1] = torch.arange(last + 1, n)
-
-    after_preparing(scheduler, change)
-
-
-def keep_backend(scheduler: Any) -> None:
-    """The mistake: every draft length is verified by what was built for the widest."""
-    put(scheduler.draft_worker.draft_lengths, "using", lambda n: nullcontext())
-
-
-def misplace(scheduler: Any) -> None:
-    """The mistake: the table of texts is written one place off."""
-
-    def append(slots: Any, lengths: Any, emitted: Any) -> None:
-        original(slots, lengths + 1, emitted)
-
-    original = put(scheduler.draft_worker.drafting.table, "append", append)
+    original = put(drafting, "plan", plan)
 
 
 def mask_as_on_gpus(scheduler: Any) -> None:
-    """This is no mistake: the worker builds masks of the whole text, sized by lengths that the host knows."""
+    """The worker builds masks of the whole text, sized by lengths that the host knows."""
     import specplug_sglang.verification.verify_input as module
     from specplug_sglang.verification.trees import chain_sees, whole_mask
 

@@ -9,7 +9,7 @@ import asyncio
 import time
 from typing import Any
 
-from tests.engines.sglang import inside
+from tests.engines.sglang import inside, trees
 from tests.engines.suites.served import wrong_texts
 
 MOST_TRIES = 1000
@@ -187,10 +187,11 @@ def _catch_up(stage: Any) -> None:
 
 
 def retract_often(scheduler: Any, every: int) -> None:
-    """Let SGLang retract at each n-th step, full or not; 0: only when it is full."""
+    """Let SGLang retract at each n-th step, full or not."""
     import sglang.srt.managers.scheduler as module
 
-    module.TEST_RETRACT, module.TEST_RETRACT_INTERVAL = every > 0, max(every, 1)
+    trees.put(module, "TEST_RETRACT", True)
+    trees.put(module, "TEST_RETRACT_INTERVAL", every)
 
 
 def gather(scheduler: Any, count: int) -> None:
@@ -219,7 +220,7 @@ def abort_retracted(scheduler: Any) -> None:
         moved = [req for req in scheduler.waiting_queue if req.retraction_count]
         if moved:
             del scheduler.ingest_requests
-            retract_often(scheduler, 0)
+            trees.restore(scheduler)
             scheduler.abort_request(AbortReq(rid=moved[0].rid))
 
     scheduler.ingest_requests = ingest_and_abort

@@ -60,7 +60,7 @@ class GrammarSuite:
     def steps(self, served: Served) -> list[dict[str, Any]]:
         """Return each row of each step since `plant`, which is undone.
 
-        A row has "row", the number of its request; "before", its output; "offered", "verified" and "accepted" drafts;
+        A row has "row", the number of its request; "before", its output; "verified" and "accepted" drafts;
         and "levels", the confidence of each verified draft.
         """
         raise NotImplementedError

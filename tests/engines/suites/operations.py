@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
-import urllib.error
-import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, ClassVar
@@ -14,7 +11,7 @@ from typing import Any, ClassVar
 import pytest
 
 from specplug.forecast.scraped import read_metrics
-from tests.engines.server import MODEL, Server
+from tests.engines.server import MODEL, Answer, Server
 
 TEXT = "def area(r):\n    return 3.14 * r * r\n\ndef area(r):\n    return"  # goes on by repeating itself
 REQUEST = {"model": MODEL, "prompt": TEXT, "max_tokens": 24, "temperature": 0}
@@ -32,32 +29,9 @@ BAD_ORDERS: list[tuple[Any, str]] = [
 """Others are tested without a server, in tests/operator/test_control.py."""
 
 
-class Answer:
-    """Status code and body of an HTTP answer."""
-
-    def __init__(self, code: int, body: str) -> None:
-        self.code, self.body = code, body
-
-    @property
-    def json(self) -> Any:
-        return json.loads(self.body)
-
-    @property
-    def error(self) -> str:
-        return self.json.get("error", self.json)["message"]
-
-
 def ask(server: Server, path: str, body: Any = None, key: str | None = KEY, **more: str) -> Answer:
-    """GET, or POST `body`: JSON, or bytes as they are; with a key and further headers."""
-    data = None if body is None else body if isinstance(body, bytes) else json.dumps(body).encode()
-    headers = {"Content-Type": "application/json", **more}
-    if key is not None:
-        headers["Authorization"] = f"Bearer {key}"
-    try:
-        with urllib.request.urlopen(urllib.request.Request(server.url + path, data, headers), timeout=60) as answer:
-            return Answer(answer.status, answer.read().decode())
-    except urllib.error.HTTPError as error:
-        return Answer(error.code, error.read().decode())
+    """Do as `Server.ask`, with a key and further headers."""
+    return server.ask(path, body, more if key is None else {"Authorization": f"Bearer {key}", **more})
 
 
 def complete(server: Server, **fields: Any) -> dict[str, Any]:

@@ -13,6 +13,8 @@ from specplug.audit.server import connect
 from specplug.cli.app import app
 from tests.engines.server import Server
 
+CHATS = 4
+"""How many prompts of several kinds are answered: each takes seconds."""
 TOOL = {
     "type": "function",
     "function": {
@@ -52,7 +54,7 @@ class RealChats:
     arguments: str
 
     def test_greedy_chats_are_those_without_speculation(self, real_server: Server, tmp_path: Path):
-        chats = [" ".join(one["content"] for one in prompt.messages) for prompt in prompts.read(each=1)]
+        chats = [" ".join(one["content"] for one in prompt.messages) for prompt in prompts.read(each=1)][:CHATS]
         file = tmp_path / "prompts.jsonl"
         file.write_text("".join(json.dumps({"prompt": chat}) + "\n" for chat in chats))
         shape = ("--check", "greedy", "--max-tokens", "32", "--concurrency", "4", "--json")
@@ -61,7 +63,7 @@ class RealChats:
         report = json.loads(result.stdout)
         (finding,) = report["findings"]
         assert finding["figures"]["outputs"] == 2 * len(chats)
-        assert finding["drafts"]["accepted"] > 50
+        assert finding["drafts"]["accepted"] > 20
 
     def test_a_tool_call_is_parsed_as_without_speculation(self, real_server: Server):
         """Streamed and whole; a step brings several tokens of the call."""

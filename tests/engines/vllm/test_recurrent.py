@@ -1,23 +1,19 @@
 """Models with recurrent state on vLLM, on kernels that roll back (see `tests.engines.recurrent_cpu`).
 
-Planted mistakes are those of vLLM's issues (55504: steps without drafts that read the state before accepted drafts),
-and undo what specplug fixes: the padding of new requests, and the order of rows, of which vLLM's recurrent layers take
-the first prefilling one for the end of those that decode.
+Planted mistakes undo what specplug fixes: the padding of new requests, and the order of rows, of which vLLM's recurrent
+layers take the first prefilling one for the end of those that decode.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import pytest
-import torch
 
 from tests.engines.recurrent_requests import drawn
 from tests.engines.suites.recurrent import DRAFT_LENGTH, RecurrentSuite
-from tests.engines.suites.served import Served
 from tests.engines.vllm import inside, launch
 
 CACHED = {"enable_prefix_caching": True, "block_size": 32, "max_num_batched_tokens": 64}
@@ -55,10 +51,6 @@ class TestRecurrent(RecurrentSuite):
         "test_draft_lengths_that_change_at_every_step": [("v1", "falcon_h1"), ("v2_async", "falcon_h1")],
         "test_prompts_whose_beginnings_are_cached": [("v2_async", "falcon_h1")],
     }
-    mistakes = ("before_the_drafts_where_none_follow", "state_of_the_next_row")
-
-    def plant(self, served: Served, mistake: str | None) -> None:
-        served.engine.call(plant, mutant=mistake)
 
     def test_prompts_whose_beginnings_are_cached(self, launch, kind, name):
         self.caching = {**CACHED, **({"environment": INTERPRETED} if kind == "v1" else {})}  # type: ignore[misc]
@@ -101,7 +93,7 @@ class TestWithoutAttention(TestRecurrent):
 
     models: ClassVar[Sequence[str]] = ("mamba2",)
     test_prompts_whose_beginnings_are_cached = test_preemption = None  # type: ignore[assignment]
-    test_a_wrong_state_is_seen = test_rows_that_attention_takes_for_prompts = None  # type: ignore[assignment]
+    test_rows_that_attention_takes_for_prompts = None  # type: ignore[assignment]
     test_placeholders_of_a_new_prompt_of_one_token_are_seen = None  # type: ignore[assignment]
     test_sampled_answers_have_the_models_distribution = None  # type: ignore[assignment]
 
@@ -134,52 +126,3 @@ def reorder_on_v2(llm: Any, ours: bool) -> None:
         model_runner.specplug_test_sort = model_runner.sort_batch_req_ids
     order = model_runner.specplug_test_sort
     model_runner.sort_batch_req_ids = order if ours else order._specplug_original
-
-
-Rows = tuple[torch.Tensor, torch.Tensor]
-"""Of rows that decode: accepted tokens [B], the bonus included, and blocks [B, 1 + K] with the state after each token.
-
-A mutant is given these, and how many tokens the rows have in this step [B].
-"""
-
-
-def before_the_drafts_where_none_follow(accepted: torch.Tensor, blocks: torch.Tensor, lengths: torch.Tensor) -> Rows:
-    """Start rows without drafts from the state before the drafts of the last step."""
-    return torch.where(lengths == 1, 1, accepted), blocks
-
-
-def state_of_the_next_row(accepted: torch.Tensor, blocks: torch.Tensor, lengths: torch.Tensor) -> Rows:
-    return accepted, blocks.roll(1, 0)
-
-
-MUTANTS: dict[str, Callable[..., Rows]] = {
-    mutant.__name__: mutant for mutant in (before_the_drafts_where_none_follow, state_of_the_next_row)
-}
-FIELDS = {  # of row starts and of blocks, in the metadata of Mamba-2 and LFM2, and of Qwen3-Next
-    "BaseMambaAttentionMetadataBuilder._compute_common_metadata": ("query_start_loc_d", "state_indices_tensor_d"),
-    "GDNAttentionMetadataBuilder.build": ("spec_query_start_loc", "spec_state_indices_tensor"),
-}
-
-
-def plant(llm: Any, mutant: str | None) -> None:
-    """Plant a mistake in what vLLM's layers are given, or take it back."""
-    from vllm.v1.attention.backends import gdn_attn, mamba_attn
-
-    for path, (starts, blocks) in FIELDS.items():
-        owner, method = path.split(".")
-        builder = getattr(mamba_attn if owner.startswith("Base") else gdn_attn, owner)
-        original = getattr(getattr(builder, method), "specplug_test_original", getattr(builder, method))
-        setattr(builder, method, original if mutant is None else mutated(original, MUTANTS[mutant], starts, blocks))
-
-
-def mutated(original: Any, mutant: Callable[..., Rows], starts: str, blocks: str) -> Any:
-    def build(*args: Any, **kwargs: Any) -> Any:
-        found = original(*args, **kwargs)
-        accepted, indices, begins = found.num_accepted_tokens, getattr(found, blocks), getattr(found, starts)
-        if accepted is None or begins is None:  # no row decodes
-            return found
-        accepted, indices = mutant(accepted, indices, begins.diff())
-        return dataclasses.replace(found, **{"num_accepted_tokens": accepted, blocks: indices})
-
-    build.specplug_test_original = original  # type: ignore[attr-defined]
-    return build

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from tests.engines.engines import Engine
-from tests.engines.toy import PAIRS, PROMPT, by_frequency, distribution, model
+from tests.engines.toy import PAIRS, PROMPT, by_frequency, distribution, filtered, model
 from tests.engines.toy import p_value as p_value_of
 from tests.engines.vllm import inside, watching
 from tests.engines.vllm.referee import RUNNERS, fields, prompts, reported
@@ -65,15 +65,17 @@ def sample(llm: Any, prompt: list[int], requested: list[dict[str, Any]]) -> dict
     return {"answers": answers, **(stage.metrics.snapshot() - before).as_dict()}
 
 
-def p_value(engine: Engine, pairs: int, drafts: Sequence[str], *, seeded: bool = False) -> tuple[float, dict[str, Any]]:
+def p_value(
+    engine: Engine, pairs: int, drafts: Sequence[str], *, seeded: bool = False, expected: Any = None, **params: Any
+) -> tuple[float, dict[str, Any]]:
     """Sample pairs of tokens, drafted in the given ways in turn; return the p-value of their counts, and the totals."""
     kinds = [DRAFTS[name]() for name in drafts]
-    common = {"temperature": 1.0, "max_tokens": 2 * PAIRS, "ignore_eos": True, "detokenize": False}
+    common = {"temperature": 1.0, "max_tokens": 2 * PAIRS, "ignore_eos": True, "detokenize": False, **params}
     seeds = [{"seed": index + 1} if seeded else {} for index in range(pairs // PAIRS)]
     requested = [{**common, **seed, **kinds[index % len(kinds)]} for index, seed in enumerate(seeds)]
     found = engine.call(sample, prompt=PROMPT, requested=requested)
     assert not found["faults"]
-    return p_value_of(found["answers"], distribution()), found["total"]
+    return p_value_of(found["answers"], distribution() if expected is None else expected), found["total"]
 
 
 DRAFTS: dict[str, Callable[[], dict[str, Any]]] = {
@@ -95,6 +97,12 @@ def test_the_distribution_is_the_targets(kind, small):
     """One batch has all kinds of draft; on V2 it is as large as the wrong one below, which is found out."""
     pairs = 1024 if kind == "v1" else 512
     assert_follows_target(small, pairs, ["likely", "drawn", "unlikely"], seeded=kind == "v2_async")
+
+
+def test_top_k_and_top_p(kind, small):
+    """Answers follow the distribution over kept tokens; any other token gives p = 0."""
+    for params, expected in filtered():
+        assert_follows_target(small, 256, ["likely", "drawn"], expected=expected, **params)
 
 
 def test_a_wrong_distribution_is_found_out(kind, small):

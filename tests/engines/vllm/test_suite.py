@@ -12,27 +12,22 @@ from typing import Any, ClassVar
 import pytest
 import torch
 
-from specplug.audit.sampled import Sampled
-from specplug.audit.texts import Greedy, Logprobs
 from specplug.pipeline.stream.buffers import DraftOutputs
-from tests.engines import hopeless, pictures
-from tests.engines.auditing import audit
+from tests.engines import pictures
 from tests.engines.plain import model
 from tests.engines.refusing import Refusing, refused_at_start
 from tests.engines.server import Server
-from tests.engines.suites.audit import AuditSuite
 from tests.engines.suites.chats import ChatSuite, scripted_model
 from tests.engines.suites.containment import ContainmentSuite
 from tests.engines.suites.environment import EnvironmentSuite
 from tests.engines.suites.features import EDIT, LOOP, NEWLINE, FeaturesSuite
 from tests.engines.suites.gaps import EmbeddingsSuite, PicturesSuite
-from tests.engines.suites.hopeless import HopelessSuite
 from tests.engines.suites.learning import LearningSuite, learnt_by
 from tests.engines.suites.lifecycle import LifecycleSuite
 from tests.engines.suites.served import Served
 from tests.engines.suites.stream import StreamSuite
 from tests.engines.suites.visible import VisibleSuite
-from tests.engines.vllm import auditing, inside, watching
+from tests.engines.vllm import inside, watching
 from tests.engines.vllm.conftest import NGRAM
 from tests.engines.vllm.referee import ZOO
 from tests.engines.vllm.served import answers
@@ -105,35 +100,6 @@ class TestFeatures(FeaturesSuite):
         assert found["choice"]["text"] in ("yes", "no, never")
         assert len(found["min tokens"]["token_ids"]) >= 17
         assert "y" not in found["bad words"]["text"]
-
-
-@on_v1
-class TestHopeless(HopelessSuite):
-    """V1 knows all texts when it drafts."""
-
-    test_rows_that_could_not_draft_are_no_evidence = None  # type: ignore[assignment]
-    tokens: ClassVar[dict[str, tuple[int, int]]] = {"v1": (400, 200), "v2_async": (50, 24)}
-
-    def planned_by_batch(self, served: Served, params: dict[str, Any], count: int, without: bool) -> list[Any]:
-        given = {"prompts": hopeless.file_prefixes()[:count], "params": params, "without": without}
-        return served.engine.call(planned_by_batch, **given)
-
-
-@on_async
-class TestHopelessOnV2(HopelessSuite):
-    tokens, planned_by_batch = TestHopeless.tokens, TestHopeless.planned_by_batch
-
-    @pytest.mark.slow  # hundreds of tokens in Triton's interpreter
-    def test_drafts_that_do_not_pay_are_given_up(self, start, kind):
-        super().test_drafts_that_do_not_pay_are_given_up(start, kind)
-
-
-def planned_by_batch(llm: Any, prompts: list[list[int]], params: dict[str, Any], without: bool) -> list[Any]:
-    planner, runner = inside.scheduler(llm).step_planner, watching.drafting(llm).stage.runners[0]
-    steps = watching.runner(llm).speculator._steps if without else None
-    with hopeless.planned_by_batch(planner, steps, runner if without else None) as found:
-        inside.generate(llm, prompts, params)
-    return list(found)
 
 
 @on_async
@@ -257,26 +223,6 @@ def embedded(llm: Any, prompts: list[list[int]], params: list[dict[str, Any]], p
     from specplug_testkit.recorder import RECORDS
 
     return _recorded(llm, RECORDS, lambda: answers(llm, given, params))
-
-
-@on_v1
-class TestAudit(AuditSuite):
-    settings, mistakes = NGRAM, (auditing.swap_rows, auditing.shift_slots)
-
-    def plant(self, served: Served, mistake: Callable[..., Any] | None) -> None:
-        served.engine.call(mistake or auditing.restore)
-
-
-@on_async
-class TestAuditOfV2:
-    def test_the_real_thing_passes(self, start):
-        report = audit(start(NGRAM, name="ngram"), start(None, name="plain"), Greedy(), Logprobs())
-        assert report.passed, report
-
-    @pytest.mark.slow  # hundreds of samples in Triton's interpreter
-    def test_it_samples_by_the_controls_distribution(self, start):
-        report = audit(start(NGRAM, name="ngram"), start(None, name="plain"), Sampled(60))
-        assert report.passed, report
 
 
 @pytest.fixture(scope="session")
