@@ -13,7 +13,7 @@ from specplug.pipeline.plan import PlanStage
 from specplug.types.caps import Distribution, EngineCaps
 from specplug.types.plan import HostStats, Price, StepCost, StepPlan, StepReport
 from specplug.types.verdict import Outcome
-from tests.pipeline.tools import VOCAB, Recorder, Rig, count_up, drafts, int32, rig_of, rows, started
+from tests.pipeline.tools import VOCAB, Recorder, Rig, drafts, int32, rig_of, rows, started
 
 
 @pytest.fixture(params=["device", "host"])
@@ -75,19 +75,6 @@ class TestHandingOver:
         rig.draft()
         assert proposer.resets[2:] == [()]
         assert rig.faults == {"only": {"raised": 1, "switched off": 1, "came back": 1}}
-
-
-class TestLimits:
-    def test_a_proposer_that_ignores_them_is_cut(self):
-        proposer = Recorder(lambda batch, _limits, draft: count_up(batch, int32([4, 4, 4]), draft))
-        rig = rig_of(proposer)
-        for name in "abc":
-            rig.start(name, [1])
-        draft = rig.draft(room=[3, 1, 100])
-        assert drafts(draft) == [[2, 3], [], [2, 3, 4, 5]]
-        assert draft.token_ids[0].tolist() == [2, 3, -1, -1]
-        assert draft.confidence[0].tolist() == [0.5, 0.5, 0.0, 0.0]
-        assert [row[0] for row in draft.source.tolist()] == [0, -1, 0]
 
 
 class TestSeveralProposers:
