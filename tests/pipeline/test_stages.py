@@ -10,10 +10,10 @@ import torch
 from specplug.faults import FaultGuard
 from specplug.interfaces import Planner
 from specplug.pipeline.plan import PlanStage
-from specplug.types.caps import Distribution, EngineCaps
+from specplug.types.caps import EngineCaps
 from specplug.types.plan import HostStats, Price, StepCost, StepPlan, StepReport
 from specplug.types.verdict import Outcome
-from tests.pipeline.tools import VOCAB, Recorder, Rig, drafts, int32, rig_of, rows, started
+from tests.pipeline.tools import Recorder, Rig, drafts, int32, rig_of, rows, started
 
 
 @pytest.fixture(params=["device", "host"])
@@ -145,18 +145,6 @@ class TestTrees:
         [(_, seen, _)] = proposer.observed
         assert seen.parents.tolist() == draft.parents.tolist() == [[-1, -1, 1, -1]]
 
-    def test_a_chain_chosen_from_a_tree_is_verified_as_one_hot(self):
-        def with_distribution(batch, limits, draft):
-            fork(batch, limits, draft)
-            draft.draft_probs.fill_(1 / VOCAB)
-
-        caps = EngineCaps(4, draft_input=Distribution.PROBS)
-        rig = rig_of(Recorder(with_distribution, trees=True, distribution=Distribution.PROBS), caps=caps)
-        rig.start("a", [1])
-        draft = rig.draft()
-        assert drafts(draft) == [[20, 21]]
-        assert (draft.distribution, draft.draft_probs) == (Distribution.ONE_HOT, None)
-
     def test_elsewhere_they_become_their_best_chain(self):
         rig = started(rig_of(Recorder(fork, trees=True)), a=[1])
         draft = rig.draft()
@@ -229,18 +217,13 @@ class TestPlanStage:
         assert stage.plan(self.STATS) == StepPlan(0)
         assert [*self.guard.counts.values()] == [1]
 
-    def test_the_ceiling_can_change_while_serving(self):
-        stage = self.stage(StepPlan(6, token_budget=9), ceiling=2)
-        draft_lengths = [stage.plan(self.STATS).draft_length]
-        for ceiling in (0, 7, None):
-            stage.ceiling = ceiling
-            draft_lengths.append(stage.plan(self.STATS).draft_length)
-        assert draft_lengths == [2, 0, 6, 6]
+    @pytest.mark.parametrize(("rungs", "expected"), [((), [2, 0, 6, 6]), ((0, 3, 8), [0, 0, 3, 3])])
+    def test_the_ceiling_can_change_while_serving_and_means_the_rung_below(self, rungs, expected):
+        stage, found = self.stage(StepPlan(6, token_budget=9), EngineCaps(8, captured_draft_lengths=rungs)), []
+        for stage.ceiling in (2, 0, 7, None):
+            found.append(stage.plan(self.STATS).draft_length)
+        assert found == expected
         assert stage.plan(self.STATS).token_budget == 9
-
-    def test_a_ceiling_between_two_rungs_means_the_lower_one(self):
-        caps = EngineCaps(8, captured_draft_lengths=(0, 2, 8))
-        assert self.stage(StepPlan(8), caps, ceiling=7).plan(self.STATS).draft_length == 2
 
     @pytest.mark.parametrize("ceiling", [None, 0], ids=["on", "off"])
     def test_costs_that_the_engine_profiled_reach_the_planner(self, ceiling):
