@@ -35,7 +35,7 @@ def text_at_random(rng: random.Random) -> list[int]:
 
 
 @given(seed=st.integers(0, 2**32), cap=st.sampled_from([1, 2, 7, 64]))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_places_are_sorted_by_the_text_before_them(seed: int, cap: int) -> None:
     text = text_at_random(random.Random(seed))
     assert sorted_places(np.array(text, np.int32), cap).tolist() == plainly_sorted(text, cap)
@@ -82,7 +82,7 @@ def test_of_equal_matches_a_named_corpus_is_preferred() -> None:
 
 
 @given(seed=st.integers(0, 2**32))
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 def test_a_damaged_segment_costs_drafts_only(seed: int) -> None:
     rng = np.random.default_rng(seed)
     whole = segment_of([("c", [range(100, 140)]), ("d", [range(200, 240)])], dead=[1])

@@ -71,7 +71,7 @@ def load(talk: Talk, players: tuple[Client, ReferenceLookup]) -> None:
 @pytest.mark.parametrize("corpus_indexes", [False, True], ids=["", "with corpus indexes that come and go"])
 @pytest.mark.parametrize("trees", [False, True])
 @given(seed=st.integers(0, 2**32), options=st.sampled_from(OPTIONS), draft_length=st.sampled_from([1, 4, 16]))
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 def test_it_drafts_what_the_reference_drafts(
     trees: bool, corpus_indexes: bool, seed: int, options: LookupSettings, draft_length: int
 ) -> None:

@@ -49,7 +49,7 @@ def texts(draw: st.DrawFn) -> list[int]:
 
 
 @given(texts(), st.sampled_from([1, 2, 8, 64]), st.sampled_from([1, 2, 3, 5, 64]), st.data())
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_it_finds_the_reference_s_candidates(text: list[int], trees: int, cap: int, data: st.DataObject) -> None:
     tree = Tree(text, trees, cap)
     added: list[int] = []
@@ -67,7 +67,7 @@ def test_it_finds_the_reference_s_candidates(text: list[int], trees: int, cap: i
 
 
 @given(st.integers(0, 2**32), st.integers(0, 40), st.sampled_from([1, 3, 16]))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_older_short_matches_do_not_evict_the_longest(seed: int, run: int, entries: int) -> None:
     rng = random.Random(seed)
     phrase = [rng.randrange(60) for _ in range(rng.randrange(2, 30))]

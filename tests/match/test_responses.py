@@ -70,7 +70,7 @@ def crowd(memory: Responses) -> None:
 
 @pytest.mark.parametrize("places", [kernels.MOST_PLACES, 2000])
 @given(st.integers(0, 2**32), st.sampled_from([1, 3, 16, 40]), st.sampled_from([1, 2, 5, 1000]))
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=10)
 def test_it_finds_what_is_in_the_ring_for_the_owner(places: int, seed: int, cap: int, alphabet: int) -> None:
     """Also after it was cleared, or has begun anew because places run out."""
     with pytest.MonkeyPatch.context() as patch:

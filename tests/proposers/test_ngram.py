@@ -83,7 +83,7 @@ def brute_force(
 tokens = st.lists(st.integers(0, 2), max_size=24)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(
     text=st.lists(st.integers(0, 2), min_size=1, max_size=24),
     references=st.lists(tokens, max_size=3),

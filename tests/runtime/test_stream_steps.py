@@ -60,7 +60,7 @@ class KeepsSome(SurvivalTrimmer):
         return draft.keep(mask & draft.mask())
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.randoms(use_true_random=False), st.integers(1, 14), st.integers(0, 1000), st.booleans(), st.booleans())
 def test_steps_at_once_and_late_equal_those_of_the_stage(random, count, seed, trees, keeps_some):
     with Counted(seed) as stream:

@@ -77,9 +77,8 @@ def lossless_cases():
             yield f"drawn from {part} by {stated.value}, {name}", drawn
         for padding, length in ((2, 1), (-1, 1), (0, 2)):
             yield f"padding {padding}, {name}", fixed_drafts(3, length, knobs, padding=(padding,))
-    for stated in FULL:
-        two = drawn_drafts(3, 2, Knobs(), stated)
-        yield f"two tokens by {stated.value}", [two, replace(two, draft_vocab=(2, 0))]
+    for stated, part in zip(FULL, (None, (2, 0)), strict=True):
+        yield f"two tokens by {stated.value}", [replace(drawn_drafts(3, 2, Knobs(), stated), draft_vocab=part)]
     same = TinyModel.random(4, 2, seed=5)  # nothing is rejected, and the residual is empty up to rounding
     yield "the target's own", [Case(same, draft_model=TinyModel(same.levels[:1]), distribution=Distribution.PROBS)]
     says, drafts = torch.tensor([[0.0, 1.0, -40.0, -40.0]]), torch.tensor([[-40.0, -40.0, 0.5, 0.0]])

@@ -23,7 +23,7 @@ from specplug.verify.target import target_probs
 from tests.verify.full_probs import full_probs
 
 VOCAB = 5
-FEW = settings(max_examples=40, deadline=None)
+FEW = settings(max_examples=40)
 KINDS = {"threshold": ThresholdVerifier, "typical": TypicalVerifier}
 
 

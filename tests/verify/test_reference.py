@@ -22,7 +22,7 @@ from specplug.verify.reference import ReferenceVerifier
 from tests.verify.full_probs import full_probs
 
 VOCAB = 5
-FEW = settings(max_examples=40, deadline=None)
+FEW = settings(max_examples=40)
 VERIFIER = ReferenceVerifier()
 
 
@@ -90,7 +90,7 @@ def test_ids_outside_the_vocabulary_are_never_emitted():
             assert ((emitted >= 0) & (emitted < 3)).all()
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(steps(), st.booleans())
 def test_the_shortcut_for_greedy_batches_equals_the_general_path(step, flat):
     """With ties, and with tokens that are forbidden; many draft tokens are right."""

@@ -13,7 +13,7 @@ from transformers.generation.logits_process import (
 
 from specplug.verify.target import target_probs
 
-FEW = settings(max_examples=100, deadline=None)
+FEW = settings(max_examples=100)
 
 
 def warped(logits, temperature, top_k, top_p, min_p):
