@@ -19,7 +19,7 @@ from specplug.match.cpu.locks import TAKEN
 from specplug.match.cpu.lookup import Lookup
 from specplug.match.options import LookupSettings
 from specplug.pipeline.cpu import host_function
-from specplug.types.host_step import BUSY, OK, StepArguments
+from specplug.types.host_step import BUSY, OK
 from tests.match.driver import POISON, held, poisoned
 from tests.match.test_threads import CAPACITY, SLOTS, arguments_of, bits, memory, players
 
@@ -109,26 +109,6 @@ class Step:
     def expected(self) -> list[bytes]:
         """Return the draft of the plain lookup, which takes the step."""
         return bits(self.plain.step(list(range(SLOTS)), self.new, self.lengths, [4] * SLOTS))
-
-
-@pytest.mark.parametrize("trees", [False, True])
-@pytest.mark.parametrize("threads", [1, 3])
-def test_a_foreign_thread_drafts_while_python_holds_the_gil(threads: int, trees: bool) -> None:
-    step = Step(threads, trees=trees)
-    want = step.expected()
-    assert call_without_python(step.function, step.arguments) == OK
-    assert bits(step.draft) == want
-    assert memory(step.lookup) == memory(step.plain.lookup)
-
-
-def call_without_python(function: int, arguments: StepArguments) -> int:
-    """Call a function on a thread of its own, and keep the GIL until it has ended; return what it returned."""
-    library = ctypes.PyDLL(None)  # whose functions keep the GIL, unlike those of CDLL
-    thread, result = ctypes.c_void_p(), ctypes.c_void_p()
-    start = (ctypes.byref(thread), None, ctypes.c_void_p(function), ctypes.c_void_p(arguments.address))
-    assert library.pthread_create(*start) == 0
-    assert library.pthread_join(thread, ctypes.byref(result)) == 0
-    return (result.value or 0) & 0xFFFFFFFF
 
 
 def call(step: Step) -> int:
