@@ -18,15 +18,13 @@ from hypothesis import strategies as st
 
 from specplug.interfaces import PluginContext
 from specplug.match.cpu import parallel
-from specplug.match.cpu.intrinsics import call_at, store
 from specplug.match.cpu.lookup import Lookup
-from specplug.match.cpu.records import address_of, borrowed
 from specplug.match.options import LookupSettings
 from specplug.match.proposer import LookupProposer, default_threads
 from specplug.types.caps import EngineCaps
 from specplug.types.draft import Draft
 from specplug.types.host_step import StepArguments
-from tests.match.driver import Client, Talk, poisoned
+from tests.match.driver import Client, Talk
 
 SLOTS, CAPACITY = 150, 200
 OPTIONS = [
@@ -139,32 +137,6 @@ def step(talk: Talk, found: list[Client]) -> list[list[bytes]]:
     for slot, tokens in enumerate(new):
         talk.length[slot] += len(tokens)
     return [bits(player.step(list(range(SLOTS)), new, list(talk.length), [4] * SLOTS)) for player in found]
-
-
-@pytest.mark.parametrize("trees", [False, True])
-def test_the_pool_s_own_thread_can_draft_all_of_a_batch(trees: bool) -> None:
-    talk, (plain, shared) = players(1, 2, trees=trees)
-    filled, slots, limits = poisoned(SLOTS, 4, trees), torch.arange(SLOTS), torch.full((SLOTS,), 4, dtype=torch.int32)
-    arguments = arguments_of(filled, slots=slots, limits=limits)
-    deal(shared.lookup.state, arguments.address, SLOTS, -(-SLOTS // parallel.CHUNK))
-    assert bits(filled) == bits(plain.fill(list(range(SLOTS)), [4] * SLOTS))
-    first, second = step(talk, [plain, shared])
-    assert first == second
-
-
-@numba.njit(nogil=True)  # type: ignore[untyped-decorator]
-def deal(first: Any, arguments: int, rows: int, chunks: int) -> None:
-    """Have a job done by the pool's own thread alone: all chunks are its part, and this thread waits."""
-    state = borrowed(first)
-    pool = state.pool
-    job = pool.job
-    job[parallel.OPERATION], job[parallel.ROWS], job[parallel.STATE] = parallel.DRAFT, rows, address_of(state)
-    job[parallel.THREADS], job[parallel.ARGUMENTS] = 2, arguments
-    pool.counters[parallel.FINISHED] = 0
-    store(pool.counters, parallel.REMAINING + parallel.LINE, chunks)
-    call_at(pool.post, pool.begun)
-    while call_at(pool.wait, pool.ended) != 0:
-        pass
 
 
 def test_threads_start_with_a_large_batch_and_end_with_the_lookup_which_drafts_on_without_them() -> None:
