@@ -87,13 +87,13 @@ def test_a_c_function_has_no_way_to_python(entry):
 class Step:
     """The first step of requests with random texts, for a lookup as the proposer calls it, and for a host step."""
 
-    def __init__(self, threads: int, *, trees: bool) -> None:
-        talk, (self.plain, other) = players(1, threads, trees=trees)
+    def __init__(self, threads: int = 1) -> None:
+        talk, (self.plain, other) = players(1, threads)
         self.lookup = other.lookup
         new = [talk.lines() for _ in range(SLOTS)]
         lengths = [length + len(tokens) for length, tokens in zip(talk.length, new, strict=True)]
         self.new, self.lengths = new, lengths
-        self.draft = poisoned(SLOTS, 4, trees)
+        self.draft = poisoned(SLOTS, 4, trees=False)
         columns = {"lengths": lengths, "num_new": list(map(len, new)), "limits": [4] * SLOTS}
         self._held = {name: torch.tensor(it, dtype=torch.int32) for name, it in columns.items()}
         self._held["slots"] = self._held["table_rows"] = torch.arange(SLOTS)
@@ -117,7 +117,7 @@ def call(step: Step) -> int:
 
 
 def test_a_step_that_finds_shared_memory_taken_does_nothing():
-    step = Step(1, trees=False)
+    step = Step()
     before = memory(step.lookup), bits(step.draft)
     with held(step.lookup):
         assert call(step) == BUSY
@@ -129,7 +129,7 @@ def test_a_step_that_finds_shared_memory_taken_does_nothing():
 
 def test_shared_memory_is_taken_by_one_thread_at_a_time():
     """Threads that take it in turns, while steps run, never hold it together."""
-    step, inside, most = Step(1, trees=False), 0, 0
+    step, inside, most = Step(), 0, 0
 
     def hold() -> None:
         nonlocal inside, most
@@ -152,7 +152,7 @@ def test_shared_memory_is_taken_by_one_thread_at_a_time():
 
 def test_no_python_runs_while_shared_memory_is_taken():
     """It would wait for the GIL, often for milliseconds, while steps find the memory taken and draft nothing."""
-    step, lines = Step(3, trees=False), 0
+    step, lines = Step(3), 0
     lookup, flag = step.lookup, step.lookup.responses.flag
     lookup.remember(0, "", 0, 2)  # compile
 

@@ -122,14 +122,6 @@ def test_the_context_is_matched_and_never_drafted() -> None:
     assert both.found(1, [5]) == []  # nothing came after
 
 
-@pytest.mark.parametrize("cap", [1, 10, 17, 40, 64, 100])
-@pytest.mark.parametrize("capacity", [0, 300, 4096])
-def test_the_ring_is_a_power_of_two_whatever_is_requested_for(capacity: int, cap: int) -> None:
-    size = Responses(capacity, cap).capacity
-    assert size & (size - 1) == 0
-    assert size >= max(capacity, 16 * cap)
-
-
 def test_owners_of_nothing_are_forgotten():
     memory = Responses(256, 4)
     memory.add(memory.owner("first"), np.zeros(0, np.int32), np.arange(9, dtype=np.int32))

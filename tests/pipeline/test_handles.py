@@ -17,6 +17,7 @@ from specplug.pipeline.handles import MOST_QUEUED, HostHandle
 from specplug.testing.batches import make_batch
 from specplug.types.draft import Draft
 from specplug.types.request import EngineEvent, Lifecycle, Reference, Request, RequestEvent
+from specplug.types.tensors import to_host
 from specplug.types.verdict import Outcome, Verdict
 from tests.pipeline.tools import VOCAB, Recorder, Rig, count_up, drafts, host_handle, int32, started
 
@@ -118,6 +119,22 @@ def test_awaited_proposers_run_on_one_daemon_thread_of_their_own():
     assert thread.daemon
     thread.join(PATIENCE)
     assert not thread.is_alive()
+
+
+def test_a_host_proposer_waits_for_the_device_once_a_step(monkeypatch):
+    """At steps that bring it no more tokens than a step can emit; a prompt takes a second copy."""
+    transfers = []
+
+    def counting(tensors):
+        transfers.append(len(tensors))
+        return to_host(tensors)
+
+    monkeypatch.setattr("specplug.types.batch.to_host", counting)
+    proposer = Recorder(needs_host=True, incremental=True)
+    handle = host_handle(proposer)
+    handle.step(*work([1, 2, 3], [4, 5, 6, 7], num_new=[1, 2]))
+    assert proposer.handed == [{(0, 0): [3], (1, 0): [6, 7]}]
+    assert len(transfers) == 1
 
 
 class TestSnapshots:

@@ -1,4 +1,4 @@
-"""EngineBatch's own arithmetic, and the host types beside it."""
+"""EngineBatch's own arithmetic, the host types beside it, and copies of several tensors at once."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from specplug.testing import batches
 from specplug.types.batch import Barrier, EngineBatch
 from specplug.types.caps import DraftLengthChange, EngineCaps, ProposerCaps
 from specplug.types.request import Request
+from specplug.types.tensors import to_device, to_host
 from specplug.types.verdict import Outcome, Verdict
 
 JUNK = 99999
@@ -150,3 +151,28 @@ class TestVerdict:
         verdict = Verdict.build(ints([3]), Outcome(**{name: ints([count]) for name, count in report.items()}))
         found = (verdict.proposed, verdict.verified, verdict.accepted, verdict.cut_by_grammar, verdict.tested())
         assert tuple(int(count) for count in found) == expected
+
+
+DTYPES = (torch.int64, torch.int32, torch.float32, torch.bool)
+
+
+@settings(max_examples=50)
+@given(st.lists(st.tuples(st.sampled_from(DTYPES), st.integers(0, 3), st.integers(0, 3), st.booleans()), min_size=1))
+def test_copies_are_equal_and_independent(kinds):
+    draw = torch.Generator().manual_seed(0)
+    tensors = []
+    for dtype, rows, columns, transposed in kinds:
+        values = torch.randint(-(1 << 40) if dtype is torch.int64 else 0, 1 << 20, (rows, columns), generator=draw)
+        tensors.append(
+            (values % 2 == 1 if dtype is torch.bool else values.to(dtype)).T if transposed else values.to(dtype)
+        )
+    for copies in (to_host(tensors), to_device(tensors, torch.device("cpu"))):
+        for copy, tensor in zip(copies, tensors, strict=True):
+            assert copy.dtype is tensor.dtype
+            assert torch.equal(copy, tensor)
+            assert copy.numel() == 0 or copy.data_ptr() != tensor.data_ptr()
+
+
+def test_one_row_of_a_strided_column():
+    columns = [torch.arange(26, dtype=dtype).reshape(2, 13)[:1, 3] for dtype in DTYPES[:3]]
+    assert [copy.tolist() for copy in to_host(columns)] == [[3]] * 3

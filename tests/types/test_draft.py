@@ -56,20 +56,6 @@ def survival_of(draft, row, path):
 
 
 class TestBuffer:
-    def test_view_shares_memory(self):
-        buffer = Draft.allocate(4, 5, trees=True, distribution=Distribution.PROBS, vocab_size=2)
-        view = buffer.view(2, 3)
-        view.validate()
-        view.set_row(1, [7, 8], 0.5, source=1, parents=[-1, -1])
-        view.draft_probs[1, 0] = 1.0
-        view.base_len[1] = 9
-        assert buffer.token_ids[1].tolist() == [7, 8, -1, -1, -1]
-        assert buffer.parents[1, :2].tolist() == [-1, -1]
-        assert buffer.lengths.tolist() == [0, 2, 0, 0]
-        assert buffer.source.tolist() == [[-1] * 5, [1, 1, -1, -1, -1], [-1] * 5, [-1] * 5]
-        assert buffer.base_len.tolist() == [0, 9, 0, 0]
-        assert buffer.draft_probs.sum() == 2
-
     @given(forests())
     @quick
     def test_reset_empties_a_used_buffer_and_copy_copies_everything(self, draft):
