@@ -35,7 +35,7 @@ def text_at_random(rng: random.Random) -> list[int]:
 
 
 @given(seed=st.integers(0, 2**32), cap=st.sampled_from([1, 2, 7, 64]))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=100)
 def test_places_are_sorted_by_the_text_before_them(seed: int, cap: int) -> None:
     text = text_at_random(random.Random(seed))
     assert sorted_places(np.array(text, np.int32), cap).tolist() == plainly_sorted(text, cap)
@@ -74,17 +74,6 @@ def drafted(client: Client, new: list[int], length: int | None = None) -> list[i
     return client.propose([0], [8])[0].ids
 
 
-def test_a_document_is_drafted_to_its_end_and_not_beyond() -> None:
-    client = drafter([segment_of([("c", [range(100, 105)]), ("c", [range(200, 205)])])])
-    assert drafted(client, [7, 101, 102]) == [103, 104]
-
-
-def test_a_removed_document_is_never_drafted() -> None:
-    documents = [("c", [range(100, 120)]), ("c", [range(200, 220)])]
-    assert drafted(drafter([segment_of(documents, dead=[0])]), [101, 102]) == []
-    assert drafted(drafter([segment_of(documents, dead=[0])]), [201, 202]) == list(range(203, 211))
-
-
 def test_of_equal_matches_a_named_corpus_is_preferred() -> None:
     # Sixteen other documents that match as well would take all the places of candidates.
     others = [("big", [[1, 2, 3, 50 + k]]) for k in range(40)]
@@ -92,24 +81,8 @@ def test_of_equal_matches_a_named_corpus_is_preferred() -> None:
     assert drafted(drafter([segment_of(documents)], corpora=["mine"]), [1, 2, 3])[:2] == [99, 98]
 
 
-def test_a_text_is_followed_past_a_change() -> None:
-    client = drafter([segment_of([("c", [range(100, 140)])])])
-    drafted(client, [103, 104, 105])
-    assert drafted(client, [106, 7777], 5)[:3] == [108, 109, 110]  # one token was replaced
-    assert drafted(client, [8888], 6)[:2] == [109, 110]
-
-
-def test_a_followed_text_that_is_no_longer_there_is_not_followed() -> None:
-    client = drafter([segment_of([("c", [range(100, 140)])])])
-    drafted(client, [103, 104, 105])
-    client.lookup.load({"": [segment_of([("c", [range(300, 340)])])]})
-    assert drafted(client, [106, 7777], 5) == []
-    client.lookup.load({})
-    assert drafted(client, [303, 304], 7) == []
-
-
 @given(seed=st.integers(0, 2**32))
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 def test_a_damaged_segment_costs_drafts_only(seed: int) -> None:
     rng = np.random.default_rng(seed)
     whole = segment_of([("c", [range(100, 140)]), ("d", [range(200, 240)])], dead=[1])

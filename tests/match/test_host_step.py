@@ -19,7 +19,7 @@ from specplug.match.cpu.locks import TAKEN
 from specplug.match.cpu.lookup import Lookup
 from specplug.match.options import LookupSettings
 from specplug.pipeline.cpu import host_function
-from specplug.types.host_step import BUSY, OK, StepArguments
+from specplug.types.host_step import BUSY, OK
 from tests.match.driver import POISON, held, poisoned
 from tests.match.test_threads import CAPACITY, SLOTS, arguments_of, bits, memory, players
 
@@ -37,6 +37,16 @@ def code_of(function: Any, *signature: Any) -> str:
     code = kernel.overloads[signature].library.get_llvm_str()
     functions = re.findall(r"^define [^\n]*\{\n.*?^\}", code, re.MULTILINE | re.DOTALL)
     return "\n".join(it for it in functions if not re.match(r"define [^(]*@\"?(_ZN7cpython|cpython|cfunc)", it))
+
+
+def ways_to_python(code: str) -> list[str]:
+    """Return what in a code, or in the names that it declares, would take the GIL, raise or allocate."""
+    return [word for word in (*PYTHON, RAISES) if word in code]
+
+
+def declared_in(code: Any) -> str:
+    """Return the names that a C function's code declares or defines."""
+    return "\n".join(re.findall(r"^(?:declare|define) [^\n]*?@\"?([\w.]+)", code.inspect_llvm(), re.MULTILINE))
 
 
 def lookup() -> Lookup:
@@ -64,27 +74,26 @@ def test_code_that_raises_or_allocates_is_recognised():
 def test_a_kernel_has_no_way_to_python(kernel):
     code = code_of(kernel.py_func, numba.typeof(lookup().state), types.int64)
     assert len(code) > 100_000  # all that it calls is there
-    assert [word for word in (*PYTHON, RAISES) if word in code] == []
+    assert ways_to_python(code) == []
 
 
 @pytest.mark.parametrize("entry", [host_step._entry, host_function._enter], ids=["of a lookup", "of a draft stage"])
 def test_a_c_function_has_no_way_to_python(entry):
     """The wrapper that C code calls would take the GIL if anything in it could raise."""
     code = numba.cfunc("int32(int64)" if entry is host_step._entry else "void(int64)", error_model="numpy")(entry)
-    found = re.findall(r"^(?:declare|define) [^\n]*?@\"?([\w.]+)", code.inspect_llvm(), re.MULTILINE)
-    assert [word for word in (*PYTHON, RAISES) for name in found if word in name] == []
+    assert ways_to_python(declared_in(code)) == []
 
 
 class Step:
     """The first step of requests with random texts, for a lookup as the proposer calls it, and for a host step."""
 
-    def __init__(self, threads: int, *, trees: bool) -> None:
-        talk, (self.plain, other) = players(1, threads, trees=trees)
+    def __init__(self, threads: int = 1) -> None:
+        talk, (self.plain, other) = players(1, threads)
         self.lookup = other.lookup
         new = [talk.lines() for _ in range(SLOTS)]
         lengths = [length + len(tokens) for length, tokens in zip(talk.length, new, strict=True)]
         self.new, self.lengths = new, lengths
-        self.draft = poisoned(SLOTS, 4, trees)
+        self.draft = poisoned(SLOTS, 4, trees=False)
         columns = {"lengths": lengths, "num_new": list(map(len, new)), "limits": [4] * SLOTS}
         self._held = {name: torch.tensor(it, dtype=torch.int32) for name, it in columns.items()}
         self._held["slots"] = self._held["table_rows"] = torch.arange(SLOTS)
@@ -102,33 +111,13 @@ class Step:
         return bits(self.plain.step(list(range(SLOTS)), self.new, self.lengths, [4] * SLOTS))
 
 
-@pytest.mark.parametrize("trees", [False, True])
-@pytest.mark.parametrize("threads", [1, 3])
-def test_a_foreign_thread_drafts_while_python_holds_the_gil(threads: int, trees: bool) -> None:
-    step = Step(threads, trees=trees)
-    want = step.expected()
-    assert call_without_python(step.function, step.arguments) == OK
-    assert bits(step.draft) == want
-    assert memory(step.lookup) == memory(step.plain.lookup)
-
-
-def call_without_python(function: int, arguments: StepArguments) -> int:
-    """Call a function on a thread of its own, and keep the GIL until it has ended; return what it returned."""
-    library = ctypes.PyDLL(None)  # whose functions keep the GIL, unlike those of CDLL
-    thread, result = ctypes.c_void_p(), ctypes.c_void_p()
-    start = (ctypes.byref(thread), None, ctypes.c_void_p(function), ctypes.c_void_p(arguments.address))
-    assert library.pthread_create(*start) == 0
-    assert library.pthread_join(thread, ctypes.byref(result)) == 0
-    return (result.value or 0) & 0xFFFFFFFF
-
-
 def call(step: Step) -> int:
     function = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int64)(step.function)
     return int(function(step.arguments.address))
 
 
 def test_a_step_that_finds_shared_memory_taken_does_nothing():
-    step = Step(1, trees=False)
+    step = Step()
     before = memory(step.lookup), bits(step.draft)
     with held(step.lookup):
         assert call(step) == BUSY
@@ -140,7 +129,7 @@ def test_a_step_that_finds_shared_memory_taken_does_nothing():
 
 def test_shared_memory_is_taken_by_one_thread_at_a_time():
     """Threads that take it in turns, while steps run, never hold it together."""
-    step, inside, most = Step(1, trees=False), 0, 0
+    step, inside, most = Step(), 0, 0
 
     def hold() -> None:
         nonlocal inside, most
@@ -163,7 +152,7 @@ def test_shared_memory_is_taken_by_one_thread_at_a_time():
 
 def test_no_python_runs_while_shared_memory_is_taken():
     """It would wait for the GIL, often for milliseconds, while steps find the memory taken and draft nothing."""
-    step, lines = Step(3, trees=False), 0
+    step, lines = Step(3), 0
     lookup, flag = step.lookup, step.lookup.responses.flag
     lookup.remember(0, "", 0, 2)  # compile
 

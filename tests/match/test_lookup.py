@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import random
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specplug.match.cpu.lookup import Lookup
-from specplug.match.cpu.texts import NO_TEXT
 from specplug.match.options import LookupSettings
-from tests.match.driver import POISON, Client, Talk, both
+from tests.match.driver import Client, Talk, both
 from tests.match.reference.lookup import ReferenceLookup
 
 OPTIONS = [
@@ -74,7 +71,7 @@ def load(talk: Talk, players: tuple[Client, ReferenceLookup]) -> None:
 @pytest.mark.parametrize("corpus_indexes", [False, True], ids=["", "with corpus indexes that come and go"])
 @pytest.mark.parametrize("trees", [False, True])
 @given(seed=st.integers(0, 2**32), options=st.sampled_from(OPTIONS), draft_length=st.sampled_from([1, 4, 16]))
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 def test_it_drafts_what_the_reference_drafts(
     trees: bool, corpus_indexes: bool, seed: int, options: LookupSettings, draft_length: int
 ) -> None:
@@ -97,66 +94,8 @@ def test_it_learns_what_the_reference_learns_and_forgets_likewise(trees: bool) -
         assert table[:, 1].min() < 0.6 * table[:, 1].max()
 
 
-@pytest.mark.parametrize("trees", [False, True])
-@given(seed=st.integers(0, 2**32))
-@settings(max_examples=10, deadline=None)
-def test_neither_the_order_of_rows_nor_anything_but_history_matters(trees: bool, seed: int) -> None:
-    talk, shuffled = Talk(seed, slots=5, capacity=400), random.Random(seed)
-    one, other = (Client(Lookup(5, 400, 6, OPTIONS[0], trees=trees), 6, trees) for _ in range(2))
-    for player in (one, other):
-        player.lookup.tables.contexts *= 98.0
-        player.lookup.tables.tokens[:] = 150, 198.0
-        for slot in range(5):
-            player.lookup.start(slot, owner="a")
-    for step in range(40):
-        batch = talk.batch()
-        order = shuffled.sample(range(len(batch[0])), len(batch[0]))
-        slots, new, lengths, limits = ([column[k] for k in order] for column in batch)
-        one.ingest(*batch[:3])
-        other.ingest(slots, new, lengths)
-        drafts = one.propose(batch[0], batch[3])
-        assert other.propose(slots, limits) == [drafts[k] for k in order]
-        if step % 10 == 9:
-            for player in (one, other):
-                player.lookup.remember(step % 5, "a", 0, talk.length[step % 5])
-    for tables in zip(one.lookup.tables.arrays, other.lookup.tables.arrays, strict=True):
-        assert np.array_equal(*tables)
-
-
-@pytest.mark.parametrize("trees", [False, True])
-@given(seed=st.integers(0, 2**32))
-@settings(max_examples=15, deadline=None)
-def test_nobody_is_drafted_what_only_others_were_reported(trees: bool, seed: int) -> None:
-    rng, draft_length, names = random.Random(seed), 6, ["a", "b", "c"]
-    client = Client(
-        Lookup(1, 300, draft_length, LookupSettings(max_n=16, memory_tokens=256), trees=trees), draft_length, trees
-    )
-    seen: dict[str, set[int]] = {name: set() for name in names}
-    songs = {name: [rng.choice([0, 1, 2, 50 + 50 * k + j]) for j in range(30)] for k, name in enumerate(names)}
-    drafted = 0
-    for _ in range(25):
-        name, length = rng.choice(names), 0
-        client.lookup.start(0, owner=name)
-        for _ in range(rng.randrange(1, 12)):  # part of the song, then one's own way: past where the song ended
-            at = rng.randrange(30)
-            tokens = songs[name][at : at + 12] if rng.random() < 0.5 else [rng.randrange(3) for _ in range(6)]
-            length += len(tokens)
-            seen[name].update(tokens)
-            client.ingest([0], [tokens], [length])
-            (draft,) = client.propose([0], [draft_length])
-            assert set(draft.ids) <= seen[name]
-            assert POISON not in draft.ids
-            assert NO_TEXT not in draft.ids
-            assert all(0 < confidence < 1 for confidence in draft.confidences)
-            assert all(above < k for k, above in enumerate(draft.parents))
-            drafted += len(draft.ids)
-        client.lookup.remember(0, name, 0, length)
-    assert drafted > 100
-
-
-@pytest.mark.parametrize("trees", [False, True])
-def test_confidence_stays_below_one_however_often_drafts_are_right(trees: bool) -> None:
-    client = Client(Lookup(1, 9000, 2, LookupSettings(max_n=4), trees=trees), 2, trees)
+def test_confidence_stays_below_one_however_often_drafts_are_right() -> None:
+    client = Client(Lookup(1, 9000, 2, LookupSettings(max_n=4), trees=True), 2, trees=True)
     client.lookup.start(0)
     certain = []
     for length in range(8, 9000, 2):

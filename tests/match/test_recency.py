@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specplug.match.cpu import recency
-from specplug.match.cpu.texts import Texts
+from specplug.match.cpu.texts import MOST_CANDIDATES, Texts
 from tests.match.reference.recency import candidates, kept, key_of, longest
 
 Found = list[tuple[int, int]]
@@ -49,7 +49,7 @@ def texts(draw: st.DrawFn) -> list[int]:
 
 
 @given(texts(), st.sampled_from([1, 2, 8, 64]), st.sampled_from([1, 2, 3, 5, 64]), st.data())
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_it_finds_the_reference_s_candidates(text: list[int], trees: int, cap: int, data: st.DataObject) -> None:
     tree = Tree(text, trees, cap)
     added: list[int] = []
@@ -67,7 +67,7 @@ def test_it_finds_the_reference_s_candidates(text: list[int], trees: int, cap: i
 
 
 @given(st.integers(0, 2**32), st.integers(0, 40), st.sampled_from([1, 3, 16]))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_older_short_matches_do_not_evict_the_longest(seed: int, run: int, entries: int) -> None:
     rng = random.Random(seed)
     phrase = [rng.randrange(60) for _ in range(rng.randrange(2, 30))]
@@ -127,3 +127,26 @@ def test_other_owners_are_other_texts() -> None:
     sizes = {recency.bucket(token, owner, 1 << 20) for token in range(30) for owner in range(30)}
     assert len(sizes) > 880  # spread, and told apart
     assert recency.bucket(5, 1, 1) == 0
+
+
+def test_a_long_text_finds_all_while_its_trees_multiply() -> None:
+    capacity, cap, rng = 1500, 12, random.Random(4)
+    text = [-1 if rng.random() < 0.02 else rng.randrange(5) for _ in range(capacity)]
+    texts, trees = Texts(2, capacity, cap), set()
+    for end in range(50, capacity + 1, 50):
+        texts.extend(0, text[end - 50 : end])
+        n = texts.candidates[0]
+        places = [p for p in range(1, end) if text[p - 1] >= 0]
+        want = kept(candidates(text, places, key_of(text[:end], end, cap), cap), MOST_CANDIDATES)
+        assert list(zip(texts.places[0, :n], texts.match_lengths[0, :n], strict=True)) == want
+        trees.add(int(texts._trees[0]))
+    assert len(trees) == 2
+    texts.clear(0)
+    assert (texts.lengths[0], texts.candidates[0]) == (0, 0)
+    texts.extend(0, [7, 7])
+    assert (texts.places[0, 0], texts.match_lengths[0, 0]) == (1, 1)
+
+
+def test_a_token_takes_at_most_16_bytes() -> None:
+    texts = Texts(1, 32768, 64)
+    assert sum(array.nbytes for array in (texts.text, texts._children, texts._heads)) <= 16.1 * 32768

@@ -6,6 +6,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from random import Random
 
 from specplug.pipeline.stream.launch import HOST_FUNCTION, HostFunctionStream, Mark
@@ -25,15 +26,13 @@ class FakeStream(HostFunctionStream):
     """
 
     def __init__(self, seed: int | None = None) -> None:
-        self._schedule = None if seed is None else Random(seed)
-        self._changed = threading.Condition()
         self._work: deque[Callable[[], object]] = deque()
         self._enqueued = self.done = 0
-        self._allowed = 0  # work of these first places may run
-        self._closed = False
         self._errors: list[BaseException] = []
-        self._thread = threading.Thread(target=self._serve, name="fake-stream", daemon=True)
-        self._thread.start()
+        self._thread = ThreadPoolExecutor(1, "fake-stream")
+        self._has_work, self._keeps_time = threading.Event(), seed is not None
+        self._timer = threading.Thread(target=self._keep_time, args=[Random(seed)], daemon=True)
+        self._timer.start()
 
     def launch(self, function: int, argument: int) -> None:
         """Enqueue a call of a host function, without the GIL."""
@@ -41,12 +40,9 @@ class FakeStream(HostFunctionStream):
 
     def enqueue(self, work: Callable[[], object]) -> None:
         """Enqueue Python code that stands for a kernel."""
-        with self._changed:
-            if self._closed:
-                raise RuntimeError("the stream is closed")
-            self._work.append(work)
-            self._enqueued += 1
-            self._changed.notify_all()
+        self._work.append(work)
+        self._enqueued += 1
+        self._has_work.set()
 
     def mark(self) -> Mark:
         return _Place(self, self._enqueued)
@@ -66,22 +62,21 @@ class FakeStream(HostFunctionStream):
 
     def run_to(self, place: int) -> None:
         """Run the work before a place, and wait until it has ended; raise what it raised."""
-        with self._changed:
-            self._allowed = max(self._allowed, place)
-            self._changed.notify_all()
-            self._changed.wait_for(lambda: self.done >= place or not self._thread.is_alive())
-        self._report()
+        self._thread.submit(self._run_to, place).result()
+        errors, self._errors = self._errors, []
+        if errors:
+            raise errors[0]
 
     def close(self, *, run: bool = True) -> None:
-        """Run or drop the work that is left, end the thread, and raise what work raised."""
-        with self._changed:
-            self._closed = True
-            self._allowed = self._enqueued
-            if not run:
-                self._work.clear()
-            self._changed.notify_all()
-        self._thread.join()
-        self._report()
+        """Run or drop the work that is left, end the threads, and raise what work raised."""
+        self._keeps_time = False
+        self._has_work.set()
+        self._timer.join()
+        try:
+            self.run_to(self._enqueued if run else 0)
+        finally:
+            self._thread.shutdown()
+            self._work.clear()
 
     def __enter__(self) -> FakeStream:
         return self
@@ -89,39 +84,21 @@ class FakeStream(HostFunctionStream):
     def __exit__(self, kind: object, *_: object) -> None:
         self.close(run=kind is None)
 
-    def _serve(self) -> None:
-        while (work := self._next()) is not None:
+    def _run_to(self, place: int) -> None:
+        while self.done < place and self._work:
             try:
-                work()
+                self._work.popleft()()
             except BaseException as error:
                 self._errors.append(error)
-            with self._changed:
-                self.done += 1
-                self._changed.notify_all()
+            self.done += 1
 
-    def _next(self) -> Callable[[], object] | None:
-        """Return the next piece of work once it may run, or None when the stream is closed."""
-        while True:
-            with self._changed:
-                self._changed.wait_for(self._has_turn)
-                if not self._work:
-                    return None
-                if self.done < self._allowed:
-                    return self._work.popleft()
-            assert self._schedule is not None
-            time.sleep(self._schedule.uniform(0, LONGEST_DELAY))
-            with self._changed:
-                self._allowed = max(self._allowed, self.done + self._schedule.randint(1, LONGEST_BURST))
-
-    def _has_turn(self) -> bool:
-        if not self._work:
-            return self._closed
-        return self.done < self._allowed or self._schedule is not None
-
-    def _report(self) -> None:
-        errors, self._errors = self._errors, []
-        if errors:
-            raise errors[0]
+    def _keep_time(self, random: Random) -> None:
+        while self._keeps_time:
+            self._has_work.wait()
+            self._has_work.clear()
+            while self._work and self._keeps_time:
+                time.sleep(random.uniform(0, LONGEST_DELAY))
+                self._thread.submit(self._run_to, self.done + random.randint(1, LONGEST_BURST))
 
 
 class _Place(Mark):

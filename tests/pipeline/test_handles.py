@@ -15,9 +15,9 @@ from specplug.errors import ContractError
 from specplug.faults import LateDraft
 from specplug.pipeline.handles import MOST_QUEUED, HostHandle
 from specplug.testing.batches import make_batch
-from specplug.types.caps import Distribution
 from specplug.types.draft import Draft
 from specplug.types.request import EngineEvent, Lifecycle, Reference, Request, RequestEvent
+from specplug.types.tensors import to_host
 from specplug.types.verdict import Outcome, Verdict
 from tests.pipeline.tools import VOCAB, Recorder, Rig, count_up, drafts, host_handle, int32, started
 
@@ -121,6 +121,22 @@ def test_awaited_proposers_run_on_one_daemon_thread_of_their_own():
     assert not thread.is_alive()
 
 
+def test_a_host_proposer_waits_for_the_device_once_a_step(monkeypatch):
+    """At steps that bring it no more tokens than a step can emit; a prompt takes a second copy."""
+    transfers = []
+
+    def counting(tensors):
+        transfers.append(len(tensors))
+        return to_host(tensors)
+
+    monkeypatch.setattr("specplug.types.batch.to_host", counting)
+    proposer = Recorder(needs_host=True, incremental=True)
+    handle = host_handle(proposer)
+    handle.step(*work([1, 2, 3], [4, 5, 6, 7], num_new=[1, 2]))
+    assert proposer.handed == [{(0, 0): [3], (1, 0): [6, 7]}]
+    assert len(transfers) == 1
+
+
 class TestSnapshots:
     def test_a_late_job_sees_the_batch_as_it_was(self, blocked):
         handle = host_handle(blocked, SOON)
@@ -155,23 +171,6 @@ class TestSnapshots:
         assert seen.tokens[0, : int(seen.lengths)].tolist() == [1, 2, 3]
         assert (drafts(seen_draft), seen_draft.sources) == ([[3, 4]], ("host",))
         assert (seen_verdict.accepted.tolist(), seen_verdict.emitted.tolist()) == ([0], [1])
-
-    @pytest.mark.parametrize("distribution", list(Distribution))
-    def test_full_distributions_and_trees_travel(self, distribution):
-        def write(_batch, _limits, draft):
-            draft.set_row(0, [3, 4], 0.5, parents=[-1, -1])
-            distribution = draft.draft_logits if draft.draft_probs is None else draft.draft_probs
-            if distribution is not None:
-                distribution[0, :2, 3:5] = 0.5
-
-        batch = make_batch([[1]], vocab_size=8)
-        draft = Draft.allocate(1, 3, trees=True, distribution=distribution, vocab_size=8)
-        handle = host_handle(Recorder(write, needs_host=True, trees=True, distribution=distribution))
-        handle.step(batch, batch.limits(3), draft)
-        assert drafts(draft) == [[3, 4]]
-        assert draft.parents[0, :2].tolist() == [-1, -1]
-        distribution = draft.draft_logits if draft.draft_probs is None else draft.draft_probs
-        assert distribution is None or distribution[0, 0].tolist() == [0, 0, 0, 0.5, 0.5, 0, 0, 0]
 
 
 class TestDeadlines:
@@ -307,25 +306,6 @@ class TestErrors:
         with pytest.raises(ContractError, match=message):
             host_handle(Recorder(write, needs_host=True)).step(batch, limits, draft)
         assert drafts(draft) == [[]]
-
-
-class TestOrder:
-    def test_calls_arrive_in_the_order_in_which_they_were_made(self):
-        proposer = Recorder(needs_host=True, learns=True)
-        handle = host_handle(proposer)
-        batch, limits, draft = work([1])
-        verdict = nothing()
-        handle.on_event(WAKE)
-        handle.step(batch, limits, draft)
-        handle.observe(batch, draft, verdict)
-        handle.on_event(WAKE)
-        handle.on_event(EngineEvent("sleep"))
-        handle.observe(batch, draft, verdict)
-        handle.close()
-        assert proposer.calls == [
-            "on_event", "ingest", "propose", "observe", "on_event", "on_event", "observe", "close",
-        ]  # fmt: skip
-        assert [event.kind for event in proposer.events] == ["wake", "wake", "sleep"]
 
 
 class TestClosing:

@@ -16,16 +16,10 @@ from tests.pipeline.transfers import packed, random_step, unpacked
 
 KERNELS = "specplug.pipeline.stream.kernels"
 
-STEPS = st.randoms(use_true_random=False).map(random_step)
 
-
-@given(STEPS)
-def test_the_host_packs_what_a_loop_packs(step):
+@given(st.randoms(use_true_random=False).map(random_step))
+def test_the_host_packs_and_unpacks_what_loops_do(step):
     assert step.outcome(step.pack, host_kernels) == packed(step)
-
-
-@given(STEPS)
-def test_the_host_unpacks_what_a_loop_unpacks(step):
     assert step.outcome(step.unpack, host_kernels) == unpacked(step)
 
 

@@ -83,7 +83,7 @@ def brute_force(
 tokens = st.lists(st.integers(0, 2), max_size=24)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150)
 @given(
     text=st.lists(st.integers(0, 2), min_size=1, max_size=24),
     references=st.lists(tokens, max_size=3),
@@ -106,16 +106,6 @@ def test_new_references_under_an_old_name_are_noticed() -> None:
     assert list(draft(proposer, [3], 1, references=[[3, 5]]).token_ids) == [5]
 
 
-@pytest.mark.parametrize(("name", "trees"), [("ngram", False), ("ngram", True), ("ngram-reference", False)])
-def test_reference_is_named_in_the_draft(name: str, trees: bool) -> None:
-    with Driver(spec(name, trees=trees), vocab_size=64) as driver:
-        driver.start("own", [1, 2, 3, 1, 2])
-        driver.start("given", [1, 2], references=[[7, 1, 2, 5, 6]])
-        drafts, names = driver.step(draft_length=4).by_request(), driver.proposer.sources
-    assert (drafts["own"].token_ids[0], names[drafts["own"].source[0]]) == (3, "own text")
-    assert (drafts["given"].token_ids[:2], names[drafts["given"].source[0]]) == ((5, 6), "reference")
-
-
 @pytest.mark.parametrize("trees", [False, True])
 def test_the_engine_decides_between_chains_and_trees_and_parts_draft_chains(trees: bool) -> None:
     context = PluginContext(EngineCaps(4, trees=trees), vocab_size=64, max_slots=2, max_length=32)
@@ -125,32 +115,6 @@ def test_the_engine_decides_between_chains_and_trees_and_parts_draft_chains(tree
     assert part.buffer.parents is None
     for each in (stage, part):
         each.close()
-
-
-@pytest.mark.parametrize("trees", [False, True])
-def test_a_tree_holds_what_a_chain_has_to_choose_from(trees: bool) -> None:
-    text = [1, 2, 3, 9, 1, 2, 4, 8, 1, 2]
-    with Driver(spec("ngram", trees=trees), {"min_n": 2}, vocab_size=64) as driver:
-        driver.start("forked", text)
-        draft = driver.step(draft_length=6).by_request()["forked"]
-    first = {token for token, parent in zip(draft.token_ids, draft.parents or (), strict=False) if parent < 0}
-    assert first == ({3, 4} if trees else set())
-    assert draft.token_ids[0] in (3, 4)
-    assert draft.parents is None or len(draft.parents) == len(draft.token_ids)
-
-
-def test_confidence_rises_with_what_was_right_and_falls_with_what_was_not() -> None:
-    def last(tokens: list[int]) -> float:
-        with Driver(spec("ngram"), vocab_size=64, max_length=400) as driver:
-            driver.start("a", tokens[:100])
-            for token in tokens[100:300]:
-                driver.step(draft_length=1)
-                driver.extend("a", [token])
-            return driver.step(draft_length=1).by_request()["a"].confidence[0]
-
-    noise = np.random.default_rng(3).integers(0, 5, 300).tolist()
-    assert last(list(range(10, 20)) * 30) > 0.95
-    assert last(noise) < 0.5
 
 
 def test_a_copy_goes_on_behind_an_edit() -> None:
@@ -168,17 +132,6 @@ def test_a_copy_goes_on_behind_an_edit() -> None:
     assert drafts[1] == ()
 
 
-def test_drafts_end_where_they_hardly_survive() -> None:
-    lengths = []
-    for least in (0.001, 0.5, 0.9):
-        with Driver(spec("ngram"), {"min_survival": least}, vocab_size=64) as driver:
-            driver.start("a", [*range(10, 20), *range(10, 15)])
-            [draft] = driver.step(draft_length=8).by_request().values()
-        lengths.append(len(draft.token_ids))
-        assert np.prod(draft.confidence) >= least
-    assert lengths[0] == 8 > lengths[1] >= lengths[2]
-
-
 @pytest.mark.parametrize("wrong", [{"min_n": 3, "max_n": 2}, {"min_n": -1}, {"max_m": 4}])
 @pytest.mark.parametrize("model", [ReferenceSettings, LookupSettings])
 def test_options_are_checked(model: type[BaseModel], wrong: dict[str, int]) -> None:
@@ -186,10 +139,10 @@ def test_options_are_checked(model: type[BaseModel], wrong: dict[str, int]) -> N
         model(**wrong)
 
 
-@pytest.mark.parametrize("name", ["ngram", "hybrid", "fixed", "batch", "adaptive"])
-def test_registering_imports_no_torch(name: str) -> None:
+def test_registering_imports_no_torch() -> None:
     heavy = "{'torch', 'transformers', 'pydantic', 'numpy', 'numba'}"
-    code = f"import sys, specplug_{name}.plugin; sys.exit(sorted({heavy} & set(sys.modules)) or None)"
+    plugins = ", ".join(f"specplug_{name}.plugin" for name in ("ngram", "hybrid", "fixed", "batch", "adaptive"))
+    code = f"import sys, {plugins}; sys.exit(sorted({heavy} & set(sys.modules)) or None)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
 

@@ -1,4 +1,4 @@
-"""Isolation of the n-gram proposer's response memory; drafts depend neither on the order of rows nor on the rank."""
+"""Isolation of the n-gram proposer's response memory."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from specplug.testing.driver import Driver, RowDraft
 from specplug.types.request import RequestOptions
 from tests.proposers.ngram_tools import BEGIN, PROMPT, STATED, Make, ask, remembers, serve
 
@@ -96,48 +95,3 @@ def test_clients_learn_by_token_in_rows_of_their_own(make: Make, more: dict[str,
     assert all(rows)
     assert not rows[0] & rows[1] | rows[0] & rows[2] | rows[1] & rows[2]
     assert learnt("us") & rows[0]
-
-
-# -- everywhere alike --------------------------------------------------------------------------------------------------
-
-
-def conversation(driver: Driver, *, turned: bool = False) -> list[dict[str, RowDraft]]:
-    """Serve three generations of requests that repeat each other with changes; return all drafts."""
-    drafts: list[dict[str, RowDraft]] = []
-    for generation in range(3):
-        names = [f"{generation}.{number}" for number in range(5)]
-        rest = {}
-        for number, name in enumerate(names):
-            key = "us" if number % 2 else "them"
-            driver.start(name, [*PROMPT, number], isolation_key=key, references=[STATED[number:]])
-            rest[name] = [*STATED[:5], 30 + number % 2, *STATED, 40 + generation, *STATED[2:]][: 12 + 3 * number]
-        while rest:
-            order = list(rest)[::-1] if turned and len(drafts) % 2 else list(rest)
-            drafts.append(driver.step(6, order=order).by_request())
-            for name in list(rest):
-                count = 1 + (len(drafts) + int(name[-1])) % 3
-                driver.extend(name, rest[name][:count])
-                rest[name] = rest[name][count:]
-            driver.step(0)
-            for name in [name for name in rest if not rest[name]]:
-                del rest[name]
-                driver.leave(name)
-    assert sum(draft.token_ids != () for step in drafts for draft in step.values()) > 40
-    return drafts
-
-
-@pytest.fixture
-def expected(make: Make) -> list[dict[str, RowDraft]]:
-    return conversation(make())
-
-
-@pytest.mark.parametrize("staged", [False, True])
-@pytest.mark.parametrize(("rank", "turned"), [(0, True), (1, False)])
-def test_neither_the_order_of_rows_nor_the_rank_matters(
-    make: Make, expected: list[dict[str, RowDraft]], staged: bool, rank: int, turned: bool
-) -> None:
-    assert conversation(make(staged=staged, rank=rank), turned=turned) == expected
-
-
-def test_memory_is_part_of_what_is_the_same(make: Make, expected: list[dict[str, RowDraft]]) -> None:
-    assert conversation(make(memory_tokens=0)) != expected

@@ -67,13 +67,3 @@ def test_a_request_that_has_left_is_no_sibling(make: Make, ends: Lifecycle) -> N
     driver = running(make)
     driver.leave("ahead", ends)
     assert drafted(driver).token_ids == ()
-
-
-def test_prompts_of_siblings_are_not_drafted_from(make: Make) -> None:
-    """They are the request's own, and would only vote twice."""
-    driver = make(memory_tokens=0)
-    for name, prompt in (("ahead", [*PROMPT, *OUTPUT]), ("behind", [90, 91])):
-        driver.start(name, prompt, isolation_key="us", options=RequestOptions(group="one"))
-        driver.step(4)
-    driver.extend("behind", OUTPUT[:2])
-    assert drafted(driver).token_ids == ()

@@ -62,16 +62,13 @@ def rate_of(planner: StepPlanner[str], steps: int, per_draft: float, *, pads: bo
     return tokens / seconds * PLAIN / len(REQUESTS)
 
 
-def test_one_that_loses_is_switched_off():
+@pytest.mark.parametrize(("steps", "per_draft", "least"), [(3000, 1e-2, 0.98), (1500, 1e-4, 1.5)])
+def test_one_that_loses_is_switched_off_and_one_that_gains_stays_on(steps, per_draft, least):
     """At 10 ms a token, a step with 15 draft tokens takes 27 times as long as one without, and probes are rare."""
-    assert rate_of(planner_of(RAGGED), 3000, 1e-2, pads=False) > 0.98
+    assert rate_of(planner_of(RAGGED), steps, per_draft, pads=False) > least
 
 
-def test_one_that_gains_stays_on():
-    assert rate_of(planner_of(RAGGED), 1500, 1e-4, pads=False) > 1.5
-
-
-@pytest.mark.parametrize("per_draft", [1e-3, 2e-3, 4e-3])
+@pytest.mark.parametrize("per_draft", [1e-3, 4e-3])
 def test_what_is_predicted_is_what_it_gains(per_draft):
     planner = planner_of(PADDED)
     rate = rate_of(planner, 3000, per_draft, pads=True)

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import pickle
 import threading
-import time
 
 import numpy as np
 import pytest
 import torch
 
-from specplug.match.cpu.locks import Semaphores
-from specplug.pipeline.cpu import host_function
 from specplug.types.plan import StepPlan
 from tests.match.driver import held
 from tests.pipeline.fake_stream import FakeStream
@@ -144,27 +141,6 @@ def test_a_malformed_draft_is_a_fault_and_is_dropped():
     assert faults["malformed"] == 3
     assert faults["switched off"] == 1
     engine.close()
-
-
-@pytest.mark.parametrize("ending", ["steps", "close"])
-def test_a_thread_waits_without_the_gil_until_it_is_woken(ending):
-    semaphores, progress = Semaphores(1), np.zeros(host_function.PROGRESS, np.int64)
-    numbers = semaphores.wait, semaphores.post, *semaphores.places
-    progress[[host_function.WAIT, host_function.POST, host_function.SEMAPHORE]] = numbers
-    host_function.wait_for_steps(progress, 0)
-    thread = threading.Thread(target=host_function.wait_for_steps, args=(progress, 2), daemon=True)
-    thread.start()
-    for _ in range(2):
-        while not progress[host_function.WAITING]:
-            time.sleep(0)
-        assert thread.is_alive()
-        if ending == "close":
-            progress[host_function.CLOSED] = 1
-            semaphores.post_to(0)
-            break
-        host_function._end(progress)
-    thread.join(60)
-    assert not thread.is_alive()
 
 
 def test_a_close_waits_for_the_steps_and_ends_the_thread(stream):

@@ -4,9 +4,15 @@ from __future__ import annotations
 
 import torch
 
-from specplug.runtime.slots import NO_CAP, RowFacts, SlotAllocator, SlotTable
-from specplug.types.request import Lifecycle
-from tests.runtime.test_stops import CPU, running_request
+from specplug.runtime.slots import NO_CAP, RowFacts, RunningRequest, SlotAllocator, SlotTable
+from specplug.types.request import Lifecycle, Request, RequestOptions
+
+CPU = torch.device("cpu")
+
+
+def running_request(name: str, end: int = 100, stops: tuple[int, ...] = (), **options: object) -> RunningRequest:
+    request = Request(name, prompt_length=1, max_tokens=end, options=RequestOptions(**options))  # type: ignore[arg-type]
+    return RunningRequest(request, end=end, stop_ids=stops)
 
 
 def test_rows_say_what_tenants_stated() -> None:

@@ -8,14 +8,19 @@ import numba
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from numba import carray
 
+from specplug.match.cpu.intrinsics import float32_at, struct_at, uint8_at
 from specplug.pipeline.stream import host_kernels
 from specplug.runtime.stream_steps import AT_START
 from specplug.trim import SurvivalTrimmer
-from specplug.types.host_step import HostStep
+from specplug.types.host_step import FAILED, OK, HostStep, TrimArguments
+from specplug.types.paths import ROOT
 from specplug.types.plan import StepPlan
 from tests.pipeline.fake_stream import FakeStream
 from tests.runtime.oracle import Engine, compare, lookup_stage
+
+_arguments_at = struct_at(TrimArguments)
 
 
 class Counted(FakeStream):
@@ -28,12 +33,42 @@ class Counted(FakeStream):
         return super().mark()
 
 
-@settings(max_examples=100, deadline=None)
-@given(st.randoms(use_true_random=False), st.integers(1, 14), st.integers(0, 1000), st.booleans())
-def test_steps_at_once_and_late_equal_those_of_the_stage(random, count, seed, trees):
+@numba.cfunc("int32(int64)")
+def keeps_some(arguments):
+    """Keep tokens whose ancestors may be dropped, by bytes other than 1."""
+    n = _arguments_at(arguments)
+    confidence = carray(float32_at(n.confidence), (n.batch_size, n.draft_stride))
+    kept = carray(uint8_at(n.kept), (n.batch_size, n.draft_length))
+    for row in range(n.batch_size):
+        for place in range(n.draft_length):
+            kept[row, place] = 255 if int(confidence[row, place] * 64) % 3 else 0
+    return OK
+
+
+class KeepsSome(SurvivalTrimmer):
+    """A trim half whose mask makes no sense: a token stays if its ancestors do, and drafts only get shorter."""
+
+    def host_trim(self):
+        return HostStep(keeps_some.address, 0)
+
+    def trim(self, draft, limits):
+        mask = (draft.confidence * 64).int() % 3 != 0
+        for row, count in enumerate(draft.lengths.tolist()):
+            for place in range(count):  # in order, so that parents come first
+                parent = place - 1 if draft.parents is None else int(draft.parents[row, place])
+                mask[row, place] &= parent == ROOT or bool(mask[row, parent])
+        return draft.keep(mask & draft.mask())
+
+
+@settings(max_examples=40)
+@given(st.randoms(use_true_random=False), st.integers(1, 14), st.integers(0, 1000), st.booleans(), st.booleans())
+def test_steps_at_once_and_late_equal_those_of_the_stage(random, count, seed, trees, keeps_some):
     with Counted(seed) as stream:
-        forms = {}, {"streamed": True}, {"streamed": True, "stream": stream}
-        engines = [Engine(lookup_stage(trees=trees), **form) for form in forms]
+        forms, stages = ({}, {"streamed": True}, {"streamed": True, "stream": stream}), []
+        for _ in forms:
+            stages.append(lookup_stage(trees=trees))
+            stages[-1]._trimmer = KeepsSome() if keeps_some else stages[-1]._trimmer
+        engines = [Engine(stage, **form) for stage, form in zip(stages, forms, strict=True)]
         assert compare(random, engines, steps=count)[1] == []
         assert stream.marks == AT_START + engines[-1].steps.intake.launched, "no step waited"
 
@@ -82,7 +117,7 @@ class Python(SurvivalTrimmer):
 
 @numba.cfunc("int32(int64)")
 def fails(arguments):
-    return 2
+    return FAILED
 
 
 class Fails(SurvivalTrimmer):

@@ -1,109 +1,93 @@
+"""Which tokens are admitted: the plain rule, the tensor form and the compiled form agree, to the last tie."""
+
 from __future__ import annotations
 
 import heapq
+from dataclasses import replace
 
+import numba
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from numba.core import types
 
-from specplug.trim import SurvivalTrimmer
-from specplug.types.caps import Distribution
+from specplug.testing.c_functions import kept_by
+from specplug.trim import SurvivalTrimmer, priced_budget, survival_on_cpu
 from specplug.types.draft import Draft
 from specplug.types.paths import ROOT
 from specplug.types.plan import Price, TrimLimits
-
-# Few distinct values, so that ties are common, the two extremes among them.
-LEVELS = (0.0, 0.25, 0.5, 1.0)
-
-
-def draft_of(rows: list[list[tuple[float, int]]], draft_length: int, *, trees: bool) -> Draft:
-    """Rows of (confidence, parent); the parents of chains do not matter."""
-    draft = Draft.allocate(len(rows), draft_length, trees=trees, sources=("only",))
-    for row, nodes in enumerate(rows):
-        ids = [10 * row + column for column in range(len(nodes))]
-        parents = [parent for _, parent in nodes] if trees else None
-        draft.set_row(row, ids, [level for level, _ in nodes], parents=parents)
-    return draft
+from tests.match.test_host_step import code_of, declared_in, ways_to_python
+from tests.trim.tools import Case, bits, random_case
 
 
-def admitted_by_heap(rows: list[list[tuple[float, int]]], budget: int) -> list[list[int]]:
-    """The plain way: from the tokens whose parents are in, take the one of highest survival, until the budget is spent.
+@pytest.fixture(scope="module")
+def trimmer():
+    built = SurvivalTrimmer()
+    return built, built.host_trim()
 
-    Returns the columns that each row keeps.
+
+def admitted_by_heap(case: Case) -> torch.Tensor:
+    """From the tokens whose parents are in, take the one of highest survival, while it is worth its price.
+
+    None is taken if all of them together are expected to yield less than their prices and the entry.
     """
-    survival: list[list[float]] = []
-    for nodes in rows:
-        reached: list[float] = []
-        for level, parent in nodes:
-            reached.append(level * (1.0 if parent == ROOT else reached[parent]))
-        survival.append(reached)
-    heap: list[tuple[float, int, int]] = []
+    draft, heap, gain = case.draft, [], 0.0
+    kept = torch.zeros(draft.token_ids.shape, dtype=torch.bool)
 
-    def offer(row: int, parent: int) -> None:
-        for column, (_, above) in enumerate(rows[row]):
+    def offer(row: int, parent: int, reached: np.float32) -> None:
+        for place, level in enumerate(draft.confidence[row, : int(draft.lengths[row])].numpy()):
+            above = place - 1 if draft.parents is None else int(draft.parents[row, place])
             if above == parent:
-                heapq.heappush(heap, (-survival[row][column], column, row))
+                heapq.heappush(heap, (-(level * reached), place, row))
 
-    for row in range(len(rows)):
-        offer(row, ROOT)
-    kept: list[list[int]] = [[] for _ in rows]
-    for _ in range(budget):
+    for row in range(draft.batch_size):
+        offer(row, ROOT, np.float32(1.0))
+    for count in range(case.budget):
         if not heap:
             break
-        _, column, row = heapq.heappop(heap)
-        kept[row].append(column)
-        offer(row, column)
-    return [sorted(columns) for columns in kept]
-
-
-def trim(draft: Draft, budget: int) -> Draft:
-    return SurvivalTrimmer().trim(draft, limits_of(draft, budget))
-
-
-def limits_of(draft: Draft, budget: int, *prices: Price) -> TrimLimits:
-    return TrimLimits.build(budget, torch.ones_like(draft.lengths, dtype=torch.bool), prices)
-
-
-def ids(draft: Draft) -> list[list[int]]:
-    return [row[:count] for row, count in zip(draft.token_ids.tolist(), draft.lengths.tolist(), strict=True)]
-
-
-@st.composite
-def forests(draw: st.DrawFn) -> tuple[list[list[tuple[float, int]]], bool]:
-    """Return rows, and whether they are trees; chains are trees in which each token follows the one before."""
-    trees, levels = draw(st.booleans()), st.lists(st.sampled_from(LEVELS), max_size=6)
-    rows = draw(st.lists(levels, min_size=1, max_size=4))
-    parents = [[draw(st.integers(ROOT, k - 1)) if trees else k - 1 for k in range(len(row))] for row in rows]
-    return [list(zip(*both, strict=True)) for both in zip(rows, parents, strict=True)], trees
-
-
-@settings(max_examples=300, deadline=None)
-@given(forest=forests(), budget=st.integers(0, 26))
-def test_the_tokens_equal_those_of_the_heap(forest: tuple[list[list[tuple[float, int]]], bool], budget: int) -> None:
-    rows, trees = forest
-    draft = draft_of(rows, 6, trees=trees)
-    kept = admitted_by_heap(rows, budget)
-    trimmed = trim(draft, budget)
-    trimmed.validate()
-    assert ids(trimmed) == [[10 * row + column for column in columns] for row, columns in enumerate(kept)]
-    assert int(trimmed.lengths.sum()) == min(budget, int(draft.lengths.sum()))
-    for row, columns in enumerate(kept):
-        moved = [ROOT if rows[row][it][1] == ROOT else columns.index(rows[row][it][1]) for it in columns]
-        assert trimmed.parents is None or trimmed.parents[row, : len(columns)].tolist() == moved
-        assert trees or columns == list(range(len(columns)))
-
-
-@pytest.mark.parametrize(("batch_size", "draft_length"), [(0, 4), (3, 0)])
-@pytest.mark.parametrize("trees", [False, True])
-def test_nothing_to_trim(batch_size: int, draft_length: int, trees: bool) -> None:
-    trimmed = trim(Draft.allocate(batch_size, draft_length, trees=trees), 2)
-    assert (trimmed.batch_size, trimmed.draft_length) == (batch_size, draft_length)
+        survival, place, row = heapq.heappop(heap)
+        due = [price.survival for price in case.prices if count >= price.after]
+        if any(-survival < np.float32(price) for price in due):
+            break
+        kept[row, place] = True
+        gain += float(-survival) - max(due, default=0.0)
+        offer(row, place, -survival)
+    return kept if not case.entry or gain >= case.entry else torch.zeros_like(kept)
 
 
 @pytest.mark.parametrize("trees", [False, True])
-def test_reads_nothing_back(trees: bool) -> None:
-    draft = Draft.allocate(3, 4, device="meta", trees=trees, distribution=Distribution.PROBS, vocab_size=5)
-    trimmed = SurvivalTrimmer().trim(draft, limits_of(draft, 2))
+@settings(max_examples=200)
+@given(random=st.randoms(use_true_random=False))
+def test_the_tokens_are_those_of_the_heap(trimmer, trees, random):
+    plain, step = trimmer
+    case = random_case(random, trees=trees)
+    expected = admitted_by_heap(case)
+    assert torch.equal(kept_by(step, case.draft, case.limits), expected)
+    trimmed = plain.trim(case.draft, case.limits)
     trimmed.validate()
-    assert trimmed.device.type == "meta"
+    assert bits(case.draft.keep(expected)) == bits(trimmed)
+    unlimited = admitted_by_heap(replace(case, budget=case.draft.token_ids.numel()))
+    survival = case.draft.survival()[case.draft.mask()].numpy()
+    assert priced_budget(survival, case.prices, case.entry) == int(unlimited.sum())
+
+
+@pytest.mark.parametrize(("batch_size", "draft_length"), [(600, 8), (64, 70), (3, 300)])
+def test_large_batches(trimmer, batch_size, draft_length):
+    plain, step = trimmer
+    generator = torch.Generator().manual_seed(batch_size)
+    draft = Draft.allocate(batch_size, draft_length)
+    draft.lengths[:] = torch.randint(0, draft_length + 1, (batch_size,), generator=generator)
+    draft.confidence[:] = torch.rand(batch_size, draft_length, generator=generator) ** 0.1
+    for budget in (0, 1, 999, batch_size * draft_length):
+        limits = TrimLimits.build(budget, torch.ones(batch_size, dtype=torch.bool), (Price(0.01), Price(0.2, 40)))
+        assert bits(draft.keep(kept_by(step, draft, limits))) == bits(plain.trim(draft, limits))
+
+
+def test_neither_the_kernel_nor_the_c_function_has_a_way_to_python():
+    code = code_of(survival_on_cpu.admit.py_func, types.int64)
+    assert len(code) > 1_000
+    assert ways_to_python(code) == []
+    entry = numba.cfunc("int32(int64)", error_model="numpy")(survival_on_cpu._entry)
+    assert ways_to_python(declared_in(entry)) == []

@@ -63,7 +63,7 @@ def drawn_drafts(vocab, draft_length, knobs, distribution, seed=0):
 
 def lossless_cases():
     """Yield every kind of draft with the knobs that matter to it, as name and cases."""
-    few = {name: KNOBS[name] for name in ("plain", "greedy", "cold", "top-k")}
+    few = {name: KNOBS[name] for name in ("plain", "greedy", "top-k")}
     for name, knobs in KNOBS.items():
         one_hot = [fixed_drafts(vocab, n, knobs, seed) for vocab in (3, 4) for n in (0, 1) for seed in range(3)]
         yield f"one-hot, {name}", itertools.chain(*one_hot)
@@ -77,9 +77,8 @@ def lossless_cases():
             yield f"drawn from {part} by {stated.value}, {name}", drawn
         for padding, length in ((2, 1), (-1, 1), (0, 2)):
             yield f"padding {padding}, {name}", fixed_drafts(3, length, knobs, padding=(padding,))
-    for stated in FULL:
-        two = drawn_drafts(3, 2, Knobs(), stated)
-        yield f"two tokens by {stated.value}", [two, replace(two, draft_vocab=(2, 0))]
+    for stated, part in zip(FULL, (None, (2, 0)), strict=True):
+        yield f"two tokens by {stated.value}", [replace(drawn_drafts(3, 2, Knobs(), stated), draft_vocab=part)]
     same = TinyModel.random(4, 2, seed=5)  # nothing is rejected, and the residual is empty up to rounding
     yield "the target's own", [Case(same, draft_model=TinyModel(same.levels[:1]), distribution=Distribution.PROBS)]
     says, drafts = torch.tensor([[0.0, 1.0, -40.0, -40.0]]), torch.tensor([[-40.0, -40.0, 0.5, 0.0]])
@@ -151,22 +150,3 @@ def test_enumeration_by_hand():
     torch.testing.assert_close(
         emitted_distribution(always, case), torch.tensor([0.0, 1.0, 0.0, 0.0], dtype=torch.float64)
     )
-
-
-@pytest.mark.parametrize("name", [None, *LOSSY_MUTANTS])
-def test_enumeration_agrees_with_simulation(name, monkeypatch):
-    """With random points instead of the cells' middles, the mutants' distributions are exact as well."""
-    verifier = ReferenceVerifier() if name is None else LOSSY_MUTANTS[name]()
-    cases = [CONTROLS[setting][0] for setting in APPLIES.get(name, CONTROLS)]
-    exact = [emitted_distribution(verifier, case) for case in cases]
-
-    def random_points(case, chain, count=20_000):
-        axes = 2 * (len(chain) + len(case.padding)) + 1
-        points = torch.rand(count, axes, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-        return points, torch.full((count,), 1 / count, dtype=torch.float64)
-
-    monkeypatch.setattr("specplug.testing.output_distribution._cells", random_points)
-    for case, distribution in zip(cases, exact, strict=True):
-        torch.testing.assert_close(
-            emitted_distribution(verifier, case), distribution, atol=0.015, rtol=0
-        )  # four standard deviations

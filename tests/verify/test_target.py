@@ -13,11 +13,13 @@ from transformers.generation.logits_process import (
 
 from specplug.verify.target import target_probs
 
-FEW = settings(max_examples=150, deadline=None)
+FEW = settings(max_examples=100)
 
 
 def warped(logits, temperature, top_k, top_p, min_p):
     """Return one row's distribution as `model.generate` computes it."""
+    if temperature == 0:
+        return torch.nn.functional.one_hot(logits.argmax(), len(logits)).float()
     warpers = [TemperatureLogitsWarper(temperature)]
     warpers += [TopKLogitsWarper(top_k)] if top_k else []
     warpers += [TopPLogitsWarper(top_p)] if top_p < 1 else []
@@ -39,40 +41,30 @@ def parameters(rows):
 
 
 knobs = st.tuples(
-    st.sampled_from([0.3, 0.7, 1.0, 2.5]),
+    st.sampled_from([0.0, 0.3, 0.7, 1.0, 2.5]),
     st.sampled_from([0, 1, 2, 3, 5, 100]),
-    st.sampled_from([0.05, 0.25, 0.5, 0.75, 0.9, 1.0]),
+    st.sampled_from([0.05, 0.1, 0.25, 0.3, 0.5, 0.6, 0.7, 0.75, 0.9, 1.0]),
     st.sampled_from([0.0, 0.1, 0.25, 0.5, 1.0]),
 )
 
 
 @FEW
-@given(st.lists(knobs, min_size=1, max_size=4), st.integers(2, 12), st.integers(0, 10_000), st.booleans())
-def test_rows_equal_the_warpers(rows, vocab, seed, with_ties):
+@given(
+    st.lists(knobs, min_size=1, max_size=4), st.integers(2, 12), st.integers(0, 10_000), st.sampled_from([0, 2, 1e3])
+)
+def test_rows_equal_the_warpers(rows, vocab, seed, scale):
+    """With ties, some or everywhere; and with masked tokens, which have no probability."""
     generator = torch.Generator().manual_seed(seed)
-    logits = torch.randn(len(rows), vocab, generator=generator) * 2
-    if with_ties:
-        logits = logits.round()
+    logits = (torch.randn(len(rows), vocab, generator=generator) * scale).round() / max(scale, 2) * 2
+    is_masked = torch.rand(len(rows), vocab, generator=generator) < (0.3 if seed % 2 else 0.0)
+    is_masked[:, seed % vocab] = False
+    logits.masked_fill_(is_masked, -torch.inf)
     probs = target_probs(logits, *parameters(rows))
+    assert not probs[is_masked].any()
     for row, knob in enumerate(rows):
         expected = warped(logits[row], *knob)
         assert torch.equal(probs[row] > 0, expected > 0), "another set of tokens is kept"
         torch.testing.assert_close(probs[row], expected, rtol=1e-5, atol=1e-7)
-
-
-@pytest.mark.parametrize("top_p", [0.1, 0.25, 0.3, 0.5, 0.6, 0.7, 0.75, 0.9])
-def test_ties_at_the_edge_of_top_p(top_p):
-    for vocab in (4, 5, 10):
-        logits = torch.zeros(1, vocab)
-        probs = target_probs(logits, torch.ones(1), top_p=torch.tensor([top_p], dtype=torch.float64))
-        torch.testing.assert_close(probs[0], warped(logits[0], 1.0, 0, top_p, 0.0))
-
-
-def test_greedy_rows_are_one_hot_on_the_first_largest_whatever_else_is_set():
-    logits = torch.tensor([[0.0, 3.0, 3.0, 1.0]]).expand(2, 4)
-    probs = target_probs(logits, torch.tensor([0.0, 1.0]), torch.tensor([3, 0]), torch.tensor([0.9, 1.0]))
-    assert probs[0].tolist() == [0.0, 1.0, 0.0, 0.0]
-    assert probs[1].min() > 0
 
 
 @pytest.mark.parametrize("temperature", [1e-20, 1e-37, 1e-38, 1e-40, 1e-44])
@@ -84,11 +76,3 @@ def test_tiny_temperatures_leave_the_largest_logits(temperature, dtype):
     for chosen in ((), filters):
         probs = target_probs(logits.to(dtype), torch.full((2,), temperature), *chosen)
         torch.testing.assert_close(probs, expected.to(probs.dtype))
-
-
-def test_masked_tokens_have_no_probability():
-    logits = torch.tensor([[-torch.inf, 0.0, -torch.inf, 1.0]]).expand(3, 4)
-    parameters = torch.tensor([0.0, 1.0, 1.0]), torch.tensor([0, 3, 0]), torch.tensor([1.0, 0.99, 0.5])
-    probs = target_probs(logits, *parameters, torch.tensor([0.0, 0.0, 0.1]))
-    assert (probs[:, [0, 2]] == 0).all()
-    torch.testing.assert_close(probs.sum(-1), torch.ones(3))
