@@ -20,7 +20,7 @@ FAMILIES = tuple(RUNNERS)
 
 # What `make test` leaves to `make test-all`, because V2 in Triton's interpreter takes its time: what is of vLLM or of
 # the tests themselves, what some files try again with async scheduling on, and what others try again with it off.
-SLOW = ("test_baseline", "test_verifier")
+SLOW = ("test_baseline",)
 SLOW_ON_ASYNC = ("test_kv_transfer", "test_sampling", "test_traps")
 SLOW_ON_SYNC = (
     *("test_greedy", "test_same_drafts", "test_draft_lengths"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -12,7 +13,6 @@ from tests.engines.vllm.referee import MAX_TOKENS, assert_greedy, ids, prompts, 
 
 PROMPTS = [list(prompt) for prompt in prompts()]
 on_v2 = pytest.mark.parametrize("kind", ["v2", "v2_async"], indirect=True)
-on_async = pytest.mark.parametrize("kind", ["v2_async"], indirect=True)
 
 
 def spoiled(llm: Any, requests: list[dict[str, Any]], *, mapping: bool) -> dict[str, Any]:
@@ -105,8 +105,7 @@ def test_dropped_tokens_are_dropped(kind, zoo, truth):
 def session(llm: Any, parts: list[list[int]], max_tokens: int, look: bool) -> dict[str, Any]:
     """Feed one request its prompt in parts, each answered before the next: vLLM's streaming input.
 
-    Returns:
-        "turns": per part the answer's ids; with `look` also "events" and "texts", what proposers saw at each step.
+    Returns per part the answer's ids, "turns", and with `look` "events" and "texts", what proposers saw at each step.
     """
     from vllm.sampling_params import RequestOutputKind
     from vllm.v1.engine import EngineCoreRequest
@@ -117,10 +116,7 @@ def session(llm: Any, parts: list[list[int]], max_tokens: int, look: bool) -> di
     tasks = engine.get_supported_tasks()
     first: EngineCoreRequest | None = None
     turns: list[list[int]] = []
-    watch = watching.Watch(llm) if look else None
-    if watch is not None:
-        watch.__enter__()
-    try:
+    with watching.Watch(llm) if look else nullcontext() as watch:
         for part in parts:
             given = {"prompt_token_ids": part}
             request = engine.input_processor.process_inputs(
@@ -141,9 +137,6 @@ def session(llm: Any, parts: list[list[int]], max_tokens: int, look: bool) -> di
             turns.append(turn)
         engine.abort_request(["session"])
         engine.step()
-    finally:
-        if watch is not None:
-            watch.__exit__()
     if watch is None:
         return {"turns": turns}
     events = [event for event in watch.events if event[1] == "session"]
@@ -164,19 +157,6 @@ def test_an_id_comes_again_without_having_finished(zoo, baseline):
     assert len(found["texts"][-1]) > sum(map(len, parts))
 
 
-def test_prefill_chunks_are_not_drafted(zoo, baseline):
-    long = (PROMPTS[0] + PROMPTS[1] + PROMPTS[5]) + PROMPTS[0]
-    requested = [{"id": "short", "prompt": PROMPTS[3]}, {"id": "long", "prompt": long, "at": 3}]
-    expected = baseline.call("inside.generate", prompts=[PROMPTS[3], long])
-    found = zoo.call(watching.watched, requests=requested)
-    assert_greedy([PROMPTS[3], long], expected, [found["outputs"][name] for name in ("short", "long")])
-    chunks = [row for row in found["rows"]["long"] if not row["sampled"]]
-    assert chunks
-    assert not any(row["proposed"] or row["emitted"] for row in chunks)
-    assert any(row["proposed"] for row in found["rows"]["long"])
-    assert found["wrong"] == []
-
-
 def test_vllm_counts_the_accepted_tokens_after_an_end_too(zoo, truth):
     """Under async scheduling a row runs once more after its end, and vLLM drops that step without counting it.
 
@@ -184,7 +164,7 @@ def test_vllm_counts_the_accepted_tokens_after_an_end_too(zoo, truth):
     """
     answers = [answer["token_ids"] for answer in truth[:6]]
     params = [{"stop_token_ids": [answer[MAX_TOKENS // 2]], **reported(answer)} for answer in answers]
-    found = zoo.call("watching.counted", prompts=[list(prompt) for prompt in prompts()[:6]], params=params)
+    found = zoo.call("watching.counted", prompts=PROMPTS[:6], params=params)
     assert {answer["finish_reason"] for answer in found["result"]} == {"stop"}
     total, dropped = found["total"], found["accepted_by_vllm"] - found["total"]["accepted"]
     assert total["emitted"] == sum(len(answer["token_ids"]) for answer in found["result"])
