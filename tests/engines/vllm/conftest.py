@@ -111,7 +111,7 @@ def serve(pool: Pool) -> Callable[..., Server]:
 @pytest.fixture(scope="session")
 def v1_server(serve: Callable[..., Server]) -> Server:
     """specplug's ngram on V1 behind HTTP, with specplug's own routes."""
-    return serve("v1", NGRAM, anew=True, name="v1_server", endpoints=True, in_process=True)
+    return serve("v1", NGRAM, name="v1_server", endpoints=True, in_process=True)
 
 
 @pytest.fixture(scope="session", params=RUNNERS)

@@ -15,8 +15,8 @@ from tests.engines.engines import Engine
 from tests.engines.vllm.inside import generate
 from tests.engines.vllm.referee import assert_greedy, prompts
 
-PROMPTS = [list(prompt) for prompt in prompts()[:8]]
-PARAMS = {"max_tokens": 16}
+PROMPTS = [list(prompt) for prompt in prompts()[:4]]
+PARAMS = {"max_tokens": 10}
 BY_REFERENCE = {"VLLM_ALLOW_INSECURE_SERIALIZATION": "1"}  # functions travel to the workers by name
 SETTINGS = {
     "proposer": "raises-device",
