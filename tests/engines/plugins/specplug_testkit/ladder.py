@@ -29,4 +29,4 @@ class Ladder(Planner):
             limits = [limit for limit in (own, request.cap) if limit is not None]
             if limits:
                 caps[request.request_id] = min(limits)
-        return StepPlan(draft_length, options.token_budget, caps)
+        return StepPlan(draft_length, caps=caps)

@@ -10,7 +10,9 @@ from specplug.types.batch import EngineBatch
 from specplug.types.draft import Draft
 from specplug.types.plan import HostStats, Price, StepCost, StepPlan, StepReport, TrimLimits
 from specplug.types.verdict import Verdict
-from specplug_testkit.options import LearnerOptions
+
+SHARE = 0.1
+"""What verifying a token costs, as a share of a step."""
 
 
 class LearningPlanner(Planner):
@@ -23,7 +25,6 @@ class LearningPlanner(Planner):
     """
 
     def __init__(self, context: PluginContext) -> None:
-        self._options: LearnerOptions = context.options or LearnerOptions()
         self._caps = context.caps
         self._verified = self._accepted = self._steps = self._emitted = 1.0
         self.reports: list[StepReport] = []
@@ -33,7 +34,7 @@ class LearningPlanner(Planner):
     def plan(self, stats: HostStats) -> StepPlan:
         if stats.last_step is not None and (not self.costs or self.costs[-1] is not stats.last_step):
             self.costs.append(stats.last_step)
-        price = min(1.0, self._options.share * self._emitted / self._steps)
+        price = min(1.0, SHARE * self._emitted / self._steps)
         self.prices.append(price)
         rate, draft_length = self._accepted / self._verified, 0
         while draft_length < self._caps.max_draft_length and rate ** (draft_length + 1) >= price:
