@@ -43,7 +43,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         stated = [name for name in (given.get("kind"), given.get("runner")) if name in FAMILIES]
         if stated:
             return FAMILIES.index(stated[0])
-        return max(number for number, name in enumerate(FAMILIES) if {name, f"baseline_{name}"} & used or number == 0)
+        return FAMILIES.index("v2" if "baseline_v2" in used else "v1")
 
     items.sort(key=family)
     for item in items:
@@ -60,27 +60,9 @@ def baseline_v1(pool: Pool) -> Engine:
 
 
 @pytest.fixture(scope="session")
-def v1(pool: Pool) -> Engine:
-    """specplug's ngram on V1."""
-    return pool.tenant(Engine, "v1", configuration("v1", NGRAM))
-
-
-@pytest.fixture(scope="session")
 def baseline_v2(pool: Pool) -> Engine:
     """V2 without speculation and specplug: the truth for tests of V2."""
     return pool.tenant(Engine, "baseline_v2", configuration("v2", installed=False))
-
-
-@pytest.fixture(scope="session")
-def v2(pool: Pool) -> Engine:
-    """specplug's ngram on V2, scheduled synchronously."""
-    return pool.tenant(Engine, "v2", configuration("v2", NGRAM))
-
-
-@pytest.fixture(scope="session")
-def v2_async(pool: Pool) -> Engine:
-    """specplug's ngram on V2 with async scheduling."""
-    return pool.tenant(Engine, "v2_async", configuration("v2", NGRAM, asynchronous=True))
 
 
 @pytest.fixture(scope="session")

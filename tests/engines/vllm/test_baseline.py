@@ -54,9 +54,8 @@ def test_another_custom_class_still_goes_to_v1(baseline_v1, engine):
 
 
 @pytest.mark.parametrize(("runner", "asynchronous"), [("v1", False), ("v2", False), ("v2", True)])
-@pytest.mark.parametrize("specplug", [None, {"proposer": "ngram", "policy": "fixed"}])
-def test_the_launch_line_ends_in_the_runner_that_was_requested_for(runner, asynchronous, specplug, engine):
-    launched = engine(runner, specplug, asynchronous=asynchronous, installed=specplug is not None)
+def test_the_launch_line_ends_in_the_runner_that_was_requested_for(runner, asynchronous, engine):
+    launched = engine(runner, {"proposer": "ngram", "policy": "fixed"}, asynchronous=asynchronous)
     facts = launched.call(inside.facts)
     assert (facts["v2"], facts["async_scheduling"]) == (runner == "v2", asynchronous)
     assert (V2_RUNS in launched.log()) is (runner == "v2")

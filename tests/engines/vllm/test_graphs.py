@@ -114,18 +114,6 @@ def test_other_launches_are_left_alone(others):
     assert engine_caps(found).captured_draft_lengths == expected
 
 
-@pytest.mark.parametrize("most", [1, 2, 7, 8, 15, 30, 31, 32])
-@pytest.mark.parametrize("max_num_seqs", [6, 7, 8, 64])
-def test_vllm_reads_the_list_as_it_is_meant(most, max_num_seqs):
-    from vllm.v1.spec_decode.dynamic.utils import build_dynamic_sd_schedule_lookup
-
-    lengths = graphs.lengths_up_to(most)
-    assert lengths == tuple(n for n in range(most, -1, -1) if n & (n + 1) == 0)
-    named = graphs.schedule(lengths, max_num_seqs)
-    by_batch_size = build_dynamic_sd_schedule_lookup(named, max_num_seqs, lengths[0])
-    assert list(dict.fromkeys(by_batch_size[1:])) == list(lengths)
-
-
 def test_what_a_policy_caps_reaches_the_drafts_where_rows_are_padded():
     import torch
 

@@ -24,6 +24,7 @@ PROPOSERS: dict[str, Callable[[list[int]], dict[str, Any]]] = {
     "always wrong": lambda answer: reported(err(answer, every=1)),
     "bigram": lambda answer: fields(proposer="bigram"),
     "spliced": lambda answer: fields(proposer="spliced"),
+    "capped": lambda answer: reported(answer, num_speculative_tokens=2),
     "off": lambda answer: fields(enabled=False),
 }
 
@@ -42,20 +43,3 @@ def test_all_proposers_in_one_batch(zoo, truth):
     oracle = by_source["oracle"]
     assert oracle["accepted"] > 200
     assert oracle["rejected"] > 50, "the wrong ones were not tried"
-
-
-def test_caps_of_requests(zoo, truth):
-    """Per-request draft lengths 0 to the server's, and switched off, in one batch; each row keeps to its own."""
-    caps = [*range(9), None]
-    params, requested = [], []
-    for index, answer in enumerate(truth[: len(caps)]):
-        own = {"enabled": False} if caps[index] is None else {"num_speculative_tokens": caps[index]}
-        params.append({"max_tokens": MAX_TOKENS, **reported(answer["token_ids"], **own)})
-        requested.append({"id": f"q{index}", "prompt": PROMPTS[index], "params": params[-1]})
-    found = zoo.call(watching.watched, requests=requested)
-    assert_greedy(PROMPTS[: len(caps)], truth[: len(caps)], [found["outputs"][f"q{i}"] for i in range(len(caps))])
-    for index, cap in enumerate(caps):
-        longest = max(row["proposed"] for row in found["rows"][f"q{index}"])
-        long = len(truth[index]["token_ids"]) > 12
-        assert longest == (cap or 0) if long else longest <= (cap or 0)
-    assert sum(len(answer["token_ids"]) > 12 for answer in truth[: len(caps)]) > 6

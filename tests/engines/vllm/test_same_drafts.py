@@ -3,46 +3,32 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
-import pytest
-
-from specplug.trace import TraceRow
 from tests.engines import same_drafts
-from tests.engines.engines import Engine
 from tests.engines.vllm import inside
 from tests.engines.vllm.referee import fields
 from tests.engines.vllm.watching import drafting, plain_name, snapshot
 from tests.trace_reader import read_trace
 
 
-def served(llm: Any, requests: list[dict[str, Any]], path: str, mutant: str | None) -> dict[str, list[int]]:
+def served(llm: Any, requests: list[dict[str, Any]], path: str) -> dict[str, list[int]]:
     """Run requests with a trace; return what was answered."""
     stage = drafting(llm).stage
     before = snapshot(llm)["faults"]
-    with same_drafts.traced(stage, path), same_drafts.planted(stage, mutant):
+    with same_drafts.traced(stage, path):
         outputs = inside.drive(llm, requests)["outputs"]
     assert snapshot(llm)["faults"] == before
     return {name: output["token_ids"] for name, output in outputs.items()}
 
 
-def trace(zoo: Engine, path: Path, count: int | None = None, mutant: str | None = None) -> list[TraceRow]:
-    """Serve prompts, which come one after the other; return the trace."""
-    params = {"max_tokens": same_drafts.MAX_TOKENS, **fields(proposer=same_drafts.PROPOSER)}
+def test_drafts_are_the_same(zoo, tmp_path):
+    """Prompts come one after the other."""
+    path, params = tmp_path / "trace.jsonl", {"max_tokens": same_drafts.MAX_TOKENS}
+    params |= fields(proposer=same_drafts.PROPOSER)
     requests = [
         {"id": name, "prompt": prompt, "params": params, "at": 2 * number}
-        for number, (name, prompt) in enumerate(same_drafts.requested(count).items())
+        for number, (name, prompt) in enumerate(same_drafts.requested().items())
     ]
-    same_drafts.assert_answers(zoo.call(served, requests=requests, path=str(path), mutant=mutant))
-    return [replace(row, request=plain_name(row.request)) for row in read_trace(path)]
-
-
-def test_drafts_are_the_same(zoo, tmp_path):
-    same_drafts.assert_drafts(trace(zoo, tmp_path / "trace.jsonl"))
-
-
-@pytest.mark.parametrize("mutant", same_drafts.MUTANTS)
-def test_drafts_of_a_mutant_are_not(mutant, zoo, tmp_path):
-    with pytest.raises(AssertionError):
-        same_drafts.assert_drafts(trace(zoo, tmp_path / "trace.jsonl", 4, mutant), 4)
+    same_drafts.assert_answers(zoo.call(served, requests=requests, path=str(path)))
+    same_drafts.assert_drafts([replace(row, request=plain_name(row.request)) for row in read_trace(path)])

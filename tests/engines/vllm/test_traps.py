@@ -172,8 +172,9 @@ def test_vllm_counts_the_accepted_tokens_after_an_end_too(zoo, truth):
     assert 0 < dropped <= total["after_stop"]
 
 
-def test_the_requests_of_the_engines_warm_up_are_nobodys(v2):
-    found = v2.call(warmed_up)
+@pytest.mark.parametrize("kind", ["v2"], indirect=True)
+def test_the_requests_of_the_engines_warm_up_are_nobodys(kind, zoo):
+    found = zoo.call(warmed_up)
     assert found["steps"] >= 6  # a prefill and decoding steps, and one that ends the requests
     assert (found["events"], found["rows"]) == ([], {})
     assert {count for count in found["total"].values() if isinstance(count, int)} == {0}
