@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from specplug.cost.estimates import curve_of
 from specplug.errors import EngineError
 from specplug.types.caps import Distribution, DraftLengthChange, Ragged
 from specplug.types.plan import StepCost, StepPlan
@@ -107,18 +106,14 @@ def test_the_planner_starts_from_what_vllm_profiles(baseline_v2, learning):
         (DRAFT_LENGTH, 64 - 8 * (DRAFT_LENGTH + 1)),
     ]
     assert [cost.seconds for cost in costs] == [sample / 1e3 for sample in run["milliseconds"]]
-    assert run["times"] == 1
     assert run["basis"] == ["assumed, as no step was measured yet", "profiled by the engine at start-up", "measured"]
-    curve = curve_of(costs)
-    assert curve is not None
-    assert run["predicted"] == [curve(tokens) for tokens in (4, 12, 20)]
 
 
 def profiled(llm, requests, sizes):
     """Let vLLM profile as it does once graphs of `sizes` are captured, then serve; return what the planner received."""
     runner, stage = inside.runner(llm), inside.scheduler(llm).step_planner.stage
     planner, manager = stage._planner, runner.adaptive_verification
-    found = {"basis": [planner._costs.basis], "times": 0}
+    found = {"basis": [planner._costs.basis]}
     most, manager.req_states.max_num_batched_tokens = manager.req_states.max_num_batched_tokens, 64
     with timed_on_the_host(), runner.step_timing.collect() as samples:
         for batch in manager.batches_to_profile(sizes):
@@ -129,10 +124,9 @@ def profiled(llm, requests, sizes):
 
     def noting(costs):
         calibrate(costs)
-        found["times"] += 1
+        assert "received" not in found
         found["received"] = [asdict(cost) for cost in costs]
         found["basis"].append(planner._costs.basis)
-        found["predicted"] = planner._costs.seconds(4, 0.0, [4, 12, 20], [0, 2, 4]).tolist()
 
     planner.calibrate = noting
     run = steps.recorded(llm, requests)
