@@ -63,7 +63,7 @@ CAPTURED = {
 @pytest.fixture
 def captured(engine):
     """An engine whose launch names the lengths that are captured, in the order in which the policy plans others."""
-    settings = {"proposer": "ngram", "policy": "ladder", "options": {"ladder": {"draft_lengths": (3, 8, 2, 5, 7)}}}
+    settings = {"proposer": "recorder", "policy": "ladder", "options": {"ladder": {"draft_lengths": (3, 8, 2, 5, 7)}}}
     return engine("v2", settings, speculative_config=CAPTURED, asynchronous=True, name="captured")
 
 
@@ -87,17 +87,20 @@ def test_capped_requests_cost_no_step_its_full_graph(captured, baseline_v2, monk
     decoding = [list(step["drafts"].values()) for step in run["record"] if not step["prefill"]]
     assert {graphs.mode_of(manager, lengths) for lengths in decoding} == {"FULL"}
     assert {(7, 7, 7), (3, 3, 3)} <= set(map(tuple, decoding))
-    for name, gamma in gammas.items():
-        rows = run["rows"][name]
-        assert max(row["proposed"] for row in rows) == min(gamma, 7)
-        assert sum(row["accepted"] for row in rows) <= sum(row["proposed"] for row in rows)
+    proposed = dict.fromkeys(gammas, 0)
+    for record in run["records"]:
+        if record["call"] == "observe":
+            for name, count in zip(record["request_ids"], record["verdict"]["proposed"], strict=True):
+                if name in gammas:
+                    proposed[name] = max(proposed[name], count)
+    assert proposed == {name: min(gamma, 7) for name, gamma in gammas.items()}
 
 
 def recorded_and_watched(llm, requests):
-    """Do as `steps.recorded`, and return under "rows" what `watching.Watch` noted."""
-    with watching.Watch(llm) as watch:
+    """Do as `steps.recorded`, and return under "records" those of the proposer `recorder`."""
+    with watching.recording(llm) as records:
         found = steps.recorded(llm, requests)
-    return {**found, "rows": watch.rows}
+    return {**found, "records": records}
 
 
 # -- what wide servers leave to others -------------------------------------------------------------------------------

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import copy
-from contextlib import nullcontext
 from typing import Any
 
 import pytest
 
+from tests.engines.suites.lifecycle import kinds_of
 from tests.engines.vllm import inside, watching
 from tests.engines.vllm.referee import MAX_TOKENS, assert_greedy, ids, prompts, reported
 
@@ -98,14 +98,14 @@ def test_dropped_tokens_are_dropped(kind, zoo, truth):
     assert_greedy(PROMPTS[:6], truth[:6], [found["outputs"][f"q{i}"] for i in range(6)])
     assert found["wrong"] == []
     assert found["total"]["accepted"] > 0
-    kinds = [kind for kind, name, _, _ in found["events"] if name == "q0"]
-    assert kinds[:5] == ["started", "preempted", "resumed", "preempted", "resumed"]
+    kinds = kinds_of(found, "q0")
+    assert kinds[:5] == ["STARTED", "PREEMPTED", "RESUMED", "PREEMPTED", "RESUMED"]
 
 
-def session(llm: Any, parts: list[list[int]], max_tokens: int, look: bool) -> dict[str, Any]:
+def session(llm: Any, parts: list[list[int]], max_tokens: int) -> list[list[int]]:
     """Feed one request its prompt in parts, each answered before the next: vLLM's streaming input.
 
-    Returns per part the answer's ids, "turns", and with `look` "events" and "texts", what proposers saw at each step.
+    Returns the answers' ids by part.
     """
     from vllm.sampling_params import RequestOutputKind
     from vllm.v1.engine import EngineCoreRequest
@@ -116,45 +116,52 @@ def session(llm: Any, parts: list[list[int]], max_tokens: int, look: bool) -> di
     tasks = engine.get_supported_tasks()
     first: EngineCoreRequest | None = None
     turns: list[list[int]] = []
-    with watching.Watch(llm) if look else nullcontext() as watch:
-        for part in parts:
-            given = {"prompt_token_ids": part}
-            request = engine.input_processor.process_inputs(
-                "session" if first is None else first.request_id, given, params, supported_tasks=tasks, resumable=True
-            )
-            if first is None:
-                engine.input_processor.assign_request_id(request)
-                first = request
-            request.external_req_id = "session"
-            engine.output_processor.add_request(request, None, None, 0)
-            engine.engine_core.add_request(copy.deepcopy(request))  # both sides write to their prompt
-            turn: list[int] = []
-            for _ in range(200):
-                for output in engine.step():
-                    turn += output.outputs[0].token_ids
-                if len(turn) >= max_tokens:
-                    break
-            turns.append(turn)
-        engine.abort_request(["session"])
-        engine.step()
-    if watch is None:
-        return {"turns": turns}
-    events = [event for event in watch.events if event[1] == "session"]
-    return {"turns": turns, "events": events, "texts": [text for _, text in watch.texts]}
+    for part in parts:
+        given = {"prompt_token_ids": part}
+        request = engine.input_processor.process_inputs(
+            "session" if first is None else first.request_id, given, params, supported_tasks=tasks, resumable=True
+        )
+        if first is None:
+            engine.input_processor.assign_request_id(request)
+            first = request
+        request.external_req_id = "session"
+        engine.output_processor.add_request(request, None, None, 0)
+        engine.engine_core.add_request(copy.deepcopy(request))  # both sides write to their prompt
+        turn: list[int] = []
+        for _ in range(200):
+            for output in engine.step():
+                turn += output.outputs[0].token_ids
+            if len(turn) >= max_tokens:
+                break
+        turns.append(turn)
+    engine.abort_request(["session"])
+    engine.step()
+    return turns
+
+
+def recorded_session(llm: Any, **given: Any) -> dict[str, Any]:
+    """Do as `session`; return "turns" and the "records" of the proposer `recorder`."""
+    with watching.recording(llm) as records:
+        turns = session(llm, **given)
+    return {"turns": turns, "records": records}
 
 
 def test_an_id_comes_again_without_having_finished(zoo, baseline):
     """A streaming session continues with a longer prompt under its old id, as an update in a new generation."""
     parts = [PROMPTS[0], PROMPTS[3], PROMPTS[1][:40]]
-    expected = baseline.call(session, parts=parts, max_tokens=12, look=False)
-    found = zoo.call(session, parts=parts, max_tokens=12, look=True)
-    assert found["turns"] == expected["turns"]
-    kinds = [event for event, _, _, _ in found["events"]]
-    assert kinds == ["started", "updated", "updated", "aborted"]
-    generations = [generation for _, _, _, generation in found["events"]]
-    assert len(set(generations)) == 3
-    assert found["texts"][-1][: len(parts[0])] == parts[0]
-    assert len(found["texts"][-1]) > sum(map(len, parts))
+    found = zoo.call(recorded_session, parts=parts, max_tokens=12)
+    assert found["turns"] == baseline.call(session, parts=parts, max_tokens=12)
+    assert kinds_of(found, "session") == ["STARTED", "UPDATED", "UPDATED", "ABORTED"]
+    records = found["records"]
+    assert len({record["generation"] for record in records if record.get("request_id") == "session"}) == 3
+    texts = [
+        dict(zip(record["request_ids"], record["texts"], strict=True))
+        for record in records
+        if record["call"] == "ingest"
+    ]
+    last = [text["session"] for text in texts if "session" in text][-1]
+    assert last[: len(parts[0])] == parts[0]
+    assert len(last) > sum(map(len, parts))
 
 
 def test_vllm_counts_the_accepted_tokens_after_an_end_too(zoo, truth):
@@ -176,7 +183,9 @@ def test_vllm_counts_the_accepted_tokens_after_an_end_too(zoo, truth):
 def test_the_requests_of_the_engines_warm_up_are_nobodys(kind, zoo):
     found = zoo.call(warmed_up)
     assert found["steps"] >= 6  # a prefill and decoding steps, and one that ends the requests
-    assert (found["events"], found["rows"]) == ([], {})
+    told = [record for record in found["records"] if "request_id" in record or "request_ids" in record]
+    names = {name for record in told for name in (record.get("request_ids") or [record["request_id"]])}
+    assert not [name for name in names if "warmup" in name]
     assert {count for count in found["total"].values() if isinstance(count, int)} == {0}
     assert found["faults"] == {}
 
@@ -188,7 +197,7 @@ def warmed_up(llm: Any) -> dict[str, Any]:
     runner, driver = inside.runner(llm), inside.core(llm).model_executor.driver_worker
     worker = getattr(driver, "worker", driver)
     drafting = watching.drafting(llm)
-    before, most, steps = drafting.stage.metrics.snapshot(), runner.scheduler_config.max_num_seqs, []
+    most, steps = runner.scheduler_config.max_num_seqs, []
 
     def execute_model(scheduler_output: Any) -> Any:
         steps.append(scheduler_output)
@@ -196,10 +205,11 @@ def warmed_up(llm: Any) -> dict[str, Any]:
 
     runner.scheduler_config.max_num_seqs = 2  # in Triton's interpreter
     try:
-        with watching.Watch(llm) as watch:
+        with watching.recording(llm) as records:
+            before = drafting.stage.metrics.snapshot()
             warmup_kernels(runner, execute_model, worker.sample_tokens)
+            counts = (drafting.stage.metrics.snapshot() - before).as_dict()
+            llm.reset_prefix_cache()  # it writes over blocks that it does not ask the scheduler for
     finally:
         runner.scheduler_config.max_num_seqs = most
-        llm.reset_prefix_cache()  # it writes over blocks that it does not ask the scheduler for
-    counts = (drafting.stage.metrics.snapshot() - before).as_dict()
-    return {"steps": len(steps), "events": watch.events, "rows": watch.rows, **counts}
+    return {"steps": len(steps), "records": records, **counts}
