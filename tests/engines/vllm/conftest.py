@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.engines.engines import Engine, Pool
-from tests.engines.plain import MAX_TOKENS, Answers, prompts
+from tests.engines.plain import Answers, greedy, prompts
 from tests.engines.server import ForkedServer, Server
 from tests.engines.vllm.launch import SERVED, configuration
 from tests.engines.vllm.referee import RUNNERS, ZOO
@@ -51,12 +51,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         again = {"v2": SLOW_ON_SYNC, "v2_async": SLOW_ON_ASYNC}
         if name in SLOW or any(name in again[of] and family(item) == FAMILIES.index(of) for of in again):
             item.add_marker("slow")
-
-
-@pytest.fixture(scope="session")
-def baseline_v1(pool: Pool) -> Engine:
-    """V1 without speculation and specplug: the truth for tests of V1."""
-    return pool.tenant(Engine, "baseline_v1", configuration("v1", installed=False))
 
 
 @pytest.fixture(scope="session")
@@ -127,14 +121,7 @@ def zoo(kind: str, engine: Callable[..., Engine]) -> Engine:
     return engine(**RUNNERS[kind], specplug=ZOO, name=f"zoo {kind}")
 
 
-@pytest.fixture
-def truth(kind: str, baseline: Engine) -> Answers:
-    """Unmodified vLLM's greedy answers to `prompts`, at most `MAX_TOKENS` long; requested once per runner."""
-    runner = RUNNERS[kind]["runner"]
-    if runner not in _TRUTH:
-        given = [list(prompt) for prompt in prompts()]
-        _TRUTH[runner] = baseline.call("inside.generate", prompts=given, params={"max_tokens": MAX_TOKENS})
-    return _TRUTH[runner]
-
-
-_TRUTH: dict[str, Answers] = {}
+@pytest.fixture(scope="session")
+def truth() -> Answers:
+    """The plain model's greedy answers to `prompts`, at most `MAX_TOKENS` long."""
+    return [greedy(prompt) for prompt in prompts()]

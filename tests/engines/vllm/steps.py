@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
-from tests.engines.engines import Engine
+from tests.engines.plain import assert_greedy, greedy
 from tests.engines.vllm import inside
-from tests.engines.vllm.referee import assert_greedy
 from tests.engines.vllm.watching import drafting, plain_name, stage_takes_steps
 
 
@@ -54,9 +52,6 @@ def _scheduling(scheduler: Any, record: list[dict[str, Any]]) -> Iterator[None]:
                 known[request_id] += prefill[name]
         if output.total_num_scheduled_tokens:
             step = {
-                "running": len(scheduler.running),
-                "waiting": len(scheduler.waiting),
-                "scheduled": output.total_num_scheduled_tokens,
                 "drafts": drafts,
                 "prefill": prefill,
                 "requested": output.num_spec_tokens_to_schedule,
@@ -122,18 +117,9 @@ def cut(llm: Any, requests: list[dict[str, Any]], trim: bool = True) -> dict[str
 
 # -- in the test's process -------------------------------------------------------------------------------------------
 
-_BASELINE: dict[str, dict[str, Any]] = {}
 
-
-def assert_as_baseline(baseline: Engine, run: dict[str, Any], requested: list[dict[str, Any]]) -> None:
-    """Hold a run's greedy text against that of an engine without specplug, which is asked once for each such list."""
-    plain = [{**request, "at": 0, "params": _baseline_params(request)} for request in requested]
-    key = json.dumps([baseline.configuration.key, plain], sort_keys=True)
-    if key not in _BASELINE:
-        _BASELINE[key] = baseline.call("inside.drive", requests=plain)["outputs"]
-    answers = ([outputs[request["id"]] for request in requested] for outputs in (_BASELINE[key], run["outputs"]))
-    assert_greedy([request["prompt"] for request in requested], *answers)
-
-
-def _baseline_params(request: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in request["params"].items() if name != "extra_args"}
+def assert_greedy_texts(run: dict[str, Any], requested: list[dict[str, Any]]) -> None:
+    """Hold the answers of a run against the plain model's."""
+    given = [request["prompt"] for request in requested]
+    truth = [greedy(tuple(request["prompt"]), request["params"]["max_tokens"]) for request in requested]
+    assert_greedy(given, truth, [run["outputs"][request["id"]] for request in requested])

@@ -13,10 +13,10 @@ import pytest
 from specplug.errors import EngineError
 from specplug.types.caps import Distribution, DraftLengthChange, Ragged
 from specplug.types.plan import StepCost, StepPlan
+from tests.engines.plain import assert_greedy, greedy, prompts
 from tests.engines.suites.features import assert_same
 from tests.engines.vllm import graphs, inside, steps
-from tests.engines.vllm.referee import assert_greedy, prompts
-from tests.engines.vllm.steps import assert_as_baseline
+from tests.engines.vllm.steps import assert_greedy_texts
 
 BUDGET, DRAFT_LENGTH = 5, 6
 
@@ -76,9 +76,9 @@ def test_what_was_verified_is_what_the_engine_admitted_and_answers_are_as_withou
     assert trim or total["never_verified"] > 10
 
 
-def test_without_a_budget_everything_is_verified(baseline_v2, learning):
+def test_without_a_budget_everything_is_verified(learning):
     run = learning.call(cut_by_nothing, requests=requests(3))
-    assert_as_baseline(baseline_v2, run, requests(3))
+    assert_greedy_texts(run, requests(3))
     with_drafts = [step["drafts"] for step in run["record"] if any(step["drafts"].values())]
     assert run["admitted"] == with_drafts
     assert run["total"]["never_verified"] == 0
@@ -94,10 +94,10 @@ def cut_by_nothing(llm, requests):
         del planner.plan, planner.observe
 
 
-def test_the_planner_starts_from_what_vllm_profiles(baseline_v2, learning):
+def test_the_planner_starts_from_what_vllm_profiles(learning):
     """Graphs are captured on a GPU only, so vLLM's profile is asked for here, and timed on the host."""
     run = learning.call(profiled, requests=requests(3), sizes=[1, 4, 8, 16])
-    assert_as_baseline(baseline_v2, run, requests(3))
+    assert_greedy_texts(run, requests(3))
     costs = [StepCost(**cost) for cost in run["received"]]
     expected = [(size, min(size, 8), 1024 * min(size, 8)) for size in (1, 4, 8, 16, 24, 32, 64) for _ in range(5)]
     assert [(cost.tokens, cost.requests, cost.context_tokens) for cost in costs] == expected
@@ -217,10 +217,9 @@ def test_the_seam_is_declared():
 
 
 @pytest.mark.slow  # two ranks in Triton's interpreter
-def test_ranks_cut_alike(baseline_v2, engine):
+def test_ranks_cut_alike(engine):
     tp = launch(engine, BUDGET, tensor_parallel_size=2, in_process=False)
-    given = [list(prompt) for prompt in prompts()[:4]]
-    requested = {"prompts": given, "params": {"max_tokens": 24}}
-    expected = baseline_v2.call("inside.generate", **requested)
-    assert_greedy(given, expected, tp.call("inside.generate", **requested))
+    given = prompts()[:4]
+    found = tp.call("inside.generate", prompts=given, params={"max_tokens": 24})
+    assert_greedy(given, [greedy(prompt, 24) for prompt in given], found)
     tp.stop()

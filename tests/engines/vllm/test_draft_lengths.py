@@ -11,7 +11,7 @@ import pytest
 
 from tests.engines.vllm import graphs, steps, watching
 from tests.engines.vllm.referee import RUNNERS, prompts
-from tests.engines.vllm.steps import assert_as_baseline
+from tests.engines.vllm.steps import assert_greedy_texts
 
 DRAFT_LENGTHS, CAPS = (0, 1, 3, 8, 2), (None, 1, 6)  # by step; by request, in turn
 
@@ -32,7 +32,7 @@ def drafting_rows(record):
                 yield before["requested"], name, count
 
 
-def test_another_draft_length_at_every_step_and_caps(engine, baseline_v1, baseline_v2, kind):
+def test_another_draft_length_at_every_step_and_caps(engine, kind):
     settings = {
         "proposer": "ngram",
         "policy": "ladder",
@@ -40,7 +40,7 @@ def test_another_draft_length_at_every_step_and_caps(engine, baseline_v1, baseli
     }
     requested = requests(4)
     run = engine(**RUNNERS[kind], specplug=settings, name="ladder").call(steps.recorded, requests=requested)
-    assert_as_baseline(baseline_v1 if kind == "v1" else baseline_v2, run, requested)
+    assert_greedy_texts(run, requested)
     record = run["record"]
     turns = [DRAFT_LENGTHS[i % len(DRAFT_LENGTHS)] for i in range(2 * len(record))]
     planned = [step["requested"] for step in record]
@@ -67,20 +67,20 @@ def captured(engine):
     return engine("v2", settings, speculative_config=CAPTURED, asynchronous=True, name="captured")
 
 
-def test_draft_lengths_are_fitted_to_the_ladder_that_the_launch_names(captured, baseline_v2):
+def test_draft_lengths_are_fitted_to_the_ladder_that_the_launch_names(captured):
     run = captured.call(steps.recorded, requests=requests(3))
-    assert_as_baseline(baseline_v2, run, requests(3))
+    assert_greedy_texts(run, requests(3))
     planned = [step["requested"] for step in run["record"]]
     turns = [3, 7, 0, 3, 7] * len(planned)  # no 1: the server never holds 9 requests, so it has no graphs for it
     assert any(planned == turns[i : i + len(planned)] for i in range(5))
 
 
-def test_capped_requests_cost_no_step_its_full_graph(captured, baseline_v2, monkeypatch):
-    requested, gammas = requests(3, tokens=24, apart=1, ignore_eos=True), {"0": 2, "1": 8, "2": 0}
+def test_capped_requests_cost_no_step_its_full_graph(captured, monkeypatch):
+    requested, gammas = requests(3, tokens=24, apart=1), {"0": 2, "1": 8, "2": 0}
     for request in requested:
         request["params"]["extra_args"] = {"specplug": {"num_speculative_tokens": gammas[request["id"]]}}
     run = captured.call(recorded_and_watched, requests=requested)
-    assert_as_baseline(baseline_v2, run, requested)
+    assert_greedy_texts(run, requested)
     found = graphs.vllm_config(8, 8, CAPTURED["num_speculative_tokens_per_batch_size"])
     found._set_cudagraph_sizes()
     manager = graphs.dispatcher(monkeypatch, found)

@@ -156,9 +156,9 @@ def counted_so_far(llm: Any) -> tuple[int, int]:
 
 
 @pytest.mark.parametrize("kind", ["v1"], indirect=True)
-def test_on_v1_a_seeds_text_is_that_without_speculation(kind, baseline_v1, zoo):
+def test_on_v1_a_seeds_text_is_that_without_speculation(kind, baseline, zoo):
     """V1's generators advance by as many numbers as a step draws, so the text would depend on the draft lengths."""
-    [plain] = texts(baseline_v1, [(LOOP, SEEDED)])
+    [plain] = texts(baseline, [(LOOP, SEEDED)])
     free, greedy = {"max_tokens": 24, "temperature": 0.5, "ignore_eos": True}, {**SEEDED, "temperature": 0.0}
     for length in (1, 3, 8):
         own = {**SEEDED, **fields(num_speculative_tokens=length)}

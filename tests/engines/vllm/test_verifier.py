@@ -11,7 +11,7 @@ import pytest
 
 from tests.engines.vllm.watching import drafter
 
-RUNNERS = ["v1", "v2"]
+on_both = pytest.mark.parametrize("kind", ["v1", "v2"], indirect=True)
 CODE = "import os\n\n\ndef read(path):\n    with open(path) as file:\n        return file.read()\n\n\ndef write("
 PROMPTS = [CODE, "class Foo:\n    def __init__(self):\n", "import os, sys\n"]
 # No prompt comes in pieces: vLLM's V1 on a CPU ends when a seeded one does.
@@ -64,16 +64,6 @@ def counts(llm: Any) -> dict[str, Any]:
 # -- engines ------------------------------------------------------------------------------------------------------
 
 
-@pytest.fixture(params=RUNNERS)
-def kind(request):
-    return request.param
-
-
-@pytest.fixture
-def baseline(kind, baseline_v1, baseline_v2):
-    return baseline_v1 if kind == "v1" else baseline_v2
-
-
 @pytest.fixture
 def verified(kind, engine):
     """The oracle drafts a request's reference, as one-hot drafts."""
@@ -93,6 +83,7 @@ def spoiled(ids: list[int], every: int) -> list[int]:
 # -- greedy -------------------------------------------------------------------------------------------------------
 
 
+@on_both
 @pytest.mark.slow
 def test_greedy_output_is_that_of_plain_decoding(baseline, verified):
     plain = baseline.call("inside.generate", prompts=PROMPTS)
@@ -113,6 +104,7 @@ SAMPLING: dict[str, dict[str, Any]] = {
 }
 
 
+@on_both
 @pytest.mark.slow
 @pytest.mark.parametrize("sampling", SAMPLING)
 def test_the_engines_own_processing_of_logits_stays(baseline, verified, sampling):
@@ -133,7 +125,7 @@ def test_the_engines_own_processing_of_logits_stays(baseline, verified, sampling
 # -- opting in ----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", ["v1", pytest.param("v2", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("kind", ["v1", pytest.param("v2", marks=pytest.mark.slow)], indirect=True)
 def test_each_request_has_its_own_threshold(baseline, verified):
     """A lossy verifier decides for who asks for it, as lenient as each asks, and is counted."""
     [plain] = baseline.call("inside.generate", prompts=PROMPTS[:1])
@@ -149,6 +141,7 @@ def test_each_request_has_its_own_threshold(baseline, verified):
     assert 1 <= departed < accepted
 
 
+@on_both
 @pytest.mark.slow
 def test_a_verifier_or_threshold_that_the_server_lacks_is_refused(verified):
     def ask(**fields: Any) -> None:
