@@ -13,26 +13,19 @@ from tests.engines.vllm import inside
 from tests.engines.vllm.watching import drafting, plain_name, stage_takes_steps
 
 
-def recorded(
-    llm: Any, requests: list[dict[str, Any]], aborts: dict[str, int] | None = None, gamma: int | None = None
-) -> dict[str, Any]:
-    """Run requests as `inside.drive` does, and keep a record.
-
-    Args:
-        gamma: the operator's limit on the draft length while they run; None is none.
+def recorded(llm: Any, requests: list[dict[str, Any]], gamma: int | None = None) -> dict[str, Any]:
+    """Run requests as `inside.drive` does, with the operator's limit `gamma` on the draft length.
 
     Returns:
-        What `inside.drive` returns, and further
-        "record": per step that ran any request "running" (how many run after scheduling), "waiting", "scheduled"
-        (tokens), "drafts" (draft tokens by request id), "prefill" (prompt tokens by request id) and "requested" (how
-        many draft tokens per request the step was asked to make).
+        What `inside.drive` returns, and "record": per step that ran any request "drafts" (draft tokens by request id),
+        "prefill" (prompt tokens by request id) and "requested" (how many draft tokens per request were asked for).
     """
     scheduler = inside.scheduler(llm)
     record: list[dict[str, Any]] = []
     if hasattr(scheduler, "step_planner"):
         scheduler.step_planner.control.set(num_speculative_tokens=gamma)
     with _scheduling(scheduler, record):
-        return {**inside.drive(llm, requests, aborts), "record": record}
+        return {**inside.drive(llm, requests), "record": record}
 
 
 @contextmanager
@@ -51,12 +44,8 @@ def _scheduling(scheduler: Any, record: list[dict[str, Any]]) -> Iterator[None]:
                 prefill[name] = min(count - drafts[name], length - known[request_id])
                 known[request_id] += prefill[name]
         if output.total_num_scheduled_tokens:
-            step = {
-                "drafts": drafts,
-                "prefill": prefill,
-                "requested": output.num_spec_tokens_to_schedule,
-            }
-            record.append(step)
+            requested = output.num_spec_tokens_to_schedule
+            record.append({"drafts": drafts, "prefill": prefill, "requested": requested})
         return output
 
     scheduler.schedule = schedule
@@ -67,10 +56,7 @@ def _scheduling(scheduler: Any, record: list[dict[str, Any]]) -> Iterator[None]:
 
 
 def cut(llm: Any, requests: list[dict[str, Any]], trim: bool = True) -> dict[str, Any]:
-    """Run requests on an engine that cuts drafts on the device.
-
-    Args:
-        trim: whether specplug's own trim half cuts first.
+    """Run requests on an engine that cuts drafts on the device, after specplug's own half if that is to `trim`.
 
     Returns:
         What `recorded` returns; "admitted", per step with drafts how many the engine verified by request id;

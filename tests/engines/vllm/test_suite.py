@@ -112,26 +112,15 @@ class TestHopeless(HopelessSuite):
     """V1 knows all texts when it drafts."""
 
     test_rows_that_could_not_draft_are_no_evidence = None  # type: ignore[assignment]
-    tokens: ClassVar[dict[str, tuple[int, int]]] = {"v1": (400, 200), "v2_async": (50, 24)}
+    tokens: ClassVar[dict[str, tuple[int, int]]] = {"v1": (400, 200)}
 
     def planned_by_batch(self, served: Served, params: dict[str, Any], count: int, without: bool) -> list[Any]:
-        given = {"prompts": hopeless.file_prefixes()[:count], "params": params, "without": without}
+        given = {"prompts": hopeless.file_prefixes()[:count], "params": params}
         return served.engine.call(planned_by_batch, **given)
 
 
-@on_async
-class TestHopelessOnV2(HopelessSuite):
-    tokens, planned_by_batch = TestHopeless.tokens, TestHopeless.planned_by_batch
-
-    @pytest.mark.slow  # hundreds of tokens in Triton's interpreter
-    def test_drafts_that_do_not_pay_are_given_up(self, start, kind):
-        super().test_drafts_that_do_not_pay_are_given_up(start, kind)
-
-
-def planned_by_batch(llm: Any, prompts: list[list[int]], params: dict[str, Any], without: bool) -> list[Any]:
-    planner, runner = inside.scheduler(llm).step_planner, watching.drafting(llm).stage.runners[0]
-    steps = watching.runner(llm).speculator._steps if without else None
-    with hopeless.planned_by_batch(planner, steps, runner if without else None) as found:
+def planned_by_batch(llm: Any, prompts: list[list[int]], params: dict[str, Any]) -> list[Any]:
+    with hopeless.planned_by_batch(inside.scheduler(llm).step_planner, None, None) as found:
         inside.generate(llm, prompts, params)
     return list(found)
 
@@ -156,9 +145,7 @@ class TestStream(StreamSuite):
 class TestCompiledSteps(StreamSuite):
     """On V1 a step is compiled and in no stream."""
 
-    def inside(self, served: Served, function: Callable[..., Any], **given: Any) -> Any:
-        return served.engine.call(function, **given)
-
+    inside = TestStream.inside
     test_a_stream_that_refuses_steps_costs_drafts = None  # type: ignore[assignment]
     test_a_stream_that_does_not_start_is_done_without = None  # type: ignore[assignment]
 

@@ -10,7 +10,6 @@ import pytest
 import torch
 
 from specplug_vllm.worker.drafting import ranks
-from specplug_vllm.worker.v2 import buffers
 from tests.engines.engines import Engine
 from tests.engines.plain import assert_greedy, greedy, prompts
 from tests.engines.vllm.inside import generate
@@ -126,17 +125,3 @@ def test_drafts_go_through_the_communicator_that_is_warm(group, way, monkeypatch
     assert [name for name, _, _ in group.taken] == way
     assert all(sent is tensor and source == 0 for _, sent, source in group.taken)
     assert not leads
-
-
-@pytest.mark.parametrize("draft_length", [1, 4, 7])
-def test_ids_and_confidences_are_one_message(draft_length):
-    rank0, rank1 = (buffers(5, draft_length, torch.device("cpu"), together=True) for _ in range(2))
-    ids, levels = torch.randint(0, 1 << 40, (5, draft_length)), torch.rand(5, draft_length)
-    rank0[1].copy_(ids)
-    rank0[2].copy_(levels)
-    assert rank0[0][:3].is_contiguous()
-    rank1[0][:3].copy_(rank0[0][:3])
-    assert torch.equal(rank1[1][:3], ids[:3])
-    assert torch.equal(rank1[2][:3], levels[:3])
-    assert not rank1[1][3:].any()
-    assert not rank1[2][3:].any()

@@ -39,14 +39,14 @@ def counted(llm: Any, call: str = "generate", **arguments: Any) -> dict[str, Any
     return {"result": result, "accepted_by_vllm": metrics(llm)[accepted] - theirs, **counts}
 
 
-def watched(llm: Any, requests: list[dict[str, Any]], aborts: dict[str, int] | None = None) -> dict[str, Any]:
+def watched(llm: Any, requests: list[dict[str, Any]]) -> dict[str, Any]:
     """Run `inside.drive`, and record what the proposer `recorder` is told.
 
     Returns what `drive` returns, the counts of `snapshot` meanwhile, and further "records", and under "wrong" the
     (request id, length) of texts whose tokens are not those of the request's final text.
     """
     with recording(llm) as records:
-        found = counted(llm, "drive", requests=requests, aborts=aborts)
+        found = counted(llm, "drive", requests=requests)
     result = found.pop("result")
     given = {request["id"]: request["prompt"] for request in requests}
     finals = {name: [*given[name], *output["token_ids"]] for name, output in result["outputs"].items()}
