@@ -40,8 +40,8 @@ class TestTinyModel(ProposerContract):
 class TestLearner(PolicyContract):
     spec = PolicySpec(
         name="learner",
-        factory="specplug_testkit.learner:LearningPlanner",
-        trimmer="specplug_testkit.learner:LearningTrimmer",
+        factory="specplug_testkit.policies:LearningPlanner",
+        trimmer="specplug_testkit.policies:LearningTrimmer",
         summary="",
     )
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any
+
+import pytest
 
 from tests.engines.plain import assert_greedy, greedy
 from tests.engines.vllm import inside
@@ -24,12 +24,6 @@ def recorded(llm: Any, requests: list[dict[str, Any]], gamma: int | None = None)
     record: list[dict[str, Any]] = []
     if hasattr(scheduler, "step_planner"):
         scheduler.step_planner.control.set(num_speculative_tokens=gamma)
-    with _scheduling(scheduler, record):
-        return {**inside.drive(llm, requests), "record": record}
-
-
-@contextmanager
-def _scheduling(scheduler: Any, record: list[dict[str, Any]]) -> Iterator[None]:
     original, known = scheduler.schedule, {}
 
     def schedule(*args: Any, **kwargs: Any) -> Any:
@@ -48,11 +42,9 @@ def _scheduling(scheduler: Any, record: list[dict[str, Any]]) -> Iterator[None]:
             record.append({"drafts": drafts, "prefill": prefill, "requested": requested})
         return output
 
-    scheduler.schedule = schedule
-    try:
-        yield
-    finally:
-        del scheduler.schedule
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(scheduler, "schedule", schedule)
+        return {**inside.drive(llm, requests), "record": record}
 
 
 def cut(llm: Any, requests: list[dict[str, Any]], trim: bool = True) -> dict[str, Any]:
@@ -89,15 +81,12 @@ def cut(llm: Any, requests: list[dict[str, Any]], trim: bool = True) -> dict[str
         begin_step(scheduler_output)
         worker.plan = replace(worker.plan, token_budget=None)
 
-    manager.reallocate_drafts, worker.stage.observe = noting_reallocate_drafts, noting_observe
-    if not trim:
-        worker.begin_step = begin_step_without_trim
-    try:
-        with stage_takes_steps(llm):
-            found = recorded(llm, requests)
-    finally:
-        del manager.reallocate_drafts, worker.stage.observe
-        vars(worker).pop("begin_step", None)
+    with stage_takes_steps(llm), pytest.MonkeyPatch.context() as patch:
+        patch.setattr(manager, "reallocate_drafts", noting_reallocate_drafts)
+        patch.setattr(worker.stage, "observe", noting_observe)
+        if not trim:
+            patch.setattr(worker, "begin_step", begin_step_without_trim)
+        found = recorded(llm, requests)
     return {**found, "admitted": admitted, "verified": reported, **(metrics.snapshot() - before).as_dict()}
 
 

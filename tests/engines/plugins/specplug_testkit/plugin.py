@@ -25,7 +25,7 @@ PROPOSERS = {
     "liar": ("drawn:Liar", "DrawnOptions", LOGITS, "tokens at random, with another law's logits"),
     "tiny-model": ("tiny_model:TinyModel", None, PROBS, "a draft model over half of the vocabulary"),
     "crosstok-device": (
-        "crosstok:on_device",
+        "composed:crosstok_on_device",
         "specplug_crosstok.options:CrossTokSettings",
         ON_DEVICE,
         "a draft model on the engine's device, on a CPU too",
@@ -35,7 +35,7 @@ PROPOSERS = {
     "garbage": ("broken:GarbageOnHost", None, HOST, "malformed drafts from the host"),
     "garbage-device": ("broken:GarbageOnDevice", None, DEVICE, "malformed drafts from the device"),
     "slow": ("broken:Slow", "SlowOptions", HOST, "takes its time"),
-    "spliced": ("spliced:Spliced", "SplicedOptions", ProposerCaps(learns=True), "what its parts draft, spliced"),
+    "spliced": ("composed:Spliced", "SplicedOptions", ProposerCaps(learns=True), "what its parts draft, spliced"),
     "recorder": ("recorder:Recorder", None, LEARNS, "drafts like ngram and records what it is told"),
 }
 
@@ -64,7 +64,7 @@ def specplug_register_policies(register: Callable[[PolicySpec], None]) -> None:
     register(
         PolicySpec(
             name="ladder",
-            factory="specplug_testkit.ladder:Ladder",
+            factory="specplug_testkit.policies:Ladder",
             summary="another width at every step",
             options="specplug_testkit.options:LadderOptions",
         )
@@ -72,8 +72,8 @@ def specplug_register_policies(register: Callable[[PolicySpec], None]) -> None:
     register(
         PolicySpec(
             name="learner",
-            factory="specplug_testkit.learner:LearningPlanner",
-            trimmer="specplug_testkit.learner:LearningTrimmer",
+            factory="specplug_testkit.policies:LearningPlanner",
+            trimmer="specplug_testkit.policies:LearningTrimmer",
             summary="learns how far drafts are accepted",
         )
     )
