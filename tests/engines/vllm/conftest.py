@@ -41,9 +41,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             return len(FAMILIES) + 1
         given = item.callspec.params if hasattr(item, "callspec") else {}
         stated = [name for name in (given.get("kind"), given.get("runner")) if name in FAMILIES]
-        if stated:
-            return FAMILIES.index(stated[0])
-        return FAMILIES.index("v2" if "baseline_v2" in used else "v1")
+        return FAMILIES.index(stated[0]) if stated else 0
 
     items.sort(key=family)
     for item in items:
@@ -51,12 +49,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         again = {"v2": SLOW_ON_SYNC, "v2_async": SLOW_ON_ASYNC}
         if name in SLOW or any(name in again[of] and family(item) == FAMILIES.index(of) for of in again):
             item.add_marker("slow")
-
-
-@pytest.fixture(scope="session")
-def baseline_v2(pool: Pool) -> Engine:
-    """V2 without speculation and specplug: the truth for tests of V2."""
-    return pool.tenant(Engine, "baseline_v2", configuration("v2", installed=False))
 
 
 @pytest.fixture(scope="session")
