@@ -37,7 +37,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         used = set(getattr(item, "fixturenames", ()))
         if "pool" not in used:
             return -1
-        if used & {"serve", "v1_server"}:
+        if "serve" in used:
             return len(FAMILIES) + 1
         given = item.callspec.params if hasattr(item, "callspec") else {}
         stated = [name for name in (given.get("kind"), given.get("runner")) if name in FAMILIES]
@@ -74,12 +74,6 @@ def serve(pool: Pool) -> Callable[..., Server]:
         return pool.tenant(Server if anew else ForkedServer, name, stated)
 
     return make
-
-
-@pytest.fixture(scope="session")
-def v1_server(serve: Callable[..., Server]) -> Server:
-    """specplug's ngram on V1 behind HTTP, with specplug's own routes."""
-    return serve("v1", NGRAM, name="v1_server", endpoints=True, in_process=True)
 
 
 @pytest.fixture(scope="session", params=RUNNERS)

@@ -102,10 +102,10 @@ def test_dropped_tokens_are_dropped(kind, zoo, truth):
     assert kinds[:5] == ["STARTED", "PREEMPTED", "RESUMED", "PREEMPTED", "RESUMED"]
 
 
-def session(llm: Any, parts: list[list[int]], max_tokens: int) -> list[list[int]]:
+def session(llm: Any, parts: list[list[int]], max_tokens: int) -> dict[str, Any]:
     """Feed one request its prompt in parts, each answered before the next: vLLM's streaming input.
 
-    Returns the answers' ids by part.
+    Returns the answers' ids by part, under "turns", and the "records" of the proposer `recorder`, if there is one.
     """
     from vllm.sampling_params import RequestOutputKind
     from vllm.v1.engine import EngineCoreRequest
@@ -116,41 +116,35 @@ def session(llm: Any, parts: list[list[int]], max_tokens: int) -> list[list[int]
     tasks = engine.get_supported_tasks()
     first: EngineCoreRequest | None = None
     turns: list[list[int]] = []
-    for part in parts:
-        given = {"prompt_token_ids": part}
-        request = engine.input_processor.process_inputs(
-            "session" if first is None else first.request_id, given, params, supported_tasks=tasks, resumable=True
-        )
-        if first is None:
-            engine.input_processor.assign_request_id(request)
-            first = request
-        request.external_req_id = "session"
-        engine.output_processor.add_request(request, None, None, 0)
-        engine.engine_core.add_request(copy.deepcopy(request))  # both sides write to their prompt
-        turn: list[int] = []
-        for _ in range(200):
-            for output in engine.step():
-                turn += output.outputs[0].token_ids
-            if len(turn) >= max_tokens:
-                break
-        turns.append(turn)
-    engine.abort_request(["session"])
-    engine.step()
-    return turns
-
-
-def recorded_session(llm: Any, **given: Any) -> dict[str, Any]:
-    """Do as `session`; return "turns" and the "records" of the proposer `recorder`."""
     with watching.recording(llm) as records:
-        turns = session(llm, **given)
+        for part in parts:
+            given = {"prompt_token_ids": part}
+            request = engine.input_processor.process_inputs(
+                "session" if first is None else first.request_id, given, params, supported_tasks=tasks, resumable=True
+            )
+            if first is None:
+                engine.input_processor.assign_request_id(request)
+                first = request
+            request.external_req_id = "session"
+            engine.output_processor.add_request(request, None, None, 0)
+            engine.engine_core.add_request(copy.deepcopy(request))  # both sides write to their prompt
+            turn: list[int] = []
+            for _ in range(200):
+                for output in engine.step():
+                    turn += output.outputs[0].token_ids
+                if len(turn) >= max_tokens:
+                    break
+            turns.append(turn)
+        engine.abort_request(["session"])
+        engine.step()
     return {"turns": turns, "records": records}
 
 
 def test_an_id_comes_again_without_having_finished(zoo, baseline):
     """A streaming session continues with a longer prompt under its old id, as an update in a new generation."""
     parts = [PROMPTS[0], PROMPTS[3], PROMPTS[1][:40]]
-    found = zoo.call(recorded_session, parts=parts, max_tokens=12)
-    assert found["turns"] == baseline.call(session, parts=parts, max_tokens=12)
+    expected, found = (one.call(session, parts=parts, max_tokens=12) for one in (baseline, zoo))
+    assert found["turns"] == expected["turns"]
     assert kinds_of(found, "session") == ["STARTED", "UPDATED", "UPDATED", "ABORTED"]
     records = found["records"]
     assert len({record["generation"] for record in records if record.get("request_id") == "session"}) == 3
