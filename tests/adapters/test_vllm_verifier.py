@@ -162,6 +162,29 @@ def counting(**parts: Any) -> Any:
     return SimpleNamespace(stage=SimpleNamespace(metrics=SpecMetrics([], DRAFT_LENGTH)), **parts)
 
 
+def test_v1_a_lossy_verifier_decides_for_who_asks() -> None:
+    batch = [Row([1, 2], 0.0, 1, 9, 0), Row([1, 2], 0.0, 2, 9, 0), Row([], 0.0, 3, 9, 4)]
+    requested = {"0": None, "1": "careless"}  # of the last row the worker may not know yet: it has no drafts
+
+    class SlotAllocator:
+        def __contains__(self, name: str) -> bool:
+            return name in requested
+
+        def request_of(self, name: str) -> Any:
+            return SimpleNamespace(options=RequestOptions(verifier=requested[name], acceptance_threshold=0.25))
+
+    drafting = counting(allocator=SlotAllocator())
+    baseline = torch.full((3, 3), 7, dtype=torch.int32)
+    lenient = Lenient()
+    found = decide_v1(
+        batch, 0, False, ServerVerifier(lenient, False, engine_seed=0), drafting, lambda *_, **__: baseline
+    )
+    assert found.tolist() == [[7, 7, 7], [1, 2, 0], [7, 7, 7]]
+    assert lenient.thresholds is not None
+    assert lenient.thresholds[1].item() == 0.25
+    assert drafting.stage.metrics.snapshot().lossy == LossyCounts(accepted=2, departed=1.0)
+
+
 # -- V2 -----------------------------------------------------------------------------------------------------------
 
 
