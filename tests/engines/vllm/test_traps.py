@@ -177,8 +177,8 @@ def test_vllm_counts_the_accepted_tokens_after_an_end_too(zoo, truth):
 def test_the_requests_of_the_engines_warm_up_are_nobodys(kind, zoo):
     found = zoo.call(warmed_up)
     assert found["steps"] >= 6  # a prefill and decoding steps, and one that ends the requests
-    told = [record for record in found["records"] if "request_id" in record or "request_ids" in record]
-    names = {name for record in told for name in (record.get("request_ids") or [record["request_id"]])}
+    records = [record for record in found["records"] if "request_id" in record or "request_ids" in record]
+    names = {name for record in records for name in (record.get("request_ids") or [record["request_id"]])}
     assert not [name for name in names if "warmup" in name]
     assert {count for count in found["total"].values() if isinstance(count, int)} == {0}
     assert found["faults"] == {}
