@@ -58,8 +58,8 @@ FEATURES: dict[str, Cells] = {
     },
     "seeds": {
         T: "test_seeds.py::",
-        V1: "test_sampling.py::test_seeds_are_reproducible[v1",
-        V2: "test_sampling.py::test_seeds_are_reproducible[v2",
+        V1: "test_sampling.py::test_on_v1_a_seeds_text_is_that_without_speculation",
+        V2: "test_sampling.py::test_a_seeds_text_is_that_without_speculation[v2",
         S: "test_seeds.py::",
     },
     "penalties, minimum tokens": {
@@ -82,8 +82,8 @@ FEATURES: dict[str, Cells] = {
     },
     "several answers (n > 1)": {
         T: "test_custom_generate.py::test_several_samples_of_one_prompt_differ",
-        V1: "test_sampling.py::test_several_answers_to_one_request[v1",
-        V2: "test_sampling.py::test_several_answers_to_one_request[v2",
+        V1: "test_suite.py::TestFeatures::test_several_answers[v1",
+        V2: "test_suite.py::TestFeatures::test_several_answers[v2",
         S: "test_suite.py::TestFeatures::test_several_answers",
     },
     "structured output": {
@@ -94,8 +94,8 @@ FEATURES: dict[str, Cells] = {
     },
     "lossy acceptance, opt-in": {
         T: "test_lossy.py::",
-        V1: "test_lossy.py::test_each_request_has_its_own_threshold[v1",
-        V2: "test_lossy.py::test_each_request_has_its_own_threshold[v2",
+        V1: "test_verifier.py::test_each_request_has_its_own_threshold[v1",
+        V2: "test_verifier.py::test_each_request_has_its_own_threshold[v2",
         S: "test_sampling.py::test_sglangs_own_lossy_acceptance_is_labelled_and_its_departure_counted",
     },
     "tool calls and reasoning": {
@@ -124,8 +124,8 @@ FEATURES: dict[str, Cells] = {
     },
     "chunked prefill": {
         T: "test_models.py::test_left_over_entries_are_never_seen",
-        V1: "test_traps.py::test_prefill_chunks_are_not_drafted[v1",
-        V2: "test_traps.py::test_prefill_chunks_are_not_drafted[v2",
+        V1: "test_suite.py::TestFeatures::test_as_without_speculation[long prompt-v1",
+        V2: "test_suite.py::TestFeatures::test_as_without_speculation[long prompt-v2",
         S: "test_suite.py::TestFeatures::test_as_without_speculation[long prompt",
     },
     "preemption": {
@@ -143,7 +143,7 @@ FEATURES: dict[str, Cells] = {
     "recurrent layers (Mamba-2, short convolutions, gated delta nets)": {
         T: f"{REFUSED}test_models.py::test_models_with_recurrent_layers_are_refused",
         V1: "test_recurrent.py::TestRecurrent::test_draft_lengths_that_change_at_every_step[falcon_h1-v1",
-        V2: "test_recurrent.py::TestRecurrent::test_draft_lengths_that_change_at_every_step[falcon_h1-v2_async",
+        V2: "test_recurrent.py::TestRecurrent::test_prompts_whose_beginnings_are_cached[falcon_h1-v2_async",
         S: "test_recurrent.py::TestRecurrent::test_draft_lengths_that_change_at_every_step",
     },
     "recurrent layers with prefix caching": {
@@ -217,8 +217,8 @@ PROPOSERS: dict[str, Cells] = {
     },
     "lookup beside a draft model (`hybrid`)": {
         T: "test_hybrid.py::",
-        V1: "test_hybrid.py::",
-        V2: "test_hybrid.py::",
+        V1: "test_crosstok.py::test_greedy[v1-with lookup",
+        V2: "test_crosstok.py::test_greedy[v2_async-with lookup",
         S: "test_crosstok.py::test_greedy_with_lookup",
     },
     "the engine's own drafter": {

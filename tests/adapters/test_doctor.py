@@ -169,23 +169,6 @@ def test_one_line_says_what_starts(monkeypatch, engine, changes, line):
     assert line in found
 
 
-@pytest.mark.parametrize(
-    ("plugins", "status"),
-    [
-        (None, "on, from this machine (SPECPLUG_OPERATOR_KEY opens it to others)"),
-        ("specplug,mine", "off (VLLM_PLUGINS=specplug,mine,specplug_http turns it on)"),
-        ("specplug, specplug_http", "off (VLLM_PLUGINS=specplug, specplug_http,specplug_http turns it on)"),
-        ("specplug,specplug_http", "on, from this machine (SPECPLUG_OPERATOR_KEY opens it to others)"),
-    ],
-)
-def test_vllms_line_says_whether_there_is_a_status(monkeypatch, plugins, status):
-    monkeypatch.delenv("VLLM_PLUGINS", raising=False)
-    monkeypatch.delenv("SPECPLUG_OPERATOR_KEY", raising=False)
-    if plugins is not None:
-        monkeypatch.setenv("VLLM_PLUGINS", plugins)
-    assert vllm_launch(monkeypatch).line.endswith(f"; /specplug/status: {status}")
-
-
 def test_the_line_and_the_warnings_are_logged_once(monkeypatch, caplog):
     launches._log_once.cache_clear()
     found = sglang_launch(monkeypatch, graphs=16)

@@ -22,7 +22,7 @@ SETTINGS = {
     "proposer": "ngram",
     "extra_proposers": ["oracle", "thicket", "bigram", "ngram-reference"],
     "policy": "ladder",
-    "options": {"ladder": {"draft_lengths": [DRAFT_LENGTH]}, "thicket": {"after_decoys": False}},
+    "options": {"ladder": {"draft_lengths": [DRAFT_LENGTH]}},
     "faults": {"host_deadline_ms": None},
 }
 """Requests name their proposers, and tests the draft lengths: see `trees.plan`."""

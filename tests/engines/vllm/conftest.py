@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.engines.engines import Engine, Pool
-from tests.engines.plain import MAX_TOKENS, Answers, prompts
+from tests.engines.plain import Answers, greedy, prompts
 from tests.engines.server import ForkedServer, Server
 from tests.engines.vllm.launch import SERVED, configuration
 from tests.engines.vllm.referee import RUNNERS, ZOO
@@ -20,7 +20,7 @@ FAMILIES = tuple(RUNNERS)
 
 # What `make test` leaves to `make test-all`, because V2 in Triton's interpreter takes its time: what is of vLLM or of
 # the tests themselves, what some files try again with async scheduling on, and what others try again with it off.
-SLOW = ("test_baseline", "test_verifier")
+SLOW = ("test_baseline",)
 SLOW_ON_ASYNC = ("test_kv_transfer", "test_sampling", "test_traps")
 SLOW_ON_SYNC = (
     *("test_greedy", "test_same_drafts", "test_draft_lengths"),
@@ -37,13 +37,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         used = set(getattr(item, "fixturenames", ()))
         if "pool" not in used:
             return -1
-        if used & {"serve", "v1_server"}:
+        if "serve" in used:
             return len(FAMILIES) + 1
         given = item.callspec.params if hasattr(item, "callspec") else {}
         stated = [name for name in (given.get("kind"), given.get("runner")) if name in FAMILIES]
-        if stated:
-            return FAMILIES.index(stated[0])
-        return max(number for number, name in enumerate(FAMILIES) if {name, f"baseline_{name}"} & used or number == 0)
+        return FAMILIES.index(stated[0]) if stated else 0
 
     items.sort(key=family)
     for item in items:
@@ -51,36 +49,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         again = {"v2": SLOW_ON_SYNC, "v2_async": SLOW_ON_ASYNC}
         if name in SLOW or any(name in again[of] and family(item) == FAMILIES.index(of) for of in again):
             item.add_marker("slow")
-
-
-@pytest.fixture(scope="session")
-def baseline_v1(pool: Pool) -> Engine:
-    """V1 without speculation and specplug: the truth for tests of V1."""
-    return pool.tenant(Engine, "baseline_v1", configuration("v1", installed=False))
-
-
-@pytest.fixture(scope="session")
-def v1(pool: Pool) -> Engine:
-    """specplug's ngram on V1."""
-    return pool.tenant(Engine, "v1", configuration("v1", NGRAM))
-
-
-@pytest.fixture(scope="session")
-def baseline_v2(pool: Pool) -> Engine:
-    """V2 without speculation and specplug: the truth for tests of V2."""
-    return pool.tenant(Engine, "baseline_v2", configuration("v2", installed=False))
-
-
-@pytest.fixture(scope="session")
-def v2(pool: Pool) -> Engine:
-    """specplug's ngram on V2, scheduled synchronously."""
-    return pool.tenant(Engine, "v2", configuration("v2", NGRAM))
-
-
-@pytest.fixture(scope="session")
-def v2_async(pool: Pool) -> Engine:
-    """specplug's ngram on V2 with async scheduling."""
-    return pool.tenant(Engine, "v2_async", configuration("v2", NGRAM, asynchronous=True))
 
 
 @pytest.fixture(scope="session")
@@ -106,12 +74,6 @@ def serve(pool: Pool) -> Callable[..., Server]:
         return pool.tenant(Server if anew else ForkedServer, name, stated)
 
     return make
-
-
-@pytest.fixture(scope="session")
-def v1_server(serve: Callable[..., Server]) -> Server:
-    """specplug's ngram on V1 behind HTTP, with specplug's own routes."""
-    return serve("v1", NGRAM, anew=True, name="v1_server", endpoints=True, in_process=True)
 
 
 @pytest.fixture(scope="session", params=RUNNERS)
@@ -145,14 +107,7 @@ def zoo(kind: str, engine: Callable[..., Engine]) -> Engine:
     return engine(**RUNNERS[kind], specplug=ZOO, name=f"zoo {kind}")
 
 
-@pytest.fixture
-def truth(kind: str, baseline: Engine) -> Answers:
-    """Unmodified vLLM's greedy answers to `prompts`, at most `MAX_TOKENS` long; requested once per runner."""
-    runner = RUNNERS[kind]["runner"]
-    if runner not in _TRUTH:
-        given = [list(prompt) for prompt in prompts()]
-        _TRUTH[runner] = baseline.call("inside.generate", prompts=given, params={"max_tokens": MAX_TOKENS})
-    return _TRUTH[runner]
-
-
-_TRUTH: dict[str, Answers] = {}
+@pytest.fixture(scope="session")
+def truth() -> Answers:
+    """The plain model's greedy answers to `prompts`, at most `MAX_TOKENS` long."""
+    return [greedy(prompt) for prompt in prompts()]

@@ -14,12 +14,7 @@ def generate(
     prompts: list[str | list[int]],
     params: dict[str, Any] | list[dict[str, Any]] | None = None,
 ) -> list[dict[str, Any]]:
-    """Generate for all prompts at once.
-
-    Args:
-        prompts: texts or token ids.
-        params: of `SamplingParams`, for all or one each; greedy with 48 tokens when left out.
-            ``structured_outputs`` may be a dict.
+    """Generate for all prompts at once; greedy, and 48 tokens, when `params` say nothing else.
 
     Returns:
         Per prompt "token_ids", "text", "finish_reason", "stop_reason" and, when asked for, "logprobs": per token
@@ -110,39 +105,21 @@ def metrics(llm: Any) -> dict[str, float]:
     return found
 
 
-def drive(
-    llm: Any,
-    requests: list[dict[str, Any]],
-    aborts: dict[str, int] | None = None,
-    most_steps: int = 4000,
-) -> dict[str, Any]:
-    """Run the engine step by step, with requests that arrive and leave at given steps.
+def drive(llm: Any, requests: list[dict[str, Any]], most_steps: int = 4000) -> dict[str, Any]:
+    """Run the engine step by step; return by request id what `generate` does, under "outputs".
 
-    Args:
-        requests: per request "prompt" and optionally "id", "params" (see `generate`) and "at", the step before which
-            it arrives.
-        aborts: request id -> step before which it is aborted.
-
-    Returns:
-        "outputs": by request id, as from `generate` (absent for the aborted); "steps"; "preemptions".
+    A request has "prompt" and optionally "id", "params" (see `generate`) and "at", the step before which it arrives.
     """
-    engine = llm.llm_engine
+    engine, outputs, step = llm.llm_engine, {}, 0
     waiting = [{"id": f"request-{i}", "at": 0, "params": {}, **given} for i, given in enumerate(requests)]
-    leaving, outputs, step = dict(aborts or {}), {}, 0
-    before = metrics(llm).get("vllm:num_preemptions", 0.0)
     while waiting or engine.has_unfinished_requests():
         for request in [r for r in waiting if r["at"] <= step]:
             waiting.remove(request)
             engine.add_request(request["id"], prompt_of(request["prompt"]), sampling(request["params"]))
-        for name in [name for name, at in leaving.items() if at <= step]:
-            del leaving[name]
-            engine.abort_request([name])
         for output in engine.step():
             if output.finished:
                 outputs[output.request_id] = described(output.outputs[0])
         step += 1
         if step > most_steps:
-            raise RuntimeError(
-                f"{sorted({r['id'] for r in requests if 'id' in r})} did not finish in {most_steps} steps"
-            )
-    return {"outputs": outputs, "steps": step, "preemptions": metrics(llm).get("vllm:num_preemptions", 0.0) - before}
+            raise RuntimeError(f"requests did not finish in {most_steps} steps")
+    return {"outputs": outputs}

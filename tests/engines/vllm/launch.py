@@ -94,20 +94,12 @@ def configuration(
     environment: Mapping[str, str | None] | None = None,
     **arguments: Any,
 ) -> Configuration:
-    """Describe an engine on the tiny model.
+    """Describe an engine on the tiny model; `arguments` are of `LLM(...)`.
 
-    Args:
-        runner: which of vLLM's model runners; V2 runs in Triton's interpreter.
-        specplug: specplug's settings; None launches without asking for specplug.
-        draft_length: num_speculative_tokens.
-        asynchronous: keep async scheduling on, which vLLM's CPU platform would turn off (V2).
-        in_process: scheduler and worker live in the process that the tests can look into.
-        installed: False hides specplug's vLLM plug-ins, as if it were not installed.
-        endpoints: let vLLM load specplug's HTTP routes (for servers).
-        recurrent: let recurrent kernels that roll back take the place of vLLM's for CPUs.
-        pictures: let vLLM find torchvision's names, which it imports with models that see pictures.
-        environment: more variables.
-        arguments: more arguments of `LLM(...)`, or others than the defaults.
+    `specplug` holds its settings; None launches without asking for it, and with `installed` off its plug-ins are
+    hidden.  V2 runs in Triton's interpreter, `asynchronous` although vLLM turns that off on CPUs.  `in_process` keeps
+    scheduler and worker where tests can look into them.  Servers load specplug's `endpoints`; `recurrent` kernels that
+    roll back take the place of vLLM's, and `pictures` lets vLLM find torchvision's names.
     """
     folders = [PLUGINS, VLLM_NAME]
     variables: dict[str, str | None] = {"TRITON_INTERPRET": None, "VLLM_PLUGINS": None}

@@ -58,49 +58,34 @@ def counted(llm: Any, prompts: list[list[int]], params: list[Params]) -> dict[st
 
 
 def recorded(llm: Any, requests: Records, aborts: dict[str, list[Any]]) -> dict[str, Any]:
-    """Do as `served.Served.recorded` says; requests of its own bring proposers what happened before, and at the end."""
-    from specplug_testkit.recorder import RECORDS
-
+    """Do as `served.Served.recorded` says; see `watching.recording`."""
     engine, stage = llm.llm_engine, watching.drafting(llm).stage
-    inside.generate(llm, [[5, 6, 7]], {"max_tokens": 2})
-    RECORDS.clear()
-    before = stage.metrics.snapshot()
     waiting, outputs, seen = list(requests), {}, dict[str, float]()
 
     def is_there(after: list[Any]) -> bool:
         name, count = after
         return seen.get(name, 0) >= count
 
-    while waiting or engine.has_unfinished_requests():
-        for request in [one for one in waiting if "after" not in one or is_there(one["after"])]:
-            waiting.remove(request)
-            prompt = {"prompt_token_ids": request["prompt"]}
-            prompt |= {"cache_salt": request["salt"]} if request.get("salt") else {}
-            engine.add_request(request["id"], prompt, inside.sampling(request["params"]))
-        for name in [name for name, after in aborts.items() if is_there(after)]:
-            del aborts[name]
-            engine.abort_request([name])
-            outputs.setdefault(name, {"token_ids": [], "text": "", "stop_reason": None})["finish_reason"] = "abort"
-            seen[name] = float("inf")
-        for output in engine.step():
-            outputs[output.request_id] = inside.described(output.outputs[0])
-            seen[output.request_id] = float("inf") if output.finished else len(output.outputs[0].token_ids)
-    counts = (stage.metrics.snapshot() - before).as_dict()
-    inside.generate(llm, [[5, 6, 7]], {"max_tokens": 2})
-    records = [_plain(record) for record in RECORDS]
+    with watching.recording(llm) as records:
+        before = stage.metrics.snapshot()
+        while waiting or engine.has_unfinished_requests():
+            for request in [one for one in waiting if "after" not in one or is_there(one["after"])]:
+                waiting.remove(request)
+                prompt = {"prompt_token_ids": request["prompt"]}
+                prompt |= {"cache_salt": request["salt"]} if request.get("salt") else {}
+                engine.add_request(request["id"], prompt, inside.sampling(request["params"]))
+            for name in [name for name, after in aborts.items() if is_there(after)]:
+                del aborts[name]
+                engine.abort_request([name])
+                outputs.setdefault(name, {"token_ids": [], "text": "", "stop_reason": None})["finish_reason"] = "abort"
+                seen[name] = float("inf")
+            for output in engine.step():
+                outputs[output.request_id] = inside.described(output.outputs[0])
+                seen[output.request_id] = float("inf") if output.finished else len(output.outputs[0].token_ids)
+        counts = (stage.metrics.snapshot() - before).as_dict()
     finals = {one["id"]: [*one["prompt"], *outputs[one["id"]]["token_ids"]] for one in requests}
     wrong = wrong_texts(records, finals)
     return {"outputs": outputs, "records": records, "wrong": wrong, "left": _left(llm), "counts": counts}
-
-
-def _plain(record: dict[str, Any]) -> dict[str, Any]:
-    """Return a record with the names that the test gave."""
-    found = dict(record)
-    if record.get("request_id"):
-        found["request_id"] = watching.plain_name(record["request_id"])
-    if record.get("request_ids"):
-        found["request_ids"] = [watching.plain_name(name) for name in record["request_ids"]]
-    return found
 
 
 def _left(llm: Any) -> dict[str, int]:

@@ -2,43 +2,28 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
-from tests.engines.engines import Engine
+import pytest
+
+from tests.engines.plain import assert_greedy, greedy
 from tests.engines.vllm import inside
-from tests.engines.vllm.referee import assert_greedy
 from tests.engines.vllm.watching import drafting, plain_name, stage_takes_steps
 
 
-def recorded(
-    llm: Any, requests: list[dict[str, Any]], aborts: dict[str, int] | None = None, gamma: int | None = None
-) -> dict[str, Any]:
-    """Run requests as `inside.drive` does, and keep a record.
-
-    Args:
-        gamma: the operator's limit on the draft length while they run; None is none.
+def recorded(llm: Any, requests: list[dict[str, Any]], gamma: int | None = None) -> dict[str, Any]:
+    """Run requests as `inside.drive` does, with the operator's limit `gamma` on the draft length.
 
     Returns:
-        What `inside.drive` returns, and further
-        "record": per step that ran any request "running" (how many run after scheduling), "waiting", "scheduled"
-        (tokens), "drafts" (draft tokens by request id), "prefill" (prompt tokens by request id) and "requested" (how
-        many draft tokens per request the step was asked to make).
+        What `inside.drive` returns, and "record": per step that ran any request "drafts" (draft tokens by request id),
+        "prefill" (prompt tokens by request id) and "requested" (how many draft tokens per request were asked for).
     """
     scheduler = inside.scheduler(llm)
     record: list[dict[str, Any]] = []
     if hasattr(scheduler, "step_planner"):
         scheduler.step_planner.control.set(num_speculative_tokens=gamma)
-    with _scheduling(scheduler, record):
-        return {**inside.drive(llm, requests, aborts), "record": record}
-
-
-@contextmanager
-def _scheduling(scheduler: Any, record: list[dict[str, Any]]) -> Iterator[None]:
     original, known = scheduler.schedule, {}
 
     def schedule(*args: Any, **kwargs: Any) -> Any:
@@ -53,29 +38,17 @@ def _scheduling(scheduler: Any, record: list[dict[str, Any]]) -> Iterator[None]:
                 prefill[name] = min(count - drafts[name], length - known[request_id])
                 known[request_id] += prefill[name]
         if output.total_num_scheduled_tokens:
-            step = {
-                "running": len(scheduler.running),
-                "waiting": len(scheduler.waiting),
-                "scheduled": output.total_num_scheduled_tokens,
-                "drafts": drafts,
-                "prefill": prefill,
-                "requested": output.num_spec_tokens_to_schedule,
-            }
-            record.append(step)
+            requested = output.num_spec_tokens_to_schedule
+            record.append({"drafts": drafts, "prefill": prefill, "requested": requested})
         return output
 
-    scheduler.schedule = schedule
-    try:
-        yield
-    finally:
-        del scheduler.schedule
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(scheduler, "schedule", schedule)
+        return {**inside.drive(llm, requests), "record": record}
 
 
 def cut(llm: Any, requests: list[dict[str, Any]], trim: bool = True) -> dict[str, Any]:
-    """Run requests on an engine that cuts drafts on the device.
-
-    Args:
-        trim: whether specplug's own trim half cuts first.
+    """Run requests on an engine that cuts drafts on the device, after specplug's own half if that is to `trim`.
 
     Returns:
         What `recorded` returns; "admitted", per step with drafts how many the engine verified by request id;
@@ -108,32 +81,20 @@ def cut(llm: Any, requests: list[dict[str, Any]], trim: bool = True) -> dict[str
         begin_step(scheduler_output)
         worker.plan = replace(worker.plan, token_budget=None)
 
-    manager.reallocate_drafts, worker.stage.observe = noting_reallocate_drafts, noting_observe
-    if not trim:
-        worker.begin_step = begin_step_without_trim
-    try:
-        with stage_takes_steps(llm):
-            found = recorded(llm, requests)
-    finally:
-        del manager.reallocate_drafts, worker.stage.observe
-        vars(worker).pop("begin_step", None)
+    with stage_takes_steps(llm), pytest.MonkeyPatch.context() as patch:
+        patch.setattr(manager, "reallocate_drafts", noting_reallocate_drafts)
+        patch.setattr(worker.stage, "observe", noting_observe)
+        if not trim:
+            patch.setattr(worker, "begin_step", begin_step_without_trim)
+        found = recorded(llm, requests)
     return {**found, "admitted": admitted, "verified": reported, **(metrics.snapshot() - before).as_dict()}
 
 
 # -- in the test's process -------------------------------------------------------------------------------------------
 
-_BASELINE: dict[str, dict[str, Any]] = {}
 
-
-def assert_as_baseline(baseline: Engine, run: dict[str, Any], requested: list[dict[str, Any]]) -> None:
-    """Hold a run's greedy text against that of an engine without specplug, which is asked once for each such list."""
-    plain = [{**request, "at": 0, "params": _baseline_params(request)} for request in requested]
-    key = json.dumps([baseline.configuration.key, plain], sort_keys=True)
-    if key not in _BASELINE:
-        _BASELINE[key] = baseline.call("inside.drive", requests=plain)["outputs"]
-    answers = ([outputs[request["id"]] for request in requested] for outputs in (_BASELINE[key], run["outputs"]))
-    assert_greedy([request["prompt"] for request in requested], *answers)
-
-
-def _baseline_params(request: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in request["params"].items() if name != "extra_args"}
+def assert_greedy_texts(run: dict[str, Any], requested: list[dict[str, Any]]) -> None:
+    """Hold the answers of a run against the plain model's."""
+    given = [request["prompt"] for request in requested]
+    truth = [greedy(tuple(request["prompt"]), request["params"]["max_tokens"]) for request in requested]
+    assert_greedy(given, truth, [run["outputs"][request["id"]] for request in requested])

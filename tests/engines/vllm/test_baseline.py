@@ -38,7 +38,7 @@ def test_without_speculation_nothing_changes(runner, engine):
     assert idle.call(exported_names) == []
 
 
-def test_another_custom_class_still_goes_to_v1(baseline_v1, engine):
+def test_another_custom_class_still_goes_to_v1(engine):
     requested = {"method": "custom_class", "model": f"{MODULES}.Repeats", "num_speculative_tokens": 2}
     other = engine("v2", asynchronous=True, speculative_config=requested, name="other_proposer")
     facts = other.call(inside.facts)
@@ -47,16 +47,15 @@ def test_another_custom_class_still_goes_to_v1(baseline_v1, engine):
     assert facts["scheduler"] == "vllm.v1.core.sched.scheduler.Scheduler"
     assert V2_RUNS not in other.log()
     prompts = [prompt for prompt, _ in REQUESTS]
-    expected, found = (e.call(inside.generate, prompts=prompts) for e in (baseline_v1, other))
+    expected, found = (e.call(inside.generate, prompts=prompts) for e in (engine("v1", installed=False), other))
     assert [answer["text"] for answer in found] == [answer["text"] for answer in expected]
     assert other.call(calls) > 0
     assert other.call(hooked) == []
 
 
 @pytest.mark.parametrize(("runner", "asynchronous"), [("v1", False), ("v2", False), ("v2", True)])
-@pytest.mark.parametrize("specplug", [None, {"proposer": "ngram", "policy": "fixed"}])
-def test_the_launch_line_ends_in_the_runner_that_was_requested_for(runner, asynchronous, specplug, engine):
-    launched = engine(runner, specplug, asynchronous=asynchronous, installed=specplug is not None)
+def test_the_launch_line_ends_in_the_runner_that_was_requested_for(runner, asynchronous, engine):
+    launched = engine(runner, {"proposer": "ngram", "policy": "fixed"}, asynchronous=asynchronous)
     facts = launched.call(inside.facts)
     assert (facts["v2"], facts["async_scheduling"]) == (runner == "v2", asynchronous)
     assert (V2_RUNS in launched.log()) is (runner == "v2")

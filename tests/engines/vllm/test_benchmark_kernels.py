@@ -22,10 +22,7 @@ NAME = "benchmarks.gpu.suffix_kernels"
 SCAN = "benchmarks.gpu.scan_kernels"
 
 
-SEEDS = [pytest.param(seed, marks=pytest.mark.slow if seed >= 4 else ()) for seed in range(24)]
-
-
-@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("seed", range(4))
 def test_the_kernels_draft_what_the_reference_drafts(seed: int):
     expected = random_run(Random(seed), torch.device("cpu"))
     with interpreted():

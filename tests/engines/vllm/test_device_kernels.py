@@ -8,7 +8,6 @@ from functools import partial
 from random import Random
 
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -77,12 +76,3 @@ def test_the_stage_finds_the_drafts_of_kernels(launches):
         engine.emit("a", [0])
         engine.step([("a", 1, 2)], StepPlan(draft_length))
     assert engine.stage.metrics.snapshot().total.proposed == 2
-
-
-def test_a_cpu_has_the_kernels_only_in_the_interpreter():
-    with imported_anew(NAME, interpreted=True):
-        assert launches_for(CPU) is not None
-        assert launches_for(torch.device("meta")) is None
-    with imported_anew(NAME, interpreted=False):
-        assert launches_for(CPU) is None
-        assert launches_for(torch.device("cuda")) is not None

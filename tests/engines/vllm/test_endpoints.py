@@ -65,11 +65,10 @@ def test_no_process_has_them_before_a_server_asks(monkeypatch: pytest.MonkeyPatc
     assert plugins.load_endpoint_plugins(("generate",)) == []
 
 
-def served(app: FastAPI, api_key: str | None = None, peer: str = "127.0.0.1") -> TestClient:
+def served(app: FastAPI, peer: str = "127.0.0.1") -> TestClient:
     """Return a client at an address of a server that did not ask for specplug: it answers operators by a 404."""
     plugin, _ = app.state.endpoint_plugins
-    arguments = SimpleNamespace(api_key=None if api_key is None else [api_key])
-    asyncio.run(plugin.init_state(None, app.state, arguments))
+    asyncio.run(plugin.init_state(None, app.state, SimpleNamespace(api_key=None)))
     return TestClient(app, "http://localhost", client=(peer, 50000))
 
 
@@ -86,14 +85,3 @@ def test_without_an_operators_key_this_machine_is_answered_and_nobody_else(
     assert codes(served(app, peer="10.0.0.5")) == [403] * 5
     assert codes(served(app), **{"X-Forwarded-For": "127.0.0.1"}) == [403] * 5
     assert "10.0.0.5" in served(app, peer="10.0.0.5").get("/specplug/status").json()["detail"]
-
-
-def test_the_operators_key_is_requested_of_everybody(
-    load: Callable[..., FastAPI], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv(KEY_VARIABLE, "operators")
-    app = load()
-    for peer in ("127.0.0.1", "10.0.0.5"):
-        http = served(app, "clients", peer)
-        assert codes(http, Authorization="Bearer operators") == [404] * 5
-        assert codes(http, Authorization="Bearer clients") == codes(http) == [401] * 5

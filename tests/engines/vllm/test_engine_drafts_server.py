@@ -30,7 +30,8 @@ def counts(server: Server) -> dict[str, Any]:
     return engine["scheduler"]["metrics"]["by_source"]["draft_model"]
 
 
-def test_status_names_the_drafter_and_counts_its_drafts(server):
+def test_status_and_metrics_name_the_drafter_and_count_its_drafts(server):
+    """vLLM counts drafts that are accepted past the end of an answer, too."""
     complete(server)
     (engine,) = ask(server, "/specplug/status").json["engines"]
     scheduler = engine["scheduler"]
@@ -38,53 +39,29 @@ def test_status_names_the_drafter_and_counts_its_drafts(server):
     assert engine["settings"]["proposer"] == {"value": "engine", "origin": "--speculative-config"}
     assert engine["settings"]["policy"]["value"] == Settings(proposer="engine").policy == "adaptive+batch"
     assert scheduler["policy"].keys() == {"adaptive", "batch"}
-    drafted = scheduler["metrics"]["by_source"]["draft_model"]
+    drafted = counts(server)
     assert drafted["accepted"] == drafted["verified"] > 0
-    assert re.search(
-        r"specplug [\d.]+\S*: engine, policy adaptive\+batch, up to 4 draft tokens, vLLM's draft_model, V1",
-        server.log(),
-    )
-
-
-def test_a_scrape_agrees_with_vllms_counts(server):
-    """vLLM counts drafts that are accepted past the end of an answer, too."""
-    before = accepted(server)
-    complete(server)
-    mine, theirs = (after - earlier for after, earlier in zip(accepted(server), before, strict=True))
-    assert 0 < mine <= theirs <= mine + DRAFT_MODEL["num_speculative_tokens"]
-
-
-def accepted(server: Server) -> tuple[float, float]:
-    """Return how many draft tokens specplug and vLLM have counted as accepted."""
-    found = scraped(server)
+    mine = value(scraped(server), ACCEPTED, engine="0", source="draft_model")
     theirs = re.search(r"vllm:spec_decode_num_accepted_tokens_total\{.*\} (\S+)", ask(server, "/metrics").body)
     assert theirs is not None
-    return value(found, ACCEPTED, engine="0", source="draft_model"), float(theirs[1])
+    assert 0 < mine == drafted["accepted"] <= float(theirs[1])
+    line = r"engine, policy adaptive\+batch, up to 4 draft tokens, vLLM's draft_model, V1"
+    assert re.search(rf"specplug [\d.]+\S*: {line}", server.log())
 
 
-def test_the_operator_switches_drafts_off_and_on_without_loss(server):
-    plain = complete(server)["choices"][0]["text"]
-    assert ask(server, "/specplug/mode", {"mode": "off"}).code == 200
-    before = counts(server)
-    assert complete(server)["choices"][0]["text"] == plain
-    assert counts(server)["verified"] == before["verified"]
-    assert ask(server, "/specplug/mode", {**ON, "num_speculative_tokens": 2}).code == 200
-    assert complete(server)["choices"][0]["text"] == plain
-    after = counts(server)
-    assert after["verified_at"][2:] == before["verified_at"][2:]
-    assert after["verified"] - before["verified"] == after["accepted"] - before["accepted"] > 0
-    assert ask(server, "/specplug/mode", ON).code == 200
-
-
-def test_a_request_sets_its_own_limit(server):
-    plain, before = complete(server)["choices"][0]["text"], counts(server)
-    off = complete(server, vllm_xargs={"specplug_enabled": False})
-    assert off["choices"][0]["text"] == plain
-    assert counts(server)["verified"] == before["verified"]
-    short = complete(server, vllm_xargs={"specplug_num_speculative_tokens": 1})
-    assert short["choices"][0]["text"] == plain
-    assert counts(server)["verified_at"][1:] == before["verified_at"][1:]
-    assert counts(server)["verified"] > before["verified"]
+def test_the_operator_and_requests_limit_drafts_without_loss(server):
+    plain, limited = complete(server)["choices"][0]["text"], {"specplug_num_speculative_tokens": 2}
+    for order, fields, most in (
+        ({"mode": "off"}, {}, 0),
+        ({**ON, "num_speculative_tokens": 2}, {}, 2),
+        (ON, {"specplug_enabled": False}, 0),
+        (ON, limited, 2),
+    ):
+        assert ask(server, "/specplug/mode", order).code == 200
+        before = counts(server)["verified_at"]
+        assert complete(server, vllm_xargs=fields)["choices"][0]["text"] == plain
+        spent = [now - then for now, then in zip(counts(server)["verified_at"], before, strict=True)]
+        assert (sum(spent[:most]) > 0, sum(spent[most:])) == (most > 0, 0)
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Engine events that proposers receive, and drafts in vLLM's own interfaces, without a server."""
+"""Engine events that proposers receive, and the status of an engine without a server."""
 
 from __future__ import annotations
 
@@ -12,10 +12,6 @@ import pytest
 
 from tests.engines.engines import Engine
 from tests.engines.vllm import inside
-from tests.engines.vllm.watching import drafting
-
-TEXT = "def area(r):\n    return 3.14 * r * r\n\ndef area(r):\n    return"  # goes on by repeating itself
-
 
 HAPPENINGS: dict[str, Callable[[Any], Any]] = {
     "the prefix cache is reset": lambda llm: llm.reset_prefix_cache(),
@@ -65,14 +61,8 @@ def events_of(llm: Any, happening: str | None = None, step: bool = True) -> list
 
 @pytest.fixture(scope="module", params=["v1", "v2"])
 def recording(request: pytest.FixtureRequest, engine: Callable[..., Engine]) -> Engine:
-    """An engine whose proposer remembers events, and whose draft length changes every step."""
-    draft_lengths = {"ladder": {"draft_lengths": [3, 0, 1, 8]}}
-    return engine(
-        request.param,
-        {"proposer": "recorder", "policy": "ladder", "options": draft_lengths},
-        name=f"recording_{request.param}",
-        per_request_spec_decode_metrics="detailed",
-    )
+    """An engine whose proposer remembers events."""
+    return engine(request.param, {"proposer": "recorder", "policy": "fixed"}, name=f"recording {request.param}")
 
 
 def test_proposers_learn_what_happens_to_the_engine(recording):
@@ -96,31 +86,9 @@ def test_proposers_learn_what_happens_to_the_engine(recording):
     assert seen == ["sleep", "wake", "cache flushed"]  # the last one comes with the step
 
 
-def counted_request(llm: Any) -> dict[str, Any]:
-    """Return vLLM's own counts of one request and what specplug counted meanwhile."""
-    stage = drafting(llm).stage
-    before = stage.metrics.snapshot()
-    output = llm.generate([TEXT], inside.sampling({"max_tokens": 32, "ignore_eos": True}), use_tqdm=False)[0]
-    spent = (stage.metrics.snapshot() - before).total.as_dict()
-    return {"vllm": output.outputs[0].spec_decode_metrics.to_dict(), "specplug": spent}
-
-
-def test_vllm_reports_what_became_of_a_requests_drafts(recording):
-    found = recording.call(counted_request)
-    mine, ours = found["vllm"], found["specplug"]
-    assert {1, 3} <= set(mine["per_step_drafted"]) <= set(range(1, 9))  # lengths 1, 3, 8; V1 drafts no more than fit
-    assert len(mine["per_step_drafted"]) == mine["num_spec_steps"] < ours["target_steps"]  # steps at draft length 0
-    assert mine["num_spec_tokens"] == 8
-    assert len(mine["acceptance_histogram"]) == 9
-    assert sum(mine["per_step_accepted"]) == mine["num_accepted_draft_tokens"] >= ours["accepted"] > 0
-    assert mine["num_draft_tokens"] >= ours["verified"]  # V2 counts padding
-    assert recording.call(inside.facts)["v2"] or mine["num_draft_tokens"] == ours["verified"]
-
-
 def test_status_of_an_offline_engine(recording):
     (worker,) = recording.call(worker_status)
-    assert worker["drafts"]
-    assert worker["proposers"] == ["recorder"]
+    assert (worker["drafts"], worker["proposers"]) == (True, ["recorder"])
     assert worker["metrics"]["total"]["target_steps"] > 0
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.engines.suites.examples import ExamplesSuite
+from tests.engines.vllm.conftest import NGRAM
 from tests.engines.vllm.launch import configuration
 
 
@@ -12,6 +13,6 @@ class TestExamples(ExamplesSuite):
     engine, address = "vllm", "http://localhost:8000"
     environment = configuration("v1", in_process=False).variables()
 
-    @pytest.fixture
-    def server(self, v1_server):
-        return v1_server
+    @pytest.fixture(scope="class")
+    def server(self, serve):
+        return serve("v1", NGRAM, name="examples", endpoints=True, in_process=True)

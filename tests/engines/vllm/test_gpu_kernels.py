@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from benchmarks.gpu import scan, suffix
+from specplug.pipeline.device.columns import launches_for
+from specplug.pipeline.stream import host_kernels
+from specplug.pipeline.stream.buffers import transfers_for
+from specplug.trim import survival
 from tests.engines.gpu_compiler import Launch, compiled
 from tests.engines.interpreted import imported_anew
 
@@ -139,3 +144,22 @@ def test_no_argument_is_specialised_for(launched: list[Launch]):
             is_pointer = types.get(parameter.name, "").startswith("*")
             fixed = parameter.do_not_specialize_on_alignment if is_pointer else parameter.do_not_specialize
             assert fixed or parameter.is_constexpr, (path, parameter.name)
+
+
+CHOICES: dict[str, tuple[Callable[[Any], Any], Any]] = {
+    DEVICE: (launches_for, None),
+    STREAM: (transfers_for, host_kernels),
+    TRIM: (survival._kernels_for, None),
+}
+"""By module of kernels how it is chosen for a device, and what else is."""
+
+
+@pytest.mark.parametrize("name", CHOICES)
+def test_a_cpu_has_the_kernels_only_in_the_interpreter(name: str):
+    choose, otherwise = CHOICES[name]
+    cpu, cuda = torch.device("cpu"), torch.device("cuda")
+    with imported_anew(name, interpreted=True):
+        assert choose(cpu) is not otherwise
+    with imported_anew(name, interpreted=False):
+        assert choose(cpu) is otherwise
+        assert choose(cuda) is not otherwise

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import logging
-from types import SimpleNamespace
 
 import pytest
 from vllm.config.compilation import CUDAGraphMode
 from vllm.config.vllm import VllmConfig
 
 from specplug.types.caps import DraftLengthChange, Ragged
-from specplug.types.plan import StepPlan
 from specplug_vllm.config import engine_caps
 from specplug_vllm.startup import graphs
 from tests.engines.vllm.graphs import dispatcher, mode_of, vllm_config
@@ -112,45 +110,3 @@ def test_other_launches_are_left_alone(others):
     assert found.speculative_config.num_speculative_tokens_per_batch_size == others.get("lengths")
     expected = (2, 8) if "lengths" in others else (0, 8) if "experts" in others else ()
     assert engine_caps(found).captured_draft_lengths == expected
-
-
-@pytest.mark.parametrize("most", [1, 2, 7, 8, 15, 30, 31, 32])
-@pytest.mark.parametrize("max_num_seqs", [6, 7, 8, 64])
-def test_vllm_reads_the_list_as_it_is_meant(most, max_num_seqs):
-    from vllm.v1.spec_decode.dynamic.utils import build_dynamic_sd_schedule_lookup
-
-    lengths = graphs.lengths_up_to(most)
-    assert lengths == tuple(n for n in range(most, -1, -1) if n & (n + 1) == 0)
-    named = graphs.schedule(lengths, max_num_seqs)
-    by_batch_size = build_dynamic_sd_schedule_lookup(named, max_num_seqs, lengths[0])
-    assert list(dict.fromkeys(by_batch_size[1:])) == list(lengths)
-
-
-def test_what_a_policy_caps_reaches_the_drafts_where_rows_are_padded():
-    import torch
-
-    from specplug_vllm import step_metadata
-    from specplug_vllm.worker.drafting import Drafting
-
-    found: list[list[int]] = []
-    drafting = object.__new__(Drafting)
-    drafting.caps, drafting.device = engine_caps(sized(7, 64)), torch.device("cpu")
-
-    class Stage:
-        def observe(self, batch, outcome):
-            pass
-
-        def propose(self, batch, draft_length, caps):
-            found.append([draft_length, *caps.tolist()])
-            raise InterruptedError
-
-    drafting.stage = Stage()
-    own = torch.tensor([9, 1, 9], dtype=torch.int32)
-    batch = SimpleNamespace(request_ids=("a", "b", "c"))
-    for caps in ({}, {"a": 2, "b": 3}):
-        step = SimpleNamespace(num_spec_tokens_to_schedule=7, scheduled_spec_decode_tokens={})
-        step_metadata.attach(step, step_metadata.StepMetadata(StepPlan(7, caps=caps)))
-        drafting.begin_step(step)
-        with pytest.raises(InterruptedError):
-            drafting.step(batch, None, own)
-    assert found == [[7, 9, 1, 9], [7, 2, 1, 7]]

@@ -6,15 +6,15 @@ What comes over HTTP is tested in `test_server`.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
 import pytest
 
-from tests.engines.engines import Engine, Raised
-from tests.engines.vllm import inside
-from tests.engines.vllm.referee import ZOO, assert_greedy, ids, prompts
+from tests.engines.plain import assert_greedy, greedy, ids, prompts
+from tests.engines.vllm import inside, watching
+from tests.engines.vllm.referee import reported
 
 MAX_TOKENS = 24
 
@@ -55,27 +55,13 @@ def refusal(llm: Any, params: dict[str, Any]) -> dict[str, Any]:
     return {"text": None}
 
 
-def drafts_without_bias(llm: Any, on: bool) -> None:
-    """Plant the mistake that the tests are for: logit biases at each row's first position only."""
-    state = type(inside.runner(llm).sampler.logits_processors[0])
-    assert state.__name__ == "LogitBiasState"
-    if not on:
-        state.apply = state._baseline_apply
-        return
-    state._baseline_apply = state.apply
-
-    def apply(self: Any, logits: Any, ctx: Any) -> Any:
-        raw = logits.clone()
-        biased = state._baseline_apply(self, logits, ctx)
-        return biased.where((ctx.expanded_local_pos == 0)[:, None], raw)
-
-    state.apply = apply
-
-
 # On V1.
 
+on_v1 = pytest.mark.parametrize("kind", ["v1"], indirect=True)
 
-def test_fields_arrive_parsed_with_every_child(engine):
+
+@on_v1
+def test_fields_arrive_parsed_with_every_child(zoo):
     """Their forms are tested without an engine, in tests/requests/test_fields.py."""
     given = {
         "specplug": {"references": [{"token_ids": [5, 6], "name": "x"}], "store": False, "tenant": "a"},
@@ -84,7 +70,7 @@ def test_fields_arrive_parsed_with_every_child(engine):
         "specplug_documents": json.dumps([{"name": "a.txt", "corpus": "notes"}, "b.txt"]),
         "other": 1,
     }
-    found = engine("v1", ZOO, name="zoo v1").call(arrival, extra_args=given, n=2, temperature=1.0)
+    found = zoo.call(arrival, extra_args=given, n=2, temperature=1.0)
     expected = {
         **{"enabled": True, "store": False, "num_speculative_tokens": 8, "tenant": "a", "keys": ["other", "specplug"]},
         **{"references": {"prediction": ids("area"), "x": [5, 6]}, "documents": [["a.txt", "notes"], ["b.txt", None]]},
@@ -92,48 +78,32 @@ def test_fields_arrive_parsed_with_every_child(engine):
     assert [{name: child[name] for name in expected} for child in found] == [expected] * 2
 
 
-def test_mistakes_are_value_errors_and_never_reach_the_engine(engine):
-    answer = engine("v1", ZOO, name="zoo v1").call(refusal, params={"extra_args": {"specplug_refrences": "a"}})
+@on_v1
+def test_mistakes_are_value_errors_and_never_reach_the_engine(zoo):
+    answer = zoo.call(refusal, params={"extra_args": {"specplug_refrences": "a"}})
     assert "Did you mean 'specplug_references'?" in answer["text"]
     assert answer["kinds"] == ["ValueError", "VLLMClientError"]  # vLLM's server answers the latter with a 400
     assert answer["seen"] == 0
 
 
-def test_one_bad_request_among_others_spoils_nothing(engine):
-    zoo = engine("v1", ZOO, name="zoo v1")
-    bad = {"extra_args": {"specplug_tenants": "a"}}
-    with pytest.raises(Raised, match="specplug_tenants"):
-        zoo.call("inside.generate", prompts=["a", "b", "c"], params=[{}, bad, {}])
-    (answer,) = zoo.call("inside.generate", prompts=["a"], params={"max_tokens": 4})
-    assert len(answer["token_ids"]) == 4
-
-
+@on_v1
 @pytest.mark.parametrize("field", [{"min_p": 0.1, "temperature": 1.0}, {"logit_bias": {"3": 1.0}}])
-def test_v1_refuses_what_it_would_not_apply_to_drafts(engine, field):
-    answer = engine("v1", ZOO, name="zoo v1").call(refusal, params=field)
+def test_v1_refuses_what_it_would_not_apply_to_drafts(zoo, field):
+    answer = zoo.call(refusal, params=field)
     assert "not yet supported with speculative decoding" in answer["text"]
     assert answer["seen"] == 0
 
 
 # On V2.
 
+on_v2 = pytest.mark.parametrize("kind", ["v2"], indirect=True)
+
 GIVEN = [list(prompt) for prompt in prompts()[:4]]
-
-
-def zoo_v2(engine: Callable[..., Engine]) -> Engine:
-    return engine("v2", ZOO, name="zoo v2")
 
 
 def drafted(answers: Sequence[dict[str, Any]], **params: Any) -> list[dict[str, Any]]:
     """Return parameters of requests whose drafts are these answers: accepted throughout, where nothing else is said."""
-    return [
-        {
-            **params,
-            "max_tokens": MAX_TOKENS,
-            "extra_args": {"specplug": {"proposer": "oracle", "references": [{"token_ids": answer["token_ids"]}]}},
-        }
-        for answer in answers
-    ]
+    return [{**params, "max_tokens": MAX_TOKENS, **reported(answer["token_ids"])} for answer in answers]
 
 
 def biases(answers: Sequence[dict[str, Any]]) -> dict[str, float]:
@@ -144,56 +114,35 @@ def biases(answers: Sequence[dict[str, Any]]) -> dict[str, float]:
     return {**{str(token): -100.0 for token in common}, str(rare): 3.0}
 
 
-@pytest.fixture(scope="module")
-def plain(baseline_v2: Engine) -> list[dict[str, Any]]:
-    return baseline_v2.call("inside.generate", prompts=GIVEN, params={"max_tokens": MAX_TOKENS})
+PLAIN = [greedy(tuple(prompt), MAX_TOKENS) for prompt in GIVEN]
 
 
-def test_logit_bias_is_exact_at_every_draft_position(engine, baseline_v2, plain):
+@on_v2
+def test_logit_bias_is_exact_at_every_draft_position(zoo, baseline):
     """Drafts that are all accepted and drafts that the bias forbids both give unmodified vLLM's answers."""
-    bias = biases(plain)
-    params = {"max_tokens": MAX_TOKENS, "logit_bias": bias}
-    biased = baseline_v2.call("inside.generate", prompts=GIVEN, params=params)
-    assert all(a["token_ids"] != b["token_ids"] for a, b in zip(biased, plain, strict=True))
-    zoo = zoo_v2(engine)
-    before = zoo.call("inside.metrics")
-    assert_greedy_biased(zoo, biased, biased, bias)
-    after = zoo.call("inside.metrics")
-    accepted = "vllm:spec_decode_num_accepted_tokens"
-    assert after[accepted] - before.get(accepted, 0) > MAX_TOKENS  # of 4 x 24 tokens: positions after the first decide
-    assert_greedy_biased(zoo, biased, plain, bias)
+    params = {"max_tokens": MAX_TOKENS, "logit_bias": biases(PLAIN)}
+    biased = baseline.call("inside.generate", prompts=GIVEN, params=params)
+    assert all(a["token_ids"] != b["token_ids"] for a, b in zip(biased, PLAIN, strict=True))
+    for drafts in (biased, PLAIN):
+        found = zoo.call(watching.counted, prompts=GIVEN, params=drafted(drafts, **params))
+        assert [answer["token_ids"] for answer in found["result"]] == [answer["token_ids"] for answer in biased]
+        if drafts is biased:
+            assert found["accepted_by_vllm"] > MAX_TOKENS  # of 4 x 24 tokens: positions after the first decide
 
 
-def assert_greedy_biased(zoo: Engine, expected: list[dict[str, Any]], drafts: list[dict[str, Any]], bias: Any) -> None:
-    found = zoo.call("inside.generate", prompts=GIVEN, params=drafted(drafts, logit_bias=bias))
-    assert [answer["token_ids"] for answer in found] == [answer["token_ids"] for answer in expected]
-
-
-def test_a_bias_at_the_first_position_only_would_be_noticed(engine, baseline_v2, plain):
-    bias = biases(plain)
-    biased = baseline_v2.call("inside.generate", prompts=GIVEN, params={"max_tokens": MAX_TOKENS, "logit_bias": bias})
-    zoo = zoo_v2(engine)
-    zoo.call(drafts_without_bias, on=True)
-    try:
-        with pytest.raises(AssertionError):
-            assert_greedy_biased(zoo, biased, biased, bias)
-    finally:
-        zoo.call(drafts_without_bias, on=False)
-    assert_greedy_biased(zoo, biased, biased, bias)
-
-
-def test_min_p_is_applied_at_every_draft_position(engine, plain):
+@on_v2
+def test_min_p_is_applied_at_every_draft_position(zoo):
     """With min_p 1 only the likeliest token is left, at any temperature; without it these texts would be noise."""
-    zoo = zoo_v2(engine)
     sampled = {"temperature": 1.5, "min_p": 1.0}
-    found = zoo.call("inside.generate", prompts=GIVEN, params=drafted(plain, **sampled))
-    assert_greedy(GIVEN, plain, found)
-    noise = zoo.call("inside.generate", prompts=GIVEN, params=drafted(plain, temperature=1.5))
-    assert any(a["token_ids"] != b["token_ids"] for a, b in zip(noise, plain, strict=True))
+    found = zoo.call("inside.generate", prompts=GIVEN, params=drafted(PLAIN, **sampled))
+    assert_greedy(GIVEN, PLAIN, found)
+    noise = zoo.call("inside.generate", prompts=GIVEN, params=drafted(PLAIN, temperature=1.5))
+    assert any(a["token_ids"] != b["token_ids"] for a, b in zip(noise, PLAIN, strict=True))
 
 
-def test_too_many_biases_are_refused_before_they_end_the_engine(engine):
-    answer = zoo_v2(engine).call(refusal, params={"logit_bias": {str(token): 1.0 for token in range(1025)}})
+@on_v2
+def test_too_many_biases_are_refused_before_they_end_the_engine(zoo):
+    answer = zoo.call(refusal, params={"logit_bias": {str(token): 1.0 for token in range(1025)}})
     assert "too many entries in logit_bias" in answer["text"]
     assert answer["kinds"] == ["ValueError", "VLLMClientError"]
     assert answer["seen"] == 0

@@ -90,13 +90,11 @@ def test_adapters_keep_their_texts_and_are_reported_apart(kind, engine: Callable
     texts = [[tuple(answer["token_ids"]) for answer in truth[i : i + ADAPTERS + 1]] for i in range(0, len(truth), 3)]
     assert any(len(set(of_one)) == ADAPTERS + 1 for of_one in texts), "the adapters change nothing"
 
-    params = [{"max_tokens": 24, **reported(answer["token_ids"])} for answer in truth]
+    drafts = [reported(answer["token_ids"]) if row % 2 else {} for row, answer in enumerate(truth)]
+    params = [{"max_tokens": 24, **own} for own in drafts]
     found = speculating.call(recorded, paths=adapters, prompts=same, params=params)
     assert [a["token_ids"] for a in found["answers"]] == [t["token_ids"] for t in truth]
-    assert found["accepted"] > 100
+    assert found["accepted"] > 50
     keys = [request["isolation_key"] for request in found["requests"]]
     assert len(set(keys[: ADAPTERS + 1])) == ADAPTERS + 1
     assert keys == keys[: ADAPTERS + 1] * len(PROMPTS)
-
-    found = speculating.call(recorded, paths=adapters, prompts=same, params=plain)
-    assert [a["token_ids"] for a in found["answers"]] == [t["token_ids"] for t in truth]

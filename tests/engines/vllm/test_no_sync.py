@@ -23,61 +23,56 @@ ADAPTIVE = {
     "num_speculative_tokens": 4,
     "enable_adaptive_verification": True,
 }
-BUDGETED = {"policy": "fixed", "options": {"fixed": {"token_budget": 3}}}
 SETUPS: dict[str, dict[str, Any]] = {
     "ids": {"specplug": {"proposer": "bigram"}, "draft_length": 4},
     "several, with logits": {"specplug": {"proposer": "bigram", "extra_proposers": ["uniform"]}, "draft_length": 4},
     "cut": {
-        "specplug": {"proposer": "bigram", **BUDGETED},
+        "specplug": {"proposer": "bigram", "policy": "fixed", "options": {"fixed": {"token_budget": 3}}},
         "speculative_config": ADAPTIVE,
     },
 }
 
 
-@pytest.fixture(params=SETUPS)
-def setup(request: pytest.FixtureRequest, engine: Any) -> Any:
-    return engine("v2", **SETUPS[request.param], asynchronous=True, name="no-sync")
+GIVEN = [list(prompt) for prompt in prompts()[:3]]
 
 
-def test_no_step_reads_back_or_copies_in(setup):
-    """Neither do steps of the draft stage, nor those of the kernels that can take its place."""
+def launched(engine: Any, name: str) -> Any:
+    return engine("v2", **SETUPS[name], asynchronous=True, name="no-sync")
+
+
+@pytest.mark.parametrize("name", SETUPS)
+def test_no_step_reads_back_or_copies_in(engine, name):
+    """Neither do steps of the draft stage, nor those of the kernels that can take its place, which are two launches."""
     for by_stage in (True, False):
-        found = setup.call(steady_steps, requested=[list(prompt) for prompt in prompts()[:3]], by_stage=by_stage)
+        found = launched(engine, name).call(steady_steps, requested=GIVEN, by_stage=by_stage)
         assert found["steps"] > 5
         assert found["found"] == []
         assert found["operations"] > (100 if by_stage else 10) * found["steps"]
         assert found["proposed"] > 10  # it did draft
+    if name == "ids":
+        assert found["launched"] == ["begin", "finish"] * found["steps"]
+        assert most("V2", "on the device") == 2
+        assert found["launches"] == found["own"] > 0
 
 
-def test_a_step_of_a_proposer_on_the_device_is_two_launches_and_its_own(engine):
-    v2 = engine("v2", **SETUPS["ids"], asynchronous=True, name="no-sync")
-    found = v2.call(steady_steps, requested=[list(prompt) for prompt in prompts()[:3]])
-    assert found["steps"] > 5
-    assert found["launched"] == ["begin", "finish"] * found["steps"]
-    assert most("V2", "on the device") == 2
-    assert found["launches"] == found["own"] > 0
-    assert found["found"] == []
-    assert found["proposed"] > 10
-
-
-def test_a_step_that_drafts_nothing_launches_nothing(setup):
+def test_a_step_that_drafts_nothing_launches_nothing(engine):
     """Its tokens are counted on the host, and the next step that drafts brings them to the proposers."""
-    requested = [list(prompt) for prompt in prompts()[:3]]
-    setup.call(switch, mode="off")
+    v2 = launched(engine, "ids")
+    v2.call(switch, mode="off")
     try:
-        found = setup.call(steady_steps, requested=requested)
+        found = v2.call(steady_steps, requested=GIVEN)
     finally:
-        setup.call(switch, mode="on")
+        v2.call(switch, mode="on")
     assert found["steps"] > 10
     assert (found["launches"], found["proposed"]) == (most("V2", "neither"), 0)
     assert found["emitted"] == found["rows"] == 3 * TOKENS
-    assert setup.call(steady_steps, requested=requested)["proposed"] > 10
+    assert v2.call(steady_steps, requested=GIVEN)["proposed"] > 10
 
 
 def test_a_step_of_a_proposer_on_the_host_is_three_launches(engine):
     """These are pack, the host function and unpack; nothing else would run on the device, and nothing waits for it."""
     v2 = engine("v2", specplug={"proposer": "ngram"}, draft_length=4, asynchronous=True, name="host-step")
-    found = v2.call(steady_steps, requested=[list(prompt) for prompt in prompts()[:3]])
+    found = v2.call(steady_steps, requested=GIVEN)
     assert found["steps"] > 5
     assert found["launched"] == ["pack", "host function", "unpack"] * found["steps"]
     assert most("V2", "`ngram`") == 3

@@ -48,7 +48,6 @@ class TestRecurrent(RecurrentSuite):
     models: ClassVar[Sequence[str]] = ("falcon_h1", "lfm2", "qwen3_next")
     fast: ClassVar[dict[str, Any]] = {
         "": [("v1", "falcon_h1")],
-        "test_draft_lengths_that_change_at_every_step": [("v1", "falcon_h1"), ("v2_async", "falcon_h1")],
         "test_prompts_whose_beginnings_are_cached": [("v2_async", "falcon_h1")],
     }
 

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
-from specplug.trace import TraceRow
 from tests.engines import same_drafts
-from tests.engines.engines import Engine
 from tests.engines.vllm import inside
 from tests.engines.vllm.referee import fields
 from tests.engines.vllm.watching import drafting, plain_name, snapshot
@@ -25,16 +22,13 @@ def served(llm: Any, requests: list[dict[str, Any]], path: str) -> dict[str, lis
     return {name: output["token_ids"] for name, output in outputs.items()}
 
 
-def trace(zoo: Engine, path: Path) -> list[TraceRow]:
-    """Serve prompts, which come one after the other; return the trace."""
-    params = {"max_tokens": same_drafts.MAX_TOKENS, **fields(proposer=same_drafts.PROPOSER)}
+def test_drafts_are_the_same(zoo, tmp_path):
+    """Prompts come one after the other."""
+    path, params = tmp_path / "trace.jsonl", {"max_tokens": same_drafts.MAX_TOKENS}
+    params |= fields(proposer=same_drafts.PROPOSER)
     requests = [
         {"id": name, "prompt": prompt, "params": params, "at": 2 * number}
         for number, (name, prompt) in enumerate(same_drafts.requested().items())
     ]
     same_drafts.assert_answers(zoo.call(served, requests=requests, path=str(path)))
-    return [replace(row, request=plain_name(row.request)) for row in read_trace(path)]
-
-
-def test_drafts_are_the_same(zoo, tmp_path):
-    same_drafts.assert_drafts(trace(zoo, tmp_path / "trace.jsonl"))
+    same_drafts.assert_drafts([replace(row, request=plain_name(row.request)) for row in read_trace(path)])

@@ -105,6 +105,7 @@ def test_top_k_and_top_p(kind, small):
         assert_follows_target(small, 256, ["likely", "drawn"], expected=expected, **params)
 
 
+@pytest.mark.parametrize("kind", ["v1", pytest.param("v2", marks=pytest.mark.slow)], indirect=True)
 def test_a_wrong_distribution_is_found_out(kind, small):
     """The same test at the smaller size detects drafts drawn from another distribution than the stated one."""
     p, total = p_value(small, 512, ["lies"])
@@ -131,17 +132,6 @@ def texts(engine: Engine, requested: list[tuple[list[int], dict[str, Any]]]) -> 
     return [answer["token_ids"] for answer in answers]
 
 
-def test_seeds_are_reproducible(zoo):
-    """The same seed gives the same answer, alone and among others: drafts are the request's own doing."""
-    # All prompts fit in one step: V1 cannot read a seeded request's prompt in pieces on a CPU.
-    others = [(list(prompt), {"temperature": 1.0, "max_tokens": 20}) for prompt in prompts()[:2]]
-    [alone] = texts(zoo, [(LOOP, SEEDED)])
-    assert texts(zoo, [(LOOP, SEEDED)]) == [alone]
-    among = texts(zoo, [others[0], (LOOP, SEEDED), others[1], (LOOP, {**SEEDED, "seed": 8})])
-    assert among[1] == alone
-    assert among[-1] != alone
-
-
 FEATURES: list[dict[str, Any]] = [
     {},
     {"top_k": 20, "temperature": 0.7},
@@ -151,10 +141,10 @@ FEATURES: list[dict[str, Any]] = [
 ]
 
 
-@pytest.mark.parametrize("count", [20, pytest.param(100, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("kind", ["v2", "v2_async"], indirect=True)
-def test_a_seeds_text_is_that_without_speculation(kind, count, baseline, zoo):
-    """Many seeds, together and among others; drafts are right, wrong and looked up."""
+def test_a_seeds_text_is_that_without_speculation(kind, baseline, zoo):
+    """Each of the features with drafts that are looked up, right and wrong, together and among others."""
+    count = 3 * len(FEATURES)
     own = [{**SEEDED, "seed": n, "max_tokens": 12, **FEATURES[n % len(FEATURES)]} for n in range(count)]
     prompt_of = [LOOP if number % 2 else list(prompts()[number % len(prompts())]) for number in range(count)]
     plain = texts(baseline, list(zip(prompt_of, own, strict=True)))
@@ -165,7 +155,7 @@ def test_a_seeds_text_is_that_without_speculation(kind, count, baseline, zoo):
     free = [(LOOP, {"max_tokens": 12, "temperature": 0.5}), (LOOP, {"max_tokens": 12, "temperature": 0.0})]
     assert texts(zoo, [free[0], *drafted[:5], free[1]])[1:-1] == plain[:5]
     verified, accepted = (now - then for now, then in zip(zoo.call(counted_so_far), before, strict=True))
-    assert 100 < accepted < verified
+    assert 50 < accepted < verified
 
 
 def counted_so_far(llm: Any) -> tuple[int, int]:
@@ -174,9 +164,9 @@ def counted_so_far(llm: Any) -> tuple[int, int]:
 
 
 @pytest.mark.parametrize("kind", ["v1"], indirect=True)
-def test_on_v1_a_seeds_text_is_that_without_speculation(kind, baseline_v1, zoo):
+def test_on_v1_a_seeds_text_is_that_without_speculation(kind, baseline, zoo):
     """V1's generators advance by as many numbers as a step draws, so the text would depend on the draft lengths."""
-    [plain] = texts(baseline_v1, [(LOOP, SEEDED)])
+    [plain] = texts(baseline, [(LOOP, SEEDED)])
     free, greedy = {"max_tokens": 24, "temperature": 0.5, "ignore_eos": True}, {**SEEDED, "temperature": 0.0}
     for length in (1, 3, 8):
         own = {**SEEDED, **fields(num_speculative_tokens=length)}
@@ -186,16 +176,3 @@ def test_on_v1_a_seeds_text_is_that_without_speculation(kind, baseline_v1, zoo):
         found = zoo.call(watching.counted, prompts=[LOOP], params=params)
         assert (found["total"]["verified"] > 0) is is_drafted
         assert (found["total"]["proposed"] > 0) is is_drafted, "nor is time spent on drafts"
-
-
-def several(llm: Any, prompt: list[int], params: dict[str, Any]) -> list[list[int]]:
-    """Return all answers of one request."""
-    [output] = llm.generate([{"prompt_token_ids": prompt}], [inside.sampling(params)], use_tqdm=False)
-    return [list(completion.token_ids) for completion in output.outputs]
-
-
-def test_several_answers_to_one_request(zoo):
-    """vLLM makes n requests of one; each has a slot, drafts and a seed of its own."""
-    found = zoo.call(several, prompt=LOOP, params={**SEEDED, "n": 4})
-    assert len({tuple(answer) for answer in found}) == 4
-    assert found == zoo.call(several, prompt=LOOP, params={**SEEDED, "n": 4})

@@ -1,4 +1,4 @@
-"""A real `vllm serve`, called by the `openai` client as users do; see `ServerSuite`."""
+"""A real `vllm serve`, called by the `openai` client as users do; see `ServerSuite` and `SoakSuite`."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import pytest
 
 from tests.engines.server import Server
 from tests.engines.suites.server import REFERENCE, REGEX, SETTINGS, ServerSuite
+from tests.engines.suites.soak import SoakSuite
 from tests.engines.suites.tenants import TenantsSuite
 
 FAULTS = {"faults": {"max_consecutive": 2, "cooldown_steps": 4}}
@@ -58,3 +59,16 @@ def test_v2_serves_over_http(serve):
     suite.answers(served, [{**suite.request(number), "temperature": 0, "seed": None} for number in (0, 1, 2, 5)])
     status = json.loads(served.get("/specplug/status"))
     assert status["engines"][0]["runner"] == "v2"
+
+
+class TestSoak(SoakSuite):
+    name = "vllm"
+
+
+@pytest.mark.slow  # V2 takes its time in Triton's interpreter
+class TestSoakOfV2(SoakSuite):
+    name, tokens = "vllm-v2", 12
+
+    @pytest.fixture(scope="class")
+    def server(self, serve):
+        return serve("v2", SETTINGS, anew=True, name="v2 soak", endpoints=True)

@@ -21,7 +21,6 @@ from specplug_sglang.scheduler import ranks
 from specplug_sglang.scheduler.drafts import Decoding
 from specplug_sglang.verification import trees
 from specplug_sglang.verification.table import TokenTable
-from specplug_sglang.verification.trees import operations_for
 from tests.adapters.sglang_engine import DRAFT_LENGTH, Engine, run
 from tests.engines.interpreted import imported_anew
 from tests.engines.vllm.test_device_kernels import NAME as DEVICE
@@ -148,7 +147,3 @@ def test_drafts_between_kernels_are_those_of_the_stage(launches, random, mixed, 
         expected, found = [engine.close() for engine in engines]
     assert found == expected
     assert repr(proposers[1].log) == repr(proposers[0].log)
-
-
-def test_a_cpu_takes_tensor_operations():
-    assert operations_for(filled(Random(0))) is trees

@@ -7,14 +7,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from specplug.pipeline.stream import host_kernels
-from specplug.pipeline.stream.buffers import EngineRows, StepBuffers, transfers_for
+from specplug.pipeline.stream.buffers import EngineRows, StepBuffers
 from tests.engines.interpreted import imported_anew
 from tests.pipeline.transfers import packed, random_step, unpacked
 
 NAME = "specplug.pipeline.stream.kernels"
-
-CPU = torch.device("cpu")
 
 STEPS = st.randoms(use_true_random=False).map(random_step)
 
@@ -48,11 +45,3 @@ def test_slots_beyond_the_range_of_int32_are_found(kernels, tmp_path):
     total_len, one = torch.tensor([0, 0, 3], dtype=torch.int32), torch.ones(1, dtype=torch.int32)
     kernels.pack(buffers, 1, EngineRows(torch.tensor([2], dtype=torch.int32), total_len, tokens, one, one))
     assert buffers.newest.tolist() == [[6, 7]]
-
-
-def test_a_cpu_has_the_kernels_only_in_the_interpreter():
-    with imported_anew(NAME, interpreted=True) as kernels:
-        assert transfers_for(CPU) is kernels
-    with imported_anew(NAME, interpreted=False) as kernels:
-        assert transfers_for(CPU) is host_kernels
-        assert transfers_for(torch.device("cuda")) is kernels

@@ -122,9 +122,7 @@ class TestStream(StreamSuite):
 class TestCompiledSteps(StreamSuite):
     """On V1 a step is compiled and in no stream."""
 
-    def inside(self, served: Served, function: Callable[..., Any], **given: Any) -> Any:
-        return served.engine.call(function, **given)
-
+    inside = TestStream.inside
     test_a_stream_that_refuses_steps_costs_drafts = None  # type: ignore[assignment]
     test_a_stream_that_does_not_start_is_done_without = None  # type: ignore[assignment]
 

@@ -48,7 +48,7 @@ def test_a_piece_whose_tokens_spell_another_text_is_not_cut_and_the_next_one_is(
     ids, spelled = streamed.tokens(tokenizer, "One two three.")
     assert made.cut("", ids[:1]) == [""]  # held back
     assert made.cut("something", ids[1:3]) is None
-    assert made.cut("".join(spelled[3:]), ids[3:]) == spelled[3:]
+    assert made.cut("".join(spelled[3:]), [*ids[3:], tokenizer.eos_token_id]) == [*spelled[3:], ""]  # an end has none
 
 
 def test_the_space_before_the_first_word_is_the_texts_although_decoders_drop_it_from_beginnings():
@@ -76,13 +76,6 @@ def test_special_tokens_have_text_if_the_request_asks_for_it():
         made.parse_delta(f"a{text}a", [word, end, word], SimpleNamespace(skip_special_tokens=skip), finished=False)
         assert seen == [("a", [word]), (text, [end]), ("a", [word])]
         seen.clear()
-
-
-def test_an_end_that_is_left_out_of_the_text_has_none():
-    tokenizer = streamed.tokenizer("<tool_call>")
-    made = tool_streams.TokenTexts(tokenizer, (), skip_special_tokens=False)
-    ids, spelled = streamed.tokens(tokenizer, "One two")
-    assert made.cut("One two", [*ids, tokenizer.eos_token_id]) == [*spelled, ""]
 
 
 # -- messages ---------------------------------------------------------------------------------------------------------

@@ -17,94 +17,49 @@ from specplug_vllm.frontend import tool_streams
 from tests.engines import streamed
 from tests.engines.forms import FORMS, THOUGHTS
 
-PARSERS = {
-    "apertus": "apertus",
-    "deepseek_v3": "deepseek v3",
-    "deepseek_v31": "deepseek v3.1",
-    "deepseek_v32": "deepseek v3.2",
-    "deepseek_v4": "deepseek v4",
-    "deepseek_v41": "deepseek v4.1",
-    "dots": "dots",
-    "ernie45": "ernie",
-    "functiongemma": "functiongemma",
-    "gemma4": "gemma",
-    "gigachat3": "gigachat call",
-    "glm45": "glm45",
-    "glm47": "glm47",
-    "granite": "granite",
-    "granite-20b-fc": "granite 20b",
-    "granite4": "hermes",
-    "hermes": "hermes",
-    "hunyuan_a13b": "tool calls",
-    "hy_v3": "hunyuan",
-    "hy_v4": "hunyuan v4",
-    "inkling": "inkling",
-    "internlm": "internlm",
-    "jamba": "jamba",
-    "k2_horizon": "k2 horizon",
-    "kimi_k2": "kimi k2",
-    "kimi_k3": "kimi k3",
-    "lfm2": "lfm2",
-    "ling3": "glm45",
-    "llama3_json": "llama",
-    "llama4_json": "llama",
-    "llama4_pythonic": "llama 4",
-    "longcat": "longcat",
-    "mimo": "mimo",
-    "minicpm5": "minicpm",
-    "minimax_m2": "minimax m2",
-    "minimax_m3": "minimax m3",
-    "mistral": "mistral args",
-    "muse_glimmer": "muse",
-    "olmo3": "olmo",
-    "plamo3": "plamo",
-    "poolside_v1": "glm45",
-    "pythonic": "python",
-    "qwen3_coder": "qwen xml",
-    "qwen3_json": "hermes",
-    "qwen3_xml": "qwen xml",
-    "seed_oss": "seed",
-    "step3": "step3",
-    "step3p5": "qwen xml",
-    "xlam": "array",
+OTHERS = {
+    "glm45": "ling3 poolside_v1",
+    "hermes": "granite4 qwen3_json",
+    "qwen xml": "qwen3_coder qwen3_xml step3p5",
+    "llama": "llama3_json llama4_json",
 }
+FORM_OF = {
+    **{parser: form for form, parsers in OTHERS.items() for parser in parsers.split()},
+    **{"deepseek_v31": "deepseek v3.1", "deepseek_v32": "deepseek v3.2", "deepseek_v41": "deepseek v4.1"},
+    **{"ernie45": "ernie", "gemma4": "gemma", "gigachat3": "gigachat call", "granite-20b-fc": "granite 20b"},
+    **{"hunyuan_a13b": "tool calls", "hy_v3": "hunyuan", "hy_v4": "hunyuan v4", "llama4_pythonic": "llama 4"},
+    **{"minicpm5": "minicpm", "mistral": "mistral args", "muse_glimmer": "muse", "olmo3": "olmo", "plamo3": "plamo"},
+    **{"pythonic": "python", "seed_oss": "seed", "xlam": "array"},
+}
+"""Of the other parsers, forms have their names."""
 NOT_RUN = {"cohere_command3", "cohere_command4", "hf", "openai", "phi4_mini_json"}
 """Cohere's and gpt-oss's need packages or files, hf's form comes with the model, phi4's streams none."""
+PARSERS = sorted({*ToolParserManager.list_registered()} - NOT_RUN)
 WRONG = {"functiongemma", "jamba"}
 """Parsers that are wrong even if each piece has one token, of these forms with the tokens of the tiny model."""
-REASONING = {
-    "deepseek_r1": ["think", "opened"],
-    "deepseek_v3": ["none"],
-    "deepseek_v4": ["think"],
-    "deepseek_v41": ["think"],
-    "ernie45": ["ernie"],
-    "glm45": ["think"],
-    "glm47": ["think"],
-    "granite": ["granite"],
-    "granite_thinking_parser": ["think"],
-    "holo2": ["think"],
-    "hunyuan_a13b": ["hunyuan"],
-    "hy_v4": ["think"],
-    "inkling": ["inkling"],
-    "k2_horizon": ["k2 horizon"],
-    "kimi_k2": ["think"],
-    "kimi_k3": ["kimi k3"],
-    "ling3": ["think"],
-    "mimo": ["think"],
-    "minicpmv": ["think"],
-    "minimax_m2": ["opened"],
-    "minimax_m2_append_think": ["opened"],
-    "minimax_m3": ["minimax m3"],
-    "mistral": ["mistral"],
-    "muse_glimmer": ["muse"],
-    "nemotron_v3": ["think"],
-    "plamo3": ["plamo"],
-    "qwen3": ["think", "opened"],
-    "seed_oss": ["seed"],
-    "step3": ["opened"],
-    "step3p5": ["opened", "think"],
+THINKING = {
+    "think": "deepseek_r1 deepseek_v4 deepseek_v41 glm45 glm47 granite_thinking_parser holo2 hy_v4 kimi_k2 ling3 mimo "
+    "minicpmv nemotron_v3 qwen3 step3p5",
+    "opened": "deepseek_r1 minimax_m2 minimax_m2_append_think qwen3 step3 step3p5",
+    "none": "deepseek_v3",
+    "ernie": "ernie45",
+    "granite": "granite",
+    "hunyuan": "hunyuan_a13b",
+    "inkling": "inkling",
+    "k2 horizon": "k2_horizon",
+    "kimi k3": "kimi_k3",
+    "minimax m3": "minimax_m3",
+    "mistral": "mistral",
+    "muse": "muse_glimmer",
+    "plamo": "plamo3",
+    "seed": "seed_oss",
 }
+REASONING = [(parser, form) for form, parsers in THINKING.items() for parser in parsers.split()]
 MORE = ("<think>", "</think>", "<|python_tag|>", "[TOOL_CALLS]", "[ARGS]")  # what constructors look for
+
+
+def form_of(parser: str) -> str:
+    return FORM_OF.get(parser, parser.replace("_", " "))
 
 
 def parser_of(tools: str | None = None, reasoning: str | None = None) -> Any:
@@ -160,8 +115,8 @@ def differing(parser: type[Any], text: str, with_tools: bool) -> list[str]:
 
 
 def test_every_parser_of_vllms_is_compared_or_named():
-    assert PARSERS.keys() | NOT_RUN == {*ToolParserManager.list_registered()}
-    missing = {*ReasoningParserManager.list_registered()} - REASONING.keys()
+    assert all(form_of(parser) in FORMS for parser in PARSERS)
+    missing = {*ReasoningParserManager.list_registered()} - {parser for parser, _ in REASONING}
     assert missing == {
         *("cohere_command3", "cohere_command4", "hf", "openai_gptoss"),  # as above
         *("gemma4", "hy_v3"),  # reason only if their templates ask for it
@@ -171,9 +126,9 @@ def test_every_parser_of_vllms_is_compared_or_named():
 
 @pytest.mark.parametrize("parser", PARSERS)
 def test_calls_are_parsed_as_token_by_token(parser: str):
-    text, original = FORMS[PARSERS[parser]], parser_of(tools=parser)
+    text, original = FORMS[form_of(parser)], parser_of(tools=parser)
     single = parsed(original, text, 1, True)
-    expected = [(place, *call) for place, call in enumerate(streamed.expected(PARSERS[parser]))]
+    expected = [(place, *call) for place, call in enumerate(streamed.expected(form_of(parser)))]
     assert (single[0] == expected) == (parser not in WRONG)
     calls, _, content = differing(original, text, True)
     assert [calls, content] == streamed.documented("vLLM's tool calls", parser, 2), "tests/engines/streamed_parsers.md"
@@ -182,14 +137,15 @@ def test_calls_are_parsed_as_token_by_token(parser: str):
     assert not any(differing(wrapped, text, True))
 
 
-@pytest.mark.parametrize(("parser", "form"), [(parser, form) for parser, forms in REASONING.items() for form in forms])
+@pytest.mark.parametrize(("parser", "form"), REASONING)
 def test_reasoning_is_parsed_as_token_by_token(parser: str, form: str):
     text, original = THOUGHTS[form], parser_of(reasoning=parser)
     single = parsed(original, text, 1, False)
     if parser not in ("minimax_m2_append_think", "hunyuan_a13b"):  # which leave reasoning in the content here
         assert ("four" in single[1], "four" in single[2]) == (form != "none", False)
     _, *alone = differing(original, text, False)
-    row = streamed.documented("vLLM's reasoning", parser, 2) if form == REASONING[parser][0] else ["", ""]
+    is_listed = (parser, form) != ("deepseek_r1", "opened")  # whose other form is
+    row = streamed.documented("vLLM's reasoning", parser, 2) if is_listed else ["", ""]
     assert alone == row, "tests/engines/streamed_parsers.md"
     wrapped = tool_streams.by_token(original)
     assert parsed(wrapped, text, 1, False) == single

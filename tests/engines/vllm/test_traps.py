@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
+from tests.engines.suites.lifecycle import kinds_of
 from tests.engines.vllm import inside, watching
 from tests.engines.vllm.referee import MAX_TOKENS, assert_greedy, ids, prompts, reported
 
 PROMPTS = [list(prompt) for prompt in prompts()]
 on_v2 = pytest.mark.parametrize("kind", ["v2", "v2_async"], indirect=True)
-on_async = pytest.mark.parametrize("kind", ["v2_async"], indirect=True)
 
 
 def spoiled(llm: Any, requests: list[dict[str, Any]], *, mapping: bool) -> dict[str, Any]:
@@ -98,15 +98,14 @@ def test_dropped_tokens_are_dropped(kind, zoo, truth):
     assert_greedy(PROMPTS[:6], truth[:6], [found["outputs"][f"q{i}"] for i in range(6)])
     assert found["wrong"] == []
     assert found["total"]["accepted"] > 0
-    kinds = [kind for kind, name, _, _ in found["events"] if name == "q0"]
-    assert kinds[:5] == ["started", "preempted", "resumed", "preempted", "resumed"]
+    kinds = kinds_of(found, "q0")
+    assert kinds[:5] == ["STARTED", "PREEMPTED", "RESUMED", "PREEMPTED", "RESUMED"]
 
 
-def session(llm: Any, parts: list[list[int]], max_tokens: int, look: bool) -> dict[str, Any]:
+def session(llm: Any, parts: list[list[int]], max_tokens: int) -> dict[str, Any]:
     """Feed one request its prompt in parts, each answered before the next: vLLM's streaming input.
 
-    Returns:
-        "turns": per part the answer's ids; with `look` also "events" and "texts", what proposers saw at each step.
+    Returns the answers' ids by part, under "turns", and the "records" of the proposer `recorder`, if there is one.
     """
     from vllm.sampling_params import RequestOutputKind
     from vllm.v1.engine import EngineCoreRequest
@@ -117,10 +116,7 @@ def session(llm: Any, parts: list[list[int]], max_tokens: int, look: bool) -> di
     tasks = engine.get_supported_tasks()
     first: EngineCoreRequest | None = None
     turns: list[list[int]] = []
-    watch = watching.Watch(llm) if look else None
-    if watch is not None:
-        watch.__enter__()
-    try:
+    with watching.recording(llm) as records:
         for part in parts:
             given = {"prompt_token_ids": part}
             request = engine.input_processor.process_inputs(
@@ -141,40 +137,25 @@ def session(llm: Any, parts: list[list[int]], max_tokens: int, look: bool) -> di
             turns.append(turn)
         engine.abort_request(["session"])
         engine.step()
-    finally:
-        if watch is not None:
-            watch.__exit__()
-    if watch is None:
-        return {"turns": turns}
-    events = [event for event in watch.events if event[1] == "session"]
-    return {"turns": turns, "events": events, "texts": [text for _, text in watch.texts]}
+    return {"turns": turns, "records": records}
 
 
 def test_an_id_comes_again_without_having_finished(zoo, baseline):
     """A streaming session continues with a longer prompt under its old id, as an update in a new generation."""
     parts = [PROMPTS[0], PROMPTS[3], PROMPTS[1][:40]]
-    expected = baseline.call(session, parts=parts, max_tokens=12, look=False)
-    found = zoo.call(session, parts=parts, max_tokens=12, look=True)
+    expected, found = (one.call(session, parts=parts, max_tokens=12) for one in (baseline, zoo))
     assert found["turns"] == expected["turns"]
-    kinds = [event for event, _, _, _ in found["events"]]
-    assert kinds == ["started", "updated", "updated", "aborted"]
-    generations = [generation for _, _, _, generation in found["events"]]
-    assert len(set(generations)) == 3
-    assert found["texts"][-1][: len(parts[0])] == parts[0]
-    assert len(found["texts"][-1]) > sum(map(len, parts))
-
-
-def test_prefill_chunks_are_not_drafted(zoo, baseline):
-    long = (PROMPTS[0] + PROMPTS[1] + PROMPTS[5]) + PROMPTS[0]
-    requested = [{"id": "short", "prompt": PROMPTS[3]}, {"id": "long", "prompt": long, "at": 3}]
-    expected = baseline.call("inside.generate", prompts=[PROMPTS[3], long])
-    found = zoo.call(watching.watched, requests=requested)
-    assert_greedy([PROMPTS[3], long], expected, [found["outputs"][name] for name in ("short", "long")])
-    chunks = [row for row in found["rows"]["long"] if not row["sampled"]]
-    assert chunks
-    assert not any(row["proposed"] or row["emitted"] for row in chunks)
-    assert any(row["proposed"] for row in found["rows"]["long"])
-    assert found["wrong"] == []
+    assert kinds_of(found, "session") == ["STARTED", "UPDATED", "UPDATED", "ABORTED"]
+    records = found["records"]
+    assert len({record["generation"] for record in records if record.get("request_id") == "session"}) == 3
+    texts = [
+        dict(zip(record["request_ids"], record["texts"], strict=True))
+        for record in records
+        if record["call"] == "ingest"
+    ]
+    last = [text["session"] for text in texts if "session" in text][-1]
+    assert last[: len(parts[0])] == parts[0]
+    assert len(last) > sum(map(len, parts))
 
 
 def test_vllm_counts_the_accepted_tokens_after_an_end_too(zoo, truth):
@@ -184,7 +165,7 @@ def test_vllm_counts_the_accepted_tokens_after_an_end_too(zoo, truth):
     """
     answers = [answer["token_ids"] for answer in truth[:6]]
     params = [{"stop_token_ids": [answer[MAX_TOKENS // 2]], **reported(answer)} for answer in answers]
-    found = zoo.call("watching.counted", prompts=[list(prompt) for prompt in prompts()[:6]], params=params)
+    found = zoo.call("watching.counted", prompts=PROMPTS[:6], params=params)
     assert {answer["finish_reason"] for answer in found["result"]} == {"stop"}
     total, dropped = found["total"], found["accepted_by_vllm"] - found["total"]["accepted"]
     assert total["emitted"] == sum(len(answer["token_ids"]) for answer in found["result"])
@@ -192,10 +173,13 @@ def test_vllm_counts_the_accepted_tokens_after_an_end_too(zoo, truth):
     assert 0 < dropped <= total["after_stop"]
 
 
-def test_the_requests_of_the_engines_warm_up_are_nobodys(v2):
-    found = v2.call(warmed_up)
+@pytest.mark.parametrize("kind", ["v2"], indirect=True)
+def test_the_requests_of_the_engines_warm_up_are_nobodys(kind, zoo):
+    found = zoo.call(warmed_up)
     assert found["steps"] >= 6  # a prefill and decoding steps, and one that ends the requests
-    assert (found["events"], found["rows"]) == ([], {})
+    records = [record for record in found["records"] if "request_id" in record or "request_ids" in record]
+    names = {name for record in records for name in (record.get("request_ids") or [record["request_id"]])}
+    assert not [name for name in names if "warmup" in name]
     assert {count for count in found["total"].values() if isinstance(count, int)} == {0}
     assert found["faults"] == {}
 
@@ -207,7 +191,7 @@ def warmed_up(llm: Any) -> dict[str, Any]:
     runner, driver = inside.runner(llm), inside.core(llm).model_executor.driver_worker
     worker = getattr(driver, "worker", driver)
     drafting = watching.drafting(llm)
-    before, most, steps = drafting.stage.metrics.snapshot(), runner.scheduler_config.max_num_seqs, []
+    most, steps = runner.scheduler_config.max_num_seqs, []
 
     def execute_model(scheduler_output: Any) -> Any:
         steps.append(scheduler_output)
@@ -215,10 +199,11 @@ def warmed_up(llm: Any) -> dict[str, Any]:
 
     runner.scheduler_config.max_num_seqs = 2  # in Triton's interpreter
     try:
-        with watching.Watch(llm) as watch:
+        with watching.recording(llm) as records:
+            before = drafting.stage.metrics.snapshot()
             warmup_kernels(runner, execute_model, worker.sample_tokens)
+            counts = (drafting.stage.metrics.snapshot() - before).as_dict()
+            llm.reset_prefix_cache()  # it writes over blocks that it does not ask the scheduler for
     finally:
         runner.scheduler_config.max_num_seqs = most
-        llm.reset_prefix_cache()  # it writes over blocks that it does not ask the scheduler for
-    counts = (drafting.stage.metrics.snapshot() - before).as_dict()
-    return {"steps": len(steps), "events": watch.events, "rows": watch.rows, **counts}
+    return {"steps": len(steps), "records": records, **counts}

@@ -66,13 +66,6 @@ def test_a_draft_whose_columns_lie_apart_is_left_to_the_reference(kernels):
         assert not kernels.covers(replace(draft, **{name: getattr(draft, name).T.contiguous().T})), name
 
 
-def test_without_the_interpreter_a_cpu_has_no_kernel():
-    with imported_anew(NAME, interpreted=False) as module:
-        assert survival._kernels_for(torch.device("cpu")) is None
-        assert survival._kernels_for(torch.device("cuda")) is module
-        assert survival._kernels_for(torch.device("meta")) is None
-
-
 def test_what_it_keeps_is_one_hot(kernels):
     draft = Draft.allocate(2, 3, distribution=Distribution.PROBS, vocab_size=4)
     found = kernels.trim(draft, TrimLimits.build(9, torch.ones(2, dtype=torch.bool)))

@@ -1,6 +1,6 @@
 """A specplug verifier decides instead of the engine's own, on both runners, and nothing else changes.
 
-`test_sampling` holds its samples against the exact distribution.
+`test_sampling` holds its samples against the exact distribution, `tests/adapters/test_vllm_verifier.py` single rows.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import pytest
 
 from tests.engines.vllm.watching import drafter
 
-RUNNERS = ["v1", "v2"]
+on_both = pytest.mark.parametrize("kind", ["v1", "v2"], indirect=True)
 CODE = "import os\n\n\ndef read(path):\n    with open(path) as file:\n        return file.read()\n\n\ndef write("
 PROMPTS = [CODE, "class Foo:\n    def __init__(self):\n", "import os, sys\n"]
 # No prompt comes in pieces: vLLM's V1 on a CPU ends when a seeded one does.
@@ -21,30 +21,38 @@ MANY = {"max_num_seqs": 64, "max_num_batched_tokens": 16384}
 # -- run inside the engine's process ------------------------------------------------------------------------------
 
 
-def plant(llm: Any, mutant: str | None = None, lossless: bool = True) -> None:
-    """Put a recording verifier in place, the reference or one that errs, and count from 0."""
+def plant(llm: Any, mutant: str | None = None) -> None:
+    """Put a recording verifier in place that passes for lossless, the reference or one that errs; count from 0."""
     from specplug.verify.reference import ReferenceVerifier
     from tests.mutants import LOSSY_MUTANTS
 
     kind = LOSSY_MUTANTS[mutant] if mutant else ReferenceVerifier
 
     class Recording(kind):  # type: ignore[misc, valid-type]
-        counts: ClassVar[dict[str, Any]] = {"calls": 0, "greedy": 0, "drafted": 0, "accepted": 0, "emitted": []}
+        counts: ClassVar[dict[str, int]] = {"calls": 0, "greedy": 0, "accepted": 0}
 
         def verify(self, draft: Any, target: Any, sampling: Any, uniforms: Any) -> Any:
             found, counts = super().verify(draft, target, sampling, uniforms), self.counts
             counts["calls"] += 1
             counts["greedy"] += sampling.all_greedy
-            counts["drafted"] += int(draft.lengths.sum())
             counts["accepted"] += int(found.num_accepted.sum())
-            counts["emitted"].append(found.token_ids.tolist())
-            counts[draft.distribution.value] = counts.get(draft.distribution.value, 0) + 1
             return found
 
     server = drafter(llm).verifier
-    server.lossless = lossless
     server.__dict__.setdefault("configured", server.plugin)
-    server.plugin = Recording()
+    server.plugin, server.lossless = Recording(), True
+
+
+def serve_as_configured(llm: Any) -> None:
+    """Put the verifier back that the server's settings name."""
+    server = drafter(llm).verifier
+    server.plugin, server.lossless = server.__dict__.get("configured", server.plugin), False
+
+
+def lossy_counts(llm: Any) -> tuple[int, float]:
+    """Return how many draft tokens lossy verification has accepted, and how many of them departed."""
+    found = drafter(llm).drafting.stage.metrics.snapshot().lossy
+    return found.accepted, found.departed
 
 
 def counts(llm: Any) -> dict[str, Any]:
@@ -56,23 +64,11 @@ def counts(llm: Any) -> dict[str, Any]:
 # -- engines ------------------------------------------------------------------------------------------------------
 
 
-@pytest.fixture(params=RUNNERS)
-def kind(request):
-    return request.param
-
-
-@pytest.fixture
-def baseline(kind, baseline_v1, baseline_v2):
-    return baseline_v1 if kind == "v1" else baseline_v2
-
-
 @pytest.fixture
 def verified(kind, engine):
     """The oracle drafts a request's reference, as one-hot drafts."""
     settings = {"proposer": "oracle", "verifier": "threshold", "acceptance_thresholds": {"any": 1e-30}}
-    found = engine(kind, settings, name=f"verified {kind}", **MANY)
-    found.call(plant)
-    return found
+    return engine(kind, settings, name=f"verified {kind}", **MANY)
 
 
 def verified_with(reference: list[int], **fields: Any) -> dict[str, Any]:
@@ -87,24 +83,17 @@ def spoiled(ids: list[int], every: int) -> list[int]:
 # -- greedy -------------------------------------------------------------------------------------------------------
 
 
+@on_both
+@pytest.mark.slow
 def test_greedy_output_is_that_of_plain_decoding(baseline, verified):
     plain = baseline.call("inside.generate", prompts=PROMPTS)
     params = [verified_with(spoiled(answer["token_ids"], 7 + row)) for row, answer in enumerate(plain)]
     params[2] = {}  # a row without drafts
+    verified.call(plant)
     assert verified.call("inside.generate", prompts=PROMPTS, params=params) == plain
     seen = verified.call(counts)
     assert seen["calls"] == seen["greedy"] > 0
     assert seen["accepted"] > 40
-
-
-def test_the_verifier_decides(baseline, verified):
-    """A verifier that keeps every draft changes the output; otherwise the test above would prove nothing."""
-    (plain,) = baseline.call("inside.generate", prompts=PROMPTS[:1])
-    verified.call(plant, mutant="accepts always")
-    (answer,) = verified.call(
-        "inside.generate", prompts=PROMPTS[:1], params=[verified_with(spoiled(plain["token_ids"], 5))]
-    )
-    assert answer["token_ids"][4] == (plain["token_ids"][4] + 1) % 2048
 
 
 SAMPLING: dict[str, dict[str, Any]] = {
@@ -115,11 +104,14 @@ SAMPLING: dict[str, dict[str, Any]] = {
 }
 
 
+@on_both
+@pytest.mark.slow
 @pytest.mark.parametrize("sampling", SAMPLING)
 def test_the_engines_own_processing_of_logits_stays(baseline, verified, sampling):
     params = [{**SAMPLING[sampling], "max_tokens": 32}] * 2
     plain = baseline.call("inside.generate", prompts=PROMPTS[:2], params=params)
     fields = [verified_with(spoiled(answer["token_ids"], 6)) for answer in plain]
+    verified.call(plant)
     answers = verified.call(
         "inside.generate", prompts=PROMPTS[:2], params=[p | f for p, f in zip(params, fields, strict=True)]
     )
@@ -133,16 +125,24 @@ def test_the_engines_own_processing_of_logits_stays(baseline, verified, sampling
 # -- opting in ----------------------------------------------------------------------------------------------------
 
 
-def test_a_lossy_verifier_serves_only_who_asks_for_it(baseline, verified):
-    plain = baseline.call("inside.generate", prompts=PROMPTS[:1] * 2)
-    verified.call(plant, mutant="accepts always", lossless=False)
-    wrong = spoiled(plain[0]["token_ids"], 5)
-    params = [verified_with(wrong), verified_with(wrong, verifier="threshold")]
-    careful, careless = verified.call("inside.generate", prompts=PROMPTS[:1] * 2, params=params)
-    assert careful == plain[0]
-    assert careless["token_ids"][4] == wrong[4]
+@pytest.mark.parametrize("kind", ["v1", pytest.param("v2", marks=pytest.mark.slow)], indirect=True)
+def test_each_request_has_its_own_threshold(baseline, verified):
+    """A lossy verifier decides for who asks for it, as lenient as each asks, and is counted."""
+    [plain] = baseline.call("inside.generate", prompts=PROMPTS[:1])
+    verified.call(serve_as_configured)
+    before = verified.call(lossy_counts)
+    wrong = spoiled(plain["token_ids"], 5)
+    fields: list[dict[str, Any]] = [{}, {"acceptance_threshold": 1}, {"acceptance_threshold": "any"}]
+    params = [verified_with(wrong, **given, **({"verifier": "threshold"} if given else {})) for given in fields]
+    lossless, strict, lenient = verified.call("inside.generate", prompts=PROMPTS[:1] * 3, params=params)
+    assert lossless == strict == plain
+    assert lenient["token_ids"][4] == wrong[4]
+    accepted, departed = (after - early for after, early in zip(verified.call(lossy_counts), before, strict=True))
+    assert 1 <= departed < accepted
 
 
+@on_both
+@pytest.mark.slow
 def test_a_verifier_or_threshold_that_the_server_lacks_is_refused(verified):
     def ask(**fields: Any) -> None:
         verified.call("inside.generate", prompts=["x"], params=[verified_with([1], **fields)])

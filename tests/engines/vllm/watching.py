@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from tests.engines.suites.served import wrong_texts
 from tests.engines.vllm.inside import drive, generate, metrics, runner
 
 
@@ -38,26 +39,37 @@ def counted(llm: Any, call: str = "generate", **arguments: Any) -> dict[str, Any
     return {"result": result, "accepted_by_vllm": metrics(llm)[accepted] - theirs, **counts}
 
 
-def watched(llm: Any, requests: list[dict[str, Any]], aborts: dict[str, int] | None = None) -> dict[str, Any]:
-    """Run `inside.drive`, and record what `Drafting` receives and what it drafts.
+def watched(llm: Any, requests: list[dict[str, Any]]) -> dict[str, Any]:
+    """Run `inside.drive`, and record what the proposer `recorder` is told.
 
-    Returns:
-        What `drive` returns, the counts of `snapshot` meanwhile, and further
-        "events": (kind, request id, slot, generation) in order;
-        "rows": by request id, per step "length", "emitted", "sampled", "proposed", "after_stop", "slot", "generation";
-        "wrong": (request id, length) of rows whose tokens are not those of the request's final text.
+    Returns what `drive` returns, the counts of `snapshot` meanwhile, and further "records", and under "wrong" the
+    (request id, length) of texts whose tokens are not those of the request's final text.
     """
-    with Watch(llm) as watch:
-        found = counted(llm, "drive", requests=requests, aborts=aborts)
+    with recording(llm) as records:
+        found = counted(llm, "drive", requests=requests)
     result = found.pop("result")
     given = {request["id"]: request["prompt"] for request in requests}
     finals = {name: [*given[name], *output["token_ids"]] for name, output in result["outputs"].items()}
-    wrong = [
-        (name, len(text))
-        for name, text in watch.texts
-        if name in finals and any(a != b for a, b in zip(text, finals[name], strict=False))
-    ]
-    return {**result, **found, "events": watch.events, "rows": watch.rows, "wrong": wrong}
+    return {**result, **found, "records": records, "wrong": wrong_texts(records, finals)}
+
+
+@contextmanager
+def recording(llm: Any) -> Iterator[list[dict[str, Any]]]:
+    """Collect the records of the proposer `recorder`, under the ids of requests that the tests gave.
+
+    Requests of its own bring proposers what happened before, and at the end.
+    """
+    from specplug_testkit.recorder import RECORDS
+
+    generate(llm, [[5, 6, 7]], {"max_tokens": 2})
+    RECORDS.clear()
+    records: list[dict[str, Any]] = []
+    yield records
+    generate(llm, [[5, 6, 7]], {"max_tokens": 2})
+    for record in RECORDS:
+        names = {"request_id": plain_name(record["request_id"])} if record.get("request_id") else {}
+        several = {"request_ids": [*map(plain_name, record["request_ids"])]} if record.get("request_ids") else {}
+        records.append({**record, **names, **several})
 
 
 @contextmanager
@@ -69,61 +81,6 @@ def stage_takes_steps(llm: Any) -> Iterator[None]:
         if hasattr(drafter(llm), "_on_device"):
             patch.setattr(drafter(llm)._on_device, "steps", None)
         yield
-
-
-class Watch:
-    """Notes what passes through an engine's `Drafting` while the context lasts."""
-
-    def __init__(self, llm: Any) -> None:
-        self._drafting, self._all_steps = drafting(llm), stage_takes_steps(llm)
-        self.events: list[tuple[str, str, int, int]] = []
-        self.rows: dict[str, list[dict[str, Any]]] = {}
-        self.texts: list[tuple[str, list[int]]] = []
-
-    def __enter__(self) -> Watch:
-        stage = self._drafting.stage
-        step, on_event, observe = self._drafting.step, stage.on_event, stage.observe
-        verdicts: list[Any] = []
-
-        def noting_observe(batch: Any, outcome: Any) -> Any:
-            verdicts[:] = [observe(batch, outcome)]
-            return verdicts[0]
-
-        def noting_step(batch: Any, outcome: Any, caps: Any) -> Any:
-            draft = step(batch, outcome, caps)
-            self._note(batch, draft, verdicts[0])
-            return draft
-
-        def noting_on_event(event: Any) -> None:
-            if hasattr(event, "request"):
-                name = plain_name(event.request.request_id)
-                self.events.append((event.kind.value, name, event.slot, event.generation))
-            on_event(event)
-
-        self._all_steps.__enter__()
-        self._drafting.step, stage.on_event, stage.observe = noting_step, noting_on_event, noting_observe
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        del self._drafting.step, self._drafting.stage.on_event, self._drafting.stage.observe
-        self._all_steps.__exit__(None, None, None)
-
-    def _note(self, batch: Any, draft: Any, verdict: Any) -> None:
-        columns = {
-            "length": batch.lengths,
-            "emitted": verdict.emitted,
-            "accepted": verdict.accepted,
-            "sampled": batch.sampled,
-            "proposed": draft.lengths,
-            "after_stop": verdict.after_stop,
-            "slot": batch.slots,
-            "generation": batch.generations,
-        }
-        lists = {name: column.tolist() for name, column in columns.items()}
-        for row, request_id in enumerate(batch.request_ids):
-            name = plain_name(request_id)
-            self.rows.setdefault(name, []).append({column: values[row] for column, values in lists.items()})
-            self.texts.append((name, batch.tokens[batch.rows[row], : batch.lengths[row]].tolist()))
 
 
 def plain_name(request_id: str) -> str:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from specplug.host import HostProposer
 from specplug.interfaces import PluginContext, Proposer
 from specplug.types.batch import EngineBatch
 from specplug.types.draft import NO_TOKEN, Draft
@@ -38,16 +36,3 @@ class Bigram(Proposer):
         draft.confidence.copy_(torch.where(inside, self.confidence, 0.0))
         draft.lengths.copy_(inside.sum(1))
         draft.source.copy_(torch.where(inside, 0, -1))
-
-
-class HostBigram(HostProposer):
-    """Drafts the same as `Bigram`, from host memory."""
-
-    def draft(self, tokens, limit, request):  # type: ignore[no-untyped-def]
-        begin = np.flatnonzero(tokens[:-1] == tokens[-1])[-1:] + 1
-        return (tokens[begin[0] :][:limit], Bigram.confidence) if begin.size else ()
-
-
-def anywhere(context: PluginContext) -> Proposer:
-    """Return the form for the device that the context names."""
-    return HostBigram(context) if context.device.type == "cpu" else Bigram(context)

@@ -14,9 +14,11 @@ from specplug.types.draft import Draft
 from specplug.types.request import Event
 from specplug.types.verdict import Verdict
 from specplug_testkit.bigram import Bigram
-from specplug_testkit.options import GarbageOptions, RaisesOptions, SlowOptions
+from specplug_testkit.options import RaisesOptions, SlowOptions
 
 MESSAGE = "raised as told"
+GARBAGE = ("range", "negative", "nan", "length", "source", "padding")
+"""The faults of drafts, one per step, in turn."""
 
 
 class Planted(RuntimeError):
@@ -61,11 +63,9 @@ class RaisesOnDevice(Bigram):
         options = self._options
         if call != options.call or options.rank not in (None, self.context.rank):
             return
-        number = self._calls - options.first
         self._calls += 1
-        due = number >= 0 and number % options.every == 0
-        if due and (options.count is None or number // options.every < options.count):
-            raise Hostile if options.hostile else Planted(f"{MESSAGE}, {call} {number}")
+        if (self._calls - 1) % options.every == 0:
+            raise Hostile if options.hostile else Planted(f"{MESSAGE}, {call} {self._calls - 1}")
 
 
 class RaisesOnHost(RaisesOnDevice):
@@ -77,13 +77,11 @@ class GarbageOnDevice(Bigram):
 
     def __init__(self, context: PluginContext) -> None:
         super().__init__(context)
-        self._options: GarbageOptions = context.options or GarbageOptions()
         self._step = 0
 
     def propose(self, batch: EngineBatch, limits: Tensor, draft: Draft) -> None:
         super().propose(batch, limits, draft)
-        kinds = self._options.kinds
-        kind = kinds[self._step % len(kinds)]
+        kind = GARBAGE[self._step % len(GARBAGE)]
         self._step += 1
         if kind in ("range", "negative"):
             draft.token_ids.fill_(2**31 - 1 if kind == "range" else -5)
@@ -102,8 +100,7 @@ class GarbageOnHost(GarbageOnDevice):
     """The same, registered for the host; "length" is then a buffer of another size, too."""
 
     def propose(self, batch: EngineBatch, limits: Tensor, draft: Draft) -> None:
-        kinds = self._options.kinds
-        resize = kinds[self._step % len(kinds)] == "length"
+        resize = GARBAGE[self._step % len(GARBAGE)] == "length"
         super().propose(batch, limits, draft)
         if resize:
             draft.confidence.resize_(draft.batch_size, draft.draft_length + 1)

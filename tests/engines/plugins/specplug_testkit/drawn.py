@@ -57,7 +57,7 @@ class Drawn(Proposer):
         draft.confidence.fill_(1.0 / self.context.vocab_size)
         draft.lengths.fill_(draft.draft_length)
         draft.source.zero_()
-        draft.shorten(limits if self._options.length is None else limits.clamp(max=self._options.length))
+        draft.shorten(limits)
 
 
 class Liar(Drawn):

@@ -13,43 +13,31 @@ LEARNS = ProposerCaps(needs_host=True, learns=True)
 TREES = ProposerCaps(needs_host=True, trees=True)
 LOGITS, PROBS = ProposerCaps(distribution=Distribution.LOGITS), ProposerCaps(distribution=Distribution.PROBS)
 
-
-def caps_anywhere(device: str) -> ProposerCaps:
-    """Return what `bigram-anywhere` needs: on a CPU it reads the host's memory, elsewhere it works on the device."""
-    return ProposerCaps(needs_host=True, inline=True) if device == "cpu" else ProposerCaps()
-
-
 ON_DEVICE = ProposerCaps(distribution=Distribution.LOGITS, learns=True)
 
 PROPOSERS = {
     "oracle": ("oracle:Oracle", "OracleOptions", HOST, "the right continuation, with errors where told"),
-    "thicket": ("thicket:Thicket", "ThicketOptions", TREES, "the right continuation among wrong siblings, in trees"),
+    "thicket": ("thicket:Thicket", None, TREES, "the right continuation among wrong siblings, in trees"),
     "branches": ("thicket:Branches", "BranchesOptions", TREES, "the same tokens behind each, in trees"),
     "bigram": ("bigram:Bigram", None, DEVICE, "what followed the last token, in plain torch on the device"),
-    "bigram-anywhere": ("bigram:anywhere", None, caps_anywhere, "the same, on a CPU in numpy"),
     "uniform": ("drawn:Drawn", "DrawnOptions", LOGITS, "tokens at random, with their logits"),
     "uniform-probs": ("drawn:Drawn", "DrawnOptions", PROBS, "tokens at random, with their probabilities"),
     "liar": ("drawn:Liar", "DrawnOptions", LOGITS, "tokens at random, with another law's logits"),
-    "liar-probs": ("drawn:Liar", "DrawnOptions", PROBS, "tokens at random, with another law's probabilities"),
-    "tiny-model": ("tiny_model:TinyModel", "TinyModelOptions", PROBS, "a draft model over half of the vocabulary"),
-    "tiny-model-logits": ("tiny_model:TinyModel", "TinyModelOptions", LOGITS, "the same, with its logits"),
+    "tiny-model": ("tiny_model:TinyModel", None, PROBS, "a draft model over half of the vocabulary"),
     "crosstok-device": (
-        "crosstok:on_device",
+        "composed:crosstok_on_device",
         "specplug_crosstok.options:CrossTokSettings",
         ON_DEVICE,
         "a draft model on the engine's device, on a CPU too",
     ),
     "raises": ("broken:RaisesOnHost", "RaisesOptions", LEARNS, "raises when told, on the host"),
     "raises-device": ("broken:RaisesOnDevice", "RaisesOptions", ProposerCaps(learns=True), "raises when told"),
-    "garbage": ("broken:GarbageOnHost", "GarbageOptions", HOST, "malformed drafts from the host"),
-    "garbage-device": ("broken:GarbageOnDevice", "GarbageOptions", DEVICE, "malformed drafts from the device"),
+    "garbage": ("broken:GarbageOnHost", None, HOST, "malformed drafts from the host"),
+    "garbage-device": ("broken:GarbageOnDevice", None, DEVICE, "malformed drafts from the device"),
     "slow": ("broken:Slow", "SlowOptions", HOST, "takes its time"),
-    "spliced": ("spliced:Spliced", "SplicedOptions", ProposerCaps(learns=True), "what its parts draft, spliced"),
+    "spliced": ("composed:Spliced", "SplicedOptions", ProposerCaps(learns=True), "what its parts draft, spliced"),
     "recorder": ("recorder:Recorder", None, LEARNS, "drafts like ngram and records what it is told"),
 }
-
-
-MEMORY = dict.fromkeys(("tiny-model", "tiny-model-logits"), "specplug_testkit.tiny_model:memory")
 
 
 def spec_of(name: str) -> ProposerSpec:
@@ -61,7 +49,7 @@ def spec_of(name: str) -> ProposerSpec:
         summary=summary,
         options=options if options is None or ":" in options else f"specplug_testkit.options:{options}",
         caps=caps,
-        memory=MEMORY.get(name),
+        memory="specplug_testkit.tiny_model:memory" if name == "tiny-model" else None,
     )
 
 
@@ -76,7 +64,7 @@ def specplug_register_policies(register: Callable[[PolicySpec], None]) -> None:
     register(
         PolicySpec(
             name="ladder",
-            factory="specplug_testkit.ladder:Ladder",
+            factory="specplug_testkit.policies:Ladder",
             summary="another width at every step",
             options="specplug_testkit.options:LadderOptions",
         )
@@ -84,9 +72,8 @@ def specplug_register_policies(register: Callable[[PolicySpec], None]) -> None:
     register(
         PolicySpec(
             name="learner",
-            factory="specplug_testkit.learner:LearningPlanner",
-            trimmer="specplug_testkit.learner:LearningTrimmer",
+            factory="specplug_testkit.policies:LearningPlanner",
+            trimmer="specplug_testkit.policies:LearningTrimmer",
             summary="learns how far drafts are accepted",
-            options="specplug_testkit.options:LearnerOptions",
         )
     )

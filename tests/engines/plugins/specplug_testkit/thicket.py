@@ -12,7 +12,7 @@ from specplug.types.batch import EngineBatch
 from specplug.types.draft import Draft
 from specplug.types.paths import ROOT
 from specplug.types.request import Request
-from specplug_testkit.options import BranchesOptions, ThicketOptions
+from specplug_testkit.options import BranchesOptions
 
 RIGHT, WRONG = 0.9, 0.05  # confidences
 
@@ -44,39 +44,22 @@ class _Trees(Proposer):
 
 
 class Thicket(_Trees):
-    """Drafts the answer's next tokens, each after wrong siblings, so that the right nodes are not adjacent.
+    """Drafts the answer's next tokens, each after a wrong sibling, so that the right nodes are not adjacent.
 
     The answer is the request's first reference, which holds it alone.
     """
 
-    def __init__(self, context: PluginContext) -> None:
-        super().__init__(context)
-        self._options: ThicketOptions = context.options or ThicketOptions()
-
     def tree(self, text: list[int], limit: int, request: Request | None) -> Tree:
         place = 0 if request is None else len(text) - request.prompt_length
         answer = request.references[0].token_ids.tolist() if request is not None and request.references else []
-        lengths = self._options.lengths
-        if lengths:
-            limit = min(limit, lengths[place % len(lengths)])
         tree, parent = Tree([], [], []), ROOT
-
-        def hang(token: int, above: int, confidence: float) -> bool:
-            if len(tree.tokens) < limit:
-                tree.tokens.append(token % self.context.vocab_size)
-                tree.parents.append(above)
+        for token in answer[place : place + limit + 1]:
+            for drafted, confidence in ((token + 1, WRONG), (token, RIGHT)):
+                if len(tree.tokens) == limit:
+                    return tree
+                tree.tokens.append(drafted % self.context.vocab_size)
+                tree.parents.append(parent)
                 tree.confidence.append(confidence)
-            return len(tree.tokens) < limit
-
-        upcoming = answer[place : place + limit + 1]
-        for index, token in enumerate(upcoming):
-            for number in range(1, self._options.decoys + 1):
-                hang(token + number, parent, WRONG)
-                if self._options.after_decoys:
-                    for follows in upcoming[index + 1 : index + 2]:
-                        hang(follows, len(tree.tokens) - 1, WRONG)
-            if not hang(token, parent, RIGHT):
-                break
             parent = len(tree.tokens) - 1
         return tree
 

@@ -13,9 +13,9 @@ from torch import Tensor
 from specplug.interfaces import PluginContext, Proposer
 from specplug.types.batch import EngineBatch
 from specplug.types.draft import Draft
-from specplug_testkit.options import TinyModelOptions
 
 _WIDTH = 16  # of its embeddings
+_SHARPNESS = 3.0  # how far its scores lie apart
 
 
 def memory(context: PluginContext) -> int:
@@ -32,12 +32,11 @@ class TinyModel(Proposer):
     """
 
     def __init__(self, context: PluginContext) -> None:
-        options: TinyModelOptions = context.options or TinyModelOptions()
         self._target_path, device = context.target_path, context.device
         self.draft_vocab = torch.tensor(_vocabulary(context), device=device)
         embeddings = torch.randn(context.vocab_size, _WIDTH, generator=torch.Generator().manual_seed(12345))
         own = torch.nn.functional.normalize(embeddings.to(device)[self.draft_vocab], dim=-1)
-        self._scores = options.sharpness * (own @ own.T)  # [Vd, Vd]
+        self._scores = _SHARPNESS * (own @ own.T)  # [Vd, Vd]
         self._column = torch.full((context.vocab_size,), -1, device=device)
         self._column[self.draft_vocab] = torch.arange(len(self.draft_vocab), device=device)
         is_meta = device.type == "meta"
@@ -57,8 +56,6 @@ class TinyModel(Proposer):
             if draft.draft_probs is not None:
                 certain = torch.nn.functional.one_hot(column, probs.shape[1]).float()
                 draft.draft_probs[:, place] = torch.where(greedy[:, None], certain, probs)
-            if draft.draft_logits is not None:
-                draft.draft_logits[:, place] = scores
             draft.token_ids[:, place] = self.draft_vocab[column]
             draft.confidence[:, place] = probs.gather(1, column[:, None])[:, 0]
         draft.lengths.fill_(draft.draft_length)
@@ -75,5 +72,4 @@ def _vocabulary(context: PluginContext) -> list[int]:
     if context.target_config is not None:
         text = context.target_config.get_text_config()
         special |= {getattr(text, name, None) for name in ("bos_token_id", "pad_token_id")}
-    options: TinyModelOptions = context.options or TinyModelOptions()
-    return [token for token in range(options.first, context.vocab_size, 2) if token not in special]
+    return [token for token in range(0, context.vocab_size, 2) if token not in special]

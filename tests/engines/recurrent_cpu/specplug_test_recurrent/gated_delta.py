@@ -41,14 +41,8 @@ def delta_step(
 ) -> tuple[Tensor, Tensor]:
     """Advance each row's state from the one after its last accepted token; keep one after every token.
 
-    Args:
-        a, b: [N, HV], the tokens of R rows.
-        q, k: [1, N, H, K].
-        v: [1, N, HV, V].
-        initial_state: [S, HV, V, K] by block.
-        cu_seqlens: [R + 1].
-        ssm_state_indices: [R, 1 + K] blocks, or [R] where nothing is drafted.
-        num_accepted_tokens: [R], the bonus included.
+    Of N tokens of R rows: a, b [N, HV], q, k [1, N, H, K], v [1, N, HV, V]; states [S, HV, V, K] by block, blocks
+    [R, 1 + K], or [R] where nothing is drafted; accepted tokens [R], the bonus included.
     """
     out = torch.zeros_like(v)
     decay, beta = gates(A_log, a, b, dt_bias)
@@ -77,15 +71,7 @@ def delta_step(
 def packed_step(
     *, mixed_qkv: Tensor, initial_state: Tensor, out: Tensor, ssm_state_indices: Tensor, **given: Any
 ) -> None:
-    """Advance rows of one token where nothing is drafted.
-
-    Args:
-        mixed_qkv: [R, 2 * H * K + HV * V], what was convolved.
-        initial_state: [S, HV, V, K] by block.
-        out: [R, 1, HV, V].
-        ssm_state_indices: [R].
-        given: A_log, a, b and dt_bias.
-    """
+    """Advance rows of one token, convolved to [R, 2 * H * K + HV * V], where nothing is drafted."""
     heads, value, key = initial_state.shape[1:]
     size = (mixed_qkv.shape[1] - heads * value) // 2
     q, k, v = mixed_qkv.split([size, size, heads * value], 1)
@@ -104,15 +90,7 @@ def packed_step(
 def delta_prefill(
     *, q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, initial_state: Tensor, cu_seqlens: Tensor, **_: Any
 ) -> tuple[Tensor, Tensor]:
-    """Read texts that lie one after the other; return the outputs and each text's last state [R, HV, V, K].
-
-    Args:
-        q, k: [1, N, H, K], normalized.
-        v: [1, N, HV, V].
-        g, beta: [1, N, HV].
-        initial_state: [R, HV, V, K].
-        cu_seqlens: [R + 1].
-    """
+    """Read texts that lie one after the other, q and k normalized; return outputs and last states [R, HV, V, K]."""
     out, last = torch.zeros_like(v), initial_state.clone()
     starts = cu_seqlens.tolist()
     for row in range(len(starts) - 1):
@@ -124,13 +102,7 @@ def delta_prefill(
 
 
 def advance(state: Tensor, q: Tensor, k: Tensor, v: Tensor, decay: Tensor, beta: Tensor) -> tuple[Tensor, Tensor]:
-    """Take a state [HV, V, K] over one token; return the next one and the output [HV, V].
-
-    Args:
-        q, k: [H, K], normalized; H divides HV.
-        v: [HV, V].
-        decay, beta: [HV].
-    """
+    """Take a state [HV, V, K] over one token, q and k [H, K] normalized; return the next one and the output [HV, V]."""
     q, k = (x.repeat_interleave(len(v) // len(x), 0) for x in (q, k))
     state = state * decay[:, None, None]
     delta = (v - (state * k[:, None]).sum(-1)) * beta[:, None]

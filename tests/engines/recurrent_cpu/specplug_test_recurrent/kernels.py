@@ -68,15 +68,10 @@ def conv_step(
     query_start_loc: Tensor,
     **_: Any,
 ) -> Tensor:
-    """Convolve each row's tokens with the window that ends at its last accepted token.
+    """Convolve each row's tokens, of x [N, D], with the window that ends at its last accepted token.
 
-    Args:
-        x: [N, D], the tokens of B rows.
-        state: [S, D, W - 1 + K] by block: what was convolved before, then the drafts of the step before.
-        weight: [D, W].
-        conv_state_indices: [B, 1 + K], of which the first column counts, or [B].
-        num_accepted_tokens: [B], the bonus included.
-        query_start_loc: [B + 1].
+    The state [S, D, W - 1 + K] has by block what was convolved before, then the drafts of the step before; of the
+    blocks [B, 1 + K] the first column counts; accepted tokens [B] include the bonus.
     """
     out, before = torch.empty_like(x), weight.shape[1] - 1
     starts, blocks = query_start_loc.tolist(), conv_state_indices.reshape(len(conv_state_indices), -1)[:, 0].tolist()
@@ -113,12 +108,8 @@ def scan_step(
 ) -> None:
     """Advance each row's state from the one after its last accepted token; keep one after every token.
 
-    Args:
-        baseline: vLLM's kernel, which advances states by one token.
-        state: [S, H, P, N] by block.
-        state_batch_indices: [B, 1 + K] blocks; column i holds the state after token i of the step before.
-        num_accepted_tokens: [B], the bonus included.
-        cu_seqlens: [B + 1].
+    `baseline` is vLLM's kernel, which advances states [S, H, P, N] by one token; of the blocks [B, 1 + K] column i
+    holds the state after token i of the step before; accepted tokens [B] include the bonus.
     """
     starts = cu_seqlens.tolist()
     for row, accepted in enumerate(num_accepted_tokens.tolist()):
@@ -154,12 +145,8 @@ def scan_chunks(
 ) -> Tensor:
     """Read texts chunk by chunk, as prefix caching needs it; return the state after each chunk, [chunks, H, P, N].
 
-    Args:
-        baseline: vLLM's kernel for CPUs, which returns states after whole texts alone.
-        x: [N, H, P]; dt, B, C and `out` likewise by token.
-        cu_chunk_seqlens: [chunks + 1], where chunks begin and end; none holds tokens of two texts.
-        seq_idx: [chunks], each one's text.
-        initial_states: [texts, H, P, N].
+    `baseline` is vLLM's kernel for CPUs, which returns states after whole texts alone; no chunk holds tokens of two
+    texts, and `seq_idx` [chunks] names each one's.
     """
     states: list[Tensor] = []
     texts, bounds = seq_idx.tolist(), cu_chunk_seqlens.tolist()

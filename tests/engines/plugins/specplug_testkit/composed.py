@@ -1,4 +1,4 @@
-"""A proposer composed of other proposers."""
+"""Proposers made of others: spliced, or `crosstok` as it runs for batches on a GPU."""
 
 from __future__ import annotations
 
@@ -12,3 +12,10 @@ class Spliced(ComposedProposer):
 
     def __init__(self, context: PluginContext) -> None:
         super().__init__(context, (context.options or SplicedOptions()).parts)
+
+
+def crosstok_on_device(context: PluginContext) -> object:
+    """Build `crosstok` for the engine's device, on a CPU too."""
+    from specplug_crosstok.proposer import CrossTok
+
+    return CrossTok(context, on_host=False)

@@ -1,4 +1,4 @@
-"""A policy that learns acceptance, the value of tokens, and the calibration of confidences."""
+"""Policies: one never plans the same draft length twice in a row, one learns what drafts are worth."""
 
 from __future__ import annotations
 
@@ -10,7 +10,10 @@ from specplug.types.batch import EngineBatch
 from specplug.types.draft import Draft
 from specplug.types.plan import HostStats, Price, StepCost, StepPlan, StepReport, TrimLimits
 from specplug.types.verdict import Verdict
-from specplug_testkit.options import LearnerOptions
+from specplug_testkit.options import LadderOptions
+
+SHARE = 0.1
+"""What verifying a token costs, as a share of a step."""
 
 
 class LearningPlanner(Planner):
@@ -23,7 +26,6 @@ class LearningPlanner(Planner):
     """
 
     def __init__(self, context: PluginContext) -> None:
-        self._options: LearnerOptions = context.options or LearnerOptions()
         self._caps = context.caps
         self._verified = self._accepted = self._steps = self._emitted = 1.0
         self.reports: list[StepReport] = []
@@ -33,7 +35,7 @@ class LearningPlanner(Planner):
     def plan(self, stats: HostStats) -> StepPlan:
         if stats.last_step is not None and (not self.costs or self.costs[-1] is not stats.last_step):
             self.costs.append(stats.last_step)
-        price = min(1.0, self._options.share * self._emitted / self._steps)
+        price = min(1.0, SHARE * self._emitted / self._steps)
         self.prices.append(price)
         rate, draft_length = self._accepted / self._verified, 0
         while draft_length < self._caps.max_draft_length and rate ** (draft_length + 1) >= price:
@@ -68,3 +70,28 @@ class LearningTrimmer(SurvivalTrimmer):
 
     def observe(self, batch: EngineBatch, draft: Draft, verdict: Verdict) -> None:
         self.counts += torch.stack((verdict.tested().sum(), verdict.accepted.sum()))
+
+
+class Ladder(Planner):
+    """Plans the given draft lengths in turn, and caps requests in the order in which they appear."""
+
+    def __init__(self, context: PluginContext) -> None:
+        self._options: LadderOptions = context.options or LadderOptions()
+        self._longest = context.caps.max_draft_length
+        self._step = 0
+        self._order: dict[str, int] = {}
+        self.planned: list[int] = []
+
+    def plan(self, stats: HostStats) -> StepPlan:
+        options = self._options
+        draft_length = min(options.draft_lengths[self._step % len(options.draft_lengths)], self._longest)
+        self._step += 1
+        self.planned.append(draft_length)
+        caps: dict[str, int] = {}
+        for request in stats.requests:
+            number = self._order.setdefault(request.request_id, len(self._order))
+            own = options.caps[number % len(options.caps)] if options.caps else None
+            limits = [limit for limit in (own, request.cap) if limit is not None]
+            if limits:
+                caps[request.request_id] = min(limits)
+        return StepPlan(draft_length, caps=caps)
