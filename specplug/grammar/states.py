@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from specplug.text.jump_forward import JumpForwardTokenizer
+from specplug.text.request_tokenizer import JumpForwardTokenizer
 from specplug.types.draft import NO_TOKEN
 
 CERTAIN, LIKELY = 1.0, 0.98

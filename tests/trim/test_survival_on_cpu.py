@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numba.core import types
 
-from specplug.testing.c_functions import kept_by
+from specplug.testing.wrappers import kept_by
 from specplug.trim import SurvivalTrimmer, admitted, priced_budget, rank_tokens, survival_on_cpu
 from specplug.types.draft import Draft
 from specplug.types.plan import Price

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 
-from specplug.testing.statistics import g_test
+from specplug.testing.equality import g_test
 from tests.engines import toy
 from tests.engines.plain import ids, prompts, tokenizer
 from tests.engines.sglang import inside, trees, watching

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from specplug.plugins.hooks import hookimpl
-from specplug.plugins.specs import PolicySpec, ProposerSpec
+from specplug.plugins.specs import PolicySpec, ProposerSpec, hookimpl
 from specplug.types.caps import Distribution, ProposerCaps
 
 HOST, DEVICE = ProposerCaps(needs_host=True), ProposerCaps()
@@ -35,7 +34,7 @@ PROPOSERS = {
     "tiny-model-logits": ("tiny_model:TinyModel", "TinyModelOptions", LOGITS, "the same, with its logits"),
     "crosstok-device": (
         "crosstok:on_device",
-        "specplug_crosstok.options:CrossTokSettings",
+        "specplug_crosstok.plugin:CrossTokSettings",
         ON_DEVICE,
         "a draft model on the engine's device, on a CPU too",
     ),
