@@ -68,7 +68,7 @@ def _driver(device: torch.device, draft: str, batch_size: int, gamma: int) -> Dr
         return CrossTok(replace(context, target_tokenizer=tokenizer), on_host=False)
 
     caps = ProposerCaps(distribution=Distribution.LOGITS, learns=True)
-    options = "specplug_crosstok.plugin:CrossTokSettings"
+    options = "specplug_crosstok.options:CrossTokSettings"
     spec = ProposerSpec(name="crosstok", factory=build, summary="", options=options, caps=caps)
     own = {"model": str(model_path(draft)), "max_requests": batch_size, "max_context": 512}
     sizes = {"max_slots": batch_size, "max_draft_length": gamma, "max_length": 1024}

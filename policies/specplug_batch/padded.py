@@ -24,7 +24,7 @@ from specplug_batch.gains import (
     Probes,
     size_class,
 )
-from specplug_batch.plugin import BatchOptions
+from specplug_batch.options import BatchOptions
 
 _GAIN_TO_CHANGE = 0.01
 """Least predicted gain of another draft length over the present one."""

@@ -1,43 +1,10 @@
-"""Registration and settings of the policy `batch`.  Imports no torch."""
+"""Registration of the policy `batch`.  Imports no torch."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
-from pydantic import BaseModel, ConfigDict, Field
-
 from specplug.plugins.specs import PolicySpec, hookimpl
-
-
-class BatchOptions(BaseModel):
-    """A limit on draft tokens, and the cost of a step while none is measured, in any unit.
-
-    It is `max(1, tokens / saturation) + overhead`, in units of a memory-bound step's time.
-    """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    saturation: int = Field(
-        default=256, ge=1, description="tokens per step up to which more tokens are free, as a step is memory-bound"
-    )
-    overhead: float = Field(
-        default=0.02, ge=0.0, description="fixed cost of a step, as a share of a memory-bound step's time"
-    )
-    margin: float = Field(
-        default=0.01,
-        ge=0.0,
-        description="least excess of a draft token's gain over its cost, as a share of the cost",
-    )
-    token_budget: int | None = Field(
-        default=None, ge=0, description="draft tokens that the whole batch may verify per step; None is no limit"
-    )
-
-    def cost(self, num_tokens: float) -> float:
-        """Return the cost of a step of `num_tokens` tokens: the draft tokens and one per decoding request.
-
-        It is bound by memory traffic up to some number of tokens, and by arithmetic above it.
-        """
-        return max(1.0, num_tokens / self.saturation) + self.overhead
 
 
 @hookimpl
@@ -48,6 +15,6 @@ def specplug_register_policies(register: Callable[[PolicySpec], None]) -> None:
             name="batch",
             factory="specplug_batch.policy:build",
             summary="verifies the draft tokens that pay at the current batch size",
-            options="specplug_batch.plugin:BatchOptions",
+            options="specplug_batch.options:BatchOptions",
         )
     )

@@ -5,8 +5,8 @@ from __future__ import annotations
 from specplug.interfaces import Planner, PluginContext
 from specplug.types.caps import DraftLengthChange, Ragged
 from specplug.types.plan import HostStats, StepPlan
+from specplug_batch.options import BatchOptions
 from specplug_batch.padded import PaddedPlanner
-from specplug_batch.plugin import BatchOptions
 from specplug_batch.ragged import RaggedPlanner
 
 

@@ -24,7 +24,7 @@ from specplug_batch.gains import (
     SpeedUps,
     size_class,
 )
-from specplug_batch.plugin import BatchOptions
+from specplug_batch.options import BatchOptions
 
 _TOKENS_PER_ROW = (0.125, 0.25, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, 8.0, 12.0, 16.0, 32.0)
 """Draft tokens per row at which the cost of a step is predicted."""

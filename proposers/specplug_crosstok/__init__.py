@@ -1,6 +1,6 @@
 """Drafts from a smaller model, whose tokenizer may be another one than the target's.
 
-plugin         registration and settings
+options        the proposer's settings
 loading        the draft model, its tokenizer beside the target's, and the memory that it takes
 proposer       from a batch of the engine to drafts
 host_batches   the bridge between batches in host memory and the model's device

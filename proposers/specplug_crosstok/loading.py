@@ -14,7 +14,7 @@ from specplug.errors import SettingsError
 from specplug.interfaces import PluginContext
 from specplug.text.tokenizers import load_tokenizer
 from specplug.types.caps import Distribution
-from specplug_crosstok.plugin import CrossTokSettings
+from specplug_crosstok.options import CrossTokSettings
 
 
 def load_model(

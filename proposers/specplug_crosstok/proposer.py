@@ -24,7 +24,7 @@ from specplug_crosstok.acceptance import SOURCES, status_of
 from specplug_crosstok.drawing import GENERATION_BITS
 from specplug_crosstok.host_batches import HostBatches
 from specplug_crosstok.loading import check_device, device_of, load_model
-from specplug_crosstok.plugin import CrossTokSettings
+from specplug_crosstok.options import CrossTokSettings
 from specplug_crosstok.step import DraftingStep
 
 

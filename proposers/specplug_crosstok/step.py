@@ -18,7 +18,7 @@ from specplug.types.caps import Distribution
 from specplug_crosstok.acceptance import COMMON, DRAWN, TEXT, TEXTS, KindAcceptance, kinds_of
 from specplug_crosstok.drawing import GENERATION_BITS, Common, Drawing
 from specplug_crosstok.loading import common_ids
-from specplug_crosstok.plugin import CrossTokSettings
+from specplug_crosstok.options import CrossTokSettings
 from specplug_crosstok.written import Written
 
 _FEW = 8  # new tokens of a text that every step takes at least

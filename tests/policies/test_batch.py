@@ -17,7 +17,7 @@ from specplug.settings import load_settings
 from specplug.types.caps import DraftLengthChange, EngineCaps, Ragged
 from specplug.types.plan import HostStats, RequestStats
 from specplug_batch import plugin
-from specplug_batch.plugin import BatchOptions
+from specplug_batch.options import BatchOptions
 from specplug_fixed.policy import FixedOptions
 
 RAGGED, TREES = EngineCaps(64, ragged=Ragged.NATIVE), EngineCaps(64, ragged=Ragged.PADDED, trees=True)

@@ -7,7 +7,7 @@ import pytest
 from specplug.interfaces import PluginContext
 from specplug.types.caps import EngineCaps, Ragged
 from specplug.types.plan import HostStats, StepCost, StepReport
-from specplug_batch.plugin import BatchOptions
+from specplug_batch.options import BatchOptions
 from specplug_batch.policy import build
 
 SIZES = (1, 8, 64, 256, 1024, 4096)

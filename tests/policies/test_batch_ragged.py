@@ -17,7 +17,7 @@ from specplug.types.caps import EngineCaps, Ragged
 from specplug.types.draft import Draft
 from specplug.types.paths import ROOT
 from specplug.types.plan import HostStats, StepPlan, StepReport, TrimLimits
-from specplug_batch.plugin import BatchOptions
+from specplug_batch.options import BatchOptions
 from specplug_batch.ragged import RaggedPlanner
 from tests.pipeline.tools import Recorder, drafts, rig_of, rows
 

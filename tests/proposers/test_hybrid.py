@@ -19,7 +19,7 @@ from specplug.plugins.specs import ProposerSpec, hookimpl
 from specplug.testing.contract import ProposerContract
 from specplug.types.caps import ProposerCaps
 from specplug.types.request import Request
-from specplug_crosstok.plugin import CrossTokSettings
+from specplug_crosstok.options import CrossTokSettings
 from specplug_crosstok.proposer import CrossTok
 from specplug_hybrid import proposer
 from specplug_hybrid.proposer import Gains

@@ -34,7 +34,7 @@ PROPOSERS = {
     "tiny-model-logits": ("tiny_model:TinyModel", "TinyModelOptions", LOGITS, "the same, with its logits"),
     "crosstok-device": (
         "crosstok:on_device",
-        "specplug_crosstok.plugin:CrossTokSettings",
+        "specplug_crosstok.options:CrossTokSettings",
         ON_DEVICE,
         "a draft model on the engine's device, on a CPU too",
     ),
