@@ -35,9 +35,6 @@ class AcceptanceLengths:
 
     Drafters that are worse at later positions break runs that shorter drafts would follow.  When the length grows,
     what it emits corrects what shorter drafts expect of it and of longer ones.
-
-    Args:
-        most: the longest draft.
     """
 
     def __init__(self, most: int) -> None:
@@ -81,8 +78,7 @@ class AcceptanceLengths:
     def expected(self, optimism: float = 0.0) -> Array:
         """Return the tokens that a row emits per step at each draft length, [most + 1] float64, 1 at length 0.
 
-        Args:
-            optimism: number of standard errors to add.
+        `optimism` is a number of standard errors to add.
         """
         corrections = np.where(self._sizes > self._present + 1, self._corrections, 0.0)
         found: Array = self._tokens / self._steps * np.exp(corrections)

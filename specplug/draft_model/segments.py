@@ -34,13 +34,9 @@ _ROUNDS = 24  # of different merges of a word; what is left after them stays in 
 class PairMerger:
     """Byte pair encoding of many texts at once.
 
-    In each round, every word merges its pairs of the lowest rank; no token reaches from one word to the next.
-
-    Args:
-        vocabulary: with merges.
-        ids: the token of each key of its `PieceHashes`.
-        device: where it runs.
-        is_exact: whether it ends after the last merge, which is read back, and not after a fixed number of rounds.
+    In each round, every word merges its pairs of the lowest rank; no token reaches from one word to the next.  Each key
+    of the vocabulary's `PieceHashes` has the token in `ids`.  If `is_exact`, it ends after the last merge, which is
+    read back, otherwise after a fixed number of rounds.
     """
 
     def __init__(
@@ -54,9 +50,8 @@ class PairMerger:
     def sizes(self, text: Tensor, at: Tensor, fits: Tensor, is_cut: Tensor) -> Tensor:
         """Return the bytes of the token that begins at each place of a text [R, M], 0 within tokens.
 
-        Args:
-            at: [R, M, `LONGEST_PIECE`], the key of the token of each size, where it `fits`.
-            is_cut: [R, M] bool, the places before which a token ends.
+        `at` [R, M, `LONGEST_PIECE`] is the key of the token of each size, where it `fits`; a token ends before each
+        place in `is_cut` [R, M] bool.
         """
         num_rows, num_bytes = text.shape
         longest = torch.where(fits, torch.arange(1, LONGEST_PIECE + 1, device=text.device), 0).amax(2)
@@ -102,10 +97,8 @@ class PairMerger:
 def _every_other(is_pair: Tensor, is_token: Tensor, after: Tensor) -> Tensor:
     """Return which pairs merge, [R, M] bool: of pairs that overlap, in a row, the first, the third and so on.
 
-    Args:
-        is_pair: the tokens that are the left part of a pair.
-        is_token: the places at which a token begins.
-        after: [R, M] int64, where the token after each begins.
+    A pair's left part is a token in `is_pair`; tokens begin at the places in `is_token`, and the next one at `after`
+    [R, M] int64.
     """
     padded = torch.nn.functional.pad(torch.zeros_like(is_pair), (0, 1))
     follows = padded.scatter(1, torch.where(is_pair, after, is_pair.shape[1]), True)[:, :-1]
@@ -117,8 +110,7 @@ def _every_other(is_pair: Tensor, is_token: Tensor, after: Tensor) -> Tensor:
 def cuts(text: Tensor, splits: Splits, total: Tensor, begins: Tensor) -> Tensor:
     """Return [R, M] bool, the places of texts of `total` [R, 1] bytes at which they are split by these rules.
 
-    Args:
-        begins: [R, M] bool, the places at which a text of its own begins, for the rules of digits and of signs.
+    A text of its own begins at each place in `begins` [R, M] bool, for the rules of digits and of signs.
     """
     places = torch.arange(text.shape[1], device=text.device)
     is_cut = torch.zeros_like(text, dtype=torch.bool)

@@ -213,8 +213,8 @@ class CheckResult:
 class CheckSpec(PluginSpec):
     """A check for ``specplug doctor``: ``factory(settings: Settings) -> CheckResult | list[CheckResult]``.
 
-    Attributes:
-        takes_launch: the factory also takes `launch: str`, the engine's launch line given to doctor, or "" without one.
+    If `takes_launch`, the factory also takes `launch: str`, the engine's launch line given to doctor, or "" without
+    one.
     """
 
     kind: ClassVar[str] = "check"

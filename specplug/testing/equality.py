@@ -184,9 +184,7 @@ MIN_EXPECTED = 5.0  # below this expected count per cell the chi-squared distrib
 class GStatistic:
     """Log-likelihood ratio statistic; those of independent tests add up to that of all tests together.
 
-    Attributes:
-        value: approximately chi-squared distributed if the tested distribution is the true one.
-        freedom: degrees of freedom.
+    The value is approximately chi-squared distributed if the tested distribution is the true one.
     """
 
     value: float = 0.0
@@ -220,11 +218,8 @@ def g_statistic(observed_counts: ArrayLike, expected_probs: ArrayLike) -> GStati
     """Return the statistic of the G-test that `observed_counts` were drawn from `expected_probs`.
 
     Outcomes of small expectation are pooled, smallest first, until every cell expects at least `MIN_EXPECTED`.  An
-    observed outcome of probability 0 gives an infinite value, and p = 0, regardless of the others.
-
-    Args:
-        observed_counts: [K] counts.
-        expected_probs: [K], summing to 1.
+    observed outcome of probability 0 gives an infinite value, and p = 0, regardless of the others.  The counts are [K];
+    the probabilities [K] sum to 1.
 
     Raises:
         ContractError: the shapes differ, there are no counts, or the probabilities are not a distribution.

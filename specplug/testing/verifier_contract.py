@@ -39,8 +39,7 @@ _TEMPERATURES, _TOP_K, _TOP_P, _MIN_P = (0.0, 0.5, 1.0), (0, 2, 4), (0.6, 1.0), 
 class VerifyStep:
     """The arguments of one verification of B rows with drafts of at most N tokens, on the CPU.
 
-    Attributes:
-        dense: [B, N + 1, V] float32, the target's logits; only the first n_i + 1 positions of a row are its own.
+    `dense` [B, N + 1, V] float32 are the target's logits; only the first n_i + 1 positions of a row are its own.
     """
 
     draft: Draft

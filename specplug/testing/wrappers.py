@@ -106,11 +106,8 @@ def _poison_outside(tokens: Tensor, begin: Tensor, end: Tensor) -> None:
 class StagedProposer(WrappedProposer):
     """Runs every step through the real `DraftStage`, after a dummy step on the same slots with other text.
 
-    Faults of the proposer are contained and counted in `guard`.
-
-    Args:
-        inline: run a host proposer that declares `inline` in the engine's thread; otherwise use a thread, as for
-            batches on a GPU.
+    Faults of the proposer are contained and counted in `guard`.  A host proposer that declares `inline` runs in the
+    engine's thread if `inline`, otherwise on a thread, as for batches on a GPU.
     """
 
     def __init__(self, proposer: Proposer, spec: ProposerSpec, context: PluginContext, *, inline: bool = False) -> None:
@@ -201,9 +198,8 @@ def kept_by(step: HostStep, draft: Draft, limits: TrimLimits) -> Tensor:
 class CompiledProposer(WrappedProposer):
     """Drafts by a proposer's C function, and takes other steps with its `step`, as engines do.
 
-    Args:
-        begins: whether the first text of a request is passed to `begin_text`, as where a stream runs the function;
-            otherwise it is passed to `step`.
+    The first text of a request is passed to `begin_text` if `begins`, as where a stream runs the function, otherwise to
+    `step`.
     """
 
     def __init__(self, proposer: Proposer, *, begins: bool) -> None:

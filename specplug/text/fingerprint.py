@@ -36,11 +36,8 @@ def fingerprint(tokenizer: Any, name: str = "") -> Fingerprint:
     """Return a tokenizer's identity, taken from the ids that it gives a fixed set of texts.
 
     It is the same whichever engine or library wraps the tokenizer.  The vocabulary itself is not compared: wrappers
-    write its entries differently, and added special tokens change no text's ids.  Takes about 10 ms.
-
-    Args:
-        tokenizer: see `encoder`.
-        name: for messages; by default the tokenizer's own name.
+    write its entries differently, and added special tokens change no text's ids.  Takes about 10 ms.  `tokenizer` is
+    one that `encoder` takes; `name` is for messages, by default the tokenizer's own.
     """
     encode, digest, largest = encoder(tokenizer), hashlib.sha256(), -1
     for text in fingerprint_texts():
@@ -55,9 +52,8 @@ def fingerprint(tokenizer: Any, name: str = "") -> Fingerprint:
 def encoder(tokenizer: Any) -> Callable[[str], list[int]]:
     """Return the function that turns text into ids without special tokens around them.
 
-    Args:
-        tokenizer: one of Hugging Face (`AutoTokenizer`, `tokenizers.Tokenizer`) or of mistral_common, or an engine's
-            wrapper of one of these.
+    `tokenizer` is of Hugging Face (`AutoTokenizer`, `tokenizers.Tokenizer`) or of mistral_common, or an engine's
+    wrapper.
     """
     tokenizer = _bare(tokenizer)
     if "bos" in inspect.signature(tokenizer.encode).parameters:

@@ -67,8 +67,7 @@ _MOST_REMEMBERED = 1024
 class JumpForwardTokenizer:
     """Tokenizes strings as the tokenizer would within the whole output, and caches the latest results.
 
-    Args:
-        tokenizer: has Hugging Face's methods "encode" with `add_special_tokens`, "decode" and "convert_ids_to_tokens".
+    `tokenizer` has Hugging Face's methods `encode` with `add_special_tokens`, `decode` and `convert_ids_to_tokens`.
     """
 
     def __init__(self, tokenizer: Any) -> None:

@@ -49,10 +49,7 @@ class Tokenizer:
 def wrap(tokenizer: Any, name: str = "", eos_id: int | None = None) -> Tokenizer:
     """Return a loaded tokenizer as a `Tokenizer`, which must be its only user from then on.
 
-    Args:
-        tokenizer: one that `specplug.text.fingerprint.encoder` takes.
-        name: for messages; by default the tokenizer's own name.
-        eos_id: the token that ends an output; by default the one that the tokenizer names.
+    `tokenizer` is one that `specplug.text.fingerprint.encoder` takes; `eos_id` is by default the one that it names.
     """
     library = getattr(tokenizer, "backend_tokenizer", tokenizer)
     has_batches = hasattr(library, "encode_batch_fast")

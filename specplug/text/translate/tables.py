@@ -37,9 +37,7 @@ _ENDS = (*_ROLES["end"], *_ROLES["end_of_turn"])
 class Controls:
     """The control tokens that correspond.  Unknown tokens do to nothing.
 
-    Attributes:
-        to_draft: the target's id -> the draft's.
-        to_target: the draft's id -> the target's.
+    `to_draft` maps the target's ids to the draft's, `to_target` the reverse.
     """
 
     to_draft: dict[int, int]
@@ -103,8 +101,7 @@ class Intersection:
 def intersect(target: Vocabulary, draft: Vocabulary, target_vocab: int = 0, draft_vocab: int = 0) -> Intersection:
     """Return the intersection of two vocabularies.
 
-    Args:
-        target_vocab, draft_vocab: the lengths of the models' logits, if they are longer than the vocabularies.
+    The models' logits have the lengths `target_vocab` and `draft_vocab`, if they are longer than the vocabularies.
     """
     to_draft = np.full(max(target_vocab, len(target.pieces)), -1, np.int32)
     to_target = np.full(max(draft_vocab, len(draft.pieces)), -1, np.int32)
