@@ -48,7 +48,7 @@ def read(tokens: int, tokenizer: str, roots: Sequence[Path]) -> Texts:
     import numpy as np
 
     from specplug.corpus.documents import tokenized
-    from specplug.text.loading import load_tokenizer
+    from specplug.text.tokenizers import load_tokenizer
 
     loaded = load_tokenizer(tokenizer)
     documents, external, total, seconds = [], [], 0, 0.0

@@ -22,7 +22,6 @@ _PUBLIC = {
         "SpecplugError",
         "TraceError",
     ),
-    "specplug.plugins.hooks": ("hookimpl",),
     "specplug.host": ("HostProposer",),
     "specplug.interfaces": (
         "Planner",
@@ -32,7 +31,14 @@ _PUBLIC = {
         "Verifier",
     ),
     "specplug.plugins.registry": ("Registry", "default_registry"),
-    "specplug.plugins.specs": ("CheckResult", "CheckSpec", "PolicySpec", "ProposerSpec", "VerifierSpec"),
+    "specplug.plugins.specs": (
+        "CheckResult",
+        "CheckSpec",
+        "PolicySpec",
+        "ProposerSpec",
+        "VerifierSpec",
+        "hookimpl",
+    ),
     "specplug.types.batch": ("Barrier", "EngineBatch"),
     "specplug.types.caps": (
         "Distribution",

@@ -62,9 +62,7 @@ def build_draft_stage(
 ) -> DraftStage:
     """Build proposers, trim half, metrics and trace.  Allocates all draft buffers and warms up the proposers.
 
-    Args:
-        settings, registry, context: the server's settings, the registered plug-ins, and the engine's context.
-        grammars: true if the engine's grammars also draft, after the proposers; see `specplug.grammar`.
+    If `grammars`, the engine's grammars also draft, after the proposers; see `specplug.grammar`.
     """
 
     def sink(name: str, kind: str) -> None:

@@ -37,9 +37,6 @@ class ComposedProposer(Proposer):
         names: names of registered proposers, each with its own settings.
         stating: index of the part whose logits the drafts state; None if they are one-hot.
 
-    Attributes:
-        parts: the runners of the parts, in order.
-
     Raises:
         PluginError: a part is not registered, does not start, or is composed of this proposer.
     """

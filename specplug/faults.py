@@ -40,9 +40,6 @@ class FaultGuard:
         max_consecutive: number of consecutive faults that switch it off.
         cooldown_steps: number of steps that it skips before each trial.
         sink: called with (name, kind) at every fault and switch, for metrics.
-
-    Attributes:
-        counts: the number of times that it "raised", was "malformed" or "late", was "switched off" or "came back".
     """
 
     def __init__(

@@ -128,9 +128,7 @@ _FATES = 6
 class LossyCounts:
     """Counts since start-up for lossy verification.
 
-    Attributes:
-        accepted: draft tokens that it accepted.
-        departed: the expected number of them that lossless verification would have rejected, given the tokens before.
+    `departed` is the expected number of accepted tokens that lossless verification would have rejected.
     """
 
     accepted: int = 0
@@ -228,9 +226,6 @@ class SpecMetrics:
         max_draft_length: number of positions that are counted separately.
         device: the device of drafts and verdicts, and of the int64 counters.
 
-    Attributes:
-        lossy: the counter of lossy verification.
-
     Raises:
         ContractError: a source has the name of another, or a reserved name, "none" or "off".
     """
@@ -271,10 +266,7 @@ class SpecMetrics:
     def record_added(self, source: str, verdict: Verdict, reached: Tensor) -> None:
         """Count tokens added after the drafts that `record` counts.  Rows and emitted tokens are counted by `record`.
 
-        Args:
-            source: one of the names; an unknown name counts as `NO_SOURCE`.
-            verdict: the verdict on the added tokens.
-            reached: [B] bool, true where the first added token was decided.
+        An unknown `source` counts as `NO_SOURCE`; `reached` [B] bool is true where the first added token was decided.
         """
         which = self._names.index(source) if source in self._names else len(self._names) - 1
         bucket = torch.full((reached.shape[0], self._place.shape[0]), which, device=reached.device)

@@ -13,9 +13,8 @@ from specplug.assembly import build_draft_stage, build_plan_stage, build_verifie
 from specplug.errors import PluginError, SettingsError
 from specplug.interfaces import Planner, PluginContext
 from specplug.pipeline.handles import HostHandle, ProposerHandle
-from specplug.plugins.hooks import hookimpl
 from specplug.plugins.registry import Owner, Registry
-from specplug.plugins.specs import PolicySpec, ProposerSpec, VerifierSpec
+from specplug.plugins.specs import PolicySpec, ProposerSpec, VerifierSpec, hookimpl
 from specplug.settings.model import CorporaSettings, Settings
 from specplug.trim import SurvivalTrimmer
 from specplug.types.caps import Distribution, EngineCaps, ProposerCaps, VerifierCaps

@@ -14,9 +14,8 @@ from specplug.assembly import build_draft_stage
 from specplug.composing import ComposedProposer, splice
 from specplug.errors import ContractError, PluginError
 from specplug.interfaces import PluginContext
-from specplug.plugins.hooks import hookimpl
 from specplug.plugins.registry import Owner, Registry
-from specplug.plugins.specs import ProposerSpec
+from specplug.plugins.specs import ProposerSpec, hookimpl
 from specplug.settings.model import Settings
 from specplug.testing.batches import make_batch
 from specplug.types.caps import EngineCaps, ProposerCaps

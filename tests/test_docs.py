@@ -14,7 +14,7 @@ import pytest
 import typer.main
 
 from specplug.cli.app import app
-from specplug.plugins import hooks
+from specplug.plugins import specs
 from specplug.plugins.registry import Owner, Registry
 from specplug.plugins.specs import CheckResult, PluginSpec
 from specplug.requests.parsing import parse_request_fields
@@ -35,7 +35,7 @@ def commands(group, before: str = "") -> dict:
 
 
 COMMANDS = commands(typer.main.get_command(app))
-HOOKS = {name: hook for name, hook in vars(hooks).items() if name.startswith("specplug_register_")}
+HOOKS = {name: hook for name, hook in vars(specs).items() if name.startswith("specplug_register_")}
 SIGNATURES = {name: f"def {name}{inspect.signature(hook)}".replace("'", "") for name, hook in HOOKS.items()}
 SPECS = {spec.__name__: spec for spec in KINDS.values()}
 SPEC_OF_HOOK = {name: SPECS[re.search(r"\w+Spec", signature)[0]] for name, signature in SIGNATURES.items()}  # type: ignore[index]

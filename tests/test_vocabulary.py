@@ -51,7 +51,7 @@ ELSEWHERE = {
     "adapters/specplug_vllm": {"widest"},  # these names are still to change
     "adapters/specplug_sglang/scheduler": {"widest"},
     "adapters/specplug_sglang/verification": {"widest"},
-    "specplug/text/loading.py": {"Library"},  # the tokenizers library
+    "specplug/text/tokenizers.py": {"Library"},  # the tokenizers library
     "tests/engines/sglang_cpu": {"Library"},  # of PyTorch operators
     "tests/engines/plugins/specplug_testkit/tiny_model.py": {"width"},
 }

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from specplug.plugins.hooks import hookimpl
-from specplug.plugins.specs import CheckSpec
+from specplug.plugins.specs import CheckSpec, hookimpl
 
 _CHECKS = {
     ("sglang", "installed"): "the installed SGLang is supported and loads specplug",

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from specplug.plugins.hooks import hookimpl
-from specplug.plugins.specs import CheckResult, CheckSpec
+from specplug.plugins.specs import CheckResult, CheckSpec, hookimpl
 from specplug.seams.installed import version_result
 
 

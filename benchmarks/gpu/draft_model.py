@@ -59,7 +59,7 @@ def measure(device: Device, batches: Sequence[int], gamma: int, rounds: int, dea
 
 def _driver(device: torch.device, draft: str, batch_size: int, gamma: int) -> Driver:
     """Return a proposer of its own, with running requests whose texts begin alike."""
-    from specplug.text.loading import load_tokenizer
+    from specplug.text.tokenizers import load_tokenizer
     from specplug_crosstok.proposer import CrossTok
 
     tokenizer = load_tokenizer(str(model_path("tiny"))).library

@@ -19,9 +19,8 @@ from benchmarks.simulate.steps import Decider, StepResult, StepView
 from benchmarks.simulate.trajectories import Array, Drafts
 from specplug.assembly import build_draft_stage
 from specplug.interfaces import PluginContext, Proposer
-from specplug.plugins.hooks import hookimpl
 from specplug.plugins.registry import Owner, Registry
-from specplug.plugins.specs import PolicySpec, ProposerSpec
+from specplug.plugins.specs import PolicySpec, ProposerSpec, hookimpl
 from specplug.runtime.step_planner import UNREPORTED, Bounds, Launched, StepPlanner
 from specplug.settings.sources import load_settings
 from specplug.trim import completed, priced_budget

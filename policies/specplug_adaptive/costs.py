@@ -65,8 +65,7 @@ _TRUST, _MEMORY = 8.0, 0.95
 class TokenCosts:
     """Prices of draft tokens: what the time that they take would yield elsewhere.
 
-    Args:
-        saturation: tokens per step up to which further ones are free, until steps are measured.
+    Until steps are measured, tokens up to `saturation` per step are free.
     """
 
     def __init__(self, saturation: int) -> None:
@@ -84,12 +83,7 @@ class TokenCosts:
             self._verified += report.verified
 
     def prices(self, stats: HostStats, most: int) -> tuple[Price, ...]:
-        """Return the prices of tokens beyond one per request.
-
-        Args:
-            stats: of a step with requests.
-            most: the longest draft.
-        """
+        """Return the prices of tokens beyond one per request.  `stats` is of a step with requests."""
         requests = len(stats.requests)
         extra = sorted({round(min(each, most) * requests) for each in _TOKENS_PER_ROW})
         lately = round(requests * self._verified / max(1, self._rows))

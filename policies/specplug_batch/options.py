@@ -1,11 +1,6 @@
-"""The settings of the policy `batch`, and the model of a step's cost that they parametrise.
-
-A step is bound by memory traffic up to some number of tokens, and by arithmetic above it.
-"""
+"""The settings of the policy `batch`."""
 
 from __future__ import annotations
-
-from typing import NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -13,7 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field
 class BatchOptions(BaseModel):
     """A limit on draft tokens, and the cost of a step while none is measured, in any unit.
 
-    It is `max(1, tokens / saturation) + overhead`.
+    It is `max(1, tokens / saturation) + overhead`, in units of a memory-bound step's time.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -33,18 +28,9 @@ class BatchOptions(BaseModel):
         default=None, ge=0, description="draft tokens that the whole batch may verify per step; None is no limit"
     )
 
-
-class Roofline(NamedTuple):
-    """The cost of a step of T tokens is `max(1, T / saturation) + overhead`, in units of a memory-bound step's time."""
-
-    saturation: int
-    overhead: float
-
-    @classmethod
-    def of(cls, options: BatchOptions) -> Roofline:
-        """Return the roofline of the settings."""
-        return cls(options.saturation, options.overhead)
-
     def cost(self, num_tokens: float) -> float:
-        """Return the cost of a step of `num_tokens` tokens: the draft tokens and one per decoding request."""
+        """Return the cost of a step of `num_tokens` tokens: the draft tokens and one per decoding request.
+
+        It is bound by memory traffic up to some number of tokens, and by arithmetic above it.
+        """
         return max(1.0, num_tokens / self.saturation) + self.overhead

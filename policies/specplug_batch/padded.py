@@ -12,9 +12,19 @@ import numpy as np
 from specplug.cost import StepCosts
 from specplug.interfaces import Planner, PluginContext
 from specplug.types.plan import HostStats, StepCost, StepPlan, StepReport
-from specplug_batch.gains import AcceptanceLengths, Array
-from specplug_batch.gate import DECIDE_EVERY, EARLY, GAIN_TO_KEEP, GAIN_TO_START, LIKE, TRIALS, Probes, size_class
-from specplug_batch.options import BatchOptions, Roofline
+from specplug_batch.gains import (
+    DECIDE_EVERY,
+    EARLY,
+    GAIN_TO_KEEP,
+    GAIN_TO_START,
+    LIKE,
+    TRIALS,
+    AcceptanceLengths,
+    Array,
+    Probes,
+    size_class,
+)
+from specplug_batch.options import BatchOptions
 
 _GAIN_TO_CHANGE = 0.01
 """Least predicted gain of another draft length over the present one."""
@@ -45,8 +55,7 @@ class PaddedPlanner(Planner):
     def __init__(self, context: PluginContext) -> None:
         self._options: BatchOptions = context.options or BatchOptions()
         self._caps = context.caps
-        self._roofline = Roofline.of(self._options)
-        self._costs = StepCosts(self._roofline.cost)
+        self._costs = StepCosts(self._options.cost)
         self._acceptance = AcceptanceLengths(self._caps.max_draft_length)
         self._lengths = self._candidates()
         self._decision: tuple[list[int], Array] | None = None  # draft lengths and their predicted rates

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from specplug.plugins.hooks import hookimpl
-from specplug.plugins.specs import PolicySpec
+from specplug.plugins.specs import PolicySpec, hookimpl
 
 
 @hookimpl

@@ -13,9 +13,18 @@ import numpy as np
 from specplug.cost import StepCosts, entry_and_prices
 from specplug.interfaces import Planner, PluginContext
 from specplug.types.plan import NO_SPECULATION, HostStats, StepCost, StepPlan, StepReport
-from specplug_batch.gains import SpeedUps
-from specplug_batch.gate import DECIDE_EVERY, EARLY, GAIN_TO_KEEP, GAIN_TO_START, LIKE, TRIALS, Probes, size_class
-from specplug_batch.options import BatchOptions, Roofline
+from specplug_batch.gains import (
+    DECIDE_EVERY,
+    EARLY,
+    GAIN_TO_KEEP,
+    GAIN_TO_START,
+    LIKE,
+    TRIALS,
+    Probes,
+    SpeedUps,
+    size_class,
+)
+from specplug_batch.options import BatchOptions
 
 _TOKENS_PER_ROW = (0.125, 0.25, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, 8.0, 12.0, 16.0, 32.0)
 """Draft tokens per row at which the cost of a step is predicted."""
@@ -51,7 +60,7 @@ class RaggedPlanner(Planner):
     def __init__(self, context: PluginContext) -> None:
         self._options: BatchOptions = context.options or BatchOptions()
         self._caps = context.caps
-        self._costs, self._gains, self._probes = StepCosts(Roofline.of(self._options).cost), SpeedUps(), Probes()
+        self._costs, self._gains, self._probes = StepCosts(self._options.cost), SpeedUps(), Probes()
         self._trials: Counter[tuple[int, bool]] = Counter()  # steps of `_trial`, by class of batch sizes
         self._is_on = self._is_hopeful = True
         self._is_free = False  # whether drafting alone makes no step longer

@@ -1,8 +1,7 @@
 """Drafts from a smaller model, whose tokenizer may be another one than the target's.
 
 options        the proposer's settings
-memory         the memory that it declares
-loading        the draft model, and its tokenizer beside the target's
+loading        the draft model, its tokenizer beside the target's, and the memory that it takes
 proposer       from a batch of the engine to drafts
 host_batches   the bridge between batches in host memory and the model's device
 step           what a step computes on that device, in parts that a GPU runs as CUDA graphs

@@ -46,9 +46,7 @@ _FINEST = 8  # the last bucket begins at 1 - 2 ** -8
 class KindAcceptance:
     """Tested and accepted tokens by kind and probability; rates begin with the probabilities.
 
-    Args:
-        device: where the counts are; nothing but `status` reads them back.
-        num_kinds: kinds of tokens that are counted apart.
+    Nothing but `status` reads the counts back.
     """
 
     def __init__(self, device: torch.device, num_kinds: int = NUM_KINDS) -> None:

@@ -82,12 +82,8 @@ def choose(
 class Drawing:
     """Chooses ids for the first R rows of a draft model's cache.
 
-    Args:
-        common: the common ids, whose confidence may change in place.
-        is_restricted: whether all rows draft common ids only.
-        max_rows, num_drafted: rows, and n, the most ids of a draft.
-        states: whether drafts state the distribution that common ids are drawn from.
-        seed: of the random numbers.
+    Drafts of at most `num_drafted` = n ids state the distribution that common ids are drawn from where `states`;
+    `common.confidence` may change in place; restricted rows draft common ids only.
 
     Attributes:
         temperature: [rows] float32, to be set before a draft; 0 for rows that draw nothing.

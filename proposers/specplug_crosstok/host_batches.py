@@ -14,23 +14,14 @@ from specplug.types.tensors import to_device
 
 
 class HostBatches:
-    """Keeps the tokens of requests that the draft model has a row for, as batches may hold only new ones.
-
-    Args:
-        max_rows: rows of the draft model's cache.
-        device: the model's.
-    """
+    """Keeps the tokens of requests that the draft model has a row for, as batches may hold only new ones."""
 
     def __init__(self, max_rows: int, device: torch.device) -> None:
         self._device = device
         self._tokens = torch.zeros(max_rows, 1024, dtype=torch.int32)
 
     def keep(self, batch: EngineBatch, rows: Sequence[int]) -> None:
-        """Keep a batch's new tokens.
-
-        Args:
-            rows: the row of each slot, negative for none.
-        """
+        """Keep a batch's new tokens.  `rows` has the row of each slot, negative for none."""
         starts = batch.lengths - batch.num_new
         columns = starts if batch.first is None else starts - batch.first
         longest = int(batch.lengths.max()) if batch.batch_size else 0

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from specplug.plugins.hooks import hookimpl
-from specplug.plugins.specs import ProposerSpec
+from specplug.plugins.specs import ProposerSpec, hookimpl
 from specplug.types.caps import Distribution, ProposerCaps
 
 
@@ -18,7 +17,7 @@ def specplug_register_proposers(register: Callable[[ProposerSpec], None]) -> Non
             factory="specplug_crosstok.proposer:CrossTok",
             summary="drafts with a smaller model, of the same tokenizer or another one",
             options="specplug_crosstok.options:CrossTokSettings",
-            memory="specplug_crosstok.memory:declared",
+            memory="specplug_crosstok.loading:declared",
             caps=caps,
         )
     )

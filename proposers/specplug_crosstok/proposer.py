@@ -41,9 +41,7 @@ class CrossTok(Proposer):
 
     For batches on a GPU the model runs on that one, as CUDA graphs, and nothing is read back.  For batches in host
     memory it runs on any device: new tokens are copied there, drafts are copied back, and a step may end early.
-
-    Args:
-        on_host: whether batches are in host memory; by default where the context's device is no GPU.
+    Batches are in host memory if `on_host`, by default where the context's device is no GPU.
 
     Raises:
         SettingsError: no model is named, the engine has another device, or a tokenizer cannot be translated.

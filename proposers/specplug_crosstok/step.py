@@ -27,11 +27,8 @@ _FEW = 8  # new tokens of a text that every step takes at least
 class StepInputs(NamedTuple):
     """What a step is given, by row of the draft model's cache.
 
-    Attributes:
-        running: the requests.
-        limits: [rows] int64, the most draft tokens of each.
-        temperature: [rows] float32, 0 is greedy.
-        tokens: [rows, T] int64, the newest tokens of each, see `DraftTexts.newest`.
+    By row: the requests, the most draft tokens (int64), the temperature (float32, 0 is greedy), and the newest tokens,
+    [rows, T] int64, see `DraftTexts.newest`.
     """
 
     running: Running

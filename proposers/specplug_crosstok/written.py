@@ -59,13 +59,8 @@ class Written(NamedTuple):
     ) -> Self:
         """Return the draft tokens.
 
-        Args:
-            found: the tokens.
-            drawing: how their ids were drafted.
-            acceptance: what tokens are expected to be worth.
-            is_sampled: [R] bool, the requests with a temperature.
-            counts: [R] int64, how many of the tokens are wanted.
-            running: the requests.
+        They stand for what was `found`; `is_sampled` [R] bool are the requests with a temperature, and `counts` [R]
+        int64 says how many of the tokens are wanted.
         """
         rows = slice(len(counts))
         draws = drawing.is_common[rows].gather(1, found.steps) & (drawing.temperature[rows] > 0)[:, None]
@@ -95,10 +90,8 @@ class Written(NamedTuple):
     def write(self, draft: Draft, rows: Tensor, logits: Tensor | None) -> None:
         """Write the draft of B requests, whose rows are `rows` [B] int64, negative for those without one.
 
-        Args:
-            draft: [B, K], K at most that of the tokens.
-            rows: see above.
-            logits: [R, n, Vd], what common ids were drawn from.
+        `rows` [B] int64 are the requests' rows, negative for those without one; `logits` [R, n, Vd] is what common ids
+        were drawn from.
         """
         row, columns = rows.clamp(min=0), slice(draft.draft_length)
         draft.lengths.copy_(torch.where(rows >= 0, self.counts[row], 0))

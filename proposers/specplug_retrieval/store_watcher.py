@@ -35,10 +35,7 @@ class StoreWatcher:
     """One process's corpora.
 
     Except for `open`, all file access runs on threads other than that of the engine's steps.
-
-    Args:
-        context: `context.sections["corpora"]` names the store; without one there are no corpora.
-        corpus_index_of: builds the corpus index from all segments, by tenant.
+    `context.sections["corpora"]` names the store; without one there are no corpora.
     """
 
     def __init__(self, context: PluginContext, corpus_index_of: Callable[[Tenants], CorpusIndex]) -> None:

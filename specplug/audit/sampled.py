@@ -15,7 +15,7 @@ import numpy as np
 
 from specplug.audit.probe import TOP_LOGPROBS, Check, ControlAnswers, Finding, Material, Probe, judged
 from specplug.client.answers import Answer
-from specplug.testing.statistics import MIN_EXPECTED, GStatistic, g_excess, g_statistic, pool
+from specplug.testing.equality import MIN_EXPECTED, GStatistic, g_excess, g_statistic, pool
 
 LENGTH = 4
 """Tokens of each sample.  The first one follows the prompt and has no draft on most engines."""

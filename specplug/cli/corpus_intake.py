@@ -19,7 +19,7 @@ from specplug.corpus.sources import STDIN, Reading, Skipped, read, stem, tokeniz
 from specplug.corpus.status import Added, Synced
 from specplug.corpus.store import Store
 from specplug.errors import CorpusError
-from specplug.text.loading import load_tokenizer
+from specplug.text.tokenizers import load_tokenizer
 
 Update = Callable[[str], None]
 

@@ -157,7 +157,7 @@ def prompt_form(model: str, *, raw: bool, system: str | None = None) -> tuple[Ca
         RequestError: the model's tokenizer cannot be read, or there is a system prompt but no template to put it in.
     """
     from specplug.text.chat import chat_ids, has_chat_template
-    from specplug.text.loading import automatic
+    from specplug.text.tokenizers import automatic
 
     try:
         tokenizer = None if raw else automatic(find_model(model))

@@ -26,7 +26,7 @@ from specplug.plugins.registry import default_registry
 from specplug.plugins.specs import CheckResult, ProposerSpec
 from specplug.settings import load_settings
 from specplug.settings.sources import plugin_options
-from specplug.text.loading import load_tokenizer
+from specplug.text.tokenizers import load_tokenizer
 from specplug.text.translate.vocabulary import REMEDY, Vocabulary
 
 _OVERHEAD = 0.02

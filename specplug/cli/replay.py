@@ -86,7 +86,7 @@ def replay(
     from specplug.replay.report import ReplayReport
     from specplug.replay.run import ReplayRun, execute
     from specplug.replay.score import ScoringRoofline
-    from specplug.text.loading import load_tokenizer
+    from specplug.text.tokenizers import load_tokenizer
 
     sizes, modes = ascending(batch, "batch sizes", "--batch"), _modes(mode)
     given = flags(policy=policy, options=nested_options(options or []), num_speculative_tokens=gamma)

@@ -21,8 +21,7 @@ from specplug.corpus.documents import Content
 from specplug.corpus.names import MAX_DOCUMENT_NAME, check_name
 from specplug.corpus.store import Store
 from specplug.errors import CorpusError, SettingsError, SpecplugError
-from specplug.text.loading import load_tokenizer
-from specplug.text.tokenizers import Tokenizer
+from specplug.text.tokenizers import Tokenizer, load_tokenizer
 
 STDIN = "-"
 """Stands for JSON lines on standard input."""

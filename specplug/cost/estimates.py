@@ -45,10 +45,7 @@ def terms(
     (its further passes), the requests, the tokens, what they exceed each knot by, their share of each corner, the
     context, and one for any prompt tokens (another graph), in units that make their usual sizes comparable.  A prompt
     token costs what a draft token does: if it had a term of its own, steps of one draft length could not tell the two
-    apart.
-
-    Args:
-        prefill: prompt tokens among `tokens`.
+    apart.  `prefill` counts the prompt tokens among `tokens`.
     """
     found = np.empty((len(tokens), NUM_TERMS))
     found[:, 0] = 1.0
@@ -121,8 +118,7 @@ _TRUST = 0.5
 class Cell:
     """The newest measurements of steps of one draft length and about one batch size.
 
-    Attributes:
-        known: the number of measurements and their correction under the newest fit, once computed.
+    `known` is the number of measurements and their correction under the newest fit, once computed.
     """
 
     def __init__(self) -> None:

@@ -47,10 +47,7 @@ def entry_and_prices(extra: Sequence[int], seconds: Sequence[float], rate: float
     such costs would take the first tokens for nearly free.  That rise is the entry instead, which the tokens of a step
     have to yield together, see `StepPlan.entry`; it is 0 where the first tokens cost no more than those after them.
     Where costs go on to rise ever more slowly, the prices are those after the place that is farthest above the line
-    from the first token to the last.
-
-    Args:
-        extra, seconds, rate: see `prices_of`; `extra` starts at 0.
+    from the first token to the last.  The arguments are those of `prices_of`; `extra` starts at 0.
     """
     if len(extra) > 2:
         rise, prices = rate * (seconds[1] - seconds[0]), prices_of(extra[1:], seconds[1:], rate)

@@ -62,10 +62,8 @@ class StepCosts:
     """Learns what a decoding step costs, by requests, tokens, context and draft length.
 
     Steps with prompt tokens are learnt from by the fit alone.  Predictions assume as many of them as there were lately,
-    because a draft token costs more in a step that prompts have filled.
-
-    Args:
-        prior: relative cost by tokens; its scale is learnt from the first steps.
+    because a draft token costs more in a step that prompts have filled.  `prior` is a relative cost by tokens, whose
+    scale is learnt from the first steps.
 
     Attributes:
         error: mean relative error of the predictions of steps before they were learnt, lately; None at first.
@@ -156,10 +154,8 @@ class StepCosts:
         """Return the predicted mean seconds of n steps without those of their prompts, [n] float64.
 
         A prompt is computed once, however fast its request decodes, so tokens per second are highest where these
-        seconds per token are least.  What prompts add to the cost of draft tokens is included.
-
-        Args:
-            requests, context_tokens, tokens, draft_lengths: as for `seconds`; the first step is one without drafts.
+        seconds per token are least.  What prompts add to the cost of draft tokens is included.  The arguments are those
+        of `seconds`; the first step is one without drafts.
         """
         decoding = self._decoding_seconds(requests, context_tokens, tokens, draft_lengths)
         found = self._with_prompts(decoding, requests, context_tokens, tokens, draft_lengths)

@@ -10,6 +10,5 @@ model      one forward pass over new tokens of many texts
 texts      the ids of each request's text, translated token by token
 loop       the forward passes and choices of a step, each of which a GPU runs as one CUDA graph
 schedule   on the host: which request has which row, and which texts have to be caught up
-segments   a drafted text as tokens of the target
-merges     byte pair encoding of many texts at once
+segments   a drafted text as tokens of the target, by byte pair encoding of many texts at once
 """

@@ -36,12 +36,7 @@ class Parameters:
 
 @dataclass(frozen=True, slots=True)
 class ModelFacts:
-    """A model's configuration.
-
-    Attributes:
-        path: a folder, or a model id at Hugging Face.
-        config: its configuration of Hugging Face.
-    """
+    """A model's configuration.  `path` is a folder, or a model id at Hugging Face."""
 
     path: str
     config: Any

@@ -37,15 +37,9 @@ class Parts(Protocol):
 class DraftLoop:
     """Drafts up to n ids for the first R rows of the model's cache.
 
-    Args:
-        model: the draft model.
-        num_drafted: n.
-        is_exact: whether steps have the sizes that they need.  Otherwise they have the next larger of a few, and a GPU
-            runs each part of a step as one graph.
-
-    Attributes:
-        drafted: [rows, n] int64, the ids.
-        num_ids: [1] int64, how many of them the step drafts.
+    Drafts have at most `num_drafted` = n ids: `drafted` [rows, n] int64, of which a step drafts `num_ids` [1] int64.
+    Steps have the sizes that they need if `is_exact`, otherwise the next larger of a few, and a GPU runs each part of a
+    step as one graph.
     """
 
     def __init__(self, model: DraftModel, num_drafted: int, *, is_exact: bool) -> None:
@@ -127,11 +121,8 @@ class DraftLoop:
 class Graphs:
     """Functions without arguments or results, which read and write tensors that stay where they are.
 
-    On a GPU each is captured once, and is one launch from then on.  Elsewhere they run as they are.
-
-    Args:
-        device: where they run.
-        who: the name of what they compute, for messages.
+    On a GPU each is captured once, and is one launch from then on.  Elsewhere they run as they are.  `who`
+    names what they compute, for messages.
     """
 
     def __init__(self, device: torch.device, who: str) -> None:

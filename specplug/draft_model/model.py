@@ -108,9 +108,7 @@ class DraftModel:
 def attention_windows(path: str, config: Any) -> dict[str, int | None]:
     """Return how far back each kind of layer sees; None for no limit.
 
-    Args:
-        path: the model, for messages.
-        config: the configuration of its text model.
+    `config` is the configuration of the text model of `path`.
 
     Raises:
         PluginError: a kind of layer keeps a state instead of keys and values.

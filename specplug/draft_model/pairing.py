@@ -9,9 +9,8 @@ import numpy as np
 
 from specplug.errors import SettingsError
 from specplug.text.fingerprint import fingerprint
-from specplug.text.translate.intersection import Intersection, intersect
 from specplug.text.translate.libraries import read_vocabulary
-from specplug.text.translate.tables import TokenLists, expansions
+from specplug.text.translate.tables import Intersection, TokenLists, expansions, intersect
 from specplug.text.translate.vocabulary import REMEDY, Vocabulary
 
 

@@ -21,11 +21,8 @@ _PRIOR, _FORGET = 64.0, 4096.0  # tokens that the beginning counts for, and afte
 class _TextRow:
     """A row of the model's cache.
 
-    Attributes:
-        slot: the slot that has it.
-        missing: tokens that its text lacks, as far as is known.
-        began: the step in which it was given.
-        caught_up: tokens by which it was caught up since figures were last sent.
+    `missing` tokens are those that its text lacks, as far as is known; `began` is the step in which the row was given,
+    `caught_up` the tokens by which it was caught up since figures were last sent.
     """
 
     slot: int
@@ -37,11 +34,8 @@ class _TextRow:
 class Schedule:
     """Gives slots rows of the model's cache, and tells which texts have to be caught up.
 
-    Lengths arrive some steps late.  Until then texts count as long as they can have become.
-
-    Args:
-        max_slots, max_rows, max_length: slots of the engine, rows of the cache, and the most ids of a row.
-        device: where the texts are.
+    Lengths arrive some steps late.  Until then texts count as long as they can have become.  `max_length` is the most
+    ids of a row of the cache.
     """
 
     def __init__(self, max_slots: int, max_rows: int, max_length: int, device: torch.device) -> None:
@@ -97,8 +91,7 @@ class Schedule:
     def to_catch_up(self, most: int, at_once: int) -> list[tuple[int, int]]:
         """Return rows with how many tokens to catch them up by, the shortest first, and at most `most` in all.
 
-        Args:
-            at_once: tokens of a text by which every step catches it up anyway.
+        Every step catches a text up by `at_once` tokens anyway.
         """
         found = []
         missing = [(it.missing, row) for row, it in enumerate(self._held) if it is not None and it.missing > at_once]
@@ -145,9 +138,7 @@ class Schedule:
 class IdsPerToken:
     """How many ids of the draft's a token of the target has on average, in the newest outputs; learnt late.
 
-    Args:
-        initial: what it begins with.
-        device: where outputs are counted.
+    The average begins with `initial`.
     """
 
     def __init__(self, initial: float, device: torch.device) -> None:
@@ -169,24 +160,14 @@ class IdsPerToken:
 
 
 class Readback(NamedTuple):
-    """What has arrived.
-
-    Attributes:
-        figures: [F, R] int64.
-        sent: the tag that they were sent with.
-    """
+    """What has arrived.  The figures [F, R] int64, and the tag that they were sent with."""
 
     figures: npt.NDArray[np.int64]
     sent: int
 
 
 class AsyncReadback:
-    """A copy of numbers to the host, at most one at a time.
-
-    Args:
-        shape: F and R.
-        device: of the numbers.
-    """
+    """A copy of numbers to the host, at most one at a time."""
 
     def __init__(self, shape: tuple[int, int], device: torch.device) -> None:
         self._is_async = device.type == "cuda"

@@ -23,10 +23,7 @@ SOURCE = "grammar"
 class Completed:
     """Drafts after grammars have cut and extended them.
 
-    Attributes:
-        draft: the B rows to verify, cut and with the grammars' tokens.
-        cut: number of tokens cut from each row.
-        forced: the tokens that grammars added, or None if they added none.
+    `cut` counts the tokens cut from each row; `forced` holds the tokens that grammars added, None if they added none.
     """
 
     draft: Draft
@@ -81,8 +78,7 @@ def complete(
 class Completer:
     """Completes each step's drafts before verification, and annotates the engine's report on them afterwards.
 
-    Args:
-        guard: contains a grammar's faults; after a fault the step's drafts stay as they were.
+    After a fault of a grammar, which `guard` contains, the step's drafts stay as they were.
     """
 
     def __init__(self, guard: FaultGuard) -> None:
@@ -230,10 +226,8 @@ def split_grammar_verdict(lengths: Tensor, outcome: Outcome, verdict: Verdict) -
 def verdict_on_forced(outcome: Outcome) -> tuple[Verdict, Tensor]:
     """Return the verdict on the grammars' tokens and whether they were reached, from an engine's report alone.
 
-    See `split_grammar_verdict`.
-
-    Args:
-        outcome: of B rows, with `forced` and `cut_by_grammar`; `verified` counts the grammars' tokens, too.
+    See `split_grammar_verdict`.  `outcome` has `forced` and `cut_by_grammar`; its `verified` counts the grammars'
+    tokens, too.
     """
     assert outcome.forced is not None
     assert outcome.cut_by_grammar is not None

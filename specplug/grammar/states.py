@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from specplug.text.jump_forward import JumpForwardTokenizer
+from specplug.text.request_tokenizer import JumpForwardTokenizer
 from specplug.types.draft import NO_TOKEN
 
 CERTAIN, LIKELY = 1.0, 0.98
@@ -43,10 +43,7 @@ class GrammarState(Protocol):
 class Followed(NamedTuple):
     """A grammar's result for one row.
 
-    Attributes:
-        kept: number of legal tokens at the start of the draft.
-        added: tokens that the grammar drafts after them.
-        confidence: confidence of each added token.
+    `kept` counts the legal tokens at the start of the draft; `added` are those that the grammar drafts after them.
     """
 
     kept: int
@@ -149,10 +146,8 @@ class AllowedState:
 class MaskState(ABC):
     """A `GrammarState` of an engine's grammar, which gives the legal tokens as a bit mask.
 
-    Args:
-        vocab_size: V.
-        canonical: tokenizes jump-forward strings; None disables them.
-        tail: the newest tokens of the output, as many as `canonical` reads.
+    `canonical` tokenizes jump-forward strings, None disables them; `tail` holds the newest tokens of the output, as
+    many as `canonical` reads.
     """
 
     def __init__(

@@ -1,1 +1,1 @@
-"""Plug-in hooks, the specs that packages register through them, and the registry of everything registered."""
+"""The specs that packages register, their hooks, and the registry of everything registered."""

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from specplug.plugins.hooks import hookimpl
-from specplug.plugins.specs import CheckSpec, VerifierSpec
+from specplug.plugins.specs import CheckSpec, VerifierSpec, hookimpl
 from specplug.types.caps import Distribution, VerifierCaps
 
 

@@ -42,12 +42,9 @@ class TextRequest:
 class TextUpdate:
     """Output that one engine step added to one request.
 
-    Attributes:
-        index: position of the request in the list given to `TextEngine.stream`.
-        text, token_ids: the new text and tokens.
-        finish_reason: set in the request's last update.
-        top_logprobs: with the request's last update, for each of its tokens the log-probabilities of the likeliest
-            tokens and of itself, by token id.
+    `index` is the request's position in the list given to `TextEngine.stream`.  The request's last update has the
+    `finish_reason`, and `top_logprobs`: for each of its tokens, the log-probabilities of the likeliest ones and of
+    itself.
     """
 
     index: int

@@ -17,9 +17,10 @@ from typing import Any, TypeVar
 import pluggy
 
 from specplug.errors import PluginError, describe, ends_process, suggest
-from specplug.plugins import hooks
+from specplug.plugins import specs
 from specplug.plugins.specs import (
     ENGINE_DRAFTER,
+    ENTRY_POINT_GROUP,
     JOINS_POLICIES,
     CheckSpec,
     PluginSpec,
@@ -71,8 +72,8 @@ class Registry:
     """The plug-ins of one process.  `Registry.discover()` finds the installed ones; `add` takes a module directly."""
 
     def __init__(self) -> None:
-        self._manager = pluggy.PluginManager(hooks.PROJECT)
-        self._manager.add_hookspecs(hooks)
+        self._manager = pluggy.PluginManager(ENTRY_POINT_GROUP)
+        self._manager.add_hookspecs(specs)
         self._entries: dict[str, dict[str, list[PluginEntry]]] = {spec.kind: {} for spec in _HOOKS.values()}
         self._errors: list[LoadError] = []
 
@@ -80,7 +81,7 @@ class Registry:
     def discover(cls) -> Registry:
         """Load every entry point of the group `specplug`, built-ins and third parties alike, in name order."""
         registry = cls()
-        found = importlib.metadata.entry_points(group=hooks.ENTRY_POINT_GROUP)
+        found = importlib.metadata.entry_points(group=ENTRY_POINT_GROUP)
         for entry_point in sorted(found, key=lambda e: (e.dist.name if e.dist else "", e.name)):
             dist = entry_point.dist
             owner = Owner(entry_point.name, dist.name if dist else "unknown", dist.version if dist else "?")

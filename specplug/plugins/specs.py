@@ -1,7 +1,16 @@
-"""Specs that plug-ins register: a name, capabilities and a factory.  Imports no torch.
+"""Specs that plug-ins register, each a name, capabilities and a factory, and the hooks for it.  Imports no torch.
 
 A factory is either a callable or an import path ``"package.module:Name"``.  Prefer the path, because listing the
 plug-ins then imports none of their code.
+
+A plug-in package names a module in the entry-point group ``specplug``.  Functions of that module that are marked with
+``specplug.hookimpl`` and have one of the hooks' names receive a `register` callback:
+
+    import specplug
+
+    @specplug.hookimpl
+    def specplug_register_proposers(register):
+        register(specplug.ProposerSpec(name="echo", factory="my_package:Echo", summary="...", caps=...))
 """
 
 from __future__ import annotations
@@ -10,6 +19,8 @@ import importlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
+
+import pluggy
 
 from specplug.errors import PluginError, describe, ends_process, text_of
 from specplug.types.caps import ProposerCaps, VerifierCaps
@@ -202,9 +213,35 @@ class CheckResult:
 class CheckSpec(PluginSpec):
     """A check for ``specplug doctor``: ``factory(settings: Settings) -> CheckResult | list[CheckResult]``.
 
-    Attributes:
-        takes_launch: the factory also takes `launch: str`, the engine's launch line given to doctor, or "" without one.
+    If `takes_launch`, the factory also takes `launch: str`, the engine's launch line given to doctor, or "" without
+    one.
     """
 
     kind: ClassVar[str] = "check"
     takes_launch: bool = False
+
+
+ENTRY_POINT_GROUP = "specplug"
+
+hookspec = pluggy.HookspecMarker(ENTRY_POINT_GROUP)
+hookimpl = pluggy.HookimplMarker(ENTRY_POINT_GROUP)
+
+
+@hookspec
+def specplug_register_proposers(register: Callable[[ProposerSpec], None]) -> None:
+    """Register proposers, which draft tokens."""
+
+
+@hookspec
+def specplug_register_policies(register: Callable[[PolicySpec], None]) -> None:
+    """Register policies, which choose draft lengths and the draft tokens worth verifying."""
+
+
+@hookspec
+def specplug_register_verifiers(register: Callable[[VerifierSpec], None]) -> None:
+    """Register verifiers, which decide which draft tokens are accepted."""
+
+
+@hookspec
+def specplug_register_checks(register: Callable[[CheckSpec], None]) -> None:
+    """Register checks that `specplug doctor` runs."""

@@ -7,6 +7,6 @@ the draft and the recorded continuation.  For sampled text the same holds in exp
 from specplug.replay.engine import Setup
 from specplug.replay.items import Item, read_traces, tokenize
 from specplug.replay.run import replay
-from specplug.text.loading import load_tokenizer
+from specplug.text.tokenizers import load_tokenizer
 
 __all__ = ["Item", "Setup", "load_tokenizer", "read_traces", "replay", "tokenize"]

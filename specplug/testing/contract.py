@@ -15,9 +15,15 @@ import pytest
 import torch
 
 from specplug.testing.batches import POISON
-from specplug.testing.c_functions import CompiledProposer
 from specplug.testing.harness import ProposerHarness
-from specplug.testing.wrappers import ChangedBatches, StagedProposer, WatchedProposer, newest_only, without_old_text
+from specplug.testing.wrappers import (
+    ChangedBatches,
+    CompiledProposer,
+    StagedProposer,
+    WatchedProposer,
+    newest_only,
+    without_old_text,
+)
 from specplug.types.caps import Distribution
 from specplug.types.draft import NO_TOKEN
 from specplug.types.paths import ROOT

@@ -77,10 +77,7 @@ class ProposerHarness:
     ) -> Iterator[DraftedStep]:
         """Feed all texts from their first half to their end, one to three tokens per step; yield every step.
 
-        Args:
-            draft_lengths: returns the draft length of a step.
-            orders: returns the order of the rows at a step.
-            caps: returns the most draft tokens by request at a step.
+        The functions return, by step, the draft length, the order of the rows, and, by request, the most draft tokens.
         """
         names = [f"text {index}" for index in range(len(self.texts))]
         rest = {}

@@ -33,8 +33,7 @@ Chain = tuple[int, ...]
 class TinyModel:
     """A language model on a tiny vocabulary: logits for every context of up to `depth` tokens.
 
-    Attributes:
-        levels: one [V ** j, V] float64 per j < depth; contexts count up in base V, the first token most significant.
+    `levels` has one [V ** j, V] float64 per j < depth; contexts count up in base V, the first token most significant.
     """
 
     levels: tuple[Tensor, ...]

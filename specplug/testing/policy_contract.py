@@ -16,9 +16,8 @@ import pytest
 import torch
 
 from specplug.pipeline.draft import host_trim_of
-from specplug.testing.c_functions import kept_by
 from specplug.testing.policy_harness import IDLE, PRICES, PROFILE, PolicyHarness, stats_of, watch_for_waiting
-from specplug.testing.wrappers import watch
+from specplug.testing.wrappers import kept_by, watch
 from specplug.types.plan import MOST_PRICES, StepPlan, StepReport
 from specplug.types.tensors import map_tensors
 

@@ -57,10 +57,8 @@ _PARENTS = ((ROOT, 0, 0, 2), (ROOT,), (ROOT, ROOT, 1, 0), (), (ROOT, 0, 1, 2))
 class PolicyHarness:
     """Builds and feeds the halves of a policy.
 
-    Attributes:
-        spec: the policy under test.
-        options: its own settings, as arguments of its options model.
-        engines: the engines that it plans for, by their name in messages; it trims for the first.
+    Override `spec`, and where they do not fit `options`, as arguments of its options model, and the `engines` that it
+    plans for, by their name in messages; it trims for the first.
     """
 
     spec: PolicySpec
@@ -84,8 +82,7 @@ class PolicyHarness:
     def plans(self, caps: EngineCaps, rank: int = 0, profile: Sequence[StepCost] | None = None) -> list[StepPlan]:
         """Return the plans of steps of 0 to 512 requests; each step is reported with half of its drafts accepted.
 
-        Args:
-            profile: costs that the engine profiled before; None if it profiles none.
+        `profile` holds costs that the engine profiled before, None if it profiles none.
         """
         planner, plans = self.planner(caps, rank), []
         if profile is not None:

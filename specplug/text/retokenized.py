@@ -1,4 +1,4 @@
-"""Prefix re-tokenizations: the tokens that a text begins with when a space or a new line comes before it.
+"""Long texts in pieces, and the tokens that a text begins with when a space or a new line comes before it.
 
 A passage that begins with "The cat" is `The`, ` cat`, ... by itself, but ` The`, ` cat`, ... in an answer that quotes
 it.  A re-tokenized prefix holds such tokens up to where they agree with the text's own again, and a few more, so that a
@@ -7,9 +7,34 @@ match that starts in the prefix is long enough to continue in the text itself.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Iterator, Sequence
 
-from specplug.text.pieces import pieces
+PIECE = 1 << 16
+_SEARCHED = 1 << 12
+_LINE = re.compile(r"\n(?=\S)")
+_WORD = re.compile(r"(?<=\S)(?=\s)")
+
+
+def pieces(text: str, size: int = PIECE) -> Iterator[str]:
+    """Yield a text in pieces of at most `size` characters, cut at the end of a line if possible, else of a word."""
+    start = 0
+    while len(text) - start > size:
+        stop = _cut(text, start, start + size)
+        yield text[start:stop]
+        start = stop
+    if start < len(text):
+        yield text[start:]
+
+
+def _cut(text: str, start: int, stop: int) -> int:
+    low = max(start, stop - _SEARCHED)
+    for pattern in (_LINE, _WORD):
+        ends = [match.end() for match in pattern.finditer(text, low, stop)]
+        if ends and ends[-1] > start:
+            return ends[-1]
+    return stop
+
 
 LEADS = (" ", "\n")
 IN_STEP = 8

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from specplug.audit.sampled import OTHER, against_exact, against_sample, detectable, from_logprobs, next_tokens
-from specplug.testing.statistics import GStatistic
+from specplug.testing.equality import GStatistic
 
 PROBS = {0: 0.5, 1: 0.3, 2: 0.15, 3: 0.05}
 LOGPROBS = {token: math.log(prob) for token, prob in PROBS.items()}

@@ -267,9 +267,9 @@ def test_a_plugin_whose_part_does_not_start_is_named(registry):
 
 
 def test_every_kind_of_plugin_is_listed():
-    from specplug.plugins import hooks
+    from specplug.plugins import specs
 
-    registered = {name.removeprefix("specplug_register_") for name in vars(hooks) if name.startswith("specplug_")}
+    registered = {name.removeprefix("specplug_register_") for name in vars(specs) if name.startswith("specplug_")}
     assert registered == {kind.replace("policy", "policie") + "s" for kind in KINDS}
 
 

@@ -21,9 +21,8 @@ from specplug.corpus.sources import STDIN, Reading, Skipped, read
 from specplug.corpus.store import Store
 from specplug.corpus.view import View
 from specplug.errors import CorpusError
-from specplug.text.loading import load_tokenizer
-from specplug.text.pieces import PIECE
-from specplug.text.retokenized import IN_STEP, LEADS, MAX_TOKENS
+from specplug.text.retokenized import IN_STEP, LEADS, MAX_TOKENS, PIECE
+from specplug.text.tokenizers import load_tokenizer
 
 WORDS = [
     "The",

@@ -14,9 +14,8 @@ from hypothesis import strategies as st
 
 from specplug.draft_model.pairing import TokenizerPair
 from specplug.draft_model.segments import BYTES_PER_ID, Segmenter, Segments
-from specplug.text.fingerprint_texts import fingerprint_texts
-from specplug.text.translate.intersection import ids_by_piece, intersect, match_controls
-from specplug.text.translate.tables import LONGEST_PIECE, NEVER, Splits
+from specplug.text.fingerprint import fingerprint_texts
+from specplug.text.translate.tables import LONGEST_PIECE, NEVER, Splits, ids_by_piece, intersect, match_controls
 from tests.text.translate.tools import vocabulary
 
 PAIRS = [("byte_level", "tekken"), ("tekken", "byte_level"), ("byte_fallback", "byte_level"), ("spm3", "byte_fallback")]

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import torch
 
-from specplug.testing.statistics import g_test
+from specplug.testing.equality import g_test
 from tests.engines.recurrent_models import model
 
 VOCAB, LENGTH, TEMPERATURE = 4, 5, 1.5

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from specplug.testing.statistics import g_test
+from specplug.testing.equality import g_test
 
 VOCAB, PROMPT = 16, [3, 9, 4, 11, 3, 9]
 PAIRS = 16  # per answer

@@ -16,7 +16,7 @@ from specplug.grammar.drafts import SOURCE, Completer, complete, split_grammar_v
 from specplug.grammar.states import CERTAIN, LIKELY, AllowedState, MaskState, bit, bits_of, follow, only_bit
 from specplug.metrics import SpecMetrics
 from specplug.testing.batches import make_batch
-from specplug.text.jump_forward import JumpForwardTokenizer
+from specplug.text.request_tokenizer import JumpForwardTokenizer
 from specplug.trace import rows_from
 from specplug.types.caps import Distribution
 from specplug.types.draft import NO_TOKEN, Draft

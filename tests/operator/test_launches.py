@@ -12,9 +12,8 @@ import pytest
 
 from specplug.errors import EngineError
 from specplug.operator import launches
-from specplug.plugins.hooks import hookimpl
 from specplug.plugins.registry import Owner, Registry, default_registry
-from specplug.plugins.specs import ProposerSpec
+from specplug.plugins.specs import ProposerSpec, hookimpl
 from specplug.settings import Settings
 from specplug.types.caps import ProposerCaps
 

@@ -13,9 +13,8 @@ from specplug.assembly import build_draft_stage
 from specplug.errors import PluginError
 from specplug.interfaces import PluginContext
 from specplug.pipeline import memory
-from specplug.plugins.hooks import hookimpl
 from specplug.plugins.registry import Owner, Registry
-from specplug.plugins.specs import ProposerSpec
+from specplug.plugins.specs import ProposerSpec, hookimpl
 from specplug.settings import Settings
 from specplug.types.caps import EngineCaps, ProposerCaps
 from tests.pipeline.tools import Recorder

@@ -6,7 +6,7 @@ from itertools import pairwise
 
 import pytest
 
-from specplug_batch.gate import REST, Probes
+from specplug_batch.gains import REST, Probes
 
 
 def probes_until(last: int, *, resumes: int) -> list[int]:

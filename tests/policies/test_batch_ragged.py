@@ -17,7 +17,7 @@ from specplug.types.caps import EngineCaps, Ragged
 from specplug.types.draft import Draft
 from specplug.types.paths import ROOT
 from specplug.types.plan import HostStats, StepPlan, StepReport, TrimLimits
-from specplug_batch.options import BatchOptions, Roofline
+from specplug_batch.options import BatchOptions
 from specplug_batch.ragged import RaggedPlanner
 from tests.pipeline.tools import Recorder, drafts, rig_of, rows
 
@@ -126,7 +126,7 @@ def test_a_budget_binds_too():
 @given(data=st.data())
 def test_the_speed_up_is_the_running_one(data):
     """Held to plain arithmetic over a few steps, of batch sizes that allow the longest draft."""
-    built, roofline = planner(saturation=16), Roofline(16, 0.02)
+    built, roofline = planner(saturation=16), BatchOptions(saturation=16)
     sums, step = {}, 0  # by number of binary digits
     for _ in range(data.draw(st.integers(1, 5))):
         counts = data.draw(st.lists(st.integers(0, 4), max_size=12))
@@ -146,7 +146,7 @@ def test_the_speed_up_is_the_running_one(data):
         assert built._gains.speed_up(1 << digits - 1) == pytest.approx(tokens / cost)
 
 
-def long_run(kinds: list[list[float]], batch_size: int, roofline: Roofline) -> tuple[float, float]:
+def long_run(kinds: list[list[float]], batch_size: int, roofline: BatchOptions) -> tuple[float, float]:
     """Return the tokens per cost of equally frequent steps: of the best lengths, and of each step's best ratio."""
     options = [
         [(batch_size * (1 + sum(kind[:n])), roofline.cost(batch_size * (n + 1))) for n in range(len(kind) + 1)]
@@ -166,7 +166,7 @@ KINDS = [[0.97 ** (j + 1) for j in range(12)], [0.8 ** (j + 1) for j in range(8)
 @pytest.mark.parametrize("batch_size", [32, 64, 128])
 def test_in_the_long_run_it_makes_the_most_tokens_per_cost(batch_size):
     """Drafts that are good, middling and poor, in any order; the best choice for all is found by trying all."""
-    roofline = Roofline(256, 0.02)
+    roofline = BatchOptions(saturation=256)
     best, greedy = long_run(KINDS, batch_size, roofline)
     built, generator, tokens, cost = planner(margin=0.0), random.Random(1), 0.0, 0.0
     batches = [
@@ -188,7 +188,7 @@ def test_in_the_long_run_it_makes_the_most_tokens_per_cost(batch_size):
 
 
 def test_the_best_ratio_of_each_step_is_not_the_best_in_the_long_run():
-    best, greedy = long_run(KINDS, 64, Roofline(256, 0.02))
+    best, greedy = long_run(KINDS, 64, BatchOptions(saturation=256))
     assert greedy < 0.99 * best
 
 

@@ -17,7 +17,7 @@ from specplug.interfaces import PluginContext
 from specplug.plugins.registry import Owner, Registry
 from specplug.plugins.specs import ProposerSpec
 from specplug.testing.driver import Driver
-from specplug.text.loading import load_tokenizer
+from specplug.text.tokenizers import load_tokenizer
 from specplug.text.translate.libraries import byte_alphabet
 from specplug.types.batch import EngineBatch
 from specplug_crosstok import plugin

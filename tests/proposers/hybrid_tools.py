@@ -13,9 +13,8 @@ import specplug_hybrid.plugin
 from specplug.assembly import build_draft_stage
 from specplug.composing import ComposedProposer
 from specplug.interfaces import PluginContext
-from specplug.plugins.hooks import hookimpl
 from specplug.plugins.registry import Owner, Registry
-from specplug.plugins.specs import ProposerSpec
+from specplug.plugins.specs import ProposerSpec, hookimpl
 from specplug.settings.model import Settings
 from specplug.testing.batches import make_batch
 from specplug.types.caps import EngineCaps, ProposerCaps

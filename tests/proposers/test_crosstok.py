@@ -32,7 +32,7 @@ from specplug.types.caps import Distribution, EngineCaps
 from specplug.types.request import Lifecycle
 from specplug_crosstok import plugin
 from specplug_crosstok.acceptance import SOURCES
-from specplug_crosstok.memory import declared
+from specplug_crosstok.loading import declared
 from specplug_crosstok.options import CrossTokSettings
 from tests.draft_model.tools import greedy
 from tests.proposers.crosstok_tools import (

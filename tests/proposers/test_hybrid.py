@@ -14,16 +14,15 @@ import specplug_hybrid.plugin
 import specplug_ngram.plugin
 from specplug.host import HostDraft, HostProposer
 from specplug.interfaces import PluginContext
-from specplug.plugins.hooks import hookimpl
 from specplug.plugins.registry import Owner, Registry
-from specplug.plugins.specs import ProposerSpec
+from specplug.plugins.specs import ProposerSpec, hookimpl
 from specplug.testing.contract import ProposerContract
 from specplug.types.caps import ProposerCaps
 from specplug.types.request import Request
 from specplug_crosstok.options import CrossTokSettings
 from specplug_crosstok.proposer import CrossTok
 from specplug_hybrid import proposer
-from specplug_hybrid.gains import Gains
+from specplug_hybrid.proposer import Gains
 from tests.proposers import crosstok_tools
 from tests.proposers.hybrid_tools import Clock
 from tests.proposers.lookup_contract import Unlearning

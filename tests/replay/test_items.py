@@ -25,7 +25,7 @@ from specplug.replay.items import (
     without_documents,
 )
 from specplug.replay.run import replay
-from specplug.text.loading import load_tokenizer
+from specplug.text.tokenizers import load_tokenizer
 from tests.cli.tools import stated
 from tests.replay.tools import Planted, item, registry
 

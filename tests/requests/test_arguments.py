@@ -16,8 +16,8 @@ from specplug.requests import arguments, wire
 from specplug.requests.parsing import parse_request_fields
 from specplug.requests.schema import RequestFields
 from specplug.settings.model import Limits
-from specplug.text.pieces import PIECE, pieces
 from specplug.text.request_tokenizer import RequestTokenizer
+from specplug.text.retokenized import PIECE, pieces
 from specplug.types.request import RequestOptions
 
 TINY = Path(__file__).parents[2] / "specplug" / "demo" / "models" / "tiny"

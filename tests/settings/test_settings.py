@@ -12,9 +12,8 @@ from hypothesis import strategies as st
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from specplug.errors import SettingsError
-from specplug.plugins.hooks import hookimpl
 from specplug.plugins.registry import Owner, Registry
-from specplug.plugins.specs import PolicySpec, ProposerSpec, VerifierSpec
+from specplug.plugins.specs import PolicySpec, ProposerSpec, VerifierSpec, hookimpl
 from specplug.settings import CorporaSettings, Limits, Settings, leaves, load_settings, plugin_options
 from specplug.settings.mistakes import flatten
 from specplug.types.caps import ProposerCaps, VerifierCaps

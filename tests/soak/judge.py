@@ -8,8 +8,7 @@ from dataclasses import dataclass, field
 
 import jsonschema
 
-from specplug.testing.equality import judge_greedy
-from specplug.testing.statistics import GStatistic
+from specplug.testing.equality import GStatistic, judge_greedy
 from tests.engines.plain import forward, tokenizer
 from tests.soak.client import Outcome
 from tests.soak.traffic import Request

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from specplug.audit.sampled import LEAST_SAMPLES, next_tokens
 from specplug.demo.tasks import KINDS, make_tasks
-from specplug.testing.statistics import GStatistic, g_statistic
+from specplug.testing.equality import GStatistic, g_statistic
 from tests.engines.plain import forward, ids, model
 
 SURE = 1e-3

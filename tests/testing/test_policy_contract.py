@@ -18,8 +18,8 @@ from torch import Tensor
 from specplug.interfaces import Planner, PluginContext
 from specplug.plugins.registry import Owner, Registry
 from specplug.plugins.specs import PolicySpec
-from specplug.testing.c_functions import C_FUNCTION
 from specplug.testing.policy_contract import PolicyContract
+from specplug.testing.wrappers import C_FUNCTION
 from specplug.trim import SurvivalTrimmer, rank_tokens
 from specplug.types.batch import EngineBatch
 from specplug.types.caps import EngineCaps

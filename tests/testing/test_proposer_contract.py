@@ -21,10 +21,9 @@ from specplug.interfaces import PluginContext, Proposer
 from specplug.plugins.registry import Owner, Registry
 from specplug.plugins.specs import ProposerSpec
 from specplug.testing.batches import POISON, make_batch
-from specplug.testing.c_functions import C_FUNCTION
 from specplug.testing.contract import ProposerContract
 from specplug.testing.driver import Driver
-from specplug.testing.wrappers import StagedProposer
+from specplug.testing.wrappers import C_FUNCTION, StagedProposer
 from specplug.types.batch import EngineBatch
 from specplug.types.caps import Distribution, ProposerCaps
 from specplug.types.draft import Draft

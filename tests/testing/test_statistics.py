@@ -5,7 +5,7 @@ import pytest
 from scipy import stats
 
 from specplug.errors import ContractError
-from specplug.testing.statistics import MIN_EXPECTED, g_test, g_test_power
+from specplug.testing.equality import MIN_EXPECTED, g_test, g_test_power
 
 DISTRIBUTION = np.array([0.4, 0.3, 0.2, 0.1])
 OTHER = np.array([0.45, 0.3, 0.15, 0.1])

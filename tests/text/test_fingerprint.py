@@ -10,10 +10,8 @@ from tokenizers import Tokenizer
 
 from specplug.demo import model_path
 from specplug.errors import SettingsError
-from specplug.text.fingerprint import encoder, fingerprint
-from specplug.text.fingerprint_texts import fingerprint_texts
-from specplug.text.loading import load_tokenizer
-from specplug.text.tokenizers import wrap
+from specplug.text.fingerprint import encoder, fingerprint, fingerprint_texts
+from specplug.text.tokenizers import load_tokenizer, wrap
 
 TINY = "e802eb4b4366e4eeb25718c460bb872e"
 """Of the shipped model, in every engine's environment.  Stores on disk hold such digests: they must not change."""

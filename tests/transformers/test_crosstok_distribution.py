@@ -25,9 +25,8 @@ import specplug_hybrid.proposer
 from specplug.demo import model_path
 from specplug.metrics import SpecMetrics
 from specplug.pipeline import buffers
-from specplug.plugins.hooks import hookimpl
 from specplug.plugins.registry import Owner, Registry
-from specplug.plugins.specs import ProposerSpec
+from specplug.plugins.specs import ProposerSpec, hookimpl
 from specplug_crosstok import drawing
 from specplug_crosstok.acceptance import TEXTS
 from specplug_crosstok.written import Written

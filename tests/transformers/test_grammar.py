@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from specplug.testing.statistics import g_test
+from specplug.testing.equality import g_test
 from specplug_transformers import Engine, GenerateRequest, SamplingParams
 from tests.trace_reader import read_trace
 from tests.transformers import toys

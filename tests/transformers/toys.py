@@ -26,9 +26,8 @@ from transformers import (
 
 from specplug.host import HostProposer
 from specplug.interfaces import PluginContext, Proposer
-from specplug.plugins.hooks import hookimpl
 from specplug.plugins.registry import Owner, Registry
-from specplug.plugins.specs import ProposerSpec, VerifierSpec
+from specplug.plugins.specs import ProposerSpec, VerifierSpec, hookimpl
 from specplug.types.batch import EngineBatch
 from specplug.types.caps import Distribution, ProposerCaps, VerifierCaps
 from specplug.types.draft import Draft

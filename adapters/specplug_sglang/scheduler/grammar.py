@@ -14,7 +14,7 @@ from torch import Tensor
 from specplug.faults import FaultGuard
 from specplug.grammar.drafts import Completer
 from specplug.grammar.states import MaskState
-from specplug.text.jump_forward import TAIL, JumpForwardTokenizer
+from specplug.text.request_tokenizer import TAIL, JumpForwardTokenizer
 from specplug.types.batch import EngineBatch
 from specplug.types.draft import Draft
 from specplug_sglang.config import resolved_args

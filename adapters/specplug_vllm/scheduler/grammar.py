@@ -16,7 +16,7 @@ from specplug.grammar.states import MaskState, follow
 from specplug.plugins.registry import default_registry
 from specplug.plugins.specs import ProposerSpec
 from specplug.runtime.step_planner import StepPlanner
-from specplug.text.jump_forward import TAIL, JumpForwardTokenizer
+from specplug.text.request_tokenizer import TAIL, JumpForwardTokenizer
 from specplug.types.caps import Distribution
 from specplug_vllm.config import runner_of
 from specplug_vllm.step_metadata import Constrained

@@ -129,9 +129,8 @@ def _tiktoken(name: str, library: Any, eos_id: int | None) -> Vocabulary:
 class _Description:
     """A `tokenizer.json` whose parts that act around text are removed.
 
-    Attributes:
-        byte_level: whether the vocabulary is written in the byte alphabet.
-        controls: id -> text of the added tokens that stand for no text, which are removed too.
+    Added tokens that stand for no text are removed, too: `controls`, id -> text.  If `byte_level`, the vocabulary is
+    written in the byte alphabet.
     """
 
     content: dict[str, Any]

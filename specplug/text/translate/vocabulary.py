@@ -92,11 +92,7 @@ class Vocabulary:
 
 
 def byte_ids(pieces: Iterable[tuple[int, bytes]]) -> tuple[int, ...]:
-    """Return the id of each byte, -1 where there is none.
-
-    Args:
-        pieces: ids with their bytes; the last id of one byte is used.
-    """
+    """Return the id of each byte, -1 where there is none.  The last id of one byte is used."""
     found = {piece[0]: token for token, piece in pieces if len(piece) == 1}
     return tuple(found.get(byte, -1) for byte in range(256))
 

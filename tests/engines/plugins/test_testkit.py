@@ -14,8 +14,8 @@ from specplug.plugins.registry import Owner, Registry
 from specplug.plugins.specs import PolicySpec, ProposerSpec
 from specplug.testing.contract import ProposerContract
 from specplug.testing.driver import Driver
+from specplug.testing.equality import g_test
 from specplug.testing.policy_contract import PolicyContract
-from specplug.testing.statistics import g_test
 from specplug.testing.wrappers import StagedProposer
 from tests.verify.full_probs import full_probs
 

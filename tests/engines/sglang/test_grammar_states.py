@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from specplug.grammar.states import follow
-from specplug.text.jump_forward import TAIL, JumpForwardTokenizer
+from specplug.text.request_tokenizer import TAIL, JumpForwardTokenizer
 from specplug.types.draft import NO_TOKEN
 from specplug_sglang.requests import goes_back
 from specplug_sglang.scheduler.grammar import GrammarObjectState

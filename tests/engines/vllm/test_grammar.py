@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import pytest
 import torch
 
-from specplug.testing.statistics import g_test
+from specplug.testing.equality import g_test
 from tests.engines.engines import Engine
 from tests.engines.matchers import schema
 from tests.engines.plain import forward, ids, tokenizer

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from specplug.text.translate.intersection import intersect, match_controls
+from specplug.text.translate.tables import intersect, match_controls
 from tests.text.translate.tools import PAIRS, vocabulary
 
 

@@ -10,7 +10,7 @@ from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers
 
 from specplug.demo import model_path
 from specplug.errors import SettingsError
-from specplug.text.fingerprint_texts import fingerprint_texts
+from specplug.text.fingerprint import fingerprint_texts
 from specplug.text.translate.libraries import byte_alphabet, read_vocabulary
 from tests.text.translate.tools import NAMES, library, own_encoding, vocabulary
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from specplug.text.translate.intersection import intersect, match_controls
+from specplug.text.translate.tables import intersect, match_controls
 from tests.real_models import needs_models
 from tests.text.translate.tools import REAL, vocabulary
 

@@ -5,8 +5,17 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from specplug.text.translate.intersection import ids_by_piece, intersect, match_controls
-from specplug.text.translate.tables import LONGEST_PIECE, PieceHashes, Splits, TokenLists, expansions, piece_bytes
+from specplug.text.translate.tables import (
+    LONGEST_PIECE,
+    PieceHashes,
+    Splits,
+    TokenLists,
+    expansions,
+    ids_by_piece,
+    intersect,
+    match_controls,
+    piece_bytes,
+)
 from specplug.text.translate.vocabulary import ESCAPED, tokens_of
 from tests.text.translate.tools import vocabulary
 

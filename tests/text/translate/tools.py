@@ -10,8 +10,8 @@ from typing import Any
 from hypothesis import strategies as st
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
-from specplug.text.fingerprint_texts import fingerprint_texts
-from specplug.text.loading import load_tokenizer
+from specplug.text.fingerprint import fingerprint_texts
+from specplug.text.tokenizers import load_tokenizer
 from specplug.text.translate.libraries import read_vocabulary
 from specplug.text.translate.vocabulary import Vocabulary
 from tests import real_models
