@@ -7,7 +7,7 @@ from typing import Any
 
 from specplug.plugins.hooks import hookimpl
 from specplug.plugins.specs import CheckResult, CheckSpec
-from specplug.seams.installed import version_result
+from specplug.seams.support import version_result
 
 
 @hookimpl

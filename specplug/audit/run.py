@@ -1,4 +1,4 @@
-"""Execution of an audit: probes to the audited engine, then to the control, then the judgement of each check."""
+"""An audit: the checks by name, and their execution on the audited engine, then on the control, before each judges."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+from specplug.audit.formats import Chat, Structured
 from specplug.audit.probe import (
     MOST_EXAMPLES,
     TOP_LOGPROBS,
@@ -20,9 +21,10 @@ from specplug.audit.probe import (
     Side,
     unanswered,
 )
-from specplug.audit.texts import noise
+from specplug.audit.sampled import Sampled
+from specplug.audit.texts import Greedy, Logprobs, Seeds, Stops, noise
 from specplug.client.answers import Answer
-from specplug.errors import EngineError
+from specplug.errors import EngineError, SettingsError, suggest
 
 Open = Callable[[], AbstractContextManager[Side]]
 """Starts or connects a side; the two sides of an audit are never open at the same time."""
@@ -63,6 +65,43 @@ class Report:
     def as_dict(self) -> dict[str, Any]:
         """Return the results ready for JSON."""
         return {**asdict(self), "passed": self.passed, "failed": self.failed}
+
+
+def all_checks(samples: int) -> dict[str, Check]:
+    """Return every check by name, in the order in which they run, with `samples` of each prompt and kind."""
+    checks: list[Check] = [
+        Greedy(),
+        Sampled(samples),
+        Stops(),
+        Logprobs(),
+        Structured(),
+        Chat(
+            "tools", ("required", "weather"), "tool calls", "Start both servers with a chat template that takes tools"
+        ),
+        Chat(
+            "auto-tools",
+            ("auto",),
+            "tool calls",
+            "Start both servers with their tool-call parser, and send prompts that call for tools",
+        ),
+        Chat("reasoning", (), "reasoning", "Start both servers with their reasoning parser"),
+        Seeds(),
+    ]
+    return {check.name: check for check in checks}
+
+
+def chosen(names: Sequence[str], samples: int) -> list[Check]:
+    """Return the named checks, or, if none is named, all that every lossless engine must pass.
+
+    Raises:
+        SettingsError: a name is unknown.
+    """
+    known = all_checks(samples)
+    for name in names:
+        if name not in known:
+            raise SettingsError.build("unknown check", who="--check", found=repr(name), remedy=suggest(name, known))
+    requested = names or [name for name in known if name != Seeds.name]
+    return [check for name, check in known.items() if name in requested]
 
 
 def run(

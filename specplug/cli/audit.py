@@ -98,8 +98,7 @@ def audit(
     `specplug audit http://127.0.0.1:8000 http://127.0.0.1:8001 --prompts logs.jsonl --json`
     """
     launch.require_packages("audit", "httpx", "jsonschema")
-    from specplug.audit.checks import chosen
-    from specplug.audit.run import run
+    from specplug.audit.run import chosen, run
 
     selected = chosen(checks or [], samples)
     if _is_url(audited):

@@ -18,8 +18,7 @@ from specplug.draft_model.pairing import TokenizerPair
 from specplug.errors import SpecplugError, describe
 from specplug.forecast.acceptance import counted
 from specplug.forecast.model_shape import ModelShape
-from specplug.forecast.speedup import forecast
-from specplug.forecast.step_cost import SaturationCost
+from specplug.forecast.speedup import SaturationCost, forecast
 from specplug.metrics import MetricsSnapshot, SourceCounts
 from specplug.plugins.embedded import TextRequest
 from specplug.plugins.registry import default_registry

@@ -15,8 +15,16 @@ from specplug.cli.output import AsJson, dim, show, table
 from specplug.errors import SettingsError, suggest
 from specplug.forecast.acceptance import DraftAcceptance, by_position, modelled, read_replay
 from specplug.forecast.model_shape import ModelShape, read_shape
-from specplug.forecast.speedup import BatchForecast, forecast
-from specplug.forecast.step_cost import GPUS, CostModel, Gpu, ModelMemory, RooflineCost, SaturationCost
+from specplug.forecast.speedup import (
+    GPUS,
+    BatchForecast,
+    CostModel,
+    Gpu,
+    ModelMemory,
+    RooflineCost,
+    SaturationCost,
+    forecast,
+)
 
 BATCHES = "1,8,32,64,128,256"
 
