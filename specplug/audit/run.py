@@ -37,8 +37,7 @@ Progress = Callable[[str, int], Callable[[], None]]
 class Report:
     """Results of an audit, of two engines that are described in one line each.
 
-    Attributes:
-        drafts: draft tokens decided during the audit; None if the audited engine does not report them.
+    `drafts` are the draft tokens decided during the audit; None if the audited engine does not report them.
     """
 
     audited: str
@@ -46,21 +45,19 @@ class Report:
     findings: tuple[Finding, ...]
     drafts: DraftCounts | None
 
+    def has(self, *outcomes: CheckOutcome) -> bool:
+        """Return whether a check had one of these outcomes."""
+        return any(finding.status in outcomes for finding in self.findings)
+
     @property
     def passed(self) -> bool:
         """Whether no check failed or went unproven, and at least one passed."""
-        statuses = {finding.status for finding in self.findings}
-        return CheckOutcome.PASSED in statuses and not statuses & {CheckOutcome.FAILED, CheckOutcome.UNPROVEN}
+        return self.has(CheckOutcome.PASSED) and not self.has(CheckOutcome.FAILED, CheckOutcome.UNPROVEN)
 
     @property
     def failed(self) -> bool:
         """Whether a check failed."""
-        return any(finding.status is CheckOutcome.FAILED for finding in self.findings)
-
-    @property
-    def not_run(self) -> tuple[str, ...]:
-        """The names of the checks that could not run."""
-        return tuple(finding.check for finding in self.findings if finding.status is CheckOutcome.NOT_RUN)
+        return self.has(CheckOutcome.FAILED)
 
     def as_dict(self) -> dict[str, Any]:
         """Return the results ready for JSON."""
@@ -93,8 +90,7 @@ def all_checks(samples: int) -> dict[str, Check]:
 def chosen(names: Sequence[str], samples: int) -> list[Check]:
     """Return the named checks, or, if none is named, all that every lossless engine must pass.
 
-    Raises:
-        SettingsError: a name is unknown.
+    An unknown name is a `SettingsError`.
     """
     known = all_checks(samples)
     for name in names:
@@ -118,10 +114,7 @@ def run(
     """Audit an engine that speculates against the same engine without speculation, the control.
 
     The prompts are `texts`, of which at most `together` are sent at a time, and `fields` are specplug fields of every
-    request to the audited engine.
-
-    Raises:
-        EngineError: an engine does not start or answer.
+    request to the audited engine. An engine that does not start or answer is an `EngineError`.
     """
     problems: list[str] = []
     collected: list[tuple[Check, list[Answer], DraftCounts | None]] = []

@@ -44,21 +44,15 @@ class CheckReport(NamedTuple):
 
 
 def doctor(
-    launch: Annotated[
-        str, typer.Option(metavar="LINE", help="An engine's launch line, for the checks that examine one.")
-    ] = "",
+    launch: Annotated[str, typer.Option(metavar="LINE", help="An engine's launch line, for checks of one.")] = "",
     target: Annotated[
         str | None, typer.Option(metavar="MODEL", help="With --draft, check the pairing of two models, nothing else.")
     ] = None,
     draft: Annotated[
         str | None, typer.Option(metavar="MODEL", help="The draft model: a folder, a model id, or a shipped one.")
     ] = None,
-    prompt: Annotated[
-        list[str] | None, typer.Option(metavar="TEXT", help="A prompt for a quick run of the pairing; repeat.")
-    ] = None,
-    prompts: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Prompts for the quick run, one per line.")
-    ] = None,
+    prompt: Annotated[list[str] | None, typer.Option(metavar="TEXT", help="A prompt for a quick run; repeat.")] = None,
+    prompts: Annotated[Path | None, typer.Option(metavar="FILE", help="Prompts for it, one per line.")] = None,
     max_tokens: Annotated[int, typer.Option(min=1, help="Most tokens per answer of the run.")] = 64,
     raw: Raw = False,
     gamma: Annotated[int, typer.Option(min=1, max=64, help="Draft tokens per step of the run.")] = 8,

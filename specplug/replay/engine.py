@@ -71,20 +71,18 @@ class Setup:
 class ReplayEngine:
     """Runs a proposer and a policy over requests whose output the caller knows.
 
+    Unknown plug-ins and wrong options of the setup are a `SettingsError` or `PluginError`.
+
     Args:
         slots: S, most requests at a time.
         max_length: L, the longest prompt and output.
-        vocab_size: ids lie in [0, vocab_size).
         repeats: B, the number of identical requests that each request stands for; 1 with several slots.  The plan half
             of the policy sees B requests with the same statistics.  The trim half cuts B equal drafts to the whole
             batch's budget, and the first of them is verified.  What learns from drafts sees one row.
-        store: a corpus store to draft from; None: none.
+        store: a corpus store to draft from.
 
     Attributes:
         seconds: time spent in the pipeline so far.
-
-    Raises:
-        SettingsError, PluginError: the setup names unknown plug-ins, or its options are wrong.
     """
 
     def __init__(

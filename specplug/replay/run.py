@@ -47,9 +47,6 @@ def replay(
             state.
         registry: registry of plug-ins; by default the installed ones.
         advance: called after each item.
-
-    Raises:
-        SettingsError, PluginError: the setup names unknown plug-ins, or its options are wrong.
     """
     result = Result()
     with stored(corpora_of(items, documents=setup.corpus, distractors=setup.distractors)) as store:
