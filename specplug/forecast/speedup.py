@@ -108,14 +108,10 @@ CostModel = SaturationCost | RooflineCost
 
 @dataclass(frozen=True, slots=True)
 class DraftLengthForecast:
-    """Forecast for one draft length.
+    """Forecast for at most `gamma` draft tokens per request and step, 0 of them being without speculation.
 
-    Attributes:
-        gamma: most draft tokens per request and step; 0 is without speculation.
-        tau: tokens emitted per request and step, bonus included.
-        tokens: tokens that the target computes per request and step.
-        cost: of the step, drafting included, in steps without drafts.
-        speedup: `tau` / `cost`.
+    A request's step emits `tau` tokens, bonus included, and computes `tokens`.  Its `cost`, drafting included, is in
+    steps without drafts, and `speedup` is `tau` / `cost`.
     """
 
     gamma: int
@@ -163,9 +159,8 @@ def forecast(
 ) -> list[BatchForecast]:
     """Return the forecast for each batch size, for draft lengths up to `gamma`, or as far as the acceptance reaches.
 
-    Args:
-        draft_cost: cost of drafting one token for each request of a batch, in steps of this batch without drafts.
-        overhead: fixed cost of drafting per step, in the same unit.
+    `draft_cost` is that of one token for each request of a batch, and `overhead` the fixed cost of drafting per step,
+    both in steps of this batch without drafts.
     """
     longest = min(gamma, acceptance.longest)
     return [_of_batch(acceptance, target, batch, longest, draft_cost(batch), overhead) for batch in batches]

@@ -73,7 +73,6 @@ class Support:
     """Checks of the imported engine in an adapter's processes.
 
     Args:
-        versions: the versions that the adapter supports.
         seams: all seams that the adapter uses.
         who: the adapter's name, for messages.
         installed: returns the engine's version in this process, `UNKNOWN` if it does not know its own.
@@ -154,14 +153,11 @@ class InstalledEngine:
     """An engine that may be installed beside specplug.
 
     Attributes:
-        package: its package.
-        versions: the versions that the adapter supports.
         seams: the adapter's module whose `support` checks its seams.
         group, target: the group and the target of the entry point "specplug" by which it loads specplug.
         allowing: the environment variable that lists the plug-ins to load; if unset, all are loaded.
         empty_allows: whether all are also loaded if the variable is empty.
-        statement: imports what serves.
-        remedy: what to do if it does not import.
+        statement: imports what serves; `remedy` says what to do if it fails.
     """
 
     package: str
