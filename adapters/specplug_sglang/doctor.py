@@ -15,7 +15,7 @@ from specplug.operator import launches
 from specplug.operator.launches import Launch, ServerCommand, awaited_proposers
 from specplug.plugins.registry import default_registry
 from specplug.plugins.specs import CheckResult
-from specplug.seams.installed import InstalledEngine
+from specplug.seams.support import InstalledEngine
 from specplug.settings.model import Settings
 from specplug_sglang.config import ALGORITHM, is_requested
 from specplug_sglang.seams import VERSIONS

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from specplug.plugins.specs import CheckResult, CheckSpec, hookimpl
-from specplug.seams.installed import version_result
+from specplug.seams.support import version_result
 
 
 @hookimpl

@@ -28,10 +28,8 @@ class Probe:
     """One request of an audit: a completion of the token ids `prompt`, or a chat of OpenAI's `messages`.
 
     Attributes:
-        temperature, top_k: sampling parameters; temperature 0 is greedy, and top_k 0 is off.
         top_logprobs: number of log-probabilities to return for each output token.
         tool_choice: "auto", "required" or a tool's name.
-        stream: receive the answer as a stream, in which a step's tokens arrive together.
         expected: token ids that probably follow, sent as a reference text to draft from; engines without specplug
             ignore it.
         fields: further specplug fields of the request.
@@ -62,9 +60,7 @@ class Probe:
 class DraftCounts:
     """Draft tokens that an engine has accepted and rejected since it started.
 
-    Attributes:
-        departed: the expected number of accepted ones that lossless verification would have rejected; above 0 only
-            under lossy verification, where the engine counts them.
+    `departed` is the expected number of accepted ones that lossless verification would have rejected.
     """
 
     accepted: int = 0
@@ -95,12 +91,7 @@ class Side(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Material:
-    """What probes are made from.
-
-    Attributes:
-        prompts, texts: the prompts, as token ids and as text.
-        greedy: the audited engine's greedy answers to the prompts.
-    """
+    """What probes are made from: prompts, as token ids and as text, and the audited engine's greedy answers to them."""
 
     prompts: tuple[tuple[int, ...], ...]
     texts: tuple[str, ...]
@@ -116,12 +107,10 @@ class Material:
 
 @dataclass(frozen=True, slots=True)
 class ControlAnswers:
-    """The control's own greedy answers to the prompts, and its numerical noise.
+    """The control's own greedy answers to the prompts, in one batch, and how they differ from those to each alone.
 
-    Attributes:
-        greedy: answers to the prompts in one batch, with log-probabilities if the engine gives them.
-        noise: largest difference of a log-probability between prompts sent together and alone, after equal texts.
-        self_differences: number of prompts whose answers differ between together and alone.
+    `noise` is the largest difference of a log-probability after equal texts, and `self_differences` the number of
+    answers that differ.
     """
 
     greedy: tuple[Answer, ...] = ()
@@ -152,12 +141,10 @@ class CheckOutcome(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """Result of one check.
+    """Result of one check, whose `summary` is a sentence with its `figures`.
 
-    Attributes:
-        summary: one sentence with its figures, which `figures` has for programs.
-        examples: what differed, at most `MOST_EXAMPLES` of them.
-        drafts: draft tokens that were decided while the check's probes ran; None if the engine does not report them.
+    `examples` are at most `MOST_EXAMPLES` of what differed, and `drafts` the draft tokens decided while its probes ran;
+    None if the engine does not report them.
     """
 
     check: str

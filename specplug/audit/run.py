@@ -1,4 +1,4 @@
-"""Execution of an audit: probes to the audited engine, then to the control, then the judgement of each check."""
+"""An audit: the checks by name, and their execution on the audited engine, then on the control, before each judges."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+from specplug.audit.formats import Chat, Structured
 from specplug.audit.probe import (
     MOST_EXAMPLES,
     TOP_LOGPROBS,
@@ -20,9 +21,10 @@ from specplug.audit.probe import (
     Side,
     unanswered,
 )
-from specplug.audit.texts import noise
+from specplug.audit.sampled import Sampled
+from specplug.audit.texts import Greedy, Logprobs, Seeds, Stops, noise
 from specplug.client.answers import Answer
-from specplug.errors import EngineError
+from specplug.errors import EngineError, SettingsError, suggest
 
 Open = Callable[[], AbstractContextManager[Side]]
 """Starts or connects a side; the two sides of an audit are never open at the same time."""
@@ -35,8 +37,7 @@ Progress = Callable[[str, int], Callable[[], None]]
 class Report:
     """Results of an audit, of two engines that are described in one line each.
 
-    Attributes:
-        drafts: draft tokens decided during the audit; None if the audited engine does not report them.
+    `drafts` are the draft tokens decided during the audit; None if the audited engine does not report them.
     """
 
     audited: str
@@ -44,25 +45,59 @@ class Report:
     findings: tuple[Finding, ...]
     drafts: DraftCounts | None
 
+    def has(self, *outcomes: CheckOutcome) -> bool:
+        """Return whether a check had one of these outcomes."""
+        return any(finding.status in outcomes for finding in self.findings)
+
     @property
     def passed(self) -> bool:
         """Whether no check failed or went unproven, and at least one passed."""
-        statuses = {finding.status for finding in self.findings}
-        return CheckOutcome.PASSED in statuses and not statuses & {CheckOutcome.FAILED, CheckOutcome.UNPROVEN}
+        return self.has(CheckOutcome.PASSED) and not self.has(CheckOutcome.FAILED, CheckOutcome.UNPROVEN)
 
     @property
     def failed(self) -> bool:
         """Whether a check failed."""
-        return any(finding.status is CheckOutcome.FAILED for finding in self.findings)
-
-    @property
-    def not_run(self) -> tuple[str, ...]:
-        """The names of the checks that could not run."""
-        return tuple(finding.check for finding in self.findings if finding.status is CheckOutcome.NOT_RUN)
+        return self.has(CheckOutcome.FAILED)
 
     def as_dict(self) -> dict[str, Any]:
         """Return the results ready for JSON."""
         return {**asdict(self), "passed": self.passed, "failed": self.failed}
+
+
+def all_checks(samples: int) -> dict[str, Check]:
+    """Return every check by name, in the order in which they run, with `samples` of each prompt and kind."""
+    checks: list[Check] = [
+        Greedy(),
+        Sampled(samples),
+        Stops(),
+        Logprobs(),
+        Structured(),
+        Chat(
+            "tools", ("required", "weather"), "tool calls", "Start both servers with a chat template that takes tools"
+        ),
+        Chat(
+            "auto-tools",
+            ("auto",),
+            "tool calls",
+            "Start both servers with their tool-call parser, and send prompts that call for tools",
+        ),
+        Chat("reasoning", (), "reasoning", "Start both servers with their reasoning parser"),
+        Seeds(),
+    ]
+    return {check.name: check for check in checks}
+
+
+def chosen(names: Sequence[str], samples: int) -> list[Check]:
+    """Return the named checks, or, if none is named, all that every lossless engine must pass.
+
+    An unknown name is a `SettingsError`.
+    """
+    known = all_checks(samples)
+    for name in names:
+        if name not in known:
+            raise SettingsError.build("unknown check", who="--check", found=repr(name), remedy=suggest(name, known))
+    requested = names or [name for name in known if name != Seeds.name]
+    return [check for name, check in known.items() if name in requested]
 
 
 def run(
@@ -79,10 +114,7 @@ def run(
     """Audit an engine that speculates against the same engine without speculation, the control.
 
     The prompts are `texts`, of which at most `together` are sent at a time, and `fields` are specplug fields of every
-    request to the audited engine.
-
-    Raises:
-        EngineError: an engine does not start or answer.
+    request to the audited engine. An engine that does not start or answer is an `EngineError`.
     """
     problems: list[str] = []
     collected: list[tuple[Check, list[Answer], DraftCounts | None]] = []

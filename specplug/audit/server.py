@@ -43,11 +43,7 @@ class Dialect(ABC):
 
     @abstractmethod
     def answer(self, found: Any) -> Answer:
-        """Return what a completion's answer, of `schema`, says.
-
-        Raises:
-            EngineError: its parts do not fit together.
-        """
+        """Return what a completion's answer, of `schema`, says. Parts that do not fit together are an `EngineError`."""
 
     def chat_body(self, probe: Probe, model: str) -> dict[str, Any]:
         """Return the body of a chat's request, in OpenAI's form."""
@@ -165,8 +161,7 @@ def _id(token: str) -> int:
 class ServerSide:
     """A `Side` over HTTP, which puts prompts into the model's chat template if it `has_template`, unless `raw`.
 
-    Raises:
-        EngineError: no vLLM or SGLang server answers.
+    Without one that answers, `EngineError` is raised.
     """
 
     def __init__(self, client: ServerClient, *, raw: bool = False) -> None:
@@ -194,8 +189,7 @@ class ServerSide:
     def draft_counts(self) -> DraftCounts | None:
         """Return the counts of specplug's status route, or of vLLM's metrics.
 
-        Raises:
-            EngineError: the server answers neither as expected.
+        A server that answers neither as expected is an `EngineError`.
         """
         try:
             status = self._run(self._client.status())
@@ -208,8 +202,7 @@ class ServerSide:
     def set_mode(self, mode: Mode) -> Mode:
         """Switch speculation on or off; return the mode before.
 
-        Raises:
-            EngineError: specplug's operator routes do not answer.
+        Without specplug's operator routes, it raises an `EngineError`.
         """
         before = self._run(self._client.status()).mode
         self._run(self._client.set_mode(mode))

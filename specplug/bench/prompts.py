@@ -59,10 +59,8 @@ def read_prompts(paths: Iterable[Path]) -> list[Prompt]:
     """Read `.jsonl` files, or all those in folders; return the prompts in file order, without duplicates.
 
     A line holds ``prompt`` (as traces do) or ``messages``.  The assistant's last messages in a chat log are cut off,
-    because the server is to produce them.
-
-    Raises:
-        TraceError: a file cannot be read, or a line holds no prompt; the message names file and line.
+    because the server is to produce them. An unreadable file, or a line without a prompt, is a `TraceError`, which
+    names file and line.
     """
     found: dict[str, Prompt] = {}
     for path in paths:
@@ -86,10 +84,8 @@ def deal(prompts: Sequence[Prompt], concurrencies: Sequence[int], pairs: int, se
     """Assign each prompt to one block.
 
     A pair has one block for each mode, with equally many prompts of similar lengths.  The mode that comes first
-    alternates, so that a drift of the machine favours neither.
-
-    Raises:
-        SettingsError: there are too few prompts for a block to keep its requests in flight.
+    alternates, so that a drift of the machine favours neither. Too few prompts for a block to keep its requests in
+    flight are a `SettingsError`.
     """
     shuffled = random.Random(seed).sample(list(prompts), len(prompts))
     per_block = len(shuffled) // (len(concurrencies) * pairs * 2)

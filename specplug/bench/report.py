@@ -24,11 +24,9 @@ MOST_PAIRS = 1000
 class Ratio:
     """Speed-up of the server by speculation, as a geometric mean over the pairs of blocks.
 
-    Attributes:
-        low, high: 95 % interval by Student's t over the logarithms, wider after several looks; None with fewer than two
-            pairs.
-        needed: if the interval holds 1, the pairs that would probably show a difference of this size; None if it does
-            not, or if it would take more than `MOST_PAIRS`.
+    From `low` to `high` is the 95 % interval by Student's t over the logarithms, wider after several looks; None with
+    fewer than two pairs.  If it holds 1, `needed` pairs would probably show a difference of this size; None if more
+    than `MOST_PAIRS`.
     """
 
     mean: float
@@ -56,13 +54,10 @@ class Ratio:
 
 @dataclass(frozen=True, slots=True)
 class ModeFigures:
-    """One mode's figures at one concurrency.
+    """One mode's figures at one concurrency, which exclude `failed` requests.
 
-    Attributes:
-        tokens_per_second: throughput of all requests together, median over the blocks.
-        ms_per_token: time per output token after the first, median over the requests.
-        ms_to_first: time to the first token, median over the requests.
-        failed: requests without an answer, which the figures exclude.
+    They are medians: over the blocks the throughput of all requests together, and over the requests the times to the
+    first token and per token after it.
     """
 
     tokens_per_second: float
@@ -74,15 +69,11 @@ class ModeFigures:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """One concurrency, over so many pairs of blocks.
+    """One concurrency, over so many pairs of blocks, with ratios of on to off.
 
-    Attributes:
-        throughput: ratio of tokens per second, on to off.
-        time_per_token: ratio of speeds, so that above 1 is faster here, too; None if all answers of a block had one
-            token.
-        tokens_per_step: tokens per request and target step with speculation on, bonus included; None if the server
-            counted no step.
-        acceptance_rate: accepted / drafted; None if nothing was drafted.
+    `time_per_token` is a ratio of speeds, so that above 1 is faster here, too; None if all answers of a block had one
+    token.  `tokens_per_step` is per request with speculation on, bonus included; None if the server counted no step.
+    `acceptance_rate` is accepted / drafted; None if nothing was drafted.
     """
 
     concurrency: int

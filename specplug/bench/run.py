@@ -56,10 +56,8 @@ async def measure(
 ) -> list[Measured]:
     """Run the blocks of each concurrency, in order, until `is_known`, called after as many pairs as `looks` names.
 
-    `advance` is called with the block after each answered request.
-
-    Raises:
-        EngineError: the server's routes do not answer, or a whole block of requests came back without a token.
+    `advance` is called with the block after each answered request. Routes that do not answer, and a whole block of
+    requests without a token, are an `EngineError`.
     """
     found = []
     for concurrency in dict.fromkeys(block.concurrency for block in blocks):

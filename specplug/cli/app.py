@@ -51,9 +51,7 @@ app = typer.Typer(
 
 @app.callback()
 def specplug(
-    debug: Annotated[
-        bool, typer.Option("--debug", envvar="SPECPLUG_DEBUG", help="Show the traceback of an error.")
-    ] = False,
+    debug: Annotated[bool, typer.Option("--debug", envvar="SPECPLUG_DEBUG", help="Show an error's traceback.")] = False,
     version: Annotated[
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
     ] = False,

@@ -98,8 +98,8 @@ def audit(
     `specplug audit http://127.0.0.1:8000 http://127.0.0.1:8001 --prompts logs.jsonl --json`
     """
     launch.require_packages("audit", "httpx", "jsonschema")
-    from specplug.audit.checks import chosen
-    from specplug.audit.run import run
+    from specplug.audit.probe import CheckOutcome
+    from specplug.audit.run import chosen, run
 
     selected = chosen(checks or [], samples)
     if _is_url(audited):
@@ -137,7 +137,7 @@ def audit(
             fields=launch.flags(verifier=verifier, acceptance_threshold=acceptance_threshold),
         )
     show(report.as_dict(), *_shown(report), as_json=as_json)
-    if not report.passed or (checks and report.not_run):
+    if not report.passed or (checks and report.has(CheckOutcome.NOT_RUN)):
         raise typer.Exit(1)
 
 

@@ -41,9 +41,7 @@ def bench(
     ] = False,
     max_tokens: Annotated[int, typer.Option(min=2, help="Most tokens per answer.")] = 128,
     limit: Annotated[int | None, typer.Option(min=1, help="Only the first N different prompts.")] = None,
-    check: Annotated[
-        int, typer.Option(min=0, help="Prompts to send in both modes at the end, to compare the texts.")
-    ] = 4,
+    check: Annotated[int, typer.Option(min=0, help="Prompts sent in both modes at the end, to compare texts.")] = 4,
     raw: Raw = False,
     model: Annotated[str | None, typer.Option(help="The model's name; by default the first one.")] = None,
     api_key: ApiKey = None,

@@ -46,9 +46,7 @@ def _take_in(
         typer.Option("--glob", metavar="PATTERN", help="Only files in folders that match, as '*.md'; repeat."),
     ] = None,
     text_field: Annotated[str, typer.Option(help="The key of the text in JSON lines.")] = "text",
-    name_field: Annotated[
-        str | None, typer.Option(help="The key of the document's name; by default name, or else id.")
-    ] = None,
+    name_field: Annotated[str | None, typer.Option(help="The key of its name; by default name, or else id.")] = None,
     skip_bad: Annotated[
         bool, typer.Option("--skip-bad", help="Count and skip what cannot be read, such as files that are not UTF-8.")
     ] = False,
@@ -134,9 +132,7 @@ def add(**given: Any) -> None:
 @_intake("extend")
 def sync(
     store: Root,
-    tokenizer: Annotated[
-        str | None, typer.Option(help="The target's tokenizer, for a new store or if it has moved.")
-    ] = None,
+    tokenizer: Annotated[str | None, typer.Option(help="The target's tokenizer, if new or moved.")] = None,
     **given: Any,
 ) -> None:
     """Update corpora to match their sources: add new documents, replace changed ones, remove deleted ones.
@@ -273,9 +269,7 @@ def verify(store: Root, as_json: AsJson = False) -> None:
 def merge(
     store: Root,
     tenant: Annotated[str | None, typer.Option(help="Only this tenant's segments.")] = None,
-    whole: Annotated[
-        bool, typer.Option("--whole", help="Merge into as few segments as possible and drop what was removed.")
-    ] = False,
+    whole: Annotated[bool, typer.Option("--whole", help="Merge as far as possible and drop what was removed.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Merge small segments and those with many removed documents, without interrupting servers.

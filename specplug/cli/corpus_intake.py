@@ -45,10 +45,8 @@ def take_in(
 
     To `create` a store requires a tokenizer.  With `merge`, segments are merged afterwards where worthwhile.  Tenant,
     `max_tokens` and, unless `sync`, `extend` are `given` as `Store.add` and `Store.sync` take them.  The result has the
-    figures by corpus, the counts of skipped files, and the time taken, ready for JSON.
-
-    Raises:
-        SpecplugError: the intake is invalid or sources cannot be read; raised before anything is created.
+    figures by corpus, the counts of skipped files, and the time taken, ready for JSON. A `SpecplugError` of an invalid
+    intake or unreadable sources comes before anything is created.
     """
     corpora = _corpora(sources, name)
     store = None if create else Store(root)

@@ -32,9 +32,7 @@ OF_CHATS = NOTE.format(over="") + (
 
 def demo(
     model: Annotated[str, typer.Option(help="A folder, a model id, or a shipped model.")] = "tiny",
-    tasks: Annotated[
-        int | None, typer.Option(min=1, help="Tasks of each kind; by default 12, or 2 chats, which are all.")
-    ] = None,
+    tasks: Annotated[int | None, typer.Option(min=1, help="Tasks of each kind; by default 12, or all 2 chats.")] = None,
     max_tokens: Annotated[
         int | None, typer.Option(min=1, help="Most tokens per answer; by default 400, or 64 of a chat.")
     ] = None,

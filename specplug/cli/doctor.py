@@ -1,9 +1,15 @@
-"""`specplug doctor` command: runs the registered checks and shows the settings in effect, or checks a pairing."""
+"""`specplug doctor` command: runs the registered checks and shows the settings in effect, or checks a pairing.
+
+The core's own checks are here, too.
+"""
 
 from __future__ import annotations
 
+import importlib.metadata
 import json
-from collections.abc import Sequence
+import platform
+import re
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
@@ -13,11 +19,13 @@ from rich.text import Text
 
 from specplug.cli.launch import Raw, read_text
 from specplug.cli.output import AsJson, console, show, table
-from specplug.errors import SettingsError, describe
+from specplug.cores import usable_cores
+from specplug.errors import PluginError, SettingsError, SpecplugError, describe
 from specplug.plugins.registry import PluginEntry, Registry, default_registry
-from specplug.plugins.specs import CheckResult, CheckSpec
-from specplug.settings import ResolvedSettings, Settings, leaves, load_settings
+from specplug.plugins.specs import CheckResult, CheckSpec, PluginSpec, PolicySpec, ProposerSpec, resolve
+from specplug.settings import KINDS, ResolvedSettings, Settings, leaves, load_settings
 from specplug.settings.mistakes import flatten
+from specplug.types.caps import EngineCaps, ProposerCaps
 
 COLOURS = {"ok": "green", "warn": "yellow", "fail": "red"}
 """The colour of each status."""
@@ -36,21 +44,15 @@ class CheckReport(NamedTuple):
 
 
 def doctor(
-    launch: Annotated[
-        str, typer.Option(metavar="LINE", help="An engine's launch line, for the checks that examine one.")
-    ] = "",
+    launch: Annotated[str, typer.Option(metavar="LINE", help="An engine's launch line, for checks of one.")] = "",
     target: Annotated[
         str | None, typer.Option(metavar="MODEL", help="With --draft, check the pairing of two models, nothing else.")
     ] = None,
     draft: Annotated[
         str | None, typer.Option(metavar="MODEL", help="The draft model: a folder, a model id, or a shipped one.")
     ] = None,
-    prompt: Annotated[
-        list[str] | None, typer.Option(metavar="TEXT", help="A prompt for a quick run of the pairing; repeat.")
-    ] = None,
-    prompts: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Prompts for the quick run, one per line.")
-    ] = None,
+    prompt: Annotated[list[str] | None, typer.Option(metavar="TEXT", help="A prompt for a quick run; repeat.")] = None,
+    prompts: Annotated[Path | None, typer.Option(metavar="FILE", help="Prompts for it, one per line.")] = None,
     max_tokens: Annotated[int, typer.Option(min=1, help="Most tokens per answer of the run.")] = 64,
     raw: Raw = False,
     gamma: Annotated[int, typer.Option(min=1, max=64, help="Draft tokens per step of the run.")] = 8,
@@ -78,7 +80,7 @@ def doctor(
 
         with console(stderr=True).status("reading the configurations") as status:
             run = check_pairing(target, draft, texts, status.update, raw=raw, max_tokens=max_tokens, gamma=gamma)
-            found = list(run)
+            found = [CheckReport(name, "specplug", result) for name, result in run]
         title, about = f"Pairing of {target} and {draft}", {"target": target, "draft": draft}
     else:
         found, values = _check_machine(launch)
@@ -174,3 +176,96 @@ def _values(resolved: ResolvedSettings) -> list[dict[str, Any]]:
         {"key": key, "value": value, "origin": origin, "description": meanings.get(key, meanings["options"])}
         for key, value, origin in found
     ]
+
+
+# -- the core checks: the environment, and the start of every plug-in --------------------------------------------------
+
+
+def environment(settings: Settings) -> list[CheckResult]:
+    """Report the interpreter, the libraries that specplug needs, the devices and the cores."""
+    python = CheckResult("ok", f"Python {platform.python_version()} on {platform.platform()}")
+    return [python, *_own_libraries(), *_devices()]
+
+
+def plugins(settings: Settings) -> list[CheckResult]:
+    """Report plug-ins that failed to load, and build every registered one with its options in the settings.
+
+    A plug-in that does not start is a failure if the settings name it, otherwise a warning: it may need options that
+    only a server which uses it would set.
+    """
+    registry = default_registry()
+    results = [
+        CheckResult(
+            "fail",
+            f"{failure.owner}: {failure.stage}: {failure.error}",
+            f"Update or uninstall {failure.owner.package}, or report this to its authors",
+        )
+        for failure in registry.load_errors
+    ]
+    for kind, spec_type in KINDS.items():
+        specs = [entry.spec for entry in registry.entries(spec_type).values()]
+        problems = {spec.name: problem for spec in specs if (problem := _problem(spec, settings, registry)) is not None}
+        results += problems.values()
+        healthy = [spec.name for spec in specs if spec.name not in problems]
+        if healthy or not problems:
+            results.append(CheckResult("ok", f"{kind}: {', '.join(healthy) or 'none'}"))
+        results += [
+            CheckResult("ok", f"{kind} {spec.name!r}: {', '.join(spec.labels())}")
+            for spec in specs
+            if spec.name in healthy and isinstance(spec, ProposerSpec) and not isinstance(spec.caps, ProposerCaps)
+        ]
+    return results
+
+
+def _problem(spec: PluginSpec, settings: Settings, registry: Registry) -> CheckResult | None:
+    """Return the problem that keeps a plug-in from starting, or None if it starts."""
+    from specplug.assembly import try_to_build
+    from specplug.interfaces import PluginContext
+
+    if isinstance(spec, CheckSpec):  # is loaded when it runs
+        return None
+    factories = [spec.factory, spec.options, spec.trimmer if isinstance(spec, PolicySpec) else None]
+    try:
+        for factory in factories:
+            if factory is not None:
+                resolve(factory, f"{spec.kind} {spec.name!r}")
+    except PluginError as error:
+        return CheckResult("fail", str(error), "Update or reinstall its package")
+    caps = EngineCaps(max_draft_length=settings.num_speculative_tokens, trees=True)
+    small = PluginContext(caps=caps, vocab_size=1024, max_slots=1, max_length=256, seed=settings.seed)
+    try:
+        try_to_build(spec, settings, registry, small)
+    except SpecplugError as error:
+        in_force = {settings.proposer, *settings.extra_proposers, *settings.policies, settings.verifier}
+        who = f"{spec.kind} {spec.name!r}"
+        summary = str(error) if who in str(error) else f"{who}: {error}"  # the message may name only a part of it
+        if spec.name in in_force:
+            return CheckResult("fail", summary, f"Correct its options in the settings, or choose another {spec.kind}")
+        return CheckResult("warn", summary, f"Needed only to use this {spec.kind}: correct its options in the settings")
+    return None
+
+
+def _own_libraries() -> Iterator[CheckResult]:
+    """Compare the requirements in specplug's own metadata, without extras and versions, with what is installed."""
+    for requirement in importlib.metadata.requires("specplug") or ():
+        name = re.split(r"[^A-Za-z0-9._-]", requirement, maxsplit=1)[0]
+        if "extra ==" in requirement:
+            continue
+        try:
+            yield CheckResult("ok", f"{name} {importlib.metadata.version(name)} (declared: {requirement})")
+        except importlib.metadata.PackageNotFoundError:
+            yield CheckResult("fail", f"{requirement} is not installed", f"pip install '{requirement}'")
+
+
+def _devices() -> Iterator[CheckResult]:
+    """Report accelerators and cores."""
+    try:
+        import torch
+    except Exception as error:
+        yield CheckResult("fail", f"torch does not import: {error}", "Reinstall torch for this machine")
+        return
+    gpus = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
+    yield CheckResult("ok", f"devices: {', '.join(['cpu', *gpus])}")
+    cores, threads = usable_cores(), torch.get_num_threads()
+    status, remedy = ("warn", f"Set OMP_NUM_THREADS={cores}") if threads > cores else ("ok", "")
+    yield CheckResult(status, f"{cores} cores, {threads} torch threads", remedy)

@@ -30,9 +30,7 @@ def generate(
         list[Path] | None,
         typer.Option("--reference", "-r", exists=True, dir_okay=False, help="Text the answer may copy from; repeat."),
     ] = None,
-    system: Annotated[
-        str | None, typer.Option(metavar="TEXT", help="A system prompt for the model's chat template.")
-    ] = None,
+    system: Annotated[str | None, typer.Option(metavar="TEXT", help="A system prompt for the chat template.")] = None,
     raw: launch.Raw = False,
     engine: launch.EmbeddedOnly = None,
     draft: launch.DraftModel = None,
@@ -48,9 +46,7 @@ def generate(
     compare: Annotated[
         bool, typer.Option("--compare", help="Also decode without drafts and print both; greedy outputs must be equal.")
     ] = False,
-    speculate: Annotated[
-        bool, typer.Option("--speculate/--plain", help="Draft tokens, or decode without drafts.")
-    ] = True,
+    speculate: Annotated[bool, typer.Option("--speculate/--plain", help="Decode with or without drafts.")] = True,
     device: launch.Device = None,
     dtype: launch.Dtype = None,
     threads: launch.Threads = None,

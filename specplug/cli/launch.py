@@ -36,9 +36,7 @@ EmbeddedOnly = Annotated[
     typer.Option("--engine", hidden=True, callback=_refuse_servers, help="Only transformers; others have servers."),
 ]
 Proposer = Annotated[str | None, typer.Option("--proposer", help="The proposer that drafts; see `specplug list`.")]
-Policy = Annotated[
-    str | None, typer.Option("--policy", help="The policy that chooses draft lengths; join several by +.")
-]
+Policy = Annotated[str | None, typer.Option("--policy", help="The policy that sets draft lengths; join several by +.")]
 DraftModel = Annotated[
     str | None,
     typer.Option(
@@ -61,9 +59,7 @@ Threads = Annotated[
     typer.Option("--threads", min=1, help="CPU threads; by default 1 for shipped models, else torch's default."),
 ]
 
-Timeout = Annotated[
-    float, typer.Option("--timeout", min=0.1, help="Seconds within which a server must have answered a request.")
-]
+Timeout = Annotated[float, typer.Option("--timeout", min=0.1, help="Seconds within which a server must answer.")]
 ApiKey = Annotated[str | None, typer.Option("--api-key", envvar="OPENAI_API_KEY", help="The server's API key.")]
 OperatorKey = Annotated[
     str | None, typer.Option("--operator-key", envvar="SPECPLUG_OPERATOR_KEY", help="The operator's key, if different.")
@@ -116,20 +112,12 @@ def nested_options(given: Iterable[str]) -> dict[str, Any]:
 
 
 def settings_of(overrides: dict[str, Any]) -> Settings:
-    """Return a server's settings, with those that were given on the command line.
-
-    Raises:
-        SettingsError: a setting or a plug-in's name is wrong.
-    """
+    """Return a server's settings, with those that were given on the command line. A wrong one is a `SettingsError`."""
     return load_settings(overrides, flags_origin="command line", registry=default_registry()).settings
 
 
 def read_text(path: Path, who: str) -> str:
-    """Return the text of a file that an option names.
-
-    Raises:
-        RequestError: it cannot be read.
-    """
+    """Return the text of a file that an option names. One that cannot be read is a `RequestError`."""
     try:
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -140,8 +128,7 @@ def read_text(path: Path, who: str) -> str:
 def start_engine(model: str, overrides: dict[str, Any], *, threads: int | None = None, **launch: Any) -> TextEngine:
     """Resolve the settings and start the embedded engine.
 
-    Raises:
-        SettingsError, PluginError, EngineError: a setting, a plug-in's name or the model is wrong.
+    A wrong setting or plug-in's name, or a wrong model, is a `SpecplugError`.
     """
     settings = settings_of(overrides)
     found = find_model(model)
@@ -153,8 +140,7 @@ def start_engine(model: str, overrides: dict[str, Any], *, threads: int | None =
 def prompt_form(model: str, *, raw: bool, system: str | None = None) -> tuple[Callable[[str], Any], str]:
     """Return what makes a prompt of a text, `raw` or by the model's chat template, and a sentence that says so.
 
-    Raises:
-        RequestError: the model's tokenizer cannot be read, or there is a system prompt but no template to put it in.
+    A tokenizer that cannot be read, and a system prompt without a template to put it in, are a `RequestError`.
     """
     from specplug.text.chat import chat_ids, has_chat_template
     from specplug.text.tokenizers import automatic
@@ -181,8 +167,7 @@ def server_form(has_template: bool, *, raw: bool) -> str:
 def ascending(text: str, what: str, who: str) -> list[int]:
     """Return positive integers, ascending, without repeats.
 
-    Raises:
-        SettingsError: a part is no positive integer; `what` names the numbers and `who` the option.
+    Anything else is a `SettingsError`; `what` names the numbers and `who` the option.
     """
     try:
         found = sorted({int(part) for part in text.split(",")})
@@ -194,11 +179,7 @@ def ascending(text: str, what: str, who: str) -> list[int]:
 
 
 def require_packages(command: str, *packages: str) -> None:
-    """Refuse a command whose extra is not installed.
-
-    Raises:
-        EngineError: a package is missing.
-    """
+    """Refuse a command whose extra is not installed. It raises an `EngineError`."""
     for package in packages:
         if importlib.util.find_spec(package) is None:
             remedy = f"Install it: pip install 'specplug[{command}]'"

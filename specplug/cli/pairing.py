@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 
 import torch
 
-from specplug.cli.doctor import CheckReport
 from specplug.cli.launch import find_model, prompt_form, start_engine
 from specplug.cli.output import faults_of, note
 from specplug.draft_model.facts import ModelFacts, cache_elements, count_parameters, read_facts
@@ -18,8 +17,7 @@ from specplug.draft_model.pairing import TokenizerPair
 from specplug.errors import SpecplugError, describe
 from specplug.forecast.acceptance import counted
 from specplug.forecast.model_shape import ModelShape
-from specplug.forecast.speedup import forecast
-from specplug.forecast.step_cost import SaturationCost
+from specplug.forecast.speedup import SaturationCost, forecast
 from specplug.metrics import MetricsSnapshot, SourceCounts
 from specplug.plugins.embedded import TextRequest
 from specplug.plugins.registry import default_registry
@@ -31,13 +29,6 @@ from specplug.text.translate.vocabulary import REMEDY, Vocabulary
 
 _OVERHEAD = 0.02
 """The fixed cost of drafting per step, in steps without drafts: the default of `specplug plan`."""
-
-_MOST_AT_ONCE = 8
-
-OWNER = "specplug"
-
-Progress = Callable[[str], object]
-"""Called with what is being done."""
 
 ROUTES = {
     "auto": "text, and as common ids where a sampled request's are accepted more often",
@@ -66,40 +57,40 @@ def check_pairing(
     target: str,
     draft: str,
     prompts: Sequence[str],
-    progress: Progress,
+    progress: Callable[[str], object],
     *,
     raw: bool,
     max_tokens: int,
     gamma: int,
-) -> Iterator[CheckReport]:
+) -> Iterator[tuple[str, PairResult]]:
     """Yield the results for two folders, model ids, or names of shipped models; what needs a failed check is left out.
 
     The prompts of the quick run are put into the target's chat template, if it has one, unless they are `raw`.
+    `progress` is called with what is being done.
     """
     facts, registry = (read_facts(find_model(target)), read_facts(find_model(draft))), default_registry()
     settings = load_settings(registry=registry, engine_drafts=True).settings
     pair = Pairing(*facts, plugin_options(settings, registry.get(ProposerSpec, "crosstok")))
     found: dict[str, PairResult] = {}
-    for name, doing, needed, check in CHECKS:
-        if all(found[other].status != "fail" for other in needed):
-            progress(doing)
-            found[name] = check(pair)
-            yield CheckReport(name, OWNER, found[name])
+    for name, check in CHECKS.items():
+        if name in COUNTED and found["kinds"].status == "fail":
+            continue
+        progress(f"checking: {name}")
+        found[name] = check(pair)
+        yield name, found[name]
     if "fail" in (found["tokenizers"].status, found["kinds"].status):
         return
     if not prompts:
         remedy = "Give --prompt TEXT or --prompts FILE"
-        yield CheckReport("quick run", OWNER, PairResult("ok", "left out, because it needs prompts", remedy))
+        yield "quick run", PairResult("ok", "left out, because it needs prompts", remedy)
         return
     try:
         form, described = prompt_form(target, raw=raw)
         note(described)
         requests = [TextRequest(prompt=form(text), max_tokens=max_tokens) for text in prompts]
-        ran = quick_run(target, pair.draft.path, requests, progress, found["size"].figures["draft_cost"], gamma)
-        yield from (CheckReport(name, OWNER, result) for name, result in ran)
+        yield from quick_run(target, pair.draft.path, requests, progress, found["size"].figures["draft_cost"], gamma)
     except Exception as error:  # engines raise many kinds, and the results above are to be shown
-        remedy = "Do what the message says, or leave out the prompts"
-        yield CheckReport("quick run", OWNER, PairResult("fail", _explained(error), remedy))
+        yield "quick run", PairResult("fail", _explained(error), "Do what the message says, or leave out the prompts")
 
 
 def check_tokenizers(pair: Pairing) -> PairResult:
@@ -221,22 +212,24 @@ def check_memory(pair: Pairing) -> PairResult:
     return PairResult("ok", summary, remedy, figures)
 
 
-_COUNTING = "counting parameters"
-CHECKS: tuple[tuple[str, str, tuple[str, ...], Callable[[Pairing], PairResult]], ...] = (
-    ("tokenizers", "comparing the tokenizers", (), check_tokenizers),
-    ("kinds", _COUNTING, (), check_kinds),
-    ("maximum lengths", _COUNTING, (), check_lengths),
-    ("size", _COUNTING, ("kinds",), lambda pair: check_size(shape_of(pair.target), shape_of(pair.draft))),
-    ("memory", _COUNTING, ("kinds",), check_memory),
-)
-"""The checks without a run: name, what is being done, the checks that must not have failed, and what is called."""
+CHECKS: dict[str, Callable[[Pairing], PairResult]] = {
+    "tokenizers": check_tokenizers,
+    "kinds": check_kinds,
+    "maximum lengths": check_lengths,
+    "size": lambda pair: check_size(shape_of(pair.target), shape_of(pair.draft)),
+    "memory": check_memory,
+}
+"""The checks without a run, in order."""
+
+COUNTED = ("size", "memory")
+"""Those that count parameters, which is possible of supported kinds only."""
 
 
 def quick_run(
     target: str,
     draft: str,
     requests: Sequence[TextRequest],
-    progress: Progress,
+    progress: Callable[[str], object],
     draft_cost: float,
     gamma: int,
 ) -> Iterator[tuple[str, PairResult]]:
@@ -244,7 +237,7 @@ def quick_run(
 
     `draft_cost` is the cost of drafting a token, in steps without drafts.
     """
-    num_seqs = min(len(requests), _MOST_AT_ONCE)
+    num_seqs = min(len(requests), 8)
     # Nothing depends on time, this model alone drafts, and no server's files are touched.
     settings: dict[str, Any] = {
         "proposer": "crosstok",

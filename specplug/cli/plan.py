@@ -15,8 +15,16 @@ from specplug.cli.output import AsJson, dim, show, table
 from specplug.errors import SettingsError, suggest
 from specplug.forecast.acceptance import DraftAcceptance, by_position, modelled, read_replay
 from specplug.forecast.model_shape import ModelShape, read_shape
-from specplug.forecast.speedup import BatchForecast, forecast
-from specplug.forecast.step_cost import GPUS, CostModel, Gpu, ModelMemory, RooflineCost, SaturationCost
+from specplug.forecast.speedup import (
+    GPUS,
+    BatchForecast,
+    CostModel,
+    Gpu,
+    ModelMemory,
+    RooflineCost,
+    SaturationCost,
+    forecast,
+)
 
 BATCHES = "1,8,32,64,128,256"
 
@@ -38,12 +46,8 @@ def plan(
             "--acceptance-by-position", metavar="A1,A2,...", help="The same for each position, from the first."
         ),
     ] = None,
-    replay: Annotated[
-        Path | None, typer.Option(help="Acceptance from a file that `specplug replay --json` wrote.")
-    ] = None,
-    metrics: Annotated[
-        str | None, typer.Option(metavar="URL", help="Acceptance from a running vLLM or SGLang server.")
-    ] = None,
+    replay: Annotated[Path | None, typer.Option(help="Acceptance from a file of `specplug replay --json`.")] = None,
+    metrics: Annotated[str | None, typer.Option(metavar="URL", help="Acceptance from a vLLM or SGLang server.")] = None,
     interval: Annotated[
         float | None, typer.Option(min=0.1, help="Seconds between two scrapes; by default one scrape, the totals.")
     ] = None,
@@ -55,28 +59,18 @@ def plan(
     draft_cost: Annotated[
         float | None, typer.Option(min=0, help="Cost of drafting one token, in steps without drafts; 0 for lookup.")
     ] = None,
-    draft_model: Annotated[
-        Path | None, typer.Option(help="A draft model's config.json: its memory, and its cost.")
-    ] = None,
-    overhead: Annotated[
-        float, typer.Option(min=0, help="Fixed cost of drafting per step, in steps without drafts.")
-    ] = 0.02,
+    draft_model: Annotated[Path | None, typer.Option(help="A draft model's config.json: memory and cost.")] = None,
+    overhead: Annotated[float, typer.Option(min=0, help="Drafting's fixed cost per step, in plain steps.")] = 0.02,
     saturation: Annotated[
         float | None, typer.Option(min=1, help="Tokens up to which a step costs the same; 256 without a target.")
     ] = None,
-    target: Annotated[
-        Path | None, typer.Option(help="The model's folder or config.json, for a roofline of its steps.")
-    ] = None,
-    gpu: Annotated[
-        str | None, typer.Option(help="a100, b200, h100, h200, l4, l40s or mi300x; others by the two below.")
-    ] = None,
+    target: Annotated[Path | None, typer.Option(help="The model's folder or config.json, for a roofline.")] = None,
+    gpu: Annotated[str | None, typer.Option(help="a100, b200, h100, h200, l4, l40s or mi300x; or both below.")] = None,
     bandwidth: Annotated[float | None, typer.Option(min=0.001, help="Memory bandwidth of one GPU in TB/s.")] = None,
     flops: Annotated[float | None, typer.Option(min=0.001, help="Dense arithmetic of one GPU in TFLOPS.")] = None,
     tensor_parallel: Annotated[int, typer.Option(min=1, help="GPUs that share the model.")] = 1,
     context: Annotated[int, typer.Option(min=0, help="Tokens of context per request.")] = 1024,
-    weight_bits: Annotated[
-        float | None, typer.Option(min=1, help="Bits per weight; by default those of the config.json.")
-    ] = None,
+    weight_bits: Annotated[float | None, typer.Option(min=1, help="Bits per weight; by default config.json's.")] = None,
     kv_bits: Annotated[float, typer.Option(min=1, help="Bits per element of the KV cache.")] = 16,
     as_json: AsJson = False,
 ) -> None:

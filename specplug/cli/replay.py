@@ -50,17 +50,13 @@ def replay(
     workloads: Annotated[list[str] | None, typer.Option(help="Only these, separated by commas; repeat.")] = None,
     limit: Annotated[int | None, typer.Option(min=1, help="Only the first N requests of a workload.")] = None,
     trees: Annotated[bool, typer.Option("--trees", help="The target verifies trees.")] = False,
-    references: Annotated[
-        bool, typer.Option("--references", help="Give each request its documents as references.")
-    ] = False,
+    references: Annotated[bool, typer.Option("--references", help="Pass requests' documents as references.")] = False,
     corpus: Annotated[
         bool,
         typer.Option("--corpus", help="Give proposers that hold corpora the documents of all requests as a corpus."),
     ] = False,
     distractors: Annotated[int, typer.Option(min=0, help="Also give them N corpora of other workloads' prompts.")] = 0,
-    cut_documents: Annotated[
-        bool, typer.Option("--cut-documents", help="Cut each request's documents out of its prompt.")
-    ] = False,
+    cut_documents: Annotated[bool, typer.Option("--cut-documents", help="Cut documents out of the prompts.")] = False,
     saturation: Annotated[float, typer.Option(min=1, help="Tokens up to which a step costs the same.")] = 256,
     overhead: Annotated[float, typer.Option(min=0, help="Cost of drafting per step, in plain steps.")] = 0.02,
     jobs: Annotated[int, typer.Option(min=1, help="Processes that share the work.")] = 1,

@@ -237,8 +237,7 @@ class Generated(BaseModel):
 def read(schema: type[S], answer: bytes | str, who: str) -> S:
     """Return a server's answer in JSON; `who` is the method and URL, for the message.
 
-    Raises:
-        EngineError: it is no JSON, or does not follow the schema.
+    One that is no JSON, or does not follow the schema, is an `EngineError`.
     """
     try:
         return schema.model_validate_json(answer)

@@ -53,12 +53,8 @@ class Refused(EngineError):
 class ServerClient:
     """A vLLM or SGLang server, by its address with or without "/v1".  One event loop must run all calls.
 
-    Args:
-        operator_key: key for specplug's routes; None sends `api_key`.
-        patience: seconds within which a request must be answered whole.
-
-    Raises:
-        EngineError: the address is none, or httpx is not installed.
+    Without an `operator_key`, specplug's routes are sent `api_key`.  `patience` is the seconds within which a request
+    must be answered whole.  A wrong address, or httpx not installed, is an `EngineError`.
     """
 
     def __init__(
@@ -83,9 +79,8 @@ class ServerClient:
     async def ask(self, schema: type[S], method: str, path: str, body: Any = None, *, operator: bool = False) -> S:
         """Return the answer of a route.
 
-        Raises:
-            Refused: of another status than 200.
-            EngineError: there is none within the time, or it is not as the schema says.
+        Another status than 200 is `Refused`; no answer in time, or one not as the schema says, is an
+        `EngineError`.
         """
         return read(schema, await self.body(method, path, body, operator=operator), f"{method} {self.url}{path}")
 

@@ -56,8 +56,7 @@ def modelled(alpha: float, gamma: int) -> DraftAcceptance:
 def by_position(rates: Sequence[float], source: str = "given by position") -> DraftAcceptance:
     """Return drafts whose token at each position is accepted at this rate if those before it were.
 
-    Raises:
-        SettingsError: a rate is no probability.
+    A rate that is no probability is a `SettingsError`.
     """
     for rate in rates:
         if not 0 <= rate <= 1:
@@ -94,8 +93,7 @@ def acceptance_for(tau: float, gamma: int) -> float | None:
 def read_replay(path: Path) -> DraftAcceptance:
     """Read the replay of one proposer.  Of several batch sizes the smallest counts, where a policy cuts drafts least.
 
-    Raises:
-        SettingsError: the file is no replay's JSON, or holds several proposers or modes, trees, or no drafts.
+    Another file, several proposers or modes, trees, and no drafts are a `SettingsError`.
     """
     who = f"--replay {path}"
     try:

@@ -35,8 +35,7 @@ _REMEDY = "Start the server with speculation, and SGLang with --enable-metrics a
 def read_metrics(url: str, interval: float | None = None) -> DraftAcceptance:
     """Scrape a server once for its totals, or twice for the counts of an interval in seconds.
 
-    Raises:
-        EngineError: the server does not answer with metrics, none is of speculation, or nothing was drafted.
+    A server without such metrics, or that has drafted nothing, is an `EngineError`.
     """
     url = url.rstrip("/").removesuffix("/metrics").rstrip("/")
 
@@ -53,7 +52,7 @@ def read_metrics(url: str, interval: float | None = None) -> DraftAcceptance:
 
 
 async def read_samples(client: ServerClient) -> Samples:
-    """Return a server's samples of speculation; raises as `parse`, and as `ServerClient.ask`."""
+    """Return a server's samples; raises as `parse`, and as `ServerClient.ask`."""
     text = await client.body("GET", "/metrics")
     return parse(text.decode(errors="replace"), f"{client.url}/metrics")
 
@@ -61,8 +60,7 @@ async def read_samples(client: ServerClient) -> Samples:
 def parse(text: str, url: str) -> Samples:
     """Return the samples of speculation, and of the tokens that servers generated.
 
-    Raises:
-        EngineError: the text is not in Prometheus's format, or one of these samples is no count.
+    Another text than Prometheus's format, or a sample that is no count, is an `EngineError`.
     """
     samples: Samples = {}
     try:
@@ -88,11 +86,7 @@ def _checked(value: float, name: str, position: str) -> float:
 
 
 def acceptance_of(samples: Samples, before: Samples, url: str) -> DraftAcceptance:
-    """Return the acceptance of the counts since the samples `before`, which may be empty.
-
-    Raises:
-        EngineError: as `read_metrics`.
-    """
+    """Return the acceptance of the counts since the samples `before`, if any; raises as `read_metrics`."""
 
     def count_of(name: str, position: str = "") -> float:
         key = name, position

@@ -33,7 +33,6 @@ RANKS = 1 << 14
 """Bins in which confidences are ranked, of equal width in log-odds up to +-`_MOST_LOG_ODDS`."""
 
 _MOST_LOG_ODDS = 17.0  # a float32 below 1 has log-odds of at most 16.6
-_FLUSH = 8192
 
 
 class Calibration:
@@ -45,31 +44,19 @@ class Calibration:
         ranks: [2, RANKS] int64: tokens that were not accepted and tokens that were, by the bin of `rank_of`.
     """
 
-    def __init__(self, sums: npt.NDArray[np.float64] | None = None, ranks: npt.NDArray[np.int64] | None = None) -> None:
-        self._sums = np.zeros((4, FINE_BINS)) if sums is None else np.array(sums, dtype=np.float64)
-        self._ranks = np.zeros((2, RANKS), np.int64) if ranks is None else np.array(ranks, dtype=np.int64)
-        self._confidence: list[float] = []
-        self._accepted: list[bool] = []
+    def __init__(self) -> None:
+        self.sums, self.ranks = np.zeros((4, FINE_BINS)), np.zeros((2, RANKS), np.int64)
 
-    @property
-    def sums(self) -> npt.NDArray[np.float64]:
-        self._flush()
-        return self._sums
-
-    @property
-    def ranks(self) -> npt.NDArray[np.int64]:
-        self._flush()
-        return self._ranks
-
-    def add(self, confidence: Sequence[float], accepted: int) -> None:
-        """Count tokens whose fate is known, of which the first `accepted` were kept and the others were not."""
-        self._confidence += confidence
-        self._accepted += [True] * accepted + [False] * (len(confidence) - accepted)
-        if len(self._confidence) >= _FLUSH:
-            self._flush()
-
-    def __add__(self, other: Calibration) -> Calibration:
-        return Calibration(self.sums + other.sums, self.ranks + other.ranks)
+    def add(self, tokens: Sequence[tuple[float, bool]]) -> None:
+        """Count tokens by their probabilities and whether they were accepted; many at a time is fastest."""
+        probability, accepted = np.array(tokens, dtype=np.float64).reshape(-1, 2).T
+        probability = np.clip(probability, 0.0, 1.0)
+        place = np.minimum((probability * FINE_BINS).astype(np.int64), FINE_BINS - 1)
+        for row, weights in enumerate((None, probability, accepted, (probability - accepted) ** 2)):
+            self.sums[row] += np.bincount(place, weights, minlength=FINE_BINS)
+        rank = rank_of(probability)
+        for row in (0, 1):
+            self.ranks[row] += np.bincount(rank[accepted == row], minlength=RANKS)
 
     @property
     def count(self) -> int:
@@ -130,19 +117,6 @@ class Calibration:
             "curve": [each._asdict() for each in self.curve()],
         }
 
-    def _flush(self) -> None:
-        if not self._confidence:
-            return
-        confidence = np.clip(np.array(self._confidence, dtype=np.float64), 0.0, 1.0)
-        accepted = np.array(self._accepted, dtype=np.float64)
-        place = np.minimum((confidence * FINE_BINS).astype(np.int64), FINE_BINS - 1)
-        for row, weights in enumerate((None, confidence, accepted, (confidence - accepted) ** 2)):
-            self._sums[row] += np.bincount(place, weights, minlength=FINE_BINS)
-        rank = rank_of(confidence)
-        for row in (0, 1):
-            self._ranks[row] += np.bincount(rank[accepted == row], minlength=RANKS)
-        self._confidence, self._accepted = [], []
-
 
 def rank_of(probability: npt.NDArray[np.float64]) -> npt.NDArray[np.int64]:
     """Return the bin of each probability among `RANKS`, fine near 0 and 1, where long drafts differ."""
@@ -153,7 +127,11 @@ def rank_of(probability: npt.NDArray[np.float64]) -> npt.NDArray[np.int64]:
 
 def together(calibrations: Iterable[Calibration]) -> Calibration:
     """Return several workloads' calibration as one, with equal weight for every token."""
-    return sum(calibrations, start=Calibration())
+    total = Calibration()
+    for each in calibrations:
+        total.sums += each.sums
+        total.ranks += each.ranks
+    return total
 
 
 def means(calibrations: Iterable[Calibration]) -> dict[str, float | None]:

@@ -6,13 +6,13 @@ Nothing reveals how an output continues or how long it is, see `specplug.replay.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from time import perf_counter
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from specplug.assembly import build_draft_stage, build_plan_stage
 from specplug.errors import EngineError
@@ -33,16 +33,14 @@ from specplug.types.request import Reference, Request
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """Configuration of a replay, in the names and options of a server's settings.
+    """Configuration of a replay, in the names and options of a server's settings; trees: the target verifies them.
 
     Attributes:
-        proposer, policy: names in the registry; a policy of None is the settings' own default.
+        policy: a name in the registry; None is the settings' own default.
         gamma: `num_speculative_tokens`, most draft tokens per request and step.
-        options: settings of plug-ins, by plug-in name, as in `Settings.options`.
         references: pass the items' documents as references of their requests.
         corpus: make the documents of all items a corpus, which proposers may draft from.
         distractors: further corpora, the documents of each; see `specplug.replay.items.distractors`.
-        trees: the target verifies trees.
     """
 
     proposer: str = "ngram"
@@ -71,20 +69,18 @@ class Setup:
 class ReplayEngine:
     """Runs a proposer and a policy over requests whose output the caller knows.
 
+    Unknown plug-ins and wrong options of the setup are a `SettingsError` or `PluginError`.
+
     Args:
         slots: S, most requests at a time.
         max_length: L, the longest prompt and output.
-        vocab_size: ids lie in [0, vocab_size).
         repeats: B, the number of identical requests that each request stands for; 1 with several slots.  The plan half
             of the policy sees B requests with the same statistics.  The trim half cuts B equal drafts to the whole
             batch's budget, and the first of them is verified.  What learns from drafts sees one row.
-        store: a corpus store to draft from; None: none.
+        store: a corpus store to draft from.
 
     Attributes:
         seconds: time spent in the pipeline so far.
-
-    Raises:
-        SettingsError, PluginError: the setup names unknown plug-ins, or its options are wrong.
     """
 
     def __init__(
@@ -99,9 +95,8 @@ class ReplayEngine:
         registry: Registry | None = None,
     ) -> None:
         self._registry = registry or default_registry()
-        self._settings = load_settings(
-            setup.as_settings(store), flags_origin="specplug replay", registry=self._registry
-        ).settings
+        given = setup.as_settings(store)
+        self._settings = load_settings(given, flags_origin="specplug replay", registry=self._registry).settings
         self._setup, self._repeats = setup, repeats
         self._context = PluginContext(
             EngineCaps(max_draft_length=setup.gamma, trees=setup.trees),
@@ -152,15 +147,14 @@ class ReplayEngine:
 
     def start(self, slot: int, request_id: str, prompt: Ids, documents: Sequence[Ids] = ()) -> None:
         """Assign a slot to a request, as the batch's last row; its first token comes from prefill, by `extend`."""
-        began = perf_counter()
         if prompt.size >= self._context.max_length:
             most = self._context.max_length - 1
             raise EngineError.build("the prompt does not fit", who=repr(request_id), found=prompt.size, expected=most)
-        given = documents if self._setup.references else ()
-        references = tuple(Reference(ids, f"document {index}") for index, ids in enumerate(given) if ids.size)
-        request = Request(request_id, prompt_length=int(prompt.size), max_tokens=PLENTY, references=references)
-        self._slots.start(slot, request, prompt)
-        self.seconds += perf_counter() - began
+        with self._timed():
+            given = documents if self._setup.references else ()
+            references = tuple(Reference(ids, f"document {index}") for index, ids in enumerate(given) if ids.size)
+            request = Request(request_id, prompt_length=int(prompt.size), max_tokens=PLENTY, references=references)
+            self._slots.start(slot, request, prompt)
 
     def extend(self, slot: int, tokens: Sequence[int]) -> None:
         """Append tokens that the target emitted without a draft, in prefill."""
@@ -168,25 +162,26 @@ class ReplayEngine:
 
     def finish(self, slot: int) -> None:
         """End a request."""
+        with self._timed():
+            self._slots.finish(self._slots.at(slot))
+
+    @contextmanager
+    def _timed(self) -> Iterator[None]:
         began = perf_counter()
-        self._slots.finish(self._slots.at(slot))
+        yield
         self.seconds += perf_counter() - began
 
     # -- steps ---------------------------------------------------------------------------------------------------
 
     def propose(self) -> list[Offer]:
         """Return the drafts of all running requests in the order in which they started."""
-        began = perf_counter()
-        offers = _offers(self._draft())
-        self.seconds += perf_counter() - began
-        return offers
+        with self._timed():
+            return _offers(self._draft())
 
     def draft(self) -> Draft:
         """Return the drafts of all running requests as tensors on the CPU, valid until the next step."""
-        began = perf_counter()
-        draft = self._draft()
-        self.seconds += perf_counter() - began
-        return draft
+        with self._timed():
+            return self._draft()
 
     def observe(self, offers: Sequence[Offer], accepted: Sequence[int], emitted: Sequence[Sequence[int]]) -> None:
         """Append the target's tokens and report the outcome of `offers`, one per row of the last `propose`.
@@ -194,22 +189,24 @@ class ReplayEngine:
         If an output ends inside an accepted draft, fewer than `accepted + 1` tokens are emitted; draft tokens after the
         end are then undecided.
         """
-        began = perf_counter()
-        for occupant, offer, count, tokens in zip(self._slots.taken, offers, accepted, emitted, strict=True):
-            self._slots.append(occupant, tokens)
-            drafted = len(offer.token_ids)
-            occupant.tried = drafted if len(tokens) > count or offer.parents is not None else count
-            occupant.emitted = len(tokens)
-            occupant.verified += drafted
-            occupant.accepted += count
-            occupant.rejected += count < occupant.tried
-        if self._stage.has_observers:
-            batch = self._slots.batch(self._slots.taken, resets=False)
-            self._stage.observe(batch, self._slots.outcome(self._slots.taken, accepted))
-        if self._plans.learns:
-            self._plans.observe(self._report(accepted))
-        self._steps += 1
-        self.seconds += perf_counter() - began
+        with self._timed():
+            for occupant, offer, count, tokens in zip(self._slots.taken, offers, accepted, emitted, strict=True):
+                self._slots.append(occupant, tokens)
+                drafted = len(offer.token_ids)
+                occupant.tried = drafted if len(tokens) > count or offer.parents is not None else count
+                occupant.emitted = len(tokens)
+                occupant.verified += drafted
+                occupant.accepted += count
+                occupant.rejected += count < occupant.tried
+            if self._stage.has_observers:
+                batch = self._slots.batch(self._slots.taken, resets=False)
+                self._stage.observe(batch, self._slots.outcome(self._slots.taken, accepted))
+            if self._plans.learns:  # without a cost, which a replay cannot measure
+                verified = [occupant.tried for occupant in self._slots.taken]
+                fates = [*zip(verified, accepted, strict=True)] * self._repeats
+                length = self._newest_plan.draft_length
+                self._plans.observe(StepReport.build(self._steps, length, len(fates), fates))
+            self._steps += 1
 
     @torch.inference_mode()
     def _draft(self) -> Draft:
@@ -223,7 +220,8 @@ class ReplayEngine:
             draft = self._slots.step(rows, own)
         else:
             batch = self._slots.batch(rows)
-            draft = stage.propose(batch, length, self._caps(plan))
+            caps = [plan.draft_length_for(occupant.request.request_id) for occupant in rows] if plan.caps else None
+            draft = stage.propose(batch, length, None if caps is None else torch.tensor(caps, dtype=torch.int32))
             draft = stage.cut(batch, draft, own) if is_alone else draft
         if not is_alone and stage.cuts(self._repeats, length, plan):
             draft = self._cut_among_equals(batch or self._slots.batch(rows), draft, plan)
@@ -245,19 +243,6 @@ class ReplayEngine:
         stats = HostStats(self._steps, figures, last_plan=self._newest_plan)
         self._newest_plan = self._plans.plan(stats)
         return self._newest_plan
-
-    def _report(self, accepted: Sequence[int]) -> StepReport:
-        """Build the report of the current step for the plan half, without a cost, which a replay cannot measure."""
-        verified = [occupant.tried for occupant in self._slots.taken]
-        fates = [*zip(verified, accepted, strict=True)] * self._repeats
-        return StepReport.build(self._steps, self._newest_plan.draft_length, len(fates), fates)
-
-    def _caps(self, plan: StepPlan) -> Tensor | None:
-        """Return the caps of single rows, [B] int32, or None if there are none."""
-        if not plan.caps:
-            return None
-        caps = [plan.draft_length_for(occupant.request.request_id) for occupant in self._slots.taken]
-        return torch.tensor(caps, dtype=torch.int32)
 
 
 def _offers(draft: Draft) -> list[Offer]:

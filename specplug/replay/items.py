@@ -53,8 +53,7 @@ class Item(BaseModel):
 def read_traces(path: Path | str) -> dict[str, list[Item]]:
     """Read a file, or all `*.jsonl` of a folder by name; return the items of each workload in file order.
 
-    Raises:
-        TraceError: there are no items, or a line is not an item; the message names the file, the line and the defect.
+    No items, or a line that is none, are a `TraceError`, which names the file, the line and the defect.
     """
     path = Path(path)
     files = sorted(path.glob("*.jsonl")) if path.is_dir() else [path]
@@ -70,8 +69,7 @@ def read_traces(path: Path | str) -> dict[str, list[Item]]:
 def without_documents(item: Item) -> Item:
     """Return an item whose documents are cut out of its prompt, so that only references or corpora hold their text.
 
-    Raises:
-        TraceError: a document does not occur verbatim in the prompt, ignoring space around it.
+    A document that is not in the prompt verbatim, ignoring space around it, is a `TraceError`.
     """
     prompt = item.prompt
     for number, document in sorted(enumerate(item.documents), key=lambda each: -len(each[1])):
@@ -170,8 +168,7 @@ def tokenize(
 ) -> list[TokenItem]:
     """Return items as token ids; `advance` is called after each.
 
-    Raises:
-        SettingsError: the tokenizer names no token that ends an output.
+    A tokenizer that names no token that ends an output is a `SettingsError`.
     """
     if tokenizer.eos_id is None:
         raise SettingsError.build(
@@ -218,10 +215,8 @@ def distractors(others: Iterable[Iterable[Ids]], count: int) -> tuple[tuple[Ids,
     """Return `count` corpora unrelated to a workload, made of the prompts of each other workload.
 
     Prompts are taken from each of the others in turn, and each goes to the smallest corpus, until each has about
-    `DISTRACTOR_TOKENS` tokens.  The same arguments give the same corpora.
-
-    Raises:
-        SettingsError: there are fewer prompts than corpora.
+    `DISTRACTOR_TOKENS` tokens.  The same arguments give the same corpora. Fewer prompts than corpora are a
+    `SettingsError`.
     """
     corpora: list[list[Ids]] = [[] for _ in range(count)]
     sizes = [0] * count

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -47,9 +47,6 @@ def replay(
             state.
         registry: registry of plug-ins; by default the installed ones.
         advance: called after each item.
-
-    Raises:
-        SettingsError, PluginError: the setup names unknown plug-ins, or its options are wrong.
     """
     result = Result()
     with stored(corpora_of(items, documents=setup.corpus, distractors=setup.distractors)) as store:
@@ -75,6 +72,7 @@ def replay(
 def _replay_item(engine: ReplayEngine, item: TokenItem, result: Result) -> None:
     """Propose, compare with the recorded output and observe, until the output ends."""
     target, place = item.output.tolist(), 1  # the first token comes from prefill
+    decided: list[tuple[Sequence[float], int, int]] = []
     engine.start(0, item.id, item.prompt, item.documents)
     engine.extend(0, target[:1])
     while place < len(target):
@@ -85,19 +83,24 @@ def _replay_item(engine: ReplayEngine, item: TokenItem, result: Result) -> None:
         place += len(emitted)
         result.counts.histogram[len(offer.token_ids), count, len(emitted)] += 1
         if offer.confidence and offer.parents is None:
-            _count_outcomes(result, offer.confidence, count, len(emitted))
+            decided.append((offer.confidence, count, len(emitted)))
         engine.observe([offer], [count], [emitted])
     held = engine.memory()
     result.memory = max(held, result.memory or 0) if held else result.memory
     engine.finish(0)
+    _count_outcomes(result, decided)
 
 
-def _count_outcomes(result: Result, confidence: Sequence[float], accepted: int, emitted: int) -> None:
-    """Count a chain's tokens by confidence and survival, of which `accepted` were accepted, before `emitted` came."""
-    # The first rejected token is decided, too, unless the output ended before it.
-    result.calibration.add(confidence[:emitted], accepted)
-    known = len(confidence) if emitted > accepted else accepted
-    result.survival.add(list(accumulate(confidence[:known], mul)), accepted)
+def _count_outcomes(result: Result, drafts: Iterable[tuple[Sequence[float], int, int]]) -> None:
+    """Count the tokens of chains by confidence and by survival, given the tokens accepted and emitted of each."""
+    confidences, survivals = [], []
+    for confidence, accepted, emitted in drafts:
+        # The first rejected token is decided, too, unless the output ended before it.
+        confidences += [(stated, place < accepted) for place, stated in enumerate(confidence[:emitted])]
+        known = confidence if emitted > accepted else confidence[:accepted]
+        survivals += [(product, place < accepted) for place, product in enumerate(accumulate(known, mul))]
+    result.calibration.add(confidences)
+    result.survival.add(survivals)
 
 
 def longest(items: Sequence[TokenItem]) -> int:

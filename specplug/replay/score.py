@@ -16,12 +16,9 @@ from specplug.replay.calibration import Calibration
 
 
 class Offer(NamedTuple):
-    """Draft of one request that is verified at one step.
+    """Draft of one request that is verified at one step, with a confidence for each token.
 
-    Attributes:
-        token_ids: draft tokens; for a tree its nodes, parents before their children.
-        confidence: one per token.
-        parents: for a tree, each node's parent, -1 for those that follow the context.
+    A tree's nodes come after their `parents`, which are -1 for those that follow the context.
     """
 
     token_ids: Sequence[int]
@@ -56,12 +53,9 @@ def _deepest(token_ids: Sequence[int], parents: Sequence[int], target: Sequence[
 
 @dataclass(frozen=True, slots=True)
 class ScoringRoofline:
-    """The cost of an engine's step, in plain decoding steps of a small batch.
+    """The cost of an engine's step, in plain decoding steps of a small batch, with a constant `overhead` for drafting.
 
-    Attributes:
-        n_sat: tokens per step up to which a step is memory-bound and its cost constant; beyond, the cost is
-            proportional.
-        overhead: cost of drafting per step.
+    Up to `n_sat` tokens a step is memory-bound and its cost constant; beyond, the cost is proportional.
     """
 
     n_sat: float = 256.0
@@ -74,11 +68,7 @@ class ScoringRoofline:
 
 @dataclass(slots=True)
 class StepCounts:
-    """Histogram of steps.  Ratios without a denominator are 0.
-
-    Attributes:
-        histogram: (verified, accepted, emitted) -> number of steps.
-    """
+    """Histogram of steps by (verified, accepted, emitted).  Ratios without a denominator are 0."""
 
     histogram: Counter[tuple[int, int, int]] = field(default_factory=Counter)
 

@@ -106,11 +106,7 @@ class ReplaySlots:
         return next(occupant for occupant in self.taken if occupant.slot == slot)
 
     def append(self, occupant: Occupant, tokens: Sequence[int] | Ids) -> None:
-        """Append tokens to an occupant's text.
-
-        Raises:
-            EngineError: the text does not fit.
-        """
+        """Append tokens to an occupant's text. A text that does not fit is an `EngineError`."""
         stop = occupant.length + len(tokens)
         if stop > self._texts.shape[1]:
             raise EngineError.build(

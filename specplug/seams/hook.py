@@ -9,12 +9,9 @@ from typing import Any
 
 
 def hook(owner: Any, name: str, around: Callable[..., Any]) -> None:
-    """Let a function of a class or module be called as ``around(original, *args, **kwargs)``, once per process.
+    """Let a function of a class or module be called as ``around(original, *args, **kwargs)``.
 
-    Args:
-        owner: the class or module.
-        name: of the function.
-        around: a function of a module; a second call with the same one changes nothing.
+    `around` is a function of a module; a second call with the same one changes nothing.
     """
     original = getattr(owner, name)
     before, mark = getattr(original, "_specplug", ()), f"{around.__module__}.{around.__qualname__}"

@@ -22,7 +22,7 @@ from specplug.errors import EngineError
 from specplug.operator import launches
 from specplug.operator.launches import Launch, ServerCommand
 from specplug.plugins.specs import CheckResult
-from specplug.seams.installed import InstalledEngine
+from specplug.seams.support import InstalledEngine
 from specplug.settings import Settings
 from specplug_sglang.config import default_requests
 from specplug_sglang.seams import SEAMS

@@ -7,9 +7,9 @@ from dataclasses import replace
 
 import pytest
 
-from specplug.audit.checks import all_checks, chosen
 from specplug.audit.formats import Chat, Structured
 from specplug.audit.probe import CheckOutcome, ControlAnswers, DraftCounts, Finding, Material, unanswered
+from specplug.audit.run import all_checks, chosen
 from specplug.audit.texts import SEEDS, Greedy, Logprobs, Seeds, Stops, first_difference, half_right, noise, stop_within
 from specplug.client.answers import Answer, ToolCall
 from specplug.errors import SettingsError

@@ -11,7 +11,7 @@ from typing import ClassVar
 import pytest
 
 from specplug import CheckResult, __version__
-from specplug.cli.checks import environment, plugins
+from specplug.cli.doctor import environment, plugins
 from specplug.errors import PluginError, SettingsError
 from specplug.interfaces import Planner, Proposer
 from specplug.plugins.registry import Owner, Registry
@@ -81,7 +81,7 @@ def registry(monkeypatch: pytest.MonkeyPatch) -> Registry:
     """A registry of healthy plug-ins that all commands see instead of the installed ones."""
     registry = Registry()
     registry.add(plugin(proposers=[PROPOSER], policies=[POLICY], verifiers=[VERIFIER]), ACME)
-    for module in ("specplug.cli.list", "specplug.cli.doctor", "specplug.cli.checks"):
+    for module in ("specplug.cli.list", "specplug.cli.doctor"):
         monkeypatch.setattr(sys.modules[module], "default_registry", lambda: registry)
     monkeypatch.delenv("SPECPLUG_CONFIG", raising=False)
     monkeypatch.delenv("SPECPLUG_DEBUG", raising=False)

@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 
 from specplug.forecast.acceptance import modelled
 from specplug.forecast.model_shape import ModelShape, read_shape
-from specplug.forecast.speedup import forecast
-from specplug.forecast.step_cost import GPUS, RooflineCost, SaturationCost
+from specplug.forecast.speedup import GPUS, RooflineCost, SaturationCost, forecast
 from tests.forecast.configs import write_config
 
 BATCHES = (1, 8, 64, 256)

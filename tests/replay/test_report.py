@@ -54,9 +54,8 @@ def test_nothing_counted_is_nothing_divided():
 
 def test_calibration_by_hand():
     seen = Calibration()
-    seen.add([0.9, 0.8, 0.5], 2)
-    seen.add([0.9], 0)
-    seen.add([1.0], 1)
+    seen.add([(0.9, True), (0.8, True), (0.5, False), (0.9, False)])
+    seen.add([(1.0, True)])
     assert seen.count == 5
     assert seen.brier == pytest.approx((0.01 + 0.04 + 0.25 + 0.81 + 0) / 5)
     curve = seen.curve()
@@ -69,12 +68,11 @@ def test_calibration_by_hand():
     assert seen.error == pytest.approx((0.5 + 0.2 + 3 * abs(2.8 / 3 - 2 / 3)) / 5)
 
 
-def test_calibrations_add_and_long_ones_are_summed_on_the_way():
+def test_calibrations_of_workloads_add():
     one, other = Calibration(), Calibration()
-    for _ in range(3000):
-        one.add([0.25, 0.75, 0.125], 2)
-        other.add([0.5], 1)
-    both = one + other
+    one.add([(0.25, True), (0.75, True), (0.125, False)] * 3000)
+    other.add([(0.5, True)] * 3000)
+    both = together([one, other])
     assert both.count == 12_000
     assert both.sums.shape == (4, FINE_BINS)
     assert both.ranks.sum() == 12_000
@@ -89,8 +87,8 @@ def result(*rows: tuple[int, int, int, int], confidence: float | None = None, **
     calibration, survival = Calibration(), Calibration()
     for n, a, _, steps in rows:
         for _ in range(steps if confidence is not None else 0):
-            calibration.add([confidence] * min(n, a + 1), a)
-            survival.add([confidence ** (k + 1) for k in range(n)], a)
+            calibration.add([(confidence, k < a) for k in range(min(n, a + 1))])
+            survival.add([(confidence ** (k + 1), k < a) for k in range(n)])
     return Result(StepCounts.from_rows(rows), calibration, survival, items=2, **rest)
 
 
@@ -187,8 +185,8 @@ def test_faults_are_added_up():
 @given(st.lists(st.tuples(st.floats(0, 1), st.booleans()), min_size=1, max_size=60), st.integers(0, 60))
 def test_brier_and_gap_are_what_their_definitions_say(tokens, cut):
     halves = [Calibration(), Calibration()]
-    for place, (confidence, accepted) in enumerate(tokens):
-        halves[place < cut].add([confidence], int(accepted))
+    halves[0].add(tokens[:cut])
+    halves[1].add(tokens[cut:])
     whole = together(halves)
     found = whole.as_dict()
     assert found is not None
@@ -210,8 +208,8 @@ def plain_auc(tokens: Sequence[tuple[float, bool]]) -> float | None:
 @given(st.lists(st.tuples(PROBABILITIES, st.booleans()), max_size=60), st.integers(0, 60))
 def test_auc_is_the_share_of_pairs_in_the_right_order(tokens, cut):
     halves = [Calibration(), Calibration()]
-    for place, (confidence, accepted) in enumerate(tokens):
-        halves[place < cut].add([confidence], int(accepted))
+    halves[0].add(tokens[:cut])
+    halves[1].add(tokens[cut:])
     ranked = [(int(rank_of(np.array([confidence]))[0]), accepted) for confidence, accepted in tokens]
     assert together(halves).auc == pytest.approx(plain_auc(ranked))
     if all(a == b or abs(a - b) > 0.001 for a, _ in tokens for b, _ in tokens):  # bins tell these apart

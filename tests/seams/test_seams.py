@@ -15,9 +15,8 @@ import pytest
 
 from specplug.errors import EngineError
 from specplug.seams.hook import hook
-from specplug.seams.installed import InstalledEngine
 from specplug.seams.seam import Seam, problems, table
-from specplug.seams.support import MARK, UNKNOWN, Range, Support
+from specplug.seams.support import MARK, UNKNOWN, InstalledEngine, Range, Support
 
 ENGINE = """
     import functools

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numba.core import types
 
-from specplug.testing.c_functions import kept_by
+from specplug.testing.wrappers import kept_by
 from specplug.trim import SurvivalTrimmer, priced_budget, survival_on_cpu
 from specplug.types.draft import Draft
 from specplug.types.paths import ROOT
