@@ -4,21 +4,66 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from specplug.corpus.building import Builder, NewDocument, checked
 from specplug.corpus.documents import Document, Tokens
-from specplug.corpus.layout import NO_TEXT
 from specplug.corpus.manifest import Manifest, SegmentEntry
 from specplug.corpus.names import check_name, name_hash, shortened
-from specplug.corpus.segment import LiveSegment
-from specplug.corpus.status import Added, Progress, Synced
+from specplug.corpus.segment import NO_TEXT, LiveSegment
 from specplug.corpus.tenant import Tenant
 from specplug.errors import CorpusError
 
+Progress = Callable[[int, int], None]
+
 _BARRIER = np.full(1, NO_TEXT, np.int32)
+
+
+class Added(NamedTuple):
+    """The result of adding documents.
+
+    Attributes:
+        documents, tokens: number of added documents, and tokens of their bodies.
+        empty: skipped documents without tokens.
+        segments, bytes: number and size of the files that were written.
+        present: skipped documents that the corpus already had, with identical content.
+        same_name: added documents that share their name with another document of the corpus.
+    """
+
+    documents: int
+    tokens: int
+    empty: int
+    segments: int
+    bytes: int
+    present: int = 0
+    same_name: int = 0
+
+
+class Synced(NamedTuple):
+    """The result of synchronising a corpus.
+
+    Attributes:
+        added: documents with new names.
+        replaced: documents whose text changed.
+        removed: documents that no longer exist, replaced ones not counted.
+        unchanged: documents that did not change.
+        empty: skipped documents without tokens.
+        documents, tokens: documents and tokens of the corpus now.
+        segments, bytes: number and size of the files that were written.
+    """
+
+    added: int
+    replaced: int
+    removed: int
+    unchanged: int
+    empty: int
+    documents: int
+    tokens: int
+    segments: int
+    bytes: int
 
 
 class Addition:

@@ -11,9 +11,8 @@ import numpy.typing as npt
 
 from specplug.corpus.documents import Document, Tokens
 from specplug.corpus.files import pieces, yield_gil
-from specplug.corpus.layout import COMPARED, NO_TEXT
 from specplug.corpus.names import MAX_DOCUMENT_NAME, check_name, name_hash, shortened
-from specplug.corpus.segment import LiveSegment
+from specplug.corpus.segment import COMPARED, NO_TEXT, LiveSegment
 from specplug.errors import CorpusError
 
 _BARRIER = np.full(1, NO_TEXT, np.int32).tobytes()
@@ -117,7 +116,7 @@ class Builder:
         self._yield_gil(_WORK_PER_YIELD // 64)
 
     def sections(self) -> dict[str, npt.NDArray[np.generic]]:
-        """Return all arrays of the segment as described in `layout.SECTIONS`.  Slow, but releases the GIL."""
+        """Return all arrays of the segment as described in `segment.SECTIONS`.  Slow, but releases the GIL."""
         from specplug.match.cpu.sorting import sorted_places  # imports numba, which only building needs
 
         text = np.frombuffer(self._text, np.int32)

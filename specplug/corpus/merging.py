@@ -15,16 +15,26 @@ import numpy as np
 
 from specplug.corpus.adding import write_segments
 from specplug.corpus.building import documents_of
-from specplug.corpus.layout import DEAD_SHARE, SEGMENTS_OF_A_SIZE
 from specplug.corpus.manifest import Manifest, SegmentEntry
-from specplug.corpus.segment import LiveSegment
-from specplug.corpus.status import Merged
+from specplug.corpus.segment import LiveSegment, check_sections
 from specplug.corpus.tenant import Tenant
-from specplug.corpus.verifying import check_sections
+
+SEGMENTS_OF_A_SIZE = 4
+"""The most adjacent segments of one size class; more are merged."""
+
+DEAD_SHARE = 0.25
+"""A segment with a larger share of removed tokens is rewritten."""
 
 _SMALLEST = 1 << 12  # tokens; all smaller segments are in one size class
 _GROWTH = 4
 _TRIES = 8
+
+
+class Merged(NamedTuple):
+    """The result of a merge: the number of segments that were read, and of those that replace them."""
+
+    read: int
+    written: int
 
 
 class SegmentRun(NamedTuple):

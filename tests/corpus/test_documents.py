@@ -15,8 +15,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from specplug.corpus.counting import continuations
 from specplug.corpus.documents import Content, Document, documents_from, tokenized, tokenized_many
+from specplug.corpus.inspecting import continuations
 from specplug.corpus.sources import STDIN, Reading, Skipped, read
 from specplug.corpus.store import Store
 from specplug.corpus.view import View

@@ -18,9 +18,8 @@ from hypothesis.stateful import (
 )
 
 from specplug.corpus import merging
-from specplug.corpus.layout import DEAD_SHARE, SEGMENTS_OF_A_SIZE
 from specplug.corpus.manifest import CorpusPart, SegmentEntry, packed, unpacked
-from specplug.corpus.merging import SegmentRun, choose
+from specplug.corpus.merging import DEAD_SHARE, SEGMENTS_OF_A_SIZE, SegmentRun, choose
 from specplug.corpus.segment import Segment
 from specplug.corpus.store import Store
 from specplug.errors import CorpusError
