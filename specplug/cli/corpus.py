@@ -147,7 +147,7 @@ def sync(
 
     `specplug corpus sync ./store ./handbook --tenant acme --tokenizer ./my-model`
     """
-    from specplug.corpus.layout import STORE_FILE
+    from specplug.corpus.store import STORE_FILE
 
     create = tokenizer is not None and not (store / STORE_FILE).exists()
     _take_in(store, tokenizer=tokenizer, create=create, sync=True, **given)

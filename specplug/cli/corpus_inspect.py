@@ -11,7 +11,7 @@ import numpy as np
 from rich.table import Table
 
 from specplug.cli.output import table
-from specplug.corpus.counting import continuations
+from specplug.corpus.inspecting import continuations
 from specplug.corpus.names import hint, shortened
 from specplug.corpus.segment import LiveSegment
 from specplug.corpus.sources import tokenizer_of

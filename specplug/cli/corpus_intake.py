@@ -14,9 +14,9 @@ from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from specplug.cli.output import console, printable, table
+from specplug.corpus.adding import Added, Synced
 from specplug.corpus.documents import documents_from
 from specplug.corpus.sources import STDIN, Reading, Skipped, read, stem, tokenizer_of
-from specplug.corpus.status import Added, Synced
 from specplug.corpus.store import Store
 from specplug.errors import CorpusError
 from specplug.text.tokenizers import load_tokenizer

@@ -4,38 +4,73 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from specplug.corpus.building import Builder, NewDocument, checked
 from specplug.corpus.documents import Document, Tokens
-from specplug.corpus.layout import NO_TEXT
 from specplug.corpus.manifest import Manifest, SegmentEntry
 from specplug.corpus.names import check_name, name_hash, shortened
-from specplug.corpus.segment import LiveSegment
-from specplug.corpus.status import Added, Progress, Synced
+from specplug.corpus.segment import NO_TEXT, LiveSegment
 from specplug.corpus.tenant import Tenant
-from specplug.errors import CorpusError
+from specplug.errors import CorpusError, SpecplugError
+
+Progress = Callable[[int, int], None]
 
 _BARRIER = np.full(1, NO_TEXT, np.int32)
 
 
-class Addition:
-    """Documents for one corpus of a tenant.
+class Added(NamedTuple):
+    """The result of adding documents.
 
-    Args:
-        tenant: the tenant.
-        corpus: its name.
-        max_tokens: the most tokens that the tenant may have afterwards; None: no limit.
-        segment_tokens: the most text of one segment, in tokens.
-        progress: called with the numbers of documents and tokens so far.
+    Attributes:
+        tokens: of their bodies.
+        empty: skipped documents without tokens.
+        segments, bytes: number and size of the files that were written.
+        present: skipped documents that the corpus already had, with identical content.
+        same_name: added documents that share their name with another document of the corpus.
     """
+
+    documents: int
+    tokens: int
+    empty: int
+    segments: int
+    bytes: int
+    present: int = 0
+    same_name: int = 0
+
+
+class Synced(NamedTuple):
+    """The result of synchronising a corpus.
+
+    Attributes:
+        added, replaced, removed, unchanged: documents by what happened to their names.
+        empty: skipped documents without tokens.
+        documents, tokens: documents and tokens of the corpus now.
+        segments, bytes: number and size of the files that were written.
+    """
+
+    added: int
+    replaced: int
+    removed: int
+    unchanged: int
+    empty: int
+    documents: int
+    tokens: int
+    segments: int
+    bytes: int
+
+
+class Addition:
+    """Documents for one corpus of a tenant; see `Store.add` for the parameters."""
 
     def __init__(
         self, tenant: Tenant, corpus: str, *, max_tokens: int | None, segment_tokens: int, progress: Progress | None
     ) -> None:
         self._tenant, self._corpus = tenant, check_name("corpus", corpus)
+        self._who = f"corpus {shortened(corpus)}"
         self._max_tokens, self._segment_tokens, self._progress = max_tokens, segment_tokens, progress
         self._written: Counter[int] = Counter()  # hashes of names
         self._tokens = self._empty = self._kept = self._kept_tokens = self._same_name = 0
@@ -51,7 +86,7 @@ class Addition:
         with tenant.building() as write:
             entries = write_segments(self._new(documents, held, replaces=False), write, self._segment_tokens)
             if not entries and not self._kept:
-                raise CorpusError.build("nothing to add", who=self._who, found=self._found, expected="a token or more")
+                raise self._nothing("nothing to add")
             with tenant.alone() as manifest:
                 self._check_size(self._admit(manifest, extend))
                 if entries:
@@ -70,12 +105,8 @@ class Addition:
             new = self._new(documents, before.tokens - present.tokens, replaces=True)
             entries = write_segments(new, write, self._segment_tokens)
             if not entries and not self._kept:
-                raise CorpusError.build(
-                    "no documents to bring the corpus up to date with",
-                    who=self._who,
-                    found=self._found,
-                    remedy="If it is to be empty, remove it",
-                )
+                what = "no documents to bring the corpus up to date with"
+                raise self._nothing(what, "If it is to be empty, remove it")
             left = present.left()
             with tenant.alone() as manifest:
                 others = present.without_left(manifest)
@@ -95,13 +126,9 @@ class Addition:
             bytes=sum(entry.size for entry in entries),
         )
 
-    @property
-    def _who(self) -> str:
-        return f"corpus {shortened(self._corpus)}"
-
-    @property
-    def _found(self) -> str:
-        return f"{self._empty} documents, all of them empty" if self._empty else "no documents"
+    def _nothing(self, what: str, remedy: str | None = None) -> SpecplugError:
+        found = f"{self._empty} documents, all of them empty" if self._empty else "no documents"
+        return CorpusError.build(what, who=self._who, found=found, remedy=remedy)
 
     def _admit(self, manifest: Manifest, extend: bool) -> int:
         """Check that the corpus may be added, and return the number of tokens that the tenant has."""
@@ -126,10 +153,7 @@ class Addition:
     def _new(self, documents: Iterable[Document], held: int, *, replaces: bool) -> Iterator[NewDocument]:
         """Yield the documents that the corpus does not have yet with identical content.
 
-        Args:
-            documents: all documents.
-            held: tokens that the tenant has.
-            replaces: `held` does not include the corpus's own tokens.
+        The tenant has `held` tokens; if the documents replace the corpus's, its own are not among these.
         """
         for document in documents:
             texts = checked(document, self._tenant.tokenizer.vocab_size)
@@ -152,11 +176,7 @@ class Addition:
 
 
 class Present:
-    """The live documents of a corpus.  Each can be taken once, so two identical documents match two of the new ones.
-
-    Raises:
-        CorpusError: as `Tenant.open`.
-    """
+    """The live documents of a corpus.  Each can be taken once, so two identical documents match two of the new ones."""
 
     def __init__(self, tenant: Tenant, manifest: Manifest, corpus: str) -> None:
         self._corpus = corpus
@@ -165,12 +185,7 @@ class Present:
         self.tokens = sum(int(self._lives[file].segment.lengths[own].sum()) for file, own in self._left.items())
 
     def take(self, name: str, texts: Sequence[Tokens]) -> bool:
-        """Take a document with this name and these texts if there is one left; return whether there was.
-
-        Args:
-            name: its name.
-            texts: its body and its re-tokenized prefixes.
-        """
+        """Take a document with this name and these texts if there is one left; return whether there was."""
         wanted = np.concatenate([part for text in texts for part in (text, _BARRIER)])
         for file, live in self._lives.items():
             segment, left = live.segment, self._left[file]
@@ -221,12 +236,7 @@ class Present:
 def write_segments(
     documents: Iterable[NewDocument], write: Callable[[Builder], SegmentEntry], limit: int
 ) -> list[SegmentEntry]:
-    """Write documents, in order, to as many segments as needed.
-
-    Args:
-        documents: the documents.
-        write: writes one segment; see `Tenant.building`.
-        limit: the most text of one segment, in tokens.
+    """Write documents, in order, to as many segments of at most `limit` tokens as needed; see `Tenant.building`.
 
     Raises:
         CorpusError: a document does not fit into any segment, or a file could not be written.

@@ -11,9 +11,8 @@ import numpy.typing as npt
 
 from specplug.corpus.documents import Document, Tokens
 from specplug.corpus.files import pieces, yield_gil
-from specplug.corpus.layout import COMPARED, NO_TEXT
 from specplug.corpus.names import MAX_DOCUMENT_NAME, check_name, name_hash, shortened
-from specplug.corpus.segment import LiveSegment
+from specplug.corpus.segment import COMPARED, NO_TEXT, LiveSegment
 from specplug.errors import CorpusError
 
 _BARRIER = np.full(1, NO_TEXT, np.int32).tobytes()
@@ -51,7 +50,7 @@ def _wrong(text: npt.NDArray[np.generic], vocab_size: int) -> str | None:
 
 
 class NewDocument(NamedTuple):
-    """A document to be written to a segment; see `Builder.append`."""
+    """A document to be written to a segment: its corpus, its name in UTF-8, and its texts as of `checked`."""
 
     corpus: str
     name: bytes
@@ -72,14 +71,11 @@ class Builder:
     """Collects documents for one segment, and builds its arrays.
 
     It keeps no Python object per document, so that millions of documents are cheap.
-
-    Attributes:
-        size: n, the length of the text so far.
     """
 
     def __init__(self) -> None:
         self._indices: dict[str, int] = {}
-        self.size = 1
+        self.size = 1  # length of the text so far
         self._text, self._names = bytearray(_BARRIER), bytearray()
         self._starts, self._lengths, self._name_ends = array("q", [1]), array("q"), array("q")
         self._hashes, self._corpus_of = array("Q"), array("i")
@@ -95,13 +91,7 @@ class Builder:
         return list(self._indices)
 
     def append(self, corpus: str, name: bytes, texts: Sequence[Tokens]) -> None:
-        """Add a document.
-
-        Args:
-            corpus: its corpus.
-            name: its name, UTF-8.
-            texts: [n] int32 each, its body first; none is empty.
-        """
+        """Add a document; `texts` are [n] int32 each, its body first, none empty."""
         for text in texts:
             for piece in pieces(text):
                 self._yield_gil(len(piece) // 4)
@@ -117,7 +107,7 @@ class Builder:
         self._yield_gil(_WORK_PER_YIELD // 64)
 
     def sections(self) -> dict[str, npt.NDArray[np.generic]]:
-        """Return all arrays of the segment as described in `layout.SECTIONS`.  Slow, but releases the GIL."""
+        """Return all arrays of the segment as described in `segment.SECTIONS`.  Slow, but releases the GIL."""
         from specplug.match.cpu.sorting import sorted_places  # imports numba, which only building needs
 
         text = np.frombuffer(self._text, np.int32)

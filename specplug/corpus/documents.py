@@ -33,13 +33,7 @@ class Document(NamedTuple):
 
 
 class Content(NamedTuple):
-    """A document as a source has it.
-
-    Attributes:
-        name: its name.
-        text: its text; None if only token ids were given.
-        token_ids: [n] int32 if the text is None.
-    """
+    """A document as a source has it: its text, or [n] int32 token ids if the text is None."""
 
     name: str
     text: str | None
@@ -47,28 +41,19 @@ class Content(NamedTuple):
 
 
 def tokenized(name: str, text: str, tokenize: Tokenize) -> Document:
-    """Return a text as a document with its re-tokenized prefixes.
-
-    Args:
-        name: name of the document.
-        text: its text, of any length; a long one is tokenised in pieces.
-        tokenize: text -> token ids, without special tokens; see `specplug.text.fingerprint.encoder`.
-    """
+    """Return a text of any length as a document; `tokenize` maps a text to ids, without special tokens."""
     (document,) = tokenized_many([(name, text)], lambda texts: [tokenize(each) for each in texts])
     return document
 
 
 def tokenized_many(named: Iterable[tuple[str, str]], tokenize: TokenizeMany) -> list[Document]:
     """Return (name, text) pairs as documents; one call tokenises all texts."""
-    texts: list[str] = []
-    plan: list[tuple[str, int, int, bool]] = []
-    for name, text in named:
-        body, heads = list(pieces(text)), with_leads(text)
-        texts += body
-        texts += heads
-        plan.append((name, len(body), len(heads), len(text) > HEAD))
-    found = iter(tokenize(texts))
-    return [_document(name, _next(found, bodies), _next(found, heads), cut) for name, bodies, heads, cut in plan]
+    plan = [(name, list(pieces(text)), with_leads(text), len(text) > HEAD) for name, text in named]
+    found = iter(tokenize([part for _, body, heads, _ in plan for part in (*body, *heads)]))
+    return [
+        _document(name, [list(next(found)) for _ in body], [list(next(found)) for _ in heads], cut)
+        for name, body, heads, cut in plan
+    ]
 
 
 def documents_from(contents: Iterable[Content], encode_many: TokenizeMany) -> Iterator[Document]:
@@ -82,10 +67,6 @@ def documents_from(contents: Iterable[Content], encode_many: TokenizeMany) -> It
             yield from _tokenized(waiting, encode_many)
             waiting, size = [], 0
     yield from _tokenized(waiting, encode_many)
-
-
-def _next(found: Iterator[Sequence[int]], count: int) -> list[list[int]]:
-    return [list(next(found)) for _ in range(count)]
 
 
 def _document(name: str, bodies: list[list[int]], heads: list[list[int]], cut: bool) -> Document:

@@ -19,9 +19,9 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from specplug.corpus.layout import ASIDE_ENDING
 from specplug.errors import CorpusError
 
+ASIDE_ENDING = ".tmp"
 Bytes: TypeAlias = Any
 """Any object with a contiguous buffer."""
 

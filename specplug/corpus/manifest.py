@@ -13,27 +13,25 @@ from typing import Annotated
 
 import numpy as np
 import numpy.typing as npt
-from pydantic import Field, TypeAdapter
+from pydantic import AfterValidator, Field, TypeAdapter
 
 from specplug.corpus.files import check_folder, fsync_folder, keep_room, os_errors_named, read_file, write_file
-from specplug.corpus.layout import BEFORE_ENDING, MANIFEST_FILE, MANIFEST_FORMAT, ROOM_FILE, SEGMENT_FILE
-from specplug.corpus.names import folder_name, shortened
-from specplug.corpus.sealed import (
-    CorpusName,
-    Count,
-    Generation,
-    Offset,
-    SegmentName,
-    String,
-    TenantName,
-    opened,
-    parsed,
-    sealed,
-)
-from specplug.corpus.segment import LiveSegment, Mask, Segment
+from specplug.corpus.names import check_name, folder_name, shortened
+from specplug.corpus.sealed import MOST_SEGMENT_TOKENS, CorpusName, Offset, String, opened, parsed, sealed
+from specplug.corpus.segment import SEGMENT_ENDING, LiveSegment, Mask, Segment
 from specplug.errors import CorpusError
 
+MANIFEST_FORMAT, MANIFEST_FILE, ROOM_FILE = "specplug corpus manifest", "manifest.json", "room"
+
+_BEFORE_ENDING = ".old"
 _LEAST_ROOM = 1 << 14  # bytes
+
+
+TenantName = Annotated[String, AfterValidator(lambda value: check_name("tenant", value, empty=True))]
+SegmentName = Annotated[String, Field(pattern=r"^[0-9a-f]{16}-[0-9]{1,9}\.safetensors$")]  # none outside the folder
+Generation = Annotated[int, Field(strict=True, ge=1, le=1 << 62)]
+Count = Annotated[int, Field(strict=True, ge=1, le=MOST_SEGMENT_TOKENS)]
+"""A number of documents or tokens of one segment."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,7 +166,7 @@ def load(folder: Path, tenant: str | None = None) -> Manifest:
         try:
             data, changed = read_file(path)
         except FileNotFoundError:
-            if not _has_segments(folder):
+            if not any(folder.glob(f"*{SEGMENT_ENDING}")):
                 return Manifest(tenant or "")
             data, changed = read_file(path)  # a tenant's manifest is written before its first segment
     except FileNotFoundError as error:
@@ -192,7 +190,7 @@ def commit(folder: Path, before: Manifest, entries: Iterable[SegmentEntry]) -> M
     Raises:
         CorpusError: it could not be written; `before` is still in place.
     """
-    path, old = folder / MANIFEST_FILE, (folder / MANIFEST_FILE).with_suffix(BEFORE_ENDING)
+    path, old = folder / MANIFEST_FILE, (folder / MANIFEST_FILE).with_suffix(_BEFORE_ENDING)
     manifest = replace(before, generation=before.generation + 1, segments=tuple(entries))
     room = folder / ROOM_FILE if manifest.tokens < before.tokens else None
     with os_errors_named(path):
@@ -230,12 +228,6 @@ def unpacked(text: str, size: int) -> Mask:
     if len(bits) != most or not reader.eof:
         raise ValueError(f"{len(bits)} bytes{'' if reader.eof else ' and more'} instead of {most}")
     return np.unpackbits(np.frombuffer(bits, np.uint8), count=size)
-
-
-def _has_segments(folder: Path) -> bool:
-    with suppress(FileNotFoundError):
-        return any(map(SEGMENT_FILE.fullmatch, os.listdir(folder)))
-    return False
 
 
 def _set_aside(path: Path, old: Path) -> None:

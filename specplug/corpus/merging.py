@@ -15,28 +15,30 @@ import numpy as np
 
 from specplug.corpus.adding import write_segments
 from specplug.corpus.building import documents_of
-from specplug.corpus.layout import DEAD_SHARE, SEGMENTS_OF_A_SIZE
 from specplug.corpus.manifest import Manifest, SegmentEntry
-from specplug.corpus.segment import LiveSegment
-from specplug.corpus.status import Merged
+from specplug.corpus.segment import LiveSegment, check_sections
 from specplug.corpus.tenant import Tenant
-from specplug.corpus.verifying import check_sections
+
+SEGMENTS_OF_A_SIZE = 4
+"""The most adjacent segments of one size class; more are merged."""
+
+DEAD_SHARE = 0.25
+"""A segment with a larger share of removed tokens is rewritten."""
 
 _SMALLEST = 1 << 12  # tokens; all smaller segments are in one size class
 _GROWTH = 4
 _TRIES = 8
 
 
-class SegmentRun(NamedTuple):
-    """Neighbouring segments, `entries[first:end]`, to be rewritten as one or more."""
+class Merged(NamedTuple):
+    """The result of a merge: the number of segments that were read, and of those that replace them."""
 
-    first: int
-    end: int
+    read: int
+    written: int
 
 
-class _Job(NamedTuple):
-    entries: Sequence[SegmentEntry]
-    lives: Sequence[LiveSegment]
+_Job = list[tuple[SegmentEntry, LiveSegment]]
+"""Neighbouring segments to be rewritten as one or more."""
 
 
 def merge(tenant: Tenant, segment_tokens: int, *, whole: bool) -> Merged:
@@ -55,7 +57,7 @@ def merge(tenant: Tenant, segment_tokens: int, *, whole: bool) -> Merged:
     return Merged(read, written)
 
 
-def choose(entries: Sequence[SegmentEntry], segment_tokens: int) -> SegmentRun | None:
+def choose(entries: Sequence[SegmentEntry], segment_tokens: int) -> slice | None:
     """Return the run to merge first, None if there is nothing to merge.
 
     A segment is rewritten if more than a quarter of its tokens are dead.  Otherwise the run is more than four adjacent
@@ -64,30 +66,26 @@ def choose(entries: Sequence[SegmentEntry], segment_tokens: int) -> SegmentRun |
     """
     for at, entry in enumerate(entries):
         if entry.tokens - entry.live_tokens > DEAD_SHARE * entry.tokens:
-            return SegmentRun(at, at + 1)
+            return slice(at, at + 1)
     sizes = [_size(entry, segment_tokens) for entry in entries]
     for size in sorted({size for size in sizes if size < math.inf}):
         for run in _runs(sizes, size):
-            if run.end - run.first > SEGMENTS_OF_A_SIZE:
+            if run.stop - run.start > SEGMENTS_OF_A_SIZE:
                 return run
     return None
 
 
 def _job(tenant: Tenant, manifest: Manifest, segment_tokens: int, whole: bool) -> _Job | None:
     """Return the next run to merge, with its segments opened; None if there is none."""
-    entries = manifest.segments
-    run = _all(entries, segment_tokens) if whole else choose(entries, segment_tokens)
-    if run is None:
-        return None
-    entries = entries[run.first : run.end]
-    return _Job(entries, [tenant.open(entry) for entry in entries])
+    run = (_all if whole else choose)(manifest.segments, segment_tokens)
+    return None if run is None else [(entry, tenant.open(entry)) for entry in manifest.segments[run]]
 
 
-def _all(entries: Sequence[SegmentEntry], segment_tokens: int) -> SegmentRun | None:
+def _all(entries: Sequence[SegmentEntry], segment_tokens: int) -> slice | None:
     """Return the run of all segments, None if their number cannot shrink and nothing in them is dead."""
     clean = not any(entry.live_tokens < entry.tokens for entry in entries)
     full = sum(entry.text for entry in entries) > segment_tokens * (len(entries) - 1)
-    return None if clean and full else SegmentRun(0, len(entries))
+    return None if clean and full else slice(0, len(entries))
 
 
 def _size(entry: SegmentEntry, segment_tokens: int) -> float:
@@ -96,26 +94,25 @@ def _size(entry: SegmentEntry, segment_tokens: int) -> float:
     return max(0, math.ceil(math.log(entry.text / _SMALLEST, _GROWTH)))
 
 
-def _runs(sizes: Sequence[float], most: float) -> Iterator[SegmentRun]:
+def _runs(sizes: Sequence[float], most: float) -> Iterator[slice]:
     first = None
     for at, size in enumerate([*sizes, math.inf]):
         if size <= most:
             first = at if first is None else first
         elif first is not None:
-            yield SegmentRun(first, at)
+            yield slice(first, at)
             first = None
 
 
 def _merged(tenant: Tenant, job: _Job, segment_tokens: int) -> Merged | None:
     """Merge one run; return None if one of its segments was deleted meanwhile because it had no live documents."""
-    for live in job.lives:
+    for _, live in job:
         check_sections(live.segment)  # a torn one must not get a new checksum
-    documents = chain.from_iterable(map(documents_of, job.lives))
+    documents = chain.from_iterable(documents_of(live) for _, live in job)
     with tenant.building() as write:
         new = write_segments(documents, write, segment_tokens)
         with tenant.alone() as manifest:
-            files = [entry.file for entry in manifest.segments]
-            old = [entry.file for entry in job.entries]
+            files, old = [entry.file for entry in manifest.segments], [entry.file for entry, _ in job]
             at = files.index(old[0]) if old[0] in files else 0
             end = at + len(old)
             if files[at:end] != old:
@@ -129,8 +126,9 @@ def _without_removed(
     tenant: Tenant, new: list[SegmentEntry], job: _Job, old: Sequence[SegmentEntry]
 ) -> list[SegmentEntry]:
     """Return the new segments without the documents that were removed from the old ones during the merge."""
-    now = [entry.applied_to(live.segment).mask for entry, live in zip(old, job.lives, strict=True)]
-    removed = np.concatenate([mask[live.mask == 0] for mask, live in zip(now, job.lives, strict=True)])
+    lives = [live for _, live in job]
+    now = [entry.applied_to(live.segment).mask for entry, live in zip(old, lives, strict=True)]
+    removed = np.concatenate([mask[live.mask == 0] for mask, live in zip(now, lives, strict=True)])
     if not removed.any():
         return new
     masks = np.split(removed, np.cumsum([entry.documents for entry in new])[:-1])

@@ -14,38 +14,22 @@ from typing import Annotated, Any, TypeVar
 from pydantic import AfterValidator, Field, TypeAdapter, ValidationError
 
 from specplug.corpus.files import checksum
-from specplug.corpus.layout import MOST_SEGMENT_TOKENS, SEGMENT_FILE, VERSION
 from specplug.corpus.names import check_name
 from specplug.errors import CorpusError, SpecplugError, describe
 from specplug.settings.mistakes import shown
 
 T = TypeVar("T")
 
+VERSION = 1
+MOST_SEGMENT_TOKENS = 1 << 30  # places are int32
+
 _MARK = b'"checksum":"'
 _BLANK = b"0" * 64
 
 
-def _checked_name(kind: str, value: str, *, empty: bool = False) -> str:
-    try:
-        return check_name(kind, value, empty=empty)
-    except SpecplugError as error:
-        raise ValueError(str(error)) from error
-
-
-def _checked_file(value: str) -> str:
-    if not SEGMENT_FILE.fullmatch(value):
-        raise ValueError(f"{shown(value)} is not a segment's name")
-    return value
-
-
 String = Annotated[str, Field(strict=True)]
-TenantName = Annotated[String, AfterValidator(lambda value: _checked_name("tenant", value, empty=True))]
-CorpusName = Annotated[String, AfterValidator(lambda value: _checked_name("corpus", value))]
-SegmentName = Annotated[String, AfterValidator(_checked_file)]
+CorpusName = Annotated[String, AfterValidator(lambda value: check_name("corpus", value))]
 Offset = Annotated[int, Field(strict=True, ge=0, le=1 << 62)]
-Generation = Annotated[int, Field(strict=True, ge=1, le=1 << 62)]
-Count = Annotated[int, Field(strict=True, ge=1, le=MOST_SEGMENT_TOKENS)]
-"""A number of documents or tokens of one segment."""
 
 
 def sealed(make: Callable[[Mapping[str, Any]], Any], kind: str, *, align: int = 1, after: int = 0) -> bytes:
@@ -111,6 +95,8 @@ def parsed(adapter: TypeAdapter[T], content: Any, path: Path, kind: str) -> T:
     """
     try:
         return adapter.validate_python(content)
+    except CorpusError as error:
+        raise torn(path, kind, str(error)) from error
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         where = ".".join(map(str, first["loc"])) or "all of it"

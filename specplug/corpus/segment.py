@@ -16,12 +16,50 @@ from pydantic import TypeAdapter
 
 from specplug.corpus.documents import Tokens
 from specplug.corpus.files import PIECE, checksum, open_file, write_file
-from specplug.corpus.layout import DTYPES, NO_TEXT, SECTIONS, SEGMENT_ENDING, SEGMENT_FORMAT
 from specplug.corpus.names import name_hash
 from specplug.corpus.sealed import CorpusName, Offset, String, opened, parsed, sealed, torn
 from specplug.errors import CorpusError, describe
 from specplug.settings.mistakes import shown
 from specplug.text.fingerprint import Fingerprint
+
+SEGMENT_FORMAT = "specplug corpus segment"
+SEGMENT_ENDING = ".safetensors"
+
+NO_TEXT = -1
+"""The first and last entry of a text, and the separator after every document and prefix; as in `specplug.match`."""
+
+COMPARED = 64
+"""Number of tokens before a place that it is sorted by."""
+
+SECTIONS = {
+    "starts": "I64",
+    "lengths": "I64",
+    "name_ends": "I64",
+    "name_hashes": "U64",
+    "text": "I32",
+    "places": "I32",
+    "corpus_of": "I32",
+    "name_order": "I32",
+    "names": "U8",
+}
+"""A segment's arrays with safetensors' names of their types, in file order: wide types first, so that each is aligned.
+With n tokens of text, m places, d documents and b bytes of names:
+
+    starts       [d + 1]  document i's texts are text[starts[i] : starts[i + 1]]: its body, then its prefixes, each
+                          with a `NO_TEXT` after it; starts[0] is 1 and starts[d] is n
+    lengths      [d]      tokens of its body, at least 1
+    name_ends    [d]      the end of its name in names; it starts at the end of the previous one
+    name_hashes  [d]      `names.name_hash` of all names, sorted
+    text         [n]      token ids, and `NO_TEXT`
+    places       [m]      all p for which text[p - 1] and text[p] are tokens, sorted by the text before them read
+                          backwards: text[p - 1], text[p - 2], ..., up to `COMPARED` tokens or a `NO_TEXT`, which is the
+                          smallest; ties are sorted by p
+    corpus_of    [d]      index into the corpora that the metadata names
+    name_order   [d]      the document of each entry of name_hashes; equal hashes are sorted by document
+    names        [b]      UTF-8
+"""
+
+DTYPES = {"I64": "<i8", "U64": "<u8", "I32": "<i4", "U8": "|u1"}
 
 Mask = npt.NDArray[np.uint8]
 Sections = Mapping[str, npt.NDArray[np.generic]]
@@ -77,7 +115,7 @@ class Segment:
         size: size of the file in bytes.
         corpora: names of its documents' corpora.
         checksums: the checksums that the file states, by section.
-        starts, lengths, corpus_of, text, places, name_ends, name_hashes, name_order, names: see `layout.SECTIONS`.
+        starts, lengths, corpus_of, text, places, name_ends, name_hashes, name_order, names: see `SECTIONS`.
     """
 
     starts: npt.NDArray[np.int64]
@@ -254,3 +292,19 @@ def _readahead(handle: int, size: int) -> None:
     with suppress(OSError, AttributeError):  # AttributeError: systems without this call
         for start in range(0, size, PIECE):
             os.posix_fadvise(handle, start, PIECE, os.POSIX_FADV_WILLNEED)
+
+
+def check_sections(segment: Segment) -> None:
+    """Compare all checksums.
+
+    Raises:
+        CorpusError: the file has changed since it was written.
+    """
+    for name in SECTIONS:
+        if checksum(getattr(segment, name)) != segment.checksums[name]:
+            raise CorpusError.build(
+                "a segment was altered since it was written",
+                who=str(segment.path),
+                found=f"another checksum of {name!r}",
+                remedy="Remove its corpora and add them anew, or restore the file",
+            )

@@ -8,16 +8,16 @@ import stat
 import sys
 import unicodedata
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
-import numpy.typing as npt
 
-from specplug.corpus.documents import Content
+from specplug.corpus.documents import Content, Tokens
 from specplug.corpus.names import MAX_DOCUMENT_NAME, check_name
 from specplug.corpus.store import Store
 from specplug.errors import CorpusError, SettingsError, SpecplugError
@@ -77,15 +77,9 @@ def stem(source: str) -> str | None:
 
 
 def read(source: str, reading: Reading, skipped: Skipped) -> Iterator[Content]:
-    """Yield the documents of a source, one at a time, and count skipped items.
+    """Yield the documents of a source, a folder, a text file, JSON lines (`.jsonl` or `.ndjson`) or `STDIN`.
 
-    Args:
-        source: a folder, a file of JSON lines (`.jsonl` or `.ndjson`), a text file, or `STDIN`.
-        reading: the options.
-        skipped: the counts, which are updated.
-
-    Raises:
-        SpecplugError: there is no such source, or an item in it cannot be read; the message says where.
+    Counts what it skips in `skipped`.  Raises SpecplugError, which says where, if something cannot be read.
     """
     for content in _Reader(reading, skipped).read(source):
         if content.text or len(content.token_ids):
@@ -111,70 +105,56 @@ class _Reader:
             raise _unreadable(path, error) from error
         if is_folder:
             for each in self._files(path):
-                if not self._is_binary(each):
-                    yield from self._file(each, _path_name(each.relative_to(path)))
+                yield from self._file(each, _path_name(each.relative_to(path)))
         else:
-            yield from self._file(path, _path_name(Path(path.name)))
+            yield from self._file(path, _path_name(Path(path.name)), in_folder=False)
 
     def _files(self, root: Path) -> Iterator[Path]:
         """Yield the matching files below a folder, sorted within each folder; does not follow links to folders."""
-        inside = root.resolve()
+        inside, globs = root.resolve(), self._reading.globs
         for folder, folders, names in os.walk(root, onerror=lambda error: self._bad(_unreadable(root, error))):
             here = Path(folder)
             hidden = [name for name in folders if name.startswith(".")]
             links = [name for name in folders if name not in hidden and (here / name).is_symlink()]
             self._skipped.numbers.update(hidden=len(hidden), linked=len(links))
             folders[:] = sorted(set(folders) - {*hidden, *links})
-            for name in sorted(names):
-                if self._is_wanted(here / name, root) and self._is_plain(here / name, inside):
-                    yield here / name
+            for path in (here / name for name in sorted(names)):
+                whole = path.relative_to(root).as_posix()
+                if globs and not any(fnmatchcase(whole if "/" in glob else path.name, glob) for glob in globs):
+                    continue
+                if kind := _left_out(path, inside):
+                    self._skipped.numbers[kind] += 1
+                else:
+                    yield path
 
-    def _is_wanted(self, path: Path, root: Path) -> bool:
-        globs, whole = self._reading.globs, path.relative_to(root).as_posix()
-        return not globs or any(fnmatchcase(whole if "/" in glob else path.name, glob) for glob in globs)
-
-    def _is_plain(self, path: Path, inside: Path) -> bool:
-        """Return whether to read a file: it is not hidden, is regular, and is in the folder after resolving links."""
-        if path.name.startswith("."):
-            kind = "hidden"
-        elif path.is_symlink() and not (path.exists() and path.resolve().is_relative_to(inside)):
-            kind = "linked"
-        elif path.exists() and not path.is_file():
-            kind = "special"
-        else:
-            return True
-        self._skipped.numbers[kind] += 1
-        return False
-
-    def _is_binary(self, path: Path) -> bool:
+    def _file(self, path: Path, name: str, *, in_folder: bool = True) -> Iterator[Content]:
         try:
             with path.open("rb") as file:
-                found = b"\0" in file.read(_LOOKED_AT)
-        except OSError:
-            return False  # reading it raises the error
-        self._skipped.numbers["binary"] += found
-        return found
-
-    def _file(self, path: Path, name: str) -> Iterator[Content]:
-        try:
-            if path.suffix in _LINES:
-                with path.open("rb") as file:
+                if in_folder and _is_binary(file):
+                    self._skipped.numbers["binary"] += 1
+                elif path.suffix in _LINES:
                     yield from self._lines(file, str(path), name)
-            else:
-                yield _text(path, name)
+                else:
+                    data = file.read()
+                    yield from self._one(str(path), lambda: Content(_checked(name), _decoded(data)))
         except OSError as error:
             self._bad(_unreadable(path, error))
-        except CorpusError as error:
-            self._bad(error)
 
     def _lines(self, lines: Iterable[bytes], where: str, default: str) -> Iterator[Content]:
         """Yield the documents of JSON lines; one without a name is called `default` with its line number."""
         for number, line in enumerate(lines, 1):
             if line.strip():
-                try:
-                    yield _content(line, f"{where}, line {number}", f"{default}:{number}", self._reading)
-                except SpecplugError as error:
-                    self._bad(error)
+                make = partial(_content, line, f"{default}:{number}", self._reading)
+                yield from self._one(f"{where}, line {number}", make)
+
+    def _one(self, where: str, make: Callable[[], Content]) -> Iterator[Content]:
+        """Yield the document that `make` returns, unless it is bad."""
+        try:
+            content = make()
+        except SpecplugError as error:
+            self._bad(CorpusError(f"{where}: {error}"))
+        else:
+            yield content
 
     def _bad(self, error: SpecplugError) -> None:
         if not self._reading.skip_bad:
@@ -184,12 +164,19 @@ class _Reader:
             self._skipped.first_bad.append(str(error))
 
 
-def _text(path: Path, name: str) -> Content:
-    data = path.read_bytes()
-    try:
-        return Content(_checked_name(name, str(path)), data.decode("utf-8-sig"))
-    except UnicodeDecodeError as error:
-        raise _not_utf_8(str(path), f"byte {data[error.start]:#04x} at offset {error.start}") from error
+def _left_out(path: Path, inside: Path) -> str | None:
+    """Return why a file is left out; None if it is regular, not hidden, and in the folder after resolving links."""
+    if path.name.startswith("."):
+        return "hidden"
+    if path.is_symlink() and not (path.exists() and path.resolve().is_relative_to(inside)):
+        return "linked"
+    return "special" if path.exists() and not path.is_file() else None
+
+
+def _is_binary(file: BinaryIO) -> bool:
+    found = b"\0" in file.read(_LOOKED_AT)
+    file.seek(0)
+    return found
 
 
 def _unreadable(path: Path, error: OSError) -> SpecplugError:
@@ -203,72 +190,65 @@ def _path_name(path: Path) -> str:
     return "".join(ascii(each)[1:-1] if unicodedata.category(each) in ("Cc", "Zl", "Zp") else each for each in text)
 
 
-def _checked_name(name: str, where: str) -> str:
+def _checked(name: str) -> str:
+    return check_name("document", name, most=MAX_DOCUMENT_NAME)
+
+
+def _decoded(data: bytes) -> str:
     try:
-        return check_name("document", name, most=MAX_DOCUMENT_NAME)
-    except SpecplugError as error:
-        raise CorpusError(f"{where}: {error}") from error
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        found = f"byte {data[error.start]:#04x} at offset {error.start}"
+        remedy = "Convert it, leave it out, or skip what is bad (--skip-bad)"
+        raise CorpusError.build("not UTF-8 text", found=found, remedy=remedy) from error
 
 
-def _content(line: bytes, where: str, default: str, reading: Reading) -> Content:
-    item = _object(line, where)
-    name = _checked_name(_line_name(item, where, default, reading.name_field), where)
+def _content(line: bytes, default: str, reading: Reading) -> Content:
+    """Return the document on a line of JSON, called `default` if it has no name."""
+    text = _decoded(line)
+    try:
+        item = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise CorpusError.build("no JSON", found=str(error), expected="an object") from error
+    if not isinstance(item, dict):
+        expected = 'such as {"name": ..., "text": ...}'
+        raise CorpusError.build("no JSON object", found=type(item).__name__, expected=expected)
+    name = _checked(_line_name(item, default, reading.name_field))
     ids, text = item.get("token_ids"), item.get(reading.text_field)
     if ids is not None:
-        return Content(name, None, _token_ids(ids, where, reading.vocab_size))
+        return Content(name, None, _token_ids(ids, reading.vocab_size))
     if not isinstance(text, str):
         found = f"only {', '.join(map(repr, item)) or 'nothing'}" if text is None else type(text).__name__
         expected = f"a string {reading.text_field!r}, or a list 'token_ids'"
-        raise _wrong("no text", where, found, expected, "Name the field of the text if it is another")
+        remedy = "Name the field of the text if it is another"
+        raise CorpusError.build("no text", found=found, expected=expected, remedy=remedy)
     try:
         text.encode()
     except UnicodeEncodeError as error:
-        raise _wrong("no valid Unicode", where, f"half a surrogate at {error.start}", "characters") from error
+        found = f"half a surrogate at {error.start}"
+        raise CorpusError.build("no valid Unicode", found=found, expected="characters") from error
     return Content(name, text)
 
 
-def _object(line: bytes, where: str) -> dict[str, Any]:
-    try:
-        item = json.loads(line.decode("utf-8-sig"))
-    except UnicodeDecodeError as error:
-        raise _not_utf_8(where, f"byte {line[error.start]:#04x} at offset {error.start} of the line") from error
-    except (ValueError, RecursionError) as error:
-        raise _wrong("no JSON", where, str(error), "an object") from error
-    if not isinstance(item, dict):
-        raise _wrong("no JSON object", where, type(item).__name__, 'such as {"name": ..., "text": ...}')
-    return item
-
-
-def _line_name(item: dict[str, Any], where: str, default: str, field: str | None) -> str:
+def _line_name(item: dict[str, Any], default: str, field: str | None) -> str:
     names = ("name", "id") if field is None else (field,)
     found = next((item[name] for name in names if item.get(name) is not None), None)
     if found is None and field is None:
         return default
     if isinstance(found, (str, int)) and not isinstance(found, bool):
         return str(found)
-    raise _wrong("no name", where, f"{names[-1]!r}: {found!r}"[:200], "a string or a whole number")
+    found = f"{names[-1]!r}: {found!r}"[:200]
+    raise CorpusError.build("no name", found=found, expected="a string or a whole number")
 
 
-def _token_ids(ids: object, where: str, vocab_size: int | None) -> npt.NDArray[np.int32]:
+def _token_ids(ids: object, vocab_size: int | None) -> Tokens:
     limit = np.iinfo(np.int32).max if vocab_size is None else vocab_size
-    if ids == []:
-        return np.empty(0, np.int32)
-    found = np.asarray(ids) if isinstance(ids, list) and all(type(each) is int for each in ids) else None
-    if found is None or found.dtype.kind != "i":
-        raise _wrong("wrong token ids", where, f"{ids!r:.60}", f"a list of whole numbers in [0, {limit})")
-    if found.min() < 0 or found.max() >= limit:
-        other = found.min() if found.min() < 0 else found.max()
-        raise _wrong("not a token of this tokenizer", where, str(other), f"ids in [0, {limit})")
-    return found.astype(np.int32)
-
-
-def _not_utf_8(where: str, found: str) -> SpecplugError:
-    remedy = "Convert it, leave it out, or skip what is bad (--skip-bad)"
-    return CorpusError.build("not UTF-8 text", who=where, found=found, remedy=remedy)
-
-
-def _wrong(what: str, where: str, found: str, expected: str, remedy: str | None = None) -> SpecplugError:
-    return CorpusError.build(what, who=where, found=found, expected=expected, remedy=remedy)
+    if not isinstance(ids, list) or not all(type(each) is int for each in ids):
+        raise CorpusError.build("wrong token ids", found=repr(ids)[:60], expected="a list of whole numbers")
+    wrong = next((each for each in ids if not 0 <= each < limit), None)
+    if wrong is not None:
+        raise CorpusError.build("not a token of this tokenizer", found=str(wrong), expected=f"ids in [0, {limit})")
+    return np.array(ids, np.int32)
 
 
 def tokenizer_of(store: Store, name: str | None = None) -> Tokenizer:

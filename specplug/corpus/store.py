@@ -2,8 +2,8 @@
 
     root/store.json                             the tokenizer of the store
     root/tenants/<tenant>/manifest.json         the tenant's segments: `manifest`
-    root/tenants/<tenant>/<id>.safetensors      a segment: `layout`, `segment`
-    root/tenants/<tenant>/lock, merging         locks of the process that changes, and of the one that merges: `locking`
+    root/tenants/<tenant>/<id>.safetensors      a segment: `segment`
+    root/tenants/<tenant>/lock, merging         locks of the process that changes, and of the one that merges: `tenant`
 
 Each change is committed by replacing the manifest, so it is atomic even if its process dies; the next process that
 changes the tenant deletes the files that such a process left.
@@ -19,28 +19,25 @@ from typing import TypeAlias, TypeVar
 
 from pydantic import TypeAdapter
 
-from specplug.corpus.adding import Addition
+from specplug.corpus.adding import Added, Addition, Progress, Synced
 from specplug.corpus.documents import Document, Tokens
 from specplug.corpus.files import fsync_folder, held, make_folder, os_errors_named, read_file, write_file
-from specplug.corpus.layout import (
-    LOCK_FILE,
-    LOCK_SECONDS,
-    MANIFEST_FILE,
-    MOST_SEGMENT_TOKENS,
-    SEGMENT_TOKENS,
-    STORE_FILE,
-    STORE_FORMAT,
-    TENANTS,
-)
-from specplug.corpus.manifest import SegmentEntry
-from specplug.corpus.merging import merge
+from specplug.corpus.inspecting import Problem, problems_with
+from specplug.corpus.manifest import MANIFEST_FILE, SegmentEntry
+from specplug.corpus.merging import Merged, merge
 from specplug.corpus.names import check_name, folder_name
-from specplug.corpus.sealed import opened, parsed, sealed
-from specplug.corpus.status import Added, CorpusInfo, Merged, Problem, Progress, Removed, Synced
-from specplug.corpus.tenant import Tenant, folders
-from specplug.corpus.verifying import problems_with
+from specplug.corpus.sealed import MOST_SEGMENT_TOKENS, opened, parsed, sealed
+from specplug.corpus.tenant import LOCK_FILE, TENANTS, CorpusInfo, Removed, Tenant, folders
 from specplug.errors import CorpusError, SpecplugError
 from specplug.text.fingerprint import Fingerprint
+
+STORE_FORMAT, STORE_FILE = "specplug corpus store", "store.json"
+
+SEGMENT_TOKENS = 64 << 20
+"""The most text of one segment, in tokens; building one takes about 16 bytes of memory per token."""
+
+LOCK_SECONDS = 10.0
+"""Seconds to wait for another process that changes the same tenant."""
 
 T = TypeVar("T")
 # Inside the class, `list` is a method.

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import fcntl
 import os
+import re
 import secrets
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from specplug.corpus.building import Builder
 from specplug.corpus.documents import Tokens
@@ -23,25 +24,37 @@ from specplug.corpus.files import (
     take_lock,
     yield_gil,
 )
-from specplug.corpus.layout import (
-    BUILDING_LOCK_FILE,
-    LOCK_FILE,
-    MANIFEST_FILE,
-    MERGE_LOCK_FILE,
-    OWN_FILE,
-    SEGMENT_ENDING,
-    TENANTS,
-)
-from specplug.corpus.manifest import Manifest, SegmentEntry, commit, load
+from specplug.corpus.manifest import MANIFEST_FILE, Manifest, SegmentEntry, commit, load
 from specplug.corpus.names import hint, shortened
-from specplug.corpus.segment import LiveSegment, Segment, write_segment
-from specplug.corpus.status import CorpusInfo, Removed
+from specplug.corpus.segment import SEGMENT_ENDING, LiveSegment, Segment, write_segment
 from specplug.errors import CorpusError, SpecplugError
 from specplug.text.fingerprint import Fingerprint
+
+TENANTS = "tenants"
+LOCK_FILE, MERGE_LOCK_FILE, BUILDING_LOCK_FILE = "lock", "merging", "building"
+
+_OWN_FILE = re.compile(r"[0-9a-f]{16}-\d{1,9}\.(?:safetensors|tmp)")  # segments, also those of killed writers
 
 T = TypeVar("T")
 
 _TRIES = 8
+
+
+class CorpusInfo(NamedTuple):
+    """The live part of a corpus.  `bytes`: its share of its segments' files, by tokens."""
+
+    tenant: str
+    name: str
+    documents: int
+    tokens: int
+    bytes: int
+
+
+class Removed(NamedTuple):
+    """The result of a removal: the amounts removed."""
+
+    documents: int
+    tokens: int
 
 
 class Tenant:
@@ -243,7 +256,7 @@ def clean(folder: Path) -> None:
             if take_lock(handle):
                 named = load(folder).files()
                 for name in os.listdir(folder):
-                    if OWN_FILE.fullmatch(name) and name not in named:
+                    if _OWN_FILE.fullmatch(name) and name not in named:
                         (folder / name).unlink(missing_ok=True)
         finally:
             os.close(handle)

@@ -10,11 +10,10 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import NamedTuple
 
-from specplug.corpus.layout import MANIFEST_FILE, TENANTS
-from specplug.corpus.manifest import SegmentEntry, load
+from specplug.corpus.manifest import MANIFEST_FILE, SegmentEntry, load
 from specplug.corpus.segment import LiveSegment
 from specplug.corpus.store import read_store
-from specplug.corpus.tenant import folders, opened_entry
+from specplug.corpus.tenant import TENANTS, folders, opened_entry
 from specplug.errors import SpecplugError, describe
 from specplug.text.fingerprint import Fingerprint
 

@@ -16,9 +16,9 @@ from typing import Any, TypeVar
 import numpy as np
 
 from specplug.corpus.documents import Document, tokenized_many
-from specplug.corpus.layout import COMPARED, NO_TEXT, STORE_FILE
-from specplug.corpus.status import CorpusInfo
-from specplug.corpus.store import Store
+from specplug.corpus.segment import COMPARED, NO_TEXT
+from specplug.corpus.store import STORE_FILE, Store
+from specplug.corpus.tenant import CorpusInfo
 from specplug.corpus.view import View
 from specplug.errors import CorpusError, RequestError
 from specplug.operator.orders import AddOrder, check_names, parse_add

@@ -15,8 +15,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from specplug.corpus.counting import continuations
 from specplug.corpus.documents import Content, Document, documents_from, tokenized, tokenized_many
+from specplug.corpus.inspecting import continuations
 from specplug.corpus.sources import STDIN, Reading, Skipped, read
 from specplug.corpus.store import Store
 from specplug.corpus.view import View
@@ -283,16 +283,19 @@ def test_lines_in_a_folder_are_read_as_such(tmp_path):
         (b"{}", "no text; found only nothing; expected a string 'text', or a list 'token_ids'"),
         (b'{"body": "x"}', "no text; found only 'body'"),
         (b'{"text": 3}', "no text; found int"),
-        (b'{"text": "\xe9"}', "not UTF-8 text; found byte 0xe9 at offset 10 of the line"),
+        (b'{"text": "\xe9"}', "not UTF-8 text; found byte 0xe9 at offset 10"),
         (b'{"text": "\\ud800"}', "no valid Unicode; found half a surrogate at 0"),
         (b'{"text": "x", "name": [1]}', r"no name; found 'id': \[1\]"),
         (b'{"text": "x", "name": "a\\nb"}', "not a name for a document"),
         (b'{"token_ids": [1, -1]}', "not a token of this tokenizer; found -1"),
-        (b'{"token_ids": [1, 64]}', r"not a token of this tokenizer; found 64; expected ids in \[0, 64\)"),
+        (
+            b'{"token_ids": [1, 64]}',
+            r"not a token of this tokenizer; found 64; expected ids in \[0, 64\)",
+        ),
         (b'{"token_ids": [1.5]}', "wrong token ids"),
         (b'{"token_ids": [true]}', "wrong token ids"),
         (b'{"token_ids": [[1], [2]]}', "wrong token ids"),
-        (b'{"token_ids": [99999999999999999999999]}', "wrong token ids"),
+        (b'{"token_ids": [99999999999999999999999]}', "not a token of this tokenizer; found 9999"),
         (b'{"token_ids": "abc"}', "wrong token ids; found 'abc'"),
     ],
 )

@@ -11,8 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from specplug.corpus.layout import LOCK_FILE, MANIFEST_FILE, MERGE_LOCK_FILE, STORE_FILE, TENANTS
-from specplug.corpus.store import Store
+from specplug.corpus.manifest import MANIFEST_FILE
+from specplug.corpus.store import STORE_FILE, Store
+from specplug.corpus.tenant import LOCK_FILE, MERGE_LOCK_FILE, TENANTS
 from specplug.corpus.view import View
 from specplug.errors import CorpusError
 from tests.corpus.tools import TOKENIZER, listed, new_store, segment_files, some_documents

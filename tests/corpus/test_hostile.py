@@ -15,10 +15,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from specplug.corpus.layout import DTYPES, MANIFEST_FILE, MANIFEST_FORMAT, SECTIONS, SEGMENT_FORMAT, STORE_FORMAT
+from specplug.corpus.manifest import MANIFEST_FILE, MANIFEST_FORMAT
 from specplug.corpus.sealed import sealed
-from specplug.corpus.segment import Segment, write_segment
-from specplug.corpus.store import Store
+from specplug.corpus.segment import DTYPES, SECTIONS, SEGMENT_FORMAT, Segment, write_segment
+from specplug.corpus.store import STORE_FORMAT, Store
 from specplug.corpus.tenant import opened_entry
 from specplug.corpus.view import View
 from specplug.errors import CorpusError

@@ -10,8 +10,8 @@ import pytest
 
 from specplug.corpus import tenant
 from specplug.corpus.files import held
-from specplug.corpus.layout import LOCK_FILE
 from specplug.corpus.store import Store
+from specplug.corpus.tenant import LOCK_FILE
 from specplug.errors import CorpusError
 from tests.corpus.tools import as_content, content, listed, new_store, segment_files, some_documents
 

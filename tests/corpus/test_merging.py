@@ -18,9 +18,8 @@ from hypothesis.stateful import (
 )
 
 from specplug.corpus import merging
-from specplug.corpus.layout import DEAD_SHARE, SEGMENTS_OF_A_SIZE
 from specplug.corpus.manifest import CorpusPart, SegmentEntry, packed, unpacked
-from specplug.corpus.merging import SegmentRun, choose
+from specplug.corpus.merging import DEAD_SHARE, SEGMENTS_OF_A_SIZE, choose
 from specplug.corpus.segment import Segment
 from specplug.corpus.store import Store
 from specplug.errors import CorpusError
@@ -56,10 +55,10 @@ def entry(text: int, dead: int = 0) -> SegmentEntry:
     ],
 )
 def test_what_is_merged(sizes, run):
-    assert choose([entry(size) for size in sizes], 1_000_000) == (run and SegmentRun(*run))
+    assert choose([entry(size) for size in sizes], 1_000_000) == (run and slice(*run))
 
 
-@pytest.mark.parametrize(("dead", "run"), [(0, None), (25, None), (26, SegmentRun(1, 2)), (100, SegmentRun(1, 2))])
+@pytest.mark.parametrize(("dead", "run"), [(0, None), (25, None), (26, slice(1, 2)), (100, slice(1, 2))])
 def test_segments_with_much_that_is_dead_are_written_anew(dead, run):
     assert DEAD_SHARE == 0.25
     assert choose([entry(100), entry(100, dead), entry(900_000)], 1_000_000) == run

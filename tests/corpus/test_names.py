@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specplug.corpus.layout import MANIFEST_FILE
+from specplug.corpus.manifest import MANIFEST_FILE
 from specplug.corpus.names import MAX_NAME, check_name, folder_name, hint
 from specplug.errors import CorpusError
 from tests.corpus.tools import TOKENIZER, as_content, content, document, new_store, some_documents

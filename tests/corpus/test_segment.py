@@ -14,9 +14,8 @@ from hypothesis import strategies as st
 from specplug.corpus import segment as segment_module
 from specplug.corpus.building import Builder, checked
 from specplug.corpus.files import PIECE
-from specplug.corpus.layout import NO_TEXT, SECTIONS, SEGMENT_FORMAT
-from specplug.corpus.segment import Segment, write_segment
-from specplug.corpus.verifying import broken_invariants, check_sections
+from specplug.corpus.inspecting import broken_invariants
+from specplug.corpus.segment import NO_TEXT, SECTIONS, SEGMENT_FORMAT, Segment, check_sections, write_segment
 from specplug.errors import CorpusError
 from specplug.match.cpu import texts
 from tests.corpus.tools import OTHER, TOKENIZER, document, overwrite, plain_places, some_documents

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from specplug.corpus.documents import Document
-from specplug.corpus.layout import MANIFEST_FILE
+from specplug.corpus.manifest import MANIFEST_FILE
 from specplug.corpus.segment import Segment
 from specplug.corpus.store import Store
 from specplug.corpus.view import View

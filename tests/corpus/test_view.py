@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from specplug.corpus import tenant, view
-from specplug.corpus.layout import MANIFEST_FILE
+from specplug.corpus.manifest import MANIFEST_FILE
 from specplug.corpus.store import Store
 from specplug.corpus.view import Snapshot, View
 from specplug.errors import CorpusError

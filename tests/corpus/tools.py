@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from specplug.corpus.documents import Document
-from specplug.corpus.layout import COMPARED, NO_TEXT
+from specplug.corpus.segment import COMPARED, NO_TEXT
 from specplug.corpus.store import Store
 from specplug.corpus.view import View
 from specplug.text.fingerprint import Fingerprint

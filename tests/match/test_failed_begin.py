@@ -10,11 +10,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from specplug.corpus import Store, fingerprint
 from specplug.corpus.segment import Segment
+from specplug.corpus.store import Store
 from specplug.match.cpu.corpus_index import IdTable
 from specplug.match.cpu.lookup import Lookup
 from specplug.match.cpu.responses import Responses
+from specplug.text.fingerprint import fingerprint
 from specplug.types.request import RequestOptions, StoredDocument
 from specplug_retrieval.proposer import Retrieval
 from specplug_retrieval.store_watcher import StoreWatcher

@@ -16,13 +16,15 @@ from hypothesis import strategies as st
 
 import specplug_ngram.plugin
 import specplug_retrieval.plugin
-from specplug.corpus import Document, Fingerprint, Store, fingerprint
+from specplug.corpus.documents import Document
+from specplug.corpus.store import Store
 from specplug.errors import CorpusError
 from specplug.interfaces import PluginContext
 from specplug.plugins.registry import Owner, Registry
 from specplug.plugins.specs import ProposerSpec
 from specplug.settings.model import CorporaSettings
 from specplug.testing.driver import Driver, RowDraft
+from specplug.text.fingerprint import Fingerprint, fingerprint
 from specplug.types.request import RequestOptions, StoredDocument
 from specplug_retrieval import store_watcher
 from specplug_retrieval.proposer import Retrieval

@@ -1,17 +1,30 @@
-"""Exact counts of the tokens after a context's longest match in stored texts.  Slow; meant for inspecting a store."""
+"""Inspection of a store: full checks of its segments, and exact counts of the tokens that follow a context."""
 
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from specplug.corpus.layout import COMPARED, NO_TEXT
-from specplug.corpus.segment import LiveSegment, Segment
+from specplug.corpus.building import Builder, documents_of
+from specplug.corpus.manifest import SegmentEntry
+from specplug.corpus.segment import COMPARED, NO_TEXT, LiveSegment, Segment, check_sections
+from specplug.corpus.tenant import Tenant
+from specplug.errors import CorpusError, SpecplugError
+
+_PIECE = 1 << 17  # items checked at a time
+
+
+class Problem(NamedTuple):
+    """A problem with a file of the store."""
+
+    path: str
+    what: str
 
 
 class Continuations(NamedTuple):
@@ -24,6 +37,52 @@ class Continuations(NamedTuple):
 
     length: int
     counts: Counter[int]
+
+
+def problems_with(tenant: Tenant, entry: SegmentEntry) -> list[Problem]:
+    """Read a whole segment and return its problems; none if it was deleted meanwhile."""
+    try:
+        live = tenant.open(entry)
+        check_sections(live.segment)
+        broken = broken_invariants(live.segment, tenant.tokenizer.vocab_size)
+        if not broken and replace(SegmentEntry.of(*live), dead_documents=entry.dead_documents) != entry:
+            broken = ["not as many documents and tokens as its manifest says"]
+    except SpecplugError as error:
+        broken = [str(error)]
+    if broken and not _is_named(tenant, entry):
+        return []
+    return [Problem(str(tenant.folder / entry.file), what) for what in broken]
+
+
+def broken_invariants(segment: Segment, vocab_size: int) -> list[str]:
+    """Return what differs from a segment that is built from the same documents.  Takes as long as building it.
+
+    Args:
+        segment: the segment, which is read as a whole.
+        vocab_size: ids must be below this.
+    """
+    builder, text = Builder(), segment.text
+    for at in range(0, text.size, _PIECE):
+        if int(text[at : at + _PIECE].min()) < NO_TEXT or int(text[at : at + _PIECE].max()) >= vocab_size:
+            return ["token ids beyond the vocabulary"]
+    for document in documents_of(LiveSegment(segment, None)):
+        if (document.texts[0] == NO_TEXT).any():
+            return ["documents that are not closed"]
+        if document.name.decode(errors="replace").encode() != document.name:
+            return ["names that are not UTF-8"]
+        builder.append(*document)
+    return [
+        f"another {name!r} than its documents give"
+        for name, expected in builder.sections().items()
+        if not np.array_equal(getattr(segment, name), expected)
+    ]
+
+
+def _is_named(tenant: Tenant, entry: SegmentEntry) -> bool:
+    try:
+        return entry.file in tenant.manifest().files()
+    except CorpusError:
+        return True
 
 
 def continuations(segments: Iterable[LiveSegment], context: Sequence[int]) -> Continuations:
