@@ -27,8 +27,7 @@ from specplug_sglang.config import LADDER, draft_lengths_on, largest_batches, le
 from specplug_sglang.requests import prompt_of, running_request, served_plainly
 from specplug_sglang.scheduler.ranks import RankGroup, _unpacked
 from specplug_sglang.verification.attention import check, most_cached, reads_mask
-from specplug_sglang.verification.table import TokenTable
-from specplug_sglang.verification.trees import chain_sees, nodes_of, whole_mask
+from specplug_sglang.verification.trees import Nodes, TokenTable, append, chain_sees, nodes, whole_mask
 
 MOST, VOCAB = 7, 5
 
@@ -81,6 +80,14 @@ def path_of(parents: list[int], node: int) -> list[int]:
     return [node] if parents[node] < 0 else [node, *path_of(parents, parents[node])]
 
 
+def nodes_after(last: torch.Tensor, draft: Draft) -> Nodes:
+    """Return the nodes of a draft after texts of one token."""
+    table = TokenTable(len(last), 1, MOST + 1, torch.device("cpu"))
+    table.tokens[:, 0] = last
+    slots = torch.arange(len(last))
+    return nodes(draft, table, slots, torch.zeros_like(slots))
+
+
 def first(nodes: list[int]) -> int:
     return nodes[0] if nodes else -1
 
@@ -89,36 +96,36 @@ def first(nodes: list[int]) -> int:
 @given(data=st.data())
 def test_nodes_are_those_of_plain_loops(trees, data):
     draft, last = data.draw(drafts(trees))
-    nodes = nodes_of(draft, last, torch.zeros_like(last))
+    found = nodes_after(last, draft)
     n = draft.draft_length + 1
     for row in range(draft.batch_size):
         parents, length = parents_in(draft, row), int(draft.lengths[row])
         drafted = draft.token_ids[row, :length].tolist()
-        assert nodes.tokens[row].tolist() == [int(last[row]), *drafted, *[int(last[row])] * (n - 1 - length)]
-        assert nodes.positions[row].tolist() == [len(path_of(parents, node)) - 1 for node in range(n)]
+        assert found.tokens[row].tolist() == [int(last[row]), *drafted, *[int(last[row])] * (n - 1 - length)]
+        assert found.positions[row].tolist() == [len(path_of(parents, node)) - 1 for node in range(n)]
         children = [[child for child in range(n) if parents[child] == node] for node in range(n)]
-        assert nodes.child[row].tolist() == [first(below) for below in children]
+        assert found.child[row].tolist() == [first(below) for below in children]
         beside = [[other for other in range(node + 1, n) if parents[other] == parents[node] >= 0] for node in range(n)]
-        assert nodes.sibling[row].tolist() == [first(after) for after in beside]
-        if nodes.sees is not None:
+        assert found.sibling[row].tolist() == [first(after) for after in beside]
+        if found.sees is not None:
             above = [[other in path_of(parents, node) for other in range(n)] for node in range(n)]
-            assert nodes.sees[row].tolist() == above
-    assert (nodes.sees is None) is not trees
+            assert found.sees[row].tolist() == above
+    assert (found.sees is None) is not trees
 
 
 @given(data=st.data())
 def test_a_walk_meets_no_padding_and_no_token_twice(data):
     draft, last = data.draw(drafts(trees=data.draw(st.booleans())))
-    nodes = nodes_of(draft, last, torch.zeros_like(last))
+    found = nodes_after(last, draft)
     for row in range(draft.batch_size):
         met, ends = [], [0]
         while ends:
-            node = int(nodes.child[row, ends.pop()])
+            node = int(found.child[row, ends.pop()])
             beside = []
             while node != -1:
                 beside.append(node)
-                node = int(nodes.sibling[row, node])
-            tokens = nodes.tokens[row, beside].tolist()
+                node = int(found.sibling[row, node])
+            tokens = found.tokens[row, beside].tolist()
             assert len(set(tokens)) == len(tokens)
             met += beside
             ends += beside
@@ -132,7 +139,7 @@ def test_a_tree_without_branches_is_the_chain(data):
     tree = Draft.allocate(chain.batch_size, chain.draft_length, trees=True)
     tree.token_ids.copy_(chain.token_ids)
     tree.lengths.copy_(chain.lengths)
-    one, other = (nodes_of(it, last, torch.zeros_like(last)) for it in (chain, tree))
+    one, other = (nodes_after(last, it) for it in (chain, tree))
     for name in ("tokens", "positions", "child", "sibling"):
         assert torch.equal(getattr(one, name), getattr(other, name))
     full = chain_sees(chain.batch_size, chain.draft_length + 1, last.device)
@@ -166,7 +173,7 @@ def test_masks_take_little_more_than_a_byte_a_cell():
 
 def backend(name: str, **declared: Any) -> Any:
     """Stand in for a backend of SGLang, of a class of this name."""
-    return type(name, (), {})() if not declared else type(name, (SimpleNamespace,), {})(**declared)
+    return type(name, (SimpleNamespace,), {"__hash__": object.__hash__})(**declared)
 
 
 def verify_mask(is_read: bool) -> Any:
@@ -282,13 +289,10 @@ def test_drafts_on_hosts_arrive_in_one_message_whatever_their_length(data):
     assert len(messages) == 1
 
 
-def test_with_one_rank_drafts_stay_where_they_are():
+def test_one_rank_has_nothing_to_share():
     ranks = RankGroup(SimpleNamespace(world_size=1, rank_in_group=0))
-    draft = Draft.allocate(2, 3)
     assert ranks.leads
-    assert ranks.share(draft) is draft
-    assert ranks.share_from_host(draft, partial(Draft.allocate, 2), 3) is draft
-    assert ranks.share_from_host(None, partial(Draft.allocate, 2), 3) is None
+    assert ranks.is_alone
     assert ranks.agree(5) == 5
 
 
@@ -310,7 +314,9 @@ def test_a_table_holds_what_was_written(data):
         draft_length = data.draw(st.integers(1, most))
         emitted = data.draw(grids(len(batch), draft_length, 0, VOCAB))
         lengths = [len(texts[slot]) + data.draw(st.sampled_from([0, 0, longest])) for slot in batch]
-        table.append(torch.tensor(batch), torch.tensor(lengths), torch.tensor(emitted))
+        index = torch.arange(len(batch) * draft_length).view(len(batch), -1)
+        predict = torch.tensor(emitted, dtype=torch.int32).flatten()
+        append(table, torch.tensor(batch), torch.tensor(lengths) - 1, predict, index, torch.ones(len(batch)).int())
         for slot, length, tokens in zip(batch, lengths, emitted, strict=True):
             if length == len(texts[slot]):  # others have run past the end, and nobody reads them
                 texts[slot] = (texts[slot] + tokens[: data.draw(st.integers(1, draft_length))])[:longest]

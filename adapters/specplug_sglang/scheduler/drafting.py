@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch import Tensor
 
 from specplug.grammar.drafts import Completed
 from specplug.pipeline.draft import DraftStage
@@ -23,12 +22,12 @@ from specplug.types.draft import Draft
 from specplug.types.request import BEGINS, EngineEvent, EngineEventKind, Event, RequestEvent
 from specplug_sglang.requests import running_request
 from specplug_sglang.scheduler.arrivals import Arrivals
-from specplug_sglang.scheduler.drafts import BatchRows, Decoding, Drafts
+from specplug_sglang.scheduler.drafts import BatchRows, Drafts
 from specplug_sglang.scheduler.grammar import GrammarCompleter
 from specplug_sglang.scheduler.planned_steps import LaunchedStep, PlannedSteps, VerifiedStep
 from specplug_sglang.scheduler.status import Counts
 from specplug_sglang.scheduler.stream_drafts import StreamDrafts, build
-from specplug_sglang.verification.table import TokenTable
+from specplug_sglang.verification.trees import TokenTable
 
 
 class ProposerDrafting(PlannedSteps):
@@ -40,6 +39,7 @@ class ProposerDrafting(PlannedSteps):
         reads_lengths: whether the lengths of drafts are in host memory, so that reading them waits for nothing.
         allocator: slots of the requests that the worker holds.
         table: token ids of these requests.
+        rows: those of the planned batch.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class ProposerDrafting(PlannedSteps):
         else:
             self.allocator = SlotAllocator(slots, device, self._tell)
         self.arrivals = Arrivals(self.allocator, self._describe, self.table.write, self._forget)
-        self._rows: BatchRows | None = None
+        self.rows = BatchRows(self.allocator, (), device)
         self._scheduler: weakref.ref[Any] | None = None
 
     @property
@@ -130,15 +130,10 @@ class ProposerDrafting(PlannedSteps):
         """
         self._began = perf_counter()
         self.settle()
-        if self._rows is None or not self._rows.hold(self.allocator, reqs):
+        if not self.rows.hold(self.allocator, reqs):
             self.arrivals.admit(reqs)
-            self._rows = BatchRows(self.allocator, reqs, self.device)
+            self.rows = BatchRows(self.allocator, reqs, self.device)
         return self._plan(reqs)
-
-    def decoding(self, reqs: Sequence[Any], slots: Tensor, before: Tensor) -> Decoding:
-        """Return the planned batch; arguments as in `Decoding`."""
-        assert self._rows is not None
-        return Decoding(reqs, self._rows, slots, before)
 
     def launched(self, reqs: Sequence[Any], draft: Draft | None) -> None:
         """Queue a launched step until its results arrive, and start copying its draft lengths to the host.

@@ -19,10 +19,9 @@ from specplug.types.caps import EngineCaps
 from specplug.types.draft import Draft
 from specplug.types.plan import StepPlan
 from specplug.types.verdict import Outcome
-from specplug_sglang.config import least_captured
 from specplug_sglang.scheduler.grammar import GrammarCompleter
 from specplug_sglang.scheduler.status import Counts
-from specplug_sglang.verification.table import TokenTable, on_device
+from specplug_sglang.verification.trees import TokenTable, on_device
 
 
 class BatchRows:
@@ -96,17 +95,14 @@ class Decoding(NamedTuple):
         rows: their rows, kept from step to step.
         slots: [B] int64, their rows in SGLang's request pool.
         before: [B] int64, cached tokens of each, which lack the newest.
+        is_constrained: whether a request has a grammar.
     """
 
     reqs: Sequence[Any]
     rows: BatchRows
     slots: Tensor
     before: Tensor
-
-    @property
-    def is_constrained(self) -> bool:
-        """Whether a request has a grammar."""
-        return any(req.grammar is not None for req in self.reqs)
+    is_constrained: bool
 
     def caps(self, plan: StepPlan) -> list[int] | None:
         """Return the most draft tokens of each row; None if no row is capped."""
@@ -140,8 +136,7 @@ class Drafts(ABC):
             plan: the step's plan.
 
         Returns:
-            Drafts of as many tokens, or on a CPU of the least number that the engine captured and that holds them all.
-            None if nothing is drafted.
+            Drafts of as many tokens, or on a CPU of as many as the longest has.  None if nothing is drafted.
         """
 
     @abstractmethod
@@ -194,7 +189,7 @@ class StageDrafts(Drafts):
     def __init__(
         self, stage: DraftStage, table: TokenTable, grammars: GrammarCompleter, caps: EngineCaps, vocab_size: int
     ) -> None:
-        self.stage, self._table, self.grammars, self._caps = stage, table, grammars, caps
+        self.stage, self._table, self.grammars = stage, table, grammars
         self._device, self._vocab_size = table.tokens.device, vocab_size
         self.counts = Counts(stage.metrics, module_of(self._device))
         self.stops = StopDetector(table.tokens.shape[0], caps.max_draft_length, self._device)
@@ -215,7 +210,7 @@ class StageDrafts(Drafts):
         return self.fitted(draft, proposed)
 
     def fitted(self, draft: Draft, proposed: Tensor) -> Draft | None:
-        """Shorten a draft on a CPU to the captured length that holds its rows; None if nothing is drafted.
+        """Shorten a draft on a CPU, which captures nothing, to its longest row; None if nothing is drafted.
 
         What a grammar cut must be reported with a step of drafts, even if it cut everything of `proposed` [B] tokens.
         """
@@ -225,7 +220,7 @@ class StageDrafts(Drafts):
         if not longest:
             self.grammars.drop()
             return None
-        return draft.view(draft.batch_size, min(least_captured(self._caps, longest), draft.draft_length))
+        return draft.view(draft.batch_size, longest)
 
     def observe(self, batch: Decoding, draft: Draft, accept_lens: Tensor) -> None:
         if self._unseen:  # the host knows all ends but those of the step before, which emitted one token per row

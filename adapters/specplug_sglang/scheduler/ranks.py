@@ -22,11 +22,13 @@ class RankGroup:
 
     Attributes:
         rank: this process's tensor-parallel rank.
+        is_alone: whether there are no other ranks, so that there is nothing to share.
     """
 
     def __init__(self, group: Any) -> None:
-        self._group = group if group.world_size > 1 else None
+        self._group = group
         self.rank: int = group.rank_in_group
+        self.is_alone: bool = group.world_size == 1
 
     @property
     def leads(self) -> bool:
@@ -35,19 +37,17 @@ class RankGroup:
 
     def agree(self, number: int) -> int:
         """Return rank 0's number, broadcast between hosts as one small message.  A no-op with one rank."""
-        if self._group is None:
+        if self.is_alone:
             return number
         message = torch.tensor([number], dtype=torch.int64)
         torch.distributed.broadcast(message, src=self._group.ranks[0], group=self._group.cpu_group)
         return int(message)
 
     def share(self, draft: Draft) -> Draft:
-        """Return rank 0's draft, broadcast on the device without a host sync.  A no-op with one rank.
+        """Return rank 0's draft, broadcast on the device without a host sync.
 
         The ranks know its size: see `agree`.
         """
-        if self._group is None:
-            return draft
         packed = torch.cat(_columns(draft), 1).contiguous()
         self._group.broadcast(packed, src=0)
         return _unpacked(draft, packed)
@@ -60,8 +60,6 @@ class RankGroup:
             blank: returns an empty draft of as many rows, of a given length.
             most: the longest draft.
         """
-        if self._group is None:
-            return draft
         whole = _columns(blank(most))
         message = torch.zeros(len(whole[0]), 1 + sum(column.shape[1] for column in whole), dtype=torch.int32)
         if draft is not None:

@@ -24,17 +24,15 @@ from specplug_sglang import seams
 from specplug_sglang.config import largest_batches, resolved_args
 from specplug_sglang.requests import finished_prefills
 from specplug_sglang.scheduler import memory
+from specplug_sglang.scheduler.batches import PlainSteps, decodes_plainly, prepare, relayed
 from specplug_sglang.scheduler.drafting import ProposerDrafting
 from specplug_sglang.scheduler.drafts import Decoding
 from specplug_sglang.scheduler.grammar import shorten_rollbacks
-from specplug_sglang.scheduler.plain_step import PlainSteps, decodes_plainly
 from specplug_sglang.scheduler.ranks import RankGroup
 from specplug_sglang.startup import advice
 from specplug_sglang.verification import attention, exact, lossy
 from specplug_sglang.verification.draft_lengths import DECODING, DraftLengths
-from specplug_sglang.verification.table import on_device
-from specplug_sglang.verification.trees import operations_for
-from specplug_sglang.verification.verify_input import prepare, relayed, verify_input
+from specplug_sglang.verification.trees import on_device, operations_for
 
 
 class SpeculativeWorker(BaseSpecWorker):
@@ -187,7 +185,8 @@ class SpeculativeWorker(BaseSpecWorker):
     def _decode(self, batch: Any, on_publish: Any) -> Any:
         """Draft and verify, or decode plainly if there is nothing to verify."""
         draft_length = self.drafting.plan(batch.reqs)
-        step = self.drafting.decoding(batch.reqs, batch.req_pool_indices, batch.seq_lens)
+        rows, slots, before = self.drafting.rows, batch.req_pool_indices, batch.seq_lens
+        step = Decoding(batch.reqs, rows, slots, before, batch.has_grammar)
         draft = self._draft(step, draft_length)
         if draft is None and self.decodes_plainly:
             with self.draft_lengths.using(DECODING):
@@ -202,13 +201,15 @@ class SpeculativeWorker(BaseSpecWorker):
     def _draft(self, step: Decoding, draft_length: int) -> Draft | None:
         """Return drafts of B rows, the same on all ranks; None if nothing is drafted."""
         drafting, ranks = self.drafting, self.ranks
-        if not drafting.reads_lengths:
+        if not (ranks.is_alone or drafting.reads_lengths):
             draft_length = ranks.agree(draft_length)
         draft = None
         if drafting.drafts is not None and draft_length:
             draft = drafting.drafts.propose(step, draft_length, drafting.step_planner.plan)
         elif drafting.drafts is not None:
             drafting.drafts.idle(step)
+        if ranks.is_alone:
+            return draft
         blank = partial(Draft.allocate, len(step.reqs), device=self.device, trees=drafting.drafts_trees)
         if drafting.reads_lengths:
             return ranks.share_from_host(draft, blank, drafting.caps.max_draft_length)
@@ -223,17 +224,20 @@ class SpeculativeWorker(BaseSpecWorker):
         nodes = self._operations.nodes(given, drafting.table, slots, before)
         n = given.draft_length + 1
         with self.draft_lengths.using(n):
-            backend, trees = self.model_runner.attn_backend, drafting.caps.trees
-            prepare(batch, verify_input(batch, nodes, backend, trees=trees, max_length=drafting.max_length))
-            tree = exact.grammar_tree(batch, nodes)
+            backend, mask = self.model_runner.attn_backend, None
+            if attention.reads_mask(backend, trees=drafting.caps.trees):
+                mask = attention.mask_of(batch, nodes, drafting.max_length)
+            prepare(batch, nodes, mask)
+            tree = exact.grammar_tree(nodes) if batch.has_grammar else None
             result = self.target_worker.forward_batch_generation(batch, is_verify=True)
             logits = result.logits_output
-            mask = exact.grammar_mask(batch, tree, self.device)
-            predict, accept_lens, accept_index = exact.verify(self.model_runner, batch, logits, mask)
+            allowed = None if tree is None else exact.grammar_mask(batch, tree, self.device)
+            predict, accept_lens, accept_index = exact.verify(self.model_runner, batch, logits, allowed)
             exact.sample_plainly(self.model_runner.sampler, batch, logits, predict, n)
             # Called within `using`, because the backend that attended knows which recurrent state belongs to which row.
             commit_mamba_states_after_verify(self.target_worker, batch, accept_lens, accept_index, n)
-        self._settle(batch, given, accept_lens, accept_index, predict, logits)
+        if given.parents is not None or batch.return_logprob:
+            self._settle(batch, given, accept_lens, accept_index, predict, logits)
         accepted = self._operations.append(drafting.table, slots, before, predict, accept_index, accept_lens)
         if on_publish is not None:
             on_publish(accepted.new_seq_lens)
@@ -247,7 +251,7 @@ class SpeculativeWorker(BaseSpecWorker):
             accept_lens=accept_lens,
             cap_lens=given.lengths + 1,  # SGLang's name for the tokens that a row verifies
             new_seq_lens=accepted.new_seq_lens,
-            next_draft_input=relayed(accepted, accept_lens),
+            next_draft_input=relayed(accepted.new_seq_lens, accepted.last, accept_lens),
             speculative_num_draft_tokens=n,
             speculative_output_stride=n,
         )

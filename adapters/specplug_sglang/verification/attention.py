@@ -6,6 +6,7 @@ declares nothing.  Nothing here waits for the device.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable
 from typing import Any
 
@@ -51,39 +52,33 @@ def check(attention: Any, *, trees: bool) -> None:
         )
 
 
+@functools.cache
 def reads_mask(attention: Any, *, trees: bool) -> bool:
-    """Return whether a backend reads a mask when it verifies.
-
-    Args:
-        attention: a backend.
-        trees: whether it was built for trees.
-    """
+    """Return whether a backend reads a mask when it verifies; `trees`: whether it was built for trees."""
     declared = _declared(attention)
     return declared if declared is not None else trees or type(verifying(attention)).__name__ not in CAUSAL
 
 
 def verifying(attention: Any) -> Any:
     """Unwrap SGLang's wrappers and return the backend that attends to the tokens being verified."""
-    inner = _inner(attention)
+    if hasattr(attention, "decode_backend"):
+        return verifying(attention.decode_backend if attention.spec_attn_is_decode else attention.prefill_backend)
+    inner = getattr(attention, "full_attn_backend", None)
     return attention if inner is None else verifying(inner)
 
 
-def mask_of(batch: Any, nodes: Nodes, attention: Any, *, trees: bool, max_length: int) -> Tensor | None:
-    """Return the mask of a step, or None if the backend reads none.
+def mask_of(batch: Any, nodes: Nodes, max_length: int) -> Tensor:
+    """Return the mask of a step for a backend that reads one.
 
     Args:
         batch: a decoding `ScheduleBatch`.
         nodes: nodes of B rows to verify, n each.
-        attention: the backend that will attend.
-        trees: whether it was built for trees.
         max_length: the longest text.
 
     Returns:
         On a CPU [B * n * n] bool, which nodes see which; elsewhere as in `whole_mask`, possibly with unused cells at
         the end.
     """
-    if not reads_mask(attention, trees=trees):
-        return None
     rows, n = nodes.tokens.shape
     device = nodes.tokens.device
     sees = chain_sees(rows, n, device) if nodes.sees is None else nodes.sees
@@ -101,10 +96,3 @@ def _declared(attention: Any) -> bool | None:
     """Return whether a backend, or the one it wraps, declares to read masks; None if neither declares anything."""
     masks = (getattr(backend, "verify_mask", None) for backend in (attention, verifying(attention)))
     return next((bool(mask.is_read) for mask in masks if mask is not None), None)
-
-
-def _inner(attention: Any) -> Any:
-    """Return the backend that a wrapper verifies with; None if `attention` is not a wrapper."""
-    if hasattr(attention, "decode_backend"):
-        return attention.decode_backend if attention.spec_attn_is_decode else attention.prefill_backend
-    return getattr(attention, "full_attn_backend", None)

@@ -16,8 +16,7 @@ from torch import Tensor
 
 from specplug_sglang.config import resolved_args
 from specplug_sglang.requests import served_plainly
-from specplug_sglang.verification.table import on_device
-from specplug_sglang.verification.trees import Nodes
+from specplug_sglang.verification.trees import Nodes, on_device
 
 
 def rows_of_pool(server_args: Any) -> int:
@@ -25,19 +24,15 @@ def rows_of_pool(server_args: Any) -> int:
     return int(resolved_args(server_args).max_running_requests) + 1
 
 
-def grammar_tree(batch: Any, nodes: Nodes) -> Any:
-    """Start copying the nodes to the host for the grammars; None without a grammar in the batch."""
-    if not batch.has_grammar:
-        return None
+def grammar_tree(nodes: Nodes) -> Any:
+    """Start copying the nodes to the host for the grammars."""
     from sglang.srt.speculative.spec_utils import GrammarTree
 
     return GrammarTree.from_device(nodes.child, nodes.sibling, nodes.tokens)
 
 
 def grammar_mask(batch: Any, tree: Any, device: torch.device) -> Any:
-    """Return the mask of tokens that grammars forbid at each node; None without a grammar in the batch."""
-    if tree is None:
-        return None
+    """Return the mask of tokens that grammars forbid at each node of a `grammar_tree`."""
     from sglang.srt.speculative.spec_utils import build_grammar_vocab_mask
 
     return build_grammar_vocab_mask(
@@ -59,13 +54,20 @@ def sample_plainly(sampler: Any, batch: Any, logits: Any, predict: Tensor, n: in
         predict: [B * n] int32, the token after each node; replaced at the roots of plain rows.
         n: nodes per row.
     """
-    rows = _plain_rows(batch)
+    info = batch.sampling_info
+    if not (
+        info.need_min_p_sampling
+        or info.has_custom_logit_processor
+        or info.acc_additive_penalties is not None
+        or info.acc_scaling_penalties is not None
+    ):
+        return  # SGLang's flags rule such rows out, without a loop over requests
+    rows = [row for row, req in enumerate(batch.reqs) if served_plainly(req) is not None]
     if not rows:
         return
     from sglang.srt.layers.logits_processor import LogitsProcessorOutput
     from sglang.srt.runtime_context import get_parallel
 
-    info = batch.sampling_info
     roots = logits.next_token_logits.unflatten(0, (len(batch.reqs), n))[:, 0]  # [B, V], a view
     own = roots.clone()
     if info.has_custom_logit_processor:
@@ -77,19 +79,6 @@ def sample_plainly(sampler: Any, batch: Any, logits: Any, predict: Tensor, n: in
     get_parallel().tp_group.broadcast(tokens, src=0)  # as verification does for its own draws
     which = on_device(rows, torch.int64, predict.device)
     predict[which * n] = tokens[which]
-
-
-def _plain_rows(batch: Any) -> list[int]:
-    """Return the rows that get no drafts, without a loop over rows if SGLang's batch flags rule them out."""
-    info = batch.sampling_info
-    if (
-        info.need_min_p_sampling
-        or info.has_custom_logit_processor
-        or info.acc_additive_penalties is not None
-        or info.acc_scaling_penalties is not None
-    ):
-        return [row for row, req in enumerate(batch.reqs) if served_plainly(req) is not None]
-    return []
 
 
 Verified = tuple[Tensor, Tensor, Tensor]

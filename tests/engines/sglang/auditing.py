@@ -30,8 +30,8 @@ def shift_slots(scheduler: Any) -> None:
 
     prepare = worker.prepare
 
-    def shifted(batch: Any, verify_input: Any) -> None:
-        prepare(batch, verify_input)
+    def shifted(batch: Any, *nodes: Any) -> None:
+        prepare(batch, *nodes)
         batch.out_cache_loc = batch.out_cache_loc.roll(1)
 
     trees.put(worker, "prepare", shifted)

@@ -75,6 +75,7 @@ def between_kernels(scheduler: Any) -> dict[str, Any]:
     """
     from specplug_sglang.scheduler import stream_drafts
     from specplug_sglang.scheduler.drafting import ProposerDrafting
+    from specplug_sglang.scheduler.drafts import Decoding
 
     launched: list[str] = []
     noting = Launches(*(lambda *_, name=name: launched.append(name) for name in Launches._fields))
@@ -95,7 +96,7 @@ def between_kernels(scheduler: Any) -> dict[str, Any]:
             step_of_proposer(*args)
 
     def step() -> None:
-        batch = drafting.decoding(reqs, slots, before)
+        batch = Decoding(reqs, drafting.rows, slots, before, False)
         draft = drafting.drafts.propose(batch, 2, drafting.step_planner.plan)
         assert draft is not None
         assert draft.token_ids.shape == (3, 2)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import nullcontext
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -201,18 +202,22 @@ def keep_backend(scheduler: Any) -> None:
 def misplace(scheduler: Any) -> None:
     """The mistake: the table of texts is written one place off."""
 
-    def append(slots: Any, lengths: Any, emitted: Any) -> None:
-        original(slots, lengths + 1, emitted)
+    worker = scheduler.draft_worker
+    operations = worker._operations
 
-    original = put(scheduler.draft_worker.drafting.table, "append", append)
+    def append(table: Any, slots: Any, before: Any, *verified: Any) -> Any:
+        found = operations.append(table, slots, before + 1, *verified)
+        return found._replace(new_seq_lens=found.new_seq_lens - 1)
+
+    put(worker, "_operations", SimpleNamespace(nodes=operations.nodes, append=append))
 
 
 def mask_as_on_gpus(scheduler: Any) -> None:
     """This is no mistake: the worker builds masks of the whole text, sized by lengths that the host knows."""
-    import specplug_sglang.verification.verify_input as module
+    import specplug_sglang.verification.attention as module
     from specplug_sglang.verification.trees import chain_sees, whole_mask
 
-    def mask(batch: Any, nodes: Any, *_: Any, **__: Any) -> torch.Tensor:
+    def mask(batch: Any, nodes: Any, _: int) -> torch.Tensor:
         sees = chain_sees(*nodes.tokens.shape, nodes.tokens.device) if nodes.sees is None else nodes.sees
         return whole_mask(sees, batch.seq_lens, int(batch.seq_lens.sum()))
 

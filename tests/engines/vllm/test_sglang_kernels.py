@@ -20,8 +20,7 @@ from specplug.types.draft import Draft
 from specplug_sglang.scheduler import ranks
 from specplug_sglang.scheduler.drafts import Decoding
 from specplug_sglang.verification import trees
-from specplug_sglang.verification.table import TokenTable
-from specplug_sglang.verification.trees import operations_for
+from specplug_sglang.verification.trees import TokenTable, operations_for
 from tests.adapters.sglang_engine import DRAFT_LENGTH, Engine, run
 from tests.engines.interpreted import imported_anew
 from tests.engines.vllm.test_device_kernels import NAME as DEVICE

@@ -1,7 +1,8 @@
-"""Steps without drafts: SGLang's own decoding, on its captured graphs, with its own sampler.
+"""SGLang's batches as a step needs them: of nodes to verify, or for SGLang's own decoding without drafts.
 
-So penalties, min_p, seeds, grammars and log probabilities are SGLang's.  What is left to do is what SGLang's scheduler
-expects of a speculative worker: it reserves cache for drafts beforehand and learns text lengths from the results.
+Without drafts penalties, min_p, seeds, grammars and log probabilities are SGLang's.  What is left to do is what its
+scheduler expects of a speculative worker: it reserves cache for drafts beforehand and learns text lengths from results.
+SGLang restores a batch after the step.
 """
 
 from __future__ import annotations
@@ -10,12 +11,48 @@ from typing import Any
 
 import torch
 from sglang.srt.arg_groups.model_override_base import mamba_extra_buffer_of
+from sglang.srt.model_executor.forward_batch_info import ForwardMode
 from sglang.srt.runtime_context import get_parallel
 from sglang.srt.speculative.ngram_info import NgramVerifyInput
 from torch import Tensor
 
 from specplug_sglang.config import resolved_args
-from specplug_sglang.verification.table import TokenTable
+from specplug_sglang.verification.trees import Nodes, TokenTable
+
+
+def prepare(batch: Any, nodes: Nodes, mask: Tensor | None) -> None:
+    """Turn a decoding `ScheduleBatch` into one that verifies `nodes`, n each of B rows, with attention's `mask`."""
+    from sglang.kernels.ops.speculative.cache_locs import assign_extend_cache_locs_func
+    from sglang.srt.speculative.spec_utils import prepare_mamba_track_for_verify
+
+    (rows, n), device = nodes.tokens.shape, nodes.tokens.device
+    batch.forward_mode = ForwardMode.TARGET_VERIFY
+    batch.input_ids = nodes.tokens.flatten()
+    batch.out_cache_loc = assign_extend_cache_locs_func(
+        req_pool_indices=batch.req_pool_indices,
+        req_to_token=batch.req_to_token_pool.req_to_token,
+        start_offset=batch.seq_lens,
+        end_offset=batch.seq_lens + n,
+        batch_size=rows,
+        draft_token_num=n,
+        device=device,
+    )
+    prepare_mamba_track_for_verify(batch)
+    batch.spec_info = NgramVerifyInput(
+        draft_token=batch.input_ids,
+        custom_mask=mask,
+        positions=nodes.positions.flatten(),
+        retrieve_index=torch.arange(rows * n, device=device).view(rows, n),
+        retrieve_next_token=nodes.child,
+        retrieve_next_sibling=nodes.sibling,
+        draft_token_num=n,
+        new_seq_lens=batch.seq_lens,
+    )
+
+
+def relayed(new_seq_lens: Tensor, last: Tensor, accept_lens: Tensor) -> NgramVerifyInput:
+    """Return the input that carries a step's results to the next one, which needs the last token [B] of each row."""
+    return NgramVerifyInput(draft_token_num=1, new_seq_lens=new_seq_lens, accept_tokens=last, accept_lens=accept_lens)
 
 
 class PlainSteps:
@@ -67,9 +104,7 @@ class PlainSteps:
         rows = len(tokens)
         result.accept_lens = result.cap_lens = self._ones_on_host[:rows]
         result.new_seq_lens = new_seq_lens
-        result.next_draft_input = NgramVerifyInput(
-            draft_token_num=1, new_seq_lens=new_seq_lens, accept_tokens=tokens, accept_lens=self._ones[:rows]
-        )
+        result.next_draft_input = relayed(new_seq_lens, tokens, self._ones[:rows])
         result.speculative_num_draft_tokens = result.speculative_output_stride = 1
         return result
 
