@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from specplug_sglang.verification.graph_buffers import GraphBuffers
+from specplug_sglang.verification.attention import GraphBuffers
 
 REQUESTS, CONTEXT = 256, 131_072
 

@@ -1,7 +1,5 @@
 """Guards on SGLang's own routes that show or change specplug's state, which only operators may use.
 
-They are apart from `endpoints`, which a server without specplug does not import.
-
 SGLang also checks its own keys there, if it has any.  For other clients ``/server_info`` omits specplug's status, and
 ``/set_internal_state`` refuses orders to specplug.
 """

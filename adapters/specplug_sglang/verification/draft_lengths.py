@@ -19,7 +19,7 @@ from sglang.srt.runtime_context import get_context, get_exec, get_spec
 
 from specplug.errors import EngineError
 from specplug_sglang.config import needed_batches
-from specplug_sglang.verification.graph_buffers import GraphBuffers
+from specplug_sglang.verification.attention import GraphBuffers
 
 DECODING = 0
 """SGLang's own decoding, without nodes."""

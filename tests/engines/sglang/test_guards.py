@@ -51,7 +51,7 @@ def attached(admin_api_key: str | None) -> Iterator[tuple[Manager, Callable[...,
     import sglang.srt.entrypoints.http_server as module
     from fastapi.testclient import TestClient
 
-    from specplug_sglang.frontend.endpoints import attach
+    from specplug_sglang.frontend.http import attach
 
     app, routes, manager = module.app, list(module.app.router.routes), Manager(admin_api_key)
     apps = [(route, route.app) for route in routes if hasattr(route, "app")]

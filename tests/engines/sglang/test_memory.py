@@ -50,7 +50,7 @@ from torch.overrides import TorchFunctionMode
 from sglang.srt.layers.attention.flashattention_backend import FlashAttentionBackend
 from sglang.srt.layers.attention.flashinfer_backend import FlashInferAttnBackend
 from sglang.srt.layers.attention.triton_backend import TritonAttnBackend
-from specplug_sglang.verification.graph_buffers import SHARED, GraphBuffers
+from specplug_sglang.verification.attention import SHARED, GraphBuffers
 
 FACTS = {
     **{"page_size": 1, "topk": 1, "max_context_len": 131072, "num_head": 32, "v_head_dim": 128, "max_kv_splits": 8},
