@@ -122,6 +122,11 @@ def engine_caps(server_args: Any) -> EngineCaps:
     )
 
 
+def rows_of_pool(server_args: Any) -> int:
+    """Return the rows of SGLang's request pool, whose first one is padding."""
+    return int(resolved_args(server_args).max_running_requests) + 1
+
+
 def is_tree_mode(view: Any) -> bool:
     """Return whether drafts are verified as trees, which ``--speculative-eagle-topk`` above 1 enables at start-up."""
     return (view.speculative_eagle_topk or 1) > 1

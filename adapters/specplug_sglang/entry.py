@@ -40,7 +40,7 @@ def _options() -> dict[str, Any]:
     try:
         if seams.moved("algorithm"):
             return _refusing(lambda: seams.require("algorithm"))
-        from specplug_sglang.startup.algorithm import Algorithm
+        from specplug_sglang.arguments import Algorithm
 
         install_hooks()
         return {"spec_class": Algorithm}
@@ -51,11 +51,11 @@ def _options() -> dict[str, Any]:
 
 def install_hooks() -> None:
     """Install the hooks, once per process.  Each reads the server's arguments and does nothing without specplug."""
+    from specplug_sglang import arguments, status
     from specplug_sglang.frontend import http, intake
-    from specplug_sglang.scheduler import endings, events, status
-    from specplug_sglang.startup import refused
+    from specplug_sglang.scheduler import endings, events
 
-    for part in (intake, http, status, events, refused, endings):
+    for part in (intake, http, status, events, arguments, endings):
         part.install()
 
 

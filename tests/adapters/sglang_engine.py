@@ -20,7 +20,8 @@ from specplug.types.caps import EngineCaps, Ragged
 from specplug.types.draft import Draft
 from specplug.types.plan import StepPlan
 from specplug.types.request import BEGINS, Request, RequestEvent
-from specplug_sglang.scheduler.drafts import BatchRows, Decoding, Drafts, StageDrafts
+from specplug_sglang.scheduler.batches import BatchRows, Decoding
+from specplug_sglang.scheduler.drafts import Drafts, StageDrafts
 from specplug_sglang.scheduler.grammar import GrammarCompleter
 from specplug_sglang.scheduler.stream_drafts import DeviceDrafts, StreamDrafts, build
 from specplug_sglang.verification.trees import TokenTable

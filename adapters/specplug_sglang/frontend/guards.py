@@ -11,7 +11,7 @@ from contextvars import ContextVar
 from typing import Any
 
 from specplug.operator.access import Operators, Refusal
-from specplug_sglang.scheduler.status import KEY, LIMIT, MODE
+from specplug_sglang.status import KEY, LIMIT, MODE
 
 _STATES = ("/server_info", "/get_server_info", "/set_internal_state")
 

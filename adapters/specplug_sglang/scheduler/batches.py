@@ -1,4 +1,4 @@
-"""SGLang's batches as a step needs them: of nodes to verify, or for SGLang's own decoding without drafts.
+"""SGLang's batches as a step needs them: to draft for, with nodes to verify, or for SGLang's own decoding.
 
 Without drafts penalties, min_p, seeds, grammars and log probabilities are SGLang's.  What is left to do is what its
 scheduler expects of a speculative worker: it reserves cache for drafts beforehand and learns text lengths from results.
@@ -7,22 +7,110 @@ SGLang restores a batch after the step.
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
+from functools import cached_property
+from typing import Any, NamedTuple
 
 import torch
-from sglang.srt.arg_groups.model_override_base import mamba_extra_buffer_of
-from sglang.srt.model_executor.forward_batch_info import ForwardMode
-from sglang.srt.runtime_context import get_parallel
-from sglang.srt.speculative.ngram_info import NgramVerifyInput
 from torch import Tensor
 
+from specplug.runtime.slots import RowFacts, SlotAllocator, SlotRows
+from specplug.types.batch import EngineBatch
+from specplug.types.plan import StepPlan
 from specplug_sglang.config import resolved_args
-from specplug_sglang.verification.trees import Nodes, TokenTable
+from specplug_sglang.verification.trees import Nodes, TokenTable, on_device
+
+
+class BatchRows:
+    """Rows of B requests, kept from step to step while the same requests hold the same slots.
+
+    What lies on the device is copied there once a step drafts.
+
+    Args:
+        allocator: slots of the requests that the worker holds.
+        reqs: the requests.
+        device: device of batches and drafts.
+    """
+
+    def __init__(self, allocator: SlotAllocator, reqs: Sequence[Any], device: torch.device) -> None:
+        self.facts = RowFacts(allocator, [req.rid for req in reqs])
+        self._reqs, self._slots, self._device = list(reqs), allocator.slots, device
+
+    def hold(self, allocator: SlotAllocator, reqs: Sequence[Any]) -> bool:
+        """Return whether these are still the rows of `reqs`."""
+        return self._reqs == reqs and self.facts.are_current(allocator)
+
+    def view(self, tokens: Tensor, slots: Tensor, lengths: Tensor, vocab_size: int) -> EngineBatch:
+        """Describe the batch.
+
+        Args:
+            tokens: [S, L] int32, the token table.
+            slots: [B] int64, rows in SGLang's request pool.
+            lengths: [B], known tokens of each.
+            vocab_size: V.
+        """
+        lengths = lengths.to(torch.int32)
+        return EngineBatch(
+            slots=slots,
+            generations=self.table.generations,
+            rows=slots,
+            tokens=tokens,
+            lengths=lengths,
+            sampled=self._all,
+            room=self.table.ends - lengths,
+            temperature=self.temperature,
+            grammar=self.table.grammar,
+            vocab_size=vocab_size,
+            reset_slots=self._slots.take_resets(),
+            barriers=self.facts.barriers,
+            request_ids=self.facts.names,
+            requests=self.facts.requests,
+        )
+
+    @cached_property
+    def table(self) -> SlotRows:
+        """The slot table's rows."""
+        return self._slots.rows(on_device(self.facts.slots, torch.int64, self._device))
+
+    @cached_property
+    def temperature(self) -> Tensor:
+        """The requests' temperatures, [B] float32."""
+        temperatures = [request.temperature for request in self.facts.requests]
+        return on_device(temperatures, torch.float32, self._device)
+
+    @cached_property
+    def _all(self) -> Tensor:
+        """[B] bool, all true."""
+        return torch.ones(len(self.facts.slots), dtype=torch.bool, device=self._device)
+
+
+class Decoding(NamedTuple):
+    """A batch of B requests that decodes.
+
+    Attributes:
+        reqs: the requests.
+        rows: their rows, kept from step to step.
+        slots: [B] int64, their rows in SGLang's request pool.
+        before: [B] int64, cached tokens of each, which lack the newest.
+        is_constrained: whether a request has a grammar.
+    """
+
+    reqs: Sequence[Any]
+    rows: BatchRows
+    slots: Tensor
+    before: Tensor
+    is_constrained: bool
+
+    def caps(self, plan: StepPlan) -> list[int] | None:
+        """Return the most draft tokens of each row; None if no row is capped."""
+        return [plan.draft_length_for(req.rid) for req in self.reqs] if plan.caps else None
 
 
 def prepare(batch: Any, nodes: Nodes, mask: Tensor | None) -> None:
     """Turn a decoding `ScheduleBatch` into one that verifies `nodes`, n each of B rows, with attention's `mask`."""
     from sglang.kernels.ops.speculative.cache_locs import assign_extend_cache_locs_func
+    from sglang.srt.model_executor.forward_batch_info import ForwardMode
+    from sglang.srt.speculative.ngram_info import NgramVerifyInput
     from sglang.srt.speculative.spec_utils import prepare_mamba_track_for_verify
 
     (rows, n), device = nodes.tokens.shape, nodes.tokens.device
@@ -50,8 +138,10 @@ def prepare(batch: Any, nodes: Nodes, mask: Tensor | None) -> None:
     )
 
 
-def relayed(new_seq_lens: Tensor, last: Tensor, accept_lens: Tensor) -> NgramVerifyInput:
+def relayed(new_seq_lens: Tensor, last: Tensor, accept_lens: Tensor) -> Any:
     """Return the input that carries a step's results to the next one, which needs the last token [B] of each row."""
+    from sglang.srt.speculative.ngram_info import NgramVerifyInput
+
     return NgramVerifyInput(draft_token_num=1, new_seq_lens=new_seq_lens, accept_tokens=last, accept_lens=accept_lens)
 
 
@@ -74,6 +164,8 @@ class PlainSteps:
         self.prepare(batch)
         result = self._target.forward_batch_generation(batch)
         if not batch.sampling_info.is_all_greedy:  # rank 0's proposers may have drawn from the generators that sample
+            from sglang.srt.runtime_context import get_parallel
+
             get_parallel().tp_group.broadcast(result.next_token_ids, src=0)
         logits = result.logits_output
         if batch.return_logprob:  # by request and token, as in results of verification
@@ -117,4 +209,6 @@ def decodes_plainly(model_config: Any, server_args: Any) -> bool:
     kept for the prefix cache in slots that SGLang's scheduler chooses in one way for verification, in another way
     for decoding.
     """
+    from sglang.srt.arg_groups.model_override_base import mamba_extra_buffer_of
+
     return not (model_config.model_is_mrope or mamba_extra_buffer_of(resolved_args(server_args)))

@@ -21,11 +21,11 @@ from specplug.settings.model import Settings
 from specplug.types.draft import Draft
 from specplug.types.request import BEGINS, EngineEvent, EngineEventKind, Event, RequestEvent
 from specplug_sglang.requests import prompt_of, running_request
-from specplug_sglang.scheduler.drafts import BatchRows, Drafts
+from specplug_sglang.scheduler.batches import BatchRows
+from specplug_sglang.scheduler.drafts import Counts, Drafts
 from specplug_sglang.scheduler.endings import visible_tokens
 from specplug_sglang.scheduler.grammar import GrammarCompleter
 from specplug_sglang.scheduler.planned_steps import LaunchedStep, PlannedSteps, VerifiedStep
-from specplug_sglang.scheduler.status import Counts
 from specplug_sglang.scheduler.stream_drafts import StreamDrafts, build
 from specplug_sglang.verification.trees import TokenTable
 

@@ -2,111 +2,26 @@
 
 from __future__ import annotations
 
+import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
-from functools import cached_property
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from specplug.grammar.drafts import Completed
+from specplug.metrics import MetricsSnapshot, SpecMetrics
 from specplug.pipeline.draft import DraftStage
 from specplug.runtime.ends import StopDetector
-from specplug.runtime.slots import RowFacts, SlotAllocator, SlotRows
 from specplug.types.batch import EngineBatch
 from specplug.types.caps import EngineCaps
 from specplug.types.draft import Draft
 from specplug.types.plan import StepPlan
 from specplug.types.verdict import Outcome
+from specplug_sglang.scheduler.batches import Decoding
 from specplug_sglang.scheduler.grammar import GrammarCompleter
-from specplug_sglang.scheduler.status import Counts
 from specplug_sglang.verification.trees import TokenTable, on_device
-
-
-class BatchRows:
-    """Rows of B requests, kept from step to step while the same requests hold the same slots.
-
-    What lies on the device is copied there once a step drafts.
-
-    Args:
-        allocator: slots of the requests that the worker holds.
-        reqs: the requests.
-        device: device of batches and drafts.
-    """
-
-    def __init__(self, allocator: SlotAllocator, reqs: Sequence[Any], device: torch.device) -> None:
-        self.facts = RowFacts(allocator, [req.rid for req in reqs])
-        self._reqs, self._slots, self._device = list(reqs), allocator.slots, device
-
-    def hold(self, allocator: SlotAllocator, reqs: Sequence[Any]) -> bool:
-        """Return whether these are still the rows of `reqs`."""
-        return self._reqs == reqs and self.facts.are_current(allocator)
-
-    def view(self, tokens: Tensor, slots: Tensor, lengths: Tensor, vocab_size: int) -> EngineBatch:
-        """Describe the batch.
-
-        Args:
-            tokens: [S, L] int32, the token table.
-            slots: [B] int64, rows in SGLang's request pool.
-            lengths: [B], known tokens of each.
-            vocab_size: V.
-        """
-        lengths = lengths.to(torch.int32)
-        return EngineBatch(
-            slots=slots,
-            generations=self.table.generations,
-            rows=slots,
-            tokens=tokens,
-            lengths=lengths,
-            sampled=self._all,
-            room=self.table.ends - lengths,
-            temperature=self.temperature,
-            grammar=self.table.grammar,
-            vocab_size=vocab_size,
-            reset_slots=self._slots.take_resets(),
-            barriers=self.facts.barriers,
-            request_ids=self.facts.names,
-            requests=self.facts.requests,
-        )
-
-    @cached_property
-    def table(self) -> SlotRows:
-        """The slot table's rows."""
-        return self._slots.rows(on_device(self.facts.slots, torch.int64, self._device))
-
-    @cached_property
-    def temperature(self) -> Tensor:
-        """The requests' temperatures, [B] float32."""
-        temperatures = [request.temperature for request in self.facts.requests]
-        return on_device(temperatures, torch.float32, self._device)
-
-    @cached_property
-    def _all(self) -> Tensor:
-        """[B] bool, all true."""
-        return torch.ones(len(self.facts.slots), dtype=torch.bool, device=self._device)
-
-
-class Decoding(NamedTuple):
-    """A batch of B requests that decodes.
-
-    Attributes:
-        reqs: the requests.
-        rows: their rows, kept from step to step.
-        slots: [B] int64, their rows in SGLang's request pool.
-        before: [B] int64, cached tokens of each, which lack the newest.
-        is_constrained: whether a request has a grammar.
-    """
-
-    reqs: Sequence[Any]
-    rows: BatchRows
-    slots: Tensor
-    before: Tensor
-    is_constrained: bool
-
-    def caps(self, plan: StepPlan) -> list[int] | None:
-        """Return the most draft tokens of each row; None if no row is capped."""
-        return [plan.draft_length_for(req.rid) for req in self.reqs] if plan.caps else None
 
 
 class Drafts(ABC):
@@ -253,3 +168,59 @@ class StageDrafts(Drafts):
 def module_of(device: torch.device) -> Any:
     """Return PyTorch's module of a device with queued execution; None if the device has no queue."""
     return None if device.type in ("cpu", "meta") else torch.get_device_module(device)
+
+
+PERIOD = 0.2
+"""Least seconds between two copies while steps run."""
+
+
+class Counts:
+    """The newest counts known on the host, for the status.
+
+    Steps without drafts are counted on the host (`SpecMetrics.record_on_host`).  The other counters live on the device.
+    They are copied to the host a few times a second, and a status request during a step gets the newest copy that has
+    arrived.  When no step runs, the counters themselves are read.
+
+    Args:
+        metrics: the counters, on a device.
+        device_module: PyTorch's module for that device, such as `torch.cuda`; None if the device is the host.
+        clock: returns seconds.
+    """
+
+    def __init__(self, metrics: SpecMetrics, device_module: Any, clock: Callable[[], float] = time.monotonic) -> None:
+        self._metrics, self._module, self._clock = metrics, device_module, clock
+        self._newest = tuple(torch.zeros_like(part, device="cpu") for part in metrics.tensors())
+        self._coming: tuple[Any, tuple[Tensor, ...]] | None = None
+        self._last: Any = None  # the event at the end of the last step
+        self._due = 0.0
+
+    def step(self) -> None:
+        """Record that a step with drafts was queued on the current stream, and start a copy if one is due."""
+        if self._module is None:
+            return
+        self._arrive()
+        if self._coming is None and self._clock() >= self._due:
+            copied = tuple(part.to("cpu", non_blocking=True, copy=True) for part in self._metrics.tensors())
+            self._coming = self._event(), copied
+            self._due = self._clock() + PERIOD
+        self._last = self._event()
+
+    def read(self) -> MetricsSnapshot:
+        """Return the counts after the last step with drafts if it has ended, else those of an earlier one."""
+        if self._module is None:
+            return self._metrics.snapshot()
+        self._arrive()
+        if self._last is not None and self._last.query():  # read once: steps without drafts change nothing
+            self._newest = tuple(part.to("cpu", copy=True) for part in self._metrics.tensors())
+            self._last = self._coming = None
+        return self._metrics.snapshot(self._newest)
+
+    def _arrive(self) -> None:
+        """Take a copy that has arrived."""
+        if self._coming is not None and self._coming[0].query():
+            self._newest, self._coming = self._coming[1], None
+
+    def _event(self) -> Any:
+        event = self._module.Event()
+        event.record()
+        return event

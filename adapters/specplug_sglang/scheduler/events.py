@@ -116,6 +116,6 @@ def chosen(worker: Any, algorithm: Any, server_args: Any) -> Any:
     """Return the class of the worker, given the one that SGLang chose; other servers are unchanged."""
     if engine_method(server_args) is None:
         return worker
-    from specplug_sglang.scheduler.engine_worker import planned
+    from specplug_sglang.scheduler.engine_drafting import planned
 
     return planned(worker)

@@ -33,9 +33,9 @@ from specplug.types.draft import Draft
 from specplug.types.plan import NO_SPECULATION, StepPlan
 from specplug.types.request import Event
 from specplug.types.verdict import Outcome
-from specplug_sglang.scheduler.drafts import BatchRows, Decoding, Drafts, StageDrafts, module_of
+from specplug_sglang.scheduler.batches import BatchRows, Decoding
+from specplug_sglang.scheduler.drafts import Counts, Drafts, StageDrafts, module_of
 from specplug_sglang.scheduler.grammar import GrammarCompleter
-from specplug_sglang.scheduler.status import Counts
 from specplug_sglang.verification.trees import TokenTable
 
 HOST = torch.device("cpu")

@@ -8,29 +8,31 @@ synchronous steps run the same code.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import torch
 from sglang.srt.managers.utils import GenerationBatchResult
+from sglang.srt.mem_cache import kv_cache_configurator
+from sglang.srt.mem_cache.allocation_sizing import get_alloc_reserve_per_decode
+from sglang.srt.mem_cache.kv_cache_configurator import KVCacheConfigurator
 from sglang.srt.model_executor.forward_batch_info import ForwardMode
 from sglang.srt.runtime_context import get_parallel
 from sglang.srt.speculative.base_spec_worker import BaseSpecWorker
 from torch import Tensor
 
 from specplug.errors import EngineError
+from specplug.seams.hook import hook
 from specplug.types.draft import Draft
-from specplug_sglang import seams
-from specplug_sglang.config import largest_batches, resolved_args
+from specplug_sglang import doctor, seams
+from specplug_sglang.config import largest_batches, resolved_args, rows_of_pool
 from specplug_sglang.requests import finished_prefills
-from specplug_sglang.scheduler import memory
-from specplug_sglang.scheduler.batches import PlainSteps, decodes_plainly, prepare, relayed
+from specplug_sglang.scheduler.batches import Decoding, PlainSteps, decodes_plainly, prepare, relayed
 from specplug_sglang.scheduler.drafting import ProposerDrafting
-from specplug_sglang.scheduler.drafts import Decoding
 from specplug_sglang.scheduler.grammar import shorten_rollbacks
 from specplug_sglang.scheduler.ranks import RankGroup
-from specplug_sglang.startup import advice
-from specplug_sglang.verification import attention, exact, lossy
+from specplug_sglang.verification import acceptance, attention
 from specplug_sglang.verification.draft_lengths import DECODING, DraftLengths
 from specplug_sglang.verification.trees import on_device, operations_for
 
@@ -60,13 +62,13 @@ class SpeculativeWorker(BaseSpecWorker):
         self.model_runner = target_worker.model_runner
         self.device = torch.device(self.model_runner.device)
         self.ranks = RankGroup(get_parallel().tp_group)
-        memory.make_room()
+        hook(kv_cache_configurator, "get_req_to_token_extra_context_len", _extra_context_len)
         shorten_rollbacks(server_args)
         # Runs before SGLang sizes its cache, so these allocations are counted.
         self.drafting = ProposerDrafting(
             server_args,
             self.model_runner.model_config,
-            slots=exact.rows_of_pool(server_args),
+            slots=rows_of_pool(server_args),
             device=self.device,
             rank=self.ranks.rank,
             tokenizer=getattr(target_worker, "tokenizer", None),
@@ -77,16 +79,16 @@ class SpeculativeWorker(BaseSpecWorker):
         self.draft_lengths = DraftLengths(self.model_runner, self.speculative_num_draft_tokens)
         self.decodes_plainly = decodes_plainly(self.model_runner.model_config, server_args)
         self.plain_steps = PlainSteps(target_worker, self.drafting.table)
-        lossy.install(server_args)
+        acceptance.count_lossy(server_args)
         if self.ranks.leads:
-            advice.launch_of(server_args).announce()
+            doctor.launch_of(server_args).announce()
 
     def _leave_room(self) -> None:
         """Reserve the memory that rank 0's proposers declare; all ranks must reserve the same."""
         stage = self.drafting.stage
         to_allocate = self.ranks.agree(0 if stage is None else stage.bytes_to_allocate)
         if to_allocate:
-            memory.install(stage.leave_room if stage is not None else lambda found: found - to_allocate)
+            leave_room(stage.leave_room if stage is not None else lambda found: found - to_allocate)
 
     @property
     def draft_worker(self) -> None:
@@ -228,12 +230,12 @@ class SpeculativeWorker(BaseSpecWorker):
             if attention.reads_mask(backend, trees=drafting.caps.trees):
                 mask = attention.mask_of(batch, nodes, drafting.max_length)
             prepare(batch, nodes, mask)
-            tree = exact.grammar_tree(nodes) if batch.has_grammar else None
+            tree = acceptance.grammar_tree(nodes) if batch.has_grammar else None
             result = self.target_worker.forward_batch_generation(batch, is_verify=True)
             logits = result.logits_output
-            allowed = None if tree is None else exact.grammar_mask(batch, tree, self.device)
-            predict, accept_lens, accept_index = exact.verify(self.model_runner, batch, logits, allowed)
-            exact.sample_plainly(self.model_runner.sampler, batch, logits, predict, n)
+            allowed = None if tree is None else acceptance.grammar_mask(batch, tree, self.device)
+            predict, accept_lens, accept_index = acceptance.verify(self.model_runner, batch, logits, allowed)
+            acceptance.sample_plainly(self.model_runner.sampler, batch, logits, predict, n)
             # Called within `using`, because the backend that attended knows which recurrent state belongs to which row.
             commit_mamba_states_after_verify(self.target_worker, batch, accept_lens, accept_index, n)
         if given.parents is not None or batch.return_logprob:
@@ -269,3 +271,22 @@ class SpeculativeWorker(BaseSpecWorker):
                 logits.hidden_states = logits.hidden_states[accept_index.flatten().long()]
         if batch.return_logprob:
             compute_spec_logprobs(batch, logits, predict, accept_index=accept_index)
+
+
+def leave_room(remaining: Callable[[int], int]) -> None:
+    """Pass the bytes that SGLang measures for its caches through `remaining`, the same on all ranks.
+
+    SGLang builds the draft worker before it measures, so memory that a proposer allocates when it is built is already
+    counted.  This subtracts what proposers declare to allocate later.
+    """
+    hook(KVCacheConfigurator, "_profile_available_bytes", lambda original, *args: remaining(original(*args)))
+
+
+def _extra_context_len(original: Callable[[], int]) -> int:
+    """Extend the rows of the request pool to hold the whole reserve.
+
+    For a step SGLang reserves up to twice the step's nodes per request, also at the end of the context, but its rows in
+    the request pool extend less than that beyond the context.  The excess would be written into another request's row
+    and never be freed.
+    """
+    return max(int(original()), int(get_alloc_reserve_per_decode()))

@@ -11,9 +11,9 @@ from tests.engines.sglang import trees
 
 def swap_rows(scheduler: Any) -> None:
     """Verify the drafts of the first two rows by each other's logits."""
-    from specplug_sglang.verification import exact
+    from specplug_sglang.verification import acceptance
 
-    verify = exact.verify
+    verify = acceptance.verify
 
     def swapped(runner: Any, batch: Any, logits: Any, mask: Any) -> Any:
         if len(batch.reqs) > 1:
@@ -21,7 +21,7 @@ def swap_rows(scheduler: Any) -> None:
             logits.next_token_logits = torch.cat([rows[:2].flip(0), rows[2:]]).flatten(0, 1)
         return verify(runner, batch, logits, mask)
 
-    trees.put(exact, "verify", swapped)
+    trees.put(acceptance, "verify", swapped)
 
 
 def shift_slots(scheduler: Any) -> None:

@@ -326,10 +326,10 @@ def test_a_draw_of_verification_is_found_out(toys):
 
 
 def draw_by_verification(scheduler: Any) -> None:
-    from specplug_sglang.verification import exact
+    from specplug_sglang.verification import acceptance
 
     trees.verify_always(scheduler)
-    trees.put(exact, "sample_plainly", lambda *args: None)
+    trees.put(acceptance, "sample_plainly", lambda *args: None)
 
 
 def penalised(engine: Engine, answers: int = 128) -> float:
@@ -376,7 +376,7 @@ def test_penalties_applied_twice_are_found_out(toys):
 
 def penalise_twice(scheduler: Any) -> None:
     """The mistake: what is sampled plainly starts from logits that hold the penalties, and adds them again."""
-    from specplug_sglang.verification import exact
+    from specplug_sglang.verification import acceptance
 
     def sample_plainly(sampler: Any, batch: Any, logits: Any, predict: Any, n: int) -> None:
         penalties = batch.sampling_info.acc_additive_penalties
@@ -385,4 +385,4 @@ def penalise_twice(scheduler: Any) -> None:
         original(sampler, batch, logits, predict, n)
 
     trees.verify_always(scheduler)
-    original = trees.put(exact, "sample_plainly", sample_plainly)
+    original = trees.put(acceptance, "sample_plainly", sample_plainly)

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from specplug.operator.access import KEY_VARIABLE
+from specplug_sglang import status
 from specplug_sglang.frontend import guards
-from specplug_sglang.scheduler import status
 from tests.engines.engines import Engine
 
 OURS = [("GET", "/specplug/status"), ("POST", "/specplug/mode"), ("GET", "/specplug/corpora")]

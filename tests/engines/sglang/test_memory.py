@@ -14,7 +14,7 @@ STAND_INS = os.pathsep.join(map(str, [SGLANG_CPU, TORCHVISION]))
 
 SIZING = f"""
 from sglang.srt.mem_cache.kv_cache_configurator import KVCacheConfigurator
-from specplug_sglang.scheduler import memory
+from specplug_sglang.scheduler.worker import leave_room
 
 class Sized(Exception):
     pass
@@ -24,7 +24,7 @@ def config_from_budget(self, budget):
 
 KVCacheConfigurator._profile_available_bytes = lambda self, before: {FOUND}
 KVCacheConfigurator.config_from_budget = config_from_budget
-memory.install(lambda found: found - {LEFT_OUT})
+leave_room(lambda found: found - {LEFT_OUT})
 try:
     object.__new__(KVCacheConfigurator)._resolve_memory_pool_config(1)
 except Sized as sized:

@@ -74,8 +74,8 @@ def between_kernels(scheduler: Any) -> dict[str, Any]:
     The first step copies what steps that draft need.  "own" is the number of launches of the proposer itself.
     """
     from specplug_sglang.scheduler import stream_drafts
+    from specplug_sglang.scheduler.batches import Decoding
     from specplug_sglang.scheduler.drafting import ProposerDrafting
-    from specplug_sglang.scheduler.drafts import Decoding
 
     launched: list[str] = []
     noting = Launches(*(lambda *_, name=name: launched.append(name) for name in Launches._fields))

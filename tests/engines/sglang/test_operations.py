@@ -172,13 +172,13 @@ def set_mode(engine: Any, **order: Any) -> list[dict[str, Any]]:
 
 
 def reported_in_scheduler(scheduler: Any) -> dict[str, Any]:
-    from specplug_sglang.scheduler import status
+    from specplug_sglang import status
 
     return status.scheduler_status(scheduler)
 
 
 def obeyed_in_scheduler(scheduler: Any, order: dict[str, Any]) -> dict[str, Any]:
-    from specplug_sglang.scheduler import status
+    from specplug_sglang import status
 
     return status.control(scheduler, order)
 

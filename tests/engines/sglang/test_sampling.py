@@ -180,7 +180,7 @@ def lossy(scheduler: Any, thresholds: dict[str, float]) -> dict[str, Any]:
     """Set SGLang's thresholds as its own route does; return the status."""
     from sglang.srt.managers.io_struct import SetInternalStateReq
 
-    from specplug_sglang.scheduler.status import scheduler_status
+    from specplug_sglang.status import scheduler_status
 
     if thresholds:
         assert scheduler.internal_state.set_internal_state(SetInternalStateReq(server_args=thresholds)).updated

@@ -15,7 +15,7 @@ from sgl_kernel.seeds import murmur_hash32_cpu
 from sgl_kernel.speculative import reconstruct_indices_from_tree_mask
 from specplug_test_sglang_cpu.attention import attend, masks_of
 
-from specplug_sglang.verification.lossy import departed
+from specplug_sglang.verification.acceptance import departed
 
 
 @st.composite

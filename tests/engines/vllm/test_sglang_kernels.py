@@ -18,7 +18,7 @@ from specplug.pipeline.device.columns import launches_for
 from specplug.trim import SurvivalTrimmer
 from specplug.types.draft import Draft
 from specplug_sglang.scheduler import ranks
-from specplug_sglang.scheduler.drafts import Decoding
+from specplug_sglang.scheduler.batches import Decoding
 from specplug_sglang.verification import trees
 from specplug_sglang.verification.trees import TokenTable, operations_for
 from tests.adapters.sglang_engine import DRAFT_LENGTH, Engine, run
