@@ -7,14 +7,12 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Mapping
 from typing import Any
 
 from sglang.srt.environ import envs
 from sglang.srt.speculative.spec_registry import CustomSpecAlgo
 
-from specplug.errors import EngineError, SpecplugError
-from specplug.operator import startup
+from specplug.errors import EngineError
 from specplug.settings.sources import CONFIG_VARIABLE
 from specplug_sglang import seams
 from specplug_sglang.config import (
@@ -25,6 +23,7 @@ from specplug_sglang.config import (
     engine_method,
     is_tree_mode,
     lossy_arguments,
+    refusals,
     resolved,
     resolved_args,
 )
@@ -32,58 +31,53 @@ from specplug_sglang.config import (
 OFF = f"start without --speculative-algorithm {ALGORITHM}"
 
 
-REFUSED: dict[str, Any] = {
-    "attn_dp_size": 1,
-    "enable_dp_attention": False,  # old name of attn_dp_size; newer versions have converted it by now
-    "pp_size": 1,
-    "disaggregation_mode": "null",
-    "speculative_adaptive": False,
-    "speculative_use_rejection_sampling": False,
-    "enable_two_batch_overlap": False,
-    "enable_linear_replayssm_spec": False,
-    "enable_pdmux": False,
-    "enable_watermark": False,
-    "enable_hisparse": False,
-    "grpc_mode": False,
-    "smg_grpc_mode": False,
-}
-"""Arguments that are refused unless they have this value."""
-
-_RUST = "SGLANG_RUST_SERVER"
-_SIMULATED = "SGLANG_SIMULATE_ACC_LEN"
+_RUST, _SIMULATED = "SGLANG_RUST_SERVER", "SGLANG_SIMULATE_ACC_LEN"
+_SKIPS = "SGLANG_SPEC_SKIP_ZERO_STEP_DRAFT_EXTEND"
 _FIELDS_UNCHECKED = "requests would reach the scheduler without their fields being checked"
+_DATA_PARALLEL = "attention with data parallelism is not supported"
+_UNSUPPORTED = "not supported with specplug"
 
-_WHY = {
-    "attn_dp_size": "attention with data parallelism is not supported",
-    "enable_dp_attention": "attention with data parallelism is not supported",
-    "pp_size": "pipeline parallelism is not supported",
-    "disaggregation_mode": "prefill and decode on separate servers are not supported",
-    "speculative_adaptive": "specplug's policy chooses draft lengths",
-    "speculative_use_rejection_sampling": "SGLang's rejection sampling needs the drafts' distributions",
-    "enable_two_batch_overlap": "SGLang cannot split specplug's verification batches in two",
-    "enable_linear_replayssm_spec": "SGLang's ring of verified states needs the same draft length in every step",
-    "speculative_ngram_external_corpus_path": "specplug's corpora are in a store; name it as corpora.store, and see "
-    "`specplug corpus add`",
-    "speculative_eagle_topk": "SGLang changes the draft length of chains only",
-    "enable_multi_layer_eagle": "SGLang's worker of several draft layers cannot change its draft length",
-    "enable_lora": "SGLang's graphs for adapters need the same draft length in every step",
-    "grpc_mode": _FIELDS_UNCHECKED,
-    "smg_grpc_mode": _FIELDS_UNCHECKED,
+Refused = dict[str, tuple[Any, str]]
+"""By argument, the only value that is accepted in addition to None, and why."""
+
+REFUSED: Refused = {
+    "attn_dp_size": (1, _DATA_PARALLEL),
+    "enable_dp_attention": (False, _DATA_PARALLEL),  # attn_dp_size's old name; newer versions have converted it by now
+    "pp_size": (1, "pipeline parallelism is not supported"),
+    "disaggregation_mode": ("null", "prefill and decode on separate servers are not supported"),
+    "speculative_adaptive": (False, "specplug's policy chooses draft lengths"),
+    "speculative_use_rejection_sampling": (False, "SGLang's rejection sampling needs the drafts' distributions"),
+    "enable_two_batch_overlap": (False, "SGLang cannot split specplug's verification batches in two"),
+    "enable_linear_replayssm_spec": (
+        False,
+        "SGLang's ring of verified states needs the same draft length in every step",
+    ),
+    "enable_pdmux": (False, _UNSUPPORTED),
+    "enable_watermark": (False, _UNSUPPORTED),
+    "enable_hisparse": (False, _UNSUPPORTED),
+    "grpc_mode": (False, _FIELDS_UNCHECKED),
+    "smg_grpc_mode": (False, _FIELDS_UNCHECKED),
+}
+
+OF_PROPOSERS: Refused = {
+    **REFUSED,
+    "speculative_ngram_external_corpus_path": (
+        None,
+        "specplug's corpora are in a store; name it as corpora.store, and see `specplug corpus add`",
+    ),
+}
+
+OF_DRAFTERS: Refused = {
+    **REFUSED,
+    "speculative_eagle_topk": (1, "SGLang changes the draft length of chains only"),
+    "enable_multi_layer_eagle": (False, "SGLang's worker of several draft layers cannot change its draft length"),
+    "enable_lora": (False, "SGLang's graphs for adapters need the same draft length in every step"),
 }
 
 METHODS = ("EAGLE", "EAGLE3", "STANDALONE")
 """Algorithms whose workers build a runtime state per draft length; SGLang resolves NEXTN to EAGLE."""
 
 ENGINE_OFF = f"take the proposer 'engine' out of {CONFIG_VARIABLE}, which leaves the drafter to SGLang"
-
-_REFUSED: dict[str, Any] = {
-    **REFUSED,
-    "speculative_eagle_topk": 1,
-    "enable_multi_layer_eagle": False,
-    "enable_lora": False,
-}
-
-_SKIPS = "SGLANG_SPEC_SKIP_ZERO_STEP_DRAFT_EXTEND"
 
 
 class Algorithm(CustomSpecAlgo):
@@ -128,7 +122,7 @@ class Algorithm(CustomSpecAlgo):
         Raises:
             ValueError: the settings are invalid, or specplug does not support the server's configuration.
         """
-        try:
+        with refusals():
             for where in ("algorithm", "worker"):  # a moved seam would end the scheduler a moment later
                 seams.require(where)
             refuse_unsupported(server_args)
@@ -136,9 +130,6 @@ class Algorithm(CustomSpecAlgo):
             if found.was_set("verifier"):
                 named = f"setting 'verifier' {found.settings.verifier!r}"
                 raise refusal("SGLang verifies drafts itself", named, "settings without it")
-        except SpecplugError as error:
-            startup.show_message_only()
-            raise ValueError(str(error)) from error
         tokens = found.settings.num_speculative_tokens + 1
         server_args.speculative_num_draft_tokens = tokens
         server_args.speculative_eagle_topk = server_args.speculative_eagle_topk or 1
@@ -189,7 +180,7 @@ def refuse_unsupported(server_args: Any) -> None:
         _refuse_trees_for_states(server_args)
         if lossy := lossy_arguments(resolved_args(server_args)):
             raise refusal("lossy acceptance is for chains", lossy, "--speculative-eagle-topk 1, or no thresholds")
-    refuse_arguments(server_args, {**REFUSED, "speculative_ngram_external_corpus_path": None}, OFF)
+    refuse_arguments(server_args, OF_PROPOSERS, OFF)
 
 
 def _refuse_trees_for_states(server_args: Any) -> None:
@@ -208,23 +199,21 @@ def _refuse_trees_for_states(server_args: Any) -> None:
     )
 
 
-def refuse_arguments(server_args: Any, refused: Mapping[str, Any], alternative: str) -> None:
+def refuse_arguments(server_args: Any, refused: Refused, alternative: str) -> None:
     """Refuse arguments and environment variables that are not supported.
 
     Args:
         server_args: a server's arguments.
-        refused: the only value of each argument that is accepted in addition to None.
+        refused: the arguments.
         alternative: how to start the server without specplug, for messages.
 
     Raises:
         EngineError: specplug does not support the server's configuration.
     """
-    for name, expected in refused.items():
+    for name, (expected, why) in refused.items():
         value = getattr(server_args, name, expected)
         if value is not None and value != expected:
-            flag = "--" + name.replace("_", "-")
-            what = _WHY.get(name, "not supported with specplug")
-            raise refusal(what, f"{flag} {value}", f"{expected!r}", alternative)
+            raise refusal(why, f"--{name.replace('_', '-')} {value}", f"{expected!r}", alternative)
     if os.environ.get(_RUST, "").lower() in ("1", "true", "yes"):
         raise refusal(_FIELDS_UNCHECKED, f"{_RUST}={os.environ[_RUST]}", "SGLang's own server in Python", alternative)
     simulated = envs.SGLANG_SIMULATE_ACC_LEN.get()
@@ -254,16 +243,12 @@ def handled(result: None, algorithm: Any, server_args: Any) -> None:
     Raises:
         ValueError: the settings are invalid, or specplug does not support the server's configuration.
     """
-    try:
-        if engine_method(server_args) is None:
-            return
-        for where in ("worker", "engine drafts"):  # a moved seam would end the scheduler a moment later
-            seams.require(where)
-        refuse_for_drafter(resolved_args(server_args))
-        resolved(server_args)
-    except SpecplugError as error:
-        startup.show_message_only()
-        raise ValueError(str(error)) from error
+    with refusals():
+        if engine_method(server_args) is not None:
+            for where in ("worker", "engine drafts"):  # a moved seam would end the scheduler a moment later
+                seams.require(where)
+            refuse_for_drafter(resolved_args(server_args))
+            resolved(server_args)
 
 
 def refuse_for_drafter(server_args: Any) -> None:
@@ -276,7 +261,7 @@ def refuse_for_drafter(server_args: Any) -> None:
     if algorithm not in METHODS:
         found, expected = f"--speculative-algorithm {algorithm}", ", ".join(METHODS)
         raise refusal("the draft length of this algorithm cannot be planned", found, expected, ENGINE_OFF)
-    refuse_arguments(server_args, _REFUSED, ENGINE_OFF)
+    refuse_arguments(server_args, OF_DRAFTERS, ENGINE_OFF)
     if envs.SGLANG_SPEC_SKIP_ZERO_STEP_DRAFT_EXTEND.get():
         what = "the draft model would not see the tokens of steps without drafts, and later drafts would be wrong"
         raise refusal(what, f"{_SKIPS}=1", f"{_SKIPS} unset", ENGINE_OFF)

@@ -11,9 +11,12 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
+from specplug.errors import SpecplugError
+from specplug.operator import startup
 from specplug.plugins.registry import default_registry
 from specplug.settings.sources import CONFIG_VARIABLE, ResolvedSettings, load_settings
 from specplug.types.caps import Distribution, DraftLengthChange, EngineCaps, Ragged
@@ -54,6 +57,16 @@ def engine_method(server_args: Any) -> str | None:
     if not environment or name in ("", ALGORITHM) or not _load(None, name, environment).settings.drafts_in_engine:
         return None
     return name
+
+
+@contextmanager
+def refusals() -> Iterator[None]:
+    """Raise specplug's errors as ValueError, as SGLang does for invalid arguments."""
+    try:
+        yield
+    except SpecplugError as error:
+        startup.show_message_only()
+        raise ValueError(str(error)) from error
 
 
 def resolved_args(server_args: Any) -> Any:

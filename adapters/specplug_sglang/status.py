@@ -29,7 +29,7 @@ KEY = "specplug"
 MODE, LIMIT = "specplug_mode", "specplug_num_speculative_tokens"
 """Keys of an order in `set_internal_state`.  Mode: 1 is on, 0 is off; limit: -1 is no limit."""
 
-_MODES = {"off": 0, "on": 1}
+_MODES = ("off", "on")
 _NO_LIMIT = -1
 _CONTROLLER = "sglang.srt.managers.scheduler_components.internal_state.SchedulerInternalStateController"
 
@@ -45,11 +45,11 @@ def install() -> None:
 def scheduler_status(scheduler: Any) -> dict[str, Any]:
     """Return the status of a scheduler and its worker: settings, plan, control, counts and faults, as plain data.
 
-    It does not wait for running steps, so counts may be out of date (see `Counts`); those of
-    lossy verification are read back, which waits, on servers that have any.  With
-    SGLang's own drafter the scheduler counts the results of drafts, and the worker has no status.
+    It does not wait for running steps, so counts may be out of date (see `Counts`); those of lossy verification are
+    read back, which waits, on servers that have any.  With SGLang's own drafter the scheduler counts the results of
+    drafts, and the worker has no status.
     """
-    from sglang.srt.runtime_context import get_spec
+    from sglang.srt.runtime_context import get_parallel, get_spec
 
     from specplug_sglang.scheduler.engine_drafting import EngineDrafting
 
@@ -60,7 +60,7 @@ def scheduler_status(scheduler: Any) -> dict[str, Any]:
         counted = drafting.counts.snapshot({})
         drafter = {"engine_drafter": drafting.method, "metrics": _with_lossy(counted)}
     return {
-        "engine": _engine_of(),
+        "engine": int(get_parallel().dp_rank or 0),
         "overlap": bool(scheduler.enable_overlap),
         "trees": caps.trees,
         "max_draft_length": caps.max_draft_length,
@@ -83,32 +83,23 @@ def scheduler_status(scheduler: Any) -> dict[str, Any]:
 def worker_status(scheduler: Any) -> dict[str, Any]:
     """Return the worker's status: its rank and, on the rank that drafts (0), its counts and faults."""
     drafting = scheduler.draft_worker.drafting
-    status: dict[str, Any] = {"rank": drafting.rank, "drafts": drafting.stage is not None}
-    if drafting.stage is not None:
-        settings = drafting.resolved.settings
-        status |= {
-            "device": str(drafting.device),
-            "proposers": [settings.proposer, *settings.extra_proposers],
-            "slots": drafting.allocator.status(),
-            "sources": list(drafting.stage.sources),
-            "details": reported_details(drafting.stage.proposers),
-            "metrics": _with_lossy(drafting.counts.read()),
-        }
-    return status
+    if drafting.stage is None:
+        return {"rank": drafting.rank, "drafts": False}
+    settings = drafting.resolved.settings
+    return {
+        "rank": drafting.rank,
+        "drafts": True,
+        "device": str(drafting.device),
+        "proposers": [settings.proposer, *settings.extra_proposers],
+        "slots": drafting.allocator.status(),
+        "sources": list(drafting.stage.sources),
+        "details": reported_details(drafting.stage.proposers),
+        "metrics": _with_lossy(drafting.counts.read()),
+    }
 
 
 def _with_lossy(counted: MetricsSnapshot) -> dict[str, Any]:
     return replace(counted, lossy=acceptance.counter.read()).as_dict()
-
-
-def control(scheduler: Any, order: dict[str, Any]) -> dict[str, Any]:
-    """Apply an operator's order (see `specplug.operator.control.Order`) and return the resulting state.
-
-    Raises:
-        SettingsError: the order is invalid; nothing has changed.
-    """
-    state: dict[str, Any] = scheduler.draft_worker.drafting.step_planner.control.set(**order)
-    return state
 
 
 def state_reported(original: Any, controller: Any, request: Any) -> Any:
@@ -144,7 +135,7 @@ def state_set(original: Any, controller: Any, request: Any) -> Any:
         answer = original(controller, SetInternalStateReq(server_args=others))
         if not answer.updated:
             return answer
-    control(controller.scheduler, order)
+    controller.scheduler.draft_worker.drafting.step_planner.control.set(**order)
     return SetInternalStateReqOutput(updated=True)
 
 
@@ -152,7 +143,7 @@ def numbers_of(order: dict[str, Any]) -> dict[str, int]:
     """Return a validated order encoded as numbers."""
     numbers = {}
     if order.get("mode") is not None:
-        numbers[MODE] = _MODES[order["mode"]]
+        numbers[MODE] = _MODES.index(order["mode"])
     if "num_speculative_tokens" in order:
         limit = order["num_speculative_tokens"]
         numbers[LIMIT] = _NO_LIMIT if limit is None else limit
@@ -167,11 +158,7 @@ def order_of(numbers: dict[str, Any]) -> dict[str, Any]:
     """
     order: dict[str, Any] = {}
     if MODE in numbers:
-        modes = {number: mode for mode, number in _MODES.items()}
-        if numbers[MODE] not in modes:
-            expected = "1 (on) or 0 (off)"
-            raise SettingsError.build("no such mode", who=MODE, found=numbers[MODE], expected=expected)
-        order["mode"] = modes[numbers[MODE]]
+        order["mode"] = dict(enumerate(_MODES)).get(numbers[MODE], numbers[MODE])
     if LIMIT in numbers:
         order["num_speculative_tokens"] = None if numbers[LIMIT] == _NO_LIMIT else numbers[LIMIT]
     return parse_order(order, "/set_internal_state").model_dump(exclude_unset=True)
@@ -180,13 +167,6 @@ def order_of(numbers: dict[str, Any]) -> dict[str, Any]:
 def _drafts(scheduler: Any) -> bool:
     """Return whether specplug drafts for this scheduler and the seams of the status are available."""
     return hasattr(scheduler.draft_worker, "drafting") and seams.available("status")
-
-
-def _engine_of() -> int:
-    """Return the data-parallel rank of this process."""
-    from sglang.srt.runtime_context import get_parallel
-
-    return int(get_parallel().dp_rank or 0)
 
 
 # -- in the processes that serve requests ---------------------------------------------------------------------------

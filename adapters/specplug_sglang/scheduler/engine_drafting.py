@@ -60,7 +60,7 @@ class EngineDrafting(PlannedSteps):
 
     def prefilled(self, reqs: Sequence[Any]) -> None:
         """Count the first tokens of requests, which a prefill emitted."""
-        self._prefills = True
+        self.prefills = True
         off = len(reqs) if self.step_planner.is_off else sum([self._bounds(req).cap == 0 for req in reqs])
         self.counts.record((), len(reqs), len(reqs), off)
 

@@ -127,7 +127,7 @@ class PlannedSteps:
         )
         self._launched: deque[LaunchedStep] = deque()
         self._unsettled: VerifiedStep | None = None
-        self._began, self._prefills = 0.0, False
+        self._began, self.prefills = 0.0, False
 
     def verified(self, accepted: Sequence[int]) -> None:
         """Process a step's accepted counts by row."""
@@ -167,7 +167,7 @@ class PlannedSteps:
 
         A prefill queued before the step may still be running when the step begins, so the step is then not timed.
         """
-        timed, self._prefills = not self._prefills, False
+        timed, self.prefills = not self.prefills, False
         if self.step_planner.is_off:
             return UNREPORTED
         rows, context = len(reqs), sum(map(text_length, reqs))

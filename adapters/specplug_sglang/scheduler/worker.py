@@ -170,6 +170,7 @@ class SpeculativeWorker(BaseSpecWorker):
     def _extend(self, batch: Any, on_publish: Any) -> Any:
         """Run a prefill on the target.  Proposers read prompts at the first step that drafts."""
         drafting, reqs = self.drafting, batch.reqs
+        drafting.prefills = True
         drafting.admit(reqs)
         result = self.target_worker.forward_batch_generation(batch)
         if on_publish is not None:

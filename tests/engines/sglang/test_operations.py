@@ -178,9 +178,8 @@ def reported_in_scheduler(scheduler: Any) -> dict[str, Any]:
 
 
 def obeyed_in_scheduler(scheduler: Any, order: dict[str, Any]) -> dict[str, Any]:
-    from specplug_sglang import status
 
-    return status.control(scheduler, order)
+    return dict(scheduler.draft_worker.drafting.step_planner.control.set(**order))
 
 
 def break_status(scheduler: Any, broken: bool) -> None:
