@@ -164,12 +164,9 @@ async def _handle_request(original: Callable[..., Any], serving: Any, request: A
 
 
 async def counted(answers: AsyncIterator[Any], of_request: predicted.Predicted, *, pieces: bool) -> AsyncIterator[Any]:
-    """Pass answers of `generate_request` on, and let a prediction's counts take in their tokens.
+    """Pass answers of `generate_request`, a dict or a list each, on, and count their tokens for a prediction.
 
-    Args:
-        answers: each one dict or a list of them.
-        of_request: the prediction.
-        pieces: whether each answer has the tokens since the one before, instead of all so far.
+    In `pieces` each answer has the tokens since the one before, instead of all so far.
     """
     known: dict[Any, int] = {}
     try:

@@ -23,6 +23,9 @@ from specplug_sglang.scheduler.batches import Decoding
 from specplug_sglang.scheduler.grammar import GrammarCompleter
 from specplug_sglang.verification.trees import TokenTable, on_device
 
+PERIOD = 0.2
+"""Least seconds between two copies of counts while steps run."""
+
 
 class Drafts(ABC):
     """Drafts of one draft stage.
@@ -43,25 +46,16 @@ class Drafts(ABC):
 
     @abstractmethod
     def propose(self, batch: Decoding, draft_length: int, plan: StepPlan) -> Draft | None:
-        """Draft, cut the drafts to the plan's budget and complete them by their grammars.
+        """Draft at most `draft_length` > 0 tokens, cut to the plan's budget and completed by grammars.
 
-        Args:
-            batch: the batch.
-            draft_length: the most draft tokens of a row, above 0.
-            plan: the step's plan.
-
-        Returns:
-            Drafts of as many tokens, or on a CPU of as many as the longest has.  None if nothing is drafted.
+        Drafts have as many tokens, or on a CPU as many as the longest row.  None if nothing is drafted.
         """
 
     @abstractmethod
     def observe(self, batch: Decoding, draft: Draft, accept_lens: Tensor) -> None:
-        """Report a step that verified drafts; the token table has its tokens already.
+        """Report a step that verified `draft` and emitted `accept_lens` [B] tokens, which the token table has already.
 
-        Args:
-            batch: as it was before the step.
-            draft: the verified drafts.
-            accept_lens: [B], emitted tokens.
+        `batch` is as it was before the step.
         """
 
     def idle(self, batch: Decoding) -> None:  # noqa: B027 - optional
@@ -76,10 +70,7 @@ class Drafts(ABC):
     def count_grammars(self, completed: Completed, lengths: Tensor, accepted: Sequence[int]) -> None:  # noqa: B027 - optional
         """Count the tokens that grammars added to a step's drafts, once its results are on the host.
 
-        Args:
-            completed: what grammars had made of the drafts.
-            lengths: [B] int32, tokens of the verified drafts.
-            accepted: by row, how many of them were accepted.
+        `lengths` [B] int32 are the tokens of the verified drafts, of which `accepted` [B] were accepted.
         """
 
     def close(self) -> None:
@@ -88,18 +79,7 @@ class Drafts(ABC):
 
 
 class StageDrafts(Drafts):
-    """Drafts of a stage that takes its steps itself, on the engine's device or on threads of its own.
-
-    Args:
-        stage: the draft stage, on the engine's device.
-        table: the token table.
-        grammars: completes the drafts.
-        caps: the engine's capabilities.
-        vocab_size: V.
-
-    Attributes:
-        stops: the detector of stops.
-    """
+    """Drafts of a stage on the engine's device, which takes its steps itself, there or on threads of its own."""
 
     def __init__(
         self, stage: DraftStage, table: TokenTable, grammars: GrammarCompleter, caps: EngineCaps, vocab_size: int
@@ -143,12 +123,8 @@ class StageDrafts(Drafts):
             self._after_stop(batch, batch.before + 1, torch.ones_like(batch.slots, dtype=torch.int32))
         emitted = accept_lens.to(torch.int32)
         lengths = batch.before + 1 + emitted
-        outcome = Outcome(
-            verified=draft.lengths,
-            accepted=emitted - 1,
-            emitted=emitted,
-            after_stop=self._after_stop(batch, lengths, emitted),
-        )
+        after_stop = self._after_stop(batch, lengths, emitted)
+        outcome = Outcome(verified=draft.lengths, accepted=emitted - 1, emitted=emitted, after_stop=after_stop)
         self.stage.observe(self._view(batch, lengths), self.grammars.annotated(outcome))
         self.counts.step()
 
@@ -170,21 +146,13 @@ def module_of(device: torch.device) -> Any:
     return None if device.type in ("cpu", "meta") else torch.get_device_module(device)
 
 
-PERIOD = 0.2
-"""Least seconds between two copies while steps run."""
-
-
 class Counts:
     """The newest counts known on the host, for the status.
 
     Steps without drafts are counted on the host (`SpecMetrics.record_on_host`).  The other counters live on the device.
     They are copied to the host a few times a second, and a status request during a step gets the newest copy that has
     arrived.  When no step runs, the counters themselves are read.
-
-    Args:
-        metrics: the counters, on a device.
-        device_module: PyTorch's module for that device, such as `torch.cuda`; None if the device is the host.
-        clock: returns seconds.
+    `device_module` is PyTorch's module for the counters' device, such as `torch.cuda`; None if that is the host.
     """
 
     def __init__(self, metrics: SpecMetrics, device_module: Any, clock: Callable[[], float] = time.monotonic) -> None:

@@ -19,11 +19,9 @@ from specplug_sglang.requests import served_plainly, text_length
 
 
 class LaunchedStep(NamedTuple):
-    """A launched step whose results have not arrived.
+    """A launched step of the planner whose results have not arrived.
 
     Attributes:
-        launched: what the planner knows of it.
-        reqs: its requests.
         verified: by row, draft tokens that may be accepted, ints or [B] int32 on the host; None without drafts.
         completed: what grammars made of the drafts, if it is still to be counted.
         late: the requests that could not draft, to be read once the results have arrived.
@@ -49,7 +47,6 @@ class VerifiedStep(NamedTuple):
     """A step whose accepted counts are known, until SGLang has found which requests it ended, and where.
 
     Attributes:
-        launched: what the planner knows of it.
         ended: when its results arrived, in seconds.
         rows: the requests that had not ended before the step, beyond which SGLang may have let them run.
         late: those that could not draft, see `StepPlanner.finish`.
@@ -97,9 +94,8 @@ class PlannedSteps:
         tokenizer: the target's, or None.
 
     Attributes:
-        step_planner: makes the plans.
-        context: the context that plug-ins are built with.
         inexact: features, see `served_plainly`, with which a request gets no drafts; None for all of them.
+        prefills: whether a prefill was launched since the last step.
     """
 
     inexact: tuple[str, ...] | None = None

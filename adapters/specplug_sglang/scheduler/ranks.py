@@ -53,12 +53,9 @@ class RankGroup:
         return _unpacked(draft, packed)
 
     def share_from_host(self, draft: Draft | None, blank: Callable[[int], Draft], most: int) -> Draft | None:
-        """Return rank 0's draft of any length, or None if it has none, broadcast between hosts as one message.
+        """Return rank 0's draft in host memory, None if it has none, broadcast between hosts as one message.
 
-        Args:
-            draft: rank 0's, in host memory; None on the other ranks.
-            blank: returns an empty draft of as many rows, of a given length.
-            most: the longest draft.
+        Its length may be any up to `most`; `blank` returns an empty draft of as many rows and a given length.
         """
         whole = _columns(blank(most))
         message = torch.zeros(len(whole[0]), 1 + sum(column.shape[1] for column in whole), dtype=torch.int32)

@@ -51,12 +51,7 @@ class _Unreported(NamedTuple):
 
 
 class ReportingDrafts(Drafts):
-    """Drafts whose steps report the step before, see above.
-
-    Args:
-        table: the token table.
-        draft_length: N, the longest draft.
-    """
+    """Drafts of at most `draft_length` tokens, whose steps report the step before, see above."""
 
     def __init__(self, table: TokenTable, draft_length: int) -> None:
         self._module = module_of(table.tokens.device)
@@ -85,6 +80,11 @@ class ReportingDrafts(Drafts):
             rows = self._rows._replace(idx_mapping=step.batch.slots, total_len=after, num_sampled=step.emitted)
             self._report(step, rows)
 
+    def _store(self, batch: Decoding, emitted: Tensor, cut: Sequence[int] = ()) -> None:
+        """Keep a step until it is reported; fields as in `_Unreported`."""
+        stream = None if self._module is None else self._module.current_stream()
+        self._unreported = _Unreported(batch, emitted, cut, stream)
+
     @abstractmethod
     def _report(self, step: _Unreported, rows: EngineRows) -> None:
         """Report a step on its own, with rows as they are after it."""
@@ -93,12 +93,7 @@ class ReportingDrafts(Drafts):
 class StreamDrafts(ReportingDrafts):
     """Drafts of a proposer on the host, in the engine's stream; see `specplug.runtime.stream_steps`.
 
-    Args:
-        stage: the draft stage, on the CPU.
-        slots: the table of slots, there too.
-        table: the token table, on the engine's device.
-        grammars: completes the drafts.
-        context: the context that plug-ins are built with.
+    The draft stage and the table of slots are on the CPU, the token table on the engine's device.
     """
 
     def __init__(
@@ -143,9 +138,7 @@ class StreamDrafts(ReportingDrafts):
 
     def observe(self, batch: Decoding, draft: Draft, accept_lens: Tensor) -> None:
         self.completed = self.grammars.take() if batch.is_constrained else None
-        cut = () if self.completed is None else self.completed.cut
-        stream = None if self._module is None else self._module.current_stream()
-        self._unreported = _Unreported(batch, accept_lens, cut, stream)
+        self._store(batch, accept_lens, () if self.completed is None else self.completed.cut)
 
     def idle(self, batch: Decoding) -> None:
         self.flush()
@@ -191,14 +184,7 @@ class StreamDrafts(ReportingDrafts):
 class DeviceDrafts(ReportingDrafts):
     """Drafts of a stage on the engine's device, in one kernel before its proposer and one after it.
 
-    Steps of batches with grammars are the stage's, which shares all state.
-
-    Args:
-        by_stage: drafts of a stage that `DeviceSteps` applies to, on the engine's device.
-        table: the token table.
-        vocab_size: V.
-        slots: the table of slots.
-        launches: the kernels of the device.
+    Steps of batches with grammars are those `by_stage`, whose stage shares all state.
     """
 
     def __init__(
@@ -224,8 +210,7 @@ class DeviceDrafts(ReportingDrafts):
         if batch.is_constrained:
             self._by_stage.observe(batch, draft, accept_lens)
         else:
-            stream = None if self._module is None else self._module.current_stream()
-            self._unreported = _Unreported(batch, accept_lens, (), stream)
+            self._store(batch, accept_lens)
 
     def idle(self, batch: Decoding) -> None:
         self.flush()
@@ -257,14 +242,8 @@ def build(
 ) -> tuple[Drafts, SlotAllocator]:
     """Return how to draft, and the slots of requests, which lie where the draft stage does.
 
-    A proposer on the host drafts in the engine's stream if it can, with a stage on the CPU.
-
-    Args:
-        settings: the server's.
-        context: the context that plug-ins are built with.
-        table: the token table.
-        tokenizer: the target's, or None.
-        notify: called with the slots' events.
+    A proposer on the host drafts in the engine's stream if it can, with a stage on the CPU.  The target's `tokenizer`
+    may be None; `notify` is called with the slots' events.
     """
 
     def grammars_of(stage: DraftStage) -> GrammarCompleter:

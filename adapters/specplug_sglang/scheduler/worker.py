@@ -38,12 +38,7 @@ from specplug_sglang.verification.trees import on_device, operations_for
 
 
 class SpeculativeWorker(BaseSpecWorker):
-    """specplug as SGLang's scheduler sees it.
-
-    Args:
-        server_args: arguments of a server with specplug enabled.
-        gpu_id, nccl_port: unused, as specplug opens no process group.
-        target_worker: SGLang's worker of the target model.
+    """specplug as SGLang's scheduler sees it.  It opens no process group, so that it uses no device id and no port.
 
     Attributes:
         drafting: requests, plans and drafts.
@@ -130,12 +125,10 @@ class SpeculativeWorker(BaseSpecWorker):
         self._additional_graph_memory_usage["target_verify"] = lengths.bytes_taken / (1 << 30)
         self._additional_graph_time_usage["target_verify"] = lengths.seconds
         attention.check(self.model_runner.attn_backend, trees=self.drafting.caps.trees)
-        self.model_runner.spec_algorithm.host_lengths = (
-            attention.needs_host_lengths(self.spec_v2_attn_backends)
-            or resolved_args(
-                self.server_args
-            ).enable_forward_pass_metrics  # sums them on the host, one request at a time
-        )
+        # Forward-pass metrics sum them on the host, one request at a time.
+        sums = resolved_args(self.server_args).enable_forward_pass_metrics
+        needed = attention.needs_host_lengths(self.spec_v2_attn_backends) or sums
+        self.model_runner.spec_algorithm.host_lengths = needed
 
     def _largest_batches(self) -> dict[int, int]:
         """Return the largest batch of each draft length that plans may choose, by nodes per request."""

@@ -52,11 +52,10 @@ def sample_plainly(sampler: Any, batch: Any, logits: Any, predict: Tensor, n: in
 
     Args:
         sampler: SGLang's, of the target.
-        batch: the verified batch, n nodes per row, the root first.
+        batch: the verified batch, `n` nodes per row, the root first.
         logits: SGLang's output of the forward pass, with "next_token_logits" [B * n, V]; the roots' rows are
             overwritten with the output of custom logit processors, from which log probabilities are computed.
         predict: [B * n] int32, the token after each node; replaced at the roots of plain rows.
-        n: nodes per row.
     """
     info = batch.sampling_info
     if not (
@@ -90,13 +89,9 @@ Verified = tuple[Tensor, Tensor, Tensor]
 
 
 def verify(runner: Any, batch: Any, logits: Any, grammar_mask: Any) -> Verified:
-    """Accept draft tokens, and emit one more per request.
+    """Accept draft tokens of a batch that `runner` has verified, and emit one more per request.
 
-    Args:
-        runner: the target's `ModelRunner`.
-        batch: the verified batch; its `spec_info` describes the nodes.
-        logits: SGLang's output of the forward pass; penalties, biases and grammars are applied to it in place.
-        grammar_mask: tokens that grammars forbid at each node, or None.
+    Penalties, biases and the mask of grammars, if there is one, are applied to the logits in place.
     """
     from sglang.srt.speculative.eagle_utils import eagle_sample
 
@@ -135,12 +130,9 @@ def _drawn(sampler: Any, batch: Any, logits: Any) -> Tensor:
 
 
 def _accept(nodes: Any, drawn: Tensor, alike: Verified) -> Verified:
-    """Walk each row from its root along the nodes that hold the drawn tokens.
+    """Walk each row from its root along SGLang's `nodes` that hold the tokens `drawn` [B, n] int64 after each node.
 
-    Args:
-        nodes: SGLang's description of the nodes.
-        drawn: [B, n] int64, the token after each node.
-        alike: templates for the shapes and dtypes of the results.
+    `alike` are templates for the shapes and dtypes of the results.
     """
     from sglang.srt.speculative.eagle_utils import verify_tree_greedy_func
 

@@ -21,14 +21,8 @@ from specplug_sglang.verification.trees import Nodes, chain_sees, whole_mask
 
 CAUSAL = frozenset(
     {
-        "CuteDslMLABackend",
-        "DeepseekSparseAttnBackend",
-        "FlashAttentionBackend",
-        "FlashMLABackend",
-        "MusaFlashAttentionBackend",
-        "TRTLLMHAAttnBackend",
-        "TRTLLMMLABackend",
-        "TorchNativeAttnBackend",
+        *("CuteDslMLABackend", "DeepseekSparseAttnBackend", "FlashAttentionBackend", "FlashMLABackend"),
+        *("MusaFlashAttentionBackend", "TRTLLMHAAttnBackend", "TRTLLMMLABackend", "TorchNativeAttnBackend"),
         "XPUAttentionBackend",
     }
 )
@@ -72,16 +66,10 @@ def verifying(attention: Any) -> Any:
 
 
 def mask_of(batch: Any, nodes: Nodes, max_length: int) -> Tensor:
-    """Return the mask of a step for a backend that reads one.
+    """Return the mask of a step, whose nodes are n of each of B rows, for a backend that reads one.
 
-    Args:
-        batch: a decoding `ScheduleBatch`.
-        nodes: nodes of B rows to verify, n each.
-        max_length: the longest text.
-
-    Returns:
-        On a CPU [B * n * n] bool, which nodes see which; elsewhere as in `whole_mask`, possibly with unused cells at
-        the end.
+    On a CPU it is [B * n * n] bool, which nodes see which; elsewhere as in `whole_mask`, possibly with unused cells at
+    the end.  `max_length` is the longest text.
     """
     rows, n = nodes.tokens.shape
     device = nodes.tokens.device

@@ -37,14 +37,12 @@ class TokenTable:
     """Token ids by slot.
 
     Args:
-        slots: S, rows.
-        length: L, the longest text.
+        slots, length: S rows, and L, the longest text.
         most_emitted: most tokens that a step emits per request.
         device: the table's device.
 
     Attributes:
         tokens: [S, L + most_emitted + 1] int32; undefined at and beyond a row's length.
-        most_emitted: as above.
         places: [most_emitted] int64, the numbers from 0 on.
     """
 
@@ -94,8 +92,7 @@ def nodes(draft: Draft, table: TokenTable, slots: Tensor, before: Tensor) -> Nod
     Args:
         draft: B rows of at most N = n - 1 tokens, chains or trees.
         table: the token table.
-        slots: [B] int64.
-        before: [B] int64, cached tokens of each text, which lack the newest.
+        slots, before: [B] int64, the rows' slots, and cached tokens of each text, which lack the newest.
     """
     last, lengths = table.tokens[slots, before].long()[:, None], draft.lengths[:, None]
     place = torch.arange(draft.draft_length + 1, device=slots.device)
@@ -160,10 +157,8 @@ def whole_mask(sees: Tensor, lengths: Tensor, total: int) -> Tensor:
     Args:
         sees: [B, n, n] bool.
         lengths: [B] int64, cached tokens before the nodes.
-        total: the sum of `lengths`, or an upper bound on it, known on the host.
-
-    Returns:
-        [n * total + B * n * n] bool; cells at the end are unused if `total` exceeds the sum.
+        total: the sum of `lengths`, or an upper bound on it, known on the host: it leaves unused cells at the end of
+            the [n * total + B * n * n] bool.
     """
     rows, n, _ = sees.shape
     sizes = n * (lengths + n)  # of each row
@@ -177,11 +172,8 @@ def whole_mask(sees: Tensor, lengths: Tensor, total: int) -> Tensor:
 def cut(next_token: Tensor, limits: Sequence[int]) -> Tensor:
     """Return the links of chains without those beyond each row's limit, so that verification ends there.
 
-    The token after the last link left is then the target's own, as at the end of any draft.
-
-    Args:
-        next_token: [B, n] int64, the node after each node of a chain, the root first; -1 for none.
-        limits: most draft tokens of each of the B rows.
+    The token after the last link left is then the target's own, as at the end of any draft.  `next_token` [B, n] int64
+    are the nodes after each node of a chain, the root first, -1 for none; `limits` are the most draft tokens by row.
     """
     nodes = torch.arange(next_token.shape[1], device=next_token.device)
     allowed = on_device(limits, torch.int64, next_token.device)
@@ -208,8 +200,7 @@ def append(
     """Append the emitted tokens of a step to the token table.
 
     Args:
-        table: the token table.
-        slots, before: as in `nodes`.
+        table, slots, before: as in `nodes`.
         predict: [B * n] int32, the token after each node.
         accept_index: [B, n] int32, indices in `predict` of the emitted tokens; -1 beyond a row's count.
         accept_lens: [B] int32 or int64, emitted tokens.
