@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -25,7 +24,7 @@ from specplug.types.request import Reference, RequestOptions
 from specplug_sglang import requests
 from specplug_sglang.config import LADDER, ladder_up_to, largest_batches, least_captured, needed_batches
 from specplug_sglang.requests import prompt_of, running_request, served_plainly
-from specplug_sglang.scheduler.ranks import RankGroup, _unpacked
+from specplug_sglang.scheduler.ranks import RankGroup
 from specplug_sglang.verification.attention import check, most_cached, reads_mask
 from specplug_sglang.verification.trees import Nodes, TokenTable, append, chain_sees, nodes, whole_mask
 
@@ -242,51 +241,20 @@ class Allocated(TorchDispatchMode):
 @given(data=st.data())
 def test_drafts_arrive_on_other_ranks_as_they_were_sent(data):
     draft, _ = data.draw(drafts(trees=data.draw(st.booleans())))
-    sent = []
+    sent: list[torch.Tensor] = []
 
-    class Group:
-        world_size, rank_in_group = 2, 0
-
-        def broadcast(self, packed: torch.Tensor, src: int) -> None:
-            sent.append(packed.clone())
+    def broadcast(packed: torch.Tensor, src: int) -> None:
+        packed.copy_(sent[0]) if sent else sent.append(packed.clone())
 
     empty = Draft.allocate(draft.batch_size, draft.draft_length, trees=draft.parents is not None)
-    mine = RankGroup(Group()).share(draft)
-    assert len(sent) == 1
-    for found in (mine, _unpacked(empty, sent[0])):
+    for rank, own in enumerate((draft, empty)):
+        ranks = RankGroup(SimpleNamespace(world_size=2, rank_in_group=rank, broadcast=broadcast))
+        found = ranks.share(own)
         found.validate()
         assert torch.equal(found.token_ids, draft.token_ids)
         assert torch.equal(found.lengths, draft.lengths)
         assert (found.parents is None) is (draft.parents is None)
         assert draft.parents is None or torch.equal(found.parents, draft.parents)
-
-
-@given(data=st.data())
-def test_drafts_on_hosts_arrive_in_one_message_whatever_their_length(data):
-    """Other ranks know neither the length nor whether there is a draft at all."""
-    trees = data.draw(st.booleans())
-    draft, _ = data.draw(drafts(trees=trees))
-    most = draft.draft_length + data.draw(st.integers(0, 3))
-    sent = draft if draft.draft_length and data.draw(st.booleans()) else None
-    messages: list[torch.Tensor] = []
-
-    def broadcast(message: torch.Tensor, src: int, group: str) -> None:
-        assert (src, group) == (7, "hosts")
-        messages.append(message.clone()) if ranks.leads else message.copy_(messages[0])
-
-    for rank in range(2):
-        ranks = RankGroup(SimpleNamespace(world_size=2, rank_in_group=rank, ranks=[7, 8], cpu_group="hosts"))
-        with pytest.MonkeyPatch.context() as patched:
-            patched.setattr(torch.distributed, "broadcast", broadcast)
-            blank = partial(Draft.allocate, draft.batch_size, trees=trees)
-            found = ranks.share_from_host(sent if ranks.leads else None, blank, most)
-        assert (found is None) is (sent is None)
-        if found is not None:
-            found.validate()
-            assert torch.equal(found.token_ids, draft.token_ids)
-            assert torch.equal(found.lengths, draft.lengths)
-            assert draft.parents is None or torch.equal(found.parents, draft.parents)
-    assert len(messages) == 1
 
 
 def test_one_rank_has_nothing_to_share():

@@ -9,7 +9,6 @@ synchronous steps run the same code.
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import torch
@@ -206,10 +205,12 @@ class SpeculativeWorker(BaseSpecWorker):
             drafting.drafts.idle(step)
         if ranks.is_alone:
             return draft
-        blank = partial(Draft.allocate, len(step.reqs), device=self.device, trees=drafting.drafts_trees)
-        if drafting.reads_lengths:
-            return ranks.share_from_host(draft, blank, drafting.caps.max_draft_length)
-        return ranks.share(draft or blank(draft_length)) if draft_length else None
+        if drafting.reads_lengths:  # drafts are as long as their longest row
+            draft_length = ranks.agree(0 if draft is None else draft.draft_length)
+        if not draft_length:
+            return None
+        trees = drafting.drafts_trees
+        return ranks.share(draft or Draft.allocate(len(step.reqs), draft_length, device=self.device, trees=trees))
 
     def _verify(self, batch: Any, step: Decoding, draft: Draft | None, on_publish: Any) -> Any:
         """Let the target verify drafts, or without drafts the newest token of each row, and observe."""
