@@ -24,12 +24,7 @@ from specplug_sglang.verification.trees import Nodes, TokenTable, on_device
 class BatchRows:
     """Rows of B requests, kept from step to step while the same requests hold the same slots.
 
-    What lies on the device is copied there once a step drafts.
-
-    Args:
-        allocator: slots of the requests that the worker holds.
-        reqs: the requests.
-        device: device of batches and drafts.
+    What lies on the device of batches and drafts is copied there once a step drafts.
     """
 
     def __init__(self, allocator: SlotAllocator, reqs: Sequence[Any], device: torch.device) -> None:
@@ -41,14 +36,7 @@ class BatchRows:
         return self._reqs == reqs and self.facts.are_current(allocator)
 
     def view(self, tokens: Tensor, slots: Tensor, lengths: Tensor, vocab_size: int) -> EngineBatch:
-        """Describe the batch.
-
-        Args:
-            tokens: [S, L] int32, the token table.
-            slots: [B] int64, rows in SGLang's request pool.
-            lengths: [B], known tokens of each.
-            vocab_size: V.
-        """
+        """Describe the batch with the token table [S, L] int32, `slots` [B] int64, and `lengths` [B] known tokens."""
         lengths = lengths.to(torch.int32)
         return EngineBatch(
             slots=slots,
@@ -138,20 +126,8 @@ def prepare(batch: Any, nodes: Nodes, mask: Tensor | None) -> None:
     )
 
 
-def relayed(new_seq_lens: Tensor, last: Tensor, accept_lens: Tensor) -> Any:
-    """Return the input that carries a step's results to the next one, which needs the last token [B] of each row."""
-    from sglang.srt.speculative.ngram_info import NgramVerifyInput
-
-    return NgramVerifyInput(draft_token_num=1, new_seq_lens=new_seq_lens, accept_tokens=last, accept_lens=accept_lens)
-
-
 class PlainSteps:
-    """Runs steps that emit one token per request.
-
-    Args:
-        target_worker: SGLang's worker of the target model.
-        table: the texts of all requests.
-    """
+    """Runs steps of the target that emit one token per request."""
 
     def __init__(self, target_worker: Any, table: TokenTable) -> None:
         self._target, self._table = target_worker, table
@@ -161,7 +137,14 @@ class PlainSteps:
 
     def decode(self, batch: Any) -> Any:
         """Decode one token per request; returns SGLang's result."""
-        self.prepare(batch)
+        slots, before = batch.req_pool_indices, batch.seq_lens
+        batch.input_ids = self._table.tokens[slots, before].long()  # the newest tokens
+        batch.out_cache_loc = batch.req_to_token_pool.req_to_token[slots, before].long()
+        batch.seq_lens = before + 1
+        if batch.seq_lens_cpu is not None:
+            batch.seq_lens_cpu = batch.seq_lens_cpu + 1
+        batch.seq_lens_sum = None  # SGLang sums them again if the host knows them
+        batch.spec_info = None
         result = self._target.forward_batch_generation(batch)
         if not batch.sampling_info.is_all_greedy:  # rank 0's proposers may have drawn from the generators that sample
             from sglang.srt.runtime_context import get_parallel
@@ -174,29 +157,19 @@ class PlainSteps:
         self._table.append_one(batch.req_pool_indices, batch.seq_lens, tokens)
         return self.completed(result, tokens, batch.seq_lens)
 
-    def prepare(self, batch: Any) -> None:
-        """Turn a batch of speculation into one without, including the newest tokens; SGLang restores it afterwards."""
-        slots, before = batch.req_pool_indices, batch.seq_lens
-        batch.input_ids = self._table.tokens[slots, before].long()
-        batch.out_cache_loc = batch.req_to_token_pool.req_to_token[slots, before].long()
-        batch.seq_lens = before + 1
-        if batch.seq_lens_cpu is not None:
-            batch.seq_lens_cpu = batch.seq_lens_cpu + 1
-        batch.seq_lens_sum = None  # SGLang sums them again if the host knows them
-        batch.spec_info = None
-
     def completed(self, result: Any, tokens: Tensor, new_seq_lens: Tensor) -> Any:
-        """Complete SGLang's result of a step without speculation.
+        """Complete SGLang's result of a prefill or of decoding, which emitted `tokens` [B] int32.
 
-        Args:
-            result: of a prefill or of decoding.
-            tokens: [B] int32, the emitted tokens.
-            new_seq_lens: [B] int64, cached tokens after the step.
+        `new_seq_lens` [B] int64 are the cached tokens after the step.
         """
+        from sglang.srt.speculative.ngram_info import NgramVerifyInput
+
         rows = len(tokens)
         result.accept_lens = result.cap_lens = self._ones_on_host[:rows]
         result.new_seq_lens = new_seq_lens
-        result.next_draft_input = relayed(new_seq_lens, tokens, self._ones[:rows])
+        result.next_draft_input = NgramVerifyInput(
+            draft_token_num=1, new_seq_lens=new_seq_lens, accept_tokens=tokens, accept_lens=self._ones[:rows]
+        )
         result.speculative_num_draft_tokens = result.speculative_output_stride = 1
         return result
 

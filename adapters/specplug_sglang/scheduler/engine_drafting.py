@@ -30,14 +30,7 @@ class EngineDrafting(PlannedSteps):
     """Requests, plans and counts of one worker.
 
     It is the policy of SGLang's `AdaptiveController`, which keeps a runtime state per draft length and switches to
-    the one that the policy names.
-
-    Args:
-        server_args: arguments of a server whose own drafter drafts.
-        model_config: the target's.
-        slots: S, rows of SGLang's request pool.
-        device: the worker's.
-        ranks: the tensor-parallel ranks.
+    the one that the policy names.  Arguments are as in `PlannedSteps`.
 
     Attributes:
         method: the algorithm of SGLang's drafter, such as "eagle".
@@ -144,13 +137,8 @@ def planned(worker: type) -> type:
 
 
 class PlannedWorker:
-    """Mixin of SGLang's workers, before which it must stand among the bases.
+    """Mixin of SGLang's workers, before which it must stand among the bases."""
 
-    Attributes:
-        drafting: requests, plans and counts.
-    """
-
-    server_args: Any
     target_worker: Any
 
     def __init__(self, server_args: Any, gpu_id: int, nccl_port: int, target_worker: Any) -> None:
@@ -160,13 +148,8 @@ class PlannedWorker:
         seams.require("engine drafts")
         super().__init__(server_args, gpu_id, nccl_port, target_worker)  # type: ignore[call-arg]
         ranks, runner = RankGroup(get_parallel().tp_group), target_worker.model_runner
-        self.drafting = EngineDrafting(
-            server_args,
-            runner.model_config,
-            slots=rows_of_pool(server_args),
-            device=torch.device(runner.device),
-            ranks=ranks,
-        )
+        slots, device = rows_of_pool(server_args), torch.device(runner.device)
+        self.drafting = EngineDrafting(server_args, runner.model_config, slots=slots, device=device, ranks=ranks)
         self.adaptive_controller = AdaptiveController(self, self.drafting)  # builds the states with SGLang's graphs
         logging.getLogger(_SWITCHES).addFilter(lambda record: "Switch adaptive" not in record.getMessage())
         shorten_rollbacks(server_args)

@@ -19,6 +19,7 @@ from sglang.srt.mem_cache.kv_cache_configurator import KVCacheConfigurator
 from sglang.srt.model_executor.forward_batch_info import ForwardMode
 from sglang.srt.runtime_context import get_parallel
 from sglang.srt.speculative.base_spec_worker import BaseSpecWorker
+from sglang.srt.speculative.ngram_info import NgramVerifyInput
 from torch import Tensor
 
 from specplug.errors import EngineError
@@ -27,7 +28,7 @@ from specplug.types.draft import Draft
 from specplug_sglang import doctor, seams
 from specplug_sglang.config import largest_batches, resolved_args, rows_of_pool
 from specplug_sglang.requests import finished_prefills
-from specplug_sglang.scheduler.batches import Decoding, PlainSteps, decodes_plainly, prepare, relayed
+from specplug_sglang.scheduler.batches import Decoding, PlainSteps, decodes_plainly, prepare
 from specplug_sglang.scheduler.drafting import ProposerDrafting
 from specplug_sglang.scheduler.grammar import shorten_rollbacks
 from specplug_sglang.scheduler.ranks import RankGroup
@@ -248,7 +249,12 @@ class SpeculativeWorker(BaseSpecWorker):
             accept_lens=accept_lens,
             cap_lens=given.lengths + 1,  # SGLang's name for the tokens that a row verifies
             new_seq_lens=accepted.new_seq_lens,
-            next_draft_input=relayed(accepted.new_seq_lens, accepted.last, accept_lens),
+            next_draft_input=NgramVerifyInput(  # what the next step needs of this one
+                draft_token_num=1,
+                new_seq_lens=accepted.new_seq_lens,
+                accept_tokens=accepted.last,
+                accept_lens=accept_lens,
+            ),
             speculative_num_draft_tokens=n,
             speculative_output_stride=n,
         )
