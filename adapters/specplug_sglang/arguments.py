@@ -5,7 +5,6 @@ Those are arguments with which it would serve incorrectly; with SGLang's own dra
 
 from __future__ import annotations
 
-import functools
 import os
 from typing import Any
 
@@ -105,19 +104,25 @@ class Algorithm(CustomSpecAlgo):
     def create_future_map(
         self, device: Any, req_to_token_pool: Any, needs_cpu_seq_lens: bool = True, needs_confidence_relay: bool = False
     ) -> Any:
-        """Build the relay between overlapped steps.
+        """Build the relay between overlapped steps, which carries text lengths only: tokens are in the worker's table.
 
         For the n-gram SGLang always requests text lengths on the host, and so waits for every verification; here it
         does so only if `host_lengths` is set.
         """
+        from sglang.srt.managers.overlap_utils import FutureMap
+
+        class Relay(FutureMap):
+            def stash(self, future_indices: Any, payload: Any) -> None:
+                """Store no tokens for SGLang's own n-gram."""
+
+            def _resolve_spec_extras(self, batch: Any) -> None:
+                """Load none."""
+
         needed = needs_cpu_seq_lens and self.host_lengths
-        return _relay()(device, self, req_to_token_pool, needed, needs_confidence_relay)
+        return Relay(device, self, req_to_token_pool, needed, needs_confidence_relay)
 
     def handle_server_args(self, server_args: Any) -> None:
         """Refuse unsupported server arguments and fill in omitted ones.
-
-        Args:
-            server_args: a proxy that records assignments.
 
         Raises:
             ValueError: the settings are invalid, or specplug does not support the server's configuration.
@@ -141,29 +146,8 @@ class Algorithm(CustomSpecAlgo):
             server_args.max_running_requests, _ = default_requests_of(server_args)
 
 
-@functools.cache
-def _relay() -> type:
-    """Return the class of the relay, which carries text lengths only: tokens are in the worker's table."""
-    from sglang.srt.managers.overlap_utils import FutureMap
-
-    class Relay(FutureMap):
-        """SGLang's relay without the tokens that its own n-gram drafts from."""
-
-        def stash(self, future_indices: Any, payload: Any) -> None:
-            """Store nothing."""
-
-        def _resolve_spec_extras(self, batch: Any) -> None:
-            """Load nothing."""
-
-    return Relay
-
-
 def refuse_unsupported(server_args: Any) -> None:
-    """Refuse server arguments that specplug would serve incorrectly.
-
-    Raises:
-        EngineError: specplug does not support the server's configuration.
-    """
+    """Refuse server arguments that specplug would serve incorrectly (`EngineError`)."""
     tokens, topk = server_args.speculative_num_draft_tokens, server_args.speculative_eagle_topk
     if tokens is not None and tokens < 1:
         raise refusal("no room for the token that is verified with every draft", f"{LENGTH_FLAG} {tokens}", ">= 1")
@@ -200,16 +184,7 @@ def _refuse_trees_for_states(server_args: Any) -> None:
 
 
 def refuse_arguments(server_args: Any, refused: Refused, alternative: str) -> None:
-    """Refuse arguments and environment variables that are not supported.
-
-    Args:
-        server_args: a server's arguments.
-        refused: the arguments.
-        alternative: how to start the server without specplug, for messages.
-
-    Raises:
-        EngineError: specplug does not support the server's configuration.
-    """
+    """Refuse `refused` arguments and environment variables (`EngineError`); `alternative` is how to start without."""
     for name, (expected, why) in refused.items():
         value = getattr(server_args, name, expected)
         if value is not None and value != expected:
@@ -238,11 +213,7 @@ def install() -> None:
 
 
 def handled(result: None, algorithm: Any, server_args: Any) -> None:
-    """Check the arguments that SGLang has resolved for its algorithm.
-
-    Raises:
-        ValueError: the settings are invalid, or specplug does not support the server's configuration.
-    """
+    """Check the arguments that SGLang has resolved for its algorithm; raise ValueError as `handle_server_args` does."""
     with refusals():
         if engine_method(server_args) is not None:
             for where in ("worker", "engine drafts"):  # a moved seam would end the scheduler a moment later
@@ -252,11 +223,7 @@ def handled(result: None, algorithm: Any, server_args: Any) -> None:
 
 
 def refuse_for_drafter(server_args: Any) -> None:
-    """Refuse arguments with which specplug cannot change the draft length, or which make the text inexact.
-
-    Raises:
-        EngineError: specplug does not support the server's configuration.
-    """
+    """Refuse arguments with which the draft length cannot change, or the text would be inexact (`EngineError`)."""
     algorithm = server_args.speculative_algorithm
     if algorithm not in METHODS:
         found, expected = f"--speculative-algorithm {algorithm}", ", ".join(METHODS)

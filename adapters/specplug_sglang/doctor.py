@@ -14,14 +14,7 @@ from typing import Any
 
 from specplug.errors import EngineError, describe
 from specplug.operator import launches
-from specplug.operator.launches import (
-    ENGINE_DRAFTS,
-    Launch,
-    ServerCommand,
-    awaited_proposers,
-    differing,
-    lossy_acceptance,
-)
+from specplug.operator.launches import ENGINE_DRAFTS, Launch, ServerCommand, differing, lossy_acceptance
 from specplug.operator.startup import start_line
 from specplug.plugins.registry import default_registry
 from specplug.plugins.specs import CheckResult
@@ -92,7 +85,7 @@ def imports(settings: Settings) -> list[CheckResult]:
 
 def launch(settings: Settings, launch: str = "") -> list[CheckResult]:
     """Report on the server that a launch line would start; return nothing for another engine's line."""
-    names = awaited_proposers(settings, default_registry(), "cuda")
+    names = launches.awaited_proposers(settings, default_registry(), "cuda")
     in_general = [STEP_PLANNER, GRAMMARS, UNDRAFTED, REFUSED]
     in_general += [launches.host_cost(names, "on a GPU")] if names else []
     is_installed = ENGINE.folder is not None
@@ -147,11 +140,7 @@ def resolved_launch(arguments: list[str]) -> Launch | None:
 
 
 def _require_loaded() -> None:
-    """Refuse a line that keeps SGLang from loading specplug.
-
-    Raises:
-        EngineError: SGLang did not load specplug.
-    """
+    """Refuse a line that keeps SGLang from loading specplug."""
     from sglang.srt.speculative.spec_registry import get_spec
 
     if get_spec(ALGORITHM) is None:
@@ -182,7 +171,7 @@ def launch_of(server_args: Any) -> Launch:
         reach = graphs_reach(caps.captured_draft_lengths, graphs_up_to, requests, is_chosen=limited_by == FLAG)
     else:
         reach = CheckResult("ok", f"every draft length from 0 to {most} may be chosen; {device} has no graphs")
-    awaited = awaited_proposers(settings, default_registry(), device)
+    awaited = launches.awaited_proposers(settings, default_registry(), device)
     ranks = [_RANKS] if caps.tensor_parallel_size > 1 else []
     on_the_host = [STEP_PLANNER, *([launches.host_cost(awaited, "on a GPU")] if awaited else []), *ranks, GRAMMARS]
     last = [UNDRAFTED]
@@ -204,13 +193,9 @@ def _limited_by(server_args: Any, most: int) -> str:
 
 
 def graphs_reach(lengths: Sequence[int], graphs_up_to: int | None, requests: int, *, is_chosen: bool) -> CheckResult:
-    """Compare the batches that have graphs with the largest.
+    """Compare the batches that have graphs, up to `graphs_up_to`, with the largest; None if every step runs eagerly.
 
-    Args:
-        lengths: draft lengths that plans choose among.
-        graphs_up_to: the largest batch that decodes as a graph; None if every step runs eagerly.
-        requests: the most requests at a time.
-        is_chosen: whether the operator chose that number.
+    Plans choose among `lengths`.  `requests` is the most at a time, which the operator may have chosen.
     """
     line = f"draft lengths {', '.join(map(str, lengths))} may be chosen"
     if graphs_up_to is None:

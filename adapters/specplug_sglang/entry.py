@@ -25,7 +25,7 @@ def _worker(server_args: Any) -> type:
 
 def register() -> None:
     """Register the algorithm and install the hooks.  Cheap, idempotent, without effect until a server enables it."""
-    _log_as_sglang_does()
+    logging.getLogger("specplug").parent = logging.getLogger("sglang")  # whose format and handlers specplug follows
     try:
         from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
         from sglang.srt.speculative.spec_registry import get_spec
@@ -87,8 +87,3 @@ def _broken(error: Exception) -> SpecplugError:
         expected=str(VERSIONS),
         remedy=f"{VERSIONS.remedy}, or start without --speculative-algorithm {ALGORITHM}",
     )
-
-
-def _log_as_sglang_does() -> None:
-    """Make SGLang's logger the parent of specplug's, so that specplug follows SGLang's log format and handlers."""
-    logging.getLogger("specplug").parent = logging.getLogger("sglang")

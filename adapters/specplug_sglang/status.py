@@ -151,11 +151,7 @@ def numbers_of(order: dict[str, Any]) -> dict[str, int]:
 
 
 def order_of(numbers: dict[str, Any]) -> dict[str, Any]:
-    """Return the order that the numbers encode.
-
-    Raises:
-        SettingsError: they encode no valid order.
-    """
+    """Return the order that the numbers encode; raise SettingsError if they encode no valid one."""
     order: dict[str, Any] = {}
     if MODE in numbers:
         order["mode"] = dict(enumerate(_MODES)).get(numbers[MODE], numbers[MODE])
@@ -214,9 +210,7 @@ def read(engine: Any) -> list[dict[str, Any]]:
 def set_mode(engine: Any, **requested: Any) -> list[dict[str, Any]]:
     """Switch an `Engine`'s speculation off or on, or limit its drafts; return the state of each data-parallel rank.
 
-    Args:
-        engine: SGLang's.
-        requested: `mode`, "on" or "off"; `num_speculative_tokens`, None for no limit.  Omitted keys stay unchanged.
+    Keys are `mode`, "on" or "off", and `num_speculative_tokens`, None for no limit.  Omitted ones stay unchanged.
 
     Raises:
         SettingsError: the order is invalid; nothing has changed.

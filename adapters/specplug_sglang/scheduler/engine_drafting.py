@@ -154,7 +154,7 @@ class PlannedWorker:
         logging.getLogger(_SWITCHES).addFilter(lambda record: "Switch adaptive" not in record.getMessage())
         shorten_rollbacks(server_args)
         acceptance.count_lossy(server_args)
-        if ranks.leads:
+        if ranks.rank == 0:
             doctor.launch_of(server_args).announce()
 
     def init_cuda_graphs(self) -> None:

@@ -144,7 +144,7 @@ class PlannedSteps:
             self._report(step)
 
     def _results_of(self, step: LaunchedStep, accepted: Sequence[int], ended: float) -> VerifiedStep | None:
-        """Return a step to report once its ends are known; None if nothing of it is left to report."""
+        """Return a step to report once its ends are known, None if nothing is left."""
         return VerifiedStep.of(step, step.verified, accepted, ended)
 
     def _report(self, step: VerifiedStep) -> None:

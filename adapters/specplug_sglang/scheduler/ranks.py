@@ -19,7 +19,7 @@ class RankGroup:
     """The tensor-parallel ranks of one worker.
 
     Attributes:
-        rank: this process's tensor-parallel rank.
+        rank: this process's tensor-parallel rank; 0 drafts.
         is_alone: whether there are no other ranks, so that there is nothing to share.
     """
 
@@ -27,11 +27,6 @@ class RankGroup:
         self._group = group
         self.rank: int = group.rank_in_group
         self.is_alone: bool = group.world_size == 1
-
-    @property
-    def leads(self) -> bool:
-        """True on rank 0, which drafts."""
-        return self.rank == 0
 
     def agree(self, number: int) -> int:
         """Return rank 0's number, broadcast between hosts as one small message.  A no-op with one rank."""

@@ -75,7 +75,7 @@ class SpeculativeWorker(BaseSpecWorker):
         self.decodes_plainly = decodes_plainly(self.model_runner.model_config, server_args)
         self.plain_steps = PlainSteps(target_worker, self.drafting.table)
         acceptance.count_lossy(server_args)
-        if self.ranks.leads:
+        if self.ranks.rank == 0:
             doctor.launch_of(server_args).announce()
 
     def _leave_room(self) -> None:
@@ -96,11 +96,7 @@ class SpeculativeWorker(BaseSpecWorker):
         return (self.model_runner.attn_backend, *self.draft_lengths.backends())
 
     def alloc_memory_pool(self, memory_pool_config: Any = None, **pools: Any) -> None:
-        """Store the target's pools.
-
-        Raises:
-            EngineError: the request pool has more rows than the token table.
-        """
+        """Store the target's pools; refuse a request pool with more rows than the token table (`EngineError`)."""
         self.req_to_token_pool, self.token_to_kv_pool_allocator = self._target_worker.get_memory_pool()
         rows, expected = self.req_to_token_pool.req_to_token.shape[0], self.drafting.table.tokens.shape[0]
         if rows > expected:

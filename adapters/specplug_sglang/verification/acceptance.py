@@ -159,11 +159,7 @@ _KERNEL = "tree_speculative_sampling_target_only"
 
 
 def count_lossy(server_args: Any) -> None:
-    """Count what SGLang's verification by sampling accepts, in this process.
-
-    Raises:
-        EngineError: the server is lossy, and the function to count in is missing.
-    """
+    """Count what this process verifies by sampling; refuse a lossy server without the kernel (`EngineError`)."""
     module = _home(server_args.device)
     if not hasattr(module, _KERNEL):  # SGLang has it on GPUs only, and verifies greedily elsewhere
         if server_args.device != "cpu" and lossy_arguments(resolved_args(server_args)):

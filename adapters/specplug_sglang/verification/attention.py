@@ -35,11 +35,7 @@ def needs_host_lengths(backends: Iterable[Any]) -> bool:
 
 
 def check(attention: Any, *, trees: bool) -> None:
-    """Refuse trees on a backend that declares to read no mask: nodes would attend to other branches.
-
-    Raises:
-        EngineError: the server verifies trees on such a backend.
-    """
+    """Refuse trees on a backend that reads no mask, as nodes would attend to other branches (`EngineError`)."""
     if trees and _declared(attention) is False:
         raise EngineError.build(
             "this attention backend verifies chains only",

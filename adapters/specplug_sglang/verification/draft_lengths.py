@@ -133,10 +133,9 @@ class DraftLengths:
 
 
 def refuse_fused_accept(attention: Any) -> None:
-    """Refuse KDA's fused accept, whose steps start from a state that the previous step left in its last positions.
+    """Refuse KDA's fused accept (`EngineError`).
 
-    Raises:
-        EngineError: the backend accepts that way; a step with fewer nodes could not reach that state.
+    Its steps start from a state in the last positions of the previous step, which one with fewer nodes cannot reach.
     """
     linear = getattr(attention, "linear_attn_backend", None)
     if getattr(linear, "accept_lens_pool", None) is None:
