@@ -42,7 +42,8 @@ def _options() -> dict[str, Any]:
     If that fails, servers that enable specplug raise the error.
     """
     try:
-        seams.require("algorithm")
+        if seams.moved("algorithm"):
+            seams.require("algorithm")  # raises; else it could warn where no server enables specplug
         from specplug_sglang.arguments import Algorithm
 
         install_hooks()
