@@ -11,9 +11,12 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
+from specplug.errors import SpecplugError
+from specplug.operator import startup
 from specplug.plugins.registry import default_registry
 from specplug.settings.sources import CONFIG_VARIABLE, ResolvedSettings, load_settings
 from specplug.types.caps import Distribution, DraftLengthChange, EngineCaps, Ragged
@@ -56,6 +59,16 @@ def engine_method(server_args: Any) -> str | None:
     return name
 
 
+@contextmanager
+def refusals() -> Iterator[None]:
+    """Raise specplug's errors as ValueError, as SGLang does for invalid arguments."""
+    try:
+        yield
+    except SpecplugError as error:
+        startup.show_message_only()
+        raise ValueError(str(error)) from error
+
+
 def resolved_args(server_args: Any) -> Any:
     """Return a view of the server's arguments that includes SGLang's own decisions so far."""
     from sglang.srt.arg_groups.overrides import resolving_view
@@ -78,12 +91,8 @@ def resolved(server_args: Any) -> ResolvedSettings:
 def default_requests(context_length: int, memory: float | None, *, has_states: bool = False) -> tuple[int, str]:
     """Return the default of ``--max-running-requests``, and what it follows from.
 
-    SGLang lowers it further, with a warning, where its cache holds fewer requests.
-
-    Args:
-        context_length: most tokens of a request.
-        memory: of the device, in MiB; None if it is not known.
-        has_states: whether the model has recurrent state, of which SGLang reserves one per request and draft token.
+    SGLang lowers it further, with a warning, where its cache holds fewer requests.  The device's `memory` is in MiB,
+    None if unknown.  For a model that `has_states`, recurrent ones, SGLang reserves one per request and draft token.
     """
     if has_states:
         return _FEWEST_REQUESTS, "memory for recurrent state; --max-running-requests raises it"
@@ -110,7 +119,7 @@ def engine_caps(server_args: Any) -> EngineCaps:
     view = resolved_args(server_args)
     draft_length = int(view.speculative_num_draft_tokens) - 1
     # SGLang builds runtime states of its own drafter for single draft lengths, on a CPU too.
-    ladder = draft_lengths_on(view.device, draft_length) if proposes(server_args) else ladder_up_to(draft_length)
+    ladder = () if view.device == "cpu" and proposes(server_args) else ladder_up_to(draft_length)
     return EngineCaps(
         max_draft_length=draft_length,
         captured_draft_lengths=ladder,
@@ -120,6 +129,11 @@ def engine_caps(server_args: Any) -> EngineCaps:
         draft_input=Distribution.ONE_HOT,
         tensor_parallel_size=view.tp_size,
     )
+
+
+def rows_of_pool(server_args: Any) -> int:
+    """Return the rows of SGLang's request pool, whose first one is padding."""
+    return int(resolved_args(server_args).max_running_requests) + 1
 
 
 def is_tree_mode(view: Any) -> bool:
@@ -137,13 +151,8 @@ def lossy_arguments(view: Any) -> str:
     return " ".join(f"--{name.replace('_', '-')} {value}" for name, value in given.items() if value < 1)
 
 
-def draft_lengths_on(device: str, draft_length: int) -> tuple[int, ...]:
-    """Return the draft lengths that a device runs at full speed, ascending; () if it runs all at full speed."""
-    return () if device == "cpu" else ladder_up_to(draft_length)
-
-
 def ladder_up_to(draft_length: int) -> tuple[int, ...]:
-    """Return the steps of the ladder below a server's maximum draft length, and that."""
+    """Return the draft lengths that a device runs at full speed, ascending, up to a server's maximum."""
     return tuple(sorted({*(step for step in LADDER if step < draft_length), draft_length}))
 
 
@@ -170,14 +179,10 @@ def least_captured(caps: EngineCaps, longest: int) -> int:
 
 
 def largest_batches(lengths: Iterable[int], longest_draft: Callable[[int], int], most: int) -> dict[int, int]:
-    """Return, by draft length, the most requests that such drafts are captured for; 0 if no plan has such drafts.
+    """Return, by draft length, the most requests, up to `most`, that such drafts are captured for; 0 for none.
 
-    A step's drafts may be shorter than planned, by limits of operators and requests, but never longer.
-
-    Args:
-        lengths: draft lengths.
-        longest_draft: returns the longest draft that plans for so many requests have.
-        most: the most requests of a step.
+    A step's drafts may be shorter than `longest_draft` of the number of its requests, which a policy plans, by limits
+    of operators and requests, but never longer.
     """
     longest = {size: longest_draft(size) for size in range(1, most + 1)}
     return {length: max((size for size in longest if length <= longest[size]), default=0) for length in lengths}

@@ -1,4 +1,4 @@
-"""SGLang checks of ``specplug doctor``.
+"""SGLang checks of ``specplug doctor``, and the advice on a launch, which the server logs at start-up too.
 
 SGLang derives omitted arguments from device and model.  It resolves a launch line in a separate process:
 ``python -m specplug_sglang.doctor ARGUMENTS``.
@@ -8,18 +8,30 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Sequence
 from pathlib import PurePath
+from typing import Any
 
 from specplug.errors import EngineError, describe
 from specplug.operator import launches
-from specplug.operator.launches import Launch, ServerCommand, awaited_proposers
+from specplug.operator.launches import ENGINE_DRAFTS, Launch, ServerCommand, differing, lossy_acceptance
+from specplug.operator.startup import start_line
 from specplug.plugins.registry import default_registry
 from specplug.plugins.specs import CheckResult
 from specplug.seams.support import InstalledEngine
 from specplug.settings.model import Settings
-from specplug_sglang.config import ALGORITHM, is_requested
+from specplug_sglang.config import (
+    ALGORITHM,
+    default_requests_of,
+    engine_caps,
+    engine_method,
+    is_requested,
+    lossy_arguments,
+    proposes,
+    resolved,
+    resolved_args,
+)
 from specplug_sglang.seams import VERSIONS
-from specplug_sglang.startup import advice
 
 MODULE = "sglang.launch_server"
 
@@ -36,6 +48,31 @@ ENGINE = InstalledEngine(
 )
 
 
+FLAG = "--max-running-requests"
+UNDRAFTED = (
+    "requests with penalties, min_new_tokens, a custom logit processor, a grammar of Outlines, or min_p when sampling "
+    "get no drafts: SGLang verifies them inexactly, so they are served one token per step"
+)
+CUT = (
+    "all rows have one draft length: of requests with a lower limit of their own, with penalties or with "
+    "min_new_tokens, the rest of the draft is verified and never accepted"
+)
+REFUSED = (
+    "refused at start-up: attention with data parallelism, pipeline parallelism, prefill and decode on separate "
+    "servers, two-batch overlap, SGLang's adaptive speculation or rejection sampling, acceptance thresholds with "
+    "trees, watermarks, its servers in Rust or over gRPC, trees with a page size above 1 (except with flashinfer), "
+    "and trees for a model with recurrent state"
+)
+STEP_PLANNER = (
+    "each step on the host: the plan, from results that are one step old; drafts and their outcomes stay on the device"
+)
+GRAMMARS = "steps with a grammar in the batch copy the drafts to the host and wait there for the grammar's mask"
+_RANKS = "each step rank 0 sends the draft length to the other tensor-parallel ranks, between hosts"
+_LOSSY = (
+    "sampled text does not follow the model's distribution; /specplug/status and /metrics count how many tokens depart"
+)
+
+
 def installed(settings: Settings) -> list[CheckResult]:
     """Report whether the installed SGLang is supported and loads specplug."""
     return ENGINE.check()
@@ -48,9 +85,9 @@ def imports(settings: Settings) -> list[CheckResult]:
 
 def launch(settings: Settings, launch: str = "") -> list[CheckResult]:
     """Report on the server that a launch line would start; return nothing for another engine's line."""
-    names = awaited_proposers(settings, default_registry(), "cuda")
-    in_general = [advice.STEP_PLANNER, advice.GRAMMARS, advice.UNDRAFTED, advice.REFUSED]
-    in_general += [advice.host_cost(names)] if names else []
+    names = launches.awaited_proposers(settings, default_registry(), "cuda")
+    in_general = [STEP_PLANNER, GRAMMARS, UNDRAFTED, REFUSED]
+    in_general += [launches.host_cost(names, "on a GPU")] if names else []
     is_installed = ENGINE.folder is not None
     return COMMAND.check(launch, is_installed=is_installed, remedy=VERSIONS.remedy, in_general=in_general)
 
@@ -99,15 +136,11 @@ def resolved_launch(arguments: list[str]) -> Launch | None:
         return None
     _require_loaded()
     server_args.resolve_once()
-    return advice.launch_of(server_args)
+    return launch_of(server_args)
 
 
 def _require_loaded() -> None:
-    """Refuse a line that keeps SGLang from loading specplug.
-
-    Raises:
-        EngineError: SGLang did not load specplug.
-    """
+    """Refuse a line that keeps SGLang from loading specplug."""
     from sglang.srt.speculative.spec_registry import get_spec
 
     if get_spec(ALGORITHM) is None:
@@ -118,6 +151,65 @@ def _require_loaded() -> None:
             expected="'specplug' in it, or no such variable",
             remedy="Add 'specplug' to it, or unset it; if it is not set, reinstall specplug in SGLang's environment",
         )
+
+
+def launch_of(server_args: Any) -> Launch:
+    """Return the launch of a server's arguments, which SGLang has resolved."""
+    view, caps, settings = resolved_args(server_args), engine_caps(server_args), resolved(server_args).settings
+    method, lossy, topk = engine_method(server_args), lossy_arguments(view), int(view.speculative_eagle_topk or 1)
+    most, requests, device = caps.max_draft_length, int(view.max_running_requests), str(view.device)
+    limited_by = _limited_by(server_args, requests)
+    scheduling = "synchronous" if view.disable_overlap_schedule else "overlap"
+    shape = "chains" if topk == 1 else f"trees (--speculative-eagle-topk {topk})"
+    head = (
+        f"drafts are {shape} of up to {most} tokens; {scheduling} scheduling, up to {requests} requests at a time "
+        f"(limited by {limited_by}), {view.attention_backend} attention on {device}"
+    )
+    decoding = view.cuda_graph_config.decode
+    graphs_up_to = None if device == "cpu" or decoding.backend == "disabled" else int(decoding.max_bs)
+    if caps.captured_draft_lengths:
+        reach = graphs_reach(caps.captured_draft_lengths, graphs_up_to, requests, is_chosen=limited_by == FLAG)
+    else:
+        reach = CheckResult("ok", f"every draft length from 0 to {most} may be chosen; {device} has no graphs")
+    awaited = launches.awaited_proposers(settings, default_registry(), device)
+    ranks = [_RANKS] if caps.tensor_parallel_size > 1 else []
+    on_the_host = [STEP_PLANNER, *([launches.host_cost(awaited, "on a GPU")] if awaited else []), *ranks, GRAMMARS]
+    last = [UNDRAFTED]
+    if method is not None:
+        last = [f"SGLang's own drafter drafts, by {method}; {ENGINE_DRAFTS}", CUT]
+    advice = [CheckResult("ok", head), reach, *(CheckResult("ok", text) for text in on_the_host)]
+    advice += [lossy_acceptance(lossy, _LOSSY)] if lossy else []
+    advice += [CheckResult("ok", text) for text in last]
+    drafter = () if method is None else (f"SGLang's {method}",)
+    limit = f"up to {requests} requests (limited by {limited_by})"
+    facts = (*drafter, "chains" if topk == 1 else "trees", scheduling, limit, *(("LOSSY",) if lossy else ()))
+    line = start_line(settings, most, *facts, status="on, where HTTP is served")
+    return Launch(line, differing(settings), tuple(advice))
+
+
+def _limited_by(server_args: Any, most: int) -> str:
+    default, why = default_requests_of(server_args) if proposes(server_args) else (48, "SGLang's default for drafters")
+    return why if most == default else FLAG
+
+
+def graphs_reach(lengths: Sequence[int], graphs_up_to: int | None, requests: int, *, is_chosen: bool) -> CheckResult:
+    """Compare the batches that have graphs, up to `graphs_up_to`, with the largest; None if every step runs eagerly.
+
+    Plans choose among `lengths`.  `requests` is the most at a time, which the operator may have chosen.
+    """
+    line = f"draft lengths {', '.join(map(str, lengths))} may be chosen"
+    if graphs_up_to is None:
+        return CheckResult("ok", f"{line}; graphs are switched off, so every step runs eagerly")
+    line = f"{line}, each with graphs for up to {graphs_up_to} requests"
+    if requests <= graphs_up_to:
+        return CheckResult("ok", line)
+    if not is_chosen:
+        return CheckResult("ok", f"{line}: larger batches run eagerly, as without speculation")
+    return CheckResult(
+        "warn",
+        f"{line}: larger batches, up to max_running_requests = {requests}, run eagerly",
+        f"Raise --cuda-graph-max-bs-decode to {requests}, or lower --max-running-requests to {graphs_up_to}",
+    )
 
 
 if __name__ == "__main__":

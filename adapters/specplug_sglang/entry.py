@@ -7,21 +7,25 @@ nothing is raised here: errors are kept, and raised when SGLang validates the ar
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
 from typing import Any
 
 from specplug.errors import EngineError, SpecplugError, describe
-from specplug.operator import startup
 from specplug_sglang import seams
-from specplug_sglang.config import ALGORITHM, HANDLES_ARGUMENTS, engine_method
+from specplug_sglang.config import ALGORITHM, HANDLES_ARGUMENTS, engine_method, refusals
 from specplug_sglang.seams import VERSIONS
 
 _log = logging.getLogger("specplug")
 
 
+def _worker(server_args: Any) -> type:
+    from specplug_sglang.scheduler.worker import SpeculativeWorker
+
+    return SpeculativeWorker
+
+
 def register() -> None:
     """Register the algorithm and install the hooks.  Cheap, idempotent, without effect until a server enables it."""
-    _log_as_sglang_does()
+    logging.getLogger("specplug").parent = logging.getLogger("sglang")  # whose format and handlers specplug follows
     try:
         from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
         from sglang.srt.speculative.spec_registry import get_spec
@@ -39,49 +43,39 @@ def _options() -> dict[str, Any]:
     """
     try:
         if seams.moved("algorithm"):
-            return _refusing(lambda: seams.require("algorithm"))
-        from specplug_sglang.startup.algorithm import Algorithm
+            seams.require("algorithm")  # raises; else it could warn where no server enables specplug
+        from specplug_sglang.arguments import Algorithm
 
         install_hooks()
         return {"spec_class": Algorithm}
     except Exception as error:
-        broken = _broken(error)
-        return _refusing(lambda: _raise(broken))
+        return _refusing(_broken(error))
 
 
 def install_hooks() -> None:
     """Install the hooks, once per process.  Each reads the server's arguments and does nothing without specplug."""
+    from specplug_sglang import arguments, status
     from specplug_sglang.frontend import http, intake
-    from specplug_sglang.scheduler import endings, events, status
-    from specplug_sglang.startup import refused
+    from specplug_sglang.scheduler import endings, events
 
-    for part in (intake, http, status, events, refused, endings):
+    for part in (intake, http, status, events, arguments, endings):
         part.install()
 
 
-def _refusing(check: Callable[[], None]) -> dict[str, Any]:
-    """Let servers with specplug's algorithm, or with its plans for SGLang's drafters, raise the error of `check`."""
+def _refusing(error: SpecplugError) -> dict[str, Any]:
+    """Let servers with specplug's algorithm, or with its plans for SGLang's drafters, raise an error."""
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
+
+    def refuse(server_args: Any) -> None:
+        with refusals():
+            raise error
 
     def refuse_plans(result: None, algorithm: Any, server_args: Any) -> None:
         if engine_method(server_args) is not None:
-            _refuse(check)
+            refuse(server_args)
 
     HookRegistry.register(HANDLES_ARGUMENTS, refuse_plans, HookType.AFTER)
-    return {"validate_server_args": lambda server_args: _refuse(check)}
-
-
-def _refuse(check: Callable[[], None]) -> None:
-    """Run a check and re-raise its error as ValueError, as SGLang does for invalid arguments."""
-    try:
-        check()
-    except SpecplugError as error:
-        startup.show_message_only()
-        raise ValueError(str(error)) from error
-
-
-def _raise(error: Exception) -> None:
-    raise error
+    return {"validate_server_args": refuse}
 
 
 def _broken(error: Exception) -> SpecplugError:
@@ -94,15 +88,3 @@ def _broken(error: Exception) -> SpecplugError:
         expected=str(VERSIONS),
         remedy=f"{VERSIONS.remedy}, or start without --speculative-algorithm {ALGORITHM}",
     )
-
-
-def _worker(server_args: Any) -> type:
-    """Return the class of the worker that drafts and verifies."""
-    from specplug_sglang.scheduler.worker import SpeculativeWorker
-
-    return SpeculativeWorker
-
-
-def _log_as_sglang_does() -> None:
-    """Make SGLang's logger the parent of specplug's, so that specplug follows SGLang's log format and handlers."""
-    logging.getLogger("specplug").parent = logging.getLogger("sglang")

@@ -18,6 +18,8 @@ def running_request(req: Any, max_length: int) -> RunningRequest:
     """Convert a `Req`.  One that SGLang would verify inexactly gets no drafts: see `served_plainly`."""
     params = req.sampling_params
     options, references, tenant = wire.decode(params.custom_params)
+    if served_plainly(req) is not None:
+        options = RequestOptions(enabled=False, proposer=options.proposer, store=options.store)
     prompt_length = len(req.origin_input_ids)
     max_tokens = max_length if params.max_new_tokens is None else int(params.max_new_tokens)
     request = Request(
@@ -25,7 +27,7 @@ def running_request(req: Any, max_length: int) -> RunningRequest:
         prompt_length=prompt_length,
         max_tokens=max_tokens,
         temperature=0.0 if params.top_k <= 1 else params.temperature,
-        options=options if served_plainly(req) is None else _undrafted(options),
+        options=options,
         references=references,
         tenant=tenant,
         isolation_key=isolation_key(
@@ -83,10 +85,6 @@ def prompt_of(req: Any) -> npt.NDArray[np.int64]:
     prompt, padded = req.origin_input_ids_unpadded, req.origin_input_ids
     parts = (prompt if len(prompt) == len(padded) else padded, req.output_ids)
     return np.concatenate([np.asarray(part, dtype=np.int64) for part in parts])
-
-
-def _undrafted(options: RequestOptions) -> RequestOptions:
-    return RequestOptions(enabled=False, proposer=options.proposer, store=options.store)
 
 
 def _stop_ids(req: Any) -> tuple[int, ...]:

@@ -1,16 +1,171 @@
-"""Client side of status and control, for the processes that serve requests.
+"""Status and control: both sides, in the processes that serve requests and in schedulers, by SGLang's own messages.
 
-`read` and `set_mode` are for offline use with an `Engine`; the HTTP routes await `ask` and `order`.
+The hook on `get_internal_state` adds the status to its result, under the key "specplug"; the request of
+`set_internal_state` carries an operator's order, which reaches all ranks in the same step.  Such requests hold numbers
+only, so the mode is encoded as one.  `read` and `set_mode` are for offline use with an `Engine`; the HTTP routes await
+`ask` and `order`.
 """
 
 from __future__ import annotations
 
+import logging
+from dataclasses import replace
 from importlib.metadata import version
 from typing import Any
 
-from specplug.errors import EngineError, SpecplugError
+from specplug.errors import EngineError, SettingsError, SpecplugError, describe
+from specplug.metrics import MetricsSnapshot
 from specplug.operator.control import parse_order
-from specplug_sglang.scheduler.status import KEY, numbers_of
+from specplug.operator.status import by_plugin, reported_details, reported_rows, reported_settings
+from specplug_sglang import seams
+from specplug_sglang.config import lossy_arguments
+from specplug_sglang.verification import acceptance
+
+logger = logging.getLogger("specplug")
+
+KEY = "specplug"
+"""Key of the status in a scheduler's internal state."""
+
+MODE, LIMIT = "specplug_mode", "specplug_num_speculative_tokens"
+"""Keys of an order in `set_internal_state`.  Mode: 1 is on, 0 is off; limit: -1 is no limit."""
+
+_MODES = ("off", "on")
+_NO_LIMIT = -1
+_CONTROLLER = "sglang.srt.managers.scheduler_components.internal_state.SchedulerInternalStateController"
+
+
+def install() -> None:
+    """Hook this process's schedulers; without specplug the hooks change nothing."""
+    from sglang.srt.plugins.hook_registry import HookRegistry, HookType
+
+    HookRegistry.register(f"{_CONTROLLER}.get_internal_state", state_reported, HookType.AROUND)
+    HookRegistry.register(f"{_CONTROLLER}.set_internal_state", state_set, HookType.AROUND)
+
+
+def scheduler_status(scheduler: Any) -> dict[str, Any]:
+    """Return the status of a scheduler and its worker: settings, plan, control, counts and faults, as plain data.
+
+    It does not wait for running steps, so counts may be out of date (see `Counts`); those of lossy verification are
+    read back, which waits, on servers that have any.  With SGLang's own drafter the scheduler counts the results of
+    drafts, and the worker has no status.
+    """
+    from sglang.srt.runtime_context import get_parallel, get_spec
+
+    from specplug_sglang.scheduler.engine_drafting import EngineDrafting
+
+    drafting = scheduler.draft_worker.drafting
+    step_planner, caps, drafter = drafting.step_planner, drafting.caps, {}
+    if isinstance(drafting, EngineDrafting):
+        drafting.settle()
+        counted = drafting.counts.snapshot({})
+        drafter = {"engine_drafter": drafting.method, "metrics": _with_lossy(counted)}
+    return {
+        "engine": int(get_parallel().dp_rank or 0),
+        "overlap": bool(scheduler.enable_overlap),
+        "trees": caps.trees,
+        "max_draft_length": caps.max_draft_length,
+        "captured_draft_lengths": list(caps.captured_draft_lengths),
+        "rows": reported_rows(caps),
+        "lossy": lossy_arguments(get_spec()) or None,
+        "settings": reported_settings(drafting.resolved),
+        "scheduler": {
+            "steps": step_planner.steps,
+            "plan": {"draft_length": step_planner.plan.draft_length, "token_budget": step_planner.plan.token_budget},
+            "control": step_planner.control.state(),
+            "policy": step_planner.stage.status(),
+            "faults": by_plugin(step_planner.faults),
+            **drafter,
+        },
+        "workers": [] if drafter else [worker_status(scheduler)],
+    }
+
+
+def worker_status(scheduler: Any) -> dict[str, Any]:
+    """Return the worker's status: its rank and, on the rank that drafts (0), its counts and faults."""
+    drafting = scheduler.draft_worker.drafting
+    if drafting.stage is None:
+        return {"rank": drafting.rank, "drafts": False}
+    settings = drafting.resolved.settings
+    return {
+        "rank": drafting.rank,
+        "drafts": True,
+        "device": str(drafting.device),
+        "proposers": [settings.proposer, *settings.extra_proposers],
+        "slots": drafting.allocator.status(),
+        "sources": list(drafting.stage.sources),
+        "details": reported_details(drafting.stage.proposers),
+        "metrics": _with_lossy(drafting.counts.read()),
+    }
+
+
+def _with_lossy(counted: MetricsSnapshot) -> dict[str, Any]:
+    return replace(counted, lossy=acceptance.counter.read()).as_dict()
+
+
+def state_reported(original: Any, controller: Any, request: Any) -> Any:
+    """Wrap `get_internal_state` and add the status to its result.
+
+    An exception here would end the scheduler, and with it the server, so it is reported in the status instead.
+    """
+    answer = original(controller, request)
+    if _drafts(controller.scheduler):
+        try:
+            status = scheduler_status(controller.scheduler)
+        except Exception as error:
+            logger.exception("specplug cannot report its status")
+            status = {"error": describe(error)}
+        answer.internal_state[KEY] = status
+    return answer
+
+
+def state_set(original: Any, controller: Any, request: Any) -> Any:
+    """Wrap `set_internal_state` and apply an operator's order; an invalid order changes nothing."""
+    from sglang.srt.managers.io_struct import SetInternalStateReq, SetInternalStateReqOutput
+
+    mine = {key: value for key, value in request.server_args.items() if key in (MODE, LIMIT)}
+    if not mine or not _drafts(controller.scheduler):
+        return original(controller, request)
+    others = {key: value for key, value in request.server_args.items() if key not in mine}
+    try:
+        order = order_of(mine)
+    except SettingsError as error:
+        logger.warning("%s", error)
+        return SetInternalStateReqOutput(updated=False)
+    if others:
+        answer = original(controller, SetInternalStateReq(server_args=others))
+        if not answer.updated:
+            return answer
+    controller.scheduler.draft_worker.drafting.step_planner.control.set(**order)
+    return SetInternalStateReqOutput(updated=True)
+
+
+def numbers_of(order: dict[str, Any]) -> dict[str, int]:
+    """Return a validated order encoded as numbers."""
+    numbers = {}
+    if order.get("mode") is not None:
+        numbers[MODE] = _MODES.index(order["mode"])
+    if "num_speculative_tokens" in order:
+        limit = order["num_speculative_tokens"]
+        numbers[LIMIT] = _NO_LIMIT if limit is None else limit
+    return numbers
+
+
+def order_of(numbers: dict[str, Any]) -> dict[str, Any]:
+    """Return the order that the numbers encode; raise SettingsError if they encode no valid one."""
+    order: dict[str, Any] = {}
+    if MODE in numbers:
+        order["mode"] = dict(enumerate(_MODES)).get(numbers[MODE], numbers[MODE])
+    if LIMIT in numbers:
+        order["num_speculative_tokens"] = None if numbers[LIMIT] == _NO_LIMIT else numbers[LIMIT]
+    return parse_order(order, "/set_internal_state").model_dump(exclude_unset=True)
+
+
+def _drafts(scheduler: Any) -> bool:
+    """Return whether specplug drafts for this scheduler and the seams of the status are available."""
+    return hasattr(scheduler.draft_worker, "drafting") and seams.available("status")
+
+
+# -- in the processes that serve requests ---------------------------------------------------------------------------
 
 
 async def ask(manager: Any) -> list[dict[str, Any]]:
@@ -55,9 +210,7 @@ def read(engine: Any) -> list[dict[str, Any]]:
 def set_mode(engine: Any, **requested: Any) -> list[dict[str, Any]]:
     """Switch an `Engine`'s speculation off or on, or limit its drafts; return the state of each data-parallel rank.
 
-    Args:
-        engine: SGLang's.
-        requested: `mode`, "on" or "off"; `num_speculative_tokens`, None for no limit.  Omitted keys stay unchanged.
+    Keys are `mode`, "on" or "off", and `num_speculative_tokens`, None for no limit.  Omitted ones stay unchanged.
 
     Raises:
         SettingsError: the order is invalid; nothing has changed.

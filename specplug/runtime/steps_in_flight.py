@@ -148,11 +148,6 @@ class StepInFlight:
         self._argument = host.argument_of(self._step)
         self.argument: int = self._argument.ctypes.data
 
-    @property
-    def longest(self) -> int:
-        """The tokens of the longest draft, once the step has run."""
-        return max(self._draft_lengths[: self.batch_size].tolist(), default=0)
-
     def set_rows(
         self,
         facts: RowFacts,

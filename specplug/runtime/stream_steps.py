@@ -210,7 +210,7 @@ class StreamSteps:
     def longest(self, step: StepInFlight) -> int:
         """Wait for a step's drafts; return the tokens of the longest."""
         self._stream.mark().wait()
-        return step.longest
+        return max(step.buffers.draft_lengths[: step.batch_size].tolist(), default=0)
 
     def unpack(self, step: StepInFlight, draft_length: int, outputs: DraftOutputs) -> None:
         """End a step: hand its drafts of at most K = `draft_length` tokens to the engine."""

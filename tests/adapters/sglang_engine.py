@@ -20,10 +20,11 @@ from specplug.types.caps import EngineCaps, Ragged
 from specplug.types.draft import Draft
 from specplug.types.plan import StepPlan
 from specplug.types.request import BEGINS, Request, RequestEvent
-from specplug_sglang.scheduler.drafts import BatchRows, Decoding, Drafts, StageDrafts
+from specplug_sglang.scheduler.batches import BatchRows, Decoding
+from specplug_sglang.scheduler.drafts import Drafts, StageDrafts
 from specplug_sglang.scheduler.grammar import GrammarCompleter
 from specplug_sglang.scheduler.stream_drafts import DeviceDrafts, StreamDrafts, build
-from specplug_sglang.verification.table import TokenTable
+from specplug_sglang.verification.trees import TokenTable
 
 CPU = torch.device("cpu")
 SLOTS, LENGTH, VOCAB, DRAFT_LENGTH, STOP = 4, 160, 5, 4, 4
@@ -93,7 +94,7 @@ class Engine:
             self._rows = BatchRows(self.allocator, [SimpleNamespace(rid=name) for name in names], CPU)
         reqs = [SimpleNamespace(rid=name, grammar=None) for name in names]
         slots = torch.tensor([self.slot_of[name] for name in names])
-        self._batch = Decoding(reqs, self._rows, slots, torch.tensor([lengths[name] - 1 for name in names]))
+        self._batch = Decoding(reqs, self._rows, slots, torch.tensor([lengths[name] - 1 for name in names]), False)
         if plan.draft_length:
             return self.drafts.propose(self._batch, plan.draft_length, plan)
         self.drafts.idle(self._batch)
@@ -101,9 +102,9 @@ class Engine:
 
     def verify(self, draft: Draft | None, emitted: list[list[int]]) -> None:
         """Append what a step emitted, and report it if it verified drafts."""
-        counts, longest = [len(row) for row in emitted], max(map(len, emitted))
-        tokens = torch.tensor([row + [0] * (longest - len(row)) for row in emitted])
-        self.table.append(self._batch.slots, self._batch.before + 1, tokens)
+        counts = [len(row) for row in emitted]
+        for slot, before, row in zip(self._batch.slots.tolist(), self._batch.before.tolist(), emitted, strict=True):
+            self.table.tokens[slot, before + 1 : before + 1 + len(row)] = torch.tensor(row)
         if draft is None:
             self.drafts.emits_one()
             self.drafts.stage.metrics.record_on_host(len(emitted))

@@ -15,7 +15,6 @@ from typing import Any
 import pytest
 
 import specplug_sglang.doctor
-import specplug_sglang.startup.advice
 import specplug_vllm.doctor
 import specplug_vllm.startup.advice
 from specplug.errors import EngineError
@@ -79,11 +78,11 @@ def sglang_launch(monkeypatch, *, settings=None, algorithm="SPECPLUG", topk=1, o
         ),
     )
     monkeypatch.setenv("SPECPLUG_CONFIG", json.dumps(settings or {}))
-    for module in (specplug_sglang.config, specplug_sglang.startup.advice):
+    for module in (specplug_sglang.config, specplug_sglang.doctor):
         monkeypatch.setattr(module, "resolved_args", lambda args: args)
     default = given["default"], "SGLang's default without speculation"
-    monkeypatch.setattr(specplug_sglang.startup.advice, "default_requests_of", lambda args: default)
-    return specplug_sglang.startup.advice.launch_of(view)
+    monkeypatch.setattr(specplug_sglang.doctor, "default_requests_of", lambda args: default)
+    return specplug_sglang.doctor.launch_of(view)
 
 
 SOUND: dict[str, Callable[..., Launch]] = {"vLLM": vllm_launch, "SGLang": sglang_launch}

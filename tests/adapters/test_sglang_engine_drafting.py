@@ -108,7 +108,9 @@ def test_a_step_has_the_policys_length_and_counts_what_was_accepted(make):
     assert step(drafting, reqs, [4, 1]) == 4
     assert drafting.limits is None
     assert totals(drafting) == (2, 8, 5, 7)
-    assert drafting.counts.snapshot({}).by_source.keys() == {"eagle", "none"}
+    step(drafting, [request("c"), request("d", 0)], [2, 0])  # d is no evidence on the drafter
+    by_source = drafting.counts.snapshot({}).by_source
+    assert {name: by_source[name].target_steps for name in by_source} == {"eagle": 3, NO_SOURCE: 0, OFF_SOURCE: 1}
 
 
 @pytest.mark.parametrize(("caps", "length"), [([1, 2], 2), ([3, 1], 4), ([0, 0], 0), ([1, None], 4), ([9, 9], 4)])
@@ -124,14 +126,8 @@ def test_a_steps_length_holds_the_longest_row_and_the_others_are_limited(make, c
 @pytest.mark.parametrize("params", [{"frequency_penalty": 0.5}, {"repetition_penalty": 1.1}, {"min_new_tokens": 2}])
 def test_what_sglang_serves_exactly_one_token_at_a_time_accepts_no_drafts(make, params):
     drafting = make()
-    drafting.plan([request("a", **params), request("b")])
+    drafting.plan([request("a", **params), request("b", min_p=0.1, top_k=8)])  # which verification never applies
     assert drafting.limits == [0, 4]
-
-
-def test_min_p_which_verification_never_applies_is_left_to_sglang(make):
-    drafting = make()
-    drafting.plan([request("a", min_p=0.1, top_k=8)])
-    assert drafting.limits is None
 
 
 def test_rank_0s_length_counts_and_every_rank_finds_the_limits_itself(make):
@@ -160,14 +156,6 @@ def test_first_tokens_of_prefills_count_as_rows_without_drafts(make):
     drafting.prefilled([request("a"), request("b"), request("c", 0)])
     assert totals(drafting) == (3, 0, 0, 3)
     assert drafting.counts.snapshot({}).by_source[OFF_SOURCE].target_steps == 1
-
-
-def test_requests_that_take_no_drafts_are_no_evidence(make):
-    drafting = make()
-    step(drafting, [request("a"), request("b", 0)], [2, 0])
-    by_source = drafting.counts.snapshot({}).by_source
-    assert [by_source[name].target_steps for name in ("eagle", NO_SOURCE, OFF_SOURCE)] == [1, 0, 1]
-    assert by_source["eagle"].tau == 3
 
 
 def test_results_of_a_step_that_it_did_not_see_are_dropped(make):

@@ -10,7 +10,7 @@ import torch
 
 from specplug.errors import EngineError
 from specplug.metrics import LossyCounter, LossyCounts
-from specplug_sglang.verification import lossy
+from specplug_sglang.verification import acceptance
 
 KERNEL = "tree_speculative_sampling_target_only"
 PARENTS = ("sglang", "sglang.srt", "sglang.srt.speculative")
@@ -27,7 +27,7 @@ def modules(monkeypatch):
     found = {name: ModuleType(name) for name in (*PARENTS, VERIFICATION, CUDA, OTHER)}
     for name, module in found.items():
         monkeypatch.setitem(sys.modules, name, module)
-    monkeypatch.setattr(lossy, "counter", LossyCounter())
+    monkeypatch.setattr(acceptance, "counter", LossyCounter())
     return found
 
 
@@ -43,7 +43,7 @@ def test_the_kernel_is_counted_where_verification_takes_it_from(home, device, mo
 
     setattr(modules[home], KERNEL, accept_one)
     for _ in range(2):  # once is enough
-        lossy.install(SimpleNamespace(device=device))
+        acceptance.count_lossy(SimpleNamespace(device=device))
     given = {
         "target_probs": torch.tensor([[[0.75, 0.25], [0.5, 0.5]]]),
         "candidates": torch.tensor([[0, 1]]),
@@ -51,16 +51,16 @@ def test_the_kernel_is_counted_where_verification_takes_it_from(home, device, mo
         "accept_token_num": torch.zeros(1, dtype=torch.int32),
     }
     getattr(modules[home], KERNEL)(**given, threshold_single=0.2, threshold_acc=1.0)
-    assert lossy.counter.read() == LossyCounts(accepted=1, departed=0.75)
+    assert acceptance.counter.read() == LossyCounts(accepted=1, departed=0.75)
 
 
 @pytest.mark.parametrize("has_home", [True, False])
 def test_a_lossy_server_is_refused_where_the_kernel_is_missing(has_home, modules, monkeypatch):
     if not has_home:
         monkeypatch.setitem(sys.modules, OTHER, None)  # cannot be imported
-    monkeypatch.setattr(lossy, "resolved_args", lambda server_args: server_args)
+    monkeypatch.setattr(acceptance, "resolved_args", lambda server_args: server_args)
     thresholds = {"speculative_accept_threshold_single": 0.5, "speculative_accept_threshold_acc": 1.0}
     with pytest.raises(EngineError, match=f"no {KERNEL}"):
-        lossy.install(SimpleNamespace(device="xpu", **thresholds))
-    lossy.install(SimpleNamespace(device="xpu", **dict.fromkeys(thresholds, 1.0)))
-    lossy.install(SimpleNamespace(device="cpu", **thresholds))
+        acceptance.count_lossy(SimpleNamespace(device="xpu", **thresholds))
+    acceptance.count_lossy(SimpleNamespace(device="xpu", **dict.fromkeys(thresholds, 1.0)))
+    acceptance.count_lossy(SimpleNamespace(device="cpu", **thresholds))

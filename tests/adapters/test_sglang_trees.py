@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -23,12 +22,11 @@ from specplug.types.caps import DraftLengthChange, EngineCaps
 from specplug.types.draft import Draft
 from specplug.types.request import Reference, RequestOptions
 from specplug_sglang import requests
-from specplug_sglang.config import LADDER, draft_lengths_on, largest_batches, least_captured, needed_batches
+from specplug_sglang.config import LADDER, ladder_up_to, largest_batches, least_captured, needed_batches
 from specplug_sglang.requests import prompt_of, running_request, served_plainly
-from specplug_sglang.scheduler.ranks import RankGroup, _unpacked
+from specplug_sglang.scheduler.ranks import RankGroup
 from specplug_sglang.verification.attention import check, most_cached, reads_mask
-from specplug_sglang.verification.table import TokenTable
-from specplug_sglang.verification.trees import chain_sees, nodes_of, whole_mask
+from specplug_sglang.verification.trees import Nodes, TokenTable, append, chain_sees, nodes, whole_mask
 
 MOST, VOCAB = 7, 5
 
@@ -81,6 +79,14 @@ def path_of(parents: list[int], node: int) -> list[int]:
     return [node] if parents[node] < 0 else [node, *path_of(parents, parents[node])]
 
 
+def nodes_after(last: torch.Tensor, draft: Draft) -> Nodes:
+    """Return the nodes of a draft after texts of one token."""
+    table = TokenTable(len(last), 1, MOST + 1, torch.device("cpu"))
+    table.tokens[:, 0] = last
+    slots = torch.arange(len(last))
+    return nodes(draft, table, slots, torch.zeros_like(slots))
+
+
 def first(nodes: list[int]) -> int:
     return nodes[0] if nodes else -1
 
@@ -89,36 +95,36 @@ def first(nodes: list[int]) -> int:
 @given(data=st.data())
 def test_nodes_are_those_of_plain_loops(trees, data):
     draft, last = data.draw(drafts(trees))
-    nodes = nodes_of(draft, last, torch.zeros_like(last))
+    found = nodes_after(last, draft)
     n = draft.draft_length + 1
     for row in range(draft.batch_size):
         parents, length = parents_in(draft, row), int(draft.lengths[row])
         drafted = draft.token_ids[row, :length].tolist()
-        assert nodes.tokens[row].tolist() == [int(last[row]), *drafted, *[int(last[row])] * (n - 1 - length)]
-        assert nodes.positions[row].tolist() == [len(path_of(parents, node)) - 1 for node in range(n)]
+        assert found.tokens[row].tolist() == [int(last[row]), *drafted, *[int(last[row])] * (n - 1 - length)]
+        assert found.positions[row].tolist() == [len(path_of(parents, node)) - 1 for node in range(n)]
         children = [[child for child in range(n) if parents[child] == node] for node in range(n)]
-        assert nodes.child[row].tolist() == [first(below) for below in children]
+        assert found.child[row].tolist() == [first(below) for below in children]
         beside = [[other for other in range(node + 1, n) if parents[other] == parents[node] >= 0] for node in range(n)]
-        assert nodes.sibling[row].tolist() == [first(after) for after in beside]
-        if nodes.sees is not None:
+        assert found.sibling[row].tolist() == [first(after) for after in beside]
+        if found.sees is not None:
             above = [[other in path_of(parents, node) for other in range(n)] for node in range(n)]
-            assert nodes.sees[row].tolist() == above
-    assert (nodes.sees is None) is not trees
+            assert found.sees[row].tolist() == above
+    assert (found.sees is None) is not trees
 
 
 @given(data=st.data())
 def test_a_walk_meets_no_padding_and_no_token_twice(data):
     draft, last = data.draw(drafts(trees=data.draw(st.booleans())))
-    nodes = nodes_of(draft, last, torch.zeros_like(last))
+    found = nodes_after(last, draft)
     for row in range(draft.batch_size):
         met, ends = [], [0]
         while ends:
-            node = int(nodes.child[row, ends.pop()])
+            node = int(found.child[row, ends.pop()])
             beside = []
             while node != -1:
                 beside.append(node)
-                node = int(nodes.sibling[row, node])
-            tokens = nodes.tokens[row, beside].tolist()
+                node = int(found.sibling[row, node])
+            tokens = found.tokens[row, beside].tolist()
             assert len(set(tokens)) == len(tokens)
             met += beside
             ends += beside
@@ -132,22 +138,12 @@ def test_a_tree_without_branches_is_the_chain(data):
     tree = Draft.allocate(chain.batch_size, chain.draft_length, trees=True)
     tree.token_ids.copy_(chain.token_ids)
     tree.lengths.copy_(chain.lengths)
-    one, other = (nodes_of(it, last, torch.zeros_like(last)) for it in (chain, tree))
+    one, other = (nodes_after(last, it) for it in (chain, tree))
     for name in ("tokens", "positions", "child", "sibling"):
         assert torch.equal(getattr(one, name), getattr(other, name))
     full = chain_sees(chain.batch_size, chain.draft_length + 1, last.device)
     for row, length in enumerate(chain.lengths.tolist()):  # what padding sees is nobody's business
         assert torch.equal(full[row, : length + 1], other.sees[row, : length + 1])
-
-
-@given(data=st.data())
-def test_whole_masks_are_those_of_plain_loops(data):
-    rows, n = data.draw(st.integers(1, 3)), data.draw(st.integers(1, 4))
-    sees = torch.tensor(data.draw(grids(rows * n, n, 0, 1))).bool().view(rows, n, n)
-    lengths = data.draw(st.lists(st.integers(0, 5), min_size=rows, max_size=rows))
-    lines = [[True] * length + sees[row, node].tolist() for row, length in enumerate(lengths) for node in range(n)]
-    mask = whole_mask(sees, torch.tensor(lengths), sum(lengths))
-    assert mask.tolist() == [value for line in lines for value in line]
 
 
 def test_masks_take_little_more_than_a_byte_a_cell():
@@ -166,7 +162,7 @@ def test_masks_take_little_more_than_a_byte_a_cell():
 
 def backend(name: str, **declared: Any) -> Any:
     """Stand in for a backend of SGLang, of a class of this name."""
-    return type(name, (), {})() if not declared else type(name, (SimpleNamespace,), {})(**declared)
+    return type(name, (SimpleNamespace,), {"__hash__": object.__hash__})(**declared)
 
 
 def verify_mask(is_read: bool) -> Any:
@@ -205,7 +201,7 @@ def test_trees_need_a_backend_that_reads_masks():
 
 
 @given(data=st.data())
-def test_masks_whose_size_only_the_device_knows_have_room_at_the_end(data):
+def test_whole_masks_are_those_of_plain_loops_with_room_at_the_end_if_only_the_device_knows_their_size(data):
     """The backend finds the same cells at the same places, whether the host knew the lengths or a bound."""
     rows, n = data.draw(st.integers(1, 3)), data.draw(st.integers(1, 4))
     sees = torch.tensor(data.draw(grids(rows * n, n, 0, 1))).bool().view(rows, n, n)
@@ -216,7 +212,9 @@ def test_masks_whose_size_only_the_device_knows_have_room_at_the_end(data):
     bound = SimpleNamespace(reqs=reqs, seq_lens=torch.tensor(lengths), seq_lens_cpu=None)
     exact = whole_mask(sees, known.seq_lens, most_cached(known, 8))
     larger = whole_mask(sees, bound.seq_lens, most_cached(bound, 8))
-    assert exact.numel() == n * sum(lengths) + rows * n * n <= larger.numel() <= rows * n * (8 + n)
+    lines = [[True] * length + sees[row, node].tolist() for row, length in enumerate(lengths) for node in range(n)]
+    assert exact.tolist() == [value for line in lines for value in line]
+    assert exact.numel() <= larger.numel() <= rows * n * (8 + n)
     assert torch.equal(larger[: exact.numel()], exact)
 
 
@@ -235,18 +233,15 @@ class Allocated(TorchDispatchMode):
 @given(data=st.data())
 def test_drafts_arrive_on_other_ranks_as_they_were_sent(data):
     draft, _ = data.draw(drafts(trees=data.draw(st.booleans())))
-    sent = []
+    sent: list[torch.Tensor] = []
 
-    class Group:
-        world_size, rank_in_group = 2, 0
-
-        def broadcast(self, packed: torch.Tensor, src: int) -> None:
-            sent.append(packed.clone())
+    def broadcast(packed: torch.Tensor, src: int) -> None:
+        packed.copy_(sent[0]) if sent else sent.append(packed.clone())
 
     empty = Draft.allocate(draft.batch_size, draft.draft_length, trees=draft.parents is not None)
-    mine = RankGroup(Group()).share(draft)
-    assert len(sent) == 1
-    for found in (mine, _unpacked(empty, sent[0])):
+    for rank, own in enumerate((draft, empty)):
+        ranks = RankGroup(SimpleNamespace(world_size=2, rank_in_group=rank, broadcast=broadcast))
+        found = ranks.share(own)
         found.validate()
         assert torch.equal(found.token_ids, draft.token_ids)
         assert torch.equal(found.lengths, draft.lengths)
@@ -254,41 +249,9 @@ def test_drafts_arrive_on_other_ranks_as_they_were_sent(data):
         assert draft.parents is None or torch.equal(found.parents, draft.parents)
 
 
-@given(data=st.data())
-def test_drafts_on_hosts_arrive_in_one_message_whatever_their_length(data):
-    """Other ranks know neither the length nor whether there is a draft at all."""
-    trees = data.draw(st.booleans())
-    draft, _ = data.draw(drafts(trees=trees))
-    most = draft.draft_length + data.draw(st.integers(0, 3))
-    sent = draft if draft.draft_length and data.draw(st.booleans()) else None
-    messages: list[torch.Tensor] = []
-
-    def broadcast(message: torch.Tensor, src: int, group: str) -> None:
-        assert (src, group) == (7, "hosts")
-        messages.append(message.clone()) if ranks.leads else message.copy_(messages[0])
-
-    for rank in range(2):
-        ranks = RankGroup(SimpleNamespace(world_size=2, rank_in_group=rank, ranks=[7, 8], cpu_group="hosts"))
-        with pytest.MonkeyPatch.context() as patched:
-            patched.setattr(torch.distributed, "broadcast", broadcast)
-            blank = partial(Draft.allocate, draft.batch_size, trees=trees)
-            found = ranks.share_from_host(sent if ranks.leads else None, blank, most)
-        assert (found is None) is (sent is None)
-        if found is not None:
-            found.validate()
-            assert torch.equal(found.token_ids, draft.token_ids)
-            assert torch.equal(found.lengths, draft.lengths)
-            assert draft.parents is None or torch.equal(found.parents, draft.parents)
-    assert len(messages) == 1
-
-
-def test_with_one_rank_drafts_stay_where_they_are():
+def test_one_rank_has_nothing_to_share():
     ranks = RankGroup(SimpleNamespace(world_size=1, rank_in_group=0))
-    draft = Draft.allocate(2, 3)
-    assert ranks.leads
-    assert ranks.share(draft) is draft
-    assert ranks.share_from_host(draft, partial(Draft.allocate, 2), 3) is draft
-    assert ranks.share_from_host(None, partial(Draft.allocate, 2), 3) is None
+    assert ranks.is_alone
     assert ranks.agree(5) == 5
 
 
@@ -310,7 +273,9 @@ def test_a_table_holds_what_was_written(data):
         draft_length = data.draw(st.integers(1, most))
         emitted = data.draw(grids(len(batch), draft_length, 0, VOCAB))
         lengths = [len(texts[slot]) + data.draw(st.sampled_from([0, 0, longest])) for slot in batch]
-        table.append(torch.tensor(batch), torch.tensor(lengths), torch.tensor(emitted))
+        index = torch.arange(len(batch) * draft_length).view(len(batch), -1)
+        predict = torch.tensor(emitted, dtype=torch.int32).flatten()
+        append(table, torch.tensor(batch), torch.tensor(lengths) - 1, predict, index, torch.ones(len(batch)).int())
         for slot, length, tokens in zip(batch, lengths, emitted, strict=True):
             if length == len(texts[slot]):  # others have run past the end, and nobody reads them
                 texts[slot] = (texts[slot] + tokens[: data.draw(st.integers(1, draft_length))])[:longest]
@@ -357,53 +322,37 @@ def test_a_request_as_plug_ins_see_it(monkeypatch):
     assert request.grammar
 
 
-def test_greedy_is_temperature_0():
-    assert running_request(req({"temperature": 1.0, "top_k": 1}), 100).request.temperature == 0.0
-    assert running_request(req({"temperature": 1.0, "top_k": 2}), 100).request.temperature == 1.0
-
-
 @pytest.mark.parametrize(("most", "longest", "end"), [(10, 100, 13), (10, 8, 8), (None, 50, 50)])
 def test_where_a_request_ends_at_the_latest(most, longest, end):
     assert running_request(req({"max_new_tokens": most}), longest).end == end
 
 
-PLAIN: dict[str, dict[str, Any]] = {
-    "penalties": {"frequency_penalty": 0.1},
-    "min_new_tokens": {"min_new_tokens": 1},
-    "min_p": {"min_p": 0.1, "top_k": 5},
-}
+EXACT: list[dict[str, Any]] = [{}, {"min_p": 0.1}, {"top_p": 0.5, "top_k": 5}, {"temperature": 0.1}]
+INEXACT: list[tuple[str, dict[str, Any]]] = [
+    ("penalties", {"frequency_penalty": 0.1}),
+    ("penalties", {"presence_penalty": -0.5}),
+    ("penalties", {"repetition_penalty": 1.2}),
+    ("min_new_tokens", {"min_new_tokens": 1}),
+    ("min_p", {"min_p": 0.1, "top_k": 5}),
+]
 
 
-@pytest.mark.parametrize(("why", "sampling"), PLAIN.items())
+@pytest.mark.parametrize(("why", "sampling"), [*((None, sampling) for sampling in EXACT), *INEXACT])
 def test_what_would_be_inexact_gets_no_drafts(why, sampling):
     custom = {wire.WIRE_KEY: wire.encode(RequestOptions(num_speculative_tokens=4, proposer="x", store=False), (), None)}
     given = req({**sampling, "custom_params": custom})
     assert served_plainly(given) == why
-    options = running_request(given, 100).request.options
-    assert options.cap == 0
-    assert (options.proposer, options.store) == ("x", False)
+    request = running_request(given, 100).request
+    assert request.options.cap == (0 if why else 4)
+    assert (request.options.proposer, request.options.store) == ("x", False)
+    assert request.temperature == (1.0 if "top_k" in sampling else 0.0)  # greedy is top_k 1
 
 
-@pytest.mark.parametrize("sampling", [{"presence_penalty": -0.5}, {"repetition_penalty": 1.2}])
-def test_other_penalties(sampling):
-    assert served_plainly(req(sampling)) == "penalties"
-
-
-@pytest.mark.parametrize("sampling", [{}, {"min_p": 0.1}, {"top_p": 0.5, "top_k": 5}, {"temperature": 0.1}])
-def test_what_is_exact_is_drafted(sampling):
-    assert served_plainly(req(sampling)) is None
-    assert running_request(req(sampling), 100).request.options.cap is None
-
-
-def test_custom_logit_processors_are_served_plainly():
+def test_custom_logit_processors_and_grammars_that_cannot_go_back_are_served_plainly(monkeypatch):
     assert served_plainly(req(custom_logit_processor="x")) == "custom logit processor"
-
-
-@pytest.mark.parametrize(("goes_back", "why"), [(False, "grammar"), (True, None)])
-def test_grammars_that_cannot_go_back_are_served_plainly(monkeypatch, goes_back, why):
-    monkeypatch.setattr(requests, "goes_back", lambda grammar: goes_back)
-    assert served_plainly(req(grammar=object())) == why
-    assert running_request(req(grammar=object()), 100).request.options.cap == (None if goes_back else 0)
+    for goes_back, why in ((False, "grammar"), (True, None)):
+        monkeypatch.setattr(requests, "goes_back", lambda grammar, goes_back=goes_back: goes_back)
+        assert served_plainly(req(grammar=object())) == why
 
 
 def test_stop_ids():
@@ -459,24 +408,19 @@ def test_the_text_of_a_request():
 
 @pytest.mark.parametrize("draft_length", [0, 1, 5, 8, 32, 40])
 def test_draft_lengths_on_a_gpu_are_a_ladder_up_to_the_widest(draft_length):
-    ladder = draft_lengths_on("cuda", draft_length)
+    ladder = ladder_up_to(draft_length)
     assert ladder == tuple(sorted(set(ladder)))
     assert ladder[-1] == draft_length
     assert set(ladder) == {step for step in LADDER if step <= draft_length} | {draft_length}
-    assert draft_lengths_on("cpu", draft_length) == ()
 
 
 @pytest.mark.parametrize(
     ("largest", "expected"),
-    [(1, [1]), (2, [1, 2]), (3, [1, 2, 4]), (8, [1, 2, 4, 8]), (9, [1, 2, 4, 8]), (400, [1, 2, 4, 8])],
+    [(1, [1]), (2, [1, 2]), (3, [1, 2, 4]), (8, [1, 2, 4, 8]), (9, [1, 2, 4, 8])],
 )
 def test_batches_are_captured_up_to_the_least_that_holds_the_largest(largest, expected):
     assert needed_batches([8, 1, 4, 2], largest) == expected
-
-
-def test_an_engine_that_captures_nothing_has_no_batches():
-    assert needed_batches(None, 4) is None
-    assert needed_batches([], 4) is None
+    assert needed_batches(None, largest) is None
 
 
 def test_each_draft_length_has_its_largest_batch():
@@ -484,10 +428,6 @@ def test_each_draft_length_has_its_largest_batch():
         return 8 if batch_size <= 2 else 3 if batch_size <= 5 else 0
 
     assert largest_batches((0, 1, 2, 4, 8, 16), longest, 7) == {0: 7, 1: 5, 2: 5, 4: 2, 8: 2, 16: 0}
-
-
-def test_a_policy_that_states_nothing_drafts_so_long_for_any_batch():
-    assert largest_batches((0, 8), lambda batch_size: 8, 7) == {0: 7, 8: 7}
 
 
 def test_a_step_takes_the_least_captured_length_that_holds_its_drafts():

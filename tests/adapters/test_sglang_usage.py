@@ -11,7 +11,7 @@ import pytest
 from pydantic import BaseModel
 
 from specplug.requests.predicted import Predicted
-from specplug_sglang.frontend import usage
+from specplug_sglang.frontend import intake
 from tests.requests.test_predicted import PREDICTION, predicted
 
 COUNTS = {"accepted_prediction_tokens": 7, "rejected_prediction_tokens": 13}
@@ -32,7 +32,7 @@ async def collected(answers: list[Any], of_request: Predicted, *, pieces: bool) 
         for answer in answers:
             yield answer
 
-    return [answer async for answer in usage.counted(given(), of_request, pieces=pieces)]
+    return [answer async for answer in intake.counted(given(), of_request, pieces=pieces)]
 
 
 @pytest.mark.parametrize("pieces", [False, True])
@@ -52,12 +52,12 @@ def counting() -> Predicted:
 
 def test_a_whole_answer_keeps_the_engines_own_details():
     answer = Completion(usage=Usage(completion_tokens_details={"reasoning_tokens": 2}))
-    found = usage.detailed(answer, counting())
+    found = intake.detailed(answer, counting())
     assert found == {
         "text": "x",
         "usage": {"completion_tokens": 8, "completion_tokens_details": {"reasoning_tokens": 2, **COUNTS}},
     }
-    assert usage.detailed(answer, Predicted()) is answer, "no prediction"
+    assert intake.detailed(answer, Predicted()) is answer, "no prediction"
 
 
 def test_only_the_events_of_a_stream_that_have_a_usage_change():
@@ -72,7 +72,7 @@ def test_only_the_events_of_a_stream_that_have_a_usage_change():
             for event in events:
                 yield event
 
-        answer = usage.detailed(SimpleNamespace(body_iterator=given()), of_request)
+        answer = intake.detailed(SimpleNamespace(body_iterator=given()), of_request)
         return [event async for event in answer.body_iterator]
 
     first, second, last = asyncio.run(read(counting()))

@@ -1,7 +1,5 @@
 """Guards on SGLang's own routes that show or change specplug's state, which only operators may use.
 
-They are apart from `endpoints`, which a server without specplug does not import.
-
 SGLang also checks its own keys there, if it has any.  For other clients ``/server_info`` omits specplug's status, and
 ``/set_internal_state`` refuses orders to specplug.
 """
@@ -13,7 +11,7 @@ from contextvars import ContextVar
 from typing import Any
 
 from specplug.operator.access import Operators, Refusal
-from specplug_sglang.scheduler.status import KEY, LIMIT, MODE
+from specplug_sglang.status import KEY, LIMIT, MODE
 
 _STATES = ("/server_info", "/get_server_info", "/set_internal_state")
 

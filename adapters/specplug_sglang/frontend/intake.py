@@ -3,11 +3,13 @@
 Two hooks validate, in the processes that accept requests.  Every request passes `TokenizerManager.generate_request`.
 ``/generate`` starts its stream before that, so its endpoint validates too: an error is a status 400 for streams as
 well.  The first hook that runs leaves the wire form, which the other skips.  SGLang drops OpenAI's `prediction` before
-either, so a hook on OpenAI's endpoints reads it from the body.
+either, so a hook on OpenAI's endpoints reads it from the body.  SGLang's model of `usage` has no counts of a
+prediction's tokens either: they are added to complete answers, and to a stream's events with a `usage`.
 """
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import AsyncIterator, Callable
 from typing import Any
@@ -96,7 +98,6 @@ def _client(request: Any) -> clients.RequestClient | None:
 async def _served(
     manager: Any, parser: Any, obj: Any, client: clients.RequestClient | None, begin: Callable[[], Any]
 ) -> AsyncIterator[Any]:
-    from specplug_sglang.frontend import usage
     from specplug_sglang.frontend.parsing import CUSTOM, has_unparsed_fields, release
 
     try:
@@ -105,7 +106,7 @@ async def _served(
         answers, of_request = begin(), predicted.current()
         if of_request is not None:
             of_request.read(obj.sampling_params.get(CUSTOM))
-            answers = usage.counted(answers, of_request, pieces=obj.stream and manager.incremental_streaming_output)
+            answers = counted(answers, of_request, pieces=obj.stream and manager.incremental_streaming_output)
         try:
             async for answer in answers:
                 yield answer
@@ -148,7 +149,6 @@ async def _handle_request(original: Callable[..., Any], serving: Any, request: A
     # Requests through SGLang's gRPC bridge have no body.
     if parser is None or not hasattr(request, "custom_params"):
         return await original(serving, request, raw_request)
-    from specplug_sglang.frontend import usage
     from specplug_sglang.frontend.parsing import RefusedRequest
 
     if hasattr(raw_request, "json"):
@@ -160,7 +160,51 @@ async def _handle_request(original: Callable[..., Any], serving: Any, request: A
             except RefusedRequest as error:
                 return serving.create_error_response(str(error), err_type="BadRequest")
     of_request = predicted.begin()
-    return usage.detailed(await original(serving, request, raw_request), of_request)
+    return detailed(await original(serving, request, raw_request), of_request)
+
+
+async def counted(answers: AsyncIterator[Any], of_request: predicted.Predicted, *, pieces: bool) -> AsyncIterator[Any]:
+    """Pass answers of `generate_request`, a dict or a list each, on, and count their tokens for a prediction.
+
+    In `pieces` each answer has the tokens since the one before, instead of all so far.
+    """
+    known: dict[Any, int] = {}
+    try:
+        async for answer in answers:
+            for each in answer if isinstance(answer, list) else [answer]:
+                ids, name = each.get("output_ids", ()), each["meta_info"]["id"]
+                of_request.extend(name, ids if pieces else ids[known.get(name, 0) :])
+                known[name] = len(ids)
+            yield answer
+    finally:
+        await answers.aclose()  # type: ignore[attr-defined]
+
+
+def detailed(answer: Any, of_request: predicted.Predicted) -> Any:
+    """Return what OpenAI's endpoints answered, with the counts in its `usage`, or in its stream's."""
+    if hasattr(answer, "body_iterator"):
+        answer.body_iterator = _events(answer.body_iterator, of_request)
+        return answer
+    counts = of_request.details()
+    if not counts or getattr(answer, "usage", None) is None:
+        return answer
+    return _with_counts(answer.model_dump(mode="json", by_alias=True), counts)
+
+
+async def _events(events: AsyncIterator[Any], of_request: predicted.Predicted) -> AsyncIterator[Any]:
+    async for event in events:
+        counts = of_request.details()
+        text = event.decode() if isinstance(event, bytes) else event
+        if counts and '"usage":{' in text and text.startswith("data: "):
+            yield f"data: {json.dumps(_with_counts(json.loads(text[6:]), counts))}\n\n"
+        else:
+            yield event
+
+
+def _with_counts(answer: dict[str, Any], counts: dict[str, int]) -> dict[str, Any]:
+    usage = answer["usage"]
+    usage["completion_tokens_details"] = {**(usage.get("completion_tokens_details") or {}), **counts}
+    return answer
 
 
 class _Information(dict[str, Any]):

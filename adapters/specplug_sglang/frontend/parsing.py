@@ -41,11 +41,7 @@ class PackingParser(front_end.FieldParser):
     """Parses the fields of one server's requests to a form that SGLang's transport accepts."""
 
     def parsed(self, extra_args: Mapping[str, Any]) -> dict[str, Any]:
-        """Return custom parameters with specplug's fields in their packed form.
-
-        Raises:
-            RefusedRequest: the fields are invalid.
-        """
+        """Return custom parameters with specplug's fields in their packed form."""
         return wire.packed(super().parsed(extra_args))
 
     async def parse(self, obj: Any, client: RequestClient | None) -> None:
@@ -78,11 +74,7 @@ class PackingParser(front_end.FieldParser):
             setattr(obj, _HELD, weakref.finalize(obj, self.hold(sender, _reference_tokens(obj))))
 
     def preferred(self, params: Any) -> Any:
-        """Return a server's preferred sampling parameters, parsed.
-
-        Raises:
-            RefusedRequest: their fields are invalid.
-        """
+        """Return a server's preferred sampling parameters, parsed."""
         return {**params, CUSTOM: self.parsed(params[CUSTOM])} if _has_unparsed(params) else params
 
 
@@ -113,23 +105,15 @@ def _reference_tokens(obj: Any) -> int:
     params = obj.sampling_params
     each = params if isinstance(params, list) else [params] * (len(prompts) if many else 1)
     parsed = [one for one in each if isinstance(one, dict) and wire.is_encoded(one.get(CUSTOM) or {})]
-    return sum(wire.reference_tokens(one[CUSTOM]) * _samples(one) for one in parsed)
-
-
-def _samples(params: Mapping[str, Any]) -> int:
-    count = params.get("n")
-    return count if isinstance(count, int) and count > 1 else 1
+    samples = [n if isinstance(n := one.get("n"), int) and n > 1 else 1 for one in parsed]
+    return sum(wire.reference_tokens(one[CUSTOM]) * n for one, n in zip(parsed, samples, strict=True))
 
 
 def with_client(obj: Any, client: str | None, tenant: str | None, preferred: Any) -> None:
-    """Add the client's digest and tenant to a parsed request, in new sampling parameters.
+    """Add a client's digest and tenant, if they are not None, to a parsed `GenerateReqInput`; others are unchanged.
 
-    Args:
-        obj: a `GenerateReqInput`; other requests are unchanged.
-        client: a digest, see `specplug.requests.clients`; None for a client without an API key.
-        tenant: the tenant that the server assigns, or None.
-        preferred: the server's preferred sampling parameters, parsed; their custom parameters apply if a request has
-            none.
+    It gets new sampling parameters.  If it has no custom parameters, those of the server's `preferred` ones, parsed,
+    apply.
     """
     from sglang.srt.managers.io_struct import GenerateReqInput
 

@@ -11,35 +11,38 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch import Tensor
 
 from specplug.grammar.drafts import Completed
-from specplug.pipeline.draft import DraftStage
 from specplug.plugins.registry import default_registry
 from specplug.plugins.specs import ProposerSpec
 from specplug.runtime.slots import RunningRequest, SlotAllocator
 from specplug.settings.model import Settings
 from specplug.types.draft import Draft
 from specplug.types.request import BEGINS, EngineEvent, EngineEventKind, Event, RequestEvent
-from specplug_sglang.requests import running_request
-from specplug_sglang.scheduler.arrivals import Arrivals
-from specplug_sglang.scheduler.drafts import BatchRows, Decoding, Drafts
-from specplug_sglang.scheduler.grammar import GrammarCompleter
+from specplug_sglang.requests import prompt_of, running_request
+from specplug_sglang.scheduler.batches import BatchRows
+from specplug_sglang.scheduler.drafts import Drafts
+from specplug_sglang.scheduler.endings import visible_tokens
 from specplug_sglang.scheduler.planned_steps import LaunchedStep, PlannedSteps, VerifiedStep
-from specplug_sglang.scheduler.status import Counts
 from specplug_sglang.scheduler.stream_drafts import StreamDrafts, build
-from specplug_sglang.verification.table import TokenTable
+from specplug_sglang.verification.trees import TokenTable
 
 
 class ProposerDrafting(PlannedSteps):
     """Requests, plans and drafts of one worker; arguments as in `PlannedSteps`.
 
+    SGLang does not notify its worker: a request that finished, was aborted or was retracted is just missing from the
+    next batch.  So the `Req` objects are held and checked whenever the batch changes or the engine idles.
+
     Attributes:
         drafts: how rank 0 drafts; None on other ranks.
+        stage, counts: its draft stage and its counters for the status; None on other ranks, which receive its drafts.
         drafts_trees: whether drafts have parents, the same on all ranks.
         reads_lengths: whether the lengths of drafts are in host memory, so that reading them waits for nothing.
-        allocator: slots of the requests that the worker holds.
+        allocator: slots of the requests that the worker holds, which are rows of SGLang's request pool.
+        held: the requests that run or may resume, with their retraction counts, by id.
         table: token ids of these requests.
+        rows: those of the planned batch.
     """
 
     def __init__(
@@ -55,35 +58,79 @@ class ProposerDrafting(PlannedSteps):
             self.drafts, self.allocator = build(settings, self.context, self.table, tokenizer, self._tell)
         else:
             self.allocator = SlotAllocator(slots, device, self._tell)
-        self.arrivals = Arrivals(self.allocator, self._describe, self.table.write, self._forget)
-        self._rows: BatchRows | None = None
+        self.stage = None if self.drafts is None else self.drafts.stage
+        self.counts = None if self.drafts is None else self.drafts.counts
+        self.held: dict[str, tuple[Any, int]] = {}
+        self.allocator.engine_slot = lambda rid: int(self.held[rid][0].kv.req_pool_idx)
+        self.rows = BatchRows(self.allocator, (), device)
         self._scheduler: weakref.ref[Any] | None = None
-
-    @property
-    def stage(self) -> DraftStage | None:
-        """The draft stage on rank 0; None on other ranks, which receive rank 0's drafts."""
-        return None if self.drafts is None else self.drafts.stage
-
-    @property
-    def grammars(self) -> GrammarCompleter | None:
-        """What completes rank 0's drafts; None on other ranks."""
-        return None if self.drafts is None else self.drafts.grammars
-
-    @property
-    def counts(self) -> Counts | None:
-        """Draft counters for the status, on rank 0; None on other ranks."""
-        return None if self.drafts is None else self.drafts.counts
 
     # -- requests and the engine ---------------------------------------------------------------------------------
 
     def attach(self, scheduler: Any) -> None:
         """Store the scheduler, whose waiting queue is read."""
         self._scheduler = weakref.ref(scheduler)
-        self.arrivals.queues = lambda req: req in self._queue()
 
-    def sweep(self) -> None:
-        """Notify proposers of requests that have left; called between two steps."""
-        self.arrivals.sweep()
+    def admit(self, reqs: Sequence[Any]) -> None:
+        """Assign slots to the requests of a batch; those that have one keep it."""
+        self.sweep(reqs)
+        for req in reqs:
+            held = self.held.get(req.rid)
+            if held is not None and held[0] is not req:
+                self._end(req.rid, aborted=True)  # the same id, another request
+            elif held is not None and held[1] != req.retraction_count:
+                self.allocator.preempt(req.rid)
+            self.held[req.rid] = (req, req.retraction_count)
+            if req.rid not in self.allocator:
+                self._take_in(req)
+
+    def sweep(self, batch: Sequence[Any] = ()) -> None:
+        """Remove requests that have ended, and preempt those that were retracted; called between two steps.
+
+        Args:
+            batch: the requests of the coming step.  Some may have ended, because SGLang may process the previous
+                results after it schedules a step.  They are removed at the next sweep.
+        """
+        from sglang.srt.managers.schedule_batch import FINISH_ABORT
+
+        coming = {id(req) for req in batch}
+        for rid, (req, _) in list(self.held.items()):
+            if id(req) in coming:
+                self._move(req)
+            elif req.finished():
+                self._end(rid, aborted=isinstance(req.finished_reason, FINISH_ABORT))
+            elif req.kv.req_pool_idx is None and not self._is_queued(req):
+                self._end(rid, aborted=True)  # retracted, and dropped from the queue
+            else:
+                self._move(req)
+
+    def _is_queued(self, req: Any) -> bool:
+        """Return whether a request waits for a slot, new or retracted."""
+        scheduler = None if self._scheduler is None else self._scheduler()
+        return scheduler is None or req in scheduler.waiting_queue
+
+    def _move(self, req: Any) -> None:
+        """Preempt a request whose row has changed, as it was retracted.  A finished request keeps its slot."""
+        if req.finished() or req.rid not in self.allocator:
+            return
+        if req.kv.req_pool_idx != self.allocator.slot_of(req.rid):
+            self.allocator.preempt(req.rid)
+
+    def _end(self, rid: str, *, aborted: bool) -> None:
+        req, _ = self.held.pop(rid)
+        self.allocator.finish(rid, aborted=aborted, visible=visible_tokens(req))
+        self.settle()
+        self.step_planner.forget([rid])
+
+    def _take_in(self, req: Any) -> None:
+        """Give a request a slot, and write its text there."""
+        text = prompt_of(req)
+        described = self._describe(req, text)
+        if self.allocator.is_waiting(req.rid):
+            self.allocator.resume(req.rid, described.tokens)
+        else:
+            self.allocator.start(described)
+        self.table.write(self.allocator.slot_of(req.rid), text)
 
     def on_engine_event(self, kind: EngineEventKind) -> None:
         """Notify every proposer of requests that have left, then of an engine event."""
@@ -105,11 +152,6 @@ class ProposerDrafting(PlannedSteps):
 
     # -- one step ------------------------------------------------------------------------------------------------
 
-    def admit(self, reqs: Sequence[Any]) -> None:
-        """Assign slots to the requests of a prefill batch."""
-        self._prefills = True
-        self.arrivals.admit(reqs)
-
     def prefilled(self, reqs: Sequence[Any]) -> None:
         """Count the first tokens of requests, which a prefill emitted."""
         if self.drafts is not None:
@@ -130,15 +172,10 @@ class ProposerDrafting(PlannedSteps):
         """
         self._began = perf_counter()
         self.settle()
-        if self._rows is None or not self._rows.hold(self.allocator, reqs):
-            self.arrivals.admit(reqs)
-            self._rows = BatchRows(self.allocator, reqs, self.device)
+        if not self.rows.hold(self.allocator, reqs):
+            self.admit(reqs)
+            self.rows = BatchRows(self.allocator, reqs, self.device)
         return self._plan(reqs)
-
-    def decoding(self, reqs: Sequence[Any], slots: Tensor, before: Tensor) -> Decoding:
-        """Return the planned batch; arguments as in `Decoding`."""
-        assert self._rows is not None
-        return Decoding(reqs, self._rows, slots, before)
 
     def launched(self, reqs: Sequence[Any], draft: Draft | None) -> None:
         """Queue a launched step until its results arrive, and start copying its draft lengths to the host.
@@ -156,24 +193,10 @@ class ProposerDrafting(PlannedSteps):
                 self.drafts.emits_one()
         self._launched.append(LaunchedStep(step, tuple(reqs), lengths, completed, late))
 
-    def close(self) -> None:
-        """Release proposers, threads and files."""
-        if self.drafts is not None:
-            self.drafts.close()
-
     def _describe(self, req: Any, text: npt.NDArray[np.int64]) -> RunningRequest:
         """Convert a `Req`, with its `text` [n] if steps in a stream take it in."""
         described = running_request(req, self.max_length)
         return replace(described, tokens=text) if isinstance(self.drafts, StreamDrafts) else described
-
-    def _forget(self, rid: str) -> None:
-        self.settle()
-        self.step_planner.forget([rid])
-
-    def _queue(self) -> Sequence[Any]:
-        """Return the requests that wait for a slot, new and retracted ones."""
-        scheduler = None if self._scheduler is None else self._scheduler()
-        return () if scheduler is None else scheduler.waiting_queue
 
     def _tell(self, event: Event) -> None:
         if self.drafts is not None:

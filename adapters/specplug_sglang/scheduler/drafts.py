@@ -2,115 +2,29 @@
 
 from __future__ import annotations
 
+import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
-from functools import cached_property
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from specplug.grammar.drafts import Completed
+from specplug.metrics import MetricsSnapshot, SpecMetrics
 from specplug.pipeline.draft import DraftStage
 from specplug.runtime.ends import StopDetector
-from specplug.runtime.slots import RowFacts, SlotAllocator, SlotRows
 from specplug.types.batch import EngineBatch
 from specplug.types.caps import EngineCaps
 from specplug.types.draft import Draft
 from specplug.types.plan import StepPlan
 from specplug.types.verdict import Outcome
-from specplug_sglang.config import least_captured
+from specplug_sglang.scheduler.batches import Decoding
 from specplug_sglang.scheduler.grammar import GrammarCompleter
-from specplug_sglang.scheduler.status import Counts
-from specplug_sglang.verification.table import TokenTable, on_device
+from specplug_sglang.verification.trees import TokenTable, on_device
 
-
-class BatchRows:
-    """Rows of B requests, kept from step to step while the same requests hold the same slots.
-
-    What lies on the device is copied there once a step drafts.
-
-    Args:
-        allocator: slots of the requests that the worker holds.
-        reqs: the requests.
-        device: device of batches and drafts.
-    """
-
-    def __init__(self, allocator: SlotAllocator, reqs: Sequence[Any], device: torch.device) -> None:
-        self.facts = RowFacts(allocator, [req.rid for req in reqs])
-        self._reqs, self._slots, self._device = list(reqs), allocator.slots, device
-
-    def hold(self, allocator: SlotAllocator, reqs: Sequence[Any]) -> bool:
-        """Return whether these are still the rows of `reqs`."""
-        return self._reqs == reqs and self.facts.are_current(allocator)
-
-    def view(self, tokens: Tensor, slots: Tensor, lengths: Tensor, vocab_size: int) -> EngineBatch:
-        """Describe the batch.
-
-        Args:
-            tokens: [S, L] int32, the token table.
-            slots: [B] int64, rows in SGLang's request pool.
-            lengths: [B], known tokens of each.
-            vocab_size: V.
-        """
-        lengths = lengths.to(torch.int32)
-        return EngineBatch(
-            slots=slots,
-            generations=self.table.generations,
-            rows=slots,
-            tokens=tokens,
-            lengths=lengths,
-            sampled=self._all,
-            room=self.table.ends - lengths,
-            temperature=self.temperature,
-            grammar=self.table.grammar,
-            vocab_size=vocab_size,
-            reset_slots=self._slots.take_resets(),
-            barriers=self.facts.barriers,
-            request_ids=self.facts.names,
-            requests=self.facts.requests,
-        )
-
-    @cached_property
-    def table(self) -> SlotRows:
-        """The slot table's rows."""
-        return self._slots.rows(on_device(self.facts.slots, torch.int64, self._device))
-
-    @cached_property
-    def temperature(self) -> Tensor:
-        """The requests' temperatures, [B] float32."""
-        temperatures = [request.temperature for request in self.facts.requests]
-        return on_device(temperatures, torch.float32, self._device)
-
-    @cached_property
-    def _all(self) -> Tensor:
-        """[B] bool, all true."""
-        return torch.ones(len(self.facts.slots), dtype=torch.bool, device=self._device)
-
-
-class Decoding(NamedTuple):
-    """A batch of B requests that decodes.
-
-    Attributes:
-        reqs: the requests.
-        rows: their rows, kept from step to step.
-        slots: [B] int64, their rows in SGLang's request pool.
-        before: [B] int64, cached tokens of each, which lack the newest.
-    """
-
-    reqs: Sequence[Any]
-    rows: BatchRows
-    slots: Tensor
-    before: Tensor
-
-    @property
-    def is_constrained(self) -> bool:
-        """Whether a request has a grammar."""
-        return any(req.grammar is not None for req in self.reqs)
-
-    def caps(self, plan: StepPlan) -> list[int] | None:
-        """Return the most draft tokens of each row; None if no row is capped."""
-        return [plan.draft_length_for(req.rid) for req in self.reqs] if plan.caps else None
+PERIOD = 0.2
+"""Least seconds between two copies of counts while steps run."""
 
 
 class Drafts(ABC):
@@ -132,26 +46,16 @@ class Drafts(ABC):
 
     @abstractmethod
     def propose(self, batch: Decoding, draft_length: int, plan: StepPlan) -> Draft | None:
-        """Draft, cut the drafts to the plan's budget and complete them by their grammars.
+        """Draft at most `draft_length` > 0 tokens, cut to the plan's budget and completed by grammars.
 
-        Args:
-            batch: the batch.
-            draft_length: the most draft tokens of a row, above 0.
-            plan: the step's plan.
-
-        Returns:
-            Drafts of as many tokens, or on a CPU of the least number that the engine captured and that holds them all.
-            None if nothing is drafted.
+        Drafts have as many tokens, or on a CPU as many as the longest row.  None if nothing is drafted.
         """
 
     @abstractmethod
     def observe(self, batch: Decoding, draft: Draft, accept_lens: Tensor) -> None:
-        """Report a step that verified drafts; the token table has its tokens already.
+        """Report a step that verified `draft` and emitted `accept_lens` [B] tokens, which the token table has already.
 
-        Args:
-            batch: as it was before the step.
-            draft: the verified drafts.
-            accept_lens: [B], emitted tokens.
+        `batch` is as it was before the step.
         """
 
     def idle(self, batch: Decoding) -> None:  # noqa: B027 - optional
@@ -166,10 +70,7 @@ class Drafts(ABC):
     def count_grammars(self, completed: Completed, lengths: Tensor, accepted: Sequence[int]) -> None:  # noqa: B027 - optional
         """Count the tokens that grammars added to a step's drafts, once its results are on the host.
 
-        Args:
-            completed: what grammars had made of the drafts.
-            lengths: [B] int32, tokens of the verified drafts.
-            accepted: by row, how many of them were accepted.
+        `lengths` [B] int32 are the tokens of the verified drafts, of which `accepted` [B] were accepted.
         """
 
     def close(self) -> None:
@@ -178,23 +79,12 @@ class Drafts(ABC):
 
 
 class StageDrafts(Drafts):
-    """Drafts of a stage that takes its steps itself, on the engine's device or on threads of its own.
-
-    Args:
-        stage: the draft stage, on the engine's device.
-        table: the token table.
-        grammars: completes the drafts.
-        caps: the engine's capabilities.
-        vocab_size: V.
-
-    Attributes:
-        stops: the detector of stops.
-    """
+    """Drafts of a stage on the engine's device, which takes its steps itself, there or on threads of its own."""
 
     def __init__(
         self, stage: DraftStage, table: TokenTable, grammars: GrammarCompleter, caps: EngineCaps, vocab_size: int
     ) -> None:
-        self.stage, self._table, self.grammars, self._caps = stage, table, grammars, caps
+        self.stage, self._table, self.grammars = stage, table, grammars
         self._device, self._vocab_size = table.tokens.device, vocab_size
         self.counts = Counts(stage.metrics, module_of(self._device))
         self.stops = StopDetector(table.tokens.shape[0], caps.max_draft_length, self._device)
@@ -215,7 +105,7 @@ class StageDrafts(Drafts):
         return self.fitted(draft, proposed)
 
     def fitted(self, draft: Draft, proposed: Tensor) -> Draft | None:
-        """Shorten a draft on a CPU to the captured length that holds its rows; None if nothing is drafted.
+        """Shorten a draft on a CPU, which captures nothing, to its longest row; None if nothing is drafted.
 
         What a grammar cut must be reported with a step of drafts, even if it cut everything of `proposed` [B] tokens.
         """
@@ -225,7 +115,7 @@ class StageDrafts(Drafts):
         if not longest:
             self.grammars.drop()
             return None
-        return draft.view(draft.batch_size, min(least_captured(self._caps, longest), draft.draft_length))
+        return draft.view(draft.batch_size, longest)
 
     def observe(self, batch: Decoding, draft: Draft, accept_lens: Tensor) -> None:
         if self._unseen:  # the host knows all ends but those of the step before, which emitted one token per row
@@ -233,12 +123,8 @@ class StageDrafts(Drafts):
             self._after_stop(batch, batch.before + 1, torch.ones_like(batch.slots, dtype=torch.int32))
         emitted = accept_lens.to(torch.int32)
         lengths = batch.before + 1 + emitted
-        outcome = Outcome(
-            verified=draft.lengths,
-            accepted=emitted - 1,
-            emitted=emitted,
-            after_stop=self._after_stop(batch, lengths, emitted),
-        )
+        after_stop = self._after_stop(batch, lengths, emitted)
+        outcome = Outcome(verified=draft.lengths, accepted=emitted - 1, emitted=emitted, after_stop=after_stop)
         self.stage.observe(self._view(batch, lengths), self.grammars.annotated(outcome))
         self.counts.step()
 
@@ -258,3 +144,51 @@ class StageDrafts(Drafts):
 def module_of(device: torch.device) -> Any:
     """Return PyTorch's module of a device with queued execution; None if the device has no queue."""
     return None if device.type in ("cpu", "meta") else torch.get_device_module(device)
+
+
+class Counts:
+    """The newest counts known on the host, for the status.
+
+    Steps without drafts are counted on the host (`SpecMetrics.record_on_host`).  The other counters live on the device.
+    They are copied to the host a few times a second, and a status request during a step gets the newest copy that has
+    arrived.  When no step runs, the counters themselves are read.
+    `device_module` is PyTorch's module for the counters' device, such as `torch.cuda`; None if that is the host.
+    """
+
+    def __init__(self, metrics: SpecMetrics, device_module: Any, clock: Callable[[], float] = time.monotonic) -> None:
+        self._metrics, self._module, self._clock = metrics, device_module, clock
+        self._newest = tuple(torch.zeros_like(part, device="cpu") for part in metrics.tensors())
+        self._coming: tuple[Any, tuple[Tensor, ...]] | None = None
+        self._last: Any = None  # the event at the end of the last step
+        self._due = 0.0
+
+    def step(self) -> None:
+        """Record that a step with drafts was queued on the current stream, and start a copy if one is due."""
+        if self._module is None:
+            return
+        self._arrive()
+        if self._coming is None and self._clock() >= self._due:
+            copied = tuple(part.to("cpu", non_blocking=True, copy=True) for part in self._metrics.tensors())
+            self._coming = self._event(), copied
+            self._due = self._clock() + PERIOD
+        self._last = self._event()
+
+    def read(self) -> MetricsSnapshot:
+        """Return the counts after the last step with drafts if it has ended, else those of an earlier one."""
+        if self._module is None:
+            return self._metrics.snapshot()
+        self._arrive()
+        if self._last is not None and self._last.query():  # read once: steps without drafts change nothing
+            self._newest = tuple(part.to("cpu", copy=True) for part in self._metrics.tensors())
+            self._last = self._coming = None
+        return self._metrics.snapshot(self._newest)
+
+    def _arrive(self) -> None:
+        """Take a copy that has arrived."""
+        if self._coming is not None and self._coming[0].query():
+            self._newest, self._coming = self._coming[1], None
+
+    def _event(self) -> Any:
+        event = self._module.Event()
+        event.record()
+        return event

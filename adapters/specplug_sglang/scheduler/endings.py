@@ -50,11 +50,9 @@ def _judge_each(original: Callable[..., None], req: Any, start: int) -> None:
 
 
 def visible_tokens(req: Any) -> int | None:
-    """Return an upper bound on the tokens of prompt and output that the client saw; None if unknown.
+    """Return an upper bound on the tokens of a `Req` that the client saw, prompt and output; None if unknown.
 
-    Args:
-        req: a `Req` that has finished, was aborted or was dropped.  SGLang's scheduler finds the token that completes a
-            stop string; the string is cut from the text later.
+    SGLang's scheduler finds the token that completes a stop string; the string is cut from the text later.
     """
     from sglang.srt.managers.schedule_batch import FINISH_MATCHED_STR
 

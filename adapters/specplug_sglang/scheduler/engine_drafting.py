@@ -1,7 +1,14 @@
-"""The part of a server's worker that plans the drafts of SGLang's own draft model: requests, plans and counts."""
+"""SGLang's workers of its own draft models, such as EAGLE, with draft lengths that specplug plans.
+
+A step runs with the runtime state of its draft length, as SGLang's adaptive speculation does.  The draft model sees
+every token, also in steps without drafts: its key-value cache would otherwise lack entries that later drafts attend to
+(vLLM 53420, 53426).
+"""
 
 from __future__ import annotations
 
+import functools
+import logging
 from collections.abc import Sequence
 from time import perf_counter
 from typing import Any
@@ -9,23 +16,21 @@ from typing import Any
 import torch
 
 from specplug.runtime.outcome_counts import OutcomeCounts
-from specplug_sglang.config import engine_method
+from specplug_sglang import doctor, seams
+from specplug_sglang.config import engine_method, rows_of_pool
+from specplug_sglang.requests import finished_prefills
+from specplug_sglang.scheduler.grammar import shorten_rollbacks
 from specplug_sglang.scheduler.planned_steps import LaunchedStep, PlannedSteps, VerifiedStep
 from specplug_sglang.scheduler.ranks import RankGroup
+from specplug_sglang.verification import acceptance
+from specplug_sglang.verification.trees import cut
 
 
 class EngineDrafting(PlannedSteps):
     """Requests, plans and counts of one worker.
 
     It is the policy of SGLang's `AdaptiveController`, which keeps a runtime state per draft length and switches to
-    the one that the policy names.
-
-    Args:
-        server_args: arguments of a server whose own drafter drafts.
-        model_config: the target's.
-        slots: S, rows of SGLang's request pool.
-        device: the worker's.
-        ranks: the tensor-parallel ranks.
+    the one that the policy names.  Arguments are as in `PlannedSteps`.
 
     Attributes:
         method: the algorithm of SGLang's drafter, such as "eagle".
@@ -48,7 +53,7 @@ class EngineDrafting(PlannedSteps):
 
     def prefilled(self, reqs: Sequence[Any]) -> None:
         """Count the first tokens of requests, which a prefill emitted."""
-        self._prefills = True
+        self.prefills = True
         off = len(reqs) if self.step_planner.is_off else sum([self._bounds(req).cap == 0 for req in reqs])
         self.counts.record((), len(reqs), len(reqs), off)
 
@@ -119,3 +124,66 @@ class EngineDrafting(PlannedSteps):
         most, caps = self.caps.max_draft_length, [cap for _, cap in self._held.values()]
         is_limited = any(cap is not None for cap in caps)
         self.limits = [most if cap is None else cap for cap in caps] if is_limited else None
+
+
+_SWITCHES = "sglang.srt.speculative.eagle_worker_v2"
+"""The logger to which SGLang writes a line per change of the draft length."""
+
+
+@functools.cache
+def planned(worker: type) -> type:
+    """Return SGLang's class of workers with specplug's plans."""
+    return type(f"Planned{worker.__name__}", (PlannedWorker, worker), {})
+
+
+class PlannedWorker:
+    """Mixin of SGLang's workers, before which it must stand among the bases."""
+
+    target_worker: Any
+
+    def __init__(self, server_args: Any, gpu_id: int, nccl_port: int, target_worker: Any) -> None:
+        from sglang.srt.runtime_context import get_parallel
+        from sglang.srt.speculative.adaptive_runtime_state import AdaptiveController
+
+        seams.require("engine drafts")
+        super().__init__(server_args, gpu_id, nccl_port, target_worker)  # type: ignore[call-arg]
+        ranks, runner = RankGroup(get_parallel().tp_group), target_worker.model_runner
+        slots, device = rows_of_pool(server_args), torch.device(runner.device)
+        self.drafting = EngineDrafting(server_args, runner.model_config, slots=slots, device=device, ranks=ranks)
+        self.adaptive_controller = AdaptiveController(self, self.drafting)  # builds the states with SGLang's graphs
+        logging.getLogger(_SWITCHES).addFilter(lambda record: "Switch adaptive" not in record.getMessage())
+        shorten_rollbacks(server_args)
+        acceptance.count_lossy(server_args)
+        if ranks.rank == 0:
+            doctor.launch_of(server_args).announce()
+
+    def init_cuda_graphs(self) -> None:
+        """Build the runtime state of each draft length, and on a GPU capture its graphs.
+
+        Raises:
+            EngineError: the model's attention keeps state that only steps of a fixed draft length can read.
+        """
+        from specplug_sglang.verification.draft_lengths import refuse_fused_accept
+
+        refuse_fused_accept(self.target_worker.model_runner.attn_backend)
+        super().init_cuda_graphs()  # type: ignore[misc]
+
+    def forward_batch_generation(self, batch: Any, *args: Any, **kwargs: Any) -> Any:
+        """Run one step of a batch, a prefill or drafts and their verification, as SGLang does."""
+        reqs = batch.reqs
+        if batch.forward_mode.is_decode():
+            self.drafting.plan(reqs)
+            result = super().forward_batch_generation(batch, *args, **kwargs)  # type: ignore[misc]
+            self.drafting.launched(reqs)
+            result.cap_lens = torch.tensor(self.drafting.newest_lengths, dtype=torch.int32) + 1
+            return result
+        result = super().forward_batch_generation(batch, *args, **kwargs)  # type: ignore[misc]
+        self.drafting.prefilled([reqs[row] for row in finished_prefills(reqs)])
+        return result
+
+    def verify(self, batch: Any, *args: Any, **kwargs: Any) -> Any:
+        """Verify a step's drafts, no more tokens of each than its request allows."""
+        drafts, limits = batch.spec_info, self.drafting.limits
+        if limits is not None and drafts.draft_token_num > 1:
+            drafts.retrieve_next_token = cut(drafts.retrieve_next_token, limits)
+        return super().verify(batch, *args, **kwargs)  # type: ignore[misc]

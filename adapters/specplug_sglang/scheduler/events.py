@@ -15,10 +15,11 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from specplug_sglang import seams
+from specplug_sglang.config import engine_method
 
 if TYPE_CHECKING:
+    from specplug.types.request import EngineEventKind
     from specplug_sglang.scheduler.drafting import ProposerDrafting
-from specplug_sglang.config import engine_method
 
 CHOICE = "sglang.srt.speculative.spec_info.SpeculativeAlgorithm.create_worker"
 SCHEDULER = "sglang.srt.managers.scheduler.Scheduler"
@@ -63,17 +64,20 @@ def _attach(_: Any, scheduler: Any) -> None:
         _runners[scheduler.draft_worker.model_runner] = drafting
 
 
-def _listening(owner: Any) -> ProposerDrafting | None:
-    """Return the `ProposerDrafting` of `owner`; None if there is none, or if the seams of events have moved."""
+def _notify(owner: Any, kind: EngineEventKind | None) -> None:
+    """Notify the proposers of `owner`, if it has any and the seams of events have not moved; None is no event."""
     drafting = drafting_of(owner)
-    return drafting if drafting is not None and seams.available("events") else None
+    if drafting is None or not seams.available("events"):
+        return
+    if kind is None:
+        drafting.sweep()
+    else:
+        drafting.on_engine_event(kind)
 
 
 def _idle(scheduler: Any) -> None:
     """Notify proposers of the last request's end when the engine idles, not when the next request arrives."""
-    drafting = _listening(scheduler)
-    if drafting is not None:
-        drafting.sweep()
+    _notify(scheduler, None)
 
 
 def _change(original: Callable[..., Any], updater: Any, *args: Any, **kwargs: Any) -> Any:
@@ -100,22 +104,20 @@ def _notify_change(updater: Any) -> None:
 
 def _release(manager: Any, *_: Any) -> None:
     """Notify proposers before the memory is released, while its contents are intact."""
-    drafting = _listening(manager)
-    if drafting is not None and not manager.offload_tags:
-        drafting.on_engine_event("sleep")
+    if not manager.offload_tags:
+        _notify(manager, "sleep")
 
 
 def _resume(_: Any, manager: Any, *__: Any) -> None:
     """Notify proposers once all memory is back; it may come back in parts."""
-    drafting = _listening(manager)
-    if drafting is not None and not manager.offload_tags:
-        drafting.on_engine_event("wake")
+    if not manager.offload_tags:
+        _notify(manager, "wake")
 
 
 def chosen(worker: Any, algorithm: Any, server_args: Any) -> Any:
     """Return the class of the worker, given the one that SGLang chose; other servers are unchanged."""
     if engine_method(server_args) is None:
         return worker
-    from specplug_sglang.scheduler.engine_worker import planned
+    from specplug_sglang.scheduler.engine_drafting import planned
 
     return planned(worker)

@@ -54,13 +54,7 @@ class GrammarObjectState(MaskState):
 
 
 class GrammarCompleter(Completer):
-    """Completes drafts by their requests' grammars.
-
-    Args:
-        vocab_size: V.
-        tokenizer: the target's, or None.
-        guard: see `Completer`.
-    """
+    """Completes drafts by their requests' grammars; the target's `tokenizer` may be None."""
 
     def __init__(self, vocab_size: int, tokenizer: Any, guard: FaultGuard) -> None:
         super().__init__(guard)

@@ -19,11 +19,9 @@ from specplug_sglang.requests import served_plainly, text_length
 
 
 class LaunchedStep(NamedTuple):
-    """A launched step whose results have not arrived.
+    """A launched step of the planner whose results have not arrived.
 
     Attributes:
-        launched: what the planner knows of it.
-        reqs: its requests.
         verified: by row, draft tokens that may be accepted, ints or [B] int32 on the host; None without drafts.
         completed: what grammars made of the drafts, if it is still to be counted.
         late: the requests that could not draft, to be read once the results have arrived.
@@ -49,7 +47,6 @@ class VerifiedStep(NamedTuple):
     """A step whose accepted counts are known, until SGLang has found which requests it ended, and where.
 
     Attributes:
-        launched: what the planner knows of it.
         ended: when its results arrived, in seconds.
         rows: the requests that had not ended before the step, beyond which SGLang may have let them run.
         late: those that could not draft, see `StepPlanner.finish`.
@@ -97,9 +94,8 @@ class PlannedSteps:
         tokenizer: the target's, or None.
 
     Attributes:
-        step_planner: makes the plans.
-        context: the context that plug-ins are built with.
         inexact: features, see `served_plainly`, with which a request gets no drafts; None for all of them.
+        prefills: whether a prefill was launched since the last step.
     """
 
     inexact: tuple[str, ...] | None = None
@@ -127,7 +123,7 @@ class PlannedSteps:
         )
         self._launched: deque[LaunchedStep] = deque()
         self._unsettled: VerifiedStep | None = None
-        self._began, self._prefills = 0.0, False
+        self._began, self.prefills = 0.0, False
 
     def verified(self, accepted: Sequence[int]) -> None:
         """Process a step's accepted counts by row."""
@@ -148,7 +144,7 @@ class PlannedSteps:
             self._report(step)
 
     def _results_of(self, step: LaunchedStep, accepted: Sequence[int], ended: float) -> VerifiedStep | None:
-        """Return a step to report once its ends are known; None if nothing of it is left to report."""
+        """Return a step to report once its ends are known, None if nothing is left."""
         return VerifiedStep.of(step, step.verified, accepted, ended)
 
     def _report(self, step: VerifiedStep) -> None:
@@ -167,7 +163,7 @@ class PlannedSteps:
 
         A prefill queued before the step may still be running when the step begins, so the step is then not timed.
         """
-        timed, self._prefills = not self._prefills, False
+        timed, self.prefills = not self.prefills, False
         if self.step_planner.is_off:
             return UNREPORTED
         rows, context = len(reqs), sum(map(text_length, reqs))

@@ -33,11 +33,10 @@ from specplug.types.draft import Draft
 from specplug.types.plan import NO_SPECULATION, StepPlan
 from specplug.types.request import Event
 from specplug.types.verdict import Outcome
-from specplug_sglang.config import least_captured
-from specplug_sglang.scheduler.drafts import BatchRows, Decoding, Drafts, StageDrafts, module_of
+from specplug_sglang.scheduler.batches import BatchRows, Decoding
+from specplug_sglang.scheduler.drafts import Counts, Drafts, StageDrafts, module_of
 from specplug_sglang.scheduler.grammar import GrammarCompleter
-from specplug_sglang.scheduler.status import Counts
-from specplug_sglang.verification.table import TokenTable
+from specplug_sglang.verification.trees import TokenTable
 
 HOST = torch.device("cpu")
 
@@ -52,34 +51,15 @@ class _Unreported(NamedTuple):
 
 
 class ReportingDrafts(Drafts):
-    """Drafts whose steps report the step before, see above.
-
-    Args:
-        table: the token table.
-        draft_length: N, the longest draft.
-    """
+    """Drafts of at most `draft_length` tokens, whose steps report the step before, see above."""
 
     def __init__(self, table: TokenTable, draft_length: int) -> None:
-        self._table, self._module = table, module_of(table.tokens.device)
+        self._module = module_of(table.tokens.device)
         self._ones = torch.ones(len(table.tokens), dtype=torch.int32, device=table.tokens.device)
-        self._most = torch.full_like(self._ones, draft_length)
+        slots, most = self._ones.long(), torch.full_like(self._ones, draft_length)
+        # SGLang verifies whole drafts, so that nothing is lost by calling all other tokens rejected.
+        self._rows = EngineRows(slots, slots, table.tokens, self._ones, most, lengths_by_row=True, lacking=1)
         self._unreported: _Unreported | None = None
-
-    def _engine_rows(self, slots: Tensor, cached: Tensor, emitted: Tensor) -> EngineRows:
-        """Wrap the tensors of B rows with `cached` [B] tokens, which lack the newest.
-
-        SGLang verifies whole drafts, so that nothing is lost by calling all other tokens rejected.
-        """
-        return EngineRows(slots, cached, self._table.tokens, emitted, self._most, lengths_by_row=True, lacking=1)
-
-    def _types(self) -> EngineRows:
-        """Return rows of the types that steps have, S of them."""
-        return self._engine_rows(self._ones.long(), self._ones.long(), self._ones)
-
-    def _store(self, batch: Decoding, emitted: Tensor, cut: Sequence[int] = ()) -> None:
-        """Keep a step until it is reported; fields as in `_Unreported`."""
-        stream = None if self._module is None else self._module.current_stream()
-        self._unreported = _Unreported(batch, emitted, cut, stream)
 
     def _take(self, batch: Decoding) -> tuple[EngineRows, _Unreported | None]:
         """Return the rows of a step that drafts, and the step that it reports, if that had the same rows."""
@@ -87,7 +67,7 @@ class ReportingDrafts(Drafts):
             self.flush()
         step, self._unreported = self._unreported, None
         emitted = self._ones if step is None else step.emitted
-        return self._engine_rows(batch.slots, batch.before, emitted), step
+        return self._rows._replace(idx_mapping=batch.slots, total_len=batch.before, num_sampled=emitted), step
 
     @torch.inference_mode()
     def flush(self) -> None:
@@ -97,7 +77,13 @@ class ReportingDrafts(Drafts):
             return
         with nullcontext() if self._module is None else self._module.stream(step.stream):
             after = step.batch.before + step.emitted
-            self._report(step, self._engine_rows(step.batch.slots, after, step.emitted))
+            rows = self._rows._replace(idx_mapping=step.batch.slots, total_len=after, num_sampled=step.emitted)
+            self._report(step, rows)
+
+    def _store(self, batch: Decoding, emitted: Tensor, cut: Sequence[int] = ()) -> None:
+        """Keep a step until it is reported; fields as in `_Unreported`."""
+        stream = None if self._module is None else self._module.current_stream()
+        self._unreported = _Unreported(batch, emitted, cut, stream)
 
     @abstractmethod
     def _report(self, step: _Unreported, rows: EngineRows) -> None:
@@ -107,12 +93,7 @@ class ReportingDrafts(Drafts):
 class StreamDrafts(ReportingDrafts):
     """Drafts of a proposer on the host, in the engine's stream; see `specplug.runtime.stream_steps`.
 
-    Args:
-        stage: the draft stage, on the CPU.
-        slots: the table of slots, there too.
-        table: the token table, on the engine's device.
-        grammars: completes the drafts.
-        context: the context that plug-ins are built with.
+    The draft stage and the table of slots are on the CPU, the token table on the engine's device.
     """
 
     def __init__(
@@ -120,11 +101,11 @@ class StreamDrafts(ReportingDrafts):
     ) -> None:
         like, device = stage.runners[0].buffer, table.tokens.device
         super().__init__(table, like.draft_length)
-        self.stage, self.grammars, self._caps = stage, grammars, context.caps
+        self.stage, self.grammars = stage, grammars
         self.counts = Counts(stage.metrics, None)
         self._reads_lengths = device.type == "cpu"
-        self._draft = Draft.allocate(*like.token_ids.shape, device=device, trees=like.parents is not None)
-        types = self._types(), _outputs(self._draft)
+        self._draft = draft = Draft.allocate(*like.token_ids.shape, device=device, trees=like.parents is not None)
+        types = self._rows, DraftOutputs(draft.token_ids, lengths=draft.lengths, parents=draft.parents)
         self._steps = StreamSteps(stage, slots, context.max_length, context.vocab_size, device, like=types)
 
     def propose(self, batch: Decoding, draft_length: int, plan: StepPlan) -> Draft | None:
@@ -136,9 +117,11 @@ class StreamDrafts(ReportingDrafts):
         return None
 
     def _propose(self, batch: Decoding, draft_length: int, plan: StepPlan) -> Draft | None:
-        step = self._launch(
-            batch, plan if plan.draft_length == draft_length else replace(plan, draft_length=draft_length)
-        )
+        """Report the step before, if it verified drafts of the same requests, and draft."""
+        plan = plan if plan.draft_length == draft_length else replace(plan, draft_length=draft_length)
+        rows, before = self._take(batch)
+        reports, cut = before is not None, () if before is None else before.cut
+        step = self._steps.launch(batch.rows.facts, rows, plan, reports=reports, cut_by_grammar=cut)
         self.late = step.late
         longest = draft_length
         if batch.is_constrained:
@@ -148,21 +131,23 @@ class StreamDrafts(ReportingDrafts):
         if not longest:
             self._steps.drop(step)
             return None
-        if self._reads_lengths:
-            draft_length = min(least_captured(self._caps, longest), draft_length)
-        draft = self._draft.view(len(batch.reqs), draft_length)
-        self._steps.unpack(step, draft_length, _outputs(draft))
+        draft = self._draft.view(len(batch.reqs), longest if self._reads_lengths else draft_length)
+        outputs = DraftOutputs(draft.token_ids, lengths=draft.lengths, parents=draft.parents)
+        self._steps.unpack(step, draft.draft_length, outputs)
         return draft
 
     def observe(self, batch: Decoding, draft: Draft, accept_lens: Tensor) -> None:
-        self.completed = self.grammars.take()
+        self.completed = self.grammars.take() if batch.is_constrained else None
         self._store(batch, accept_lens, () if self.completed is None else self.completed.cut)
 
     def idle(self, batch: Decoding) -> None:
         self.flush()
         facts = batch.rows.facts
         if not self._steps.skip(facts):
-            self._steps.attempt(facts, lambda: self._steps.drop(self._launch(batch, NO_SPECULATION)))
+            rows, _ = self._take(batch)
+            self._steps.attempt(
+                facts, lambda: self._steps.drop(self._steps.launch(facts, rows, NO_SPECULATION, reports=False))
+            )
 
     def count_grammars(self, completed: Completed, lengths: Tensor, accepted: Sequence[int]) -> None:
         """See `Drafts.count_grammars`.  With a grammar in the batch, no row goes on after its end."""
@@ -175,12 +160,6 @@ class StreamDrafts(ReportingDrafts):
     def close(self) -> None:
         self._unreported = None
         self._steps.close()
-
-    def _launch(self, batch: Decoding, plan: StepPlan) -> StepInFlight:
-        """Report the step before, if it verified drafts of the same requests, and draft."""
-        rows, step = self._take(batch)
-        cut = () if step is None else step.cut
-        return self._steps.launch(batch.rows.facts, rows, plan, reports=step is not None, cut_by_grammar=cut)
 
     def _report(self, step: _Unreported, rows: EngineRows) -> None:
         facts, cut = step.batch.rows.facts, step.cut
@@ -202,21 +181,10 @@ class StreamDrafts(ReportingDrafts):
         return longest
 
 
-def _outputs(draft: Draft) -> DraftOutputs:
-    return DraftOutputs(draft.token_ids, lengths=draft.lengths, parents=draft.parents)
-
-
 class DeviceDrafts(ReportingDrafts):
     """Drafts of a stage on the engine's device, in one kernel before its proposer and one after it.
 
-    Steps of batches with grammars are the stage's, which shares all state.
-
-    Args:
-        by_stage: drafts of a stage that `DeviceSteps` applies to, on the engine's device.
-        table: the token table.
-        vocab_size: V.
-        slots: the table of slots.
-        launches: the kernels of the device.
+    Steps of batches with grammars are those `by_stage`, whose stage shares all state.
     """
 
     def __init__(
@@ -227,7 +195,7 @@ class DeviceDrafts(ReportingDrafts):
         self._by_stage = by_stage
         self._padding = table.tokens[:, 0]  # nothing reads what drafts are padded with
         self._nothing = torch.empty(len(table.tokens), 0, device=table.tokens.device)
-        like = self._types(), self._outputs(0), self._padding
+        like = self._rows, self._outputs(0), self._padding
         self._steps = DeviceSteps(self.stage, slots, by_stage.stops, vocab_size, launches, like=like)
 
     def propose(self, batch: Decoding, draft_length: int, plan: StepPlan) -> Draft | None:
@@ -274,14 +242,8 @@ def build(
 ) -> tuple[Drafts, SlotAllocator]:
     """Return how to draft, and the slots of requests, which lie where the draft stage does.
 
-    A proposer on the host drafts in the engine's stream if it can, with a stage on the CPU.
-
-    Args:
-        settings: the server's.
-        context: the context that plug-ins are built with.
-        table: the token table.
-        tokenizer: the target's, or None.
-        notify: called with the slots' events.
+    A proposer on the host drafts in the engine's stream if it can, with a stage on the CPU.  The target's `tokenizer`
+    may be None; `notify` is called with the slots' events.
     """
 
     def grammars_of(stage: DraftStage) -> GrammarCompleter:

@@ -8,42 +8,37 @@ synchronous steps run the same code.
 
 from __future__ import annotations
 
-from functools import partial
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from sglang.srt.managers.utils import GenerationBatchResult
+from sglang.srt.mem_cache import kv_cache_configurator
+from sglang.srt.mem_cache.allocation_sizing import get_alloc_reserve_per_decode
+from sglang.srt.mem_cache.kv_cache_configurator import KVCacheConfigurator
 from sglang.srt.model_executor.forward_batch_info import ForwardMode
 from sglang.srt.runtime_context import get_parallel
 from sglang.srt.speculative.base_spec_worker import BaseSpecWorker
+from sglang.srt.speculative.ngram_info import NgramVerifyInput
 from torch import Tensor
 
 from specplug.errors import EngineError
+from specplug.seams.hook import hook
 from specplug.types.draft import Draft
-from specplug_sglang import seams
-from specplug_sglang.config import largest_batches, resolved_args
+from specplug_sglang import doctor, seams
+from specplug_sglang.config import largest_batches, resolved_args, rows_of_pool
 from specplug_sglang.requests import finished_prefills
-from specplug_sglang.scheduler import memory
+from specplug_sglang.scheduler.batches import Decoding, PlainSteps, decodes_plainly, prepare
 from specplug_sglang.scheduler.drafting import ProposerDrafting
-from specplug_sglang.scheduler.drafts import Decoding
 from specplug_sglang.scheduler.grammar import shorten_rollbacks
-from specplug_sglang.scheduler.plain_step import PlainSteps, decodes_plainly
 from specplug_sglang.scheduler.ranks import RankGroup
-from specplug_sglang.startup import advice
-from specplug_sglang.verification import attention, exact, lossy
+from specplug_sglang.verification import acceptance, attention
 from specplug_sglang.verification.draft_lengths import DECODING, DraftLengths
-from specplug_sglang.verification.table import on_device
-from specplug_sglang.verification.trees import operations_for
-from specplug_sglang.verification.verify_input import prepare, relayed, verify_input
+from specplug_sglang.verification.trees import on_device, operations_for
 
 
 class SpeculativeWorker(BaseSpecWorker):
-    """specplug as SGLang's scheduler sees it.
-
-    Args:
-        server_args: arguments of a server with specplug enabled.
-        gpu_id, nccl_port: unused, as specplug opens no process group.
-        target_worker: SGLang's worker of the target model.
+    """specplug as SGLang's scheduler sees it.  It opens no process group, so that it uses no device id and no port.
 
     Attributes:
         drafting: requests, plans and drafts.
@@ -62,13 +57,13 @@ class SpeculativeWorker(BaseSpecWorker):
         self.model_runner = target_worker.model_runner
         self.device = torch.device(self.model_runner.device)
         self.ranks = RankGroup(get_parallel().tp_group)
-        memory.make_room()
+        hook(kv_cache_configurator, "get_req_to_token_extra_context_len", _extra_context_len)
         shorten_rollbacks(server_args)
         # Runs before SGLang sizes its cache, so these allocations are counted.
         self.drafting = ProposerDrafting(
             server_args,
             self.model_runner.model_config,
-            slots=exact.rows_of_pool(server_args),
+            slots=rows_of_pool(server_args),
             device=self.device,
             rank=self.ranks.rank,
             tokenizer=getattr(target_worker, "tokenizer", None),
@@ -79,16 +74,16 @@ class SpeculativeWorker(BaseSpecWorker):
         self.draft_lengths = DraftLengths(self.model_runner, self.speculative_num_draft_tokens)
         self.decodes_plainly = decodes_plainly(self.model_runner.model_config, server_args)
         self.plain_steps = PlainSteps(target_worker, self.drafting.table)
-        lossy.install(server_args)
-        if self.ranks.leads:
-            advice.launch_of(server_args).announce()
+        acceptance.count_lossy(server_args)
+        if self.ranks.rank == 0:
+            doctor.launch_of(server_args).announce()
 
     def _leave_room(self) -> None:
         """Reserve the memory that rank 0's proposers declare; all ranks must reserve the same."""
         stage = self.drafting.stage
         to_allocate = self.ranks.agree(0 if stage is None else stage.bytes_to_allocate)
         if to_allocate:
-            memory.install(stage.leave_room if stage is not None else lambda found: found - to_allocate)
+            leave_room(stage.leave_room if stage is not None else lambda found: found - to_allocate)
 
     @property
     def draft_worker(self) -> None:
@@ -101,11 +96,7 @@ class SpeculativeWorker(BaseSpecWorker):
         return (self.model_runner.attn_backend, *self.draft_lengths.backends())
 
     def alloc_memory_pool(self, memory_pool_config: Any = None, **pools: Any) -> None:
-        """Store the target's pools.
-
-        Raises:
-            EngineError: the request pool has more rows than the token table.
-        """
+        """Store the target's pools; refuse a request pool with more rows than the token table (`EngineError`)."""
         self.req_to_token_pool, self.token_to_kv_pool_allocator = self._target_worker.get_memory_pool()
         rows, expected = self.req_to_token_pool.req_to_token.shape[0], self.drafting.table.tokens.shape[0]
         if rows > expected:
@@ -130,12 +121,10 @@ class SpeculativeWorker(BaseSpecWorker):
         self._additional_graph_memory_usage["target_verify"] = lengths.bytes_taken / (1 << 30)
         self._additional_graph_time_usage["target_verify"] = lengths.seconds
         attention.check(self.model_runner.attn_backend, trees=self.drafting.caps.trees)
-        self.model_runner.spec_algorithm.host_lengths = (
-            attention.needs_host_lengths(self.spec_v2_attn_backends)
-            or resolved_args(
-                self.server_args
-            ).enable_forward_pass_metrics  # sums them on the host, one request at a time
-        )
+        # Forward-pass metrics sum them on the host, one request at a time.
+        sums = resolved_args(self.server_args).enable_forward_pass_metrics
+        needed = attention.needs_host_lengths(self.spec_v2_attn_backends) or sums
+        self.model_runner.spec_algorithm.host_lengths = needed
 
     def _largest_batches(self) -> dict[int, int]:
         """Return the largest batch of each draft length that plans may choose, by nodes per request."""
@@ -170,6 +159,7 @@ class SpeculativeWorker(BaseSpecWorker):
     def _extend(self, batch: Any, on_publish: Any) -> Any:
         """Run a prefill on the target.  Proposers read prompts at the first step that drafts."""
         drafting, reqs = self.drafting, batch.reqs
+        drafting.prefills = True
         drafting.admit(reqs)
         result = self.target_worker.forward_batch_generation(batch)
         if on_publish is not None:
@@ -187,7 +177,8 @@ class SpeculativeWorker(BaseSpecWorker):
     def _decode(self, batch: Any, on_publish: Any) -> Any:
         """Draft and verify, or decode plainly if there is nothing to verify."""
         draft_length = self.drafting.plan(batch.reqs)
-        step = self.drafting.decoding(batch.reqs, batch.req_pool_indices, batch.seq_lens)
+        rows, slots, before = self.drafting.rows, batch.req_pool_indices, batch.seq_lens
+        step = Decoding(batch.reqs, rows, slots, before, batch.has_grammar)
         draft = self._draft(step, draft_length)
         if draft is None and self.decodes_plainly:
             with self.draft_lengths.using(DECODING):
@@ -202,17 +193,21 @@ class SpeculativeWorker(BaseSpecWorker):
     def _draft(self, step: Decoding, draft_length: int) -> Draft | None:
         """Return drafts of B rows, the same on all ranks; None if nothing is drafted."""
         drafting, ranks = self.drafting, self.ranks
-        if not drafting.reads_lengths:
+        if not (ranks.is_alone or drafting.reads_lengths):
             draft_length = ranks.agree(draft_length)
         draft = None
         if drafting.drafts is not None and draft_length:
             draft = drafting.drafts.propose(step, draft_length, drafting.step_planner.plan)
         elif drafting.drafts is not None:
             drafting.drafts.idle(step)
-        blank = partial(Draft.allocate, len(step.reqs), device=self.device, trees=drafting.drafts_trees)
-        if drafting.reads_lengths:
-            return ranks.share_from_host(draft, blank, drafting.caps.max_draft_length)
-        return ranks.share(draft or blank(draft_length)) if draft_length else None
+        if ranks.is_alone:
+            return draft
+        if drafting.reads_lengths:  # drafts are as long as their longest row
+            draft_length = ranks.agree(0 if draft is None else draft.draft_length)
+        if not draft_length:
+            return None
+        trees = drafting.drafts_trees
+        return ranks.share(draft or Draft.allocate(len(step.reqs), draft_length, device=self.device, trees=trees))
 
     def _verify(self, batch: Any, step: Decoding, draft: Draft | None, on_publish: Any) -> Any:
         """Let the target verify drafts, or without drafts the newest token of each row, and observe."""
@@ -223,17 +218,20 @@ class SpeculativeWorker(BaseSpecWorker):
         nodes = self._operations.nodes(given, drafting.table, slots, before)
         n = given.draft_length + 1
         with self.draft_lengths.using(n):
-            backend, trees = self.model_runner.attn_backend, drafting.caps.trees
-            prepare(batch, verify_input(batch, nodes, backend, trees=trees, max_length=drafting.max_length))
-            tree = exact.grammar_tree(batch, nodes)
+            backend, mask = self.model_runner.attn_backend, None
+            if attention.reads_mask(backend, trees=drafting.caps.trees):
+                mask = attention.mask_of(batch, nodes, drafting.max_length)
+            prepare(batch, nodes, mask)
+            tree = acceptance.grammar_tree(nodes) if batch.has_grammar else None
             result = self.target_worker.forward_batch_generation(batch, is_verify=True)
             logits = result.logits_output
-            mask = exact.grammar_mask(batch, tree, self.device)
-            predict, accept_lens, accept_index = exact.verify(self.model_runner, batch, logits, mask)
-            exact.sample_plainly(self.model_runner.sampler, batch, logits, predict, n)
+            allowed = None if tree is None else acceptance.grammar_mask(batch, tree, self.device)
+            predict, accept_lens, accept_index = acceptance.verify(self.model_runner, batch, logits, allowed)
+            acceptance.sample_plainly(self.model_runner.sampler, batch, logits, predict, n)
             # Called within `using`, because the backend that attended knows which recurrent state belongs to which row.
             commit_mamba_states_after_verify(self.target_worker, batch, accept_lens, accept_index, n)
-        self._settle(batch, given, accept_lens, accept_index, predict, logits)
+        if given.parents is not None or batch.return_logprob:
+            self._settle(batch, given, accept_lens, accept_index, predict, logits)
         accepted = self._operations.append(drafting.table, slots, before, predict, accept_index, accept_lens)
         if on_publish is not None:
             on_publish(accepted.new_seq_lens)
@@ -247,7 +245,12 @@ class SpeculativeWorker(BaseSpecWorker):
             accept_lens=accept_lens,
             cap_lens=given.lengths + 1,  # SGLang's name for the tokens that a row verifies
             new_seq_lens=accepted.new_seq_lens,
-            next_draft_input=relayed(accepted, accept_lens),
+            next_draft_input=NgramVerifyInput(  # what the next step needs of this one
+                draft_token_num=1,
+                new_seq_lens=accepted.new_seq_lens,
+                accept_tokens=accepted.last,
+                accept_lens=accept_lens,
+            ),
             speculative_num_draft_tokens=n,
             speculative_output_stride=n,
         )
@@ -265,3 +268,22 @@ class SpeculativeWorker(BaseSpecWorker):
                 logits.hidden_states = logits.hidden_states[accept_index.flatten().long()]
         if batch.return_logprob:
             compute_spec_logprobs(batch, logits, predict, accept_index=accept_index)
+
+
+def leave_room(remaining: Callable[[int], int]) -> None:
+    """Pass the bytes that SGLang measures for its caches through `remaining`, the same on all ranks.
+
+    SGLang builds the draft worker before it measures, so memory that a proposer allocates when it is built is already
+    counted.  This subtracts what proposers declare to allocate later.
+    """
+    hook(KVCacheConfigurator, "_profile_available_bytes", lambda original, *args: remaining(original(*args)))
+
+
+def _extra_context_len(original: Callable[[], int]) -> int:
+    """Extend the rows of the request pool to hold the whole reserve.
+
+    For a step SGLang reserves up to twice the step's nodes per request, also at the end of the context, but its rows in
+    the request pool extend less than that beyond the context.  The excess would be written into another request's row
+    and never be freed.
+    """
+    return max(int(original()), int(get_alloc_reserve_per_decode()))

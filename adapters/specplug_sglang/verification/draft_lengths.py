@@ -9,7 +9,7 @@ as 0.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from time import perf_counter
 from typing import Any
@@ -19,7 +19,7 @@ from sglang.srt.runtime_context import get_context, get_exec, get_spec
 
 from specplug.errors import EngineError
 from specplug_sglang.config import needed_batches
-from specplug_sglang.verification.graph_buffers import GraphBuffers
+from specplug_sglang.verification.attention import GraphBuffers
 
 DECODING = 0
 """SGLang's own decoding, without nodes."""
@@ -64,10 +64,9 @@ class DraftLengths:
         self._limits.callback(delattr, self._runner, "max_decode_logits_rows")
 
     def prepare(self, nodes: Mapping[int, int]) -> None:
-        """Build draft lengths in advance, with graphs; those of most nodes first, as all share their memory.
+        """Build draft lengths in advance, with graphs for the largest batch of each, by nodes per request.
 
-        Args:
-            nodes: the largest batch to capture, by nodes per request.
+        Those of most nodes come first, as all share their memory.
 
         Raises:
             EngineError: the model's attention keeps state that only steps of a fixed draft length can read.
@@ -134,10 +133,9 @@ class DraftLengths:
 
 
 def refuse_fused_accept(attention: Any) -> None:
-    """Refuse KDA's fused accept, whose steps start from a state that the previous step left in its last positions.
+    """Refuse KDA's fused accept (`EngineError`).
 
-    Raises:
-        EngineError: the backend accepts that way; a step with fewer nodes could not reach that state.
+    Its steps start from a state in the last positions of the previous step, which one with fewer nodes cannot reach.
     """
     linear = getattr(attention, "linear_attn_backend", None)
     if getattr(linear, "accept_lens_pool", None) is None:
@@ -168,28 +166,26 @@ def _as_if_launched_with(n: int) -> Iterator[None]:
         get_context().override("specplug.restore", **default)
 
 
-@contextmanager
-def _as_if_batches_ended_at(largest: int) -> Iterator[None]:
+def _as_if_batches_ended_at(largest: int) -> AbstractContextManager[None]:
     """Override the batch sizes that SGLang captures, so that none is larger than `largest` needs."""
     config = get_exec().graph.cuda_graph_config
     if config is None:
-        yield
-        return
-    default = config.decode.bs
-    try:
-        config.decode.bs = needed_batches(default, largest)
-        yield
-    finally:
-        config.decode.bs = default
+        return nullcontext()
+    return _replaced(config.decode, "bs", needed_batches(config.decode.bs, largest))
 
 
-@contextmanager
-def _without_speculation(runner: Any) -> Iterator[None]:
+def _without_speculation(runner: Any) -> AbstractContextManager[None]:
     """Hide the algorithm from a runner, whose graphs and backends are then those of decoding."""
     from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
 
-    algorithm, runner.spec_algorithm = runner.spec_algorithm, SpeculativeAlgorithm.NONE
+    return _replaced(runner, "spec_algorithm", SpeculativeAlgorithm.NONE)
+
+
+@contextmanager
+def _replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
+    default = getattr(owner, name)
+    setattr(owner, name, value)
     try:
         yield
     finally:
-        runner.spec_algorithm = algorithm
+        setattr(owner, name, default)

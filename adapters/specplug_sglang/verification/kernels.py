@@ -14,8 +14,7 @@ from triton import knobs
 
 from specplug.types.draft import Draft
 from specplug_sglang.verification import trees
-from specplug_sglang.verification.table import TokenTable
-from specplug_sglang.verification.trees import Accepted, Nodes
+from specplug_sglang.verification.trees import Accepted, Nodes, TokenTable
 
 INTERPRETED: bool = knobs.runtime.interpret is True
 """Whether Triton's interpreter runs these kernels, on any device: Triton decides this where a kernel is defined."""

@@ -4,6 +4,10 @@ All rows of a batch have the same number of nodes.  Nodes after a row's own draf
 the verifier's walk never reaches them.  Nor does it reach a node that repeats the token of an earlier sibling, whose
 probability SGLang's kernels would count twice.  Everything is computed on the device, and nothing is read back.
 
+SGLang keeps no texts on the device, so a table of the worker's holds those of all running requests.  A prompt is
+written once, when its request gets a slot; each step appends its emitted tokens from the verifier's output.  So the
+next step sees the newest tokens however far ahead the host is.
+
 `nodes` and `append` work on any device, in tensor operations; on a GPU `kernels` has both.
 """
 
@@ -15,11 +19,51 @@ from dataclasses import dataclass
 from types import ModuleType
 from typing import NamedTuple
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from specplug.types.draft import Draft
-from specplug_sglang.verification.table import TokenTable, on_device
+
+
+def on_device(values: Sequence[float], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Return host values as a tensor [n] on `device`; on a GPU by one asynchronous copy without a sync."""
+    staged = torch.tensor(values, dtype=dtype)
+    return staged.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else staged.to(device)
+
+
+class TokenTable:
+    """Token ids by slot.
+
+    Args:
+        slots, length: S rows, and L, the longest text.
+        most_emitted: most tokens that a step emits per request.
+        device: the table's device.
+
+    Attributes:
+        tokens: [S, L + most_emitted + 1] int32; undefined at and beyond a row's length.
+        places: [most_emitted] int64, the numbers from 0 on.
+    """
+
+    def __init__(self, slots: int, length: int, most_emitted: int, device: torch.device) -> None:
+        self.tokens = torch.zeros(slots, length + most_emitted + 1, dtype=torch.int32, device=device)
+        self.most_emitted = most_emitted
+        self.places = torch.arange(most_emitted, device=device)
+
+    def write(self, slot: int, text: npt.NDArray[np.int64]) -> None:
+        """Write a request's text [n] in one asynchronous copy."""
+        staged = torch.from_numpy(text.astype(np.int32))
+        if self.tokens.device.type == "cuda":
+            staged = staged.pin_memory()
+        self.tokens[slot, : len(text)].copy_(staged, non_blocking=True)
+
+    def append_one(self, slots: Tensor, lengths: Tensor, emitted: Tensor) -> None:
+        """Append one token per row, [B] int32, to texts of `lengths` [B] tokens in `slots` [B].
+
+        A row that goes on beyond the longest text does so for a single step, for which the table has a column.
+        """
+        self.tokens[slots, lengths] = emitted
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -42,26 +86,24 @@ class Nodes:
     sees: Tensor | None
 
 
-def nodes_of(draft: Draft, last: Tensor, before: Tensor) -> Nodes:
-    """Build the nodes of a draft, with the root before each row.
+def nodes(draft: Draft, table: TokenTable, slots: Tensor, before: Tensor) -> Nodes:
+    """Return the nodes of a draft, after the newest token of each text.
 
     Args:
         draft: B rows of at most N = n - 1 tokens, chains or trees.
-        last: [B] int64, the last token of each text.
-        before: [B] int64, its position.
+        table: the token table.
+        slots, before: [B] int64, the rows' slots, and cached tokens of each text, which lack the newest.
     """
-    inside = draft.mask()
-    tokens = torch.cat([last[:, None], torch.where(inside, draft.token_ids.long(), last[:, None])], 1)
-    place = torch.arange(draft.draft_length + 1, device=last.device)
+    last, lengths = table.tokens[slots, before].long()[:, None], draft.lengths[:, None]
+    place = torch.arange(draft.draft_length + 1, device=slots.device)
+    inside = place[:-1] < lengths
+    tokens = torch.cat([last, torch.where(inside, draft.token_ids.long(), last)], 1)
     if draft.parents is None:
-        below = place < draft.lengths[:, None]  # True if the draft continues after this node
-        depth = torch.where(place <= draft.lengths[:, None], place, 0)
-        return Nodes(
-            tokens, before[:, None] + depth, torch.where(below, place + 1, -1), torch.full_like(tokens, -1), None
-        )
-    hung = place[1:] if draft.draft_length else place[:0]
+        child = torch.where(place < lengths, place + 1, -1)  # the draft continues after the nodes before its end
+        depth = torch.where(place <= lengths, place, 0)
+        return Nodes(tokens, before[:, None] + depth, child, torch.full_like(tokens, -1), None)
     parents = torch.where(inside, draft.parents.long() + 1, -1)  # [B, N], parents of nodes 1 to N; -1 for padding
-    return _tree(tokens, torch.where(_repeats(tokens[:, 1:], parents), -1, parents), hung, place, before)
+    return _tree(tokens, torch.where(_repeats(tokens[:, 1:], parents), -1, parents), place[1:], place, before)
 
 
 def _repeats(tokens: Tensor, parents: Tensor) -> Tensor:
@@ -115,10 +157,8 @@ def whole_mask(sees: Tensor, lengths: Tensor, total: int) -> Tensor:
     Args:
         sees: [B, n, n] bool.
         lengths: [B] int64, cached tokens before the nodes.
-        total: the sum of `lengths`, or an upper bound on it, known on the host.
-
-    Returns:
-        [n * total + B * n * n] bool; cells at the end are unused if `total` exceeds the sum.
+        total: the sum of `lengths`, or an upper bound on it, known on the host: it leaves unused cells at the end of
+            the [n * total + B * n * n] bool.
     """
     rows, n, _ = sees.shape
     sizes = n * (lengths + n)  # of each row
@@ -132,11 +172,8 @@ def whole_mask(sees: Tensor, lengths: Tensor, total: int) -> Tensor:
 def cut(next_token: Tensor, limits: Sequence[int]) -> Tensor:
     """Return the links of chains without those beyond each row's limit, so that verification ends there.
 
-    The token after the last link left is then the target's own, as at the end of any draft.
-
-    Args:
-        next_token: [B, n] int64, the node after each node of a chain, the root first; -1 for none.
-        limits: most draft tokens of each of the B rows.
+    The token after the last link left is then the target's own, as at the end of any draft.  `next_token` [B, n] int64
+    are the nodes after each node of a chain, the root first, -1 for none; `limits` are the most draft tokens by row.
     """
     nodes = torch.arange(next_token.shape[1], device=next_token.device)
     allowed = on_device(limits, torch.int64, next_token.device)
@@ -157,32 +194,21 @@ class Accepted(NamedTuple):
     last: Tensor
 
 
-def nodes(draft: Draft, table: TokenTable, slots: Tensor, before: Tensor) -> Nodes:
-    """Return the nodes of a draft, after the newest token of each text.
-
-    Args:
-        draft: B rows.
-        table: the token table.
-        slots: [B] int64.
-        before: [B] int64, cached tokens of each text, which lack the newest.
-    """
-    return nodes_of(draft, table.tokens[slots, before].long(), before)
-
-
 def append(
     table: TokenTable, slots: Tensor, before: Tensor, predict: Tensor, accept_index: Tensor, accept_lens: Tensor
 ) -> Accepted:
     """Append the emitted tokens of a step to the token table.
 
     Args:
-        table: the token table.
-        slots, before: as in `nodes`.
+        table, slots, before: as in `nodes`.
         predict: [B * n] int32, the token after each node.
         accept_index: [B, n] int32, indices in `predict` of the emitted tokens; -1 beyond a row's count.
         accept_lens: [B] int32 or int64, emitted tokens.
     """
     emitted = predict[accept_index.long()]
-    table.append(slots, before + 1, emitted)
+    positions = (before + 1)[:, None] + table.places[: emitted.shape[1]]
+    # Ids beyond a row's count are written too, where the table is undefined anyway.
+    table.tokens[slots[:, None], positions.clamp_(max=table.tokens.shape[1] - 1)] = emitted.to(table.tokens.dtype)
     last = emitted.gather(1, (accept_lens - 1)[:, None].long())
     return Accepted(emitted, before + accept_lens, last.flatten().to(torch.int32))
 

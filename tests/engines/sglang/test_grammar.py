@@ -51,7 +51,7 @@ SEEN: list[dict[str, Any]] = []
 def plant(scheduler: Any, how: str, token: int) -> None:
     """Begin to fill `SEEN`: of each step of decoding, per request, what was offered, verified, and became of it."""
     drafting = scheduler.draft_worker.drafting
-    grammars, stage = drafting.grammars, drafting.stage
+    grammars, stage = drafting.drafts.grammars, drafting.stage
     newest: list[dict[str, Any]] = []
 
     def broken(*_: Any) -> Any:

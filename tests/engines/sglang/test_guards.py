@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from specplug.operator.access import KEY_VARIABLE
+from specplug_sglang import status
 from specplug_sglang.frontend import guards
-from specplug_sglang.scheduler import status
 from tests.engines.engines import Engine
 
 OURS = [("GET", "/specplug/status"), ("POST", "/specplug/mode"), ("GET", "/specplug/corpora")]
@@ -51,7 +51,7 @@ def attached(admin_api_key: str | None) -> Iterator[tuple[Manager, Callable[...,
     import sglang.srt.entrypoints.http_server as module
     from fastapi.testclient import TestClient
 
-    from specplug_sglang.frontend.endpoints import attach
+    from specplug_sglang.frontend.http import attach
 
     app, routes, manager = module.app, list(module.app.router.routes), Manager(admin_api_key)
     apps = [(route, route.app) for route in routes if hasattr(route, "app")]

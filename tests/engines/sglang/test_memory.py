@@ -13,7 +13,7 @@ def sized_by(engine: Any) -> int:
     """Return by how many bytes SGLang sizes its caches that finds `FOUND` of them, where `LEFT_OUT` are declared."""
     from sglang.srt.mem_cache.kv_cache_configurator import KVCacheConfigurator
 
-    from specplug_sglang.scheduler import memory
+    from specplug_sglang.scheduler.worker import leave_room
 
     class Sized(Exception):
         pass
@@ -24,7 +24,7 @@ def sized_by(engine: Any) -> int:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(KVCacheConfigurator, "_profile_available_bytes", lambda self, before: FOUND)
         patch.setattr(KVCacheConfigurator, "config_from_budget", config_from_budget)
-        memory.install(lambda found: found - LEFT_OUT)
+        leave_room(lambda found: found - LEFT_OUT)
         with pytest.raises(Sized) as sized:
             object.__new__(KVCacheConfigurator)._resolve_memory_pool_config(1)
     return int(sized.value.args[0])
@@ -64,7 +64,7 @@ def bytes_of(kind: type[Any], lengths: list[tuple[int, int]]) -> int:
     import torch
     from torch.overrides import TorchFunctionMode
 
-    from specplug_sglang.verification.graph_buffers import GraphBuffers
+    from specplug_sglang.verification.attention import GraphBuffers
 
     class OnMeta(TorchFunctionMode):
         def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

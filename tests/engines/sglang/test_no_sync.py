@@ -76,6 +76,7 @@ def between_kernels(scheduler: Any) -> dict[str, Any]:
     The first step copies what steps that draft need.  "own" is the number of launches of the proposer itself.
     """
     from specplug_sglang.scheduler import stream_drafts
+    from specplug_sglang.scheduler.batches import Decoding
     from specplug_sglang.scheduler.drafting import ProposerDrafting
 
     launched: list[str] = []
@@ -97,7 +98,7 @@ def between_kernels(scheduler: Any) -> dict[str, Any]:
             step_of_proposer(*args)
 
     def step() -> None:
-        batch = drafting.decoding(reqs, slots, before)
+        batch = Decoding(reqs, drafting.rows, slots, before, False)
         draft = drafting.drafts.propose(batch, 2, drafting.step_planner.plan)
         assert draft is not None
         assert draft.token_ids.shape == (3, 2)

@@ -189,7 +189,7 @@ def routes_without_specplug(engine: Any) -> list[str]:
     http.metrics_made(None, app)
     ours = [path for route in app.routes if "specplug" in (path := getattr(route, "path", ""))]
     return ours + [
-        name for name in ("specplug_sglang.frontend.endpoints", "specplug.operator.exporter") if name in sys.modules
+        name for name in ("specplug.operator.routes", "specplug.operator.exporter") if name in sys.modules
     ]
 
 

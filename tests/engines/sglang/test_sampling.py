@@ -14,7 +14,7 @@ import pytest
 import torch
 from sgl_kernel.sampling import tree_speculative_sampling_target_only
 
-from specplug_sglang.verification.lossy import departed
+from specplug_sglang.verification.acceptance import departed
 from tests.engines import toy
 from tests.engines.sglang import inside, trees
 from tests.engines.sglang.engines import Engine
@@ -155,7 +155,7 @@ def lossy(scheduler: Any, thresholds: dict[str, float]) -> dict[str, Any]:
     """Set SGLang's thresholds as its own route does; return the status."""
     from sglang.srt.managers.io_struct import SetInternalStateReq
 
-    from specplug_sglang.scheduler.status import scheduler_status
+    from specplug_sglang.status import scheduler_status
 
     if thresholds:
         assert scheduler.internal_state.set_internal_state(SetInternalStateReq(server_args=thresholds)).updated

@@ -142,7 +142,7 @@ SPANS: set[tuple[int, int]] = set()
 
 def note_spans(scheduler: Any) -> None:
     """Begin to fill `SPANS` with the places without text of the requests that come."""
-    arrivals = scheduler.draft_worker.drafting.arrivals
+    drafting = scheduler.draft_worker.drafting
 
     def describe(req: Any, text: Any) -> Any:
         described = original(req, text)
@@ -150,7 +150,7 @@ def note_spans(scheduler: Any) -> None:
         return described
 
     SPANS.clear()
-    original = trees.put(arrivals, "_describe", describe)
+    original = trees.put(drafting, "_describe", describe)
 
 
 def drafted(scheduler: Any) -> dict[str, Any]:

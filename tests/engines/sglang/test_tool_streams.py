@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from specplug_sglang.frontend import tool_streams
+from specplug_sglang.frontend import http
 from tests.engines import streamed
 from tests.engines.engines import Engine
 from tests.engines.forms import FORMS, THOUGHTS
@@ -151,7 +151,7 @@ def compared(parse: Callable[[int], Any], tokenizer: Any) -> dict[str, Any]:
     """Return what single tokens give, and the sizes of pieces that give anything else, alone and with specplug."""
     single, alone, wrapped = parse(1), streamed.differing(parse), []
     for given in (tokenizer, None):
-        tool_streams.install(given)
+        http.parse_by_token(given)
         wrapped += [*streamed.differing(parse), *([] if parse(1) == single else ["1"])]
     return {"single": single, "alone": alone, "wrapped": wrapped}
 
@@ -167,8 +167,8 @@ def installs(engine: Any) -> list[Any]:
             return text, []
 
         function_calls.parse_stream_chunk = parse
-        tool_streams.install(None)
-        tool_streams.install(tokenizer)
+        http.parse_by_token(None)
+        http.parse_by_token(tokenizer)
         parser = function_calls([], "hermes")
         parsed = [parser.parse_stream_chunk(text) for text in ("", "a<tool_call>b")]
         assert function_calls.parse_stream_chunk._specplug_original is parse
@@ -211,10 +211,10 @@ def test_a_later_install_replaces_the_tokenizer_and_does_not_wrap_twice(baseline
 @pytest.mark.parametrize("text", ["", "a", "a 👩‍👩‍👧 é e\u0301 日本<tool_call>x", "\ufffd", "  \n\n "])
 def test_pieces_join_to_the_text_and_split_no_character(text: str):
     for tokenizer in (streamed.tokenizer("<tool_call>"), byte_fallback(), None):
-        found = list(tool_streams.pieces(text, tokenizer))
+        found = list(http.pieces(text, tokenizer))
         assert "".join(found) == text
         assert found == [text] or all(found)
-    assert "<tool_call>" not in text or "<tool_call>" in tool_streams.pieces(text, streamed.tokenizer("<tool_call>"))
+    assert "<tool_call>" not in text or "<tool_call>" in http.pieces(text, streamed.tokenizer("<tool_call>"))
 
 
 def byte_fallback() -> Any:

@@ -115,7 +115,7 @@ def skip_drafts(scheduler: Any, steps: int | None = None) -> None:
 
 def mask_as_on_gpus(scheduler: Any) -> None:
     """The worker builds masks of the whole text, sized by lengths that the host knows."""
-    import specplug_sglang.verification.verify_input as module
+    import specplug_sglang.verification.attention as module
     from specplug_sglang.verification.trees import chain_sees, whole_mask
 
     def mask(batch: Any, nodes: Any, *_: Any, **__: Any) -> torch.Tensor:

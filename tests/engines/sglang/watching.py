@@ -149,7 +149,7 @@ def left_over(scheduler: Any) -> dict[str, int]:
         "places": len(drafting.allocator),
         "waiting": len(drafting.allocator._waiting),
         "tenants": len(drafting.allocator.slots.occupants),
-        "held": len(drafting.arrivals),
+        "held": len(drafting.held),
         "tallies": len(drafting.step_planner._tallies),
         "capped": len(drafting.step_planner._capped),
         "steps under way": len(drafting._launched),

@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import cache
 from random import Random
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -17,10 +18,10 @@ from hypothesis import strategies as st
 from specplug.pipeline.device.columns import launches_for
 from specplug.trim import SurvivalTrimmer
 from specplug.types.draft import Draft
-from specplug_sglang.scheduler import ranks
-from specplug_sglang.scheduler.drafts import Decoding
+from specplug_sglang.scheduler.batches import Decoding
+from specplug_sglang.scheduler.ranks import RankGroup
 from specplug_sglang.verification import trees
-from specplug_sglang.verification.table import TokenTable
+from specplug_sglang.verification.trees import TokenTable
 from tests.adapters.sglang_engine import DRAFT_LENGTH, Engine, run
 from tests.engines.interpreted import imported_anew
 from tests.engines.vllm.test_device_kernels import NAME as DEVICE
@@ -90,7 +91,8 @@ def test_drafts_from_another_rank_have_the_same_nodes(kernels):
     table, slots, draft = filled(Random(0)), torch.arange(3), Draft.allocate(3, 4)
     for row in range(3):
         draft.set_row(row, [7, 8, 9][:row], 0.5)
-    received = ranks._unpacked(draft, torch.cat(ranks._columns(draft), 1))
+    group = SimpleNamespace(world_size=2, rank_in_group=0, broadcast=lambda packed, src: None)
+    received = RankGroup(group).share(draft)
     found, expected = (kernels.nodes(it, table, slots, slots) for it in (received, draft))
     assert found.child.tolist() == expected.child.tolist() == [[-1] * 5, [1, *[-1] * 4], [1, 2, *[-1] * 3]]
     assert torch.equal(found.tokens, expected.tokens)

@@ -1,43 +1,42 @@
-"""Exactness where SGLang's own verification is inexact: grammars over trees, seeds, and rows without drafts.
+"""Acceptance of drafts: exact where SGLang's is inexact (grammars over trees, seeds, rows without drafts), or lossy.
 
 Under deterministic inference SGLang draws each token from the logits, the request's seed and the token's position
 alone.  Here the token after every node is drawn the same way, and a draft token is accepted if it equals that token, so
 neither the drafts nor their length affect the text.  SGLang's own verification uses other random numbers; the last one
 comes from the column after the draft, and so changes with the draft length.
+
+Two server arguments enable SGLang's own lossy acceptance for every sampled request.  SGLang verifies, and how far the
+text departs is counted here.  An operator may also change the thresholds of a running server, so each step reads those
+that it was verified with.
 """
 
 from __future__ import annotations
 
+import importlib
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from specplug_sglang.config import resolved_args
+from specplug.errors import EngineError
+from specplug.metrics import LossyCounter
+from specplug.seams.hook import hook
+from specplug_sglang.config import lossy_arguments, resolved_args
 from specplug_sglang.requests import served_plainly
-from specplug_sglang.verification.table import on_device
-from specplug_sglang.verification.trees import Nodes
+from specplug_sglang.verification.trees import Nodes, on_device
 
 
-def rows_of_pool(server_args: Any) -> int:
-    """Return the rows of SGLang's request pool, whose first one is padding."""
-    return int(resolved_args(server_args).max_running_requests) + 1
-
-
-def grammar_tree(batch: Any, nodes: Nodes) -> Any:
-    """Start copying the nodes to the host for the grammars; None without a grammar in the batch."""
-    if not batch.has_grammar:
-        return None
+def grammar_tree(nodes: Nodes) -> Any:
+    """Start copying the nodes to the host for the grammars."""
     from sglang.srt.speculative.spec_utils import GrammarTree
 
     return GrammarTree.from_device(nodes.child, nodes.sibling, nodes.tokens)
 
 
 def grammar_mask(batch: Any, tree: Any, device: torch.device) -> Any:
-    """Return the mask of tokens that grammars forbid at each node; None without a grammar in the batch."""
-    if tree is None:
-        return None
+    """Return the mask of tokens that grammars forbid at each node of a `grammar_tree`."""
     from sglang.srt.speculative.spec_utils import build_grammar_vocab_mask
 
     return build_grammar_vocab_mask(
@@ -53,19 +52,25 @@ def sample_plainly(sampler: Any, batch: Any, logits: Any, predict: Tensor, n: in
 
     Args:
         sampler: SGLang's, of the target.
-        batch: the verified batch, n nodes per row, the root first.
+        batch: the verified batch, `n` nodes per row, the root first.
         logits: SGLang's output of the forward pass, with "next_token_logits" [B * n, V]; the roots' rows are
             overwritten with the output of custom logit processors, from which log probabilities are computed.
         predict: [B * n] int32, the token after each node; replaced at the roots of plain rows.
-        n: nodes per row.
     """
-    rows = _plain_rows(batch)
+    info = batch.sampling_info
+    if not (
+        info.need_min_p_sampling
+        or info.has_custom_logit_processor
+        or info.acc_additive_penalties is not None
+        or info.acc_scaling_penalties is not None
+    ):
+        return  # SGLang's flags rule such rows out, without a loop over requests
+    rows = [row for row, req in enumerate(batch.reqs) if served_plainly(req) is not None]
     if not rows:
         return
     from sglang.srt.layers.logits_processor import LogitsProcessorOutput
     from sglang.srt.runtime_context import get_parallel
 
-    info = batch.sampling_info
     roots = logits.next_token_logits.unflatten(0, (len(batch.reqs), n))[:, 0]  # [B, V], a view
     own = roots.clone()
     if info.has_custom_logit_processor:
@@ -79,31 +84,14 @@ def sample_plainly(sampler: Any, batch: Any, logits: Any, predict: Tensor, n: in
     predict[which * n] = tokens[which]
 
 
-def _plain_rows(batch: Any) -> list[int]:
-    """Return the rows that get no drafts, without a loop over rows if SGLang's batch flags rule them out."""
-    info = batch.sampling_info
-    if (
-        info.need_min_p_sampling
-        or info.has_custom_logit_processor
-        or info.acc_additive_penalties is not None
-        or info.acc_scaling_penalties is not None
-    ):
-        return [row for row, req in enumerate(batch.reqs) if served_plainly(req) is not None]
-    return []
-
-
 Verified = tuple[Tensor, Tensor, Tensor]
 """`predict`, `accept_lens` and `accept_index`, as SGLang's `eagle_sample` returns them."""
 
 
 def verify(runner: Any, batch: Any, logits: Any, grammar_mask: Any) -> Verified:
-    """Accept draft tokens, and emit one more per request.
+    """Accept draft tokens of a batch that `runner` has verified, and emit one more per request.
 
-    Args:
-        runner: the target's `ModelRunner`.
-        batch: the verified batch; its `spec_info` describes the nodes.
-        logits: SGLang's output of the forward pass; penalties, biases and grammars are applied to it in place.
-        grammar_mask: tokens that grammars forbid at each node, or None.
+    Penalties, biases and the mask of grammars, if there is one, are applied to the logits in place.
     """
     from sglang.srt.speculative.eagle_utils import eagle_sample
 
@@ -142,12 +130,9 @@ def _drawn(sampler: Any, batch: Any, logits: Any) -> Tensor:
 
 
 def _accept(nodes: Any, drawn: Tensor, alike: Verified) -> Verified:
-    """Walk each row from its root along the nodes that hold the drawn tokens.
+    """Walk each row from its root along SGLang's `nodes` that hold the tokens `drawn` [B, n] int64 after each node.
 
-    Args:
-        nodes: SGLang's description of the nodes.
-        drawn: [B, n] int64, the token after each node.
-        alike: templates for the shapes and dtypes of the results.
+    `alike` are templates for the shapes and dtypes of the results.
     """
     from sglang.srt.speculative.eagle_utils import verify_tree_greedy_func
 
@@ -165,3 +150,67 @@ def _accept(nodes: Any, drawn: Tensor, alike: Verified) -> Verified:
         topk=nodes.tree_topk,
     )
     return predict, accepted + 1, accept_index
+
+
+counter = LossyCounter()
+"""The counts of this process's scheduler."""
+
+_KERNEL = "tree_speculative_sampling_target_only"
+
+
+def count_lossy(server_args: Any) -> None:
+    """Count what this process verifies by sampling; refuse a lossy server without the kernel (`EngineError`)."""
+    module = _home(server_args.device)
+    if not hasattr(module, _KERNEL):  # SGLang has it on GPUs only, and verifies greedily elsewhere
+        if server_args.device != "cpu" and lossy_arguments(resolved_args(server_args)):
+            raise EngineError.build(
+                "cannot count how far lossy acceptance departs",
+                who="specplug_sglang",
+                found=f"no {_KERNEL} where SGLang's verification takes it from",
+                remedy="Leave out the acceptance thresholds",
+            )
+        return
+    hook(module, _KERNEL, _sampled)
+
+
+def _sampled(original: Callable[..., None], **given: Any) -> None:
+    original(**given)
+    single, acc = given["threshold_single"], given["threshold_acc"]
+    if single < 1 or acc < 1:
+        names = ("target_probs", "candidates", "accept_index", "accept_token_num")
+        accepted = given["accept_token_num"]
+        counter.add(accepted, departed(*(given[name] for name in names), single=single, acc=acc))
+
+
+def _home(device: str) -> Any:
+    """Return the module from which SGLang's verification takes the kernel, None if it cannot be imported."""
+    import sglang.srt.speculative.eagle_utils as module
+
+    if hasattr(module, _KERNEL):
+        return module
+    try:  # 0.5.22 imports the kernel at each step
+        return importlib.import_module("sglang.kernels.ops.speculative.sampling" if device == "cuda" else "sgl_kernel")
+    except ImportError:
+        return None
+
+
+def departed(
+    target_probs: Tensor, candidates: Tensor, accept_index: Tensor, num_accepted: Tensor, *, single: float, acc: float
+) -> Tensor:
+    """Return [B] float32: the expected number of accepted tokens that lossless verification would have rejected.
+
+    SGLang accepts a draft token of probability p with certainty if p >= `single`, else with probability
+    min(1, p / acc); lossless verification accepts it with probability p.
+
+    Args:
+        target_probs: [B, n, V], the target's distribution after each node of a chain.
+        candidates: [B, n], the nodes' tokens.
+        accept_index: [B, d] int32, the accepted nodes from the root on, as indices into the B * n nodes.
+        num_accepted: [B] int32, accepted draft tokens.
+    """
+    parents, children = accept_index[:, :-1].long(), accept_index[:, 1:].long()
+    inside = torch.arange(children.shape[1], device=children.device) < num_accepted[:, None]
+    tokens = candidates.flatten()[torch.where(inside, children, 0)].long()
+    p = target_probs.flatten(0, 1)[torch.where(inside, parents, 0), tokens]
+    accepts = torch.where(p >= single, 1.0, (p / max(acc, 1e-9)).clamp(max=1.0))
+    return torch.where(inside, 1 - p / accepts.clamp(min=1e-30), 0.0).sum(1)

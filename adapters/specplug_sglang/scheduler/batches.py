@@ -1,0 +1,187 @@
+"""SGLang's batches as a step needs them: to draft for, with nodes to verify, or for SGLang's own decoding.
+
+Without drafts penalties, min_p, seeds, grammars and log probabilities are SGLang's.  What is left to do is what its
+scheduler expects of a speculative worker: it reserves cache for drafts beforehand and learns text lengths from results.
+SGLang restores a batch after the step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from specplug.runtime.slots import RowFacts, SlotAllocator, SlotRows
+from specplug.types.batch import EngineBatch
+from specplug.types.plan import StepPlan
+from specplug_sglang.config import resolved_args
+from specplug_sglang.verification.trees import Nodes, TokenTable, on_device
+
+
+class BatchRows:
+    """Rows of B requests, kept from step to step while the same requests hold the same slots.
+
+    What lies on the device of batches and drafts is copied there once a step drafts.
+    """
+
+    def __init__(self, allocator: SlotAllocator, reqs: Sequence[Any], device: torch.device) -> None:
+        self.facts = RowFacts(allocator, [req.rid for req in reqs])
+        self._reqs, self._slots, self._device = list(reqs), allocator.slots, device
+
+    def hold(self, allocator: SlotAllocator, reqs: Sequence[Any]) -> bool:
+        """Return whether these are still the rows of `reqs`."""
+        return self._reqs == reqs and self.facts.are_current(allocator)
+
+    def view(self, tokens: Tensor, slots: Tensor, lengths: Tensor, vocab_size: int) -> EngineBatch:
+        """Describe the batch with the token table [S, L] int32, `slots` [B] int64, and `lengths` [B] known tokens."""
+        lengths = lengths.to(torch.int32)
+        return EngineBatch(
+            slots=slots,
+            generations=self.table.generations,
+            rows=slots,
+            tokens=tokens,
+            lengths=lengths,
+            sampled=self._all,
+            room=self.table.ends - lengths,
+            temperature=self.temperature,
+            grammar=self.table.grammar,
+            vocab_size=vocab_size,
+            reset_slots=self._slots.take_resets(),
+            barriers=self.facts.barriers,
+            request_ids=self.facts.names,
+            requests=self.facts.requests,
+        )
+
+    @cached_property
+    def table(self) -> SlotRows:
+        """The slot table's rows."""
+        return self._slots.rows(on_device(self.facts.slots, torch.int64, self._device))
+
+    @cached_property
+    def temperature(self) -> Tensor:
+        """The requests' temperatures, [B] float32."""
+        temperatures = [request.temperature for request in self.facts.requests]
+        return on_device(temperatures, torch.float32, self._device)
+
+    @cached_property
+    def _all(self) -> Tensor:
+        """[B] bool, all true."""
+        return torch.ones(len(self.facts.slots), dtype=torch.bool, device=self._device)
+
+
+class Decoding(NamedTuple):
+    """A batch of B requests that decodes.
+
+    Attributes:
+        reqs: the requests.
+        rows: their rows, kept from step to step.
+        slots: [B] int64, their rows in SGLang's request pool.
+        before: [B] int64, cached tokens of each, which lack the newest.
+        is_constrained: whether a request has a grammar.
+    """
+
+    reqs: Sequence[Any]
+    rows: BatchRows
+    slots: Tensor
+    before: Tensor
+    is_constrained: bool
+
+    def caps(self, plan: StepPlan) -> list[int] | None:
+        """Return the most draft tokens of each row; None if no row is capped."""
+        return [plan.draft_length_for(req.rid) for req in self.reqs] if plan.caps else None
+
+
+def prepare(batch: Any, nodes: Nodes, mask: Tensor | None) -> None:
+    """Turn a decoding `ScheduleBatch` into one that verifies `nodes`, n each of B rows, with attention's `mask`."""
+    from sglang.kernels.ops.speculative.cache_locs import assign_extend_cache_locs_func
+    from sglang.srt.model_executor.forward_batch_info import ForwardMode
+    from sglang.srt.speculative.ngram_info import NgramVerifyInput
+    from sglang.srt.speculative.spec_utils import prepare_mamba_track_for_verify
+
+    (rows, n), device = nodes.tokens.shape, nodes.tokens.device
+    batch.forward_mode = ForwardMode.TARGET_VERIFY
+    batch.input_ids = nodes.tokens.flatten()
+    batch.out_cache_loc = assign_extend_cache_locs_func(
+        req_pool_indices=batch.req_pool_indices,
+        req_to_token=batch.req_to_token_pool.req_to_token,
+        start_offset=batch.seq_lens,
+        end_offset=batch.seq_lens + n,
+        batch_size=rows,
+        draft_token_num=n,
+        device=device,
+    )
+    prepare_mamba_track_for_verify(batch)
+    batch.spec_info = NgramVerifyInput(
+        draft_token=batch.input_ids,
+        custom_mask=mask,
+        positions=nodes.positions.flatten(),
+        retrieve_index=torch.arange(rows * n, device=device).view(rows, n),
+        retrieve_next_token=nodes.child,
+        retrieve_next_sibling=nodes.sibling,
+        draft_token_num=n,
+        new_seq_lens=batch.seq_lens,
+    )
+
+
+class PlainSteps:
+    """Runs steps of the target that emit one token per request."""
+
+    def __init__(self, target_worker: Any, table: TokenTable) -> None:
+        self._target, self._table = target_worker, table
+        slots, device = table.tokens.shape[0], table.tokens.device
+        self._ones = torch.ones(slots, dtype=torch.int32, device=device)
+        self._ones_on_host = torch.ones(slots, dtype=torch.int32)
+
+    def decode(self, batch: Any) -> Any:
+        """Decode one token per request; returns SGLang's result."""
+        slots, before = batch.req_pool_indices, batch.seq_lens
+        batch.input_ids = self._table.tokens[slots, before].long()  # the newest tokens
+        batch.out_cache_loc = batch.req_to_token_pool.req_to_token[slots, before].long()
+        batch.seq_lens = before + 1
+        if batch.seq_lens_cpu is not None:
+            batch.seq_lens_cpu = batch.seq_lens_cpu + 1
+        batch.seq_lens_sum = None  # SGLang sums them again if the host knows them
+        batch.spec_info = None
+        result = self._target.forward_batch_generation(batch)
+        if not batch.sampling_info.is_all_greedy:  # rank 0's proposers may have drawn from the generators that sample
+            from sglang.srt.runtime_context import get_parallel
+
+            get_parallel().tp_group.broadcast(result.next_token_ids, src=0)
+        logits = result.logits_output
+        if batch.return_logprob:  # by request and token, as in results of verification
+            logits.next_token_logprobs = logits.next_token_logprobs[:, None]
+        tokens = result.next_token_ids.to(torch.int32)
+        self._table.append_one(batch.req_pool_indices, batch.seq_lens, tokens)
+        return self.completed(result, tokens, batch.seq_lens)
+
+    def completed(self, result: Any, tokens: Tensor, new_seq_lens: Tensor) -> Any:
+        """Complete SGLang's result of a prefill or of decoding, which emitted `tokens` [B] int32.
+
+        `new_seq_lens` [B] int64 are the cached tokens after the step.
+        """
+        from sglang.srt.speculative.ngram_info import NgramVerifyInput
+
+        rows = len(tokens)
+        result.accept_lens = result.cap_lens = self._ones_on_host[:rows]
+        result.new_seq_lens = new_seq_lens
+        result.next_draft_input = NgramVerifyInput(
+            draft_token_num=1, new_seq_lens=new_seq_lens, accept_tokens=tokens, accept_lens=self._ones[:rows]
+        )
+        result.speculative_num_draft_tokens = result.speculative_output_stride = 1
+        return result
+
+
+def decodes_plainly(model_config: Any, server_args: Any) -> bool:
+    """Return whether a speculative worker's batches have all that SGLang's own decoding needs.
+
+    Where they have not, steps without drafts verify the newest token alone.  Rotary positions in three dimensions are
+    computed from text lengths on the host, which overlapped speculation does not have.  States of recurrent layers are
+    kept for the prefix cache in slots that SGLang's scheduler chooses in one way for verification, in another way
+    for decoding.
+    """
+    from sglang.srt.arg_groups.model_override_base import mamba_extra_buffer_of
+
+    return not (model_config.model_is_mrope or mamba_extra_buffer_of(resolved_args(server_args)))
