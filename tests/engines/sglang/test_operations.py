@@ -188,9 +188,7 @@ def routes_without_specplug(engine: Any) -> list[str]:
     http.front_made(None, engine.tokenizer_manager)
     http.metrics_made(None, app)
     ours = [path for route in app.routes if "specplug" in (path := getattr(route, "path", ""))]
-    return ours + [
-        name for name in ("specplug.operator.routes", "specplug.operator.exporter") if name in sys.modules
-    ]
+    return ours + [name for name in ("specplug.operator.routes", "specplug.operator.exporter") if name in sys.modules]
 
 
 def test_an_engine_that_did_not_ask_has_none_of_it(baseline):
