@@ -206,9 +206,9 @@ def _decoded(data: bytes) -> str:
 
 def _content(line: bytes, default: str, reading: Reading) -> Content:
     """Return the document on a line of JSON, called `default` if it has no name."""
-    text = _decoded(line)
+    decoded = _decoded(line)
     try:
-        item = json.loads(text)
+        item = json.loads(decoded)
     except (ValueError, RecursionError) as error:
         raise CorpusError.build("no JSON", found=str(error), expected="an object") from error
     if not isinstance(item, dict):

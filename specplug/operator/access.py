@@ -77,10 +77,8 @@ class Operators:
                 shown.append(key)
         if any(secrets.compare_digest(one, key) for one in shown for key in self._keys):
             return None
-        found, remedy = (
-            "another key" if shown else "no key",
-            f"Send it as 'Authorization: Bearer KEY' or '{KEY_HEADER}: KEY'",
-        )
+        found = "another key" if shown else "no key"
+        remedy = f"Send it as 'Authorization: Bearer KEY' or '{KEY_HEADER}: KEY'"
         return _refused(401, scope, found=found, expected="the operator's key", remedy=remedy)
 
 
