@@ -67,7 +67,7 @@ class Addition:
     """Documents for one corpus of a tenant; see `Store.add` for the parameters."""
 
     def __init__(
-        self, tenant: Tenant, corpus: str, *, max_tokens: int | None, segment_tokens: int, progress: Progress | None
+        self, tenant: Tenant, corpus: str, max_tokens: int | None, segment_tokens: int, progress: Progress | None
     ) -> None:
         self._tenant, self._corpus = tenant, check_name("corpus", corpus)
         self._who = f"corpus {shortened(corpus)}"

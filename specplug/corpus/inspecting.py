@@ -55,12 +55,7 @@ def problems_with(tenant: Tenant, entry: SegmentEntry) -> list[Problem]:
 
 
 def broken_invariants(segment: Segment, vocab_size: int) -> list[str]:
-    """Return what differs from a segment that is built from the same documents.  Takes as long as building it.
-
-    Args:
-        segment: the segment, which is read as a whole.
-        vocab_size: ids must be below this.
-    """
+    """Return what differs from a segment that is built from the same documents.  Takes as long as building it."""
     builder, text = Builder(), segment.text
     for at in range(0, text.size, _PIECE):
         if int(text[at : at + _PIECE].min()) < NO_TEXT or int(text[at : at + _PIECE].max()) >= vocab_size:
@@ -89,10 +84,6 @@ def continuations(segments: Iterable[LiveSegment], context: Sequence[int]) -> Co
     """Return the tokens that follow the end of a context in all live documents.
 
     Re-tokenized prefixes repeat their documents, so they count only if no document's body matches as far.
-
-    Args:
-        segments: the segments of one tenant.
-        context: token ids.
     """
     best = Continuations(0, Counter())
     for live in segments:

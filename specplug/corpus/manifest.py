@@ -66,12 +66,7 @@ class SegmentEntry:
 
     @classmethod
     def of(cls, segment: Segment, dead: Mask | None = None) -> SegmentEntry:
-        """Return a segment's entry; its `live` is empty if all of its documents were removed.
-
-        Args:
-            segment: the segment.
-            dead: [d] uint8, 1 for the removed documents; None: none.
-        """
+        """Return a segment's entry; `dead` is [d] uint8, 1 for removed documents.  If all are, `live` is empty."""
         lives = np.ones(len(segment), bool) if dead is None else dead == 0
         owners, size = segment.corpus_of[lives], len(segment.corpora)
         counts = np.bincount(owners, minlength=size).tolist()
@@ -151,11 +146,7 @@ _MANIFEST = TypeAdapter(Manifest)
 
 
 def load(folder: Path, tenant: str | None = None) -> Manifest:
-    """Read a tenant's manifest.
-
-    Args:
-        folder: the tenant's folder.
-        tenant: its name; None: the name in the manifest.
+    """Read the manifest in a tenant's folder; without `tenant`, whatever name it has.
 
     Raises:
         CorpusError: the manifest cannot be read, is torn or missing, or has a different format, version or tenant.

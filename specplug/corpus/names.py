@@ -23,13 +23,7 @@ _LOOKED_AT, _SHOWN = 2000, 20
 
 
 def check_name(kind: str, name: object, *, most: int = MAX_NAME, empty: bool = False) -> str:
-    """Return the name if it is valid.
-
-    Args:
-        kind: "tenant", "corpus" or "document", for the message.
-        name: the name to check.
-        most: the most characters that it may have.
-        empty: allow an empty name.
+    """Return the name of a tenant, corpus or document if it has 1 (or 0 with `empty`) to `most` characters.
 
     Raises:
         CorpusError: it is not a string, too long or empty, has control characters, or is not valid Unicode.
@@ -73,11 +67,9 @@ def hint(name: str, known: Iterable[str]) -> str:
     """Return a hint for an unknown name: similar names among the first 2000, and all names if there are few."""
     some = sorted(set(islice(known, _LOOKED_AT)))
     suggestion = suggest(name, some)
-    return (
-        suggestion
-        if len(some) <= _SHOWN
-        else suggestion.split("Known: ")[0].strip() or f"{len(some)} or more are there"
-    )
+    if len(some) <= _SHOWN:
+        return suggestion
+    return suggestion.split("Known: ")[0].strip() or f"{len(some)} or more are there"
 
 
 def _percent(data: bytes) -> str:

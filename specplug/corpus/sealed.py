@@ -49,13 +49,7 @@ def sealed(make: Callable[[Mapping[str, Any]], Any], kind: str, *, align: int = 
 
 
 def opened(data: bytes, kind: str, path: Path, *, within: str | None = None) -> dict[str, Any]:
-    """Check and return the object that `sealed` wrote.
-
-    Args:
-        data: all of its bytes.
-        kind: the expected format.
-        path: its file, for the message.
-        within: the key under which the common fields are; None for the top level.
+    """Check and return the object that `sealed` wrote; its common fields are under the key `within`, or at the top.
 
     Raises:
         CorpusError: it is torn, or has a different format or version.
@@ -84,11 +78,6 @@ def opened(data: bytes, kind: str, path: Path, *, within: str | None = None) -> 
 
 def parsed(adapter: TypeAdapter[T], content: Any, path: Path, kind: str) -> T:
     """Parse a file's content as a type.
-
-    Args:
-        adapter: the adapter of the type.
-        content: the content of the file.
-        path, kind: the file and its format, for the message.
 
     Raises:
         CorpusError: a value is missing, has the wrong type or is out of range; the message names the first one.

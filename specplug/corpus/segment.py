@@ -131,10 +131,7 @@ class Segment:
     def __init__(self, path: Path, tokenizer: Fingerprint | None = None, *, readahead: bool = False) -> None:
         """Open a segment; takes a millisecond, and some nanoseconds per document.  Does not read the text.
 
-        Args:
-            path: its file.
-            tokenizer: the expected tokenizer; None: any.
-            readahead: request that the system read all of it into memory.
+        With `readahead` the system is asked to read all of it into memory.
 
         Raises:
             CorpusError: the file cannot be read, is torn, or has a different format, version or tokenizer.
@@ -243,8 +240,7 @@ class Segment:
     def _wrong_number(self) -> str | None:
         """Return a description of per-document numbers that point outside the file; None if there are none.
 
-        Other numbers are clamped where they are used.  Reads all of each document's numbers, about 36 bytes, and no
-        text.
+        Other numbers are clamped where they are used.  Reads about 36 bytes of each document, and no text.
         """
         n, names = self.text.size, self.names.size
         for at in range(0, len(self), _LOOKED_AT):
@@ -266,12 +262,7 @@ class Segment:
 
 
 class LiveSegment(NamedTuple):
-    """A segment with a mask of its removed documents.
-
-    Attributes:
-        segment: all of its documents.
-        dead: [d] uint8, 1 where a document was removed; None: all documents are live.
-    """
+    """A segment with a mask of its removed documents, [d] uint8, 1 for those; None: all documents are live."""
 
     segment: Segment
     dead: Mask | None

@@ -68,11 +68,10 @@ class Store:
         segment_tokens: int = SEGMENT_TOKENS,
         lock_seconds: float = LOCK_SECONDS,
     ) -> None:
-        """Open a store.
+        """Open a store; `tokenizer`: the expected one, None: any.
 
         Args:
             root: its folder.
-            tokenizer: the expected tokenizer; None: any.
             segment_tokens: the most text of one segment, and so of one document; building takes 16 bytes per token.
             lock_seconds: how long to wait for another process that changes the same tenant.
 
@@ -170,8 +169,7 @@ class Store:
         """Return the live corpora, sorted by tenant (None: all tenants) and age.
 
         Raises:
-            CorpusError: the tenant's manifest is torn or of a different format.  With None, such tenants are skipped
-                and logged.
+            CorpusError: the tenant's manifest is torn or foreign.  With None, such tenants are skipped and logged.
         """
         if tenant is not None:
             return self._tenant(tenant).infos()
@@ -198,11 +196,7 @@ class Store:
         return Merged(sum(one.read for one in done), sum(one.written for one in done))
 
     def verify(self, progress: Progress | None = None) -> Problems:
-        """Read the whole store, and return its problems.
-
-        Args:
-            progress: called with the number of segments done and their total number.
-        """
+        """Read the whole store, and return its problems; `progress` takes the numbers of segments done and in all."""
         problems: Problems = []
         found: Found = []
         for folder in self._folders(problems):
@@ -220,9 +214,7 @@ class Store:
     def document(self, name: str, *, corpus: str | None = None, tenant: str = "") -> Tokens:
         """Return the tokens of a document's body, [n] int32, read-only; the newest, if several have this name.
 
-        Args:
-            name: its name.
-            corpus: the document's corpus; None: any of the tenant's.
+        Without `corpus` it is looked up in all of the tenant's.
 
         Raises:
             CorpusError: there is no such corpus or document.
@@ -230,8 +222,7 @@ class Store:
         return self._tenant(tenant).newest_document(name, corpus)
 
     def _addition(self, corpus: str, tenant: str, max_tokens: int | None, progress: Progress | None) -> Addition:
-        size = self._segment_tokens
-        return Addition(self._tenant(tenant), corpus, max_tokens=max_tokens, segment_tokens=size, progress=progress)
+        return Addition(self._tenant(tenant), corpus, max_tokens, self._segment_tokens, progress)
 
     def _tenant(self, name: str) -> Tenant:
         """Return the tenant with a name, even if it does not exist yet."""
@@ -263,10 +254,6 @@ class Store:
 def read_store(root: Path, tokenizer: Fingerprint | None) -> Fingerprint:
     """Return the tokenizer of a store, which its store.json names; that file marks a folder as a store.
 
-    Args:
-        root: its folder.
-        tokenizer: the expected tokenizer; None: any.
-
     Raises:
         CorpusError: there is no store, it is torn, or it has a different version or tokenizer.
     """
@@ -294,11 +281,7 @@ def read_store(root: Path, tokenizer: Fingerprint | None) -> Fingerprint:
 
 
 def _create(root: Path, tokenizer: Fingerprint, lock_seconds: float) -> None:
-    """Create a store; do nothing if one with the same tokenizer exists.
-
-    Raises:
-        CorpusError: the folder has other contents, or cannot be written to.
-    """
+    """Create a store; do nothing if one with the same tokenizer exists."""
     if (root / STORE_FILE).exists():
         read_store(root, tokenizer)
         return

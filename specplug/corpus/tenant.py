@@ -58,14 +58,7 @@ class Removed(NamedTuple):
 
 
 class Tenant:
-    """One tenant of a store.
-
-    Args:
-        folder: its folder.
-        tokenizer: the store's tokenizer.
-        lock_seconds: how long to wait for another process that changes it.
-        name: its name; None: the name in its manifest.
-    """
+    """One tenant of a store; without a name, the one that its manifest names."""
 
     def __init__(self, folder: Path, tokenizer: Fingerprint, lock_seconds: float, name: str | None = None) -> None:
         self.folder, self.tokenizer, self._lock_seconds, self._name = folder, tokenizer, lock_seconds, name
@@ -117,22 +110,14 @@ class Tenant:
         return self.reading(read)
 
     def remove_corpus(self, corpus: str) -> Removed:
-        """Remove a whole corpus.  Opens no segment, so that a torn one can be removed.
-
-        Raises:
-            CorpusError: there is no corpus with this name; or as `commit`.
-        """
+        """Remove a whole corpus.  Opens no segment, so that a torn one can be removed."""
         with self._alone_with(corpus) as manifest:
             parts = [[part for part in entry.live if part.corpus != corpus] for entry in manifest.segments]
             entries = [replace(entry, live=tuple(live)) for entry, live in zip(manifest.segments, parts, strict=True)]
             return self._commit_removal(manifest, entries)
 
     def remove_documents(self, corpus: str, names: Sequence[str]) -> Removed:
-        """Remove all documents of a corpus that have one of the names.  If any name is missing, nothing is removed.
-
-        Raises:
-            CorpusError: there is no such corpus or document; or as `open` and `commit`.
-        """
+        """Remove all documents of a corpus that have one of the names.  If any name is missing, nothing is removed."""
         with self._alone_with(corpus) as manifest:
             missing, entries, searched = set(names), list(manifest.segments), []
             for number, entry in enumerate(entries):
@@ -231,11 +216,7 @@ class Tenant:
 def opened_entry(
     folder: Path, entry: SegmentEntry, tokenizer: Fingerprint | None, *, readahead: bool = False
 ) -> Segment:
-    """Open the segment that a manifest names.
-
-    Raises:
-        CorpusError: as `Segment` does, or the segment does not match the manifest.
-    """
+    """Open the segment that a manifest names; raises CorpusError also if it does not match the manifest."""
     segment = Segment(folder / entry.file, tokenizer, readahead=readahead)
     same = (len(segment), segment.size, segment.text.size) == (entry.documents, entry.size, entry.text)
     if not same or not {part.corpus for part in entry.live} <= set(segment.corpora):

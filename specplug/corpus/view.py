@@ -46,18 +46,10 @@ class _SeenTenant(NamedTuple):
 
 
 class View:
-    """A view that can be refreshed; it keeps segments open, so that only new ones are opened.
-
-    Attributes:
-        snapshot: the newest one; replaced by `refresh`.
-    """
+    """A view whose `snapshot` can be refreshed; it keeps segments open, so that only new ones are opened."""
 
     def __init__(self, root: str | os.PathLike[str], tokenizer: Fingerprint | None) -> None:
         """Open a store and read its first snapshot.
-
-        Args:
-            root: its folder.
-            tokenizer: the expected tokenizer; None: any.
 
         Raises:
             CorpusError: it is not a store, or has a different tokenizer.  Torn tenants and segments are `problems`.

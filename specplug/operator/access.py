@@ -77,13 +77,9 @@ class Operators:
                 shown.append(key)
         if any(secrets.compare_digest(one, key) for one in shown for key in self._keys):
             return None
-        return _refused(
-            401,
-            scope,
-            found="another key" if shown else "no key",
-            expected="the operator's key",
-            remedy=f"Send it as 'Authorization: Bearer KEY' or '{KEY_HEADER}: KEY'",
-        )
+        found = "another key" if shown else "no key"
+        remedy = f"Send it as 'Authorization: Bearer KEY' or '{KEY_HEADER}: KEY'"
+        return _refused(401, scope, found=found, expected="the operator's key", remedy=remedy)
 
 
 def _from_elsewhere(scope: Scope, headers: Mapping[str, bytes]) -> Refusal | None:
@@ -106,13 +102,9 @@ def _from_elsewhere(scope: Scope, headers: Mapping[str, bytes]) -> Refusal | Non
 
 
 def _not_local(scope: Scope, found: str) -> Refusal:
-    return _refused(
-        403,
-        scope,
-        found=found,
-        expected="one from this machine, as the server has no operator's key",
-        remedy=f"Use localhost there, or set {KEY_VARIABLE} for the server and send it as 'Authorization: Bearer KEY'",
-    )
+    expected = "one from this machine, as the server has no operator's key"
+    remedy = f"Use localhost there, or set {KEY_VARIABLE} for the server and send it as 'Authorization: Bearer KEY'"
+    return _refused(403, scope, found=found, expected=expected, remedy=remedy)
 
 
 def _refused(status: int, scope: Scope, *, found: str, expected: str, remedy: str) -> Refusal:

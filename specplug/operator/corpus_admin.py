@@ -179,12 +179,9 @@ class CorpusAdmin:
 
     def _required(self) -> Path:
         if self._root is None:
+            remedy = "Name a folder in specplug's settings and restart the server"
             raise RequestError.build(
-                "this server has no corpus store",
-                who="corpora.store",
-                found="null",
-                expected="a folder",
-                remedy="Name one in specplug's settings and restart the server",
+                "this server has no corpus store", who="corpora.store", found="null", remedy=remedy
             )
         return self._root
 

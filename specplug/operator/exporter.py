@@ -105,12 +105,7 @@ class EngineCollector(Collector):
 
 
 class _Engines:
-    """Status requests to one client's engines, one request at a time.
-
-    Args:
-        ask: returns the coroutine of one status request, to be run in `loop`.
-        loop: the client's event loop.
-    """
+    """Status requests to one client's engines, one request at a time, run in the client's event loop."""
 
     def __init__(self, ask: Ask, loop: asyncio.AbstractEventLoop) -> None:
         self._ask, self._loop = ask, loop

@@ -94,31 +94,35 @@ class ServerCommand:
     variables: Mapping[str, str] = field(default_factory=dict)
 
     def ask(self, line: str, patience: float = PATIENCE) -> Launch | None:
-        """Return what a line amounts to; None if it does not enable specplug.
+        """Return what a shell command amounts to, as told by `tell` in a process of its own.
 
-        Args:
-            line: a shell command, optionally with variables set before it.
-            patience: timeout in seconds.
+        None: it does not enable specplug.
 
         Raises:
-            EngineError: the line starts no such server, or the engine does not accept it.
+            EngineError: the line starts no such server, or the engine does not accept it within `patience` seconds.
         """
         variables, words = split(line)
         arguments = self.arguments_in(words)
         if arguments is None:
             raise EngineError.build("not a launch line", who=_WHO, found=repr(line), expected=self.expected)
-        given = {**self.variables, **variables}
-        found = ask(self.module, arguments, given, engine=self.engine, patience=patience)
-        return None if found is None else Launch.from_plain(found)
+        command = [sys.executable, "-m", self.module, json.dumps(arguments)]
+        given = {**os.environ, **self.variables, **variables}
+        try:
+            done = subprocess.run(command, capture_output=True, text=True, timeout=patience, env=given)
+        except subprocess.TimeoutExpired as error:
+            found = f"{patience:g} s of silence"
+            raise EngineError.build(f"{self.engine} gave no answer", who=_WHO, found=found) from error
+        answers = [line.removeprefix(MARK) for line in done.stdout.splitlines() if line.startswith(MARK)]
+        last = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
+        answer = json.loads(answers[-1]) if answers else last
+        if isinstance(answer, str):
+            raise EngineError.build(f"{self.engine} does not accept the line", who=_WHO, found=answer)
+        return None if answer is None else Launch.from_plain(answer)
 
     def check(self, line: str, *, is_installed: bool, remedy: str, in_general: Sequence[str]) -> list[CheckResult]:
         """Report on the server that a line would start; return nothing for another engine's line.
 
-        Args:
-            line: the launch line, "" if there is none.
-            is_installed: whether the engine is there.
-            remedy: what to do if it is not.
-            in_general: what holds for any line.
+        Without a line, return what holds `in_general`.  `remedy`: what to do if the engine is not installed.
         """
         if line and not names_engine(line, self.package):
             return []
@@ -171,44 +175,12 @@ def names_engine(line: str, package: str) -> bool:
     return False
 
 
-def ask(
-    module: str, arguments: Sequence[str], variables: Mapping[str, str], *, engine: str, patience: float = PATIENCE
-) -> Any:
-    """Run ``python -m module ARGUMENTS`` in a separate process and return its answer; see `tell`.
-
-    Args:
-        module: the adapter's module that calls `tell`.
-        arguments: the engine's arguments, passed as JSON.
-        variables: environment variables to add to this process's own.
-        engine: the engine's name, for messages.
-        patience: timeout in seconds.
-
-    Raises:
-        EngineError: the engine does not accept the arguments, or does not answer.
-    """
-    command = [sys.executable, "-m", module, json.dumps(list(arguments))]
-    environment = {**os.environ, **variables}
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=patience, env=environment)
-    except subprocess.TimeoutExpired as error:
-        raise EngineError.build(f"{engine} gave no answer", who=_WHO, found=f"{patience:g} s of silence") from error
-    answers = [line.removeprefix(MARK) for line in done.stdout.splitlines() if line.startswith(MARK)]
-    what = f"{engine} does not accept the line"
-    if not answers:
-        last = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
-        raise EngineError.build(what, who=_WHO, found=last)
-    answer = json.loads(answers[-1])
-    if isinstance(answer, str):
-        raise EngineError.build(what, who=_WHO, found=answer)
-    return answer
-
-
-def tell(found: Callable[[list[str]], Launch | dict[str, Any] | None], arguments: str) -> None:
-    """Print the result for arguments given as JSON, or the reason why there is none; the counterpart of `ask`."""
+def tell(found: Callable[[list[str]], Launch | None], arguments: str) -> None:
+    """Print the result for arguments given as JSON, or why there is none; the counterpart of `ServerCommand.ask`."""
     answer: object
     try:
-        answer = found(json.loads(arguments))
-        answer = asdict(answer) if isinstance(answer, Launch) else answer
+        launch = found(json.loads(arguments))
+        answer = None if launch is None else asdict(launch)
     except SystemExit as error:  # the engine's parser has printed the mistake last on standard error
         if error.code:
             raise
@@ -229,12 +201,7 @@ def differing(settings: Settings) -> dict[str, Any]:
 def awaited_proposers(settings: Settings, registry: Registry, device: str) -> tuple[str, ...]:
     """Return the loaded proposers whose drafts a step waits for, because they are made on the host.
 
-    Nothing waits for a single proposer with a host step; see `specplug.runtime.stream_steps`.
-
-    Args:
-        settings: the server's.
-        registry: the registered proposers.
-        device: the type of the batches' device.
+    Nothing waits for a single proposer with a host step; see `specplug.runtime.stream_steps`.  `device` is a type.
     """
     known = registry.entries(ProposerSpec)
     names = [name for name in (settings.proposer, *settings.extra_proposers) if name in known]

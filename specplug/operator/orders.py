@@ -59,9 +59,8 @@ async def read_body(body: AsyncIterable[bytes], most: int, *, patience: float = 
             async for piece in body:
                 found += piece
                 if len(found) > most:
-                    raise BodyError(
-                        413, f"the body is too large; found more than {most} bytes; expected at most {most}"
-                    )
+                    what = f"the body is too large; found more than {most} bytes; expected at most {most}"
+                    raise BodyError(413, what)
                 limit.reschedule(begin + patience + len(found) / BYTES_PER_SECOND)
     except TimeoutError:
         expected = f"{BYTES_PER_SECOND // 1024} KiB a second, after the first {patience:.0f} seconds"

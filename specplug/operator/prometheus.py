@@ -71,13 +71,7 @@ def counters(*labels: str) -> dict[str, CounterMetricFamily]:
 
 
 def add_counts(families: Mapping[str, CounterMetricFamily], counts: Mapping[str, Any], *values: str) -> None:
-    """Add samples to the result of `counters`.
-
-    Args:
-        families: the families.
-        counts: the result of `MetricsSnapshot.as_dict`.
-        values: of the labels that `counters` was called with.
-    """
+    """Add a `MetricsSnapshot.as_dict` to the result of `counters`, with values of the labels given to that."""
     for source, own in counts["by_source"].items():
         for field in _PER_SOURCE:
             families[field].add_metric([source, *values], own[field])

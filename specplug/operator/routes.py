@@ -134,11 +134,8 @@ async def _body(request: Request, most: int) -> bytearray:
 
 
 def _too_large(found: str, most: int) -> HTTPException:
-    return HTTPException(
-        413,
-        f"{_CORPORA}: the body is too large; found {found}; expected at most {most}, corpora.max_request_bytes. "
-        "Send part of the documents, and the others with 'extend': true",
-    )
+    what = f"{_CORPORA}: the body is too large; found {found}; expected at most {most}, corpora.max_request_bytes"
+    return HTTPException(413, f"{what}. Send part of the documents, and the others with 'extend': true")
 
 
 async def guard(request: Request) -> None:

@@ -34,12 +34,7 @@ _current: ContextVar[RequestClient | None] = ContextVar("specplug_client", defau
 
 
 class RequestClient:
-    """The client of one HTTP request.
-
-    Attributes:
-        headers: the request's headers, as in an ASGI scope.
-        digest: see `digest`.
-    """
+    """The client of one HTTP request: its headers, as in an ASGI scope, and its `digest`."""
 
     def __init__(self, headers: Iterable[tuple[bytes, bytes]]) -> None:
         self.headers = list(headers)
@@ -137,11 +132,7 @@ class BusyError(RequestError):
 
 
 class Quota:
-    """Counts the reference tokens of requests that wait or run, in one process that serves HTTP.
-
-    Args:
-        limits: `max_client_reference_tokens` and `max_server_reference_tokens`.
-    """
+    """Counts the reference tokens of requests that wait or run, in one process that serves HTTP."""
 
     def __init__(self, limits: Limits) -> None:
         self._limits = limits

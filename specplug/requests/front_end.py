@@ -110,11 +110,8 @@ class FieldParser:
     async def parse_in_thread(self, extra_args: Mapping[str, Any], client: str | None = None) -> dict[str, Any]:
         """Do the same without blocking the event loop: parse large requests in a thread, one at a time.
 
-        Clients take turns, so that one with many large requests delays the others by one of them.
-
-        Args:
-            extra_args: a request's extra arguments.
-            client: the digest of who sent it, "" if there is none; None for a program in this process.
+        Clients take turns, so that one with many large requests delays the others by one of them.  `client` is a
+        digest, "" if there is none; None for a program in this process.
         """
         size = arguments.characters(extra_args)
         if size <= INLINE_CHARACTERS:
@@ -138,10 +135,8 @@ class FieldParser:
     ) -> dict[str, Any]:
         """Return parsed extra arguments, whose references count as the client's until its HTTP request ends.
 
-        Args:
-            extra_args: unparsed.
-            client: who sent them; None for a program in this process, which has no quota.
-            copies: how many requests of the engine the HTTP request becomes.
+        They count once for each of the engine's requests that the HTTP request becomes, `copies`.  A program in this
+        process, None, has no quota.
         """
         if client is None:
             return await self.parse_in_thread(extra_args)

@@ -98,13 +98,7 @@ def decode(extra_args: Mapping[str, Any] | None) -> tuple[RequestOptions, tuple[
 
 
 def with_client(extra_args: Mapping[str, Any] | None, client: str | None, tenant: str | None = None) -> dict[str, Any]:
-    """Return the arguments with the client's digest and assigned tenant added; see `clients`.
-
-    Args:
-        extra_args: parsed arguments, in either form, or those of a request without fields.
-        client: the client's digest; None for a client without an API key.
-        tenant: the tenant that the server assigns; None for none.
-    """
+    """Return parsed arguments, in either form or without fields, with the client's digest and assigned tenant added."""
     given = extra_args if extra_args and WIRE_KEY in extra_args else {**(extra_args or {}), **NO_FIELDS}
     wire = given[WIRE_KEY]
     added = {_CLIENT_KEY: client, _TENANT_KEY: tenant}

@@ -43,9 +43,8 @@ class Mistake:
 
     def line(self, origin: str | None = None) -> str:
         """Return the mistake on one line, prefixed with the layer that it comes from."""
-        return str(
-            SpecplugError.build(self.what, who=origin, found=self.found, expected=self.expected, remedy=self.remedy)
-        )
+        about = {"found": self.found, "expected": self.expected, "remedy": self.remedy}
+        return str(SpecplugError.build(self.what, who=origin, **about))
 
 
 def shown(value: object) -> str:

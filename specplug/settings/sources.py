@@ -119,25 +119,18 @@ def _from_environment(env: Mapping[str, str]) -> tuple[str, Mapping[str, Any]] |
         return origin, _parse(_read(text, origin), origin, Path(text).suffix.lower() == ".json")
     if text.startswith("{") or "=" in text:
         return CONFIG_VARIABLE, _parse(text, CONFIG_VARIABLE, text.startswith("{"))
-    raise SettingsError.build(
-        "malformed settings",
-        who=CONFIG_VARIABLE,
-        found=shown(text),
-        expected="the path of a .json or .toml file, or JSON or TOML text",
-    )
+    expected = "the path of a .json or .toml file, or JSON or TOML text"
+    raise SettingsError.build("malformed settings", who=CONFIG_VARIABLE, found=shown(text), expected=expected)
 
 
 def _read(path: str, origin: str) -> str:
     try:
         return Path(expanded_path(path)).read_text(encoding="utf-8")
     except (OSError, ValueError) as error:
-        raise SettingsError.build(
-            "cannot read the settings file",
-            who=origin,
-            found=error.strerror if isinstance(error, OSError) else str(error),
-            expected="a readable file in UTF-8",
-            remedy=f"Correct or unset {CONFIG_VARIABLE}",
-        ) from error
+        found = error.strerror if isinstance(error, OSError) else str(error)
+        remedy = f"Correct or unset {CONFIG_VARIABLE}"
+        what, expected = "cannot read the settings file", "a readable file in UTF-8"
+        raise SettingsError.build(what, who=origin, found=found, expected=expected, remedy=remedy) from error
 
 
 def _parse(text: str, origin: str, is_json: bool) -> Mapping[str, Any]:

@@ -17,7 +17,7 @@ import pytest
 
 from specplug.corpus.manifest import MANIFEST_FILE, MANIFEST_FORMAT
 from specplug.corpus.sealed import sealed
-from specplug.corpus.segment import DTYPES, SECTIONS, SEGMENT_FORMAT, Segment, write_segment
+from specplug.corpus.segment import SECTIONS, SEGMENT_FORMAT, Segment, write_segment
 from specplug.corpus.store import STORE_FORMAT, Store
 from specplug.corpus.tenant import opened_entry
 from specplug.corpus.view import View
@@ -123,24 +123,6 @@ def test_a_hostile_manifest_costs_its_tenant_only(tmp_path):
             shutil.rmtree(root)
 
 
-@pytest.mark.parametrize(
-    ("where", "value", "message"),
-    [
-        (("segments", 0, "tokens"), 10**12, r"segments\.0\.tokens: Input should be less than or equal to"),
-        (("segments", 0, "live"), [], r"segments\.0\.live: Tuple should have at least 1 item"),
-        (("generation",), True, "generation: Input should be a valid integer, not True"),
-    ],
-)
-def test_a_manifest_says_what_is_wrong_with_it(tmp_path, where, value, message):
-    store, folder = store_of_two(tmp_path)
-    path = folder / MANIFEST_FILE
-    content = {key: it for key, it in json.loads(path.read_bytes()).items() if key not in _HEAD}
-    content = {**content, where[0]: value} if len(where) == 1 else with_value(content, where, value)
-    path.write_bytes(sealed(lambda head: {**head, **content}, MANIFEST_FORMAT))
-    with pytest.raises(CorpusError, match=rf"t-bad/manifest\.json: a torn or foreign file.*({message})"):
-        store.list("bad")
-
-
 def hostile_arrays(array: np.ndarray) -> list[np.ndarray]:
     """Return arrays of the same shape and type that no writer makes."""
     least, most = (np.array(it, array.dtype) for it in (np.iinfo(array.dtype).min, np.iinfo(array.dtype).max))
@@ -243,7 +225,3 @@ def test_whatever_else_a_tenants_files_do_to_a_reader_is_its_own_problem(tmp_pat
     assert list(seen.tenants) == ["good"]
     assert len(seen.problems) == 2
     assert all("t-bad" in problem and "ZeroDivisionError: a mistake" in problem for problem in seen.problems)
-
-
-def test_dtypes_are_those_of_the_file():
-    assert set(DTYPES) == set(SECTIONS.values())

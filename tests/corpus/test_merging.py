@@ -19,7 +19,7 @@ from hypothesis.stateful import (
 
 from specplug.corpus import merging
 from specplug.corpus.manifest import CorpusPart, SegmentEntry, packed, unpacked
-from specplug.corpus.merging import DEAD_SHARE, SEGMENTS_OF_A_SIZE, choose
+from specplug.corpus.merging import DEAD_SHARE, choose
 from specplug.corpus.segment import Segment
 from specplug.corpus.store import Store
 from specplug.errors import CorpusError
@@ -62,16 +62,6 @@ def test_what_is_merged(sizes, run):
 def test_segments_with_much_that_is_dead_are_written_anew(dead, run):
     assert DEAD_SHARE == 0.25
     assert choose([entry(100), entry(100, dead), entry(900_000)], 1_000_000) == run
-
-
-def test_many_corpora_cost_no_more_than_few(tmp_path):
-    store = new_store(tmp_path, segment_tokens=1_000_000)
-    for i in range(40):
-        store.add(f"c{i}", [document(f"d{i}", [i % 90] * 5)])
-        store.merge()
-        assert len(segment_files(tmp_path)) <= SEGMENTS_OF_A_SIZE
-    assert content(tmp_path) == {"": {f"c{i}": [(f"d{i}", [i % 90] * 5)] for i in range(40)}}
-    assert store.verify() == []
 
 
 def test_full_segments_are_not_merged_again(tmp_path):
@@ -208,6 +198,10 @@ def test_masks_are_kept(size):
     assert unpacked("", size).tolist() == [0] * size
 
 
+def _sorted(content: Content) -> Content:
+    return {tenant: {name: sorted(them) for name, them in corpora.items()} for tenant, corpora in content.items()}
+
+
 class Changes(RuleBasedStateMachine):
     """A store beside a dict of lists."""
 
@@ -230,6 +224,18 @@ class Changes(RuleBasedStateMachine):
         else:
             with pytest.raises(CorpusError):
                 self.store.add(name, documents, tenant=tenant, extend=extend)
+
+    @rule(tenant=tenants, name=names, seed=st.integers(0, 99), count=st.integers(1, 4))
+    def sync(self, tenant, name, seed, count):
+        documents = some_documents(seed, count, 6)
+        before = self.model.get(tenant, {}).get(name, [])
+        done = self.store.sync(name, documents, tenant=tenant)
+        assert done.added + done.replaced + done.unchanged == done.documents == count
+        assert done.unchanged + done.replaced + done.removed == len(before)
+        unchanged = [it for it in before if it in as_content(documents)]
+        new = [it for it in as_content(documents) if it not in before]
+        self.model.setdefault(tenant, {}).pop(name, None)
+        self.model[tenant][name] = sorted(unchanged + new)
 
     @rule(tenant=tenants, name=names)
     def remove(self, tenant, name):
@@ -262,7 +268,8 @@ class Changes(RuleBasedStateMachine):
     @invariant()
     def the_store_is_what_the_model_is(self):
         model = {tenant: corpora for tenant, corpora in self.model.items() if corpora}
-        assert content(self.root) == model
+        found = content(self.root)
+        assert _sorted(found) == _sorted(model)
         assert listed(self.store) == {
             (tenant, name): (len(documents), sum(len(ids) for _, ids in documents))
             for tenant, corpora in model.items()

@@ -155,13 +155,6 @@ def test_other_peoples_safetensors_are_refused(path):
         Segment(path)
 
 
-def test_what_is_no_file_is_refused(tmp_path):
-    os.mkfifo(tmp_path / "pipe")
-    for name in ("missing", "pipe", "."):
-        with pytest.raises(CorpusError):
-            Segment(tmp_path / name)
-
-
 def test_a_newer_version_and_another_tokenizer_are_refused(path, monkeypatch):
     write(path, some_documents(3))
     with pytest.raises(CorpusError, match=r"another tokenizer; found 'letters' \(a1.*expected 'words' \(b2"):

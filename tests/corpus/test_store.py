@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import random
 from pathlib import Path
 
 import numpy as np
@@ -233,24 +232,6 @@ def test_what_did_not_change_is_not_written_again(tmp_path, store):
     # An opening that changed is a change, though the body is the same.
     assert store.sync("c", [OLD[0]._replace(prefixes=()), *OLD[1:]]).replaced == 1
     assert sees(tmp_path) == sorted(as_content(OLD))
-
-
-@pytest.mark.parametrize("seed", range(6))
-def test_any_documents_may_follow_any_others(tmp_path, seed):
-    store, chance = new_store(tmp_path, segment_tokens=60), random.Random(seed)
-    for step in range(5):
-        documents = [
-            document(f"d{chance.randrange(6)}", [chance.randrange(3) for _ in range(chance.randrange(1, 4))])
-            for _ in range(chance.randrange(1, 12))
-        ]
-        before = sees(tmp_path) if step else []
-        done = store.sync("c", documents)
-        assert sees(tmp_path) == sorted(as_content(documents))
-        assert done.added + done.replaced + done.unchanged == done.documents == len(documents)
-        assert done.unchanged + done.replaced + done.removed == len(before)
-        if chance.random() < 0.5:
-            store.merge("", whole=chance.random() < 0.5)
-    assert store.verify() == []
 
 
 def test_readers_see_the_old_documents_or_the_new_ones(tmp_path, store, monkeypatch):

@@ -127,11 +127,6 @@ def test_the_engines_own_key_and_the_variables_open_alike() -> None:
     assert operators.refusal(scope(authorization="Bearer other")) is not None
 
 
-def test_who_is_answered_is_stated_without_the_key() -> None:
-    assert Operators(environment=KEY).whom == "with the operator's key"
-    assert KEY_VARIABLE in Operators(environment={}).whom
-
-
 def test_a_key_of_any_letters() -> None:
     operators = Operators(environment={KEY_VARIABLE: "schlüssel\U0001f511"})
     assert operators.refusal(scope(authorization="Bearer schlüssel\U0001f511")) is None

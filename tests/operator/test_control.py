@@ -81,12 +81,6 @@ def test_a_bad_order_is_refused_and_changes_nothing(order, what):
     assert server.ceiling() == 3
 
 
-def test_the_file_is_read_at_the_start(tmp_path):
-    file = tmp_path / "control.json"
-    write(file, '{"mode": "off"}')
-    assert control(file).ceiling() == 0
-
-
 def test_the_file_is_looked_at_once_per_interval(tmp_path):
     file, clock = tmp_path / "control.json", Clock()
     server = control(file, poll=2.0, clock=clock)

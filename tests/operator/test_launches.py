@@ -60,7 +60,7 @@ def test_engines_know_their_own_lines(line, expected):
 ANSWERS = """
 import json, os, sys
 from specplug.errors import EngineError
-from specplug.operator.launches import tell
+from specplug.operator.launches import Launch, tell
 
 def found(arguments):
     print("noise")
@@ -77,7 +77,7 @@ def found(arguments):
         sys.exit(0)
     if arguments == ["die"]:
         os._exit(7)
-    return {"arguments": arguments, "variable": os.environ["VARIABLE"]}
+    return Launch(" ".join(arguments), {"variable": os.environ["VARIABLE"]}, ())
 
 tell(found, sys.argv[1])
 """
@@ -90,13 +90,15 @@ def module(tmp_path, monkeypatch) -> str:
     return "an_engines_answers"
 
 
-def ask(module: str, *arguments: str) -> object:
-    return launches.ask(module, arguments, {"VARIABLE": "x"}, engine="Engine")
+def command(module: str) -> launches.ServerCommand:
+    return launches.ServerCommand(
+        engine="Engine", package="engine", module=module, arguments_in=lambda words: words, expected="", enabling=""
+    )
 
 
 def test_another_process_answers(module):
-    assert ask(module, "a", "b c") == {"arguments": ["a", "b c"], "variable": "x"}
-    assert ask(module, "none") is None
+    assert command(module).ask("VARIABLE=x a 'b c'") == launches.Launch("a b c", {"variable": "x"}, ())
+    assert command(module).ask("none") is None
 
 
 @pytest.mark.parametrize(
@@ -111,7 +113,7 @@ def test_another_process_answers(module):
 )
 def test_why_there_is_no_answer_is_stated(module, argument, found):
     with pytest.raises(EngineError, match=f"Engine does not accept the line; found {found}"):
-        ask(module, argument)
+        command(module).ask(argument)
 
 
 def test_a_process_that_stays_silent_is_given_up(monkeypatch):
@@ -120,7 +122,7 @@ def test_a_process_that_stays_silent_is_given_up(monkeypatch):
 
     monkeypatch.setattr(subprocess, "run", silent)
     with pytest.raises(EngineError, match="Engine gave no answer; found 5 s of silence"):
-        launches.ask("module", [], {}, engine="Engine", patience=5)
+        command("module").ask("", patience=5)
 
 
 @pytest.mark.parametrize(

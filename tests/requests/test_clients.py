@@ -171,16 +171,6 @@ def test_a_header_gives_the_tenant() -> None:
             tenants.of([(b"x-tenant", wrong.encode())])
 
 
-def test_a_request_must_not_name_a_tenant_then(by_key: Tenants) -> None:
-    with pytest.raises(RequestError) as refused:
-        by_key.refuse("acme")
-    assert str(refused.value) == (
-        "request field 'tenant': this server assigns tenants; found 'acme'; expected none, as the client's API key "
-        "gives the tenant. Omit the field"
-    )
-    by_key.refuse(None)
-
-
 @pytest.mark.parametrize("given", [{"specplug_tenant": "acme"}, {"specplug": {"tenant": "acme"}}])
 def test_the_parser_refuses_it_in_every_spelling(given: dict[str, Any]) -> None:
     found = load_settings({"tenants": {"header": "X-Tenant"}}, env={})

@@ -251,10 +251,6 @@ def test_long_values_are_shortened():
     assert len(mistakes({"seed": "x" * 10_000})) < 200
 
 
-def test_unset_deadline_is_a_value_not_an_absence():
-    assert load_settings({"faults": {"host_deadline_ms": None}}, env={}).settings.faults.host_deadline_ms is None
-
-
 def test_settings_are_frozen_and_travel_between_processes():
     settings = load_settings({"options": {"ngram": {"min_n": 3}}}, env={}).settings
     with pytest.raises(ValidationError, match="frozen"):
@@ -423,7 +419,7 @@ def test_a_settings_file_that_cannot_be_is_one_message(path):
 @pytest.mark.parametrize(
     "text",
     [
-        "a." * 20_000 + "b = 1",
+        "a." * 2_000 + "b = 1",
         "x = " + "[" * 500 + "]" * 500,
         "x = " + "[" * 20_000 + "]" * 20_000,
         '{"options": ' + '{"a": ' * 500 + "1" + "}" * 500 + "}",
