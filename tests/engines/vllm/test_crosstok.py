@@ -10,9 +10,9 @@ import pytest
 from tests.engines import crosstok
 from tests.engines.engines import Engine
 from tests.engines.launches import most
-from tests.engines.plain import assert_greedy
+from tests.engines.plain import MAX_TOKENS, Answers, assert_greedy, prompts
 from tests.engines.vllm import inside
-from tests.engines.vllm.referee import MAX_TOKENS, RUNNERS, Answers, prompts
+from tests.engines.vllm.referee import RUNNERS
 from tests.engines.vllm.test_no_sync import steady_steps
 
 PROMPTS = [list(prompt) for prompt in prompts()]
