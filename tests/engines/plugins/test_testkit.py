@@ -61,8 +61,8 @@ def test_the_entry_points_lead_to_them(monkeypatch):
 
 
 @pytest.mark.parametrize("temperature", [0.5, 1.0])
-@pytest.mark.parametrize(("name", "true"), [("uniform", True), ("uniform-probs", True), ("liar", False)])
-def test_drawn_tokens_follow_the_stated_distribution_or_not(name, true, temperature):
+@pytest.mark.parametrize("name", ["uniform", "uniform-probs"])
+def test_drawn_tokens_follow_the_stated_distribution(name, temperature):
     rows, vocab = 400, 6
     options = {"spread": 1.0, "tokens": [0, 1, 2, 4]}
     with Driver(spec_of(name), options, vocab_size=vocab, max_slots=rows) as driver:
@@ -76,7 +76,7 @@ def test_drawn_tokens_follow_the_stated_distribution_or_not(name, true, temperat
     assert not counts[[3, 5]].any()
     assert draft.draft_vocab is not None
     distribution = full_probs(draft, batch.temperature, vocab)[0, 0]
-    assert (g_test(counts, distribution) > 1e-4) is true
+    assert g_test(counts, distribution) > 1e-4
 
 
 @pytest.mark.parametrize("name", ["raises", "raises-device", "garbage", "garbage-device"])

@@ -21,7 +21,11 @@ FAMILIES = tuple(RUNNERS)
 # What `make test` leaves to `make test-all`, because V2 in Triton's interpreter takes its time: what is of vLLM or of
 # the tests themselves, what some files try again with async scheduling on, and what others try again with it off.
 SLOW = ("test_baseline",)
-SLOW_ON_ASYNC = ("test_kv_transfer", "test_sampling", "test_traps")
+SLOW_ON_ASYNC = (
+    *("test_kv_transfer", "test_sampling", "test_traps"),
+    # of the suites, what is V1's as well
+    *("test_requests_of_one_group_draft_from_each_other", "test_the_only_proposer_raises"),
+)
 SLOW_ON_SYNC = (
     *("test_greedy", "test_same_drafts", "test_draft_lengths"),
     "test_crosstok",
@@ -45,9 +49,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
     items.sort(key=family)
     for item in items:
-        name = item.path.stem
+        names = {item.path.stem, item.name.partition("[")[0]}
         again = {"v2": SLOW_ON_SYNC, "v2_async": SLOW_ON_ASYNC}
-        if name in SLOW or any(name in again[of] and family(item) == FAMILIES.index(of) for of in again):
+        if names & {*SLOW} or any(names & {*again[of]} and family(item) == FAMILIES.index(of) for of in again):
             item.add_marker("slow")
 
 

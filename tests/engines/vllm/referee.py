@@ -1,26 +1,9 @@
-"""vLLM runners under test, their reference outputs, and how requests name proposers; see `tests.engines.plain`."""
+"""vLLM's runners under test, and how requests name proposers."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
-
-from tests.engines.plain import MAX_TOKENS, Answers, assert_greedy, forward, ids, model, prompts, tokenizer
-
-__all__ = [
-    "MAX_TOKENS",
-    "RUNNERS",
-    "ZOO",
-    "Answers",
-    "assert_greedy",
-    "fields",
-    "forward",
-    "ids",
-    "model",
-    "prompts",
-    "reported",
-    "tokenizer",
-]
 
 RUNNERS: dict[str, dict[str, Any]] = {
     "v1": {"runner": "v1"},

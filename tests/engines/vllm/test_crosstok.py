@@ -10,9 +10,9 @@ import pytest
 from tests.engines import crosstok
 from tests.engines.engines import Engine
 from tests.engines.launches import most
-from tests.engines.plain import assert_greedy
+from tests.engines.plain import MAX_TOKENS, Answers, assert_greedy, prompts
 from tests.engines.vllm import inside
-from tests.engines.vllm.referee import MAX_TOKENS, RUNNERS, Answers, prompts
+from tests.engines.vllm.referee import RUNNERS
 from tests.engines.vllm.test_no_sync import steady_steps
 
 PROMPTS = [list(prompt) for prompt in prompts()]
@@ -26,10 +26,11 @@ PAIRS = {
     "with lookup": {**crosstok.settings(), "proposer": "hybrid"},
 }
 # V2 runs in Triton's interpreter, so of its engines these, which draw their tokens, have to do, with fewer requests.
+ON_DEVICE = ("v2_async", "on the device")
 KINDS = [
     ("v1", "another tokenizer"),
     ("v1", "one tokenizer"),
-    ("v2_async", "on the device"),
+    ON_DEVICE,
     pytest.param("v2", "common ids", marks=pytest.mark.slow),  # on the host, as on a CPU
 ]
 
@@ -48,7 +49,11 @@ def paired(kind: str, pair: str, engine: Callable[..., Engine]) -> Engine:
 
 @pytest.mark.parametrize(
     ("kind", "pair"),
-    [*KINDS, ("v1", "with lookup"), pytest.param("v2_async", "with lookup", marks=pytest.mark.slow)],
+    [
+        *[pair for pair in KINDS if pair != ON_DEVICE],
+        ("v1", "with lookup"),
+        *(pytest.param(*pair, marks=pytest.mark.slow) for pair in (ON_DEVICE, ("v2_async", "with lookup"))),
+    ],
     indirect=True,
 )
 def test_greedy(kind: str, pair: str, paired: Engine, truth: Answers) -> None:
@@ -77,7 +82,7 @@ def test_sampled(kind: str, pair: str, paired: Engine) -> None:
     assert crosstok.p_value([answer["token_ids"] for answer in found["result"]]) > 1e-4
 
 
-@pytest.mark.parametrize(("kind", "pair"), [("v2_async", "on the device")], indirect=True)
+@pytest.mark.parametrize(("kind", "pair"), [ON_DEVICE], indirect=True)
 def test_a_step_on_the_device_waits_for_nothing(kind: str, paired: Engine) -> None:
     """Nothing is read back or copied in; what a GPU runs as CUDA graphs counts once each."""
     found = paired.call(steady, requested=PROMPTS[:3])

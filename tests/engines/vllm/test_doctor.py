@@ -39,7 +39,10 @@ CASES: dict[str, list[str]] = {
     "one flag and a length": [*PLAIN, *ALONE, "--speculative-config.num_speculative_tokens", "5"],
     "two drafters": [*PLAIN, "--additional-config.specplug.proposer", "ngram", "--speculative-config", VLLMS_NGRAM],
     "dotted": [*PLAIN, *DOTTED, "--additional-config.specplug.mode", "off"],
-    "underscores": [flag.replace("-", "_").replace("__", "--", 1) for flag in configuration("v1", NGRAM).flags()],
+    "underscores": [
+        f"--{word[2:].replace('-', '_')}" if word.startswith("--") else word
+        for word in configuration("v1", NGRAM).flags()
+    ],
     "file": [*PLAIN, "--config", "FILE"],
     "not asked": PLAIN,
     "typo": configuration("v1", {"proposr": "ngram"}).flags(),
@@ -93,6 +96,7 @@ def test_what_cannot_be_served_is_refused_by_name(answers, case, parts):
         assert part in answers[case]
 
 
+@pytest.mark.slow  # a process of its own; tests/adapters/test_doctor.py has the variable
 def test_a_line_that_keeps_specplug_out_is_refused(monkeypatch):
     for name, value in configuration("v1").variables().items():
         monkeypatch.setenv(name, value)

@@ -9,8 +9,9 @@ from itertools import pairwise
 
 import pytest
 
+from tests.engines.plain import prompts
 from tests.engines.vllm import graphs, steps, watching
-from tests.engines.vllm.referee import RUNNERS, prompts
+from tests.engines.vllm.referee import RUNNERS
 from tests.engines.vllm.steps import assert_greedy_texts
 
 DRAFT_LENGTHS, CAPS = (0, 1, 3, 8, 2), (None, 1, 6)  # by step; by request, in turn

@@ -6,8 +6,9 @@ from collections.abc import Callable
 from itertools import cycle
 from typing import Any
 
+from tests.engines.plain import MAX_TOKENS, assert_greedy, prompts
 from tests.engines.vllm import watching
-from tests.engines.vllm.referee import MAX_TOKENS, assert_greedy, fields, prompts, reported
+from tests.engines.vllm.referee import fields, reported
 
 PROMPTS = [list(prompt) for prompt in prompts()]  # three times as many as an engine runs at once
 

@@ -13,9 +13,9 @@ import pytest
 
 from specplug.testing.equality import judge_greedy
 from tests.engines.engines import Engine
-from tests.engines.plain import forward, greedy
+from tests.engines.plain import forward, greedy, prompts
 from tests.engines.vllm import watching
-from tests.engines.vllm.referee import RUNNERS, prompts
+from tests.engines.vllm.referee import RUNNERS
 
 NGRAM = {"proposer": "ngram", "policy": "fixed"}
 BLOCK = 32

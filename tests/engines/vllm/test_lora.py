@@ -13,9 +13,10 @@ from safetensors.torch import save_file
 from transformers import AutoConfig
 
 from tests.engines.engines import Engine
+from tests.engines.plain import prompts
 from tests.engines.vllm import inside
 from tests.engines.vllm.launch import TINY
-from tests.engines.vllm.referee import prompts, reported
+from tests.engines.vllm.referee import reported
 
 PROMPTS = [list(prompt) for prompt in prompts()[:4]]
 RANK, ADAPTERS = 4, 2

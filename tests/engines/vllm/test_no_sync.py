@@ -12,8 +12,8 @@ import pytest
 from torch.utils._python_dispatch import _disable_current_modes
 
 from tests.engines.launches import most
+from tests.engines.plain import prompts
 from tests.engines.vllm import inside
-from tests.engines.vllm.referee import prompts
 from tests.pipeline.test_no_sync import Watch
 
 TOKENS = 24

@@ -12,10 +12,11 @@ from typing import Any
 import pytest
 
 from tests.engines.engines import Engine
+from tests.engines.plain import prompts
 from tests.engines.toy import PAIRS, PROMPT, by_frequency, distribution, filtered, model
 from tests.engines.toy import p_value as p_value_of
 from tests.engines.vllm import inside, watching
-from tests.engines.vllm.referee import RUNNERS, fields, prompts, reported
+from tests.engines.vllm.referee import RUNNERS, fields, reported
 from tests.engines.vllm.test_verifier import plant
 
 DRAFT_LENGTH = 2

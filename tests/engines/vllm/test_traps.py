@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 
+from tests.engines.plain import MAX_TOKENS, assert_greedy, ids, prompts
 from tests.engines.suites.lifecycle import kinds_of
 from tests.engines.vllm import inside, watching
-from tests.engines.vllm.referee import MAX_TOKENS, assert_greedy, ids, prompts, reported
+from tests.engines.vllm.referee import reported
 
 PROMPTS = [list(prompt) for prompt in prompts()]
 on_v2 = pytest.mark.parametrize("kind", ["v2", "v2_async"], indirect=True)

@@ -12,7 +12,6 @@ from specplug.interfaces import PluginContext
 from specplug.types.batch import EngineBatch
 from specplug.types.draft import Draft
 from specplug.types.request import Event
-from specplug.types.verdict import Verdict
 from specplug_testkit.bigram import Bigram
 from specplug_testkit.options import RaisesOptions, SlowOptions
 
@@ -43,18 +42,9 @@ class RaisesOnDevice(Bigram):
         self._options: RaisesOptions = context.options or RaisesOptions()
         self._calls = 0
 
-    def warmup(self) -> None:
-        self._count("warmup")
-
-    def ingest(self, batch: EngineBatch) -> None:
-        self._count("ingest")
-
     def propose(self, batch: EngineBatch, limits: Tensor, draft: Draft) -> None:
         super().propose(batch, limits, draft)
         self._count("propose")
-
-    def observe(self, batch: EngineBatch, draft: Draft, verdict: Verdict) -> None:
-        self._count("observe")
 
     def on_event(self, event: Event) -> None:
         self._count("on_event")

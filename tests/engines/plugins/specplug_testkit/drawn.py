@@ -1,5 +1,4 @@
-"""Proposers that draw their tokens, from a distribution that they state truly or falsely.  On the device, from a stream
-of their own; the same stream on all ranks."""
+"""A proposer that draws its tokens on the device, from a stream of its own that is the same on all ranks."""
 
 from __future__ import annotations
 
@@ -32,22 +31,15 @@ class Drawn(Proposer):
             logits = logits[list(self._options.tokens)]
         self._logits = logits.to(context.device)
 
-    def lies(self, batch: EngineBatch) -> list[bool]:
-        """Return which rows get the distribution turned around: what is drawn most often is stated to be so least.
-
-        With spread 0 that is the truth.
-        """
-        lies_to = self._options.lies_to
-        return [lies_to is not None and request.tenant == lies_to for request in batch.requests or ()]
-
     def propose(self, batch: EngineBatch, limits: Tensor, draft: Draft) -> None:
         shape = (*draft.token_ids.shape, len(self._logits))
         temperature = batch.temperature.clamp(min=COLDEST)[:, None, None]
         noise = torch.empty(shape, device=draft.device).exponential_(generator=self._generator).log().neg_()
         drawn = (self._logits / temperature + noise).argmax(-1)
         stated = self._logits.expand(shape)
-        lies = self.lies(batch)
-        if any(lies):
+        lies_to = self._options.lies_to
+        lies = [lies_to is not None and request.tenant == lies_to for request in batch.requests or ()]
+        if any(lies):  # what is drawn most often is stated to be so least
             stated = torch.where(torch.tensor(lies, device=draft.device)[:, None, None], -stated, stated)
         if draft.draft_logits is not None:
             draft.draft_logits.copy_(stated)
@@ -58,10 +50,3 @@ class Drawn(Proposer):
         draft.lengths.fill_(draft.draft_length)
         draft.source.zero_()
         draft.shorten(limits)
-
-
-class Liar(Drawn):
-    """Lies about every row."""
-
-    def lies(self, batch: EngineBatch) -> list[bool]:
-        return [True] * batch.batch_size

@@ -6,8 +6,6 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-Call = Literal["warmup", "ingest", "propose", "observe", "on_event"]
-
 
 class Options(BaseModel):
     """Base of all."""
@@ -46,7 +44,7 @@ class SplicedOptions(Options):
 class RaisesOptions(Options):
     """The steps at which to raise."""
 
-    call: Call = Field(default="propose", description="in which call")
+    call: Literal["propose", "on_event"] = Field(default="propose", description="in which call")
     every: int = Field(default=1, ge=1, description="each n-th call raises, beginning with the first")
     rank: int | None = Field(default=None, description="only on this rank; None: on all")
     hostile: bool = Field(default=False, description="the exception's own methods raise, too")

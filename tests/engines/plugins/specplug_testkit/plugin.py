@@ -21,7 +21,6 @@ PROPOSERS = {
     "bigram": ("bigram:Bigram", None, DEVICE, "what followed the last token, in plain torch on the device"),
     "uniform": ("drawn:Drawn", "DrawnOptions", LOGITS, "tokens at random, with their logits"),
     "uniform-probs": ("drawn:Drawn", "DrawnOptions", PROBS, "tokens at random, with their probabilities"),
-    "liar": ("drawn:Liar", "DrawnOptions", LOGITS, "tokens at random, with another law's logits"),
     "tiny-model": ("tiny_model:TinyModel", None, PROBS, "a draft model over half of the vocabulary"),
     "crosstok-device": (
         "composed:crosstok_on_device",

@@ -5,9 +5,6 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Any
 
-from torch import Tensor
-
-from specplug.interfaces import PluginContext
 from specplug.types.batch import EngineBatch
 from specplug.types.draft import Draft
 from specplug.types.request import Event, RequestEvent
@@ -21,28 +18,17 @@ RECORDS: list[dict[str, Any]] = []
 class Recorder(NgramReference):
     """Drafts like `ngram`.
 
-    A record has a "call": "ingest" (the batch, with "texts", each row's tokens), "propose" (also "limits", "drafts"),
-    "observe" (also "texts", "verdict") or "event" ("kind", and of a request "request_id", "slot", "generation",
-    "visible", "request").
+    A record has a "call": "ingest" (the batch, with "texts", each row's tokens), "observe" (also "verdict") or "event"
+    ("kind", and of a request "request_id", "slot", "generation", "visible", "request").
     """
-
-    def __init__(self, context: PluginContext) -> None:
-        super().__init__(context)
-        self._note("created", rank=context.rank, max_slots=context.max_slots, max_length=context.max_length)
 
     def ingest(self, batch: EngineBatch) -> None:
         super().ingest(batch)
         self._note("ingest", **described(batch), texts=texts_of(batch))
 
-    def propose(self, batch: EngineBatch, limits: Tensor, draft: Draft) -> None:
-        super().propose(batch, limits, draft)
-        drafts = [ids[:length] for ids, length in zip(draft.token_ids.tolist(), draft.lengths.tolist(), strict=True)]
-        self._note("propose", **described(batch), limits=limits.tolist(), drafts=drafts)
-
     def observe(self, batch: EngineBatch, draft: Draft, verdict: Verdict) -> None:
         reported = {name: getattr(verdict, name).tolist() for name in verdict.__dataclass_fields__}
-        source = draft.source.tolist()
-        self._note("observe", **described(batch), texts=texts_of(batch), verdict=reported, source=source)
+        self._note("observe", **described(batch), texts=texts_of(batch), verdict=reported)
 
     def on_event(self, event: Event) -> None:
         super().on_event(event)
@@ -53,16 +39,7 @@ class Recorder(NgramReference):
                 "slot": event.slot,
                 "generation": event.generation,
                 "visible": event.visible,
-                "request": {
-                    "prompt_length": request.prompt_length,
-                    "max_tokens": request.max_tokens,
-                    "temperature": request.temperature,
-                    "options": asdict(request.options),
-                    "references": [[reference.name, len(reference.token_ids)] for reference in request.references],
-                    "tenant": request.tenant,
-                    "isolation_key": request.isolation_key,
-                    "grammar": request.grammar,
-                },
+                "request": {"isolation_key": request.isolation_key},
             }
             self._note("event", kind=event.kind.name, **reported)
         else:
@@ -80,7 +57,7 @@ def texts_of(batch: EngineBatch) -> list[list[int]]:
 
 def described(batch: EngineBatch) -> dict[str, Any]:
     """Return a batch's host and per-row fields."""
-    names = ("slots", "generations", "lengths", "num_new", "sampled", "room", "temperature", "grammar")
+    names = ("slots", "generations", "lengths", "num_new")
     return {
         **{name: getattr(batch, name).tolist() for name in names},
         "reset_slots": list(batch.reset_slots),
