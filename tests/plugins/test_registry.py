@@ -100,8 +100,8 @@ def test_a_plugin_that_does_not_import_is_recorded_and_left_out(install, source:
 def test_a_raising_hook_keeps_what_was_registered_and_the_other_hooks():
     good = PolicySpec(name="fine", factory="nowhere:Nothing", summary="")
     module = plugin(proposers=[proposer("first"), RuntimeError("boom"), proposer("second")], policies=[good])
-    module.specplug_register_policies = plugin(policies=[good]).specplug_register_policies
     registry = Registry()
+    registry.add(module, owner())
     assert [(error.stage, error.error) for error in registry.load_errors] == [
         ("specplug_register_proposers", "RuntimeError: boom")
     ]
