@@ -3,29 +3,18 @@
 from __future__ import annotations
 
 import json
-import pickle
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from specplug.errors import ContractError
-from specplug.metrics import NO_SOURCE, OFF_SOURCE, MetricsSnapshot, SourceCounts, SpecMetrics
+from specplug.metrics import NO_SOURCE, OFF_SOURCE, SourceCounts, SpecMetrics
 from specplug.types.verdict import Outcome, Verdict
 
 SOURCES = ("own text", "references")
 DRAFT_LENGTH = 4
-
-
-class NoReadBack(TorchDispatchMode):
-    """Fails on the operations by which a tensor's values reach Python."""
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        if func.overloadpacket.__name__ in ("_local_scalar_dense", "nonzero", "equal", "masked_select"):
-            raise AssertionError(f"{func} reads back")
-        return func(*args, **(kwargs or {}))
 
 
 def step(rows: list[dict], device: str = "cpu") -> tuple[torch.Tensor, Verdict]:
@@ -229,30 +218,14 @@ class TestSnapshot:
         public = {name for name in dir(SourceCounts) if not name.startswith("_")} - {"as_dict"}
         assert set(plain["total"]) == public
 
-    def test_snapshots_cross_processes(self):
-        snapshot = recorded(STEP).snapshot()
-        copy = pickle.loads(pickle.dumps(snapshot))
-        assert isinstance(copy, MetricsSnapshot)
-        assert copy == snapshot
-
 
 class TestRecording:
-    def test_reads_nothing_back(self):
-        metrics, (source, verdict) = SpecMetrics(SOURCES, DRAFT_LENGTH), step(STEP)
-        with NoReadBack():
-            metrics.record(source, verdict)
-        assert metrics.snapshot().total.target_steps == 5
-
     def test_needs_no_values(self):
         """Tensors on the meta device hold no values, so code that needs one raises."""
         metrics = SpecMetrics(SOURCES, DRAFT_LENGTH, device="meta")
         metrics.record(*step(STEP, device="meta"))
         with pytest.raises((NotImplementedError, RuntimeError)):
             metrics.snapshot()
-
-    def test_the_guard_of_these_tests_works(self):
-        with pytest.raises(AssertionError, match="reads back"), NoReadBack():
-            torch.ones(2).sum().item()
 
     def test_empty_batches_and_rows_without_drafts(self):
         metrics = SpecMetrics(SOURCES, DRAFT_LENGTH)

@@ -1,19 +1,181 @@
 """The retrieval proposer: one lookup over own text, references, remembered responses and corpora.
 
 All candidates vote on each token, weighted by the observed hit rate of candidates with the same source and match
-length, so unhelpful corpora are outvoted and no budget is split among sources.
+length, so unhelpful corpora are outvoted and no budget is split among sources.  A thread checks whether any process has
+changed the store; the proposer loads the newest state between two steps.
 """
 
 from __future__ import annotations
 
+import logging
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+
+from specplug.corpus.segment import LiveSegment
+from specplug.corpus.store import Store
+from specplug.corpus.view import Snapshot, View
 from specplug.interfaces import PluginContext
+from specplug.match.cpu.corpus_index import CorpusIndex, IndexSegment
 from specplug.match.cpu.lookup import SOURCES
 from specplug.match.proposer import LookupProposer
+from specplug.settings.model import CorporaSettings
+from specplug.text.fingerprint import Fingerprint, fingerprint
 from specplug.types.batch import EngineBatch
 from specplug.types.request import Request
-from specplug_retrieval.store_watcher import StoreWatcher
+
+Tokens = npt.NDArray[np.int32]
+Tenants = Mapping[str, Sequence[IndexSegment]]
+
+UNKNOWN = Fingerprint("unknown", "unknown", 2**31 - 1)
+"""The fingerprint of a store that a server without a tokenizer creates: only token ids are known."""
+
+_log = logging.getLogger("specplug")
+
+
+class StoreWatcher:
+    """One process's corpora.
+
+    Except for `open`, all file access runs on threads other than that of the engine's steps.
+    `context.sections["corpora"]` names the store; without one there are no corpora.
+    """
+
+    def __init__(self, context: PluginContext, corpus_index_of: Callable[[Tenants], CorpusIndex]) -> None:
+        self._corpus_index_of = corpus_index_of
+        self._settings: CorporaSettings = context.sections.get("corpora", CorporaSettings())
+        self._tokenizer = _target_fingerprint(context)
+        self._store: Store | None = None
+        self._view: View | None = None
+        self._seen: Snapshot | None = None
+        self._sizes: dict[str, dict[str, int]] = {}
+        self._newest: CorpusIndex | None = None
+        self._unsearchable: tuple[str, ...] = ()
+        self._looking, self._ended = threading.Lock(), threading.Event()
+        self._watcher = threading.Thread(target=self._watch, name="specplug-corpora", daemon=True)
+        self.unknown_documents = self.unreadable_documents = 0
+        self._reported = False
+
+    def open(self) -> None:
+        """Open the store, creating it if there is none, and watch it.
+
+        Raises:
+            SpecplugError: the store has a different tokenizer, or the path is not a store.
+        """
+        if self._view is not None or self._settings.store is None:
+            return
+        path = Path(self._settings.store)
+        if self._tokenizer is None and path.exists():
+            self._store = Store(path)
+        else:  # another process of the server may be creating it
+            self._store = Store.create(path, self._tokenizer or UNKNOWN)
+        self._view = View(path, self._tokenizer)
+        self._look()
+        self._watcher.start()
+
+    def changed(self, current: CorpusIndex) -> CorpusIndex | None:
+        """Return the newest corpus index if it is not `current`, otherwise None.  For the thread of the steps."""
+        newest = self._newest
+        return None if newest is current else newest
+
+    def document(self, tenant: str, name: str, corpus: str | None) -> Tokens | None:
+        """Return the tokens of a stored document, the newest if there are several.
+
+        Returns None if there is none, or none in the readable part of a damaged store; both cases are counted.
+        """
+        seen, failed = self._seen, False
+        for live in reversed(seen.tenants.get(tenant, ()) if seen else ()):
+            try:
+                if found := live.find(name, corpus):
+                    return live.segment.document(found[-1])
+            except Exception:  # a damaged file can raise anything
+                self._report(live, name, tenant)
+                failed = True
+        self.unreadable_documents += failed
+        self.unknown_documents += not failed
+        return None
+
+    def status(self) -> dict[str, Any]:
+        """Return the state of the store for operators."""
+        seen = self._seen
+        tenants = {} if seen is None else seen.tenants
+        return {
+            "store": self._settings.store,
+            "tenants": {name: self._sizes.get(name, {}) for name in tenants},
+            "segments": sum(map(len, tenants.values())),
+            "problems": [*(() if seen is None else seen.problems), *self._unsearchable],
+            "unknown_documents": self.unknown_documents,
+            "unreadable_documents": self.unreadable_documents,
+        }
+
+    def close(self) -> None:
+        """Stop watching."""
+        self._ended.set()
+        if self._watcher.is_alive():
+            self._watcher.join()
+
+    def _report(self, live: LiveSegment, name: str, tenant: str) -> None:
+        """Log only the first unreadable document, because a client could request it repeatedly."""
+        if not self._reported:
+            self._reported = True
+            _log.exception(
+                "retrieval: document %r of tenant %r cannot be read in %s, so it is left out (logged once)",
+                name,
+                tenant,
+                live.segment.path,
+            )
+
+    def _watch(self) -> None:
+        while not self._ended.wait(self._settings.poll_seconds):
+            try:
+                self._look()
+            except Exception:
+                _log.exception("retrieval: the corpus store cannot be read; its previous state stays in use")
+
+    def _look(self) -> None:
+        """Prepare the newest state of the store for the next step if it changed; on an error, keep the previous one."""
+        with self._looking:
+            assert self._view is not None, "open() comes first"
+            assert self._store is not None
+            self._view.refresh()
+            seen = self._view.snapshot
+            if seen is self._seen:
+                return
+            sizes: dict[str, dict[str, int]] = {}
+            for corpus in self._store.list():
+                sizes.setdefault(corpus.tenant, {})[corpus.name] = corpus.tokens
+            tenants, problems = _searchable(seen)
+            newest = self._corpus_index_of(tenants)
+            self._sizes, self._seen, self._newest, self._unsearchable = sizes, seen, newest, problems
+
+
+def _searchable(seen: Snapshot) -> tuple[dict[str, list[IndexSegment]], tuple[str, ...]]:
+    """Return each tenant's segments in the form that kernels search, and the reasons for omitted ones."""
+    tenants: dict[str, list[IndexSegment]] = {}
+    problems = []
+    for name, segments in seen.tenants.items():
+        tenants[name] = []
+        for live in segments:
+            try:
+                tenants[name].append(_searched(live))
+            except Exception as error:  # a damaged file can raise anything
+                problems.append(f"{live.segment.path}: {error}")
+                _log.warning("retrieval: %s cannot be searched; the rest is in use", live.segment.path, exc_info=error)
+    return tenants, tuple(problems)
+
+
+def _searched(live: LiveSegment) -> IndexSegment:
+    """Return a segment in the form that kernels search."""
+    it = live.segment
+    return IndexSegment(it.text, it.places, it.starts, it.corpus_of, it.corpora, live.dead)
+
+
+def _target_fingerprint(context: PluginContext) -> Fingerprint | None:
+    return None if context.target_tokenizer is None else fingerprint(context.target_tokenizer)
+
 
 SHARED = ""
 """The tenant of requests, and of corpora, without a tenant."""

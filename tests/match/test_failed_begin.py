@@ -17,8 +17,7 @@ from specplug.match.cpu.lookup import Lookup
 from specplug.match.cpu.responses import Responses
 from specplug.text.fingerprint import fingerprint
 from specplug.types.request import RequestOptions, StoredDocument
-from specplug_retrieval.proposer import Retrieval
-from specplug_retrieval.store_watcher import StoreWatcher
+from specplug_retrieval.proposer import Retrieval, StoreWatcher
 from tests.proposers.test_retrieval import BEGIN, Letters, Server, opened, put
 
 SECRET = list(range(40, 56))
@@ -149,7 +148,7 @@ def test_a_segment_that_cannot_be_searched_costs_itself(store: Store, monkeypatc
         store.remove("old", tenant="us")
         put(store, "torn", THEIRS, tenant="us")
         put(store, "whole", [7, 8, 9, 5], tenant="you")
-        monkeypatch.setattr("specplug_retrieval.store_watcher.IndexSegment", _refusing())
+        monkeypatch.setattr("specplug_retrieval.proposer.IndexSegment", _refusing())
         server.watcher._look()
         assert server.ask([7, 8, 9], tenant="us").token_ids == ()
         assert server.ask([7, 8, 9], tenant="you").token_ids == (5,)

@@ -13,6 +13,7 @@ from specplug.errors import PluginError
 from specplug.plugins.registry import Owner, PluginEntry, Registry, default_registry
 from specplug.plugins.specs import CheckSpec, PolicySpec, ProposerSpec, VerifierSpec
 from specplug.types.caps import ProposerCaps
+from tests.plugins.planted import plugin
 
 KINDS = (ProposerSpec, PolicySpec, VerifierSpec, CheckSpec)
 _numbers = itertools.count()
@@ -20,20 +21,6 @@ _numbers = itertools.count()
 
 def proposer(name: str) -> ProposerSpec:
     return ProposerSpec(name=name, factory="nowhere:Nothing", summary="", caps=ProposerCaps())
-
-
-def plugin(hook: str, *specs) -> types.ModuleType:
-    """A plug-in whose one hook registers the given specs; an exception among them is raised when its turn comes."""
-
-    def implementation(register):
-        for spec in specs:
-            if isinstance(spec, Exception):
-                raise spec
-            register(spec)
-
-    module = types.ModuleType("plugin")
-    setattr(module, hook, hookimpl(implementation))
-    return module
 
 
 def owner(package: str = "acme") -> Owner:
@@ -111,9 +98,8 @@ def test_a_plugin_that_does_not_import_is_recorded_and_left_out(install, source:
 
 
 def test_a_raising_hook_keeps_what_was_registered_and_the_other_hooks():
-    module = plugin("specplug_register_proposers", proposer("first"), RuntimeError("boom"), proposer("second"))
     good = PolicySpec(name="fine", factory="nowhere:Nothing", summary="")
-    module.specplug_register_policies = plugin("specplug_register_policies", good).specplug_register_policies
+    module = plugin(proposers=[proposer("first"), RuntimeError("boom"), proposer("second")], policies=[good])
     registry = Registry()
     registry.add(module, owner())
     assert [(error.stage, error.error) for error in registry.load_errors] == [
@@ -138,14 +124,14 @@ def _unknown_argument() -> types.ModuleType:
     ("module", "found"),
     [
         (_unknown_argument(), "engine"),
-        (plugin("specplug_register_proposer", proposer("echo")), "specplug_register_proposer"),
+        (plugin(proposer=[proposer("echo")]), "specplug_register_proposer"),
     ],
     ids=["unknown argument", "unknown hook"],
 )
 def test_a_hook_that_fits_no_specification_is_recorded_and_hurts_nobody_else(module, found: str):
     registry = Registry()
     registry.add(module, owner("bad"))
-    registry.add(plugin("specplug_register_proposers", proposer("echo")), owner("good"))
+    registry.add(plugin(proposers=[proposer("echo")]), owner("good"))
     (error,) = registry.load_errors
     assert (error.owner.package, error.stage) == ("bad", "hook signatures")
     assert found in error.error
@@ -155,7 +141,7 @@ def test_a_hook_that_fits_no_specification_is_recorded_and_hurts_nobody_else(mod
 def test_one_name_with_two_owners_is_an_error_that_names_both():
     registry = Registry()
     for package in ("acme", "zeta"):
-        registry.add(plugin("specplug_register_proposers", proposer("echo")), owner(package))
+        registry.add(plugin(proposers=[proposer("echo")]), owner(package))
     with pytest.raises(PluginError) as caught:
         registry.get(ProposerSpec, "echo")
     message = str(caught.value)
@@ -168,21 +154,21 @@ def test_one_name_with_two_owners_is_an_error_that_names_both():
 def test_one_name_may_serve_plugins_of_different_kinds():
     registry = Registry()
     policy = PolicySpec(name="echo", factory="nowhere:Nothing", summary="")
-    registry.add(plugin("specplug_register_proposers", proposer("echo")), owner("acme"))
-    registry.add(plugin("specplug_register_policies", policy), owner("zeta"))
+    registry.add(plugin(proposers=[proposer("echo")]), owner("acme"))
+    registry.add(plugin(policies=[policy]), owner("zeta"))
     assert registry.load_errors == ()
     assert registry.get(PolicySpec, "echo") is policy
 
 
 def test_an_unknown_name_gets_the_nearest_the_list_and_what_failed_to_load():
     registry = Registry()
-    registry.add(plugin("specplug_register_proposers", proposer("ngram"), proposer("other")), owner())
+    registry.add(plugin(proposers=[proposer("ngram"), proposer("other")]), owner())
     with pytest.raises(PluginError) as caught:
         registry.get(ProposerSpec, "ngarm")
     assert str(caught.value) == (
         "unknown proposer 'ngarm'. Did you mean 'ngram'? Known: ngram, other. See 'specplug list'"
     )
-    registry.add(plugin("specplug_register_proposers", ValueError("boom")), owner("zeta"))
+    registry.add(plugin(proposers=[ValueError("boom")]), owner("zeta"))
     with pytest.raises(PluginError, match=r"failed to load: zeta 1\.2 \(entry point 'main'\)"):
         registry.get(ProposerSpec, "ngarm")
 
@@ -200,7 +186,7 @@ def test_nothing_registered_is_stated_so():
 
 def test_entries_are_sorted_and_read_only():
     registry = Registry()
-    registry.add(plugin("specplug_register_proposers", proposer("b"), proposer("a")), owner())
+    registry.add(plugin(proposers=[proposer("b"), proposer("a")]), owner())
     entries = registry.entries(ProposerSpec)
     assert list(entries) == ["a", "b"]
     with pytest.raises(TypeError):
@@ -269,7 +255,7 @@ def test_a_factory_is_built_from_its_path_or_itself():
 )
 def test_what_may_not_be_registered_is_recorded_with_what_was_expected(hook: str, spec, error: str):
     registry = Registry()
-    registry.add(plugin(f"specplug_register_{hook}", spec), owner())
+    registry.add(plugin(**{hook: [spec]}), owner())
     assert f"PluginError: specplug_register_{hook}: {error}" in registry.load_errors[0].error
     assert all(registry.entries(kind) == {} for kind in KINDS)
 

@@ -1,4 +1,4 @@
-"""The policy `batch`: draft lengths that can pay, and the draft tokens that do, held to a plain reference."""
+"""The policy `batch`: its options and docs, draft lengths that can pay, and that it starts from a profile."""
 
 from __future__ import annotations
 
@@ -15,9 +15,10 @@ from specplug.plugins.registry import Owner, Registry
 from specplug.plugins.specs import PolicySpec
 from specplug.settings import load_settings
 from specplug.types.caps import DraftLengthChange, EngineCaps, Ragged
-from specplug.types.plan import HostStats, RequestStats
+from specplug.types.plan import HostStats, RequestStats, StepCost, StepReport
 from specplug_batch import plugin
 from specplug_batch.options import BatchOptions
+from specplug_batch.policy import build
 from specplug_fixed.policy import FixedOptions
 
 RAGGED, TREES = EngineCaps(64, ragged=Ragged.NATIVE), EngineCaps(64, ragged=Ragged.PADDED, trees=True)
@@ -80,3 +81,47 @@ def test_the_example_settings_are_valid():
     resolved = load_settings(tomllib.loads(text), env={})
     assert resolved.settings.policy == "adaptive+batch"
     BatchOptions(**resolved.settings.options["batch"])
+
+
+SIZES = (1, 8, 64, 256, 1024, 4096)
+
+
+def profiled(profile, ragged=Ragged.NATIVE, **caps):
+    """Return the plan half for an engine, started from a profile by tokens."""
+    built = build(PluginContext(EngineCaps(15, ragged=ragged, **caps), options=BatchOptions(saturation=256)))
+    built.calibrate([StepCost(min(size, 256), size, 0, 0, profile(size)) for size in SIZES])
+    return built
+
+
+def planned(built, requests=64, step=0):
+    return built.plan(HostStats(step, range(requests)))
+
+
+def steep(tokens):
+    return 1e-3 * (1 + tokens)
+
+
+def level(tokens):
+    return 5e-3
+
+
+@pytest.mark.parametrize("cuts", [False, True], ids=["ragged", "cut on the device"])
+def test_prices_follow_the_profile(cuts):
+    assert planned(profiled(level, verifies_budget=cuts)).prices == ()
+    found = planned(profiled(steep, verifies_budget=cuts)).prices
+    assert found[0].after == 0
+    assert found[0].survival == pytest.approx(64 / 65, rel=0.02)  # what plain decoding yields in the time of a token
+
+
+def test_the_draft_length_follows_the_profile():
+    assert planned(profiled(level, Ragged.PADDED)).draft_length > 0
+    assert planned(profiled(steep, Ragged.PADDED)).draft_length == 0
+
+
+@pytest.mark.parametrize("ragged", [Ragged.NATIVE, Ragged.PADDED])
+def test_the_status_says_what_the_costs_rest_on(ragged):
+    built = profiled(level, ragged)
+    planned(built)
+    assert built.status()["costs"] == "profiled by the engine at start-up"
+    built.observe(StepReport.build(0, 3, 8, [(3, 1)] * 8, StepCost(8, 32, 0, 3, 0.01)))
+    assert built.status()["costs"] == "measured"

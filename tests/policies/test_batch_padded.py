@@ -106,9 +106,9 @@ def test_drafts_that_become_good_are_drafted_again():
 
 
 @pytest.mark.parametrize(
-    ("surface", "idle"), [("dense", 100), ("dense", 1000), ("dense", 10000), ("experts", 1000), ("draft model", 1000)]
+    ("requests", "surface", "idle"),
+    [(1, "dense", 100), (8, "dense", 5000), (64, "dense", 1000), (1, "experts", 1000), (64, "draft model", 1000)],
 )
-@pytest.mark.parametrize("requests", [1, 8, 64])
 def test_drafting_is_back_soon_after_it_was_off(requests, surface, idle):
     server = Server(surface)
     server.serve("hopeless", requests, steps=idle)

@@ -116,7 +116,7 @@ def test_where_any_draft_tokens_make_a_step_longer_only_likely_drafts_are_verifi
 
 
 @pytest.mark.parametrize("drafting", [0.2, 1.8])
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(2))
 def test_where_step_times_scatter_drafts_that_lost_at_first_are_still_verified_where_they_are_sure(
     seed, drafting, monkeypatch
 ):
@@ -151,7 +151,7 @@ def test_drafts_that_become_good_are_drafted_again():
     assert server.serve("easy", 8, 1000 * 8)[0] > 0.97 * full.serve("easy", 8, 1000 * 8)[0]
 
 
-@pytest.mark.parametrize(("requests", "idle"), [(1, 100), (1, 1000), (8, 100), (8, 1000), (8, 10000), (64, 1000)])
+@pytest.mark.parametrize(("requests", "idle"), [(1, 100), (1, 1000), (8, 5000), (64, 300)])
 def test_drafting_is_back_soon_after_it_was_off(requests, idle):
     server = Server("dense")
     server.serve("hopeless", requests, steps=idle)

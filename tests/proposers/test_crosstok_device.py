@@ -57,8 +57,7 @@ class Recording:
                 driver.settle(step, answers)
 
 
-@pytest.mark.parametrize("draft", [SAME, OTHER])
-@pytest.mark.parametrize("kind", [Driver, Warm])
+@pytest.mark.parametrize(("draft", "kind"), [(OTHER, Driver), (SAME, Warm), (OTHER, Warm)])
 def test_graphs_draft_what_plain_functions_do(draft: str, kind: type[Driver]) -> None:
     run = Recording(draft, kind)
     total = 0

@@ -144,15 +144,6 @@ def test_a_request_differs_from_what_all_have() -> None:
     assert own > 7 > 5 > unknown > 3 > 1 > other
 
 
-def test_newer_drafts_count_more() -> None:
-    gains = Gains()
-    for _ in range(400):
-        gains.learn(0, 0)
-    for _ in range(60):
-        gains.learn(0, 8)
-    assert gains.expected([0])[0] > 4
-
-
 @given(VERDICTS)
 def test_a_slot_is_forgotten(verdicts: list[tuple[int, int]]) -> None:
     gains = Gains()

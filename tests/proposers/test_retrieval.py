@@ -26,7 +26,7 @@ from specplug.settings.model import CorporaSettings
 from specplug.testing.driver import Driver, RowDraft
 from specplug.text.fingerprint import Fingerprint, fingerprint
 from specplug.types.request import RequestOptions, StoredDocument
-from specplug_retrieval import store_watcher
+from specplug_retrieval import proposer
 from specplug_retrieval.proposer import Retrieval
 from tests.corpus.tools import overwrite
 from tests.proposers.lookup_contract import LookupContract, on_engine
@@ -71,7 +71,7 @@ class TestTreeContract(TestContract):
         store = Store.create(tmp_path / "store", fingerprint(Letters()))
         put(store, "one", [*range(60, 10, -1)])
         put(store, "two", [1, 2, 3, 4, 8, 8, 8, 5, 9, 12, 7])
-        monkeypatch.setattr(store_watcher, "CorporaSettings", lambda: settings_of(store))
+        monkeypatch.setattr(proposer, "CorporaSettings", lambda: settings_of(store))
 
 
 # -- a proposer, its corpora, and what it drafts -----------------------------------------------------------------------

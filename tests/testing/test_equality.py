@@ -1,10 +1,12 @@
-"""The judge of greedy equality: passes near ties, few of them, and nothing else."""
+"""The judge of greedy equality passes near ties, few of them; the G-test has the right level and power."""
 
+import numpy as np
 import pytest
 import torch
+from scipy import stats
 
 from specplug.errors import ContractError
-from specplug.testing.equality import judge_greedy
+from specplug.testing.equality import MIN_EXPECTED, g_test, g_test_power, judge_greedy
 
 VOCAB, END = 6, 5
 
@@ -43,10 +45,6 @@ def test_a_planted_difference_fails_and_is_reported():
         report.assert_ok()
 
 
-def test_one_failure_among_many_fails():
-    assert not judge([1, 2, 0, 4], identical=999).ok
-
-
 def test_a_near_tie_passes_among_a_hundred():
     report = judge([1, 2, 3, 0], identical=99)
     report.assert_ok()
@@ -55,28 +53,28 @@ def test_a_near_tie_passes_among_a_hundred():
     assert report.failures == ()
 
 
+TIE = [1, 2, 3, 0]
+
+
 @pytest.mark.parametrize(
-    ("copies", "identical", "allowed", "ok"),
-    [(1, 98, 0, False), (1, 99, 1, True), (2, 198, 2, True), (2, 197, 1, False)],
+    ("actual", "options", "ok"),
+    [
+        pytest.param([1, 2, 0, 4], {"identical": 999}, False, id="one failure among many"),
+        pytest.param(TIE, {"identical": 98}, False, id="more than one tie in a hundred"),
+        pytest.param(TIE, {"copies": 2, "identical": 198}, True, id="two in two hundred"),
+        pytest.param(TIE, {"copies": 2, "identical": 197}, False, id="the share is rounded down"),
+        pytest.param(TIE, {"allowed_near_ties": 1}, True, id="a number by name"),
+        pytest.param(TIE, {"identical": 99, "allowed_near_ties": 0}, False, id="none by name"),
+        pytest.param(TIE, {"tolerance": 1e-5, "allowed_near_ties": 1}, False, id="a gap above the tolerance"),
+        # After a near tie the contexts differ, so later tokens are not compared.
+        pytest.param([*TIE, 4, 4], {"expected": [1, 2, 3, 4, 5], "allowed_near_ties": 1}, True, id="only the first"),
+        pytest.param([1, 2], {"expected": [1, 2, 3], "end_ids": [END, 1], "allowed_near_ties": 1}, True, id="an end"),
+        pytest.param([1, 2, 3], {"expected": [1, 2], "end_ids": [END, 1], "allowed_near_ties": 1}, True, id="no end"),
+        pytest.param([1], {"expected": [1, 2, 3], "end_ids": [END], "allowed_near_ties": 1}, False, id="a far end"),
+    ],
 )
-def test_one_in_a_hundred_rounded_down(copies, identical, allowed, ok):
-    report = judge([1, 2, 3, 0], copies=copies, identical=identical)
-    assert report.allowed_near_ties == allowed
-    assert report.ok is ok
-
-
-def test_small_samples_may_allow_some_by_name():
-    assert judge([1, 2, 3, 0], allowed_near_ties=1).ok
-    assert not judge([1, 2, 3, 0], identical=99, allowed_near_ties=0).ok
-
-
-def test_the_gap_must_be_below_the_tolerance():
-    assert judge([1, 2, 3, 0], tolerance=1e-5, allowed_near_ties=1).failures
-
-
-def test_only_the_first_difference_is_judged():
-    """After a near tie the contexts differ, so later tokens are not compared."""
-    assert judge([1, 2, 3, 0, 4, 4, 4], expected=[1, 2, 3, 4, 5], allowed_near_ties=1).ok
+def test_what_is_a_near_tie_and_how_many_are_allowed(actual, options, ok):
+    assert judge(actual, **options).ok is ok
 
 
 def test_forward_sees_prompt_and_common_prefix():
@@ -107,17 +105,6 @@ def test_a_prefix_is_no_equal(expected, actual):
         report.assert_ok()
 
 
-@pytest.mark.parametrize(("expected", "actual"), [([1, 2, 3], [1, 2]), ([1, 2], [1, 2, 3])])
-def test_an_end_that_nearly_ties_passes_where_ends_are_named(expected, actual):
-    report = judge(actual, expected=expected, end_ids=[END, 1], allowed_near_ties=1)
-    report.assert_ok()
-    assert len(report.near_ties) == 1
-
-
-def test_an_end_that_does_not_tie_fails():
-    assert judge([1], expected=[1, 2, 3], end_ids=[END]).failures[0].gap == pytest.approx(10.0)
-
-
 def test_not_a_number_is_no_near_tie():
     report = judge_greedy(lambda ids: torch.full((VOCAB,), torch.nan), [[0]], [[1]], [[2]], allowed_near_ties=1)
     assert len(report.failures) == 1
@@ -131,3 +118,72 @@ def test_half_precision_cannot_judge():
 def test_lists_of_different_length_are_refused():
     with pytest.raises(ContractError, match="1 prompts, 1 expected, 0 actual"):
         judge_greedy(forward, [[0]], [[1]], [])
+
+
+DISTRIBUTION = np.array([0.4, 0.3, 0.2, 0.1])
+OTHER = np.array([0.45, 0.3, 0.15, 0.1])
+
+
+def samples(distribution, size, count, seed=0):
+    return np.random.default_rng(seed).multinomial(size, distribution, size=count)
+
+
+def test_equals_scipy_where_nothing_is_pooled():
+    counts = samples(OTHER, 1000, 1)[0]
+    expected = stats.power_divergence(counts, DISTRIBUTION * 1000, lambda_="log-likelihood").pvalue
+    assert g_test(counts, DISTRIBUTION) == pytest.approx(expected)
+
+
+def test_p_values_are_uniform_under_the_distribution():
+    found = [g_test(counts, DISTRIBUTION) for counts in samples(DISTRIBUTION, 2000, 500)]
+    assert stats.kstest(found, "uniform").pvalue > 1e-4
+
+
+def test_power_is_the_share_of_rejections():
+    predicted = g_test_power(500, DISTRIBUTION, OTHER, alpha=0.05)
+    found = np.mean([g_test(counts, DISTRIBUTION) < 0.05 for counts in samples(OTHER, 500, 500)])
+    assert 0.2 < predicted < 0.95
+    assert found == pytest.approx(predicted, abs=0.08)
+
+
+def test_power_is_the_level_without_a_difference_and_grows_with_the_sample():
+    assert g_test_power(1000, DISTRIBUTION, DISTRIBUTION, alpha=0.01) == pytest.approx(0.01, rel=0.01)
+    powers = [g_test_power(size, DISTRIBUTION, OTHER, alpha=1e-6) for size in (500, 2000, 8000)]
+    assert powers == sorted(powers)
+    assert powers[-1] > 0.999
+
+
+def test_an_impossible_outcome_convicts():
+    assert g_test([999, 0, 1], [0.5, 0.5, 0.0]) == 0.0
+    assert g_test_power(10, [0.5, 0.5, 0.0], [0.5, 0.4, 0.1], alpha=1e-9) == 1.0
+
+
+def test_outcomes_of_probability_0_that_never_occur_change_nothing():
+    assert g_test([60, 40, 0], [0.5, 0.5, 0.0]) == g_test([60, 40], [0.5, 0.5])
+
+
+def test_small_cells_are_pooled():
+    """Of 100 counts, the two cells that expect 3 each become one that expects 6; 4 and 90 remain, and 4 joins 90."""
+    assert MIN_EXPECTED == 5.0
+    pooled = g_test([90, 2, 3, 5], [0.9, 0.04, 0.03, 0.03])
+    assert pooled == pytest.approx(g_test([92, 8], [0.94, 0.06]))
+
+
+def test_a_single_cell_tests_nothing():
+    assert g_test([7], [1.0]) == 1.0
+    assert g_test([1, 1], [0.5, 0.5]) == 1.0
+    assert g_test_power(2, [0.5, 0.5], [0.9, 0.1], alpha=0.05) == 0.0
+
+
+@pytest.mark.parametrize(
+    ("counts", "probs", "message"),
+    [
+        ([1, 2], [1.0], "expected two lists of one length"),
+        ([0, 0], [0.5, 0.5], "at least one count"),
+        ([1, 2], [0.5, 0.4], "not a distribution; found sum 0.9"),
+        ([1, 2], [1.5, -0.5], "not a distribution"),
+    ],
+)
+def test_mistakes_are_reported(counts, probs, message):
+    with pytest.raises(ContractError, match=message):
+        g_test(counts, probs)

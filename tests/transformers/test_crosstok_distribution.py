@@ -29,7 +29,7 @@ from specplug.plugins.registry import Owner, Registry
 from specplug.plugins.specs import ProposerSpec, hookimpl
 from specplug_crosstok import drawing
 from specplug_crosstok.acceptance import TEXTS
-from specplug_crosstok.written import Written
+from specplug_crosstok.step import Written
 from specplug_transformers import Engine
 from tests.proposers import crosstok_tools
 from tests.transformers.conftest import exact_distribution, g_test_of, requests_of
