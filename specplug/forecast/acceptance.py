@@ -101,12 +101,8 @@ def read_replay(path: Path) -> DraftAcceptance:
         workloads = run["workloads"].values()
         found = from_histogram((row for workload in workloads for row in workload["histogram"]), _source(run))
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise SettingsError.build(
-            "no JSON of a replay",
-            who=who,
-            found=describe(error),
-            remedy="Write one with: specplug replay --json > replay.json",
-        ) from error
+        remedy = "Write one with: specplug replay --json > replay.json"
+        raise SettingsError.build("no JSON of a replay", who=who, found=describe(error), remedy=remedy) from error
     if not found.longest:
         raise SettingsError.build("nothing was drafted", who=who, remedy="Replay with --gamma above 0, and a proposer")
     return found
@@ -135,12 +131,8 @@ def _only(runs: Sequence[dict[str, Any]], who: str) -> dict[str, Any]:
     """Return the run at the smallest batch size of the only proposer and mode."""
     kinds = list(dict.fromkeys(f"{run['label']}, {run['mode']}" for run in runs))
     if len(kinds) != 1:
-        raise SettingsError.build(
-            "a plan is for one proposer in one mode",
-            who=who,
-            found="; ".join(kinds) or "no run",
-            remedy="Replay with one --proposer and one --mode",
-        )
+        found, remedy = "; ".join(kinds) or "no run", "Replay with one --proposer and one --mode"
+        raise SettingsError.build("a plan is for one proposer in one mode", who=who, found=found, remedy=remedy)
     run = min(runs, key=lambda run: min(run["batches"]))
     if run["trees"]:
         raise SettingsError.build("a plan is for chains", who=who, found="trees", remedy="Replay without --trees")
