@@ -19,11 +19,8 @@ class DraftAcceptance:
     """What happens at each draft position of one request's step, as probabilities over all its steps.
 
     Steps without a draft, or with a shorter one, count as well: they verify and accept nothing at that position.
-
-    Attributes:
-        survival: the probability that the draft tokens up to and including this position are accepted; never rising.
-        verified: the probability that a draft token is verified at this position; at least `survival`.
-        source: where the figures are from, for people.
+    `survival` is the probability that the draft tokens up to and including a position are accepted, and never rises;
+    `verified` that one is verified there.  `source` says for people where the figures are from.
     """
 
     survival: tuple[float, ...]
