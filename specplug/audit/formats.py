@@ -123,9 +123,8 @@ def _schema(number: int) -> dict[str, Any]:
 class Chat(Check):
     """Sends prompts as chats, as a stream and as a whole, and compares what the server parsed.
 
-    Args:
-        choices: values of `tool_choice`, in turn; none sends no tools.
-        parsed: what the control must have parsed at least once, "tool calls" or "reasoning"; else `remedy` is shown.
+    `choices` are values of `tool_choice`, in turn; none sends no tools.  Unless the control has `parsed` "tool calls"
+    or "reasoning" at least once, `remedy` is shown.
     """
 
     def __init__(self, name: str, choices: Sequence[str], parsed: str, remedy: str) -> None:

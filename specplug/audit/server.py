@@ -28,8 +28,7 @@ CHAT_PATH = "/v1/chat/completions"
 class Dialect(ABC):
     """How one engine's server takes probes: by a route of completions whose answers follow a schema, and as chats.
 
-    Attributes:
-        arguments: key of a body under which the engine passes on arguments that it does not know.
+    `arguments` is the key of a body under which the engine passes on arguments that it does not know.
     """
 
     name: ClassVar[str]
@@ -63,9 +62,9 @@ class Dialect(ABC):
 
     def sampling(self, probe: Probe, seed: str) -> dict[str, Any]:
         """Return what all engines call the same, and the seed by its name; what is off is left out."""
-        given: dict[str, Any] = {"temperature": probe.temperature, "stop": list(probe.stop), **self.specplug(probe)}
-        given |= {"top_k": probe.top_k} if probe.top_k else {}
-        return given if probe.seed is None else given | {seed: probe.seed}
+        optional = {"top_k": probe.top_k or None, seed: probe.seed}
+        given = {name: value for name, value in optional.items() if value is not None}
+        return {"temperature": probe.temperature, "stop": list(probe.stop), **given, **self.specplug(probe)}
 
     def specplug(self, probe: Probe) -> dict[str, Any]:
         """Return the entry of a probe's specplug fields, if it has any."""
@@ -161,7 +160,7 @@ def _id(token: str) -> int:
 class ServerSide:
     """A `Side` over HTTP, which puts prompts into the model's chat template if it `has_template`, unless `raw`.
 
-    Without one that answers, `EngineError` is raised.
+    Without a vLLM or SGLang server that answers, it raises an `EngineError`.
     """
 
     def __init__(self, client: ServerClient, *, raw: bool = False) -> None:
@@ -200,10 +199,7 @@ class ServerSide:
         return DraftCounts(accepted, rejected, sum(part.lossy.departed for part in parts))
 
     def set_mode(self, mode: Mode) -> Mode:
-        """Switch speculation on or off; return the mode before.
-
-        Without specplug's operator routes, it raises an `EngineError`.
-        """
+        """Switch speculation on or off; return the mode before.  It needs specplug's operator routes."""
         before = self._run(self._client.status()).mode
         self._run(self._client.set_mode(mode))
         self._mode = mode
@@ -234,10 +230,11 @@ class ServerSide:
         )
 
     async def _one(self, probe: Probe) -> Answer:
+        dialect, model = self._dialect, self._model
         if not probe.messages:
-            dialect, body = self._dialect, self._dialect.body(probe, self._model)
-            return dialect.answer(await self._client.ask(dialect.schema, "POST", dialect.path, body))
-        body = self._dialect.chat_body(probe, self._model)
+            found = await self._client.ask(dialect.schema, "POST", dialect.path, dialect.body(probe, model))
+            return dialect.answer(found)
+        body = dialect.chat_body(probe, model)
         if probe.stream:
             return await self._client.stream(CHAT_PATH, body)
         return put_together((await self._client.ask(Whole, "POST", CHAT_PATH, body)).choices[:1])

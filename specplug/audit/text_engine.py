@@ -28,11 +28,11 @@ class TextEngineSide:
         for first in range(0, len(probes), together):
             batch = probes[first : first + together]
             try:
-                answers += self._batch(batch, done)
+                answers += self._batch(batch)
             except RequestError as error:
                 answers += [Answer(error=str(error), refused=True) for _ in batch]
-                for _ in batch:
-                    done()
+            for _ in batch:
+                done()
         return answers
 
     def draft_counts(self) -> DraftCounts | None:
@@ -46,26 +46,21 @@ class TextEngineSide:
         """Return model and engine in one line."""
         return self._engine.describe()
 
-    def _batch(self, probes: Sequence[Probe], done: Callable[[], None]) -> list[Answer]:
+    def _batch(self, probes: Sequence[Probe]) -> list[Answer]:
         if any(probe.messages for probe in probes):
             raise RequestError("chats, tools and reasoning are parsed by servers only")
         if any(probe.json_schema is not None for probe in probes):
             raise RequestError("the embedded engine has no JSON schemas")
-        tokens: list[list[int]] = [[] for _ in probes]
-        texts = [""] * len(probes)
-        reasons: list[str | None] = [None] * len(probes)
-        tops: list[list[dict[int, float]]] = [[] for _ in probes]
+        answers = [Answer()] * len(probes)
         for update in self._engine.stream([_request(probe) for probe in probes]):
-            tokens[update.index] += update.token_ids
-            texts[update.index] += update.text
-            tops[update.index] += [dict(top) for top in update.top_logprobs]
-            if update.finish_reason is not None:
-                reasons[update.index] = update.finish_reason
-                done()
-        return [
-            Answer(token_ids=tuple(ids), text=text, finish_reason=reason, top_logprobs=tuple(top))
-            for ids, text, reason, top in zip(tokens, texts, reasons, tops, strict=True)
-        ]
+            before = answers[update.index]
+            answers[update.index] = Answer(
+                token_ids=(*before.token_ids, *update.token_ids),
+                text=before.text + update.text,
+                finish_reason=update.finish_reason or before.finish_reason,
+                top_logprobs=(*before.top_logprobs, *update.top_logprobs),
+            )
+        return answers
 
 
 def _request(probe: Probe) -> TextRequest:

@@ -123,9 +123,8 @@ def _read_file(file: Path) -> Iterator[Prompt]:
                     yield _prompt_of(line, f"{file}, line {number}")
     except (OSError, UnicodeDecodeError) as error:
         found = error.strerror if isinstance(error, OSError) else "bytes that are not UTF-8"
-        raise TraceError.build(
-            "cannot read prompts", who=str(file), found=found, expected="a readable .jsonl file or folder"
-        ) from error
+        expected = "a readable .jsonl file or folder"
+        raise TraceError.build("cannot read prompts", who=str(file), found=found, expected=expected) from error
 
 
 def _prompt_of(line: str, who: str) -> Prompt:

@@ -22,11 +22,9 @@ WARM_UP = Prompt("The quick brown fox")
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """Measurements of one block.
+    """Measurements of one block, in `seconds` from the first request sent to the last one answered.
 
-    Attributes:
-        seconds: time from the first request sent to the last one answered.
-        counts: increase of the counters in `/specplug/status` over the block.
+    `counts` are the increases of the counters in `/specplug/status` over the block.
     """
 
     block: Block

@@ -114,12 +114,8 @@ def audit(
         place = {"device": device, "dtype": dtype, "threads": threads, "max_num_seqs": concurrency}
         sides = _engines(audited, overrides, raw=raw, **place)
     else:
-        raise SettingsError.build(
-            "a control is a server",
-            who="specplug audit",
-            found=f"the model {audited!r} and a control",
-            expected="two servers' addresses, or one model",
-        )
+        found, expected = f"the model {audited!r} and a control", "two servers' addresses, or one model"
+        raise SettingsError.build("a control is a server", who="specplug audit", found=found, expected=expected)
     with progress(quiet=as_json) as bar:
 
         def advance(title: str, total: int) -> Callable[[], None]:

@@ -132,7 +132,7 @@ def _check_readable(sources: Sequence[str], how: Reading, update: Update) -> Non
     if count := bad.numbers["bad"]:
         more = [f"... and {count - _MOST_BAD:,} more"] if count > _MOST_BAD else []
         raise CorpusError(
-            "\n  ".join([f"{bad.numbers['bad']:,} of the sources' documents cannot be read:", *bad.first_bad, *more])
+            "\n  ".join([f"{count:,} of the sources' documents cannot be read:", *bad.first_bad, *more])
             + "\nNothing was changed. Fix or convert them, exclude them with --glob, or skip them with --skip-bad"
         )
 

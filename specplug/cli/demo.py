@@ -82,12 +82,9 @@ def demo(
     remark, last = OF_CHATS if chats else OF_TASKS, rows[-1]
     verdict = Text(f"Outputs are identical in all {last.tasks} tasks.", style="green")
     if last.identical < last.tasks:
-        differing = (
-            f"Outputs differ in {last.tasks - last.identical} of {last.tasks} tasks. In low precision two tokens "
-        )
-        verdict = Text(
-            f"{differing}can tie to within rounding; anything else is a defect worth reporting.", style="red"
-        )
+        differing = f"Outputs differ in {last.tasks - last.identical} of {last.tasks} tasks. "
+        verdict = Text(f"{differing}In low precision two tokens can tie to within rounding; ", style="red")
+        verdict.append("anything else is a defect worth reporting.")
     show(
         {"model": description, "note": remark, "rows": [asdict(row) for row in rows]},
         table(f"Without and with speculation: {description}", _COLUMNS, map(_cells, rows)),
@@ -124,13 +121,10 @@ def _compare(
     from specplug.demo.compare import run_pairs, serve, summarise
 
     serve(plain, form(first.prompt), max_tokens)
-    out = console()
-    if show_first:
-        out.print(Text(f"> {first.prompt}", style="bold"))
-        serve(speculative, form(first.prompt), max_tokens, lambda text: out.print(Text(text), end=""))
-        out.print("\n")
-    else:
-        serve(speculative, form(first.prompt), max_tokens)
+    out = console(quiet=not show_first)
+    out.print(Text(f"> {first.prompt}", style="bold"))
+    serve(speculative, form(first.prompt), max_tokens, lambda text: out.print(Text(text), end=""))
+    out.print("\n")
     with counting("without and with speculation", len(tasks), quiet=quiet) as advance:
         pairs = run_pairs(tasks, plain, speculative, max_tokens, lambda _: advance(), form)
     kinds = dict.fromkeys(task.kind for task in tasks)

@@ -100,13 +100,10 @@ def doctor(
 def _two_models(target: str | None, draft: str | None, launch: str) -> tuple[str, str]:
     """Return the two models of a pairing."""
     if not target or not draft:
-        raise SettingsError.build(
-            "a pairing needs two models",
-            who="specplug doctor",
-            found="only --target" if target else "only --draft" if draft else "only prompts",
-            expected="--target and --draft",
-            remedy="Give both, or neither and no prompts to check this machine",
-        )
+        found = "only --target" if target else "only --draft" if draft else "only prompts"
+        expected, remedy = "--target and --draft", "Give both, or neither and no prompts to check this machine"
+        what, who = "a pairing needs two models", "specplug doctor"
+        raise SettingsError.build(what, who=who, found=found, expected=expected, remedy=remedy)
     if launch:
         remedy = "Check it on its own: specplug doctor --launch LINE"
         raise SettingsError.build("a launch line is no part of a pairing", who="--launch", remedy=remedy)
@@ -194,14 +191,10 @@ def plugins(settings: Settings) -> list[CheckResult]:
     only a server which uses it would set.
     """
     registry = default_registry()
-    results = [
-        CheckResult(
-            "fail",
-            f"{failure.owner}: {failure.stage}: {failure.error}",
-            f"Update or uninstall {failure.owner.package}, or report this to its authors",
-        )
-        for failure in registry.load_errors
-    ]
+    results = []
+    for failure in registry.load_errors:
+        remedy = f"Update or uninstall {failure.owner.package}, or report this to its authors"
+        results.append(CheckResult("fail", f"{failure.owner}: {failure.stage}: {failure.error}", remedy))
     for kind, spec_type in KINDS.items():
         specs = [entry.spec for entry in registry.entries(spec_type).values()]
         problems = {spec.name: problem for spec in specs if (problem := _problem(spec, settings, registry)) is not None}

@@ -101,9 +101,8 @@ def _prompts(prompt: str | None, files: list[Path]) -> list[str]:
     if prompt is not None:
         prompts.insert(0, sys.stdin.read() if prompt == "-" else prompt)
     if not prompts:
-        raise RequestError.build(
-            "no prompt", who="specplug generate", expected="a prompt or --file", remedy="Use '-' to read standard input"
-        )
+        expected, remedy = "a prompt or --file", "Use '-' to read standard input"
+        raise RequestError.build("no prompt", who="specplug generate", expected=expected, remedy=remedy)
     return prompts
 
 

@@ -22,12 +22,9 @@ def _refuse_servers(engine: str | None) -> str | None:
     launches = {"vllm": "vllm serve MODEL", "sglang": "python -m sglang.launch_server --model-path MODEL"}
     if engine not in (None, "transformers"):
         server = f"`{launches[engine]} ...`" if engine in launches else "the engine's server"
-        raise SettingsError.build(
-            "models are run by transformers only",
-            who="--engine",
-            found=repr(engine),
-            remedy=f"Start {server} (docs/serving.md), and then `specplug audit URL` or `specplug bench URL`",
-        )
+        remedy = f"Start {server} (docs/serving.md), and then `specplug audit URL` or `specplug bench URL`"
+        what = "models are run by transformers only"
+        raise SettingsError.build(what, who="--engine", found=repr(engine), remedy=remedy)
     return engine
 
 
@@ -98,9 +95,8 @@ def nested_options(given: Iterable[str]) -> dict[str, Any]:
         path, separator, value = text.partition("=")
         *sections, key = path.split(".")
         if not (separator and sections and all(sections) and key):
-            raise SettingsError.build(
-                "malformed option", who="--option", found=repr(text), expected="PLUGIN.KEY=VALUE, such as ngram.min_n=3"
-            )
+            expected = "PLUGIN.KEY=VALUE, such as ngram.min_n=3"
+            raise SettingsError.build("malformed option", who="--option", found=repr(text), expected=expected)
         place = nested
         for section in sections:
             place = place.setdefault(section, {})
@@ -153,9 +149,8 @@ def prompt_form(model: str, *, raw: bool, system: str | None = None) -> tuple[Ca
     if has_chat_template(tokenizer):
         return lambda text: chat_ids(tokenizer, text, system), TEMPLATE
     if system is not None:
-        raise RequestError.build(
-            "a system prompt needs a chat template", who="--system", found=RAW if raw else f"none of {model!r}"
-        )
+        found = RAW if raw else f"none of {model!r}"
+        raise RequestError.build("a system prompt needs a chat template", who="--system", found=found)
     return lambda text: text, RAW if raw else AS_GIVEN
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated, Any
 
 import typer
+from rich.table import Table
 
 from specplug.cli.output import AsJson, show, table
 from specplug.errors import PluginError, suggest
@@ -33,17 +35,14 @@ def list_plugins(
     Example: `specplug list --kind proposer`
     """
     registry = default_registry()
-    plugins, errors = plugin_rows(registry, kind), error_rows(registry)
-    columns: tuple[str, ...] = ("kind", "name", "package", "version", "capabilities", "summary")
-    tables = [table("Plug-ins", columns, map(_cells, plugins), whole=2)]
+    plugins, errors = _plugins(registry, kind), _errors(registry)
+    tables = [_table("Plug-ins", plugins)]
     if errors:
-        columns = ("package", "version", "entry point", "stage", "error")
-        tables.append(table("Failed to load", columns, map(_cells, errors)))
+        tables.append(_table("Failed to load", errors))
     show({"plugins": plugins, "errors": errors}, *tables, as_json=as_json)
 
 
-def plugin_rows(registry: Registry, kind: str | None) -> list[dict[str, Any]]:
-    """Return one row per plug-in, of one kind or of all."""
+def _plugins(registry: Registry, kind: str | None) -> list[dict[str, Any]]:
     return [
         {
             "kind": entry.spec.kind,
@@ -67,8 +66,7 @@ def _capabilities(spec: PluginSpec) -> list[str]:
         return [f"unknown: {error}"]
 
 
-def error_rows(registry: Registry) -> list[dict[str, Any]]:
-    """Return one row per plug-in that failed to load, including duplicates."""
+def _errors(registry: Registry) -> list[dict[str, Any]]:
     return [
         {
             "package": failure.owner.package,
@@ -81,5 +79,7 @@ def error_rows(registry: Registry) -> list[dict[str, Any]]:
     ]
 
 
-def _cells(row: dict[str, Any]) -> list[str]:
-    return [", ".join(value) if isinstance(value, list) else value for value in row.values()]
+def _table(title: str, rows: Sequence[dict[str, Any]]) -> Table:
+    """Return rows of the JSON as a table; the columns are the keys."""
+    cells = ([", ".join(value) if isinstance(value, list) else value for value in row.values()] for row in rows)
+    return table(title, [key.replace("_", " ") for key in rows[0]] if rows else [], cells, whole=2)

@@ -21,10 +21,10 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of tabl
 """The option that every command has."""
 
 
-def console(*, stderr: bool = False) -> Console:
-    """Return a console on the current stdout or stderr."""
+def console(*, stderr: bool = False, quiet: bool = False) -> Console:
+    """Return a console on the current stdout or stderr, which prints nothing if it is `quiet`."""
     stream = sys.stderr if stderr else sys.stdout
-    return Console(file=stream, width=None if stream.isatty() else _PIPED_WIDTH, highlight=False)
+    return Console(file=stream, width=None if stream.isatty() else _PIPED_WIDTH, highlight=False, quiet=quiet)
 
 
 def show(data: Any, *parts: Table | Text | str, as_json: bool) -> None:

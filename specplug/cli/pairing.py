@@ -46,7 +46,7 @@ class PairResult(CheckResult):
 
 
 class Pairing(NamedTuple):
-    """The two models, and the options of the proposer `crosstok` that are in effect."""
+    """The two models, and the proposer `crosstok`'s options in effect."""
 
     target: ModelFacts
     draft: ModelFacts
@@ -102,12 +102,8 @@ def check_tokenizers(pair: Pairing) -> PairResult:
     except Exception as error:  # libraries of tokenizers raise many kinds
         return PairResult("fail", _explained(error).removesuffix(f". {REMEDY}"), REMEDY)
     shared, is_same = tokenizers.intersection, tokenizers.is_same
-    figures = {
-        "same": is_same,
-        "route": "same ids" if is_same else options.route,
-        "overlap_of_target_percent": shared.of_target,
-        "overlap_of_draft_percent": shared.of_draft,
-    }
+    figures = {"same": is_same, "route": "same ids" if is_same else options.route}
+    figures |= {"overlap_of_target_percent": shared.of_target, "overlap_of_draft_percent": shared.of_draft}
     if tokenizers.vocabularies is None:
         return PairResult("ok", "the same, so drafts go as the same ids", "", figures)
     summary = (
@@ -123,9 +119,8 @@ def check_tokenizers(pair: Pairing) -> PairResult:
 def _limits(vocabulary: Vocabulary) -> str:
     """Return what a tokenizer does not keep of texts; nothing is drafted where its tokens cannot spell the text."""
     missing = vocabulary.byte_ids.count(-1)
-    limits = [f"has no token for {missing} of 256 bytes"] if 0 < missing < 256 else []
-    limits += ["has no tokens for bytes"] if missing == 256 else []
-    return " and ".join([*limits, *["normalises text"] * vocabulary.alters_text])
+    bytes_missing = "has no tokens for bytes" if missing == 256 else f"has no token for {missing} of 256 bytes"
+    return " and ".join([bytes_missing] * (missing > 0) + ["normalises text"] * vocabulary.alters_text)
 
 
 def check_kinds(pair: Pairing) -> PairResult:
@@ -178,14 +173,8 @@ def check_size(target: ModelShape, draft: ModelShape) -> PairResult:
         remedy = f"Choose a smaller draft model{'; are --target and --draft swapped?' if speed < 1 else ''}"
     elif speed < 2:
         status, remedy = "warn", "Choose a smaller draft model; this one takes more than half of the target's time"
-    figures = {
-        "target_parameters": target.parameters,
-        "draft_parameters": draft.parameters,
-        "speed_ratio": speed,
-        "draft_cost": 1 / speed,
-        "target_bytes_read": target_read,
-        "draft_bytes_read": draft_read,
-    }
+    figures = {"target_parameters": target.parameters, "draft_parameters": draft.parameters, "speed_ratio": speed}
+    figures |= {"draft_cost": 1 / speed, "target_bytes_read": target_read, "draft_bytes_read": draft_read}
     return PairResult(status, summary, remedy, figures)
 
 

@@ -99,12 +99,9 @@ def plan(
     common: dict[str, Any] = {"context": context, "kv_bits": kv_bits, "tensor_parallel": tensor_parallel}
     roofline = _target_cost(target, of_target, common)
     if roofline is not None and saturation is not None:
-        raise SettingsError.build(
-            "two models of a step's cost",
-            who="--saturation",
-            found=f"--target as well, {roofline.shape.name}",
-            remedy="Leave one of them out",
-        )
+        found = f"--target as well, {roofline.shape.name}"
+        what, remedy = "two models of a step's cost", "Leave one of them out"
+        raise SettingsError.build(what, who="--saturation", found=found, remedy=remedy)
     cost = roofline or (SaturationCost() if saturation is None else SaturationCost(saturation))
     drafting, memory = None, None
     if draft_model is not None:
@@ -122,11 +119,11 @@ def plan(
         return drafting.step(batch, 1) / roofline.step(batch, 1)
 
     sources = {"--acceptance": acceptance, "--acceptance-by-position": positions}
-    found = _acceptance({**sources, "--replay": replay, "--metrics": metrics}, interval, gamma)
-    found = found.padded() if padded else found
-    rows = forecast(found, cost, batches, gamma, draft_cost=per_token, overhead=overhead)
+    given = _acceptance({**sources, "--replay": replay, "--metrics": metrics}, interval, gamma)
+    given = given.padded() if padded else given
+    rows = forecast(given, cost, batches, gamma, draft_cost=per_token, overhead=overhead)
     data = {
-        "acceptance": asdict(found),
+        "acceptance": asdict(given),
         "cost": _description(cost),
         "step_unit": "seconds" if isinstance(cost, RooflineCost) else "steps of a small batch",
         "overhead": overhead,
@@ -134,12 +131,8 @@ def plan(
         "draft_model": None if memory is None else asdict(memory),
         "note": NOTE,
     }
-    remarks = [
-        f"Acceptance: {found.source}.",
-        f"Cost: {_description(cost)}; drafting adds {overhead:g} of a step.",
-    ]
-    if memory is not None:
-        remarks.insert(0, _memory_line(memory, batches[-1]))
+    remarks = [] if memory is None else [_memory_line(memory, batches[-1])]
+    remarks += [f"Acceptance: {given.source}.", f"Cost: {_description(cost)}; drafting adds {overhead:g} of a step."]
     show(data, *_tables(rows, cost), *remarks, dim(NOTE), as_json=as_json)
 
 

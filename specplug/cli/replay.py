@@ -105,9 +105,12 @@ def replay(
             advance=advance,
         )
     report = ReplayReport(found, ScoringRoofline(saturation, overhead))
-    tables = [table(each.title, each.columns, each.rows) for each in report.tables()]
-    data = {"tokenizer": name, **report.as_dict()}
-    show(data, *tables, dim(_note(name, saturation, overhead)), *_faults(report), as_json=as_json)
+    note = (
+        f"Tokenizer: {name}. A step in which each of B requests verifies n draft tokens costs "
+        f"max(1, B (n + 1) / {saturation:g}) + {overhead:g} plain steps."
+    )
+    data, tables = {"tokenizer": name, **report.as_dict()}, [table(*each) for each in report.tables()]
+    show(data, *tables, dim(note), *_faults(report), as_json=as_json)
     if report.faults():
         raise typer.Exit(1)
 
@@ -118,10 +121,7 @@ def _texts(
     """Read the traces; return all items by workload, and those to replay."""
     from specplug.replay.items import read_traces, without_documents
 
-    everything: dict[str, list[Item]] = {}
-    for path in paths:
-        for workload, found in read_traces(path).items():
-            everything.setdefault(workload, []).extend(found)
+    everything = read_traces(*paths)
     names = [name.strip() for each in wanted for name in each.split(",")] or list(everything)
     for name in names:
         if name not in everything:
@@ -158,18 +158,8 @@ def _setups(names: Sequence[str | None], given: dict[str, Any], rest: dict[str, 
     """Return the setups to replay, built with a server's settings; None stands for the settings' own proposer."""
     from specplug.replay.engine import Setup
 
-    settings = [settings_of({**given, **flags(proposer=name)}) for name in dict.fromkeys(names)]
-    return [
-        Setup(each.proposer, each.policy, each.num_speculative_tokens, options=each.options, **rest)
-        for each in settings
-    ]
-
-
-def _note(tokenizer: str, saturation: float, overhead: float) -> str:
-    return (
-        f"Tokenizer: {tokenizer}. A step in which each of B requests verifies n draft tokens costs "
-        f"max(1, B (n + 1) / {saturation:g}) + {overhead:g} plain steps."
-    )
+    chosen = [settings_of({**given, **flags(proposer=name)}) for name in dict.fromkeys(names)]
+    return [Setup(it.proposer, it.policy, it.num_speculative_tokens, options=it.options, **rest) for it in chosen]
 
 
 def _faults(report: ReplayReport) -> Iterator[Text]:

@@ -19,11 +19,8 @@ class DraftAcceptance:
     """What happens at each draft position of one request's step, as probabilities over all its steps.
 
     Steps without a draft, or with a shorter one, count as well: they verify and accept nothing at that position.
-
-    Attributes:
-        survival: the probability that the draft tokens up to and including this position are accepted; never rising.
-        verified: the probability that a draft token is verified at this position; at least `survival`.
-        source: where the figures are from, for people.
+    `survival` is the probability that the draft tokens up to and including a position are accepted, and never rises;
+    `verified` that one is verified there.  `source` says for people where the figures are from.
     """
 
     survival: tuple[float, ...]
@@ -101,12 +98,8 @@ def read_replay(path: Path) -> DraftAcceptance:
         workloads = run["workloads"].values()
         found = from_histogram((row for workload in workloads for row in workload["histogram"]), _source(run))
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise SettingsError.build(
-            "no JSON of a replay",
-            who=who,
-            found=describe(error),
-            remedy="Write one with: specplug replay --json > replay.json",
-        ) from error
+        remedy = "Write one with: specplug replay --json > replay.json"
+        raise SettingsError.build("no JSON of a replay", who=who, found=describe(error), remedy=remedy) from error
     if not found.longest:
         raise SettingsError.build("nothing was drafted", who=who, remedy="Replay with --gamma above 0, and a proposer")
     return found
@@ -135,12 +128,8 @@ def _only(runs: Sequence[dict[str, Any]], who: str) -> dict[str, Any]:
     """Return the run at the smallest batch size of the only proposer and mode."""
     kinds = list(dict.fromkeys(f"{run['label']}, {run['mode']}" for run in runs))
     if len(kinds) != 1:
-        raise SettingsError.build(
-            "a plan is for one proposer in one mode",
-            who=who,
-            found="; ".join(kinds) or "no run",
-            remedy="Replay with one --proposer and one --mode",
-        )
+        found, remedy = "; ".join(kinds) or "no run", "Replay with one --proposer and one --mode"
+        raise SettingsError.build("a plan is for one proposer in one mode", who=who, found=found, remedy=remedy)
     run = min(runs, key=lambda run: min(run["batches"]))
     if run["trees"]:
         raise SettingsError.build("a plan is for chains", who=who, found="trees", remedy="Replay without --trees")

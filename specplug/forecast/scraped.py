@@ -53,8 +53,7 @@ def read_metrics(url: str, interval: float | None = None) -> DraftAcceptance:
 
 async def read_samples(client: ServerClient) -> Samples:
     """Return a server's samples; raises as `parse`, and as `ServerClient.ask`."""
-    text = await client.body("GET", "/metrics")
-    return parse(text.decode(errors="replace"), f"{client.url}/metrics")
+    return parse((await client.body("GET", "/metrics")).decode(errors="replace"), f"{client.url}/metrics")
 
 
 def parse(text: str, url: str) -> Samples:
@@ -107,10 +106,7 @@ def acceptance_of(samples: Samples, before: Samples, url: str) -> DraftAcceptanc
 
 
 def _specplug(count_of: Callable[..., float], positions: Sequence[str], url: str) -> DraftAcceptance:
-    """Divide specplug's counts by position by all steps of requests that drafts were planned for.
-
-    Those without a draft are included.
-    """
+    """Divide specplug's counts by position by all steps that drafts were planned for, those without one included."""
     steps = count_of(_SPECPLUG)
     verified = [count_of("specplug_position_verified_tokens_total", position) for position in positions]
     accepted = [count_of("specplug_position_accepted_tokens_total", position) for position in positions]

@@ -63,12 +63,8 @@ class ModelMemory:
 class RooflineCost:
     """A step takes as long as reading weights and KV cache, or as its arithmetic, whichever is longer.
 
-    It leaves out launches, sampling and communication between GPUs, and assumes peak rates.
-
-    Attributes:
-        context: tokens of context per request, the same for all.
-        weight_bits, kv_bits: bits per weight and per element of the KV cache.
-        tensor_parallel: GPUs that share the weights, and the KV cache as far as its heads go.
+    It leaves out launches, sampling and communication between GPUs, and assumes peak rates.  All requests have
+    `context` tokens of context.  `tensor_parallel` GPUs share the weights, and the KV cache as far as its heads go.
     """
 
     shape: ModelShape

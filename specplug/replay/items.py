@@ -36,9 +36,8 @@ DISTRACTOR_TOKENS = 30_000
 class Item(BaseModel):
     """One recorded request, whose id is unique within a file.  Further fields are ignored.
 
-    Attributes:
-        workload: the kind of task; figures are kept per workload.
-        documents: texts that the prompt was made from, which a request may name as references.
+    Figures are kept per workload, the kind of task.  The prompt was made from the documents, which a request may name
+    as references.
     """
 
     model_config = ConfigDict(frozen=True, extra="ignore", strict=True)
@@ -50,19 +49,19 @@ class Item(BaseModel):
     output: str
 
 
-def read_traces(path: Path | str) -> dict[str, list[Item]]:
-    """Read a file, or all `*.jsonl` of a folder by name; return the items of each workload in file order.
+def read_traces(*paths: Path | str) -> dict[str, list[Item]]:
+    """Read files, or all `*.jsonl` of folders by name; return the items of each workload in file order.
 
     No items, or a line that is none, are a `TraceError`, which names the file, the line and the defect.
     """
-    path = Path(path)
-    files = sorted(path.glob("*.jsonl")) if path.is_dir() else [path]
     workloads: dict[str, list[Item]] = {}
-    for file in files:
-        for item in _read_file(file):
+    for path in map(Path, paths):
+        files = sorted(path.glob("*.jsonl")) if path.is_dir() else [path]
+        items = [item for file in files for item in _read_file(file)]
+        if not items:
+            raise TraceError.build("no items", who=str(path), expected="a .jsonl file, or a folder with some, of items")
+        for item in items:
             workloads.setdefault(item.workload, []).append(item)
-    if not workloads:
-        raise TraceError.build("no items", who=str(path), expected="a .jsonl file, or a folder with some, of items")
     return workloads
 
 
@@ -75,12 +74,8 @@ def without_documents(item: Item) -> Item:
     for number, document in sorted(enumerate(item.documents), key=lambda each: -len(each[1])):
         text = document if document in item.prompt else document.strip()
         if text not in item.prompt:
-            raise TraceError.build(
-                "a document cannot be cut out of its prompt",
-                who=f"item {item.id!r}, document {number}",
-                found="other text in the prompt",
-                expected="the document as it is",
-            )
+            what, who = "a document cannot be cut out of its prompt", f"item {item.id!r}, document {number}"
+            raise TraceError.build(what, who=who, found="other text in the prompt", expected="the document as it is")
         if text:
             prompt = prompt.replace(text, "")
     return item.model_copy(update={"prompt": prompt})
@@ -99,9 +94,8 @@ def _read_file(file: Path) -> Iterator[Item]:
                     seen[item.id] = number
                     yield item
     except OSError as error:
-        raise TraceError.build(
-            "cannot read traces", who=str(file), found=error.strerror, expected="a readable .jsonl file or folder"
-        ) from error
+        expected = "a readable .jsonl file or folder"
+        raise TraceError.build("cannot read traces", who=str(file), found=error.strerror, expected=expected) from error
 
 
 def _parse(line: bytes, file: Path, number: int) -> Item:
@@ -109,13 +103,10 @@ def _parse(line: bytes, file: Path, number: int) -> Item:
         return _chat(line, file, number) or Item.model_validate_json(line)
     except ValidationError as error:
         wrong = [f"{'.'.join(map(str, item['loc'])) or 'the line'}: {item['msg']}" for item in error.errors()]
-        raise TraceError.build(
-            "no item of a trace",
-            who=f"{file}, line {number}",
-            found="; ".join(wrong),
-            expected="a JSON object with id, workload, prompt, documents and output, or with OpenAI's messages, of "
-            "which the last is the assistant's",
-        ) from error
+        expected = "a JSON object with id, workload, prompt, documents and output, or with OpenAI's messages, of which"
+        expected += " the last is the assistant's"
+        who = f"{file}, line {number}"
+        raise TraceError.build("no item of a trace", who=who, found="; ".join(wrong), expected=expected) from error
 
 
 def _chat(line: bytes, file: Path, number: int) -> Item | None:
@@ -153,8 +144,7 @@ def _text(message: Any) -> str:
 class TokenItem:
     """A recorded item as token ids; all arrays are [n] int32 and read-only.
 
-    Attributes:
-        output: the recorded output, ending with the tokenizer's EOS; its first token comes from prefill.
+    The output ends with the tokenizer's EOS; its first token comes from prefill.
     """
 
     id: str
@@ -228,11 +218,10 @@ def distractors(others: Iterable[Iterable[Ids]], count: int) -> tuple[tuple[Ids,
         corpora[at].append(prompt[: DISTRACTOR_TOKENS - smallest])
         sizes[at] += corpora[at][-1].size
     if not all(corpora):
+        found, expected = f"prompts for {sum(map(bool, corpora))}", f"at least {count}, in other workloads"
+        remedy = "Give traces with more workloads, or ask for fewer distractors"
         raise SettingsError.build(
-            "too few prompts to make distractors of",
-            found=f"prompts for {sum(map(bool, corpora))}",
-            expected=f"at least {count}, in other workloads of the traces",
-            remedy="Give traces with more workloads, or ask for fewer distractors",
+            "too few prompts to make distractors of", found=found, expected=expected, remedy=remedy
         )
     return tuple(map(tuple, corpora))
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from specplug.replay.calibration import Calibration, means, together
@@ -54,12 +55,10 @@ class ReplayReport:
 
     def faults(self) -> dict[str, dict[str, int]]:
         """Return the faults of all runs, by plug-in and kind."""
-        total: dict[str, dict[str, int]] = {}
+        total: dict[str, Counter[str]] = {}
         for plugin, kinds in (it for run in self.runs for each in run.results.values() for it in each.faults.items()):
-            mine = total.setdefault(plugin, {})
-            for kind, count in kinds.items():
-                mine[kind] = mine.get(kind, 0) + count
-        return total
+            total.setdefault(plugin, Counter()).update(kinds)
+        return {plugin: dict(kinds) for plugin, kinds in total.items()}
 
     def as_dict(self) -> dict[str, Any]:
         """Return the whole report ready for JSON, including the histograms of steps."""
@@ -73,10 +72,10 @@ class ReplayReport:
 
     # -- tables --------------------------------------------------------------------------------------------------
 
-    def _at(self, label: str, mode: Mode, batch: int) -> dict[str, Result]:
+    def _at(self, label: str, mode: Mode, batch: int) -> Mapping[str, Result]:
         """Return the results of a run by workload."""
         key = (label, mode, batch)
-        return dict(next(it.results for it in self.runs if (it.setup.label, it.mode, it.batch) == key))
+        return next(it.results for it in self.runs if (it.setup.label, it.mode, it.batch) == key)
 
     def _counts(self, label: str, mode: Mode, batch: int) -> list[StepCounts]:
         return [result.counts for result in self._at(label, mode, batch).values()]
@@ -139,14 +138,11 @@ class ReplayReport:
     def _run(self, run: ReplayRun) -> dict[str, Any]:
         results = run.results.values()
         counts = [result.counts for result in results]
+        setup = {name: getattr(run.setup, name) for name in ("proposer", "label", "policy", "gamma", "trees")}
         return {
-            "proposer": run.setup.proposer,
-            "label": run.setup.label,
-            "policy": run.setup.policy,
+            **setup,
             "mode": run.mode,
-            "gamma": run.setup.gamma,
             "batches": [run.batch],
-            "trees": run.setup.trees,
             "workloads": {name: self._result(result, run.batch) for name, result in run.results.items()},
             "pooled": self._figures(pool(counts), run.batch),
             "mean_speedup": {str(run.batch): mean_speedup(counts, run.batch, self.roofline)},
@@ -167,10 +163,8 @@ class ReplayReport:
 
     def _figures(self, counts: StepCounts, batch: int) -> dict[str, Any]:
         names = ("steps", "emitted", "verified", "accepted", "tau", "acceptance_rate", "drafts_per_step", "waste")
-        return {
-            **{name: getattr(counts, name) for name in names},
-            "speedup": {str(batch): counts.speedup(batch, self.roofline)},
-        }
+        figures = {name: getattr(counts, name) for name in names}
+        return {**figures, "speedup": {str(batch): counts.speedup(batch, self.roofline)}}
 
 
 def _cells(counts: StepCounts) -> tuple[str, ...]:

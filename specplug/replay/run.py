@@ -40,13 +40,10 @@ def replay(
     registry: Registry | None = None,
     advance: Callable[[], None] = lambda: None,
 ) -> Result:
-    """Replay items one after another; each stands for `batch` identical requests.
+    """Replay items one after another; each stands for `batch` identical requests, and `advance` is called after each.
 
-    Args:
-        mode: "cold" keeps nothing between requests and rebuilds proposer and policy for each.  "serving" keeps all
-            state.
-        registry: registry of plug-ins; by default the installed ones.
-        advance: called after each item.
+    The mode "cold" keeps nothing between requests and rebuilds proposer and policy for each; "serving" keeps all state.
+    Without a registry, the plug-ins are the installed ones.
     """
     result = Result()
     with stored(corpora_of(items, documents=setup.corpus, distractors=setup.distractors)) as store:
@@ -132,10 +129,8 @@ def execute(
 
     State is kept within one workload, so that workloads are independent.
 
-    Args:
-        distractors: corpora to draft from, in addition to those of the setup.
-        jobs: number of processes; 1 runs in this one.
-        advance: called with the number of requests replayed since the last call.
+    The `distractors` are corpora in addition to those of the setup.  With one job, all run in this process.  `advance`
+    is called with the number of requests replayed since the last call.
     """
     tasks = [(run, workload) for run in runs for workload in traces]
     arguments = zip(*[(run, traces[name], vocab_size, distractors.get(name, ())) for run, name in tasks], strict=True)

@@ -51,9 +51,8 @@ class Occupant:
 class ReplaySlots:
     """The token table of S slots and L tokens, and the running requests in order of arrival.
 
-    Attributes:
-        taken: the occupants of the slots in use, which are the rows of a batch.
-        is_compiled: whether compiled steps take the stage's, as for most proposers on the host.
+    The occupants of the slots `taken` are the rows of a batch.  If `is_compiled`, as for most proposers on the host,
+    compiled steps take the place of the stage's.
     """
 
     def __init__(self, stage: DraftStage, max_slots: int, max_length: int, vocab_size: int) -> None:
@@ -109,23 +108,15 @@ class ReplaySlots:
         """Append tokens to an occupant's text. A text that does not fit is an `EngineError`."""
         stop = occupant.length + len(tokens)
         if stop > self._texts.shape[1]:
-            raise EngineError.build(
-                "the text does not fit",
-                who=repr(occupant.request.request_id),
-                found=f"{stop} tokens",
-                expected=f"at most {self._texts.shape[1]}",
-            )
+            who, expected = repr(occupant.request.request_id), f"at most {self._texts.shape[1]}"
+            raise EngineError.build("the text does not fit", who=who, found=f"{stop} tokens", expected=expected)
         self._texts[occupant.slot, occupant.length : stop] = tokens
         occupant.length = stop
 
     def batch(self, occupants: Sequence[Occupant], *, resets: bool = True) -> EngineBatch:
-        """Return the batch of some occupants, B rows.
-
-        With `resets`, it names the slots that have a new occupant since the last such batch.
-        """
+        """Return a batch of B rows; with `resets`, it names the slots with a new occupant since the last such batch."""
         size, slots = len(occupants), torch.tensor([it.slot for it in occupants])
-        lengths = _ints([it.length for it in occupants])
-        table = self._allocator.slots
+        lengths, table = _ints([it.length for it in occupants]), self._allocator.slots
         return EngineBatch(
             slots=slots,
             generations=torch.tensor([table.generations[it.slot] for it in occupants]),
