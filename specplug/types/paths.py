@@ -41,28 +41,6 @@ def along_paths(certain: Tensor, parents: Tensor | None) -> tuple[Tensor, Tensor
     return survival, gain
 
 
-def path_to(node: Tensor, parents: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the path from the context to one node of each tree.
-
-    Args:
-        node: [B] int64, `ROOT` for no node.
-        parents: [B, N] int32, N > 0.
-
-    Returns:
-        [B, N] int64, the nodes of the path in order, undefined after the last one; and [B] int32, the path length.
-    """
-    draft_length = parents.shape[1]
-    backwards = []  # leaf first
-    for _ in range(draft_length):
-        backwards.append(node)
-        up = parents.gather(1, node.clamp(min=0)[:, None])[:, 0].long()
-        node = torch.where(node >= 0, up, ROOT)
-    path = torch.stack(backwards, 1).flip(1)  # ROOT entries first, then context to leaf
-    lengths = (path >= 0).sum(1).to(torch.int32)
-    shift = torch.arange(draft_length, device=parents.device)[None] + (draft_length - lengths[:, None])
-    return path.gather(1, shift.clamp(max=draft_length - 1).long()).clamp(min=0), lengths
-
-
 def best_path(gain: Tensor, lengths: Tensor, parents: Tensor) -> tuple[Tensor, Tensor]:
     """Return the path with the most expected accepted tokens of each tree; a tie goes to the node of highest index.
 
@@ -72,14 +50,23 @@ def best_path(gain: Tensor, lengths: Tensor, parents: Tensor) -> tuple[Tensor, T
         parents: [B, N] int32.
 
     Returns:
-        Nodes and lengths as of `path_to`.
+        [B, N] int64, the nodes of the path in order, undefined after the last one; and [B] int32, the path length.
     """
     draft_length = parents.shape[1]
     if draft_length == 0:
         return parents.long(), torch.zeros_like(lengths)
-    inside = torch.arange(draft_length, device=parents.device) < lengths[:, None]
-    best = draft_length - 1 - torch.where(inside, gain, -1.0).flip(1).argmax(1)
-    return path_to(torch.where(lengths > 0, best, ROOT), parents)
+    places = torch.arange(draft_length, device=parents.device)
+    inside = places < lengths[:, None]
+    node = draft_length - 1 - torch.where(inside, gain, -1.0).flip(1).argmax(1)
+    node, backwards = torch.where(lengths > 0, node, ROOT), []  # leaf first
+    for _ in range(draft_length):
+        backwards.append(node)
+        up = parents.gather(1, node.clamp(min=0)[:, None])[:, 0].long()
+        node = torch.where(node >= 0, up, ROOT)
+    path = torch.stack(backwards, 1).flip(1)  # ROOT entries first, then context to leaf
+    lengths = (path >= 0).sum(1).to(torch.int32)
+    shift = places + (draft_length - lengths[:, None])
+    return path.gather(1, shift.clamp(max=draft_length - 1).long()).clamp(min=0), lengths
 
 
 def gather_nodes(tensor: Tensor, nodes: Tensor) -> Tensor:

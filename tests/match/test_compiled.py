@@ -16,13 +16,11 @@ from specplug.match import cpu
 from specplug.match.cpu import compiled
 
 USE = """
-import numpy as np
-from specplug.match.cpu import recency, responses, texts
-memory, own = responses.Responses(256, 4), texts.Texts(1, 64, 4)
+from specplug.match.cpu import recency, texts
+own = texts.Texts(1, 64, 4)
 own.extend(0, [1, 2, 1])
-memory.add(1, np.zeros(0, np.int32), np.array([1, 2, 1, 2], np.int32))
 assert own.candidates[0] == 1
-kernels = [it for module in (recency, responses, texts) for it in vars(module).values() if hasattr(it, "stats")]
+kernels = [it for module in (recency, texts) for it in vars(module).values() if hasattr(it, "stats")]
 print(sum(sum(it.stats.cache_hits.values()) for it in kernels))
 print(sum(sum(it.stats.cache_misses.values()) for it in kernels))
 """

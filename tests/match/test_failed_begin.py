@@ -12,7 +12,7 @@ import pytest
 
 from specplug.corpus.segment import Segment
 from specplug.corpus.store import Store
-from specplug.match.cpu.corpus_index import IdTable
+from specplug.match.cpu.corpus_index import IdTable, IndexSegment
 from specplug.match.cpu.lookup import Lookup
 from specplug.match.cpu.responses import Responses
 from specplug.text.fingerprint import fingerprint
@@ -142,39 +142,31 @@ def test_a_document_that_cannot_be_read_costs_itself(
 
 def test_a_segment_that_cannot_be_searched_costs_itself(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     """Segments searched together with it still give drafts; its own earlier contents no longer do."""
+
+    def refuse(text: Any, *rest: Any) -> IndexSegment:
+        if text[1] == BEGIN[0]:
+            raise ValueError("malformed, as a test wants it")
+        return IndexSegment(text, *rest)
+
     put(store, "old", [7, 8, 9, 6], tenant="us")
     with opened(store) as server:
         assert server.ask([7, 8, 9], tenant="us").token_ids == (6,)
         store.remove("old", tenant="us")
         put(store, "torn", THEIRS, tenant="us")
         put(store, "whole", [7, 8, 9, 5], tenant="you")
-        monkeypatch.setattr("specplug_retrieval.proposer.IndexSegment", _refusing())
+        monkeypatch.setattr("specplug_retrieval.proposer.IndexSegment", refuse)
         server.watcher._look()
         assert server.ask([7, 8, 9], tenant="us").token_ids == ()
         assert server.ask([7, 8, 9], tenant="you").token_ids == (5,)
         assert any("as a test wants it" in problem for problem in server.proposer.status()["problems"])
 
 
-def _refusing() -> Callable[..., Any]:
-    from specplug.match.cpu.corpus_index import IndexSegment as Searched
-
-    def made(text: Any, *rest: Any) -> Searched:
-        if text[1] == BEGIN[0]:
-            raise ValueError("malformed, as a test wants it")
-        return Searched(text, *rest)
-
-    return made
-
-
 def test_a_change_that_cannot_be_taken_in_is_looked_at_again(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     with opened(store) as server:
         put(store, "new", [7, 8, 9, 6], tenant="us")
-        for part in ("list", "shelf"):
+        for owner, part in ((Store, "list"), (server.watcher, "_corpus_index_of")):
             with monkeypatch.context() as patch:
-                if part == "list":
-                    patch.setattr(Store, "list", fails)
-                else:
-                    patch.setattr(server.watcher, "_corpus_index_of", fails)
+                patch.setattr(owner, part, fails)
                 with pytest.raises(OSError, match="does not answer"):
                     server.watcher._look()
             assert server.ask([7, 8, 9], tenant="us").token_ids == ()

@@ -83,30 +83,24 @@ class TestSeveralProposers:
         self.down = Recorder(rows([9, 8], [9, 8], [9, 8]), learns=True)
         return Rig({"up": self.up, "down": self.down}, **caps)
 
-    def test_requests_choose(self):
+    def test_requests_choose_and_who_is_not_chosen_only_ingests(self):
         rig = started(self.rig(), a=[1])
+        rig.draft()
+        assert (len(self.up.limits), len(self.down.limits)) == (1, 0)
         rig.start("b", [1], proposer="down")
         rig.start("c", [1], proposer="up")
         draft = rig.draft()
         assert drafts(draft) == [[2, 3, 4, 5], [9, 8], [2, 3, 4, 5]]
         assert draft.sources == rig.stage.sources == ("up/own", "up/other", "down")
         assert draft.source.tolist() == [[0] * 4, [2, 2, -1, -1], [0] * 4]
-        assert self.up.limits == [[4, 0, 4]]
+        assert self.up.limits[1:] == [[4, 0, 4]]
         assert self.down.limits == [[0, 4, 0]]
-        assert self.up.handed == self.down.handed == [{(0, 0): [1], (1, 0): [1], (2, 0): [1]}], "all ingest every row"
-
-    def test_who_is_not_chosen_only_ingests(self):
-        rig = started(self.rig(), a=[1])
-        rig.draft()
-        assert (len(self.up.limits), len(self.down.limits)) == (1, 0)
-        assert len(self.up.handed) == len(self.down.handed) == 1
-        rig.start("b", [1], proposer="down")
-        rig.draft()
         rig.leave("b")
-        rig.start("c", [1])  # in its slot: the choice ends with the request
-        assert drafts(rig.draft()) == [[2, 3, 4, 5]] * 2
+        rig.start("d", [1])  # in its slot: the choice ends with the request
+        assert drafts(rig.draft()) == [[2, 3, 4, 5]] * 3
         assert (len(self.up.limits), len(self.down.limits)) == (3, 1)
-        assert len(self.up.handed) == len(self.down.handed) == 3
+        everything = [{(0, 0): [1]}, {(0, 0): [], (1, 0): [1], (2, 0): [1]}, {(0, 0): [], (2, 0): [], (1, 1): [1]}]
+        assert self.up.handed == self.down.handed == everything, "all ingest every row"
 
     def test_each_observes_the_whole_batch_with_its_own_sources(self):
         rig = started(self.rig(), a=[1])
@@ -145,20 +139,17 @@ class TestTrees:
         [(_, seen, _)] = proposer.observed
         assert seen.parents.tolist() == draft.parents.tolist() == [[-1, -1, 1, -1]]
 
-    def test_elsewhere_they_become_their_best_chain(self):
-        rig = started(rig_of(Recorder(fork, trees=True)), a=[1])
-        draft = rig.draft()
-        assert draft.parents is None
-        assert drafts(draft) == [[20, 21]]
-        assert rig.draft(0).parents is None
-
-    def test_beside_chains(self):
-        rig = Rig({"tree": Recorder(fork, trees=True), "chain": Recorder()}, caps=EngineCaps(4, trees=True))
+    @pytest.mark.parametrize(("trees", "tree"), [(True, [10, 20, 21]), (False, [20, 21])])
+    def test_beside_chains_and_elsewhere_as_their_best_chain(self, trees, tree):
+        rig = Rig({"tree": Recorder(fork, trees=True), "chain": Recorder()}, caps=EngineCaps(4, trees=trees))
         rig.start("a", [1])
         rig.start("b", [1], proposer="chain")
         draft = rig.draft()
-        assert drafts(draft) == [[10, 20, 21], [2, 3, 4, 5]]
-        assert draft.parents.tolist() == [[-1, -1, 1, -1], [-1, 0, 1, 2]]
+        assert drafts(draft) == [tree, [2, 3, 4, 5]]
+        assert (None if draft.parents is None else draft.parents.tolist()) == (
+            [[-1, -1, 1, -1], [-1, 0, 1, 2]] if trees else None
+        )
+        assert (rig.draft(0).parents is not None) == trees
 
 
 NAN = float("nan")

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
 from specplug.types.request import RequestOptions
@@ -76,22 +74,3 @@ def test_a_copy_of_what_was_flushed_does_not_go_on_in_somebody_elses_response(ma
         driver.extend("mine", [token])
         drafted = driver.step(4, order=["mine"]).by_request()["mine"].token_ids
         assert not set(drafted) & (set(SECRET) - set(driver.text("mine")))
-
-
-@pytest.mark.parametrize("more", [{}, {"memory_tokens": 0}, PRIVATE], ids=["stored", "no memory", "not"])
-def test_clients_learn_by_token_in_rows_of_their_own(make: Make, more: dict[str, Any]) -> None:
-    """Rates by token tell which tokens a text repeats, and draft lengths depend on them."""
-    driver = make(**({} if "options" in more else more))
-    lookup = driver.proposer.lookup
-    fields = more if "options" in more else {}
-
-    def learnt(key: str) -> set[tuple[str, int]]:
-        tables = {"contexts": lookup.tables.contexts, "tokens": lookup.tables.tokens}
-        before = {name: table[:, 1].copy() for name, table in tables.items()}
-        serve(driver, [*STATED, *STATED, *STATED], isolation_key=key, **fields)
-        return {(name, row) for name, table in tables.items() for row in (table[:, 1] - before[name]).nonzero()[0]}
-
-    rows = [learnt(key) for key in ("us", "them", "")]
-    assert all(rows)
-    assert not rows[0] & rows[1] | rows[0] & rows[2] | rows[1] & rows[2]
-    assert learnt("us") & rows[0]

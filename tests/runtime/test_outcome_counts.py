@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specplug.metrics import NO_SOURCE, SpecMetrics
@@ -23,6 +23,7 @@ def verdict(rows):
     return Verdict(verified, verified, accepted, zeros, accepted + 1, zeros)
 
 
+@settings(max_examples=50)
 @given(steps=STEPS)
 def test_counts_are_those_of_the_device_counters(steps):
     counts, reference = OutcomeCounts("eagle", LONGEST), SpecMetrics(["eagle"], LONGEST)

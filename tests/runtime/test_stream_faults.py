@@ -17,7 +17,6 @@ from tests.runtime.test_stream_steps import Crossed
 
 PLAN = StepPlan(DRAFT_LENGTH)
 PROMPT = [0, 1, 2, 3, 0, 1, 2, 3, 0, 1]
-DRAFT = [2, 3, 0]
 
 
 class Refusing(InlineStream):
@@ -88,25 +87,19 @@ def draft(engine: Engine, name: str = "a", token: int = 1) -> list[int]:
     return ids[0].tolist()
 
 
-def test_a_step_that_is_refused_costs_drafts(streamed):
+@pytest.mark.parametrize("part", ["launch", "unpack"])
+def test_a_step_that_fails_costs_drafts_and_its_row_loses_nothing(streamed, monkeypatch, part):
     engine, stream = streamed
-    texts = iter([2, 3, 0, 1, 2])
-    assert draft(engine, token=next(texts)) == [3, 0, 1]
-    stream.refuses = True
-    assert draft(engine, token=next(texts)) == [0] * DRAFT_LENGTH
-    stream.refuses = False
-    assert draft(engine, token=next(texts)) == [1, 2, 3], "the row has lost nothing"
-    assert faults(engine) == {"stream": {"raised": 1}}
-
-
-def test_a_step_whose_drafts_are_not_handed_on_costs_them(streamed, monkeypatch):
-    engine, _ = streamed
+    assert draft(engine, token=2) == [3, 0, 1]
     before = len(engine.steps._ring)
     with monkeypatch.context() as patch:
-        patch.setattr(host_kernels, "unpack", lambda *_: 1 / 0)
-        for token in (2, 3):
+        if part == "launch":
+            patch.setattr(stream, "refuses", True)
+        else:
+            patch.setattr(host_kernels, "unpack", lambda *_: 1 / 0)
+        for token in (3, 0):
             assert draft(engine, token=token) == [0] * DRAFT_LENGTH
-    assert draft(engine, token=0) == [1, 2, 3]
+    assert draft(engine, token=1) == [2, 3, 0]
     assert len(engine.steps._ring) == before, "the memory of steps that failed is used again"
     assert faults(engine) == {"stream": {"raised": 2}}
 

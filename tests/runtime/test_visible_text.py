@@ -14,6 +14,7 @@ PIECES = [b"", b"a", b"ab", b"b", b"ba", b" ", b"\n", "東".encode(), b"\xe6", b
 """What tokens spell: nothing (special ones), letters, and a character cut across tokens."""
 
 STOPS = ["a", "ab", "ba", "b\n", "東", "a東", " b", "aba"]
+STOP_LISTS = st.lists(st.sampled_from(STOPS), min_size=1, max_size=2)
 
 
 def decode(ids: Sequence[int]) -> str:
@@ -51,17 +52,13 @@ WELL_FORMED = st.lists(st.sampled_from([1, 2, 3, 4, 5, 6, 7, 0]) | st.just("spli
 )
 
 
-@given(output=WELL_FORMED, stop=st.lists(st.sampled_from(STOPS), min_size=1, max_size=2), keep=st.booleans())
+@given(output=WELL_FORMED, stop=STOP_LISTS, keep=st.booleans())
 @example(output=ids_of(b"a", b"ba"), stop=["ba", "aba"], keep=False)
 def test_every_token_before_the_cut_and_none_behind_it(output, stop, keep):
     assert tokens_before_stop(output, stop, decode, keep=keep) == plain(output, stop, keep=keep)
 
 
-@given(
-    output=st.lists(st.integers(0, len(PIECES) - 1), max_size=30),
-    stop=st.lists(st.sampled_from(STOPS), min_size=1, max_size=2),
-    keep=st.booleans(),
-)
+@given(output=st.lists(st.integers(0, len(PIECES) - 1), max_size=30), stop=STOP_LISTS, keep=st.booleans())
 @example(output=ids_of(b"a", b"\xe6", b"\x9d"), stop=["a"], keep=True)
 def test_broken_characters_never_let_through_what_nobody_saw(output, stop, keep):
     expected, found = plain_text(output, stop, keep), tokens_before_stop(output, stop, decode, keep=keep)
@@ -93,13 +90,7 @@ def test_what_stands_in_the_prompt_is_no_stop():
     assert tokens_before_stop(ids_of(b"b", b"b", b"\n", b"a"), ["b\n"], decode, lead=lead) == 1
 
 
-@given(
-    output=WELL_FORMED,
-    stop=st.lists(st.sampled_from(STOPS), min_size=1, max_size=2),
-    keep=st.booleans(),
-    least=st.integers(0, 6),
-    newest=st.integers(1, 20),
-)
+@given(output=WELL_FORMED, stop=STOP_LISTS, keep=st.booleans(), least=st.integers(0, 6), newest=st.integers(1, 20))
 @example(output=ids_of(b"\xe6", b"\x9d", b"\xb1", b"a", b"a"), stop=["a"], keep=False, least=4, newest=4)
 @settings(max_examples=60, suppress_health_check=[HealthCheck.filter_too_much])
 def test_decoding_the_newest_tokens_alone_finds_the_same_cut(output, stop, keep, least, newest):

@@ -58,7 +58,7 @@ def admitted_by_heap(case: Case) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("trees", [False, True])
-@settings(max_examples=200)
+@settings(max_examples=120)
 @given(random=st.randoms(use_true_random=False))
 def test_the_tokens_are_those_of_the_heap(trimmer, trees, random):
     plain, step = trimmer
