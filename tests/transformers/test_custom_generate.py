@@ -121,7 +121,7 @@ def test_streamer(skip_prompt, capsys):
     assert capsys.readouterr().out == expected
 
 
-def test_sampling_follows_manual_seed():
+def test_samples_follow_manual_seed_and_differ():
     model = cached_model("llama")
 
     def sample(seed: int) -> torch.Tensor:
