@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from specplug_transformers.support import VERSIONS
+from specplug_transformers.runner import VERSIONS
 
 ROOT = Path(__file__).parents[1]
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())

@@ -28,7 +28,7 @@ def check(_settings: Any) -> list[CheckResult]:
     except ImportError as error:
         remedy = "pip install 'specplug[transformers]'"
         return [CheckResult("warn", f"transformers is not installed: {error}", remedy)]
-    from specplug_transformers.support import VERSIONS
+    from specplug_transformers.runner import VERSIONS
 
     try:
         failure = "" if _generates_the_same_text() else "another text than without specplug"

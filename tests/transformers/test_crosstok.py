@@ -100,7 +100,6 @@ def assert_same(found: Engine) -> SpecMetrics:
         ("tiny-draft", "auto", {"common ids"}),
         ("tiny-draft-other", "slem", {"text", "open word"}),
         ("tiny-draft-other", "tli", {"common ids"}),
-        ("tiny-draft-other", "auto", {"text", "open word"}),
     ],
 )
 def test_outputs_are_the_targets(draft: str, route: str, sources: set[str], engine: Make) -> None:
@@ -120,10 +119,9 @@ def test_a_tokenizer_with_gaps(route: str, whose: str, engine: Make, tmp_path: P
     assert counts.total.accepted > 0.3 * counts.total.tested > 0
 
 
-@pytest.mark.parametrize("draft", ["tiny-draft", "tiny-draft-other"])
-def test_requests_take_turns(draft: str, engine: Make) -> None:
+def test_requests_take_turns(engine: Make) -> None:
     """There are fewer slots than requests, fewer caches than slots, and long prompts are caught up with in chunks."""
-    counts = assert_same(engine(draft, max_num_seqs=3, max_requests=2, prefill_chunk=16))
+    counts = assert_same(engine("tiny-draft-other", max_num_seqs=3, max_requests=2, prefill_chunk=16))
     assert counts.total.accepted > 0
 
 

@@ -8,9 +8,8 @@ import functools
 import pytest
 import torch
 
-from specplug_transformers import GenerateRequest, SamplingParams
 from tests.transformers.conftest import assert_greedy_equal, assert_plain, cached_model, greedy, requests_of
-from tests.transformers.toys import ATTENTION, VOCAB, Oracle, prompts
+from tests.transformers.toys import ATTENTION, Oracle, prompts
 
 PROMPTS = prompts(5)
 MAX_TOKENS = 32
@@ -42,9 +41,8 @@ def test_every_model_gives_its_own_answers(name, attention, make_engine):
     assert sum(output.accepted for output in outputs) > 0, "nothing was accepted, so nothing was tested"
 
 
-@pytest.mark.parametrize(("name", "attention"), [("llama", "eager"), ("sliding mistral", "sdpa")])
-def test_in_double_precision(name, attention, make_engine):
-    model = copy.deepcopy(cached_model(name, attention)).to(torch.float64)
+def test_in_double_precision(make_engine):
+    model = copy.deepcopy(cached_model("sliding mistral")).to(torch.float64)
     engine = make_engine(model, proposer="ngram", options={"ngram": {"min_n": 1}})
     outputs = engine.generate(requests_of(PROMPTS[:3], max_tokens=MAX_TOKENS, ignore_eos=True))
     assert_plain(model, PROMPTS[:3], outputs, MAX_TOKENS)
@@ -56,7 +54,6 @@ def test_in_double_precision(name, attention, make_engine):
         (0, "ngram", {}),
         (1, "garbage", {}),
         (3, "row writer", {}),
-        (9, "ngram", {}),
         (9, "garbage", {}),
         (4, "garbage", {"policy": "none"}),
     ],
@@ -106,15 +103,6 @@ def test_bfloat16_runs_the_same_arithmetic_at_draft_length_zero(make_engine):
     model = cached_model("llama").__class__(cached_model("llama").config)
     model.load_state_dict(cached_model("llama").state_dict())
     model = model.to(torch.bfloat16).eval()
-    prompt = [5]
     engine = make_engine(model, mode="off")
-    [output] = engine.generate(requests_of([prompt], max_tokens=12, ignore_eos=True))
-    assert list(output.token_ids) == greedy(model, prompt, 12, eos_token_id=None)
-
-
-def test_a_tensor_is_a_prompt_too(make_engine, llama):
-    engine = make_engine()
-    request = GenerateRequest(prompt=torch.tensor([5, 6, 7]), params=SamplingParams(max_tokens=8))
-    [output] = engine.generate([request])
-    assert list(output.token_ids) == greedy(llama, [5, 6, 7], 8)
-    assert max(output.token_ids) < VOCAB
+    [output] = engine.generate(requests_of([torch.tensor([5])], max_tokens=12, ignore_eos=True))  # a tensor will do
+    assert list(output.token_ids) == greedy(model, [5], 12, eos_token_id=None)

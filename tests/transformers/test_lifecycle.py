@@ -26,7 +26,7 @@ def request(name, prompt=(5, 9, 33), max_tokens=12):
     )
 
 
-@pytest.mark.parametrize("victim", range(5))
+@pytest.mark.parametrize("victim", [0, 2, 4])
 def test_abort_a_running_or_waiting_request(make_engine, llama, victim):
     """The others go on undisturbed, also the one whose cache row moves."""
     engine = make_engine(proposer="recorder", max_num_seqs=3)

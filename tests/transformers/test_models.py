@@ -13,9 +13,8 @@ from specplug.errors import EngineError
 from specplug.interfaces import PluginContext
 from specplug.plugins.specs import ProposerSpec
 from specplug.types.caps import ProposerCaps
-from specplug_transformers import Engine, plugin, support
-from specplug_transformers.runner import ModelRunner
-from specplug_transformers.support import longest_context
+from specplug_transformers import Engine, plugin
+from specplug_transformers.runner import VERSIONS, ModelRunner, longest_context
 from tests.transformers import toys
 from tests.transformers.conftest import assert_greedy_equal, assert_plain, cached_model, greedy, requests_of
 from tests.transformers.toys import ATTENTION, WINDOW, build_model, prompts
@@ -29,11 +28,19 @@ def tiny(kind: str, **config: Any) -> Any:
     return getattr(transformers, f"{kind}ForCausalLM")(getattr(transformers, f"{kind}Config")(**{**shape, **config}))
 
 
+LINEAR = ["linear_attention", "full_attention"]
+SHAPE = {"hidden_size": 32, "intermediate_size": 32, "num_key_value_heads": 1, "pad_token_id": None}
+NEMOTRON = {"layers_block_type": LINEAR, "mamba_num_heads": 4, "mamba_head_dim": 16, "n_groups": 1}
+
+
 @pytest.mark.parametrize(
     ("kind", "config", "words"),
     [
-        ("Mamba", {"state_size": 4}, "layers of type"),
+        ("Mamba", {"state_size": 4}, r"layers of type.*rolls back to the accepted length"),
         ("Rwkv", {}, "recurrent state"),
+        ("Lfm2", {**SHAPE, "layer_types": ["conv", "full_attention"]}, r"layers of type \['conv'\]"),
+        ("Qwen3Next", {**SHAPE, "layer_types": LINEAR, "num_experts": 2}, r"layers of type \['linear_attention'\]"),
+        ("NemotronH", {**SHAPE, **NEMOTRON}, "layers of type|recurrent state"),
         ("Bloom", {}, "attention of the model's own"),
         ("GPTNeo", {"attention_types": [[["local"], 2]]}, "attention of the model's own"),
         ("Bart", {"d_model": 16, "decoder_attention_heads": 2, "decoder_layers": 1}, "attention of the model's own"),
@@ -47,7 +54,6 @@ def test_models_that_cannot_be_served_are_refused(kind, config, words):
 @pytest.mark.parametrize(
     ("field", "value", "words"),
     [
-        ("layer_types", ["full_attention", "linear_attention"], r"layers of type \['linear_attention'\]"),
         ("_attn_implementation", "flash_attention_2", "'flash_attention_2'.*attn_implementation='sdpa'"),
         ("_attn_implementation", "flex_attention", "'flex_attention'.*attn_implementation='sdpa'"),
         ("is_encoder_decoder", True, "an encoder-decoder model"),
@@ -58,31 +64,6 @@ def test_configs_that_cannot_be_served_are_refused(field, value, words):
     setattr(model.config, field, value)
     with pytest.raises(EngineError, match=words):
         Engine(model)
-
-
-MAMBA = {"mamba_n_heads": 4, "mamba_d_head": 16, "mamba_d_state": 4, "mamba_expand": 2, "mamba_chunk_size": 8}
-LINEAR, CONV = (["linear_attention", "full_attention"], ["conv", "full_attention"])
-RECURRENT: dict[str, dict[str, Any]] = {
-    "FalconH1": {"mamba_d_ssm": 64, "mamba_n_heads": 4, "mamba_d_head": 16},
-    "Lfm2": {"layer_types": CONV},
-    "Mamba2": {"head_dim": 16, "num_heads": 4, "n_groups": 1},
-    "NemotronH": {"layers_block_type": LINEAR, "mamba_num_heads": 4, "mamba_head_dim": 16, "n_groups": 1},
-    "Qwen3Next": {"layer_types": LINEAR, "num_experts": 2, "num_experts_per_tok": 1},
-    "Zamba2": {**MAMBA, "layers_block_type": ["mamba", "hybrid"], "hybrid_layer_ids": [1], "n_mamba_heads": 4},
-    "xLSTM": {},
-}
-
-
-@pytest.mark.parametrize("kind", RECURRENT)
-def test_models_with_recurrent_layers_are_refused(kind):
-    """Their states cannot be rolled back to an accepted length, also where attention layers stand beside them."""
-    shape = {"hidden_size": 32, "intermediate_size": 32, "num_key_value_heads": 1}
-    model = tiny(kind, **{"pad_token_id": None, **shape, **RECURRENT[kind]})
-    words = r"layers of type \['[^\]]*(conv|hybrid|linear_attention)|recurrent state"
-    with pytest.raises(EngineError, match=words) as caught:
-        Engine(model)
-    assert model.config.model_type in str(caught.value)
-    assert "rolls back to the accepted length" in str(caught.value)
 
 
 def test_models_that_look_ahead_are_found_out():
@@ -198,10 +179,10 @@ def test_a_transformers_that_has_moved_is_named(monkeypatch, owner):
     monkeypatch.delattr(owner, {"Cache": "update", "PreTrainedModel": "_is_stateful"}[owner.__name__])
     with pytest.raises(EngineError, match="does not run with specplug's cache") as caught:
         Engine(build_model("llama"))
-    for part in (f"found transformers {transformers.__version__}", f"expected {support.VERSIONS}"):
+    for part in (f"found transformers {transformers.__version__}", f"expected {VERSIONS}"):
         assert part in str(caught.value)
     result = plugin.check(None)[1]
-    assert (result.status, result.remedy) == ("fail", support.VERSIONS.remedy)
+    assert (result.status, result.remedy) == ("fail", VERSIONS.remedy)
     assert transformers.__version__ in result.summary
 
 

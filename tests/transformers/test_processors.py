@@ -45,9 +45,6 @@ WITH_TWIN: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     ),
 }
 SAMPLED: dict[str, dict[str, Any]] = {
-    "top k": {"top_k": 3},
-    "top p": {"top_p": 0.7},
-    "min p": {"min_p": 0.2},
     "all three": {"top_k": 12, "top_p": 0.9, "min_p": 0.05},
     "with a penalty": {"top_k": 12, "repetition_penalty": 1.4},
 }
@@ -76,7 +73,7 @@ def test_equals_generate(name, make_engine, llama):
     both_ways(make_engine, expected, **ours)
 
 
-@pytest.mark.parametrize(("presence", "frequency"), [(2.5, 0.0), (0.0, 1.5), (-1.0, 2.0)])
+@pytest.mark.parametrize(("presence", "frequency"), [(2.5, 0.0), (-1.0, 2.0)])
 def test_penalties_by_hand(make_engine, llama, presence, frequency):
     """Presence and frequency penalties count the output only, whatever the prompt holds."""
     expected = []

@@ -29,7 +29,7 @@ def test_a_request_can_refuse_drafts(make_engine, llama, fields):
     assert list(mine.token_ids) == greedy(llama, PROMPT, 24, eos_token_id=None)
 
 
-@pytest.mark.parametrize("draft_length", [1, 2, 4, 100])
+@pytest.mark.parametrize("draft_length", [2, 100])
 def test_a_request_can_lower_the_draft_length(make_engine, llama, draft_length):
     answer = greedy(llama, PROMPT, 24, eos_token_id=None)
     Oracle.answers = {"mine": answer, "other": greedy(llama, [7], 24, eos_token_id=None)}
@@ -91,20 +91,19 @@ MISTAKES = {
 }
 
 
-@pytest.mark.parametrize("mistake", MISTAKES)
-def test_mistakes_are_refused_and_the_engine_serves_on(make_engine, llama, mistake):
+def test_mistakes_are_refused_and_the_engine_serves_on(make_engine, llama):
     engine = make_engine(extra_proposers=["oracle"], limits={"max_reference_tokens": 50})
     engine.add(request(request_id="first"))
     engine.step()
-    requested, words = MISTAKES[mistake]
-    params = SamplingParams(**requested.get("params", {}))
-    wrong = GenerateRequest(**{"prompt": PROMPT, **requested, "params": params})
-    with pytest.raises(RequestError) as caught:
-        engine.add(wrong)
-    assert words in str(caught.value)
+    for mistake, (requested, words) in MISTAKES.items():
+        params = SamplingParams(**requested.get("params", {}))
+        with pytest.raises(RequestError) as caught:
+            engine.add(GenerateRequest(**{"prompt": PROMPT, **requested, "params": params}))
+        assert words in str(caught.value), mistake
     outputs = list(engine.run())
     assert {output.request_id for output in outputs} == {"first"}
     assert list(outputs[-1].token_ids) == greedy(llama, PROMPT, 24, eos_token_id=None)
+    assert engine.add(request(request_id="first")) == "first", "the id is free again"
 
 
 BAD_PARAMS = {
@@ -131,10 +130,3 @@ def test_bad_sampling_parameters(name):
     for value in BAD_PARAMS[name]:
         with pytest.raises(RequestError, match=f"bad sampling parameter '{name}'; found .*; expected"):
             SamplingParams(**{name: value})
-
-
-def test_an_id_is_free_again_when_its_request_has_ended(make_engine):
-    engine = make_engine()
-    engine.generate([request()])
-    [output] = engine.generate([request()])
-    assert output.request_id == "mine"

@@ -16,9 +16,9 @@ def ask(engine: Engine, prompt: Any, **params: Any) -> RequestOutput:
 
 
 def texts(engine: Engine) -> list[set[tuple[int, ...]]]:
-    """Ask for three seeds ten times each, in turns with others; return the texts that each gave."""
+    """Ask for three seeds five times each, in turns with others; return the texts that each gave."""
     found: list[set[tuple[int, ...]]] = [set() for _ in range(3)]
-    for _ in range(10):
+    for _ in range(5):
         for seed, prompt in enumerate(toys.prompts(3)):
             found[seed].add(ask(engine, prompt, max_tokens=32, top_k=3, seed=seed).token_ids)
             ask(engine, prompt, max_tokens=8, top_k=3)
@@ -26,7 +26,7 @@ def texts(engine: Engine) -> list[set[tuple[int, ...]]]:
 
 
 @pytest.mark.parametrize("policy", ["fixed", "adaptive", "batch"])
-def test_a_seed_gives_the_text_without_speculation_ten_times(make_engine, policy):
+def test_a_seed_gives_the_text_without_speculation_every_time(make_engine, policy):
     plain = texts(make_engine(mode="off"))
     engine = make_engine(proposer="ngram", policy=policy, options={"ngram": {"min_survival": 0.1}})
     assert [len(several) for several in plain] == [1, 1, 1]
@@ -61,9 +61,9 @@ def engine(make_engine):
     return make_engine(proposer="oracle", max_num_seqs=3, prefill_chunk=6)
 
 
-@pytest.mark.parametrize("others", [0, 1, 2, 6])
-def test_whoever_else_is_served(engine, others):
-    assert sampled(engine) == sampled(engine, name="again", others=others)
+def test_whoever_else_is_served(engine):
+    expected = sampled(engine)
+    assert [sampled(engine, name="again", others=others) for others in (0, 1, 6)] == [expected] * 3
 
 
 def test_other_seeds_give_other_texts(engine):

