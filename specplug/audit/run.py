@@ -90,7 +90,7 @@ def all_checks(samples: int) -> dict[str, Check]:
 def chosen(names: Sequence[str], samples: int) -> list[Check]:
     """Return the named checks, or, if none is named, all that every lossless engine must pass.
 
-    An unknown name is a `SettingsError`.
+    An unknown name raises `SettingsError`.
     """
     known = all_checks(samples)
     for name in names:
@@ -114,7 +114,7 @@ def run(
     """Audit an engine that speculates against the same engine without speculation, the control.
 
     The prompts are `texts`, of which at most `together` are sent at a time, and `fields` are specplug fields of every
-    request to the audited engine. An engine that does not start or answer is an `EngineError`.
+    request to the audited engine. An engine that does not start or answer raises `EngineError`.
     """
     problems: list[str] = []
     collected: list[tuple[Check, list[Answer], DraftCounts | None]] = []

@@ -42,7 +42,7 @@ class Dialect(ABC):
 
     @abstractmethod
     def answer(self, found: Any) -> Answer:
-        """Return what a completion's answer, of `schema`, says. Parts that do not fit together are an `EngineError`."""
+        """Return what a completion's answer, of `schema`, says. Parts that do not fit together raise `EngineError`."""
 
     def chat_body(self, probe: Probe, model: str) -> dict[str, Any]:
         """Return the body of a chat's request, in OpenAI's form."""
@@ -188,7 +188,7 @@ class ServerSide:
     def draft_counts(self) -> DraftCounts | None:
         """Return the counts of specplug's status route, or of vLLM's metrics.
 
-        A server that answers neither as expected is an `EngineError`.
+        A server that answers neither as expected raises `EngineError`.
         """
         try:
             status = self._run(self._client.status())

@@ -59,7 +59,7 @@ def read_prompts(paths: Iterable[Path]) -> list[Prompt]:
     """Read `.jsonl` files, or all those in folders; return the prompts in file order, without duplicates.
 
     A line holds ``prompt`` (as traces do) or ``messages``.  The assistant's last messages in a chat log are cut off,
-    because the server is to produce them. An unreadable file, or a line without a prompt, is a `TraceError`, which
+    because the server is to produce them. An unreadable file, or a line without a prompt, raises `TraceError`, which
     names file and line.
     """
     found: dict[str, Prompt] = {}
@@ -85,7 +85,7 @@ def deal(prompts: Sequence[Prompt], concurrencies: Sequence[int], pairs: int, se
 
     A pair has one block for each mode, with equally many prompts of similar lengths.  The mode that comes first
     alternates, so that a drift of the machine favours neither. Too few prompts for a block to keep its requests in
-    flight are a `SettingsError`.
+    flight raise `SettingsError`.
     """
     shuffled = random.Random(seed).sample(list(prompts), len(prompts))
     per_block = len(shuffled) // (len(concurrencies) * pairs * 2)

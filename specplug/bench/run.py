@@ -55,7 +55,7 @@ async def measure(
     """Run the blocks of each concurrency, in order, until `is_known`, called after as many pairs as `looks` names.
 
     `advance` is called with the block after each answered request. Routes that do not answer, and a whole block of
-    requests without a token, are an `EngineError`.
+    requests without a token, raise `EngineError`.
     """
     found = []
     for concurrency in dict.fromkeys(block.concurrency for block in blocks):

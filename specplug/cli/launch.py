@@ -108,12 +108,12 @@ def nested_options(given: Iterable[str]) -> dict[str, Any]:
 
 
 def settings_of(overrides: dict[str, Any]) -> Settings:
-    """Return a server's settings, with those that were given on the command line. A wrong one is a `SettingsError`."""
+    """Return a server's settings, with those that were given on the command line. A wrong one raises `SettingsError`."""
     return load_settings(overrides, flags_origin="command line", registry=default_registry()).settings
 
 
 def read_text(path: Path, who: str) -> str:
-    """Return the text of a file that an option names. One that cannot be read is a `RequestError`."""
+    """Return the text of a file that an option names. One that cannot be read raises `RequestError`."""
     try:
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -124,7 +124,7 @@ def read_text(path: Path, who: str) -> str:
 def start_engine(model: str, overrides: dict[str, Any], *, threads: int | None = None, **launch: Any) -> TextEngine:
     """Resolve the settings and start the embedded engine.
 
-    A wrong setting or plug-in's name, or a wrong model, is a `SpecplugError`.
+    A wrong setting or plug-in's name, or a wrong model, raises `SpecplugError`.
     """
     settings = settings_of(overrides)
     found = find_model(model)
@@ -136,7 +136,7 @@ def start_engine(model: str, overrides: dict[str, Any], *, threads: int | None =
 def prompt_form(model: str, *, raw: bool, system: str | None = None) -> tuple[Callable[[str], Any], str]:
     """Return what makes a prompt of a text, `raw` or by the model's chat template, and a sentence that says so.
 
-    A tokenizer that cannot be read, and a system prompt without a template to put it in, are a `RequestError`.
+    A tokenizer that cannot be read, and a system prompt without a template to put it in, raise `RequestError`.
     """
     from specplug.text.chat import chat_ids, has_chat_template
     from specplug.text.tokenizers import automatic
@@ -162,7 +162,7 @@ def server_form(has_template: bool, *, raw: bool) -> str:
 def ascending(text: str, what: str, who: str) -> list[int]:
     """Return positive integers, ascending, without repeats.
 
-    Anything else is a `SettingsError`; `what` names the numbers and `who` the option.
+    Anything else raises `SettingsError`; `what` names the numbers and `who` the option.
     """
     try:
         found = sorted({int(part) for part in text.split(",")})

@@ -237,7 +237,7 @@ class Generated(BaseModel):
 def read(schema: type[S], answer: bytes | str, who: str) -> S:
     """Return a server's answer in JSON; `who` is the method and URL, for the message.
 
-    One that is no JSON, or does not follow the schema, is an `EngineError`.
+    One that is no JSON, or does not follow the schema, raises `EngineError`.
     """
     try:
         return schema.model_validate_json(answer)

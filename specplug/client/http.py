@@ -1,4 +1,4 @@
-"""The HTTP client: every failure of a server, silence included, is an `EngineError` of one line that names the URL."""
+"""The HTTP client: every failure of a server, silence included, raises an `EngineError` that names the URL in one line."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class ServerClient:
     """A vLLM or SGLang server, by its address with or without "/v1".  One event loop must run all calls.
 
     Without an `operator_key`, specplug's routes are sent `api_key`.  `patience` is the seconds within which a request
-    must be answered whole.  A wrong address, or httpx not installed, is an `EngineError`.
+    must be answered whole.  A wrong address, or httpx not installed, raises `EngineError`.
     """
 
     def __init__(
@@ -79,7 +79,7 @@ class ServerClient:
     async def ask(self, schema: type[S], method: str, path: str, body: Any = None, *, operator: bool = False) -> S:
         """Return the answer of a route.
 
-        Another status than 200 is `Refused`; no answer in time, or one not as the schema says, is an
+        Another status than 200 raises `Refused`; no answer in time, or one not as the schema says, raises
         `EngineError`.
         """
         return read(schema, await self.body(method, path, body, operator=operator), f"{method} {self.url}{path}")

@@ -53,7 +53,7 @@ def modelled(alpha: float, gamma: int) -> DraftAcceptance:
 def by_position(rates: Sequence[float], source: str = "given by position") -> DraftAcceptance:
     """Return drafts whose token at each position is accepted at this rate if those before it were.
 
-    A rate that is no probability is a `SettingsError`.
+    A rate that is no probability raises `SettingsError`.
     """
     for rate in rates:
         if not 0 <= rate <= 1:
@@ -90,7 +90,7 @@ def acceptance_for(tau: float, gamma: int) -> float | None:
 def read_replay(path: Path) -> DraftAcceptance:
     """Read the replay of one proposer.  Of several batch sizes the smallest counts, where a policy cuts drafts least.
 
-    Another file, several proposers or modes, trees, and no drafts are a `SettingsError`.
+    Another file, several proposers or modes, trees, and no drafts raise `SettingsError`.
     """
     who = f"--replay {path}"
     try:

@@ -112,7 +112,7 @@ class _Config(BaseModel):
 
 
 def read_shape(path: Path) -> ModelShape:
-    """Read a model's folder, or its `config.json`. A missing one, or an unsupported model, is a `SettingsError`."""
+    """Read a model's folder, or its `config.json`. A missing one, or an unsupported model, raises `SettingsError`."""
     path = path / "config.json" if path.is_dir() else path
     try:
         data = json.loads(path.read_bytes())

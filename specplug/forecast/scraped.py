@@ -35,7 +35,7 @@ _REMEDY = "Start the server with speculation, and SGLang with --enable-metrics a
 def read_metrics(url: str, interval: float | None = None) -> DraftAcceptance:
     """Scrape a server once for its totals, or twice for the counts of an interval in seconds.
 
-    A server without such metrics, or that has drafted nothing, is an `EngineError`.
+    A server without such metrics, or that has drafted nothing, raises `EngineError`.
     """
     url = url.rstrip("/").removesuffix("/metrics").rstrip("/")
 
@@ -59,7 +59,7 @@ async def read_samples(client: ServerClient) -> Samples:
 def parse(text: str, url: str) -> Samples:
     """Return the samples of speculation, and of the tokens that servers generated.
 
-    Another text than Prometheus's format, or a sample that is no count, is an `EngineError`.
+    Another text than Prometheus's format, or a sample that is no count, raises `EngineError`.
     """
     samples: Samples = {}
     try:

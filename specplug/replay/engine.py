@@ -69,7 +69,7 @@ class Setup:
 class ReplayEngine:
     """Runs a proposer and a policy over requests whose output the caller knows.
 
-    Unknown plug-ins and wrong options of the setup are a `SettingsError` or `PluginError`.
+    Unknown plug-ins and wrong options of the setup raise `SettingsError` or `PluginError`.
 
     Args:
         slots: S, most requests at a time.

@@ -52,7 +52,7 @@ class Item(BaseModel):
 def read_traces(*paths: Path | str) -> dict[str, list[Item]]:
     """Read files, or all `*.jsonl` of folders by name; return the items of each workload in file order.
 
-    No items, or a line that is none, are a `TraceError`, which names the file, the line and the defect.
+    No items, or a line that is none, raise `TraceError`, which names the file, the line and the defect.
     """
     workloads: dict[str, list[Item]] = {}
     for path in map(Path, paths):
@@ -68,7 +68,7 @@ def read_traces(*paths: Path | str) -> dict[str, list[Item]]:
 def without_documents(item: Item) -> Item:
     """Return an item whose documents are cut out of its prompt, so that only references or corpora hold their text.
 
-    A document that is not in the prompt verbatim, ignoring space around it, is a `TraceError`.
+    A document that is not in the prompt verbatim, ignoring space around it, raises `TraceError`.
     """
     prompt = item.prompt
     for number, document in sorted(enumerate(item.documents), key=lambda each: -len(each[1])):
@@ -158,7 +158,7 @@ def tokenize(
 ) -> list[TokenItem]:
     """Return items as token ids; `advance` is called after each.
 
-    A tokenizer that names no token that ends an output is a `SettingsError`.
+    A tokenizer that names no token that ends an output raises `SettingsError`.
     """
     if tokenizer.eos_id is None:
         raise SettingsError.build(
@@ -205,7 +205,7 @@ def distractors(others: Iterable[Iterable[Ids]], count: int) -> tuple[tuple[Ids,
     """Return `count` corpora unrelated to a workload, made of the prompts of each other workload.
 
     Prompts are taken from each of the others in turn, and each goes to the smallest corpus, until each has about
-    `DISTRACTOR_TOKENS` tokens.  The same arguments give the same corpora. Fewer prompts than corpora are a
+    `DISTRACTOR_TOKENS` tokens.  The same arguments give the same corpora. Fewer prompts than corpora raise
     `SettingsError`.
     """
     corpora: list[list[Ids]] = [[] for _ in range(count)]

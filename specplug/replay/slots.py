@@ -105,7 +105,7 @@ class ReplaySlots:
         return next(occupant for occupant in self.taken if occupant.slot == slot)
 
     def append(self, occupant: Occupant, tokens: Sequence[int] | Ids) -> None:
-        """Append tokens to an occupant's text. A text that does not fit is an `EngineError`."""
+        """Append tokens to an occupant's text. A text that does not fit raises `EngineError`."""
         stop = occupant.length + len(tokens)
         if stop > self._texts.shape[1]:
             who, expected = repr(occupant.request.request_id), f"at most {self._texts.shape[1]}"
