@@ -108,7 +108,7 @@ def nested_options(given: Iterable[str]) -> dict[str, Any]:
 
 
 def settings_of(overrides: dict[str, Any]) -> Settings:
-    """Return a server's settings, with those that were given on the command line. A wrong one raises `SettingsError`."""
+    """Return a server's settings, with those given on the command line. A wrong one raises `SettingsError`."""
     return load_settings(overrides, flags_origin="command line", registry=default_registry()).settings
 
 

@@ -1,4 +1,4 @@
-"""The HTTP client: every failure of a server, silence included, raises an `EngineError` that names the URL in one line."""
+"""The HTTP client: every failure of a server, silence included, raises an `EngineError` of one line with the URL."""
 
 from __future__ import annotations
 
