@@ -32,7 +32,7 @@ from benchmarks.machine import in_words, machine, versions
 from benchmarks.peers import note
 from specplug.cli.output import print_table
 from specplug.testing import judge_greedy
-from specplug.text.chat import chat_ids, has_chat_template
+from specplug.text.tokenizers import chat_ids, has_chat_template
 from specplug_transformers import Engine, GenerateRequest, SamplingParams
 
 QUESTIONS = (

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from specplug.seams.hook import hook
+from specplug.seams.seam import hook
 from specplug_vllm import seams
 from specplug_vllm.config import engine_method, is_requested, proposes
 from specplug_vllm.startup import engine_config

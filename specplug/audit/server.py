@@ -18,7 +18,7 @@ from specplug.client.answers import Answer, CompletionLogprobs, Generated, Mode,
 from specplug.client.http import Refused, ServerClient, answer_all
 from specplug.errors import EngineError
 from specplug.forecast.scraped import Samples, read_samples
-from specplug.text.chat import messages
+from specplug.text.tokenizers import messages
 
 R = TypeVar("R")
 

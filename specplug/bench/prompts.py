@@ -15,7 +15,7 @@ from typing import Any
 
 from specplug.client.answers import Mode
 from specplug.errors import SettingsError, TraceError
-from specplug.text.chat import messages
+from specplug.text.tokenizers import messages
 
 EXPECTED = 'a JSON object with "prompt", or with "messages" as in OpenAI chat requests'
 

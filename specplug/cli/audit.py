@@ -156,7 +156,7 @@ def _servers(audited: str, control: str | None, **given: Any) -> tuple[Open, Ope
 
 
 def _engines(model: str, overrides: dict[str, Any], *, raw: bool, **place: Any) -> tuple[Open, Open]:
-    from specplug.audit.text_engine import TextEngineSide
+    from specplug.audit.probe import TextEngineSide
 
     @contextmanager
     def audited() -> Iterator[Side]:

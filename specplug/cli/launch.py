@@ -138,8 +138,7 @@ def prompt_form(model: str, *, raw: bool, system: str | None = None) -> tuple[Ca
 
     A tokenizer that cannot be read, and a system prompt without a template to put it in, raise `RequestError`.
     """
-    from specplug.text.chat import chat_ids, has_chat_template
-    from specplug.text.tokenizers import automatic
+    from specplug.text.tokenizers import automatic, chat_ids, has_chat_template
 
     try:
         tokenizer = None if raw else automatic(find_model(model))

@@ -25,7 +25,7 @@ from specplug.client.answers import (
     unexpected,
 )
 from specplug.errors import EngineError, describe
-from specplug.text.chat import PROBE, marks_roles, messages
+from specplug.text.tokenizers import PROBE, marks_roles, messages
 
 T = TypeVar("T")
 

@@ -1,4 +1,4 @@
-"""Seams: symbols of an engine that an adapter relies on, and their checks in the engine that this process imports.
+"""Seams: symbols of an engine that an adapter relies on, their checks in the imported engine, and hooks.
 
 A seam is what an adapter hooks, overrides or calls, a private attribute, or one that it assigns or may find absent: a
 change of these may go unnoticed, or ends a server in the middle of a step.  What it only reads raises by itself.
@@ -7,10 +7,11 @@ change of these may go unnoticed, or ends a server in the middle of a step.  Wha
 from __future__ import annotations
 
 import dis
+import functools
 import importlib
 import inspect
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -150,3 +151,22 @@ def _assigns(cls: type, name: str) -> bool:
         if code is not None and name in code.co_names  # `dis` is slow
         for step in dis.get_instructions(code)
     )
+
+
+def hook(owner: Any, name: str, around: Callable[..., Any]) -> None:
+    """Let a function of a class or module be called as ``around(original, *args, **kwargs)``.
+
+    `around` is a function of a module; a second call with the same one changes nothing.
+    """
+    original = getattr(owner, name)
+    before, mark = getattr(original, "_specplug", ()), f"{around.__module__}.{around.__qualname__}"
+    if mark in before:
+        return
+
+    @functools.wraps(original)
+    def hooked(*args: Any, **kwargs: Any) -> Any:
+        return around(original, *args, **kwargs)
+
+    hooked._specplug = (*before, mark)  # type: ignore[attr-defined]
+    is_static = inspect.isclass(owner) and isinstance(inspect.getattr_static(owner, name), staticmethod)
+    setattr(owner, name, staticmethod(hooked) if is_static else hooked)

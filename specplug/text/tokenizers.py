@@ -1,4 +1,4 @@
-"""Tokenizers by name, path or model id: one interface for Hugging Face's, mistral_common's and engines' wrappers."""
+"""Tokenizers by name, path or model id, with one interface for three libraries; chat templates of Hugging Face's."""
 
 from __future__ import annotations
 
@@ -15,11 +15,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from specplug.errors import SettingsError, describe, first_line, suggest
+from specplug.errors import RequestError, SettingsError, describe, first_line, suggest
 from specplug.text.fingerprint import Fingerprint, encoder, fingerprint
 
 TokenIds = npt.NDArray[np.int32]
 EncodeMany = Callable[[list[str]], Sequence[Sequence[int]]]
+PROBE = "question"
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,3 +223,41 @@ def _named_eos_id(path: Path, found: Any) -> int | None:
         named = named.get("content")
     ids = (found.token_to_id(token) for token in ((named,) if named else _END_TOKENS))
     return next((int(index) for index in ids if index is not None), None)
+
+
+def has_chat_template(tokenizer: Any) -> bool:
+    """Return whether the tokenizer, of Hugging Face's kind, has a chat template that marks roles."""
+    return bool(getattr(tokenizer, "chat_template", None)) and marks_roles(_rendered(tokenizer, PROBE, tokenize=False))
+
+
+def chat_ids(tokenizer: Any, question: str, system: str | None = None) -> list[int]:
+    """Return the token ids of a chat with one question, up to where the answer begins.
+
+    Raises:
+        RequestError: the template does not take the messages; some take no system prompt.
+    """
+    return list(_rendered(tokenizer, question, system, tokenize=True))
+
+
+def messages(question: str, system: str | None = None) -> list[dict[str, str]]:
+    """Return a chat of one question in OpenAI's form."""
+    message = {"role": "user", "content": question}
+    return [message] if system is None else [{"role": "system", "content": system}, message]
+
+
+def marks_roles(rendered: str) -> bool:
+    """Return whether a template adds more than white space; otherwise the model was trained on no chats."""
+    return rendered.strip() != PROBE
+
+
+def _rendered(tokenizer: Any, question: str, system: str | None = None, *, tokenize: bool) -> Any:
+    chat = messages(question, system)
+    try:
+        return tokenizer.apply_chat_template(chat, add_generation_prompt=True, tokenize=tokenize, return_dict=False)
+    except Exception as error:  # templates are programs, and raise what they like
+        raise RequestError.build(
+            "the model's chat template does not take the prompt",
+            who=str(getattr(tokenizer, "name_or_path", "tokenizer")),
+            found=describe(error),
+            remedy="Leave out --system, or send the prompt as it is with --raw",
+        ) from error

@@ -11,7 +11,7 @@ import pytest
 
 from specplug.metrics import SpecMetrics
 from specplug.runtime.steps_in_flight import LateRows
-from specplug.seams.hook import hook
+from specplug.seams.seam import hook
 from specplug_vllm import step_metadata
 from specplug_vllm.worker import hooks
 from specplug_vllm.worker.drafting import Drafting

@@ -14,8 +14,7 @@ from dataclasses import replace
 import pytest
 
 from specplug.errors import EngineError
-from specplug.seams.hook import hook
-from specplug.seams.seam import Seam, problems, table
+from specplug.seams.seam import Seam, hook, problems, table
 from specplug.seams.support import MARK, UNKNOWN, InstalledEngine, Range, Support
 
 ENGINE = """

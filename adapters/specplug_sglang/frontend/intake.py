@@ -15,7 +15,7 @@ from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 from specplug.requests import clients, predicted
-from specplug.seams.hook import hook
+from specplug.seams.seam import hook
 from specplug_sglang import seams
 from specplug_sglang.config import is_requested
 

@@ -23,7 +23,7 @@ from sglang.srt.speculative.ngram_info import NgramVerifyInput
 from torch import Tensor
 
 from specplug.errors import EngineError
-from specplug.seams.hook import hook
+from specplug.seams.seam import hook
 from specplug.types.draft import Draft
 from specplug_sglang import doctor, seams
 from specplug_sglang.config import largest_batches, resolved_args, rows_of_pool

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from specplug.errors import EngineError
 from specplug.metrics import LossyCounter
-from specplug.seams.hook import hook
+from specplug.seams.seam import hook
 from specplug_sglang.config import lossy_arguments, resolved_args
 from specplug_sglang.requests import served_plainly
 from specplug_sglang.verification.trees import Nodes, on_device

@@ -19,7 +19,7 @@ from specplug.operator import routes
 from specplug.operator.access import Operators
 from specplug.operator.corpus_admin import CorpusAdmin
 from specplug.requests.clients import Clients
-from specplug.seams.hook import hook
+from specplug.seams.seam import hook
 from specplug.text.request_tokenizer import RequestTokenizer
 from specplug_vllm import seams
 from specplug_vllm.config import is_requested, required

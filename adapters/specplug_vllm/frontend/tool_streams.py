@@ -14,7 +14,7 @@ from typing import Any
 from tokenizers import Tokenizer
 from tokenizers.decoders import DecodeStream
 
-from specplug.seams.hook import hook
+from specplug.seams.seam import hook
 from specplug_vllm import seams
 
 _TEXTS = "_specplug_texts"  # attribute of a parser, which vLLM makes for one stream

@@ -23,7 +23,7 @@ from specplug.errors import EngineError, SpecplugError
 from specplug.operator import startup
 from specplug.plugins.registry import default_registry
 from specplug.plugins.specs import ENGINE_DRAFTER
-from specplug.seams.hook import hook
+from specplug.seams.seam import hook
 from specplug.settings.sources import load_settings
 from specplug_vllm import seams
 from specplug_vllm.config import (

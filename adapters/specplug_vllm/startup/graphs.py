@@ -15,7 +15,7 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from specplug.seams.hook import hook
+from specplug.seams.seam import hook
 from specplug_vllm.config import (
     SECTION,
     cuts_on_device,

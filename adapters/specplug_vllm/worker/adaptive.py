@@ -19,7 +19,7 @@ from vllm.v1.worker.gpu.attn_utils import get_query_lens_mismatch_unsupported_ba
 from vllm.v1.worker.gpu.spec_decode.adaptive_verification import AdaptiveVerificationManager
 
 from specplug.errors import EngineError
-from specplug.seams.hook import hook
+from specplug.seams.seam import hook
 from specplug.trim import completed, priced_budget
 from specplug.types.plan import NO_SPECULATION, StepCost, StepPlan
 from specplug_vllm.config import is_requested

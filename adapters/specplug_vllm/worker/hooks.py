@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from specplug.pipeline.memory import free_bytes
-from specplug.seams.hook import hook
+from specplug.seams.seam import hook
 from specplug_vllm import seams, step_metadata
 from specplug_vllm.startup.engine_config import SCHEDULERS
 from specplug_vllm.worker.drafting import Drafting

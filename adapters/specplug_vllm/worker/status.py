@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import Any
 
 from specplug.operator.status import by_plugin, reported_details, reported_rows, reported_settings
-from specplug.seams.hook import hook
+from specplug.seams.seam import hook
 from specplug_vllm import seams
 from specplug_vllm.config import engine_caps, engine_method, is_requested, lossy_method, runner_of
 from specplug_vllm.worker.hooks import drafting_of

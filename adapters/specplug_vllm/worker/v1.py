@@ -19,7 +19,7 @@ from specplug.grammar.drafts import SOURCE, verdict_on_forced
 from specplug.pipeline.stream.buffers import DraftOutputs, EngineRows
 from specplug.runtime.slots import RowFacts
 from specplug.runtime.stream_steps import StreamSteps
-from specplug.seams.hook import hook
+from specplug.seams.seam import hook
 from specplug.types.batch import EngineBatch
 from specplug.types.draft import Draft
 from specplug.types.plan import NO_SPECULATION

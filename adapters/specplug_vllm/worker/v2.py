@@ -19,7 +19,7 @@ from specplug.plugins.registry import default_registry
 from specplug.runtime.slots import RowFacts
 from specplug.runtime.steps_in_flight import LateRows
 from specplug.runtime.stream_steps import StreamSteps
-from specplug.seams.hook import hook
+from specplug.seams.seam import hook
 from specplug_vllm import seams, step_metadata
 from specplug_vllm.config import cuts_on_device, lossy_method, required
 from specplug_vllm.startup import recurrent

@@ -22,7 +22,7 @@ from specplug.errors import EngineError
 from specplug.interfaces import Verifier
 from specplug.plugins.registry import default_registry
 from specplug.plugins.specs import VerifierSpec
-from specplug.seams.hook import hook
+from specplug.seams.seam import hook
 from specplug.types.draft import Draft
 from specplug.types.verification import SamplingBatch, TargetLogits, Verification
 from specplug.verify.random import uniforms

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from specplug.seams.hook import hook
+from specplug.seams.seam import hook
 
 
 def install() -> None:
