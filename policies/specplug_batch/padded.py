@@ -218,3 +218,19 @@ def _why(requests: int, length: int, gains: dict[int, float]) -> str:
     ratio = f"{gains.get(best, 1.0):.2f}"
     gain = f"at {requests} requests {best} draft tokens are predicted to emit {ratio} times as much as none"
     return gain if length else f"off: {gain}, less than {1 + GAIN_TO_START:g} times"
+
+
+class FreePlanner(Planner):
+    """Plans the longest drafts whose tokens are all free: up to `saturation` tokens a step."""
+
+    def __init__(self, context: PluginContext) -> None:
+        self._options: BatchOptions = context.options or BatchOptions()
+        self._caps = context.caps
+
+    def plan(self, stats: HostStats) -> StepPlan:
+        """Return the draft length."""
+        return StepPlan(self.longest_draft(max(1, len(stats.requests))), self._options.token_budget)
+
+    def longest_draft(self, batch_size: int) -> int:
+        """Return the draft length at this batch size, the only one planned."""
+        return self._caps.fit_draft_length(max(0, self._options.saturation // batch_size - 1))

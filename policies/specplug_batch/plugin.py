@@ -1,10 +1,14 @@
-"""Registration of the policy `batch`.  Imports no torch."""
+"""Registration of the policy `batch`, and the choice of its plan half.  Importing it imports no torch."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from specplug.plugins.specs import PolicySpec, hookimpl
+
+if TYPE_CHECKING:
+    from specplug.interfaces import Planner, PluginContext
 
 
 @hookimpl
@@ -13,8 +17,25 @@ def specplug_register_policies(register: Callable[[PolicySpec], None]) -> None:
     register(
         PolicySpec(
             name="batch",
-            factory="specplug_batch.policy:build",
+            factory="specplug_batch.plugin:build",
             summary="verifies the draft tokens that pay at the current batch size",
             options="specplug_batch.options:BatchOptions",
         )
     )
+
+
+def build(context: PluginContext) -> Planner:
+    """Return the plan half for an engine.
+
+    Trees have no positions that acceptance could be learnt for.
+    """
+    from specplug.types.caps import DraftLengthChange, Ragged
+    from specplug_batch.padded import FreePlanner, PaddedPlanner
+    from specplug_batch.ragged import RaggedPlanner
+
+    caps = context.caps
+    if caps.ragged in (Ragged.NATIVE, Ragged.LONGEST):
+        return RaggedPlanner(context)
+    has_choice = caps.draft_length_change is not DraftLengthChange.FIXED or 0 in caps.captured_draft_lengths
+    chooses = has_choice and not caps.trees
+    return (PaddedPlanner if chooses else FreePlanner)(context)

@@ -19,8 +19,15 @@ from specplug.testing.policy_harness import ENGINES
 from specplug.types.caps import DraftLengthChange, EngineCaps, Ragged
 from specplug.types.plan import HostStats, Price, RequestStats, StepCost, StepPlan, StepReport
 from specplug_adaptive import plugin
-from specplug_adaptive.costs import TokenCosts, worthwhile
-from specplug_adaptive.policy import AdaptiveOptions, AdaptivePlanner, NoCaps, RequestAcceptance, build
+from specplug_adaptive.policy import (
+    AdaptiveOptions,
+    AdaptivePlanner,
+    NoCaps,
+    RequestAcceptance,
+    TokenCosts,
+    build,
+    worthwhile,
+)
 
 
 def spec() -> PolicySpec:

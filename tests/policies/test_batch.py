@@ -18,7 +18,7 @@ from specplug.types.caps import DraftLengthChange, EngineCaps, Ragged
 from specplug.types.plan import HostStats, RequestStats, StepCost, StepReport
 from specplug_batch import plugin
 from specplug_batch.options import BatchOptions
-from specplug_batch.policy import build
+from specplug_batch.plugin import build
 from specplug_fixed.policy import FixedOptions
 
 RAGGED, TREES = EngineCaps(64, ragged=Ragged.NATIVE), EngineCaps(64, ragged=Ragged.PADDED, trees=True)

@@ -9,8 +9,8 @@ from specplug.interfaces import PluginContext
 from specplug.types.caps import DraftLengthChange, EngineCaps, Ragged
 from specplug.types.plan import HostStats, StepCost, StepPlan, StepReport
 from specplug_batch.options import BatchOptions
-from specplug_batch.padded import PaddedPlanner
-from specplug_batch.policy import FreePlanner, build
+from specplug_batch.padded import FreePlanner, PaddedPlanner
+from specplug_batch.plugin import build
 from specplug_batch.ragged import RaggedPlanner
 from tests.policies.stream_server import Fixed, StreamServer
 
