@@ -149,7 +149,10 @@ STEPS: list[dict[str, Any]] = []
 
 
 def watch_steps(scheduler: Any) -> None:
-    """Note, for each step whose requests are those of the step before, what runs before the target's forward."""
+    """Note, for each step whose requests are those of the step before, what runs before the target's forward.
+
+    The first step that drafts for some requests is left out: it copies what lies on the device of their rows.
+    """
     worker = scheduler.draft_worker
     steps, operations, target = worker.drafting.drafts._steps, worker._operations, worker.target_worker
     launched: list[str] = []
@@ -167,7 +170,7 @@ def watch_steps(scheduler: Any) -> None:
     steps._transfers = SimpleNamespace(pack=noted("pack", transfers.pack), unpack=noted("unpack", transfers.unpack))
     steps._stream = SimpleNamespace(launch=noted("host function", stream.launch), mark=stream.mark)
     worker._operations = SimpleNamespace(nodes=noted("nodes", operations.nodes), append=operations.append)
-    decode, forward, last = worker._decode, target.forward_batch_generation, [()]
+    decode, forward, last, drafted_for = worker._decode, target.forward_batch_generation, [()], [None]
 
     def decoding(batch: Any, on_publish: Any) -> Any:
         names = tuple(req.rid for req in batch.reqs)
@@ -176,8 +179,10 @@ def watch_steps(scheduler: Any) -> None:
         watch = Watch()
 
         def forwarding(*args: Any, **kwargs: Any) -> Any:
-            if steady:
-                verified = batch.spec_info is not None and batch.forward_mode.is_target_verify()
+            verified = batch.spec_info is not None and batch.forward_mode.is_target_verify()
+            is_first, rows = verified and drafted_for[0] is not worker.drafting.rows, worker.drafting.rows
+            drafted_for[0] = rows if verified else drafted_for[0]
+            if steady and not is_first:
                 noted = {"verified": verified, "launched": list(launched)}
                 STEPS.append({**noted, "operations": watch.launches, "found": list(watch.found)})
             with _disable_current_modes():
