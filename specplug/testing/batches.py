@@ -1,14 +1,26 @@
-"""Builder of batches from plain lists, with every undefined entry poisoned."""
+"""Batches from plain lists and random verification steps, whose undefined entries are poisoned."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 
+from specplug.interfaces import Verifier
 from specplug.types.batch import Barrier, EngineBatch
+from specplug.types.caps import Distribution
+from specplug.types.draft import Draft
 from specplug.types.request import Request
+from specplug.types.tensors import map_tensors
+from specplug.types.verification import SamplingBatch, TargetLogits, Uniforms, Verification
+from specplug.verify.random import uniforms
+from specplug.verify.target import target_probs
+
+T = TypeVar("T")
+_TEMPERATURES, _TOP_K, _TOP_P, _MIN_P = (0.0, 0.5, 1.0), (0, 2, 4), (0.6, 1.0), (0.0, 0.2)
 
 POISON = 1_000_000_007
 """Fill value for undefined entries of the token table: an int32 that is an id of no vocabulary."""
@@ -80,3 +92,104 @@ def make_batch(
     )
     batch.validate()
     return batch
+
+
+@dataclass(frozen=True, eq=False)
+class VerifyStep:
+    """The arguments of one verification of B rows with drafts of at most N tokens, on the CPU.
+
+    `dense` [B, N + 1, V] float32 are the target's logits; only the first n_i + 1 positions of a row are its own.
+    """
+
+    draft: Draft
+    dense: Tensor
+    sampling: SamplingBatch
+    uniforms: Uniforms
+
+    @classmethod
+    def random(
+        cls, seed: int, distribution: Distribution, *, vocab_size: int, batch_size: int, draft_length: int
+    ) -> VerifyStep:
+        """Draw a step whose rows differ in length and in sampling parameters."""
+        stream = torch.Generator().manual_seed(seed)
+
+        def normal(*shape: int) -> Tensor:
+            return torch.randn(shape, generator=stream) * 2
+
+        def choose(values: tuple[float, ...]) -> Tensor:
+            return torch.tensor(values)[torch.randint(len(values), (batch_size,), generator=stream)]
+
+        draft = Draft.allocate(batch_size, draft_length, distribution=distribution, vocab_size=vocab_size)
+        for row, length in enumerate(torch.randint(draft_length + 1, (batch_size,), generator=stream).tolist()):
+            draft.set_row(row, torch.randint(vocab_size, (length,), generator=stream).tolist(), 0.5)
+        if draft.draft_logits is not None:
+            draft.draft_logits.copy_(normal(batch_size, draft_length, vocab_size))
+        if draft.draft_probs is not None:
+            draft.draft_probs.copy_(normal(batch_size, draft_length, vocab_size).softmax(-1))
+        if draft.drawn is not None:
+            draft.drawn.copy_(torch.rand(batch_size, draft_length, generator=stream) < 0.7)
+        sampling = SamplingBatch(choose(_TEMPERATURES), choose(_TOP_K).long(), choose(_TOP_P), choose(_MIN_P))
+        positions = torch.randint(99, (batch_size,), generator=stream)
+        numbers = uniforms(torch.arange(batch_size), positions, draft_length)
+        return cls(draft, normal(batch_size, draft_length + 1, vocab_size), sampling, numbers)
+
+    def verify(self, verifier: Verifier, *, flat: bool = False, device: str = "cpu") -> Verification:
+        """Verify the step on `device`, its logits padded or flat."""
+        rows = [self.dense[row, : length + 1] for row, length in enumerate(self.draft.lengths.tolist())]
+        target = TargetLogits.flat(torch.cat(rows), self.draft.lengths) if flat else TargetLogits.dense(self.dense)
+        sampling, numbers = moved(self.sampling, device), moved(self.uniforms, device)
+        return verifier.verify(moved(self.draft, device), moved(target, device), sampling, numbers)
+
+    def pick(self, rows: list[int], draft_length: int | None = None) -> VerifyStep:
+        """Return the step of some rows, in their order, cut to `draft_length` draft tokens."""
+        index, most = torch.tensor(rows, dtype=torch.int64), draft_length
+        most = self.draft.draft_length if most is None else most
+        draft = map_tensors(self.draft, lambda tensor: tensor[index]).view(len(rows), most)
+        sampling = map_tensors(self.sampling, lambda tensor: tensor[index])
+        numbers = Uniforms(self.uniforms.accept[index, :most], self.uniforms.draw[index, : most + 1])
+        return VerifyStep(draft, self.dense[index, : most + 1], sampling, numbers)
+
+    def poisoned(self, poison: int) -> VerifyStep:
+        """Return the step with `poison` and NaN wherever the memory of a row is undefined."""
+        step = self.pick(list(range(self.draft.batch_size)))
+        outside = ~step.draft.mask()
+        after = torch.arange(step.draft.draft_length + 1) > step.draft.lengths[:, None]
+        step.draft.token_ids[outside] = poison
+        for tensor in (step.draft.confidence, step.draft.draft_logits, step.draft.draft_probs, step.uniforms.accept):
+            if tensor is not None:
+                tensor[outside] = torch.nan
+        if step.draft.drawn is not None:
+            step.draft.drawn[outside] ^= True
+        step.dense[after] = torch.nan
+        step.uniforms.draw[after] = torch.nan
+        return step
+
+    def with_other_numbers(self, num_accepted: Tensor) -> VerifyStep:
+        """Return the step with 0 for the random numbers of the positions after `num_accepted` [B] draft tokens."""
+        step = self.pick(list(range(self.draft.batch_size)))
+        places, accepted = torch.arange(step.draft.draft_length + 1), num_accepted[:, None]
+        step.uniforms.accept[places[:-1] > accepted] = 0.0
+        step.uniforms.draw[places > accepted] = 0.0
+        return step
+
+    def greedy(self, *, all_greedy: bool) -> VerifyStep:
+        """Return the step with temperature 0 in every row; `all_greedy` says whether the host knows this."""
+        cold = torch.zeros_like(self.sampling.temperature)
+        return replace(self, sampling=replace(self.sampling, temperature=cold, all_greedy=all_greedy))
+
+    def drawn_from_the_target(self) -> VerifyStep:
+        """Return the step with drafts that state the target's own distribution at temperature 1."""
+        plain = SamplingBatch(torch.ones(self.draft.batch_size))
+        logits = self.dense[:, : self.draft.draft_length]
+        draft = replace(
+            self.draft,
+            draft_logits=None if self.draft.draft_logits is None else logits,
+            draft_probs=None if self.draft.draft_probs is None else target_probs(logits, plain.temperature),
+            drawn=None if self.draft.drawn is None else torch.ones_like(self.draft.drawn),
+        )
+        return replace(self, draft=draft, sampling=plain)
+
+
+def moved(record: T, device: str) -> T:
+    """Return a dataclass with its tensors on `device`."""
+    return map_tensors(record, lambda tensor: tensor.to(device))

@@ -13,7 +13,7 @@ from specplug import PluginContext
 from specplug.plugins.registry import default_registry
 from specplug.plugins.specs import VerifierSpec
 from specplug.testing import VerifierContract
-from specplug.testing.verifier_contract import VerifyStep
+from specplug.testing.batches import VerifyStep
 from specplug.types.caps import Distribution, EngineCaps
 from specplug.types.tensors import tensors_of
 from specplug.verify.draft_distribution import was_drawn

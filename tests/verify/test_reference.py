@@ -12,7 +12,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from specplug.errors import ContractError
-from specplug.testing.verifier_contract import VerifyStep
+from specplug.testing.batches import VerifyStep
 from specplug.types.caps import Distribution
 from specplug.types.draft import Draft
 from specplug.types.verification import SamplingBatch, TargetLogits, Uniforms
