@@ -2,9 +2,9 @@
 
 Every process derives them from `VllmConfig` alone, so all processes agree.
 
-A server enables specplug in one of two ways.  If ``--speculative-config`` names specplug's class, specplug drafts.  If
-it names another method, vLLM's own drafter drafts, and a section of settings in ``--additional-config``, which may be
-empty, lets specplug plan how far.
+A server enables specplug in one of three ways.  If ``--speculative-config`` names specplug's class, specplug drafts.
+If it names another method, vLLM's own drafter drafts, and a section of settings in ``--additional-config``, which may
+be empty, lets specplug plan how far; if the section's proposer is `hybrid`, lookup goes on behind vLLM's drafter.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from typing import Any, Literal
 from specplug.errors import EngineError, SettingsError
 from specplug.interfaces import PluginContext
 from specplug.plugins.registry import default_registry
-from specplug.plugins.specs import ENGINE_DRAFTER
-from specplug.settings.sources import CONFIG_VARIABLE, ResolvedSettings, load_settings
+from specplug.plugins.specs import ENGINE_DRAFTER, HYBRID
+from specplug.settings.sources import CONFIG_VARIABLE, ResolvedSettings, behind_engine, load_settings
 from specplug.types.caps import Distribution, DraftLengthChange, EngineCaps, Ragged
 from specplug_vllm import seams
 
@@ -38,15 +38,31 @@ def is_requested(vllm_config: Any) -> bool:
 
 
 def proposes(vllm_config: Any) -> bool:
-    """Return whether specplug's proposers draft on this server."""
+    """Return whether specplug's proposers draft on this server, alone or behind vLLM's own drafter."""
+    return _replaces(vllm_config) or extended_method(vllm_config) is not None
+
+
+def engine_method(vllm_config: Any) -> str | None:
+    """Return the method of vLLM's own drafter if specplug does nothing but plan its drafts, otherwise None."""
+    return None if extended_method(vllm_config) else _method(vllm_config)
+
+
+def extended_method(vllm_config: Any) -> str | None:
+    """Return the method of vLLM's own drafter if specplug's lookup goes on behind its drafts, otherwise None."""
+    method = _method(vllm_config)
+    return method if method and section_of(vllm_config.additional_config).get("proposer") == HYBRID else None
+
+
+def _replaces(vllm_config: Any) -> bool:
+    """Return whether specplug drafts in place of a drafter of vLLM's."""
     spec = getattr(vllm_config, "speculative_config", None)
     return spec is not None and spec.method == METHOD and spec.model == PROPOSER
 
 
-def engine_method(vllm_config: Any) -> str | None:
-    """Return the method of vLLM's own drafter if specplug plans its drafts, otherwise None."""
+def _method(vllm_config: Any) -> str | None:
+    """Return the method of vLLM's own drafter if there is one, with a section of settings."""
     spec, settings = getattr(vllm_config, "speculative_config", None), getattr(vllm_config, "additional_config", None)
-    if spec is None or proposes(vllm_config) or not isinstance(settings, dict) or SECTION not in settings:
+    if spec is None or _replaces(vllm_config) or not isinstance(settings, dict) or SECTION not in settings:
         return None
     return str(spec.method)
 
@@ -60,16 +76,25 @@ def lossy_method(vllm_config: Any) -> str:
 def resolved(vllm_config: Any) -> ResolvedSettings | None:
     """Return the server's settings, or None if it does not enable specplug.
 
-    The maximum draft length is vLLM's own ``num_speculative_tokens``.
+    The maximum draft length is vLLM's own ``num_speculative_tokens``.  The proposer is a lookup's if that goes on
+    behind vLLM's own drafter.
 
     Raises:
         SettingsError: the settings are invalid, or their ``num_speculative_tokens`` differs from vLLM's.
     """
-    if not is_requested(vllm_config):
-        return None
+    return _found(vllm_config)[0] if is_requested(vllm_config) else None
+
+
+def engine_tokens(vllm_config: Any) -> int:
+    """Return how many tokens vLLM's own drafter drafts before specplug's lookup goes on; 0 if it does not."""
+    return _found(vllm_config)[1] if extended_method(vllm_config) else 0
+
+
+def _found(vllm_config: Any) -> tuple[ResolvedSettings, int]:
+    """Return the settings of a server that enables specplug, and `engine_tokens`."""
     draft_length = vllm_config.speculative_config.num_speculative_tokens
     section = json.dumps(section_of(vllm_config.additional_config), sort_keys=True)
-    return _load(section, draft_length, engine_method(vllm_config), os.environ.get(CONFIG_VARIABLE, ""))
+    return _load(section, draft_length, _method(vllm_config), os.environ.get(CONFIG_VARIABLE, ""))
 
 
 def required(vllm_config: Any) -> ResolvedSettings:
@@ -131,6 +156,7 @@ def engine_caps(vllm_config: Any) -> EngineCaps:
         draft_input=Distribution.ONE_HOT if several_ranks or cuts else distribution,
         tensor_parallel_size=parallel.tensor_parallel_size,
         verifies_budget=cuts,
+        engine_tokens=engine_tokens(vllm_config),
     )
 
 
@@ -182,6 +208,8 @@ def refuse_unsupported(vllm_config: Any) -> None:
         )
     if method == "extract_hidden_states":
         _refuse("the method does not draft", f"method {method!r}", "one that drafts", alone)
+    if extended_method(vllm_config) is not None:
+        _refuse_extended(vllm_config)
     if method is not None and cuts_on_device(vllm_config):
         _refuse(
             "vLLM's adaptive verification and specplug's policy would both choose how much to verify",
@@ -189,6 +217,26 @@ def refuse_unsupported(vllm_config: Any) -> None:
             "one of them",
             f"{alone}, or enable_adaptive_verification out of {_SPECULATIVE}",
         )
+
+
+EXTENDED = ("draft_model", "eagle", "eagle3", "mtp")
+"""Methods whose drafters take a step's draft length, so that lookup can go on behind them."""
+
+
+def _refuse_extended(vllm_config: Any) -> None:
+    """Refuse what lookup cannot go on behind vLLM's own drafter with."""
+    method, parallel = extended_method(vllm_config), vllm_config.parallel_config
+    ranks = parallel.tensor_parallel_size
+    alone = f"Leave the proposer out of {FLAG} {SECTION!r}: specplug then plans the drafts"
+    what = "lookup cannot go on behind this drafter of vLLM's"
+    if method not in EXTENDED:
+        _refuse(what, f"method {method!r}", f"one of {', '.join(EXTENDED)}", alone)
+    if ranks_step_together(vllm_config):
+        _refuse(what, f"data_parallel_size {parallel.data_parallel_size} of a mixture of experts", "1", alone)
+    if ranks > 1 and vllm_config.speculative_config.draft_sample_method != "greedy":
+        _refuse(what, f"draft_sample_method 'probabilistic' on {ranks} ranks", "'greedy'", alone)
+    if cuts_on_device(vllm_config):
+        _refuse(what, "enable_adaptive_verification", "nothing", f"Leave it out of {_SPECULATIVE}")
 
 
 def _refuse(what: str, found: str, expected: str, remedy: str) -> None:
@@ -210,18 +258,22 @@ def section_of(additional_config: Any) -> dict[str, Any]:
 
 
 @functools.lru_cache(maxsize=16)
-def _load(section: str, draft_length: int, method: str | None, _environment: str) -> ResolvedSettings:
+def _load(section: str, draft_length: int, method: str | None, _environment: str) -> tuple[ResolvedSettings, int]:
+    """Return the settings, and the tokens of vLLM's own drafter if a lookup goes on behind them."""
     flags = json.loads(section)
     key = "num_speculative_tokens"
     own = {name: _SPECULATIVE for name in (key, "proposer") if name not in flags}
-    if method is not None and flags.setdefault("proposer", ENGINE_DRAFTER) != ENGINE_DRAFTER:
+    if method is not None and flags.setdefault("proposer", ENGINE_DRAFTER) not in (ENGINE_DRAFTER, HYBRID):
         raise SettingsError.build(
             "vLLM's own drafter drafts on this server",
             who=f"{FLAG} {SECTION!r}",
             found=f"proposer {flags['proposer']!r}, and method {method!r} in {_SPECULATIVE}",
-            expected=f"no proposer, or {ENGINE_DRAFTER!r}",
+            expected=f"no proposer, {ENGINE_DRAFTER!r}, or {HYBRID!r}, whose lookup goes on behind it",
             remedy=f"For specplug's proposers leave the method out of {_SPECULATIVE}",
         )
+    if method is not None and flags["proposer"] == HYBRID:
+        options = flags.setdefault("options", {}).setdefault(HYBRID, {})
+        options.setdefault("model", ENGINE_DRAFTER)
     if flags.setdefault(key, draft_length) != draft_length:
         raise SettingsError.build(
             f"{key!r} is given twice",
@@ -230,13 +282,15 @@ def _load(section: str, draft_length: int, method: str | None, _environment: str
             expected=f"{draft_length}, as in {_SPECULATIVE}",
             remedy=f"Leave it out of {FLAG}; a policy's own draft length is one of that policy's options",
         )
-    return load_settings(
+    registry = default_registry()
+    found = load_settings(
         flags,
         flags_origin=f"{FLAG} {SECTION!r}",
         origins_of=own,
-        registry=default_registry(),
+        registry=registry,
         engine_drafts=method is not None,
     )
+    return behind_engine(found, registry) if method is not None and found.settings.extends_engine else (found, 0)
 
 
 def _ladder(vllm_config: Any) -> tuple[int, ...]:

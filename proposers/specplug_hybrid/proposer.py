@@ -98,7 +98,14 @@ class HybridSettings(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     lookup: str = Field(default="ngram", description="the proposer that looks drafts up, which costs next to nothing")
-    model: str = Field(default="crosstok", description="the proposer that runs a model")
+    model: str = Field(
+        default="crosstok",
+        description="the proposer that runs a model; 'engine' is the engine's own drafter, behind whose draft lookup "
+        "goes on",
+    )
+    model_tokens: int = Field(
+        default=3, ge=1, description="the tokens that the engine's own drafter drafts, if it is the model"
+    )
 
 
 LOOKUP, MODEL = range(2)

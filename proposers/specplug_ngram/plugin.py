@@ -17,7 +17,7 @@ def specplug_register_proposers(register: Callable[[ProposerSpec], None]) -> Non
             factory="specplug.match.proposer:LookupProposer",
             summary="drafts what followed earlier matches, in the text, its references and remembered responses",
             options="specplug.match.options:LookupSettings",
-            caps=ProposerCaps(needs_host=True, inline=True, incremental=True, host_step=True, trees=True),
+            caps=ProposerCaps(needs_host=True, inline=True, incremental=True, host_step=True, trees=True, extends=True),
         )
     )
     register(

@@ -18,6 +18,6 @@ def specplug_register_proposers(register: Callable[[ProposerSpec], None]) -> Non
             summary="drafts as ngram does, and from corpora that the server holds",
             options="specplug.match.options:LookupSettings",
             sections=("corpora",),
-            caps=ProposerCaps(needs_host=True, inline=True, incremental=True, host_step=True, trees=True),
+            caps=ProposerCaps(needs_host=True, inline=True, incremental=True, host_step=True, trees=True, extends=True),
         )
     )

@@ -22,6 +22,10 @@ _FORGETS = ("cache flushed", "weights changed")
 """Events that clear the response memory, because responses of old weights do not predict those of new ones."""
 
 
+ENGINE_SOURCE = "engine"
+"""The source of tokens of the engine's own drafter."""
+
+
 class _Occupant(NamedTuple):
     """The request in a slot, and the key under which its response is stored; None if it is not stored."""
 
@@ -51,7 +55,19 @@ class LookupProposer(Proposer):
         self._trees, self._max_length = context.caps.trees, context.max_length
         draft_length, capacity = max(1, context.caps.max_draft_length), 2 * max(1, context.max_length)
         threads = settings.threads or default_threads(context.caps.tensor_parallel_size)
-        self.lookup = Lookup(context.max_slots, capacity, draft_length, settings, trees=self._trees, threads=threads)
+        engine_tokens, source = context.caps.engine_tokens, len(self.sources)
+        if engine_tokens:
+            self.sources = (*self.sources, ENGINE_SOURCE)
+        self.lookup = Lookup(
+            context.max_slots,
+            capacity,
+            draft_length,
+            settings,
+            trees=self._trees,
+            threads=threads,
+            engine_tokens=engine_tokens,
+            engine_source=source,
+        )
         self._occupants: dict[int, _Occupant] = {}
         self._arriving: set[int] = set()  # slots whose requests join their siblings once their prompts are ingested
 

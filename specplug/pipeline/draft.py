@@ -71,6 +71,7 @@ class DraftStage:
         """True if the drafts' distributions are over a draft vocabulary."""
         self.distribution_bytes = buffers.distribution_bytes
         """Bytes that the drafts' distributions take, in the only buffer that holds them."""
+        self.engine_tokens = caps.engine_tokens
         self._takes_trees = caps.trees
         trees = caps.trees and any(handle.caps.trees for handle in handles)
         self.in_flight = InFlight(max_slots, caps.max_draft_length, device, trees=trees)

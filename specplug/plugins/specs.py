@@ -38,6 +38,9 @@ SURVIVAL_TRIMMER = "specplug.trim:SurvivalTrimmer"
 ENGINE_DRAFTER = "engine"
 """The proposer's name that stands for the engine's own drafter, such as EAGLE; no plug-in may use it."""
 
+HYBRID = "hybrid"
+"""The proposer whose model may be the engine's own drafter, behind whose draft a lookup goes on."""
+
 
 def resolve(factory: Factory, who: str) -> Callable[..., Any]:
     """Return the callable that a factory names.

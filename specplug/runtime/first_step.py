@@ -64,6 +64,8 @@ def take_first(
         outputs = DraftOutputs(*blank)
         if outputs.lengths is not None:
             outputs = outputs._replace(lengths=outputs.lengths[:, 0])
+        if outputs.from_engine is not None:
+            outputs = outputs._replace(from_engine=outputs.from_engine[:, 0])
         transfers.pack(buffers, 1, _row(like[0], text))
         stream.launch(function, step.argument)
         transfers.unpack(buffers, 1, draft_length, outputs)
@@ -71,10 +73,12 @@ def take_first(
             raise EngineError.build("a stream does not run a step", who=type(stream).__name__, expected=f"{LIMIT:g} s")
         found = [step.control.status, *map(_first, (buffers.lengths, buffers.emitted, buffers.verified))]
         found += [buffers.newest[0, -buffers.packed :].tolist(), *map(_first, outputs)]
+        found += [buffers.engine_ids[0].tolist()]
     links = list(range(-1, draft_length - 1))
-    arrived = [drafted, [0.5] * draft_length, draft_length, links]
+    arrived = [drafted, [0.5] * draft_length, draft_length, links, 0]
     expected: list[Any] = [OK, buffers.packed, 2, 2, text]
     expected += [None if it is None else value for it, value in zip(outputs, arrived, strict=True)]
+    expected += [list(range(buffers.engine_ids.shape[1]))]
     if found != expected:
         what = "a step in a stream hands on something else than it should"
         raise EngineError.build(what, who=type(stream).__name__, found=found, expected=expected)
@@ -82,12 +86,14 @@ def take_first(
 
 def _row(like: EngineRows, text: list[int]) -> EngineRows:
     """Return one row with this text, that has sampled 2 tokens and rejected 1; its tensors' types are those given."""
+    ids = like.engine_ids
     return like._replace(
         idx_mapping=like.idx_mapping.new_zeros(1),
         total_len=like.total_len.new_full((1,), len(text) - like.lacking),
         all_token_ids=like.all_token_ids.new_tensor([text]),
         num_sampled=like.num_sampled.new_full((1,), 2),
         num_rejected=like.num_rejected.new_full((1,), 1),
+        engine_ids=ids if ids is None else torch.arange(ids.shape[1], dtype=ids.dtype, device=ids.device)[None],
     )
 
 

@@ -110,7 +110,11 @@ class StepInFlight:
         runner = stage.runners[0]
         max_slots, draft_length = runner.buffer.token_ids.shape
         trees = runner.buffer.parents is not None
-        self.buffers = StepBuffers.allocate(max_slots, draft_length, window, pinned=pinned, trees=trees)
+        engine_tokens = stage.engine_tokens
+        self.buffers = StepBuffers.allocate(
+            max_slots, draft_length, window, pinned=pinned, trees=trees, engine_tokens=engine_tokens
+        )
+        self._engine_ids = np.zeros((max_slots, engine_tokens), np.int32)
         self.num_rows = self.batch_size = 0
         self._shared = shared
         self._columns, self._table = Columns.allocate(max_slots), np.zeros_like(slots.table.numpy())
@@ -241,6 +245,9 @@ class StepInFlight:
             packed_emitted=buffers.emitted.numpy(),
             packed_verified=buffers.verified.numpy(),
             newest=buffers.newest.numpy(),
+            packed_engine_ids=buffers.engine_ids.numpy(),
+            engine_ids=self._engine_ids,
+            from_engine=buffers.from_engine.numpy(),
             upto=self._upto,
             texts=shared.texts,
             text_lengths=shared.text_lengths,

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
 
-from specplug.plugins.specs import ENGINE_DRAFTER, JOINS_POLICIES
+from specplug.plugins.specs import ENGINE_DRAFTER, HYBRID, JOINS_POLICIES
 
 MAX_SPECULATIVE_TOKENS = 256
 """The longest draft that a setting or a request may allow."""
@@ -196,6 +196,11 @@ class Settings(Section):
     def drafts_in_engine(self) -> bool:
         """True if the engine's own drafter drafts, and specplug only plans."""
         return self.proposer == ENGINE_DRAFTER
+
+    @property
+    def extends_engine(self) -> bool:
+        """True if the engine's own drafter drafts, and a lookup of specplug's goes on behind its draft."""
+        return self.proposer == HYBRID and self.options.get(HYBRID, {}).get("model") == ENGINE_DRAFTER
 
     @property
     def policies(self) -> tuple[str, ...]:

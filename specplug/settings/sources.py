@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import os
 import tomllib
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from operator import attrgetter
 from pathlib import Path
 from types import MappingProxyType
@@ -16,7 +16,7 @@ from pydantic import BaseModel, ValidationError
 
 from specplug.errors import PluginError, SettingsError, describe, suggest
 from specplug.plugins.registry import Registry
-from specplug.plugins.specs import CheckSpec, PluginSpec, PolicySpec, ProposerSpec, VerifierSpec, trimming
+from specplug.plugins.specs import HYBRID, CheckSpec, PluginSpec, PolicySpec, ProposerSpec, VerifierSpec, trimming
 from specplug.settings.mistakes import Mistake, flatten, from_pydantic, no_duplicates, shown, together, unknown
 from specplug.settings.model import Settings, expanded_path
 
@@ -63,7 +63,8 @@ def load_settings(
         origins_of: by dotted key, the name to use instead for settings that come from another flag of the engine.
         env: the environment that `SPECPLUG_CONFIG` is read from.
         registry: when given, names and options of plug-ins are checked against it.
-        engine_drafts: whether the proposer may be `ENGINE_DRAFTER`, the engine's own drafter.
+        engine_drafts: whether the engine may have a drafter of its own: the proposer may be `ENGINE_DRAFTER`, or
+            `HYBRID` with that as its model.
 
     Raises:
         SettingsError: a layer cannot be read, or keys are unknown or values bad; one message lists all of them.
@@ -186,6 +187,41 @@ def plugin_options(settings: Settings, spec: PluginSpec) -> Any:
     return options
 
 
+def behind_engine(found: ResolvedSettings, registry: Registry) -> tuple[ResolvedSettings, int]:
+    """Return the settings of the lookup that goes on behind the engine's own drafter, and how far the latter drafts.
+
+    Args:
+        found: settings with `Settings.extends_engine`.
+        registry: where the proposers are registered.
+
+    Raises:
+        SettingsError: nothing is left to draft behind so many tokens, or the lookup cannot go on behind others' tokens.
+    """
+    settings = found.settings
+    options = plugin_options(settings, registry.get(ProposerSpec, HYBRID))
+    if options.model_tokens >= settings.num_speculative_tokens:
+        raise SettingsError.build(
+            "nothing is left to draft behind the engine's own drafter",
+            who=f"options.{HYBRID}.model_tokens ({_origin(f'options.{HYBRID}.model_tokens', found.origins)})",
+            found=f"{options.model_tokens} of {settings.num_speculative_tokens} draft tokens",
+            expected="fewer than num_speculative_tokens, which counts both",
+            remedy="Raise num_speculative_tokens, for example to 15, or lower model_tokens",
+        )
+    if not registry.get(ProposerSpec, options.lookup).caps_for("cpu").extends:
+        extending = [entry.spec.name for entry in registry.entries(ProposerSpec).values() if _extends(entry.spec)]
+        raise SettingsError.build(
+            "the proposer does not go on behind the engine's own drafter",
+            who=f"options.{HYBRID}.lookup",
+            found=options.lookup,
+            expected=" or ".join(sorted(extending)),
+        )
+    return replace(found, settings=settings.model_copy(update={"proposer": options.lookup})), options.model_tokens
+
+
+def _extends(spec: PluginSpec) -> bool:
+    return isinstance(spec, ProposerSpec) and spec.caps_for("cpu").extends
+
+
 def acceptance_thresholds(settings: Settings, registry: Registry) -> Mapping[str, float] | None:
     """Return the thresholds that requests may name; None if the server's verifier takes none."""
     takes = registry.get(VerifierSpec, settings.verifier).caps.thresholds
@@ -200,7 +236,9 @@ def _plugin_mistakes(settings: Settings, registry: Registry, engine_drafts: bool
     """
     own = engine_drafts and settings.drafts_in_engine
     if own:
-        yield from _unread(settings)
+        yield from _unread(settings, ("extra_proposers", "verifier", "corpora.store", "trace.path"))
+    elif engine_drafts and settings.extends_engine:
+        yield from _unread(settings, ("extra_proposers", "verifier", "trace.path"))
     policies: list[PolicySpec] = []
     for key, kind, name in _named(settings):
         if own and kind is ProposerSpec:
@@ -233,10 +271,10 @@ def _named(settings: Settings) -> Iterator[tuple[str, type[PluginSpec], str]]:
     yield "verifier", VerifierSpec, settings.verifier
 
 
-def _unread(settings: Settings) -> Iterator[Mistake]:
-    """Yield the settings that nothing reads if the engine's own drafter drafts and the engine verifies."""
+def _unread(settings: Settings, keys: Sequence[str]) -> Iterator[Mistake]:
+    """Yield those of the settings `keys` that are set, as nothing reads them if the engine's own drafter drafts."""
     defaults = Settings()
-    for key in ("extra_proposers", "verifier", "corpora.store", "trace.path"):
+    for key in keys:
         value, default = (attrgetter(key)(each) for each in (settings, defaults))
         if value != default:
             what = f"setting {key!r} has no effect on the engine's own drafter"

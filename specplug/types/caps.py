@@ -48,6 +48,8 @@ class EngineCaps:
         tensor_parallel_size: ranks that must draft identically.
         verifies_budget: true if the engine always verifies as many draft tokens as the plan's budget (all of them
             without a budget), because the number that the trim half keeps is known only on the device.
+        engine_tokens: the tokens per row that the engine's own drafter drafts before the proposer, which goes on behind
+            them (see `StepArguments.engine_ids`); 0 if it has none.
     """
 
     max_draft_length: int
@@ -58,6 +60,7 @@ class EngineCaps:
     draft_input: Distribution = Distribution.ONE_HOT
     tensor_parallel_size: int = 1
     verifies_budget: bool = False
+    engine_tokens: int = 0
 
     def __post_init__(self) -> None:
         ladder = self.captured_draft_lengths
@@ -105,6 +108,8 @@ class ProposerCaps:
         trees: the proposer may set `Draft.parents`.  Where the engine verifies chains, a tree is cut to its best path.
             With `host_step`, drafts have no parents there: the proposer itself drafts chains, by `EngineCaps.trees`.
         learns: the proposer wants `observe` calls.
+        extends: for proposers with a host step: they go on behind the draft of the engine's own drafter, which their
+            step receives (`StepArguments.engine_ids`), and count its tokens under the last of their sources.
     """
 
     needs_host: bool = False
@@ -114,6 +119,7 @@ class ProposerCaps:
     distribution: Distribution = Distribution.ONE_HOT
     trees: bool = False
     learns: bool = False
+    extends: bool = False
 
     def labels(self) -> tuple[str, ...]:
         """Return the short words that listings show."""

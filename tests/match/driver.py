@@ -52,10 +52,11 @@ class Client:
         ints = [torch.tensor(it, dtype=torch.int32) for it in (lengths, list(map(len, new)), shift)]
         self.lookup.ingest(torch.tensor(slots), table, torch.tensor(rows), *ints)
 
-    def fill(self, slots: list[int], limits: list[int]) -> TensorDraft:
+    def fill(self, slots: list[int], limits: list[int], engine_ids: list[list[int]] | None = None) -> TensorDraft:
         """Return the tensors of a draft, which held poison before."""
+        given = None if engine_ids is None else torch.tensor(engine_ids, dtype=torch.int32)
         draft = poisoned(len(slots), self.draft_length + self.wide, self.trees)
-        self.lookup.propose(torch.tensor(slots), torch.tensor(limits, dtype=torch.int32), draft)
+        self.lookup.propose(torch.tensor(slots), torch.tensor(limits, dtype=torch.int32), draft, given)
         return draft
 
     def step(self, slots: list[int], new: list[list[int]], lengths: list[int], limits: list[int]) -> TensorDraft:
@@ -63,16 +64,17 @@ class Client:
         self.ingest(slots, new, lengths)
         return self.fill(slots, limits)
 
-    def propose(self, slots: list[int], limits: list[int]) -> list[Draft]:
-        """Return drafts; what lies beyond them in their buffers stays poison."""
-        filled = self.fill(slots, limits)
+    def propose(self, slots: list[int], limits: list[int], engine_ids: list[list[int]] | None = None) -> list[Draft]:
+        """Return drafts; what lies beyond them in their buffers stays poison, or is of a draft that did not stand."""
+        filled = self.fill(slots, limits, engine_ids)
         ids, confidence, sources = filled.token_ids, filled.confidence, filled.source
         drafts = []
         for row, n in enumerate(filled.lengths.tolist()):
             assert n <= min(max(limits[row], 0), self.draft_length)
-            assert (ids[row, n:] == POISON).all()
-            assert confidence[row, n:].isnan().all()
-            assert (sources[row, n:] == POISON).all()
+            end = n if engine_ids is None else self.draft_length
+            assert (ids[row, end:] == POISON).all()
+            assert confidence[row, end:].isnan().all()
+            assert (sources[row, end:] == POISON).all()
             above = [k - 1 for k in range(n)] if filled.parents is None else filled.parents[row, :n].tolist()
             levels, drafted_by = confidence[row, :n].tolist(), sources[row, :n].tolist()
             drafts.append(Draft(ids[row, :n].tolist(), levels, drafted_by, above))
@@ -90,13 +92,12 @@ def held(lookup: Any) -> Iterator[None]:
 
 
 def both(
-    slots: int, capacity: int, draft_length: int, options: LookupSettings, *, trees: bool
+    slots: int, capacity: int, draft_length: int, options: LookupSettings, *, trees: bool, engine_tokens: int = 0
 ) -> tuple[Client, ReferenceLookup]:
     """Return what is tested and what it must equal."""
-    fast = Lookup(slots, capacity, draft_length, options, trees=trees)
-    return Client(fast, draft_length, trees, wide=2), ReferenceLookup(
-        slots, capacity, draft_length, options, trees=trees
-    )
+    shape = slots, capacity, draft_length, options
+    fast = Lookup(*shape, trees=trees, engine_tokens=engine_tokens, engine_source=4)
+    return Client(fast, draft_length, trees, wide=2), ReferenceLookup(*shape, trees=trees, engine_tokens=engine_tokens)
 
 
 def segment_of(
@@ -139,6 +140,13 @@ class Talk:
     def owner(self) -> str | None:
         """Return who asks."""
         return self.rng.choice(["a", "b", "", None])
+
+    def engine_draft(self, text: Sequence[int], n: int) -> list[int]:
+        """Return n tokens, often what has followed the last token of a text before, or some of that."""
+        places = [place for place in range(1, len(text)) if text[place - 1] == text[-1]]
+        copied = text[self.rng.choice(places) :][: self.rng.randrange(n + 1)] if places else []
+        ids = [*copied, *(self.rng.randrange(self.alphabet) for _ in range(n))][:n]
+        return [max(0, token) for token in ids]
 
     def batch(self) -> tuple[list[int], list[list[int]], list[int], list[int]]:
         """Return the slots of a step, their new tokens, their lengths with these, and limits."""

@@ -20,8 +20,18 @@ OPTIONS = [
 ]
 
 
-def play(talk: Talk, players: tuple[Client, ReferenceLookup], steps: int, *, corpus_indexes: bool = False) -> int:
-    """Let both live through the same; return how many tokens were drafted."""
+def play(
+    talk: Talk,
+    players: tuple[Client, ReferenceLookup],
+    steps: int,
+    *,
+    corpus_indexes: bool = False,
+    engine_tokens: int = 0,
+) -> int:
+    """Let both live through the same; return how many tokens were drafted.
+
+    With `engine_tokens` the engine drafts so many before, sometimes as lookup does.
+    """
     client, plain = players
     drafted = 0
     if corpus_indexes:
@@ -32,7 +42,9 @@ def play(talk: Talk, players: tuple[Client, ReferenceLookup], steps: int, *, cor
         slots, new, lengths, limits = talk.batch()
         client.ingest(slots, new, lengths)
         plain.ingest(slots, new, lengths)
-        got, want = client.propose(slots, limits), plain.propose(slots, limits)
+        texts = [plain.rows[slot].text for slot in slots]
+        engine_ids = [talk.engine_draft(text, engine_tokens) for text in texts] if engine_tokens else None
+        got, want = client.propose(slots, limits, engine_ids), plain.propose(slots, limits, engine_ids)
         assert got == want
         drafted += sum(len(draft.ids) for draft in got)
         if corpus_indexes and talk.rng.random() < 0.1:
@@ -77,6 +89,35 @@ def test_it_drafts_what_the_reference_drafts(
 ) -> None:
     talk = Talk(seed, slots=3, capacity=160)
     play(talk, both(3, 160, draft_length, options, trees=trees), 30, corpus_indexes=corpus_indexes)
+
+
+@given(seed=st.integers(0, 2**32), options=st.sampled_from(OPTIONS), engine_tokens=st.integers(1, 5))
+@settings(max_examples=25)
+def test_it_goes_on_behind_the_engines_draft_as_the_reference_does(
+    seed: int, options: LookupSettings, engine_tokens: int
+) -> None:
+    talk, players = (
+        Talk(seed, slots=3, capacity=160),
+        both(3, 160, 8, options, trees=False, engine_tokens=engine_tokens),
+    )
+    play(talk, players, 30, corpus_indexes=seed % 2 == 0, engine_tokens=engine_tokens)
+    counts = players[0].lookup.rows.engine_counts
+    assert counts[-1].tolist() == players[1].engine.counts
+
+
+def test_which_draft_stands_is_learnt_from_what_was_right() -> None:
+    client = Client(Lookup(1, 400, 8, LookupSettings(), trees=False, engine_tokens=2, engine_source=3), 8, False)
+    client.lookup.start(0)
+    text, drafts = [1, 2, 3, 4, 5, 6, 7, 8] * 12, []
+    client.ingest([0], [text[:16]], [16])
+    for k in range(17, 60):
+        client.ingest([0], [[text[k - 1]]], [k])
+        drafts += client.propose([0], [8], [text[k : k + 2] if k < 20 else [99, 98]])
+    assert drafts[0].ids == text[17:25]
+    assert drafts[0].sources == [3, 3, 0, 0, 0, 0, 0, 0]  # the engine's tokens, and what lookup knows to follow them
+    assert drafts[3].ids[:2] == [99, 98]
+    assert drafts[-1].ids == text[59:67]
+    assert drafts[-1].sources == [0] * 8  # the engine's tokens were wrong too often
 
 
 @pytest.mark.parametrize("trees", [False, True])

@@ -48,15 +48,16 @@ class Step:
     def pack(self, transfers: Transfers) -> list[Tensor]:
         """Pack, and return all that may have been written."""
         transfers.pack(self.buffers, self.batch_size, self.rows)
-        return [self.buffers.lengths, self.buffers.emitted, self.buffers.verified, self.buffers.newest]
+        own = self.buffers
+        return [own.lengths, own.emitted, own.verified, own.newest, own.engine_ids]
 
     def unpack(self, transfers: Transfers) -> list[Tensor]:
         """Unpack, and return all that may have been written."""
-        most, (ids, confidence, lengths, parents) = self.most, self.wide
+        most, (ids, confidence, lengths, parents, from_engine) = self.most, self.wide
         outputs = DraftOutputs(ids[:, :most])
         if self.states_all:
             links = None if self.buffers.parents is None else parents[:, :most]
-            outputs = DraftOutputs(outputs.ids, confidence[:, :most], lengths[:, 0], links)
+            outputs = DraftOutputs(outputs.ids, confidence[:, :most], lengths[:, 0], links, from_engine[:, 0])
         transfers.unpack(self.buffers, self.batch_size, self.draft_length, outputs)
         return list(self.wide)
 
@@ -67,7 +68,8 @@ class Step:
 
     def outcome(self, method: Callable[[Transfers], list[Tensor]], transfers: Transfers) -> list[list[object]]:
         """Return what a transfer writes into poisoned memory."""
-        for tensor in (self.buffers.lengths, self.buffers.emitted, self.buffers.verified, *self.wide):
+        own = self.buffers
+        for tensor in (own.lengths, own.emitted, own.verified, own.engine_ids, *self.wide):
             tensor.fill_(POISON)
         written = method(transfers)
         if self.wide.ids.is_cuda:
@@ -80,6 +82,8 @@ def packed(step: Step) -> list[list[object]]:
     (size, window), given = step.buffers.newest.shape, step.rows
     lengths, emitted, verified = ([POISON] * size for _ in range(3))
     newest: list[list[object]] = numbers(NEWEST, size, window).tolist()
+    tokens = step.buffers.engine_ids.shape[1]
+    engine_ids = torch.full((size, tokens), POISON).tolist()
     for row in range(step.batch_size):
         slot = int(given.idx_mapping[row])
         length = int(given.total_len[row if given.lengths_by_row else slot]) + given.lacking
@@ -87,20 +91,23 @@ def packed(step: Step) -> list[list[object]]:
         tail = text[-step.buffers.packed :] if step.buffers.packed else []
         newest[row][window - len(tail) :] = tail
         lengths[row], emitted[row], verified[row] = len(text), int(given.num_sampled[row]), 0
+        if given.engine_ids is not None:
+            engine_ids[row] = given.engine_ids[row, :tokens].tolist()
         if emitted[row]:
             verified[row] = emitted[row] - 1 + int(given.num_rejected[row])
-    return [lengths, emitted, verified, newest]
+    return [lengths, emitted, verified, newest, engine_ids]
 
 
 def unpacked(step: Step) -> list[list[object]]:
     """Return what `unpack` writes, by a loop over rows, with `newest` as it is now."""
     levels = step.buffers.confidence.tolist()
-    out, confidence, lengths, parents = (torch.full_like(it, POISON).tolist() for it in step.wide)
+    out, confidence, lengths, parents, from_engine = (torch.full_like(it, POISON).tolist() for it in step.wide)
     for row in range(step.batch_size):
         draft, last = int(step.buffers.draft_rows[row]), int(step.buffers.newest[row, -1])
         length = 0 if draft < 0 else min(int(step.buffers.draft_lengths[draft]), step.draft_length, step.most)
         if step.states_all:
             lengths[row][0] = max(length, 0)
+            from_engine[row][0] = 0 if draft < 0 else min(int(step.buffers.from_engine[draft]), lengths[row][0])
         for place in range(step.most):
             is_drafted = place < length
             out[row][place] = int(step.buffers.ids[draft, place]) if is_drafted else last
@@ -108,7 +115,7 @@ def unpacked(step: Step) -> list[list[object]]:
                 confidence[row][place] = levels[draft][place] if is_drafted else 0.0
             if step.states_all and step.buffers.parents is not None:
                 parents[row][place] = int(step.buffers.parents[draft, place]) if is_drafted else place - 1
-    return [out, confidence, lengths, parents]
+    return [out, confidence, lengths, parents, from_engine]
 
 
 def numbers(start: int, *shape: int, dtype: torch.dtype = torch.int32) -> Tensor:
@@ -144,7 +151,9 @@ def random_step(random: Random) -> Step:
         return torch.tensor(found + [POISON] * (length - size), dtype=torch.int32)
 
     trees, by_row = random.random() < 0.5, random.random() < 0.5
-    buffers = StepBuffers.allocate(most_rows, most, random.choice([0, 1, 3, 8, 130]), pinned=False, trees=trees)
+    window, tokens = random.choice([0, 1, 3, 8, 130]), random.choice([0, 1, 3])
+    buffers = StepBuffers.allocate(most_rows, most, window, pinned=False, trees=trees, engine_tokens=tokens)
+    buffers.from_engine.copy_(column(0, most, length=most_rows))
     buffers.draft_rows.copy_(column(-1, most_rows - 1, length=most_rows))
     buffers.ids.copy_(numbers(10_000, most_rows, most))
     buffers.confidence.copy_(numbers(1, most_rows, most) / 100)
@@ -171,11 +180,13 @@ def random_step(random: Random) -> Step:
         view_of(random, column(0, most).to(dtype())),
         lengths_by_row=by_row,
         lacking=random.randint(0, 1),
+        engine_ids=view_of(random, numbers(70_000, places, tokens + 1, dtype=dtype())) if tokens else None,
     )
     wide = DraftOutputs(
         torch.empty(places, columns + 2, dtype=dtype()),
         torch.empty(places, columns + random.randint(0, 2)),
         torch.empty(places, random.randint(1, 3), dtype=torch.int32),
         torch.empty(places, columns + random.randint(0, 2), dtype=torch.int32),
+        torch.empty(places, random.randint(1, 3), dtype=torch.int32),
     )
     return Step(buffers, size, draft_length, rows, wide, random.random() < 0.7)

@@ -221,7 +221,7 @@ class Engine:
         return view_of(self._layout, numbers.to(self._layout.choice([torch.int32, torch.int64])))
 
     def _step_of_stage(self, facts: RowFacts, columns: Sequence[Tensor], plan: StepPlan, outputs: DraftOutputs) -> None:
-        out, confidence, lengths, parents = outputs
+        out, confidence, lengths, parents, _ = outputs
         out[:], confidence[:] = self.last[columns[0]].expand_as(out), 0
         if parents is not None:
             lengths[:], parents[:] = 0, torch.arange(DRAFT_LENGTH) - 1

@@ -6,6 +6,7 @@ from typing import Any
 
 from specplug.match.cpu.candidates import gather, gather_anew
 from specplug.match.cpu.compiled import compiled
+from specplug.match.cpu.engine_draft import agrees, engine_draft_stands, note_engine_draft, take_engine_draft
 from specplug.match.cpu.evidence import (
     FROM,
     NEAR,
@@ -77,22 +78,51 @@ def _source(state: Any, slot: int, t: int) -> int:
 
 
 @compiled
-def draft_chain(state: Any, slot: int, limit: int, ids: Any, confidences: Any, sources: Any) -> int:
+def draft_chain(state: Any, slot: int, limit: int, engine_ids: Any, ids: Any, confidences: Any, sources: Any) -> int:
     """Draft the likeliest token repeatedly, while the whole draft survives with at least `state.min_survival`.
+
+    If the engine's own drafter has drafted, its tokens may come first; see `engine_draft`.
 
     Args:
         state: the record of all memory, see `Lookup._state`.
         slot: the slot of the text to draft for.
         limit: the most tokens.
+        engine_ids: [G] int32, the engine's draft; G is 0 if it has no drafter.
         ids, confidences, sources: [N] int32, float32 and int32, to be filled; see `_source`.
 
     Returns:
         the number of drafted tokens.
     """
-    rows, workspace = state.rows, state.workspace
-    count = gather(state, slot)
+    rows, count = state.rows, gather(state, slot)
     _remember_candidate_votes(state, slot, count)
-    drafted, survival = 0, 1.0
+    drafted = _go_on(state, slot, count, 0, limit, 1.0, ids, confidences, sources)
+    taken = min(engine_ids.size, limit)
+    if taken:
+        note_engine_draft(rows, slot, engine_ids, taken)
+        if engine_draft_stands(rows, slot, taken, drafted, confidences):
+            is_same = agrees(rows, slot, taken, drafted, ids)
+            survival = take_engine_draft(state, slot, taken, is_same, ids, confidences, sources)
+            if not is_same:
+                drafted = _go_on(state, slot, 0, taken, limit, survival, ids, confidences, sources)
+    rows.num_considered[slot] = drafted
+    rows.drafted_for[slot] = state.texts.lengths[slot]
+    return drafted
+
+
+@compiled
+def _go_on(
+    state: Any,
+    slot: int,
+    count: int,
+    drafted: int,
+    limit: int,
+    survival: float,
+    ids: Any,
+    confidences: Any,
+    sources: Any,
+) -> int:
+    """Extend a draft of `drafted` tokens, which `count` candidates predict, up to `limit`; return its length."""
+    rows, workspace = state.rows, state.workspace
     while drafted < limit:
         if count == 1 and drafted:
             drafted = _copy_on(state, slot, drafted, limit, survival, ids, confidences, sources)
@@ -115,8 +145,6 @@ def draft_chain(state: Any, slot: int, limit: int, ids: Any, confidences: Any, s
         prefetch_counts(state.tables, token, rows.owners[slot], workspace.longest[t] + 1, share)
         count = follow(state, slot, 0, count, token, 0)
         drafted += 1
-    rows.num_considered[slot] = drafted
-    rows.drafted_for[slot] = state.texts.lengths[slot]
     return drafted
 
 

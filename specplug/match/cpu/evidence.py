@@ -238,7 +238,7 @@ def learn(state: Any, slot: int, emitted: Any) -> None:
         if right < 0:
             break
         began_right = True
-    if total:
+    if total and rows.evidence[slot, 0] >= 0:
         rows.hit_rate[slot] = _SLOWLY * rows.hit_rate[slot] + (1 - _SLOWLY) * began_right
     rows.num_considered[slot] = judged  # nothing after these was counted
 
@@ -256,9 +256,10 @@ def _judge(state: Any, slot: int, parent: int, total: int, judged: int, token: i
         if rows.parents[slot, entry] == parent:
             inside, judged = True, entry + 1
             hit = rows.tokens[slot, entry] == token
-            count(tables.evidence, rows.evidence[slot, entry], hit)
-            count(tables.contexts, rows.contexts[slot, entry], hit)
-            count(tables.tokens, rows.token_keys[slot, entry], hit)
+            if rows.evidence[slot, entry] >= 0:  # not one of the engine's own tokens
+                count(tables.evidence, rows.evidence[slot, entry], hit)
+                count(tables.contexts, rows.contexts[slot, entry], hit)
+                count(tables.tokens, rows.token_keys[slot, entry], hit)
             if hit:
                 found = entry
         elif inside:
@@ -273,6 +274,7 @@ def halve_large_counts(state: Any, slot: int) -> None:
     for k in range(rows.num_candidate_votes[slot]):
         halve(tables.votes, rows.candidate_vote_keys[slot, k], MOST_TRIES)
     for k in range(rows.num_considered[slot]):
-        halve(tables.evidence, rows.evidence[slot, k], MOST_TRIES)
-        halve(tables.contexts, rows.contexts[slot, k], MOST_CONTEXT_TRIES)
-        halve(tables.tokens, rows.token_keys[slot, k], MOST_CONTEXT_TRIES)
+        if rows.evidence[slot, k] >= 0:
+            halve(tables.evidence, rows.evidence[slot, k], MOST_TRIES)
+            halve(tables.contexts, rows.contexts[slot, k], MOST_CONTEXT_TRIES)
+            halve(tables.tokens, rows.token_keys[slot, k], MOST_CONTEXT_TRIES)

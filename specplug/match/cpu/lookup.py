@@ -33,7 +33,9 @@ _CONSIDERED_PER_NODE = 6
 class Lookup:
     """Drafts for the texts of S slots, at most C tokens each with references, N tokens at a time.
 
-    `threads` is the most threads that share a large batch, whatever the settings say; drafts do not depend on it.
+    `engine_tokens` is G, the tokens of the engine's own drafter that drafts may begin with; their source is numbered
+    `engine_source`.  `threads` is the most threads that share a large batch, whatever the settings say; drafts do not
+    depend on it.
 
     All memory is on the CPU.  Drafts depend only on the texts and their history, not on the order of rows.  Two threads
     must not call it at once; the kernels release the GIL.  `ingest` and `propose` share large batches with the threads
@@ -52,12 +54,14 @@ class Lookup:
         *,
         trees: bool,
         threads: int = 1,
+        engine_tokens: int = 0,
+        engine_source: int = 0,
     ) -> None:
-        self._settings = settings
+        self._settings, self._engine_source = settings, engine_source
         considered = _CONSIDERED_PER_NODE * (draft_length + 1) if trees else draft_length
         self.texts = Texts(max_slots, capacity, settings.max_n)
         self.responses = Responses(settings.memory_tokens, settings.max_n)
-        self.rows, self.tables, self._default = SlotStates(max_slots, considered), Tables(), Tables()
+        self.rows, self.tables, self._default = SlotStates(max_slots, considered, engine_tokens), Tables(), Tables()
         self._starts = np.zeros(max_slots, np.int32)
         self._draft_length, self._considered, self._trees = draft_length, considered, trees
         self._groups: dict[str, list[int]] = {}
@@ -110,6 +114,7 @@ class Lookup:
             workspace=scratch,
             tree=growing,
             starts=self._starts,
+            engine_source=self._engine_source,
             max_n=settings.max_n,
             min_n=settings.min_n,
             min_survival=settings.min_survival,
@@ -233,12 +238,13 @@ class Lookup:
         )
         ingest_at(self.state, arguments.address)
 
-    def propose(self, slots: Tensor, limits: Tensor, draft: Draft) -> None:
+    def propose(self, slots: Tensor, limits: Tensor, draft: Draft, engine_ids: Tensor | None = None) -> None:
         """Fill a draft in host memory.
 
         Args:
             slots: [B] int64.
             limits: [B] int32.
+            engine_ids: [B, G] int32, the draft of the engine's own drafter; None if it has none.
             draft: to be filled; with trees, if the lookup drafts them and the draft can hold them.
 
         Raises:
@@ -260,6 +266,8 @@ class Lookup:
             batch_size=len(slots),
             slots=slots.data_ptr(),
             limits=limits.data_ptr(),
+            engine_ids=0 if engine_ids is None else engine_ids.data_ptr(),
+            num_engine_ids=0 if engine_ids is None else engine_ids.shape[1],
             ids=ids.data_ptr(),
             confidence=draft.confidence.data_ptr(),
             draft_stride=strides[0],

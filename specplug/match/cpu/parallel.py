@@ -150,6 +150,7 @@ def _run_rows(state: Any, operation: int, job: Any, begin: int, end: int) -> Non
             state,
             carray(int64_at(a.slots), end)[begin:],
             carray(int32_at(a.limits), end)[begin:],
+            carray(int32_at(a.engine_ids), (end, a.num_engine_ids))[begin:],
             carray(int32_at(a.ids), grid)[begin:],
             carray(float32_at(a.confidence), grid)[begin:],
             carray(int32_at(a.draft_lengths), end)[begin:],

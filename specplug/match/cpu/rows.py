@@ -9,6 +9,7 @@ import numpy as np
 
 from specplug.match.cpu.compiled import compiled
 from specplug.match.cpu.corpus_index import MOST_NAMED
+from specplug.match.cpu.engine_draft import PRIOR_HITS, PRIOR_TRIES
 from specplug.match.cpu.locks import release, take
 from specplug.match.cpu.records import Record, record
 from specplug.match.cpu.texts import MOST_CANDIDATES
@@ -24,7 +25,7 @@ POINTS = 4
 
 
 class SlotStates:
-    """S slots' state, at most N considered tokens each.
+    """S slots' state, at most N considered tokens each, and G tokens of the engine's own drafter.
 
     A *considered* token is one that was drafted or, in a tree, could have been.  Parents are indices among the
     considered tokens, -1 for those that follow the context.
@@ -41,10 +42,12 @@ class SlotStates:
         drafted_for: [S] int32, the text's length at its last draft, -1 for never.
         siblings: [S] int32, the next slot of the same group; the slots of a group form a ring, one without a group is
             alone in its ring.
+        engine_counts: [S + 1, G, 2] float32, by slot, and of all requests last: hits and tries of the engine's
+            tokens by position.
         shared: [S] int32, the tokens at the beginning of a slot's text, references and prompt, that its siblings skip.
     """
 
-    def __init__(self, max_slots: int, most_considered: int) -> None:
+    def __init__(self, max_slots: int, most_considered: int, engine_tokens: int = 0) -> None:
         def table(*shape: int) -> np.ndarray[tuple[int, ...], np.dtype[np.int32]]:
             return np.zeros((max_slots, *shape), np.int32)
 
@@ -54,6 +57,8 @@ class SlotStates:
         self.bounds = np.zeros((max_slots, 2), np.int64)
         self.drafted_for, self.shared = table() - 1, table()
         self.siblings = np.arange(max_slots, dtype=np.int32)
+        self.engine_counts = np.zeros((max_slots + 1, engine_tokens, 2), np.float32)
+        self.engine_counts[-1] = PRIOR_HITS, PRIOR_TRIES
         considered = ("tokens", "parents", "evidence", "contexts", "token_keys")
         self.record = record(
             owners=self.owners,
@@ -72,12 +77,16 @@ class SlotStates:
             num_candidate_votes=table(),
             candidate_vote_tokens=table(MOST_CANDIDATE_VOTES),
             candidate_vote_keys=table(MOST_CANDIDATE_VOTES),
+            engine_ids=table(engine_tokens),
+            num_engine_ids=table(),
+            engine_counts=self.engine_counts,
         )
 
     def clear(self, slot: int, owner: int, tenant: int = 0, named: Sequence[int] = ()) -> None:
         """Begin a new request in a slot."""
         self.owners[slot], self.hit_rate[slot], self.tenants[slot] = owner, 0.5, tenant
         self.anchors[slot], self.ages[slot], self.drafted_for[slot] = 0, 0, -1
+        self.engine_counts[slot] = 0
         self.named[slot], self.bounds[slot] = 0, 0
         self.named[slot, : len(named)] = named
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from specplug.match.cpu.compiled import compiled
 from specplug.match.cpu.drafting import draft_chain, draft_tree
+from specplug.match.cpu.engine_draft import forget_engine_draft, learn_engine_draft
 from specplug.match.cpu.evidence import halve_large_counts, learn
 from specplug.match.cpu.intrinsics import prefetch
 from specplug.match.cpu.recency import GRANULE, bucket
@@ -38,6 +39,7 @@ def learn_from(state: Any, slots: Any, table: Any, table_rows: Any, first: Any, 
             known = texts.lengths[slot] - starts[slot]
             if rows.drafted_for[slot] == texts.lengths[slot] and known == begin:
                 learn(state, slot, new)
+                learn_engine_draft(rows, slot, new)
     for row in range(slots.size):
         slot, begin = slots[row], lengths[row] - num_new[row]
         new = _window(table, table_rows, first, row, begin, lengths[row])
@@ -45,6 +47,7 @@ def learn_from(state: Any, slots: Any, table: Any, table_rows: Any, first: Any, 
             prefetch_tree_roots(state, slot, new)
             if rows.drafted_for[slot] >= 0:
                 halve_large_counts(state, slot)
+                forget_engine_draft(rows, slot)
                 rows.drafted_for[slot] = -1
 
 
@@ -88,7 +91,15 @@ def _place(state: Any, slot: int, length: int) -> None:
 
 @compiled
 def propose(
-    state: Any, slots: Any, limits: Any, ids: Any, confidences: Any, counts: Any, sources: Any, parents: Any
+    state: Any,
+    slots: Any,
+    limits: Any,
+    engine_ids: Any,
+    ids: Any,
+    confidences: Any,
+    counts: Any,
+    sources: Any,
+    parents: Any,
 ) -> None:
     """Draft a chain for each row, or a tree if `parents` has rows; see `draft_chain` and `draft_tree`.
 
@@ -96,6 +107,7 @@ def propose(
         state: the record of all memory, see `Lookup._state`.
         slots: [B] int64.
         limits: [B] int32.
+        engine_ids: [B, G] int32, the draft of the engine's own drafter, for chains; G is 0 if there is none.
         ids, confidences, sources: [B, N] int32, float32 and int32, to be filled.
         counts: [B] int32, to be filled.
         parents: [B, N] int32, to be filled, or [0, N].
@@ -108,7 +120,7 @@ def propose(
         if parents.shape[0] > 0:
             counts[row] = draft_tree(state, slot, limit, ids[row], confidences[row], sources[row], parents[row])
         else:
-            counts[row] = draft_chain(state, slot, limit, ids[row], confidences[row], sources[row])
+            counts[row] = draft_chain(state, slot, limit, engine_ids[row], ids[row], confidences[row], sources[row])
 
 
 @compiled

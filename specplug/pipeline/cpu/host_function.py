@@ -37,6 +37,9 @@ Each row in turn gets all its new tokens while this lasts, and each of the other
 that is left with more drafts nothing until a later step has ingested them.
 """
 
+UNKNOWN = 0.75
+"""The confidence of a token of the engine's own drafter, where nothing else says it."""
+
 MALFORMED = -1
 """Status of a step whose proposer wrote an impossible length or an id outside the vocabulary."""
 
@@ -48,6 +51,7 @@ class StepControl(Int64Struct):
     vocab_size: int
     """V."""
     num_sources: int
+    """The last of them is the engine's own drafter, if it has one."""
     batch_size: int
     """B."""
     draft_length: int
@@ -116,6 +120,9 @@ def run(record: Any) -> None:
             first_lengths: [R] int32, by draft: tokens of the text when its request began
             packed_lengths, packed_emitted, packed_verified: [R] int32, by the engine's row
             newest: [R, W] int32, by the engine's row
+            packed_engine_ids: [R, G] int32, by the engine's row
+            engine_ids: [R, G] int32, by draft
+            from_engine: [R] int32, by draft: how many of its first tokens are the engine's
             upto: [R] int32, by draft: tokens that the proposer has after the step
             texts, text_lengths, text_generations, progress: see `Shared`
             cut: see `specplug.pipeline.cpu.trimming.trim`
@@ -167,14 +174,22 @@ def _prepare(step: Any, draft_length: int, row: int, slot: int, facts: Any, is_w
     empty(memory, row, 0, draft_length)
     memory.draft_lengths[row], memory.base_len[row] = 0, length
     memory.num_new[row], memory.limits[row], step.upto[row] = 0, 0, 0
+    step.engine_ids[row] = step.packed_engine_ids[step.engine_rows[row]]
     if not is_whole or load(memory.ingested_by, slot) != facts[GENERATION]:
         return
     known = memory.ingested[slot]
     memory.num_new[row] = min(max(length - known, 0), max(left, memory.ids.shape[1] + 1))
     step.upto[row] = known + memory.num_new[row]
-    if memory.emitted[row] > 0 and step.upto[row] == length:
-        most = min(memory.room[row] - 1, min(facts[CAP], memory.caps[row]), draft_length)
-        memory.limits[row] = max(most, 0)
+    if step.upto[row] == length:
+        memory.limits[row] = _most(memory, row, draft_length, facts)
+
+
+@compiled
+def _most(memory: Any, row: int, draft_length: int, facts: Any) -> int:
+    """Return the most tokens of a row's draft."""
+    if memory.emitted[row] == 0:
+        return 0
+    return max(min(memory.room[row] - 1, min(facts[CAP], memory.caps[row]), draft_length), 0)  # type: ignore[no-any-return]
 
 
 @compiled
@@ -193,8 +208,24 @@ def _draft(step: Any, control: Any) -> int:
                 status = MALFORMED
     if status != OK:
         memory.draft_lengths[:batch_size] = 0
+    if step.engine_ids.shape[1]:
+        _leave_to_engine(step, control, status)
     sanitize(memory, batch_size, draft_length, control.num_sources)
     return status
+
+
+@compiled
+def _leave_to_engine(step: Any, control: Any, status: int) -> None:
+    """Let the engine's own draft stand in the rows that the proposer could not draft for."""
+    memory = step.memory
+    for row in range(control.batch_size):
+        if control.runs_proposer and status == OK and step.upto[row] == memory.lengths[row]:
+            continue
+        most = _most(memory, row, control.draft_length, memory.table[memory.slots[row]])
+        memory.draft_lengths[row] = min(most, step.engine_ids.shape[1])
+        for k in range(memory.draft_lengths[row]):
+            memory.ids[row, k], memory.confidence[row, k] = step.engine_ids[row, k], UNKNOWN
+            memory.sources[row, k] = control.num_sources - 1
 
 
 @compiled
@@ -203,6 +234,7 @@ def _set_arguments(step: Any, control: Any) -> None:
     a.data, a.batch_size, a.slots = control.data, control.batch_size, memory.slots.ctypes.data
     a.table, a.num_rows, a.stride = step.texts.ctypes.data, step.texts.shape[0], step.texts.shape[1]
     a.table_rows, a.lengths = memory.table_rows.ctypes.data, step.upto.ctypes.data
+    a.engine_ids, a.num_engine_ids = step.engine_ids.ctypes.data, step.engine_ids.shape[1]
     a.num_new, a.limits = memory.num_new.ctypes.data, memory.limits.ctypes.data
     a.ids, a.confidence = memory.ids.ctypes.data, memory.confidence.ctypes.data
     a.draft_lengths, a.draft_stride = memory.draft_lengths.ctypes.data, memory.ids.shape[1]
@@ -220,8 +252,13 @@ def _note_late(step: Any, control: Any, status: int) -> None:
 @compiled
 def _finish(step: Any, control: Any, status: int) -> None:
     """Store the status, trim the drafts, and keep them until their verdict."""
-    control.status = status
-    trim(step.memory, step.cut, control.batch_size, control.draft_length)
+    control.status, memory = status, step.memory
+    trim(memory, step.cut, control.batch_size, control.draft_length)
+    for row in range(control.batch_size if step.engine_ids.shape[1] else 0):
+        count = 0
+        while count < memory.draft_lengths[row] and memory.sources[row, count] == control.num_sources - 1:
+            count += 1
+        step.from_engine[row] = count
     if control.stores_drafts:
         keep(step.memory, control.batch_size)
 

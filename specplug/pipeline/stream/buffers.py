@@ -22,6 +22,7 @@ class EngineRows(NamedTuple):
         num_rejected: [>= B] int32 or int64, draft tokens of each row that the step rejected.
         lengths_by_row: whether `total_len` is by row.
         lacking: tokens of each row that `total_len` does not count.
+        engine_ids: [>= B, >= G] int32 or int64, the draft of the engine's own drafter, by row; rows are contiguous.
     """
 
     idx_mapping: Tensor
@@ -31,6 +32,7 @@ class EngineRows(NamedTuple):
     num_rejected: Tensor
     lengths_by_row: bool = False
     lacking: int = 0
+    engine_ids: Tensor | None = None
 
     def contiguous(self) -> EngineRows:
         """Return the rows with vectors as kernels read them, whose elements may lie apart in an engine's memory."""
@@ -50,12 +52,14 @@ class DraftOutputs(NamedTuple):
         confidence: [>= B, K] float32, 0 for padding; None if the engine does not need it.
         lengths: [>= B] int32; None as above.
         parents: [>= B, K] int32, those of a chain for padding; None for chains.
+        from_engine: [>= B] int32, how many of the first tokens are those of the engine's own drafter; None as above.
     """
 
     ids: Tensor
     confidence: Tensor | None = None
     lengths: Tensor | None = None
     parents: Tensor | None = None
+    from_engine: Tensor | None = None
 
 
 @dataclass(slots=True)
@@ -76,6 +80,8 @@ class StepBuffers:
         confidence: [R, K] float32.
         draft_lengths: [R] int32, tokens of each draft; entries of the others after these are undefined.
         parents: [R, K] int32, by draft, like `ids`; None if drafts are chains.
+        engine_ids: [R, G] int32, set by `pack`, by the engine's rows: the draft of the engine's own drafter.
+        from_engine: [R] int32, by draft, like `draft_lengths`: how many of its first tokens are those.
         packed: how many of the newest tokens the step needs, at most W.
         pinned: whether the memory is pinned.
     """
@@ -89,12 +95,21 @@ class StepBuffers:
     confidence: Tensor
     draft_lengths: Tensor
     parents: Tensor | None
+    engine_ids: Tensor
+    from_engine: Tensor
     packed: int
     pinned: bool
 
     @classmethod
     def allocate(
-        cls, max_rows: int, draft_length: int, window: int, *, pinned: bool, trees: bool = False
+        cls,
+        max_rows: int,
+        draft_length: int,
+        window: int,
+        *,
+        pinned: bool,
+        trees: bool = False,
+        engine_tokens: int = 0,
     ) -> StepBuffers:
         """Return buffers for at most R rows and K draft tokens, in which no row drafts.
 
@@ -104,6 +119,7 @@ class StepBuffers:
             window: newest tokens that a step packs; W is the next power of two.
             pinned: allocate pinned memory, which needs a GPU.
             trees: whether drafts have parents.
+            engine_tokens: G, 0 if the engine has no drafter.
         """
 
         def zeros(*shape: int, dtype: torch.dtype = torch.int32) -> Tensor:
@@ -119,6 +135,8 @@ class StepBuffers:
             confidence=zeros(max_rows, draft_length, dtype=torch.float32),
             draft_lengths=zeros(max_rows),
             parents=zeros(max_rows, draft_length) if trees else None,
+            engine_ids=zeros(max_rows, engine_tokens),
+            from_engine=zeros(max_rows),
             packed=window,
             pinned=pinned,
         )
@@ -131,7 +149,7 @@ class Transfers(Protocol):
     """
 
     def pack(self, buffers: StepBuffers, batch_size: int, rows: EngineRows) -> None:
-        """Write `lengths`, `emitted`, `verified` and `newest` of the first B rows.
+        """Write `lengths`, `emitted`, `verified`, `newest` and `engine_ids` of the first B rows.
 
         Args:
             buffers: the step's buffers, which state how many tokens are packed.

@@ -50,6 +50,11 @@ def _pack(
     newest: int,
     window: int,
     packed: int,
+    engine_ids: int,
+    engine_size: int,
+    engine_stride: int,
+    engine_ids_out: int,
+    engine_tokens: int,
 ) -> None:
     """Run `pack` on addresses of the fields of `EngineRows`, with bytes and strides of elements, and of the buffers."""
     lengths_out, emitted_out = carray(int32_at(lengths), batch_size), carray(int32_at(emitted), batch_size)
@@ -65,6 +70,9 @@ def _pack(
         text = carray(int32_at(all_token_ids + 4 * slot * tokens_stride), length)
         for place in range(window - min(packed, length), window):
             newest_out[row, place] = text[length - window + place]
+        for place in range(engine_tokens):
+            token = _integer(engine_ids, engine_size, row * engine_stride + place)
+            int32_at(engine_ids_out)[row * engine_tokens + place] = token
 
 
 @compiled
@@ -88,7 +96,10 @@ def _unpack(
     lengths_stride: int,
     parents: int,
     parents_stride: int,
+    from_engine: int,
+    from_engine_stride: int,
     columns: int,
+    of_engine: int,
 ) -> None:
     """Run `unpack` on the addresses of the buffers, whose confidence and parents are `levels` and `links`, and of the
     fields of `DraftOutputs`, 0 for None.
@@ -99,6 +110,9 @@ def _unpack(
         length, source = min(max(drafted, 0), draft_length, columns), draft * buffers_stride
         if lengths:
             int32_at(lengths)[row * lengths_stride] = length
+        if from_engine:
+            count = int32_at(of_engine)[draft] if draft >= 0 else 0
+            int32_at(from_engine)[row * from_engine_stride] = min(count, length)
         for column in range(columns):
             is_drafted = column < length
             token, place = int32_at(ids)[source + column] if is_drafted else last, row * out_stride + column
@@ -132,6 +146,9 @@ def pack(buffers: StepBuffers, batch_size: int, rows: EngineRows) -> None:
         buffers.newest.data_ptr(),
         buffers.newest.shape[1],
         buffers.packed,
+        *((0, 4, 0) if rows.engine_ids is None else _integers(rows.engine_ids)),
+        buffers.engine_ids.data_ptr(),
+        0 if rows.engine_ids is None else buffers.engine_ids.shape[1],
     )
 
 
@@ -152,7 +169,9 @@ def unpack(buffers: StepBuffers, batch_size: int, draft_length: int, outputs: Dr
         *_place(outputs.confidence),
         *_place(outputs.lengths),
         *_place(outputs.parents),
+        *_place(outputs.from_engine),
         outputs.ids.shape[1],
+        buffers.from_engine.data_ptr(),
     )
 
 

@@ -24,10 +24,13 @@ _TOKENS = 128
 
 
 @triton.jit(  # type: ignore[untyped-decorator]
-    do_not_specialize=["window", "packed_count", "tokens_stride", "lacking_count"],
+    do_not_specialize=[
+        *("window", "packed_count", "tokens_stride", "lacking_count"),
+        *("engine_stride", "engine_tokens"),
+    ],
     do_not_specialize_on_alignment=[
         *("idx_mapping", "total_len", "all_token_ids", "num_sampled", "num_rejected"),
-        *("lengths", "emitted", "verified", "newest"),
+        *("lengths", "emitted", "verified", "newest", "engine_ids", "engine_ids_out"),
     ],
 )
 def pack_kernel(  # type: ignore[no-untyped-def]
@@ -44,8 +47,13 @@ def pack_kernel(  # type: ignore[no-untyped-def]
     newest,
     window,
     packed_count,
+    engine_ids,
+    engine_stride,
+    engine_ids_out,
+    engine_tokens,
     BY_ROW: tl.constexpr,
     BLOCK: tl.constexpr,
+    ENGINE_BLOCK: tl.constexpr,
 ):
     """Pack one row; the arguments are the fields of `EngineRows` and of the buffers."""
     row = tl.program_id(0)
@@ -63,16 +71,22 @@ def pack_kernel(  # type: ignore[no-untyped-def]
         positions = length - window + columns
         mask = (columns < window) & (positions >= 0)
         tl.store(newest + row * window + columns, tl.load(text + positions, mask=mask), mask=mask)
+    if engine_ids is not None:
+        columns = tl.arange(0, ENGINE_BLOCK)
+        mask = columns < engine_tokens
+        tokens = tl.load(engine_ids + row.to(tl.int64) * engine_stride + columns, mask=mask)
+        tl.store(engine_ids_out + row * engine_tokens + columns, tokens.to(tl.int32), mask=mask)
 
 
 @triton.jit(  # type: ignore[untyped-decorator]
     do_not_specialize=[
         *("draft_length", "columns_count", "window"),
         *("buffers_stride", "out_stride", "confidence_stride", "lengths_stride", "parents_stride"),
+        "from_engine_stride",
     ],
     do_not_specialize_on_alignment=[
         *("draft_rows", "draft_lengths", "newest", "ids", "levels", "links"),
-        *("out", "confidence", "lengths", "parents"),
+        *("out", "confidence", "lengths", "parents", "from_engine", "of_engine"),
     ],
 )
 def unpack_kernel(  # type: ignore[no-untyped-def]
@@ -93,7 +107,10 @@ def unpack_kernel(  # type: ignore[no-untyped-def]
     lengths_stride,
     parents,
     parents_stride,
+    from_engine,
+    from_engine_stride,
     columns_count,
+    of_engine,
     BLOCK: tl.constexpr,
 ):
     """Unpack one row; the arguments are the buffers, whose confidence and parents are `levels` and `links`, and the
@@ -118,6 +135,9 @@ def unpack_kernel(  # type: ignore[no-untyped-def]
         tl.store(confidence + row * confidence_stride + columns, tl.where(is_drafted, level, 0.0), mask=mask)
     if lengths is not None:
         tl.store(lengths + row * lengths_stride, length)
+    if from_engine is not None:
+        count = tl.load(of_engine + draft, mask=draft >= 0, other=0)
+        tl.store(from_engine + row * from_engine_stride, tl.minimum(count, length))
     if parents is not None:
         link = tl.load(links + at, mask=can_be, other=0)
         tl.store(parents + row * parents_stride + columns, tl.where(is_drafted, link, columns - 1), mask=mask)
@@ -136,8 +156,12 @@ def pack(buffers: StepBuffers, batch_size: int, rows: EngineRows) -> None:
         buffers.newest,
         buffers.newest.shape[1],
         buffers.packed,
+        *_strided(rows.engine_ids),
+        buffers.engine_ids,
+        buffers.engine_ids.shape[1],
         BY_ROW=rows.lengths_by_row,
         BLOCK=_TOKENS,
+        ENGINE_BLOCK=triton.next_power_of_2(max(1, buffers.engine_ids.shape[1])),
         num_warps=1,
     )
 
@@ -159,7 +183,9 @@ def unpack(buffers: StepBuffers, batch_size: int, draft_length: int, outputs: Dr
         *_strided(outputs.confidence),
         *_strided(outputs.lengths),
         *_strided(outputs.parents),
+        *_strided(outputs.from_engine),
         outputs.ids.shape[1],
+        buffers.from_engine,
         BLOCK=triton.next_power_of_2(buffers.ids.shape[1]),
         num_warps=1,
     )

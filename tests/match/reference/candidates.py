@@ -10,7 +10,7 @@ from specplug.match.cpu.candidates import BACK, FOLLOWED, FORGET_ANCHOR, WINDOW
 from specplug.match.cpu.texts import MOST_CANDIDATES, NO_TEXT
 from specplug.match.options import LookupSettings
 from tests.match.reference.corpus_index import ReferenceCorpusIndex
-from tests.match.reference.learning import Predictions
+from tests.match.reference.learning import EngineDraft, Predictions
 from tests.match.reference.recency import candidates, kept, key_of
 from tests.match.reference.responses import Memory
 
@@ -44,6 +44,7 @@ class Row:
     shared: int = 0
     siblings: list[Row] = field(default_factory=list)
     predictions: Predictions = field(default_factory=Predictions)
+    engine: EngineDraft = field(default_factory=EngineDraft)
 
 
 class Gathering:

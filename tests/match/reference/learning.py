@@ -15,7 +15,10 @@ Signs = tuple[int, float, int, int, bool]
 
 
 class Considered(NamedTuple):
-    """A token that may be drafted: the index of its parent (-1 for the context), and its rows in the tables."""
+    """A token that may be drafted: the index of its parent (-1 for the context), and its rows in the tables.
+
+    An `evidence` of -1 is that of a token of the engine's own, which is in no table.
+    """
 
     token: int
     parent: int
@@ -86,7 +89,7 @@ class Learnt:
         parent, began_right = -1, False
         for came in emitted:
             after = [(k, it) for k, it in enumerate(predictions.considered) if it.parent == parent]
-            for _, it in after:
+            for it in [it for _, it in after if it.evidence >= 0]:
                 self.evidence[it.evidence] += (it.token == came, 1)
                 self.contexts[it.context] += (it.token == came, 1)
                 self.tokens[it.key] += (it.token == came, 1)
@@ -94,17 +97,55 @@ class Learnt:
             if not right:
                 break
             parent, began_right = right[0], True
-        if predictions.considered:
+        if predictions.considered and predictions.considered[0].evidence >= 0:
             predictions.hit_rate = float(np.float32(0.8 * predictions.hit_rate + (1 - 0.8) * began_right))
 
     def halve_large_counts(self, predictions: Predictions) -> None:
         """Halve counts that have grown large."""
         for _, key in predictions.candidate_votes:
             _halve(self.votes, key, MOST_TRIES)
-        for it in predictions.considered:
+        for it in [it for it in predictions.considered if it.evidence >= 0]:
             _halve(self.evidence, it.evidence, MOST_TRIES)
             _halve(self.contexts, it.context, MOST_CONTEXT_TRIES)
             _halve(self.tokens, it.key, MOST_CONTEXT_TRIES)
+
+
+@dataclass
+class EngineDraft:
+    """The newest draft of the engine's own drafter for a row, and its hits and tries by position."""
+
+    ids: list[int] = field(default_factory=list)
+    counts: dict[int, list[float]] = field(default_factory=dict)
+
+
+class EngineRecord:
+    """How often tokens of the engine's own drafter were right, by position, in all rows."""
+
+    def __init__(self, tokens: int) -> None:
+        self.counts = [[3.0, 4.0] for _ in range(tokens)]
+
+    def chances(self, draft: EngineDraft) -> list[float]:
+        """Return the probability of each token of a draft that it is right if those before it are."""
+        own = [draft.counts.get(place, [0.0, 0.0]) for place in range(len(draft.ids))]
+        rates = [float(np.float32(hits) / np.float32(tries)) for hits, tries in self.counts]
+        return [(hits + 8.0 * rate) / (tries + 8.0) for (hits, tries), rate in zip(own, rates, strict=False)]
+
+    def learn(self, draft: EngineDraft, emitted: Sequence[int]) -> None:
+        """Count the tokens of a draft up to the first wrong one."""
+        for place, (token, came) in enumerate(zip(draft.ids, emitted, strict=False)):
+            for counts in (draft.counts.setdefault(place, [0.0, 0.0]), self.counts[place]):
+                counts[0] += token == came
+                counts[1] += 1
+            if token != came:
+                break
+
+    def forget(self, draft: EngineDraft) -> None:
+        """Forget a draft, and halve counts that have grown large."""
+        for place in range(len(draft.ids)):
+            for counts, most in ((draft.counts.get(place, [0.0, 0.0]), 64.0), (self.counts[place], 4000.0)):
+                if counts[1] > most:
+                    counts[:] = counts[0] / 2, counts[1] / 2
+        draft.ids = []
 
 
 def _hash(token: int, owner: int) -> int:

@@ -5,6 +5,7 @@ Sums are computed in the same order and precision, so that drafts and confidence
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
@@ -18,7 +19,7 @@ from specplug.match.cpu.texts import NO_TEXT
 from specplug.match.options import LookupSettings
 from tests.match.reference.candidates import CORPUS, NEAR, OWN, Gathering, Row, Voter
 from tests.match.reference.corpus_index import ReferenceCorpusIndex
-from tests.match.reference.learning import Learnt
+from tests.match.reference.learning import Considered, EngineRecord, Learnt
 from tests.match.reference.responses import Memory
 
 
@@ -68,7 +69,14 @@ class ReferenceLookup:
     """See `Lookup`.  Rows are lists of tokens; a slot's text takes at most `capacity` tokens."""
 
     def __init__(
-        self, max_slots: int, capacity: int, draft_length: int, settings: LookupSettings, *, trees: bool
+        self,
+        max_slots: int,
+        capacity: int,
+        draft_length: int,
+        settings: LookupSettings,
+        *,
+        trees: bool,
+        engine_tokens: int = 0,
     ) -> None:
         self.settings, self.trees = settings, trees
         self.capacity, self.draft_length = capacity, draft_length
@@ -76,6 +84,7 @@ class ReferenceLookup:
         least = max(settings.memory_tokens, 16 * settings.max_n, 16 * GRANULE)
         self.memory, self.learnt = Memory(1 << (least - 1).bit_length()), Learnt()
         self.rows = [Row([], 0, 0) for _ in range(max_slots)]
+        self.engine = EngineRecord(engine_tokens)
         self.rings: dict[str, list[int]] = {}
         self.names: list[str] = []
         self.gathering = Gathering(settings, self.memory)
@@ -143,9 +152,11 @@ class ReferenceLookup:
         for row, tokens, length in batch:
             if tokens and row.drafted_for == len(row.text) == row.start + length - len(tokens):
                 self.learnt.learn(row.predictions, tokens)
+                self.engine.learn(row.engine, tokens)
         for row, tokens, _ in batch:
             if tokens and row.drafted_for >= 0:
                 self.learnt.halve_large_counts(row.predictions)
+                self.engine.forget(row.engine)
                 row.drafted_for = -1
         for row, tokens, length in batch:
             row.fits = row.start + length <= self.capacity
@@ -159,16 +170,19 @@ class ReferenceLookup:
         row.ages = [age + len(tokens) for age in row.ages]
         row.anchors = [anchor + len(tokens) if anchor else 0 for anchor in row.anchors]
 
-    def propose(self, slots: Sequence[int], limits: Sequence[int]) -> list[Draft]:
-        """Return the rows' drafts."""
+    def propose(
+        self, slots: Sequence[int], limits: Sequence[int], engine_ids: Sequence[list[int]] | None = None
+    ) -> list[Draft]:
+        """Return the rows' drafts; `engine_ids` are those of the engine's own drafter."""
+        given = engine_ids or [[] for _ in slots]
         for slot in slots:
             self.rows[slot].siblings = self._siblings(slot)
         return [
-            self._propose(self.rows[slot], min(limit, self.draft_length))
-            for slot, limit in zip(slots, limits, strict=True)
+            self._propose(self.rows[slot], min(limit, self.draft_length), ids)
+            for slot, limit, ids in zip(slots, limits, given, strict=True)
         ]
 
-    def _propose(self, row: Row, limit: int) -> Draft:
+    def _propose(self, row: Row, limit: int, engine_ids: list[int]) -> Draft:
         if limit <= 0 or len(row.text) == row.start:
             return Draft([], [], [], [])
         voters = self.gathering.first(row)
@@ -176,7 +190,20 @@ class ReferenceLookup:
             [(self.gathering.predicted(row, voter, []), voter.kind, voter.length) for voter in voters]
         )
         row.drafted_for = len(row.text)
-        return self._tree(row, voters, limit) if self.trees else self._chain(row, voters, limit)
+        if self.trees:
+            return self._tree(row, voters, limit)
+        draft, given = self._chain(row, voters, limit, Draft([], [], [], [])), engine_ids[:limit]
+        if not given:
+            return draft
+        row.engine.ids = given
+        chances = self.engine.chances(row.engine)
+        if not _worth(chances) > _worth(draft.confidences[: len(given)]):
+            return draft
+        head = Draft(given, _rounded(chances), [4] * len(given), list(range(-1, len(given) - 1)))
+        if draft.ids[: len(given)] == given:
+            return Draft(*(start + it[len(given) :] for start, it in zip(head, draft, strict=True)))
+        row.predictions.considered = [Considered(token, k - 1, -1, 0, 0) for k, token in enumerate(given)]
+        return self._chain(row, [], limit, head)
 
     def _vote(self, row: Row, voters: list[Voter], drafted: list[int]) -> list[Prediction]:
         predictions: dict[int, Prediction] = {}
@@ -223,11 +250,10 @@ class ReferenceLookup:
         agree = [voter for voter in voters if self.gathering.predicted(row, voter, drafted) == token]
         return [voter._replace(at=voter.at + 1, length=voter.length + 1) for voter in agree]
 
-    def _chain(self, row: Row, voters: list[Voter], limit: int) -> Draft:
-        ids: list[int] = []
-        confidences: list[float] = []
-        sources: list[int] = []
-        survival = 1.0
+    def _chain(self, row: Row, voters: list[Voter], limit: int, head: Draft) -> Draft:
+        """Return a chain that begins with `head`."""
+        ids, confidences, sources = list(head.ids), list(head.confidences), list(head.sources)
+        survival = math.prod(self.engine.chances(row.engine)) if ids else 1.0
         while len(ids) < limit:
             if not voters and ids:
                 voters = self.gathering.anew(row, ids)
@@ -277,6 +303,15 @@ class ReferenceLookup:
             chance = node.survival * self._consider(row, prediction, predictions, node.path, node.entry)
             offers.append(Offer(chance, number, prediction.token, self._source(row, prediction)))
         return node
+
+
+def _worth(chances: Sequence[float]) -> float:
+    """Return how many tokens with these probabilities are expected to be right before the first that is wrong."""
+    worth, survival = 0.0, 1.0
+    for chance in chances:
+        survival *= chance
+        worth += survival
+    return worth
 
 
 def _rounded(values: Sequence[float]) -> list[float]:
