@@ -13,9 +13,10 @@ from typing import Any
 
 from specplug.seams.seam import hook
 from specplug_vllm import seams
-from specplug_vllm.config import engine_method, is_requested, proposes
+from specplug_vllm.config import engine_method, extended_method, is_requested, proposes, runner_of
 from specplug_vllm.startup import engine_config
 
+_WORKER = "vllm.v1.worker.worker_base"
 _RUNNER, _FACTORY = "vllm.v1.worker.gpu.model_runner", "init_speculator"
 
 
@@ -37,11 +38,15 @@ def register() -> None:
         if hasattr(module, _FACTORY):
             hook(module, _FACTORY, _init_speculator)
     hook(VllmConfig, "__post_init__", _post_init)
+    if _WORKER in sys.modules:  # in a worker process, which need not build a configuration
+        _hook_worker()
 
 
 def _post_init(original: Callable[..., None], config: Any, *args: Any, **kwargs: Any) -> None:
     """Accept requests' fields in a process that has built a configuration which enables specplug."""
     original(config, *args, **kwargs)
+    if extended_method(config) is not None:
+        _hook_worker()
     if is_requested(config):
         seams.require("api")
         from specplug_vllm.frontend import intake
@@ -51,15 +56,39 @@ def _post_init(original: Callable[..., None], config: Any, *args: Any, **kwargs:
 
 def _init_speculator(original: Callable[..., Any], vllm_config: Any, device: Any, *args: Any, **kwargs: Any) -> Any:
     """Build the speculator of vLLM's V2 runner, in a worker process."""
-    if not proposes(vllm_config):
+    own = engine_method(vllm_config) or extended_method(vllm_config)
+    if own is not None or not proposes(vllm_config):
         speculator = original(vllm_config, device, *args, **kwargs)
-        if engine_method(vllm_config) == "draft_model":
+        if own == "draft_model":
             _take_length(speculator)
         return speculator
     seams.require("v2")
     from specplug_vllm.worker.v2 import Speculator
 
     return Speculator(vllm_config, device, args[0] if args else kwargs["req_states"])
+
+
+def _hook_worker() -> None:
+    from vllm.v1.worker.worker_base import WorkerWrapperBase
+
+    hook(WorkerWrapperBase, "init_device", _init_device)
+
+
+def _init_device(original: Callable[..., None], wrapper: Any, *args: Any, **kwargs: Any) -> None:
+    """Let lookup go on behind the drafter of the runner that has just been built, if the server asks for it."""
+    original(wrapper, *args, **kwargs)
+    config = wrapper.vllm_config
+    if extended_method(config) is None:
+        return
+    runner = wrapper.worker.model_runner
+    if runner_of(config) == "v1":
+        from specplug_vllm.worker.extended_v1 import ExtendedProposer
+
+        runner.drafter.specplug = ExtendedProposer(runner)
+    else:
+        from specplug_vllm.worker.extended_v2 import ExtendedSpeculator
+
+        runner.speculator.specplug = ExtendedSpeculator(runner)
 
 
 def _take_length(speculator: Any) -> None:

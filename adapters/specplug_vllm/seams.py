@@ -61,6 +61,22 @@ vllm.v1.worker.gpu.spec_decode.standalone_ar.speculator
 vllm.v1.worker.gpu.spec_decode.target_dependent_ar.speculator:TargetDependentARSpeculator.propose(*,
     num_speculative_tokens)
 
+[extended v1, extended v2]
+vllm.v1.worker.worker_base:WorkerWrapperBase: init_device vllm_config
+
+[extended v1]
+vllm.v1.spec_decode.llm_base_proposer:SpecDecodeBaseProposer.propose(*, num_speculative_tokens)
+vllm.v1.worker.gpu_model_runner
+  GPUModelRunner: _draft_probs _draft_token_ids drafter sample_tokens
+vllm.v1.outputs:ModelRunnerOutput: sampled_token_ids
+
+[extended v2]
+vllm.v1.worker.gpu.spec_decode.speculator:DraftModelSpeculator: draft_logits draft_tokens num_speculative_steps
+vllm.v1.worker.gpu.spec_decode.standalone_ar.speculator:StandaloneARSpeculator.propose(input_batch, *,
+    num_speculative_tokens, dummy_run)
+vllm.v1.worker.gpu.spec_decode.target_dependent_ar.speculator:TargetDependentARSpeculator.propose(input_batch, *,
+    num_speculative_tokens, dummy_run)
+
 [status]
 vllm.v1.engine.core:EngineCore: model_executor scheduler
 vllm.v1.executor.abstract:Executor.collective_rpc(method)

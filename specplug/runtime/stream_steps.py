@@ -144,8 +144,9 @@ class StreamSteps:
         if self.attempt(facts, step) and late is not None:
             return late
         outputs.ids.zero_()
-        if outputs.confidence is not None:
-            outputs.confidence.zero_()
+        for tensor in (outputs.confidence, outputs.from_engine):
+            if tensor is not None:
+                tensor.zero_()
         late = LateRows(facts.names)
         late.flags[:] = 1
         return late

@@ -13,7 +13,15 @@ from specplug.operator.launches import ENGINE_DRAFTS, Launch, awaited_proposers,
 from specplug.operator.startup import start_line
 from specplug.plugins.registry import default_registry
 from specplug.plugins.specs import CheckResult
-from specplug_vllm.config import engine_method, lossy_method, ranks_step_together, required, runner_of
+from specplug_vllm.config import (
+    engine_method,
+    engine_tokens,
+    extended_method,
+    lossy_method,
+    ranks_step_together,
+    required,
+    runner_of,
+)
 from specplug_vllm.startup import graphs
 
 REFUSED_ON_V1 = (
@@ -36,6 +44,7 @@ def launch_of(vllm_config: Any) -> Launch:
     """Return the launch of a configuration that enables specplug."""
     found, spec, scheduler = required(vllm_config), vllm_config.speculative_config, vllm_config.scheduler_config
     runner, method, lossy = runner_of(vllm_config), engine_method(vllm_config), lossy_method(vllm_config)
+    extended = extended_method(vllm_config)
     scheduling = "async" if scheduler.async_scheduling else "synchronous"
     most, requests = spec.num_speculative_tokens, scheduler.max_num_seqs
     ok: list[str] = []
@@ -45,12 +54,17 @@ def launch_of(vllm_config: Any) -> Launch:
     ]
     if method is not None:
         advice.append(CheckResult("ok", f"vLLM's own drafter drafts, by {method}; {ENGINE_DRAFTS}"))
+    if extended is not None:
+        first = f"vLLM's own drafter drafts {engine_tokens(vllm_config)} tokens, by {extended}"
+        advice.append(CheckResult("ok", f"{first}; {found.settings.proposer} goes on behind them, or drafts instead"))
     if lossy:
         advice.append(lossy_acceptance(f"vLLM's {lossy}", _LOSSY))
     if captured := graphs.captured(vllm_config):
         advice.append(graphs_reach(captured, requests))
-    if runner == "v1" or method is not None:
-        ok.append(REFUSED_ON_V1 if method is None else REFUSED_BY_VLLM)
+    if extended is not None or method is not None:
+        ok.append(REFUSED_BY_VLLM)
+    elif runner == "v1":
+        ok.append(REFUSED_ON_V1)
     awaited = awaited_proposers(found.settings, default_registry(), vllm_config.device_config.device_type)
     if runner == "v2" and awaited:
         ok.append(host_cost(awaited))
@@ -59,6 +73,7 @@ def launch_of(vllm_config: Any) -> Launch:
         ok.append(f"data parallelism of {size}: {FIXED_DRAFT_LENGTH}")
     advice += [CheckResult("ok", text) for text in ok]
     drafter = () if method is None else (f"vLLM's {method}",)
+    drafter = drafter if extended is None else (f"behind vLLM's {extended}",)
     facts = (*drafter, runner.upper(), scheduling, *(("LOSSY",) if lossy else ()))
     line = start_line(found.settings, most, *facts, status=routes())
     return Launch(line, differing(found.settings), tuple(advice))

@@ -31,6 +31,7 @@ from specplug_vllm.config import (
     METHOD,
     PROPOSER,
     SECTION,
+    extended_method,
     is_requested,
     proposes,
     refuse_unsupported,
@@ -96,6 +97,8 @@ def _post_init(original: Callable[..., None], config: Any, *args: Any, **kwargs:
         return
     _check(config)
     graphs.require_lengths_on_v1(config)
+    if extended_method(config) is not None and runner_of(config) == "v1":
+        _schedule_synchronously(config)
     with _async_allowed(proposes(config) and runner_of(config) == "v2"):
         original(config, *args, **kwargs)
     scheduler = config.scheduler_config
@@ -118,6 +121,19 @@ def _check(vllm_config: Any) -> None:
     except SpecplugError:
         startup.show_message_only()
         raise
+
+
+def _schedule_synchronously(vllm_config: Any) -> None:
+    """Turn async scheduling off: V1 would keep the drafts on the device, where lookup cannot go on behind them."""
+    if vllm_config.scheduler_config.async_scheduling:
+        raise EngineError.build(
+            "V1 does not schedule asynchronously if lookup goes on behind vLLM's own drafter",
+            who="specplug_vllm",
+            found="--async-scheduling",
+            expected="no such flag",
+            remedy="Leave it out, or use the V2 runner",
+        )
+    vllm_config.scheduler_config.async_scheduling = False
 
 
 @contextmanager

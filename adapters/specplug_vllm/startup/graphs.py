@@ -20,6 +20,7 @@ from specplug_vllm.config import (
     SECTION,
     cuts_on_device,
     engine_method,
+    extended_method,
     is_requested,
     proposes,
     ranks_step_together,
@@ -48,7 +49,8 @@ def require_lengths_on_v1(vllm_config: Any) -> None:
 
     vLLM then knows that the length changes, for which V1 has piecewise graphs only.
     """
-    if engine_method(vllm_config) is None or runner_of(vllm_config) == "v2":
+    own = engine_method(vllm_config) or extended_method(vllm_config)
+    if own is None or runner_of(vllm_config) == "v2":
         return
     spec, largest = vllm_config.speculative_config, vllm_config.scheduler_config.max_num_seqs
     if not spec.num_speculative_tokens_per_batch_size and vllm_config.parallel_config.data_parallel_size == 1:

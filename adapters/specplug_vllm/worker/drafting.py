@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from specplug.assembly import build_draft_stage
+from specplug.errors import EngineError
 from specplug.pipeline.draft import DraftStage
 from specplug.plugins.registry import default_registry
 from specplug.requests import wire
@@ -301,3 +302,18 @@ class Drafting:
     def close(self) -> None:
         """Release proposers, threads and files, once; also called at the end of the process."""
         self._closing()
+
+
+def require_steps(drafting: Drafting | None, steps: StreamSteps | None) -> None:
+    """Refuse to go on behind vLLM's own drafter without compiled steps, on the rank that drafts.
+
+    Raises:
+        EngineError: the steps did not start; a warning in the log says why.
+    """
+    if drafting is not None and steps is None:
+        raise EngineError.build(
+            "lookup cannot go on behind vLLM's own drafter",
+            who="specplug_vllm",
+            found="compiled steps that do not start; the log says why",
+            remedy="Leave the proposer 'hybrid' out of the settings: specplug then plans the drafter's drafts",
+        )

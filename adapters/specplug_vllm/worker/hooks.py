@@ -85,7 +85,9 @@ def drafting_of(runner: Any) -> Drafting | None:
 
 
 def _drafter(runner: Any) -> Any:
-    return getattr(runner, "drafter", None) or getattr(runner, "speculator", None)
+    """Return specplug's drafter or, without one, vLLM's own."""
+    drafter = getattr(runner, "drafter", None) or getattr(runner, "speculator", None)
+    return getattr(drafter, "specplug", drafter)
 
 
 def reserve_memory(drafting: Drafting) -> None:

@@ -18,6 +18,7 @@ from torch import Tensor
 from specplug.grammar.drafts import SOURCE, verdict_on_forced
 from specplug.pipeline.stream.buffers import DraftOutputs, EngineRows
 from specplug.runtime.slots import RowFacts
+from specplug.runtime.steps_in_flight import StepInFlight
 from specplug.runtime.stream_steps import StreamSteps
 from specplug.seams.seam import hook
 from specplug.types.batch import EngineBatch
@@ -78,9 +79,14 @@ class V1Proposer:
         if self.drafting is not None:
             hooks.install_events(runner, self.drafting)
             self.drafting.text_of = partial(_text_of, runner)
-            # vLLM's limit skips drafting for the whole batch when one row nears the maximum context length.  specplug
-            # bounds each row by its own room instead.
-            runner.effective_drafter_max_model_len = runner.max_model_len + runner.num_spec_tokens
+            self._lift_limit(runner)
+
+    def _lift_limit(self, runner: Any) -> None:
+        """Lift vLLM's limit, which skips drafting for the whole batch when one row nears the maximum context length.
+
+        specplug bounds each row by its own room instead.
+        """
+        runner.effective_drafter_max_model_len = runner.max_model_len + runner.num_spec_tokens
 
     def propose(
         self,
@@ -159,7 +165,7 @@ class V1Proposer:
 
         def step() -> None:
             launched = steps.launch(facts, self._rows, plan, cut_by_grammar=cut)
-            found.extend(launched.lists(plan.draft_length))
+            found.extend(self._drafts_of(launched, plan.draft_length))
             steps.drop(launched)
 
         if grammars:  # compiled steps do not see the tokens that grammars drafted
@@ -167,6 +173,10 @@ class V1Proposer:
             if outcome.forced is not None:
                 self.drafting.stage.metrics.record_added(SOURCE, *verdict_on_forced(outcome))
         return found if steps.attempt(facts, step) else [[] for _ in facts.names]
+
+    def _drafts_of(self, step: StepInFlight, draft_length: int) -> list[list[int]]:
+        """Return the drafts of a step that has run."""
+        return step.lists(draft_length)
 
     @torch.inference_mode()
     def _of_stage(self, facts: RowFacts) -> list[list[int]]:

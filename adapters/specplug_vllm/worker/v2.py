@@ -64,7 +64,7 @@ class Speculator(BaseSpeculator):
         self._facts: RowFacts | None = None
         self._on_device: DeviceDrafting | None = None
         counts = torch.zeros(1, dtype=torch.int32, device=device)  # the runner copies slots to the device as int64
-        like = self._rows(counts.long(), counts, counts), DraftOutputs(self._out, self.draft_token_confidence_probs)
+        like = self._rows(counts.long(), counts, counts), self._outputs(slots)
         if leads:
             has_verifier = self.verifier is not None
             self.drafting, self._steps = _steps_of(vllm_config, device, like, has_verifier=has_verifier)
@@ -150,7 +150,7 @@ class Speculator(BaseSpeculator):
             return out
         if drafting is not None and facts is not None:
             rows = self._rows(input_batch.idx_mapping, num_sampled, num_rejected)
-            outputs = DraftOutputs(out, self.draft_token_confidence_probs[: out.shape[0]])
+            outputs = self._outputs(out.shape[0])
             if self._steps is not None:
                 self._late = self._steps.take(facts, rows, drafting.plan, outputs)
             elif self._on_device is not None:
@@ -174,6 +174,10 @@ class Speculator(BaseSpeculator):
         """Wrap the runner's tensors."""
         states = self._states
         return EngineRows(slots, states.total_len.gpu, states.all_token_ids.gpu, num_sampled, num_rejected)
+
+    def _outputs(self, rows: int) -> DraftOutputs:
+        """Return where the drafts of so many rows go."""
+        return DraftOutputs(self._out[:rows], self.draft_token_confidence_probs[:rows])
 
 
 def buffers(slots: int, draft_length: int, device: torch.device, *, together: bool) -> tuple[Tensor, Tensor, Tensor]:

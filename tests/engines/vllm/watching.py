@@ -18,8 +18,9 @@ def drafting(llm: Any) -> Any:
 
 
 def drafter(llm: Any) -> Any:
-    """Return the drafter of either runner, of an engine in one process."""
-    return getattr(runner(llm), "speculator", None) or runner(llm).drafter
+    """Return specplug's drafter on either runner, of an engine in one process."""
+    found = getattr(runner(llm), "speculator", None) or runner(llm).drafter
+    return getattr(found, "specplug", found)
 
 
 def snapshot(llm: Any) -> dict[str, Any]:
