@@ -43,6 +43,10 @@ MOST_MISSED = 240
 With drafts of 15 tokens that is a kilobyte for each row and step.
 """
 
+PATIENCE, TRIED_EVERY = 2, 16
+"""Steps in a row without any of the engine's tokens in the drafts, after which its drafter drafts one token only, and
+the steps after which it drafts all once more."""
+
 _ABANDONED: list[StreamSteps] = []
 """Steps that failed to start: their streams may still write to their memory."""
 
@@ -95,6 +99,7 @@ class StreamSteps:
         self._function, self.busy = host.host_function(), 0
         self._missed = np.zeros(max_slots, np.int64)  # by slot, tokens of steps that were not launched
         self._has_missed = False
+        self._unused = 0  # steps in a row whose drafts held none of the engine's tokens
         self._rows: tuple[RowFacts, npt.NDArray[np.int64]] | None = None
         self._start(like)
 
@@ -222,6 +227,16 @@ class StreamSteps:
         """End a step without its drafts."""
         self._ring.give_back(step, self._stream.mark())
 
+    def engine_tokens(self) -> int:
+        """Return how many tokens the engine's own drafter should draft in the next step.
+
+        The first one costs no pass of its own: the pass that drafts it also keeps the drafter's key-value cache in
+        step.  The others are left out while lookup's drafts take their place.
+        """
+        self._ring.collect()
+        is_idle = self._unused >= PATIENCE and self._unused % TRIED_EVERY
+        return min(1, self._stage.engine_tokens) if is_idle else self._stage.engine_tokens
+
     def settle(self) -> None:
         """Wait until all steps and events have ended; for tests, and before the end."""
         self._ring.collect(waits=True)
@@ -276,6 +291,9 @@ class StreamSteps:
             return
         if step.cut.control.action == TRIM:
             self._stage.trimmer_guard.step(partial(_raise_if_failed, "host trim", step.cut.control.status))
+        drafted = step.batch_size and step.control.draft_length
+        if drafted and self._stage.engine_tokens:
+            self._unused = 0 if step.buffers.from_engine[: step.batch_size].any() else self._unused + 1
         status = step.control.status
         if status == BUSY:
             self.busy += 1

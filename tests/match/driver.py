@@ -142,11 +142,11 @@ class Talk:
         return self.rng.choice(["a", "b", "", None])
 
     def engine_draft(self, text: Sequence[int], n: int) -> list[int]:
-        """Return n tokens, often what has followed the last token of a text before, or some of that."""
+        """Return n tokens, often what has followed the last token of a text before, or some of that; at times fewer."""
         places = [place for place in range(1, len(text)) if text[place - 1] == text[-1]]
         copied = text[self.rng.choice(places) :][: self.rng.randrange(n + 1)] if places else []
         ids = [*copied, *(self.rng.randrange(self.alphabet) for _ in range(n))][:n]
-        return [max(0, token) for token in ids]
+        return [max(0, token) if self.rng.random() < 0.95 else -1 for token in ids]
 
     def batch(self) -> tuple[list[int], list[list[int]], list[int], list[int]]:
         """Return the slots of a step, their new tokens, their lengths with these, and limits."""

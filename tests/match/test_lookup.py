@@ -109,11 +109,11 @@ def test_which_draft_stands_is_learnt_from_what_was_right() -> None:
     client = Client(Lookup(1, 400, 8, LookupSettings(), trees=False, engine_tokens=2, engine_source=3), 8, False)
     client.lookup.start(0)
     text, drafts = [1, 2, 3, 4, 5, 6, 7, 8] * 12, []
-    client.ingest([0], [text[:16]], [16])
-    for k in range(17, 60):
+    client.ingest([0], [text[:8]], [8])
+    for k in range(9, 60):
         client.ingest([0], [[text[k - 1]]], [k])
-        drafts += client.propose([0], [8], [text[k : k + 2] if k < 20 else [99, 98]])
-    assert drafts[0].ids == text[17:25]
+        drafts += client.propose([0], [8], [text[k : k + 2] if k < 12 else [99, 98]])
+    assert drafts[0].ids == text[9:17]
     assert drafts[0].sources == [3, 3, 0, 0, 0, 0, 0, 0]  # the engine's tokens, and what lookup knows to follow them
     assert drafts[3].ids[:2] == [99, 98]
     assert drafts[-1].ids == text[59:67]

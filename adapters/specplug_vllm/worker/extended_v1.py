@@ -35,7 +35,7 @@ class ExtendedProposer(V1Proposer):
     def __init__(self, runner: Any) -> None:
         seams.require("extended v1")
         config, self._drafter = runner.vllm_config, runner.drafter
-        self._most = engine_tokens(config)
+        self._most, self._several_ranks = engine_tokens(config), config.parallel_config.tensor_parallel_size > 1
         self._engine_ids = torch.zeros(config.scheduler_config.max_num_seqs, self._most, dtype=torch.int64)
         self._newest: Tensor | None = None
         self._from_engine: list[int] = []
@@ -45,7 +45,8 @@ class ExtendedProposer(V1Proposer):
 
         @functools.wraps(propose)
         def limited(*args: Any, num_speculative_tokens: int, **kwargs: Any) -> Any:
-            self._newest = propose(*args, num_speculative_tokens=min(num_speculative_tokens, self._most), **kwargs)
+            wanted = min(num_speculative_tokens, self._wanted())
+            self._newest = propose(*args, num_speculative_tokens=wanted, **kwargs)
             return self._newest
 
         self._drafter.propose = limited
@@ -60,12 +61,19 @@ class ExtendedProposer(V1Proposer):
             self.drafting.plan = NO_SPECULATION
         else:
             self._engine_ids[: ids.shape[0], : ids.shape[1]] = ids
+            self._engine_ids[: ids.shape[0], ids.shape[1] :] = -1
         batch = runner.input_batch
         drafts = self.propose(output.sampled_token_ids, batch.num_tokens_no_spec, batch.token_ids_cpu)
         if drafts:
             runner._draft_token_ids = drafts
         if drafts and runner._draft_probs is not None:
             runner._draft_probs = widened(runner._draft_probs, drafts, self._engine_counts(len(drafts)))
+
+    def _wanted(self) -> int:
+        """Return how many tokens the drafter is to draft: the same on all ranks."""
+        if self._steps is None or self._several_ranks:
+            return self._most
+        return self._steps.engine_tokens()
 
     def _engine_counts(self, rows: int) -> list[int]:
         """Return how many tokens at the beginning of each row's draft are the drafter's."""

@@ -31,6 +31,7 @@ class ExtendedSpeculator(Speculator):
         seams.require("extended v2")
         config, engine = runner.vllm_config, runner.speculator
         most, longest = engine_tokens(config), engine.num_speculative_steps
+        several_ranks = config.parallel_config.tensor_parallel_size > 1  # which run the same passes
         self._drafted: Tensor = engine.draft_tokens
         self._from_engine = torch.zeros(self._drafted.shape[0], dtype=torch.int32, device=runner.device)
         self._engine_logits: Tensor | None = engine.draft_logits
@@ -47,10 +48,15 @@ class ExtendedSpeculator(Speculator):
             **kwargs: Any,
         ) -> Tensor:
             needed = longest if num_speculative_tokens is None else num_speculative_tokens
-            limited = {"num_speculative_tokens": min(needed, most), "dummy_run": dummy_run}
-            drafted: Tensor = propose(input_batch, *args, **limited, **kwargs)
-            if dummy_run or self._is_warmup:
+            is_dummy = dummy_run or self._is_warmup
+            wanted = min(
+                needed, most if is_dummy or self._steps is None or several_ranks else self._steps.engine_tokens()
+            )
+            drafted: Tensor = propose(input_batch, *args, num_speculative_tokens=wanted, dummy_run=dummy_run, **kwargs)
+            if is_dummy:
                 return drafted
+            if wanted < min(needed, most):
+                drafted[:, wanted:most] = -1
             return self.propose(input_batch, *args)
 
         engine.propose = extended

@@ -6,7 +6,13 @@ from typing import Any
 
 from specplug.match.cpu.candidates import gather, gather_anew
 from specplug.match.cpu.compiled import compiled
-from specplug.match.cpu.engine_draft import agrees, engine_draft_stands, note_engine_draft, take_engine_draft
+from specplug.match.cpu.engine_draft import (
+    agrees,
+    engine_draft_stands,
+    note_engine_draft,
+    num_engine_tokens,
+    take_engine_draft,
+)
 from specplug.match.cpu.evidence import (
     FROM,
     NEAR,
@@ -87,7 +93,7 @@ def draft_chain(state: Any, slot: int, limit: int, engine_ids: Any, ids: Any, co
         state: the record of all memory, see `Lookup._state`.
         slot: the slot of the text to draft for.
         limit: the most tokens.
-        engine_ids: [G] int32, the engine's draft; G is 0 if it has no drafter.
+        engine_ids: [G] int32, the engine's draft, -1 after its end; G is 0 if it has no drafter.
         ids, confidences, sources: [N] int32, float32 and int32, to be filled; see `_source`.
 
     Returns:
@@ -96,7 +102,7 @@ def draft_chain(state: Any, slot: int, limit: int, engine_ids: Any, ids: Any, co
     rows, count = state.rows, gather(state, slot)
     _remember_candidate_votes(state, slot, count)
     drafted = _go_on(state, slot, count, 0, limit, 1.0, ids, confidences, sources)
-    taken = min(engine_ids.size, limit)
+    taken = num_engine_tokens(engine_ids, limit)
     if taken:
         note_engine_draft(rows, slot, engine_ids, taken)
         if engine_draft_stands(rows, slot, taken, drafted, confidences):

@@ -26,6 +26,15 @@ _MOST_OWN, _MOST_COMMON = 64.0, 4000.0
 
 
 @compiled
+def num_engine_tokens(engine_ids: Any, limit: int) -> int:
+    """Return how many of the engine's tokens there are, at most `limit`."""
+    count = 0
+    while count < min(engine_ids.size, limit) and engine_ids[count] >= 0:
+        count += 1
+    return count
+
+
+@compiled
 def engine_chance(rows: Any, slot: int, place: int) -> float:
     """Return the probability that the engine's token at a position is right, if those before it are."""
     own, common = rows.engine_counts[slot], rows.engine_counts[rows.engine_counts.shape[0] - 1]

@@ -44,6 +44,7 @@ class SlotStates:
             alone in its ring.
         engine_counts: [S + 1, G, 2] float32, by slot, and of all requests last: hits and tries of the engine's
             tokens by position.
+        num_engine_ids: [S] int32, tokens of the engine's newest draft.
         shared: [S] int32, the tokens at the beginning of a slot's text, references and prompt, that its siblings skip.
     """
 
@@ -57,6 +58,7 @@ class SlotStates:
         self.bounds = np.zeros((max_slots, 2), np.int64)
         self.drafted_for, self.shared = table() - 1, table()
         self.siblings = np.arange(max_slots, dtype=np.int32)
+        self.num_engine_ids = table()
         self.engine_counts = np.zeros((max_slots + 1, engine_tokens, 2), np.float32)
         self.engine_counts[-1] = PRIOR_HITS, PRIOR_TRIES
         considered = ("tokens", "parents", "evidence", "contexts", "token_keys")
@@ -78,7 +80,7 @@ class SlotStates:
             candidate_vote_tokens=table(MOST_CANDIDATE_VOTES),
             candidate_vote_keys=table(MOST_CANDIDATE_VOTES),
             engine_ids=table(engine_tokens),
-            num_engine_ids=table(),
+            num_engine_ids=self.num_engine_ids,
             engine_counts=self.engine_counts,
         )
 
@@ -86,7 +88,7 @@ class SlotStates:
         """Begin a new request in a slot."""
         self.owners[slot], self.hit_rate[slot], self.tenants[slot] = owner, 0.5, tenant
         self.anchors[slot], self.ages[slot], self.drafted_for[slot] = 0, 0, -1
-        self.engine_counts[slot] = 0
+        self.engine_counts[slot] = self.num_engine_ids[slot] = 0
         self.named[slot], self.bounds[slot] = 0, 0
         self.named[slot, : len(named)] = named
 

@@ -14,6 +14,7 @@ import numpy.typing as npt
 from numba import carray  # type: ignore[attr-defined]
 
 from specplug.match.cpu.compiled import c_function, call_kernel, compiled, handle_of, kernel_address
+from specplug.match.cpu.engine_draft import num_engine_tokens
 from specplug.match.cpu.intrinsics import call_at, fetch_add, int32_at, int64_at, load, store, struct_at
 from specplug.match.cpu.records import Record, borrowed
 from specplug.pipeline.cpu.kernels import (
@@ -222,7 +223,7 @@ def _leave_to_engine(step: Any, control: Any, status: int) -> None:
         if control.runs_proposer and status == OK and step.upto[row] == memory.lengths[row]:
             continue
         most = _most(memory, row, control.draft_length, memory.table[memory.slots[row]])
-        memory.draft_lengths[row] = min(most, step.engine_ids.shape[1])
+        memory.draft_lengths[row] = num_engine_tokens(step.engine_ids[row], most)
         for k in range(memory.draft_lengths[row]):
             memory.ids[row, k], memory.confidence[row, k] = step.engine_ids[row, k], UNKNOWN
             memory.sources[row, k] = control.num_sources - 1

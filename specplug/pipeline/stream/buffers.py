@@ -22,7 +22,8 @@ class EngineRows(NamedTuple):
         num_rejected: [>= B] int32 or int64, draft tokens of each row that the step rejected.
         lengths_by_row: whether `total_len` is by row.
         lacking: tokens of each row that `total_len` does not count.
-        engine_ids: [>= B, >= G] int32 or int64, the draft of the engine's own drafter, by row; rows are contiguous.
+        engine_ids: [>= B, >= G] int32 or int64, the draft of the engine's own drafter, by row, -1 after its end; rows
+            are contiguous.
     """
 
     idx_mapping: Tensor

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from itertools import takewhile
 from typing import NamedTuple
 
 import numpy as np
@@ -192,7 +193,8 @@ class ReferenceLookup:
         row.drafted_for = len(row.text)
         if self.trees:
             return self._tree(row, voters, limit)
-        draft, given = self._chain(row, voters, limit, Draft([], [], [], [])), engine_ids[:limit]
+        draft = self._chain(row, voters, limit, Draft([], [], [], []))
+        given = list(takewhile(lambda token: token >= 0, engine_ids[:limit]))
         if not given:
             return draft
         row.engine.ids = given
