@@ -112,17 +112,16 @@ def test_sampled_tokens_have_the_models_logprobs(server, client):
 
 def test_an_update_of_weights_clears_the_memory_of_responses(server, client):
     """The second answer to a prompt is drafted from the first, until an update, through TRL's client, has ended."""
-    tested = []
+    prompt, tested = prompts()[7], []  # one that goes on without copying from itself
     for update in (False, False, True):
         if update:
             with client.weight_update():
                 pass
         before = counted(server, MEMORY)["tested"]
-        found = client.generate([list(GIVEN[1])], n=1, temperature=0.0, max_tokens=MAX_TOKENS)
-        assert_texts(GIVEN[1:2], found["completion_ids"])
+        found = client.generate([list(prompt)], n=1, temperature=0.0, max_tokens=MAX_TOKENS)
+        assert_texts((prompt,), found["completion_ids"])
         tested.append(counted(server, MEMORY)["tested"] - before)
-    assert tested[0] == tested[2]
-    assert tested[1] > tested[0]
+    assert tested[1] > 20 + max(tested[0], tested[2])
 
 
 @pytest.fixture(scope="module")
