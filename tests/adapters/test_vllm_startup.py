@@ -10,7 +10,7 @@ import pytest
 
 from specplug.errors import EngineError, SettingsError
 from specplug_vllm.startup import recurrent
-from specplug_vllm.startup.engine_config import implied
+from specplug_vllm.startup.engine_config import ENABLE, enabled, implied
 
 OURS = {"method": "custom_class", "model": "specplug_vllm.Proposer"}
 
@@ -55,6 +55,36 @@ def test_other_launches_stay_as_they_are(given: Any, additional_config: Any) -> 
 def test_an_invalid_section_is_refused_by_its_flag(section: Any) -> None:
     with pytest.raises(SettingsError, match="--additional-config"):
         implied(None, {"specplug": section})
+
+
+SECTION: dict[str, Any] = {"specplug": {}}
+
+
+@pytest.mark.parametrize(
+    ("variable", "given", "additional_config", "found"),
+    [
+        ("1", None, {}, SECTION),
+        ("1", None, {"other": 1}, SECTION | {"other": 1}),
+        ("1", None, {"specplug": {"proposer": "retrieval"}}, {"specplug": {"proposer": "retrieval"}}),
+        ("1", {"method": "ngram", "num_speculative_tokens": 4}, {}, {}),
+        ("0", None, {}, {}),
+        ("", None, {"other": 1}, {"other": 1}),
+        (None, None, {}, {}),
+    ],
+)
+def test_a_variable_stands_for_an_empty_section(
+    monkeypatch: pytest.MonkeyPatch, variable: str | None, given: Any, additional_config: Any, found: Any
+) -> None:
+    monkeypatch.delenv(ENABLE, raising=False)
+    if variable is not None:
+        monkeypatch.setenv(ENABLE, variable)
+    assert enabled(additional_config, given) == found
+
+
+def test_another_value_of_the_variable_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(ENABLE, "true")
+    with pytest.raises(SettingsError, match=r"SPECPLUG_ENABLE.*'true'.*0 or 1"):
+        enabled({}, None)
 
 
 def config(*, hybrid: bool = False, attention_free: bool = False, device: str = "cuda", v2: bool = True):

@@ -2,7 +2,8 @@
 
 Unmodified vLLM sends ``custom_class`` to the V1 runner and turns async scheduling off for it.  It wants a method, a
 model and a draft length in ``--speculative-config``; where that names no method, specplug's section of
-``--additional-config`` alone turns speculation on, and they follow from the settings.  Configurations that do not ask
+``--additional-config`` alone turns speculation on, and they follow from the settings.  For programs that pass vLLM no
+flags, as some trainers, the environment variable `ENABLE` stands for an empty section.  Configurations that do not ask
 for specplug are unchanged.
 
 With ``"enable_adaptive_verification": true`` in ``--speculative-config`` the V2 runner verifies fewer draft tokens than
@@ -19,7 +20,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Literal, get_args
 
-from specplug.errors import EngineError, SpecplugError
+from specplug.errors import EngineError, SettingsError, SpecplugError
 from specplug.operator import startup
 from specplug.plugins.registry import default_registry
 from specplug.plugins.specs import ENGINE_DRAFTER
@@ -42,6 +43,7 @@ from specplug_vllm.config import (
 from specplug_vllm.startup import advice, graphs, recurrent
 
 ADAPTIVE = "enable_adaptive_verification"
+ENABLE = "SPECPLUG_ENABLE"
 
 SCHEDULERS = {
     (True, False): "specplug_vllm.scheduler.scheduler.SpecplugScheduler",
@@ -159,8 +161,25 @@ _LENGTH = "num_speculative_tokens"
 
 
 def _create_engine_config(original: Callable[..., Any], arguments: Any, *args: Any, **kwargs: Any) -> Any:
+    arguments.additional_config = enabled(arguments.additional_config, arguments.speculative_config)
     arguments.speculative_config = implied(arguments.speculative_config, arguments.additional_config)
     return original(arguments, *args, **kwargs)
+
+
+def enabled(additional_config: Any, given: dict[str, Any] | None) -> Any:
+    """Return the additional configuration of a launch, with an empty section where the environment enables specplug.
+
+    A launch with a speculative configuration, `given`, has decided itself who drafts.
+
+    Raises:
+        SettingsError: the environment variable is neither 0 nor 1.
+    """
+    wanted = os.environ.get(ENABLE, "")
+    if wanted not in ("", "0", "1"):
+        raise SettingsError.build("cannot tell whether to speculate", who=ENABLE, found=repr(wanted), expected="0 or 1")
+    if wanted != "1" or given is not None or not isinstance(additional_config, dict):
+        return additional_config
+    return {SECTION: {}, **additional_config}
 
 
 def implied(given: dict[str, Any] | None, additional_config: Any) -> dict[str, Any] | None:
