@@ -16,7 +16,8 @@ for kernels, so only counts mean anything.  `--fresh 3` also compares three pair
 
 Greedy texts that differ from those without speculation are shown with the gap between the two tokens' logits: near
 ties are decided by rounding, and any other difference makes the exit code 1.  With `--temperature 0.7` each prompt has
-a seed.
+a seed.  `--samples 8 --concurrency 8 --temperature 1` answers each prompt eight times at once, as rollouts do: see
+docs/ngram.md#siblings.
 """
 
 from __future__ import annotations
@@ -91,7 +92,8 @@ def tasks(options: argparse.Namespace, model: str, concurrency: int) -> tuple[Ta
         return Task(prompts, [prompt.ids(tokenizer) for prompt in prompts], concurrency, options.temperature)
 
     chats = more_chats(options.max_tokens)
-    measured = read(options.kinds, options.prompts, options.max_tokens)
+    prompts = read(options.kinds, options.prompts, options.max_tokens)
+    measured = [prompt for prompt in prompts for _ in range(options.samples)]
     return task(measured), task(chats[: options.warm_up * concurrency]), task(chats)
 
 
@@ -129,6 +131,7 @@ def arguments() -> argparse.ArgumentParser:
     parser.add_argument("--kinds", nargs="+", choices=KINDS, default=list(KINDS), help="default: all")
     parser.add_argument("--prompts", type=int, help="most prompts of a kind (default: all)")
     parser.add_argument("--max-tokens", type=int, help="most tokens of an answer (default: as the prompts say)")
+    parser.add_argument("--samples", type=int, default=1, help="answers to each prompt (default: 1)")
     parser.add_argument("--concurrency", type=int, nargs="+", default=[1], help="prompts at a time (default: 1)")
     parser.add_argument("--temperature", type=float, default=0.0, help="default: 0, greedy")
     parser.add_argument("--rounds", type=int, default=1, help="runs with fresh processes (default: 1)")

@@ -132,7 +132,9 @@ def test_only_forward_passes_after_the_prompts_own_are_steps():
 
 
 def test_a_short_run_on_the_shipped_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    line = "--engine transformers --model tiny --kinds edits --prompts 2 --max-tokens 12 --warm-up 1 --fresh 1"
+    line = (
+        "--engine transformers --model tiny --kinds edits --prompts 1 --samples 2 --max-tokens 12 --warm-up 1 --fresh 1"
+    )
     options = arguments().parse_args([*line.split(), "--fresh-chats", "2", "--arms", "lookup, 3", "specplug"])
     found = run(options, model_folder("tiny"), 1)
     json.dumps(found)
