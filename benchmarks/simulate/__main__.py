@@ -82,16 +82,9 @@ def _parser() -> argparse.ArgumentParser:
     add("--option", action="append", default=[], metavar="PLUGIN.KEY=VALUE", help="a plug-in's own setting; repeat")
     add("--surface", action="append", choices=SURFACES, help=f"a cost surface; repeat; by default {', '.join(OPEN)}")
     add("--mode", action="append", choices=MODES, help="how rows of different lengths are verified; repeat")
-    add("--traffic", action="append", type=_traffic, help="steady:N with N up to 512, or ramp; repeat")
+    add("--traffic", action="append", type=_traffic, help="steady:N or rollouts:N, N up to 512, or ramp; repeat")
     add("--requests", type=int, default=400, help="least number of requests")
-    add(
-        "--gamma",
-        type=int,
-        default=15,
-        choices=range(1, 32),
-        metavar="N",
-        help="most draft tokens per request and step",
-    )
+    add("--gamma", type=int, default=15, choices=range(1, 32), metavar="N", help="most draft tokens per request")
     add("--lag", type=int, choices=range(3), help="steps by which plans are delayed; by default the mode's")
     add("--seed", type=int, default=0, help="seed of the requests' order and of noise")
     add("--no-peers", action="store_true", help="leave the adaptive peers out")

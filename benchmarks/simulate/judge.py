@@ -15,7 +15,7 @@ from benchmarks.simulate.peers import PEERS
 from benchmarks.simulate.profile import Profile
 from benchmarks.simulate.steps import Decider, Outcome
 from benchmarks.simulate.surface import Surface
-from benchmarks.simulate.traffic import Clock, Disturbance, limits_of, shuffled
+from benchmarks.simulate.traffic import Clock, Disturbance, ends_together, limits_of, shuffled
 from benchmarks.simulate.trajectories import Trajectories
 
 CEILING = "clairvoyant"
@@ -77,7 +77,10 @@ def simulate(case: Case, decider: Decider, trajectories: Trajectories) -> Outcom
     """Run one case with a decider."""
     items = shuffled(trajectories.outputs.size, case.requests, case.seed)
     most, clock = limits_of(case.traffic, case.requests), Clock(case.disturbance, case.seed)
-    return Simulation(items, most, trajectories, case.surface, case.mode, decider, clock, case.limits).run()
+    found = Simulation(items, most, trajectories, case.surface, case.mode, decider, clock, case.limits).run()
+    if ends_together(case.traffic):
+        found.steps.loaded[:] = True
+    return found
 
 
 def ceiling(case: Case, trajectories: Trajectories, others: Iterable[Outcome]) -> Outcome:

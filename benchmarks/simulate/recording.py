@@ -82,12 +82,7 @@ class _Request:
 
 
 def record(
-    items: Sequence[TokenItem],
-    setup: Setup,
-    *,
-    in_flight: int = 32,
-    vocab_size: int,
-    registry: Registry | None = None,
+    items: Sequence[TokenItem], setup: Setup, *, in_flight: int = 32, vocab_size: int, registry: Registry | None = None
 ) -> Trajectories:
     """Draft at every position of the items' outputs, as `replay` does at the positions of its steps.
 

@@ -90,7 +90,7 @@ class Steps(NamedTuple):
     verified: Array  # draft tokens that the target ran, padding of rows included and that of graphs not
     accepted: Array
     emitted: Array  # by decoding rows
-    loaded: Array  # whether requests waited when the step began
+    loaded: Array  # whether requests waited when the step began; in rollouts all steps count
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -106,10 +106,10 @@ class Outcome:
 
     @property
     def goodput(self) -> float:
-        """Tokens per second while all places are taken."""
+        """Tokens per second while all places are taken, or of whole rollouts."""
         steps = self.steps
         full = np.flatnonzero(steps.loaded)
-        first = int(np.argmax(steps.rows >= 0.9 * self.concurrency)) if full.size else 0
+        first = int(np.argmax(steps.rows >= 0.9 * self.concurrency)) if 0 < full.size < steps.ended.size else 0
         last = int(full[-1]) if full.size and full[-1] > first else steps.ended.size - 1
         began = steps.ended[first - 1] if first else 0.0
         return float(steps.emitted[first : last + 1].sum() / (steps.ended[last] - began))

@@ -27,26 +27,35 @@ def shuffled(items: int, requests: int, seed: int) -> Array:
 
 
 def concurrency(traffic: str) -> int:
-    """Return the N of `steady:N`, and the most requests at a time of `ramp`.
+    """Return the N of `steady:N` and `rollouts:N`, and the most requests at a time of `ramp`.
 
     Raises:
-        ValueError: it is neither, or N is not from 1 to 512.
+        ValueError: it is none of them, or N is not from 1 to 512.
     """
     kind, _, level = traffic.partition(":")
     if traffic == "ramp":
         return max(RAMP)
-    if kind != "steady" or not 1 <= int(level) <= 512:
+    if kind not in ("steady", "rollouts") or not 1 <= int(level) <= 512:
         raise ValueError(traffic)
     return int(level)
+
+
+def ends_together(traffic: str) -> bool:
+    """Return whether the time until the last request has ended counts, as in rollouts."""
+    return traffic.startswith("rollouts:")
 
 
 def limits_of(traffic: str, requests: int) -> Array:
     """Return [R] int64, the most requests that run at a time from the admission of each request on.
 
-    The middle part of a ramp has most of the requests, so that the parts take similar times.
+    The middle part of a ramp has most of the requests, so that the parts take similar times.  The first request of a
+    rollout is admitted once no other runs.
     """
     if traffic != "ramp":
-        return np.full(requests, concurrency(traffic), np.int64)
+        most = np.full(requests, concurrency(traffic), np.int64)
+        if ends_together(traffic):
+            most[:: concurrency(traffic)] = 1
+        return most
     shares = np.array([0.1, 0.8, 0.1])
     counts = np.diff(np.rint(np.concatenate([[0.0], shares.cumsum()]) * requests).astype(np.int64))
     return np.repeat(np.array(RAMP, np.int64), counts)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import pairwise
+from itertools import accumulate, pairwise
 
 from specplug.types.plan import MOST_PRICES, Price
 
@@ -35,7 +35,9 @@ def prices_of(extra: Sequence[int], seconds: Sequence[float], rate: float) -> tu
         while len(corners) > 1 and _slope(corners[-2], point) <= _slope(corners[-2], corners[-1]):
             corners.pop()
         corners.append(point)
-    found = [Price(max(0.0, rate * _slope(one, other)), one[0]) for one, other in pairwise(corners)]
+    slopes = [max(0.0, rate * _slope(one, other)) for one, other in pairwise(corners)]
+    rising = accumulate(slopes, max)  # rounding lets slopes of a straight line fall
+    found = [Price(survival, after) for survival, (after, _) in zip(rising, corners, strict=False)]
     return tuple([price for price in found if price.survival > _LEAST][-MOST_PRICES:])
 
 

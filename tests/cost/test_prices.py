@@ -29,6 +29,16 @@ def test_prices_are_the_slopes_of_the_greatest_convex_function_below_the_seconds
         assert found == pytest.approx(max(0.0, rate * slope), abs=2e-6)
 
 
+@given(token=st.floats(1e-6, 1e-2), rate=st.floats(1, 1000))
+@example(token=0.0044, rate=3.0)
+def test_where_every_token_costs_the_same_rounding_lets_no_price_fall(token, rate):
+    extra = [0, 1, *range(3, 480, 7)]
+    seconds = [0.1 + token * count for count in extra]
+    for prices in (prices_of(extra, seconds, rate), entry_and_prices(extra, seconds, rate)[1]):
+        assert list(prices) == sorted(prices)
+        assert prices[0].survival == pytest.approx(rate * token)
+
+
 @given(rises=st.lists(st.floats(0.01, 1.0), min_size=3, max_size=9), rate=st.floats(0.1, 4))
 def test_costs_that_rise_evenly_have_no_entry(rises, rate):
     seconds = list(itertools.accumulate(sorted(rises), initial=1.0))

@@ -162,9 +162,11 @@ def test_items_are_used_again_only_after_all_others():
     assert found.tolist() == shuffled(7, 20, seed=3).tolist() != shuffled(7, 20, seed=4).tolist()
 
 
-@pytest.mark.parametrize("text", ["", "steady", "steady:0", "steady:1.5", "steady:513", "ramp:3", "burst:1"])
-def test_traffic_is_a_ramp_or_steady(text):
-    assert (concurrency("steady:64"), concurrency("ramp")) == (64, 128)
+@pytest.mark.parametrize(
+    "text", ["", "steady", "steady:0", "steady:1.5", "steady:513", "ramp:3", "burst:1", "rollouts:0"]
+)
+def test_traffic_is_a_ramp_or_steady_or_rollouts(text):
+    assert (concurrency("steady:64"), concurrency("ramp"), concurrency("rollouts:32")) == (64, 128, 32)
     with pytest.raises(ValueError):  # noqa: PT011 - of `int` too
         concurrency(text)
 
@@ -174,6 +176,16 @@ def test_a_ramp_fills_and_empties_the_batch():
     found = run(trajectories, NONE, traffic="ramp", limits=Limits(cached_share=1.0)).steps
     assert found.rows[:10].max() <= 8
     assert found.rows.max() == 128
+
+
+@pytest.mark.parametrize("policy", [NONE, BATCH])
+def test_a_rollout_starts_whole_when_the_last_request_of_the_one_before_has_ended(policy):
+    found = run(random_trajectories(requests=22), policy, traffic="rollouts:8")
+    began, counts = np.unique(found.started, return_counts=True)
+    assert counts.tolist() == [8, 8, 6]
+    ends = [found.finished[found.started == each].max() for each in began]
+    assert began.tolist() == [0.0, *ends[:-1]]
+    assert ends[-1] == found.steps.ended[-1]
 
 
 def test_equal_seeds_give_equal_runs():

@@ -72,6 +72,12 @@ def test_a_report_compares_each_policy_and_says_simulated():
     assert "|  |" in shown([row])
 
 
+def test_the_goodput_of_rollouts_is_over_all_their_time():
+    trajectories = random_trajectories(requests=60)
+    found = assess(case(traffic="rollouts:8"), Policy("none", "none"), trajectories)
+    assert found.goodput == pytest.approx((trajectories.outputs - 1).sum() / found.figures()["seconds"])
+
+
 def test_import_linter_keeps_the_judge_apart_from_cost_models_and_policies():
     contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
     (contract,) = [each for each in contracts if "judge" in each["name"]]
