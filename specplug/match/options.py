@@ -30,7 +30,7 @@ class LookupSettings(BaseModel):
         default=1 << 20,
         ge=0,
         le=1 << 28,
-        description="size of the response memory in tokens, 13.25 bytes each; the oldest go first; 0 disables it",
+        description="size of the response memory in tokens, 22.5 bytes each; the oldest go first; 0 disables it",
     )
     memory_scope: Literal["isolated", "server"] = Field(
         default="isolated",

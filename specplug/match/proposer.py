@@ -42,6 +42,8 @@ class LookupProposer(Proposer):
 
     Requests that run at the same time on one prompt, or name one `group`, are siblings within their isolation key: each
     also drafts from what the others have emitted, as the samples of one prompt do in rollouts (Seer, arXiv 2511.14617).
+    Their stored responses are searched by themselves, too, and have hit rates of their own: with `memory_forget` set to
+    "never", rollouts of one epoch draft from the last one's answers to the same prompt (DAS, arXiv 2511.13841).
 
     References precede a request's own text; together they may take as many tokens as the longest context.
     """

@@ -14,7 +14,7 @@ from specplug.match.cpu.records import Record, record
 from specplug.match.cpu.texts import MOST_CANDIDATES
 
 MOST_CANDIDATE_VOTES = 5 * MOST_CANDIDATES + 3
-"""The most candidates of a row: own text, responses (twice), siblings and corpus index have equally many; and 3 aligned."""
+"""The most candidates of a row: those of own text, responses (twice), siblings and corpora, and three aligned ones."""
 
 MOST_SIBLINGS = 15
 """The most siblings whose outputs a row is looked up in: groups may be larger."""
