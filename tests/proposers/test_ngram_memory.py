@@ -139,13 +139,13 @@ def test_the_answers_of_a_requests_own_group_come_first(make: Make, groups: tupl
     for prompt, group, answer in zip(prompts, groups, (OLDER, NEWER), strict=True):
         serve(driver, answer, prompt=prompt, options=RequestOptions(group=group))
     driver.announce("weights changed")
-    asked = prompts if groups[0] is None else ([82, *ENDING], [82, *ENDING])
-    for prompt, group, answer in zip(asked, groups, (OLDER, NEWER), strict=True):
-        driver.start("asked", [*prompt], isolation_key="us", options=RequestOptions(group=group))
+    of_requests = prompts if groups[0] is None else ([82, *ENDING], [82, *ENDING])
+    for prompt, group, answer in zip(of_requests, groups, (OLDER, NEWER), strict=True):
+        driver.start("requested", [*prompt], isolation_key="us", options=RequestOptions(group=group))
         driver.step(4)
-        driver.extend("asked", BEGIN)
-        assert list(driver.step(3).by_request()["asked"].token_ids) == answer[3:]
-        driver.leave("asked", None)
+        driver.extend("requested", BEGIN)
+        assert list(driver.step(3).by_request()["requested"].token_ids) == answer[3:]
+        driver.leave("requested", None)
 
 
 @pytest.mark.parametrize("key", ["them", ""])
@@ -153,11 +153,11 @@ def test_a_group_of_the_same_name_under_another_isolation_key_is_another(make: M
     driver = make()
     serve(driver, options=RequestOptions(group="one"))
     for prompt in (PROMPT, [80]):
-        driver.start("asked", prompt, isolation_key=key, options=RequestOptions(group="one"))
+        driver.start("requested", prompt, isolation_key=key, options=RequestOptions(group="one"))
         driver.step(4)
-        driver.extend("asked", BEGIN)
-        assert driver.step(8).by_request()["asked"].token_ids == ()
-        driver.leave("asked", None)
+        driver.extend("requested", BEGIN)
+        assert driver.step(8).by_request()["requested"].token_ids == ()
+        driver.leave("requested", None)
 
 
 # -- references and barriers -------------------------------------------------------------------------------------------
