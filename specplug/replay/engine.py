@@ -70,8 +70,8 @@ class Setup:
     def as_settings(self, store: str | None = None) -> dict[str, Any]:
         """Return the setup as a layer of settings, without a deadline, on which counts must not depend."""
         named = {} if self.policy is None else {"policy": self.policy}
-        proposer = {} if self.is_engine_alone else {"proposer": self.proposer}  # any; nothing asks it for drafts
-        own = {"num_speculative_tokens": self.gamma, **proposer, **named}
+        proposer = "ngram" if self.is_engine_alone else self.proposer  # a stage has one, which is not asked for drafts
+        own = {"proposer": proposer, "num_speculative_tokens": self.gamma, **named}
         options = {name: dict(of) for name, of in self.options.items()}
         corpora = {"store": store, "poll_seconds": 3600}
         return {**own, "faults": {"host_deadline_ms": None}, "options": options, "corpora": corpora}

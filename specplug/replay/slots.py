@@ -141,9 +141,7 @@ class ReplaySlots:
             requests=tuple(it.request for it in occupants),
         )
 
-    def step(
-        self, occupants: Sequence[Occupant], plan: StepPlan, engine_ids: Sequence[Sequence[int]] = ()
-    ) -> Draft:
+    def step(self, occupants: Sequence[Occupant], plan: StepPlan, engine_ids: Sequence[Sequence[int]] = ()) -> Draft:
         """Take a compiled step of some occupants; return their drafts, valid until the next step.
 
         `engine_ids` [B, G] are the drafts of the engine's own drafter, zeros by default.
