@@ -59,8 +59,13 @@ class Setup:
     @property
     def label(self) -> str:
         """The name in tables."""
-        behind = f"{ENGINE_DRAFTER} + " if self.engine_rates and not self.is_engine_alone else ""
-        return f"{behind}{self.proposer} ({self.policy})"
+        names = (ENGINE_DRAFTER, self.proposer) if self.engine_tokens else (self.proposer,)
+        return f"{' + '.join(names)} ({self.policy})"
+
+    @property
+    def engine_tokens(self) -> int:
+        """G, the tokens of the engine's own drafter that the proposer goes on after."""
+        return 0 if self.is_engine_alone else len(self.engine_rates)
 
     @property
     def is_engine_alone(self) -> bool:
@@ -109,9 +114,8 @@ class ReplayEngine:
         given = setup.as_settings(store)
         self._settings = load_settings(given, flags_origin="specplug replay", registry=self._registry).settings
         self._setup, self._repeats = setup, repeats
-        behind = 0 if setup.is_engine_alone else len(setup.engine_rates)
         self._context = PluginContext(
-            EngineCaps(max_draft_length=setup.gamma, trees=setup.trees, engine_tokens=behind),
+            EngineCaps(max_draft_length=setup.gamma, trees=setup.trees, engine_tokens=setup.engine_tokens),
             vocab_size=vocab_size,
             max_slots=slots,
             max_length=max_length,
