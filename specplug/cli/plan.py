@@ -216,11 +216,9 @@ def _comparison(found: Sequence[DraftAcceptance], forecasts: Sequence[Sequence[B
     lines = []
     for rows in zip(*forecasts, strict=True):
         *alone, both = (row.best for row in rows)
-        better = max(each.speedup for each in alone)
+        others = alone[0].speedup, max(each.speedup for each in alone)
         cells = [f"{each.tau:.2f} ({each.gamma}): {each.speedup:.2f}" for each in (*alone, both)]
-        lines.append(
-            [str(rows[0].batch), *cells, f"{both.speedup / alone[0].speedup:.2f}", f"{both.speedup / better:.2f}"]
-        )
+        lines.append([str(rows[0].batch), *cells, *(f"{both.speedup / other:.2f}" for other in others)])
     names = ("drafter alone", "lookup alone", "both", "both to drafter", "both to the better")
     return table("Lookup behind the engine's drafter: tau (best gamma): speed-up", ("batch size", *names), lines)
 

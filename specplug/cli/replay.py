@@ -193,6 +193,10 @@ def _with_drafter(lookups: Sequence[Setup], drafter: str) -> list[Setup]:
     for it in lookups:
         named = {} if it.proposer == HYBRID else {"lookup": it.proposer}
         hybrid = {**it.options.get(HYBRID, {}), **named, "model": ENGINE_DRAFTER, "model_tokens": len(rates)}
+        if it.trees:
+            raise SettingsError.build(
+                "lookup goes on after a chain", who=option, found="--trees", remedy="Leave it out"
+            )
         given = {"proposer": HYBRID, "num_speculative_tokens": it.gamma, "options": {**it.options, HYBRID: hybrid}}
         origins = {f"options.{HYBRID}.model_tokens": option}
         own, _ = behind_engine(ResolvedSettings(Settings(**given), origins), default_registry())

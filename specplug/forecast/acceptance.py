@@ -38,9 +38,7 @@ class DraftAcceptance:
     def rates(self) -> tuple[float, ...]:
         """How often the token at each position is accepted where those before it are."""
         before = (1.0, *self.survival)
-        return tuple(
-            kept / all_kept if all_kept else 0.0 for kept, all_kept in zip(self.survival, before, strict=False)
-        )
+        return tuple(now / then if then else 0.0 for now, then in zip(self.survival, before, strict=False))
 
     def drafted_by_model(self, gamma: int) -> int:
         """Return the tokens of a draft of `gamma` tokens that a model drafts."""
@@ -121,7 +119,10 @@ def read_replay(path: Path) -> list[DraftAcceptance]:
     who = f"--replay {path}"
     try:
         runs = _runs(json.loads(path.read_bytes())["runs"], who)
-        found = [_of_run(run, model_tokens=len(run["engine_rates"]) if len(runs) > 1 else None) for run in runs]
+        rows = [[row for workload in run["workloads"].values() for row in workload["histogram"]] for run in runs]
+        found = [from_histogram(of, _source(run)) for of, run in zip(rows, runs, strict=True)]
+        if len(found) > 1:
+            found = [replace(it, model_tokens=len(run["engine_rates"])) for it, run in zip(found, runs, strict=True)]
     except (OSError, ValueError, KeyError, TypeError) as error:
         remedy = "Write one with: specplug replay --json > replay.json"
         raise SettingsError.build("no JSON of a replay", who=who, found=describe(error), remedy=remedy) from error
@@ -160,11 +161,6 @@ def _runs(runs: Sequence[dict[str, Any]], who: str) -> list[dict[str, Any]]:
     if any(run["trees"] for run in runs):
         raise SettingsError.build("a plan is for chains", who=who, found="trees", remedy="Replay without --trees")
     return [min(of, key=lambda run: min(run["batches"])) for of in kinds.values()]
-
-
-def _of_run(run: dict[str, Any], model_tokens: int | None) -> DraftAcceptance:
-    rows = (row for workload in run["workloads"].values() for row in workload["histogram"])
-    return replace(from_histogram(rows, _source(run)), model_tokens=model_tokens)
 
 
 def _source(run: dict[str, Any]) -> str:

@@ -69,18 +69,12 @@ class ReplaySlots:
 
     def _compiled(self) -> StreamSteps:
         numbers, buffer = torch.zeros(1, dtype=torch.int32), self._stage.runners[0].buffer.token_ids
-        like = self._rows(numbers.long(), numbers, numbers, numbers, ()), DraftOutputs(buffer[:1])
+        like = self._rows(numbers.long(), numbers, numbers, numbers, engine_ids=()), DraftOutputs(buffer[:1])
         given = self._allocator.slots, self._max_length, self._vocab_size, _CPU
         return StreamSteps(self._stage, *given, like=like)
 
-    def _rows(
-        self,
-        slots: torch.Tensor,
-        lengths: torch.Tensor,
-        emitted: torch.Tensor,
-        rejected: torch.Tensor,
-        engine_ids: Sequence[Sequence[int]],
-    ) -> EngineRows:
+    def _rows(self, slots: torch.Tensor, *counts: torch.Tensor, engine_ids: Sequence[Sequence[int]]) -> EngineRows:
+        lengths, emitted, rejected = counts
         drafted = torch.zeros(len(slots), self._stage.engine_tokens, dtype=torch.int32)
         for row, ids in enumerate(engine_ids):
             drafted[row] = _ints(ids)
@@ -152,7 +146,7 @@ class ReplaySlots:
             self._facts = RowFacts(self._allocator, names)
         facts, buffer = self._facts, self._stage.runners[0].buffer
         columns = zip(*[(it.length, it.emitted, max(it.tried - it.emitted + 1, 0)) for it in occupants], strict=True)
-        rows = self._rows(torch.tensor(facts.slots), *map(_ints, columns), engine_ids)
+        rows = self._rows(torch.tensor(facts.slots), *map(_ints, columns), engine_ids=engine_ids)
         found: list[Draft] = []
 
         def step() -> None:

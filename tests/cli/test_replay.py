@@ -92,6 +92,7 @@ def test_the_acceptance_of_an_engines_drafter_is_read_from_its_metrics(copying):
     [
         (("0.8,x",), "--engine-drafter: bad acceptance; found '0.8,x'"),
         (("0.8,0.7", "--gamma", "2"), "options.hybrid.model_tokens (--engine-drafter): nothing is left to draft"),
+        (("0.8", "--trees"), "--engine-drafter: lookup goes on after a chain; found --trees"),
         (("0.8", "--proposer", "ngram-reference"), "found ngram-reference; expected ngram or retrieval"),
     ],
 )
