@@ -122,26 +122,23 @@ def plan(
         return drafting.step(batch, 1) / roofline.step(batch, 1)
 
     sources = {"--acceptance": acceptance, "--acceptance-by-position": positions}
-    found = _acceptance({**sources, "--replay": replay, "--metrics": metrics}, interval, gamma)
-    found = [each.padded() for each in found] if padded else found
-    forecasts = [forecast(each, cost, batches, gamma, draft_cost=per_token, overhead=overhead) for each in found]
-    given, rows = found[-1], forecasts[-1]
+    drafts = _acceptance({**sources, "--replay": replay, "--metrics": metrics}, interval, gamma)
+    drafts = [each.padded() for each in drafts] if padded else drafts
+    forecasts = [forecast(each, cost, batches, gamma, draft_cost=per_token, overhead=overhead) for each in drafts]
+    *alone, (given, rows) = zip(drafts, forecasts, strict=True)
     data = {
         "acceptance": asdict(given),
         "cost": _description(cost),
         "step_unit": "seconds" if isinstance(cost, RooflineCost) else "steps of a small batch",
         "overhead": overhead,
         "rows": [{**row.as_dict(), "experts_touched": _experts(cost, row)} for row in rows],
-        "alone": [
-            {"acceptance": asdict(each), "rows": [row.as_dict() for row in of]}
-            for each, of in zip(found[:-1], forecasts[:-1], strict=True)
-        ],
+        "alone": [{"acceptance": asdict(it), "rows": [row.as_dict() for row in of]} for it, of in alone],
         "draft_model": None if memory is None else asdict(memory),
         "note": NOTE,
     }
     remarks = [] if memory is None else [_memory_line(memory, batches[-1])]
     remarks += [f"Acceptance: {given.source}.", f"Cost: {_description(cost)}; drafting adds {overhead:g} of a step."]
-    compared = [] if len(found) == 1 else [_comparison(found, forecasts)]
+    compared = [] if len(drafts) == 1 else [_comparison(drafts, forecasts)]
     show(data, *compared, *_tables(rows, cost), *remarks, dim(NOTE), as_json=as_json)
 
 

@@ -199,7 +199,7 @@ def _with_drafter(lookups: Sequence[Setup], drafter: str) -> list[Setup]:
             )
         given = {"proposer": HYBRID, "num_speculative_tokens": it.gamma, "options": {**it.options, HYBRID: hybrid}}
         origins = {f"options.{HYBRID}.model_tokens": option}
-        own, _ = behind_engine(ResolvedSettings(Settings(**given), origins), default_registry())
+        own, _ = behind_engine(ResolvedSettings(Settings.model_validate(given), origins), default_registry())
         found.append(replace(it, proposer=own.settings.proposer))
     alone = replace(found[0], proposer=ENGINE_DRAFTER, gamma=len(rates), engine_rates=rates)
     return [alone, *found, *(replace(it, engine_rates=rates) for it in found)]

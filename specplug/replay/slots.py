@@ -136,10 +136,7 @@ class ReplaySlots:
         )
 
     def step(self, occupants: Sequence[Occupant], plan: StepPlan, engine_ids: Sequence[Sequence[int]] = ()) -> Draft:
-        """Take a compiled step of some occupants; return their drafts, valid until the next step.
-
-        `engine_ids` [B, G] are the drafts of the engine's own drafter, zeros by default.
-        """
+        """Take a compiled step of some occupants after the engine's drafts [B, G]; return drafts for one step."""
         assert self._steps is not None
         steps, names = self._steps, [it.request.request_id for it in occupants]
         if self._facts is None or not self._facts.hold(self._allocator, names):
