@@ -21,10 +21,12 @@ from specplug.cli.launch import Raw, read_text
 from specplug.cli.output import AsJson, console, show, table
 from specplug.cores import usable_cores
 from specplug.errors import PluginError, SettingsError, SpecplugError, describe
+from specplug.operator.launches import goes_on
 from specplug.plugins.registry import PluginEntry, Registry, default_registry
-from specplug.plugins.specs import CheckResult, CheckSpec, PluginSpec, PolicySpec, ProposerSpec, resolve
+from specplug.plugins.specs import HYBRID, CheckResult, CheckSpec, PluginSpec, PolicySpec, ProposerSpec, resolve
 from specplug.settings import KINDS, ResolvedSettings, Settings, leaves, load_settings
 from specplug.settings.mistakes import flatten
+from specplug.settings.sources import behind_engine
 from specplug.types.caps import EngineCaps, ProposerCaps
 
 COLOURS = {"ok": "green", "warn": "yellow", "fail": "red"}
@@ -129,6 +131,9 @@ def _check_machine(launch: str) -> tuple[list[CheckReport], list[dict[str, Any]]
         resolved = load_settings(registry=registry, engine_drafts=True)  # a server decides whether its engine drafts
         settings, values = resolved.settings, _values(resolved)
         first = CheckResult("ok", "every setting is known and in range")
+        if settings.extends_engine:
+            lookup, tokens = behind_engine(resolved, registry)
+            first = CheckResult("ok", goes_on(lookup.settings, tokens))
     except SettingsError as error:
         first = CheckResult("fail", str(error), "Correct what the message names")
     found = [CheckReport("settings", "specplug", first)]
@@ -216,6 +221,8 @@ def _problem(spec: PluginSpec, settings: Settings, registry: Registry) -> CheckR
     from specplug.interfaces import PluginContext
 
     if isinstance(spec, CheckSpec):  # is loaded when it runs
+        return None
+    if spec.name == HYBRID and settings.extends_engine:  # no proposer of its own, but a lookup behind the engine's
         return None
     factories = [spec.factory, spec.options, spec.trimmer if isinstance(spec, PolicySpec) else None]
     try:

@@ -13,7 +13,7 @@ from rich.table import Table
 from specplug.cli.launch import ascending, find_model
 from specplug.cli.output import AsJson, dim, show, table
 from specplug.errors import SettingsError, suggest
-from specplug.forecast.acceptance import DraftAcceptance, by_position, modelled, read_replay
+from specplug.forecast.acceptance import DraftAcceptance, modelled, read_rates, read_replay
 from specplug.forecast.model_shape import ModelShape, read_shape
 from specplug.forecast.speedup import (
     GPUS,
@@ -82,7 +82,8 @@ def plan(
 
     Prints for each batch size the best draft length, the tokens per step, the speed-up over no speculation, and the
     acceptance at which speculation breaks even; then the speed-up of each draft length, the experts that a mixture of
-    experts touches, and the memory of a draft model.  All of it is predicted, not measured.
+    experts touches, and the memory of a draft model.  A replay with --engine-drafter is planned for lookup behind that
+    drafter, and compared with each alone.  All of it is predicted, not measured.
 
     Examples:
 
@@ -93,6 +94,8 @@ def plan(
     `specplug plan --metrics http://127.0.0.1:8000 --interval 30 --saturation 300`
 
     `specplug replay --gamma 15 --json > replay.json; specplug plan --replay replay.json --json`
+
+    `specplug replay --engine-drafter 0.8,0.7 --json > both.json; specplug plan --replay both.json --draft-cost 0.05`
     """
     batches = ascending(batch, "batch sizes", "--batch")
     of_target = {"--gpu": gpu, "--bandwidth": bandwidth, "--flops": flops, "--weight-bits": weight_bits}
@@ -119,25 +122,28 @@ def plan(
         return drafting.step(batch, 1) / roofline.step(batch, 1)
 
     sources = {"--acceptance": acceptance, "--acceptance-by-position": positions}
-    given = _acceptance({**sources, "--replay": replay, "--metrics": metrics}, interval, gamma)
-    given = given.padded() if padded else given
-    rows = forecast(given, cost, batches, gamma, draft_cost=per_token, overhead=overhead)
+    drafts = _acceptance({**sources, "--replay": replay, "--metrics": metrics}, interval, gamma)
+    drafts = [each.padded() for each in drafts] if padded else drafts
+    forecasts = [forecast(each, cost, batches, gamma, draft_cost=per_token, overhead=overhead) for each in drafts]
+    *alone, (given, rows) = zip(drafts, forecasts, strict=True)
     data = {
         "acceptance": asdict(given),
         "cost": _description(cost),
         "step_unit": "seconds" if isinstance(cost, RooflineCost) else "steps of a small batch",
         "overhead": overhead,
         "rows": [{**row.as_dict(), "experts_touched": _experts(cost, row)} for row in rows],
+        "alone": [{"acceptance": asdict(it), "rows": [row.as_dict() for row in of]} for it, of in alone],
         "draft_model": None if memory is None else asdict(memory),
         "note": NOTE,
     }
     remarks = [] if memory is None else [_memory_line(memory, batches[-1])]
     remarks += [f"Acceptance: {given.source}.", f"Cost: {_description(cost)}; drafting adds {overhead:g} of a step."]
-    show(data, *_tables(rows, cost), *remarks, dim(NOTE), as_json=as_json)
+    compared = [] if len(drafts) == 1 else [_comparison(drafts, forecasts)]
+    show(data, *compared, *_tables(rows, cost), *remarks, dim(NOTE), as_json=as_json)
 
 
-def _acceptance(sources: Mapping[str, Any], interval: float | None, gamma: int) -> DraftAcceptance:
-    """Return the acceptance from the one option that is given."""
+def _acceptance(sources: Mapping[str, Any], interval: float | None, gamma: int) -> list[DraftAcceptance]:
+    """Return the acceptance from the one option that is given; that of both drafters comes after each alone."""
     given = {name: value for name, value in sources.items() if value is not None}
     if len(given) != 1:
         found, expected = " and ".join(given) or "none", f"exactly one of {', '.join(sources)}"
@@ -149,17 +155,10 @@ def _acceptance(sources: Mapping[str, Any], interval: float | None, gamma: int) 
     if name == "--metrics":
         from specplug.forecast.scraped import read_metrics
 
-        return read_metrics(value, interval)
+        return [read_metrics(value, interval)]
     if name == "--replay":
         return read_replay(value)
-    if name == "--acceptance":
-        return modelled(value, gamma)
-    try:
-        rates = [float(part) for part in value.split(",")]
-    except ValueError:
-        expected = "such as 0.8,0.7,0.6"
-        raise SettingsError.build("bad acceptance", who=name, found=repr(value), expected=expected) from None
-    return by_position(rates)
+    return [modelled(value, gamma) if name == "--acceptance" else read_rates(value, name)]
 
 
 def _target_cost(target: Path | None, given: Mapping[str, Any], common: Mapping[str, Any]) -> RooflineCost | None:
@@ -207,6 +206,18 @@ def _tables(rows: Sequence[BatchForecast], cost: CostModel) -> Iterator[Table]:
     if isinstance(cost, RooflineCost) and cost.shape.experts:
         title = f"Experts touched per layer, of {cost.shape.experts}, by draft length"
         yield _by_length(title, rows, [[f"{count:.1f}" for count in _experts(cost, row) or ()] for row in rows])
+
+
+def _comparison(found: Sequence[DraftAcceptance], forecasts: Sequence[Sequence[BatchForecast]]) -> Table:
+    """Return the best of each of the drafts, and what both drafters gain over the better one alone."""
+    lines = []
+    for rows in zip(*forecasts, strict=True):
+        *alone, both = (row.best for row in rows)
+        others = alone[0].speedup, max(each.speedup for each in alone)
+        cells = [f"{each.tau:.2f} ({each.gamma}): {each.speedup:.2f}" for each in (*alone, both)]
+        lines.append([str(rows[0].batch), *cells, *(f"{both.speedup / other:.2f}" for other in others)])
+    names = ("drafter alone", "lookup alone", "both", "both to drafter", "both to the better")
+    return table("Lookup behind the engine's drafter: tau (best gamma): speed-up", ("batch size", *names), lines)
 
 
 def _memory_line(memory: ModelMemory, batch: int) -> str:

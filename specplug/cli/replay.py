@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -13,6 +14,10 @@ from rich.text import Text
 from specplug.cli.launch import PluginOptions, Policy, ascending, flags, nested_options, settings_of
 from specplug.cli.output import AsJson, counting, dim, show, table
 from specplug.errors import SettingsError, suggest
+from specplug.plugins.registry import default_registry
+from specplug.plugins.specs import ENGINE_DRAFTER, HYBRID
+from specplug.settings import ResolvedSettings, Settings
+from specplug.settings.sources import behind_engine
 
 if TYPE_CHECKING:
     from specplug.replay.engine import Setup
@@ -45,6 +50,14 @@ def replay(
     gamma: Annotated[
         int | None, typer.Option(min=0, help="Most draft tokens per step; by default the server's setting.")
     ] = None,
+    engine_drafter: Annotated[
+        str | None,
+        typer.Option(
+            metavar="A1,A2,...|URL",
+            help="Compare with a drafter of the engine's own, and with both: how often its token at each position is "
+            "accepted if those before it are, or the server whose metrics say so.",
+        ),
+    ] = None,
     mode: Annotated[str, typer.Option(help="cold, serving (state is kept between requests) or both.")] = ("serving"),
     batch: Annotated[str, typer.Option(help="Batch sizes reported to the policy.")] = BATCHES,
     workloads: Annotated[list[str] | None, typer.Option(help="Only these, separated by commas; repeat.")] = None,
@@ -68,6 +81,9 @@ def replay(
     size, and the calibration of confidences.  Without arguments it replays the shipped traces, offline.  The exit code
     is 1 if a plug-in had a fault, because its counts are then not those of the plug-in at work.
 
+    With --engine-drafter it tells what lookup behind an EAGLE or MTP head, or a draft model, is worth on these texts:
+    it replays the drafter alone, lookup alone and both.  The drafter is simulated: its errors are drawn at random.
+
     Examples:
 
     `specplug replay`
@@ -75,6 +91,8 @@ def replay(
     `specplug replay traces/ --proposer ngram --option ngram.min_n=3 --batch 1,32 --jobs 2`
 
     `specplug replay --workloads agentic --mode both --json`
+
+    `specplug replay traces/ --engine-drafter 0.8,0.7,0.6 --batch 1,32`
 
     `specplug replay traces/ --workloads rag --proposer retrieval --corpus --cut-documents --distractors 16`
     """
@@ -87,6 +105,8 @@ def replay(
     sizes, modes = ascending(batch, "batch sizes", "--batch"), _modes(mode)
     given = flags(policy=policy, options=nested_options(options or []), num_speculative_tokens=gamma)
     setups = _setups(proposers or [None], given, {"references": references, "corpus": corpus, "trees": trees})
+    if engine_drafter is not None:
+        setups = _with_drafter(setups, engine_drafter)
     runs = [ReplayRun(setup, each, size) for setup in setups for each in modes for size in sizes]
 
     everything, texts = _texts(traces or [SHIPPED], workloads or [], limit, cut_documents=cut_documents)
@@ -160,6 +180,29 @@ def _setups(names: Sequence[str | None], given: dict[str, Any], rest: dict[str, 
 
     chosen = [settings_of({**given, **flags(proposer=name)}) for name in dict.fromkeys(names)]
     return [Setup(it.proposer, it.policy, it.num_speculative_tokens, options=it.options, **rest) for it in chosen]
+
+
+def _with_drafter(lookups: Sequence[Setup], drafter: str) -> list[Setup]:
+    """Return the setups of the engine's drafter alone, of each lookup alone, and of each behind the drafter."""
+    from specplug.forecast.acceptance import read_rates
+    from specplug.forecast.scraped import read_metrics
+
+    option = "--engine-drafter"
+    rates = (read_metrics(drafter, None) if "://" in drafter else read_rates(drafter, option)).rates
+    found = []
+    for it in lookups:
+        named = {} if it.proposer == HYBRID else {"lookup": it.proposer}
+        hybrid = {**it.options.get(HYBRID, {}), **named, "model": ENGINE_DRAFTER, "model_tokens": len(rates)}
+        if it.trees:
+            raise SettingsError.build(
+                "lookup goes on after a chain", who=option, found="--trees", remedy="Leave it out"
+            )
+        given = {"proposer": HYBRID, "num_speculative_tokens": it.gamma, "options": {**it.options, HYBRID: hybrid}}
+        origins = {f"options.{HYBRID}.model_tokens": option}
+        own, _ = behind_engine(ResolvedSettings(Settings.model_validate(given), origins), default_registry())
+        found.append(replace(it, proposer=own.settings.proposer))
+    alone = replace(found[0], proposer=ENGINE_DRAFTER, gamma=len(rates), engine_rates=rates)
+    return [alone, *found, *(replace(it, engine_rates=rates) for it in found)]
 
 
 def _faults(report: ReplayReport) -> Iterator[Text]:

@@ -20,17 +20,29 @@ class DraftAcceptance:
 
     Steps without a draft, or with a shorter one, count as well: they verify and accept nothing at that position.
     `survival` is the probability that the draft tokens up to and including a position are accepted, and never rises;
-    `verified` that one is verified there.  `source` says for people where the figures are from.
+    `verified` that one is verified there.  `source` says for people where the figures are from.  A model drafts the
+    first `model_tokens` at a cost, of all if it is None; lookup drafts the others.
     """
 
     survival: tuple[float, ...]
     verified: tuple[float, ...]
     source: str
+    model_tokens: int | None = None
 
     @property
     def longest(self) -> int:
         """The longest draft that the figures describe."""
         return len(self.survival)
+
+    @property
+    def rates(self) -> tuple[float, ...]:
+        """How often the token at each position is accepted where those before it are."""
+        before = (1.0, *self.survival)
+        return tuple(now / then if then else 0.0 for now, then in zip(self.survival, before, strict=False))
+
+    def drafted_by_model(self, gamma: int) -> int:
+        """Return the tokens of a draft of `gamma` tokens that a model drafts."""
+        return gamma if self.model_tokens is None else min(gamma, self.model_tokens)
 
     def tau(self, gamma: int) -> float:
         """Return the tokens emitted per step, bonus included, with drafts of at most `gamma` tokens."""
@@ -61,6 +73,16 @@ def by_position(rates: Sequence[float], source: str = "given by position") -> Dr
     return DraftAcceptance(tuple(accumulate(rates, mul)), (1.0,) * len(rates), source)
 
 
+def read_rates(text: str, who: str) -> DraftAcceptance:
+    """Read rates by position, as for `by_position`: "0.8,0.7,0.6"."""
+    try:
+        rates = [float(part) for part in text.split(",")]
+    except ValueError:
+        expected = "such as 0.8,0.7,0.6"
+        raise SettingsError.build("bad acceptance", who=who, found=repr(text), expected=expected) from None
+    return by_position(rates)
+
+
 def counted(accepted: Sequence[float], verified: Sequence[float], steps: float, source: str) -> DraftAcceptance:
     """Return the shares of `steps` in which the token at each position was accepted and verified."""
     shares = [min(1.0, count / steps) for count in verified]
@@ -87,20 +109,24 @@ def acceptance_for(tau: float, gamma: int) -> float | None:
     return high if tau > 1 else 0.0
 
 
-def read_replay(path: Path) -> DraftAcceptance:
+def read_replay(path: Path) -> list[DraftAcceptance]:
     """Read the replay of one proposer.  Of several batch sizes the smallest counts, where a policy cuts drafts least.
+
+    A replay with an engine's own drafter has three: of the drafter alone, of lookup alone, and of both.
 
     Another file, several proposers or modes, trees, and no drafts raise `SettingsError`.
     """
     who = f"--replay {path}"
     try:
-        run = _only(json.loads(path.read_bytes())["runs"], who)
-        workloads = run["workloads"].values()
-        found = from_histogram((row for workload in workloads for row in workload["histogram"]), _source(run))
+        runs = _runs(json.loads(path.read_bytes())["runs"], who)
+        rows = [[row for workload in run["workloads"].values() for row in workload["histogram"]] for run in runs]
+        found = [from_histogram(of, _source(run)) for of, run in zip(rows, runs, strict=True)]
+        if len(found) > 1:
+            found = [replace(it, model_tokens=len(run["engine_rates"])) for it, run in zip(found, runs, strict=True)]
     except (OSError, ValueError, KeyError, TypeError) as error:
         remedy = "Write one with: specplug replay --json > replay.json"
         raise SettingsError.build("no JSON of a replay", who=who, found=describe(error), remedy=remedy) from error
-    if not found.longest:
+    if not all(each.longest for each in found):
         raise SettingsError.build("nothing was drafted", who=who, remedy="Replay with --gamma above 0, and a proposer")
     return found
 
@@ -124,16 +150,17 @@ def from_histogram(rows: Iterable[Sequence[int]], source: str) -> DraftAcceptanc
     return counted(survived, drafted, steps, source)
 
 
-def _only(runs: Sequence[dict[str, Any]], who: str) -> dict[str, Any]:
-    """Return the run at the smallest batch size of the only proposer and mode."""
-    kinds = list(dict.fromkeys(f"{run['label']}, {run['mode']}" for run in runs))
-    if len(kinds) != 1:
+def _runs(runs: Sequence[dict[str, Any]], who: str) -> list[dict[str, Any]]:
+    """Return the runs at the smallest batch size of the only proposer and mode, without and with another drafter."""
+    kinds: dict[str, list[dict[str, Any]]] = {}
+    for run in runs:
+        kinds.setdefault(f"{run['label']}, {run['mode']}", []).append(run)
+    if len(kinds) != (3 if any(run.get("engine_rates") for run in runs) else 1):
         found, remedy = "; ".join(kinds) or "no run", "Replay with one --proposer and one --mode"
         raise SettingsError.build("a plan is for one proposer in one mode", who=who, found=found, remedy=remedy)
-    run = min(runs, key=lambda run: min(run["batches"]))
-    if run["trees"]:
+    if any(run["trees"] for run in runs):
         raise SettingsError.build("a plan is for chains", who=who, found="trees", remedy="Replay without --trees")
-    return run
+    return [min(of, key=lambda run: min(run["batches"])) for of in kinds.values()]
 
 
 def _source(run: dict[str, Any]) -> str:

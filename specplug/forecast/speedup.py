@@ -168,7 +168,8 @@ def _of_batch(
     plain = target.step(batch, 1)
 
     def cost(gamma: int, tokens: float) -> float:
-        return target.step(batch, tokens) / plain + (gamma * draft_cost + overhead if gamma else 0.0)
+        drafting = acceptance.drafted_by_model(gamma) * draft_cost + overhead
+        return target.step(batch, tokens) / plain + (drafting if gamma else 0.0)
 
     lengths = []
     for gamma in range(longest + 1):

@@ -211,6 +211,15 @@ def awaited_proposers(settings: Settings, registry: Registry, device: str) -> tu
     return tuple(name for name in names if caps[name].needs_host)
 
 
+def goes_on(lookup: Settings, tokens: int) -> str:
+    """Describe a lookup behind the engine's own drafter, which drafts `tokens`; see `behind_engine`."""
+    return (
+        f"{lookup.proposer} goes on behind the engine's own drafter: of at most {lookup.num_speculative_tokens} draft "
+        f"tokens the first {tokens} are the drafter's, unless lookup's are likelier to be accepted; the drafter always "
+        "runs, so its passes cost the same"
+    )
+
+
 def host_cost(names: Sequence[str], where: str) -> str:
     """Describe what `awaited_proposers` cost, `where` a step waits for them."""
     several = "draft" if len(names) > 1 else "drafts"

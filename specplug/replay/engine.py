@@ -19,6 +19,7 @@ from specplug.errors import EngineError
 from specplug.interfaces import PluginContext
 from specplug.pipeline.draft import DraftStage
 from specplug.plugins.registry import Registry, default_registry
+from specplug.plugins.specs import ENGINE_DRAFTER
 from specplug.replay.items import Ids
 from specplug.replay.score import NO_DRAFT, Offer
 from specplug.replay.slots import PLENTY, ReplaySlots
@@ -41,6 +42,8 @@ class Setup:
         references: pass the items' documents as references of their requests.
         corpus: make the documents of all items a corpus, which proposers may draft from.
         distractors: further corpora, the documents of each; see `specplug.replay.items.distractors`.
+        engine_rates: of a drafter of the engine's own, how often its token at each position is right if those before it
+            are; see `SimulatedDrafter`.  The proposer goes on behind it, or is `ENGINE_DRAFTER`: it drafts alone.
     """
 
     proposer: str = "ngram"
@@ -51,16 +54,29 @@ class Setup:
     corpus: bool = False
     distractors: Sequence[Sequence[Ids]] = field(default=(), compare=False, repr=False)
     trees: bool = False
+    engine_rates: tuple[float, ...] = ()
 
     @property
     def label(self) -> str:
         """The name in tables."""
-        return f"{self.proposer} ({self.policy})"
+        names = (ENGINE_DRAFTER, self.proposer) if self.engine_tokens else (self.proposer,)
+        return f"{' + '.join(names)} ({self.policy})"
+
+    @property
+    def engine_tokens(self) -> int:
+        """G, the tokens of the engine's own drafter that the proposer goes on after."""
+        return 0 if self.is_engine_alone else len(self.engine_rates)
+
+    @property
+    def is_engine_alone(self) -> bool:
+        """True if only the engine's own drafter drafts."""
+        return self.proposer == ENGINE_DRAFTER
 
     def as_settings(self, store: str | None = None) -> dict[str, Any]:
         """Return the setup as a layer of settings, without a deadline, on which counts must not depend."""
         named = {} if self.policy is None else {"policy": self.policy}
-        own = {"proposer": self.proposer, "num_speculative_tokens": self.gamma, **named}
+        proposer = "ngram" if self.is_engine_alone else self.proposer  # a stage has one, which is not asked for drafts
+        own = {"proposer": proposer, "num_speculative_tokens": self.gamma, **named}
         options = {name: dict(of) for name, of in self.options.items()}
         corpora = {"store": store, "poll_seconds": 3600}
         return {**own, "faults": {"host_deadline_ms": None}, "options": options, "corpora": corpora}
@@ -99,7 +115,7 @@ class ReplayEngine:
         self._settings = load_settings(given, flags_origin="specplug replay", registry=self._registry).settings
         self._setup, self._repeats = setup, repeats
         self._context = PluginContext(
-            EngineCaps(max_draft_length=setup.gamma, trees=setup.trees),
+            EngineCaps(max_draft_length=setup.gamma, trees=setup.trees, engine_tokens=setup.engine_tokens),
             vocab_size=vocab_size,
             max_slots=slots,
             max_length=max_length,
@@ -136,7 +152,7 @@ class ReplayEngine:
     def memory(self) -> int | None:
         """Return the bytes that the default proposer reports to hold, if it has a `memory()`."""
         memory = getattr(next(iter(self._stage.proposers.values())), "memory", None)
-        return memory() if callable(memory) else None
+        return memory() if callable(memory) and not self._setup.is_engine_alone else None
 
     @property
     def _stage(self) -> DraftStage:
@@ -173,10 +189,16 @@ class ReplayEngine:
 
     # -- steps ---------------------------------------------------------------------------------------------------
 
-    def propose(self) -> list[Offer]:
-        """Return the drafts of all running requests in the order in which they started."""
+    def propose(self, engine_ids: Sequence[Sequence[int]] = ()) -> list[Offer]:
+        """Return the drafts of all running requests in the order in which they started.
+
+        `engine_ids` are the drafts of the engine's own drafter, G tokens each, if the setup has one.
+        """
         with self._timed():
-            return _offers(self._draft())
+            if not self._setup.is_engine_alone:
+                return _offers(self._draft(engine_ids))
+            plan, rows = self._plan(), zip(self._slots.taken, engine_ids, strict=True)
+            return [Offer(ids[: plan.draft_length_for(it.request.request_id)]) for it, ids in rows]
 
     def draft(self) -> Draft:
         """Return the drafts of all running requests as tensors on the CPU, valid until the next step."""
@@ -209,15 +231,15 @@ class ReplayEngine:
             self._steps += 1
 
     @torch.inference_mode()
-    def _draft(self) -> Draft:
-        """Plan, propose and trim, by a compiled step if one can do so."""
+    def _draft(self, engine_ids: Sequence[Sequence[int]] = ()) -> Draft:
+        """Plan, propose and trim, by a compiled step if one can do so, as behind an engine's own drafter."""
         stage, plan, rows = self._stage, self._plan(), self._slots.taken
         length, is_alone = plan.draft_length, self._repeats == 1
         # A row that stands for others is cut among their drafts, afterwards.
         own = plan if is_alone else replace(plan, token_budget=None, prices=(), entry=0.0)
         batch: EngineBatch | None = None
-        if self._slots.is_compiled and (is_alone or not stage.cuts(self._repeats, length, own)):
-            draft = self._slots.step(rows, own)
+        if self._slots.is_compiled and (is_alone or engine_ids or not stage.cuts(self._repeats, length, own)):
+            draft = self._slots.step(rows, own, engine_ids)
         else:
             batch = self._slots.batch(rows)
             caps = [plan.draft_length_for(occupant.request.request_id) for occupant in rows] if plan.caps else None

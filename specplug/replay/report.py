@@ -33,7 +33,7 @@ class ReplayReport:
     def __init__(self, runs: Sequence[ReplayRun], roofline: ScoringRoofline) -> None:
         """Build the report from at least one executed run and the step costs of `roofline`."""
         self.runs, self.roofline = list(runs), roofline
-        self.gamma = runs[0].setup.gamma
+        self.gamma = max(run.setup.gamma for run in runs)
         self.batches = sorted({run.batch for run in runs})
         self.labels = list(dict.fromkeys(run.setup.label for run in runs))
         self.modes: list[Mode] = list(dict.fromkeys(run.mode for run in runs))
@@ -138,7 +138,9 @@ class ReplayReport:
     def _run(self, run: ReplayRun) -> dict[str, Any]:
         results = run.results.values()
         counts = [result.counts for result in results]
-        setup = {name: getattr(run.setup, name) for name in ("proposer", "label", "policy", "gamma", "trees")}
+        setup = {
+            name: getattr(run.setup, name) for name in ("proposer", "label", "policy", "gamma", "trees", "engine_rates")
+        }
         return {
             **setup,
             "mode": run.mode,

@@ -13,6 +13,7 @@ from types import MappingProxyType
 from typing import Literal
 
 from specplug.plugins.registry import Registry
+from specplug.replay.drafter import SimulatedDrafter
 from specplug.replay.engine import ReplayEngine, Setup
 from specplug.replay.items import Ids, TokenItem, corpora_of, stored
 from specplug.replay.score import Result
@@ -58,7 +59,7 @@ def replay(
         for item in items:
             if mode == "cold" and result.items:
                 engine.reset()
-            _replay_item(engine, item, result)
+            _replay_item(engine, item, result, SimulatedDrafter(item, setup.engine_rates))
             result.items += 1
             advance()
         engine.close()
@@ -66,14 +67,15 @@ def replay(
     return result
 
 
-def _replay_item(engine: ReplayEngine, item: TokenItem, result: Result) -> None:
+def _replay_item(engine: ReplayEngine, item: TokenItem, result: Result, drafter: SimulatedDrafter) -> None:
     """Propose, compare with the recorded output and observe, until the output ends."""
     target, place = item.output.tolist(), 1  # the first token comes from prefill
     decided: list[tuple[Sequence[float], int, int]] = []
     engine.start(0, item.id, item.prompt, item.documents)
     engine.extend(0, target[:1])
     while place < len(target):
-        (offer,) = engine.propose()
+        engine_ids = drafter.draft(place)
+        (offer,) = engine.propose([engine_ids] if engine_ids else ())
         window = target[place : place + len(offer.token_ids) + 1]
         count = offer.accepted(window)
         emitted = window[: count + 1]

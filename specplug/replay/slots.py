@@ -69,14 +69,16 @@ class ReplaySlots:
 
     def _compiled(self) -> StreamSteps:
         numbers, buffer = torch.zeros(1, dtype=torch.int32), self._stage.runners[0].buffer.token_ids
-        like = self._rows(numbers.long(), numbers, numbers, numbers), DraftOutputs(buffer[:1])
+        like = self._rows(numbers.long(), numbers, numbers, numbers, engine_ids=()), DraftOutputs(buffer[:1])
         given = self._allocator.slots, self._max_length, self._vocab_size, _CPU
         return StreamSteps(self._stage, *given, like=like)
 
-    def _rows(
-        self, slots: torch.Tensor, lengths: torch.Tensor, emitted: torch.Tensor, rejected: torch.Tensor
-    ) -> EngineRows:
-        return EngineRows(slots, lengths, self._tokens, emitted, rejected, lengths_by_row=True)
+    def _rows(self, slots: torch.Tensor, *counts: torch.Tensor, engine_ids: Sequence[Sequence[int]]) -> EngineRows:
+        lengths, emitted, rejected = counts
+        drafted = torch.zeros(len(slots), self._stage.engine_tokens, dtype=torch.int32)
+        for row, ids in enumerate(engine_ids):
+            drafted[row] = _ints(ids)
+        return EngineRows(slots, lengths, self._tokens, emitted, rejected, lengths_by_row=True, engine_ids=drafted)
 
     def start(self, slot: int, request: Request, prompt: Ids) -> Occupant:
         """Assign a slot to a request, as the last row; one that shares its id with another gets an id of its own."""
@@ -133,15 +135,15 @@ class ReplaySlots:
             requests=tuple(it.request for it in occupants),
         )
 
-    def step(self, occupants: Sequence[Occupant], plan: StepPlan) -> Draft:
-        """Take a compiled step of some occupants; return their drafts, valid until the next step."""
+    def step(self, occupants: Sequence[Occupant], plan: StepPlan, engine_ids: Sequence[Sequence[int]] = ()) -> Draft:
+        """Take a compiled step of some occupants after the engine's drafts [B, G]; return drafts for one step."""
         assert self._steps is not None
         steps, names = self._steps, [it.request.request_id for it in occupants]
         if self._facts is None or not self._facts.hold(self._allocator, names):
             self._facts = RowFacts(self._allocator, names)
         facts, buffer = self._facts, self._stage.runners[0].buffer
         columns = zip(*[(it.length, it.emitted, max(it.tried - it.emitted + 1, 0)) for it in occupants], strict=True)
-        rows = self._rows(torch.tensor(facts.slots), *map(_ints, columns))
+        rows = self._rows(torch.tensor(facts.slots), *map(_ints, columns), engine_ids=engine_ids)
         found: list[Draft] = []
 
         def step() -> None:

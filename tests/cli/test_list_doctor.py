@@ -172,6 +172,27 @@ def test_doctor_accepts_the_drafter_of_a_servers_engine():
     assert settings["status"] == "ok"
 
 
+@pytest.mark.parametrize(
+    ("options", "status", "found"),
+    [
+        (
+            {"model_tokens": 4},
+            "ok",
+            "ngram goes on behind the engine's own drafter: of at most 15 draft tokens the first 4",
+        ),
+        ({"model_tokens": 15}, "fail", "nothing is left to draft behind the engine's own drafter; found 15 of 15"),
+        ({"lookup": "ngram-reference"}, "fail", "found ngram-reference; expected ngram or retrieval"),
+    ],
+)
+def test_doctor_says_what_goes_on_behind_the_engines_own_drafter(options, status, found):
+    given = {"proposer": "hybrid", "options": {"hybrid": {"model": "engine", **options}}}
+    output = run("doctor", "--json", code=int(status == "fail"), SPECPLUG_CONFIG=json.dumps(given))
+    (settings,) = checks_of(output, "settings")
+    assert settings["status"] == status
+    assert found in settings["summary"]
+    assert [check["status"] for check in checks_of(output, "plug-ins")].count("fail") == 0
+
+
 def test_doctor_reports_wrong_settings_and_still_runs_the_checks(registry):
     registry.add(mine(lambda settings: CheckResult("ok", "ran")), EXTRA)
     report = json.loads(run("doctor", "--json", code=1, SPECPLUG_CONFIG='{"proposr": "ngram"}'))

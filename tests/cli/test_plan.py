@@ -169,6 +169,31 @@ def test_padded_rows_are_computed():
     assert [length["speedup"] for length in padded["rows"][0]["lengths"]] == pytest.approx([1, 1.5, 2 / 1.5])
 
 
+def test_lookup_behind_an_engines_drafter_is_compared_with_each_alone():
+    rates = [0.5]
+    drafts = [("engine", 1, rates, [[1, 1, 2, 5], [1, 0, 1, 5]])]
+    drafts += [
+        ("lookup", 3, [], [[3, 3, 4, 2], [0, 0, 1, 8]]),
+        ("both", 3, rates, [[3, 3, 4, 2], [1, 1, 2, 4], [1, 0, 1, 4]]),
+    ]
+    runs = [
+        {
+            "label": label, "mode": "serving", "gamma": gamma, "batches": [1], "trees": False, "engine_rates": given,
+            "workloads": {"a": {"histogram": rows}},
+        }
+        for label, gamma, given, rows in drafts
+    ]  # fmt: skip
+    Path("replay.json").write_text(json.dumps({"runs": runs}))
+    arguments = ("--replay", "replay.json", "--batch", "1", "--overhead", "0", "--draft-cost", "0.25")
+    found = planned(*arguments)
+    alone = [each["rows"][0]["best"]["speedup"] for each in found["alone"]]
+    assert alone == pytest.approx([1.5 / 1.25, 1.6])
+    best = found["rows"][0]["best"]
+    assert (best["tau"], best["cost"]) == pytest.approx((2.0, 1.25))  # lookup's tokens cost nothing
+    text = " ".join(invoke(*arguments).stdout.replace("│", " ").split())
+    assert " 1 1.50 (1): 1.20 1.60 (3): 1.60 2.00 (3): 1.60 1.33 1.00 " in text
+
+
 def test_shipped_models_are_taken_by_name_and_a_servers_metrics_are_planned_with():
     invoke("--acceptance", "0.5", "--target", "tiny", "--draft-model", "tiny-draft", "--gpu", "h100", code=0)
     with answering(VLLM) as url:

@@ -12,6 +12,7 @@ from specplug.cli import launch
 from specplug.plugins import registry
 from specplug.replay import engine
 from tests.cli import tools
+from tests.forecast.metrics import VLLM, answering
 from tests.replay import tools as tools_of_replay
 from tests.replay.tools import Planted
 
@@ -62,6 +63,41 @@ def test_what_stands_in_the_prompt_is_drafted_and_what_stands_nowhere_is_not(cop
     assert fresh["tau"] < 1.3
     assert copy["speedup"]["1"] > 4
     assert run["pooled"]["emitted"] == copy["emitted"] + fresh["emitted"]
+
+
+def test_lookup_is_compared_with_an_engines_drafter_and_behind_it(copying, monkeypatch):
+    arguments = (str(copying), "--tokenizer", "tiny", "--batch", "1", "--gamma", "8")
+    found = replayed(*arguments, "--engine-drafter", "0.9,0.8")["runs"]
+    assert [run["label"] for run in found] == ["engine (batch)", "ngram (batch)", "engine + ngram (batch)"]
+    assert [run["gamma"] for run in found] == [2, 8, 8]
+    assert [run["engine_rates"] for run in found] == [[0.9, 0.8], [], [0.9, 0.8]]
+    alone, lookup, both = (run["workloads"] for run in found)
+    assert both["copy"]["tau"] > 0.9 * lookup["copy"]["tau"] > alone["copy"]["tau"]
+    assert both["fresh"]["tau"] > 0.9 * alone["fresh"]["tau"] > lookup["fresh"]["tau"]
+    monkeypatch.setenv("SPECPLUG_CONFIG", '{"proposer": "hybrid", "options": {"hybrid": {"model": "engine"}}}')
+    assert [run["label"] for run in replayed(*arguments, "--engine-drafter", "1")["runs"]] == [
+        run["label"] for run in found
+    ]
+
+
+def test_the_acceptance_of_an_engines_drafter_is_read_from_its_metrics(copying):
+    with answering(VLLM) as url:
+        alone = replayed(str(copying), "--tokenizer", "tiny", "--batch", "1", "--engine-drafter", url)["runs"][0]
+        survival = tools.stated("plan", "--metrics", url, "--batch", "1")["acceptance"]["survival"]
+    assert [kept / before for kept, before in zip(survival, [1, *survival], strict=False)] == alone["engine_rates"]
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (("0.8,x",), "--engine-drafter: bad acceptance; found '0.8,x'"),
+        (("0.8,0.7", "--gamma", "2"), "options.hybrid.model_tokens (--engine-drafter): nothing is left to draft"),
+        (("0.8", "--trees"), "--engine-drafter: lookup goes on after a chain; found --trees"),
+        (("0.8", "--proposer", "ngram-reference"), "found ngram-reference; expected ngram or retrieval"),
+    ],
+)
+def test_what_no_lookup_goes_on_behind_is_refused(copying, given, message):
+    assert message in invoke(str(copying), "--engine-drafter", *given, code=2).stderr
 
 
 def test_a_policy_that_never_drafts_is_plain_decoding(copying):

@@ -28,6 +28,7 @@ def enumerated_tau(rates: list[float]) -> float:
 @given(st.lists(PROBABILITIES, max_size=6))
 def test_tau_is_the_mean_over_all_outcomes(rates):
     found = by_position(rates)
+    assert by_position(found.rates).survival == pytest.approx(found.survival)
     for gamma in range(len(rates) + 1):
         assert found.tau(gamma) == pytest.approx(enumerated_tau(rates[:gamma]))
         assert found.tokens(gamma) == gamma + 1

@@ -43,7 +43,7 @@ def test_a_real_replay_gives_its_own_tau(tmp_path):
     arguments = ("--workloads", "structured,code_edit", "--limit", "1", "--tokenizer", "tiny", "--gamma", "6")
     result = invoke("replay", *arguments, "--batch", "1,64", "--json", code=0)
     path.write_text(result.stdout)
-    found, first = read_replay(path), json.loads(result.stdout)["runs"][0]
+    (found,), first = read_replay(path), json.loads(result.stdout)["runs"][0]
     assert first["batches"] == [1]
     assert found.tau(6) == pytest.approx(first["pooled"]["tau"])
     assert found.tokens(6) == pytest.approx(1 + first["pooled"]["drafts_per_step"])
@@ -52,7 +52,17 @@ def test_a_real_replay_gives_its_own_tau(tmp_path):
 
 def test_the_smallest_batch_counts(write):
     small, large = run(batches=(1,), rows=((2, 2, 3, 5),)), run(batches=(64,))
-    assert read_replay(write(large, small)).tau(2) == 3
+    (found,) = read_replay(write(large, small))
+    assert found.tau(2) == 3
+
+
+def test_drafts_cost_what_a_model_drafts_of_them(write):
+    rates, rows = [0.5, 0.5], ((4, 4, 5, 1), (4, 0, 1, 1))
+    runs = run("engine (fixed)", engine_rates=rates), run(engine_rates=[]), run("both", rows=rows, engine_rates=rates)
+    found = read_replay(write(*runs))
+    assert [each.tau(4) for each in found] == [2, 2, 3]
+    assert [[each.drafted_by_model(gamma) for gamma in (1, 4)] for each in found] == [[1, 2], [0, 0], [1, 2]]
+    assert read_replay(write(runs[1]))[0].drafted_by_model(4) == 4  # of the only proposer the file does not say
 
 
 @pytest.mark.parametrize(
@@ -60,6 +70,7 @@ def test_the_smallest_batch_counts(write):
     [
         ((run(), run("other (fixed)")), r"found ngram \(fixed\), serving; other \(fixed\), serving"),
         ((run(), run(mode="cold")), "one proposer in one mode"),
+        ((run(engine_rates=[0.5]), run("other (fixed)", engine_rates=[])), "one proposer in one mode"),
         ((), "found no run"),
         ((run(trees=True),), "a plan is for chains; found trees"),
         ((run(rows=((0, 0, 1, 7),)),), "nothing was drafted"),
