@@ -30,16 +30,11 @@ class LookupSettings(BaseModel):
         default=1 << 20,
         ge=0,
         le=1 << 28,
-        description="size of the response memory in tokens, 22.5 bytes each; the oldest go first; 0 disables it",
+        description="size of the response memory in tokens, 13.25 bytes each; the oldest go first; 0 disables it",
     )
     memory_scope: Literal["isolated", "server"] = Field(
         default="isolated",
         description="responses that a request drafts from: those of its own isolation key, or all on this server",
-    )
-    memory_forget: Literal["weights", "flush", "never"] = Field(
-        default="weights",
-        description="when the response memory is cleared: with new weights and a flushed cache, only with a flushed "
-        "cache, or never",
     )
     threads: int = Field(
         default=0,

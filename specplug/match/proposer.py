@@ -16,14 +16,10 @@ from specplug.match.options import LookupSettings
 from specplug.types.batch import EngineBatch
 from specplug.types.draft import Draft
 from specplug.types.host_step import HostStep
-from specplug.types.request import BEGINS, EngineEvent, EngineEventKind, Event, Lifecycle, Request, RequestEvent
+from specplug.types.request import BEGINS, EngineEvent, Event, Lifecycle, Request, RequestEvent
 
-_FORGETS: dict[str, tuple[EngineEventKind, ...]] = {
-    "weights": ("cache flushed", "weights changed"),
-    "flush": ("cache flushed",),
-    "never": (),
-}
-"""Events that clear the response memory, by `memory_forget`: the default is for responses that new weights outdate."""
+_FORGETS = ("cache flushed", "weights changed")
+"""Events that clear the response memory, because responses of old weights do not predict those of new ones."""
 
 
 ENGINE_SOURCE = "engine"
@@ -46,8 +42,6 @@ class LookupProposer(Proposer):
 
     Requests that run at the same time on one prompt, or name one `group`, are siblings within their isolation key: each
     also drafts from what the others have emitted, as the samples of one prompt do in rollouts (Seer, arXiv 2511.14617).
-    Their stored responses are searched by themselves, too, and have hit rates of their own: with `memory_forget` set to
-    "never", rollouts of one epoch draft from the last one's answers to the same prompt (DAS, arXiv 2511.13841).
 
     References precede a request's own text; together they may take as many tokens as the longest context.
     """
@@ -57,7 +51,7 @@ class LookupProposer(Proposer):
     def __init__(self, context: PluginContext) -> None:
         """Reserve memory, for `context.max_slots` texts of twice the longest context."""
         settings: LookupSettings = context.options or LookupSettings()
-        self._is_shared, self._forgets = settings.memory_scope == "server", _FORGETS[settings.memory_forget]
+        self._is_shared = settings.memory_scope == "server"
         self._trees, self._max_length = context.caps.trees, context.max_length
         draft_length, capacity = max(1, context.caps.max_draft_length), 2 * max(1, context.max_length)
         threads = settings.threads or default_threads(context.caps.tensor_parallel_size)
@@ -121,7 +115,7 @@ class LookupProposer(Proposer):
     def on_event(self, event: Event) -> None:
         """Begin texts, and store responses."""
         if isinstance(event, EngineEvent):
-            if event.kind in self._forgets:
+            if event.kind in _FORGETS:
                 self.lookup.clear_responses()
             return
         if event.kind in BEGINS:

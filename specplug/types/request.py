@@ -71,7 +71,7 @@ class RequestOptions:
         verifier: name of the server's verifier, if the request enables it; a lossy one runs only for such requests.
         acceptance_threshold: threshold of a lossy verifier, in (0, 1]; None leaves it to the verifier's settings.
         store: true if the finished response may enter a response memory.
-        group: name of a group whose requests draft first from each other's answers; None: those on the same prompt do.
+        group: name of a group whose requests draft from each other while they run; None: those on the same prompt do.
         corpora: names of stored corpora to draft from first.
         documents: stored documents that the answer is likely to copy from.  `documents` and `corpora` hold only names,
             without duplicates and in the order given; a name that the store does not have is not an error.

@@ -29,44 +29,38 @@ class Both:
         self.fast, self.cap = Responses(capacity, cap), cap
         self.plain = Memory(self.fast.capacity)
 
-    def add(self, owner: int, context: list[int], response: list[int], group: int = 0) -> None:
-        self.fast.add(owner, np.array(context, np.int32), np.array(response, np.int32), group)
-        self.plain.add(owner, context[-self.cap :], response, group)
+    def add(self, owner: int, context: list[int], response: list[int]) -> None:
+        self.fast.add(owner, np.array(context, np.int32), np.array(response, np.int32))
+        self.plain.add(owner, context[-self.cap :], response)
 
-    def found(self, owner: int, context: list[int], *, in_group: bool = False) -> Found:
-        """Return what the memory finds of an owner, or of a group, and check that it is what the reference finds."""
+    def found(self, owner: int, context: list[int]) -> Found:
+        """Return what the memory finds, and check that it is what the reference finds."""
         memory, size = self.fast, self.fast.capacity
-        tree = (memory.groups, memory._group_heads, memory.group_children)
-        owners, heads, children = tree if in_group else (memory.owners, memory._heads, memory.children)
-        plain_owners = self.plain.groups if in_group else self.plain.owners
         places, lengths = np.zeros(MOST_CANDIDATES, np.int32), np.zeros(MOST_CANDIDATES, np.int32)
         end = int(memory._ends[0])
         assert end == self.plain.end
         n = search(
-            memory.text, size - 1, max(end + 1 - size, 0), owners, heads, children, owner,
+            memory.text, size - 1, max(end + 1 - size, 0), memory.owners, memory._heads, memory.children, owner,
             np.array(context, np.int32), len(context), self.cap, places, lengths,
         ) if end else 0  # fmt: skip
         got: Found = list(zip(places[:n].tolist(), lengths[:n].tolist(), strict=True))
         key = key_of(context, len(context), self.cap)
-        places_of_owner = self.plain.places_of(plain_owners, owner, self.cap)
+        places_of_owner = self.plain.places_of(owner, self.cap)
         want = kept(candidates(self.plain.text, places_of_owner, key, self.cap), MOST_CANDIDATES)
         assert got == [tuple(candidate) for candidate in want]
-        assert all(plain_owners[place] == owner for place, _ in got)
+        assert all(self.plain.owners[place] == owner for place, _ in got)
         assert [int(memory.text[place & (size - 1)]) for place, _ in got] == [self.plain.text[p] for p, _ in got]
         return got
 
 
 def crowd(memory: Responses) -> None:
-    """Let all keys of all owners share one tree, and those of all groups."""
-    memory._heads, memory._group_heads = memory._heads[:1], memory._group_heads[:1]
+    """Let all keys of all owners share one tree."""
+    memory._heads = memory._heads[:1]
     memory.record = record(
         text=memory.text,
         children=memory.children,
         heads=memory._heads,
         owners=memory.owners,
-        group_children=memory.group_children,
-        group_heads=memory._group_heads,
-        groups=memory.groups,
         ends=memory._ends,
         **{name: np.zeros(MOST_CANDIDATES, np.int32) for name in ("places", "match_lengths")},
         budget=np.zeros(1, np.int64),
@@ -99,11 +93,10 @@ def play(rng: random.Random, both: Both, alphabet: int, *, in_one_tree: bool) ->
         for place in rng.sample(range(len(fresh)), len(fresh) // 16):
             fresh[place] = NO_TEXT
         tokens.append((fresh if rng.random() < 0.5 else [*song, *fresh])[-700:])
-        both.add(rng.randrange(1, 4), song[: rng.randrange(9)], tokens[-1], rng.randrange(4))
+        both.add(rng.randrange(1, 4), song[: rng.randrange(9)], tokens[-1])
         for owner in (1, 2, 3, 4):
             context = (rng.choice(tokens[-9:]))[: rng.randrange(1, 99)]
             both.found(owner, context)
-            both.found(owner, context, in_group=True)
         ends.append(both.plain.end)
         if rng.random() < 0.02:
             both.fast.clear()

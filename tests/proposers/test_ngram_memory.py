@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from specplug.types.request import EngineEventKind, Lifecycle, RequestOptions
+from specplug.types.request import EngineEventKind, Lifecycle
 from tests.proposers.ngram_tools import (
     BEGIN,
     PROMPT,
@@ -84,28 +84,15 @@ def test_no_memory_keeps_nothing(make: Make) -> None:
     assert not remembers(driver, isolation_key="first")
 
 
-@pytest.mark.parametrize(
-    ("options", "event", "forgotten"),
-    [
-        ({}, "cache flushed", True),
-        ({}, "weights changed", True),
-        ({"memory_forget": "weights"}, "weights changed", True),
-        ({"memory_forget": "flush"}, "cache flushed", True),
-        ({"memory_forget": "flush"}, "weights changed", False),
-        ({"memory_forget": "never"}, "cache flushed", False),
-        ({"memory_forget": "never"}, "weights changed", False),
-    ],
-)
-def test_responses_are_forgotten_with_the_events_that_the_settings_say(
-    make: Make, options: dict[str, Any], event: EngineEventKind, forgotten: bool
-) -> None:
-    driver = make(**options)
+@pytest.mark.parametrize("event", ["cache flushed", "weights changed"])
+def test_responses_are_forgotten_with_the_cache_and_with_the_weights(make: Make, event: EngineEventKind) -> None:
+    driver = make()
     serve(driver)
     driver.announce("sleep")
     driver.announce("wake")
     assert remembers(driver)
     driver.announce(event)
-    assert remembers(driver) is not forgotten
+    assert not remembers(driver)
     serve(driver)
     assert remembers(driver), "and fills again"
 
@@ -124,40 +111,6 @@ def test_a_late_end_of_a_slots_last_request_is_nothing_to_the_next(make: Make) -
     driver.leave("new")
     assert remembers(driver)
     assert ask(driver, [50]).token_ids == ()
-
-
-# -- groups ------------------------------------------------------------------------------------------------------------
-
-ENDING = range(100, 108)  # of all prompts, and as long as what is remembered of them
-OLDER, NEWER = [*BEGIN, 31, 32, 33], [*BEGIN, 41, 42, 43]
-
-
-@pytest.mark.parametrize("groups", [(None, None), ("older", "newer")], ids=["by prompt", "named"])
-def test_the_answers_of_a_requests_own_group_come_first(make: Make, groups: tuple[str | None, str | None]) -> None:
-    driver = make(memory_forget="never")
-    prompts = ([80, *ENDING], [81, *ENDING])
-    for prompt, group, answer in zip(prompts, groups, (OLDER, NEWER), strict=True):
-        serve(driver, answer, prompt=prompt, options=RequestOptions(group=group))
-    driver.announce("weights changed")
-    of_requests = prompts if groups[0] is None else ([82, *ENDING], [82, *ENDING])
-    for prompt, group, answer in zip(of_requests, groups, (OLDER, NEWER), strict=True):
-        driver.start("requested", [*prompt], isolation_key="us", options=RequestOptions(group=group))
-        driver.step(4)
-        driver.extend("requested", BEGIN)
-        assert list(driver.step(3).by_request()["requested"].token_ids) == answer[3:]
-        driver.leave("requested", None)
-
-
-@pytest.mark.parametrize("key", ["them", ""])
-def test_a_group_of_the_same_name_under_another_isolation_key_is_another(make: Make, key: str) -> None:
-    driver = make()
-    serve(driver, options=RequestOptions(group="one"))
-    for prompt in (PROMPT, [80]):
-        driver.start("requested", prompt, isolation_key=key, options=RequestOptions(group="one"))
-        driver.step(4)
-        driver.extend("requested", BEGIN)
-        assert driver.step(8).by_request()["requested"].token_ids == ()
-        driver.leave("requested", None)
 
 
 # -- references and barriers -------------------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ from typing import Any
 from numba import carray  # type: ignore[attr-defined]
 
 from specplug.match.cpu.compiled import compiled
-from specplug.match.cpu.evidence import ALIGNED, CORPUS, FROM, NAMED, NEAR, OF_GROUP, OWN, RESPONSE
+from specplug.match.cpu.evidence import ALIGNED, CORPUS, FROM, NAMED, NEAR, OWN, RESPONSE
 from specplug.match.cpu.intrinsics import int64_at
 from specplug.match.cpu.recency import owner_of, search
 from specplug.match.cpu.rows import MOST_SIBLINGS
@@ -68,9 +68,9 @@ def align(state: Any, slot: int, count: int, source: int) -> int:
     rows.anchors[slot, source] = place
     seen = False
     for k in range(count):
-        if workspace.kind[0, k] & FROM == source and abs(workspace.at[0, k] - place) < WINDOW:
+        if workspace.kind[0, k] == source and abs(workspace.at[0, k] - place) < WINDOW:
             seen = seen or workspace.at[0, k] == place
-            workspace.kind[0, k] += NEAR
+            workspace.kind[0, k] = source + NEAR
     if not seen and int(found > 0) >= state.min_n:
         count = put(workspace, 0, count, place, int(found > 0), source + ALIGNED)
     return count
@@ -205,37 +205,19 @@ def gather_anew(state: Any, slot: int, node: int, depth: int) -> int:
 
 @compiled
 def _put_responses(state: Any, slot: int, node: int, count: int, context: Any, end: int) -> int:
-    """Add the candidates in responses of the slot's group, then others of its owner, for `end` tokens of `context`."""
-    memory, workspace, owner, group = state.memory, state.workspace, state.rows.owners[slot], state.rows.groups[slot]
+    """Add the responses' candidates for the `end` tokens of `context`."""
+    memory, workspace, owner = state.memory, state.workspace, state.rows.owners[slot]
     if owner == 0 or memory.ends[0] == 0:
         return count
-    if group > 0:
-        found = _search_responses(state, memory.groups, memory.group_heads, memory.group_children, group, context, end)
-        for k in range(found):
-            if workspace.lengths[k] >= state.min_n:
-                kind = RESPONSE + OF_GROUP
-                count = put(workspace, node, count, workspace.places[k], workspace.lengths[k], kind)
-    found = _search_responses(state, memory.owners, memory.heads, memory.children, owner, context, end)
-    for k in range(found):
-        is_new = group == 0 or owner_of(memory.groups, memory.text.size - 1, workspace.places[k]) != group
-        if is_new and workspace.lengths[k] >= state.min_n:
-            count = put(workspace, node, count, workspace.places[k], workspace.lengths[k], RESPONSE)
-    return count
-
-
-@compiled
-def _search_responses(state: Any, owners: Any, heads: Any, children: Any, owner: int, context: Any, end: int) -> int:
-    """Run `search` in one of the two trees over the responses."""
-    memory, workspace = state.memory, state.workspace
     size = memory.text.size
     oldest = max(memory.ends[0] + 1 - size, 0)
-    return search(  # type: ignore[no-any-return]
+    found = search(
         memory.text,
         size - 1,
         oldest,
-        owners,
-        heads,
-        children,
+        memory.owners,
+        memory.heads,
+        memory.children,
         owner,
         context,
         end,
@@ -243,6 +225,10 @@ def _search_responses(state: Any, owners: Any, heads: Any, children: Any, owner:
         workspace.places,
         workspace.lengths,
     )
+    for k in range(found):
+        if workspace.lengths[k] >= state.min_n:
+            count = put(workspace, node, count, workspace.places[k], workspace.lengths[k], RESPONSE)
+    return count
 
 
 @compiled

@@ -15,7 +15,6 @@ from specplug.match.cpu.engine_draft import (
 )
 from specplug.match.cpu.evidence import (
     FROM,
-    FROM_GROUP,
     NEAR,
     OWN,
     RESPONSE,
@@ -23,7 +22,7 @@ from specplug.match.cpu.evidence import (
     context_key,
     evidence_key,
     prefetch_counts,
-    source_bits,
+    source_bit,
     token_key,
     vote_key,
 )
@@ -51,7 +50,7 @@ def _remember_candidate_votes(state: Any, slot: int, count: int) -> None:
 def _consider(state: Any, slot: int, entry: int, parent: int, t: int, share: float, last: int) -> float:
     """Record token `t` of the workspace as considered, and return its confidence."""
     rows, workspace = state.rows, state.workspace
-    length, owner = workspace.longest[t], _learner(rows, slot, workspace.sources[t])
+    length, owner = workspace.longest[t], rows.owners[slot]
     evidence = evidence_key(
         length, share, workspace.support[t], rows.hit_rate[slot], workspace.sources[t], workspace.near[t]
     )
@@ -59,12 +58,6 @@ def _consider(state: Any, slot: int, entry: int, parent: int, t: int, share: flo
     rows.tokens[slot, entry], rows.parents[slot, entry] = workspace.token[t], parent
     rows.evidence[slot, entry], rows.contexts[slot, entry], rows.token_keys[slot, entry] = evidence, context, token
     return confidence(state.tables, evidence, context, token)
-
-
-@compiled
-def _learner(rows: Any, slot: int, sources: int) -> int:
-    """Return whose hit rates a token has: those of the slot's group if its responses predict it, else the owner's."""
-    return rows.groups[slot] if sources & FROM_GROUP else rows.owners[slot]  # type: ignore[no-any-return]
 
 
 @compiled
@@ -178,8 +171,7 @@ def _copy_on(
         workspace.drafted,
     )
     kind, at, length = workspace.kind[0, 0], workspace.at[0, 0], workspace.length[0, 0]
-    hit_rate, joined, near = rows.hit_rate[slot], source_bits(kind), int(kind >= NEAR)
-    owner = _learner(rows, slot, joined)
+    owner, hit_rate, joined, near = rows.owners[slot], rows.hit_rate[slot], source_bit(kind), int(kind >= NEAR)
     source, start = kind & FROM, state.starts[slot]
     stop = n if source == OWN else (end if source == RESPONSE else 0)
     last, min_survival = copied[drafted - 1], state.min_survival

@@ -27,24 +27,15 @@ from specplug.match.cpu.records import record
 Table = npt.NDArray[np.float32]
 
 OWN, RESPONSE, CORPUS, NAMED = 0, 1, 2, 3
-"""Source of a candidate; NAMED is a corpus that the request names.
-
-Its kind adds `OF_GROUP` to the source, and `NEAR` or `ALIGNED`.
-"""
+"""Source of a candidate; NAMED is a corpus that the request names.  Its kind adds `NEAR` or `ALIGNED` to the source."""
 
 FROM = 3
 """Mask of the source: `kind & FROM` is a candidate's source."""
 
-OF_GROUP = 4
-"""In a response of the request's own group."""
-
-FROM_GROUP = 8
-"""Bit of such responses among the sources of a token."""
-
-NEAR, ALIGNED = 8, 16
+NEAR, ALIGNED = 4, 8
 """Near the place that the text last followed; and exactly that place, whatever matches."""
 
-KINDS, LENGTHS, SHARES, SUPPORTS, HIT_RATES, SOURCES = 24, 14, 9, 3, 3, 16
+KINDS, LENGTHS, SHARES, SUPPORTS, HIT_RATES, SOURCES = 12, 14, 9, 3, 3, 8
 HASHES, COARSE = 16384, 6
 
 MOST_TRIES = 4000.0
@@ -105,9 +96,9 @@ def share_class(share: float) -> int:
 
 
 @compiled
-def source_bits(kind: int) -> int:
-    """Return the bits of a candidate's source: 1 own text, 2 responses, 4 corpora; and `FROM_GROUP`."""
-    return (1 << min(kind & FROM, CORPUS)) | (FROM_GROUP if kind & OF_GROUP else 0)
+def source_bit(kind: int) -> int:
+    """Return the bit of a candidate's source: 1 own text, 2 responses, 4 corpora."""
+    return 1 << min(kind & FROM, CORPUS)
 
 
 @compiled
@@ -125,7 +116,7 @@ def evidence_key(length: int, share: float, support: int, hit_rate: float, sourc
         share: its share of all votes.
         support: number of candidates that predict it.
         hit_rate: recent rate at which the first token of the row's drafts was right, 0 to 1.
-        sources: bits of the candidates' sources, see `source_bits`.
+        sources: bits of the candidates' sources, see `source_bit`.
         near: 1 if one of the candidates is near, or at, the place that the text last followed.
     """
     supported = 0 if support == 1 else (1 if support <= 3 else 2)

@@ -176,7 +176,7 @@ class Lookup:
         return self.texts.text[slot, self._starts[slot] : self.texts.lengths[slot]]
 
     def join(self, slot: int, group: str, prompt_length: int) -> None:
-        """Let a slot draft from the group's responses, and from the outputs of others in it until `leave`.
+        """Let a slot and the others of a group draft from each other's outputs, until `leave` or another text.
 
         Args:
             slot: the slot; its text so far is ingested, and all of it comes from the thread that steps or from before.
@@ -186,7 +186,7 @@ class Lookup:
         members = self._groups.setdefault(group, [])
         shared = int(self._starts[slot]) + prompt_length
         self.rows.join(slot, members[0] if members else slot, shared, self.responses.flag)
-        self._group_of[slot], self.rows.groups[slot] = group, self.responses.owner(f"group:{group}")
+        self._group_of[slot] = group
         members.append(slot)
 
     def leave(self, slot: int) -> None:
@@ -303,13 +303,13 @@ class Lookup:
         ingest_at(own, arguments.address)
 
     def remember(self, slot: int, owner: str, begin: int, end: int) -> None:
-        """Store tokens `begin` to `end` of a slot's own text as a response of `owner` and of the slot's group."""
+        """Store tokens `begin` to `end` of a slot's own text as a response of `owner`."""
         text, start = self.texts.text[slot], int(self._starts[slot])
         end = min(end, int(self.texts.lengths[slot]) - start)
         if self._settings.memory_tokens and end - begin > 1:
             context = text[start + max(0, begin - RESPONSE_CONTEXT) : start + begin]
             response, number = text[start + begin : start + end], self.responses.owner(owner)
-            self.responses.add(number, context, response, int(self.rows.groups[slot]))
+            self.responses.add(number, context, response)
 
     def clear_responses(self) -> None:
         """Remove all responses."""

@@ -1,8 +1,4 @@
-"""The response memory: a bounded store of finished responses, separated by owner; the oldest are dropped first.
-
-A response also belongs to a group, which is numbered as an owner is: requests on one prompt, for example.  The answers
-of one group are found among themselves, whatever the owner's newer responses to other prompts are.
-"""
+"""The response memory: a bounded store of finished responses, separated by owner; the oldest are dropped first."""
 
 from __future__ import annotations
 
@@ -12,7 +8,7 @@ import numpy as np
 
 from specplug.match.cpu.compiled import compiled
 from specplug.match.cpu.locks import make_flag, release, take
-from specplug.match.cpu.recency import GRANULE, allow_visits, insert, owner_of
+from specplug.match.cpu.recency import GRANULE, allow_visits, insert
 from specplug.match.cpu.records import record
 from specplug.match.cpu.texts import MOST_CANDIDATES, NO_TEXT, Tokens
 
@@ -27,15 +23,15 @@ FEW_OWNERS = 1 << 12
 
 
 class Responses:
-    """A ring of C tokens with two recency trees over it: one separates its texts by owner, the other by group.
+    """A ring of C tokens with one recency tree over it, whose texts are separated by owner.
 
-    A token takes 4 bytes, and in each tree 8, 1 for its share of the roots and 1/4 for the owner's or group's number.
+    A token takes 12 bytes, 1 for its share of the roots and 1/4 for the owner's number.
 
     Attributes:
         capacity: C, a power of two; the newest C tokens are kept.
         text: [C] int32, token i at i modulo C.
-        children, group_children: [2 C] int32, see `recency`.
-        owners, groups: [C / `GRANULE`] int32.
+        children: [2 C] int32, see `recency`.
+        owners: [C / `GRANULE`] int32.
         flag: guards all of it, see `specplug.match.cpu.locks`.
         record: the record that kernels take.
     """
@@ -48,19 +44,15 @@ class Responses:
         self.capacity, self._cap = size, cap
         self._owners: dict[str, int] = {}
         self._given, self._most_owners = 0, FEW_OWNERS
-        self.text, self._ends = np.full(size, NO_TEXT, np.int32), np.zeros(1, np.int64)
-        self.owners, self.groups = np.zeros((2, size // GRANULE), np.int32)
-        self.children, self.group_children = np.zeros((2, 2 * size), np.int32)
-        self._heads, self._group_heads = np.zeros((2, size // 4), np.int32)
+        self.text, self.owners = np.full(size, NO_TEXT, np.int32), np.zeros(size // GRANULE, np.int32)
+        self.children = np.zeros(2 * size, np.int32)
+        self._heads, self._ends = np.zeros(size // 4, np.int32), np.zeros(1, np.int64)
         self.flag = make_flag()
         self.record = record(
             text=self.text,
             children=self.children,
             heads=self._heads,
             owners=self.owners,
-            group_children=self.group_children,
-            group_heads=self._group_heads,
-            groups=self.groups,
             ends=self._ends,
             places=np.zeros(MOST_CANDIDATES, np.int32),
             match_lengths=np.zeros(MOST_CANDIDATES, np.int32),
@@ -83,24 +75,23 @@ class Responses:
 
     def _forget_owners(self) -> None:
         """Keep only owners of a granule; the next check is due when there are twice as many."""
-        owning = {*np.unique(self.owners).tolist(), *np.unique(self.groups).tolist()}
+        owning = set(np.unique(self.owners).tolist())
         self._owners = {key: number for key, number in self._owners.items() if number in owning}
         self._most_owners = max(FEW_OWNERS, 2 * len(self._owners))
 
-    def add(self, owner: int, context: Tokens, response: Tokens, group: int = 0) -> None:
+    def add(self, owner: int, context: Tokens, response: Tokens) -> None:
         """Store a response, in pieces, for each of which the flag is taken.
 
         Args:
             owner: its owner.
             context: [n] int32, the text before it, which is matched but never drafted.
             response: [m] int32; if it is longer than half the memory, only its end is kept.
-            group: its group, 0 for none.
         """
         response = response[-(self.capacity // 2) :]
         text = np.concatenate((context[-self._cap :], response))
         if self._ends[0] + self.capacity > MOST_PLACES:
             self.clear()
-        stop = append(self.record, owner, group, text, len(response))
+        stop = append(self.record, owner, text, len(response))
         for first in range(stop - len(response) + 1, stop, PIECE):
             plant(self.record, first, min(first + PIECE, stop), stop, self._cap)
 
@@ -114,13 +105,12 @@ def clear(memory: Any) -> None:
     """Remove all texts."""
     take(memory.flag)
     memory.heads[:] = 0
-    memory.group_heads[:] = 0
     memory.ends[0] = 0
     release(memory.flag)
 
 
 @compiled
-def append(memory: Any, owner: int, group: int, tokens: Any, fresh: int) -> int:
+def append(memory: Any, owner: int, tokens: Any, fresh: int) -> int:
     """Append one text of `tokens` [n] int32, of which the last `fresh` may be drafted; return its end.
 
     It is found from where `plant` adds its places.
@@ -135,10 +125,9 @@ def append(memory: Any, owner: int, group: int, tokens: Any, fresh: int) -> int:
         memory.text[(start + k) & mask] = tokens[k]
     for granule in range(start // GRANULE, stop // GRANULE + 1):
         memory.owners[granule & (memory.owners.size - 1)] = owner
-        memory.groups[granule & (memory.groups.size - 1)] = group
     memory.text[stop & mask] = NO_TEXT
     memory.ends[0] = stop
-    allow_visits(memory.budget, 2 * fresh)
+    allow_visits(memory.budget, fresh)
     release(memory.flag)
     return stop  # type: ignore[no-any-return]
 
@@ -149,25 +138,17 @@ def plant(memory: Any, first: int, last: int, stop: int, cap: int) -> None:
     take(memory.flag)
     mask, oldest = memory.text.size - 1, max(stop + 1 - memory.text.size, 0)
     for place in range(first, last):
-        _insert(memory, memory.owners, memory.heads, memory.children, mask, oldest, place, cap)
-        if owner_of(memory.groups, mask, place) > 0:
-            _insert(memory, memory.groups, memory.group_heads, memory.group_children, mask, oldest, place, cap)
+        insert(
+            memory.text,
+            mask,
+            oldest,
+            memory.owners,
+            memory.heads,
+            memory.children,
+            place,
+            cap,
+            memory.places,
+            memory.match_lengths,
+            memory.budget,
+        )
     release(memory.flag)
-
-
-@compiled
-def _insert(memory: Any, owners: Any, heads: Any, children: Any, mask: int, oldest: int, place: int, cap: int) -> None:
-    """Run `insert` in one of the two trees."""
-    insert(
-        memory.text,
-        mask,
-        oldest,
-        owners,
-        heads,
-        children,
-        place,
-        cap,
-        memory.places,
-        memory.match_lengths,
-        memory.budget,
-    )

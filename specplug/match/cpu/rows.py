@@ -14,8 +14,8 @@ from specplug.match.cpu.locks import release, take
 from specplug.match.cpu.records import Record, record
 from specplug.match.cpu.texts import MOST_CANDIDATES
 
-MOST_CANDIDATE_VOTES = 5 * MOST_CANDIDATES + 3
-"""The most candidates of a row: those of own text, responses (twice), siblings and corpora, and three aligned ones."""
+MOST_CANDIDATE_VOTES = 4 * MOST_CANDIDATES + 3
+"""The most candidates of a row: those of own text, responses, siblings and corpus index, and three aligned ones."""
 
 MOST_SIBLINGS = 15
 """The most siblings whose outputs a row is looked up in: groups may be larger."""
@@ -32,7 +32,6 @@ class SlotStates:
 
     Attributes:
         owners: [S] int32, the owner whose responses the slot may read; 0 for none.
-        groups: [S] int32, the group whose responses the slot drafts from first, numbered as owners; 0 for none.
         hit_rate: [S] float32, recent rate at which the first token of the slot's drafts was right.
         tenants: [S] int32, the tenant whose segments the slot may read; 0 for none.
         named: [S, `MOST_NAMED`] int32, the corpora that its request names, padded with 0.
@@ -53,7 +52,7 @@ class SlotStates:
         def table(*shape: int) -> np.ndarray[tuple[int, ...], np.dtype[np.int32]]:
             return np.zeros((max_slots, *shape), np.int32)
 
-        self.owners, self.groups, self.hit_rate = table(), table(), np.zeros(max_slots, np.float32)
+        self.owners, self.hit_rate = table(), np.zeros(max_slots, np.float32)
         self.tenants, self.named = table(), table(MOST_NAMED)
         self.anchors, self.ages = np.zeros((max_slots, 3), np.int64), table(3)
         self.bounds = np.zeros((max_slots, 2), np.int64)
@@ -65,7 +64,6 @@ class SlotStates:
         considered = ("tokens", "parents", "evidence", "contexts", "token_keys")
         self.record = record(
             owners=self.owners,
-            groups=self.groups,
             hit_rate=self.hit_rate,
             tenants=self.tenants,
             named=self.named,
@@ -88,7 +86,7 @@ class SlotStates:
 
     def clear(self, slot: int, owner: int, tenant: int = 0, named: Sequence[int] = ()) -> None:
         """Begin a new request in a slot."""
-        self.owners[slot], self.groups[slot], self.hit_rate[slot], self.tenants[slot] = owner, 0, 0.5, tenant
+        self.owners[slot], self.hit_rate[slot], self.tenants[slot] = owner, 0.5, tenant
         self.anchors[slot], self.ages[slot], self.drafted_for[slot] = 0, 0, -1
         self.engine_counts[slot] = self.num_engine_ids[slot] = 0
         self.named[slot], self.bounds[slot] = 0, 0

@@ -180,28 +180,23 @@ def prefetch_tree_roots(state: Any, slot: int, tokens: Any) -> None:
 
 @compiled
 def prefetch_response_head(state: Any, slot: int) -> None:
-    """Prefetch the heads of the trees of responses in which a slot's text is looked up."""
-    memory, rows = state.memory, state.rows
-    prefetch(memory.heads, _tree_of_responses(state, slot, rows.owners[slot]))
-    prefetch(memory.group_heads, _tree_of_responses(state, slot, rows.groups[slot]))
+    """Prefetch the head of the tree of responses in which a slot's text is looked up."""
+    memory = state.memory
+    prefetch(memory.heads, _tree_of_responses(state, slot))
 
 
 @compiled
 def prefetch_response_root(state: Any, slot: int) -> None:
-    """Prefetch the roots of those trees."""
-    memory, rows = state.memory, state.rows
-    root, mask = memory.heads[_tree_of_responses(state, slot, rows.owners[slot])], memory.text.size - 1
+    """Prefetch the root of that tree."""
+    memory = state.memory
+    root, mask = memory.heads[_tree_of_responses(state, slot)], memory.text.size - 1
     prefetch(memory.children, 2 * (root & mask))
     prefetch(memory.text, (root - 1) & mask)
     prefetch(memory.owners, ((root - 1) & mask) // GRANULE)
-    root = memory.group_heads[_tree_of_responses(state, slot, rows.groups[slot])]
-    prefetch(memory.group_children, 2 * (root & mask))
-    prefetch(memory.text, (root - 1) & mask)
-    prefetch(memory.groups, ((root - 1) & mask) // GRANULE)
 
 
 @compiled
-def _tree_of_responses(state: Any, slot: int, owner: int) -> int:
+def _tree_of_responses(state: Any, slot: int) -> int:
     texts, memory = state.texts, state.memory
     last = texts.text[slot, max(texts.lengths[slot] - 1, 0)]
-    return bucket(last, owner, memory.heads.size)
+    return bucket(last, state.rows.owners[slot], memory.heads.size)

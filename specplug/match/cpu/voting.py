@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from specplug.match.cpu.compiled import compiled
-from specplug.match.cpu.evidence import CORPUS, FROM, NEAR, OWN, RESPONSE, length_class, odds, source_bits, vote_key
+from specplug.match.cpu.evidence import CORPUS, FROM, NEAR, OWN, RESPONSE, length_class, odds, source_bit, vote_key
 from specplug.match.cpu.searching import token_after
 
 OF_SIBLING = 1 << 40
@@ -87,7 +87,7 @@ def vote(state: Any, slot: int, node: int, count: int) -> int:
         if kind & FROM == OWN and (length > longest[t] or sources[t] & 1 == 0):
             origin[t] = at
         longest[t] = max(longest[t], length)
-        sources[t] |= source_bits(kind)
+        sources[t] |= source_bit(kind)
     return tokens
 
 

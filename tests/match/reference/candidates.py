@@ -15,7 +15,7 @@ from tests.match.reference.recency import candidates, kept, key_of
 from tests.match.reference.responses import Memory
 
 OWN, RESPONSE, CORPUS, NAMED = 0, 1, 2, 3
-OF_GROUP, NEAR, ALIGNED = 4, 8, 16
+NEAR, ALIGNED = 4, 8
 
 
 class Voter(NamedTuple):
@@ -34,7 +34,6 @@ class Row:
     text: list[int]
     start: int
     owner: int
-    group: int = 0
     tenant: str | None = None
     named: Sequence[str] = ()
     fits: bool = True
@@ -85,17 +84,9 @@ class Gathering:
             found = [(OWN, *candidate) for candidate in kept(own, MOST_CANDIDATES)]
         if row.owner and self.memory.end:
             context = key_of(text, len(text), cap)
-            for kind, owner, owners in (
-                (RESPONSE + OF_GROUP, row.group, self.memory.groups),
-                (RESPONSE, row.owner, self.memory.owners),
-            ):
-                places = self.memory.places_of(owners, owner, cap) if owner else []
-                remembered = kept(candidates(self.memory.text, places, context, cap), MOST_CANDIDATES)
-                found += [
-                    (kind, *it)
-                    for it in remembered
-                    if kind & OF_GROUP or not row.group or self.memory.groups[it.place - 1] != row.group
-                ]
+            places = self.memory.places_of(row.owner, cap)
+            remembered = candidates(self.memory.text, places, context, cap)
+            found += [(RESPONSE, *candidate) for candidate in kept(remembered, MOST_CANDIDATES)]
         return [Voter(place, length, kind) for kind, place, length in found if length >= self.settings.min_n]
 
     def _siblings(self, row: Row, drafted: list[int]) -> list[Voter]:
@@ -138,7 +129,7 @@ class Gathering:
         if not after and anchor not in readable:
             return voters
         row.anchors[source] = place = after[0] if after else anchor
-        near = [v.kind & 3 == source and abs(v.at - place) < WINDOW for v in voters]
+        near = [v.kind == source and abs(v.at - place) < WINDOW for v in voters]
         return self._with_aligned(voters, near, Voter(place, int(bool(after)), source + ALIGNED))
 
     def _align_corpus(self, row: Row, voters: list[Voter]) -> list[Voter]:

@@ -69,7 +69,7 @@ class Learnt:
             (predictions.hit_rate >= 0.25) + (predictions.hit_rate >= 0.6),
         )
         evidence = int(
-            np.ravel_multi_index((size, shares, supports, hit_levels, sources, int(near)), (14, 9, 3, 3, 16, 2))
+            np.ravel_multi_index((size, shares, supports, hit_levels, sources, int(near)), (14, 9, 3, 3, 8, 2))
         )
         context = 3 * (_hash(last, owner) * 6 + min(size // 2, 5)) + (share > 0.3) + (share > 0.85)
         key = 2 * _hash(token, owner) + (share > 0.7)

@@ -18,7 +18,7 @@ from specplug.match.cpu.recency import GRANULE
 from specplug.match.cpu.rows import MOST_SIBLINGS
 from specplug.match.cpu.texts import NO_TEXT
 from specplug.match.options import LookupSettings
-from tests.match.reference.candidates import CORPUS, NEAR, OF_GROUP, OWN, Gathering, Row, Voter
+from tests.match.reference.candidates import CORPUS, NEAR, OWN, Gathering, Row, Voter
 from tests.match.reference.corpus_index import ReferenceCorpusIndex
 from tests.match.reference.learning import Considered, EngineRecord, Learnt
 from tests.match.reference.responses import Memory
@@ -113,7 +113,7 @@ class ReferenceLookup:
         if text:
             text[-1] = NO_TEXT
         named = [name for name in corpora if (tenant, name) in self.loaded]
-        self.rows[slot] = Row(text, len(text), 0 if owner is None else self._owner(owner), named=named)
+        self.rows[slot] = Row(text, len(text), 0 if owner is None else self._owner(owner), tenant, named)
         self.rows[slot].tenant = tenant if any(tenant == name for name, _ in self.loaded) else None
 
     def join(self, slot: int, group: str, prompt_length: int) -> None:
@@ -121,7 +121,6 @@ class ReferenceLookup:
         ring = self.rings.setdefault(group, [])
         ring.insert(0, slot)
         self.rows[slot].shared = self.rows[slot].start + prompt_length
-        self.rows[slot].group = self._owner(f"group:{group}")
 
     def leave(self, slot: int) -> None:
         """Take a slot out of its group, if it is in one."""
@@ -140,9 +139,7 @@ class ReferenceLookup:
         end = min(end, len(own))
         if self.settings.memory_tokens and end - begin > 1:
             most = min(RESPONSE_CONTEXT, self.settings.max_n)
-            self.memory.add(
-                self._owner(owner), own[max(0, begin - most) : begin], own[begin:end], self.rows[slot].group
-            )
+            self.memory.add(self._owner(owner), own[max(0, begin - most) : begin], own[begin:end])
 
     def _owner(self, name: str) -> int:
         if name not in self.names:
@@ -229,7 +226,7 @@ class ReferenceLookup:
                 score=prediction.score + weight,
                 longest=max(prediction.longest, voter.length),
                 support=prediction.support + 1,
-                sources=prediction.sources | 1 << min(source, 2) | 2 * (voter.kind & OF_GROUP),
+                sources=prediction.sources | 1 << min(source, 2),
                 near=prediction.near or voter.kind >= NEAR,
             )
         return list(predictions.values())
@@ -243,8 +240,7 @@ class ReferenceLookup:
             total += other.score
         last = (row.text + drafted)[-1]
         signs = (prediction.longest, prediction.score / total, prediction.support, prediction.sources, prediction.near)
-        owner = row.group if prediction.sources & 8 else row.owner
-        return self.learnt.consider(row.predictions, prediction.token, parent, last, owner, signs)
+        return self.learnt.consider(row.predictions, prediction.token, parent, last, row.owner, signs)
 
     def _source(self, row: Row, prediction: Prediction) -> int:
         if prediction.sources & 1 == 0:

@@ -17,7 +17,6 @@ class Memory:
     size: int
     text: list[int] = field(default_factory=lambda: [NO_TEXT] * GRANULE)
     owners: list[int] = field(default_factory=lambda: [0] * GRANULE)
-    groups: list[int] = field(default_factory=lambda: [0] * GRANULE)
     places: list[int] = field(default_factory=list)
 
     @property
@@ -25,24 +24,21 @@ class Memory:
         """The first place after all responses; 0 for none."""
         return len(self.text) if len(self.text) > GRANULE else 0
 
-    def add(self, owner: int, context: Sequence[int], response: Sequence[int], group: int = 0) -> None:
+    def add(self, owner: int, context: Sequence[int], response: Sequence[int]) -> None:
         """Append a response after its context, whose places are not drafted from."""
         response = response[-(self.size // 2) :]
         if self.end + self.size > MOST_PLACES:
-            self.text, self.places = [NO_TEXT] * GRANULE, []
-            self.owners, self.groups = [0] * GRANULE, [0] * GRANULE
+            self.text, self.owners, self.places = [NO_TEXT] * GRANULE, [0] * GRANULE, []
         if self.end:
             gap = GRANULE - len(self.text) % GRANULE
             self.text += [NO_TEXT] * gap
             self.owners += [self.owners[-1]] * gap
-            self.groups += [self.groups[-1]] * gap
         self.text += [*context, *response]
         self.owners += [owner] * (len(context) + len(response))
-        self.groups += [group] * (len(context) + len(response))
         self.places += range(len(self.text) - len(response) + 1, len(self.text))
 
-    def places_of(self, owners: Sequence[int], owner: int, cap: int) -> list[int]:
-        """Return the places in texts of an owner that are not forgotten; by `groups` as `owners`, those of a group."""
+    def places_of(self, owner: int, cap: int) -> list[int]:
+        """Return the places in texts of an owner that are not forgotten."""
         oldest = self.end + 1 - self.size
         first = oldest + max(cap, GRANULE) if oldest > 0 else 0
-        return [place for place in self.places if place > first and owners[place - 1] == owner]
+        return [place for place in self.places if place > first and self.owners[place - 1] == owner]
