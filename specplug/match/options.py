@@ -36,6 +36,11 @@ class LookupSettings(BaseModel):
         default="isolated",
         description="responses that a request drafts from: those of its own isolation key, or all on this server",
     )
+    memory_forget: Literal["weights", "flush", "never"] = Field(
+        default="weights",
+        description="when the response memory is cleared: with new weights and a flushed cache, only with a flushed "
+        "cache, or never",
+    )
     threads: int = Field(
         default=0,
         ge=0,

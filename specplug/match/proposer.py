@@ -16,10 +16,14 @@ from specplug.match.options import LookupSettings
 from specplug.types.batch import EngineBatch
 from specplug.types.draft import Draft
 from specplug.types.host_step import HostStep
-from specplug.types.request import BEGINS, EngineEvent, Event, Lifecycle, Request, RequestEvent
+from specplug.types.request import BEGINS, EngineEvent, EngineEventKind, Event, Lifecycle, Request, RequestEvent
 
-_FORGETS = ("cache flushed", "weights changed")
-"""Events that clear the response memory, because responses of old weights do not predict those of new ones."""
+_FORGETS: dict[str, tuple[EngineEventKind, ...]] = {
+    "weights": ("cache flushed", "weights changed"),
+    "flush": ("cache flushed",),
+    "never": (),
+}
+"""Events that clear the response memory, by `memory_forget`: the default is for responses that new weights outdate."""
 
 
 ENGINE_SOURCE = "engine"
@@ -51,7 +55,7 @@ class LookupProposer(Proposer):
     def __init__(self, context: PluginContext) -> None:
         """Reserve memory, for `context.max_slots` texts of twice the longest context."""
         settings: LookupSettings = context.options or LookupSettings()
-        self._is_shared = settings.memory_scope == "server"
+        self._is_shared, self._forgets = settings.memory_scope == "server", _FORGETS[settings.memory_forget]
         self._trees, self._max_length = context.caps.trees, context.max_length
         draft_length, capacity = max(1, context.caps.max_draft_length), 2 * max(1, context.max_length)
         threads = settings.threads or default_threads(context.caps.tensor_parallel_size)
@@ -115,7 +119,7 @@ class LookupProposer(Proposer):
     def on_event(self, event: Event) -> None:
         """Begin texts, and store responses."""
         if isinstance(event, EngineEvent):
-            if event.kind in _FORGETS:
+            if event.kind in self._forgets:
                 self.lookup.clear_responses()
             return
         if event.kind in BEGINS:

@@ -84,15 +84,28 @@ def test_no_memory_keeps_nothing(make: Make) -> None:
     assert not remembers(driver, isolation_key="first")
 
 
-@pytest.mark.parametrize("event", ["cache flushed", "weights changed"])
-def test_responses_are_forgotten_with_the_cache_and_with_the_weights(make: Make, event: EngineEventKind) -> None:
-    driver = make()
+@pytest.mark.parametrize(
+    ("options", "event", "forgotten"),
+    [
+        ({}, "cache flushed", True),
+        ({}, "weights changed", True),
+        ({"memory_forget": "weights"}, "weights changed", True),
+        ({"memory_forget": "flush"}, "cache flushed", True),
+        ({"memory_forget": "flush"}, "weights changed", False),
+        ({"memory_forget": "never"}, "cache flushed", False),
+        ({"memory_forget": "never"}, "weights changed", False),
+    ],
+)
+def test_responses_are_forgotten_with_the_events_that_the_settings_say(
+    make: Make, options: dict[str, Any], event: EngineEventKind, forgotten: bool
+) -> None:
+    driver = make(**options)
     serve(driver)
     driver.announce("sleep")
     driver.announce("wake")
     assert remembers(driver)
     driver.announce(event)
-    assert not remembers(driver)
+    assert remembers(driver) is not forgotten
     serve(driver)
     assert remembers(driver), "and fills again"
 
