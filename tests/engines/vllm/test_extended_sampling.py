@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from tests.engines.engines import Engine
-from tests.engines.toy import PAIRS, PROMPT, by_frequency, model, p_value
+from tests.engines.toy import PAIRS, PROMPT, VOCAB, by_frequency, model, p_value
 from tests.engines.vllm import watching
 from tests.engines.vllm.referee import RUNNERS, fields
 from tests.engines.vllm.test_sampling import sample, toy
@@ -24,7 +24,7 @@ from tests.engines.vllm.test_sampling import sample, toy
 __all__ = ["toy"]
 
 DRAFT_LENGTH, MODEL_TOKENS = 4, 2
-ANSWERS = {"v1": 512, "v2": 16}
+ANSWERS = {"v1": 384, "v2": 24}
 """How many answers of `PAIRS` pairs each are sampled."""
 
 
@@ -113,7 +113,7 @@ def plant(llm: Any, mistake: str | None) -> None:
         if mistake == SHIFTED:
             return right(probs.roll(1, dims=1), drafts, from_engine)
         wide = right(probs, drafts, [*map(len, drafts)])
-        wide[:, probs.shape[1] :] = probs[:, -1:]
+        wide[:, probs.shape[1] :] = 1 / VOCAB
         return wide
 
     def of_v2(logits: Tensor, slots: Tensor, *how: Tensor) -> None:
@@ -121,7 +121,7 @@ def plant(llm: Any, mistake: str | None) -> None:
             right(logits, slots, *how)
             logits[slots] = logits[slots].roll(1, dims=1)
         else:
-            logits[slots, MODEL_TOKENS:] = logits[slots, MODEL_TOKENS - 1 : MODEL_TOKENS]
+            logits[slots, MODEL_TOKENS:] = 0.0
 
     wrong = {"state_one_hot": of_v2, "widened": of_v1}
     setattr(module, name, right if mistake is None else wrong[name])
