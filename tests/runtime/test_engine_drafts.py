@@ -22,7 +22,7 @@ UNMATCHED = [1, 2, 3, 1, 2, 3, 1, 2]
 ENGINE_TOKENS = len(WRONG)
 
 
-class Behind(Engine):
+class Extended(Engine):
     """An engine with a drafter of its own, whose drafts are `engine_ids` [S, G] by row."""
 
     def __init__(self, **given):
@@ -52,7 +52,7 @@ def engine():
 
 
 def started(prompt, **of_request):
-    found = Behind()
+    found = Extended()
     found.start("a", 1, prompt, **of_request)
     found.steps.intake.settle()
     return found
@@ -121,7 +121,7 @@ def test_limits_hold_for_the_engines_tokens(limit, step):
 
 
 def test_a_step_that_is_not_launched_states_nothing_of_the_engine():
-    engine, stream = Behind(), Refusing()
+    engine, stream = Extended(), Refusing()
     engine.stream_by(stream=stream)
     engine.start("a", 1, PROMPT)
     stream.refuses = True
@@ -132,7 +132,7 @@ def test_a_step_that_is_not_launched_states_nothing_of_the_engine():
 @given(st.randoms(use_true_random=False), st.integers(1, 14), st.integers(0, 1000))
 def test_late_steps_equal_those_at_once(random: Random, count, seed):
     with FakeStream(seed) as stream:
-        engines = [Behind(), Behind(stream=stream)]
+        engines = [Extended(), Extended(stream=stream)]
         ids = torch.tensor([[random.randrange(VOCAB) for _ in WRONG] for _ in range(SLOTS)])
         for engine in engines:
             engine.engine_ids[:] = ids
