@@ -18,7 +18,7 @@ from specplug.errors import EngineError, SettingsError
 from specplug.interfaces import PluginContext
 from specplug.plugins.registry import default_registry
 from specplug.plugins.specs import ENGINE_DRAFTER, HYBRID
-from specplug.settings.sources import CONFIG_VARIABLE, ResolvedSettings, behind_engine, load_settings
+from specplug.settings.sources import CONFIG_VARIABLE, ResolvedSettings, after_engine, load_settings
 from specplug.types.caps import Distribution, DraftLengthChange, EngineCaps, Ragged
 from specplug_vllm import seams
 
@@ -290,7 +290,7 @@ def _load(section: str, draft_length: int, method: str | None, _environment: str
         registry=registry,
         engine_drafts=method is not None,
     )
-    return behind_engine(found, registry) if method is not None and found.settings.extends_engine else (found, 0)
+    return after_engine(found, registry) if method is not None and found.settings.extends_engine else (found, 0)
 
 
 def _ladder(vllm_config: Any) -> tuple[int, ...]:

@@ -187,7 +187,7 @@ def plugin_options(settings: Settings, spec: PluginSpec) -> Any:
     return options
 
 
-def behind_engine(found: ResolvedSettings, registry: Registry) -> tuple[ResolvedSettings, int]:
+def after_engine(found: ResolvedSettings, registry: Registry) -> tuple[ResolvedSettings, int]:
     """Return the settings of the lookup that goes on behind the engine's own drafter, and how far the latter drafts.
 
     Args:

@@ -61,9 +61,9 @@ class Late:
         self._stream.enqueue(lambda: host_kernels.unpack(buffers, batch_size, draft_length, outputs))
 
 
-def lookup_stage(proposer: str = "ngram", *, trees: bool = False) -> DraftStage:
+def lookup_stage(proposer: str = "ngram", *, trees: bool = False, engine_tokens: int = 0) -> DraftStage:
     """Return the stage of a lookup, on the CPU."""
-    caps = EngineCaps(DRAFT_LENGTH, trees=trees)
+    caps = EngineCaps(DRAFT_LENGTH, trees=trees, engine_tokens=engine_tokens)
     context = PluginContext(caps, vocab_size=VOCAB, max_slots=SLOTS, max_length=LENGTH, device=CPU)
     return build_draft_stage(Settings(proposer=proposer, policy="fixed"), default_registry(), context)
 
@@ -131,7 +131,11 @@ class Engine:
     def _like(self, slots: torch.dtype) -> tuple[EngineRows, DraftOutputs]:
         """Return rows, and outputs, of the types that steps have."""
         numbers = torch.zeros(1, dtype=torch.int32, device=self.device)
-        return EngineRows(numbers.to(slots), self.lengths, self.texts, numbers, numbers), self._outputs(1)
+        return self._rows(numbers.to(slots), numbers, numbers), self._outputs(1)
+
+    def _rows(self, slots: Tensor, emitted: Tensor, rejected: Tensor) -> EngineRows:
+        """Return what a step has found."""
+        return EngineRows(slots, self.lengths, self.texts, emitted, rejected)
 
     def _outputs(self, size: int) -> DraftOutputs:
         """Return where drafts go, in poisoned memory."""
@@ -193,8 +197,7 @@ class Engine:
         slots, emitted, rejected = (torch.tensor(it, device=self.device) for it in columns)
         facts, outputs = self._facts_of(names), self._outputs(len(rows))
         if self.steps is not None:  # slots are int64, as on V2 and SGLang
-            engine = EngineRows(slots, self.lengths, self.texts, emitted.int(), rejected.int())
-            self.late = self.steps.take(facts, engine, plan, outputs)
+            self.late = self.steps.take(facts, self._rows(slots, emitted.int(), rejected.int()), plan, outputs)
             return outputs
         if self._by_device is not None and self.by_kernels():
             self._step_by_kernels(self._by_device, facts, (slots, emitted, rejected), plan, outputs)

@@ -222,8 +222,8 @@ def _leave_to_engine(step: Any, control: Any, status: int) -> None:
     for row in range(control.batch_size):
         if control.runs_proposer and status == OK and step.upto[row] == memory.lengths[row]:
             continue
-        most = _most(memory, row, control.draft_length, memory.table[memory.slots[row]])
-        memory.draft_lengths[row] = num_engine_tokens(step.engine_ids[row], most)
+        memory.limits[row] = _most(memory, row, control.draft_length, memory.table[memory.slots[row]])
+        memory.draft_lengths[row] = num_engine_tokens(step.engine_ids[row], memory.limits[row])
         for k in range(memory.draft_lengths[row]):
             memory.ids[row, k], memory.confidence[row, k] = step.engine_ids[row, k], UNKNOWN
             memory.sources[row, k] = control.num_sources - 1

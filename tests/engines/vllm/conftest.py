@@ -25,9 +25,10 @@ SLOW_ON_ASYNC = (
     *("test_kv_transfer", "test_sampling", "test_traps"),
     # of the suites, what is V1's as well
     *("test_requests_of_one_group_draft_from_each_other", "test_the_only_proposer_raises"),
+    "test_a_grammars_text_is_that_without_drafts",
 )
 SLOW_ON_SYNC = (
-    *("test_greedy", "test_same_drafts", "test_draft_lengths"),
+    *("test_greedy", "test_same_drafts", "test_draft_lengths", "test_extended", "test_extended_sampling"),
     "test_crosstok",
     # with async scheduling neither: V1 has them
     *("test_kv_transfer", "test_lora"),

@@ -1,4 +1,4 @@
-"""Draft logits for V2's rejection sampler equal a plain reference."""
+"""Draft logits for V2's rejection sampler, and probabilities for V1's, equal a plain reference."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from torch import Tensor
 
 from specplug.types.caps import Distribution
 from specplug.types.draft import Draft
+from specplug_vllm.worker.extended_v1 import widened
+from specplug_vllm.worker.extended_v2 import state_one_hot
 from specplug_vllm.worker.v2_device import UNLIKELY
 from specplug_vllm.worker.v2_device import write_logits as write
 
@@ -62,3 +64,35 @@ def test_it_is_the_plain_distribution_and_other_slots_keep_theirs(draft_length, 
         expected[slots] = reference(draft, temperature, ids)
         write(buffer, slots, draft, temperature, ids)
         torch.testing.assert_close(buffer, expected, rtol=0, atol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_behind_vllms_drafter_its_own_tokens_keep_their_logits(seed):
+    torch.manual_seed(seed)
+    slots, temperature, ids = torch.randperm(SLOTS)[:4], torch.rand(SLOTS) * 3, torch.randint(0, VOCAB, (4, LONGEST))
+    logits, from_engine = torch.randn(SLOTS, LONGEST, VOCAB), torch.randint(0, LONGEST + 1, (4,), dtype=torch.int32)
+    expected = logits.clone()
+    for row, slot in enumerate(slots.tolist()):
+        for place in range(int(from_engine[row]), LONGEST):
+            expected[slot, place] = UNLIKELY * max(1.0, float(temperature[slot]))
+            expected[slot, place, ids[row, place]] = 0.0
+    state_one_hot(logits, slots, ids, from_engine, temperature)
+    torch.testing.assert_close(logits, expected, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_behind_vllms_drafter_its_own_tokens_keep_their_probabilities(seed):
+    torch.manual_seed(seed)
+    own = int(torch.randint(1, LONGEST, ()))
+    probs, lengths = torch.rand(4, own, VOCAB), torch.randint(0, LONGEST + 1, (4,)).tolist()
+    lengths[seed % 4] = LONGEST
+    drafts = [torch.randint(0, VOCAB, (count,)).tolist() for count in lengths]
+    from_engine = [min(own, count) if torch.rand(()) < 0.7 else 0 for count in lengths]
+    found = widened(probs, drafts, from_engine)
+    assert found.shape == (4, LONGEST, VOCAB)
+    for row, ids in enumerate(drafts):
+        for place, token in enumerate(ids):
+            one_hot = torch.zeros(VOCAB)
+            one_hot[token] = 1.0
+            expected = probs[row, place] if place < from_engine[row] else one_hot
+            torch.testing.assert_close(found[row, place], expected, rtol=0, atol=0)

@@ -59,14 +59,22 @@ def test_an_eagle_head_keeps_its_cache_in_step_at_every_draft_length(ladder, kin
     run = server.call(recorded_with_drafts, requests=requests(2))
     assert_greedy_texts(run, requests(2))
     assert_planned_in_turn(run)
-    contexts = {tuple(context): ids for context, ids in run["drafted"] if len(ids) > 1}
+    assert_drafted_as_anew(server, run["drafted"], drafted_anew)
+
+
+def assert_drafted_as_anew(server, drafted, anew):
+    """Hold a head's drafts, as (text, draft), against those of the same head without anything in its cache.
+
+    `anew` runs requests one at a time in the engine's process, and returns the same of them.
+    """
+    contexts = {tuple(context): ids for context, ids in drafted if len(ids) > 1}
     assert len(contexts) > 8
     assert all(token >= 0 for ids in contexts.values() for token in ids)
     again = [
         {"id": str(i), "prompt": list(context), "at": 0, "params": {"max_tokens": 2}}
         for i, context in enumerate(contexts)
     ]
-    fresh = {tuple(context): ids for context, ids in server.call(drafted_anew, requests=again)}
+    fresh = {tuple(context): ids for context, ids in server.call(anew, requests=again)}
     compared = 0
     for context, ids in contexts.items():
         common = min(len(ids), len(fresh.get(context, ())))
@@ -111,9 +119,19 @@ def recorded_and_counted(llm, requests):
     Returns:
         What `steps.recorded` returns, "counts", the scheduler's by source, and "passes", of a draft model by step.
     """
-    scheduler, runner = inside.scheduler(llm), inside.runner(llm)
+    scheduler = inside.scheduler(llm)
+    before = scheduler.counts.snapshot({})
+    with passes_by_step(llm) as passes:
+        run = steps.recorded(llm, requests)
+    return {**run, "passes": passes, "counts": (scheduler.counts.snapshot({}) - before).as_dict()["by_source"]}
+
+
+@contextmanager
+def passes_by_step(llm):
+    """Count the passes of the draft model in each step that calls vLLM's drafter."""
+    runner = inside.runner(llm)
     drafter = getattr(runner, "speculator", None) or runner.drafter
-    before, passes, propose = scheduler.counts.snapshot({}), [], drafter.propose
+    passes, propose = [], drafter.propose
 
     def proposing(*args, **kwargs):
         passes.append(0)
@@ -127,10 +145,9 @@ def recorded_and_counted(llm, requests):
     drafter.propose = proposing
     try:
         with counting:
-            run = steps.recorded(llm, requests)
+            yield passes
     finally:
         drafter.propose = propose
-    return {**run, "passes": passes, "counts": (scheduler.counts.snapshot({}) - before).as_dict()["by_source"]}
 
 
 def recorded_with_drafts(llm, requests):

@@ -11,7 +11,8 @@ import pytest
 
 from specplug.errors import EngineError, SettingsError
 from specplug.settings import Settings
-from specplug_vllm.config import refuse_unsupported, resolved
+from specplug_vllm.config import engine_method, engine_tokens, extended_method, refuse_unsupported, resolved
+from specplug_vllm.startup.engine_config import _schedule_synchronously as schedule_synchronously
 from tests.engines.launch import TINY
 from tests.engines.server import Server
 from tests.engines.suites.operations import ACCEPTED, ON, ask, complete, scraped, value
@@ -77,16 +78,25 @@ def test_fields_for_specplugs_proposers_are_refused(server, fields, message):
     assert message in answer.body
 
 
-def config(method: str = "eagle", section: Any = None, **spec: Any) -> Any:
+def config(method: str = "eagle", section: Any = None, *, ranks: int = 1, **spec: Any) -> Any:
     """Return what `specplug_vllm.config` reads of a `VllmConfig`."""
     spec = {"method": method, "model": "somewhere", "num_speculative_tokens": 4, **spec}
-    parallel = SimpleNamespace(pipeline_parallel_size=1)
+    parallel = SimpleNamespace(pipeline_parallel_size=1, tensor_parallel_size=ranks, data_parallel_size=1)
     return SimpleNamespace(
         speculative_config=SimpleNamespace(**{"enable_adaptive_verification": False, **spec}),
         additional_config={} if section is None else {"specplug": section},
         parallel_config=parallel,
+        model_config=SimpleNamespace(is_moe=False),
+        scheduler_config=SimpleNamespace(async_scheduling=True),
         use_v2_model_runner=True,
     )
+
+
+def hybrid(method: str = "eagle", lookup: str = "ngram", model_tokens: int = 3, **given: Any) -> Any:
+    """Return the same of a server whose lookup goes on behind vLLM's own drafter."""
+    settings = {name: given.pop(name) for name in ("extra_proposers", "verifier", "trace") if name in given}
+    options = {"hybrid": {"lookup": lookup, "model_tokens": model_tokens}}
+    return config(method, {"proposer": "hybrid", "options": options, **settings}, **given)
 
 
 def test_without_a_section_of_settings_vllms_drafter_is_left_alone():
@@ -102,6 +112,15 @@ def test_without_a_section_of_settings_vllms_drafter_is_left_alone():
         (config(section={"proposer": "ngram"}), r"proposer 'ngram', and method 'eagle' in --speculative-config"),
         (config("dspark", {}, enable_adaptive_verification=True), "both choose how much to verify"),
         (config("extract_hidden_states", {}), "the method does not draft"),
+        (hybrid(model_tokens=4), "nothing is left to draft.*found 4 of 4 draft tokens"),
+        (hybrid(lookup="crosstok"), "does not go on behind.*found crosstok.*expected .*ngram"),
+        (hybrid("ngram"), "lookup cannot go on behind.*method 'ngram'.*one of draft_model, eagle"),
+        (hybrid("suffix"), "lookup cannot go on behind.*method 'suffix'"),
+        (hybrid(ranks=2, draft_sample_method="probabilistic"), "'probabilistic' on 2 ranks"),
+        (hybrid(enable_adaptive_verification=True), "lookup cannot go on behind.*enable_adaptive_verification"),
+        (hybrid(extra_proposers=["retrieval"]), "'extra_proposers' has no effect"),
+        (hybrid(verifier="threshold"), "'verifier' has no effect"),
+        (hybrid(trace={"path": "drafts.trace"}), "'trace.path' has no effect"),
     ],
 )
 def test_what_vllms_drafter_would_not_follow_is_refused(given, message):
@@ -111,3 +130,21 @@ def test_what_vllms_drafter_would_not_follow_is_refused(given, message):
 
     with pytest.raises((EngineError, SettingsError), match=message):
         checked()
+
+
+def test_lookup_behind_vllms_drafter_has_that_ones_name_and_settings():
+    found = resolved(hybrid(lookup="retrieval", model_tokens=2))
+    assert found is not None
+    assert (found.settings.proposer, engine_tokens(hybrid(model_tokens=2))) == ("retrieval", 2)
+    assert (extended_method(hybrid()), engine_method(hybrid())) == ("eagle", None)
+    assert (extended_method(config(section={})), engine_tokens(config(section={}))) == (None, 0)
+    refuse_unsupported(hybrid(ranks=2, draft_sample_method="greedy"))
+
+
+def test_lookup_behind_vllms_drafter_needs_synchronous_scheduling_on_v1():
+    given = hybrid()
+    with pytest.raises(EngineError, match=r"V1 does not schedule asynchronously.*--async-scheduling"):
+        schedule_synchronously(given)
+    given.scheduler_config.async_scheduling = None
+    schedule_synchronously(given)
+    assert given.scheduler_config.async_scheduling is False

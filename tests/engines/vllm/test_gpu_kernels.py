@@ -43,13 +43,14 @@ OF_SGLANG = {
     "finish": typed(p_i64="idx_mapping", p_i32="last_sampled", p_fp32="out"),
 }
 PACK = typed(
-    p_i32="all_token_ids lengths emitted verified newest",
-    i32="tokens_stride window packed_count lacking_count",
+    p_i32="all_token_ids lengths emitted verified newest engine_ids_out",
+    i32="tokens_stride window packed_count lacking_count engine_stride engine_tokens",
 )
 UNPACK = typed(
-    p_i32="draft_rows draft_lengths newest ids links lengths parents",
+    p_i32="draft_rows draft_lengths newest ids links lengths parents from_engine of_engine",
     p_fp32="levels confidence",
-    i32="draft_length columns_count window buffers_stride out_stride confidence_stride lengths_stride parents_stride",
+    i32="draft_length columns_count window buffers_stride out_stride confidence_stride lengths_stride parents_stride "
+    "from_engine_stride",
 )
 NODES = typed(
     p_i32="ids lengths table",
@@ -89,10 +90,12 @@ def device_launches() -> Iterator[Launch]:
 def launches() -> Iterator[Launch]:
     """Yield each way in which each kernel is launched."""
     yield from device_launches()
-    for dtype, by_row in (("*i32", False), ("*i64", True)):
+    for dtype, by_row, engine_ids in (("*i32", False, "*i64"), ("*i64", True, "*i32"), ("*i64", True, None)):
         types = PACK | dict.fromkeys(("idx_mapping", "total_len", "num_sampled", "num_rejected"), dtype)
-        yield Launch(f"{STREAM}:pack_kernel", types, {"BY_ROW": by_row, "BLOCK": 128}, 1)
-    chains = ("confidence", "links", "parents")  # what SGLang has none of, for chains
+        fixed: dict[str, Any] = {"BY_ROW": by_row, "BLOCK": 128, "ENGINE_BLOCK": 1 if engine_ids is None else 4}
+        own = {"engine_ids": engine_ids} if engine_ids else {}
+        yield Launch(f"{STREAM}:pack_kernel", types | own, fixed | ({} if own else {"engine_ids": None}), 1)
+    chains = ("confidence", "links", "parents", "from_engine")  # what SGLang has none of, for chains
     for dtype, missing in (("*i32", ()), ("*i64", ("links", "lengths", "parents")), ("*i32", chains)):
         types = {name: kind for name, kind in (UNPACK | {"out": dtype}).items() if name not in missing}
         yield Launch(f"{STREAM}:unpack_kernel", types, {"BLOCK": 8} | dict.fromkeys(missing), 1)

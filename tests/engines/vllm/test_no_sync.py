@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from tests.engines.launches import most
 from tests.engines.plain import prompts
-from tests.engines.vllm import inside
+from tests.engines.vllm import inside, watching
 from tests.pipeline.test_no_sync import Watch
 
 TOKENS = 24
@@ -83,13 +83,13 @@ def test_a_step_of_a_proposer_on_the_host_is_three_launches(engine):
 # -- inside the engine's process -------------------------------------------------------------------------------------
 
 
-def steady_steps(llm: Any, requested: list[list[int]], by_stage: bool = False) -> dict[str, Any]:
+def steady_steps(llm: Any, requested: list[list[int]], by_stage: bool = False, tokens: int = TOKENS) -> dict[str, Any]:
     """Generate, and watch the drafting of steps whose requests are those of the step before.
 
     Kernels, and what is launched in a stream, are noted, not watched.  "own" is the number of launches of the proposer
     itself.
     """
-    speculator = inside.runner(llm).speculator
+    speculator = watching.drafter(llm)
     propose, stage, by_kernels = speculator.propose, speculator.drafting.stage, speculator._on_device.steps
     handle, metrics, in_stream = stage.runners[0].handle, stage.metrics, speculator._steps
     step_of_proposer = getattr(handle, "step", None)
@@ -138,7 +138,7 @@ def steady_steps(llm: Any, requested: list[list[int]], by_stage: bool = False) -
             if by_kernels is not None:
                 noting = {name: noted(name, launch) for name, launch in by_kernels._launches._asdict().items()}
                 patch.setattr(by_kernels, "_launches", SimpleNamespace(**noting))
-        inside.generate(llm, requested, {"max_tokens": TOKENS, "ignore_eos": True})
+        inside.generate(llm, requested, {"max_tokens": tokens, "ignore_eos": True})
     counts = (metrics.snapshot() - before).total
     return {
         "steps": steps,

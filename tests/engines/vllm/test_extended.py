@@ -1,0 +1,188 @@
+"""Lookup behind vLLM's own drafter: text as without speculation, caches in step, fields of requests, launches.
+
+The draft model of most tests is the target itself, so every token of it is accepted as long as its key-value cache
+holds every token.  `test_extended_sampling` has the distributions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+from tests.engines.eagle import write_head
+from tests.engines.launch import TINY
+from tests.engines.plain import greedy, prompts, tokenizer
+from tests.engines.vllm import inside, steps, watching
+from tests.engines.vllm.referee import RUNNERS, fields
+from tests.engines.vllm.steps import assert_greedy_texts
+from tests.engines.vllm.test_draft_lengths import requests
+from tests.engines.vllm.test_engine_drafts import assert_drafted_as_anew, passes_by_step
+from tests.engines.vllm.test_no_sync import GIVEN, steady_steps
+
+LONGEST, MODEL_TOKENS = 7, 3
+DRAFT_LENGTHS, CAPS = (7, 2, 5, 0, 7, 1, 0, 3, 6), (None, 5)  # by step; by request, in turn
+DRAFT_MODEL = {"method": "draft_model", "model": str(TINY), "num_speculative_tokens": LONGEST}
+ENGINE, REFERENCE = "ngram/engine", "ngram/reference"
+
+
+def extended(engine: Any, kind: str, drafter: dict[str, Any], **more: Any) -> Any:
+    """Return an engine whose draft length changes at every step; lookup goes on behind its drafter."""
+    options = {"ladder": {"draft_lengths": DRAFT_LENGTHS, "caps": CAPS}, "hybrid": {"model_tokens": MODEL_TOKENS}}
+    settings = {"proposer": "hybrid", "policy": "fixed+ladder", "options": options}
+    return engine(**RUNNERS[kind], specplug=settings, speculative_config=drafter, name=f"extended {kind}", **more)
+
+
+@pytest.fixture
+def server(kind, engine):
+    """The target is its own draft model."""
+    return extended(engine, kind, DRAFT_MODEL)
+
+
+def test_a_draft_models_cache_stays_in_step_and_lookup_goes_on(server):
+    requested = requests(4)
+    requested[3]["params"].update(fields(num_speculative_tokens=2))
+    run = server.call(recorded, requests=requested)
+    assert_greedy_texts(run, requested)
+    longest = [max(step["drafts"].get(str(i), 0) for step in run["record"]) for i in range(4)]
+    assert (max(longest), longest[3]) == (LONGEST, 2)
+    assert {LONGEST, 5, 2} == {*longest}
+    own = run["counts"].pop(ENGINE)
+    assert own["accepted"] == own["verified"] > 20
+    assert sum(own["verified_at"][MODEL_TOKENS:]) == 0
+    assert sum(of["verified"] for of in run["counts"].values()) > 20
+    assert run["passes"] == [min(max(1, step["requested"]), MODEL_TOKENS) for step in run["record"]]
+    assert {step["requested"] for step in run["record"]} == {*DRAFT_LENGTHS}
+
+
+def recorded(llm: Any, requests: list[dict[str, Any]]) -> dict[str, Any]:
+    """Do as `steps.recorded`, and return further the "counts" by source and the "passes" of the draft model by step."""
+    metrics = watching.drafting(llm).stage.metrics
+    before = metrics.snapshot()
+    with passes_by_step(llm) as passes:
+        run = steps.recorded(llm, requests)
+    return {**run, "passes": passes, "counts": (metrics.snapshot() - before).as_dict()["by_source"]}
+
+
+@pytest.mark.parametrize("kind", ["v1", "v2"])
+def test_an_eagle_heads_cache_stays_in_step_under_any_pattern_of_tails(kind, engine, tmp_path):
+    head = {"method": "eagle", "model": str(write_head(tmp_path / "eagle", "LlamaForCausalLM"))}
+    server = extended(engine, kind, {**head, "num_speculative_tokens": LONGEST}, enable_prefix_caching=False)
+    run = server.call(recorded_with_engine_drafts, requests=requests(3, tokens=48))
+    assert_greedy_texts(run, requests(3, tokens=48))
+    own = run["counts"].pop(ENGINE)
+    assert own["verified"] > own["accepted"]
+    verified, accepted = (sum(of[name] for of in run["counts"].values()) for name in ("verified", "accepted"))
+    assert verified > accepted > 10
+    assert_drafted_as_anew(server, run["drafted"], engine_drafts_anew)
+
+
+def recorded_with_engine_drafts(llm: Any, requests: list[dict[str, Any]]) -> dict[str, Any]:
+    """Do as `recorded`, and return under "drafted" (text, draft) of all that vLLM's drafter drafts, as token ids."""
+    with _engine_drafts(llm) as drafted:
+        return {**recorded(llm, requests), "drafted": drafted}
+
+
+def engine_drafts_anew(llm: Any, requests: list[dict[str, Any]]) -> list[tuple[list[int], list[int]]]:
+    """Run requests one at a time and return (text, draft) of what vLLM's drafter drafts."""
+    with _engine_drafts(llm) as drafted:
+        for request in requests:
+            inside.drive(llm, [request])
+    return drafted
+
+
+@contextmanager
+def _engine_drafts(llm: Any) -> Iterator[list[tuple[list[int], list[int]]]]:
+    """Record (text, draft) of the drafter's own tokens, as specplug receives them."""
+    drafted: list[tuple[list[int], list[int]]] = []
+    runner, ours = inside.runner(llm), watching.drafter(llm)
+    owner, name = (runner.speculator, "propose") if hasattr(runner, "speculator") else (ours, "extend")
+    original = getattr(owner, name)
+
+    def extend(runner: Any, output: Any) -> None:
+        newest, batch = ours._newest, runner.input_batch
+        original(runner, output)
+        rows, count = (0, 0) if newest is None else newest.shape
+        for row, ids in enumerate(ours._engine_ids[:rows, :count].tolist()):
+            drafted.append((batch.token_ids_cpu[row, : batch.num_tokens_no_spec[row]].tolist(), ids))
+
+    def propose(batch: Any, *args: Any, num_speculative_tokens: int, **kwargs: Any) -> Any:
+        found = original(batch, *args, num_speculative_tokens=num_speculative_tokens, **kwargs)
+        states, count = runner.req_states, min(num_speculative_tokens, MODEL_TOKENS)
+        for slot, ids in zip(batch.idx_mapping.tolist(), ours._drafted[:, :count].tolist(), strict=False):
+            length = int(states.total_len.gpu[slot])
+            drafted.append((states.all_token_ids.gpu[slot, :length].tolist(), ids))
+        return found
+
+    setattr(owner, name, extend if name == "extend" else propose)
+    try:
+        yield drafted
+    finally:
+        setattr(owner, name, original)
+
+
+# -- fields of requests ----------------------------------------------------------------------------------------------
+
+PROMPT = prompts()[3]
+ANSWER = greedy(PROMPT, 32)["token_ids"]
+FIELDS: dict[str, tuple[dict[str, Any], int]] = {
+    "references": ({"references": [{"token_ids": ANSWER}]}, LONGEST),
+    "a text": ({"references": tokenizer().decode(ANSWER)}, LONGEST),
+    "off": ({"enabled": False}, 0),
+    "one": ({"num_speculative_tokens": 1}, 1),
+}
+
+
+@pytest.mark.parametrize("name", FIELDS)
+def test_fields_of_a_request_are_followed(server, name):
+    given, most = FIELDS[name]
+    params = {"max_tokens": 32, **fields(store=False, **given)}
+    found = server.call(watching.counted, prompts=[list(PROMPT)], params=params)
+    assert found["result"][0]["token_ids"] == ANSWER
+    verified_at = found["total"]["verified_at"]
+    assert sum(verified_at[most:]) == 0
+    assert (verified_at[0] > 0, found["accepted_by_vllm"] > 0) == (most > 0, most > 0)
+    assert (found["by_source"][REFERENCE]["accepted"] > 0) is ("references" in given)
+
+
+def test_a_grammars_text_is_that_without_drafts(server):
+    grammar = {"max_tokens": 32, "structured_outputs": {"regex": r"(foo|bar|baz){6,9}"}}
+
+    def counted(**given: Any) -> dict[str, Any]:
+        params = [{**grammar, **fields(**given)}, {"max_tokens": 16}]
+        return server.call(watching.counted, prompts=[list(PROMPT)] * 2, params=params)
+
+    plain = counted(enabled=False)["result"]
+    own, looked_up = counted(store=False), counted(references=[{"token_ids": plain[0]["token_ids"]}])
+    assert own["result"] == looked_up["result"] == plain
+    assert looked_up["by_source"][REFERENCE]["accepted"] > 0
+
+
+def test_a_seeds_text_is_that_without_drafts(kind, server):
+    """V1's generators advance by as many numbers as a step draws, so that such requests have no drafts there."""
+    params = {"temperature": 1.0, "max_tokens": 24, "ignore_eos": True}
+    seeded = [{**params, "seed": seed} for seed in (1, 2)]
+    (plain, drafted) = (
+        server.call(watching.counted, prompts=[list(PROMPT)] * 2, params=[{**own, **way} for own in seeded])
+        for way in (fields(enabled=False), fields(references=[{"token_ids": ANSWER}]))
+    )
+    assert drafted["result"] == plain["result"]
+    assert plain["total"]["verified"] == 0
+    assert (drafted["total"]["verified"] > 0) is (kind != "v1")
+
+
+# -- launches and waits ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["v2_async"])
+def test_a_step_is_three_launches_more_than_the_drafters(server):
+    """These are pack, the host function and unpack, and nothing waits for them; the drafter itself runs as before."""
+    found = server.call(steady_steps, requested=GIVEN, tokens=64)
+    assert found["steps"] > 5
+    drafting = len(found["launched"]) // 3
+    assert found["launched"] == ["pack", "host function", "unpack"] * drafting
+    assert 0 < drafting <= found["steps"]
+    assert (found["found"], found["launches"]) == ([], 0)
+    assert found["proposed"] > 10
