@@ -26,7 +26,7 @@ from specplug.plugins.registry import PluginEntry, Registry, default_registry
 from specplug.plugins.specs import HYBRID, CheckResult, CheckSpec, PluginSpec, PolicySpec, ProposerSpec, resolve
 from specplug.settings import KINDS, ResolvedSettings, Settings, leaves, load_settings
 from specplug.settings.mistakes import flatten
-from specplug.settings.sources import behind_engine
+from specplug.settings.sources import after_engine
 from specplug.types.caps import EngineCaps, ProposerCaps
 
 COLOURS = {"ok": "green", "warn": "yellow", "fail": "red"}
@@ -132,7 +132,7 @@ def _check_machine(launch: str) -> tuple[list[CheckReport], list[dict[str, Any]]
         settings, values = resolved.settings, _values(resolved)
         first = CheckResult("ok", "every setting is known and in range")
         if settings.extends_engine:
-            lookup, tokens = behind_engine(resolved, registry)
+            lookup, tokens = after_engine(resolved, registry)
             first = CheckResult("ok", goes_on(lookup.settings, tokens))
     except SettingsError as error:
         first = CheckResult("fail", str(error), "Correct what the message names")

@@ -17,7 +17,7 @@ from specplug.errors import SettingsError, suggest
 from specplug.plugins.registry import default_registry
 from specplug.plugins.specs import ENGINE_DRAFTER, HYBRID
 from specplug.settings import ResolvedSettings, Settings
-from specplug.settings.sources import behind_engine
+from specplug.settings.sources import after_engine
 
 if TYPE_CHECKING:
     from specplug.replay.engine import Setup
@@ -199,7 +199,7 @@ def _with_drafter(lookups: Sequence[Setup], drafter: str) -> list[Setup]:
             )
         given = {"proposer": HYBRID, "num_speculative_tokens": it.gamma, "options": {**it.options, HYBRID: hybrid}}
         origins = {f"options.{HYBRID}.model_tokens": option}
-        own, _ = behind_engine(ResolvedSettings(Settings.model_validate(given), origins), default_registry())
+        own, _ = after_engine(ResolvedSettings(Settings.model_validate(given), origins), default_registry())
         found.append(replace(it, proposer=own.settings.proposer))
     alone = replace(found[0], proposer=ENGINE_DRAFTER, gamma=len(rates), engine_rates=rates)
     return [alone, *found, *(replace(it, engine_rates=rates) for it in found)]

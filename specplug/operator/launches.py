@@ -212,7 +212,7 @@ def awaited_proposers(settings: Settings, registry: Registry, device: str) -> tu
 
 
 def goes_on(lookup: Settings, tokens: int) -> str:
-    """Describe a lookup behind the engine's own drafter, which drafts `tokens`; see `behind_engine`."""
+    """Describe a lookup behind the engine's own drafter, which drafts `tokens`; see `after_engine`."""
     return (
         f"{lookup.proposer} goes on behind the engine's own drafter: of at most {lookup.num_speculative_tokens} draft "
         f"tokens the first {tokens} are the drafter's, unless lookup's are likelier to be accepted; while lookup's are, "
