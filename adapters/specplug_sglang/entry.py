@@ -11,7 +11,7 @@ from typing import Any
 
 from specplug.errors import EngineError, SpecplugError, describe
 from specplug_sglang import seams
-from specplug_sglang.config import ALGORITHM, HANDLES_ARGUMENTS, engine_method, refusals
+from specplug_sglang.config import ALGORITHM, HANDLES_ARGUMENTS, drafter, refusals
 from specplug_sglang.seams import VERSIONS
 
 _log = logging.getLogger("specplug")
@@ -71,7 +71,7 @@ def _refusing(error: SpecplugError) -> dict[str, Any]:
             raise error
 
     def refuse_plans(result: None, algorithm: Any, server_args: Any) -> None:
-        if engine_method(server_args) is not None:
+        if drafter(server_args) is not None:
             refuse(server_args)
 
     HookRegistry.register(HANDLES_ARGUMENTS, refuse_plans, HookType.AFTER)
