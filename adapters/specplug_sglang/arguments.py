@@ -225,11 +225,13 @@ def completed(algorithm: Any, server_args: Any) -> None:
 
     Its workers run `engine_tokens` steps; see `scheduler.extending`.
     """
+    from sglang.srt.arg_groups.overrides import declare_resolution
+
     with refusals():
         if extended_method(server_args) is None:
             return
-        found, steps = resolved(server_args).settings.num_speculative_tokens, server_args.speculative_num_steps
-        behind = engine_tokens(server_args)
+        view, found = resolved_args(server_args), resolved(server_args).settings.num_speculative_tokens
+        steps, behind = view.speculative_num_steps, engine_tokens(server_args)
         if steps not in (None, behind, found):
             raise refusal(
                 "the drafter's steps are given twice",
@@ -237,8 +239,13 @@ def completed(algorithm: Any, server_args: Any) -> None:
                 f"--speculative-num-steps {behind}, or none",
                 ENGINE_OFF,
             )
-    server_args.speculative_num_steps, server_args.speculative_num_draft_tokens = found, found + 1
-    server_args.speculative_eagle_topk = server_args.speculative_eagle_topk or 1
+    declare_resolution(
+        server_args,
+        "specplug",
+        speculative_num_steps=found,
+        speculative_num_draft_tokens=found + 1,
+        speculative_eagle_topk=view.speculative_eagle_topk or 1,
+    )
 
 
 def handled(result: None, algorithm: Any, server_args: Any) -> None:

@@ -179,7 +179,7 @@ def launch_of(server_args: Any) -> Launch:
     if engine_method(server_args) is not None:
         last = [f"SGLang's own drafter drafts, by {method}; {ENGINE_DRAFTS}", CUT]
     elif method is not None:
-        last = [f"SGLang's own drafter drafts {caps.engine_tokens} tokens, by {method}; {BEHIND}", UNDRAFTED]
+        last = [f"SGLang's own drafter drafts {caps.engine_tokens} tokens, by {method}; {BEHIND}", CUT]
     advice = [CheckResult("ok", head), reach, *(CheckResult("ok", text) for text in on_the_host)]
     advice += [lossy_acceptance(lossy, _LOSSY)] if lossy else []
     advice += [CheckResult("ok", text) for text in last]

@@ -153,6 +153,7 @@ sglang.srt.managers.io_struct
 sglang.srt.speculative.spec_info
   SpeculativeAlgorithm.handle_server_args(server_args)
   SpeculativeAlgorithm.create_worker(server_args)
+sglang.srt.arg_groups.overrides:declare_resolution(server_args, source, fields)
 sglang.srt.environ:Envs: SGLANG_SPEC_SKIP_ZERO_STEP_DRAFT_EXTEND
 sglang.srt.arg_groups.fields.spec:Spec: enable_multi_layer_eagle
 sglang.srt.arg_groups.fields.lora:Lora: enable_lora

@@ -215,7 +215,7 @@ class ProposerDrafting(PlannedSteps):
 
     def _describe(self, req: Any, text: npt.NDArray[np.int64]) -> RunningRequest:
         """Convert a `Req`, with its `text` [n] if steps in a stream take it in."""
-        described = running_request(req, self.max_length)
+        described = running_request(req, self.max_length, self.inexact)
         return replace(described, tokens=text) if isinstance(self.drafts, StreamDrafts) else described
 
     def _tell(self, event: Event) -> None:

@@ -19,7 +19,7 @@ from specplug_sglang.config import engine_method, rows_of_pool
 from specplug_sglang.requests import finished_prefills
 from specplug_sglang.scheduler.planned_steps import LaunchedStep, PlannedSteps, VerifiedStep
 from specplug_sglang.scheduler.ranks import RankGroup
-from specplug_sglang.scheduler.runtime_states import StatesWorker
+from specplug_sglang.scheduler.runtime_states import INEXACT, StatesWorker
 from specplug_sglang.verification.trees import cut, on_device
 
 
@@ -35,8 +35,7 @@ class EngineDrafting(PlannedSteps):
         limits: most draft tokens of each row of the newest step that may be accepted; None without limits.
     """
 
-    # SGLang serves these exactly only if a step emits one token; it never applies the others in verification.
-    inexact = ("penalties", "min_new_tokens", "grammar")
+    inexact = INEXACT
 
     def __init__(
         self, server_args: Any, model_config: Any, *, slots: int, device: torch.device, ranks: RankGroup

@@ -30,7 +30,7 @@ from specplug_sglang.requests import finished_prefills
 from specplug_sglang.scheduler.batches import Decoding
 from specplug_sglang.scheduler.drafting import ProposerDrafting
 from specplug_sglang.scheduler.ranks import RankGroup
-from specplug_sglang.scheduler.runtime_states import StatesWorker
+from specplug_sglang.scheduler.runtime_states import INEXACT, StatesWorker
 from specplug_sglang.scheduler.stream_drafts import StreamDrafts
 from specplug_sglang.scheduler.worker import extra_context_len, refuse_larger_pool
 from specplug_sglang.verification.trees import cut, on_device, operations_for
@@ -43,6 +43,12 @@ _workers: WeakKeyDictionary[Any, ExtendedWorker] = WeakKeyDictionary()
 def extended(worker: type) -> type:
     """Return SGLang's class of workers with lookup behind their drafters."""
     return type(f"Extended{worker.__name__}", (ExtendedWorker, worker), {})
+
+
+class ExtendedDrafting(ProposerDrafting):
+    """Requests, plans and drafts of one worker of SGLang's drafters."""
+
+    inexact = INEXACT
 
 
 class ExtendedWorker(StatesWorker):
@@ -64,7 +70,7 @@ class ExtendedWorker(StatesWorker):
 
     def _plans(self, server_args: Any, ranks: RankGroup) -> ProposerDrafting:
         runner = self.target_worker.model_runner
-        drafting = ProposerDrafting(
+        drafting = ExtendedDrafting(
             server_args,
             runner.model_config,
             slots=rows_of_pool(server_args),

@@ -20,6 +20,13 @@ _SWITCHES = "sglang.srt.speculative.eagle_worker_v2"
 """The logger to which SGLang writes a line per change of the draft length."""
 
 
+INEXACT = ("penalties", "min_new_tokens", "grammar")
+"""Features, see `served_plainly`, that these workers serve exactly only if a step emits one token.
+
+Their verification never applies the others.
+"""
+
+
 class RuntimeStates:
     """The states of a worker by draft length; it stands in for SGLang's `AdaptiveController`.
 
