@@ -7,7 +7,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from tests.engines.plain import prompts
+from specplug.testing.equality import judge_greedy
+from tests.engines.continuations import continuations
+from tests.engines.plain import forward, model, prompts
 from tests.engines.sglang import inside, trees
 from tests.engines.sglang.engines import Engine
 
@@ -89,3 +91,12 @@ def drafts_by_text(engine: Engine) -> dict[tuple[str, int], list[int]]:
     with engine.planted(record_drafts):
         answers(engine, rid=[str(row) for row in range(len(ROWS))])
     return {(rid, length): draft for rid, length, draft in engine.inside(recorded_drafts)}
+
+
+def judge_long_answers(engine: Engine) -> list[Any]:
+    """Assert that answers of 120 tokens are the target's, and return them."""
+    given = [prompts()[row] for row in (3, 8, 13, 18, 21, 23)]
+    found = answers(engine, {"max_new_tokens": 120, "ignore_eos": True}, given)
+    expected = continuations(model(), [list(row) for row in given], 120)
+    judge_greedy(forward, given, expected, [answer["token_ids"] for answer in found]).assert_ok()
+    return found

@@ -13,13 +13,20 @@ from typing import Any
 
 import pytest
 
-from specplug.testing.equality import judge_greedy
 from specplug.types.plan import StepPlan
 from tests.engines import toy
-from tests.engines.continuations import continuations
-from tests.engines.plain import assert_greedy, forward, greedy, model, prompts
+from tests.engines.plain import assert_greedy, greedy
 from tests.engines.sglang import trees, watching
-from tests.engines.sglang.drafters import CHANGING, LENGTH, ROWS, answers, counts, drafted, drafts_by_text
+from tests.engines.sglang.drafters import (
+    CHANGING,
+    LENGTH,
+    ROWS,
+    answers,
+    counts,
+    drafted,
+    drafts_by_text,
+    judge_long_answers,
+)
 from tests.engines.sglang.engines import Engine
 from tests.engines.sglang.test_sampling import lossy
 
@@ -55,14 +62,6 @@ def test_drafts_are_as_if_lengths_never_changed(algorithm, make):
 
 
 # -- how requests run -------------------------------------------------------------------------------------------------
-
-
-def judge_long_answers(engine: Engine) -> list[Any]:
-    given = [prompts()[row] for row in (3, 8, 13, 18, 21, 23)]
-    found = answers(engine, {"max_new_tokens": 120, "ignore_eos": True}, given)
-    expected = continuations(model(), [list(row) for row in given], 120)
-    judge_greedy(forward, given, expected, [answer["token_ids"] for answer in found]).assert_ok()
-    return found
 
 
 def test_requests_that_are_retracted_are_drafted_for_again(make):

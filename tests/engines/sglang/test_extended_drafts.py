@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 import torch
 
-from tests.engines.plain import assert_greedy, greedy
-from tests.engines.sglang import trees
-from tests.engines.sglang.drafters import ROWS, answers, drafted, drafts_by_text, status
+from tests.engines import toy
+from tests.engines.plain import assert_greedy, greedy, ids
+from tests.engines.sglang import trees, watching
+from tests.engines.sglang.drafters import ROWS, answers, drafted, drafts_by_text, judge_long_answers, status
 from tests.engines.sglang.engines import Engine
 
 ALGORITHMS = ["EAGLE", *(pytest.param(name, marks=pytest.mark.slow) for name in ("STANDALONE", "EAGLE3"))]
@@ -109,3 +110,99 @@ def test_the_drafter_drafts_as_if_there_were_no_tails(algorithm, make):
     common = actual.keys() & expected.keys()
     assert len(common) > 20
     assert all(actual[text] == expected[text][: len(actual[text])] for text in common)
+
+
+# -- how requests run -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("algorithm", ["EAGLE"])
+def test_references_are_drafted_from_behind_the_drafters_tokens(algorithm, make):
+    """Each request's reference is its own answer."""
+    engine = make(algorithm)
+    known = [{"custom_params": {"specplug": {"references": [{"token_ids": list(greedy(row))}]}}} for row in ROWS]
+    before = counts(engine)["ngram"]
+    without = answers(engine)
+    between = counts(engine)["ngram"]
+    found = answers(engine, known)
+    assert_greedy(ROWS, [greedy(row) for row in ROWS], found)
+    steps = [sum(answer["meta"]["spec_verify_ct"] for answer in each) for each in (without, found)]
+    assert steps[1] < 0.7 * steps[0]
+    accepted = [each["accepted"] for each in (before, between, counts(engine)["ngram"])]
+    assert accepted[2] - accepted[1] > 2 * (accepted[1] - accepted[0])
+
+
+@pytest.mark.parametrize("algorithm", ["EAGLE"])
+def test_requests_limits_are_kept_in_one_batch(algorithm, make):
+    fields = [{}, {"specplug_num_speculative_tokens": 1}, {"specplug_enabled": False}]
+    params = [{"custom_params": dict(fields[row % 3])} for row in range(8)]
+    given = [ROWS[row // 3] for row in range(8)]
+    engine = make(algorithm)
+    found = answers(engine, params, given)
+    assert_greedy(given, [greedy(row) for row in given], found)
+    emitted = [answer["meta"]["completion_tokens"] - 1 for answer in found]  # the first token is the prefill's
+    a_step = [tokens / answer["meta"]["spec_verify_ct"] for tokens, answer in zip(emitted, found, strict=True)]
+    assert max(a_step[0::3]) > 2
+    assert all(tokens <= 2 for tokens in a_step[1::3])
+    assert set(a_step[2::3]) == {1}
+
+
+@pytest.mark.parametrize("algorithm", ["EAGLE"])
+def test_penalties_and_grammars_are_exact(algorithm, make, baseline):
+    engine = make(algorithm)
+    params = [{"frequency_penalty": 0.5}, {"min_new_tokens": 40}, {"regex": "[a-f]{3}( [a-f]{3}){4}"}, {}] * 2
+    given = [tuple(ids(text)) for text in ("The capital of France is", "def f(x):")] * 4
+    found, expected = (answers(each, params, given) for each in (engine, baseline))
+    assert [answer["token_ids"] for answer in found] == [answer["token_ids"] for answer in expected]
+
+
+@pytest.mark.parametrize("algorithm", ["EAGLE"])
+def test_requests_that_are_retracted_are_drafted_for_again(algorithm, make):
+    engine = make(algorithm)
+    with engine.planted(watching.retract_often, every=5):
+        found = judge_long_answers(engine)
+    assert sum(answer["meta"]["num_retractions"] for answer in found) > 3
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("algorithm", ["STANDALONE", "EAGLE"])
+def test_steps_that_do_not_overlap_and_prompts_in_chunks(algorithm, make):
+    judge_long_answers(make(algorithm, overlap=False, chunked_prefill_size=64))
+
+
+@pytest.mark.parametrize("algorithm", ["EAGLE"])
+def test_where_lookup_cannot_run_the_drafters_tokens_stand(algorithm, make):
+    engine = make(algorithm)
+    before = counts(engine)
+    with engine.planted(fail_to_draft):
+        found = answers(engine)
+    assert_greedy(ROWS, [greedy(row) for row in ROWS], found)
+    assert sum(answer["meta"]["spec_num_correct_drafts"] for answer in found) > 20
+    assert counts(engine)["ngram"] == before["ngram"]
+
+
+def fail_to_draft(scheduler: Any) -> None:
+    """Let no step of lookup be launched."""
+    trees.put(scheduler.draft_worker.drafting.drafts, "propose", lambda *_: None)
+
+
+# -- sampled text -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("algorithm", [pytest.param("STANDALONE", id="STANDALONE, like EAGLE")])
+def test_sampled_text_has_the_targets_distribution(algorithm, engine, tmp_path_factory):
+    """With limits in some rows; the model drafts for itself.  A mistake in verification is found."""
+    path = tmp_path_factory.mktemp("toy")
+    toy.model().save_pretrained(path)
+    target = {"model_path": str(path), "skip_tokenizer_init": True, "context_length": 64, "max_running_requests": 64}
+    own = {"draft_length": LENGTH, "speculative_num_steps": None, "sampling": True}
+    sampled = drafted(engine, algorithm, path, EXTENDED, **target, **own)
+    plain = {"temperature": 1.0, "max_new_tokens": 2 * toy.PAIRS, "ignore_eos": True}
+    params = [{**plain, "custom_params": {"specplug_num_speculative_tokens": 1 + row % 8}} for row in range(128)]
+    found = answers(sampled, params, [toy.PROMPT] * len(params))
+    assert toy.p_value([answer["token_ids"] for answer in found]) > 1e-4
+    by_source = counts(sampled)
+    assert min(by_source[name]["accepted"] for name in ("engine", "ngram")) > 100
+    assert sum(by_source["ngram"]["accepted_at"][MODEL_TOKENS:]) > 20
+    with sampled.planted(trees.accept_lightly):
+        found = answers(sampled, params, [toy.PROMPT] * len(params))
+    assert toy.p_value([answer["token_ids"] for answer in found]) < 1e-6
