@@ -222,7 +222,7 @@ def _leave_to_engine(step: Any, control: Any, status: int) -> None:
         if control.runs_proposer and status == OK and step.upto[row] == memory.lengths[row]:
             continue
         most = _most(memory, row, control.draft_length, memory.table[memory.slots[row]])
-        memory.draft_lengths[row] = min(most, step.engine_ids.shape[1])
+        memory.draft_lengths[row] = memory.limits[row] = min(most, step.engine_ids.shape[1])
         for k in range(memory.draft_lengths[row]):
             memory.ids[row, k], memory.confidence[row, k] = step.engine_ids[row, k], UNKNOWN
             memory.sources[row, k] = control.num_sources - 1
