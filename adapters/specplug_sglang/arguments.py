@@ -231,12 +231,12 @@ def completed(algorithm: Any, server_args: Any) -> None:
         if extended_method(server_args) is None:
             return
         view, found = resolved_args(server_args), resolved(server_args).settings.num_speculative_tokens
-        steps, behind = view.speculative_num_steps, engine_tokens(server_args)
-        if steps not in (None, behind, found):
+        steps, own = view.speculative_num_steps, engine_tokens(server_args)
+        if steps not in (None, own, found):
             raise refusal(
                 "the drafter's steps are given twice",
-                f"--speculative-num-steps {steps}, and {behind} by options.hybrid.model_tokens",
-                f"--speculative-num-steps {behind}, or none",
+                f"--speculative-num-steps {steps}, and {own} by options.hybrid.model_tokens",
+                f"--speculative-num-steps {own}, or none",
                 ENGINE_OFF,
             )
     declare_resolution(

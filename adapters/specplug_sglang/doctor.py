@@ -57,7 +57,7 @@ CUT = (
     "all rows have one draft length: of requests with a lower limit of their own, with penalties or with "
     "min_new_tokens, the rest of the draft is verified and never accepted"
 )
-BEHIND = "lookup goes on behind them, or its own draft stands instead, row by row"
+EXTENDS = "lookup goes on behind them, or its own draft stands instead, row by row"
 REFUSED = (
     "refused at start-up: attention with data parallelism, pipeline parallelism, prefill and decode on separate "
     "servers, two-batch overlap, SGLang's adaptive speculation or rejection sampling, acceptance thresholds with "
@@ -179,7 +179,7 @@ def launch_of(server_args: Any) -> Launch:
     if engine_method(server_args) is not None:
         last = [f"SGLang's own drafter drafts, by {method}; {ENGINE_DRAFTS}", CUT]
     elif method is not None:
-        last = [f"SGLang's own drafter drafts {caps.engine_tokens} tokens, by {method}; {BEHIND}", CUT]
+        last = [f"SGLang's own drafter drafts {caps.engine_tokens} tokens, by {method}; {EXTENDS}", CUT]
     advice = [CheckResult("ok", head), reach, *(CheckResult("ok", text) for text in on_the_host)]
     advice += [lossy_acceptance(lossy, _LOSSY)] if lossy else []
     advice += [CheckResult("ok", text) for text in last]

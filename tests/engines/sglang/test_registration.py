@@ -102,7 +102,7 @@ def hooks_that_break() -> Callable[[], None]:
     return replaced(entry, "install_hooks", install)
 
 
-BEHIND = {"settings": EXTENDED, "speculative_num_steps": None, "speculative_num_draft_tokens": 16}
+LENGTHS = {"settings": EXTENDED, "speculative_num_steps": None, "speculative_num_draft_tokens": 16}
 """Arguments and settings with which lookup goes on behind a drafter."""
 
 WITHOUT = "start without --speculative-algorithm SPECPLUG"
@@ -187,12 +187,12 @@ def test_an_sglang_that_does_not_fit_is_refused(plant, stated, baseline):
         ),
         ({"plant": ["moved", "engine drafts"]}, ["SGLang has moved", "Req.fly is gone"]),
         ({"settings": '{"proposer": "engine", "verifier": "trtri"}'}, ["verifier"]),
-        ({**BEHIND, "tp_size": 2}, ["not shared between ranks", "--tp-size 2"]),
-        ({**BEHIND, "speculative_eagle_topk": 4}, ["chains only", "eagle-topk 4"]),
-        ({**BEHIND, "speculative_num_steps": 5}, ["given twice", "--speculative-num-steps 5, and 3 by"]),
-        ({**BEHIND, "speculative_num_draft_tokens": 4}, ["nothing is left", "model_tokens"]),
-        ({**BEHIND, "settings": EXTENDED.replace('"model":', '"lookup": "bigram", "model":')}, ["lookup", "ngram"]),
-        ({**BEHIND, "plant": ["moved", "engine drafts"]}, ["SGLang has moved", "Req.fly is gone"]),
+        ({**LENGTHS, "tp_size": 2}, ["not shared between ranks", "--tp-size 2"]),
+        ({**LENGTHS, "speculative_eagle_topk": 4}, ["chains only", "eagle-topk 4"]),
+        ({**LENGTHS, "speculative_num_steps": 5}, ["given twice", "--speculative-num-steps 5, and 3 by"]),
+        ({**LENGTHS, "speculative_num_draft_tokens": 4}, ["nothing is left", "model_tokens"]),
+        ({**LENGTHS, "settings": EXTENDED.replace('"model":', '"lookup": "bigram", "model":')}, ["lookup", "ngram"]),
+        ({**LENGTHS, "plant": ["moved", "engine drafts"]}, ["SGLang has moved", "Req.fly is gone"]),
     ],
 )
 def test_drafts_that_cannot_be_planned_end_the_start(arguments, stated, baseline):
@@ -232,7 +232,7 @@ def test_a_server_whose_drafts_cannot_be_planned_does_not_start(baseline, plant,
 def test_lookup_behind_a_drafter_needs_no_steps(baseline):
     """SGLang alone refuses a number of draft tokens without one of steps, and lowers it to the steps."""
     for steps in (None, 3):
-        given = {**SMALL, **OWN, **BEHIND, "speculative_num_steps": steps}
+        given = {**SMALL, **OWN, **LENGTHS, "speculative_num_steps": steps}
         settings = given.pop("settings")
         assert baseline.call(outcome, arguments=given, settings=settings) == "started"
 
