@@ -18,6 +18,7 @@ from tests.engines.sglang.engines import Engine
 
 ALGORITHMS = ["EAGLE", *(pytest.param(name, marks=pytest.mark.slow) for name in ("STANDALONE", "EAGLE3"))]
 MODEL_TOKENS, LENGTH = 2, 8
+ENGINE, AT = "ngram/engine", ("verified_at", "accepted_at")
 EXTENDED = {
     "proposer": "hybrid",
     "policy": "ladder",
@@ -41,11 +42,14 @@ def make(engine: Callable[..., Engine], draft_of: Callable[[str], Path]) -> Call
     return made
 
 
-def counts(engine: Engine) -> dict[str, Any]:
-    """Return the counts of drafts by source."""
+def counts(engine: Engine) -> dict[str, dict[str, Any]]:
+    """Return the counts of the drafter's tokens, under "engine", and of all that lookup drafted, under "lookup"."""
     (worker,) = engine.call(status)["workers"]
-    found: dict[str, Any] = worker["metrics"]["by_source"]
-    return found
+    sources = worker["metrics"]["by_source"]
+    own = [found for name, found in sources.items() if name.startswith("lookup") and name != ENGINE]
+    lookup = {name: sum(found[name] for found in own) for name in ("accepted", "verified")}
+    lookup |= {name: [sum(column) for column in zip(*(found[name] for found in own), strict=True)] for name in AT}
+    return {"engine": sources[ENGINE], "lookup": lookup}
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
@@ -53,11 +57,11 @@ def test_greedy_text_is_the_targets(algorithm, make):
     engine = make(algorithm)
     assert_greedy(ROWS, [greedy(row) for row in ROWS], answers(engine))
     found = counts(engine)
-    engine_at, lookup_at = (found[name]["verified_at"] for name in ("engine", "ngram"))
+    engine_at, lookup_at = (found[name]["verified_at"] for name in ("engine", "lookup"))
     assert min(engine_at[:MODEL_TOKENS]) > 0
     assert sum(engine_at[MODEL_TOKENS:]) == 0
     assert min(lookup_at) > 0
-    assert min(found[name]["accepted"] for name in ("engine", "ngram")) > 0
+    assert min(found[name]["accepted"] for name in ("engine", "lookup")) > 0
 
 
 # -- the drafter's key-value cache ------------------------------------------------------------------------------------
@@ -120,14 +124,14 @@ def test_references_are_drafted_from_behind_the_drafters_tokens(algorithm, make)
     """Each request's reference is its own answer."""
     engine = make(algorithm)
     known = [{"custom_params": {"specplug": {"references": [{"token_ids": list(greedy(row))}]}}} for row in ROWS]
-    before = counts(engine)["ngram"]
+    before = counts(engine)["lookup"]
     without = answers(engine)
-    between = counts(engine)["ngram"]
+    between = counts(engine)["lookup"]
     found = answers(engine, known)
     assert_greedy(ROWS, [greedy(row) for row in ROWS], found)
     steps = [sum(answer["meta"]["spec_verify_ct"] for answer in each) for each in (without, found)]
     assert steps[1] < 0.7 * steps[0]
-    accepted = [each["accepted"] for each in (before, between, counts(engine)["ngram"])]
+    accepted = [each["accepted"] for each in (before, between, counts(engine)["lookup"])]
     assert accepted[2] - accepted[1] > 2 * (accepted[1] - accepted[0])
 
 
@@ -177,7 +181,7 @@ def test_where_lookup_cannot_run_the_drafters_tokens_stand(algorithm, make):
         found = answers(engine)
     assert_greedy(ROWS, [greedy(row) for row in ROWS], found)
     assert sum(answer["meta"]["spec_num_correct_drafts"] for answer in found) > 20
-    assert counts(engine)["ngram"] == before["ngram"]
+    assert counts(engine)["lookup"] == before["lookup"]
 
 
 def fail_to_draft(scheduler: Any) -> None:
@@ -201,8 +205,8 @@ def test_sampled_text_has_the_targets_distribution(algorithm, engine, tmp_path_f
     found = answers(sampled, params, [toy.PROMPT] * len(params))
     assert toy.p_value([answer["token_ids"] for answer in found]) > 1e-4
     by_source = counts(sampled)
-    assert min(by_source[name]["accepted"] for name in ("engine", "ngram")) > 100
-    assert sum(by_source["ngram"]["accepted_at"][MODEL_TOKENS:]) > 20
+    assert min(by_source[name]["accepted"] for name in ("engine", "lookup")) > 100
+    assert sum(by_source["lookup"]["accepted_at"][MODEL_TOKENS:]) > 20
     with sampled.planted(trees.accept_lightly):
         found = answers(sampled, params, [toy.PROMPT] * len(params))
     assert toy.p_value([answer["token_ids"] for answer in found]) < 1e-6
