@@ -52,7 +52,11 @@ class ExtendedDrafting(ProposerDrafting):
 
 
 class ExtendedWorker(StatesWorker):
-    """Mixin of SGLang's workers; see `StatesWorker`."""
+    """Mixin of SGLang's workers; see `StatesWorker`.
+
+    Attributes:
+        chains: SGLang's parents and order of the nodes of chains, for its largest batch, by draft length.
+    """
 
     drafting: ProposerDrafting
     draft_worker: Any
@@ -70,14 +74,9 @@ class ExtendedWorker(StatesWorker):
 
     def _plans(self, server_args: Any, ranks: RankGroup) -> ProposerDrafting:
         runner = self.target_worker.model_runner
-        drafting = ExtendedDrafting(
-            server_args,
-            runner.model_config,
-            slots=rows_of_pool(server_args),
-            device=torch.device(runner.device),
-            rank=ranks.rank,
-            tokenizer=getattr(self.target_worker, "tokenizer", None),
-        )
+        slots, tokenizer = rows_of_pool(server_args), getattr(self.target_worker, "tokenizer", None)
+        how = {"slots": slots, "device": torch.device(runner.device), "rank": ranks.rank, "tokenizer": tokenizer}
+        drafting = ExtendedDrafting(server_args, runner.model_config, **how)
         if not isinstance(drafting.drafts, StreamDrafts):
             raise EngineError.build(
                 "lookup cannot go on behind SGLang's own drafter, as its steps cannot be taken in SGLang's stream",
@@ -107,14 +106,14 @@ class ExtendedWorker(StatesWorker):
 
         drafter, caps = self.draft_worker, self.drafting.caps
         lengths = {length for n in caps.captured_draft_lengths for length in (n, self.steps_of(n))}
-        self._chains = {length: self._chain_of(length) for length in lengths}
+        self.chains = {length: self._chain_of(length) for length in lengths}
         drafter._rebuild_topk1_chain_buffers = self._rebuild_chain
         self.speculative_num_steps = drafter.speculative_num_steps = caps.engine_tokens
         get_context().override("specplug", speculative_num_steps=caps.engine_tokens)
         self._rebuild_chain()
 
     def _chain_of(self, length: int) -> tuple[Tensor, Tensor]:
-        """Return SGLang's parents and order of the nodes of chains, for its largest batch."""
+        """Let SGLang build the nodes of chains; see `chains`."""
         drafter = self.draft_worker
         drafter.speculative_num_steps, drafter.speculative_num_draft_tokens = length, length + 1
         drafter._rebuild_topk1_chain_buffers()
@@ -124,18 +123,22 @@ class ExtendedWorker(StatesWorker):
     def _rebuild_chain(self) -> None:
         """Stand for SGLang's method, which builds the chain's nodes anew at each change of the draft length."""
         drafter = self.draft_worker
-        chain = self._chains[drafter.speculative_num_steps]
+        chain = self.chains[drafter.speculative_num_steps]
         drafter._topk1_parents_prealloc, drafter._topk1_score_indices_prealloc = chain
 
     # -- steps -----------------------------------------------------------------------------------------------------
 
     def forward_batch_generation(self, batch: Any, *args: Any, **kwargs: Any) -> Any:
         """Run one step of a batch, a prefill or drafts and their verification, as SGLang does."""
-        drafting, reqs = self.drafting, batch.reqs
-        if not batch.forward_mode.is_decode():
-            return self._extend(batch, *args, **kwargs)
+        drafting, reqs, slots, before = self.drafting, batch.reqs, batch.req_pool_indices, batch.seq_lens
         assert drafting.drafts is not None
-        length, slots, before = drafting.plan(reqs), batch.req_pool_indices, batch.seq_lens
+        if not batch.forward_mode.is_decode():
+            drafting.prefills = True
+            drafting.admit(reqs)
+            result = super().forward_batch_generation(batch, *args, **kwargs)  # type: ignore[misc]
+            drafting.append_first(reqs, finished_prefills(reqs), slots, before, result.next_token_ids.to(torch.int32))
+            return result
+        length = drafting.plan(reqs)
         self._decoding, self._draft = Decoding(reqs, drafting.rows, slots, before, batch.has_grammar), None
         if not length:
             drafting.drafts.idle(self._decoding)
@@ -143,15 +146,6 @@ class ExtendedWorker(StatesWorker):
         drafting.launched(reqs, self._draft)
         verified = torch.zeros_like(result.accept_lens) if self._draft is None else self._draft.lengths
         result.cap_lens = verified + 1  # SGLang's name for the tokens that a row verifies
-        return result
-
-    def _extend(self, batch: Any, *args: Any, **kwargs: Any) -> Any:
-        drafting, reqs = self.drafting, batch.reqs
-        drafting.prefills = True
-        drafting.admit(reqs)
-        slots, lengths = batch.req_pool_indices, batch.seq_lens
-        result = super().forward_batch_generation(batch, *args, **kwargs)  # type: ignore[misc]
-        drafting.append_first(reqs, finished_prefills(reqs), slots, lengths, result.next_token_ids.to(torch.int32))
         return result
 
     def go_on(self, engine_ids: Tensor, length: int) -> tuple[Tensor, Tensor]:
@@ -172,10 +166,6 @@ class ExtendedWorker(StatesWorker):
         most = [min(plan.draft_length_for(req.rid), engine_ids.shape[1]) for req in step.reqs]
         return pad(engine_ids, (0, length - engine_ids.shape[1])), on_device(most, torch.int64, engine_ids.device)
 
-    def chain(self, length: int) -> tuple[Tensor, Tensor]:
-        """Return the parents and the order of the nodes of chains, see `_chain_of`."""
-        return self._chains[length]
-
     def verify(self, batch: Any, *args: Any, **kwargs: Any) -> Any:
         """Verify drafts, append what the rows emit to their texts, and observe."""
         result = super().verify(batch, *args, **kwargs)  # type: ignore[misc]
@@ -194,23 +184,18 @@ def _gone_on(
     draft_input: Any,
     parents: Tensor,
     order: Tensor,
-    draft_tokens: Tensor,
-    draft_probs: Any,
+    engine_ids: Tensor,
+    draft_probs: None,
     *,
     target_worker: Any,
-    num_steps: int,
     num_draft_tokens: int,
     **others: Any,
 ) -> Any:
-    """Stand around SGLang's `build_eagle_verify_input`: verify the chains of `ExtendedWorker.go_on`."""
-    worker, length = _workers.get(target_worker), num_draft_tokens - 1
-    if worker is None or batch.forward_mode.is_idle():
-        steps = {"num_steps": num_steps, "num_draft_tokens": num_draft_tokens}
-        own = (draft_input, parents, order, draft_tokens, draft_probs)
-        return original(batch, *own, target_worker=target_worker, **steps, **others)
-    ids, lengths = worker.go_on(draft_tokens, length)
-    nodes = (part[: ids.shape[0]] for part in worker.chain(length))
-    sizes = {"num_steps": length, "num_draft_tokens": num_draft_tokens}
-    verified = original(batch, draft_input, *nodes, ids, None, target_worker=target_worker, **sizes, **others)
+    """Stand around SGLang's `build_eagle_verify_input`: verify the drafts of `ExtendedWorker.go_on`."""
+    worker, n = _workers[target_worker], num_draft_tokens - 1
+    ids, lengths = worker.go_on(engine_ids, n)
+    nodes = [part[: len(ids)] for part in worker.chains[n]]
+    others |= {"target_worker": target_worker, "num_draft_tokens": num_draft_tokens, "num_steps": n}
+    verified = original(batch, draft_input, *nodes, ids, draft_probs, **others)
     verified.retrieve_next_token = cut(verified.retrieve_next_token, lengths)
     return verified

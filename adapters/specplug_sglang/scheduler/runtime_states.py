@@ -47,11 +47,11 @@ class RuntimeStates:
         """Build the states that are missing; every draft length is captured for every batch size."""
         for length in self._drafting.caps.captured_draft_lengths:
             if length not in self._states:
-                steps = self._worker.steps_of(length)
-                state = self._worker.build_adaptive_runtime_state(
-                    speculative_num_steps=steps, speculative_num_draft_tokens=length + 1
-                )
-                self.register(state)
+                how = {
+                    "speculative_num_steps": self._worker.steps_of(length),
+                    "speculative_num_draft_tokens": length + 1,
+                }
+                self.register(self._worker.build_adaptive_runtime_state(**how))
 
     def activate_step_by_batch(self, batch_size: int) -> None:
         """Apply the state of the newest plan's draft length."""
