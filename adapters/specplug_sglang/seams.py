@@ -167,8 +167,8 @@ sglang.srt.speculative.adaptive_runtime_state
   SpecRuntimeState: speculative_num_draft_tokens speculative_num_steps
 sglang.srt.speculative.eagle_worker_v2
   logger
-  EAGLEWorkerV2: activate_step_by_batch adaptive_controller apply_runtime_state build_adaptive_runtime_state
-      init_cuda_graphs on_verify_complete_cpu
+  EAGLEWorkerV2: activate_step_by_batch adaptive_controller apply_runtime_state init_cuda_graphs on_verify_complete_cpu
+  EAGLEWorkerV2.build_adaptive_runtime_state(speculative_num_steps, speculative_num_draft_tokens)
   EAGLEWorkerV2: alloc_memory_pool clear_cache_pool draft_worker
   EAGLEWorkerV2.__init__(server_args, gpu_id, nccl_port, target_worker)
   EAGLEWorkerV2.forward_batch_generation(batch)

@@ -182,7 +182,7 @@ def test_a_worker_has_a_runtime_state_for_every_draft_length(make):
     """SGLang leaves out a state of as many steps as the newest had, so the worker must seem to have had none."""
     drafting, built, applied = make(), [], []
 
-    def build(*, speculative_num_steps: int, speculative_num_draft_tokens: int) -> Any:
+    def build(speculative_num_steps: int, speculative_num_draft_tokens: int) -> Any:
         built.append((speculative_num_steps, speculative_num_draft_tokens))
         return SimpleNamespace(speculative_num_draft_tokens=speculative_num_draft_tokens)
 

@@ -45,12 +45,6 @@ def extended(worker: type) -> type:
     return type(f"Extended{worker.__name__}", (ExtendedWorker, worker), {})
 
 
-class ExtendedDrafting(ProposerDrafting):
-    """Requests, plans and drafts of one worker of SGLang's drafters."""
-
-    inexact = INEXACT
-
-
 class ExtendedWorker(StatesWorker):
     """Mixin of SGLang's workers; see `StatesWorker`.
 
@@ -65,7 +59,7 @@ class ExtendedWorker(StatesWorker):
         super().__init__(server_args, gpu_id, nccl_port, target_worker)
         self.model_runner = target_worker.model_runner
         self._operations = operations_for(self.drafting.table)
-        self._decoding: Decoding | None = None
+        self._decoding: Any = None  # the newest step that decodes
         self._draft: Draft | None = None  # of the newest step, None if lookup could not run
         hook(kv_cache_configurator, "get_req_to_token_extra_context_len", extra_context_len)
         hook(eagle_worker_v2, "build_eagle_verify_input", _gone_on)
@@ -75,14 +69,16 @@ class ExtendedWorker(StatesWorker):
     def _plans(self, server_args: Any, ranks: RankGroup) -> ProposerDrafting:
         runner = self.target_worker.model_runner
         slots, tokenizer = rows_of_pool(server_args), getattr(self.target_worker, "tokenizer", None)
-        how = {"slots": slots, "device": torch.device(runner.device), "rank": ranks.rank, "tokenizer": tokenizer}
-        drafting = ExtendedDrafting(server_args, runner.model_config, **how)
+        how: Any = {"slots": slots, "device": torch.device(runner.device), "rank": ranks.rank, "tokenizer": tokenizer}
+        drafting = ProposerDrafting(server_args, runner.model_config, **how)
+        drafting.inexact = INEXACT
         if not isinstance(drafting.drafts, StreamDrafts):
             raise EngineError.build(
                 "lookup cannot go on behind SGLang's own drafter, as its steps cannot be taken in SGLang's stream",
                 who="specplug_sglang",
                 remedy="See the warning before this, or set the proposer to 'engine'",
             )
+        self._drafts = drafting.drafts
         return drafting
 
     def alloc_memory_pool(self, *args: Any, **pools: Any) -> None:
@@ -131,7 +127,6 @@ class ExtendedWorker(StatesWorker):
     def forward_batch_generation(self, batch: Any, *args: Any, **kwargs: Any) -> Any:
         """Run one step of a batch, a prefill or drafts and their verification, as SGLang does."""
         drafting, reqs, slots, before = self.drafting, batch.reqs, batch.req_pool_indices, batch.seq_lens
-        assert drafting.drafts is not None
         if not batch.forward_mode.is_decode():
             drafting.prefills = True
             drafting.admit(reqs)
@@ -141,7 +136,7 @@ class ExtendedWorker(StatesWorker):
         length = drafting.plan(reqs)
         self._decoding, self._draft = Decoding(reqs, drafting.rows, slots, before, batch.has_grammar), None
         if not length:
-            drafting.drafts.idle(self._decoding)
+            self._drafts.idle(self._decoding)
         result = super().forward_batch_generation(batch, *args, **kwargs)  # type: ignore[misc]
         drafting.launched(reqs, self._draft)
         verified = torch.zeros_like(result.accept_lens) if self._draft is None else self._draft.lengths
@@ -156,11 +151,9 @@ class ExtendedWorker(StatesWorker):
             the drafter alone, which are then counted as steps without drafts.
         """
         drafting, step, lacking = self.drafting, self._decoding, self.drafting.caps.engine_tokens - engine_ids.shape[1]
-        assert step is not None
-        assert drafting.drafts is not None
         plan = drafting.step_planner.plan
         given = pad(engine_ids, (0, lacking)) if lacking else engine_ids
-        self._draft = drafting.drafts.propose(step._replace(engine_ids=given), length, plan)
+        self._draft = self._drafts.propose(step._replace(engine_ids=given), length, plan)
         if self._draft is not None:
             return self._draft.token_ids.long(), self._draft.lengths
         most = [min(plan.draft_length_for(req.rid), engine_ids.shape[1]) for req in step.reqs]
@@ -169,12 +162,10 @@ class ExtendedWorker(StatesWorker):
     def verify(self, batch: Any, *args: Any, **kwargs: Any) -> Any:
         """Verify drafts, append what the rows emit to their texts, and observe."""
         result = super().verify(batch, *args, **kwargs)  # type: ignore[misc]
-        drafting, step = self.drafting, self._decoding
-        assert step is not None
-        emitted, lengths = result.next_token_ids, result.accept_lens
-        self._operations.append(drafting.table, step.slots, step.before, emitted, result.accept_index, lengths)
-        if self._draft is not None and drafting.drafts is not None:
-            drafting.drafts.observe(step, self._draft, lengths)
+        step, emitted, lengths = self._decoding, result.next_token_ids, result.accept_lens
+        self._operations.append(self.drafting.table, step.slots, step.before, emitted, result.accept_index, lengths)
+        if self._draft is not None:
+            self._drafts.observe(step, self._draft, lengths)
         return result
 
 
