@@ -19,7 +19,9 @@ from specplug_sglang.config import (
     HANDLES_ARGUMENTS,
     LENGTH_FLAG,
     default_requests_of,
-    engine_method,
+    drafter,
+    engine_tokens,
+    extended_method,
     is_tree_mode,
     lossy_arguments,
     refusals,
@@ -73,10 +75,15 @@ OF_DRAFTERS: Refused = {
     "enable_lora": (False, "SGLang's graphs for adapters need the same draft length in every step"),
 }
 
+OF_EXTENDED: Refused = {
+    **OF_DRAFTERS,
+    "tp_size": (1, "lookup behind SGLang's own drafter is not shared between ranks"),
+}
+
 METHODS = ("EAGLE", "EAGLE3", "STANDALONE")
 """Algorithms whose workers build a runtime state per draft length; SGLang resolves NEXTN to EAGLE."""
 
-ENGINE_OFF = f"take the proposer 'engine' out of {CONFIG_VARIABLE}, which leaves the drafter to SGLang"
+ENGINE_OFF = f"take the proposer out of {CONFIG_VARIABLE}, which leaves the drafter to SGLang"
 
 
 class Algorithm(CustomSpecAlgo):
@@ -209,26 +216,56 @@ def install() -> None:
     """Hook SGLang's resolution of an algorithm's arguments; other servers are unchanged."""
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
+    HookRegistry.register(HANDLES_ARGUMENTS, completed, HookType.BEFORE)
     HookRegistry.register(HANDLES_ARGUMENTS, handled, HookType.AFTER)
+
+
+def completed(algorithm: Any, server_args: Any) -> None:
+    """Fill in what SGLang asks of a chain, steps for all its tokens, where lookup goes on behind its drafter.
+
+    Its workers run `engine_tokens` steps; see `scheduler.extending`.
+    """
+    from sglang.srt.arg_groups.overrides import declare_resolution
+
+    with refusals():
+        if extended_method(server_args) is None:
+            return
+        view, found = resolved_args(server_args), resolved(server_args).settings.num_speculative_tokens
+        steps, own = view.speculative_num_steps, engine_tokens(server_args)
+        if steps not in (None, own, found):
+            raise refusal(
+                "the drafter's steps are given twice",
+                f"--speculative-num-steps {steps}, and {own} by options.hybrid.model_tokens",
+                f"--speculative-num-steps {own}, or none",
+                ENGINE_OFF,
+            )
+    declare_resolution(
+        server_args,
+        "specplug",
+        speculative_num_steps=found,
+        speculative_num_draft_tokens=found + 1,
+        speculative_eagle_topk=view.speculative_eagle_topk or 1,
+    )
 
 
 def handled(result: None, algorithm: Any, server_args: Any) -> None:
     """Check the arguments that SGLang has resolved for its algorithm; raise ValueError as `handle_server_args` does."""
     with refusals():
-        if engine_method(server_args) is not None:
+        if drafter(server_args) is not None:
             for where in ("worker", "engine drafts"):  # a moved seam would end the scheduler a moment later
                 seams.require(where)
-            refuse_for_drafter(resolved_args(server_args))
+            extends = extended_method(server_args) is not None
+            refuse_for_drafter(resolved_args(server_args), OF_EXTENDED if extends else OF_DRAFTERS)
             resolved(server_args)
 
 
-def refuse_for_drafter(server_args: Any) -> None:
+def refuse_for_drafter(server_args: Any, refused: Refused = OF_DRAFTERS) -> None:
     """Refuse arguments with which the draft length cannot change, or the text would be inexact (`EngineError`)."""
     algorithm = server_args.speculative_algorithm
     if algorithm not in METHODS:
         found, expected = f"--speculative-algorithm {algorithm}", ", ".join(METHODS)
         raise refusal("the draft length of this algorithm cannot be planned", found, expected, ENGINE_OFF)
-    refuse_arguments(server_args, OF_DRAFTERS, ENGINE_OFF)
+    refuse_arguments(server_args, refused, ENGINE_OFF)
     if envs.SGLANG_SPEC_SKIP_ZERO_STEP_DRAFT_EXTEND.get():
         what = "the draft model would not see the tokens of steps without drafts, and later drafts would be wrong"
         raise refusal(what, f"{_SKIPS}=1", f"{_SKIPS} unset", ENGINE_OFF)

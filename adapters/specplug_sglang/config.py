@@ -2,9 +2,9 @@
 
 Every process derives them from the server's arguments alone, so all processes agree.
 
-A server enables specplug in one of two ways.  With ``--speculative-algorithm SPECPLUG`` specplug drafts.  With an
+A server enables specplug in one of three ways.  With ``--speculative-algorithm SPECPLUG`` specplug drafts.  With an
 algorithm of SGLang's, such as EAGLE, and the setting ``"proposer": "engine"``, SGLang's own draft model drafts and
-specplug plans how far.
+specplug plans how far; with ``"proposer": "hybrid"``, whose model is the engine's, lookup goes on behind its drafts.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any
 from specplug.errors import SpecplugError
 from specplug.operator import startup
 from specplug.plugins.registry import default_registry
-from specplug.settings.sources import CONFIG_VARIABLE, ResolvedSettings, load_settings
+from specplug.settings.sources import CONFIG_VARIABLE, ResolvedSettings, after_engine, load_settings
 from specplug.types.caps import Distribution, DraftLengthChange, EngineCaps, Ragged
 
 ALGORITHM = "SPECPLUG"
@@ -39,24 +39,44 @@ _TABLE_SHARE = 64
 
 def is_requested(server_args: Any) -> bool:
     """Return whether this server enables specplug, to draft or to plan the drafts of SGLang's own drafter."""
-    return proposes(server_args) or engine_method(server_args) is not None
+    return _replaces(server_args) or drafter(server_args) is not None
 
 
 def proposes(server_args: Any) -> bool:
-    """Return whether specplug's proposers draft on this server."""
-    return _algorithm(server_args) == ALGORITHM
+    """Return whether specplug's proposers draft on this server, alone or behind SGLang's own drafter."""
+    return _replaces(server_args) or extended_method(server_args) is not None
 
 
-def engine_method(server_args: Any) -> str | None:
-    """Return the algorithm of SGLang's own drafter if specplug plans its drafts, otherwise None.
+def drafter(server_args: Any) -> str | None:
+    """Return the algorithm of SGLang's own drafter if specplug plans or extends its drafts, otherwise None.
 
     Raises:
         SettingsError: the settings are invalid.
     """
+    return engine_method(server_args) or extended_method(server_args)
+
+
+def engine_method(server_args: Any) -> str | None:
+    """Return the algorithm of SGLang's own drafter if specplug does nothing but plan its drafts, otherwise None."""
+    return _method(server_args, "drafts_in_engine")
+
+
+def extended_method(server_args: Any) -> str | None:
+    """Return the algorithm of SGLang's own drafter if specplug's lookup goes on behind its drafts, otherwise None."""
+    return _method(server_args, "extends_engine")
+
+
+def _replaces(server_args: Any) -> bool:
+    """Return whether specplug drafts in place of a drafter of SGLang's."""
+    return _algorithm(server_args) == ALGORITHM
+
+
+def _method(server_args: Any, use: str) -> str | None:
+    """Return the algorithm of SGLang's own drafter if the property `use` of the settings is true, otherwise None."""
     environment, name = os.environ.get(CONFIG_VARIABLE, ""), _algorithm(server_args)
-    if not environment or name in ("", ALGORITHM) or not _load(None, name, environment).settings.drafts_in_engine:
+    if not environment or name in ("", ALGORITHM):
         return None
-    return name
+    return name if getattr(_load(None, name, environment).settings, use) else None
 
 
 @contextmanager
@@ -79,13 +99,26 @@ def resolved_args(server_args: Any) -> Any:
 def resolved(server_args: Any) -> ResolvedSettings:
     """Return the settings of a server with specplug enabled.
 
-    SGLang's flag counts the root, which is verified with every draft, so the maximum draft length is one less.
+    SGLang's flag counts the root, which is verified with every draft, so the maximum draft length is one less.  The
+    proposer is a lookup's if that goes on behind SGLang's own drafter.
 
     Raises:
         SettingsError: the settings are invalid.
     """
+    return _found(server_args)[0]
+
+
+def engine_tokens(server_args: Any) -> int:
+    """Return how many tokens SGLang's own drafter drafts before specplug's lookup goes on; 0 if it does not."""
+    return _found(server_args)[1]
+
+
+def _found(server_args: Any) -> tuple[ResolvedSettings, int]:
+    """Return the settings of a server with specplug enabled, and `engine_tokens`."""
     tokens, environment = resolved_args(server_args).speculative_num_draft_tokens, os.environ.get(CONFIG_VARIABLE, "")
-    return _load(None if tokens is None else int(tokens) - 1, _algorithm(server_args), environment)
+    found = _load(None if tokens is None else int(tokens) - 1, _algorithm(server_args), environment)
+    extends = not _replaces(server_args) and found.settings.extends_engine
+    return after_engine(found, default_registry()) if extends else (found, 0)
 
 
 def default_requests(context_length: int, memory: float | None, *, has_states: bool = False) -> tuple[int, str]:
@@ -119,7 +152,7 @@ def engine_caps(server_args: Any) -> EngineCaps:
     view = resolved_args(server_args)
     draft_length = int(view.speculative_num_draft_tokens) - 1
     # SGLang builds runtime states of its own drafter for single draft lengths, on a CPU too.
-    ladder = () if view.device == "cpu" and proposes(server_args) else ladder_up_to(draft_length)
+    ladder = () if view.device == "cpu" and _replaces(server_args) else ladder_up_to(draft_length)
     return EngineCaps(
         max_draft_length=draft_length,
         captured_draft_lengths=ladder,
@@ -128,6 +161,7 @@ def engine_caps(server_args: Any) -> EngineCaps:
         trees=is_tree_mode(view),
         draft_input=Distribution.ONE_HOT,
         tensor_parallel_size=view.tp_size,
+        engine_tokens=engine_tokens(server_args),
     )
 
 

@@ -23,11 +23,11 @@ from specplug.settings.model import Settings
 from specplug_sglang.config import (
     ALGORITHM,
     default_requests_of,
+    drafter,
     engine_caps,
     engine_method,
     is_requested,
     lossy_arguments,
-    proposes,
     resolved,
     resolved_args,
 )
@@ -57,6 +57,7 @@ CUT = (
     "all rows have one draft length: of requests with a lower limit of their own, with penalties or with "
     "min_new_tokens, the rest of the draft is verified and never accepted"
 )
+EXTENDS = "lookup goes on behind them, or its own draft stands instead, row by row"
 REFUSED = (
     "refused at start-up: attention with data parallelism, pipeline parallelism, prefill and decode on separate "
     "servers, two-batch overlap, SGLang's adaptive speculation or rejection sampling, acceptance thresholds with "
@@ -156,7 +157,7 @@ def _require_loaded() -> None:
 def launch_of(server_args: Any) -> Launch:
     """Return the launch of a server's arguments, which SGLang has resolved."""
     view, caps, settings = resolved_args(server_args), engine_caps(server_args), resolved(server_args).settings
-    method, lossy, topk = engine_method(server_args), lossy_arguments(view), int(view.speculative_eagle_topk or 1)
+    method, lossy, topk = drafter(server_args), lossy_arguments(view), int(view.speculative_eagle_topk or 1)
     most, requests, device = caps.max_draft_length, int(view.max_running_requests), str(view.device)
     limited_by = _limited_by(server_args, requests)
     scheduling = "synchronous" if view.disable_overlap_schedule else "overlap"
@@ -175,20 +176,22 @@ def launch_of(server_args: Any) -> Launch:
     ranks = [_RANKS] if caps.tensor_parallel_size > 1 else []
     on_the_host = [STEP_PLANNER, *([launches.host_cost(awaited, "on a GPU")] if awaited else []), *ranks, GRAMMARS]
     last = [UNDRAFTED]
-    if method is not None:
+    if engine_method(server_args) is not None:
         last = [f"SGLang's own drafter drafts, by {method}; {ENGINE_DRAFTS}", CUT]
+    elif method is not None:
+        last = [f"SGLang's own drafter drafts {caps.engine_tokens} tokens, by {method}; {EXTENDS}", CUT]
     advice = [CheckResult("ok", head), reach, *(CheckResult("ok", text) for text in on_the_host)]
     advice += [lossy_acceptance(lossy, _LOSSY)] if lossy else []
     advice += [CheckResult("ok", text) for text in last]
-    drafter = () if method is None else (f"SGLang's {method}",)
+    own = () if method is None else (f"SGLang's {method}",)
     limit = f"up to {requests} requests (limited by {limited_by})"
-    facts = (*drafter, "chains" if topk == 1 else "trees", scheduling, limit, *(("LOSSY",) if lossy else ()))
+    facts = (*own, "chains" if topk == 1 else "trees", scheduling, limit, *(("LOSSY",) if lossy else ()))
     line = start_line(settings, most, *facts, status="on, where HTTP is served")
     return Launch(line, differing(settings), tuple(advice))
 
 
 def _limited_by(server_args: Any, most: int) -> str:
-    default, why = default_requests_of(server_args) if proposes(server_args) else (48, "SGLang's default for drafters")
+    default, why = (48, "SGLang's default for drafters") if drafter(server_args) else default_requests_of(server_args)
     return why if most == default else FLAG
 
 

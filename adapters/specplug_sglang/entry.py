@@ -11,7 +11,7 @@ from typing import Any
 
 from specplug.errors import EngineError, SpecplugError, describe
 from specplug_sglang import seams
-from specplug_sglang.config import ALGORITHM, HANDLES_ARGUMENTS, engine_method, refusals
+from specplug_sglang.config import ALGORITHM, HANDLES_ARGUMENTS, drafter, refusals
 from specplug_sglang.seams import VERSIONS
 
 _log = logging.getLogger("specplug")
@@ -63,18 +63,18 @@ def install_hooks() -> None:
 
 
 def _refusing(error: SpecplugError) -> dict[str, Any]:
-    """Let servers with specplug's algorithm, or with its plans for SGLang's drafters, raise an error."""
+    """Let servers with specplug's algorithm, or where specplug plans or extends SGLang's drafts, raise an error."""
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
     def refuse(server_args: Any) -> None:
         with refusals():
             raise error
 
-    def refuse_plans(result: None, algorithm: Any, server_args: Any) -> None:
-        if engine_method(server_args) is not None:
+    def refuse_plans(algorithm: Any, server_args: Any) -> None:
+        if drafter(server_args) is not None:
             refuse(server_args)
 
-    HookRegistry.register(HANDLES_ARGUMENTS, refuse_plans, HookType.AFTER)
+    HookRegistry.register(HANDLES_ARGUMENTS, refuse_plans, HookType.BEFORE)
     return {"validate_server_args": refuse}
 
 

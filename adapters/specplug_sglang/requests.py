@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,11 +14,11 @@ from specplug.runtime.slots import MAX_STOP_IDS, RunningRequest, Span
 from specplug.types.request import Request, RequestOptions
 
 
-def running_request(req: Any, max_length: int) -> RunningRequest:
+def running_request(req: Any, max_length: int, inexact: Sequence[str] | None = None) -> RunningRequest:
     """Convert a `Req`.  One that SGLang would verify inexactly gets no drafts: see `served_plainly`."""
     params = req.sampling_params
     options, references, tenant = wire.decode(params.custom_params)
-    if served_plainly(req) is not None:
+    if served_plainly(req, inexact) is not None:
         options = RequestOptions(enabled=False, proposer=options.proposer, store=options.store)
     prompt_length = len(req.origin_input_ids)
     max_tokens = max_length if params.max_new_tokens is None else int(params.max_new_tokens)
@@ -38,25 +38,32 @@ def running_request(req: Any, max_length: int) -> RunningRequest:
     return RunningRequest(request, min(prompt_length + max_tokens, max_length), _stop_ids(req), _barriers(req))
 
 
-def served_plainly(req: Any) -> str | None:
+def served_plainly(req: Any, inexact: Sequence[str] | None = None) -> str | None:
     """Return the request feature that SGLang would serve inexactly with drafts; None if there is none.
 
     SGLang counts one token per step for penalties and min_new_tokens, however many were accepted, and its verification
     skips min_p and custom logit processors.  Grammars that cannot go back would constrain the first token of a draft
     only, and a draft could end the scheduler (SGLang 24413).  Without drafts a step emits one token.
+
+    Args:
+        req: a `Req`.
+        inexact: the features to look for; None for all of them.
     """
+    return next((name for name in _inexact_features(req) if inexact is None or name in inexact), None)
+
+
+def _inexact_features(req: Any) -> Iterator[str]:
     params = req.sampling_params
     if params.frequency_penalty or params.presence_penalty or params.repetition_penalty != 1.0:
-        return "penalties"
+        yield "penalties"
     if params.min_new_tokens > 0:
-        return "min_new_tokens"
+        yield "min_new_tokens"
     if req.custom_logit_processor is not None:
-        return "custom logit processor"
+        yield "custom logit processor"
     if params.min_p > 0 and params.top_k > 1:
-        return "min_p"
+        yield "min_p"
     if req.grammar is not None and not goes_back(req.grammar):
-        return "grammar"
-    return None
+        yield "grammar"
 
 
 def goes_back(grammar: Any) -> bool:

@@ -62,7 +62,7 @@ sglang.srt.mem_cache.kv_cache_configurator
   KVCacheConfigurator._profile_available_bytes(pre_model_load_memory)
   get_req_to_token_extra_context_len
 sglang.srt.mem_cache.allocation_sizing:get_alloc_reserve_per_decode
-sglang.srt.managers.utils:GenerationBatchResult: accept_lens can_run_cuda_graph cap_lens new_seq_lens
+sglang.srt.managers.utils:GenerationBatchResult: accept_index accept_lens can_run_cuda_graph cap_lens new_seq_lens
     next_draft_input speculative_num_draft_tokens speculative_output_stride
 sglang.srt.managers.overlap_utils
   FutureMap.stash(future_indices, payload)
@@ -153,22 +153,31 @@ sglang.srt.managers.io_struct
 sglang.srt.speculative.spec_info
   SpeculativeAlgorithm.handle_server_args(server_args)
   SpeculativeAlgorithm.create_worker(server_args)
+sglang.srt.arg_groups.overrides:declare_resolution(server_args, source, fields)
 sglang.srt.environ:Envs: SGLANG_SPEC_SKIP_ZERO_STEP_DRAFT_EXTEND
 sglang.srt.arg_groups.fields.spec:Spec: enable_multi_layer_eagle
 sglang.srt.arg_groups.fields.lora:Lora: enable_lora
 # Buffers are sized for the longest draft, whatever length a step has.
 sglang.srt.runtime_context:max_speculative_num_draft_tokens
 sglang.srt.speculative.adaptive_runtime_state
-  AdaptiveController.__init__(worker, policy)
-  AdaptiveSpecPolicy: candidate_steps cuda_graph_bs_for_step get_steps_for_batch on_verify_complete
-      set_cuda_graph_bs
+  AdaptiveController.activate_step_by_batch(batch_size)
+  AdaptiveController.init_states(cuda_graph_bs)
+  AdaptiveController.on_verify_complete(num_correct_drafts_per_req, batch_size)
+  AdaptiveController.register(state)
+  SpecRuntimeState: speculative_num_draft_tokens speculative_num_steps
 sglang.srt.speculative.eagle_worker_v2
   logger
-  EAGLEWorkerV2: activate_step_by_batch adaptive_controller apply_runtime_state build_adaptive_runtime_state
-      init_cuda_graphs on_verify_complete_cpu
+  EAGLEWorkerV2: activate_step_by_batch adaptive_controller apply_runtime_state init_cuda_graphs on_verify_complete_cpu
+  EAGLEWorkerV2.build_adaptive_runtime_state(speculative_num_steps, speculative_num_draft_tokens)
+  EAGLEWorkerV2: alloc_memory_pool clear_cache_pool draft_worker
   EAGLEWorkerV2.__init__(server_args, gpu_id, nccl_port, target_worker)
   EAGLEWorkerV2.forward_batch_generation(batch)
   EAGLEWorkerV2.verify(batch)
+  build_eagle_verify_input(batch, draft_input, parent_list, top_scores_index, draft_tokens, draft_probs, *,
+      target_worker, num_steps, num_draft_tokens)
+sglang.srt.speculative.eagle_info:EagleVerifyInput: retrieve_next_token
+sglang.srt.speculative.base_spec_worker:EagleDraftWorkerBase: _rebuild_topk1_chain_buffers
+    _topk1_parents_prealloc _topk1_score_indices_prealloc
 sglang.srt.speculative.standalone_worker_v2:StandaloneWorkerV2.__init__(server_args, gpu_id, nccl_port,
     target_worker)
 

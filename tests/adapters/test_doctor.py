@@ -87,6 +87,7 @@ def sglang_launch(monkeypatch, *, settings=None, algorithm="SPECPLUG", topk=1, o
 
 SOUND: dict[str, Callable[..., Launch]] = {"vLLM": vllm_launch, "SGLang": sglang_launch}
 EAGLE: dict[str, Any] = {"settings": {"proposer": "engine"}, "algorithm": "EAGLE", "draft_length": 5}
+HYBRID = {**EAGLE, "settings": {"proposer": "hybrid", "options": {"hybrid": {"model": "engine", "model_tokens": 3}}}}
 GRAPHS = "draft lengths 0, 1, 2, 4, 8 may be chosen"
 NEXT_TO_MINE = {"lengths": [(1, 1, 7), (2, 64, 0)], "graphs": 256}
 
@@ -108,6 +109,8 @@ ADVICE = [
     ("SGLang", {"settings": {"proposer": "ngram-reference"}}, HOST),
     ("SGLang", EAGLE, "SGLang's own drafter drafts, by EAGLE; specplug's policy chooses"),
     ("SGLang", EAGLE, "the rest of the draft is verified and never accepted"),
+    ("SGLang", HYBRID, "SGLang's own drafter drafts 3 tokens, by EAGLE; lookup goes on behind them"),
+    ("SGLang", {**HYBRID, "device": "cpu"}, "draft lengths 0, 1, 2, 4, 5 may be chosen"),
     ("SGLang", {"device": "cpu"}, "every draft length from 0 to 8 may be chosen; cpu has no graphs"),
     ("SGLang", {}, f"{GRAPHS}, each with graphs for up to 64 requests"),
     ("SGLang", {"graphs": 0}, f"{GRAPHS}; graphs are switched off, so every step runs eagerly"),

@@ -17,6 +17,7 @@ from specplug.types.caps import DraftLengthChange, EngineCaps, Ragged
 from specplug.types.request import RequestOptions
 from specplug_sglang.scheduler import engine_drafting, planned_steps
 from specplug_sglang.scheduler.engine_drafting import EngineDrafting
+from specplug_sglang.scheduler.runtime_states import RuntimeStates
 from specplug_sglang.verification.trees import cut
 
 LADDER = (0, 1, 2, 4)
@@ -80,9 +81,9 @@ def request(rid: str, cap: int | None = None, *, finished: bool = False, **param
 def step(drafting: EngineDrafting, reqs: list[Any], accepted: list[int]) -> int:
     """Run one step; return its draft length."""
     drafting.plan(reqs)
-    length = drafting.get_steps_for_batch(len(reqs))
+    length = drafting.length
     drafting.launched(reqs)
-    drafting.on_verify_complete(accepted, len(reqs))
+    drafting.verified(accepted)
     drafting.settle()
     return length
 
@@ -95,7 +96,7 @@ def totals(drafting: EngineDrafting) -> tuple[int, int, int, int]:
 @given(st.integers(1, 6), st.lists(st.integers(0, 8), min_size=1, max_size=4))
 def test_a_chain_ends_at_its_rows_limit(n, limits):
     chain = torch.arange(1, n + 1).where(torch.arange(n) < n - 1, -1).repeat(len(limits), 1)
-    for row, limit in zip(cut(chain, limits).tolist(), limits, strict=True):
+    for row, limit in zip(cut(chain, torch.tensor(limits)).tolist(), limits, strict=True):
         node, walked = 0, 0
         while row[node] != -1:
             node, walked = row[node], walked + 1
@@ -160,11 +161,11 @@ def test_first_tokens_of_prefills_count_as_rows_without_drafts(make):
 
 def test_results_of_a_step_that_it_did_not_see_are_dropped(make):
     drafting = make()
-    drafting.on_verify_complete([1], 1)
+    drafting.verified([1])
     drafting.plan([request("a")])
     drafting.launched([request("a")])
-    drafting.on_verify_complete([1, 1], 2)
-    drafting.on_verify_complete([1], 1)
+    drafting.verified([1, 1])
+    drafting.verified([1])
     assert totals(drafting) == (0, 0, 0, 0)
 
 
@@ -177,8 +178,30 @@ def test_an_id_that_another_request_takes_over_has_that_requests_limit(make):
     assert drafting.limits is None
 
 
-def test_the_policy_of_sglangs_controller_names_every_runtime_state(make):
-    drafting = make()
-    assert drafting.candidate_steps == list(LADDER)
-    drafting.set_cuda_graph_bs([1, 2])
-    assert drafting.cuda_graph_bs_for_step(2) is None
+def test_a_worker_has_a_runtime_state_for_every_draft_length(make):
+    """SGLang leaves out a state of as many steps as the newest had, so the worker must seem to have had none."""
+    drafting, built, applied = make(), [], []
+
+    def build(speculative_num_steps: int, speculative_num_draft_tokens: int) -> Any:
+        built.append((speculative_num_steps, speculative_num_draft_tokens))
+        return SimpleNamespace(speculative_num_draft_tokens=speculative_num_draft_tokens)
+
+    def apply(state: Any) -> None:
+        assert worker.speculative_num_steps is None
+        worker.speculative_num_draft_tokens = state.speculative_num_draft_tokens
+        applied.append(state.speculative_num_draft_tokens)
+
+    worker = SimpleNamespace(
+        steps_of=lambda length: min(length, 2),
+        build_adaptive_runtime_state=build,
+        apply_runtime_state=apply,
+        speculative_num_draft_tokens=5,
+    )
+    states = RuntimeStates(worker, drafting)
+    states.register(SimpleNamespace(speculative_num_draft_tokens=5))
+    states.init_states([1, 2])
+    assert built == [(0, 1), (1, 2), (2, 3)]
+    for length in (4, 2, 2, 4):
+        drafting.length = length
+        states.activate_step_by_batch(3)
+    assert applied == [3, 5]

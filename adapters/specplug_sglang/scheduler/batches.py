@@ -81,6 +81,7 @@ class Decoding(NamedTuple):
         slots: [B] int64, their rows in SGLang's request pool.
         before: [B] int64, cached tokens of each, which lack the newest.
         is_constrained: whether a request has a grammar.
+        engine_ids: [B, G] int64, what SGLang's own drafter has drafted, contiguous; None if it has not.
     """
 
     reqs: Sequence[Any]
@@ -88,6 +89,7 @@ class Decoding(NamedTuple):
     slots: Tensor
     before: Tensor
     is_constrained: bool
+    engine_ids: Tensor | None = None
 
     def caps(self, plan: StepPlan) -> list[int] | None:
         """Return the most draft tokens of each row; None if no row is capped."""

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
+from torch import Tensor
 
 from specplug.grammar.drafts import Completed
 from specplug.plugins.registry import default_registry
@@ -25,7 +26,7 @@ from specplug_sglang.scheduler.drafts import Drafts
 from specplug_sglang.scheduler.endings import visible_tokens
 from specplug_sglang.scheduler.planned_steps import LaunchedStep, PlannedSteps, VerifiedStep
 from specplug_sglang.scheduler.stream_drafts import StreamDrafts, build
-from specplug_sglang.verification.trees import TokenTable
+from specplug_sglang.verification.trees import TokenTable, on_device
 
 
 class ProposerDrafting(PlannedSteps):
@@ -43,6 +44,7 @@ class ProposerDrafting(PlannedSteps):
         held: the requests that run or may resume, with their retraction counts, by id.
         table: token ids of these requests.
         rows: those of the planned batch.
+        length: the newest plan's draft length.
     """
 
     def __init__(
@@ -63,6 +65,7 @@ class ProposerDrafting(PlannedSteps):
         self.held: dict[str, tuple[Any, int]] = {}
         self.allocator.engine_slot = lambda rid: int(self.held[rid][0].kv.req_pool_idx)
         self.rows = BatchRows(self.allocator, (), device)
+        self.length = self.caps.max_draft_length
         self._scheduler: weakref.ref[Any] | None = None
 
     # -- requests and the engine ---------------------------------------------------------------------------------
@@ -158,6 +161,22 @@ class ProposerDrafting(PlannedSteps):
             self.drafts.emits_one()
             self._count(reqs, [self.step_planner.is_off or self._bounds(req).cap == 0 for req in reqs])
 
+    def append_first(
+        self, reqs: Sequence[Any], whole: Sequence[int], slots: Tensor, lengths: Tensor, tokens: Tensor
+    ) -> None:
+        """Append the first tokens of requests to their texts, and count them.
+
+        Args:
+            reqs: the B requests of a prefill.
+            whole: the rows whose prefill is finished; the others are chunks of prompts, whose next token is known.
+            slots, lengths, tokens: [B] int64, int64 and int32: the rows' slots, prompts and emitted tokens.
+        """
+        if len(whole) < len(reqs):
+            rows = on_device(whole, torch.int64, self.device)
+            slots, lengths, tokens = slots[rows], lengths[rows], tokens[rows]
+        self.table.append_one(slots, lengths, tokens)
+        self.prefilled([reqs[row] for row in whole])
+
     def _count(self, reqs: Sequence[Any], off: Sequence[bool]) -> None:
         """Count a step of requests without drafts; `off` is true for those that could not draft."""
         assert self.stage is not None
@@ -175,7 +194,8 @@ class ProposerDrafting(PlannedSteps):
         if not self.rows.hold(self.allocator, reqs):
             self.admit(reqs)
             self.rows = BatchRows(self.allocator, reqs, self.device)
-        return self._plan(reqs)
+        self.length = self._plan(reqs)
+        return self.length
 
     def launched(self, reqs: Sequence[Any], draft: Draft | None) -> None:
         """Queue a launched step until its results arrive, and start copying its draft lengths to the host.
@@ -195,7 +215,7 @@ class ProposerDrafting(PlannedSteps):
 
     def _describe(self, req: Any, text: npt.NDArray[np.int64]) -> RunningRequest:
         """Convert a `Req`, with its `text` [n] if steps in a stream take it in."""
-        described = running_request(req, self.max_length)
+        described = running_request(req, self.max_length, self.inexact)
         return replace(described, tokens=text) if isinstance(self.drafts, StreamDrafts) else described
 
     def _tell(self, event: Event) -> None:

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from specplug_sglang import seams
-from specplug_sglang.config import engine_method
+from specplug_sglang.config import engine_method, extended_method
 
 if TYPE_CHECKING:
     from specplug.types.request import EngineEventKind
@@ -116,6 +116,10 @@ def _resume(_: Any, manager: Any, *__: Any) -> None:
 
 def chosen(worker: Any, algorithm: Any, server_args: Any) -> Any:
     """Return the class of the worker, given the one that SGLang chose; other servers are unchanged."""
+    if extended_method(server_args) is not None:
+        from specplug_sglang.scheduler.extending import extended
+
+        return extended(worker)
     if engine_method(server_args) is None:
         return worker
     from specplug_sglang.scheduler.engine_drafting import planned

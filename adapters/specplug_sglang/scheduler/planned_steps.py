@@ -172,8 +172,7 @@ class PlannedSteps:
         )
 
     def _bounds(self, req: Any) -> Bounds:
-        params, feature = req.sampling_params, served_plainly(req)
+        params = req.sampling_params
         most = self.max_length if params.max_new_tokens is None else int(params.max_new_tokens)
-        is_plain = feature is not None and (self.inexact is None or feature in self.inexact)
-        cap = 0 if is_plain else wire.decode(params.custom_params)[0].cap
+        cap = 0 if served_plainly(req, self.inexact) else wire.decode(params.custom_params)[0].cap
         return Bounds(min(len(req.origin_input_ids) + most, self.max_length), cap)

@@ -53,12 +53,13 @@ class _Unreported(NamedTuple):
 class ReportingDrafts(Drafts):
     """Drafts of at most `draft_length` tokens, whose steps report the step before, see above."""
 
-    def __init__(self, table: TokenTable, draft_length: int) -> None:
+    def __init__(self, table: TokenTable, draft_length: int, engine_tokens: int = 0) -> None:
         self._module = module_of(table.tokens.device)
         self._ones = torch.ones(len(table.tokens), dtype=torch.int32, device=table.tokens.device)
         slots, most = self._ones.long(), torch.full_like(self._ones, draft_length)
+        engine_ids = slots.new_zeros(len(slots), engine_tokens) if engine_tokens else None
         # SGLang verifies whole drafts, so that nothing is lost by calling all other tokens rejected.
-        self._rows = EngineRows(slots, slots, table.tokens, self._ones, most, lengths_by_row=True, lacking=1)
+        self._rows = EngineRows(slots, slots, table.tokens, self._ones, most, True, 1, engine_ids)
         self._unreported: _Unreported | None = None
 
     def _take(self, batch: Decoding) -> tuple[EngineRows, _Unreported | None]:
@@ -67,7 +68,8 @@ class ReportingDrafts(Drafts):
             self.flush()
         step, self._unreported = self._unreported, None
         emitted = self._ones if step is None else step.emitted
-        return self._rows._replace(idx_mapping=batch.slots, total_len=batch.before, num_sampled=emitted), step
+        rows = self._rows._replace(idx_mapping=batch.slots, total_len=batch.before, num_sampled=emitted)
+        return rows if batch.engine_ids is None else rows._replace(engine_ids=batch.engine_ids), step
 
     @torch.inference_mode()
     def flush(self) -> None:
@@ -100,10 +102,12 @@ class StreamDrafts(ReportingDrafts):
         self, stage: DraftStage, slots: SlotTable, table: TokenTable, grammars: GrammarCompleter, context: PluginContext
     ) -> None:
         like, device = stage.runners[0].buffer, table.tokens.device
-        super().__init__(table, like.draft_length)
+        super().__init__(table, like.draft_length, stage.engine_tokens)
         self.stage, self.grammars = stage, grammars
         self.counts = Counts(stage.metrics, None)
-        self._reads_lengths = device.type == "cpu"
+        # Behind SGLang's own drafter, the draft length is that of a runtime state, on a CPU too.
+        self._is_fixed = stage.engine_tokens > 0
+        self._reads_lengths = device.type == "cpu" and not self._is_fixed
         self._draft = draft = Draft.allocate(*like.token_ids.shape, device=device, trees=like.parents is not None)
         types = self._rows, DraftOutputs(draft.token_ids, lengths=draft.lengths, parents=draft.parents)
         self._steps = StreamSteps(stage, slots, context.max_length, context.vocab_size, device, like=types)
@@ -128,7 +132,7 @@ class StreamDrafts(ReportingDrafts):
             longest = self._complete(batch, step, draft_length, plan)
         elif self._reads_lengths:
             longest = self._steps.longest(step)
-        if not longest:
+        if not longest and not self._is_fixed:
             self._steps.drop(step)
             return None
         draft = self._draft.view(len(batch.reqs), longest if self._reads_lengths else draft_length)

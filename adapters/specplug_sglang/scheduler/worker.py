@@ -34,7 +34,7 @@ from specplug_sglang.scheduler.grammar import shorten_rollbacks
 from specplug_sglang.scheduler.ranks import RankGroup
 from specplug_sglang.verification import acceptance, attention
 from specplug_sglang.verification.draft_lengths import DECODING, DraftLengths
-from specplug_sglang.verification.trees import on_device, operations_for
+from specplug_sglang.verification.trees import TokenTable, operations_for
 
 
 class SpeculativeWorker(BaseSpecWorker):
@@ -57,7 +57,7 @@ class SpeculativeWorker(BaseSpecWorker):
         self.model_runner = target_worker.model_runner
         self.device = torch.device(self.model_runner.device)
         self.ranks = RankGroup(get_parallel().tp_group)
-        hook(kv_cache_configurator, "get_req_to_token_extra_context_len", _extra_context_len)
+        hook(kv_cache_configurator, "get_req_to_token_extra_context_len", extra_context_len)
         shorten_rollbacks(server_args)
         # Runs before SGLang sizes its cache, so these allocations are counted.
         self.drafting = ProposerDrafting(
@@ -98,15 +98,7 @@ class SpeculativeWorker(BaseSpecWorker):
     def alloc_memory_pool(self, memory_pool_config: Any = None, **pools: Any) -> None:
         """Store the target's pools; refuse a request pool with more rows than the token table (`EngineError`)."""
         self.req_to_token_pool, self.token_to_kv_pool_allocator = self._target_worker.get_memory_pool()
-        rows, expected = self.req_to_token_pool.req_to_token.shape[0], self.drafting.table.tokens.shape[0]
-        if rows > expected:
-            raise EngineError.build(
-                "SGLang's request pool is larger than its settings say",
-                who="specplug_sglang",
-                found=f"{rows} rows",
-                expected=f"at most {expected}",
-                remedy="Set --max-running-requests",
-            )
+        refuse_larger_pool(self.req_to_token_pool, self.drafting.table)
 
     def init_attention_backends(self) -> None:
         """Limit what SGLang captures next, the maximum draft length."""
@@ -165,13 +157,7 @@ class SpeculativeWorker(BaseSpecWorker):
         if on_publish is not None:
             on_publish(batch.seq_lens)
         tokens = result.next_token_ids.to(torch.int32)
-        whole = finished_prefills(reqs)
-        slots, lengths, first = batch.req_pool_indices, batch.seq_lens, tokens
-        if len(whole) < len(reqs):  # the others are chunks of prompts, whose next token is known
-            rows = on_device(whole, torch.int64, self.device)
-            slots, lengths, first = slots[rows], lengths[rows], tokens[rows]
-        drafting.table.append_one(slots, lengths, first)
-        drafting.prefilled([reqs[row] for row in whole])
+        drafting.append_first(reqs, finished_prefills(reqs), batch.req_pool_indices, batch.seq_lens, tokens)
         return self.plain_steps.completed(result, tokens, batch.seq_lens)
 
     def _decode(self, batch: Any, on_publish: Any) -> Any:
@@ -270,6 +256,19 @@ class SpeculativeWorker(BaseSpecWorker):
             compute_spec_logprobs(batch, logits, predict, accept_index=accept_index)
 
 
+def refuse_larger_pool(pool: Any, table: TokenTable) -> None:
+    """Refuse a request pool with more rows than the token table (`EngineError`)."""
+    rows, expected = pool.req_to_token.shape[0], table.tokens.shape[0]
+    if rows > expected:
+        raise EngineError.build(
+            "SGLang's request pool is larger than its settings say",
+            who="specplug_sglang",
+            found=f"{rows} rows",
+            expected=f"at most {expected}",
+            remedy="Set --max-running-requests",
+        )
+
+
 def leave_room(remaining: Callable[[int], int]) -> None:
     """Pass the bytes that SGLang measures for its caches through `remaining`, the same on all ranks.
 
@@ -279,7 +278,7 @@ def leave_room(remaining: Callable[[int], int]) -> None:
     hook(KVCacheConfigurator, "_profile_available_bytes", lambda original, *args: remaining(original(*args)))
 
 
-def _extra_context_len(original: Callable[[], int]) -> int:
+def extra_context_len(original: Callable[[], int]) -> int:
     """Extend the rows of the request pool to hold the whole reserve.
 
     For a step SGLang reserves up to twice the step's nodes per request, also at the end of the context, but its rows in

@@ -169,15 +169,14 @@ def whole_mask(sees: Tensor, lengths: Tensor, total: int) -> Tensor:
     return mask.scatter_(0, cells.flatten(), sees.flatten())
 
 
-def cut(next_token: Tensor, limits: Sequence[int]) -> Tensor:
+def cut(next_token: Tensor, limits: Tensor) -> Tensor:
     """Return the links of chains without those beyond each row's limit, so that verification ends there.
 
     The token after the last link left is then the target's own, as at the end of any draft.  `next_token` [B, n] int64
-    are the nodes after each node of a chain, the root first, -1 for none; `limits` are the most draft tokens by row.
+    are the nodes after each node of a chain, the root first, -1 for none; `limits` [B] are the most draft tokens.
     """
     nodes = torch.arange(next_token.shape[1], device=next_token.device)
-    allowed = on_device(limits, torch.int64, next_token.device)
-    return next_token.where(nodes < allowed[:, None], -1)
+    return next_token.where(nodes < limits[:, None], -1)
 
 
 class Accepted(NamedTuple):

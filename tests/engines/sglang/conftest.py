@@ -6,11 +6,14 @@ import importlib
 import json
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.engines.eagle import write_head
 from tests.engines.engines import Pool
+from tests.engines.launch import TINY
 from tests.engines.server import ForkedServer, Server
 from tests.engines.sglang.engines import Engine
 from tests.engines.sglang.launch import SERVED, SGLANG_CPU, configuration
@@ -83,3 +86,15 @@ def start(kind: str, engine: Callable[..., Engine]) -> Callable[..., Served]:
         return Served(engine("SPECPLUG", environment=environment, **given))
 
     return started
+
+
+@pytest.fixture(scope="session")
+def draft_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """Return an algorithm's draft model.  A standalone one is the target itself."""
+    heads = tmp_path_factory.mktemp("heads")
+    found = {
+        "STANDALONE": TINY,
+        "EAGLE": write_head(heads / "eagle", "LlamaForCausalLMEagle"),
+        "EAGLE3": write_head(heads / "eagle3", "LlamaForCausalLMEagle3"),
+    }
+    return found.__getitem__

@@ -7,8 +7,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from tests.engines.plain import prompts
-from tests.engines.sglang import inside
+from specplug.testing.equality import judge_greedy
+from tests.engines.continuations import continuations
+from tests.engines.plain import forward, model, prompts
+from tests.engines.sglang import inside, trees
 from tests.engines.sglang.engines import Engine
 
 LENGTH = 4
@@ -60,3 +62,41 @@ def set_mode(engine: Any, **order: Any) -> Any:
     from specplug_sglang import status
 
     return status.set_mode(engine, **order)
+
+
+DRAFTS: list[list[Any]] = []
+
+
+def record_drafts(scheduler: Any) -> None:
+    """Record, of each row that is verified, its request, the length of its text, and its draft."""
+    worker = scheduler.draft_worker
+    verify = worker.verify
+
+    def recorded(batch: Any, *args: Any, **kwargs: Any) -> Any:
+        rows = batch.spec_info.draft_token.view(len(batch.reqs), -1).tolist()
+        for req, length, draft in zip(batch.reqs, batch.seq_lens.tolist(), rows, strict=True):
+            DRAFTS.append([req.rid, length, draft[1:]])
+        return verify(batch, *args, **kwargs)
+
+    DRAFTS.clear()
+    trees.put(worker, "verify", recorded)
+
+
+def recorded_drafts(scheduler: Any) -> list[list[Any]]:
+    return DRAFTS
+
+
+def drafts_by_text(engine: Engine) -> dict[tuple[str, int], list[int]]:
+    """Run all requests; return the draft that was verified after each text, by request and the text's length."""
+    with engine.planted(record_drafts):
+        answers(engine, rid=[str(row) for row in range(len(ROWS))])
+    return {(rid, length): draft for rid, length, draft in engine.inside(recorded_drafts)}
+
+
+def judge_long_answers(engine: Engine) -> list[Any]:
+    """Assert that answers of 120 tokens are the target's, and return them."""
+    given = [prompts()[row] for row in (3, 8, 13, 18, 21, 23)]
+    found = answers(engine, {"max_new_tokens": 120, "ignore_eos": True}, given)
+    expected = continuations(model(), [list(row) for row in given], 120)
+    judge_greedy(forward, given, expected, [answer["token_ids"] for answer in found]).assert_ok()
+    return found

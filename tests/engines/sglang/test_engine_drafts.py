@@ -13,31 +13,24 @@ from typing import Any
 
 import pytest
 
-from specplug.testing.equality import judge_greedy
 from specplug.types.plan import StepPlan
 from tests.engines import toy
-from tests.engines.continuations import continuations
-from tests.engines.eagle import write_head
-from tests.engines.launch import TINY
-from tests.engines.plain import assert_greedy, forward, greedy, model, prompts
+from tests.engines.plain import assert_greedy, greedy
 from tests.engines.sglang import trees, watching
-from tests.engines.sglang.drafters import CHANGING, LENGTH, ROWS, answers, counts, drafted
+from tests.engines.sglang.drafters import (
+    CHANGING,
+    LENGTH,
+    ROWS,
+    answers,
+    counts,
+    drafted,
+    drafts_by_text,
+    judge_long_answers,
+)
 from tests.engines.sglang.engines import Engine
 from tests.engines.sglang.test_sampling import lossy
 
 ALGORITHMS = ["EAGLE", *(pytest.param(name, marks=pytest.mark.slow) for name in ("STANDALONE", "EAGLE3"))]
-
-
-@pytest.fixture(scope="session")
-def draft_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """Return an algorithm's draft model.  A standalone one is the target itself."""
-    heads = tmp_path_factory.mktemp("heads")
-    found = {
-        "STANDALONE": TINY,
-        "EAGLE": write_head(heads / "eagle", "LlamaForCausalLMEagle"),
-        "EAGLE3": write_head(heads / "eagle3", "LlamaForCausalLMEagle3"),
-    }
-    return found.__getitem__
 
 
 @pytest.fixture
@@ -57,34 +50,6 @@ def test_greedy_text_is_the_targets(algorithm, make):
 
 # -- drafts -----------------------------------------------------------------------------------------------------------
 
-DRAFTS: list[list[Any]] = []
-
-
-def record_drafts(scheduler: Any) -> None:
-    """Record, of each row that is verified, its request, the length of its text, and its draft."""
-    worker = scheduler.draft_worker
-    verify = worker.verify
-
-    def recorded(batch: Any, *args: Any, **kwargs: Any) -> Any:
-        rows = batch.spec_info.draft_token.view(len(batch.reqs), -1).tolist()
-        for req, length, draft in zip(batch.reqs, batch.seq_lens.tolist(), rows, strict=True):
-            DRAFTS.append([req.rid, length, draft[1:]])
-        return verify(batch, *args, **kwargs)
-
-    DRAFTS.clear()
-    trees.put(worker, "verify", recorded)
-
-
-def recorded_drafts(scheduler: Any) -> list[list[Any]]:
-    return DRAFTS
-
-
-def drafts_by_text(engine: Engine) -> dict[tuple[str, int], list[int]]:
-    """Run all requests; return the draft that was verified after each text, by request and the text's length."""
-    with engine.planted(record_drafts):
-        answers(engine, rid=[str(row) for row in range(len(ROWS))])
-    return {(rid, length): draft for rid, length, draft in engine.inside(recorded_drafts)}
-
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_drafts_are_as_if_lengths_never_changed(algorithm, make):
@@ -97,14 +62,6 @@ def test_drafts_are_as_if_lengths_never_changed(algorithm, make):
 
 
 # -- how requests run -------------------------------------------------------------------------------------------------
-
-
-def judge_long_answers(engine: Engine) -> list[Any]:
-    given = [prompts()[row] for row in (3, 8, 13, 18, 21, 23)]
-    found = answers(engine, {"max_new_tokens": 120, "ignore_eos": True}, given)
-    expected = continuations(model(), [list(row) for row in given], 120)
-    judge_greedy(forward, given, expected, [answer["token_ids"] for answer in found]).assert_ok()
-    return found
 
 
 def test_requests_that_are_retracted_are_drafted_for_again(make):

@@ -14,7 +14,8 @@ from tests.engines.sglang.launch import SMALL
 
 OWN = {"speculative_algorithm": "EAGLE", "speculative_num_steps": 3, "speculative_eagle_topk": 1}
 PLANNED = '{"proposer": "engine"}'
-"""Arguments of a server whose drafts are SGLang's own, and settings under which specplug plans them."""
+EXTENDED = '{"proposer": "hybrid", "options": {"hybrid": {"model": "engine", "model_tokens": 3}}}'
+"""Arguments of a server whose drafts are SGLang's own, and settings under which specplug plans or extends them."""
 
 
 def outcome(engine: Any, arguments: dict[str, Any], settings: str | None = None, plant: tuple[str, ...] = ()) -> str:
@@ -101,6 +102,9 @@ def hooks_that_break() -> Callable[[], None]:
     return replaced(entry, "install_hooks", install)
 
 
+LENGTHS = {"settings": EXTENDED, "speculative_num_steps": None, "speculative_num_draft_tokens": 16}
+"""Arguments and settings with which lookup goes on behind a drafter."""
+
 WITHOUT = "start without --speculative-algorithm SPECPLUG"
 
 
@@ -183,6 +187,12 @@ def test_an_sglang_that_does_not_fit_is_refused(plant, stated, baseline):
         ),
         ({"plant": ["moved", "engine drafts"]}, ["SGLang has moved", "Req.fly is gone"]),
         ({"settings": '{"proposer": "engine", "verifier": "trtri"}'}, ["verifier"]),
+        ({**LENGTHS, "tp_size": 2}, ["not shared between ranks", "--tp-size 2"]),
+        ({**LENGTHS, "speculative_eagle_topk": 4}, ["chains only", "eagle-topk 4"]),
+        ({**LENGTHS, "speculative_num_steps": 5}, ["given twice", "--speculative-num-steps 5, and 3 by"]),
+        ({**LENGTHS, "speculative_num_draft_tokens": 4}, ["nothing is left", "model_tokens"]),
+        ({**LENGTHS, "settings": EXTENDED.replace('"model":', '"lookup": "bigram", "model":')}, ["lookup", "ngram"]),
+        ({**LENGTHS, "plant": ["moved", "engine drafts"]}, ["SGLang has moved", "Req.fly is gone"]),
     ],
 )
 def test_drafts_that_cannot_be_planned_end_the_start(arguments, stated, baseline):
@@ -206,7 +216,7 @@ def refusal(engine: Any, plant: list[str]) -> str:
     restore = globals()[plant[0]](*plant[1:])
     try:
         _, hook, _ = HookRegistry._hooks[HANDLES_ARGUMENTS].pop()
-        hook(None, None, SimpleNamespace(speculative_algorithm="EAGLE"))
+        hook(None, SimpleNamespace(speculative_algorithm="EAGLE"))
     except ValueError as error:
         return str(error)
     finally:
@@ -217,6 +227,14 @@ def refusal(engine: Any, plant: list[str]) -> str:
 @pytest.mark.parametrize(("plant", "stated"), [(["moved", "algorithm"], "Req.fly"), (["hooks_that_break"], "no such")])
 def test_a_server_whose_drafts_cannot_be_planned_does_not_start(baseline, plant, stated):
     assert stated in baseline.call(refusal, plant=plant)
+
+
+def test_lookup_behind_a_drafter_needs_no_steps(baseline):
+    """SGLang alone refuses a number of draft tokens without one of steps, and lowers it to the steps."""
+    for steps in (None, 3):
+        given = {**SMALL, **OWN, **LENGTHS, "speculative_num_steps": steps}
+        settings = given.pop("settings")
+        assert baseline.call(outcome, arguments=given, settings=settings) == "started"
 
 
 def test_other_settings_leave_sglangs_drafters_alone(baseline):

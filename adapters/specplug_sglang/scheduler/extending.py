@@ -1,0 +1,192 @@
+"""SGLang's workers of its own draft models, where specplug's lookup goes on behind their drafts.
+
+A step of n draft tokens lets SGLang's drafter draft k = `engine_tokens` of them, or n if that is less.  Their ids go
+with what a step of lookup reads, and its draft, the drafter's tokens and a tail or lookup's own, is what SGLang
+verifies: n tokens of each row, of which its draft may have fewer.  The draft model then sees all that was verified, as
+after any step, so its key-value cache has what tails added.
+
+SGLang verifies chains of EAGLE and STANDALONE by the target's probabilities alone, without those that the drafter drew
+from, so drafts need no distribution.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+from sglang.srt.mem_cache import kv_cache_configurator
+from sglang.srt.speculative import eagle_worker_v2
+from torch import Tensor
+from torch.nn.functional import pad
+
+from specplug.errors import EngineError
+from specplug.seams.seam import hook
+from specplug.types.draft import Draft
+from specplug_sglang.config import rows_of_pool
+from specplug_sglang.requests import finished_prefills
+from specplug_sglang.scheduler.batches import Decoding
+from specplug_sglang.scheduler.drafting import ProposerDrafting
+from specplug_sglang.scheduler.ranks import RankGroup
+from specplug_sglang.scheduler.runtime_states import INEXACT, StatesWorker
+from specplug_sglang.scheduler.stream_drafts import StreamDrafts
+from specplug_sglang.scheduler.worker import extra_context_len, refuse_larger_pool
+from specplug_sglang.verification.trees import cut, on_device, operations_for
+
+_workers: WeakKeyDictionary[Any, ExtendedWorker] = WeakKeyDictionary()
+"""By the target's worker, the one that drafts for it."""
+
+
+@functools.cache
+def extended(worker: type) -> type:
+    """Return SGLang's class of workers with lookup behind their drafters."""
+    return type(f"Extended{worker.__name__}", (ExtendedWorker, worker), {})
+
+
+class ExtendedWorker(StatesWorker):
+    """Mixin of SGLang's workers; see `StatesWorker`.
+
+    Attributes:
+        chains: SGLang's parents and order of the nodes of chains, for its largest batch, by draft length.
+    """
+
+    drafting: ProposerDrafting
+    draft_worker: Any
+
+    def __init__(self, server_args: Any, gpu_id: int, nccl_port: int, target_worker: Any) -> None:
+        super().__init__(server_args, gpu_id, nccl_port, target_worker)
+        self.model_runner = target_worker.model_runner
+        self._operations = operations_for(self.drafting.table)
+        self._decoding: Any = None  # the newest step that decodes
+        self._draft: Draft | None = None  # of the newest step, None if lookup could not run
+        hook(kv_cache_configurator, "get_req_to_token_extra_context_len", extra_context_len)
+        hook(eagle_worker_v2, "build_eagle_verify_input", _gone_on)
+        _workers[target_worker] = self
+        self._shorten_drafts()
+
+    def _plans(self, server_args: Any, ranks: RankGroup) -> ProposerDrafting:
+        runner = self.target_worker.model_runner
+        slots, tokenizer = rows_of_pool(server_args), getattr(self.target_worker, "tokenizer", None)
+        how: Any = {"slots": slots, "device": torch.device(runner.device), "rank": ranks.rank, "tokenizer": tokenizer}
+        drafting = ProposerDrafting(server_args, runner.model_config, **how)
+        drafting.inexact = INEXACT
+        if not isinstance(drafting.drafts, StreamDrafts):
+            raise EngineError.build(
+                "lookup cannot go on behind SGLang's own drafter, as its steps cannot be taken in SGLang's stream",
+                who="specplug_sglang",
+                remedy="See the warning before this, or set the proposer to 'engine'",
+            )
+        self._drafts = drafting.drafts
+        return drafting
+
+    def alloc_memory_pool(self, *args: Any, **pools: Any) -> None:
+        """Store the pools; refuse a request pool with more rows than the token table (`EngineError`)."""
+        super().alloc_memory_pool(*args, **pools)  # type: ignore[misc]
+        refuse_larger_pool(self.target_worker.get_memory_pool()[0], self.drafting.table)
+
+    def clear_cache_pool(self) -> None:
+        """Notify the proposer as well."""
+        super().clear_cache_pool()  # type: ignore[misc]
+        self.drafting.on_engine_event("cache flushed")
+
+    # -- draft lengths ---------------------------------------------------------------------------------------------
+
+    def steps_of(self, length: int) -> int:
+        return min(length, self.drafting.caps.engine_tokens)
+
+    def _shorten_drafts(self) -> None:
+        """Let SGLang's drafter draft fewer tokens of a chain than are verified, which SGLang itself does for trees."""
+        from sglang.srt.runtime_context import get_context
+
+        drafter, caps = self.draft_worker, self.drafting.caps
+        lengths = {length for n in caps.captured_draft_lengths for length in (n, self.steps_of(n))}
+        self.chains = {length: self._chain_of(length) for length in lengths}
+        drafter._rebuild_topk1_chain_buffers = self._rebuild_chain
+        self.speculative_num_steps = drafter.speculative_num_steps = caps.engine_tokens
+        get_context().override("specplug", speculative_num_steps=caps.engine_tokens)
+        self._rebuild_chain()
+
+    def _chain_of(self, length: int) -> tuple[Tensor, Tensor]:
+        """Let SGLang build the nodes of chains; see `chains`."""
+        drafter = self.draft_worker
+        drafter.speculative_num_steps, drafter.speculative_num_draft_tokens = length, length + 1
+        drafter._rebuild_topk1_chain_buffers()
+        drafter.speculative_num_draft_tokens = self.drafting.caps.max_draft_length + 1
+        return drafter._topk1_parents_prealloc, drafter._topk1_score_indices_prealloc
+
+    def _rebuild_chain(self) -> None:
+        """Stand for SGLang's method, which builds the chain's nodes anew at each change of the draft length."""
+        drafter = self.draft_worker
+        chain = self.chains[drafter.speculative_num_steps]
+        drafter._topk1_parents_prealloc, drafter._topk1_score_indices_prealloc = chain
+
+    # -- steps -----------------------------------------------------------------------------------------------------
+
+    def forward_batch_generation(self, batch: Any, *args: Any, **kwargs: Any) -> Any:
+        """Run one step of a batch, a prefill or drafts and their verification, as SGLang does."""
+        drafting, reqs, slots, before = self.drafting, batch.reqs, batch.req_pool_indices, batch.seq_lens
+        if not batch.forward_mode.is_decode():
+            drafting.prefills = True
+            drafting.admit(reqs)
+            result = super().forward_batch_generation(batch, *args, **kwargs)  # type: ignore[misc]
+            drafting.append_first(reqs, finished_prefills(reqs), slots, before, result.next_token_ids.to(torch.int32))
+            return result
+        length = drafting.plan(reqs)
+        self._decoding, self._draft = Decoding(reqs, drafting.rows, slots, before, batch.has_grammar), None
+        if not length:
+            self._drafts.idle(self._decoding)
+        result = super().forward_batch_generation(batch, *args, **kwargs)  # type: ignore[misc]
+        drafting.launched(reqs, self._draft)
+        verified = torch.zeros_like(result.accept_lens) if self._draft is None else self._draft.lengths
+        result.cap_lens = verified + 1  # SGLang's name for the tokens that a row verifies
+        return result
+
+    def go_on(self, engine_ids: Tensor, length: int) -> tuple[Tensor, Tensor]:
+        """Let lookup go on behind the drafter's tokens [B, min(k, n)] int64.
+
+        Returns:
+            ids [B, n] int64 and lengths [B] of drafts of at most n = `length` tokens; if lookup cannot run, those of
+            the drafter alone, which are then counted as steps without drafts.
+        """
+        drafting, step, lacking = self.drafting, self._decoding, self.drafting.caps.engine_tokens - engine_ids.shape[1]
+        plan = drafting.step_planner.plan
+        given = pad(engine_ids, (0, lacking)) if lacking else engine_ids
+        self._draft = self._drafts.propose(step._replace(engine_ids=given), length, plan)
+        if self._draft is not None:
+            return self._draft.token_ids.long(), self._draft.lengths
+        most = [min(plan.draft_length_for(req.rid), engine_ids.shape[1]) for req in step.reqs]
+        return pad(engine_ids, (0, length - engine_ids.shape[1])), on_device(most, torch.int64, engine_ids.device)
+
+    def verify(self, batch: Any, *args: Any, **kwargs: Any) -> Any:
+        """Verify drafts, append what the rows emit to their texts, and observe."""
+        result = super().verify(batch, *args, **kwargs)  # type: ignore[misc]
+        step, emitted, lengths = self._decoding, result.next_token_ids, result.accept_lens
+        self._operations.append(self.drafting.table, step.slots, step.before, emitted, result.accept_index, lengths)
+        if self._draft is not None:
+            self._drafts.observe(step, self._draft, lengths)
+        return result
+
+
+def _gone_on(
+    original: Callable[..., Any],
+    batch: Any,
+    draft_input: Any,
+    parents: Tensor,
+    order: Tensor,
+    engine_ids: Tensor,
+    draft_probs: None,
+    *,
+    target_worker: Any,
+    num_draft_tokens: int,
+    **others: Any,
+) -> Any:
+    """Stand around SGLang's `build_eagle_verify_input`: verify the drafts of `ExtendedWorker.go_on`."""
+    worker, n = _workers[target_worker], num_draft_tokens - 1
+    ids, lengths = worker.go_on(engine_ids, n)
+    nodes = [part[: len(ids)] for part in worker.chains[n]]
+    others |= {"target_worker": target_worker, "num_draft_tokens": num_draft_tokens, "num_steps": n}
+    verified = original(batch, draft_input, *nodes, ids, draft_probs, **others)
+    verified.retrieve_next_token = cut(verified.retrieve_next_token, lengths)
+    return verified
