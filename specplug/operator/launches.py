@@ -215,8 +215,8 @@ def goes_on(lookup: Settings, tokens: int) -> str:
     """Describe a lookup behind the engine's own drafter, which drafts `tokens`; see `after_engine`."""
     return (
         f"{lookup.proposer} goes on behind the engine's own drafter: of at most {lookup.num_speculative_tokens} draft "
-        f"tokens the first {tokens} are the drafter's, unless lookup's are likelier to be accepted; while lookup's are, "
-        "the drafter runs its first pass only, which keeps its cache in step"
+        f"tokens the first {tokens} are the drafter's, unless lookup's are likelier to be accepted; the drafter runs "
+        "in every step, so that its cache stays in step"
     )
 
 
