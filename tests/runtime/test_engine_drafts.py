@@ -10,6 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from specplug.runtime.stream_steps import TRIED_EVERY
 from specplug.types.host_step import BUSY, FAILED, HostStep
 from specplug.types.plan import StepPlan
 from specplug.types.request import RequestOptions
@@ -98,6 +99,18 @@ def test_lookups_own_draft_stands_once_the_engine_was_often_wrong(engine):
     assert engine.draft(1, WRONG) == ([2, 3, 0], 0)
     engine.steps._step = HostStep(fails.address, 0)
     assert engine.draft(2, WRONG) == (WRONG, 2)
+
+
+def test_the_engine_drafts_one_token_while_lookups_draft_stands(engine):
+    asked = []
+    for number in range(8 + 2 * TRIED_EVERY):
+        asked.append(engine.steps.engine_tokens())
+        engine.draft((number + 1) % 4, WRONG)
+    assert set(asked[:8]) == {ENGINE_TOKENS, 1}
+    assert sorted(asked[-TRIED_EVERY:]) == [1] * (TRIED_EVERY - 1) + [ENGINE_TOKENS]
+    engine.emit("a", [4, 3, 1, 4])
+    engine.draft(3, [2, 1])
+    assert engine.steps.engine_tokens() == ENGINE_TOKENS
 
 
 LIMITS = {

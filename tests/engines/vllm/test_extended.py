@@ -53,7 +53,9 @@ def test_a_draft_models_cache_stays_in_step_and_lookup_goes_on(server):
     assert own["accepted"] == own["verified"] > 20
     assert sum(own["verified_at"][MODEL_TOKENS:]) == 0
     assert sum(of["verified"] for of in run["counts"].values()) > 20
-    assert run["passes"] == [min(max(1, step["requested"]), MODEL_TOKENS) for step in run["record"]]
+    most = [min(max(1, step["requested"]), MODEL_TOKENS) for step in run["record"]]
+    assert all(passes in {1, own} for passes, own in zip(run["passes"], most, strict=True))
+    assert max(run["passes"]) == MODEL_TOKENS
     assert {step["requested"] for step in run["record"]} == {*DRAFT_LENGTHS}
 
 
