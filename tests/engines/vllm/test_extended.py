@@ -97,7 +97,7 @@ def engine_drafts_anew(llm: Any, requests: list[dict[str, Any]]) -> list[tuple[l
 
 @contextmanager
 def _engine_drafts(llm: Any) -> Iterator[list[tuple[list[int], list[int]]]]:
-    """Record (text, draft) of the drafter's own tokens, as specplug receives them."""
+    """Let the drafter draft all its tokens, and record (text, draft) of these, as specplug receives them."""
     drafted: list[tuple[list[int], list[int]]] = []
     runner, ours = inside.runner(llm), watching.drafter(llm)
     owner, name = (runner.speculator, "propose") if hasattr(runner, "speculator") else (ours, "extend")
@@ -118,11 +118,10 @@ def _engine_drafts(llm: Any) -> Iterator[list[tuple[list[int], list[int]]]]:
             drafted.append((states.all_token_ids.gpu[slot, :length].tolist(), ids))
         return found
 
-    setattr(owner, name, extend if name == "extend" else propose)
-    try:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(owner, name, extend if name == "extend" else propose)
+        patch.setattr(ours._steps, "engine_tokens", lambda: MODEL_TOKENS)
         yield drafted
-    finally:
-        setattr(owner, name, original)
 
 
 # -- fields of requests ----------------------------------------------------------------------------------------------
