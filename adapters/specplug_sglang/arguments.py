@@ -77,7 +77,7 @@ OF_DRAFTERS: Refused = {
 
 OF_EXTENDED: Refused = {
     **OF_DRAFTERS,
-    "tp_size": (1, "lookup behind SGLang's own drafter is not shared between ranks"),
+    "tp_size": (1, "lookup after SGLang's own drafter is not shared between ranks"),
 }
 
 METHODS = ("EAGLE", "EAGLE3", "STANDALONE")
@@ -221,7 +221,7 @@ def install() -> None:
 
 
 def completed(algorithm: Any, server_args: Any) -> None:
-    """Fill in what SGLang asks of a chain, steps for all its tokens, where lookup goes on behind its drafter.
+    """Fill in what SGLang asks of a chain, steps for all its tokens, where lookup continues the drafts of its drafter.
 
     Its workers run `engine_tokens` steps; see `scheduler.extending`.
     """

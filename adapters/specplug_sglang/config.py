@@ -4,7 +4,7 @@ Every process derives them from the server's arguments alone, so all processes a
 
 A server enables specplug in one of three ways.  With ``--speculative-algorithm SPECPLUG`` specplug drafts.  With an
 algorithm of SGLang's, such as EAGLE, and the setting ``"proposer": "engine"``, SGLang's own draft model drafts and
-specplug plans how far; with ``"proposer": "hybrid"``, whose model is the engine's, lookup goes on behind its drafts.
+specplug plans how far; with ``"proposer": "hybrid"``, whose model is the engine's, lookup continues its drafts.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def is_requested(server_args: Any) -> bool:
 
 
 def proposes(server_args: Any) -> bool:
-    """Return whether specplug's proposers draft on this server, alone or behind SGLang's own drafter."""
+    """Return whether specplug's proposers draft on this server, alone or after SGLang's own drafter."""
     return _replaces(server_args) or extended_method(server_args) is not None
 
 
@@ -62,7 +62,7 @@ def engine_method(server_args: Any) -> str | None:
 
 
 def extended_method(server_args: Any) -> str | None:
-    """Return the algorithm of SGLang's own drafter if specplug's lookup goes on behind its drafts, otherwise None."""
+    """Return the algorithm of SGLang's own drafter if specplug's lookup continues its drafts, otherwise None."""
     return _method(server_args, "extends_engine")
 
 
@@ -100,7 +100,7 @@ def resolved(server_args: Any) -> ResolvedSettings:
     """Return the settings of a server with specplug enabled.
 
     SGLang's flag counts the root, which is verified with every draft, so the maximum draft length is one less.  The
-    proposer is a lookup's if that goes on behind SGLang's own drafter.
+    proposer is a lookup's if that continues the drafts of SGLang's own drafter.
 
     Raises:
         SettingsError: the settings are invalid.
@@ -109,7 +109,7 @@ def resolved(server_args: Any) -> ResolvedSettings:
 
 
 def engine_tokens(server_args: Any) -> int:
-    """Return how many tokens SGLang's own drafter drafts before specplug's lookup goes on; 0 if it does not."""
+    """Return how many tokens SGLang's own drafter drafts before specplug's lookup does; 0 if it does not."""
     return _found(server_args)[1]
 
 

@@ -57,7 +57,7 @@ CUT = (
     "all rows have one draft length: of requests with a lower limit of their own, with penalties or with "
     "min_new_tokens, the rest of the draft is verified and never accepted"
 )
-EXTENDS = "lookup goes on behind them, or its own draft stands instead, row by row"
+EXTENDS = "lookup continues them, or its own draft stands instead, row by row"
 REFUSED = (
     "refused at start-up: attention with data parallelism, pipeline parallelism, prefill and decode on separate "
     "servers, two-batch overlap, SGLang's adaptive speculation or rejection sampling, acceptance thresholds with "

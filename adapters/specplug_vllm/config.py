@@ -4,7 +4,7 @@ Every process derives them from `VllmConfig` alone, so all processes agree.
 
 A server enables specplug in one of three ways.  If ``--speculative-config`` names specplug's class, specplug drafts.
 If it names another method, vLLM's own drafter drafts, and a section of settings in ``--additional-config``, which may
-be empty, lets specplug plan how far; if the section's proposer is `hybrid`, lookup goes on behind vLLM's drafter.
+be empty, lets specplug plan how far; if the section's proposer is `hybrid`, lookup continues the drafter's drafts.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def is_requested(vllm_config: Any) -> bool:
 
 
 def proposes(vllm_config: Any) -> bool:
-    """Return whether specplug's proposers draft on this server, alone or behind vLLM's own drafter."""
+    """Return whether specplug's proposers draft on this server, alone or after vLLM's own drafter."""
     return _replaces(vllm_config) or extended_method(vllm_config) is not None
 
 
@@ -48,7 +48,7 @@ def engine_method(vllm_config: Any) -> str | None:
 
 
 def extended_method(vllm_config: Any) -> str | None:
-    """Return the method of vLLM's own drafter if specplug's lookup goes on behind its drafts, otherwise None."""
+    """Return the method of vLLM's own drafter if specplug's lookup continues its drafts, otherwise None."""
     method = _method(vllm_config)
     return method if method and section_of(vllm_config.additional_config).get("proposer") == HYBRID else None
 
@@ -76,8 +76,8 @@ def lossy_method(vllm_config: Any) -> str:
 def resolved(vllm_config: Any) -> ResolvedSettings | None:
     """Return the server's settings, or None if it does not enable specplug.
 
-    The maximum draft length is vLLM's own ``num_speculative_tokens``.  The proposer is a lookup's if that goes on
-    behind vLLM's own drafter.
+    The maximum draft length is vLLM's own ``num_speculative_tokens``.  The proposer is a lookup's if that continues
+    the drafts of vLLM's own drafter.
 
     Raises:
         SettingsError: the settings are invalid, or their ``num_speculative_tokens`` differs from vLLM's.
@@ -86,7 +86,7 @@ def resolved(vllm_config: Any) -> ResolvedSettings | None:
 
 
 def engine_tokens(vllm_config: Any) -> int:
-    """Return how many tokens vLLM's own drafter drafts before specplug's lookup goes on; 0 if it does not."""
+    """Return how many tokens vLLM's own drafter drafts before specplug's lookup does; 0 if it does not."""
     return _found(vllm_config)[1] if extended_method(vllm_config) else 0
 
 
@@ -220,15 +220,15 @@ def refuse_unsupported(vllm_config: Any) -> None:
 
 
 EXTENDED = ("draft_model", "eagle", "eagle3", "mtp")
-"""Methods whose drafters take a step's draft length, so that lookup can go on behind them."""
+"""Methods whose drafters take a step's draft length, so that lookup can continue them."""
 
 
 def _refuse_extended(vllm_config: Any) -> None:
-    """Refuse what lookup cannot go on behind vLLM's own drafter with."""
+    """Refuse servers on which lookup cannot continue the drafts of vLLM's own drafter."""
     method, parallel = extended_method(vllm_config), vllm_config.parallel_config
     ranks = parallel.tensor_parallel_size
     alone = f"Leave the proposer out of {FLAG} {SECTION!r}: specplug then plans the drafts"
-    what = "lookup cannot go on behind this drafter of vLLM's"
+    what = "lookup cannot continue the drafts of vLLM's own drafter"
     if method not in EXTENDED:
         _refuse(what, f"method {method!r}", f"one of {', '.join(EXTENDED)}", alone)
     if ranks_step_together(vllm_config):
@@ -259,7 +259,7 @@ def section_of(additional_config: Any) -> dict[str, Any]:
 
 @functools.lru_cache(maxsize=16)
 def _load(section: str, draft_length: int, method: str | None, _environment: str) -> tuple[ResolvedSettings, int]:
-    """Return the settings, and the tokens of vLLM's own drafter if a lookup goes on behind them."""
+    """Return the settings, and the tokens of vLLM's own drafter if a lookup continues them."""
     flags = json.loads(section)
     key = "num_speculative_tokens"
     own = {name: _SPECULATIVE for name in (key, "proposer") if name not in flags}
@@ -268,7 +268,7 @@ def _load(section: str, draft_length: int, method: str | None, _environment: str
             "vLLM's own drafter drafts on this server",
             who=f"{FLAG} {SECTION!r}",
             found=f"proposer {flags['proposer']!r}, and method {method!r} in {_SPECULATIVE}",
-            expected=f"no proposer, {ENGINE_DRAFTER!r}, or {HYBRID!r}, whose lookup goes on behind it",
+            expected=f"no proposer, {ENGINE_DRAFTER!r}, or {HYBRID!r}, whose lookup continues its drafts",
             remedy=f"For specplug's proposers leave the method out of {_SPECULATIVE}",
         )
     if method is not None and flags["proposer"] == HYBRID:

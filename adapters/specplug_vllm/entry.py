@@ -75,7 +75,7 @@ def _hook_worker() -> None:
 
 
 def _init_device(original: Callable[..., None], wrapper: Any, *args: Any, **kwargs: Any) -> None:
-    """Let lookup go on behind the drafter of the runner that has just been built, if the server asks for it."""
+    """Let lookup continue the drafts of the new runner's drafter, if the server asks for it."""
     original(wrapper, *args, **kwargs)
     config = wrapper.vllm_config
     if extended_method(config) is None:

@@ -100,8 +100,8 @@ class HybridSettings(BaseModel):
     lookup: str = Field(default="ngram", description="the proposer that looks drafts up, which costs next to nothing")
     model: str = Field(
         default="crosstok",
-        description="the proposer that runs a model; 'engine' is the engine's own drafter, behind whose draft lookup "
-        "goes on",
+        description="the proposer that runs a model; 'engine' is the engine's own drafter, whose drafts lookup "
+        "continues",
     )
     model_tokens: int = Field(
         default=3, ge=1, description="the tokens that the engine's own drafter drafts, if it is the model"

@@ -21,7 +21,7 @@ from specplug.cli.launch import Raw, read_text
 from specplug.cli.output import AsJson, console, show, table
 from specplug.cores import usable_cores
 from specplug.errors import PluginError, SettingsError, SpecplugError, describe
-from specplug.operator.launches import goes_on
+from specplug.operator.launches import continuation
 from specplug.plugins.registry import PluginEntry, Registry, default_registry
 from specplug.plugins.specs import HYBRID, CheckResult, CheckSpec, PluginSpec, PolicySpec, ProposerSpec, resolve
 from specplug.settings import KINDS, ResolvedSettings, Settings, leaves, load_settings
@@ -133,7 +133,7 @@ def _check_machine(launch: str) -> tuple[list[CheckReport], list[dict[str, Any]]
         first = CheckResult("ok", "every setting is known and in range")
         if settings.extends_engine:
             lookup, tokens = after_engine(resolved, registry)
-            first = CheckResult("ok", goes_on(lookup.settings, tokens))
+            first = CheckResult("ok", continuation(lookup.settings, tokens))
     except SettingsError as error:
         first = CheckResult("fail", str(error), "Correct what the message names")
     found = [CheckReport("settings", "specplug", first)]
@@ -222,7 +222,7 @@ def _problem(spec: PluginSpec, settings: Settings, registry: Registry) -> CheckR
 
     if isinstance(spec, CheckSpec):  # is loaded when it runs
         return None
-    if spec.name == HYBRID and settings.extends_engine:  # no proposer of its own, but a lookup behind the engine's
+    if spec.name == HYBRID and settings.extends_engine:  # no proposer of its own, but a lookup after the engine's
         return None
     factories = [spec.factory, spec.options, spec.trimmer if isinstance(spec, PolicySpec) else None]
     try:

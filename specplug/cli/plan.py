@@ -82,7 +82,7 @@ def plan(
 
     Prints for each batch size the best draft length, the tokens per step, the speed-up over no speculation, and the
     acceptance at which speculation breaks even; then the speed-up of each draft length, the experts that a mixture of
-    experts touches, and the memory of a draft model.  A replay with --engine-drafter is planned for lookup behind that
+    experts touches, and the memory of a draft model.  A replay with --engine-drafter is planned for lookup after that
     drafter, and compared with each alone.  All of it is predicted, not measured.
 
     Examples:
@@ -217,7 +217,7 @@ def _comparison(found: Sequence[DraftAcceptance], forecasts: Sequence[Sequence[B
         cells = [f"{each.tau:.2f} ({each.gamma}): {each.speedup:.2f}" for each in (*alone, both)]
         lines.append([str(rows[0].batch), *cells, *(f"{both.speedup / other:.2f}" for other in others)])
     names = ("drafter alone", "lookup alone", "both", "both to drafter", "both to the better")
-    return table("Lookup behind the engine's drafter: tau (best gamma): speed-up", ("batch size", *names), lines)
+    return table("Lookup after the engine's drafter: tau (best gamma): speed-up", ("batch size", *names), lines)
 
 
 def _memory_line(memory: ModelMemory, batch: int) -> str:

@@ -81,7 +81,7 @@ def replay(
     size, and the calibration of confidences.  Without arguments it replays the shipped traces, offline.  The exit code
     is 1 if a plug-in had a fault, because its counts are then not those of the plug-in at work.
 
-    With --engine-drafter it tells what lookup behind an EAGLE or MTP head, or a draft model, is worth on these texts:
+    With --engine-drafter it tells what lookup after an EAGLE or MTP head, or a draft model, is worth on these texts:
     it replays the drafter alone, lookup alone and both.  The drafter is simulated: its errors are drawn at random.
 
     Examples:
@@ -183,7 +183,7 @@ def _setups(names: Sequence[str | None], given: dict[str, Any], rest: dict[str, 
 
 
 def _with_drafter(lookups: Sequence[Setup], drafter: str) -> list[Setup]:
-    """Return the setups of the engine's drafter alone, of each lookup alone, and of each behind the drafter."""
+    """Return the setups of the engine's drafter alone, of each lookup alone, and of each after the drafter."""
     from specplug.forecast.acceptance import read_rates
     from specplug.forecast.scraped import read_metrics
 

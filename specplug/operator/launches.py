@@ -211,12 +211,12 @@ def awaited_proposers(settings: Settings, registry: Registry, device: str) -> tu
     return tuple(name for name in names if caps[name].needs_host)
 
 
-def goes_on(lookup: Settings, tokens: int) -> str:
-    """Describe a lookup behind the engine's own drafter, which drafts `tokens`; see `after_engine`."""
+def continuation(lookup: Settings, tokens: int) -> str:
+    """Describe a lookup after the engine's own drafter, which drafts `tokens`; see `after_engine`."""
     return (
-        f"{lookup.proposer} goes on behind the engine's own drafter: of at most {lookup.num_speculative_tokens} draft "
-        f"tokens the first {tokens} are the drafter's, unless lookup's are likelier to be accepted; the drafter runs "
-        "in every step, so that its cache stays in step"
+        f"{lookup.proposer} continues the drafts of the engine's own drafter: of at most "
+        f"{lookup.num_speculative_tokens} draft tokens the first {tokens} are the drafter's, unless lookup's are "
+        "likelier to be accepted; the drafter runs in every step, so that its cache stays in step"
     )
 
 

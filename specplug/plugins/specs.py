@@ -39,7 +39,7 @@ ENGINE_DRAFTER = "engine"
 """The proposer's name that stands for the engine's own drafter, such as EAGLE; no plug-in may use it."""
 
 HYBRID = "hybrid"
-"""The proposer whose model may be the engine's own drafter, behind whose draft a lookup goes on."""
+"""The proposer whose model may be the engine's own drafter, whose drafts a lookup then continues."""
 
 
 def resolve(factory: Factory, who: str) -> Callable[..., Any]:

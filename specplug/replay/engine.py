@@ -43,7 +43,7 @@ class Setup:
         corpus: make the documents of all items a corpus, which proposers may draft from.
         distractors: further corpora, the documents of each; see `specplug.replay.items.distractors`.
         engine_rates: of a drafter of the engine's own, how often its token at each position is right if those before it
-            are; see `SimulatedDrafter`.  The proposer goes on behind it, or is `ENGINE_DRAFTER`: it drafts alone.
+            are; see `SimulatedDrafter`.  The proposer continues its drafts, or is `ENGINE_DRAFTER`: it drafts alone.
     """
 
     proposer: str = "ngram"
@@ -232,7 +232,7 @@ class ReplayEngine:
 
     @torch.inference_mode()
     def _draft(self, engine_ids: Sequence[Sequence[int]] = ()) -> Draft:
-        """Plan, propose and trim, by a compiled step if one can do so, as behind an engine's own drafter."""
+        """Plan, propose and trim, by a compiled step if one can do so, as after an engine's own drafter."""
         stage, plan, rows = self._stage, self._plan(), self._slots.taken
         length, is_alone = plan.draft_length, self._repeats == 1
         # A row that stands for others is cut among their drafts, afterwards.

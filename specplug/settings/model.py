@@ -199,7 +199,7 @@ class Settings(Section):
 
     @property
     def extends_engine(self) -> bool:
-        """True if the engine's own drafter drafts, and a lookup of specplug's goes on behind its draft."""
+        """True if the engine's own drafter drafts, and a lookup of specplug's continues its draft."""
         return self.proposer == HYBRID and self.options.get(HYBRID, {}).get("model") == ENGINE_DRAFTER
 
     @property

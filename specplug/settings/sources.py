@@ -188,20 +188,20 @@ def plugin_options(settings: Settings, spec: PluginSpec) -> Any:
 
 
 def after_engine(found: ResolvedSettings, registry: Registry) -> tuple[ResolvedSettings, int]:
-    """Return the settings of the lookup that goes on behind the engine's own drafter, and how far the latter drafts.
+    """Return the settings of the lookup that continues the drafts of the engine's own drafter, and how far that drafts.
 
     Args:
         found: settings with `Settings.extends_engine`.
         registry: where the proposers are registered.
 
     Raises:
-        SettingsError: nothing is left to draft behind so many tokens, or the lookup cannot go on behind others' tokens.
+        SettingsError: nothing is left to draft after so many tokens, or the lookup cannot continue others' tokens.
     """
     settings = found.settings
     options = plugin_options(settings, registry.get(ProposerSpec, HYBRID))
     if options.model_tokens >= settings.num_speculative_tokens:
         raise SettingsError.build(
-            "nothing is left to draft behind the engine's own drafter",
+            "nothing is left to draft after the engine's own drafter",
             who=f"options.{HYBRID}.model_tokens ({_origin(f'options.{HYBRID}.model_tokens', found.origins)})",
             found=f"{options.model_tokens} of {settings.num_speculative_tokens} draft tokens",
             expected="fewer than num_speculative_tokens, which counts both",
@@ -210,7 +210,7 @@ def after_engine(found: ResolvedSettings, registry: Registry) -> tuple[ResolvedS
     if not registry.get(ProposerSpec, options.lookup).caps_for("cpu").extends:
         extending = [entry.spec.name for entry in registry.entries(ProposerSpec).values() if _extends(entry.spec)]
         raise SettingsError.build(
-            "the proposer does not go on behind the engine's own drafter",
+            "the proposer does not continue the drafts of the engine's own drafter",
             who=f"options.{HYBRID}.lookup",
             found=options.lookup,
             expected=" or ".join(sorted(extending)),

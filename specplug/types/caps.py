@@ -48,7 +48,7 @@ class EngineCaps:
         tensor_parallel_size: ranks that must draft identically.
         verifies_budget: true if the engine always verifies as many draft tokens as the plan's budget (all of them
             without a budget), because the number that the trim half keeps is known only on the device.
-        engine_tokens: the tokens per row that the engine's own drafter drafts before the proposer, which goes on behind
+        engine_tokens: the tokens per row that the engine's own drafter drafts before the proposer, which continues
             them (see `StepArguments.engine_ids`); 0 if it has none.
     """
 
@@ -108,7 +108,7 @@ class ProposerCaps:
         trees: the proposer may set `Draft.parents`.  Where the engine verifies chains, a tree is cut to its best path.
             With `host_step`, drafts have no parents there: the proposer itself drafts chains, by `EngineCaps.trees`.
         learns: the proposer wants `observe` calls.
-        extends: for proposers with a host step: they go on behind the draft of the engine's own drafter, which their
+        extends: for proposers with a host step: they continue the draft of the engine's own drafter, which their
             step receives (`StepArguments.engine_ids`), and count its tokens under the last of their sources.
     """
 

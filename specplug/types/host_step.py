@@ -69,7 +69,7 @@ class StepArguments(Int64Struct):
     first: int
     """Address of [B] int32, the text position of column 0 of each row of the token table, or 0 if that is 0."""
     engine_ids: int
-    """Address of [B, G] int32, the draft of the engine's own drafter, which the proposer goes on with, -1 after its
+    """Address of [B, G] int32, the draft of the engine's own drafter, which the proposer continues, -1 after its
     end; or 0."""
     num_engine_ids: int
     """G; 0 if the engine has no drafter, or its draft is not gone on with."""

@@ -109,7 +109,7 @@ ADVICE = [
     ("SGLang", {"settings": {"proposer": "ngram-reference"}}, HOST),
     ("SGLang", EAGLE, "SGLang's own drafter drafts, by EAGLE; specplug's policy chooses"),
     ("SGLang", EAGLE, "the rest of the draft is verified and never accepted"),
-    ("SGLang", HYBRID, "SGLang's own drafter drafts 3 tokens, by EAGLE; lookup goes on behind them"),
+    ("SGLang", HYBRID, "SGLang's own drafter drafts 3 tokens, by EAGLE; lookup continues them"),
     ("SGLang", {**HYBRID, "device": "cpu"}, "draft lengths 0, 1, 2, 4, 5 may be chosen"),
     ("SGLang", {"device": "cpu"}, "every draft length from 0 to 8 may be chosen; cpu has no graphs"),
     ("SGLang", {}, f"{GRAPHS}, each with graphs for up to 64 requests"),

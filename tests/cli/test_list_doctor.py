@@ -178,13 +178,13 @@ def test_doctor_accepts_the_drafter_of_a_servers_engine():
         (
             {"model_tokens": 4},
             "ok",
-            "ngram goes on behind the engine's own drafter: of at most 15 draft tokens the first 4",
+            "ngram continues the drafts of the engine's own drafter: of at most 15 draft tokens the first 4",
         ),
-        ({"model_tokens": 15}, "fail", "nothing is left to draft behind the engine's own drafter; found 15 of 15"),
+        ({"model_tokens": 15}, "fail", "nothing is left to draft after the engine's own drafter; found 15 of 15"),
         ({"lookup": "ngram-reference"}, "fail", "found ngram-reference; expected ngram or retrieval"),
     ],
 )
-def test_doctor_says_what_goes_on_behind_the_engines_own_drafter(options, status, found):
+def test_doctor_says_what_continues_the_engines_own_drafter(options, status, found):
     given = {"proposer": "hybrid", "options": {"hybrid": {"model": "engine", **options}}}
     output = run("doctor", "--json", code=int(status == "fail"), SPECPLUG_CONFIG=json.dumps(given))
     (settings,) = checks_of(output, "settings")

@@ -169,7 +169,7 @@ def test_padded_rows_are_computed():
     assert [length["speedup"] for length in padded["rows"][0]["lengths"]] == pytest.approx([1, 1.5, 2 / 1.5])
 
 
-def test_lookup_behind_an_engines_drafter_is_compared_with_each_alone():
+def test_lookup_after_an_engines_drafter_is_compared_with_each_alone():
     rates = [0.5]
     drafts = [("engine", 1, rates, [[1, 1, 2, 5], [1, 0, 1, 5]])]
     drafts += [

@@ -96,7 +96,7 @@ def test_the_acceptance_of_an_engines_drafter_is_read_from_its_metrics(copying):
         (("0.8", "--proposer", "ngram-reference"), "found ngram-reference; expected ngram or retrieval"),
     ],
 )
-def test_what_no_lookup_goes_on_behind_is_refused(copying, given, message):
+def test_what_no_lookup_continues_is_refused(copying, given, message):
     assert message in invoke(str(copying), "--engine-drafter", *given, code=2).stderr
 
 

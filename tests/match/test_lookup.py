@@ -93,7 +93,7 @@ def test_it_drafts_what_the_reference_drafts(
 
 @given(seed=st.integers(0, 2**32), options=st.sampled_from(OPTIONS), engine_tokens=st.integers(1, 5))
 @settings(max_examples=25)
-def test_it_goes_on_behind_the_engines_draft_as_the_reference_does(
+def test_it_continues_the_engines_draft_as_the_reference_does(
     seed: int, options: LookupSettings, engine_tokens: int
 ) -> None:
     talk, players = (

@@ -1,4 +1,4 @@
-"""Replays with a simulated drafter of the engine's own, alone and with lookup behind it."""
+"""Replays with a simulated drafter of the engine's own, alone and with lookup after it."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_where_nothing_repeats_lookup_changes_nothing(rates, taus):
 
 
 @pytest.mark.parametrize("batch", [1, 16])
-def test_where_everything_repeats_lookup_goes_on_behind_the_drafter(batch):
+def test_where_everything_repeats_lookup_continues_the_drafter(batch):
     text = [*range(1, 40)] * 4
     rates, items = (0.9, 0.9), [item(text, text, f"copy-{k}") for k in range(2)]
     alone, lookup, both = (

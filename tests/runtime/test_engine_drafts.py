@@ -88,7 +88,7 @@ def test_the_engines_draft_stands_where_text_is_missing(engine):
     assert [*engine.late] == ["a"]
 
 
-def test_lookup_goes_on_behind_the_engines_tokens():
+def test_lookup_continues_the_engines_tokens():
     engine = started(UNMATCHED)
     assert engine.draft(0, [1, 2]) == ([1, 2, 3], 2)
 
@@ -102,12 +102,12 @@ def test_lookups_own_draft_stands_once_the_engine_was_often_wrong(engine):
 
 
 def test_the_engine_drafts_one_token_while_lookups_draft_stands(engine):
-    asked = []
+    wanted = []
     for number in range(8 + 2 * TRIED_EVERY):
-        asked.append(engine.steps.engine_tokens())
+        wanted.append(engine.steps.engine_tokens())
         engine.draft((number + 1) % 4, WRONG)
-    assert set(asked[:8]) == {ENGINE_TOKENS, 1}
-    assert sorted(asked[-TRIED_EVERY:]) == [1] * (TRIED_EVERY - 1) + [ENGINE_TOKENS]
+    assert set(wanted[:8]) == {ENGINE_TOKENS, 1}
+    assert sorted(wanted[-TRIED_EVERY:]) == [1] * (TRIED_EVERY - 1) + [ENGINE_TOKENS]
     engine.emit("a", [4, 3, 1, 4])
     engine.draft(3, [2, 1])
     assert engine.steps.engine_tokens() == ENGINE_TOKENS

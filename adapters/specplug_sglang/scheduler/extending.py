@@ -1,4 +1,4 @@
-"""SGLang's workers of its own draft models, where specplug's lookup goes on behind their drafts.
+"""SGLang's workers of its own draft models, where specplug's lookup continues their drafts.
 
 A step of n draft tokens lets SGLang's drafter draft k = `engine_tokens` of them, or n if that is less.  Their ids go
 with what a step of lookup reads, and its draft, the drafter's tokens and a tail or lookup's own, is what SGLang
@@ -41,7 +41,7 @@ _workers: WeakKeyDictionary[Any, ExtendedWorker] = WeakKeyDictionary()
 
 @functools.cache
 def extended(worker: type) -> type:
-    """Return SGLang's class of workers with lookup behind their drafters."""
+    """Return SGLang's class of workers with lookup after their drafters."""
     return type(f"Extended{worker.__name__}", (ExtendedWorker, worker), {})
 
 
@@ -62,7 +62,7 @@ class ExtendedWorker(StatesWorker):
         self._decoding: Any = None  # the newest step that decodes
         self._draft: Draft | None = None  # of the newest step, None if lookup could not run
         hook(kv_cache_configurator, "get_req_to_token_extra_context_len", extra_context_len)
-        hook(eagle_worker_v2, "build_eagle_verify_input", _gone_on)
+        hook(eagle_worker_v2, "build_eagle_verify_input", _build_verify_input)
         _workers[target_worker] = self
         self._shorten_drafts()
 
@@ -74,8 +74,9 @@ class ExtendedWorker(StatesWorker):
         drafting.inexact = INEXACT
         if not isinstance(drafting.drafts, StreamDrafts):
             raise EngineError.build(
-                "lookup cannot go on behind SGLang's own drafter, as its steps cannot be taken in SGLang's stream",
+                "lookup cannot continue the drafts of SGLang's own drafter",
                 who="specplug_sglang",
+                found="steps that cannot be taken in SGLang's stream",
                 remedy="See the warning before this, or set the proposer to 'engine'",
             )
         self._drafts = drafting.drafts
@@ -143,8 +144,8 @@ class ExtendedWorker(StatesWorker):
         result.cap_lens = verified + 1  # SGLang's name for the tokens that a row verifies
         return result
 
-    def go_on(self, engine_ids: Tensor, length: int) -> tuple[Tensor, Tensor]:
-        """Let lookup go on behind the drafter's tokens [B, min(k, n)] int64.
+    def continued(self, engine_ids: Tensor, length: int) -> tuple[Tensor, Tensor]:
+        """Let lookup continue the drafter's tokens [B, min(k, n)] int64.
 
         Returns:
             ids [B, n] int64 and lengths [B] of drafts of at most n = `length` tokens; if lookup cannot run, those of
@@ -169,7 +170,7 @@ class ExtendedWorker(StatesWorker):
         return result
 
 
-def _gone_on(
+def _build_verify_input(
     original: Callable[..., Any],
     batch: Any,
     draft_input: Any,
@@ -182,9 +183,9 @@ def _gone_on(
     num_draft_tokens: int,
     **others: Any,
 ) -> Any:
-    """Stand around SGLang's `build_eagle_verify_input`: verify the drafts of `ExtendedWorker.go_on`."""
+    """Stand around SGLang's `build_eagle_verify_input`: verify the drafts of `ExtendedWorker.continued`."""
     worker, n = _workers[target_worker], num_draft_tokens - 1
-    ids, lengths = worker.go_on(engine_ids, n)
+    ids, lengths = worker.continued(engine_ids, n)
     nodes = [part[: len(ids)] for part in worker.chains[n]]
     others |= {"target_worker": target_worker, "num_draft_tokens": num_draft_tokens, "num_steps": n}
     verified = original(batch, draft_input, *nodes, ids, draft_probs, **others)

@@ -105,7 +105,7 @@ class StreamDrafts(ReportingDrafts):
         super().__init__(table, like.draft_length, stage.engine_tokens)
         self.stage, self.grammars = stage, grammars
         self.counts = Counts(stage.metrics, None)
-        # Behind SGLang's own drafter, the draft length is that of a runtime state, on a CPU too.
+        # After SGLang's own drafter, the draft length is that of a runtime state, on a CPU too.
         self._is_fixed = stage.engine_tokens > 0
         self._reads_lengths = device.type == "cpu" and not self._is_fixed
         self._draft = draft = Draft.allocate(*like.token_ids.shape, device=device, trees=like.parents is not None)

@@ -56,7 +56,7 @@ def launch_of(vllm_config: Any) -> Launch:
         advice.append(CheckResult("ok", f"vLLM's own drafter drafts, by {method}; {ENGINE_DRAFTS}"))
     if extended is not None:
         first = f"vLLM's own drafter drafts {engine_tokens(vllm_config)} tokens, by {extended}"
-        advice.append(CheckResult("ok", f"{first}; {found.settings.proposer} goes on behind them, or drafts instead"))
+        advice.append(CheckResult("ok", f"{first}; {found.settings.proposer} continues them, or drafts instead"))
     if lossy:
         advice.append(lossy_acceptance(f"vLLM's {lossy}", _LOSSY))
     if captured := graphs.captured(vllm_config):
@@ -73,7 +73,7 @@ def launch_of(vllm_config: Any) -> Launch:
         ok.append(f"data parallelism of {size}: {FIXED_DRAFT_LENGTH}")
     advice += [CheckResult("ok", text) for text in ok]
     drafter = () if method is None else (f"vLLM's {method}",)
-    drafter = drafter if extended is None else (f"behind vLLM's {extended}",)
+    drafter = drafter if extended is None else (f"after vLLM's {extended}",)
     facts = (*drafter, runner.upper(), scheduling, *(("LOSSY",) if lossy else ()))
     line = start_line(found.settings, most, *facts, status=routes())
     return Launch(line, differing(found.settings), tuple(advice))

@@ -126,10 +126,10 @@ def _check(vllm_config: Any) -> None:
 
 
 def _schedule_synchronously(vllm_config: Any) -> None:
-    """Turn async scheduling off: V1 would keep the drafts on the device, where lookup cannot go on behind them."""
+    """Turn async scheduling off: V1 would keep the drafts on the device, where lookup cannot continue them."""
     if vllm_config.scheduler_config.async_scheduling:
         raise EngineError.build(
-            "V1 does not schedule asynchronously if lookup goes on behind vLLM's own drafter",
+            "V1 does not schedule asynchronously if lookup continues the drafts of vLLM's own drafter",
             who="specplug_vllm",
             found="--async-scheduling",
             expected="no such flag",

@@ -305,14 +305,14 @@ class Drafting:
 
 
 def require_steps(drafting: Drafting | None, steps: StreamSteps | None) -> None:
-    """Refuse to go on behind vLLM's own drafter without compiled steps, on the rank that drafts.
+    """Refuse to continue the drafts of vLLM's own drafter without compiled steps, on the rank that drafts.
 
     Raises:
         EngineError: the steps did not start; a warning in the log says why.
     """
     if drafting is not None and steps is None:
         raise EngineError.build(
-            "lookup cannot go on behind vLLM's own drafter",
+            "lookup cannot continue the drafts of vLLM's own drafter",
             who="specplug_vllm",
             found="compiled steps that do not start; the log says why",
             remedy="Leave the proposer 'hybrid' out of the settings: specplug then plans the drafter's drafts",

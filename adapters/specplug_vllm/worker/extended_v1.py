@@ -1,4 +1,4 @@
-"""Lookup behind vLLM's own drafter on the V1 runner: it goes on with the drafter's tokens once they are on the host.
+"""Lookup after vLLM's own drafter on the V1 runner: it continues the drafter's tokens once they are on the host.
 
 The drafter runs as without specplug, so that its key-value cache stays in step.  Its newest tokens are read when the
 step has been sampled, before vLLM sends the drafts to the scheduler, which waits for them anyway.

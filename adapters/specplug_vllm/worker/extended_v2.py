@@ -1,4 +1,4 @@
-"""Lookup behind vLLM's own drafter on the V2 runner, in the device's stream: nothing waits for the drafter's tokens.
+"""Lookup after vLLM's own drafter on the V2 runner, in the device's stream: nothing waits for the drafter's tokens.
 
 The drafter runs as without specplug, so that its key-value cache stays in step.  `pack` copies its tokens to the host,
 and `unpack` writes the drafts: two kernels and a host function more than the drafter alone.
@@ -62,7 +62,7 @@ class ExtendedSpeculator(Speculator):
         engine.propose = extended
 
     def propose(self, input_batch: Any, *args: Any, **kwargs: Any) -> Tensor:
-        """Return [B, K] int64 draft ids behind the newest ones of vLLM's drafter; see `Speculator.propose`."""
+        """Return [B, K] int64 draft ids that continue the newest ones of vLLM's drafter; see `Speculator.propose`."""
         ids: Tensor = super().propose(input_batch, *args, **kwargs)
         if self._engine_logits is not None and not self._is_idle:
             temperature, from_engine = args[8], self._from_engine[: ids.shape[0]]

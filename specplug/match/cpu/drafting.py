@@ -101,7 +101,7 @@ def draft_chain(state: Any, slot: int, limit: int, engine_ids: Any, ids: Any, co
     """
     rows, count = state.rows, gather(state, slot)
     _remember_candidate_votes(state, slot, count)
-    drafted = _go_on(state, slot, count, 0, limit, 1.0, ids, confidences, sources)
+    drafted = _extend_chain(state, slot, count, 0, limit, 1.0, ids, confidences, sources)
     taken = num_engine_tokens(engine_ids, limit)
     if taken:
         note_engine_draft(rows, slot, engine_ids, taken)
@@ -109,14 +109,14 @@ def draft_chain(state: Any, slot: int, limit: int, engine_ids: Any, ids: Any, co
             is_same = agrees(rows, slot, taken, drafted, ids)
             survival = take_engine_draft(state, slot, taken, is_same, ids, confidences, sources)
             if not is_same:
-                drafted = _go_on(state, slot, 0, taken, limit, survival, ids, confidences, sources)
+                drafted = _extend_chain(state, slot, 0, taken, limit, survival, ids, confidences, sources)
     rows.num_considered[slot] = drafted
     rows.drafted_for[slot] = state.texts.lengths[slot]
     return drafted
 
 
 @compiled
-def _go_on(
+def _extend_chain(
     state: Any,
     slot: int,
     count: int,

@@ -1,6 +1,6 @@
 """The draft of the engine's own drafter for a row: how often its tokens were right, and whether it stands.
 
-Lookup goes on behind the engine's tokens, or its own draft stands instead (Arctic Inference, arXiv 2507.17133, joins
+Lookup continues the engine's tokens, or its own draft stands instead (Arctic Inference, arXiv 2507.17133, joins
 suffix decoding and a draft head likewise).  Which one does is decided by what was learnt before, never by the engine's
 newest tokens: tokens that are drawn from a distribution keep it only if they are not selected by value.  For the same
 reason their confidence is their position's rate.

@@ -1,4 +1,4 @@
-"""Lookup behind SGLang's own draft models, a draft model and EAGLE heads, with another draft length at each step."""
+"""Lookup after SGLang's own draft models, a draft model and EAGLE heads, with another draft length at each step."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ EXTENDED = {
         "ngram": {"min_n": 1, "memory_tokens": 0},
     },
 }
-"""Settings under which lookup may go on behind the two tokens of the drafter, and most steps have another length."""
+"""Settings under which lookup may continue the two tokens of the drafter, and most steps have another length."""
 
 
 @pytest.fixture

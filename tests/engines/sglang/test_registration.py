@@ -103,7 +103,7 @@ def hooks_that_break() -> Callable[[], None]:
 
 
 LENGTHS = {"settings": EXTENDED, "speculative_num_steps": None, "speculative_num_draft_tokens": 16}
-"""Arguments and settings with which lookup goes on behind a drafter."""
+"""Arguments and settings with which lookup continues the drafts of a drafter."""
 
 WITHOUT = "start without --speculative-algorithm SPECPLUG"
 
@@ -229,7 +229,7 @@ def test_a_server_whose_drafts_cannot_be_planned_does_not_start(baseline, plant,
     assert stated in baseline.call(refusal, plant=plant)
 
 
-def test_lookup_behind_a_drafter_needs_no_steps(baseline):
+def test_lookup_after_a_drafter_needs_no_steps(baseline):
     """SGLang alone refuses a number of draft tokens without one of steps, and lowers it to the steps."""
     for steps in (None, 3):
         given = {**SMALL, **OWN, **LENGTHS, "speculative_num_steps": steps}

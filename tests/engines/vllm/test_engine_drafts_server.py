@@ -93,7 +93,7 @@ def config(method: str = "eagle", section: Any = None, *, ranks: int = 1, **spec
 
 
 def hybrid(method: str = "eagle", lookup: str = "ngram", model_tokens: int = 3, **given: Any) -> Any:
-    """Return the same of a server whose lookup goes on behind vLLM's own drafter."""
+    """Return the same of a server whose lookup continues the drafts of vLLM's own drafter."""
     settings = {name: given.pop(name) for name in ("extra_proposers", "verifier", "trace") if name in given}
     options = {"hybrid": {"lookup": lookup, "model_tokens": model_tokens}}
     return config(method, {"proposer": "hybrid", "options": options, **settings}, **given)
@@ -113,11 +113,11 @@ def test_without_a_section_of_settings_vllms_drafter_is_left_alone():
         (config("dspark", {}, enable_adaptive_verification=True), "both choose how much to verify"),
         (config("extract_hidden_states", {}), "the method does not draft"),
         (hybrid(model_tokens=4), "nothing is left to draft.*found 4 of 4 draft tokens"),
-        (hybrid(lookup="crosstok"), "does not go on behind.*found crosstok.*expected .*ngram"),
-        (hybrid("ngram"), "lookup cannot go on behind.*method 'ngram'.*one of draft_model, eagle"),
-        (hybrid("suffix"), "lookup cannot go on behind.*method 'suffix'"),
+        (hybrid(lookup="crosstok"), "does not continue.*found crosstok.*expected .*ngram"),
+        (hybrid("ngram"), "lookup cannot continue.*method 'ngram'.*one of draft_model, eagle"),
+        (hybrid("suffix"), "lookup cannot continue.*method 'suffix'"),
         (hybrid(ranks=2, draft_sample_method="probabilistic"), "'probabilistic' on 2 ranks"),
-        (hybrid(enable_adaptive_verification=True), "lookup cannot go on behind.*enable_adaptive_verification"),
+        (hybrid(enable_adaptive_verification=True), "lookup cannot continue.*enable_adaptive_verification"),
         (hybrid(extra_proposers=["retrieval"]), "'extra_proposers' has no effect"),
         (hybrid(verifier="threshold"), "'verifier' has no effect"),
         (hybrid(trace={"path": "drafts.trace"}), "'trace.path' has no effect"),
@@ -132,7 +132,7 @@ def test_what_vllms_drafter_would_not_follow_is_refused(given, message):
         checked()
 
 
-def test_lookup_behind_vllms_drafter_has_that_ones_name_and_settings():
+def test_lookup_after_vllms_drafter_has_that_ones_name_and_settings():
     found = resolved(hybrid(lookup="retrieval", model_tokens=2))
     assert found is not None
     assert (found.settings.proposer, engine_tokens(hybrid(model_tokens=2))) == ("retrieval", 2)
@@ -141,7 +141,7 @@ def test_lookup_behind_vllms_drafter_has_that_ones_name_and_settings():
     refuse_unsupported(hybrid(ranks=2, draft_sample_method="greedy"))
 
 
-def test_lookup_behind_vllms_drafter_needs_synchronous_scheduling_on_v1():
+def test_lookup_after_vllms_drafter_needs_synchronous_scheduling_on_v1():
     given = hybrid()
     with pytest.raises(EngineError, match=r"V1 does not schedule asynchronously.*--async-scheduling"):
         schedule_synchronously(given)

@@ -1,4 +1,4 @@
-"""Lookup behind vLLM's own drafter: text as without speculation, caches in step, fields of requests, launches.
+"""Lookup after vLLM's own drafter: text as without speculation, caches in step, fields of requests, launches.
 
 The draft model of most tests is the target itself, so every token of it is accepted as long as its key-value cache
 holds every token.  `test_extended_sampling` has the distributions.
@@ -29,7 +29,7 @@ ENGINE, REFERENCE = "ngram/engine", "ngram/reference"
 
 
 def extended(engine: Any, kind: str, drafter: dict[str, Any], **more: Any) -> Any:
-    """Return an engine whose draft length changes at every step; lookup goes on behind its drafter."""
+    """Return an engine whose draft length changes at every step; lookup continues the drafts of its drafter."""
     options = {"ladder": {"draft_lengths": DRAFT_LENGTHS, "caps": CAPS}, "hybrid": {"model_tokens": MODEL_TOKENS}}
     settings = {"proposer": "hybrid", "policy": "fixed+ladder", "options": options}
     return engine(**RUNNERS[kind], specplug=settings, speculative_config=drafter, name=f"extended {kind}", **more)
