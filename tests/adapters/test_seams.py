@@ -27,6 +27,7 @@ def trees(engine: str) -> dict[str, ast.Module]:
 
 def relied_on(engine: str, tree: ast.Module) -> Iterator[str]:
     """Yield the functions that a file imports from the engine, those that it hooks or overrides, and private names."""
+    ours = set(calls_of_our_methods(engine, tree))
     for node in ast.walk(tree):
         match node:
             case ast.ImportFrom(module=str(module)) if module.partition(".")[0] == engine:
@@ -35,12 +36,31 @@ def relied_on(engine: str, tree: ast.Module) -> Iterator[str]:
                 yield name
             case ast.Constant(value=str(path)) if path.startswith(f"{engine}.") and " " not in path:
                 yield path.rpartition(".")[2]
-            case ast.Attribute(value=ast.Call(func=ast.Name(id="super")), attr=name) if name != "__init__":
-                yield name
+            case ast.Attribute(value=ast.Call(func=ast.Name(id="super")), attr=name):
+                if name != "__init__" and node not in ours:
+                    yield name
             case ast.Attribute(value=ast.Name(id="self" | "cls")):
                 pass
             case ast.Attribute(attr=name) if name.startswith("_") and not name.startswith(("__", "_specplug")):
                 yield name
+
+
+def calls_of_our_methods(engine: str, tree: ast.Module) -> Iterator[ast.Attribute]:
+    """Yield the attributes of `super()` that are methods of a class of the adapter, the only base of a file's class."""
+    classes = [node for each in trees(engine).values() for node in each.body if isinstance(node, ast.ClassDef)]
+    methods = {it.name: {each.name for each in it.body if isinstance(each, ast.FunctionDef)} for it in classes}
+    for node in tree.body:
+        if not isinstance(node, ast.ClassDef):
+            continue
+        match node.bases:
+            case [ast.Name(id=base)] if base in methods:
+                own = (each for each in ast.walk(node) if isinstance(each, ast.Attribute))
+                yield from (each for each in own if is_super(each.value) and each.attr in methods[base])
+
+
+def is_super(node: ast.expr) -> bool:
+    """Return whether a node is a call of `super`."""
+    return isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "super"
 
 
 @pytest.mark.parametrize("engine", TABLES)
