@@ -75,10 +75,10 @@ def plant_tails(scheduler: Any, texts: list[list[int]]) -> None:
     `texts` are the prompts with the target's continuations, by request.
     """
     worker, random = scheduler.draft_worker, Random(5)
-    go_on = worker.go_on
+    continued = worker.continued
 
     def planted(engine_ids: torch.Tensor, length: int) -> tuple[torch.Tensor, torch.Tensor]:
-        ids, _ = go_on(engine_ids, length)
+        ids, _ = continued(engine_ids, length)
         step, lengths = worker._decoding, []
         worker._draft = None  # lookup has seen no drafts
         for row, (req, before) in enumerate(zip(step.reqs, step.before.tolist(), strict=True)):
@@ -91,7 +91,7 @@ def plant_tails(scheduler: Any, texts: list[list[int]]) -> None:
         return ids, torch.tensor(lengths)
 
     DRAFTED.clear()
-    trees.put(worker, "go_on", planted)
+    trees.put(worker, "continued", planted)
 
 
 def drafted_by_engine(scheduler: Any) -> list[list[Any]]:
@@ -100,7 +100,7 @@ def drafted_by_engine(scheduler: Any) -> list[list[Any]]:
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_the_drafter_drafts_as_if_there_were_no_tails(algorithm, make):
-    """Whatever was verified and accepted behind its tokens: its cache has all of it."""
+    """Whatever was verified and accepted after its tokens: its cache has all of it."""
     engine, texts = make(algorithm), [[*row, *greedy(row)["token_ids"]] for row in ROWS]
     assert engine.call(inside.flush)  # SGLang caches a drafter's prefix with the token after it, of whatever request
     with engine.planted(plant_tails, texts=texts):
@@ -118,7 +118,7 @@ def test_the_drafter_drafts_as_if_there_were_no_tails(algorithm, make):
 
 
 @pytest.mark.parametrize("algorithm", ["EAGLE"])
-def test_references_are_drafted_from_behind_the_drafters_tokens(algorithm, make):
+def test_references_are_drafted_from_after_the_drafters_tokens(algorithm, make):
     """Each request's reference is its own answer."""
     engine = make(algorithm)
     known = [{"custom_params": {"specplug": {"references": [{"token_ids": greedy(row)["token_ids"]}]}}} for row in ROWS]
