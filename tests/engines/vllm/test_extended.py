@@ -6,7 +6,7 @@ holds every token.  `test_extended_sampling` has the distributions.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -127,21 +127,27 @@ def _engine_drafts(llm: Any) -> Iterator[list[tuple[list[int], list[int]]]]:
 # -- fields of requests ----------------------------------------------------------------------------------------------
 
 PROMPT = prompts()[3]
-ANSWER = greedy(PROMPT, 32)["token_ids"]
-FIELDS: dict[str, tuple[dict[str, Any], int]] = {
-    "references": ({"references": [{"token_ids": ANSWER}]}, LONGEST),
-    "a text": ({"references": tokenizer().decode(ANSWER)}, LONGEST),
-    "off": ({"enabled": False}, 0),
-    "one": ({"num_speculative_tokens": 1}, 1),
+FIELDS: dict[str, tuple[Callable[[], dict[str, Any]], int]] = {
+    "references": (lambda: {"references": [{"token_ids": answer()}]}, LONGEST),
+    "a text": (lambda: {"references": tokenizer().decode(answer())}, LONGEST),
+    "off": (lambda: {"enabled": False}, 0),
+    "one": (lambda: {"num_speculative_tokens": 1}, 1),
 }
+
+
+def answer() -> list[int]:
+    """Return the plain model's answer; engines' processes, which import this file, load no plain model."""
+    found: list[int] = greedy(PROMPT, 32)["token_ids"]
+    return found
 
 
 @pytest.mark.parametrize("name", FIELDS)
 def test_fields_of_a_request_are_followed(server, name):
-    given, most = FIELDS[name]
+    make, most = FIELDS[name]
+    given = make()
     params = {"max_tokens": 32, **fields(store=False, **given)}
     found = server.call(watching.counted, prompts=[list(PROMPT)], params=params)
-    assert found["result"][0]["token_ids"] == ANSWER
+    assert found["result"][0]["token_ids"] == answer()
     verified_at = found["total"]["verified_at"]
     assert sum(verified_at[most:]) == 0
     assert (verified_at[0] > 0, found["accepted_by_vllm"] > 0) == (most > 0, most > 0)
@@ -167,7 +173,7 @@ def test_a_seeds_text_is_that_without_drafts(kind, server):
     seeded = [{**params, "seed": seed} for seed in (1, 2)]
     (plain, drafted) = (
         server.call(watching.counted, prompts=[list(PROMPT)] * 2, params=[{**own, **way} for own in seeded])
-        for way in (fields(enabled=False), fields(references=[{"token_ids": ANSWER}]))
+        for way in (fields(enabled=False), fields(references=[{"token_ids": answer()}]))
     )
     assert drafted["result"] == plain["result"]
     assert plain["total"]["verified"] == 0
