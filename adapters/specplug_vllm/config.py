@@ -272,8 +272,7 @@ def _load(section: str, draft_length: int, method: str | None, _environment: str
             remedy=f"For specplug's proposers leave the method out of {_SPECULATIVE}",
         )
     if method is not None and flags["proposer"] == HYBRID:
-        options = flags.setdefault("options", {}).setdefault(HYBRID, {})
-        options.setdefault("model", ENGINE_DRAFTER)
+        flags = _with_engines_model(flags, method)
     if flags.setdefault(key, draft_length) != draft_length:
         raise SettingsError.build(
             f"{key!r} is given twice",
@@ -291,6 +290,28 @@ def _load(section: str, draft_length: int, method: str | None, _environment: str
         engine_drafts=method is not None,
     )
     return after_engine(found, registry) if method is not None and found.settings.extends_engine else (found, 0)
+
+
+def _with_engines_model(flags: dict[str, Any], method: str) -> dict[str, Any]:
+    """Return settings whose `hybrid` has vLLM's own drafter as its model; malformed options are left as they are.
+
+    Raises:
+        SettingsError: they name another model, which would draft beside it.
+    """
+    options = flags.get("options", {})
+    of_hybrid = options.get(HYBRID, {}) if isinstance(options, dict) else None
+    if not isinstance(of_hybrid, dict):
+        return flags
+    model = of_hybrid.get("model", ENGINE_DRAFTER)
+    if model != ENGINE_DRAFTER:
+        raise SettingsError.build(
+            "vLLM's own drafter is the model on this server",
+            who=f"{FLAG} {SECTION!r}",
+            found=f"options.{HYBRID}.model {model!r}, and method {method!r} in {_SPECULATIVE}",
+            expected=f"no model, or {ENGINE_DRAFTER!r}",
+            remedy=f"For specplug's own draft models leave the method out of {_SPECULATIVE}",
+        )
+    return {**flags, "options": {**options, HYBRID: {**of_hybrid, "model": model}}}
 
 
 def _ladder(vllm_config: Any) -> tuple[int, ...]:

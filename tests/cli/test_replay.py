@@ -65,7 +65,7 @@ def test_what_stands_in_the_prompt_is_drafted_and_what_stands_nowhere_is_not(cop
     assert run["pooled"]["emitted"] == copy["emitted"] + fresh["emitted"]
 
 
-def test_lookup_is_compared_with_an_engines_drafter_and_behind_it(copying, monkeypatch):
+def test_lookup_is_compared_with_an_engines_drafter_and_after_it(copying, monkeypatch):
     arguments = (str(copying), "--tokenizer", "tiny", "--batch", "1", "--gamma", "8")
     found = replayed(*arguments, "--engine-drafter", "0.9,0.8")["runs"]
     assert [run["label"] for run in found] == ["engine (batch)", "ngram (batch)", "engine + ngram (batch)"]

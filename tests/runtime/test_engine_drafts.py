@@ -1,4 +1,4 @@
-"""Steps in a stream behind the engine's own drafter: whose tokens a draft begins with, and how many."""
+"""Steps in a stream after the engine's own drafter: whose tokens a draft begins with, and how many."""
 
 from __future__ import annotations
 

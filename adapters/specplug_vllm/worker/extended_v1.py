@@ -54,7 +54,7 @@ class ExtendedProposer(V1Proposer):
 
     def extend(self, runner: Any, output: Any) -> None:
         """Replace the drafts of a step whose `output` is ready, on the rank that drafts."""
-        ids, self._newest = self._newest, None
+        ids, self._newest, self._from_engine = self._newest, None, []
         if self.drafting is None or not hasattr(output, "sampled_token_ids"):
             return
         if ids is None:  # a text of the batch is too long for the drafter
@@ -78,9 +78,7 @@ class ExtendedProposer(V1Proposer):
     def _engine_counts(self, rows: int) -> list[int]:
         """Return how many tokens at the beginning of each row's draft are the drafter's."""
         kept = None if self._facts is None else self._facts.kept
-        if kept is None:
-            return self._from_engine
-        counts = dict(zip(kept, self._from_engine, strict=True))
+        counts = dict(zip(range(rows) if kept is None else kept, self._from_engine, strict=False))  # none if it failed
         return [counts.get(row, 0) for row in range(rows)]
 
     def _drafts_of(self, step: StepInFlight, draft_length: int) -> list[list[int]]:

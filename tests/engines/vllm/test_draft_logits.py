@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from torch import Tensor
 
 from specplug.types.caps import Distribution
 from specplug.types.draft import Draft
-from specplug_vllm.worker.extended_v1 import widened
+from specplug_vllm.worker.extended_v1 import ExtendedProposer, widened
 from specplug_vllm.worker.extended_v2 import state_one_hot
 from specplug_vllm.worker.v2_device import UNLIKELY
 from specplug_vllm.worker.v2_device import write_logits as write
@@ -67,7 +69,7 @@ def test_it_is_the_plain_distribution_and_other_slots_keep_theirs(draft_length, 
 
 
 @pytest.mark.parametrize("seed", range(10))
-def test_behind_vllms_drafter_its_own_tokens_keep_their_logits(seed):
+def test_after_vllms_drafter_its_own_tokens_keep_their_logits(seed):
     torch.manual_seed(seed)
     slots, temperature, ids = torch.randperm(SLOTS)[:4], torch.rand(SLOTS) * 3, torch.randint(0, VOCAB, (4, LONGEST))
     logits, from_engine = torch.randn(SLOTS, LONGEST, VOCAB), torch.randint(0, LONGEST + 1, (4,), dtype=torch.int32)
@@ -81,7 +83,7 @@ def test_behind_vllms_drafter_its_own_tokens_keep_their_logits(seed):
 
 
 @pytest.mark.parametrize("seed", range(10))
-def test_behind_vllms_drafter_its_own_tokens_keep_their_probabilities(seed):
+def test_after_vllms_drafter_its_own_tokens_keep_their_probabilities(seed):
     torch.manual_seed(seed)
     own = int(torch.randint(1, LONGEST, ()))
     probs, lengths = torch.rand(4, own, VOCAB), torch.randint(0, LONGEST + 1, (4,)).tolist()
@@ -96,3 +98,10 @@ def test_behind_vllms_drafter_its_own_tokens_keep_their_probabilities(seed):
             one_hot[token] = 1.0
             expected = probs[row, place] if place < from_engine[row] else one_hot
             torch.testing.assert_close(found[row, place], expected, rtol=0, atol=0)
+
+
+def test_after_a_step_that_failed_no_token_is_vllms_drafters():
+    failed = SimpleNamespace(_facts=SimpleNamespace(kept=[0, 2]), _from_engine=[])
+    assert ExtendedProposer._engine_counts(failed, 3) == [0, 0, 0]
+    failed._from_engine = [3, 1]
+    assert ExtendedProposer._engine_counts(failed, 3) == [3, 0, 1]

@@ -114,6 +114,12 @@ def test_without_a_section_of_settings_vllms_drafter_is_left_alone():
         (config("extract_hidden_states", {}), "the method does not draft"),
         (hybrid(model_tokens=4), "nothing is left to draft.*found 4 of 4 draft tokens"),
         (hybrid(lookup="crosstok"), "does not continue.*found crosstok.*expected .*ngram"),
+        (
+            config(section={"proposer": "hybrid", "options": {"hybrid": {"model": "crosstok"}}}),
+            "vLLM's own drafter is the model.*found options.hybrid.model 'crosstok'",
+        ),
+        (config(section={"proposer": "hybrid", "options": 5}), "options"),
+        (config(section={"proposer": "hybrid", "options": {"hybrid": 5}}), "options.hybrid"),
         (hybrid("ngram"), "lookup cannot continue.*method 'ngram'.*one of draft_model, eagle"),
         (hybrid("suffix"), "lookup cannot continue.*method 'suffix'"),
         (hybrid(ranks=2, draft_sample_method="probabilistic"), "'probabilistic' on 2 ranks"),

@@ -1,4 +1,4 @@
-"""Behind vLLM's own drafter sampled text has the target's distribution: exact probabilities against observed counts.
+"""After vLLM's own drafter sampled text has the target's distribution: exact probabilities against observed counts.
 
 The target is the toy model of 16 tokens, and its drafter another such model, so that drafts are accepted often but not
 always.  Requests name references of the most frequent tokens, so that lookup goes on, and often drafts instead.
@@ -84,7 +84,7 @@ def test_the_distribution_is_the_targets(kind, method, server):
     own = by_source.pop("ngram/engine")
     tails = [sum(of["verified_at"][k] for of in by_source.values()) for k in range(DRAFT_LENGTH)]
     assert 20 < own["accepted"] < own["verified"]
-    assert min(tails) > 50, "lookup's tokens stand behind the drafter's, and in their place"
+    assert min(tails) > 50, "lookup's tokens stand after the drafter's, and in their place"
     assert 0 < sum(of["accepted"] for of in by_source.values()) < sum(tails)
 
 
