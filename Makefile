@@ -12,7 +12,7 @@ OLDER  := $(patsubst $(PINS)/versions/%.txt,%,$(wildcard $(PINS)/versions/*.txt)
 PIP     = pip install $(if $(MAKE_TERMOUT),,-qq) --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-engines setup-vllm setup-vllm-peers setup-sglang models small-model demo demo-tiny demo-crosstok demo-vllm demo-sglang demo-rag test test-all test-core test-transformers \
+.PHONY: help setup setup-engines setup-vllm setup-vllm-peers setup-vllm-trl setup-sglang models small-model demo demo-tiny demo-crosstok demo-vllm demo-sglang demo-rag test test-all test-core test-transformers \
   soak then-vllm then-sglang test-versions $(OLDER:%=test-%) test-vllm test-vllm-all test-sglang test-sglang-all lint format clean check-python check-vllm check-sglang
 
 help: ## show this list
@@ -49,6 +49,12 @@ setup-vllm-peers: $(VLLM)/.peers ## add what benchmarks compare with to .venv-vl
 $(VLLM)/.peers: $(VLLM)/.ready $(PINS)/vllm-peers.txt
 	@echo "$(VLLM): building the peers. Takes a minute or two."
 	$(VLLM)/bin/$(PIP) --no-deps -r $(PINS)/vllm-peers.txt
+	@touch $@
+
+setup-vllm-trl: $(VLLM)/.trl ## add TRL to .venv-vllm, for its slow tests (150 MB on disk)
+
+$(VLLM)/.trl: $(VLLM)/.ready $(PINS)/vllm-trl.txt
+	$(VLLM)/bin/$(PIP) --no-deps -r $(PINS)/vllm-trl.txt
 	@touch $@
 
 setup-sglang: $(SGLANG)/.ready ## make the environment with the real SGLang (.venv-sglang; Linux on x86-64, takes minutes)
@@ -139,7 +145,7 @@ setup-engines: setup-vllm
 test-vllm: setup-vllm small-model ## the tests with the real vLLM, without the slow ones
 	$(VLLM)/bin/python -m pytest tests/engines/vllm -m "not slow"
 
-test-vllm-all: setup-vllm small-model ## the tests with the real vLLM, with the slow ones
+test-vllm-all: setup-vllm-trl small-model ## the tests with the real vLLM, with the slow ones
 	$(VLLM)/bin/python -m pytest tests/engines/vllm
 
 test-sglang: setup-sglang small-model ## the tests with the real SGLang, without the slow ones

@@ -101,6 +101,8 @@ vllm.v1.worker.gpu_model_runner
 vllm.v1.sample.rejection_sampler
   apply_sampling_constraints(logits)
   expand_batch_to_tokens(x, cu_num_tokens, num_tokens, replace_from, replace_to)
+  rejection_sample(draft_token_ids, num_draft_tokens, max_spec_len, cu_num_draft_tokens, draft_probs, target_logits,
+      bonus_token_ids, sampling_metadata)
 
 [v2]
 vllm.v1.worker.gpu.spec_decode:init_speculator(vllm_config, device, *, req_states)
@@ -124,10 +126,7 @@ vllm.v1.worker.gpu_model_runner:GPUModelRunner: get_model reload_weights
 vllm.v1.worker.gpu.model_runner:GPUModelRunner: get_model reload_weights
 
 [verifier v1]
-vllm.v1.sample.rejection_sampler
-  RejectionSampler.forward(metadata)
-  rejection_sample(draft_token_ids, num_draft_tokens, max_spec_len, cu_num_draft_tokens, draft_probs, target_logits,
-      bonus_token_ids, sampling_metadata)
+vllm.v1.sample.rejection_sampler:RejectionSampler.forward(metadata)
 
 [verifier v2]
 vllm.v1.worker.gpu.spec_decode.rejection_sampler

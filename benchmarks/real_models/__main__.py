@@ -16,8 +16,8 @@ for kernels, so only counts mean anything.  `--fresh 3` also compares three pair
 
 Greedy texts that differ from those without speculation are shown with the gap between the two tokens' logits: near
 ties are decided by rounding, and any other difference makes the exit code 1.  With `--temperature 0.7` each prompt has
-a seed.  `--samples 8 --concurrency 8 --temperature 1` answers each prompt eight times at once, as rollouts do: see
-docs/ngram.md#siblings.
+a seed.  `--samples 8 --concurrency 8 --temperature 1` answers each prompt eight times at once, as rollouts do,
+without seeds: see docs/ngram.md#siblings.
 """
 
 from __future__ import annotations
@@ -89,7 +89,8 @@ def tasks(options: argparse.Namespace, model: str, concurrency: int) -> tuple[Ta
     tokenizer = AutoTokenizer.from_pretrained(model)
 
     def task(prompts: Any) -> Task:
-        return Task(prompts, [prompt.ids(tokenizer) for prompt in prompts], concurrency, options.temperature)
+        ids, seeded = [prompt.ids(tokenizer) for prompt in prompts], options.samples == 1  # V1 drafts none with seeds
+        return Task(prompts, ids, concurrency, options.temperature, seeded)
 
     chats = more_chats(options.max_tokens)
     prompts = read(options.kinds, options.prompts, options.max_tokens)

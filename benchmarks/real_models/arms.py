@@ -75,9 +75,12 @@ def chosen(arms: Sequence[Arm], parts: Sequence[str] | None) -> list[Arm]:
     return [arm for arm in arms if arm.role == "baseline" or not parts or any(part in arm.name for part in parts)]
 
 
-def requests(prompts: Sequence[Any], indices: Sequence[int], temperature: float) -> list[Mapping[str, Any]]:
-    """Return the sampling parameters of prompts: "max_tokens", "temperature", and a "seed" of its own for each."""
+def requests(
+    prompts: Sequence[Any], indices: Sequence[int], temperature: float, seeded: bool
+) -> list[Mapping[str, Any]]:
+    """Return the sampling parameters of prompts: "max_tokens", "temperature" and, if `seeded`, a "seed" for each."""
     return [
-        {"max_tokens": prompts[index].max_tokens, "temperature": temperature, "seed": 1_000_003 * (index + 1)}
+        {"max_tokens": prompts[index].max_tokens, "temperature": temperature}
+        | ({"seed": 1_000_003 * (index + 1)} if seeded else {})
         for index in indices
     ]

@@ -57,7 +57,7 @@ def answer(engine: Any, prompts: list[list[int]], params: list[dict[str, Any]]) 
     from tests.engines.sglang.inside import in_scheduler
 
     given = [
-        {"temperature": each["temperature"], "max_new_tokens": each["max_tokens"], "sampling_seed": each["seed"]}
+        {"temperature": each["temperature"], "max_new_tokens": each["max_tokens"], "sampling_seed": each.get("seed")}
         for each in params
     ]
     before = in_scheduler(engine, f"{__name__}:counts", {})

@@ -144,7 +144,8 @@ class Generate:
         hook = self._model.register_forward_pre_hook(
             lambda _, args, kwargs: forwards.append((args or (kwargs["input_ids"],))[0].shape[1]), with_kwargs=True
         )
-        torch.manual_seed(given["seed"])
+        if "seed" in given:
+            torch.manual_seed(given["seed"])
         ids = torch.tensor([prompt])
         began, cpu = streamer.start()
         output = self._model.generate(

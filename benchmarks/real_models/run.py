@@ -27,12 +27,14 @@ class Task:
         prompts, ids: the prompts and their token ids.
         concurrency: most prompts of a group.
         temperature: 0 is greedy.
+        seeded: whether each prompt has a seed of its own.
     """
 
     prompts: Sequence[Prompt]
     ids: Sequence[list[int]]
     concurrency: int
     temperature: float
+    seeded: bool = True
 
     def groups(self) -> list[list[int]]:
         """Return the indices of prompts that are sent together: of one kind, unless that would make small groups."""
@@ -55,7 +57,7 @@ class Task:
         """Return the arguments of an engine's `answer`."""
         return {
             "prompts": [self.ids[place] for place in group],
-            "params": requests(self.prompts, group, self.temperature),
+            "params": requests(self.prompts, group, self.temperature, self.seeded),
         }
 
 

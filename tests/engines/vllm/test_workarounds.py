@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -19,7 +20,7 @@ def module():
     answer_for_llvmlite()
     current_platform.register_triton_kernel_overrides()  # as the runner does
     current_platform.import_kernels()
-    names = ("expand_batch_to_tokens", "apply_sampling_constraints")
+    names = ("expand_batch_to_tokens", "apply_sampling_constraints", "rejection_sample")
     baseline = {name: getattr(rejection_sampler, name) for name in names}
     workarounds.install()
     workarounds.install()
@@ -45,6 +46,22 @@ def test_steps_without_drafts_pass(module):
 
     logits = torch.zeros(0, 8)
     assert module.apply_sampling_constraints(logits, torch.zeros(2, dtype=torch.int32), Metadata) is logits
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("drafts", [[], [5]], ids=["no drafts", "a draft"])
+def test_steps_without_drafts_emit_what_vllm_emits(module, temperature, drafts):
+    greedy = temperature == 0
+    metadata = SimpleNamespace(
+        all_greedy=greedy, all_random=not greedy, temperature=torch.full((2,), temperature), generators={}
+    )
+    certain = torch.full((len(drafts), 8), -torch.inf).index_fill(1, torch.tensor([5]), 0.0)
+    counts = [0, len(drafts)]
+    ends, bonus = torch.tensor(counts).cumsum(0).int(), torch.tensor([[3], [4]], dtype=torch.int32)
+    given = (torch.tensor(drafts, dtype=torch.int32), counts, len(drafts), ends, None, certain, bonus, metadata)
+    found, expected = module.rejection_sample(*given), module.rejection_sample.__wrapped__(*given)
+    assert found.dtype is expected.dtype
+    assert found.tolist() == expected.tolist() == ([[3, -1], [5, 4]] if drafts else [[3], [4]])
 
 
 @pytest.mark.parametrize("by_row", [False, True], ids=["baseline", "mended by vLLM itself"])
