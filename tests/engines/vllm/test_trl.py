@@ -72,8 +72,8 @@ def test_samples_and_a_flush_of_trls_server(server: Server, client: Any) -> None
 
 def test_a_colocated_trainer(truth: Answers) -> None:
     stated = launch.configuration(environment=ENABLED)
-    asked = json.dumps([list(prompt) for prompt in prompts()[:6]])
-    command = [PYTHON, "-m", "tests.engines.vllm.colocated", str(TINY), asked, "40"]
+    given = json.dumps([list(prompt) for prompt in prompts()[:6]])
+    command = [PYTHON, "-m", "tests.engines.vllm.colocated", str(TINY), given, "40"]
     ran = subprocess.run(command, cwd=ROOT, env=stated.variables(), capture_output=True, text=True, timeout=300)
     assert ran.returncode == 0, ran.stderr[-4000:]
     found = json.loads(ran.stdout.splitlines()[-1])
