@@ -16,22 +16,25 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import bm25s
-
 FIELDS = {"vllm": "vllm_xargs", "sglang": "custom_params"}
+MOST = 8
+"""Texts that a request may bring as references."""
 
 
 class Passages:
     """Texts with a bm25s index."""
 
     def __init__(self, texts: Sequence[str]) -> None:
+        import bm25s  # which the examples of vector stores do not need
+
+        self._tokenize = bm25s.tokenize
         self._texts = list(texts)
         self._index = bm25s.BM25()
-        self._index.index(bm25s.tokenize(self._texts, show_progress=False), show_progress=False)
+        self._index.index(self._tokenize(self._texts, show_progress=False), show_progress=False)
 
     def find(self, question: str, count: int) -> list[str]:
         """Return up to `count` texts, the best first, of those that share a word with the question."""
-        words = bm25s.tokenize(question, show_progress=False)
+        words = self._tokenize(question, show_progress=False)
         found, scores = self._index.retrieve(words, k=min(count, len(self._texts)), show_progress=False)
         return [self._texts[place] for place, score in zip(found[0], scores[0], strict=True) if score > 0]
 
@@ -44,41 +47,57 @@ def read(folder: Path) -> list[str]:
 
 
 def references(engine: str, texts: Sequence[str]) -> dict[str, Any]:
-    """Return the `extra_body` of a request with reference texts, always as a list."""
-    return {FIELDS[engine]: {"specplug_references": list(texts)}}
+    """Return the `extra_body` of a request with reference texts, always as a list, of the first that it may bring."""
+    return {FIELDS[engine]: {"specplug_references": list(texts)[:MOST]}}
 
 
-def counts(url: str) -> tuple[int, int]:
-    """Return the numbers of tokens and steps of the server so far; zeros if it does not report them."""
+def counts(url: str) -> tuple[int, int, int]:
+    """Return a server's tokens and steps so far, and the tokens drafted from references; zeros if it does not tell."""
     try:
         with urllib.request.urlopen(f"{url}/specplug/status", timeout=60) as answer:
-            total = json.load(answer)["engines"][0]["workers"][0]["metrics"]["total"]
+            found = json.load(answer)["engines"][0]["workers"][0]["metrics"]
     except urllib.error.HTTPError:
-        return 0, 0
-    return total["emitted"] - total["after_stop"], total["target_steps"]
+        return 0, 0, 0
+    total, sources = found["total"], found["by_source"]
+    drafted = sum(one["accepted"] for name, one in sources.items() if name.endswith("/reference"))
+    return total["emitted"] - total["after_stop"], total["target_steps"], drafted
+
+
+def report(url: str, before: Sequence[int], answer: str, found: Sequence[str]) -> None:
+    """Print an answer and what the server counted since `before`, when nobody else used it."""
+    gained = [now - then for now, then in zip(counts(url), before, strict=True)]
+    print(answer, f"{len(found)} passages found; {counted(gained)}", sep="\n---\n")
+
+
+def counted(counts: Sequence[int]) -> str:
+    """Word what `counts` returns."""
+    tokens, steps, drafted = counts
+    return f"{tokens} tokens in {steps} steps, {drafted} of them drafted from references"
+
+
+def options(doc: str, *names: str) -> argparse.Namespace:
+    """Read the command line of a retrieval example: `names`, and what the server and the prompt are."""
+    parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+    for name in names:
+        parser.add_argument(name)
+    parser.add_argument("--engine", choices=FIELDS, default="vllm", help="what the server is (default: %(default)s)")
+    parser.add_argument("--template", default="{passage}\n\nQuestion: {question}\nAnswer:", help="of the prompt")
+    return parser.parse_args()
 
 
 def main() -> None:
     """Retrieve passages, send the request, and print the answer and the number of steps."""
     from openai import OpenAI
 
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    for name in ("url", "model", "folder", "question"):
-        parser.add_argument(name)
-    parser.add_argument("--engine", choices=FIELDS, default="vllm", help="what the server is (default: %(default)s)")
-    parser.add_argument("--template", default="{passage}\n\nQuestion: {question}\nAnswer:", help="of the prompt")
-    options = parser.parse_args()
-    found = Passages(read(Path(options.folder))).find(options.question, 4) or sys.exit("nothing found")
-    prompt, extra = (
-        options.template.format(passage=found[0], question=options.question),
-        references(options.engine, found),
-    )
-    client, before = OpenAI(base_url=f"{options.url}/v1", api_key="none"), counts(options.url)
+    given = options(__doc__ or "", "url", "model", "folder", "question")
+    found = Passages(read(Path(given.folder))).find(given.question, 4) or sys.exit("nothing found")
+    prompt = given.template.format(passage=found[0], question=given.question)
+    client, before = OpenAI(base_url=f"{given.url}/v1", api_key="none"), counts(given.url)
+    extra = references(given.engine, found)
     answer = client.completions.create(
-        model=options.model, prompt=prompt, max_tokens=200, temperature=0, extra_body=extra
+        model=given.model, prompt=prompt, max_tokens=200, temperature=0, extra_body=extra
     )
-    tokens, steps = (now - then for now, then in zip(counts(options.url), before, strict=True))
-    print(answer.choices[0].text, f"{len(found)} passages found; {tokens} tokens in {steps} steps", sep="\n---\n")
+    report(given.url, before, answer.choices[0].text, found)
 
 
 if __name__ == "__main__":

@@ -15,6 +15,7 @@ from typer.testing import CliRunner
 
 from specplug.cli.app import app
 from specplug.demo.tasks import make_tasks
+from tests.embedding_server import recording
 from tests.engines.examples import command
 from tests.engines.launch import ROOT
 from tests.engines.server import Server
@@ -94,8 +95,33 @@ class ExamplesSuite:
         out = self.run("rag_client.py", "--engine", self.engine, "--template", TEMPLATE, values=values)
         answer, summary = out.strip().split("\n---\n")
         assert answer.strip() == WANTED
-        found, tokens, steps = map(int, re.findall(r"\d+", summary))
+        found, tokens, steps, _ = map(int, re.findall(r"\d+", summary))
         assert (found, tokens > 2 * steps > 0) == (2, True), summary
+
+    @pytest.mark.parametrize("name", ["rag_llamaindex.py", "rag_langchain.py"])
+    def test_frameworks_retrieve_what_is_drafted(self, name, server, tmp_path):
+        """The prompt shows a record in another form than the vector store; without references the answer is the same.
+
+        The client's environment is that of the core's tests, as no engine needs the frameworks.
+        """
+        question = rag_tasks.questions("records", 1)[0]
+        (tmp_path / "records.md").write_text("\n\n".join(question.references))
+        chat = {"messages": [{"role": "user", "content": question.prompt}], "temperature": 0, "max_tokens": 200}
+        opted_out = {rag_client.FIELDS[self.engine]: {"specplug_enabled": 0}}
+        plain = server.ask("/v1/chat/completions", {"model": server.model, **chat, **opted_out}).json
+        with recording() as embedding:
+            values = {"URL": server.url, "MODEL": server.model, "FOLDER": str(tmp_path)}
+            values |= {"EMBEDDINGS_URL": embedding.url, "How is a draft cut to its budget?": question.prompt}
+            options = ["--engine", self.engine, "--template", "{question}"]
+            words = [str(ROOT / ".venv" / "bin" / "python"), *command(name, values)[1:], *options]
+            before = rag_client.counts(server.url)
+            done = subprocess.run(words, capture_output=True, text=True, timeout=120, cwd=ROOT)
+        assert done.returncode == 0, done.stderr[-4000:]
+        answer, summary = done.stdout.strip().split("\n---\n")
+        assert answer == plain["choices"][0]["message"]["content"]
+        tokens, steps, drafted = (now - then for now, then in zip(rag_client.counts(server.url), before, strict=True))
+        assert summary == f"{len(question.references)} passages found; {rag_client.counted((tokens, steps, drafted))}"
+        assert drafted > tokens / 2, summary
 
     def test_records_come_in_fewer_steps_with_references(self, server):
         """The texts are the same without and with them."""
