@@ -5,6 +5,7 @@ BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.ready
 VLLM   := .venv-vllm
 SGLANG := .venv-sglang
+DOCS   := .venv-docs
 PINS   := .ci/environments
 MODELS := $(or $(SPECPLUG_MODELS),$(HOME)/.cache/specplug/models)
 OLDER  := $(patsubst $(PINS)/versions/%.txt,%,$(wildcard $(PINS)/versions/*.txt))
@@ -13,7 +14,7 @@ PIP     = pip install $(if $(MAKE_TERMOUT),,-qq) --disable-pip-version-check
 
 .DEFAULT_GOAL := help
 .PHONY: help setup setup-engines setup-vllm setup-vllm-peers setup-vllm-trl setup-sglang models small-model demo demo-tiny demo-crosstok demo-vllm demo-sglang demo-rag test test-all test-core test-transformers \
-  soak then-vllm then-sglang test-versions $(OLDER:%=test-%) test-vllm test-vllm-all test-sglang test-sglang-all lint format clean check-python check-vllm check-sglang
+  soak then-vllm then-sglang test-versions $(OLDER:%=test-%) test-vllm test-vllm-all test-sglang test-sglang-all lint format docs clean check-python check-vllm check-sglang
 
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 18
@@ -194,6 +195,16 @@ soak: setup-engines ## real servers under mixed requests and faults, MINUTES=10 
 	  case $$engine in sglang) python=$(SGLANG)/bin/python;; *) python=$(VLLM)/bin/python;; esac; \
 	  $$python -m tests.soak --engine $$engine --minutes $(MINUTES) --requests $(REQUESTS) --mode $(MODE) || failed=1; \
 	done; exit $$failed
+
+docs: $(DOCS)/.ready ## build the pages as a site (build/site); a link that leads nowhere fails
+	NO_MKDOCS_2_WARNING=1 $(DOCS)/bin/mkdocs build --strict --quiet
+
+$(DOCS)/.ready: $(PINS)/docs.txt
+	@$(MAKE) --no-print-directory check-python
+	@echo "$(DOCS): mkdocs and its theme. 170 MB on disk; takes half a minute."
+	$(PYTHON) -m venv $(DOCS)
+	$(DOCS)/bin/$(PIP) -r $(PINS)/docs.txt
+	@touch $@
 
 format: setup ## let ruff format the code
 	$(BIN)/ruff check --fix .

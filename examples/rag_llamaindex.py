@@ -58,10 +58,8 @@ def main() -> None:
     given = rag_client.options(__doc__ or "", "url", "model", "embeddings_url", "embedder", "folder", "question")
     embedder = OpenAILikeEmbedding(model_name=given.embedder, api_base=f"{given.embeddings_url}/v1", api_key="none")
     nodes = [TextNode(text=text) for text in rag_client.read(Path(given.folder))]
-    model = ReferringModel(
-        model=given.model, api_base=f"{given.url}/v1", api_key="none", is_chat_model=True, temperature=0, max_tokens=200,
-        engine=given.engine,
-    )  # fmt: skip
+    served: dict[str, Any] = {"api_base": f"{given.url}/v1", "api_key": "none", "is_chat_model": True}
+    model = ReferringModel(model=given.model, engine=given.engine, temperature=0, max_tokens=200, **served)
     engine = VectorStoreIndex(nodes, embed_model=embedder).as_query_engine(
         llm=model,
         similarity_top_k=rag_client.MOST,

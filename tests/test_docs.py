@@ -75,9 +75,10 @@ def test_every_command_has_a_section_and_every_section_a_command():
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_every_option_of_a_command_is_documented_and_no_other(name: str):
+def test_documented_options_of_a_command_exist(name: str):
+    """The page has those whose help does not say enough; every option has help, see below."""
     documented = {option.split()[0] for option in table(sections("cli.md")[f"specplug {name}"], "Option")}
-    assert documented == options_of(COMMANDS[name])
+    assert documented <= options_of(COMMANDS[name])
 
 
 def test_options_before_the_command_are_documented():

@@ -1,7 +1,7 @@
 """Hooks of mkdocs: the site has the repository's pages at the repository's paths, so that their links hold as they are.
 
-Pages are README.md, docs/*.md and whatever they link to, in turn.  A linked file of code becomes a page that shows it, at
-its path with `.md` added.  The navigation is the order of the tables in docs/README.md.
+Pages are README.md, docs/*.md and whatever they link to, in turn.  A linked file of code becomes a page that shows it,
+at its path with `.md` added.  The navigation is the order of the tables in docs/README.md.
 """
 
 from __future__ import annotations
