@@ -23,7 +23,7 @@ setup: $(STAMP) ## make the virtual environment (.venv)
 
 $(STAMP): pyproject.toml $(PINS)/core.txt
 	@$(MAKE) --no-print-directory check-python
-	@echo "$(VENV), 1 of 2: torch, transformers, and the tools of the tests. 1.8 GB on disk; takes minutes."
+	@echo "$(VENV), 1 of 2: torch, transformers, and the tools of the tests. 2.0 GB on disk; takes minutes."
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/$(PIP) -r $(PINS)/core.txt
 	@echo "$(VENV), 2 of 2: specplug."
@@ -197,7 +197,7 @@ soak: setup-engines ## real servers under mixed requests and faults, MINUTES=10 
 	done; exit $$failed
 
 docs: $(DOCS)/.ready ## build the pages as a site (build/site); a link that leads nowhere fails
-	NO_MKDOCS_2_WARNING=1 $(DOCS)/bin/mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(DOCS)/bin/mkdocs build --strict
 
 $(DOCS)/.ready: $(PINS)/docs.txt
 	@$(MAKE) --no-print-directory check-python
