@@ -81,7 +81,8 @@ def shown(path: str) -> str:
     """Return a page that shows a file; of a notebook, its cells and their output."""
     if not path.endswith(".ipynb"):
         language = Path(path).suffix.removeprefix(".") or "text"
-        return f"---\nsearch: {{exclude: true}}\n---\n# {Path(path).name}\n\n``````{language}\n{text(path)}\n``````\n"
+        matter = "search: {exclude: true}\nhide: [navigation, toc]"
+        return f"---\n{matter}\n---\n# {Path(path).name}\n\n``````{language}\n{text(path)}\n``````\n"
     parts = []
     for cell in json.loads(text(path))["cells"]:
         source = "".join(cell["source"])
