@@ -98,13 +98,14 @@ class ExamplesSuite:
         found, tokens, steps, _ = map(int, re.findall(r"\d+", summary))
         assert (found, tokens > 2 * steps > 0) == (2, True), summary
 
-    @pytest.mark.parametrize("name", ["rag_llamaindex.py", "rag_langchain.py"])
-    def test_frameworks_retrieve_what_is_drafted(self, name, server, tmp_path):
+    @pytest.mark.parametrize(("number", "name"), enumerate(["rag_llamaindex.py", "rag_langchain.py"]))
+    def test_frameworks_retrieve_what_is_drafted(self, number, name, server, tmp_path):
         """The prompt shows a record in another form than the vector store; without references the answer is the same.
 
-        The client's environment is that of the core's tests, as no engine needs the frameworks.
+        The client's environment is that of the core's tests, as no engine needs the frameworks; each asks a question of
+        its own, whose answer the server does not remember.
         """
-        question = rag_tasks.questions("records", 1)[0]
+        question = rag_tasks.questions("records", 2)[number]
         (tmp_path / "records.md").write_text("\n\n".join(question.references))
         chat = {"messages": [{"role": "user", "content": question.prompt}], "temperature": 0, "max_tokens": 200}
         opted_out = {rag_client.FIELDS[self.engine]: {"specplug_enabled": 0}}
@@ -121,7 +122,7 @@ class ExamplesSuite:
         assert answer == plain["choices"][0]["message"]["content"]
         tokens, steps, drafted = (now - then for now, then in zip(rag_client.counts(server.url), before, strict=True))
         assert summary == f"{len(question.references)} passages found; {rag_client.counted((tokens, steps, drafted))}"
-        assert drafted > tokens / 2, summary
+        assert drafted > tokens / 4, summary
 
     def test_records_come_in_fewer_steps_with_references(self, server):
         """The texts are the same without and with them."""
