@@ -23,7 +23,7 @@ def test_an_example_that_readers_can_run_is_run_by_a_test(name):
     if engine in ("vllm", "sglang"):  # the servers' examples have one suite
         assert re.search(rf'(run|command)\((f"{{self.engine}}_{rest}|"{name})"', TESTS)
     else:
-        assert re.search(rf'(run|command)\("{name}"', TESTS)
+        assert re.search(rf'(run|command)\("{name}"|parametrize\(.*"{name}"', TESTS)
 
 
 def test_every_example_that_is_a_program_says_its_command():
