@@ -1,7 +1,7 @@
 """Hooks of mkdocs: the site has the repository's pages at the repository's paths, so that their links hold as they are.
 
-Pages are README.md, docs/*.md and whatever they link to, in turn.  A linked file of code becomes a page that shows it,
-at its path with `.md` added.  The navigation is the order of the tables in docs/README.md.
+Pages are README.md, docs/*.md and whatever they link to, in turn.  A linked file of code, or folder, becomes a page
+that shows it, at its path with `.md` added.  The navigation is the order of the tables in docs/README.md.
 """
 
 from __future__ import annotations
@@ -40,24 +40,24 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     waiting, seen = ["README.md", INDEX], set[str]()
     while waiting:
         path = waiting.pop()
-        if path in seen:
+        if path in seen or not (ROOT / path).exists():
             continue
         seen.add(path)
-        if path.endswith(".md"):
-            waiting += [target for link in links(text(path)) if (ROOT / (target := resolved(path, link))).is_file()]
         if path.endswith((".md", *IMAGES)):
             files.append(File(path, str(ROOT), config.site_dir, config.use_directory_urls))
+            waiting += [resolved(path, link) for link in links(text(path))] if path.endswith(".md") else []
         else:
-            files.append(File.generated(config, f"{path}.md", content=shown(path)))
+            files.append(File.generated(config, f"{path}.md", content=(content := shown(path))))
+            waiting += [resolved(path, link) for link in links(content)] if (ROOT / path).is_dir() else []
     return files
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Let links to code lead to the pages that show it."""
+    """Let links to code and folders lead to the pages that show them."""
 
     def mended(link: re.Match[str]) -> str:
         is_shown = f"{resolved(page.file.src_uri, link[2])}.md" in files.src_uris
-        return f"{link[1]}{link[2]}{'.md' * is_shown}{link[3]}"
+        return f"{link[1]}{link[2].rstrip('/')}.md{link[3]}" if is_shown else link[0]
 
     return LINK.sub(mended, markdown)
 
@@ -78,7 +78,10 @@ def resolved(path: str, link: str) -> str:
 
 
 def shown(path: str) -> str:
-    """Return a page that shows a file; of a notebook, its cells and their output."""
+    """Return a page that shows a file, or lists a folder; of a notebook, its cells and their output."""
+    if (ROOT / path).is_dir():
+        inside = sorted(one.name for one in (ROOT / path).iterdir() if not one.name.startswith(("_", ".")))
+        return f"# {path}\n\n" + "\n".join(f"- [{name}]({Path(path).name}/{name})" for name in inside)
     if not path.endswith(".ipynb"):
         language = Path(path).suffix.removeprefix(".") or "text"
         matter = "search: {exclude: true}\nhide: [navigation, toc]"
