@@ -13,7 +13,7 @@ PIP     = pip install $(if $(MAKE_TERMOUT),,-qq) --disable-pip-version-check
 
 .DEFAULT_GOAL := help
 .PHONY: help setup setup-engines setup-vllm setup-vllm-peers setup-vllm-trl setup-sglang models small-model demo demo-tiny demo-crosstok demo-vllm demo-sglang demo-rag test test-all test-core test-transformers \
-  soak then-vllm then-sglang test-versions $(OLDER:%=test-%) test-vllm test-vllm-all test-sglang test-sglang-all lint format clean check-python check-vllm check-sglang
+  soak then-vllm then-sglang test-versions $(OLDER:%=test-%) test-vllm test-vllm-all test-sglang test-sglang-all lint release format clean check-python check-vllm check-sglang
 
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 18
@@ -194,6 +194,10 @@ soak: setup-engines ## real servers under mixed requests and faults, MINUTES=10 
 	  case $$engine in sglang) python=$(SGLANG)/bin/python;; *) python=$(VLLM)/bin/python;; esac; \
 	  $$python -m tests.soak --engine $$engine --minutes $(MINUTES) --requests $(REQUESTS) --mode $(MODE) || failed=1; \
 	done; exit $$failed
+
+DIST ?= dist
+release: setup ## build wheel and sdist, try them in empty environments, write the notes (dist/; downloads gigabytes)
+	$(BIN)/python .ci/release.py $(DIST)
 
 format: setup ## let ruff format the code
 	$(BIN)/ruff check --fix .
