@@ -73,10 +73,11 @@ def pythons() -> list[str]:
 
 
 def interpreter(version: str) -> str | None:
-    """Return the command of a version of Python that runs here, or None."""
-    name = shutil.which(f"python{version}")
-    runs = name is not None and subprocess.run([name, "-c", "import venv"], capture_output=True).returncode == 0
-    return name if runs else None
+    """Return the path of a version of Python that runs here, or None."""
+    if (name := shutil.which(f"python{version}")) is None:
+        return None
+    shown = subprocess.run([name, "-c", "import sys, venv; print(sys.executable)"], capture_output=True, text=True)
+    return shown.stdout.strip() or None  # a version manager's command may be there without the version
 
 
 def lowest(requirements: Iterable[str]) -> list[str]:
