@@ -22,6 +22,7 @@ import venv
 import zipfile
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 from packaging.requirements import Requirement
 
@@ -55,12 +56,12 @@ class Tools:
         """Run a module and return its standard output."""
         return run(self._python, "-m", module, *arguments)
 
-    def planned(self, python: str | Path, *arguments: str | Path) -> dict[str, str]:
-        """Return what pip would install for an interpreter, by name; nothing is installed."""
+    def plan(self, python: str | Path, *arguments: str | Path) -> dict[str, dict[str, Any]]:
+        """Return the metadata of what pip would install for an interpreter, by name; nothing is installed."""
         with tempfile.NamedTemporaryFile() as report:  # what pip prints is for the reader of an error
             self("pip", "--python", python, "install", "--dry-run", "--report", report.name, *arguments)
-            planned = json.load(report)
-        return {item["metadata"]["name"].lower(): item["metadata"]["version"] for item in planned["install"]}
+            planned = json.load(report)["install"]
+        return {item["metadata"]["name"].lower(): item["metadata"] for item in planned}
 
 
 # -- what is supported -------------------------------------------------------------------------------------------------
@@ -177,24 +178,31 @@ def smoke(specplug: Path, folder: Path) -> None:
 
 
 def engines_keep(tools: Tools, folder: Path) -> None:
-    """Let pip plan the wheel beside engines: in the environments of this checkout, and in empty ones."""
+    """Let pip plan the wheel beside engines: in this checkout's environments, and beside what each version requires."""
     wheel, _ = archives(folder)
     for python in sorted(ROOT.glob(".venv-*/bin/python")):
-        changed = tools.planned(python, wheel).keys() - {"specplug"}
+        changed = tools.plan(python, wheel).keys() - {"specplug"}
         if changed:
             raise SystemExit(f"{python.parent.parent.name}: specplug would install {', '.join(sorted(changed))}")
-        print(f"{python.parent.parent.name}: nothing but specplug would be installed")
+        print(f"{python.parent.parent.name}: nothing but specplug would be installed", flush=True)
     for engine, version in engines():
         if (python := interpreter(version)) is None:
             print(f"{engine}, Python {version}: NOT CHECKED, as it is not on this machine")
             continue
-        print(f"{engine}, Python {version}: pip plans", flush=True)
-        alone = tools.planned(python, "--ignore-installed", engine)
-        pins = folder / "pins.txt"
-        pins.write_text("".join(f"{name}=={found}\n" for name, found in alone.items()))
-        added = tools.planned(python, "--ignore-installed", "--constraint", pins, wheel).keys() - alone.keys()
-        pins.unlink()
-        print(f"{engine}, Python {version}: all {len(alone)} packages stay; added: {', '.join(sorted(added))}")
+        (found,) = tools.plan(python, "--ignore-installed", "--no-deps", engine).values()
+        theirs = required(found["requires_dist"], version)
+        with tempfile.NamedTemporaryFile("w") as constraints:
+            print(*theirs, sep="\n", file=constraints, flush=True)
+            ours = tools.plan(python, "--ignore-installed", "--constraint", constraints.name, wheel)
+        shown = ", ".join(f"{name} {ours[name]['version']}" for name in ("torch", "numba", "pydantic"))
+        print(f"{found['name']} {found['version']}, Python {version}: all {len(theirs)} requirements hold with {shown}")
+
+
+def required(requirements: Iterable[str], python: str) -> list[str]:
+    """Return the requirements of a version of Python as constraints: without markers, extras, and those of extras."""
+    parsed = [Requirement(line) for line in requirements]
+    marked = {"extra": "", "python_version": python, "python_full_version": f"{python}.0"}
+    return [f"{each.name}{each.specifier}" for each in parsed if not each.marker or each.marker.evaluate(marked)]
 
 
 def notes(tools: Tools, folder: Path) -> None:

@@ -60,11 +60,11 @@ def test_what_is_lacking_is_named(folder):
 
 def test_pip_plans_nothing_but_specplug_beside_what_is_installed(folder, tmp_path):
     wheel, _ = release.archives(folder)
-    assert TOOLS.planned(sys.executable, "--no-index", wheel).keys() <= {"specplug"}
+    assert TOOLS.plan(sys.executable, "--no-index", wheel).keys() <= {"specplug"}
     pins = tmp_path / "pins.txt"
     pins.write_text("numpy==1.0\n")
     with pytest.raises(SystemExit, match=r"numpy"):
-        TOOLS.planned(sys.executable, "--no-index", "--constraint", pins, wheel)
+        TOOLS.plan(sys.executable, "--no-index", "--constraint", pins, wheel)
 
 
 def test_a_section_of_the_changelog_becomes_the_notes(capsys):
@@ -88,6 +88,12 @@ def test_lower_bounds_become_pins():
         "transformers==5.16",
         "mistral-common==1.5",
     ]
+
+
+def test_an_engines_requirements_become_constraints():
+    given = ["torch==2.14.0", "a[x]>=1; python_version < '3.12'", "b; extra == 'y'", "c>1; python_version >= '3.12'"]
+    assert release.required(given, "3.11") == ["torch==2.14.0", "a>=1"]
+    assert release.required(given, "3.13") == ["torch==2.14.0", "c>1"]
 
 
 # -- the supported versions --------------------------------------------------------------------------------------------
