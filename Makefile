@@ -14,7 +14,7 @@ PIP     = pip install $(if $(MAKE_TERMOUT),,-qq) --disable-pip-version-check
 
 .DEFAULT_GOAL := help
 .PHONY: help setup setup-engines setup-vllm setup-vllm-peers setup-vllm-trl setup-sglang models small-model demo demo-tiny demo-crosstok demo-vllm demo-sglang demo-rag test test-all test-core test-transformers \
-  soak then-vllm then-sglang test-versions $(OLDER:%=test-%) test-vllm test-vllm-all test-sglang test-sglang-all lint format docs clean check-python check-vllm check-sglang
+  soak then-vllm then-sglang test-versions $(OLDER:%=test-%) test-vllm test-vllm-all test-sglang test-sglang-all lint release format docs clean check-python check-vllm check-sglang
 
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 18
@@ -205,6 +205,10 @@ $(DOCS)/.ready: $(PINS)/docs.txt
 	$(PYTHON) -m venv $(DOCS)
 	$(DOCS)/bin/$(PIP) -r $(PINS)/docs.txt
 	@touch $@
+
+DIST ?= dist
+release: setup ## build wheel and sdist, try them in empty environments, write the notes (dist/; downloads gigabytes)
+	$(BIN)/python .ci/release.py $(DIST)
 
 format: setup ## let ruff format the code
 	$(BIN)/ruff check --fix .

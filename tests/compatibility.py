@@ -359,7 +359,7 @@ and from what the suites recorded when they ran; a run of a whole suite fails if
 | version | tests |
 |---|---|
 {versions}
-| vLLM 0.33 | not run: it has no build for CPUs. `make test` imports it and finds [every seam](vllm.md) |
+| vLLM 0.33 | not run: it has no build for CPUs. `make test` imports it and finds [every seam](upgrading.md) |
 
 Versions of transformers between the oldest and the newest were not run.
 """

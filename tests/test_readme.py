@@ -13,7 +13,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 FOLDERS = ("examples/models", "benchmarks/simulate")
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), *(ROOT / name / "README.md" for name in FOLDERS)]
+PAGES = [*sorted(ROOT.glob("*.md")), *sorted(ROOT.glob("docs/*.md")), *(ROOT / name / "README.md" for name in FOLDERS)]
 
 
 def block(language: str, containing: str) -> str:

@@ -32,6 +32,9 @@ from specplug.types.caps import EngineCaps, ProposerCaps
 COLOURS = {"ok": "green", "warn": "yellow", "fail": "red"}
 """The colour of each status."""
 
+TESTED = {"torch": "2.13"}
+"""The newest versions, of what has no check of its own, that the tests run."""
+
 
 class CheckReport(NamedTuple):
     """One result, with the check and package that produced it."""
@@ -252,7 +255,8 @@ def _own_libraries() -> Iterator[CheckResult]:
         if "extra ==" in requirement:
             continue
         try:
-            yield CheckResult("ok", f"{name} {importlib.metadata.version(name)} (declared: {requirement})")
+            tested = f"; the tests run {TESTED[name]}" if name in TESTED else ""
+            yield CheckResult("ok", f"{name} {importlib.metadata.version(name)} (declared: {requirement}{tested})")
         except importlib.metadata.PackageNotFoundError:
             yield CheckResult("fail", f"{requirement} is not installed", f"pip install '{requirement}'")
 
