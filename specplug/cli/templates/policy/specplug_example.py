@@ -22,5 +22,5 @@ class Example(specplug.Planner):
 @specplug.hookimpl
 def specplug_register_policies(register):
     register(
-        specplug.PolicySpec(name="example", factory="specplug_example:Example", summary="drafts as far as it lately paid")
+        specplug.PolicySpec(name="example", factory="specplug_example:Example", summary="drafts as far as it has paid")
     )
