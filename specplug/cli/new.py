@@ -6,6 +6,7 @@ import importlib.util
 import keyword
 import re
 from pathlib import Path
+from shlex import quote
 from typing import Annotated
 
 import typer
@@ -42,21 +43,28 @@ def new(
     if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
         found, remedy = f"{folder}, which is not an empty folder", "Name another with --path"
         raise SettingsError.build("the folder exists", who="specplug new", found=found, remedy=remedy)
-    files = {}
-    for template in (TEMPLATES / "common", TEMPLATES / kind):
-        for file in sorted(template.rglob("*")):
-            if file.is_file() and file.suffix != ".pyc":
-                files[_filled(file.relative_to(template).as_posix(), name)] = _filled(file.read_text("utf-8"), name)
+    files = _files(kind, name)
     try:
         for made, text in files.items():
             (folder / made).parent.mkdir(parents=True, exist_ok=True)
             (folder / made).write_text(text, "utf-8")
     except OSError as error:
         raise SettingsError.build("cannot write the package", who="specplug new", found=error) from error
-    commands = [f"cd {folder}", *files["README.md"].split("```sh\n")[1].split("\n```")[0].splitlines()]
-    found = {"kind": kind, "name": name, "folder": str(folder), "files": sorted(files), "commands": commands}
-    lines = [f"Made {folder}:", *(f"  {made}" for made in sorted(files)), "Try it:", *(f"  {it}" for it in commands)]
-    show(found, *lines, as_json=as_json)
+    commands = [f"cd {quote(str(folder))}", *files["README.md"].split("```sh\n")[1].split("\n```")[0].splitlines()]
+    lines = [f"Made {folder}:", *(f"  {made}" for made in files), "Try it:", *(f"  {command}" for command in commands)]
+    about = {"kind": kind, "name": name, "folder": str(folder), "files": list(files), "commands": commands}
+    show(about, *lines, as_json=as_json)
+
+
+def _files(kind: str, name: str) -> dict[str, str]:
+    """Return the texts of a package's files by their paths in it."""
+    found = [(folder, file) for folder in (TEMPLATES / "common", TEMPLATES / kind) for file in folder.rglob("*")]
+    texts = {
+        _filled(file.relative_to(folder).as_posix(), name): _filled(file.read_text("utf-8"), name)
+        for folder, file in found
+        if file.is_file() and file.suffix != ".pyc"
+    }
+    return dict(sorted(texts.items()))
 
 
 def _check_name(kind: str, name: str) -> None:
