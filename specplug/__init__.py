@@ -22,7 +22,7 @@ _PUBLIC = {
         "SpecplugError",
         "TraceError",
     ),
-    "specplug.host": ("HostProposer",),
+    "specplug.host": ("HostDraft", "HostProposer"),
     "specplug.interfaces": (
         "Planner",
         "PluginContext",

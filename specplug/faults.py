@@ -81,8 +81,8 @@ class FaultGuard:
         """Run any other action; return whether it succeeded.  Only exceptions that end the process propagate."""
         try:
             action()
-        except LateDraft:
-            self._fault("late", "its draft is late")
+        except LateDraft as error:
+            self._fault("late", f"its draft is late, since {text_of(error)}")
         except ContractError as error:
             self._fault("malformed", text_of(error))
         except BaseException as error:

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 from torch import Tensor
 
-from specplug.errors import ContractError
+from specplug.errors import ContractError, text_of
 from specplug.interfaces import PluginContext, Proposer
 from specplug.types.batch import EngineBatch
 from specplug.types.draft import Draft
@@ -85,7 +85,7 @@ class HostProposer(Proposer):
             if limit > 0 and start < stop:
                 request = None if batch.requests is None else batch.requests[row]
                 answer = self.draft(table[rows[row], start:stop], limit, request)
-                sheet.write(row, _as_host_draft(answer), limit)
+                sheet.write(row, _as_arrays(answer, type(self).__name__), limit)
 
 
 def _text_starts(batch: EngineBatch) -> dict[int, int]:
@@ -96,11 +96,19 @@ def _text_starts(batch: EngineBatch) -> dict[int, int]:
     return starts
 
 
-def _as_host_draft(answer: TokenIds | tuple[TokenIds, Confidence] | HostDraft) -> HostDraft:
-    """Convert an answer to a `HostDraft`, telling a tuple of token ids from a tuple (ids, confidence)."""
-    if isinstance(answer, tuple) and answer and not isinstance(answer[0], Integral):
-        return HostDraft(*answer)
-    return HostDraft(answer)  # type: ignore[arg-type]
+def _as_arrays(answer: TokenIds | tuple[TokenIds, Confidence] | HostDraft, who: str) -> tuple[npt.NDArray[Any], ...]:
+    """Return an answer's token ids, confidence and source, telling a tuple of ids from a tuple (ids, confidence)."""
+    is_pair = isinstance(answer, tuple) and answer and not isinstance(answer[0], Integral)
+    try:
+        given = HostDraft(*answer) if is_pair else HostDraft(answer)  # type: ignore[misc, arg-type]
+        ids = np.asarray(given.token_ids)
+        levels, source = np.asarray(given.confidence, np.float32), np.asarray(given.source, np.int32)
+    except (TypeError, ValueError):
+        ids = np.empty((), object)
+    if ids.ndim != 1 or (ids.size and ids.dtype.kind not in "iu"):
+        expected = "token ids as a sequence of integers, a tuple (ids, confidence), or a specplug.HostDraft"
+        raise ContractError.build("draft() returned no draft", who=who, found=text_of(answer, repr), expected=expected)
+    return ids, levels, source
 
 
 class _Sheet:
@@ -110,16 +118,15 @@ class _Sheet:
         self._ids, self._confidence = draft.token_ids.numpy(), draft.confidence.numpy()
         self._lengths, self._source = draft.lengths.numpy(), draft.source.numpy()
 
-    def write(self, row: int, drafted: HostDraft, limit: int) -> None:
-        levels, source = np.asarray(drafted.confidence, np.float32), np.asarray(drafted.source, np.int32)
+    def write(self, row: int, drafted: tuple[npt.NDArray[Any], ...], limit: int) -> None:
+        ids, levels, source = drafted
         for what, given in (("confidences", levels), ("sources", source)):
-            if given.ndim and len(given) != len(drafted.token_ids):
-                raise ContractError.build(
-                    f"{what} and token ids differ in number", found=len(given), expected=len(drafted.token_ids)
-                )
-        count = min(len(drafted.token_ids), limit, self._ids.shape[1])
+            if given.ndim and len(given) != len(ids):
+                raise ContractError.build(f"{what} and token ids differ in number", found=len(given), expected=len(ids))
+        count = min(len(ids), limit, self._ids.shape[1])
         if count:
-            self._ids[row, :count] = drafted.token_ids[:count]
+            kept = ids[:count]
+            self._ids[row, :count] = kept if kept.dtype == np.int32 else kept.tolist()  # a list is checked for overflow
             self._confidence[row, :count] = levels[:count] if levels.ndim else levels
             self._lengths[row] = count
             self._source[row, :count] = source[:count] if source.ndim else source

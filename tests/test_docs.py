@@ -14,6 +14,7 @@ import pytest
 import typer.main
 
 from specplug.cli.app import app
+from specplug.cli.new import TEMPLATES
 from specplug.plugins import specs
 from specplug.plugins.registry import Owner, Registry
 from specplug.plugins.specs import CheckResult, PluginSpec
@@ -111,7 +112,10 @@ def test_a_hooks_section_shows_its_signature_and_the_fields_of_its_description(n
 
 @pytest.mark.parametrize("name", HOOKS)
 def test_a_hooks_example_registers_something(name: str):
-    examples = [block for block in code_blocks(PLUGINS, "python") if f"@specplug.hookimpl\ndef {name}(" in block]
+    """The example of a verifier is the template of `specplug new`."""
+    made = [file.read_text(encoding="utf-8") for file in TEMPLATES.glob("*/specplug_example.py")]
+    shown = [*code_blocks(PLUGINS, "python"), *made]
+    examples = [block for block in shown if f"@specplug.hookimpl\ndef {name}(" in block]
     assert examples
     for example in examples:
         module = ModuleType("example")

@@ -67,6 +67,27 @@ def test_answers(answer: object, ids: list[int], levels: list[float], sources: l
     assert draft.lengths.tolist() == [len(ids)]
 
 
+@pytest.mark.parametrize(
+    "answer",
+    [
+        None,
+        5,
+        [1.5, 2.5],
+        ["a"],
+        [[7, 8]],
+        {"token_ids": [7]},
+        ([7], "high"),
+        ([7], 0.5, 0, 1),
+        (None, 0.5),
+        [[7], 0.5],
+    ],
+    ids=repr,
+)
+def test_an_answer_that_is_no_draft_is_refused_by_name(answer: object) -> None:
+    with pytest.raises(ContractError, match=r"Says: draft\(\) returned no draft; found .*; expected token ids as"):
+        propose(Says(answer), [[1, 2]], [3])
+
+
 def test_asks_only_rows_that_may_draft_and_have_text() -> None:
     requests = [Request(name, 1, 10) for name in "abcd"]
     proposer = Says([9], [9])
@@ -117,9 +138,10 @@ def test_confidences_must_match_the_ids() -> None:
         propose(Says(([7, 8], [0.5])), [[1]], [4])
 
 
-def test_ids_that_no_int32_holds_are_an_error() -> None:
+@pytest.mark.parametrize("answer", [[1 << 40], np.array([1 << 40])], ids=["list", "array"])
+def test_ids_that_no_int32_holds_are_an_error(answer: object) -> None:
     with pytest.raises(OverflowError):
-        propose(Says([1 << 40]), [[1]], [4])
+        propose(Says(answer), [[1]], [4])
 
 
 def test_device_batches_are_refused() -> None:

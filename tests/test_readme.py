@@ -30,11 +30,6 @@ def test_the_example_prints_what_the_readme_shows():
     assert done.stdout == block("text", "steps of the model")
 
 
-def test_the_plugin_is_the_example_package():
-    source = (ROOT / "examples" / "third_party_proposer" / "specplug_parrot.py").read_text()
-    assert block("python", "class Parrot") == source
-
-
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_links_lead_somewhere(page):
     targets = re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", page.read_text(encoding="utf-8"))

@@ -15,6 +15,7 @@ from specplug.cli.demo import demo
 from specplug.cli.doctor import doctor
 from specplug.cli.generate import generate
 from specplug.cli.list import list_plugins
+from specplug.cli.new import new
 from specplug.cli.output import print_error
 from specplug.cli.plan import plan
 from specplug.cli.replay import replay
@@ -71,4 +72,5 @@ app.command("replay")(replay)
 app.command("bench")(bench)
 app.command("audit")(audit)
 app.command("plan")(plan)
+app.command("new")(new)
 app.add_typer(corpus, name="corpus")

@@ -121,7 +121,7 @@ class HostHandle(ProposerHandle):
 
     def check_ready(self) -> None:
         if self._is_busy():
-            raise LateDraft
+            raise LateDraft("an earlier step of it still runs")
 
     def step(self, batch: EngineBatch, limits: Tensor | None, draft: Draft | None) -> None:
         self._catch_up()
@@ -137,7 +137,9 @@ class HostHandle(ProposerHandle):
         if not job.done():
             self._late = job
             self._unchecked.append(job)
-            raise LateDraft
+            raise LateDraft(
+                f"a step of it takes more than {self._deadline or 0:g} s, which faults.host_deadline_ms allows"
+            )
         self._raise_unchecked()
         job.result()
         if draft is not None and own is not None:

@@ -101,7 +101,12 @@ class Registry:
             if self._manager.has_plugin(name):  # a hook that stays pending would fail every later plug-in's check
                 self._manager.unregister(name=name)
             return
-        for caller in self._manager.get_hookcallers(module) or ():
+        callers = self._manager.get_hookcallers(module)
+        if not callers:
+            found, expected = "no function marked with specplug.hookimpl", f"one of {', '.join(_HOOKS)}"
+            with self._recording(owner, "hooks"):
+                raise PluginError.build("the module registers nothing", found=found, expected=expected)
+        for caller in callers or ():
             impl = next(impl for impl in caller.get_hookimpls() if impl.plugin_name == name)
             register = functools.partial(self._take, owner, caller.name, _HOOKS[caller.name])
             with self._recording(owner, caller.name):
@@ -181,7 +186,7 @@ class Registry:
         return spec
 
     def _broken(self) -> str:
-        return ", ".join(sorted({str(error.owner) for error in self._errors}))
+        return "; ".join(sorted({f"{error.owner}: {error.error}" for error in self._errors}))
 
 
 def _duplicate(kind: str, name: str, entries: Iterable[PluginEntry]) -> str:

@@ -1,6 +1,6 @@
 """One proposer of a third party, in one file, drafts alike on every engine for the same texts.
 
-The file is examples/third_party_proposer/specplug_parrot.py: the plug-ins of these tests link to it.  Each engine runs
+The file is what `specplug new` makes a proposer of: the plug-ins of these tests link to it.  Each engine runs
 it on the same prompts, and the trace of its drafts is held against the proposer without any engine.
 """
 
@@ -20,7 +20,7 @@ from specplug.trace import TraceRow, TraceWriter
 from tests.engines.launch import PLUGINS
 from tests.engines.plain import greedy, model, prompts
 
-PROPOSER = "parrot"
+PROPOSER = "example"
 DRAFT_LENGTH = 8
 MAX_TOKENS = 40
 SETTINGS = {"proposer": PROPOSER, "policy": "fixed", "faults": {"host_deadline_ms": None}}

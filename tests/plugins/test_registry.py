@@ -169,8 +169,21 @@ def test_an_unknown_name_gets_the_nearest_the_list_and_what_failed_to_load():
         "unknown proposer 'ngarm'. Did you mean 'ngram'? Known: ngram, other. See 'specplug list'"
     )
     registry.add(plugin(proposers=[ValueError("boom")]), owner("zeta"))
-    with pytest.raises(PluginError, match=r"failed to load: zeta 1\.2 \(entry point 'main'\)"):
+    with pytest.raises(PluginError, match=r"failed to load: zeta 1\.2 \(entry point 'main'\): ValueError: boom\."):
         registry.get(ProposerSpec, "ngarm")
+
+
+def test_a_module_whose_hooks_are_not_marked_is_recorded():
+    module = types.ModuleType("plugin")
+    module.specplug_register_proposers = lambda register: register(proposer("echo"))
+    registry = Registry()
+    registry.add(module, owner())
+    (error,) = registry.load_errors
+    assert (
+        "found no function marked with specplug.hookimpl; expected one of specplug_register_proposers," in error.error
+    )
+    with pytest.raises(PluginError, match=r"unknown proposer 'echo'.*the module registers nothing"):
+        registry.get(ProposerSpec, "echo")
 
 
 @pytest.mark.parametrize(("name", "meant"), [("ngram-tree", "ngram"), ("retrieval-tree", "retrieval")])

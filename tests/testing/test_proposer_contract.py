@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import importlib
-import sys
 import threading
-import tomllib
 from collections.abc import Hashable
 from ctypes import c_void_p, cast
 from dataclasses import replace
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -30,7 +26,7 @@ from specplug.types.draft import Draft
 from specplug.types.host_step import OK, HostStep
 from specplug.types.request import Lifecycle
 from specplug.types.verdict import Verdict
-from tests.testing.clauses import clauses, code_block, documented
+from tests.testing.clauses import clauses, code_block
 
 LEARNS = ProposerCaps(needs_host=True, learns=True)
 TREES = ProposerCaps(needs_host=True, trees=True)
@@ -441,8 +437,8 @@ def test_planted_proposer_is_caught(
         getattr(contract_of(proposer, caps)(), clause)(*arguments)
 
 
-def test_every_clause_has_a_planted_proposer_and_is_documented() -> None:
-    assert {clause for _, _, clause, _, _ in PLANTED} == clauses(ProposerContract) == documented("Proposers")
+def test_every_clause_has_a_planted_proposer_and_a_docstring() -> None:
+    assert {clause for _, _, clause, _, _ in PLANTED} == clauses(ProposerContract)
 
 
 def test_dummy_steps_that_reach_the_proposer_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -476,30 +472,6 @@ def test_undefined_memory_is_poisoned() -> None:
     batch = make_batch([[1], [2, 3]], rows=[2, 0], table_shape=(3, 3))
     assert batch.tokens.tolist() == [[2, 3, POISON], [POISON] * 3, [1, POISON, POISON]]
     assert int(batch.tokens.max()) > batch.vocab_size
-
-
-def test_documented_proposer_satisfies_the_contract(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    project = tomllib.loads(code_block("entry-points", "toml"))["project"]
-    name = project["entry-points"]["specplug"]["parrot"]
-    (tmp_path / f"{name}.py").write_text(code_block("class Parrot"))
-    monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.setitem(sys.modules, name, None)  # so that it is forgotten when the test ends
-    del sys.modules[name]
-    registry = Registry()
-    registry.add(importlib.import_module(name), Owner("parrot", project["name"], project["version"]))
-    assert not registry.load_errors
-    assert registry.get(ProposerSpec, "parrot").labels() == ("host", "one-hot")
-
-    namespace: dict[str, Any] = {}
-    exec(code_block("class TestParrot"), namespace)
-    contract = namespace["TestParrot"]
-    arguments = {clause: values for _, _, clause, values, _ in PLANTED}
-    skips = {"test_observes", "test_parents_come_before_children", "test_fills_in_its_distribution"}
-    skips |= {"test_works_inline", "test_keeps_no_view_of_a_batch"}
-    skips |= {"test_needs_only_the_newest_tokens", "test_starts_over_with_a_whole_text"}
-    skips |= {"test_drafts_alike_in_compiled_code"}
-    for clause in clauses(ProposerContract) - skips:
-        getattr(contract(), clause)(*arguments[clause])
 
 
 def test_the_documented_composed_proposer_satisfies_the_contract() -> None:

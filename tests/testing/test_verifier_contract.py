@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 import pytest
 import torch
@@ -15,7 +14,7 @@ from specplug.types.caps import Distribution, VerifierCaps
 from specplug.types.verification import TargetLogits, Uniforms, Verification
 from specplug.verify.reference import ReferenceVerifier
 from tests.mutants import LOSSY_MUTANTS, AcceptsAlways, DroppedMask, LenientThreshold
-from tests.testing.clauses import clauses, code_block, documented
+from tests.testing.clauses import clauses
 
 FULL = VerifierCaps(lossless=True, distributions=(Distribution.LOGITS, Distribution.PROBS))
 ONE_HOT = VerifierCaps(lossless=True)
@@ -156,19 +155,10 @@ def contract_of(verifier: type[ReferenceVerifier], caps: VerifierCaps = FULL) ->
     return type("Contract", (VerifierContract,), {"spec": spec})
 
 
-def test_every_clause_has_a_planted_verifier_and_is_documented():
-    assert {clause for _, clause, _ in PLANTED} == clauses(VerifierContract) == documented("Verifiers")
+def test_every_clause_has_a_planted_verifier_and_a_docstring():
+    assert {clause for _, clause, _ in PLANTED} == clauses(VerifierContract)
 
 
 def test_a_verifier_is_held_to_what_it_declares_alone():
     """The same verifier is right where it declares nothing: its drafts are one-hot then."""
     contract_of(IgnoresDistributions, ONE_HOT)().test_keeps_what_the_target_would_have_drawn()
-
-
-@pytest.mark.parametrize("clause", sorted(clauses(VerifierContract)))
-def test_the_documented_verifier_satisfies_the_contract(clause, tmp_path, monkeypatch):
-    (tmp_path / "specplug_agree.py").write_text(code_block("class Agree"))
-    monkeypatch.syspath_prepend(str(tmp_path))
-    namespace: dict[str, Any] = {}
-    exec(code_block("class TestAgree"), namespace)
-    getattr(namespace["TestAgree"](), clause)()

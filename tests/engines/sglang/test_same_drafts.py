@@ -24,7 +24,7 @@ def test_drafts_are_the_same(engine, tmp_path):
         "SPECPLUG",
         draft_length=same_drafts.DRAFT_LENGTH,
         environment={"SPECPLUG_CONFIG": settings},
-        name="parrot",
+        name="example",
     )
     assert parrot.inside(inside.facts)["overlap"]
     params = {"max_new_tokens": same_drafts.MAX_TOKENS}

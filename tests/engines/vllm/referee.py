@@ -11,7 +11,11 @@ RUNNERS: dict[str, dict[str, Any]] = {
     "v2_async": {"runner": "v2", "asynchronous": True},
 }
 
-ZOO = {"proposer": "ngram", "extra_proposers": ["oracle", "bigram", "recorder", "parrot", "spliced"], "policy": "fixed"}
+ZOO = {
+    "proposer": "ngram",
+    "extra_proposers": ["oracle", "bigram", "recorder", "example", "spliced"],
+    "policy": "fixed",
+}
 """Settings of the engines whose requests name their proposers: host and device, with and without knowledge."""
 
 

@@ -1,0 +1,26 @@
+"""A policy for specplug."""
+
+import specplug
+
+
+class Example(specplug.Planner):
+    """Drafts one token further than drafts were accepted lately."""
+
+    def __init__(self, context: specplug.PluginContext) -> None:
+        self.caps, self.accepted = context.caps, 3.0
+
+    def plan(self, stats: specplug.HostStats) -> specplug.StepPlan:
+        # Your own idea goes here: how many tokens may be drafted, and what must one that is verified yield?
+        draft_length = self.caps.fit_draft_length(round(self.accepted) + 1)
+        return specplug.StepPlan(draft_length, prices=(specplug.Price(0.1),))
+
+    def observe(self, report: specplug.StepReport) -> None:
+        if report.verified:
+            self.accepted += 0.1 * (report.accepted / report.requests - self.accepted)
+
+
+@specplug.hookimpl
+def specplug_register_policies(register):
+    register(
+        specplug.PolicySpec(name="example", factory="specplug_example:Example", summary="drafts as far as it has paid")
+    )

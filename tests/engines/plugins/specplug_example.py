@@ -1,0 +1,1 @@
+../../../specplug/cli/templates/proposer/specplug_example.py

@@ -1,1 +1,0 @@
-../../../examples/third_party_proposer/specplug_parrot.py
