@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,6 +16,7 @@ import pytest
 import specplug
 import specplug_sglang.seams
 import specplug_vllm.seams
+from specplug.corpus.store import Store
 from specplug.settings import load_settings
 from tests.manifests import DEPLOY, NAMES, ROOT, Pod, manifest, manifests, pod_spec
 
@@ -104,11 +104,13 @@ def test_the_job_builds_a_store_that_its_group_reads_and_then_follows_the_texts(
     folders["corpora"].chmod(0o2770)  # by fsGroup
     folders["texts"].joinpath("one.md").write_text("The terms of this licence are simple.")
     job = Pod("common", folders, {"Qwen/Qwen3-8B": "tiny"})
-    assert "texts" in job.run(job.container)
+    job.run(job.container)
     private = [path.name for path in folders["corpora"].rglob("*") if not path.stat().st_mode & 0o040]
     assert set(private) <= {"room"}  # which only a writer needs
     folders["texts"].joinpath("two.md").write_text("The cat sat on the mat.")
-    assert re.search(r"\b2\b", job.run(job.container))
+    job.run(job.container)
+    [corpus] = Store(folders["corpora"] / "store").list()
+    assert (corpus.name, corpus.documents) == ("texts", 2)
 
 
 def test_the_address_is_of_this_versions_wheel():

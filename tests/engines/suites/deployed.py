@@ -57,9 +57,10 @@ def required(name: str) -> set[str]:
         except importlib.metadata.PackageNotFoundError:
             requirements = ()
         found[name] = found.get(name, set()) | extras
-        for asked in requirements:
-            if asked.marker is None or any(asked.marker.evaluate({"extra": extra}) for extra in extras):
-                waiting.append((canonicalize_name(asked.name), {"", *asked.extras}))
+        for requirement in requirements:
+            marker = requirement.marker
+            if marker is None or any(marker.evaluate({"extra": extra}) for extra in extras):
+                waiting.append((canonicalize_name(requirement.name), {"", *requirement.extras}))
     return set(found)
 
 
@@ -164,7 +165,7 @@ class DeployedSuite:
         reported = json.loads(done.stdout)
         [launch] = [check for check in reported["checks"] if "settings of the launch" in check["summary"]]
         assert (launch["check"], launch["status"]) == (f"{self.name} launch", "ok")
-        assert f"corpora.store: {folders['corpora'] / 'store'}" in launch["summary"]
+        assert f"'store': '{folders['corpora'] / 'store'}'" in launch["summary"]
 
     @pytest.fixture(scope="class")
     def server(self, deployment: Deployment, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
