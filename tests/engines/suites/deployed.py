@@ -39,6 +39,12 @@ groups = ("specplug", "vllm.general_plugins", "vllm.endpoint_plugins", "sglang.s
 print(json.dumps({group: sorted(e.name for e in importlib.metadata.entry_points(group=group)) for group in groups}))
 """
 
+ASK = """
+import importlib, json, sys
+command = importlib.import_module(f"specplug_{sys.argv[1]}.doctor").COMMAND
+print(json.dumps(command.ask(sys.argv[2]).settings))
+"""
+
 FILES = """
 import importlib, sys
 print(*(importlib.import_module(name).__file__ for name in sys.argv[1:]), sep="\\n")
@@ -151,21 +157,23 @@ class DeployedSuite:
 
     def test_python_loads_specplug_from_the_folder(self, folders, pod, deployment, tmp_path):
         modules = ["specplug", "specplug_retrieval", f"specplug_{self.name}", "pluggy"]
-        command = [shutil.which("python3", path=deployment.variables()["PATH"]), "-c", FILES, *modules]
-        done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env=deployment.variables())
-        assert done.returncode == 0, done.stderr
-        assert {str(Path(file).parents[1]) for file in done.stdout.split()} == {str(folders["plugins"])}
+        files = run(["python3", "-c", FILES, *modules], deployment, tmp_path).split()
+        assert {str(Path(file).parents[1]) for file in files} == {str(folders["plugins"])}
 
-    def test_doctor_accepts_the_manifests_line(self, folders, deployment, tmp_path):
-        line = shlex.join(deployment.words(1))
-        command = [str(folders["plugins"] / "bin" / "specplug"), "doctor", "--json", "--launch", line]
-        variables = deployment.variables()
-        done = subprocess.run(command, capture_output=True, text=True, timeout=600, cwd=tmp_path, env=variables)
-        assert done.returncode == 0, done.stdout + done.stderr
-        reported = json.loads(done.stdout)
+    def test_the_engine_accepts_the_manifests_line(self, folders, deployment, tmp_path):
+        """By what `specplug doctor --launch` asks the engine."""
+        launch = run(["python3", "-c", ASK, self.name, shlex.join(deployment.words(1))], deployment, tmp_path)
+        settings = json.loads(launch.splitlines()[-1])
+        assert settings["proposer"] == "retrieval"
+        assert settings["corpora"]["store"] == str(folders["corpora"] / "store")
+
+    @pytest.mark.slow  # it compiles the kernels of the new folder
+    def test_doctor_accepts_the_manifests_line_and_makes_no_store(self, folders, deployment, tmp_path):
+        specplug, line = str(folders["plugins"] / "bin" / "specplug"), shlex.join(deployment.words(1))
+        reported = json.loads(run([specplug, "doctor", "--json", "--launch", line], deployment, tmp_path))
         [launch] = [check for check in reported["checks"] if "settings of the launch" in check["summary"]]
         assert (launch["check"], launch["status"]) == (f"{self.name} launch", "ok")
-        assert f"'store': '{folders['corpora'] / 'store'}'" in launch["summary"]
+        assert [*folders["corpora"].iterdir()] == []
 
     @pytest.fixture(scope="class")
     def server(self, deployment: Deployment, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
@@ -218,6 +226,15 @@ class DeployedSuite:
         wait_until(lambda: mode() == "off")
         pod.publish()
         wait_until(lambda: mode() == "on")
+
+
+def run(command: list[str], deployment: Deployment, folder: Path) -> str:
+    """Return what a command prints in the container's environment."""
+    variables = deployment.variables()
+    words = [str(shutil.which(command[0], path=variables["PATH"])), *command[1:]]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=600, cwd=folder, env=variables)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
 
 
 def operator(server: Server, path: str, body: Any = None) -> Answer:
