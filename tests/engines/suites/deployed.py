@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import json
+import os
 import re
 import shlex
 import shutil
@@ -27,7 +28,7 @@ from tests.engines.launch import TINY
 from tests.engines.plain import prompts, tokenizer
 from tests.engines.server import Answer, Server, ServerProcess
 from tests.engines.suites.corpora import SOURCE, answers
-from tests.manifests import KEY, Pod, build_wheel, manifest, read_only
+from tests.manifests import KEY, ROOT, Pod, build_wheel, manifest, read_only
 
 FIXED = 'proposer = "retrieval"\npolicy = "fixed"\nfaults.host_deadline_ms = 10000.0'
 """What is drafted must not depend on a busy machine."""
@@ -119,8 +120,10 @@ class DeployedSuite:
 
     @pytest.fixture(scope="class")
     def folders(self, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-        names = ("plugins", "settings", "corpora", "texts", "shm")
-        return {name: tmp_path_factory.mktemp("volumes") / name for name in names}
+        plugins = ROOT / ".cache" / "deployed" / self.name / "plugins"  # always the same path, see `pod`
+        shutil.rmtree(plugins, ignore_errors=True)
+        names = ("settings", "corpora", "texts", "shm")
+        return {"plugins": plugins, **{name: tmp_path_factory.mktemp("volumes") / name for name in names}}
 
     @pytest.fixture(scope="class")
     def replaced(self, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
@@ -133,9 +136,11 @@ class DeployedSuite:
     def pod(self, folders: dict[str, Path], replaced: dict[str, str]) -> Pod:
         """The deployment's pod, after its init container."""
         for folder in folders.values():
-            folder.mkdir()
+            folder.mkdir(parents=True)
         pod = Pod(self.name, folders, replaced)
         pod.run(pod.init)
+        for file in folders["plugins"].glob("specplug*/**/*.py"):  # kernels compiled from the same file are found again
+            os.utime(file, (0, 0))
         pod.publish()
         return pod
 
