@@ -11,10 +11,12 @@ import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import torch
 
+from specplug.corpus.store import STORE_FILE
 from specplug.errors import PluginError, SpecplugError, describe, ends_process
 from specplug.faults import FaultGuard, FaultSink
 from specplug.grammar.drafts import SOURCE
@@ -101,10 +103,14 @@ def build_verifier(settings: Settings, registry: Registry, context: PluginContex
 def try_to_build(spec: PluginSpec, settings: Settings, registry: Registry, context: PluginContext) -> None:
     """Build one plug-in as a server would, warm it up if it is a proposer, and release it; skip checks.
 
+    A corpus store that does not exist is not created: only a server knows its tokenizer.
+
     Raises:
         SpecplugError: it does not start; the message names it and the place of the failure.
     """
     chosen = settings.model_copy(update={spec.kind: spec.name})
+    if (store := settings.corpora.store) is not None and not (Path(store) / STORE_FILE).exists():
+        chosen = chosen.model_copy(update={"corpora": settings.corpora.model_copy(update={"store": None})})
     with _starting(spec):
         if isinstance(spec, ProposerSpec):
             _handle(spec.name, chosen, registry, context, lambda _name, _kind: None).close()

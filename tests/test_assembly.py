@@ -9,13 +9,15 @@ from typing import ClassVar
 import pytest
 import torch
 
-from specplug.assembly import build_draft_stage, build_plan_stage, build_verifier
-from specplug.errors import PluginError, SettingsError
+from specplug.assembly import build_draft_stage, build_plan_stage, build_verifier, try_to_build
+from specplug.corpus.store import Store
+from specplug.errors import CorpusError, PluginError, SettingsError
 from specplug.interfaces import Planner, PluginContext
 from specplug.pipeline.handles import HostHandle, ProposerHandle
-from specplug.plugins.registry import Owner, Registry
+from specplug.plugins.registry import Owner, Registry, default_registry
 from specplug.plugins.specs import PolicySpec, ProposerSpec, VerifierSpec, hookimpl
 from specplug.settings.model import CorporaSettings, Settings
+from specplug.text.fingerprint import Fingerprint
 from specplug.trim import SurvivalTrimmer
 from specplug.types.caps import Distribution, EngineCaps, ProposerCaps, VerifierCaps
 from specplug.types.draft import Draft
@@ -250,3 +252,17 @@ def test_a_verifier_is_handed_what_it_declares(registry, stated):
         assert (handed.distribution, handed.draft_logits) == (Distribution.ONE_HOT, None)
     else:
         assert handed is draft
+
+
+def test_a_trial_of_a_proposer_makes_no_corpus_store(tmp_path):
+    """It would be of no tokenizer, and servers would refuse it."""
+    settings = Settings(corpora=CorporaSettings(store=str(tmp_path / "store")))
+    registry = default_registry()
+    context = PluginContext(EngineCaps(4), vocab_size=64, max_length=64)
+    try_to_build(registry.get(ProposerSpec, "retrieval"), settings, registry, context)
+    assert [*tmp_path.iterdir()] == []
+    Store.create(tmp_path / "store", Fingerprint("any", "0" * 32, 64))
+    try_to_build(registry.get(ProposerSpec, "retrieval"), settings, registry, context)
+    (tmp_path / "store" / "store.json").write_text("torn")
+    with pytest.raises(CorpusError):
+        try_to_build(registry.get(ProposerSpec, "retrieval"), settings, registry, context)

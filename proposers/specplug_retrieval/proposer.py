@@ -8,6 +8,7 @@ changed the store; the proposer loads the newest state between two steps.
 from __future__ import annotations
 
 import logging
+import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -17,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from specplug.corpus.segment import LiveSegment
-from specplug.corpus.store import Store
+from specplug.corpus.store import STORE_FILE, Store
 from specplug.corpus.view import Snapshot, View
 from specplug.interfaces import PluginContext
 from specplug.match.cpu.corpus_index import CorpusIndex, IndexSegment
@@ -57,24 +58,28 @@ class StoreWatcher:
         self._looking, self._ended = threading.Lock(), threading.Event()
         self._watcher = threading.Thread(target=self._watch, name="specplug-corpora", daemon=True)
         self.unknown_documents = self.unreadable_documents = 0
-        self._reported = False
+        self._reported, self._failure = False, ""
 
     def open(self) -> None:
-        """Open the store, creating it if there is none, and watch it.
+        """Open the store, creating it if there is none, and watch it; where it cannot be created, wait for it.
 
         Raises:
             SpecplugError: the store has a different tokenizer, or the path is not a store.
         """
-        if self._view is not None or self._settings.store is None:
+        if self._watcher.ident is not None or self._settings.store is None:
             return
-        path = Path(self._settings.store)
+        self._look()
+        if self._view is None:
+            text = "retrieval: no corpus store at %s yet, and this process cannot write there: it waits for one"
+            _log.warning(text, self._settings.store)
+        self._watcher.start()
+
+    def _open(self, path: Path) -> None:
         if self._tokenizer is None and path.exists():
             self._store = Store(path)
         else:  # another process of the server may be creating it
             self._store = Store.create(path, self._tokenizer or UNKNOWN)
         self._view = View(path, self._tokenizer)
-        self._look()
-        self._watcher.start()
 
     def changed(self, current: CorpusIndex) -> CorpusIndex | None:
         """Return the newest corpus index if it is not `current`, otherwise None.  For the thread of the steps."""
@@ -100,13 +105,14 @@ class StoreWatcher:
 
     def status(self) -> dict[str, Any]:
         """Return the state of the store for operators."""
-        seen = self._seen
+        seen, store = self._seen, self._settings.store
         tenants = {} if seen is None else seen.tenants
+        missing = [f"{store}: no corpus store yet, or none of this tokenizer"] if store and seen is None else ()
         return {
-            "store": self._settings.store,
+            "store": store,
             "tenants": {name: self._sizes.get(name, {}) for name in tenants},
             "segments": sum(map(len, tenants.values())),
-            "problems": [*(() if seen is None else seen.problems), *self._unsearchable],
+            "problems": [*(missing if seen is None else seen.problems), *self._unsearchable],
             "unknown_documents": self.unknown_documents,
             "unreadable_documents": self.unreadable_documents,
         }
@@ -132,13 +138,20 @@ class StoreWatcher:
         while not self._ended.wait(self._settings.poll_seconds):
             try:
                 self._look()
-            except Exception:
-                _log.exception("retrieval: the corpus store cannot be read; its previous state stays in use")
+            except Exception as error:
+                if repr(error) != self._failure:
+                    self._failure = repr(error)
+                    _log.exception("retrieval: the corpus store cannot be read; its previous state stays in use")
 
     def _look(self) -> None:
         """Prepare the newest state of the store for the next step if it changed; on an error, keep the previous one."""
         with self._looking:
-            assert self._view is not None, "open() comes first"
+            if self._view is None:
+                assert self._settings.store is not None, "open() comes first"
+                if _can_only_wait(path := Path(self._settings.store)):
+                    return
+                self._open(path)
+            assert self._view is not None
             assert self._store is not None
             self._view.refresh()
             seen = self._view.snapshot
@@ -150,6 +163,14 @@ class StoreWatcher:
             tenants, problems = _searchable(seen)
             newest = self._corpus_index_of(tenants)
             self._sizes, self._seen, self._newest, self._unsearchable = sizes, seen, newest, problems
+
+
+def _can_only_wait(path: Path) -> bool:
+    """Return whether there is no store at a path, and no right to create one: a server whose volume another fills."""
+    folder = next(part for part in (path, *path.parents) if part.exists())
+    if os.access(folder, os.W_OK) or not os.access(folder, os.X_OK):
+        return False
+    return not (path / STORE_FILE).exists()
 
 
 def _searchable(seen: Snapshot) -> tuple[dict[str, list[IndexSegment]], tuple[str, ...]]:

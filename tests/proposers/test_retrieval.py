@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import logging
+import os
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -25,6 +27,7 @@ from specplug.plugins.specs import ProposerSpec
 from specplug.settings.model import CorporaSettings
 from specplug.testing.driver import Driver, RowDraft
 from specplug.text.fingerprint import Fingerprint, fingerprint
+from specplug.types.caps import EngineCaps
 from specplug.types.request import RequestOptions, StoredDocument
 from specplug_retrieval import proposer
 from specplug_retrieval.proposer import Retrieval
@@ -241,6 +244,49 @@ def test_a_store_is_made_where_none_is(tmp_path: Path, folder_exists: bool) -> N
 
 
 # -- tenants, names ----------------------------------------------------------------------------------------------------
+
+
+def wait_until(holds: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 60
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+@pytest.mark.parametrize("tokenizer", [Letters(), None])
+def test_a_store_that_the_server_cannot_make_is_used_once_it_is_there(tmp_path: Path, monkeypatch, caplog, tokenizer):
+    """As where each server has the volume read-only; tests/engines/suites/deployed.py mounts one so."""
+    root = tmp_path / "volume" / "store"
+    root.parent.mkdir()
+    monkeypatch.setattr(os, "access", lambda path, mode: mode != os.W_OK or root.parent not in (path, *path.parents))
+    context = PluginContext(EngineCaps(4), vocab_size=96, max_slots=1, max_length=64, target_tokenizer=tokenizer)
+    settings = CorporaSettings(store=str(root), poll_seconds=0.01)
+    made = Retrieval(replace(context, sections={"corpora": settings}))
+    made.warmup()
+    try:
+        assert made.status()["problems"] == [f"{root}: no corpus store yet, or none of this tokenizer"]
+        assert not root.exists()
+        assert "this process cannot write there" in caplog.text
+        put(Store.create(root, fingerprint(Letters())), "late", TEXT)
+        wait_until(lambda: made.status()["tenants"] == {"": {"late": len(TEXT)}})
+        assert made.status()["problems"] == []
+        assert made.is_outdated()
+    finally:
+        made.close()
+
+
+def test_a_late_store_of_another_tokenizer_is_reported_once(tmp_path: Path, monkeypatch, caplog) -> None:
+    monkeypatch.setattr(os, "access", lambda path, mode: mode != os.W_OK or tmp_path not in (path, *path.parents))
+    settings = CorporaSettings(store=str(tmp_path / "store"), poll_seconds=0.01)
+    context = PluginContext(EngineCaps(4), vocab_size=96, target_tokenizer=Letters(), sections={"corpora": settings})
+    watcher = proposer.StoreWatcher(context, lambda tenants: tenants)
+    watcher.open()
+    Store.create(tmp_path / "store", Fingerprint("other", "0" * 64, 96))
+    wait_until(lambda: "the corpus store is of another tokenizer" in caplog.text)
+    time.sleep(0.1)  # it is looked at again
+    watcher.close()
+    assert caplog.text.count("CorpusError: ") == 1
+    assert watcher.status()["problems"]
 
 
 def test_tenants_do_not_see_each_others_corpora(store: Store) -> None:
