@@ -119,4 +119,4 @@ class TestTrace:
         rig.draft()
         assert rig.verify({"a": 3}).accepted.tolist() == [3]
         rig.stage.close()
-        assert rig.faults == {"trace": {"raised": 1}}
+        assert rig.faults == {"trace": {"raised": 2}}, "at the step, and at the end"
