@@ -101,7 +101,7 @@ def read_trace(path: str | Path, containing: str = "", newest: int | None = None
         with Path(path).open("rb") as file:
             header = file.readline()
             if not HEADER.startswith(header):
-                raise _foreign(path, header, "Read it with the release that wrote it, or record it again")
+                raise _external(path, header, "Read it with the release that wrote it, or record it again")
             skipped = 0 if newest is None else file.seek(0, os.SEEK_END) - newest
             if skipped > len(header):
                 file.seek(skipped - 1)
@@ -120,7 +120,7 @@ def _row_of(found: dict[str, Any]) -> TraceRow:
     return TraceRow(**{name: tuple(it) if isinstance(it, list) else it for name, it in named.items()})
 
 
-def _foreign(path: str | Path, header: bytes, remedy: str) -> SpecplugError:
+def _external(path: str | Path, header: bytes, remedy: str) -> SpecplugError:
     return TraceError.build(
         "this is no trace of this version",
         who=f"{path}, line 1",
@@ -199,7 +199,7 @@ def _open_for_rows(path: Path) -> RawIOBase:
         file.seek(0)
         header = file.readline()
         if not HEADER.startswith(header):  # it may be incomplete, too
-            raise _foreign(path, header, "Choose another path")
+            raise _external(path, header, "Choose another path")
         file.truncate(file.seek(_end_of_lines(file)))
     except BaseException:
         file.close()

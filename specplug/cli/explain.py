@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
+from itertools import cycle
 from pathlib import Path
 from typing import Annotated
 from urllib.parse import urlencode
@@ -13,15 +14,15 @@ from rich.table import Table
 from rich.text import Text
 
 from specplug.cli.launch import ApiKey, OperatorKey, Timeout
-from specplug.cli.output import AsJson, dim, note, printable, show, table
+from specplug.cli.output import AsJson, note, printable, show, table
 from specplug.client.http import PATIENCE, ServerClient
 from specplug.errors import RequestError
-from specplug.explain.explanation import Explanation, Step, explained, rows_of
+from specplug.explain.explanation import BARE, LOST, OWN, Explanation, explained, rows_of
 from specplug.explain.page import page
 from specplug.text.token_texts import decoder
 from specplug.text.tokenizers import load_tokenizer
 
-COLOURS = ("green", "blue", "magenta", "yellow", "cyan", "red")
+_COLOURS = ("green", "blue", "magenta", "yellow", "cyan", "bright_green")
 
 
 def explain(
@@ -49,75 +50,31 @@ def explain(
     `specplug explain run.jsonl request-7 --tokenizer ./my-model --html slow.html`
     """
     if source.startswith(("http://", "https://")):
-        found = asyncio.run(
-            _asked(ServerClient(source, api_key=api_key, operator_key=operator_key, patience=timeout), request, tenant)
-        )
+        server = ServerClient(source, api_key=api_key, operator_key=operator_key, patience=timeout)
+        found = asyncio.run(_requested(server, request, tenant))
     else:
         library = None if tokenizer is None else load_tokenizer(tokenizer).library
         found = explained(rows_of(source, request, tenant), decoder(library))
-    if html is not None:
-        _write(html, page(found))
-        note(f"{html} is written")
+    if html is None:
+        show(found.model_dump(), *_parts(found), as_json=as_json)
         return
-    show(found.model_dump(), *_parts(found), as_json=as_json)
+    try:
+        html.write_text(page(found), encoding="utf-8")
+    except OSError as error:
+        raise RequestError.build("cannot write the page", who=str(html), found=error.strerror) from error
+    note(f"{html} is written")
 
 
-async def _asked(server: ServerClient, request: str, tenant: str | None) -> Explanation:
+async def _requested(server: ServerClient, request: str, tenant: str | None) -> Explanation:
     query = {"request": request} | ({} if tenant is None else {"tenant": tenant})
     async with server:
         return await server.ask(Explanation, "GET", f"/specplug/explain?{urlencode(query)}", operator=True)
 
 
-def _write(path: Path, text: str) -> None:
-    try:
-        path.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise RequestError.build("cannot write the page", who=str(path), found=error.strerror) from error
-
-
 def _parts(found: Explanation) -> Iterator[Table | Text | str]:
-    colours = {name: COLOURS[place % len(COLOURS)] for place, name in enumerate(found.sources)}
-    count, owner = sum(len(step.tokens) for step in found.steps), f", tenant {found.tenant}" if found.tenant else ""
-    text = Text()
-    for step in found.steps:
-        text.append_text(_shown(step, colours))
-    yield text
+    styles = dict(zip(found.sources, cycle(_COLOURS), strict=False)) | {OWN: "", BARE: "dim", LOST: "bold red"}
+    yield Text.assemble(*((printable(text), styles[kind]) for text, kind, _ in found.spans()))
+    rows = [[Text(printable(kind), styles[kind]), of] for kind, of in found.legend()]
     yield ""
-    rows = [
-        [
-            Text(printable(name), style=colours[name]),
-            str(by.accepted),
-            str(by.drafted),
-            f"{by.accepted / by.drafted:.0%}",
-        ]
-        for name, by in found.sources.items()
-    ]
-    title = f"{found.request}{owner}: {count} tokens in {len(found.steps)} steps, {found.tau:.2f} a step"
-    yield table(title, ("drafted by", "tokens kept", "drafted", "share kept"), rows)
-    if found.undrafted:
-        yield "Steps without a draft: " + _listed(found.undrafted)
-    if found.unkept:
-        yield "Draft tokens not kept: " + _listed(found.unkept)
-    length, begin = found.driest
-    yield f"Longest part without a kept draft token: {length} tokens, from token {begin} on."
+    yield table(found.title, ("given by", "how much"), rows)
     yield from (f"- {sentence}" for sentence in found.verdict)
-    yield dim("Colours: what drafted a token. Faint: a step without a draft. [-3]: three draft tokens were not kept.")
-
-
-def _listed(counts: dict[str, int]) -> str:
-    return ", ".join(f"{count} {why}" for why, count in sorted(counts.items(), key=lambda item: -item[1])) + "."
-
-
-def _shown(step: Step, colours: dict[str, str]) -> Text:
-    """Return a step's tokens, with a mark where its draft was cut."""
-    text = Text()
-    for place, token in enumerate([*step.tokens, None]):
-        if place == step.accepted and step.lost and step.reason not in ("accepted", "stopped"):
-            text.append(
-                f"[-{len(step.lost)}]" if step.reason == "rejected" else f"[-{len(step.lost)} {step.reason}]",
-                style="bold red",
-            )
-        if token is not None:
-            style = "" if step.drafted else "dim"
-            text.append(printable(token.text), style=colours[token.source] if token.source else style)
-    return text

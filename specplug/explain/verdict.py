@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from itertools import groupby
 from statistics import mean, median
 from typing import TYPE_CHECKING
 
@@ -44,7 +45,7 @@ def verdict(steps: Sequence[Step]) -> list[str]:
     for name, count in classes.most_common():
         if count >= _LEAST_SHARE * len(counted):
             sentences.append(f"{count} of {len(counted)} steps had {_HAD[name]}.")
-    return sentences
+    return [*sentences, *_driest([token.source for step in steps for token in step.tokens])]
 
 
 def _class_of(step: Step) -> str:
@@ -53,6 +54,19 @@ def _class_of(step: Step) -> str:
     if step.accepted < step.drafted and step.reason != "accepted":
         return "cut" if step.accepted else "refused"
     return "limit" if step.allowed == step.drafted == step.found else "whole"
+
+
+def _driest(sources: Sequence[str | None]) -> list[str]:
+    """Return a sentence about the longest part of the text without an accepted draft token."""
+    length = begin = place = 0
+    for is_drafted, part in groupby(sources, key=bool):
+        count = len(list(part))
+        if not is_drafted and count > max(1, length):
+            length, begin = count, place
+        place += count
+    return (
+        [f"The longest part without a kept draft token has {length} tokens, from token {begin} on."] if length else []
+    )
 
 
 def _times(seconds: Sequence[float]) -> list[str]:

@@ -15,7 +15,7 @@ from specplug_vllm.frontend import endpoints
 from specplug_vllm.startup.advice import routes
 
 ROUTES = [("GET", "/specplug/status"), ("POST", "/specplug/mode"), ("GET", "/specplug/corpora")]
-ROUTES += [("POST", "/specplug/corpora"), ("DELETE", "/specplug/corpora/x")]
+ROUTES += [("POST", "/specplug/corpora"), ("DELETE", "/specplug/corpora/x"), ("GET", "/specplug/explain")]
 
 
 @pytest.fixture
