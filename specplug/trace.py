@@ -12,7 +12,7 @@ import os
 import stat
 from collections import deque
 from collections.abc import Iterator
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass, fields
 from io import RawIOBase
 from pathlib import Path
 from typing import Any
@@ -82,9 +82,6 @@ class TraceRow:
         return nodes
 
 
-_FIELDS = tuple(f.name for f in fields(TraceRow))
-
-
 def read_trace(path: str | Path, containing: str = "", newest: int | None = None) -> Iterator[TraceRow]:
     """Yield the rows of a trace, without an incomplete last line.
 
@@ -116,8 +113,9 @@ def read_trace(path: str | Path, containing: str = "", newest: int | None = None
 
 
 def _row_of(found: dict[str, Any]) -> TraceRow:
-    named = {name: found[name] for name in _FIELDS}
-    return TraceRow(**{name: tuple(it) if isinstance(it, list) else it for name, it in named.items()})
+    values: list[Any] = [found[field.name] for field in fields(TraceRow)]
+    made: list[Any] = [tuple(it) if isinstance(it, list) else it for it in values]
+    return TraceRow(*made)
 
 
 def _external(path: str | Path, header: bytes, remedy: str) -> SpecplugError:
@@ -151,7 +149,7 @@ class TraceWriter:
 
     def write(self, *rows: TraceRow) -> None:
         """Add rows to the file, whole or not at all; the first failure is logged."""
-        self._lines += [json.dumps(_as_dict(row), allow_nan=False).encode() + b"\n" for row in rows]
+        self._lines += [json.dumps(asdict(row), allow_nan=False).encode() + b"\n" for row in rows]
         end = self._file.seek(0, os.SEEK_END)
         data = memoryview(b"".join([*([HEADER] if end == 0 else []), *self._lines]))
         try:
@@ -171,10 +169,6 @@ class TraceWriter:
         if not self._file.closed:
             self.write()
             self._file.close()
-
-
-def _as_dict(row: TraceRow) -> dict[str, Any]:
-    return {name: getattr(row, name) for name in _FIELDS}
 
 
 def _open_for_rows(path: Path) -> RawIOBase:

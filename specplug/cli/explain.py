@@ -74,7 +74,7 @@ async def _requested(server: ServerClient, request: str, tenant: str | None) -> 
 def _parts(found: Explanation) -> Iterator[Table | Text | str]:
     styles = dict(zip(found.sources, cycle(_COLOURS), strict=False)) | {OWN: "", BARE: "dim", LOST: "bold red"}
     yield Text.assemble(*((printable(text), styles[kind]) for text, kind, _ in found.spans()))
-    rows = [[Text(printable(kind), styles[kind]), of] for kind, of in found.legend()]
+    rows = [(Text(printable(kind), styles[kind]), of) for kind, of in found.legend()]
     yield ""
     yield table(found.title, ("given by", "how much"), rows)
     yield from (f"- {sentence}" for sentence in found.verdict)

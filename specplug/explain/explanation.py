@@ -6,7 +6,7 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from pydantic import BaseModel
 
@@ -151,7 +151,7 @@ def explained(rows: Sequence[TraceRow], decode: Decode) -> Explanation:
     steps: list[Step] = []
     before: float | None = None
     for row in rows:
-        about = {"step": row.step, "batch": row.batch, "allowed": row.allowed, "found": row.found}
+        about: dict[str, Any] = {"step": row.step, "batch": row.batch, "allowed": row.allowed, "found": row.found}
         own = [Token(text=next(texts)) for _ in row.emitted]
         early = min(len(own), max(0, row.base_len - row.start))  # of steps without rows, such as SGLang's prefills
         for token in own[:early]:

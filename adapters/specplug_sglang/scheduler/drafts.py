@@ -58,8 +58,8 @@ class Drafts(ABC):
         `batch` is as it was before the step.
         """
 
-    def plain(self, batch: Decoding, plan: StepPlan) -> None:  # noqa: B027 - optional
-        """Trace a step that decoded without drafts, whose tokens the token table has already."""
+    def plain(self, batch: Decoding, plan: StepPlan | None) -> None:  # noqa: B027 - optional
+        """Trace a step without drafts, whose tokens the token table has already; `plan` is why nothing was proposed."""
 
     def idle(self, batch: Decoding) -> None:  # noqa: B027 - optional
         """Prepare for a step that does not draft."""
@@ -125,7 +125,7 @@ class StageDrafts(Drafts):
         self.stage.observe(view, self.grammars.annotated(outcome))
         self.counts.step()
 
-    def plain(self, batch: Decoding, plan: StepPlan) -> None:
+    def plain(self, batch: Decoding, plan: StepPlan | None) -> None:
         tracer = self.stage.tracer
         if tracer is None:
             return
@@ -133,7 +133,7 @@ class StageDrafts(Drafts):
         view, outcome = self._outcome(batch, ones - 1, ones)
         nothing = Draft.allocate(len(batch.reqs), 0, device=self._device)
         nothing.base_len.copy_(before.lengths)
-        if not plan.draft_length:
+        if plan is not None:
             tracer.drafted(before, nothing, plan)
         tracer.verified(view, nothing, Verdict.of_nothing(outcome))
 

@@ -34,22 +34,21 @@ class ExplainSuite:
         assert answer.code == 200, answer.body
         return answer.json
 
-    @pytest.mark.parametrize(("path", "proposer"), [("completions", "ngram"), ("chat/completions", "garbage")])
-    def test_an_explanation_has_the_whole_text_and_what_drafted_it(self, server, path, proposer):
-        answer = self.completed(server, {"specplug_proposer": proposer}, path)
+    @pytest.mark.parametrize("path", ["completions", "chat/completions"])
+    def test_an_explanation_has_the_whole_text_and_what_drafted_it(self, server, path):
+        answer = self.completed(server, {}, path)
         (choice,) = answer["choices"]
         text = choice["text"] if "text" in choice else choice["message"]["content"]
         run = CliRunner().invoke(app, ["explain", server.url, answer["id"], "--json"])
         assert run.exit_code == 0, run.output
         found = json.loads(run.stdout)
         assert found["text"] == text
-        assert (
-            len([token for step in found["steps"] for token in step["tokens"]]) == answer["usage"]["completion_tokens"]
-        )
-        assert {source.split("/")[0] for source in found["sources"]} == {proposer}
+        tokens = [token for step in found["steps"] for token in step["tokens"]]
+        assert len(tokens) == answer["usage"]["completion_tokens"]
         kept = sum(source["kept"] for source in found["sources"].values())
         assert kept == sum(step["accepted"] for step in found["steps"])
-        assert (kept > 10) is (proposer == "ngram")
+        assert kept > 5
+        assert all(source.startswith("ngram/") for source in found["sources"])
         assert found["steps"][0]["reason"] == "prefill"
 
     def test_a_request_that_takes_no_drafts(self, server):
