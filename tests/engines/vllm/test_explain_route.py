@@ -55,7 +55,7 @@ def serve(trace: Path, tmp_path: Path) -> Callable[..., TestClient]:
     return served
 
 
-def told(client: TestClient, request: str = "chatcmpl-", tenant: str | None = None, **headers: str) -> Any:
+def shown(client: TestClient, request: str = "chatcmpl-", tenant: str | None = None, **headers: str) -> Any:
     """Return the tenants whose requests a client is told of, or the status of the refusal."""
     query = {"request": request} | ({} if tenant is None else {"tenant": tenant})
     sent = {name.replace("_", "-"): value for name, value in headers.items()}
@@ -76,9 +76,9 @@ def test_an_operator_is_told_of_all_or_of_one_tenant(serve):
         (serve(peer=("127.0.0.1", 1)), {}),
         (serve(operator="sesame"), {"Authorization": "Bearer sesame"}),
     ):
-        assert told(client, **headers) == set(TENANTS)
-        assert [told(client, tenant=tenant, **headers) for tenant in TENANTS] == [{name} for name in TENANTS]
-        assert told(client, "chatcmpl-acme", "other", **headers) == 400
+        assert shown(client, **headers) == set(TENANTS)
+        assert [shown(client, tenant=tenant, **headers) for tenant in TENANTS] == [{name} for name in TENANTS]
+        assert shown(client, "chatcmpl-acme", "other", **headers) == 400
 
 
 @pytest.mark.parametrize("tenants", [None, {"header": "X-Tenant"}])
@@ -91,21 +91,21 @@ def test_nobody_else_is_told_anything(serve, tenants):
             {"Authorization": "Bearer own"},
             {"X_Tenant": "acme", "X_Api_Key": "own"},
         ):
-            assert told(client, **headers) in (401, 403)
+            assert shown(client, **headers) in (401, 403)
 
 
 def test_a_tenant_is_told_of_its_own_requests(serve, by_key):
     for client in (serve(by_key), serve(by_key, operator="sesame"), serve(by_key, peer=("127.0.0.1", 1))):
-        assert told(client, Authorization="Bearer own") == {"acme"}
-        assert told(client, Authorization="Bearer theirs") == {"other"}
-        assert told(client, X_Api_Key="own") == {"acme"}
+        assert shown(client, Authorization="Bearer own") == {"acme"}
+        assert shown(client, Authorization="Bearer theirs") == {"other"}
+        assert shown(client, X_Api_Key="own") == {"acme"}
 
 
 def test_no_trick_tells_a_tenant_of_anothers(serve, by_key):
     for client in (serve(by_key), serve(by_key, operator="sesame"), serve(by_key, peer=("127.0.0.1", 1))):
         for request in ("chatcmpl-other", "chatcmpl-o", "chatcmpl-none"):
             for tenant in (None, "other", "acme", ""):
-                assert told(client, request, tenant, Authorization="Bearer own") == 400
+                assert shown(client, request, tenant, Authorization="Bearer own") == 400
         two = {"Authorization": "Bearer own", "X-Api-Key": "theirs"}
         answer = client.get("/specplug/explain?request=chatcmpl-&tenant=acme&tenant=other", headers=two)
         assert (answer.status_code, "several tenants" in answer.text) == (400, True)
@@ -114,22 +114,22 @@ def test_no_trick_tells_a_tenant_of_anothers(serve, by_key):
         {"Authorization": f"Bearer {digest('own')}"},
         {"X_Tenant": "acme"},
     ):
-        assert told(serve(by_key), **headers) == 403
+        assert shown(serve(by_key), **headers) == 403
 
 
 def test_a_key_that_the_server_no_longer_takes_tells_nothing(serve, by_key):
     client = serve(by_key, keys=("theirs", "more"))
-    assert told(client, Authorization="Bearer own") == 401
-    assert told(client, X_Api_Key="own") == 401
-    assert told(client, Authorization="Bearer theirs") == {"other"}
+    assert shown(client, Authorization="Bearer own") == 401
+    assert shown(client, X_Api_Key="own") == 401
+    assert shown(client, Authorization="Bearer theirs") == {"other"}
 
 
 def test_who_comes_by_a_proxy_with_an_operators_rights_is_told_of_its_tenant_alone(serve):
     """A proxy on the server's machine that adds no header of its own makes its clients local."""
     client = serve({"header": "X-Tenant"}, peer=("127.0.0.1", 1))
-    assert told(client, X_Tenant="acme") == {"acme"}
-    assert told(client, tenant="other", X_Tenant="acme") == {"acme"}
-    assert told(client, "chatcmpl-other", X_Tenant="acme") == 400
+    assert shown(client, X_Tenant="acme") == {"acme"}
+    assert shown(client, tenant="other", X_Tenant="acme") == {"acme"}
+    assert shown(client, "chatcmpl-other", X_Tenant="acme") == 400
 
 
 def test_what_is_missing_is_named(serve, trace):
