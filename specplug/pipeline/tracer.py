@@ -5,10 +5,8 @@ from __future__ import annotations
 import time
 from dataclasses import replace
 from functools import partial
-from typing import NamedTuple
 
 import torch
-from torch import Tensor
 
 from specplug.faults import FaultGuard, FaultSink
 from specplug.metrics import NO_SOURCE
@@ -16,16 +14,8 @@ from specplug.trace import TraceRow, TraceWriter
 from specplug.types.batch import EngineBatch
 from specplug.types.draft import Draft
 from specplug.types.plan import StepPlan
-from specplug.types.request import Event, Lifecycle, RequestEvent
+from specplug.types.request import Event, Lifecycle, Request, RequestEvent
 from specplug.types.verdict import Verdict
-
-
-class _Offer(NamedTuple):
-    """What a step could draft of a row, what it found, and why it drafts nothing, if so."""
-
-    allowed: int
-    found: int
-    why: str
 
 
 class StepTracer:
@@ -37,14 +27,13 @@ class StepTracer:
     """
 
     def __init__(self, trace: TraceWriter, sink: FaultSink) -> None:
-        self._trace, self._guard = trace, FaultGuard("trace", sink=sink)
-        self._steps = 0
-        self._offers: dict[str, _Offer] = {}
+        self._trace, self._guard, self._steps = trace, FaultGuard("trace", sink=sink), 0
+        self._offers: dict[str, tuple[int, int, str]] = {}  # what is allowed and found, and why nothing is, if so
         self._ends: dict[str, int] = {}  # the length of each request's text, as far as it is written
 
     def drafted(self, batch: EngineBatch, draft: Draft, plan: StepPlan, *, failed: bool = False) -> None:
         """Note the drafts of a step before the policy trims them, and that a proposer failed."""
-        self._guard.call(partial(self._note, batch, draft, plan, failed))
+        self._guard.call(partial(self._note, batch, draft, plan, "failed" if failed else "nothing found"))
 
     def verified(
         self, batch: EngineBatch, draft: Draft, verdict: Verdict, forced: tuple[Draft, Verdict] | None = None
@@ -67,25 +56,15 @@ class StepTracer:
         """Close the file."""
         self._guard.call(self._trace.close)
 
-    def _note(self, batch: EngineBatch, draft: Draft, plan: StepPlan, failed: bool) -> None:
+    def _note(self, batch: EngineBatch, draft: Draft, plan: StepPlan, why: str) -> None:
         columns = torch.stack([draft.lengths, batch.room, batch.sampled], 1).tolist()
-        for row, (name, (found, room, sampled)) in enumerate(zip(_names(batch), columns, strict=True)):
-            if not sampled:
-                continue
-            request = None if batch.requests is None else batch.requests[row]
-            cap = None if request is None else request.options.cap
-            planned = plan.draft_length_for(name)
+        for (name, request), (found, room, sampled) in zip(_requests(batch), columns, strict=True):
+            cap, planned = None if request is None else request.options.cap, plan.draft_length_for(name)
             allowed = max(0, min(planned if cap is None else min(planned, cap), room - 1))
-            why = "failed" if failed else "nothing found"
-            if found:
-                why = "trimmed"
-            elif cap == 0:
-                why = "opted out"
-            elif not planned:
-                why = plan.why or "not planned"
-            elif not allowed:
-                why = "last token"
-            self._offers[name] = _Offer(allowed, found, why)
+            whys = {"trimmed": found, "opted out": cap == 0, plan.why or "not planned": not planned}
+            whys["last token"] = not allowed
+            if sampled:
+                self._offers[name] = allowed, found, next((each for each, holds in whys.items() if holds), why)
 
     def _write(self, batch: EngineBatch, draft: Draft, verdict: Verdict, forced: tuple[Draft, Verdict] | None) -> None:
         rows = self._rows(batch, draft, verdict, self._texts(batch, verdict))
@@ -97,13 +76,14 @@ class StepTracer:
         """Return where the unwritten text of each row starts, and the text up to its stop."""
         columns = torch.stack([batch.lengths, verdict.emitted, verdict.after_stop], 1).tolist()
         starts = []
-        for row, (name, (length, emitted, _)) in enumerate(zip(_names(batch), columns, strict=True)):
-            begin = length - emitted if batch.requests is None else batch.requests[row].prompt_length
+        for (name, request), (length, emitted, _) in zip(_requests(batch), columns, strict=True):
+            begin = length - emitted if request is None else request.prompt_length
             starts.append(min(max(self._ends.get(name, 0), begin), length))
         num_new = batch.lengths - torch.tensor(starts, dtype=batch.lengths.dtype).to(batch.device)
-        newest = batch.handed(num_new, ()).to_host(newest_only=True).tokens.tolist()
-        texts = []
-        for name, start, (length, _, after_stop), tokens in zip(_names(batch), starts, columns, newest, strict=True):
+        newest, texts = batch.handed(num_new, ()).to_host(newest_only=True).tokens.tolist(), []
+        for (name, _), start, (length, _, after_stop), tokens in zip(
+            _requests(batch), starts, columns, newest, strict=True
+        ):
             self._ends[name] = max(start, length - after_stop)
             texts.append((start, tuple(tokens[: self._ends[name] - start])))
         return texts
@@ -111,18 +91,18 @@ class StepTracer:
     def _rows(
         self, batch: EngineBatch, draft: Draft, verdict: Verdict, texts: list[tuple[int, tuple[int, ...]]]
     ) -> list[TraceRow]:
-        counts, per_token = _read(draft, verdict), [draft.token_ids, draft.confidence, draft.source]
-        ids, levels, sources = (tensor.tolist() for tensor in per_token)
-        parents = None if draft.parents is None else draft.parents.tolist()
+        fates = (verdict.proposed, verdict.verified, verdict.accepted, verdict.cut_by_grammar)
+        counts = [draft.lengths, draft.base_len, *fates, verdict.emitted, verdict.after_stop]
+        columns = torch.stack([count.long() for count in counts], 1).tolist()
+        ids, levels, sources = draft.token_ids.tolist(), draft.confidence.tolist(), draft.source.tolist()
+        parents = [[]] * len(ids) if draft.parents is None else draft.parents.tolist()
         named, now, rows = dict(enumerate(draft.sources)), round(time.time(), 4), []
-        for row, (name, (start, emitted), (length, base_len, *fate)) in enumerate(
-            zip(_names(batch), texts, counts, strict=True)
-        ):
+        for row, (name, request) in enumerate(_requests(batch)):
+            (start, emitted), (length, base_len, *fate) = texts[row], columns[row]
             if not (length or emitted) or (fate[4] and fate[5] >= fate[4]):  # the request had ended before
                 continue
-            request = None if batch.requests is None else batch.requests[row]
-            offer = self._offers.pop(name, _Offer(0, 0, "prefill"))
-            tree = None if parents is None else parents[row][:length]
+            allowed, found, why = self._offers.pop(name, (0, 0, "prefill"))
+            tree = tuple(parents[row][:length])
             made = TraceRow(
                 request=name,
                 tenant="" if request is None else request.tenant or "",
@@ -132,41 +112,27 @@ class StepTracer:
                 start=start,
                 emitted=emitted,
                 base_len=base_len,
-                allowed=offer.allowed,
-                found=max(offer.found, length),
+                allowed=allowed,
+                found=max(found, length),
                 ids=tuple(ids[row][:length]),
                 confidence=tuple(round(level, 6) for level in levels[row][:length]),
                 source=tuple(named.get(it, NO_SOURCE) for it in sources[row][:length]),
-                parents=None if tree is None or tree == list(range(-1, length - 1)) else tuple(tree),
+                parents=None if tree in ((), tuple(range(-1, length - 1))) else tree,
                 verified=fate[1],
                 accepted=fate[2],
-                reason=_reason(*fate) if length else offer.why,
+                reason=_reason(*fate) if length else why,
             )
-            rows.append(replace(made, reason="accepted") if _ends_at_leaf(made) else made)
+            if made.parents and made.reason == "rejected" and (made.accepted_nodes() or [-1])[-1] not in made.parents:
+                made = replace(made, reason="accepted")  # a whole path
+            rows.append(made)
         return rows
 
 
-def _ends_at_leaf(row: TraceRow) -> bool:
-    """Return whether a whole path of a tree was accepted, so that nothing of it was rejected."""
-    return (
-        row.reason == "rejected" and row.parents is not None and (row.accepted_nodes() or [-1])[-1] not in row.parents
-    )
-
-
-def _names(batch: EngineBatch) -> tuple[str, ...]:
-    """Return a name of each row's request."""
-    if batch.request_ids is not None:
-        return batch.request_ids
+def _requests(batch: EngineBatch) -> list[tuple[str, Request | None]]:
+    """Return a name of each row's request, and the request if it is known."""
     pairs = zip(batch.slots.tolist(), batch.generations.tolist(), strict=True)
-    return tuple(f"slot {slot}.{generation}" for slot, generation in pairs)
-
-
-def _read(draft: Draft, verdict: Verdict) -> list[list[int]]:
-    """Return each row's draft length and base, and the arguments of `_reason`."""
-    names = ("proposed", "verified", "accepted", "cut_by_grammar", "emitted", "after_stop")
-    columns: list[Tensor] = [draft.lengths, draft.base_len, *(getattr(verdict, name) for name in names)]
-    rows: list[list[int]] = torch.stack([column.long() for column in columns], 1).tolist()
-    return rows
+    names = batch.request_ids or [f"slot {slot}.{generation}" for slot, generation in pairs]
+    return list(zip(names, batch.requests or [None] * len(names), strict=True))
 
 
 def _reason(proposed: int, verified: int, accepted: int, cut_by_grammar: int, emitted: int, after_stop: int) -> str:
