@@ -222,8 +222,9 @@ def _bearer(key: str | None) -> dict[str, str]:
 
 def _refused(who: str, status: int, start: bytes, operator: bool) -> Refused:
     text = start.decode(errors="replace")
-    with suppress(ValueError, KeyError, TypeError):  # as specplug's routes answer
-        text = str(json.loads(text)["detail"])
+    with suppress(ValueError, KeyError, TypeError):
+        found = json.loads(text)
+        text = str(found["detail"] if "detail" in found else found["error"]["message"])
     remedy = _REMEDIES.get(status) if operator or status != 404 else None
     error = Refused(str(unexpected(who, f"HTTP {status}: {text[:600]}", remedy=remedy)))
     error.status = status

@@ -61,7 +61,7 @@ class TestExplain(ExplainSuite):
         answer = self.completed(server, {}, n=2, temperature=1.0)
         refused = server.ask(f"/specplug/explain?request={answer['id']}")
         assert refused.code == 400
-        names = refused.json["detail"].split("the newest ")[1].split("; ")[0].split(", ")
+        names = refused.error.split("the newest ")[1].split("; ")[0].split(", ")
         texts = {explain(server, request=name)["text"] for name in names}
         assert texts == {choice["text"] for choice in answer["choices"]}
 
