@@ -22,7 +22,7 @@ from specplug.explain.page import page
 from specplug.text.token_texts import decoder
 from specplug.text.tokenizers import load_tokenizer
 
-_COLOURS = ("green", "blue", "magenta", "yellow", "cyan", "bright_green")
+_COLOURS = ("green", "cyan", "magenta", "yellow", "bright_blue", "bright_green")
 
 
 def explain(

@@ -65,7 +65,7 @@ def _driest(sources: Sequence[str | None]) -> list[str]:
             length, begin = count, place
         place += count
     return (
-        [f"The longest part without a kept draft token has {length} tokens, from token {begin} on."] if length else []
+        [f"The longest part without a kept draft token has {length} tokens, from token {begin + 1} on."] if length else []
     )
 
 

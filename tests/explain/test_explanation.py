@@ -192,7 +192,7 @@ def test_the_verdict_tells_long_steps_from_bad_drafts():
     assert first.startswith(
         "2 of 20 steps took 1.00 of 1.18 s, 500 ms each where the median is 10.0 ms: other requests'"
     )
-    assert last == "The longest part without a kept draft token has 21 tokens, from token 0 on."
+    assert last == "The longest part without a kept draft token has 21 tokens, from token 1 on."
 
 
 class Tags(HTMLParser):
