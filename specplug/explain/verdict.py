@@ -64,9 +64,8 @@ def _driest(sources: Sequence[str | None]) -> list[str]:
         if not is_drafted and count > max(1, length):
             length, begin = count, place
         place += count
-    return (
-        [f"The longest part without a kept draft token has {length} tokens, from token {begin + 1} on."] if length else []
-    )
+    where = f"has {length} tokens, from token {begin + 1} on"
+    return [f"The longest part without a kept draft token {where}."] if length else []
 
 
 def _times(seconds: Sequence[float]) -> list[str]:
