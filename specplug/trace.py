@@ -12,6 +12,7 @@ import os
 import stat
 from collections import deque
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields
 from io import RawIOBase
 from pathlib import Path
@@ -82,40 +83,57 @@ class TraceRow:
         return nodes
 
 
-def read_trace(path: str | Path, containing: str = "", newest: int | None = None) -> Iterator[TraceRow]:
+def read_trace(path: str | Path, request: str | None = None, newest: int | None = None) -> Iterator[TraceRow]:
     """Yield the rows of a trace, without an incomplete last line.
 
     Args:
         path: the file.
-        containing: only the lines that contain this text.
+        request: only those of this request, by its id in full.
         newest: only those that begin in so many last bytes.
 
     Raises:
         TraceError: the file cannot be read, or is not a trace of this version.
     """
-    needle = json.dumps(containing)[1:-1].encode()
+    begin = b"" if request is None else f'{{"request": {json.dumps(request)}, '.encode()
+    with _reading(path):
+        for line in _lines(path, newest):
+            if line.startswith(begin):
+                found = json.loads(line)
+                values = [found[field.name] for field in fields(TraceRow)]
+                made: list[Any] = [tuple(it) if isinstance(it, list) else it for it in values]
+                yield TraceRow(*made)
+
+
+def requests_in(path: str | Path, newest: int | None = None) -> list[tuple[str, str]]:
+    """Return the ids of the requests in a trace, each with its tenant, in the order of their first rows.
+
+    It takes a second for half a gigabyte, whatever clients have named their requests.  Parameters and errors are those
+    of `read_trace`.
+    """
+    with _reading(path):
+        heads = dict.fromkeys(line.partition(b', "step": ')[0] for line in _lines(path, newest))
+        found = [json.loads(head + b"}") for head in heads]
+        return [(each["request"], each["tenant"]) for each in found]
+
+
+def _lines(path: str | Path, newest: int | None) -> Iterator[bytes]:
+    with Path(path).open("rb") as file:
+        header = file.readline()
+        if not HEADER.startswith(header):
+            raise _external(path, header, "Read it with the release that wrote it, or record it again")
+        skipped = 0 if newest is None else file.seek(0, os.SEEK_END) - newest
+        file.seek(max(len(header), skipped - 1))
+        if skipped > len(header):
+            file.readline()  # the end of a line, perhaps only its newline
+        yield from (line for line in file if line.endswith(b"\n"))
+
+
+@contextmanager
+def _reading(path: str | Path) -> Iterator[None]:
     try:
-        with Path(path).open("rb") as file:
-            header = file.readline()
-            if not HEADER.startswith(header):
-                raise _external(path, header, "Read it with the release that wrote it, or record it again")
-            skipped = 0 if newest is None else file.seek(0, os.SEEK_END) - newest
-            if skipped > len(header):
-                file.seek(skipped - 1)
-                file.readline()  # the end of a line, perhaps only its newline
-            else:
-                file.seek(len(header))
-            for line in file:
-                if needle in line and line.endswith(b"\n"):
-                    yield _row_of(json.loads(line))
+        yield
     except (OSError, ValueError, TypeError, KeyError) as error:
         raise TraceError.build("cannot read the trace", who=str(path), found=describe(error)) from error
-
-
-def _row_of(found: dict[str, Any]) -> TraceRow:
-    values: list[Any] = [found[field.name] for field in fields(TraceRow)]
-    made: list[Any] = [tuple(it) if isinstance(it, list) else it for it in values]
-    return TraceRow(*made)
 
 
 def _external(path: str | Path, header: bytes, remedy: str) -> SpecplugError:

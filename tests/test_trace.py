@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from specplug.errors import TraceError
 from specplug.pipeline.tracer import StepTracer
-from specplug.trace import HEADER, MOST_KEPT, TraceRow, TraceWriter, read_trace
+from specplug.trace import HEADER, MOST_KEPT, TraceRow, TraceWriter, read_trace, requests_in
 from specplug.types.draft import Draft
 from specplug.types.plan import StepPlan
 from specplug.types.request import Lifecycle, Request, RequestEvent, RequestOptions
@@ -98,11 +98,15 @@ class TestRoundTrip:
         assert len(rows_in(path)) == 4
 
     def test_a_part_of_the_rows_is_read(self, path):
-        rows = [replace(ROW, request=f"é{number}", step=number) for number in range(100)]
+        names = ["é", 'é", "step": 5', "é1"]
+        rows = [replace(ROW, request=names[number % 3], step=number) for number in range(100)]
         write(path, rows)
-        assert [row.step for row in read_trace(path, "é9")] == [9, *range(90, 100)]
+        assert requests_in(path) == [(name, ROW.tenant) for name in names]
+        assert requests_in(path, len(path.read_bytes().splitlines()[-1]) + 1) == [("é", ROW.tenant)]
+        for place, name in enumerate(names):
+            assert [row.step for row in read_trace(path, name)] == [*range(place, 100, 3)]
         size, last = path.stat().st_size, len(path.read_bytes().splitlines()[-1]) + 1
-        for newest, count in ((last - 1, 0), (last, 1), (last + 1, 1), (2 * last, 2), (size, 100), (10 * size, 100)):
+        for newest, count in ((last - 1, 0), (last, 1), (last + 1, 1), (2 * last + 20, 2), (size, 100), (10 * size, 100)):
             assert [*read_trace(path, newest=newest)] == rows[100 - count :]
 
 

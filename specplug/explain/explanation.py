@@ -13,7 +13,7 @@ from pydantic import BaseModel
 from specplug.errors import TraceError
 from specplug.explain.verdict import verdict
 from specplug.text.token_texts import Decode, token_texts
-from specplug.trace import TraceRow, read_trace
+from specplug.trace import TraceRow, read_trace, requests_in
 
 OWN, BARE, LOST = "the model, after a draft", "the model, without a draft", "[-3]"
 """Kinds of spans that have no source."""
@@ -126,14 +126,15 @@ def rows_of(path: str | Path, request: str, tenant: str | None = None, newest: i
     Raises:
         TraceError: there is no such request, or there are several.
     """
-    found: defaultdict[tuple[str, str], list[TraceRow]] = defaultdict(list)
-    for row in read_trace(path, request, newest):
-        own = re.sub(r"^\d+_", "", row.request)  # vLLM numbers the answers to one request
-        if tenant in (None, row.tenant) and (own.startswith(request) or row.request == request):
-            found[row.request, row.tenant].append(row)
-    keys = [key for key in found if key[0] == request] or list(found)
+    keys = [key for key in requests_in(path, newest) if tenant in (None, key[1])]
+    keys = [key for key in keys if key[0] == request] or [
+        (name, owner)
+        for name, owner in keys
+        if name.startswith(request) or re.sub(r"^\d+_", "", name).startswith(request)  # vLLM numbers answers
+    ]
     if len(keys) == 1:
-        return found[keys[0]]
+        ((name, owner),) = keys
+        return [row for row in read_trace(path, name, newest) if row.tenant == owner]
     names = [f"{name} (tenant {owner!r})" if owner else name for name, owner in reversed(keys[-_MOST_LISTED:])]
     raise TraceError.build(
         "several requests of the trace have such an id" if keys else "no such request in the trace",
