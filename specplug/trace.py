@@ -107,7 +107,7 @@ def read_trace(path: str | Path, request: str | None = None, newest: int | None 
 def requests_in(path: str | Path, newest: int | None = None) -> list[tuple[str, str]]:
     """Return the ids of the requests in a trace, each with its tenant, in the order of their first rows.
 
-    It takes a second for half a gigabyte, whatever clients have named their requests.  Parameters and errors are those
+    It takes a second for 256 MiB or so, whatever clients have named their requests.  Parameters and errors are those
     of `read_trace`.
     """
     with _reading(path):

@@ -13,7 +13,7 @@ from specplug.settings.model import Settings
 from specplug.text.token_texts import decoder
 
 NEWEST = 256 << 20
-"""Bytes at the end of a trace in which a request is searched, which takes about a second."""
+"""Bytes at the end of a trace in which a request is searched, for about two seconds."""
 
 
 class Explainer:
