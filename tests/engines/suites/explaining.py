@@ -59,6 +59,17 @@ class ExplainSuite:
         assert found["undrafted"] == {"prefill": 1, "opted out": steps - 1}
         assert f"{steps - 1} of {steps - 1} steps had no draft, as the request takes none." in found["verdict"]
 
+    def test_a_request_served_while_speculation_is_switched_off(self, server):
+        assert server.ask("/specplug/mode", {"mode": "off"}).code == 200
+        try:
+            answer = self.completed(server, {})
+        finally:
+            assert server.ask("/specplug/mode", {"mode": "on"}).code == 200
+        steps = answer["usage"]["completion_tokens"]
+        found = explain(server, request=answer["id"])
+        assert found["undrafted"] == {"prefill": 1, "switched off": steps - 1}
+        assert found["text"] == answer["choices"][0]["text"]
+
     def test_a_tenant_is_told_of_its_own_requests_alone(self, server):
         name = self.completed(server, {"specplug_tenant": "victim"})["id"]
         for wanted in (name, name[:-1], name[: len(name) // 2]):
