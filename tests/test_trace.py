@@ -106,7 +106,7 @@ class TestRoundTrip:
         for place, name in enumerate(names):
             assert [row.step for row in read_trace(path, name)] == [*range(place, 100, 3)]
         size, last = path.stat().st_size, len(path.read_bytes().splitlines()[-1]) + 1
-        for newest, count in ((last - 1, 0), (last, 1), (last + 1, 1), (2 * last + 20, 2), (size, 100), (9 * size, 100)):
+        for newest, count in ((last - 1, 0), (last, 1), (last + 1, 1), (2 * last + 9, 2), (size, 100), (size + 9, 100)):
             assert [*read_trace(path, newest=newest)] == rows[100 - count :]
 
 
