@@ -11,6 +11,9 @@ from specplug.types.plan import StepReport
 
 Array = npt.NDArray[np.float64]
 
+DOES_NOT_PAY = "does not pay"
+"""`StepPlan.why` of a plan without drafts."""
+
 _FIRST_RATE = 0.6
 """Acceptance of every token to assume before anything was verified."""
 

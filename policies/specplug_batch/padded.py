@@ -14,6 +14,7 @@ from specplug.interfaces import Planner, PluginContext
 from specplug.types.plan import HostStats, StepCost, StepPlan, StepReport
 from specplug_batch.gains import (
     DECIDE_EVERY,
+    DOES_NOT_PAY,
     EARLY,
     GAIN_TO_KEEP,
     GAIN_TO_START,
@@ -85,7 +86,8 @@ class PaddedPlanner(Planner):
         if self._probes.is_due(stats.step, resumes=resumes, cost=cost):
             length = self._probe(requests, stats, length)
         rests = not length and stats.step >= EARLY and self._costs.is_measured
-        return StepPlan(length, self._options.token_budget, num_steps=self._probes.rest(stats.step) if rests else 1)
+        num_steps = self._probes.rest(stats.step) if rests else 1
+        return StepPlan(length, self._options.token_budget, num_steps=num_steps, why="" if length else DOES_NOT_PAY)
 
     def calibrate(self, costs: Sequence[StepCost]) -> None:
         """Start from costs that the engine profiled."""

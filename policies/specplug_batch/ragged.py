@@ -15,6 +15,7 @@ from specplug.interfaces import Planner, PluginContext
 from specplug.types.plan import NO_SPECULATION, HostStats, StepCost, StepPlan, StepReport
 from specplug_batch.gains import (
     DECIDE_EVERY,
+    DOES_NOT_PAY,
     EARLY,
     GAIN_TO_KEEP,
     GAIN_TO_START,
@@ -89,7 +90,7 @@ class RaggedPlanner(Planner):
             return self._probe(requests)
         if self._plan.draft_length or stats.step < EARLY:
             return self._plan
-        return StepPlan(0, num_steps=self._probes.rest(stats.step))
+        return StepPlan(0, num_steps=self._probes.rest(stats.step), why=DOES_NOT_PAY)
 
     def calibrate(self, costs: Sequence[StepCost]) -> None:
         """Start from costs that the engine profiled."""

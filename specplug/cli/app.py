@@ -13,6 +13,7 @@ from specplug.cli.bench import bench
 from specplug.cli.corpus import corpus
 from specplug.cli.demo import demo
 from specplug.cli.doctor import doctor
+from specplug.cli.explain import explain
 from specplug.cli.generate import generate
 from specplug.cli.list import list_plugins
 from specplug.cli.new import new
@@ -73,4 +74,5 @@ app.command("bench")(bench)
 app.command("audit")(audit)
 app.command("plan")(plan)
 app.command("new")(new)
+app.command("explain")(explain)
 app.add_typer(corpus, name="corpus")

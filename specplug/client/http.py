@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import importlib.util
+import json
 import time
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
@@ -219,8 +221,11 @@ def _bearer(key: str | None) -> dict[str, str]:
 
 
 def _refused(who: str, status: int, start: bytes, operator: bool) -> Refused:
-    text = start.decode(errors="replace")[:300]
+    text = start.decode(errors="replace")
+    with suppress(ValueError, KeyError, TypeError):
+        found = json.loads(text)
+        text = str(found["detail"] if "detail" in found else found["error"]["message"])
     remedy = _REMEDIES.get(status) if operator or status != 404 else None
-    error = Refused(str(unexpected(who, f"HTTP {status}: {text}", remedy=remedy)))
+    error = Refused(str(unexpected(who, f"HTTP {status}: {text[:600]}", remedy=remedy)))
     error.status = status
     return error

@@ -1,7 +1,7 @@
-"""The operator's HTTP routes, the same on every server: `/specplug/status`, `/specplug/mode` and `/specplug/corpora`.
+"""The HTTP routes below `/specplug`, the same on every server: `status`, `mode`, `corpora` and `explain`.
 
 Adapters attach them to their engine's FastAPI app and put an `OperatedServer` into the app's state.  The routes serve
-operators only, see `specplug.operator.access`.
+operators only, see `specplug.operator.access`, but for `explain`, which serves tenants about their own requests.
 """
 
 from __future__ import annotations
@@ -10,20 +10,24 @@ import hashlib
 import secrets
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from fastapi import Depends, FastAPI, HTTPException, Request
 
-from specplug.errors import EngineError, SpecplugError
+from specplug.errors import EngineError, RequestError, SpecplugError
+from specplug.explain.explanation import Explanation
 from specplug.operator.access import Operators
 from specplug.operator.control import Order
 from specplug.operator.corpus_admin import CorpusAdmin, status_of
+from specplug.operator.explainer import Explainer
 from specplug.operator.orders import EXAMPLES, BodyError, add_schema, read_body, read_order
 
 _EXAMPLES = {
     "off": {"value": {"mode": "off"}},
     "on, at most 4 draft tokens": {"value": {"mode": "on", "num_speculative_tokens": 4}},
 }
+
+T = TypeVar("T")
 
 _CORPORA = "/specplug/corpora"
 
@@ -40,12 +44,14 @@ class OperatedServer:
         ask: returns the status of each engine.
         order: sends the fields of a validated `Order` to the engines; returns the resulting state of each.
         corpora: the server's corpora.
+        explainer: explains the server's requests.
     """
 
     versions: Callable[[], dict[str, str]]
     ask: Callable[[], Awaitable[Engines]]
     order: Callable[[dict[str, Any]], Awaitable[Engines]]
     corpora: CorpusAdmin
+    explainer: Explainer
 
 
 class Access(NamedTuple):
@@ -67,9 +73,9 @@ def attach(app: FastAPI, decorate: Callable[[Any], Any] = lambda route: route) -
     without specplug, where operators get a 404.
     """
 
-    def add(path: str, route: Any, method: str, summary: str, **more: Any) -> None:
+    def add(path: str, route: Any, method: str, summary: str, guarded: Any = guard, **more: Any) -> None:
         # Not by a router: engines look for the marks among the app's own routes.
-        given = {"methods": [method], "tags": ["specplug"], "dependencies": [Depends(guard)], "summary": summary}
+        given = {"methods": [method], "tags": ["specplug"], "dependencies": [Depends(guarded)], "summary": summary}
         app.add_api_route(path, decorate(route), **given, openapi_extra=more or None)
 
     what = "specplug's status: settings and their origins, sources, counts, faults, the operator's control"
@@ -80,6 +86,9 @@ def attach(app: FastAPI, decorate: Callable[[Any], Any] = lambda route: route) -
     what = "Add a corpus, or documents to a corpus; all documents are added or none"
     add(_CORPORA, add_corpus, "POST", what, requestBody=_json(add_schema(), EXAMPLES))
     parameters = [_query("tenant", "the corpus's tenant"), _query("document", "remove only these documents", True)]
+    what = "What drafted each token of an answer, and why it was slow, from the trace"
+    named = [_query("request", "the answer's id, or the begin of it"), _query("tenant", "only of this tenant")]
+    add("/specplug/explain", explain, "GET", what, guard_reader, parameters=named)
     what = "Remove a corpus, or documents of it"
     add(_CORPORA + "/{name:path}", remove_corpus, "DELETE", what, parameters=parameters)
 
@@ -102,7 +111,7 @@ async def set_mode(request: Request) -> dict[str, Any]:
 
 async def list_corpora(request: Request) -> dict[str, Any]:
     """Answer `GET /specplug/corpora`."""
-    return await _corpora_answer(served(request).corpora.listed(request.query_params.get("tenant")))
+    return await _answered(served(request).corpora.listed(request.query_params.get("tenant")))
 
 
 async def add_corpus(request: Request) -> dict[str, Any]:
@@ -110,14 +119,22 @@ async def add_corpus(request: Request) -> dict[str, Any]:
     corpora = served(request).corpora
     async with corpora.room:
         body = await _body(request, corpora.most_bytes)
-        return await _corpora_answer(corpora.add(body, _CORPORA))
+        return await _answered(corpora.add(body, _CORPORA))
 
 
 async def remove_corpus(request: Request) -> dict[str, Any]:
     """Answer `DELETE /specplug/corpora/{name}`."""
     query, name = request.query_params, request.path_params["name"]
     removing = served(request).corpora.remove(name, query.getlist("document"), query.get("tenant") or "")
-    return await _corpora_answer(removing)
+    return await _answered(removing)
+
+
+async def explain(request: Request) -> Explanation:
+    """Answer `GET /specplug/explain`."""
+    explainer, query = served(request).explainer, request.query_params
+    tenant, _ = explainer.reader(request.headers.raw)
+    explaining = explainer.explain(query.get("request", ""), query.get("tenant") if tenant is None else tenant)
+    return await _answered(explaining)
 
 
 async def _body(request: Request, most: int) -> bytearray:
@@ -144,11 +161,30 @@ async def guard(request: Request) -> None:
     refused = access.operators.refusal(request.scope)
     if refused is not None:
         raise HTTPException(refused.status, refused.message)
-    if access.keys and not access.operators.have_key:
-        scheme, _, shown = request.headers.get("Authorization", "").partition(" ")
-        if scheme.lower() != "bearer" or not any(_are_equal(shown, key) for key in access.keys):
-            raise HTTPException(401, "Unauthorized")
+    if not access.operators.have_key:
+        _require_api_key(request)
     served(request)
+
+
+async def guard_reader(request: Request) -> None:
+    """Refuse everyone except operators, and tenants whom their API keys identify."""
+    server: OperatedServer | None = request.app.state.specplug
+    try:
+        is_tenant = server is not None and server.explainer.reader(request.headers.raw)[1]
+    except RequestError as error:
+        raise HTTPException(400, str(error)) from error
+    if is_tenant:
+        _require_api_key(request)
+    else:
+        await guard(request)
+
+
+def _require_api_key(request: Request) -> None:
+    """Refuse a request that shows none of the server's own API keys, if it has any."""
+    keys = request.app.state.specplug_access.keys
+    scheme, _, shown = request.headers.get("Authorization", "").partition(" ")
+    if keys and (scheme.lower() != "bearer" or not any(_are_equal(shown, key) for key in keys)):
+        raise HTTPException(401, "Unauthorized")
 
 
 def served(request: Request) -> OperatedServer:
@@ -167,7 +203,7 @@ async def _answer(pending: Awaitable[Engines]) -> Engines:
         raise HTTPException(500, str(error)) from error
 
 
-async def _corpora_answer(pending: Awaitable[dict[str, Any]]) -> dict[str, Any]:
+async def _answered(pending: Awaitable[T]) -> T:
     try:
         return await pending
     except SpecplugError as error:

@@ -19,7 +19,8 @@ from specplug.pipeline.by_slot import Choices, InFlight
 from specplug.pipeline.handles import ProposerHandle
 from specplug.pipeline.memory import require
 from specplug.pipeline.runner import ProposerRunner
-from specplug.trace import TraceWriter, rows_from
+from specplug.pipeline.tracer import StepTracer
+from specplug.trace import TraceWriter
 from specplug.types.batch import EngineBatch
 from specplug.types.caps import EngineCaps
 from specplug.types.draft import Draft
@@ -60,8 +61,9 @@ class DraftStage:
     ) -> None:
         self._trimmer, self.trimmer_guard = trimmer, trimmer_guard
         """The circuit breaker of the trim half."""
-        self.metrics, self._trace = metrics, trace
-        self._trace_guard = FaultGuard("trace", sink=metrics.fault)  # a full disk must not end the engine
+        self.metrics = metrics
+        self.tracer = None if trace is None else StepTracer(trace, metrics.fault)
+        """Writes the trace, if there is one; every step must then be reported, also those without drafts."""
         buffers = self._buffers = DraftBuffers(handles, caps, max_slots, vocab_size, device)
         self.sources = buffers.sources
         """Names that `Draft.source` indexes: the sources of all proposers, in order."""
@@ -79,7 +81,6 @@ class DraftStage:
         """The runners of the proposers, the server's default first."""
         self._choices = Choices([handle.spec.name for handle in handles], max_slots, device)
         self.has_observers = trace is not None or trimmer.learns or any(handle.caps.learns for handle in handles)
-        self._steps = 0  # that were traced
 
     @property
     def proposers(self) -> dict[str, Proposer]:
@@ -131,6 +132,8 @@ class DraftStage:
         """Cut the drafts at least to the plan's budget and prices, and store them until their verdict."""
         if batch.is_dummy or not batch.batch_size:
             return draft
+        if self.tracer is not None:
+            self.tracer.drafted(batch, draft, plan, failed=any(runner.has_failed for runner in self.runners))
         draft = self.cut(batch, draft, plan)
         self.in_flight.put(batch, draft, self._choices.num_running)
         return draft
@@ -197,30 +200,32 @@ class DraftStage:
         taken = self.in_flight.take(batch, outcome.emitted)
         verdict = Verdict.build(taken.lengths, outcome)
         self.metrics.record(taken.source, verdict, self._choices.takes_none(taken.slots))
-        if outcome.forced is not None:
-            self._report_forced_tokens(batch, outcome, verdict)
+        forced = None if outcome.forced is None else self._count_forced_tokens(batch, outcome, verdict)
         if self.has_observers:
-            self.report_verdict(batch, self.in_flight.drafts(batch, outcome.emitted, taken, self.sources), verdict)
+            draft = self.in_flight.drafts(batch, outcome.emitted, taken, self.sources)
+            self.report_verdict(batch, draft, verdict, forced)
         return verdict
 
-    def report_verdict(self, batch: EngineBatch, draft: Draft, verdict: Verdict) -> None:
-        """Pass trimmed drafts and their verdict to the trace, and to the proposers and trim half that learn."""
-        if self._trace is not None and self._trace_guard.admits_step():
-            self._trace_guard.step(partial(_write, self._trace, self._steps, batch, draft, verdict))
+    def report_verdict(
+        self, batch: EngineBatch, draft: Draft, verdict: Verdict, forced: tuple[Draft, Verdict] | None = None
+    ) -> None:
+        """Pass trimmed drafts and their verdict to the trace, and to the proposers and trim half that learn.
+
+        The trace also gets the tokens that grammars `forced`; proposers do not see them.
+        """
+        if self.tracer is not None:
+            self.tracer.verified(batch, draft, verdict, forced)
         for runner, start in zip(self.runners, self._buffers.starts, strict=False):
             runner.observe(batch, draft, start, verdict)
         if self._trimmer.learns and not self.trimmer_guard.is_off:
             handed = batch.handed(verdict.emitted, batch.reset_slots)
             self.trimmer_guard.call(partial(self._trimmer.observe, handed, draft, verdict))
-        self._steps += 1
 
-    def _report_forced_tokens(self, batch: EngineBatch, outcome: Outcome, verdict: Verdict) -> None:
-        """Count and trace the tokens that grammars drafted; proposers do not see them."""
+    def _count_forced_tokens(self, batch: EngineBatch, outcome: Outcome, verdict: Verdict) -> tuple[Draft, Verdict]:
+        """Count the tokens that grammars drafted; return those that were reached, and the verdict on them."""
         draft, fate, reached = split_grammar_verdict(batch.lengths, outcome, verdict)
         self.metrics.record_added(SOURCE, fate, reached)
-        if self._trace is not None and self._trace_guard.admits_step():
-            draft = replace(draft, lengths=draft.lengths * reached)
-            self._trace_guard.step(partial(_write, self._trace, self._steps, batch, draft, fate))
+        return replace(draft, lengths=draft.lengths * reached), fate
 
     @torch.inference_mode()
     def on_event(self, event: Event) -> None:
@@ -228,13 +233,15 @@ class DraftStage:
         self._choices.on_event(event)
         for runner in self.runners:
             runner.on_event(event)
+        if self.tracer is not None:
+            self.tracer.on_event(event)
 
     def close(self) -> None:
         """Release proposers and the trace."""
         for runner in self.runners:
             runner.close()
-        if self._trace is not None:
-            self._trace_guard.call(self._trace.close)
+        if self.tracer is not None:
+            self.tracer.close()
 
     def _part(self, index: int, batch: EngineBatch, limits: Tensor, draft_length: int) -> Draft:
         """Return one proposer's sanitized drafts for the rows that chose it."""
@@ -258,8 +265,3 @@ def _check_shape(trimmed: Draft, draft: Draft) -> None:
     if found != expected:
         raise ContractError.build("trimmed to another shape, or moved", found=found, expected=expected)
     trimmed.validate()
-
-
-def _write(trace: TraceWriter, step: int, batch: EngineBatch, draft: Draft, verdict: Verdict) -> None:
-    for row in rows_from(step, batch, draft, verdict):
-        trace.write(row)

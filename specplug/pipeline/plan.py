@@ -16,7 +16,12 @@ from specplug.errors import ContractError
 from specplug.faults import FaultGuard, status_of
 from specplug.interfaces import Planner
 from specplug.types.caps import EngineCaps
-from specplug.types.plan import MOST_PRICES, NO_SPECULATION, HostStats, Price, StepCost, StepPlan, StepReport
+from specplug.types.plan import MOST_PRICES, HostStats, Price, StepCost, StepPlan, StepReport
+
+OFF = StepPlan(draft_length=0, why="switched off")
+"""The plan of every step while the operator allows no drafts."""
+
+_FAILED = StepPlan(draft_length=0, why="policy failed")
 
 
 class PlanStage:
@@ -33,7 +38,7 @@ class PlanStage:
 
     def plan(self, stats: HostStats) -> StepPlan:
         """Return the plan of a step, with a draft length that the engine can run."""
-        plans = [NO_SPECULATION]
+        plans = [OFF if self.is_off else _FAILED]
         if not self.is_off and self._guard.admits_step():
             self._guard.step(lambda: plans.append(self._fitted(self._planner.plan(stats))))
         return plans[-1]
@@ -58,7 +63,7 @@ class PlanStage:
     def constant_plan(self) -> StepPlan | None:
         """The plan of every step under the present ceiling, as `plan` returns it; None if `plan` must be called."""
         if self.is_off:
-            return NO_SPECULATION
+            return OFF
         known = self._newest
         return known[2] if self.is_constant and known is not None and known[1] == self.ceiling else None
 
@@ -121,7 +126,8 @@ def joined(plans: Sequence[StepPlan]) -> StepPlan:
     prices = _dearest([plan.prices for plan in plans])
     num_steps = max([plan.num_steps for plan in plans if not plan.draft_length], default=1)
     entry = max([plan.entry for plan in plans])
-    return StepPlan(draft_length, min(budgets, default=None), caps, prices, entry, num_steps)
+    why = next((plan.why for plan in plans if not plan.draft_length), "")
+    return StepPlan(draft_length, min(budgets, default=None), caps, prices, entry, num_steps, why)
 
 
 def price_after(prices: Sequence[Price], count: int) -> float:

@@ -40,6 +40,8 @@ class ProposerRunner:
         self.generations = torch.full((max_slots,), -1, dtype=torch.int64, device=device)
         self._missed_resets: set[int] = set()
         self._closed = False
+        self.has_failed = False
+        """True if the newest call of `draft` failed, or found the proposer switched off."""
 
     def empty(self, batch: EngineBatch, draft_length: int) -> Draft:
         """Return the buffer, empty, for `batch`."""
@@ -57,7 +59,8 @@ class ProposerRunner:
         The draft is empty if the proposer fails, is late or is switched off.
         """
         draft = self.empty(batch, draft_length)
-        if not self._feed(batch, limits, draft):
+        self.has_failed = not self._feed(batch, limits, draft)
+        if self.has_failed:
             draft = self.empty(batch, draft_length)  # a new view, because a proposer can even resize its own
         sanitize(draft, limits, batch.vocab_size)
         return draft

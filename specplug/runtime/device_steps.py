@@ -84,7 +84,8 @@ class DeviceSteps:
         The engine takes the logits that it states from the drafts, before temperature.
         """
         (first, *others) = stage.runners
-        return not others and first.buffer.parents is None and stage.distribution is not Distribution.PROBS
+        no_trace = stage.tracer is None  # a trace tells of steps what only the stage itself knows
+        return no_trace and not others and first.buffer.parents is None and stage.distribution is not Distribution.PROBS
 
     @torch.inference_mode()
     def take(

@@ -160,6 +160,7 @@ class StepPlan:
             is verified: what it costs to verify any.
         num_steps: number of steps that a plan without drafts is for, while as many requests decode.  Engines then need
             not call the planner, time the steps or report them until that many have been planned.
+        why: why there are no drafts, in a few words for traces; "" says no more than that none are planned.
     """
 
     draft_length: int
@@ -168,6 +169,7 @@ class StepPlan:
     prices: tuple[Price, ...] = ()
     entry: float = 0.0
     num_steps: int = 1
+    why: str = field(default="", compare=False)
 
     def draft_length_for(self, request_id: str) -> int:
         """Return the most draft tokens that this plan allows the request."""

@@ -13,6 +13,7 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+from specplug.pipeline.tracer import StepTracer
 from specplug.plugins.registry import Registry
 from specplug.plugins.specs import ProposerSpec
 from specplug.testing.driver import Driver
@@ -56,14 +57,19 @@ def assert_answers(answers: Mapping[str, Sequence[int]]) -> None:
     }
 
 
-def assert_drafts(rows: Sequence[TraceRow], *, before_first: bool = False) -> None:
-    """Compare the trace of an engine that gave these answers with what the proposer drafts alone.
+def assert_trace(rows: Sequence[TraceRow], *, before_first: bool = False) -> None:
+    """Compare the trace of an engine that gave these answers with them, and with what the proposer drafts alone.
 
     Args:
         rows: the trace of `requested`.
         before_first: whether the engine drafts for the first token of an answer, too.
     """
-    found = drafts(rows)
+    for name, prompt in requested().items():
+        own = [row for row in rows if row.request == name]
+        assert [token for row in own for token in row.emitted] == answer(prompt)
+        assert own[0].start == len(prompt)
+        assert {row.reason for row in own if not row.ids} <= {"prefill", "nothing found", "last token"}
+    found = drafts([row for row in rows if row.ids])
     assert found == {name: expected(tuple(prompt), before_first) for name, prompt in requested().items()}
     assert sum(max(0, step.accepted) for steps in found.values() for step in steps) > 300
 
@@ -132,10 +138,10 @@ def registry() -> Registry:
 @contextmanager
 def traced(stage: Any, path: str) -> Iterator[None]:
     """Let a stage that runs without a trace write one meanwhile."""
-    with closing(TraceWriter(path)) as trace:
-        stage._trace, reports = trace, stage.has_observers
+    with closing(StepTracer(TraceWriter(path), stage.metrics.fault)) as tracer:
+        stage.tracer, reports = tracer, stage.has_observers
         stage.has_observers = True
         try:
             yield
         finally:
-            stage._trace, stage.has_observers = None, reports
+            stage.tracer, stage.has_observers = None, reports

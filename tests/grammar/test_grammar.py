@@ -17,7 +17,6 @@ from specplug.grammar.states import CERTAIN, LIKELY, AllowedState, MaskState, bi
 from specplug.metrics import SpecMetrics
 from specplug.testing.batches import make_batch
 from specplug.text.request_tokenizer import JumpForwardTokenizer
-from specplug.trace import rows_from
 from specplug.types.caps import Distribution
 from specplug.types.draft import NO_TOKEN, Draft
 from specplug.types.paths import ROOT
@@ -250,8 +249,8 @@ def test_reported_apart(rows):
     assert by_source["own"].emitted == int(accepted.sum()) + len(rows)
     assert by_source[SOURCE].tested == int((torch.minimum(fate.accepted + 1, fate.verified) * reached).sum())
     assert by_source[SOURCE].rejected <= len(rows)
-    traced = rows_from(0, batch_of(len(rows)), draft, fate)
-    assert [(row.source, len(row.ids)) for row in traced] == [((SOURCE,) * n, n) for n in forced.tolist() if n]
+    assert draft.sources == (SOURCE,)
+    assert draft.source[draft.mask()].tolist() == [0] * int(forced.sum()), "under a name of their own"
 
 
 def test_faults_cost_what_grammars_would_do():

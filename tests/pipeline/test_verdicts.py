@@ -7,10 +7,9 @@ from dataclasses import replace
 import pytest
 
 from specplug.interfaces import Trimmer
-from specplug.trace import TraceWriter
+from specplug.trace import TraceWriter, read_trace
 from specplug.types.plan import Price
 from tests.pipeline.tools import VOCAB, Recorder, drafts, planted, rig_of, rows, started
-from tests.trace_reader import read_trace
 
 TENSORS = ("token_ids", "lengths", "confidence", "source", "base_len")
 
@@ -119,4 +118,4 @@ class TestTrace:
         rig.draft()
         assert rig.verify({"a": 3}).accepted.tolist() == [3]
         rig.stage.close()
-        assert rig.faults == {"trace": {"raised": 1}}
+        assert rig.faults == {"trace": {"raised": 2}}, "at the step, and at the end"

@@ -9,12 +9,12 @@ import pytest
 
 from specplug.faults import FaultGuard
 from specplug.interfaces import Planner, PluginContext
-from specplug.pipeline.plan import PlanStage
+from specplug.pipeline.plan import OFF, PlanStage
 from specplug.runtime.step_planner import UNREPORTED, Bounds, StepPlanner
 from specplug.settings import load_settings
 from specplug.settings.sources import ResolvedSettings
 from specplug.types.caps import EngineCaps
-from specplug.types.plan import NO_SPECULATION, Price, StepCost, StepPlan, StepReport
+from specplug.types.plan import Price, StepCost, StepPlan, StepReport
 
 CAPS = EngineCaps(8)
 PRICES = (Price(0.5),)
@@ -108,7 +108,7 @@ def test_the_planner_plans_and_observes_the_first_step_of_each_plan_while_drafts
         held, is_off = step < until and len(running) == before, ceiling == 0
         before, plan = len(running), step_planner.make(running)
         if held or is_off:
-            assert plan is (newest if held else NO_SPECULATION)
+            assert plan is (newest if held else OFF)
             assert plan.caps or not identified.count, (
                 "it looks at no request, unless to leave out those that may not draft"
             )

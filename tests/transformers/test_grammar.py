@@ -5,9 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 
+from specplug.explain.explanation import explained, rows_of
 from specplug.testing.equality import g_test
+from specplug.text.token_texts import decoder
+from specplug.trace import read_trace
 from specplug_transformers import Engine, GenerateRequest, SamplingParams
-from tests.trace_reader import read_trace
 from tests.transformers import toys
 from tests.transformers.conftest import greedy, requests_of
 from tests.transformers.toys import EOS, Oracle, prompts
@@ -92,15 +94,20 @@ def test_a_planted_illegal_draft_costs_nothing(make_engine):
 def test_traced_under_a_name_of_their_own(make_engine, tmp_path):
     path = tmp_path / "trace.jsonl"
     engine = make_engine(proposer="garbage", num_speculative_tokens=8, trace={"path": str(path)})
-    engine.generate(requested())
+    outputs = engine.generate(requested())
     engine.close()
-    rows = [row for row in read_trace(path) if row.source[0] == "grammar"]
+    rows = [row for row in read_trace(path) if "grammar" in row.source]
     assert rows
     for row in rows:
         assert row.confidence == (1.0,) * len(row.ids)
         assert (row.accepted, row.reason) == (len(row.ids), "accepted")
         assert set(row.ids) <= {token for token in FORM if token is not None}
         assert EOS not in row.ids, "the step that verifies the token before it emits it anyway"
+    for output in outputs:
+        found = explained(rows_of(path, output.request_id), decoder(None))
+        assert found.text == "".join(f" {token}" for token in output.token_ids)
+        assert len(found.steps) == output.steps
+        assert found.sources["grammar"]["kept"] == sum(len(row.ids) for row in rows if row.request == output.request_id)
 
 
 def test_a_grammar_that_ends_is_not_requested_further(make_engine):

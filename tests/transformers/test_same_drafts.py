@@ -7,9 +7,9 @@ from typing import Any
 
 import torch
 
+from specplug.trace import read_trace
 from specplug_transformers import Engine, GenerateRequest, SamplingParams
 from tests.engines import plain, same_drafts
-from tests.trace_reader import read_trace
 
 
 def test_drafts_are_the_same(tmp_path: Path):
@@ -26,7 +26,7 @@ def test_drafts_are_the_same(tmp_path: Path):
     engine.close()
     assert not engine.metrics.snapshot().faults
     same_drafts.assert_answers({output.request_id: output.token_ids for output in outputs})
-    same_drafts.assert_drafts(read_trace(path), before_first=True)
+    same_drafts.assert_trace([*read_trace(path)], before_first=True)
 
 
 def test_every_answer_is_unambiguous():

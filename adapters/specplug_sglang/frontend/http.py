@@ -64,10 +64,12 @@ def attach(app: Any, manager: Any) -> None:
     from specplug.operator import routes
     from specplug.operator.access import Operators
     from specplug.operator.corpus_admin import CorpusAdmin
+    from specplug.operator.explainer import Explainer
     from specplug.text.request_tokenizer import RequestTokenizer
 
-    settings, tokenizer = resolved(manager.server_args).settings.corpora, None
-    if settings.store is not None and manager.tokenizer is not None:
+    settings, tokenizer = resolved(manager.server_args).settings, None
+    reads_texts = settings.corpora.store is not None or settings.trace.path is not None
+    if reads_texts and manager.tokenizer is not None:
         tokenizer = RequestTokenizer(lambda: manager.tokenizer).copy()
     is_new = not hasattr(app.state, "specplug")
     operators = Operators([manager.server_args.admin_api_key])
@@ -75,7 +77,8 @@ def attach(app: Any, manager: Any) -> None:
         versions=status.versions,
         ask=functools.partial(status.ask, manager),
         order=functools.partial(status.order, manager),
-        corpora=CorpusAdmin(settings, tokenizer),
+        corpora=CorpusAdmin(settings.corpora, tokenizer),
+        explainer=Explainer(settings, tokenizer),
     )
     app.state.specplug_access = routes.Access(operators)
     if is_new:

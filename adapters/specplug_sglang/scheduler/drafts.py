@@ -18,7 +18,7 @@ from specplug.types.batch import EngineBatch
 from specplug.types.caps import EngineCaps
 from specplug.types.draft import Draft
 from specplug.types.plan import StepPlan
-from specplug.types.verdict import Outcome
+from specplug.types.verdict import Outcome, Verdict
 from specplug_sglang.scheduler.batches import Decoding
 from specplug_sglang.scheduler.grammar import GrammarCompleter
 from specplug_sglang.verification.trees import TokenTable, on_device
@@ -58,6 +58,9 @@ class Drafts(ABC):
         `batch` is as it was before the step.
         """
 
+    def plain(self, batch: Decoding, plan: StepPlan | None) -> None:  # noqa: B027 - optional
+        """Trace a step without drafts, whose tokens the token table has already; `plan` is why nothing was proposed."""
+
     def idle(self, batch: Decoding) -> None:  # noqa: B027 - optional
         """Prepare for a step that does not draft."""
 
@@ -96,7 +99,7 @@ class StageDrafts(Drafts):
         most = None if caps is None else on_device(caps, torch.int32, self._device)
         draft = self.stage.propose(view, draft_length, most)
         constrained = batch.is_constrained
-        if self._reads_lengths and not constrained and not draft.lengths.any():
+        if self._reads_lengths and not constrained and self.stage.tracer is None and not draft.lengths.any():
             return None
         draft = self.stage.trim(view, draft, plan)
         proposed = draft.lengths
@@ -118,15 +121,31 @@ class StageDrafts(Drafts):
         return draft.view(draft.batch_size, longest)
 
     def observe(self, batch: Decoding, draft: Draft, accept_lens: Tensor) -> None:
+        view, outcome = self._outcome(batch, draft.lengths, accept_lens.to(torch.int32))
+        self.stage.observe(view, self.grammars.annotated(outcome))
+        self.counts.step()
+
+    def plain(self, batch: Decoding, plan: StepPlan | None) -> None:
+        tracer = self.stage.tracer
+        if tracer is None:
+            return
+        before, ones = self._view(batch, batch.before + 1), torch.ones_like(batch.slots, dtype=torch.int32)
+        view, outcome = self._outcome(batch, ones - 1, ones)
+        nothing = Draft.allocate(len(batch.reqs), 0, device=self._device)
+        nothing.base_len.copy_(before.lengths)
+        if plan is not None:
+            tracer.drafted(before, nothing, plan)
+        tracer.verified(view, nothing, Verdict.of_nothing(outcome))
+
+    def _outcome(self, batch: Decoding, verified: Tensor, emitted: Tensor) -> tuple[EngineBatch, Outcome]:
+        """Return the batch after a step, and its outcome."""
         if self._unseen:  # the host knows all ends but those of the step before, which emitted one token per row
             self._unseen = False
             self._after_stop(batch, batch.before + 1, torch.ones_like(batch.slots, dtype=torch.int32))
-        emitted = accept_lens.to(torch.int32)
         lengths = batch.before + 1 + emitted
         after_stop = self._after_stop(batch, lengths, emitted)
-        outcome = Outcome(verified=draft.lengths, accepted=emitted - 1, emitted=emitted, after_stop=after_stop)
-        self.stage.observe(self._view(batch, lengths), self.grammars.annotated(outcome))
-        self.counts.step()
+        outcome = Outcome(verified=verified, accepted=emitted - 1, emitted=emitted, after_stop=after_stop)
+        return self._view(batch, lengths), outcome
 
     def emits_one(self) -> None:
         self._unseen = True

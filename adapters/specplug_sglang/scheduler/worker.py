@@ -173,6 +173,8 @@ class SpeculativeWorker(BaseSpecWorker):
                 on_publish(result.new_seq_lens)
         else:
             result = self._verify(batch, step, draft, on_publish)
+        if draft is None and self.drafting.drafts is not None:
+            self.drafting.drafts.plain(step, None if draft_length else self.drafting.step_planner.plan)
         self.drafting.launched(batch.reqs, draft)
         return result
 

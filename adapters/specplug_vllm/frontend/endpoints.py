@@ -18,6 +18,7 @@ from fastapi import FastAPI
 from specplug.operator import routes
 from specplug.operator.access import Operators
 from specplug.operator.corpus_admin import CorpusAdmin
+from specplug.operator.explainer import Explainer
 from specplug.requests.clients import Clients
 from specplug.seams.seam import hook
 from specplug.text.request_tokenizer import RequestTokenizer
@@ -90,8 +91,9 @@ def _server(engine_client: Any) -> routes.OperatedServer:
     import vllm
 
     cores, model = engine_client.engine_core, engine_client.vllm_config.model_config
-    settings, tokenizer = required(engine_client.vllm_config).settings.corpora, None
-    if settings.store is not None and not model.skip_tokenizer_init:
+    settings, tokenizer = required(engine_client.vllm_config).settings, None
+    reads_texts = settings.corpora.store is not None or settings.trace.path is not None
+    if reads_texts and not model.skip_tokenizer_init:
         from vllm.tokenizers import cached_tokenizer_from_config
 
         # A copy, because one thread at a time may use vLLM's own.
@@ -100,5 +102,6 @@ def _server(engine_client: Any) -> routes.OperatedServer:
         versions=lambda: {"specplug": version("specplug"), "vllm": str(vllm.__version__)},
         ask=functools.partial(status.ask_engines, cores, "specplug_status"),
         order=functools.partial(status.ask_engines, cores, "specplug_control"),
-        corpora=CorpusAdmin(settings, tokenizer),
+        corpora=CorpusAdmin(settings.corpora, tokenizer),
+        explainer=Explainer(settings, tokenizer),
     )

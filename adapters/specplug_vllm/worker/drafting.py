@@ -218,6 +218,11 @@ class Drafting:
         self.scheduled = scheduler_output.scheduled_spec_decode_tokens
         self.is_idle = step_metadata.drafts_nothing(scheduler_output)
 
+    @property
+    def may_skip(self) -> bool:
+        """Whether nothing has to run in the newest step: it is idle, and no trace is to be written."""
+        return self.is_idle and self.stage.tracer is None
+
     def count(self, names: Iterable[str], emitted: Iterable[object]) -> None:
         """Count the rows `names` of an idle step; `emitted` is true for those that emitted a token."""
         if self.allocator.ignored:

@@ -110,7 +110,7 @@ class V1Proposer:
         facts = self._facts
         if facts is None or not facts.hold(drafting.allocator, names):
             facts = self._facts = RowFacts(drafting.allocator, names)
-        if drafting.is_idle and (self._steps is None or self._steps.skip(facts)):
+        if drafting.may_skip and (self._steps is None or self._steps.skip(facts)):
             drafting.count(names, sampled_token_ids)
             return []
         if not facts.names:

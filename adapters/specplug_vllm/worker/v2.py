@@ -163,7 +163,7 @@ class Speculator(BaseSpeculator):
         """Count a step that neither verifies nor makes drafts, on the host; return False if it must be taken anyway."""
         if self.drafting is None or facts is None:
             return True
-        if self._steps is not None and not self._steps.skip(facts):
+        if not self.drafting.may_skip or (self._steps is not None and not self._steps.skip(facts)):
             return False
         computed = input_batch.num_computed_prefill_tokens_np + input_batch.num_scheduled_tokens
         emits = (computed >= input_batch.prefill_len_np).tolist()  # rows whose prompt is complete

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from specplug.testing.equality import judge_greedy
+from specplug.trace import read_trace
 from tests.engines.continuations import continuations
 from tests.engines.plain import Answers, assert_greedy, forward, greedy, model, prompts, tokenizer
 from tests.engines.sglang import inside, trees, watching
@@ -204,6 +205,23 @@ def test_all_proposers_in_one_batch(ours, kind, truth):
     drafted = {source for source, counts in seen.counts.items() if counts["accepted"] > 0}
     assert drafted >= {"ngram/own text", "ngram/reference", "oracle", "thicket"}
     assert seen.counts["bigram"]["proposed"] > 0
+
+
+def test_a_trace_has_every_token_and_the_path_that_was_kept(ours, kind, truth, tmp_path):
+    params, path = requested(truth, "right", "often right", "thicket", "bigram", "off"), tmp_path / "trace.jsonl"
+    with ours.planted(trees.trace, path=str(path)):
+        answers = ours.call(inside.generate, prompts=[list(prompt) for prompt in PROMPTS], params=params)
+    assert_greedy(PROMPTS, truth, answers)
+    rows = [*read_trace(path)]
+    for place, answer in enumerate(answers):
+        own = [row for row in rows if row.request == answer["meta"]["id"]]
+        assert [token for row in own for token in row.emitted] == answer["token_ids"]
+        assert ({row.reason for row in own} == {"opted out"}) is (place % 5 == 4)
+        for row in own:
+            emitted = row.emitted[row.base_len - row.start :]
+            assert tuple(row.ids[node] for node in row.accepted_nodes()) == emitted[: row.accepted]
+    assert sum(row.accepted for row in rows) > 100
+    assert any(row.parents is not None and row.accepted > 1 for row in rows) is kind.startswith("trees")
 
 
 @pytest.mark.parametrize(("name", "plants"), [("right", []), ("thicket", []), ("right", [trees.verify_always])])

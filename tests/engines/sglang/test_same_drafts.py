@@ -5,16 +5,14 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from specplug.trace import read_trace
 from tests.engines import same_drafts
 from tests.engines.sglang import inside
-from tests.trace_reader import read_trace
 
 
 def faults(scheduler: Any) -> dict[str, Any]:
-    """Write out the trace; return what went wrong."""
-    stage = scheduler.draft_worker.drafting.stage
-    stage._trace.flush()
-    return stage.metrics.snapshot().as_dict()["faults"]
+    """Return what went wrong."""
+    return scheduler.draft_worker.drafting.stage.metrics.snapshot().as_dict()["faults"]
 
 
 def test_drafts_are_the_same(engine, tmp_path):
@@ -31,4 +29,4 @@ def test_drafts_are_the_same(engine, tmp_path):
     answers = parrot.call(inside.generate, prompts=list(given.values()), params=params, rid=list(given))
     assert parrot.inside(faults) == {}
     same_drafts.assert_answers({name: own["token_ids"] for name, own in zip(given, answers, strict=True)})
-    same_drafts.assert_drafts(read_trace(path))
+    same_drafts.assert_trace([*read_trace(path)])

@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 import pytest
 
 from tests.engines.server import Server
+from tests.engines.suites.explaining import ExplainSuite
 from tests.engines.suites.server import REFERENCE, REGEX, SETTINGS, Answer, ServerSuite
 from tests.engines.suites.soak import SoakSuite
 from tests.engines.suites.tenants import TenantsSuite
@@ -17,8 +18,9 @@ FAULTS = {"faults": {"host_deadline_ms": None, "max_consecutive": 2, "cooldown_s
 
 
 @pytest.fixture(scope="module")
-def server(serve: Callable[..., Server]) -> Server:
-    return serve("SPECPLUG", environment={"SPECPLUG_CONFIG": json.dumps({**SETTINGS, **FAULTS})}, name="mixed")
+def server(serve: Callable[..., Server], tmp_path_factory: pytest.TempPathFactory) -> Server:
+    settings = {**SETTINGS, **FAULTS, "trace": {"path": str(tmp_path_factory.mktemp("traced") / "trace.jsonl")}}
+    return serve("SPECPLUG", environment={"SPECPLUG_CONFIG": json.dumps(settings)}, name="mixed")
 
 
 @pytest.fixture(scope="module")
@@ -79,6 +81,10 @@ class TestServer(ServerSuite):
 
 
 class TestTenants(TenantsSuite):
+    fields = "custom_params"
+
+
+class TestExplain(ExplainSuite):
     fields = "custom_params"
 
 

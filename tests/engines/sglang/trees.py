@@ -10,6 +10,9 @@ from typing import Any
 
 import torch
 
+from specplug.pipeline.tracer import StepTracer
+from specplug.trace import TraceWriter
+
 SEEN: list[dict[str, Any]] = []
 """Of each verification that was watched, per row: "tokens" of its nodes; "parents", of each node -1 or the node that it
 hangs on; "kept", how many tokens came out of it; "requests", their ids."""
@@ -31,6 +34,13 @@ def restore(scheduler: Any) -> int:
     while _PLANTED:
         setattr(*_PLANTED.pop())
     return count
+
+
+def trace(scheduler: Any, path: str) -> None:
+    """Let the draft stage write a trace."""
+    stage = scheduler.draft_worker.drafting.stage
+    put(stage, "tracer", StepTracer(TraceWriter(path), stage.metrics.fault))
+    put(stage, "has_observers", True)
 
 
 def watch(scheduler: Any) -> None:

@@ -89,7 +89,7 @@ class TenantsSuite:
             assert server.ask("/v1/completions", body, {"Authorization": "Bearer none"}).code == 200
 
 
-ROUTES = ("/specplug/status", "/specplug/mode", "/specplug/corpora")
+ROUTES = ("/specplug/status", "/specplug/mode", "/specplug/corpora", "/specplug/explain")
 SPELLINGS = ("{}", "{}/", "//{}", "{}?key=sesame", "{};x", "{}%2F", "/x/..{}", "/.{}", "/health/../{}")
 DISGUISES: list[dict[str, str]] = [
     {},

@@ -15,7 +15,7 @@ from specplug_vllm.frontend import endpoints
 from specplug_vllm.startup.advice import routes
 
 ROUTES = [("GET", "/specplug/status"), ("POST", "/specplug/mode"), ("GET", "/specplug/corpora")]
-ROUTES += [("POST", "/specplug/corpora"), ("DELETE", "/specplug/corpora/x")]
+ROUTES += [("POST", "/specplug/corpora"), ("DELETE", "/specplug/corpora/x"), ("GET", "/specplug/explain")]
 
 
 @pytest.fixture
@@ -81,7 +81,7 @@ def test_without_an_operators_key_this_machine_is_answered_and_nobody_else(
 ) -> None:
     monkeypatch.delenv(KEY_VARIABLE, raising=False)
     app = load()
-    assert codes(served(app)) == [404] * 5
-    assert codes(served(app, peer="10.0.0.5")) == [403] * 5
-    assert codes(served(app), **{"X-Forwarded-For": "127.0.0.1"}) == [403] * 5
+    assert codes(served(app)) == [404] * len(ROUTES)
+    assert codes(served(app, peer="10.0.0.5")) == [403] * len(ROUTES)
+    assert codes(served(app), **{"X-Forwarded-For": "127.0.0.1"}) == [403] * len(ROUTES)
     assert "10.0.0.5" in served(app, peer="10.0.0.5").get("/specplug/status").json()["detail"]

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from specplug.trace import read_trace
 from tests.engines import same_drafts
 from tests.engines.vllm import inside
 from tests.engines.vllm.referee import fields
 from tests.engines.vllm.watching import drafting, plain_name, snapshot
-from tests.trace_reader import read_trace
 
 
 def served(llm: Any, requests: list[dict[str, Any]], path: str) -> dict[str, list[int]]:
@@ -31,4 +31,4 @@ def test_drafts_are_the_same(zoo, tmp_path):
         for number, (name, prompt) in enumerate(same_drafts.requested().items())
     ]
     same_drafts.assert_answers(zoo.call(served, requests=requests, path=str(path)))
-    same_drafts.assert_drafts([replace(row, request=plain_name(row.request)) for row in read_trace(path)])
+    same_drafts.assert_trace([replace(row, request=plain_name(row.request)) for row in read_trace(path)])

@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 import pytest
 
 from tests.engines.server import Server
+from tests.engines.suites.explaining import ExplainSuite, explain
 from tests.engines.suites.server import REFERENCE, REGEX, SETTINGS, ServerSuite
 from tests.engines.suites.soak import SoakSuite
 from tests.engines.suites.tenants import TenantsSuite
@@ -17,10 +18,10 @@ FAULTS = {"faults": {"max_consecutive": 2, "cooldown_steps": 4}}
 
 
 @pytest.fixture(scope="module")
-def server(serve: Callable[..., Server]) -> Server:
+def server(serve: Callable[..., Server], tmp_path_factory: pytest.TempPathFactory) -> Server:
     # Room for whole prompts: on a CPU V1 without specplug, too, ends at a seeded request whose prompt comes in pieces.
     compiling = {"TORCHDYNAMO_DISABLE": None}  # what vLLM compiles for users
-    settings = {**SETTINGS, **FAULTS}
+    settings = {**SETTINGS, **FAULTS, "trace": {"path": str(tmp_path_factory.mktemp("traced") / "trace.jsonl")}}
     arguments = {"max_num_batched_tokens": 2048, "environment": compiling}
     return serve("v1", settings, anew=True, name="mixed", endpoints=True, **arguments)
 
@@ -51,6 +52,18 @@ class TestServer(ServerSuite):
 
 class TestTenants(TenantsSuite):
     fields = "vllm_xargs"
+
+
+class TestExplain(ExplainSuite):
+    fields = "vllm_xargs"
+
+    def test_several_answers_to_one_request_are_told_apart(self, server):
+        answer = self.completed(server, {}, n=2, temperature=1.0)
+        refused = server.ask(f"/specplug/explain?request={answer['id']}")
+        assert refused.code == 400
+        names = refused.error.split("the newest ")[1].split("; ")[0].split(", ")
+        texts = {explain(server, request=name)["text"] for name in names}
+        assert texts == {choice["text"] for choice in answer["choices"]}
 
 
 @pytest.mark.slow  # routes are the same for V1, and test_tensor_parallel has V2 in processes of its own
