@@ -18,6 +18,7 @@ from specplug.cli.list import list_plugins
 from specplug.cli.output import print_error
 from specplug.cli.plan import plan
 from specplug.cli.replay import replay
+from specplug.cli.watch import watch
 from specplug.errors import SpecplugError
 
 
@@ -71,4 +72,5 @@ app.command("replay")(replay)
 app.command("bench")(bench)
 app.command("audit")(audit)
 app.command("plan")(plan)
+app.command("watch")(watch)
 app.add_typer(corpus, name="corpus")

@@ -1,0 +1,187 @@
+"""Figures of a running server over an interval: the difference of two readings of its status and its /metrics."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, NamedTuple
+
+from prometheus_client.parser import text_string_to_metric_families
+
+from specplug.client.answers import DraftTotals, ServedEngine, ServerStatus
+from specplug.client.http import ServerClient
+from specplug.errors import EngineError
+from specplug.operator.summary import corpus_totals, decision, reason
+
+NO_TOTALS = DraftTotals(target_steps=0, proposed=0, accepted=0, rejected=0, emitted=0)
+
+_OWN = {
+    "generated": ("vllm:generation_tokens_total", "sglang:generation_tokens_total"),
+    "running": ("vllm:num_requests_running", "sglang:num_running_reqs"),
+    "waiting": ("vllm:num_requests_waiting", "sglang:num_queue_reqs"),
+}
+"""The engines' own metrics, as vLLM 0.32 and SGLang 0.5.22 name them."""
+
+
+class OwnFigures(NamedTuple):
+    """What the server itself counts: tokens generated since its start, and requests that run and wait."""
+
+    generated: float
+    running: float
+    waiting: float
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """What a server reported at a time (`time.monotonic`); `own` is None if it has no /metrics."""
+
+    at: float
+    status: ServerStatus
+    own: OwnFigures | None
+
+
+async def read(client: ServerClient) -> Reading:
+    """Read a server; raises as `ServerClient.ask`."""
+    status = await client.status()
+    at = time.monotonic()
+    try:
+        own = _own((await client.body("GET", "/metrics")).decode(errors="replace"))
+    except EngineError:  # SGLang has none without --enable-metrics
+        own = None
+    return Reading(at, status, own)
+
+
+def figures(now: Reading, before: Reading | None = None) -> dict[str, Any]:
+    """Return the figures since the reading `before`, ready for JSON; without one, or after a restart, since the start.
+
+    Figures per second are None without an interval.
+    """
+    restarted = before is not None and _has_restarted(now, before)
+    before = None if restarted else before
+    seconds = None if before is None else now.at - before.at
+    earlier = {} if before is None else {engine.engine: engine for engine in before.status.engines}
+    own = None
+    if now.own is not None:
+        known = None if before is None or before.own is None else now.own.generated - before.own.generated
+        rate = None if known is None or seconds is None else known / seconds
+        own = {"tokens_per_second": rate, "running": now.own.running, "waiting": now.own.waiting}
+    return {
+        "time": datetime.now().astimezone().isoformat(timespec="milliseconds"),
+        "versions": now.status.versions,
+        "seconds": seconds,
+        "restarted": restarted,
+        "server": own,
+        "engines": [_engine(each, earlier.get(each.engine), seconds) for each in now.status.engines],
+    }
+
+
+def _engine(engine: ServedEngine, before: ServedEngine | None, seconds: float | None) -> dict[str, Any]:
+    scheduler, length = engine.scheduler, engine.scheduler.plan.draft_length
+    ceiling, decided = scheduler.control.ceiling, decision(scheduler.policy)
+    faults, earlier = _faults(engine), {} if before is None else _faults(before)
+    counts, counts_before = _counts(engine), {} if before is None else _counts(before)
+    spent = {source: _minus(own, counts_before.get(source, NO_TOTALS)) for source, own in counts.items()}
+    totals = [corpus_totals(part.details) for part in engine.counting]
+    return {
+        "engine": engine.engine,
+        "mode": scheduler.control.mode,
+        "ceiling_tokens": engine.max_draft_length if ceiling is None else min(ceiling, engine.max_draft_length),
+        "planned_tokens": length,
+        "reason": reason(scheduler.steps, ceiling, length, scheduler.policy),
+        "why": None if decided is None else decided.why,
+        "predicted_speedup": None if decided is None else decided.factor,
+        **_rates(spent.pop(""), seconds, positions=True),
+        "sources": {source: _rates(own, seconds) for source, own in spent.items()},
+        "faults": faults,
+        "new_faults": {} if before is None else _new(faults, earlier),
+        "corpora": next((each._asdict() for each in totals if each is not None), None),
+    }
+
+
+def _rates(spent: DraftTotals, seconds: float | None, *, positions: bool = False) -> dict[str, Any]:
+    steps, emitted = spent.target_steps, spent.emitted
+    found = {
+        "target_steps": steps,
+        "emitted": emitted,
+        "proposed": spent.proposed,
+        "accepted": spent.accepted,
+        "tokens_per_second": None if seconds is None else emitted / seconds,
+        "tokens_per_step": _ratio(emitted, steps),
+        "acceptance_rate": _ratio(spent.accepted, spent.proposed),
+    }
+    if not positions:
+        return found
+    by_position = [_ratio(*pair) for pair in zip(spent.accepted_at, spent.tested_at, strict=False)]
+    while by_position and by_position[-1] is None:
+        by_position.pop()
+    return {**found, "steps_saved": None if not emitted else 1 - steps / emitted, "acceptance_by_position": by_position}
+
+
+def _counts(engine: ServedEngine) -> dict[str, DraftTotals]:
+    """Return an engine's counts by source, and those of all sources as ""; the first rank's stand for all ranks."""
+    for part in engine.counting[:1]:
+        assert part.metrics is not None
+        return {"": part.metrics.total, **part.metrics.by_source}
+    return {"": NO_TOTALS}
+
+
+def _faults(engine: ServedEngine) -> dict[str, dict[str, int]]:
+    found: dict[str, dict[str, int]] = {}
+    for faults in (engine.scheduler.faults, *(part.metrics.faults for part in engine.counting[:1] if part.metrics)):
+        for name, kinds in faults.items():
+            mine = found.setdefault(name, {})
+            mine.update({kind: mine.get(kind, 0) + count for kind, count in kinds.items()})
+    return found
+
+
+def _new(faults: Mapping[str, Mapping[str, int]], before: Mapping[str, Mapping[str, int]]) -> dict[str, dict[str, int]]:
+    more = {
+        name: {kind: count - before.get(name, {}).get(kind, 0) for kind, count in kinds.items()}
+        for name, kinds in faults.items()
+    }
+    grown = {name: {kind: count for kind, count in kinds.items() if count > 0} for name, kinds in more.items()}
+    return {name: kinds for name, kinds in grown.items() if kinds}
+
+
+def _has_restarted(now: Reading, before: Reading) -> bool:
+    """Return whether any count has fallen."""
+    earlier = {engine.engine: engine for engine in before.status.engines}
+    pairs = [(each, earlier[each.engine]) for each in now.status.engines if each.engine in earlier]
+    fell = [each.scheduler.steps < old.scheduler.steps for each, old in pairs]
+    fell += [_counts(each)[""].emitted < _counts(old)[""].emitted for each, old in pairs]
+    if now.own is not None and before.own is not None:
+        fell.append(now.own.generated < before.own.generated)
+    return any(fell)
+
+
+def _minus(now: DraftTotals, before: DraftTotals) -> DraftTotals:
+    """Return the increases of counts; lists that were empty before count from 0."""
+
+    def less(name: str) -> Any:
+        mine, theirs = getattr(now, name), getattr(before, name)
+        if not isinstance(mine, list):
+            return max(0, mine - theirs)
+        return [max(0, one - other) for one, other in zip(mine, theirs or [0] * len(mine), strict=False)]
+
+    return DraftTotals.model_construct(**{name: less(name) for name in DraftTotals.model_fields})
+
+
+def _own(text: str) -> OwnFigures | None:
+    """Return the sums of the engines' own metrics in Prometheus's text; None where there are none."""
+    found: dict[str, list[float]] = {key: [] for key in _OWN}
+    try:
+        for family in text_string_to_metric_families(text):
+            for sample in family.samples:
+                for key, names in _OWN.items():
+                    if sample.name in names and math.isfinite(sample.value):
+                        found[key].append(sample.value)
+    except Exception:  # the parser raises many kinds
+        return None
+    return OwnFigures(**{key: sum(values) for key, values in found.items()}) if any(found.values()) else None
+
+
+def _ratio(part: int, whole: int) -> float | None:
+    return part / whole if whole else None
