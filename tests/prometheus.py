@@ -21,7 +21,7 @@ from tests.engines.server import free_port
 
 GRAFANA = Path(__file__).parents[1] / "examples" / "grafana"
 JOB = "llm"
-WINDOW = "30s"
+WINDOW = "60s"
 
 
 class Query(NamedTuple):
@@ -58,7 +58,7 @@ def filled(expression: str, **variables: str) -> str:
 
 
 class Prometheus:
-    """A Prometheus that scrapes one server twice a second, and loads the alert rules.
+    """A Prometheus that scrapes one server every second, and loads the alert rules.
 
     Args:
         folder: for its data.
@@ -69,7 +69,7 @@ class Prometheus:
     def __init__(self, folder: Path, target: str, key: str) -> None:
         self.target, self.url = target, f"http://127.0.0.1:{free_port()}"
         config = {
-            "global": {"scrape_interval": "500ms", "evaluation_interval": "500ms"},
+            "global": {"scrape_interval": "1s", "evaluation_interval": "1s"},
             "rule_files": [str(GRAFANA / "alerts.yaml")],
             "scrape_configs": [
                 {
@@ -110,6 +110,14 @@ class Prometheus:
         found = self.get("query", query=expression)
         assert found["resultType"] == "vector"
         return [(each["metric"], float(each["value"][1])) for each in found["result"]]
+
+    def wait_for(self, expression: str, least: float) -> float:
+        """Return the value of a query of one result, once it is at least so much."""
+        deadline = time.monotonic() + 60
+        while not (found := self.query(expression)) or found[0][1] < least:
+            assert time.monotonic() < deadline, (expression, found, self.get("targets")["activeTargets"])
+            time.sleep(0.1)
+        return found[0][1]
 
     def variables(self) -> Mapping[str, str]:
         """Return a value for each of the dashboard's variables, found as Grafana finds them."""

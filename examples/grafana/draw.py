@@ -2,12 +2,13 @@
 
 python examples/grafana/draw.py http://127.0.0.1:9090 dashboard.png --minutes 30
 
-Needs matplotlib.  Every job, instance and engine is drawn.
+Needs matplotlib (pillow comes with it).  Every job, instance and engine is drawn.
 """
 
 from __future__ import annotations
 
 import argparse
+import io
 import json
 import re
 import textwrap
@@ -18,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from matplotlib.figure import Figure
+from PIL import Image
 
 DASHBOARD = Path(__file__).with_name("specplug.json")
 STEPS = 120
@@ -49,7 +51,7 @@ def draw(axes: Any, panel: dict[str, Any], found: list[tuple[str, list[float], l
     """Draw one panel about as Grafana does."""
     shown = panel["fieldConfig"]["defaults"]
     percent = shown["unit"] == "percentunit"
-    axes.set_title("\n".join(textwrap.wrap(panel["title"], 24)), fontsize=9, loc="left", fontweight="bold")
+    axes.set_title("\n".join(textwrap.wrap(panel["title"], 36)), fontsize=9, loc="left", fontweight="bold")
     if panel["type"] == "stat":
         axes.axis("off")
         value = found[0][2][-1] if found else float("nan")
@@ -66,15 +68,18 @@ def draw(axes: Any, panel: dict[str, Any], found: list[tuple[str, list[float], l
         rows = [[dict(zip(own, values, strict=True)).get(time, 0.0) for time in times] for _, own, values in found]
         axes.stackplot(times, rows, labels=[name for name, _, _ in found], colors=COLOURS, alpha=0.8)
     else:
-        for (name, times, values), colour in zip(found, COLOURS * len(found), strict=False):
-            axes.plot(times, values, label=name, color=colour, linewidth=1.2)
+        for (name, times, values), colour, dash in zip(
+            found, COLOURS * len(found), ["-", "--"] * len(found), strict=False
+        ):
+            axes.plot(times, values, dash, label=name, color=colour, linewidth=1.2)
+    if panel["type"] == "timeseries":
+        axes.xaxis.set_major_formatter(lambda minutes, _: f"{minutes:.3g} min")
+        axes.legend(fontsize=6, frameon=False, loc="upper center", bbox_to_anchor=(0.5, -0.1), ncols=2)
     if percent:
         axes.yaxis.set_major_formatter(lambda value, _: f"{value:.0%}")
     axes.set_ylim(bottom=shown.get("min"), top=1.05 if shown.get("max") == 1 else None)
     axes.tick_params(labelsize=7)
     axes.spines[["top", "right"]].set_visible(False)
-    if panel["type"] == "timeseries":
-        axes.legend(fontsize=6, frameon=False, loc="upper center", bbox_to_anchor=(0.5, -0.12), ncols=2)
 
 
 def main() -> None:
@@ -89,13 +94,17 @@ def main() -> None:
     end = time.time()
     start = end - 60 * given.minutes
     height = max(panel["gridPos"]["y"] + panel["gridPos"]["h"] for panel in panels)
-    figure = Figure(figsize=(12, height / 3.2), layout="constrained")
-    grid = figure.add_gridspec(height, 24)
+    figure = Figure(figsize=(12, height / 3.2))
     for panel in panels:
         place = panel["gridPos"]
-        axes = figure.add_subplot(grid[place["y"] : place["y"] + place["h"], place["x"] : place["x"] + place["w"]])
-        draw(axes, panel, series(given.prometheus.rstrip("/"), panel, start, end))
-    figure.savefig(given.picture, dpi=80)
+        bottom = 1 - (place["y"] + 0.76 * place["h"]) / height
+        box = (place["x"] / 24 + 0.035, bottom, place["w"] / 24 - 0.05, 0.6 * place["h"] / height)
+        draw(figure.add_axes(box), panel, series(given.prometheus.rstrip("/"), panel, start, end))
+    drawn = io.BytesIO()
+    figure.savefig(drawn, dpi=80)
+    Image.open(drawn).convert("RGB").quantize(64).save(
+        given.picture, format="png", optimize=True
+    )  # a third of the size
 
 
 if __name__ == "__main__":

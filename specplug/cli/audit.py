@@ -139,7 +139,7 @@ def audit(
     if html is not None:
         verdict.style = "green" if report.passed else "red" if report.failed else "yellow"
         plots = [lambda figure: _plot(report, figure)] if report.drafts is not None else []
-        write_report(html, f"Audit of {report.audited}", verdict, parts, plots, report.as_dict())
+        write_report(html, f"specplug audit: {report.audited}", verdict, parts, plots, report.as_dict())
     if not report.passed or (checks and report.has(CheckOutcome.NOT_RUN)):
         raise typer.Exit(1)
 

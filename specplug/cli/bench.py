@@ -96,7 +96,7 @@ def bench(
         failed = [f"{len(failures)} kinds of failures of requests"] if failures else []
         verdict = "; ".join([f"{row.concurrency} in flight: {row.throughput.verdict}" for row in compared] + failed)
         style = "red" if failures or same < checked["requested"] else "green" if _is_faster(compared) else "yellow"
-        write_report(html, f"Speculation on {about['model']}", Text(verdict, style), parts, [_plot(compared)], data)
+        write_report(html, f"specplug bench: {about['model']}", Text(verdict, style), parts, [_plot(compared)], data)
     for failure in failures[:5] if not as_json else ():
         print_error(f"a request failed: {failure}")
     if failures or same < checked["requested"]:

@@ -33,11 +33,10 @@ body { font: 15px/1.5 system-ui, sans-serif; color: #1f2933; max-width: 70rem; m
 .scroll { overflow-x: auto } table { border-collapse: collapse; margin: 1rem 0; font-variant-numeric: tabular-nums }
 caption { text-align: left; font-weight: 600; padding-bottom: .4rem }
 th, td { text-align: left; vertical-align: top; padding: .3rem .8rem .3rem 0; border-bottom: 1px solid #d9e2ec }
-p, pre, td { white-space: pre-wrap; overflow-wrap: anywhere } svg { max-width: 100%; height: auto }
+p, pre, td { white-space: pre-wrap } p, pre { overflow-wrap: anywhere } svg { max-width: 100%; height: auto }
 pre { background: #f5f7fa; padding: .6rem; font-size: 13px }
-.verdict { font-size: 1.2rem; font-weight: 600; border-left: .4rem solid #9aa5b1; padding-left: .8rem }
-.green { color: #18794e; border-color: #18794e } .red { color: #c62828; border-color: #c62828 }
-.yellow { color: #9a6700; border-color: #9a6700 } .dim { color: #616e7c }
+.verdict { font-size: 1.2rem; font-weight: 600; border-left: .4rem solid; padding-left: .8rem }
+.green { color: #18794e } .red { color: #c62828 } .yellow { color: #9a6700 } .dim { color: #616e7c }
 </style></head><body><h1>$title</h1><p class="verdict $style">$verdict</p>
 $parts$plots<h2>How it was made</h2><table>$facts</table>
 <details><summary>All figures, as JSON</summary><pre>$data</pre></details></body></html>
@@ -92,11 +91,11 @@ def write_report(
 
 
 def without_keys(words: Sequence[str]) -> list[str]:
-    """Return the words of a command line with *** for keys."""
+    """Return the words of a command line with KEY for keys."""
     found: list[str] = []
     for before, word in zip(["", *words], words, strict=False):
         name, equals, _ = word.partition("=")
-        found.append("***" if before in _KEYS else f"{name}=***" if equals and name in _KEYS else word)
+        found.append("KEY" if before in _KEYS else f"{name}=KEY" if equals and name in _KEYS else word)
     return found
 
 

@@ -127,16 +127,14 @@ def _engine(engine: dict[str, Any], seconds: float | None) -> Iterator[Renderabl
     yield Text(f"\nEngine {engine['engine']}: mode {engine['mode']}, {longest}: {engine['reason']}", style="bold")
     if engine["why"]:
         yield dim(printable(engine["why"]))
-    saved, factor = engine["steps_saved"], engine["predicted_speedup"]
-    yield Text(
-        f"{_number(engine, 'tokens_per_step', '.2f')} tokens per step, "
-        f"{'no' if saved is None else format(saved, '.0%')} steps saved"
-        + ("" if factor is None else f"; drafting is expected to be {factor:.2f} times as fast as none")
-    )
+    tau, saved, factor = (engine[name] for name in ("tokens_per_step", "steps_saved", "predicted_speedup"))
+    measured = [] if saved is None else [f"{tau:.2f} tokens per step, {saved:.0%} of the steps saved"]
+    expected = [] if factor is None else [f"drafting is expected to be {factor:.2f} times as fast as none"]
+    yield Text("; ".join(measured + expected) or "The policy reports no expected speed-up.")
     named = {"all": engine, **engine["sources"]}
     rows = [_cells(source, own, seconds) for source, own in named.items() if own["emitted"] or own["proposed"]]
     if rows:
-        unit = "" if seconds is None else " per second"
+        unit = "" if seconds is None else "/s"
         columns = ("source", *(f"{what}{unit}" for what in ("tokens", "steps", "drafted", "accepted")))
         yield table("", (*columns, "acceptance", "tokens per step"), rows, whole=1)
     else:

@@ -19,7 +19,7 @@ from specplug.operator.summary import corpus_totals, decision, reason
 NO_TOTALS = DraftTotals(target_steps=0, proposed=0, accepted=0, rejected=0, emitted=0)
 
 _OWN = {
-    "generated": ("vllm:generation_tokens_total", "sglang:generation_tokens_total"),
+    "generated": ("vllm:generation_tokens_total", "sglang:realtime_tokens_total"),
     "running": ("vllm:num_requests_running", "sglang:num_running_reqs"),
     "waiting": ("vllm:num_requests_waiting", "sglang:num_queue_reqs"),
 }
@@ -176,11 +176,12 @@ def _own(text: str) -> OwnFigures | None:
         for family in text_string_to_metric_families(text):
             for sample in family.samples:
                 for key, names in _OWN.items():
-                    if sample.name in names and math.isfinite(sample.value):
+                    if sample.name in names and sample.labels.get("mode") in (None, "decode"):
                         found[key].append(sample.value)
     except Exception:  # the parser raises many kinds
         return None
-    return OwnFigures(**{key: sum(values) for key, values in found.items()}) if any(found.values()) else None
+    sums = OwnFigures(**{key: sum(values) for key, values in found.items()})
+    return sums if any(found.values()) and all(map(math.isfinite, sums)) else None
 
 
 def _ratio(part: int, whole: int) -> float | None:
