@@ -13,7 +13,7 @@ from rich.console import Group, RenderableType
 from rich.live import Live
 from rich.text import Text
 
-from specplug.cli.launch import ApiKey, OperatorKey, Timeout, require_packages
+from specplug.cli.launch import ApiKey, OperatorKey, Timeout
 from specplug.cli.output import console, dim, faults_of, printable, table
 from specplug.client.http import Refused, ServerClient
 from specplug.errors import EngineError
@@ -47,7 +47,6 @@ def watch(
 
     `specplug watch http://127.0.0.1:30000 --interval 10 --json >>figures.jsonl`
     """
-    require_packages("bench", "httpx")
     with contextlib.suppress(KeyboardInterrupt):
         asyncio.run(
             _watch(
