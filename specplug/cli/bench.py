@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.table import Table
 from rich.text import Text
 
 from specplug.cli.html_report import HtmlFile, Plot, write_report
@@ -85,12 +86,12 @@ def bench(
     checked = {"identical": same, "requested": len(found[:check])}
     versions = ", ".join(f"{name} {version}" for name, version in about["versions"].items())
     data = {**about, "check": checked, "rows": [row.as_dict() for row in compared], "errors": failures, "note": NOTE}
-    parts = (
+    parts: list[Table | Text | str] = [
         table(f"{about['model']} at {about['url']} ({versions})", _COLUMNS, map(_cells, compared)),
         f"Texts identical in both modes: {same} of {checked['requested']}.",
         *(row.advice for row in compared if row.advice),
         dim(NOTE),
-    )
+    ]
     show(data, *parts, as_json=as_json)
     if html is not None:
         failed = [f"{len(failures)} kinds of failures of requests"] if failures else []

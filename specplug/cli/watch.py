@@ -127,7 +127,7 @@ def _engine(engine: dict[str, Any], seconds: float | None) -> Iterator[Renderabl
     if engine["why"]:
         yield dim(printable(engine["why"]))
     tau, saved, factor = (engine[name] for name in ("tokens_per_step", "steps_saved", "predicted_speedup"))
-    measured = [] if saved is None else [f"{tau:.2f} tokens per step, {saved:.0%} of the steps saved"]
+    measured = [] if tau is None or saved is None else [f"{tau:.2f} tokens per step, {saved:.0%} of the steps saved"]
     expected = [] if factor is None else [f"drafting is expected to be {factor:.2f} times as fast as none"]
     yield Text("; ".join(measured + expected) or "The policy reports no expected speed-up.")
     named = {"all": engine, **engine["sources"]}
@@ -138,10 +138,9 @@ def _engine(engine: dict[str, Any], seconds: float | None) -> Iterator[Renderabl
         yield table("", (*columns, "acceptance", "tokens per step"), rows, whole=1)
     else:
         yield dim("No tokens were emitted.")
-    shares = engine["acceptance_by_position"][:MOST_POSITIONS]
+    shares = [f"{share:.0%}" for share in engine["acceptance_by_position"][:MOST_POSITIONS] if share is not None]
     if shares:
-        by_position = "  ".join("-" if share is None else f"{share:.0%}" for share in shares)
-        yield Text(f"Acceptance by position, from the first: {by_position}")
+        yield Text(f"Acceptance by position, from the first: {'  '.join(shares)}")
     if engine["faults"]:
         new = faults_of(engine["new_faults"])
         style = "red" if new else "yellow"

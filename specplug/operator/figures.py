@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
@@ -79,45 +80,38 @@ def figures(now: Reading, before: Reading | None = None) -> dict[str, Any]:
 
 
 def _engine(engine: ServedEngine, before: ServedEngine | None, seconds: float | None) -> dict[str, Any]:
-    scheduler, length = engine.scheduler, engine.scheduler.plan.draft_length
-    ceiling, decided = scheduler.control.ceiling, decision(scheduler.policy)
-    faults, earlier = _faults(engine), {} if before is None else _faults(before)
-    counts, counts_before = _counts(engine), {} if before is None else _counts(before)
-    spent = {source: _minus(own, counts_before.get(source, NO_TOTALS)) for source, own in counts.items()}
-    totals = [corpus_totals(part.details) for part in engine.counting]
+    scheduler, ceiling = engine.scheduler, engine.scheduler.control.ceiling
+    planned, decided = scheduler.plan.draft_length, decision(scheduler.policy)
+    earlier = {} if before is None else _counts(before)
+    spent = {source: _minus(now, earlier.get(source, NO_TOTALS)) for source, now in _counts(engine).items()}
+    total = spent.pop("")
+    faults = _faults(engine)
     return {
         "engine": engine.engine,
         "mode": scheduler.control.mode,
         "ceiling_tokens": engine.max_draft_length if ceiling is None else min(ceiling, engine.max_draft_length),
-        "planned_tokens": length,
-        "reason": reason(scheduler.steps, ceiling, length, scheduler.policy),
+        "planned_tokens": planned,
+        "reason": reason(scheduler.steps, ceiling, planned, scheduler.policy),
         "why": None if decided is None else decided.why,
         "predicted_speedup": None if decided is None else decided.factor,
-        **_rates(spent.pop(""), seconds, positions=True),
+        **_rates(total, seconds),
+        "steps_saved": 1 - total.target_steps / total.emitted if total.emitted else None,
+        "acceptance_by_position": [_ratio(*pair) for pair in zip(total.accepted_at, total.tested_at, strict=False)],
         "sources": {source: _rates(own, seconds) for source, own in spent.items()},
-        "faults": faults,
-        "new_faults": {} if before is None else _new(faults, earlier),
-        "corpora": next((each._asdict() for each in totals if each is not None), None),
+        "faults": _by_plugin(faults),
+        "new_faults": {} if before is None else _by_plugin(faults - _faults(before)),
+        "corpora": next((found._asdict() for part in engine.counting if (found := corpus_totals(part.details))), None),
     }
 
 
-def _rates(spent: DraftTotals, seconds: float | None, *, positions: bool = False) -> dict[str, Any]:
-    steps, emitted = spent.target_steps, spent.emitted
-    found = {
-        "target_steps": steps,
-        "emitted": emitted,
-        "proposed": spent.proposed,
-        "accepted": spent.accepted,
-        "tokens_per_second": None if seconds is None else emitted / seconds,
-        "tokens_per_step": _ratio(emitted, steps),
+def _rates(spent: DraftTotals, seconds: float | None) -> dict[str, Any]:
+    counts = spent.model_dump(include={"target_steps", "emitted", "proposed", "accepted"})
+    return {
+        **counts,
+        "tokens_per_second": None if seconds is None else spent.emitted / seconds,
+        "tokens_per_step": _ratio(spent.emitted, spent.target_steps),
         "acceptance_rate": _ratio(spent.accepted, spent.proposed),
     }
-    if not positions:
-        return found
-    by_position = [_ratio(*pair) for pair in zip(spent.accepted_at, spent.tested_at, strict=False)]
-    while by_position and by_position[-1] is None:
-        by_position.pop()
-    return {**found, "steps_saved": None if not emitted else 1 - steps / emitted, "acceptance_by_position": by_position}
 
 
 def _counts(engine: ServedEngine) -> dict[str, DraftTotals]:
@@ -128,22 +122,20 @@ def _counts(engine: ServedEngine) -> dict[str, DraftTotals]:
     return {"": NO_TOTALS}
 
 
-def _faults(engine: ServedEngine) -> dict[str, dict[str, int]]:
-    found: dict[str, dict[str, int]] = {}
+def _faults(engine: ServedEngine) -> Counter[tuple[str, str]]:
+    """Return the faults of both halves, by plug-in and kind."""
+    found: Counter[tuple[str, str]] = Counter()
     for faults in (engine.scheduler.faults, *(part.metrics.faults for part in engine.counting[:1] if part.metrics)):
         for name, kinds in faults.items():
-            mine = found.setdefault(name, {})
-            mine.update({kind: mine.get(kind, 0) + count for kind, count in kinds.items()})
+            found.update({(name, kind): count for kind, count in kinds.items()})
     return found
 
 
-def _new(faults: Mapping[str, Mapping[str, int]], before: Mapping[str, Mapping[str, int]]) -> dict[str, dict[str, int]]:
-    more = {
-        name: {kind: count - before.get(name, {}).get(kind, 0) for kind, count in kinds.items()}
-        for name, kinds in faults.items()
-    }
-    grown = {name: {kind: count for kind, count in kinds.items() if count > 0} for name, kinds in more.items()}
-    return {name: kinds for name, kinds in grown.items() if kinds}
+def _by_plugin(faults: Mapping[tuple[str, str], int]) -> dict[str, dict[str, int]]:
+    found: dict[str, dict[str, int]] = {name: {} for name, _ in faults}
+    for (name, kind), count in faults.items():
+        found[name][kind] = count
+    return found
 
 
 def _has_restarted(now: Reading, before: Reading) -> bool:
