@@ -23,6 +23,9 @@ logger = logging.getLogger("specplug")
 
 FaultSink = Callable[[str, str], None]
 
+KINDS = ("raised", "malformed", "late", "switched off", "came back")
+"""What is counted of a plug-in."""
+
 
 class LateDraft(Exception):
     """A host proposer missed its deadline, or is still busy with a step whose deadline it missed."""

@@ -20,6 +20,7 @@ from specplug.cli.new import new
 from specplug.cli.output import print_error
 from specplug.cli.plan import plan
 from specplug.cli.replay import replay
+from specplug.cli.watch import watch
 from specplug.errors import SpecplugError
 
 
@@ -75,4 +76,5 @@ app.command("audit")(audit)
 app.command("plan")(plan)
 app.command("new")(new)
 app.command("explain")(explain)
+app.command("watch")(watch)
 app.add_typer(corpus, name="corpus")

@@ -11,6 +11,7 @@ import typer
 from rich.text import Text
 
 from specplug.cli import launch
+from specplug.cli.html_report import HtmlFile, write_report
 from specplug.cli.output import AsJson, note, progress, show, table
 from specplug.client.http import PATIENCE
 from specplug.errors import SettingsError
@@ -79,6 +80,7 @@ def audit(
     api_key: launch.ApiKey = None,
     timeout: launch.Timeout = PATIENCE,
     operator_key: launch.OperatorKey = None,
+    html: HtmlFile = None,
     as_json: AsJson = False,
 ) -> None:
     """Check that speculation leaves an engine's output as it is, and report what was compared.
@@ -132,7 +134,12 @@ def audit(
             progress=advance,
             fields=launch.flags(verifier=verifier, acceptance_threshold=acceptance_threshold),
         )
-    show(report.as_dict(), *_shown(report), as_json=as_json)
+    *parts, verdict = _shown(report)
+    show(report.as_dict(), *parts, verdict, as_json=as_json)
+    if html is not None:
+        verdict.style = "green" if report.passed else "red" if report.failed else "yellow"
+        plots = [lambda figure: _plot(report, figure)] if report.drafts is not None else []
+        write_report(html, f"specplug audit: {report.audited}", verdict, parts, plots, report.as_dict())
     if not report.passed or (checks and report.has(CheckOutcome.NOT_RUN)):
         raise typer.Exit(1)
 
@@ -207,6 +214,19 @@ def _shown(report: Report) -> Iterator[Any]:
         )
     verdict = "passed" if report.passed else "FAILED" if report.failed else "proves nothing yet"
     yield Text(f"The audit {verdict}.", style="bold")
+
+
+def _plot(report: Report, figure: Any) -> None:
+    """Plot the draft tokens that each check saw accepted and rejected."""
+    rows = [(each.check, each.drafts) for each in reversed(report.findings) if each.drafts is not None]
+    figure.set_size_inches(9, 0.8 + 0.35 * len(rows))
+    axes, names = figure.subplots(), [name for name, _ in rows]
+    accepted = [drafts.accepted for _, drafts in rows]
+    axes.barh(names, accepted, label="accepted", color="#2f6fde")
+    axes.barh(names, [drafts.rejected for _, drafts in rows], left=accepted, label="rejected", color="#9aa5b1")
+    axes.set_xlabel("draft tokens at work in the check")
+    axes.legend(frameon=False)
+    axes.spines[["top", "right"]].set_visible(False)
 
 
 def _is_url(text: str) -> bool:

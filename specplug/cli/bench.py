@@ -9,7 +9,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.table import Table
+from rich.text import Text
 
+from specplug.cli.html_report import HtmlFile, Plot, write_report
 from specplug.cli.launch import ApiKey, OperatorKey, Raw, Timeout, ascending, require_packages, server_form
 from specplug.cli.output import AsJson, dim, note, print_error, progress, show, table
 from specplug.cli.replay import SHIPPED
@@ -48,6 +51,7 @@ def bench(
     operator_key: OperatorKey = None,
     timeout: Timeout = PATIENCE,
     seed: Annotated[int, typer.Option(help="Seed for assigning prompts to blocks.")] = 0,
+    html: HtmlFile = None,
     as_json: AsJson = False,
 ) -> None:
     """Measure whether speculation helps a running vLLM or SGLang server, with your own prompts.
@@ -81,14 +85,19 @@ def bench(
     compared, failures = rows(measured, first_look), errors(measured)
     checked = {"identical": same, "requested": len(found[:check])}
     versions = ", ".join(f"{name} {version}" for name, version in about["versions"].items())
-    show(
-        {**about, "check": checked, "rows": [row.as_dict() for row in compared], "errors": failures, "note": NOTE},
+    data = {**about, "check": checked, "rows": [row.as_dict() for row in compared], "errors": failures, "note": NOTE}
+    parts: list[Table | Text | str] = [
         table(f"{about['model']} at {about['url']} ({versions})", _COLUMNS, map(_cells, compared)),
         f"Texts identical in both modes: {same} of {checked['requested']}.",
         *(row.advice for row in compared if row.advice),
         dim(NOTE),
-        as_json=as_json,
-    )
+    ]
+    show(data, *parts, as_json=as_json)
+    if html is not None:
+        failed = [f"{len(failures)} kinds of failures of requests"] if failures else []
+        verdict = "; ".join([f"{row.concurrency} in flight: {row.throughput.verdict}" for row in compared] + failed)
+        style = "red" if failures or same < checked["requested"] else "green" if _is_faster(compared) else "yellow"
+        write_report(html, f"specplug bench: {about['model']}", Text(verdict, style), parts, [_plot(compared)], data)
     for failure in failures[:5] if not as_json else ():
         print_error(f"a request failed: {failure}")
     if failures or same < checked["requested"]:
@@ -160,3 +169,36 @@ def _cells(row: Comparison) -> list[str]:
         "" if row.acceptance_rate is None else f"{row.acceptance_rate:.0%}",
         row.throughput.verdict,
     ]
+
+
+def _is_faster(compared: Sequence[Comparison]) -> bool:
+    return all(row.throughput.verdict == "faster" for row in compared)
+
+
+def _plot(compared: Sequence[Comparison]) -> Plot:
+    """Return what plots both modes' throughput, and the ratios with their intervals."""
+
+    def draw(figure: Any) -> None:
+        figure.set_size_inches(9, 3.2)
+        speeds, ratios = figure.subplots(1, 2)
+        places, names = range(len(compared)), [str(row.concurrency) for row in compared]
+        for shift, colour, label in ((-0.2, "#9aa5b1", "off"), (0.2, "#2f6fde", "on")):
+            heights = [getattr(row, label).tokens_per_second for row in compared]
+            bars = speeds.bar([place + shift for place in places], heights, 0.4, label=label, color=colour)
+            speeds.bar_label(bars, fmt="%.0f", padding=2)
+        speeds.set_ylabel("tokens per second")
+        speeds.legend(title="speculation", frameon=False)
+        for place, row in zip(places, compared, strict=True):
+            ratio = row.throughput
+            if ratio.low is not None and ratio.high is not None:
+                ratios.plot([place, place], [ratio.low, ratio.high], color="#2f6fde", linewidth=2)
+            ratios.plot(place, ratio.mean, "o", color="#2f6fde")
+        ratios.axhline(1.0, color="#9aa5b1", linestyle="--")
+        ratios.set_xlim(-0.6, len(names) - 0.4)
+        ratios.set_ylabel("throughput on / off, 95 % interval")
+        for axes in (speeds, ratios):
+            axes.set_xticks(list(places), names)
+            axes.set_xlabel("requests in flight")
+            axes.spines[["top", "right"]].set_visible(False)
+
+    return draw

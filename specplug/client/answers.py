@@ -103,12 +103,20 @@ class Anything(BaseModel):
     """An answer of which only the status counts."""
 
 
-class _DraftTotals(BaseModel):  # since the server's start
+_Counts = Annotated[list[Count], Field(max_length=_LONGEST_LIST)]
+_Faults = dict[str, dict[str, Count]]
+
+
+class DraftTotals(BaseModel):
+    """Counts of all drafts or of one source since the server's start; see `specplug.metrics.SourceCounts`."""
+
     target_steps: Count
     proposed: Count
     accepted: Count
     rejected: Count
     emitted: Count
+    tested_at: _Counts = []
+    accepted_at: _Counts = []
 
 
 class _LossyTotals(BaseModel):
@@ -117,32 +125,53 @@ class _LossyTotals(BaseModel):
 
 
 class _ServedMetrics(BaseModel):
-    total: _DraftTotals
+    total: DraftTotals
+    by_source: dict[str, DraftTotals] = {}
+    faults: _Faults = {}
     lossy: _LossyTotals = _LossyTotals()
 
 
 class _ServedWorker(BaseModel):
     metrics: _ServedMetrics | None = None  # of those that draft or count
+    details: dict[str, Any] = {}
 
 
 class _OperatorControl(BaseModel):
     mode: Mode
+    ceiling: Count | None = None
+
+
+class _NewestPlan(BaseModel):
+    draft_length: Count = 0
 
 
 class _ServedScheduler(_ServedWorker):  # which counts if the engine's own drafter drafts
     control: _OperatorControl
+    steps: Count = 0
+    plan: _NewestPlan = _NewestPlan()
+    policy: dict[str, Any] = {}
+    faults: _Faults = {}
 
 
-class _ServedEngine(BaseModel):
+class ServedEngine(BaseModel):
+    """One engine of a server with specplug."""
+
+    engine: Count = 0
+    max_draft_length: Count = 0
     scheduler: _ServedScheduler
     workers: list[_ServedWorker]
+
+    @property
+    def counting(self) -> list[_ServedWorker]:
+        """The processes that count."""
+        return [part for part in (*self.workers, self.scheduler) if part.metrics is not None]
 
 
 class ServerStatus(BaseModel):
     """`GET /specplug/status`."""
 
     versions: dict[str, str] = {}
-    engines: list[_ServedEngine] = Field(min_length=1)
+    engines: list[ServedEngine] = Field(min_length=1)
 
     @property
     def mode(self) -> Mode:
@@ -153,9 +182,7 @@ class ServerStatus(BaseModel):
     def metrics(self) -> Iterator[_ServedMetrics]:
         """The metrics of every process that counts."""
         for engine in self.engines:
-            for part in (*engine.workers, engine.scheduler):
-                if part.metrics is not None:
-                    yield part.metrics
+            yield from (part.metrics for part in engine.counting if part.metrics is not None)
 
 
 class _CalledFunction(BaseModel):

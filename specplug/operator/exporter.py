@@ -22,8 +22,10 @@ from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from specplug.errors import describe
+from specplug.faults import KINDS
 from specplug.operator.prometheus import add_counts, counters
 from specplug.operator.status import counting
+from specplug.operator.summary import REASONS, corpus_totals, decision, reason
 
 logger = logging.getLogger("specplug")
 
@@ -42,7 +44,16 @@ _GAUGES = {
     "mode": ("specplug_mode", "1 while the operator lets the server speculate, else 0."),
     "ceiling": ("specplug_ceiling_tokens", "Most draft tokens per request and step that the operator allows."),
     "age": ("specplug_snapshot_age_seconds", "Seconds since the engine reported these figures."),
+    "planned": ("specplug_planned_tokens", "Most draft tokens per request in the newest plan."),
+    "factor": (
+        "specplug_predicted_speedup",
+        "Tokens per second with drafts over those without, as the policy expects.",
+    ),
+    "corpora": ("specplug_corpora", "Corpora that the engine drafts from, of all tenants together."),
+    "tokens": ("specplug_corpus_tokens", "Tokens of these corpora."),
+    "problems": ("specplug_corpus_problems", "Problems of the corpus store, such as damaged files."),
 }
+_REASON = ("specplug_plan_reason", "1 for the reason why the newest plan has drafts or none, else 0.")
 
 
 @functools.cache
@@ -175,20 +186,36 @@ def _in_loop() -> bool:
 
 def _families() -> dict[str, Any]:
     gauges = {key: GaugeMetricFamily(*text, labels=["engine"]) for key, text in _GAUGES.items()}
-    return {**counters("engine"), **gauges}
+    return {**counters("engine"), **gauges, "reason": GaugeMetricFamily(*_REASON, labels=["reason", "engine"])}
 
 
 def _add(families: dict[str, Any], status: dict[str, Any], arrived: float) -> None:
     """Add one engine's samples."""
-    engine = str(status["engine"])
-    for part in counting(status)[:1]:  # the first rank's counts stand for all ranks
-        faults = part["metrics"]["faults"]
-        add_counts(families, {**part["metrics"], "faults": _sum(faults, status["scheduler"]["faults"])}, engine)
-    state, longest = status["scheduler"]["control"], status["max_draft_length"]
-    ceiling = longest if state["ceiling"] is None else min(state["ceiling"], longest)
-    values = {"mode": state["mode"] == "on", "ceiling": ceiling, "age": time.monotonic() - arrived}
+    engine, scheduler = str(status["engine"]), status["scheduler"]
+    parts = counting(status)[:1]  # the first rank's counts stand for all ranks
+    for part in parts:
+        # A counter that is there before the first fault lets queries see its increase.
+        known = {name: dict.fromkeys(KINDS, 0) for name in part.get("proposers", ())}
+        faults = _sum(_sum(known, part["metrics"]["faults"]), scheduler["faults"])
+        add_counts(families, {**part["metrics"], "faults": faults}, engine)
+    state, longest, policy = scheduler["control"], status["max_draft_length"], scheduler["policy"]
+    planned, decided = scheduler["plan"]["draft_length"], decision(policy)
+    values: dict[str, float | None] = {
+        "mode": state["mode"] == "on",
+        "ceiling": longest if state["ceiling"] is None else min(state["ceiling"], longest),
+        "age": time.monotonic() - arrived,
+        "planned": planned,
+        "factor": None if decided is None else decided.factor,
+    }
+    for part in parts:
+        if (totals := corpus_totals(part.get("details", {}))) is not None:
+            values |= totals._asdict()
     for key, value in values.items():
-        families[key].add_metric([engine], float(value))
+        if value is not None:
+            families[key].add_metric([engine], float(value))
+    present = reason(scheduler["steps"], state["ceiling"], planned, policy)
+    for each in REASONS:
+        families["reason"].add_metric([each, engine], float(each == present))
 
 
 def _sum(one: dict[str, dict[str, int]], other: dict[str, dict[str, int]]) -> dict[str, dict[str, int]]:

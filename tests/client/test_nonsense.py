@@ -149,6 +149,7 @@ def run(command: str, url: str, prompts: Path, patience: float = 60.0) -> Result
         "audit": [url, "--prompts", prompts, "--check", "greedy", "--check", "tools", "--timeout", patience],
         "bench": [url, prompts, "--concurrency", 1, "--pairs", 1, "--check", 1, "--timeout", patience],
         "plan": ["--metrics", url],
+        "watch": [url, "--once", "--interval", 0.1, "--timeout", patience],
     }
     return CliRunner().invoke(app, [command, *map(str, arguments[command])])
 
@@ -165,7 +166,7 @@ def assert_reported(result: Result, url: str, what: object) -> str:
     return result.stderr + result.stdout
 
 
-@pytest.mark.parametrize("command", ["audit", "bench", "plan"])
+@pytest.mark.parametrize("command", ["audit", "bench", "plan", "watch"])
 def test_a_sound_server_is_served(url, prompts, command):
     result = run(command, url, prompts)
     assert result.exit_code in (0, 1), result.output
@@ -179,6 +180,7 @@ def test_a_sound_server_is_served(url, prompts, command):
         ("audit", ["/v1/completions", "/v1/chat/completions"]),
         ("bench", ["/specplug/status", "/v1/models", "/specplug/mode", "/v1/completions", "/tokenize"]),
         ("plan", ["/metrics"]),
+        ("watch", ["/specplug/status", "/metrics"]),
     ],
 )
 @pytest.mark.parametrize("whole", [False, pytest.param(True, marks=pytest.mark.slow)])
@@ -222,7 +224,7 @@ def test_there_is_no_plan_from_nonsense(url, prompts, kind, monkeypatch):
     assert result.exit_code == 2, result.output
 
 
-@pytest.mark.parametrize("command", ["audit", "bench", "plan"])
+@pytest.mark.parametrize("command", ["audit", "bench", "plan", "watch"])
 def test_a_server_that_is_not_there_is_one_line(prompts, command):
     result = run(command, "http://127.0.0.1:1", prompts)
     assert_reported(result, "http://127.0.0.1:1", command)

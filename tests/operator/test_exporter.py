@@ -12,8 +12,10 @@ from typing import Any
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
+from specplug.faults import KINDS
 from specplug.operator import exporter
 from specplug.operator.exporter import EngineCollector
+from specplug.operator.summary import REASONS
 from tests.test_metrics import STEP, recorded
 
 OWN = {"source": "own text"}
@@ -46,12 +48,22 @@ def status(engine: int = 0, steps: int = 1, ceiling: int | None = None, faults: 
     """Return an engine's status, as far as a scrape reads it."""
     metrics = recorded(*[STEP] * steps)
     metrics.fault("ngram", "late")
-    return {
-        "engine": engine,
-        "max_draft_length": 8,
-        "scheduler": {"control": {"mode": "off" if ceiling == 0 else "on", "ceiling": ceiling}, "faults": faults or {}},
-        "workers": [{"rank": 1, "drafts": False}, {"rank": 0, "drafts": True, "metrics": metrics.snapshot().as_dict()}],
+    scheduler = {
+        "control": {"mode": "off" if ceiling == 0 else "on", "ceiling": ceiling},
+        "steps": steps,
+        "plan": {"draft_length": 5},
+        "policy": {"why": "drafts gain", "draft_length": 5, "predicted_speedup": {"0": 1.0, "5": 1.4, "8": 1.3}},
+        "faults": faults or {},
     }
+    drafting = {
+        "rank": 0,
+        "drafts": True,
+        "proposers": ["ngram"],
+        "details": {"retrieval": {"tenants": {"acme": {"handbook": 7, "wiki": 4}, "": {}}, "problems": ["torn"]}},
+        "metrics": metrics.snapshot().as_dict(),
+    }
+    workers = [{"rank": 1, "drafts": False}, drafting]
+    return {"engine": engine, "max_draft_length": 8, "scheduler": scheduler, "workers": workers}
 
 
 @pytest.fixture
@@ -141,6 +153,39 @@ def test_each_engine_has_its_label_and_each_family_is_reported_once(watch):
 def test_the_ceiling_is_never_above_the_servers_draft_length(watch, ceiling, shown):
     _, registry = watch(status(ceiling=ceiling))
     assert registry.get_sample_value("specplug_ceiling_tokens", {"engine": "0"}) == shown
+
+
+GAUGES = {"planned_tokens": 5, "predicted_speedup": 1.4, "corpora": 2, "corpus_tokens": 11, "corpus_problems": 1}
+
+
+def test_the_plan_its_reason_and_the_corpora_are_gauges_without_names(watch):
+    _, registry = watch(status())
+    for name, expected in GAUGES.items():
+        assert registry.get_sample_value(f"specplug_{name}", {"engine": "0"}) == expected, name
+    for each in REASONS:
+        shown = registry.get_sample_value("specplug_plan_reason", {"engine": "0", "reason": each})
+        assert shown == (each == "drafting")
+    text = generate_latest(registry).decode()
+    assert not any(name in text for name in ("acme", "handbook", "wiki", "torn"))
+
+
+@pytest.mark.parametrize("report", [{}, {"error": "x"}, {"draft_length": "many"}, {"speed_up": 2.0}])
+def test_a_policy_that_reports_something_else_has_no_expected_speed_up(watch, report):
+    reported = status()
+    reported["scheduler"]["policy"] = report
+    reported["workers"][1]["details"] = {"retrieval": report}
+    _, registry = watch(reported)
+    assert emitted(registry) == expected(1)
+    assert registry.get_sample_value("specplug_planned_tokens", {"engine": "0"}) == 5
+    for name in ("predicted_speedup", "corpora"):
+        assert registry.get_sample_value(f"specplug_{name}", {"engine": "0"}) is None
+
+
+def test_a_plug_ins_faults_are_counted_from_0_so_that_the_first_is_an_increase(watch):
+    _, registry = watch(status())
+    for kind in KINDS:
+        labels = {"plugin": "ngram", "kind": kind, "engine": "0"}
+        assert registry.get_sample_value("specplug_faults_total", labels) == (kind == "late")
 
 
 def test_faults_of_scheduler_and_worker_are_counted_together(watch):
@@ -252,7 +297,7 @@ def test_an_engine_whose_loop_is_closed_is_gone():
 
 def test_the_counts_of_an_engines_own_drafter_are_the_schedulers(watch):
     reported = status()
-    reported["scheduler"]["metrics"] = reported["workers"][1]["metrics"]
+    reported["scheduler"] |= {name: reported["workers"][1][name] for name in ("metrics", "proposers", "details")}
     _, registry = watch({**reported, "workers": []})
     _, with_workers = watch(status())
     shown, expected = (
