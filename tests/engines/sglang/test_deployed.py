@@ -19,3 +19,4 @@ class TestDeployed(DeployedSuite):
         "PYTHONPATH": os.pathsep.join(map(str, [SGLANG_CPU, TORCHVISION])),
     }
     entry_points = ("sglang.srt.plugins", ["specplug"])
+    carrier = "custom_params"

@@ -110,6 +110,7 @@ class DeployedSuite:
         distribution: the engine's, in this environment.
         cpu, variables: further arguments, and the environment, that it needs on a CPU.
         entry_points: of the group by which the engine finds specplug.
+        carrier: the field of a request that carries specplug's.
     """
 
     name: ClassVar[str]
@@ -117,6 +118,14 @@ class DeployedSuite:
     cpu: ClassVar[Sequence[str]]
     variables: ClassVar[Mapping[str, str]]
     entry_points: ClassVar[tuple[str, list[str]]]
+    carrier: ClassVar[str]
+
+    def complete(self, server: Server, number: int) -> str:
+        """Return the greedy answer to one of `prompts`, which no later answer is drafted from."""
+        body = {"model": str(TINY), "prompt": list(prompts()[number]), "max_tokens": 40, "temperature": 0}
+        answer = server.ask("/v1/completions", {**body, self.carrier: {"specplug_store": "false"}})
+        assert answer.code == 200, answer.body
+        return answer.json["choices"][0]["text"]
 
     @pytest.fixture(scope="class")
     def folders(self, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
@@ -206,12 +215,12 @@ class DeployedSuite:
         [missing] = retrieval(server)["problems"]
         assert "no corpus store yet" in missing
         number, ids = answers()[0]
-        plain = complete(server, number)
+        plain = self.complete(server, number)
         (folders["texts"] / "answer.txt").write_text(tokenizer().decode(list(ids)))
         job = Pod("common", folders, replaced)
         job.run(job.container)
         wait_until(lambda: "texts" in retrieval(server)["tenants"].get("", {}))
-        assert complete(server, number) == plain
+        assert self.complete(server, number) == plain
         assert worker(server)["metrics"]["by_source"][SOURCE]["accepted"] > 0
         assert retrieval(server)["problems"] == []
         before = sorted(folders["corpora"].rglob("*"))
@@ -223,8 +232,8 @@ class DeployedSuite:
     @pytest.mark.slow
     def test_the_config_map_switches_speculation_while_it_serves(self, pod, server):
         def mode() -> str:
-            complete(server, 0)  # the file is read before a step
-            return operator(server, "/specplug/status").json["engines"][0]["control"]["mode"]
+            self.complete(server, 0)  # the file is read before a step
+            return operator(server, "/specplug/status").json["engines"][0]["scheduler"]["control"]["mode"]
 
         assert mode() == "on"
         pod.publish(**{"control.json": '{"mode": "off"}'})
@@ -255,14 +264,6 @@ def worker(server: Server) -> dict[str, Any]:
 
 def retrieval(server: Server) -> dict[str, Any]:
     return worker(server)["details"]["retrieval"]
-
-
-def complete(server: Server, number: int) -> str:
-    """Return the greedy answer to one of `prompts`."""
-    body = {"model": str(TINY), "prompt": list(prompts()[number]), "max_tokens": 40, "temperature": 0}
-    answer = server.ask("/v1/completions", body)
-    assert answer.code == 200, answer.body
-    return answer.json["choices"][0]["text"]
 
 
 def wait_until(holds: Callable[[], bool]) -> None:

@@ -17,3 +17,4 @@ class TestDeployed(DeployedSuite):
         "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # starts sooner
     }
     entry_points = ("vllm.general_plugins", ["specplug"])
+    carrier = "vllm_xargs"
