@@ -31,8 +31,8 @@ PINS = ROOT / ".ci" / "environments"
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 VERSION = PROJECT["version"]
 REQUIREMENTS = [*PROJECT["dependencies"], *PROJECT["optional-dependencies"]["transformers"]]
-UNWANTED = {"tests", "benchmarks", "examples", "docs", "__pycache__", ".ci", ".git", ".github", ".coverage"}
-"""Files and folders that neither archive may hold."""
+UNWANTED = {"tests", "benchmarks", "examples", "docs", ".ci", ".git", ".github", ".coverage"}
+"""Files and folders of the checkout that neither archive may hold; what `specplug new` copies may be named so."""
 
 CLEAN = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "SPECPLUG_CONFIG")}
 """The environment of every command: nothing in it leads to the checkout."""
@@ -136,7 +136,8 @@ def members(archive: Path) -> dict[str, bytes]:
 
 def complaints(found: dict[str, bytes]) -> list[str]:
     """Return what an archive's files have too much, and what they lack."""
-    wrong = [f"{name} is in it" for name in found if UNWANTED.intersection(Path(name).parts) or name.endswith(".pyc")]
+    caches = {name for name in found if "__pycache__" in name or name.endswith(".pyc")}
+    wrong = [f"{name} is in it" for name in found if name in caches or name.partition("/")[0] in UNWANTED]
     info = f"specplug-{VERSION}.dist-info/"
     is_wheel = any(name.startswith(info) for name in found)
     patterns = [f"{info}licenses/{pattern}" if is_wheel else pattern for pattern in PROJECT["license-files"]]
