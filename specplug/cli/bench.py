@@ -74,16 +74,16 @@ def bench(
     from specplug.bench.prompts import deal, most_pairs, read_prompts
     from specplug.bench.report import errors, rows
 
-    found = read_prompts(prompts or [SHIPPED])[:limit]
+    given = read_prompts(prompts or [SHIPPED])[:limit]
     in_flight = ascending(concurrency, "numbers", "--concurrency")
-    most = max(pairs, most_pairs(len(found), in_flight)) if until else pairs
-    blocks = deal(found, in_flight, most, seed)
+    most = max(pairs, most_pairs(len(given), in_flight)) if until else pairs
+    blocks = deal(given, in_flight, most, seed)
     first_look = pairs if until else None
     server = ServerClient(url, api_key=api_key, operator_key=operator_key, patience=timeout)
     run: dict[str, Any] = {"max_tokens": max_tokens, "first_look": first_look, "raw": raw, "quiet": as_json}
-    measured, same, about = asyncio.run(_run(server, model, blocks, found[:check], **run))
+    measured, same, about = asyncio.run(_run(server, model, blocks, given[:check], **run))
     compared, failures = rows(measured, first_look), errors(measured)
-    checked = {"identical": same, "requested": len(found[:check])}
+    checked = {"identical": same, "requested": len(given[:check])}
     versions = ", ".join(f"{name} {version}" for name, version in about["versions"].items())
     data = {**about, "check": checked, "rows": [row.as_dict() for row in compared], "errors": failures, "note": NOTE}
     parts: list[Table | Text | str] = [
@@ -94,10 +94,12 @@ def bench(
     ]
     show(data, *parts, as_json=as_json)
     if html is not None:
-        failed = [f"{len(failures)} kinds of failures of requests"] if failures else []
-        verdict = "; ".join([f"{row.concurrency} in flight: {row.throughput.verdict}" for row in compared] + failed)
-        style = "red" if failures or same < checked["requested"] else "green" if _is_faster(compared) else "yellow"
-        write_report(html, f"specplug bench: {about['model']}", Text(verdict, style), parts, [_plot(compared)], data)
+        found = [f"{row.concurrency} in flight: {row.throughput.verdict}" for row in compared]
+        wrong = ["texts differ"] * (same < checked["requested"]) + ["requests failed"] * bool(failures)
+        is_faster = all(row.throughput.verdict == "faster" for row in compared)
+        verdict = Text("; ".join(wrong + found), "red" if wrong else "green" if is_faster else "yellow")
+        shown = [*parts, *(f"a request failed: {failure}" for failure in failures[:5])]
+        write_report(html, f"specplug bench: {about['model']}", verdict, shown, [_plot(compared)], data)
     for failure in failures[:5] if not as_json else ():
         print_error(f"a request failed: {failure}")
     if failures or same < checked["requested"]:
@@ -169,10 +171,6 @@ def _cells(row: Comparison) -> list[str]:
         "" if row.acceptance_rate is None else f"{row.acceptance_rate:.0%}",
         row.throughput.verdict,
     ]
-
-
-def _is_faster(compared: Sequence[Comparison]) -> bool:
-    return all(row.throughput.verdict == "faster" for row in compared)
 
 
 def _plot(compared: Sequence[Comparison]) -> Plot:

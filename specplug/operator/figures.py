@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import time
 from collections import Counter
-from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, NamedTuple
@@ -15,6 +14,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from specplug.client.answers import DraftTotals, ServedEngine, ServerStatus
 from specplug.client.http import ServerClient
 from specplug.errors import EngineError
+from specplug.operator.status import by_plugin
 from specplug.operator.summary import corpus_totals, decision, reason
 
 NO_TOTALS = DraftTotals(target_steps=0, proposed=0, accepted=0, rejected=0, emitted=0)
@@ -64,11 +64,9 @@ def figures(now: Reading, before: Reading | None = None) -> dict[str, Any]:
     before = None if restarted else before
     seconds = None if before is None else now.at - before.at
     earlier = {} if before is None else {engine.engine: engine for engine in before.status.engines}
-    own = None
-    if now.own is not None:
-        known = None if before is None or before.own is None else now.own.generated - before.own.generated
-        rate = None if known is None or seconds is None else known / seconds
-        own = {"tokens_per_second": rate, "running": now.own.running, "waiting": now.own.waiting}
+    own = None if now.own is None else {**now.own._asdict(), "tokens_per_second": None}
+    if own is not None and seconds is not None and before is not None and before.own is not None:
+        own["tokens_per_second"] = (own["generated"] - before.own.generated) / seconds
     return {
         "time": datetime.now().astimezone().isoformat(timespec="milliseconds"),
         "versions": now.status.versions,
@@ -98,8 +96,8 @@ def _engine(engine: ServedEngine, before: ServedEngine | None, seconds: float | 
         "steps_saved": 1 - total.target_steps / total.emitted if total.emitted else None,
         "acceptance_by_position": [_ratio(*pair) for pair in zip(total.accepted_at, total.tested_at, strict=False)],
         "sources": {source: _rates(own, seconds) for source, own in spent.items()},
-        "faults": _by_plugin(faults),
-        "new_faults": {} if before is None else _by_plugin(faults - _faults(before)),
+        "faults": by_plugin(faults),
+        "new_faults": {} if before is None else by_plugin(faults - _faults(before)),
         "corpora": next((found._asdict() for part in engine.counting if (found := corpus_totals(part.details))), None),
     }
 
@@ -128,13 +126,6 @@ def _faults(engine: ServedEngine) -> Counter[tuple[str, str]]:
     for faults in (engine.scheduler.faults, *(part.metrics.faults for part in engine.counting[:1] if part.metrics)):
         for name, kinds in faults.items():
             found.update({(name, kind): count for kind, count in kinds.items()})
-    return found
-
-
-def _by_plugin(faults: Mapping[tuple[str, str], int]) -> dict[str, dict[str, int]]:
-    found: dict[str, dict[str, int]] = {name: {} for name, _ in faults}
-    for (name, kind), count in faults.items():
-        found[name][kind] = count
     return found
 
 

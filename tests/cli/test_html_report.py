@@ -82,6 +82,16 @@ def test_a_benchmark_is_handed_on_as_one_file(prompts, tmp_path, monkeypatch):
     assert [tag for tag, _ in page.tags].count("table") == 2
 
 
+def test_failures_and_differing_texts_head_the_page(prompts, tmp_path):
+    server, path = FakeServer(), tmp_path / "bench.html"
+    server.garbles, server.fails = True, {"00"}
+    with server.running() as url:
+        invoke("bench", url, prompts, "--concurrency", "1", "--pairs", "1", "--html", path, code=1)
+    text, _ = read(path)
+    assert 'class="verdict red">texts differ; requests failed; 1 in flight: no difference shown<' in text
+    assert "a request failed: POST" in text
+
+
 def test_an_audit_is_handed_on_as_one_file(prompts, tmp_path):
     server, path = WrongServer(), tmp_path / "audit.html"
     with server.running() as url:
