@@ -5,7 +5,8 @@ from __future__ import annotations
 from html import escape
 from itertools import cycle
 
-from specplug.explain.explanation import BARE, LOST, OWN, Explanation, Step
+from specplug.explain.explanation import BARE, LOST, OWN, Explanation
+from specplug.explain.steps import Step
 
 _COLOURS = ("#2a9d5c", "#2979c9", "#a04bb5", "#c98a00", "#00929b", "#c2487e")
 

@@ -6,10 +6,8 @@ from collections import Counter
 from collections.abc import Sequence
 from itertools import groupby
 from statistics import mean, median
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from specplug.explain.explanation import Step
+from specplug.explain.steps import Step
 
 LONG = 3.0
 """A step is long that takes so many times the median."""
