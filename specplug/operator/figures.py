@@ -9,8 +9,6 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, NamedTuple
 
-from prometheus_client.parser import text_string_to_metric_families
-
 from specplug.client.answers import DraftTotals, ServedEngine, ServerStatus
 from specplug.client.http import ServerClient
 from specplug.errors import EngineError
@@ -154,6 +152,8 @@ def _minus(now: DraftTotals, before: DraftTotals) -> DraftTotals:
 
 def _own(text: str) -> OwnFigures | None:
     """Return the sums of the engines' own metrics in Prometheus's text; None where there are none."""
+    from prometheus_client.parser import text_string_to_metric_families  # the command line starts without it
+
     found: dict[str, list[float]] = {key: [] for key in _OWN}
     try:
         for family in text_string_to_metric_families(text):
