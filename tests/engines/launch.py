@@ -24,6 +24,7 @@ PYTHON = sys.executable
 ALWAYS = {
     "OMP_NUM_THREADS": "1",
     "HF_HUB_OFFLINE": "1",
+    "HF_DEACTIVATE_ASYNC_LOAD": "1",  # threads that load in a forked process can find "Invalid thread pool!"
     "TOKENIZERS_PARALLELISM": "false",
     "PYTHONUNBUFFERED": "1",
     # A late draft is a dropped draft: what is drafted must not depend on a busy machine.
