@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -135,24 +132,14 @@ def _cannot_roll_back(path: str, found: str) -> SpecplugError:
     )
 
 
-@contextmanager
-def _one_thread() -> Iterator[None]:
-    """Let transformers load without threads: in a forked process theirs can find torch's "Invalid thread pool!"."""
-    name = "HF_DEACTIVATE_ASYNC_LOAD"
-    before = os.environ.get(name)
-    os.environ[name] = "1"
-    try:
-        yield
-    finally:
-        os.environ.pop(name) if before is None else os.environ.update({name: before})
-
-
 def _load(path: str, dtype: torch.dtype | str) -> Any:
     try:
         from transformers import AutoModelForCausalLM
 
-        with _one_thread():
-            return AutoModelForCausalLM.from_pretrained(path, dtype=dtype, attn_implementation="sdpa")
+        # transformers loads with several threads, but in a forked process torch's first parallel operation must come
+        # from one thread alone: two at a time find "Invalid thread pool!".
+        torch.set_num_threads(torch.get_num_threads())
+        return AutoModelForCausalLM.from_pretrained(path, dtype=dtype, attn_implementation="sdpa")
     except SpecplugError:
         raise
     except Exception as error:  # hub clients, configurations and weights raise many kinds

@@ -29,6 +29,7 @@ def tokenizer() -> Any:
 def model() -> Any:
     from transformers import AutoModelForCausalLM
 
+    torch.set_num_threads(torch.get_num_threads())  # in a forked process, see `specplug.draft_model.model`
     return AutoModelForCausalLM.from_pretrained(TINY, dtype=torch.float32).eval()
 
 
