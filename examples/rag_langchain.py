@@ -7,7 +7,7 @@ EMBEDDER from any OpenAI-compatible server.  Of the eight passages that a questi
 prompt, and all become references of the request, which speed up the answer and never change it.  The server is vLLM's
 or SGLang's own, started with specplug (`--engine sglang`).
 
-A callback is told of requests and cannot change them.  What can is `bind`, for one call, and middleware, for an agent.
+A callback sees requests and cannot change them.  `bind` can, for one call, and middleware can, for an agent.
 """
 
 from collections.abc import Awaitable, Callable

@@ -84,6 +84,6 @@ def test_the_hooks_run_what_make_lint_runs():
 def test_the_citation_is_of_this_version():
     cited = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
     assert cited["cff-version"] == "1.2.0"
-    assert {"message", "title", "authors"} <= cited.keys()  # all that the format demands besides
+    assert {"message", "title", "authors"} <= cited.keys()  # the other keys that the format requires
     assert cited["version"] == PROJECT["version"]
     assert cited["license"] in PROJECT["license"].split(" AND ")

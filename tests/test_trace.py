@@ -228,7 +228,7 @@ FATES = [  # proposed, verified, accepted, emitted, cut by grammar, after stop -
     (3, 3, 3, 4, 0, 2, "stopped"),
     (3, 3, 2, 2, 0, 0, "stopped"),  # the engine appended up to the stop only
     (0, 0, 0, 1, 0, 0, "prefill"),
-    (3, 3, 3, 4, 0, 4, None),  # had ended before, so nothing is told
+    (3, 3, 3, 4, 0, 4, None),  # had ended before, so it has no row
 ]
 TEXT = list(range(100, 112))
 

@@ -55,11 +55,11 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
     """Let links to code and folders lead to the pages that show them."""
 
-    def mended(link: re.Match[str]) -> str:
+    def rewritten(link: re.Match[str]) -> str:
         is_shown = f"{resolved(page.file.src_uri, link[2])}.md" in files.src_uris
         return f"{link[1]}{link[2].rstrip('/')}.md{link[3]}" if is_shown else link[0]
 
-    return LINK.sub(mended, markdown)
+    return LINK.sub(rewritten, markdown)
 
 
 def text(path: str) -> str:

@@ -27,7 +27,7 @@ SOURCES = ("ngram/own text", "none")
 
 
 class Counting(LocalServer):
-    """A server of two engines that counts steps when it is told to.
+    """A server of two engines that counts a step on request.
 
     Attributes:
         own: the text of /metrics; None if it has none.

@@ -32,12 +32,12 @@ def _rejection_sample(
 ) -> Any:
     """Skip the verification of steps without drafts.
 
-    They emit the bonus tokens [B, 1], the fifth argument after these.  vLLM draws a random number for each
-    entry of the vocabulary in every row, which on a CPU takes a twentieth of a small model's step.
+    They emit the bonus tokens, [B, 1] int32.  vLLM would draw a random number for every entry of the vocabulary in
+    every row, which takes a twentieth of a small model's step on a CPU.
     """
     if len(draft_token_ids):
         return original(draft_token_ids, counts, *args, **kwargs)
-    bonus_token_ids = args[4]
+    _max_spec_len, _ends, _draft_probs, _target_logits, bonus_token_ids = args[:5]
     return bonus_token_ids.int()
 
 
