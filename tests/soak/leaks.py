@@ -1,7 +1,7 @@
 """Resources of a server's processes, read from /proc while it serves, and whether they stay flat.
 
-A server warms up, so its start does not count: the median of the second quarter of a run is compared with that of the
-last quarter.  Slots follow the load; none may be occupied when the load is gone.
+A server warms up, so its start does not count: the median of the second quarter of the requests is compared with that of
+the last quarter.  Slots follow the load; none may be occupied when the load is gone.
 """
 
 from __future__ import annotations
@@ -58,11 +58,15 @@ class Growth:
 
 
 def growths(samples: Sequence[Sample]) -> list[Growth]:
-    """Compare the quarters of a run; without four samples there is nothing to compare."""
-    if len(samples) < 4:
+    """Compare the quarters of a run, by its requests: a server that waits for the last of them is sampled often.
+
+    There is nothing to compare where one of the two quarters has no sample.
+    """
+    total = samples[-1].requests if samples else 0
+    second = [sample for sample in samples if total <= 4 * sample.requests < 2 * total]
+    last = [sample for sample in samples if 4 * sample.requests >= 3 * total]
+    if not second:
         return []
-    quarter = len(samples) // 4
-    second, last = samples[quarter : 2 * quarter], samples[-quarter:]
     requests = max(1.0, median(s.requests for s in last) - median(s.requests for s in second))
     found = []
     for name in ("memory", "threads", "files"):

@@ -87,7 +87,7 @@ def test_a_sound_server_passes(truth, monkeypatch):
     ],
 )
 def test_a_planted_failure_is_found(truth, monkeypatch, failure, plant, found):
-    monkeypatch.setattr(leaks, "LEAST_SAMPLES", 8)  # the stub does not warm up
+    monkeypatch.setattr(leaks, "LEAST_SAMPLES", 4)  # the stub does not warm up
     report = soak(truth, monkeypatch, failure, plant)
     assert any(found in each for each in report.failures), report.failures
     assert not report.as_dict()["ok"]

@@ -6,7 +6,6 @@ They need Triton and nothing of SGLang, and of the engines' environments on a CP
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import cache
 from random import Random
 from types import SimpleNamespace
 
@@ -142,9 +141,15 @@ def test_drafts_between_kernels_are_those_of_the_stage(launches, random, mixed, 
     proposers = [Scripted(script) for _ in range(2)]
     stages = [scripted_stage(it, SurvivalTrimmer(), DRAFT_LENGTH, learns=learns) for it in proposers]
     engines = [Engine(stage=stages[0]), Engine(stage=stages[1], launches=launches)]
-    constrained = cache(lambda step: mixed and random.randint(0, 2) == 0)
+    decided: dict[int, tuple[Decoding, bool]] = {}  # it keeps the steps, so that no other one gets the id of one
+
+    def constrained(step: Decoding) -> bool:
+        if id(step) not in decided:
+            decided[id(step)] = step, mixed and random.randint(0, 2) == 0
+        return decided[id(step)][1]
+
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Decoding, "is_constrained", property(lambda step: constrained(id(step))))
+        patch.setattr(Decoding, "is_constrained", property(constrained))
         run(random, engines, steps=20)
         expected, found = [engine.close() for engine in engines]
     assert found == expected
