@@ -1,7 +1,7 @@
 """Resources of a server's processes, read from /proc while it serves, and whether they stay flat.
 
-A server warms up, so its start does not count: the median of the second quarter of the requests is compared with that of
-the last quarter.  Slots follow the load; none may be occupied when the load is gone.
+A server warms up, so its start does not count: the median of the second quarter of the requests is compared with that
+of the last quarter.  Slots follow the load; none may be occupied when the load is gone.
 """
 
 from __future__ import annotations

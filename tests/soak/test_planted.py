@@ -88,8 +88,8 @@ def test_a_sound_server_passes(truth, monkeypatch):
 )
 def test_a_planted_failure_is_found(truth, monkeypatch, failure, plant, found):
     monkeypatch.setattr(leaks, "LEAST_SAMPLES", 4)  # the stub does not warm up
-    report = soak(truth, monkeypatch, failure, plant)
-    assert any(found in each for each in report.failures), report.failures
+    report = soak(truth, monkeypatch, failure, plant, count=400)
+    assert any(found in each for each in report.failures), "\n".join(report.lines())
     assert not report.as_dict()["ok"]
 
 
