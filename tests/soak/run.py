@@ -92,10 +92,12 @@ class Soak:
         )
 
     def _given(self, requests: int, deadline: float) -> Iterator[Request]:
+        planted = self.plant != "crash"
         for request in self.traffic:
             if request.number >= requests or time.monotonic() > deadline or self.crash is not None:
                 return
-            if self.plant == "crash" and request.number == requests // 3:
+            if not planted and request.number >= requests // 3:
+                planted = True
                 os.kill(max(leaks.processes(self.session)), signal.SIGKILL)
             yield request
 
