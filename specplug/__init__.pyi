@@ -1,0 +1,56 @@
+"""The public names of specplug: `__init__.py` imports each on first use from where this file says."""
+
+from specplug.composing import ComposedProposer as ComposedProposer
+from specplug.errors import ContractError as ContractError
+from specplug.errors import EngineError as EngineError
+from specplug.errors import PluginError as PluginError
+from specplug.errors import RequestError as RequestError
+from specplug.errors import SettingsError as SettingsError
+from specplug.errors import SpecplugError as SpecplugError
+from specplug.errors import TraceError as TraceError
+from specplug.host import HostDraft as HostDraft
+from specplug.host import HostProposer as HostProposer
+from specplug.interfaces import Planner as Planner
+from specplug.interfaces import PluginContext as PluginContext
+from specplug.interfaces import Proposer as Proposer
+from specplug.interfaces import Trimmer as Trimmer
+from specplug.interfaces import Verifier as Verifier
+from specplug.plugins.registry import Registry as Registry
+from specplug.plugins.registry import default_registry as default_registry
+from specplug.plugins.specs import CheckResult as CheckResult
+from specplug.plugins.specs import CheckSpec as CheckSpec
+from specplug.plugins.specs import PolicySpec as PolicySpec
+from specplug.plugins.specs import ProposerSpec as ProposerSpec
+from specplug.plugins.specs import VerifierSpec as VerifierSpec
+from specplug.plugins.specs import hookimpl as hookimpl
+from specplug.types.batch import Barrier as Barrier
+from specplug.types.batch import EngineBatch as EngineBatch
+from specplug.types.caps import Distribution as Distribution
+from specplug.types.caps import DraftLengthChange as DraftLengthChange
+from specplug.types.caps import EngineCaps as EngineCaps
+from specplug.types.caps import ProposerCaps as ProposerCaps
+from specplug.types.caps import Ragged as Ragged
+from specplug.types.caps import VerifierCaps as VerifierCaps
+from specplug.types.draft import Draft as Draft
+from specplug.types.plan import HostStats as HostStats
+from specplug.types.plan import Price as Price
+from specplug.types.plan import RequestStats as RequestStats
+from specplug.types.plan import StepCost as StepCost
+from specplug.types.plan import StepPlan as StepPlan
+from specplug.types.plan import StepReport as StepReport
+from specplug.types.plan import TrimLimits as TrimLimits
+from specplug.types.request import EngineEvent as EngineEvent
+from specplug.types.request import Lifecycle as Lifecycle
+from specplug.types.request import Reference as Reference
+from specplug.types.request import Request as Request
+from specplug.types.request import RequestEvent as RequestEvent
+from specplug.types.request import RequestOptions as RequestOptions
+from specplug.types.request import StoredDocument as StoredDocument
+from specplug.types.verdict import Outcome as Outcome
+from specplug.types.verdict import Verdict as Verdict
+from specplug.types.verification import SamplingBatch as SamplingBatch
+from specplug.types.verification import TargetLogits as TargetLogits
+from specplug.types.verification import Uniforms as Uniforms
+from specplug.types.verification import Verification as Verification
+
+__version__: str
