@@ -1,68 +1,20 @@
 """specplug: one speculative-decoding plug-in layer for LLM engines.
 
 Public names are imported on first use, so that ``import specplug`` costs nothing in engine processes that only
-discover plug-ins.
+discover plug-ins.  The file `__init__.pyi` says where each is, here and to type checkers.
 """
 
 from __future__ import annotations
 
+import ast
 import importlib
+from pathlib import Path
 from typing import Any
 
 __version__ = "0.1.0"
 
-_PUBLIC = {
-    "specplug.composing": ("ComposedProposer",),
-    "specplug.errors": (
-        "ContractError",
-        "EngineError",
-        "PluginError",
-        "RequestError",
-        "SettingsError",
-        "SpecplugError",
-        "TraceError",
-    ),
-    "specplug.host": ("HostDraft", "HostProposer"),
-    "specplug.interfaces": (
-        "Planner",
-        "PluginContext",
-        "Proposer",
-        "Trimmer",
-        "Verifier",
-    ),
-    "specplug.plugins.registry": ("Registry", "default_registry"),
-    "specplug.plugins.specs": (
-        "CheckResult",
-        "CheckSpec",
-        "PolicySpec",
-        "ProposerSpec",
-        "VerifierSpec",
-        "hookimpl",
-    ),
-    "specplug.types.batch": ("Barrier", "EngineBatch"),
-    "specplug.types.caps": (
-        "Distribution",
-        "EngineCaps",
-        "ProposerCaps",
-        "Ragged",
-        "VerifierCaps",
-        "DraftLengthChange",
-    ),
-    "specplug.types.draft": ("Draft",),
-    "specplug.types.plan": ("HostStats", "Price", "RequestStats", "StepCost", "StepPlan", "StepReport", "TrimLimits"),
-    "specplug.types.request": (
-        "EngineEvent",
-        "Lifecycle",
-        "Reference",
-        "Request",
-        "RequestEvent",
-        "RequestOptions",
-        "StoredDocument",
-    ),
-    "specplug.types.verdict": ("Outcome", "Verdict"),
-    "specplug.types.verification": ("SamplingBatch", "TargetLogits", "Uniforms", "Verification"),
-}
-_HOME = {name: module for module, names in _PUBLIC.items() for name in names}
+_STUB = ast.parse(Path(__file__).with_suffix(".pyi").read_text(encoding="utf-8"))
+_HOME = {name.name: line.module for line in _STUB.body if isinstance(line, ast.ImportFrom) for name in line.names}
 
 __all__ = ["__version__", *sorted(_HOME)]
 

@@ -106,6 +106,7 @@ def test_the_wheel_alone_lists_and_runs_the_demo(empty_environment, tmp_path):
     assert shown["rows"][-1]["identical"] == shown["rows"][-1]["tasks"] == 4
 
 
+@pytest.mark.slow  # packages that are installed and draft are in tests/cli/test_new.py
 def test_a_third_party_package_is_found_used_and_gone_again(empty_environment, tmp_path):
     run(empty_environment / "specplug", "new", "proposer", "parrot", "--path", tmp_path / "parrot")
     third_party = build_wheel(tmp_path / "parrot", tmp_path)

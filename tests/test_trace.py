@@ -97,6 +97,14 @@ class TestRoundTrip:
         trace.close()
         assert len(rows_in(path)) == 4
 
+    def test_a_file_that_was_emptied_is_a_trace_again(self, path):
+        """As by logrotate's copytruncate."""
+        with closing(TraceWriter(path)) as writer:
+            writer.write(ROW)
+            os.truncate(path, 0)
+            writer.write(replace(ROW, request="chat-2"))
+        assert [row.request for row in read_trace(path)] == ["chat-2"]
+
     def test_a_part_of_the_rows_is_read(self, path):
         names = ["é", 'é", "step": 5', "é1"]
         rows = [replace(ROW, request=names[number % 3], step=number) for number in range(100)]

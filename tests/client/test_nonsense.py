@@ -176,8 +176,18 @@ def test_a_sound_server_is_served(url, prompts, command):
 @pytest.mark.parametrize(
     ("command", "routes"),
     [
-        ("audit", ["/version", "/v1/models", "/tokenize", "/specplug/status", "/specplug/mode"]),
-        ("audit", ["/v1/completions", "/v1/chat/completions"]),
+        (
+            "audit",
+            [
+                "/version",
+                "/v1/models",
+                "/tokenize",
+                "/specplug/status",
+                "/specplug/mode",
+                "/v1/completions",
+                "/v1/chat/completions",
+            ],
+        ),
         ("bench", ["/specplug/status", "/v1/models", "/specplug/mode", "/v1/completions", "/tokenize"]),
         ("plan", ["/metrics"]),
         ("watch", ["/specplug/status", "/metrics"]),

@@ -102,8 +102,9 @@ def test_the_distribution_is_the_targets(kind, small):
 
 def test_top_k_and_top_p(kind, small):
     """Answers follow the distribution over kept tokens; any other token gives p = 0."""
+    pairs = 256 if kind == "v1" else 128  # V2's kernels are interpreted
     for params, expected in filtered():
-        assert_follows_target(small, 256, ["likely", "drawn"], expected=expected, **params)
+        assert_follows_target(small, pairs, ["likely", "drawn"], expected=expected, **params)
 
 
 @pytest.mark.parametrize("kind", ["v1", pytest.param("v2", marks=pytest.mark.slow)], indirect=True)
