@@ -118,10 +118,10 @@ lint: setup ## ruff, mypy and import-linter
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-test: lint ## lint, and all tests, those with vLLM and SGLang too where they run
-	@echo "The core's tests, SGLang's and transformers'; beside them the engines' environments and then vLLM's tests."
+test: setup ## lint, and all tests, those with vLLM and SGLang too where they run
+	@echo "Lint, the core's tests and SGLang's; beside them the engines' environments, transformers' tests and vLLM's."
 	@echo "What they print comes when each of them ends."
-	@$(MAKE) --no-print-directory --jobs 2 --output-sync=target test-core then-vllm then-sglang \
+	@$(MAKE) --no-print-directory --jobs 2 --output-sync=target setup-engines lint test-core then-vllm then-sglang \
 	  test-transformers
 
 then-vllm: setup-engines

@@ -174,6 +174,7 @@ class DeployedSuite:
         files = run(["python3", "-c", FILES, *modules], deployment, tmp_path).split()
         assert {str(Path(file).parents[1]) for file in files} == {str(folders["plugins"])}
 
+    @pytest.mark.slow
     def test_the_engine_accepts_the_manifests_line(self, folders, deployment, tmp_path):
         """By what `specplug doctor --launch` asks the engine."""
         launch = run(["python3", "-c", ASK, self.name, shlex.join(deployment.words(1))], deployment, tmp_path)

@@ -13,7 +13,7 @@ from specplug.audit.server import connect
 from specplug.cli.app import app
 from tests.engines.server import Server
 
-CHATS = 4
+CHATS = 3
 """How many prompts of several kinds are answered: each takes seconds."""
 TOOL = {
     "type": "function",
