@@ -9,11 +9,14 @@ from __future__ import annotations
 from functools import cache
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 from llvmlite import ir
 from numba.core import cgutils, types
 from numba.core.datamodel import models
 from numba.core.typing.templates import AttributeTemplate
 from numba.experimental import structref
+from numba.experimental.jitclass.base import imp_dtor
 from numba.extending import infer_getattr, intrinsic, lower_getattr_generic, register_model
 
 from specplug.match.cpu.compiled import compiled
@@ -36,16 +39,45 @@ structref.define_boxing(RecordType, Record)  # type: ignore[no-untyped-call]
 
 
 def record(**fields: Any) -> Record:
-    """Return a record of these fields: arrays, numbers and other records."""
-    return _constructor(tuple(fields))(*fields.values())  # type: ignore[no-any-return]
+    """Return a record of these fields: arrays, numbers and other records.
+
+    Numba's own constructors would be compiled anew in every process, which takes seconds.
+    """
+    return _record(_named(tuple(fields)), tuple(fields.values()))
 
 
 @cache
-def _constructor(names: tuple[str, ...]) -> Any:
-    """Return a function that makes records of fields with these names."""
-    named = type("Record", (Record,), {})
-    structref.define_constructor(named, RecordType, list(names))  # type: ignore[no-untyped-call]
-    return named
+def _named(names: tuple[str, ...]) -> npt.NDArray[np.void]:
+    """Return an array whose type has the names of a record's fields, because kernels know types only."""
+    return np.empty(0, [(name, np.uint8) for name in names])
+
+
+def _construct(_typing: Any, named: Any, values: Any) -> Any:
+    names = tuple(named.dtype.fields)
+    kind = RecordType(list(zip(names, values.types, strict=True)))  # type: ignore[no-untyped-call]
+
+    def generate(context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
+        payload = context.data_model_manager[kind.get_data_type()].get_value_type()  # type: ignore[no-untyped-call]
+        size = context.get_constant(types.uintp, context.get_abi_sizeof(payload))
+        free = imp_dtor(context, builder.module, kind)  # type: ignore[no-untyped-call]
+        utils: Any = structref._Utils(context, builder, kind)  # type: ignore[no-untyped-call]
+        made = utils.new_struct_ref(context.nrt.meminfo_alloc_dtor(builder, size, free))
+        fields = utils.get_data_struct(made._getvalue())
+        for place, (name, given) in enumerate(zip(names, values.types, strict=True)):
+            value = context.cast(builder, builder.extract_value(arguments[1], place), given, kind.field_dict[name])
+            context.nrt.incref(builder, kind.field_dict[name], value)
+            setattr(fields, name, value)
+        return made._getvalue()
+
+    return kind(named, values), generate  # type: ignore[no-untyped-call]
+
+
+_constructed: Any = intrinsic(_construct)
+
+
+@compiled
+def _record(named: npt.NDArray[np.void], values: tuple[Any, ...]) -> Record:
+    return _constructed(named, values)  # type: ignore[no-any-return]
 
 
 class BorrowedType(types.Type):  # type: ignore[misc]
