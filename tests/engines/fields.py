@@ -1,0 +1,110 @@
+"""The standing test's table: what becomes of each field of an engine's requests when drafts are verified.
+
+An engine's `test_fields.py` has one `Row` for every field of the engine's own definitions, and `assert_complete` fails
+when a newer engine defines a field without a row.  Each row runs in `Situation`s beside the same engine without
+specplug, and says what is right there:
+
+    equal      the answer is the control's: text, ids, log-probabilities, usage and reasons
+    undrafted  the same, and nothing is verified for the request: its drafts could not be exact
+    refused    the request fails, with an error that names the field, on the server with specplug alone
+    no text    the field cannot change an answer; `why` says what it does instead
+
+A row of the first two kinds counts only if its control's answer differs from the one without the field.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+Fate = Literal["equal", "undrafted", "refused", "no text"]
+
+
+@dataclass(frozen=True)
+class Row:
+    """What becomes of one field.
+
+    Attributes:
+        name: the field's, as the engine defines it.
+        given: parameters of a request that uses it, others that it needs included.
+        fate: see above.
+        why: for all fates but "equal", the reason, in words for a user.
+        base: parameters of the request that the answer must differ from; by default none.
+        prompt: a key of the engine's prompts.
+    """
+
+    name: str
+    given: Mapping[str, Any] = field(default_factory=dict)
+    fate: Fate = "equal"
+    why: str = ""
+    base: Mapping[str, Any] = field(default_factory=dict)
+    prompt: str = "edit"
+
+    def __post_init__(self) -> None:
+        assert bool(self.why) == (self.fate != "equal"), f"{self.name}: {self.fate} and {self.why!r}"
+
+
+@dataclass(frozen=True)
+class Situation:
+    """How a row's request meets the engine.
+
+    Attributes:
+        draft: whether the oracle's drafts are right as a whole, or wrong at every second token.
+        company: whether another request, of another row, runs in the same steps.
+        prompt: whether the prompt is computed in one step or in several.
+        stop: whether the answer is stopped inside a draft, by a token, or runs to its own end.
+    """
+
+    draft: Literal["right", "wrong"]
+    company: Literal["alone", "beside"]
+    prompt: Literal["whole", "chunks"]
+    stop: Literal["end", "inside"]
+
+    def __str__(self) -> str:
+        return f"{self.draft}-{self.company}-{self.prompt}-{self.stop}"
+
+
+SITUATIONS = tuple(
+    Situation(*each)
+    for each in itertools.product(("right", "wrong"), ("alone", "beside"), ("whole", "chunks"), ("end", "inside"))
+)
+
+
+def pairs(rows: Sequence[Row]) -> Iterator[tuple[Row, Situation]]:
+    """Yield each row in two situations that differ in everything, other ones for the next row.
+
+    So each row meets each value, and the rows together meet each pair of values.
+    """
+    for number, row in enumerate(rows):
+        place = number % (len(SITUATIONS) // 2)
+        yield row, SITUATIONS[place]
+        yield row, SITUATIONS[-1 - place]
+
+
+def product(rows: Sequence[Row]) -> Iterator[tuple[Row, Situation]]:
+    """Yield each row in every situation."""
+    return itertools.product(rows, SITUATIONS)
+
+
+def assert_complete(rows: Iterable[Row], defined: Iterable[str], source: str) -> None:
+    """Compare the rows with the fields that an engine defines.
+
+    Args:
+        rows: the table.
+        defined: the fields' names.
+        source: the class or function that defines them, for the message.
+    """
+    named = [row.name for row in rows]
+    twice = sorted({name for name in named if named.count(name) > 1})
+    new, gone = sorted({*defined} - {*named}), sorted({*named} - {*defined})
+    assert not [*twice, *new, *gone], (
+        f"{source} and the standing test differ; without a row: {new}; not defined any more: {gone}; twice: {twice}. "
+        "A new field needs a row that says what becomes of it: equal, undrafted, refused, or no text"
+    )
+
+
+def stopped(row: Row, token: int) -> Row:
+    """Return the row with a stop at a token of its answer."""
+    return replace(row, given={**row.given, "stop_token_ids": [*row.given.get("stop_token_ids", ()), token]})
