@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from itertools import takewhile
 from operator import attrgetter
 from time import perf_counter
 from typing import Any
@@ -18,7 +17,8 @@ from specplug.runtime.step_planner import UNREPORTED, Bounds, DraftResult, Launc
 from specplug.types.caps import DraftLengthChange
 from specplug.types.plan import StepPlan
 from specplug_vllm import seams, step_metadata
-from specplug_vllm.config import plugin_context, required, runner_of
+from specplug_vllm.config import plugin_context, required
+from specplug_vllm.requests import DraftRules
 from specplug_vllm.startup import recurrent
 from specplug_vllm.worker import status
 from specplug_vllm.worker.drafting import fields_of
@@ -42,11 +42,11 @@ class PlanningMixin:
         seams.require("scheduler")
         super().__init__(*args, **kwargs)
         found, longest = required(self.vllm_config), int(self.vllm_config.model_config.max_model_len)
-        drafts_seeded = runner_of(self.vllm_config) == "v2"
+        self._rules = DraftRules(self.vllm_config)
 
         def bounds(request: Any) -> Bounds:
             params = request.sampling_params
-            cap = None if params is None else fields_of(params, drafts_seeded)[0].cap
+            cap = None if params is None else fields_of(params, self._rules)[0].cap
             return Bounds(min(request.num_prompt_tokens + request.max_tokens, longest), cap)
 
         context = plugin_context(self.vllm_config, found.settings.seed)
@@ -65,7 +65,6 @@ class PlanningMixin:
         if recurrent.is_recurrent(self.vllm_config):
             recurrent.refuse_layers(self.kv_cache_config)
             self._most_placeholders = 0  # a new prompt runs as prefill, which cannot roll placeholders back
-        self._markers = _reasoning_markers(self.vllm_config)
         self._began = 0.0
         self._launched: deque[Launched] = deque()
         self._fates: list[DraftResult] = []
@@ -74,8 +73,9 @@ class PlanningMixin:
         """Schedule as vLLM does, with the plan's row length in place of the server's maximum draft length."""
         self._began = perf_counter()
         self._cut_drafts(self.step_planner.plan)
-        if self._markers:
-            self._cut_at_markers()
+        if self._rules.runner == "v1":
+            for request in self.running:
+                self._rules.cut(request)
         widest, self.num_spec_tokens = self.num_spec_tokens, min(self._row_length, self._most_placeholders)
         try:
             return super().schedule(*args, **kwargs)  # type: ignore[misc]
@@ -179,22 +179,3 @@ class PlanningMixin:
             request = self.requests.get(name)
             if request is not None and request.spec_token_ids:
                 request.spec_token_ids = request.spec_token_ids[: plan.draft_length_for(name)]
-
-    def _cut_at_markers(self) -> None:
-        """Cut drafts of requests with a thinking budget before the first token that begins or ends reasoning.
-
-        V1 counts the reasoning before a step and not within its drafts: it would not limit what a draft begins, and
-        would force a second end after one that a draft holds.
-        """
-        for request in self.running:
-            params = request.sampling_params
-            if request.spec_token_ids and params is not None and params.thinking_token_budget is not None:
-                request.spec_token_ids = [*takewhile(lambda id: id not in self._markers, request.spec_token_ids)]
-
-
-def _reasoning_markers(vllm_config: Any) -> frozenset[int]:
-    """Return the tokens that begin reasoning or are forced at its end, on V1; V2 counts at each draft position."""
-    reasoning = vllm_config.reasoning_config
-    if reasoning is None or runner_of(vllm_config) != "v1":
-        return frozenset()
-    return frozenset([*(reasoning.reasoning_start_token_ids or ()), *(reasoning.reasoning_end_token_ids or ())])

@@ -31,7 +31,8 @@ from specplug.types.plan import StepPlan
 from specplug.types.request import EngineEvent, EngineEventKind, Reference, Request, RequestOptions
 from specplug.types.verdict import Outcome
 from specplug_vllm import seams, step_metadata
-from specplug_vllm.config import plugin_context, required, runner_of
+from specplug_vllm.config import plugin_context, required
+from specplug_vllm.requests import DraftRules
 
 if TYPE_CHECKING:  # these import numba, which no process may before vLLM has loaded its kernels for CPUs
     from specplug.pipeline.stream.buffers import DraftOutputs, EngineRows
@@ -66,21 +67,16 @@ def kept_of(engine: EngineRows, kept: Tensor | list[int] | None) -> EngineRows:
     return engine._replace(**{name: getattr(engine, name)[kept] for name in names})
 
 
-def fields_of(params: Any, drafts_seeded: bool) -> tuple[RequestOptions, tuple[Reference, ...], str | None]:
-    """Return the options, references and tenant of vLLM's sampling parameters.
-
-    V1's generators advance by as many numbers as a step draws, and so by its drafts, which depend on load and on what
-    was learnt.  There (`drafts_seeded` is false) a request that samples with a seed has no drafts, so that the same
-    seed gives the same text.
-    """
+def fields_of(params: Any, rules: DraftRules) -> tuple[RequestOptions, tuple[Reference, ...], str | None]:
+    """Return the options, references and tenant of vLLM's sampling parameters."""
     options, references, tenant = wire.decode(params.extra_args)
-    if not drafts_seeded and params.seed is not None and params.temperature > 0:
+    if not rules.allow_drafts(params):
         options = replace(options, enabled=False)
     return options, references, tenant
 
 
 def running_request(
-    new: Any, max_model_len: int, cache_salt: str | None = None, *, drafts_seeded: bool
+    new: Any, max_model_len: int, cache_salt: str | None = None, *, rules: DraftRules
 ) -> RunningRequest:
     """Convert a vLLM `NewRequestData`.  Requests that do not sample (pooling) never draft."""
     params = new.sampling_params
@@ -88,7 +84,7 @@ def running_request(
     prompt_length = 0 if prompt is None else len(prompt)
     if params is None:
         return RunningRequest(Request(new.req_id, prompt_length, max_tokens=0), end=prompt_length, stop_ids=())
-    options, references, tenant = fields_of(params, drafts_seeded)
+    options, references, tenant = fields_of(params, rules)
     lora_id = None if new.lora_request is None else int(new.lora_request.lora_int_id)
     max_tokens = max_model_len if params.max_tokens is None else int(params.max_tokens)
     request = Request(
@@ -136,7 +132,7 @@ class Drafting:
         is_idle: whether the newest step neither verifies nor makes drafts.  Then nothing of specplug runs: emitted
             tokens are counted on the host, and proposers ingest them at the next step that drafts.
         text_of: returns the text of a request that starts or resumes, where the scheduler's data lacks it: on V1.
-        drafts_seeded: whether requests that sample with a seed are drafted, see `fields_of`.
+        rules: which requests have drafts.
         distribution_bytes: memory of the draft distributions, the engine's buffer included.
         changes_of_weights: how many changes of weights, one within another, are under way.
         released: the memory that vLLM has released to sleep.
@@ -150,10 +146,11 @@ class Drafting:
         context = plugin_context(vllm_config, found.settings.seed, device=device, rank=rank)
         self.caps, self.vocab_size = context.caps, context.vocab_size
         self.max_slots, self.max_length = context.max_slots, context.max_length
-        runner = runner_of(vllm_config)
+        self.rules = DraftRules(vllm_config)
         self.text_of: Callable[[str], Tokens] = lambda _: ()
-        self.drafts_seeded = runner == "v2"
-        self.stage: DraftStage = build_draft_stage(found.settings, default_registry(), context, grammars=runner == "v1")
+        self.stage: DraftStage = build_draft_stage(
+            found.settings, default_registry(), context, grammars=self.rules.runner == "v1"
+        )
         self.distribution_bytes = self.stage.distribution_bytes
         self._closing = weakref.finalize(self, self.stage.close)
         self.allocator = SlotAllocator(self.max_slots, device, lambda event: self.stage.on_event(event))
@@ -191,7 +188,7 @@ class Drafting:
         if self.allocator.is_waiting(new.req_id):
             self.allocator.resume(new.req_id, tokens_of(new))
             return
-        occupant = running_request(new, self.max_length, cache_salt, drafts_seeded=self.drafts_seeded)
+        occupant = running_request(new, self.max_length, cache_salt, rules=self.rules)
         if not occupant.tokens:
             occupant = replace(occupant, tokens=self.text_of(new.req_id))
         drafts = occupant.end - occupant.request.prompt_length > 1

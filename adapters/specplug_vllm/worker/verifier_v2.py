@@ -34,7 +34,7 @@ def install(runner: Any, verifier: ServerVerifier | None, drafting: Drafting | N
     if type(sampler) is not module.RejectionSampler:
         if verifier is None:
             if drafting is not None:
-                drafting.drafts_seeded = False
+                drafting.rules.draws_by_position = False
             return
         raise EngineError.build(
             "the served model verifies by itself",
