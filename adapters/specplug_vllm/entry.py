@@ -45,9 +45,8 @@ def register() -> None:
 def _post_init(original: Callable[..., None], config: Any, *args: Any, **kwargs: Any) -> None:
     """Accept requests' fields in a process that has built a configuration which enables specplug."""
     original(config, *args, **kwargs)
-    if extended_method(config) is not None:
-        _hook_worker()
     if is_requested(config):
+        _hook_worker()
         seams.require("api")
         from specplug_vllm.frontend import intake
 
@@ -75,9 +74,14 @@ def _hook_worker() -> None:
 
 
 def _init_device(original: Callable[..., None], wrapper: Any, *args: Any, **kwargs: Any) -> None:
-    """Let lookup continue the drafts of the new runner's drafter, if the server asks for it."""
+    """Mend a new runner's sampler, and let lookup continue the drafts of its drafter, if the server asks for it."""
     original(wrapper, *args, **kwargs)
     config = wrapper.vllm_config
+    if is_requested(config):
+        from specplug_vllm.worker import token_logprobs, workarounds
+
+        token_logprobs.install(runner_of(config))
+        workarounds.install_thinking_budgets()
     if extended_method(config) is None:
         return
     runner = wrapper.worker.model_runner

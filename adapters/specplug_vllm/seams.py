@@ -104,6 +104,28 @@ vllm.v1.sample.rejection_sampler
   rejection_sample(draft_token_ids, num_draft_tokens, max_spec_len, cu_num_draft_tokens, draft_probs, target_logits,
       bonus_token_ids, sampling_metadata)
 
+[thinking budgets]
+vllm.v1.sample.thinking_budget_state
+  ThinkingBudgetStateHolder: _state
+  ThinkingBudgetStateHolder.update_state(output_token_ids)
+
+[token logprobs v1]
+vllm.v1.sample.metadata:SamplingMetadata: logprob_token_ids max_num_logprobs
+vllm.v1.spec_decode.metadata:SpecDecodeMetadata: num_draft_tokens
+vllm.v1.sample.rejection_sampler:RejectionSampler.forward(metadata, draft_probs, logits, sampling_metadata)
+vllm.v1.sample.sampler:Sampler.gather_logprobs(logprobs, num_logprobs, token_ids)
+
+[token logprobs v2]
+vllm.v1.worker.gpu.sample.sampler:Sampler: logprob_token_ids_state
+vllm.v1.worker.gpu.sample.logprob:LogprobTokenIdsState.max_num_token_ids(idx_mapping_np)
+vllm.v1.worker.gpu.spec_decode.rejection_sampler
+  RejectionSampler._verify(logits, draft_logits, draft_sampled, pos, cu_num_logits, idx_mapping, idx_mapping_np,
+      expanded_idx_mapping)
+  RejectionSampler._get_logprobs_tensors(sampled, num_sampled, logits, cu_num_logits, cu_num_logits_np,
+      max_num_logprobs)
+  compute_topk_scores(logits, num_logprobs, sampled_token_ids, cu_num_logits, logprob_token_ids_state,
+      expanded_idx_mapping, max_per_req_token_ids)
+
 [v2]
 vllm.v1.worker.gpu.spec_decode:init_speculator(vllm_config, device, *, req_states)
 vllm.v1.worker.gpu.model_runner

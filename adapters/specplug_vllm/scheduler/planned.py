@@ -64,7 +64,10 @@ class PlanningMixin:
         self._most_placeholders = chunk - 1 if chunk > 0 else self.step_planner.caps.max_draft_length
         if recurrent.is_recurrent(self.vllm_config):
             recurrent.refuse_layers(self.kv_cache_config)
-            self._most_placeholders = 0  # a new prompt runs as prefill, which cannot roll placeholders back
+        if recurrent.is_recurrent(self.vllm_config) or self._rules.runner == "v1":
+            # A recurrent model's new prompt runs as prefill, which cannot roll placeholders back.  V1 rejects them with
+            # numbers of the request's own generator, which then gives other text for the same seed.
+            self._most_placeholders = 0
         self._began = 0.0
         self._launched: deque[Launched] = deque()
         self._fates: list[DraftResult] = []

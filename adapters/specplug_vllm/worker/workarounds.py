@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from specplug.seams.seam import hook
+from specplug_vllm import seams
 
 
 def install() -> None:
@@ -20,6 +21,29 @@ def install() -> None:
     hook(module, "expand_batch_to_tokens", _expand_batch_to_tokens)
     hook(module, "apply_sampling_constraints", _apply_sampling_constraints)
     hook(module, "rejection_sample", _rejection_sample)
+
+
+def install_thinking_budgets() -> None:
+    """Patch V1's count of thinking tokens, once per process."""
+    seams.require("thinking budgets")
+    from vllm.v1.sample.thinking_budget_state import ThinkingBudgetStateHolder
+
+    hook(ThinkingBudgetStateHolder, "update_state", _update_thinking)
+
+
+def _update_thinking(
+    original: Callable[..., None], holder: Any, output_token_ids: Sequence[Sequence[int]], *args: Any, **kwargs: Any
+) -> None:
+    """Let the end of the reasoning be forced again where the token on which it was forced has been dropped.
+
+    A chunk of a prompt samples a token that vLLM drops.  With speculation vLLM notes the end as forced all the same.
+    """
+    for row, state in holder._state.items():
+        length = len(output_token_ids[row]) if row < len(output_token_ids) else 0
+        if state.get("specplug_length") == length:
+            state["bonus_token_forced"] = False
+        state["specplug_length"] = length
+    original(holder, output_token_ids, *args, **kwargs)
 
 
 def _apply_sampling_constraints(original: Callable[..., Any], logits: Tensor, *args: Any, **kwargs: Any) -> Any:
