@@ -175,6 +175,12 @@ class Settings(Section):
         le=MAX_SPECULATIVE_TOKENS,
         description="most draft tokens per request and step, bonus excluded",
     )
+    dropped_logits_processors: tuple[str, ...] = Field(
+        default=(),
+        strict=False,
+        description="names of logits processors installed in vLLM that this server may run without, as the V1 runner "
+        "loads none with speculation",
+    )
     options: dict[str, dict[str, Any]] = Field(
         default_factory=dict, description="settings of plug-ins, by plug-in name and then by that plug-in's own keys"
     )

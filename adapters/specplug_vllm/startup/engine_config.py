@@ -40,7 +40,7 @@ from specplug_vllm.config import (
     runner_of,
     section_of,
 )
-from specplug_vllm.startup import advice, graphs, recurrent
+from specplug_vllm.startup import advice, graphs, logits_processors, recurrent
 
 ADAPTIVE = "enable_adaptive_verification"
 ENABLE = "SPECPLUG_ENABLE"
@@ -120,6 +120,7 @@ def _check(vllm_config: Any) -> None:
         resolved(vllm_config)
         refuse_unsupported(vllm_config)
         recurrent.refuse_unsupported(vllm_config)
+        logits_processors.refuse_unsupported(vllm_config)
     except SpecplugError:
         startup.show_message_only()
         raise

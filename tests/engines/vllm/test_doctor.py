@@ -23,6 +23,9 @@ import json, sys
 from specplug.operator.launches import tell
 from specplug_vllm.doctor import resolved_launch
 for arguments in json.loads(sys.argv[1]):
+    if arguments[0] == "BESIDE":
+        sys.path.append(arguments[1])
+        arguments = arguments[2:]
     tell(resolved_launch, json.dumps(arguments))
 """
 
@@ -34,6 +37,7 @@ speculative-config: {method: custom_class, model: specplug_vllm.Proposer, num_sp
 additional-config: {specplug: {mode: "off"}}
 """
 ALONE = ["--additional-config.specplug.mode", "off"]
+DISPENSABLE = json.dumps({"specplug": {"dropped_logits_processors": ["acme-filter"]}})
 CASES: dict[str, list[str]] = {
     "one flag": [*PLAIN, *ALONE],
     "one flag and a length": [*PLAIN, *ALONE, "--speculative-config.num_speculative_tokens", "5"],
@@ -47,6 +51,9 @@ CASES: dict[str, list[str]] = {
     "not asked": PLAIN,
     "typo": configuration("v1", {"proposr": "ngram"}).flags(),
     "pipeline": configuration("v1", NGRAM, pipeline_parallel_size=2).flags(),
+    "logits processor of the launch": [*PLAIN, *DOTTED, "--logits-processors", "acme:Filter"],
+    "logits processor": ["BESIDE", "FOLDER", *PLAIN, *DOTTED],
+    "dispensable logits processor": [*PLAIN, *DOTTED, "--additional-config", DISPENSABLE],
     "unknown flag": [*PLAIN, *DOTTED, "--no-such-flag"],
 }
 
@@ -55,11 +62,17 @@ CASES: dict[str, list[str]] = {
 def answers(tmp_path_factory) -> dict[str, Any]:
     """vLLM's answer to each of `CASES`, from one process, because importing vLLM takes most of the time.
 
-    A flag that vLLM does not know ends the process, and so comes last.
+    A logits processor stays installed from its first case on.  A flag that vLLM does not know ends the process, and so
+    comes last.
     """
     file = tmp_path_factory.mktemp("launch") / "server.yaml"
     file.write_text(CONFIG_FILE)
-    lines = [[str(file) if word == "FILE" else word for word in words] for words in CASES.values()]
+    package = tmp_path_factory.mktemp("installed") / "acme_filters-1.0.dist-info"
+    package.mkdir()
+    (package / "METADATA").write_text("Metadata-Version: 2.1\nName: acme-filters\nVersion: 1.0\n")
+    (package / "entry_points.txt").write_text("[vllm.logits_processors]\nacme-filter = acme:Filter\n")
+    places = {"FILE": str(file), "FOLDER": str(package.parent)}
+    lines = [[places.get(word, word) for word in words] for words in CASES.values()]
     command = [sys.executable, "-c", REQUESTED, json.dumps(lines)]
     variables = configuration("v1").variables()
     done = subprocess.run(command, capture_output=True, text=True, timeout=900, env=variables)
@@ -88,12 +101,18 @@ def test_a_line_without_specplug_is_not_looked_into(answers):
         ("two drafters", ["vLLM's own drafter drafts on this server", "proposer 'ngram'", "method 'ngram'"]),
         ("typo", ["unknown setting 'proposr'", "Did you mean 'proposer'"]),
         ("pipeline", ["pipeline parallelism is not supported", "pipeline_parallel_size 2"]),
+        ("logits processor", ["loads no logits processors", "'acme-filter' of the package acme-filters"]),
+        ("logits processor of the launch", ["loads no logits processors", "acme:Filter of --logits-processors"]),
         ("unknown flag", ["error: unrecognized arguments: --no-such-flag"]),
     ],
 )
 def test_what_cannot_be_served_is_refused_by_name(answers, case, parts):
     for part in parts:
         assert part in answers[case]
+
+
+def test_a_logits_processor_is_dropped_only_by_name(answers):
+    assert "without the logits processors acme-filter" in str(answers["dispensable logits processor"])
 
 
 @pytest.mark.slow  # a process of its own; tests/adapters/test_doctor.py has the variable
