@@ -9,6 +9,7 @@ import torch
 
 from tests.engines.suites.chats import scripted_model
 from tests.engines.suites.reasoning import ORACLE, PROMPT, ReasoningSuite
+from tests.engines.suites.served import drafts_of
 
 __all__ = ["scripted_model"]
 
@@ -40,6 +41,17 @@ class TestReasoning(ReasoningSuite):
 
     def test_budgets_of_reasoning(self, truth, ours):
         self.budgets_hold(truth, ours, (0, 1, LENGTH - 1, LENGTH, LENGTH + 1, 2 * LENGTH))
+
+    def test_a_budget_spent_in_a_prompt_that_comes_in_chunks(self, truth, ours):
+        """The token that the first chunk samples is dropped, and so is the end that was forced on it."""
+        begin = self.answered(truth, {})["token_ids"][:1]
+        prompt = [*(PROMPT * 200)[:600], *begin]
+        for budget in (0, 1):
+            params = {"thinking_token_budget": budget, "max_tokens": 8}
+            [expected] = truth.generate([prompt], params)
+            for drafts in ([], expected["token_ids"]):
+                [found] = ours.generate([prompt], {**params, **(drafts_of(drafts) if drafts else {})})
+                self.assert_same(expected, found)
 
     @pytest.mark.slow  # engines of their own
     def test_a_marker_of_two_tokens(self, start, scripted_model):

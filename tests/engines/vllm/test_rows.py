@@ -1,24 +1,86 @@
-"""Rows whose state V1 keeps by step: the token behind a whole draft, and chunks of a prompt."""
+"""What vLLM's rejection samplers do otherwise than its samplers: rows behind whole drafts, and what they leave out."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import pytest
 
 from tests.engines.plain import ids
 from tests.engines.vllm.referee import reported
+from tests.engines.vllm.test_engine_drafts import LOOKUP, ladder
+
+__all__ = ["ladder"]
 
 CAT = ids("<|edit|>the cat sat on the mat and the cat sat on the mat and the cat sat on the")
-MINIMUM = [{"min_tokens": least, "stop_token_ids": [546], "max_tokens": 16} for least in (1, 2, 3, 5, 8, 9, 12)]
+STOP = 546
+MINIMUMS = [{"min_tokens": least, "stop_token_ids": [STOP], "max_tokens": 16} for least in (1, 3, 5, 8, 9, 12)]
+
+GIVEN = [
+    {"logprob_token_ids": [5, 7, 281], "max_tokens": 12},
+    {"logprob_token_ids": [9, STOP, 295, 291, 300], "max_tokens": 9},
+    {"logprob_token_ids": [281, 282], "max_tokens": 1},
+    {"max_tokens": 10},
+]
+LIKELIEST = {"logprobs": 2, "max_tokens": 10}
+ON_V1 = pytest.mark.parametrize("kind", ["v1"], indirect=True)
 
 
-def test_a_stop_id_behind_a_draft_counts_from_the_minimum_on(kind, baseline, zoo):
-    """The drafts are the answer up to the stop id, which V1 draws from the row behind them."""
-    expected = baseline.call("inside.generate", prompts=[CAT] * len(MINIMUM), params=MINIMUM)
+def answers(engine, params: list[dict[str, Any]], prompt: list[int] = CAT) -> list[dict[str, Any]]:
+    return engine.call("inside.generate", prompts=[prompt] * len(params), params=params)
+
+
+def wrong_in_the_middle(text: list[int]) -> dict[str, Any]:
+    return reported([*text[:3], 5, *text[4:]])
+
+
+def test_stop_ids_count_from_the_minimum_on(kind, baseline, zoo):
+    """The drafts end at each place in turn: V1 draws the stop id from the row behind them."""
+    expected = answers(baseline, MINIMUMS)
     lengths = [len(answer["token_ids"]) for answer in expected]
-    assert lengths[0] == 9
-    assert max(lengths) > 9
-    for cut in range(1, 10):
-        drafted = [
-            {**own, **reported(answer["token_ids"][:cut])} for own, answer in zip(MINIMUM, expected, strict=True)
-        ]
-        assert zoo.call("inside.generate", prompts=[CAT] * len(MINIMUM), params=drafted) == expected
+    assert (lengths[0], lengths[-1]) == (9, 16)
+    for cut in range(2, 10):
+        drafts = [reported(answer["token_ids"][:cut]) for answer in expected]
+        drafted = [{**own, **draft} for own, draft in zip(MINIMUMS, drafts, strict=True)]
+        assert answers(zoo, drafted) == expected
+
+
+@ON_V1
+def test_stop_ids_count_from_the_minimum_on_with_vllms_own_drafts(kind, baseline, ladder):
+    expected = answers(baseline, MINIMUMS)
+    own = ladder(kind, {"method": "ngram", **LOOKUP}, caps=(None, 2))
+    for _ in range(3):  # its plan has other lengths each time
+        assert answers(own, MINIMUMS) == expected
+
+
+def assert_same_logprobs(expected: list[dict[str, Any]], found: list[dict[str, Any]]) -> None:
+    for alone, beside in zip(expected, found, strict=True):
+        assert beside["token_ids"] == alone["token_ids"]
+        assert len(beside.get("logprobs", ())) == len(alone.get("logprobs", ()))
+        for own, other in zip(alone.get("logprobs", ()), beside.get("logprobs", ()), strict=True):
+            assert other == pytest.approx(own, abs=1e-3)
+
+
+@pytest.mark.parametrize("draft", [lambda text: {}, reported, wrong_in_the_middle])
+def test_log_probabilities_of_given_tokens(kind, baseline, zoo, draft):
+    """Each request gets beside others what it gets alone; V1's likeliest tokens beside are in `test_workarounds`."""
+    params = GIVEN if kind == "v1" else [*GIVEN, LIKELIEST]
+    alone = [answers(baseline, [own])[0] for own in params]
+    drafted = [{**own, **draft(answer["token_ids"])} for own, answer in zip(params, alone, strict=True)]
+    assert_same_logprobs(alone, answers(zoo, drafted))
+    assert_same_logprobs(alone[:1], answers(zoo, drafted[:1]))
+
+
+@ON_V1
+def test_log_probabilities_of_given_tokens_with_vllms_own_drafts(kind, baseline, ladder):
+    own = ladder(kind, {"method": "ngram", **LOOKUP}, caps=(None, 2))
+    assert_same_logprobs([answers(baseline, [one])[0] for one in GIVEN], answers(own, GIVEN))
+
+
+@ON_V1
+def test_a_seeds_text_does_not_depend_on_the_prefix_cache(kind, baseline, zoo):
+    """vLLM gives a request whose prompt is cached to its last token a first step with placeholders for drafts."""
+    params = [{"temperature": 2.0, "seed": 7, "max_tokens": 12, "ignore_eos": True}]
+    prompt = (CAT * 5)[:129]  # one block, and a token
+    expected = answers(baseline, params, prompt)
+    assert [answers(zoo, params, prompt) for _ in range(2)] == [expected] * 2

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 import pytest
 
-from tests.engines.server import Server
+from tests.engines.server import MODEL, Server
 from tests.engines.suites.explaining import ExplainSuite, explain
 from tests.engines.suites.server import REFERENCE, REGEX, SETTINGS, ServerSuite
 from tests.engines.suites.soak import SoakSuite
@@ -48,6 +48,24 @@ class TestServer(ServerSuite):
     )
     paths = (("/v1/responses", {"input": "x", "max_output_tokens": 4}),)
     regex: ClassVar[dict[str, Any]] = {"structured_outputs": {"regex": REGEX}}
+
+    def test_scores_of_given_tokens_equal_the_baselines(self, server, baseline):
+        asked = {
+            "/generative_scoring": {"query": "the cat", "items": [" sat", " on the"], "label_token_ids": [281, 5, 7]}
+        }
+        asked["/v1/completions"] = {**self.request(0), "temperature": 0, "seed": None, "max_tokens": 12, "logprobs": 0}
+        asked["/v1/completions"]["logprob_token_ids"] = [281, 5, 7]
+        for path, body in asked.items():
+            found, expected = (one.ask(path, {"model": MODEL, **body}).json for one in (server, baseline))
+            assert numbers(found) == pytest.approx(numbers(expected), abs=1e-3)
+            assert len(numbers(found)) > 4
+
+
+def numbers(answer: Any) -> list[float]:
+    """Return the fractions in an answer."""
+    if isinstance(answer, dict | list):
+        return [each for part in (answer.values() if isinstance(answer, dict) else answer) for each in numbers(part)]
+    return [answer] if isinstance(answer, float) else []
 
 
 class TestTenants(TenantsSuite):

@@ -1,4 +1,4 @@
-"""Workarounds for vLLM's V1 rejection sampling on a CPU: its functions, without an engine."""
+"""Workarounds for vLLM's rejection sampling, most of them for V1 on a CPU: its functions, without an engine."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from specplug_vllm.worker import workarounds
+from specplug_vllm.worker import token_logprobs, workarounds
 from tests.engines.vllm.host import answer_for_llvmlite
 
 
@@ -76,3 +76,18 @@ def test_every_row_of_logits_gets_its_requests_adapter(by_row):
     state = State()
     workarounds.spread_adapters(state, lambda: drafts)
     assert state.make_lora_inputs(["a", "b", "c"], [3, 1, 2]) == ((1, 1, 1, 0, 2, 2), (3, 1, 2), "mapping")
+
+
+def test_given_tokens_take_the_place_of_the_likeliest_in_their_requests_positions():
+    """Two requests with three positions each: the first asks for its likeliest token, the second for three others."""
+    from vllm.v1.sample.sampler import Sampler
+
+    torch.manual_seed(0)
+    logprobs, emitted, given = torch.randn(6, 8).log_softmax(-1), torch.tensor([1, 2, 3, 4, 5, 6]), [4, 0, 6]
+    with torch.compiler.set_stance("force_eager"), token_logprobs._looking_up((2, {1: given})):
+        found = token_logprobs._gather_logprobs(Sampler.gather_logprobs, logprobs, 1, emitted)
+    assert found.logprob_token_ids[:, 0].tolist() == emitted.tolist()
+    assert found.logprob_token_ids[:3, 1].tolist() == logprobs[:3].argmax(-1).tolist()
+    assert found.logprobs[:3, 2:].isneginf().all()
+    assert found.logprob_token_ids[3:, 1:].tolist() == [given] * 3
+    assert torch.equal(found.logprobs[3:], logprobs[3:].gather(1, found.logprob_token_ids[3:].long()))
