@@ -30,7 +30,8 @@ vllm.config.vllm
   NgramGPUTypes <= 0.32
   VllmConfig: __post_init__ _get_v2_model_runner_unsupported_features _set_cudagraph_sizes
       _validate_adaptive_verification use_v2_model_runner watermark_config
-vllm.config.speculative:SpeculativeConfig: num_speculative_tokens num_speculative_tokens_per_batch_size
+vllm.config.speculative:SpeculativeConfig: max_num_new_slots_for_drafting num_speculative_tokens
+    num_speculative_tokens_per_batch_size
 vllm.config.scheduler:SchedulerConfig: scheduler_cls
 
 [scheduler]
@@ -41,11 +42,13 @@ vllm.v1.core.sched.scheduler
   Scheduler.make_spec_decoding_stats(*, num_accepted_tokens, num_draft_tokens, request_id)
   Scheduler.update_draft_token_ids(draft_token_ids)
   Scheduler._free_request(request)
+  Scheduler._handle_stopped_request(request)
 vllm.v1.core.sched.async_scheduler:AsyncScheduler: _update_after_schedule make_spec_decoding_stats schedule
 vllm.v1.structured_output.backend_xgrammar:XgrammarGrammar: matcher
 vllm.v1.structured_output.backend_guidance:GuidanceGrammar: ll_matcher
 vllm.v1.structured_output.backend_types:StructuredOutputGrammar: accept_tokens fill_bitmask is_terminated rollback
 vllm.v1.kv_cache_interface:MambaSpec: mamba_type
+vllm.v1.request:Request.__init__(*, resumable)
 
 [scheduler, v1, v2]
 vllm.tokenizers:cached_tokenizer_from_config(model_config)

@@ -59,9 +59,9 @@ class PlanningMixin:
         self._pads = self.step_planner.caps.draft_length_change is DraftLengthChange.CAPTURED
         self._sized = self.step_planner.plan  # the plan that `_row_length` is of
         self._row_length = self._length_for(self._sized)
-        # vLLM gives some new requests this many placeholders, and fails if they exceed a prompt's chunk.
-        chunk = self.vllm_config.scheduler_config.long_prefill_token_threshold
-        self._most_placeholders = chunk - 1 if chunk > 0 else self.step_planner.caps.max_draft_length
+        self._most_placeholders = placeholders_that_fit(
+            self.vllm_config.scheduler_config, self.vllm_config.speculative_config.max_num_new_slots_for_drafting
+        )
         if recurrent.is_recurrent(self.vllm_config):
             recurrent.refuse_layers(self.kv_cache_config)
         if recurrent.is_recurrent(self.vllm_config) or self._rules.runner == "v1":
@@ -116,6 +116,17 @@ class PlanningMixin:
 
         By default nothing is counted, as workers count.
         """
+
+    def _handle_stopped_request(self, request: Any) -> bool:
+        """Keep a session whose turn ends inside a draft at the end of its turn, not at that of the draft.
+
+        vLLM continues a session from its count of computed tokens, which without async scheduling still holds the
+        accepted tokens behind the end: it would skip as many tokens of the next turn's input.
+        """
+        if request.resumable:
+            kept = request.num_tokens - 1 + request.num_output_placeholders  # vLLM computes the last one again
+            request.num_computed_tokens = min(request.num_computed_tokens, kept)
+        return bool(super()._handle_stopped_request(request))  # type: ignore[misc]
 
     def make_spec_decoding_stats(self, *args: Any, **kwargs: Any) -> Any:
         """Record how many draft tokens of one request were accepted."""
@@ -182,3 +193,17 @@ class PlanningMixin:
             request = self.requests.get(name)
             if request is not None and request.spec_token_ids:
                 request.spec_token_ids = request.spec_token_ids[: plan.draft_length_for(name)]
+
+
+def placeholders_that_fit(scheduler_config: Any, reserved: int) -> int:
+    """Return how many draft tokens at most vLLM may expect of a request that joins with one token to compute.
+
+    vLLM fails if they exceed a prompt's chunk, and does not start a request while they exceed a step's token budget.
+
+    Args:
+        scheduler_config: vLLM's `SchedulerConfig`.
+        reserved: the tokens of a step's budget that each row leaves to the engine's own drafter.
+    """
+    chunk, batched = scheduler_config.long_prefill_token_threshold, scheduler_config.max_num_batched_tokens
+    budget = min(scheduler_config.max_num_scheduled_tokens or batched, batched - reserved)
+    return int(min(chunk, budget) if chunk > 0 else budget) - 1

@@ -6,9 +6,11 @@
 from __future__ import annotations
 
 from itertools import pairwise
+from types import SimpleNamespace
 
 import pytest
 
+from specplug_vllm.scheduler.planned import placeholders_that_fit
 from tests.engines.plain import prompts
 from tests.engines.vllm import graphs, steps, watching
 from tests.engines.vllm.referee import RUNNERS
@@ -119,6 +121,17 @@ def test_a_prompt_that_is_cached_but_for_one_token_is_padded_to_the_plan(engine,
     assert first["prefill"]["again"] == 1
     assert first["drafts"]["again"] == (CHUNK - 1 if gamma is None else gamma)
     assert run["outputs"]["again"] == run["outputs"]["first"]
+
+
+@pytest.mark.parametrize(
+    ("chunk", "batched", "scheduled", "reserved", "expected"),
+    [(0, 512, None, 0, 511), (32, 64, 64, 0, 31), (0, 64, 16, 0, 15), (0, 16, 16, 1, 14), (32, 8, 8, 0, 7)],
+)
+def test_padding_fits_a_prompts_chunk_and_a_steps_budget(chunk, batched, scheduled, reserved, expected):
+    limits = SimpleNamespace(
+        long_prefill_token_threshold=chunk, max_num_batched_tokens=batched, max_num_scheduled_tokens=scheduled
+    )
+    assert placeholders_that_fit(limits, reserved) == expected
 
 
 def cached_but_for_one_token(llm, gamma):

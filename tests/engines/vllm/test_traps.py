@@ -103,7 +103,7 @@ def test_dropped_tokens_are_dropped(kind, zoo, truth):
     assert kinds[:5] == ["STARTED", "PREEMPTED", "RESUMED", "PREEMPTED", "RESUMED"]
 
 
-def session(llm: Any, parts: list[list[int]], max_tokens: int) -> dict[str, Any]:
+def session(llm: Any, parts: list[list[int]], given: dict[str, Any]) -> dict[str, Any]:
     """Feed one request its prompt in parts, each answered before the next: vLLM's streaming input.
 
     Returns the answers' ids by part, under "turns", and the "records" of the proposer `recorder`, if there is one.
@@ -112,17 +112,15 @@ def session(llm: Any, parts: list[list[int]], max_tokens: int) -> dict[str, Any]
     from vllm.v1.engine import EngineCoreRequest
 
     engine = llm.llm_engine
-    params = inside.sampling({"max_tokens": max_tokens, "ignore_eos": True})
+    params = inside.sampling({"ignore_eos": True, **given})
     params.output_kind = RequestOutputKind.DELTA
     tasks = engine.get_supported_tasks()
     first: EngineCoreRequest | None = None
     turns: list[list[int]] = []
     with watching.recording(llm) as records:
         for part in parts:
-            given = {"prompt_token_ids": part}
-            request = engine.input_processor.process_inputs(
-                "session" if first is None else first.request_id, given, params, supported_tasks=tasks, resumable=True
-            )
+            name, prompt = "session" if first is None else first.request_id, {"prompt_token_ids": part}
+            request = engine.input_processor.process_inputs(name, prompt, params, supported_tasks=tasks, resumable=True)
             if first is None:
                 engine.input_processor.assign_request_id(request)
                 first = request
@@ -131,9 +129,9 @@ def session(llm: Any, parts: list[list[int]], max_tokens: int) -> dict[str, Any]
             engine.engine_core.add_request(copy.deepcopy(request))  # both sides write to their prompt
             turn: list[int] = []
             for _ in range(200):
-                for output in engine.step():
-                    turn += output.outputs[0].token_ids
-                if len(turn) >= max_tokens:
+                outputs = [output.outputs[0] for output in engine.step()]
+                turn += [token for output in outputs for token in output.token_ids]
+                if any(output.finish_reason for output in outputs):
                     break
             turns.append(turn)
         engine.abort_request(["session"])
@@ -144,7 +142,7 @@ def session(llm: Any, parts: list[list[int]], max_tokens: int) -> dict[str, Any]
 def test_an_id_comes_again_without_having_finished(zoo, baseline):
     """A streaming session continues with a longer prompt under its old id, as an update in a new generation."""
     parts = [PROMPTS[0], PROMPTS[3], PROMPTS[1][:40]]
-    expected, found = (one.call(session, parts=parts, max_tokens=12) for one in (baseline, zoo))
+    expected, found = (one.call(session, parts=parts, given={"max_tokens": 12}) for one in (baseline, zoo))
     assert found["turns"] == expected["turns"]
     assert kinds_of(found, "session") == ["STARTED", "UPDATED", "UPDATED", "ABORTED"]
     records = found["records"]
@@ -157,6 +155,17 @@ def test_an_id_comes_again_without_having_finished(zoo, baseline):
     last = [text["session"] for text in texts if "session" in text][-1]
     assert last[: len(parts[0])] == parts[0]
     assert len(last) > sum(map(len, parts))
+
+
+def test_a_turn_of_a_session_ends_inside_a_draft(zoo, baseline):
+    """The next turn sees no token of the draft behind the end, and all of its own."""
+    parts = [PROMPTS[0], PROMPTS[22][:40]]
+    plain = baseline.call(session, parts=parts[:1], given={"max_tokens": 16})["turns"][0]
+    given = {"max_tokens": 16, "stop_token_ids": plain[3:4], **reported(plain)}
+    expected = baseline.call(session, parts=parts, given={**given, "extra_args": None})
+    found = zoo.call(session, parts=parts, given=given)
+    assert found["turns"] == expected["turns"]
+    assert len(expected["turns"][0]) == 4
 
 
 def test_vllm_counts_the_accepted_tokens_after_an_end_too(zoo, truth):
