@@ -52,6 +52,15 @@ def texts(engine: Engine, params: list[dict[str, Any]]) -> tuple[list[list[int]]
     return [answer["token_ids"] for answer in found], accepted
 
 
+def deterministically(engine: Engine, params: list[dict[str, Any]]) -> tuple[list[list[int]], int]:
+    """Do as `texts`, on an engine that is deterministic meanwhile."""
+    engine.inside(be_deterministic, really=True)
+    try:
+        return texts(engine, params)
+    finally:
+        engine.inside(be_deterministic, really=False)
+
+
 def at_most(cap: int, params: dict[str, Any]) -> dict[str, Any]:
     return {**params, "custom_params": {"specplug_num_speculative_tokens": cap}}
 

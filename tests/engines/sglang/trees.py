@@ -105,6 +105,14 @@ def accept_lightly(scheduler: Any) -> None:
     original = put(module, "_verify_coins", coins)
 
 
+def verify_as_without_kernels(scheduler: Any) -> None:
+    """SGLang's verification decides as on this CPU, where the plug-in of these tests lets it sample as on a GPU."""
+    import sglang.srt.speculative.eagle_utils as module
+    from specplug_test_sglang_cpu.sampling import verifies_greedily_here
+
+    put(module, "_verify_uses_greedy", verifies_greedily_here())
+
+
 def plan(scheduler: Any, draft_lengths: list[int]) -> None:
     """Let the policy, which has to be `ladder`, plan other draft lengths."""
     planner = scheduler.draft_worker.drafting.step_planner.stage._planner
