@@ -91,3 +91,33 @@ def defined(engine: Any) -> dict[str, list[str]]:
         "CompletionRequest": list(CompletionRequest.model_fields),
         "ChatCompletionRequest": list(ChatCompletionRequest.model_fields),
     }
+
+
+def converted(engine: Any, values: dict[str, Any]) -> dict[str, dict[str, list[str]]]:
+    """Return, by class of OpenAI's requests and by field, the fields of `GenerateReqInput` that its value sets."""
+    from sglang.srt.entrypoints.openai import protocol
+    from sglang.srt.entrypoints.openai.serving_chat import OpenAIServingChat
+    from sglang.srt.entrypoints.openai.serving_completions import OpenAIServingCompletion
+
+    found = {}
+    for kind, serving, needed in (
+        (protocol.CompletionRequest, OpenAIServingCompletion, {"model": "m", "prompt": "b"}),
+        (
+            protocol.ChatCompletionRequest,
+            OpenAIServingChat,
+            {"model": "m", "messages": [{"role": "user", "content": "b"}]},
+        ),
+    ):
+        serves = serving(engine.tokenizer_manager, engine.template_manager)
+
+        def fields(given: dict[str, Any], kind: Any = kind, serves: Any = serves) -> dict[str, Any]:
+            made = vars(serves._convert_to_internal_request(kind(**given), None)[0])
+            return {**made, **made["sampling_params"]}
+
+        plain = fields(needed)
+        found[kind.__name__] = {
+            name: [each for each, now in fields({**needed, name: value}).items() if now != plain.get(each)]
+            for name, value in values.items()
+            if name in kind.model_fields
+        }
+    return found

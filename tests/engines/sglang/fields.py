@@ -52,7 +52,7 @@ COUNTED = "SGLang's verification counts one token per step"
 UNMASKED = "SGLang does not support it with any speculation"
 SAMPLING = [
     Row("max_new_tokens", {"max_new_tokens": 5}),
-    Row("stop", {"stop": ["1\ny = 2"]}, prompt="loop"),
+    Row("stop", {"stop": ["1\ny = 2", "x = 1\n"]}, prompt="loop"),
     Row("stop_token_ids", {"stop_token_ids": [NEWLINE]}, prompt="loop"),
     Row("stop_regex", {"stop_regex": ["y = [0-9]\nx"]}, prompt="loop"),
     Row("temperature", WARM),
@@ -156,3 +156,54 @@ REQUEST = [
 """Of `GenerateReqInput`."""
 
 ROWS = [*SAMPLING, *REQUEST]
+
+OPENAI: dict[str, Any] = {
+    **{"frequency_penalty": 0.5, "presence_penalty": 0.5, "repetition_penalty": 1.2, "temperature": 0.5, "top_p": 0.5},
+    **{"top_k": 5, "min_p": 0.1, "min_tokens": 3, "n": 2, "seed": 7, "stop": ["a"], "stop_regex": "a"},
+    **{"stop_token_ids": [5], "logit_bias": {"5": 1.0}, "max_tokens": 5, "max_completion_tokens": 5},
+    **{"regex": "a", "ebnf": 'root ::= "a"', "json_schema": "{}", "response_format": {"type": "json_object"}},
+    **{"no_stop_trim": True, "ignore_eos": True, "skip_special_tokens": False, "custom_params": {"a": 1}},
+    **{"custom_logit_processor": "x", "logprobs": 1, "top_logprobs": 2, "return_hidden_states": True, "stream": True},
+    **{"return_token_ids": True, "return_prompt_token_ids": True, "return_sampling_mask": True, "extra_key": "a"},
+    **{"return_flat_raw_output_top_logprobs": True, "sampling_logprobs_mode": "support", "cache_salt": "a"},
+    **{"priority": 1, "rid": "a", "session_id": "a", "return_routed_experts": True, "routed_experts_start_len": 1},
+    **{"bootstrap_host": "a", "bootstrap_port": 1, "bootstrap_room": 1, "routed_dp_rank": 0},
+    **{"disagg_prefill_dp_rank": 0, "images_config": {"a": 1}, "mm_processor_kwargs": {"a": 1}},
+    **{"watermark": {"enabled": False}, "use_audio_in_video": True, "prompt": "a"},
+}
+"""Values of OpenAI's fields that SGLang turns into fields which have a row."""
+
+READ_ELSEWHERE = [
+    "model",
+    "best_of",
+    "custom_labels",
+    "echo",
+    "stream_options",
+    "suffix",
+    "user",
+    "return_cached_tokens_details",
+    "return_spec_tokens_details",
+    "lora_path",
+    "session_params",
+    "data_parallel_rank",
+    "messages",
+    "tools",
+    "tool_choice",
+    "parallel_tool_calls",
+    "return_meta_info",
+    "return_input_ids_in_sglext",
+    "return_output_ids_in_sglext",
+    "return_flat_raw_top_logprobs_b64",
+    "reasoning_effort",
+    "thinking",
+    "task",
+    "continue_final_message",
+    "separate_reasoning",
+    "stream_reasoning",
+    "chat_template_kwargs",
+    "max_dynamic_patch",
+    "min_dynamic_patch",
+    "video_config",
+    "input_ids",
+]
+"""Those that make the prompt, show an answer, are read by one endpoint alone, or by no model of these tests."""

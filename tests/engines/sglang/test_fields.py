@@ -17,7 +17,18 @@ import pytest
 from tests.engines.fields import Row, Situation, assert_complete, pairs, product
 from tests.engines.sglang import field_answers
 from tests.engines.sglang.engines import Engine
-from tests.engines.sglang.fields import DETERMINISTIC, ENGINE, LENGTH, PREFIX, PROMPTS, REQUEST, ROWS, SAMPLING
+from tests.engines.sglang.fields import (
+    DETERMINISTIC,
+    ENGINE,
+    LENGTH,
+    OPENAI,
+    PREFIX,
+    PROMPTS,
+    READ_ELSEWHERE,
+    REQUEST,
+    ROWS,
+    SAMPLING,
+)
 from tests.engines.suites.features import NGRAM
 from tests.engines.suites.served import Served, drafts_of
 
@@ -185,3 +196,11 @@ def test_every_row_in_every_situation(trial):
         except AssertionError as error:
             wrong[named(case)] = str(error)
     assert wrong == {}
+
+
+def test_openais_fields_become_fields_with_a_row(trial):
+    """Otherwise a field reaches SGLang in a way that no row tries."""
+    rows, defined = {row.name for row in ROWS}, trial.drafted.call(field_answers.defined)
+    for kind, found in trial.drafted.call(field_answers.converted, values=OPENAI).items():
+        assert {*defined[kind]} <= {*OPENAI, *READ_ELSEWHERE}, kind
+        assert [name for name, sets in found.items() if not {*sets} & rows] == [], kind
