@@ -185,6 +185,14 @@ def lossy_arguments(view: Any) -> str:
     return " ".join(f"--{name.replace('_', '-')} {value}" for name, value in given.items() if value < 1)
 
 
+def verifies_greedily() -> bool:
+    """Return whether SGLang's verification takes the likeliest tokens of requests that sample."""
+    import sglang.srt.speculative.eagle_utils as module
+
+    device = {name: getattr(module, f"_{name}") for name in ("is_cpu", "is_hip", "is_xpu")}
+    return bool(module._verify_uses_greedy(is_all_greedy=False, use_rejection_sampling=False, **device))
+
+
 def ladder_up_to(draft_length: int) -> tuple[int, ...]:
     """Return the draft lengths that a device runs at full speed, ascending, up to a server's maximum."""
     return tuple(sorted({*(step for step in LADDER if step < draft_length), draft_length}))

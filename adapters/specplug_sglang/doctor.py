@@ -30,6 +30,7 @@ from specplug_sglang.config import (
     lossy_arguments,
     resolved,
     resolved_args,
+    verifies_greedily,
 )
 from specplug_sglang.seams import VERSIONS
 
@@ -52,6 +53,10 @@ FLAG = "--max-running-requests"
 UNDRAFTED = (
     "requests with penalties, min_new_tokens, a custom logit processor, a grammar of Outlines, or min_p when sampling "
     "get no drafts: SGLang verifies them inexactly, so they are served one token per step"
+)
+DRAWN = (
+    "SGLang's verification on this device takes the likeliest token at any temperature: for requests that sample the "
+    "token after each draft token is drawn by SGLang's sampler instead"
 )
 CUT = (
     "all rows have one draft length: of requests with a lower limit of their own, with penalties or with "
@@ -176,13 +181,14 @@ def launch_of(server_args: Any) -> Launch:
     ranks = [_RANKS] if caps.tensor_parallel_size > 1 else []
     on_the_host = [STEP_PLANNER, *([launches.host_cost(awaited, "on a GPU")] if awaited else []), *ranks, GRAMMARS]
     last = [UNDRAFTED]
+    drawn = [DRAWN] if verifies_greedily() else []
     if engine_method(server_args) is not None:
         last = [f"SGLang's own drafter drafts, by {method}; {ENGINE_DRAFTS}", CUT]
     elif method is not None:
         last = [f"SGLang's own drafter drafts {caps.engine_tokens} tokens, by {method}; {EXTENDS}", CUT]
     advice = [CheckResult("ok", head), reach, *(CheckResult("ok", text) for text in on_the_host)]
     advice += [lossy_acceptance(lossy, _LOSSY)] if lossy else []
-    advice += [CheckResult("ok", text) for text in last]
+    advice += [CheckResult("ok", text) for text in (*last, *drawn)]
     own = () if method is None else (f"SGLang's {method}",)
     limit = f"up to {requests} requests (limited by {limited_by})"
     facts = (*own, "chains" if topk == 1 else "trees", scheduling, limit, *(("LOSSY",) if lossy else ()))

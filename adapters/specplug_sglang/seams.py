@@ -58,6 +58,7 @@ sglang.srt.managers.schedule_batch
   FINISH_MATCHED_STR: matched
   Req.update_finish_state(new_accepted_len)
   ScheduleBatch: forward_mode input_ids out_cache_loc sampling_info seq_lens seq_lens_cpu seq_lens_sum spec_info
+sglang.srt.session.session_controller:Session._concat_token_arrays(last_req, req, session_params)
 sglang.srt.mem_cache.kv_cache_configurator
   KVCacheConfigurator._profile_available_bytes(pre_model_load_memory)
   get_req_to_token_extra_context_len
@@ -101,6 +102,10 @@ sglang.srt.speculative.ngram_info:NgramVerifyInput.__init__(*, accept_lens, acce
     draft_token_num, new_seq_lens, positions, retrieve_index, retrieve_next_sibling, retrieve_next_token)
 sglang.srt.speculative.eagle_utils
   eagle_sample(verify_input, batch, logits_output, grammar_mask, *, watermark_state)
+  _is_cpu
+  _is_hip
+  _is_xpu
+  _verify_uses_greedy(*, is_all_greedy, is_cpu, is_hip, is_xpu, use_rejection_sampling)
   verify_tree_greedy_func(*, accept_index, accept_token_num, candidates, predicts, retrieve_index,
       retrieve_next_sibling, retrieve_next_token, target_predict, topk)
 sglang.kernels.ops.speculative.sampling:tree_speculative_sampling_target_only(*, accept_index, accept_token_num,
@@ -176,6 +181,7 @@ sglang.srt.speculative.eagle_worker_v2
   build_eagle_verify_input(batch, draft_input, parent_list, top_scores_index, draft_tokens, draft_probs, *,
       target_worker, num_steps, num_draft_tokens)
 sglang.srt.speculative.eagle_info:EagleVerifyInput: retrieve_next_token
+sglang.srt.speculative.eagle_worker_common:eagle_sample(verify_input, batch, logits_output, grammar_mask)
 sglang.srt.speculative.base_spec_worker:EagleDraftWorkerBase: _rebuild_topk1_chain_buffers
     _topk1_parents_prealloc _topk1_score_indices_prealloc
 sglang.srt.speculative.standalone_worker_v2:StandaloneWorkerV2.__init__(server_args, gpu_id, nccl_port,

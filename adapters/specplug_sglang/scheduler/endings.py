@@ -1,7 +1,8 @@
 """Ends of SGLang's requests: where in a step's tokens a request ends, and how much of it the client saw.
 
 SGLang judges the tokens of a step at once: of several stop strings it takes the first listed and not the first that the
-text completes, a stop string precedes an earlier end of text, and tokens after the end count as reasoning.
+text completes, a stop string precedes an earlier end of text, tokens after the end count as reasoning, and the prompt
+of a session's next turn has them, unless the session is streamed.
 """
 
 from __future__ import annotations
@@ -14,10 +15,14 @@ from specplug_sglang.config import is_requested
 
 
 def install() -> None:
-    """Hook SGLang's search for a request's end, in each process; servers without specplug are unchanged."""
+    """Hook SGLang's search for a request's end, and sessions, in each process; other servers are unchanged."""
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
-    HookRegistry.register("sglang.srt.managers.schedule_batch.Req.update_finish_state", _find_end, HookType.AROUND)
+    for target, function in (
+        ("sglang.srt.managers.schedule_batch.Req.update_finish_state", _find_end),
+        ("sglang.srt.session.session_controller.Session._concat_token_arrays", _continue_session),
+    ):
+        HookRegistry.register(target, function, HookType.AROUND)
 
 
 def _find_end(original: Callable[..., None], req: Any, new_accepted_len: int = 1) -> None:
@@ -47,6 +52,15 @@ def _judge_each(original: Callable[..., None], req: Any, start: int) -> None:
     if req.finished() and req.finished_len is None:
         req.finished_len = len(output)
     output.extend(following)
+
+
+def _continue_session(original: Callable[..., Any], last_req: Any, *args: Any) -> Any:
+    """Continue a session from the tokens of its last turn up to the end, as SGLang does where sessions are streamed."""
+    from sglang.srt.runtime_context import get_spec
+
+    if is_requested(get_spec()):
+        last_req.output_ids = last_req.output_ids_through_stop
+    return original(last_req, *args)
 
 
 def visible_tokens(req: Any) -> int | None:

@@ -10,6 +10,7 @@ import logging
 from abc import ABC, abstractmethod
 from typing import Any
 
+from specplug.seams.seam import hook
 from specplug_sglang import doctor, seams
 from specplug_sglang.scheduler.grammar import shorten_rollbacks
 from specplug_sglang.scheduler.planned_steps import PlannedSteps
@@ -72,6 +73,7 @@ class StatesWorker(ABC):
 
     def __init__(self, server_args: Any, gpu_id: int, nccl_port: int, target_worker: Any) -> None:
         from sglang.srt.runtime_context import get_parallel
+        from sglang.srt.speculative import eagle_worker_common
 
         seams.require("engine drafts")
         super().__init__(server_args, gpu_id, nccl_port, target_worker)  # type: ignore[call-arg]
@@ -81,6 +83,7 @@ class StatesWorker(ABC):
         logging.getLogger(_SWITCHES).addFilter(lambda record: "Switch adaptive" not in record.getMessage())
         shorten_rollbacks(server_args)
         acceptance.count_lossy(server_args)
+        hook(eagle_worker_common, "eagle_sample", acceptance.sampling_by(target_worker.model_runner.sampler))
         if ranks.rank == 0:
             doctor.launch_of(server_args).announce()
 

@@ -1,9 +1,10 @@
 """Acceptance of drafts: exact where SGLang's is inexact (grammars over trees, seeds, rows without drafts), or lossy.
 
-Under deterministic inference SGLang draws each token from the logits, the request's seed and the token's position
-alone.  Here the token after every node is drawn the same way, and a draft token is accepted if it equals that token, so
-neither the drafts nor their length affect the text.  SGLang's own verification uses other random numbers; the last one
-comes from the column after the draft, and so changes with the draft length.
+SGLang's verification takes the likeliest token at any temperature where it has no kernels that sample: on CPUs, XPUs
+and HIP.  Under deterministic inference it uses other random numbers than without speculation; the last one comes from
+the column after the draft, and so changes with the draft length.  In both cases the token after every node is drawn
+here as SGLang draws it without speculation, and a draft token is accepted if it equals that token.  So sampled text has
+the target's distribution, and that of a seed depends on neither the drafts nor their length.
 
 Two server arguments enable SGLang's own lossy acceptance for every sampled request.  SGLang verifies, and how far the
 text departs is counted here.  An operator may also change the thresholds of a running server, so each step reads those
@@ -23,7 +24,7 @@ from torch import Tensor
 from specplug.errors import EngineError
 from specplug.metrics import LossyCounter
 from specplug.seams.seam import hook
-from specplug_sglang.config import lossy_arguments, resolved_args
+from specplug_sglang.config import lossy_arguments, resolved_args, verifies_greedily
 from specplug_sglang.requests import served_plainly
 from specplug_sglang.verification.trees import Nodes, on_device
 
@@ -95,34 +96,43 @@ def verify(runner: Any, batch: Any, logits: Any, grammar_mask: Any) -> Verified:
     """
     from sglang.srt.speculative.eagle_utils import eagle_sample
 
-    info = batch.sampling_info
-    by_seed = info.sampling_seed is not None and not info.is_all_greedy
-    if by_seed:  # greedy verification is the cheapest, and changes the logits as any other does
+    sample = sampling_by(runner.sampler)
+    return sample(eagle_sample, batch.spec_info, batch, logits, grammar_mask, watermark_state=runner.watermark_state)
+
+
+def sampling_by(sampler: Any) -> Callable[..., Verified]:
+    """Return a function that stands around SGLang's `eagle_sample`: tokens are drawn by the target's `sampler`."""
+
+    def sample(original: Callable[..., Verified], nodes: Any, batch: Any, *args: Any, **kwargs: Any) -> Verified:
+        info = batch.sampling_info
+        if info.is_all_greedy or (info.sampling_seed is None and not verifies_greedily()):
+            return original(nodes, batch, *args, **kwargs)
+        # Greedy verification is the cheapest, and changes the logits as any other does.
         batch.sampling_info = replace(info, is_all_greedy=True)
-    try:
-        found: Verified = eagle_sample(
-            batch.spec_info, batch, logits, grammar_mask, watermark_state=runner.watermark_state
-        )
-    finally:
-        batch.sampling_info = info
-    return _accept(batch.spec_info, _drawn(runner.sampler, batch, logits), found) if by_seed else found
+        try:
+            found = original(nodes, batch, *args, **kwargs)
+        finally:
+            batch.sampling_info = info
+        return _accept(nodes, _drawn(sampler, nodes, info, args[0]), found)
+
+    return sample
 
 
-def _drawn(sampler: Any, batch: Any, logits: Any) -> Tensor:
-    """Return [B, n] int64: the token after each node, as SGLang draws it without speculation.
+def _drawn(sampler: Any, nodes: Any, info: Any, logits: Any) -> Tensor:
+    """Return [B, n] int64: the token after each of SGLang's `nodes`, as SGLang draws it without speculation.
 
     It draws one node per row at a time, because SGLang hashes a number for every token of the vocabulary.
     """
     from sglang.srt.layers.logits_processor import LogitsProcessorOutput
     from sglang.srt.runtime_context import get_parallel
 
-    n = batch.spec_info.draft_token_num
+    n = nodes.draft_token_num
     # Rows with a custom logit processor have no drafts; `sample_plainly` draws them later.
-    info = replace(batch.sampling_info, has_custom_logit_processor=False)
-    nodes, positions = logits.next_token_logits.unflatten(0, (-1, n)), batch.spec_info.positions.view(-1, n)
+    info = replace(info, has_custom_logit_processor=False)
+    rows, positions = logits.next_token_logits.unflatten(0, (-1, n)), nodes.positions.view(-1, n)
     tokens = []
     for node in range(n):
-        own = LogitsProcessorOutput(next_token_logits=nodes[:, node].clone())
+        own = LogitsProcessorOutput(next_token_logits=rows[:, node].clone())
         tokens.append(sampler(own, info, False, [], [], positions[:, node].contiguous()).long())
     drawn = torch.stack(tokens, 1)
     get_parallel().tp_group.broadcast(drawn, src=0)  # as verification does for its own draws
@@ -161,7 +171,7 @@ _KERNEL = "tree_speculative_sampling_target_only"
 def count_lossy(server_args: Any) -> None:
     """Count what this process verifies by sampling; refuse a lossy server without the kernel (`EngineError`)."""
     module = _home(server_args.device)
-    if not hasattr(module, _KERNEL):  # SGLang has it on GPUs only, and verifies greedily elsewhere
+    if not hasattr(module, _KERNEL):  # SGLang has it on GPUs only; elsewhere `sampling_by` draws, losslessly
         if server_args.device != "cpu" and lossy_arguments(resolved_args(server_args)):
             raise EngineError.build(
                 "cannot count how far lossy acceptance departs",

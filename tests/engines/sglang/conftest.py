@@ -28,7 +28,7 @@ sys.path.remove(str(SGLANG_CPU))  # what is installed stays what transformers fi
 SLOW = (
     ("test_greedy", ", sync"),
     ("test_sampling", "trees, sync"),
-    *((f"test_{name}", "[sync") for name in ("exact", "features", "grammar", "lifecycle", "recurrent")),
+    *((f"test_{name}", "[sync") for name in ("exact", "features", "fields", "grammar", "lifecycle", "recurrent")),
 )
 
 

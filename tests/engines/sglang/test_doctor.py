@@ -80,6 +80,11 @@ def test_trees_and_synchronous_steps_are_recognised(answers):
     assert "drafts are trees (--speculative-eagle-topk 3) of up to 5 tokens; synchronous" in found.advice[0].summary
 
 
+def test_sampling_on_a_device_whose_verification_does_not_sample_is_named(answers):
+    advice = [check.summary for check in Launch.from_plain(answers["trees"]).advice]
+    assert any(text.startswith("SGLang's verification on this device takes the likeliest token") for text in advice)
+
+
 def test_what_the_line_leaves_open_is_settled(answers):
     line = Launch.from_plain(answers["default width"]).line
     assert "up to 2048 requests (limited by SGLang's default without speculation)" in line

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +28,10 @@ from tests.engines.sglang.drafters import (
     judge_long_answers,
 )
 from tests.engines.sglang.engines import Engine
-from tests.engines.sglang.test_sampling import lossy
+from tests.engines.sglang.test_sampling import lossy, saved, small
+from tests.engines.sglang.test_seeds import WHOLE, deterministically, seeded
+
+__all__ = ["saved", "small"]
 
 ALGORITHMS = ["EAGLE", *(pytest.param(name, marks=pytest.mark.slow) for name in ("STANDALONE", "EAGLE3"))]
 
@@ -95,17 +98,28 @@ def test_all_ranks_take_rank_0s_lengths(make):
     assert verified[0] > verified[1] > verified[2] == verified[3] > 0, "no draft of 3 tokens"
 
 
-def test_sampled_text_has_the_targets_distribution(engine, tmp_path_factory):
-    """With limits in most rows; the model drafts for itself."""
-    path = tmp_path_factory.mktemp("toy")
-    toy.model().save_pretrained(path)
-    target = {"model_path": str(path), "skip_tokenizer_init": True, "context_length": 64, "max_running_requests": 64}
-    sampled = drafted(engine, "STANDALONE", path, CHANGING, **target, sampling=True)
-    plain = {"temperature": 1.0, "max_new_tokens": 2 * toy.PAIRS, "ignore_eos": True}
-    params = [{**plain, "custom_params": {"specplug_num_speculative_tokens": 1 + row % 4}} for row in range(128)]
-    found = answers(sampled, params, [toy.PROMPT] * len(params))
-    assert toy.p_value([answer["token_ids"] for answer in found]) > 1e-4
-    assert sum(answer["meta"]["spec_num_correct_drafts"] for answer in found) > 200
+@pytest.fixture(scope="session")
+def sampled(engine: Callable[..., Engine], saved: str) -> Engine:
+    """The toy model, which drafts for itself."""
+    target = {"model_path": saved, "skip_tokenizer_init": True, "context_length": 64, "max_running_requests": 64}
+    return drafted(engine, "STANDALONE", Path(saved), CHANGING, **target, sampling=True)
+
+
+def at_limits(params: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return sampling parameters with limits of their own."""
+    return [
+        {**own, "custom_params": {"specplug_num_speculative_tokens": 1 + row % 4}} for row, own in enumerate(params)
+    ]
+
+
+def test_sampled_text_has_the_targets_distribution(sampled):
+    """With limits in most rows; also where SGLang's verification takes the likeliest token."""
+    params = at_limits([{"temperature": 1.0, "max_new_tokens": 2 * toy.PAIRS, "ignore_eos": True}] * 128)
+    for plants in ((), (trees.verify_as_without_kernels,)):
+        with sampled.planted(*plants):
+            found = answers(sampled, params, [toy.PROMPT] * len(params))
+        assert toy.p_value([answer["token_ids"] for answer in found]) > 1e-4, plants
+        assert sum(answer["meta"]["spec_num_correct_drafts"] for answer in found) > 200
 
     try:
         sampled.inside(lossy, thresholds={"speculative_accept_threshold_single": 0.1})
@@ -118,3 +132,13 @@ def test_sampled_text_has_the_targets_distribution(engine, tmp_path_factory):
     counted = status["scheduler"]["metrics"]["lossy"]
     assert counted["accepted"] >= sum(answer["meta"]["spec_num_correct_drafts"] for answer in found)
     assert 0.1 < counted["departure_rate"] < 0.9
+
+
+def test_a_seed_has_one_text(sampled, small):
+    """SGLang's own without speculation, whatever the draft lengths."""
+    params = seeded(WHOLE, 6)
+    (expected, _), (found, accepted) = (
+        deterministically(each, own) for each, own in ((small(), params), (sampled, at_limits(params)))
+    )
+    assert found == expected
+    assert accepted > 20

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.engines.plain import tokenizer
+from tests.engines.plain import assert_greedy, greedy, tokenizer
 from tests.engines.sglang import trees, watching
 from tests.engines.sglang.watching import TIGHT
 from tests.engines.suites.lifecycle import (
@@ -23,7 +23,7 @@ from tests.engines.suites.lifecycle import (
     kinds_of,
     requested_for,
 )
-from tests.engines.suites.served import Served
+from tests.engines.suites.served import Served, drafts_of
 
 
 @pytest.fixture(scope="session")
@@ -72,27 +72,34 @@ def test_grammars_end_in_the_middle(tight):
     assert "stop" in {output["finish_reason"] for output in found["outputs"].values()}
 
 
-def session(engine: Any, parts: list[list[int]], most: int) -> list[list[int]]:
-    """Ask one session after another part of its prompt; return the answers' ids."""
+def session(
+    engine: Any, parts: list[list[int]], most: int = 12, params: list[dict[str, Any]] | None = None
+) -> tuple[list[list[int]], list[int]]:
+    """Ask one session after another part of its prompt, without ends or with parameters.
+
+    Returns:
+        the answers' ids, and the tokens of the prompts that the engine reports.
+    """
     name = engine.open_session(capacity_of_str_len=4096)
-    answers, last = [], None
+    answers, lengths, last = [], [], None
     try:
-        for part in parts:
+        for part, own in zip(parts, params or [{"ignore_eos": True}] * len(parts), strict=True):
             output = engine.generate(
                 input_ids=part,
-                sampling_params={"temperature": 0.0, "max_new_tokens": most, "ignore_eos": True},
+                sampling_params={"temperature": 0.0, "max_new_tokens": most, **own},
                 session_params={"id": name, "rid": last},
             )
             last = output["meta_info"]["id"]
             answers.append(list(output["output_ids"]))
+            lengths.append(output["meta_info"]["prompt_tokens"])
     finally:
         engine.close_session(name)
-    return answers
+    return answers, lengths
 
 
 def session_seen(engine: Any, parts: list[list[int]], most: int) -> dict[str, Any]:
     watching.call(engine, watching.begin)
-    answers = session(engine, parts, most)
+    answers, _ = session(engine, parts, most)
     left = watching.settled(engine)
     return {"answers": answers, "left": left, **watching.call(engine, watching.end)}
 
@@ -102,7 +109,7 @@ def test_sessions(tight, baseline):
     parts = [PROMPTS[7], PROMPTS[3], PROMPTS[11]]
     given = {"parts": parts, "most": 12}
     found = tight.engine.call(session_seen, **given)
-    assert found["answers"] == baseline.call(session, **given)
+    assert found["answers"] == baseline.call(session, **given)[0]
     assert_sound({**found, "wrong": [], "outputs": {}})
     before = [token for turn in zip(parts[:2], found["answers"], strict=False) for half in turn for token in half]
     whole = [*before, *parts[2], *found["answers"][2]]
@@ -110,3 +117,19 @@ def test_sessions(tight, baseline):
     longest = max(texts, key=len)
     assert longest[: len(whole)] == whole[: len(longest)]
     assert len(longest) > len(before) + len(parts[2])
+
+
+@pytest.mark.parametrize("place", [7, 1], ids=["stop token", "end of text"])
+def test_sessions_go_on_behind_a_stop(place, tight):
+    """Drafts reach past the end of the first turn, whose answer is all that the second one's prompt has of it."""
+    first, second, plain = PROMPTS[place], PROMPTS[11], greedy(tuple(PROMPTS[place]))
+    ends = plain["finish_reason"] == "stop"
+    answer = plain["token_ids"] if ends else plain["token_ids"][:4]
+    assert ends == (place == 1)
+    assert answer[-1] not in answer[:-1]
+    drafts = {"custom_params": drafts_of([*plain["token_ids"], *second])}
+    params = [{**drafts, **({} if ends else {"stop_token_ids": answer[-1:]})}, {}]
+    found, lengths = tight.engine.call(session, parts=[first, second], most=40, params=params)
+    whole = (*first, *answer, *second)
+    assert (found[0], lengths) == (answer, [len(first), len(whole)])
+    assert_greedy([whole], [greedy(whole)], [{**greedy(whole), "token_ids": found[1]}])

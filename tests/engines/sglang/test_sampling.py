@@ -96,6 +96,14 @@ def test_drafts_are_verified_by_the_distribution(ours, kind):
     assert deepest == (DRAFT_LENGTH if kind.startswith("chains") else 2)
 
 
+def test_tokens_are_drawn_where_sglangs_verification_takes_the_likeliest(ours):
+    """As on CPUs, XPUs and HIP, for which SGLang has no kernels that sample."""
+    with ours.planted(trees.verify_as_without_kernels):
+        p, proposed, accepted = sample(ours, ANSWERS // 2)
+    assert p > 1e-4
+    assert 100 < accepted < proposed - 100
+
+
 def test_of_equal_siblings_one_is_verified(ours, kind):
     """SGLang's kernel on GPUs, unlike the stand-in, would take the sum of their probabilities for that of the token."""
     with ours.planted(trees.watch):

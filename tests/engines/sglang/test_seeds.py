@@ -31,18 +31,10 @@ def deterministic(small, toys):
     """SGLang without speculation, and specplug, as ``--enable-deterministic-inference`` sets them up on a CPU."""
     engines = (small(), toys)
     for engine in engines:
-        engine.inside(be_deterministic, really=True)
+        engine.inside(trees.be_deterministic, really=True)
     yield engines
     for engine in engines:
-        engine.inside(be_deterministic, really=False)
-
-
-def be_deterministic(scheduler: Any, really: bool) -> None:
-    from sglang.srt.runtime_context import get_context
-
-    trees.restore(scheduler)
-    get_context().override("specplug.test", enable_deterministic_inference=really)
-    scheduler.tp_worker.model_runner.sampler.enable_deterministic = really
+        engine.inside(trees.be_deterministic, really=False)
 
 
 def texts(engine: Engine, params: list[dict[str, Any]]) -> tuple[list[list[int]], int]:
@@ -50,6 +42,15 @@ def texts(engine: Engine, params: list[dict[str, Any]]) -> tuple[list[list[int]]
     found = engine.call(inside.generate, prompts=[toy.PROMPT] * len(params), params=params)
     accepted = sum(answer["meta"].get("spec_num_correct_drafts", 0) for answer in found)
     return [answer["token_ids"] for answer in found], accepted
+
+
+def deterministically(engine: Engine, params: list[dict[str, Any]]) -> tuple[list[list[int]], int]:
+    """Do as `texts`, on an engine that is deterministic meanwhile."""
+    engine.inside(trees.be_deterministic, really=True)
+    try:
+        return texts(engine, params)
+    finally:
+        engine.inside(trees.be_deterministic, really=False)
 
 
 def at_most(cap: int, params: dict[str, Any]) -> dict[str, Any]:

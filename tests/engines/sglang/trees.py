@@ -105,6 +105,23 @@ def accept_lightly(scheduler: Any) -> None:
     original = put(module, "_verify_coins", coins)
 
 
+def verify_as_without_kernels(scheduler: Any) -> None:
+    """SGLang's verification decides as on this CPU, where the plug-in of these tests lets it sample as on a GPU."""
+    import sglang.srt.speculative.eagle_utils as module
+    from specplug_test_sglang_cpu.sampling import verifies_greedily_here
+
+    put(module, "_verify_uses_greedy", verifies_greedily_here())
+
+
+def be_deterministic(scheduler: Any, really: bool) -> None:
+    """Draw by seeds or not, as `--enable-deterministic-inference` sets it up where attention is deterministic."""
+    from sglang.srt.runtime_context import get_context
+
+    restore(scheduler)
+    get_context().override("specplug.test", enable_deterministic_inference=really)
+    scheduler.tp_worker.model_runner.sampler.enable_deterministic = really
+
+
 def plan(scheduler: Any, draft_lengths: list[int]) -> None:
     """Let the policy, which has to be `ladder`, plan other draft lengths."""
     planner = scheduler.draft_worker.drafting.step_planner.stage._planner

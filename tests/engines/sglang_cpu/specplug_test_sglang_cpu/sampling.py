@@ -2,16 +2,30 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
+
 import sgl_kernel
 from torch import Tensor
 
 _KERNELS = ("top_k_renorm_prob", "top_p_renorm_prob", "tree_speculative_sampling_target_only")
 
 
+_originals: list[Callable[..., bool]] = []
+
+
+def verifies_greedily_here() -> Callable[..., bool]:
+    """Return SGLang's own function that decides whether verification takes the likeliest token."""
+    return _originals[0]
+
+
 def install() -> None:
     """Give SGLang's verification what it calls on a GPU."""
     import sglang.srt.speculative.eagle_utils as module
 
+    _originals.append(module._verify_uses_greedy)
+
+    @functools.wraps(module._verify_uses_greedy)
     def verify_uses_greedy(*, is_all_greedy: bool, **others: object) -> bool:
         return is_all_greedy
 
