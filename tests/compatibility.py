@@ -140,7 +140,13 @@ FEATURES: dict[str, Cells] = {
         V2: "test_suite.py::TestLifecycle::test_aborted[v2",
         S: "test_suite.py::TestLifecycle::test_aborted",
     },
-    "recurrent layers (Mamba-2, short convolutions, gated delta nets)": {
+    "short convolutions (LFM2)": {
+        T: "test_models.py::test_ragged_rows_give_the_logits_of_plain_forwards[convolved lfm2",
+        V1: "test_recurrent.py::TestRecurrent::test_draft_lengths_that_change_at_every_step[lfm2-v1",
+        V2: "test_recurrent.py::TestRecurrent::test_draft_lengths_that_change_at_every_step[lfm2-v2",
+        S: "test_recurrent.py::TestRecurrent::test_draft_lengths_that_change_at_every_step",
+    },
+    "recurrent layers (Mamba-2, gated delta nets)": {
         T: f"{REFUSED}test_models.py::test_models_that_cannot_be_served_are_refused[Qwen3Next",
         V1: "test_recurrent.py::TestRecurrent::test_draft_lengths_that_change_at_every_step[falcon_h1-v1",
         V2: "test_recurrent.py::TestRecurrent::test_prompts_whose_beginnings_are_cached[falcon_h1-v2_async",

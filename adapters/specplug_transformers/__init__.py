@@ -16,7 +16,8 @@ _HOME = {
     "GenerateRequest": "intake",
     "RequestOutput": "state",
     "SamplingParams": "params",
-    "TransformersEngine": "generate",
+    "TransformersEngine": "text_engine",
+    "generate": "custom_generate",
     "speculative_generate": "custom_generate",
 }
 

@@ -2,7 +2,8 @@
 
 Column c of a row holds the keys and values of that row's position c.  Attention sees a position only through the causal
 mask, and a position is always rewritten before it is next seen, so rolling back to an accepted length needs no work:
-rejected entries stay beyond the length until they are overwritten.
+rejected entries stay beyond the length until they are overwritten.  The same holds for a short convolution, whose state
+is its input at the latest positions: this cache keeps its input at all of them.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ class RowPlaces:
         self.rows, self.columns = max(rows) + 1, max(starts) + queries
         self.is_even = min(starts) == max(starts)
         self._index = torch.tensor(rows, dtype=torch.int64, device=device)[:, None]
+        self._firsts = firsts[:, None]
         self._written = slice(starts[0], starts[0] + queries)
         first, after = rows[0], rows[0] + len(rows)
         self._neighbours = slice(first, after) if rows == list(range(first, after)) else None
@@ -46,9 +48,18 @@ class RowPlaces:
             return stored[self._neighbours, :, : self.columns]
         return stored[self._index[:, 0], :, : self.columns]
 
+    def before(self, stored: Tensor, count: int) -> Tensor:
+        """Return what is stored at the `count` positions before the first, [B, H, count, D]; 0 before the text."""
+        positions = self._firsts - torch.arange(count, 0, -1, device=self._firsts.device)
+        found = stored[self._index, :, positions.clamp(min=0)].transpose(1, 2)
+        return found.masked_fill((positions < 0)[:, None, :, None], 0)
+
 
 class _RowLayer(DynamicLayer):  # type: ignore[no-untyped-call]
-    """Keys and values of one model layer, [R, H, C, D] each; R and C grow on demand."""
+    """Keys and values of one model layer, [R, H, C, D] each; R and C grow on demand.
+
+    A convolution's inputs are its keys, with one head; it has no values.
+    """
 
     def __init__(self, owner: RowCache) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -70,6 +81,12 @@ class _RowLayer(DynamicLayer):  # type: ignore[no-untyped-call]
         place.write(value_states, self.values)
         return place.view(self.keys), place.view(self.values)
 
+    def convolve(self, inputs: Tensor, kernel_size: int) -> Tensor:
+        """Store a convolution's inputs [B, D, Q]; return them after those that the first one is convolved with."""
+        inputs = inputs.transpose(1, 2)[:, None]
+        self.update(inputs, inputs[..., :0])
+        return torch.cat([self._owner.place.before(self.keys, kernel_size - 1), inputs], 2)[:, 0].transpose(1, 2)
+
     def get_seq_length(self) -> int:
         return 0  # positions and masks are given explicitly
 
@@ -81,6 +98,22 @@ class RowCache(Cache):
         self.place = RowPlaces([0], [0], 0, torch.device("cpu"))
         self._layers = [_RowLayer(self) for _ in range(num_layers)]
         super().__init__(layers=list(self._layers))
+
+    # A convolution finds no state of its own, so that it calls `update_conv_state` for any number of tokens.
+
+    def has_previous_state(self, layer_idx: int | None = None, state_idx: int | None = None) -> bool:
+        return False
+
+    def get_conv_state(self, layer_idx: int, state_idx: int = 0) -> None:
+        return None
+
+    def update_conv_state(self, conv_states: Tensor, layer_idx: int, state_idx: int = 0, **kwargs: Any) -> Tensor:
+        """Store a convolution's inputs [B, D, Q] and return what it computes their outputs from, [B, D, more than Q].
+
+        There is no place for a second convolution in one layer, nor for a recurrent state.
+        """
+        assert state_idx == 0, "a layer with several convolutions"
+        return self._layers[layer_idx].convolve(conv_states, kwargs["conv_kernel_size"])
 
     def free(self) -> None:
         """Free the memory of all rows."""

@@ -1,39 +1,85 @@
-"""specplug for `model.generate`, through transformers' own `custom_generate` argument.
+"""specplug for `model.generate`: a function that takes its arguments, and one for its argument `custom_generate`.
 
-    from specplug_transformers import speculative_generate
+    import specplug_transformers
 
-    model.generate(**inputs, custom_generate=speculative_generate, specplug={"num_speculative_tokens": 15})
+    specplug_transformers.generate(model, **inputs, specplug={"num_speculative_tokens": 15})
+    model.generate(**inputs, custom_generate=specplug_transformers.speculative_generate)
 
 Greedy search and sampling behave as in `generate`, with all its logits processors and stopping criteria.  Transformers
-passes neither `streamer` nor `tokenizer` to a custom function: pass a streamer as `specplug_streamer`, and
-stop strings as a `StopStringCriteria` among the stopping criteria.
+passes none of `streamer`, `tokenizer` and `assistant_model` to a custom function, nor does it say that they were there.
 """
 
 from __future__ import annotations
 
-import copy
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import LogitsProcessorList, StoppingCriteriaList
-from transformers.generation.logits_process import PrefixConstrainedLogitsProcessor
+from transformers import LogitsProcessorList, StoppingCriteriaList, StopStringCriteria
 from transformers.generation.utils import GenerateDecoderOnlyOutput
 
-from specplug.errors import EngineError
 from specplug.settings import Settings
 from specplug.settings.sources import load_settings
+from specplug_transformers.arguments import check_arguments, check_lengths, refusal, unpadded
 from specplug_transformers.engine import Engine
 from specplug_transformers.intake import GenerateRequest
 from specplug_transformers.params import SamplingParams
+from specplug_transformers.rows import RowEnds, processors_of
 
-_LOWEST_TEMPERATURE = 1e-30
-_CACHE = ("cache", "past_key_values")  # its name from transformers 5.24 on, and before
-_UNUSED = {"attention_mask", "position_ids", "use_cache", "cache_position", "logits_to_keep", *_CACHE}
-_ENCODED = "mm_encoder_outputs"  # by kind, what `generate` makes of images and videos; empty for text
+_UNKNOWN_TO_CUSTOM_FUNCTIONS = ("assistant_model", "assistant_tokenizer", "synced_gpus", "custom_generate")
+
+
+def generate(
+    model: Any,
+    inputs: Tensor | None = None,
+    *,
+    streamer: Any = None,
+    tokenizer: Any = None,
+    specplug: Settings | Mapping[str, Any] | None = None,
+    specplug_requests: Sequence[Mapping[str, Any]] | None = None,
+    **arguments: Any,
+) -> Any:
+    """Generate as `model.generate` does with the same arguments, and with drafts.
+
+    Args:
+        model, inputs, arguments: those of `model.generate`.
+        streamer: receives a single prompt and then its new tokens.
+        tokenizer: needed for `stop_strings`, in arguments or generation config.
+        specplug, specplug_requests: as in `speculative_generate`.
+
+    Returns:
+        What `model.generate` returns; see `speculative_generate`.
+
+    Raises:
+        EngineError: an argument would change the output and is not served.
+    """
+    found = [name for name in _UNKNOWN_TO_CUSTOM_FUNCTIONS if arguments.get(name)]
+    found += [name for name in ("token_healing",) if _configured(model, arguments, name)]
+    found += ["cache_implementation='paged'"] if arguments.get("cache_implementation") == "paged" else []
+    if found:
+        expected, remedy = "greedy search or sampling of token ids", "Call model.generate itself"
+        raise refusal("these arguments of generate are not supported", ", ".join(found), expected, remedy)
+    strings = _configured(model, arguments, "stop_strings")
+    if strings and tokenizer is not None:
+        criteria = [*(arguments.get("stopping_criteria") or ()), StopStringCriteria(tokenizer, strings)]
+        arguments |= {"stopping_criteria": StoppingCriteriaList(criteria), "stop_strings": None}
+    return model.generate(
+        inputs,
+        **{**arguments, "custom_generate": speculative_generate},
+        specplug=specplug,
+        specplug_requests=specplug_requests,
+        specplug_streamer=streamer,
+    )
+
+
+def _configured(model: Any, arguments: Mapping[str, Any], name: str) -> Any:
+    """Return the value of a generation setting: an argument's, the given config's or else the model's."""
+    configs = arguments.get("generation_config"), model.generation_config
+    given = [getattr(config, name, None) for config in configs]
+    return next((value for value in (arguments.get(name), *given) if value is not None), None)
 
 
 def speculative_generate(
@@ -57,7 +103,8 @@ def speculative_generate(
         specplug_requests: per-request fields, one mapping per row.
         specplug_streamer: receives a single prompt and then its new tokens, as `streamer` does.
         model_kwargs: arguments that `generate` prepared for the forward pass; only `attention_mask` is used, and any
-            argument that would change the model's output is refused.
+            argument that would change the model's output is refused.  Processors and criteria that are not
+            transformers' own see each row as all rows of a batch, and must treat rows independently.
 
     Returns:
         [B, L + new] int64, right-padded with the pad token; or an output object with `sequences` if the generation
@@ -66,25 +113,27 @@ def speculative_generate(
     Raises:
         EngineError: the arguments of `generate` are not supported here.
     """
-    prompts = _unpadded(input_ids, model_kwargs.get("attention_mask"))
+    check_arguments(generation_config, model_kwargs, len(input_ids), specplug_streamer)
+    prompts = unpadded(input_ids, model_kwargs)
+    padded_length = input_ids.shape[1]
+    max_tokens = (stopping_criteria.max_length or generation_config.max_length) - padded_length
+    paddings = [ids[: padded_length - len(prompt)] for ids, prompt in zip(input_ids, prompts, strict=True)]
+    ends = RowEnds(paddings, stopping_criteria)
     with _engine_of(model, specplug, len(prompts)) as engine:
-        _refuse(generation_config, logits_processor, model_kwargs, prompts, specplug_streamer)
-        _check_lengths(generation_config.max_length - input_ids.shape[1], prompts, engine.max_length)
-        requests = []
-        for row, prompt in enumerate(prompts):
-            padding = input_ids[row, : input_ids.shape[1] - len(prompt)]
-            requests.append(
-                GenerateRequest(
-                    prompt=prompt.tolist(),
-                    params=_params(generation_config, input_ids.shape[1]),
-                    specplug=None if specplug_requests is None else specplug_requests[row],
-                    processors=_for_row(row, padding, logits_processor) if len(logits_processor) else None,
-                    stop_when=_stop_when(padding, stopping_criteria),
-                )
+        check_lengths(max_tokens, prompts, engine.max_length)
+        requests = [
+            GenerateRequest(
+                prompt=prompt.tolist(),
+                params=_params(max_tokens, generation_config),
+                specplug=None if specplug_requests is None else specplug_requests[row],
+                processors=processors_of(row, paddings, logits_processor) if len(logits_processor) else None,
+                stop_when=ends.stop_when(row),
             )
+            for row, prompt in enumerate(prompts)
+        ]
         if specplug_streamer is not None:
             specplug_streamer.put(input_ids.cpu())  # which a streamer with `skip_prompt` waits for
-        answers = _run(engine, requests, specplug_streamer)
+        answers = ends.cut(_run(engine, requests, specplug_streamer), padded_length)
     sequences = _padded(input_ids, answers, generation_config)
     if generation_config.return_dict_in_generate:
         return GenerateDecoderOnlyOutput(sequences=sequences)  # type: ignore[arg-type]
@@ -118,9 +167,9 @@ def _engine_of(model: Any, given: Settings | Mapping[str, Any] | None, rows: int
     _idle[model] = engine, close
 
 
-def _params(config: Any, padded_length: int) -> SamplingParams:
+def _params(max_tokens: int, config: Any) -> SamplingParams:
     return SamplingParams(
-        max_tokens=config.max_length - padded_length,
+        max_tokens=max_tokens,
         temperature=float(bool(config.do_sample)),  # the processors include the warpers
         seed=int(torch.randint(1 << 62, ())),  # follows torch.manual_seed, as `generate` does
         ignore_eos=True,  # the stopping criteria include the end of sequence
@@ -138,84 +187,6 @@ def _run(engine: Engine, requests: list[GenerateRequest], streamer: Any) -> list
     if streamer is not None:
         streamer.end()
     return [answers[name] for name in order]
-
-
-def _refuse(
-    config: Any, processors: LogitsProcessorList, model_kwargs: Mapping[str, Any], prompts: list[Tensor], streamer: Any
-) -> None:
-    caches = [cache for name in _CACHE if (cache := model_kwargs.get(name)) is not None]
-    constrained = any(isinstance(processor, PrefixConstrainedLogitsProcessor) for processor in processors)
-    requested = {
-        "num_beams": config.num_beams not in (None, 1),
-        "output_scores": config.output_scores,
-        "output_logits": config.output_logits,
-        "output_attentions": config.output_attentions,
-        "output_hidden_states": config.output_hidden_states,
-        "guidance_scale": config.guidance_scale not in (None, 1.0),
-        "watermarking_config": config.watermarking_config is not None,
-        "prefix_allowed_tokens_fn for several prompts": constrained and len(prompts) > 1,
-        "a streamer for several prompts": streamer is not None and len(prompts) > 1,
-        "a cache that holds a context": any(cache.get_seq_length() for cache in caches),
-    }
-    inputs = {name for name, value in model_kwargs.items() if value is not None and value is not False}
-    found = [name for name, is_requested in requested.items() if is_requested]
-    found += [f"{kind} inputs" for kind in model_kwargs.get(_ENCODED) or ()] + sorted(inputs - _UNUSED - {_ENCODED})
-    if found:
-        expected, remedy = "greedy search or sampling of token ids", "Call model.generate without custom_generate"
-        raise _error("these arguments of generate are not supported", ", ".join(found), expected, remedy)
-    if config.do_sample and config.temperature is not None and config.temperature < _LOWEST_TEMPERATURE:
-        # It takes logits to infinity in the warper, as `generate` would find too.
-        expected, remedy = f"at least {_LOWEST_TEMPERATURE}", "Set do_sample=False for greedy search"
-        raise _error("the temperature is too low to divide logits by", config.temperature, expected, remedy)
-
-
-def _check_lengths(max_tokens: int, prompts: list[Tensor], max_length: int) -> None:
-    longest = max(map(len, prompts))
-    if longest + max_tokens > max_length:
-        found = f"a prompt of {longest} tokens and up to {max_tokens} new ones"
-        expected, remedy = f"at most {max_length} tokens in all", "Lower max_new_tokens or max_length"
-        raise _error("the context would become too long", found, expected, remedy)
-
-
-def _error(what: str, found: object, expected: str, remedy: str) -> Exception:
-    return EngineError.build(what, who="speculative_generate", found=found, expected=expected, remedy=remedy)
-
-
-def _unpadded(input_ids: Tensor, attention_mask: Tensor | None) -> list[Tensor]:
-    """Return each row without its padding."""
-    if attention_mask is None:
-        return list(input_ids)
-    kept = attention_mask.bool()
-    if kept.shape != input_ids.shape or not bool((kept.cummax(1).values == kept).all()):
-        found = f"a mask of shape {tuple(attention_mask.shape)}"
-        expected, remedy = "zeros in front of ones, one for each input id", "Set the tokenizer's padding_side='left'"
-        raise _error("the attention mask hides more than left padding", found, expected, remedy)
-    return [ids[mask] for ids, mask in zip(input_ids, kept, strict=True)]
-
-
-def _for_row(row: int, padding: Tensor, processors: LogitsProcessorList) -> Callable[..., Any]:
-    """Return the processors for one row, which they see with its left padding, as in `generate`: some count positions.
-
-    From transformers 5.24 on, repetition penalties hold each row's length of padding.
-    """
-    mine: Any = LogitsProcessorList(processors)
-    for index, processor in enumerate(processors):
-        if isinstance(lengths := getattr(processor, "prompt_ignore_length", None), Tensor):
-            mine[index] = copy.copy(processor)
-            mine[index].prompt_ignore_length = lengths[row : row + 1]
-
-    def process(input_ids: Tensor, scores: Tensor) -> Any:
-        return mine(torch.cat([padding[None], input_ids], 1), scores)
-
-    return process
-
-
-def _stop_when(padding: Tensor, criteria: StoppingCriteriaList) -> Callable[[Sequence[int]], bool]:
-    def stop(token_ids: Sequence[int]) -> bool:
-        ids = torch.cat([padding, torch.tensor(token_ids, dtype=padding.dtype, device=padding.device)])
-        return bool(criteria(ids[None], None).item())
-
-    return stop
 
 
 def _padded(input_ids: Tensor, answers: list[tuple[int, ...]], config: Any) -> Tensor:

@@ -144,9 +144,6 @@ class RequestIntake:
 
 
 def _eos_token_ids(model: Any) -> frozenset[int]:
-    """Return the model's end-of-sequence ids, from its generation config or else its config."""
-    config = getattr(model, "generation_config", None)
-    eos = getattr(config, "eos_token_id", None)
-    if eos is None:
-        eos = getattr(model.config, "eos_token_id", None)
+    """Return the end-of-sequence ids of the model's generation config, by which alone `generate` ends."""
+    eos = getattr(getattr(model, "generation_config", None), "eos_token_id", None)
     return frozenset() if eos is None else frozenset([eos] if isinstance(eos, int) else eos)

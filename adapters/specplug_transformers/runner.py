@@ -23,7 +23,7 @@ from specplug_transformers.cache import RowCache, RowPlaces
 VERSIONS = Range(engine="transformers", oldest=(5, 16), newest=(5, 24))
 """The oldest and the newest version that `make test-versions` runs."""
 
-_ROLLS_BACK = {"full_attention", "sliding_attention"}
+_ROLLS_BACK = {"full_attention", "sliding_attention", "conv"}
 _TAKES_MASKS = {"sdpa", "eager"}
 _NO_LIMIT = 1 << 20
 _LENGTHS = (5, 7)  # tokens of the two texts
@@ -100,6 +100,9 @@ class ModelRunner:
         masks: dict[str, Tensor | None] = {}
         for kind in self._layer_types:
             window = self._window if kind == "sliding_attention" else None
+            if kind == "conv":
+                masks[kind] = None
+                continue
             if needs_no_mask and (window is None or place.columns <= window):
                 masks[kind] = None
                 continue

@@ -173,7 +173,7 @@ def test_mistakes_get_one_clear_message(arguments, message):
 
 
 def test_an_engine_that_is_not_there_or_does_not_import_gets_one_clear_message(monkeypatch):
-    monkeypatch.setitem(sys.modules, "specplug_transformers.generate", None)
+    monkeypatch.setitem(sys.modules, "specplug_transformers.text_engine", None)
     assert "the embedded engine: cannot load" in invoke("generate", "tiny", "x", code=2).output
     monkeypatch.setattr("importlib.metadata.entry_points", lambda **_: ())
     with pytest.raises(EngineError, match="no embedded engine is installed"):

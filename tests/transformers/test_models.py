@@ -38,7 +38,6 @@ NEMOTRON = {"layers_block_type": LINEAR, "mamba_num_heads": 4, "mamba_head_dim":
     [
         ("Mamba", {"state_size": 4}, r"layers of type.*rolls back to the accepted length"),
         ("Rwkv", {}, "recurrent state"),
-        ("Lfm2", {**SHAPE, "layer_types": ["conv", "full_attention"]}, r"layers of type \['conv'\]"),
         ("Qwen3Next", {**SHAPE, "layer_types": LINEAR, "num_experts": 2}, r"layers of type \['linear_attention'\]"),
         ("NemotronH", {**SHAPE, **NEMOTRON}, "layers of type|recurrent state"),
         ("Bloom", {}, "attention of the model's own"),

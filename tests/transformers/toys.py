@@ -16,6 +16,8 @@ from transformers import (
     Gemma2ForCausalLM,
     GPT2Config,
     GPT2LMHeadModel,
+    Lfm2Config,
+    Lfm2ForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
     MistralConfig,
@@ -77,6 +79,7 @@ BUILDERS: dict[str, Callable[[], torch.nn.Module]] = {
     "mixed gemma2": lambda: Gemma2ForCausalLM(
         Gemma2Config(**_SHAPE, head_dim=8, sliding_window=WINDOW, layer_types=_MIXED, tie_word_embeddings=False)
     ),
+    "convolved lfm2": lambda: Lfm2ForCausalLM(Lfm2Config(**_SHAPE, layer_types=["conv", "full_attention"])),
 }
 ATTENTION = [
     (name, kind) for name in BUILDERS for kind in ("sdpa", "eager") if (name, kind) != ("mixed gemma2", "sdpa")
