@@ -333,7 +333,7 @@ def test_texts_arrive_whole_and_in_order(texts: list[str]):
 
 
 def test_line_ends_and_spaces_are_those_that_models_write():
-    _, references, _ = parse({"references": ["a\r\nb\u00a0c"], "prediction": "d\r\n"})
+    _, references, _ = parse({"references": ["a\r\nb\u00a0c"], "prediction": {"type": "content", "content": "d\r\n"}})
     assert [bytes(reference.token_ids.tolist()) for reference in references] == [b"d\n", b"a\nb c"]
 
 
