@@ -59,10 +59,15 @@ def _replaces(vllm_config: Any) -> bool:
     return spec is not None and spec.method == METHOD and spec.model == PROPOSER
 
 
+def _has_section(vllm_config: Any) -> bool:
+    settings = getattr(vllm_config, "additional_config", None)
+    return isinstance(settings, dict) and SECTION in settings
+
+
 def _method(vllm_config: Any) -> str | None:
     """Return the method of vLLM's own drafter if there is one, with a section of settings."""
-    spec, settings = getattr(vllm_config, "speculative_config", None), getattr(vllm_config, "additional_config", None)
-    if spec is None or _replaces(vllm_config) or not isinstance(settings, dict) or SECTION not in settings:
+    spec = getattr(vllm_config, "speculative_config", None)
+    if spec is None or _replaces(vllm_config) or not _has_section(vllm_config):
         return None
     return str(spec.method)
 
@@ -94,7 +99,8 @@ def _found(vllm_config: Any) -> tuple[ResolvedSettings, int]:
     """Return the settings of a server that enables specplug, and `engine_tokens`."""
     draft_length = vllm_config.speculative_config.num_speculative_tokens
     section = json.dumps(section_of(vllm_config.additional_config), sort_keys=True)
-    return _load(section, draft_length, _method(vllm_config), os.environ.get(CONFIG_VARIABLE, ""))
+    implied = _replaces(vllm_config) and _has_section(vllm_config)
+    return _load(section, draft_length, implied, _method(vllm_config), os.environ.get(CONFIG_VARIABLE, ""))
 
 
 def required(vllm_config: Any) -> ResolvedSettings:
@@ -258,11 +264,16 @@ def section_of(additional_config: Any) -> dict[str, Any]:
 
 
 @functools.lru_cache(maxsize=16)
-def _load(section: str, draft_length: int, method: str | None, _environment: str) -> tuple[ResolvedSettings, int]:
-    """Return the settings, and the tokens of vLLM's own drafter if a lookup continues them."""
+def _load(
+    section: str, draft_length: int, implied: bool, method: str | None, _environment: str
+) -> tuple[ResolvedSettings, int]:
+    """Return the settings, and the tokens of vLLM's own drafter if a lookup continues them.
+
+    If vLLM's speculative configuration may be `implied` by the section, a draft length as in the settings is theirs.
+    """
     flags = json.loads(section)
     key = "num_speculative_tokens"
-    own = {name: _SPECULATIVE for name in (key, "proposer") if name not in flags}
+    own = {"proposer": _SPECULATIVE} if method is not None and "proposer" not in flags else {}
     if method is not None and flags.setdefault("proposer", ENGINE_DRAFTER) not in (ENGINE_DRAFTER, HYBRID):
         raise SettingsError.build(
             "vLLM's own drafter drafts on this server",
@@ -273,7 +284,7 @@ def _load(section: str, draft_length: int, method: str | None, _environment: str
         )
     if method is not None and flags["proposer"] == HYBRID:
         flags = _with_engines_model(flags, method)
-    if flags.setdefault(key, draft_length) != draft_length:
+    if flags.get(key, draft_length) != draft_length:
         raise SettingsError.build(
             f"{key!r} is given twice",
             who=f"{FLAG} {SECTION!r}",
@@ -282,13 +293,12 @@ def _load(section: str, draft_length: int, method: str | None, _environment: str
             remedy=f"Leave it out of {FLAG}; a policy's own draft length is one of that policy's options",
         )
     registry = default_registry()
-    found = load_settings(
-        flags,
-        flags_origin=f"{FLAG} {SECTION!r}",
-        origins_of=own,
-        registry=registry,
-        engine_drafts=method is not None,
+    load = functools.partial(
+        load_settings, flags_origin=f"{FLAG} {SECTION!r}", registry=registry, engine_drafts=method is not None
     )
+    if key not in flags and not (implied and load(flags).settings.num_speculative_tokens == draft_length):
+        own[key], flags[key] = _SPECULATIVE, draft_length
+    found = load(flags, origins_of=own)
     return after_engine(found, registry) if method is not None and found.settings.extends_engine else (found, 0)
 
 

@@ -16,6 +16,7 @@ from typing import Any, ClassVar, TypeVar
 from specplug.audit.probe import DraftCounts, Probe
 from specplug.client.answers import Answer, CompletionLogprobs, Generated, Mode, Tokenized, Version, Whole, put_together
 from specplug.client.http import Refused, ServerClient, answer_all
+from specplug.client.interrupt import interruptible
 from specplug.errors import EngineError
 from specplug.forecast.scraped import Samples, read_samples
 from specplug.text.tokenizers import messages
@@ -211,7 +212,7 @@ class ServerSide:
         return f"{self._model} at {self._client.url}, {self._dialect.name} {self._version}{mode}"
 
     def _run(self, call: Coroutine[Any, Any, R]) -> R:
-        return self._loop.run(call)
+        return self._loop.run(interruptible(call))
 
     async def _recognised(self) -> tuple[Dialect, str]:
         """Return the engine's dialect and version."""

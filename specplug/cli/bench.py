@@ -17,6 +17,7 @@ from specplug.cli.launch import ApiKey, OperatorKey, Raw, Timeout, ascending, re
 from specplug.cli.output import AsJson, dim, note, print_error, progress, show, table
 from specplug.cli.replay import SHIPPED
 from specplug.client.http import PATIENCE, ServerClient
+from specplug.client.interrupt import interruptible
 
 if TYPE_CHECKING:
     from specplug.bench.prompts import Block, Prompt
@@ -81,7 +82,7 @@ def bench(
     first_look = pairs if until else None
     server = ServerClient(url, api_key=api_key, operator_key=operator_key, patience=timeout)
     run: dict[str, Any] = {"max_tokens": max_tokens, "first_look": first_look, "raw": raw, "quiet": as_json}
-    measured, same, about = asyncio.run(_run(server, model, blocks, given[:check], **run))
+    measured, same, about = asyncio.run(interruptible(_run(server, model, blocks, given[:check], **run)))
     compared, failures = rows(measured, first_look), errors(measured)
     checked = {"identical": same, "requested": len(given[:check])}
     versions = ", ".join(f"{name} {version}" for name, version in about["versions"].items())

@@ -48,7 +48,7 @@ def _take_in(
     text_field: Annotated[str, typer.Option(help="The key of the text in JSON lines.")] = "text",
     name_field: Annotated[str | None, typer.Option(help="The key of its name; by default name, or else id.")] = None,
     skip_bad: Annotated[
-        bool, typer.Option("--skip-bad", help="Count and skip what cannot be read, such as files that are not UTF-8.")
+        bool, typer.Option("--skip-bad", help="Count and skip what cannot be read, such as files that are no text.")
     ] = False,
     extend: Annotated[
         bool, typer.Option("--extend", help="Add to the corpus if it exists, except for documents that it already has.")

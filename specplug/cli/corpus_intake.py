@@ -15,8 +15,8 @@ from rich.table import Table
 
 from specplug.cli.output import console, printable, table
 from specplug.corpus.adding import Added, Synced
-from specplug.corpus.documents import documents_from
-from specplug.corpus.sources import STDIN, Reading, Skipped, read, stem, tokenizer_of
+from specplug.corpus.documents import Content, documents_from
+from specplug.corpus.sources import STDIN, Ids, Reading, Skipped, read, stem, tokenizer_of
 from specplug.corpus.store import Store
 from specplug.errors import CorpusError
 from specplug.text.tokenizers import load_tokenizer
@@ -55,11 +55,11 @@ def take_in(
     skipped, tokenising, started = Skipped(), [0.0], time.perf_counter()
     found: list[dict[str, Any]] = []
     with progress_line(quiet=quiet) as update:
-        _check_readable(sources, how, update)
+        _check_readable(corpora, how, update)
         store = Store.create(root, loaded.fingerprint) if store is None else store
         change: Callable[..., Added | Synced] = store.sync if sync else store.add
         for corpus, members in corpora.items():
-            contents = chain.from_iterable(read(source, how, skipped) for source in members)
+            contents = _read(members, how, skipped)
             documents = _timed(documents_from(contents, loaded.encode_many), tokenising)
             done = change(corpus, documents, progress=_progress(update, corpus), **given)._asdict()
             per_token = {} if sync else {"bytes_per_token": done["bytes"] / max(done["tokens"], 1)}
@@ -117,7 +117,13 @@ def _corpora(sources: Sequence[str], name: str | None) -> dict[str, list[str]]:
     return found
 
 
-def _check_readable(sources: Sequence[str], how: Reading, update: Update) -> None:
+def _read(sources: Sequence[str], how: Reading, skipped: Skipped) -> Iterator[Content]:
+    """Yield the documents of one corpus."""
+    ids = Ids()
+    return chain.from_iterable(read(source, how, skipped, ids) for source in sources)
+
+
+def _check_readable(corpora: dict[str, list[str]], how: Reading, update: Update) -> None:
     """Read all sources once before anything is built, so that all problems are reported together.
 
     Standard input can be read only once, so its first bad line ends the build.
@@ -125,10 +131,10 @@ def _check_readable(sources: Sequence[str], how: Reading, update: Update) -> Non
     if how.skip_bad:
         return
     bad = Skipped(most_bad=_MOST_BAD)
-    for source in sources:
-        if source != STDIN:
-            for number, _ in enumerate(read(source, replace(how, skip_bad=True), bad), 1):
-                update(f"looking at {source}: {number:,} documents")
+    for name, sources in corpora.items():
+        files = [source for source in sources if source != STDIN]
+        for number, _ in enumerate(_read(files, replace(how, skip_bad=True), bad), 1):
+            update(f"looking at {name}: {number:,} documents")
     if count := bad.numbers["bad"]:
         more = [f"... and {count - _MOST_BAD:,} more"] if count > _MOST_BAD else []
         raise CorpusError(

@@ -16,6 +16,7 @@ from rich.text import Text
 from specplug.cli.launch import ApiKey, OperatorKey, Timeout
 from specplug.cli.output import AsJson, note, printable, show, table
 from specplug.client.http import PATIENCE, ServerClient
+from specplug.client.interrupt import interruptible
 from specplug.errors import RequestError
 from specplug.explain.explanation import BARE, LOST, OWN, Explanation, explained, rows_of
 from specplug.explain.page import page
@@ -51,7 +52,7 @@ def explain(
     """
     if source.startswith(("http://", "https://")):
         server = ServerClient(source, api_key=api_key, operator_key=operator_key, patience=timeout)
-        found = asyncio.run(_requested(server, request, tenant))
+        found = asyncio.run(interruptible(_requested(server, request, tenant)))
     else:
         library = None if tokenizer is None else load_tokenizer(tokenizer).library
         found = explained(rows_of(source, request, tenant), decoder(library))

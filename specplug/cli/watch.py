@@ -16,6 +16,7 @@ from rich.text import Text
 from specplug.cli.launch import ApiKey, OperatorKey, Timeout
 from specplug.cli.output import console, dim, faults_of, printable, table
 from specplug.client.http import Refused, ServerClient
+from specplug.client.interrupt import discard_output, interruptible
 from specplug.errors import EngineError
 from specplug.operator.figures import Reading, figures, read
 
@@ -47,15 +48,11 @@ def watch(
 
     `specplug watch http://127.0.0.1:30000 --interval 10 --json >>figures.jsonl`
     """
-    with contextlib.suppress(KeyboardInterrupt):
-        asyncio.run(
-            _watch(
-                ServerClient(url, api_key=api_key, operator_key=operator_key, patience=timeout),
-                interval,
-                once=once,
-                as_json=as_json,
-            )
-        )
+    server = ServerClient(url, api_key=api_key, operator_key=operator_key, patience=timeout)
+    try:
+        asyncio.run(interruptible(_watch(server, interval, once=once, as_json=as_json)))
+    except KeyboardInterrupt:
+        discard_output()
 
 
 async def _watch(server: ServerClient, interval: float, *, once: bool, as_json: bool) -> None:

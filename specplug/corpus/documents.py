@@ -8,6 +8,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from specplug.text.normalized import normalized
 from specplug.text.retokenized import HEAD, pieces, retokenized_prefixes, with_leads
 
 Tokens = npt.NDArray[np.int32]
@@ -48,7 +49,8 @@ def tokenized(name: str, text: str, tokenize: Tokenize) -> Document:
 
 def tokenized_many(named: Iterable[tuple[str, str]], tokenize: TokenizeMany) -> list[Document]:
     """Return (name, text) pairs as documents; one call tokenises all texts."""
-    plan = [(name, list(pieces(text)), with_leads(text), len(text) > HEAD) for name, text in named]
+    texts = ((name, normalized(text)) for name, text in named)
+    plan = [(name, list(pieces(text)), with_leads(text), len(text) > HEAD) for name, text in texts]
     found = iter(tokenize([part for _, body, heads, _ in plan for part in (*body, *heads)]))
     return [
         _document(name, [list(next(found)) for _ in body], [list(next(found)) for _ in heads], cut)

@@ -92,8 +92,15 @@ def make_folder(path: Path) -> None:
     with suppress(FileExistsError):
         path.mkdir(0o700)
         if bits := group_bits(path.parent):
-            path.chmod(path.stat().st_mode | bits)
+            with suppress(PermissionError):
+                path.chmod(path.stat().st_mode | bits)
     check_folder(path)
+
+
+def _set_mode(handle: int, mode: int) -> None:
+    """Set a file's permissions, unless they are the mount's, as on FAT and SMB, which refuse it."""
+    with suppress(PermissionError):
+        os.fchmod(handle, mode)
 
 
 def group_bits(folder: Path) -> int:
@@ -105,10 +112,13 @@ def group_bits(folder: Path) -> int:
 
 
 def fsync_folder(folder: Path) -> None:
-    """Make the names in a folder durable."""
+    """Make the names in a folder durable, where the file system takes an fsync of a folder."""
     handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)  # a store's own folder may be a link
     try:
         os.fsync(handle)
+    except OSError as error:
+        if error.errno != errno.EINVAL:
+            raise
     finally:
         os.close(handle)
 
@@ -177,14 +187,14 @@ def held(path: Path, seconds: float) -> Iterator[None]:
 
     Raises:
         CorpusError: another holder did not release it within `seconds` (the message has the process id that it wrote
-            to the file), or the file is not a lock.
+            to the file), the file is not a lock, or the file system has no locks.
     """
     with os_errors_named(path):
         check_folder(path.parent)
         handle = open_lock(path)
     try:
         deadline = time.monotonic() + seconds
-        while not take_lock(handle):
+        while not lock(handle, path, fcntl.LOCK_EX | fcntl.LOCK_NB):
             if time.monotonic() >= deadline:
                 holder = os.pread(handle, 32, 0).decode(errors="replace").strip()
                 raise CorpusError.build(
@@ -210,7 +220,7 @@ def open_lock(path: Path) -> int:
     """
     try:
         handle = open_file(path, os.O_RDWR | os.O_CREAT | os.O_EXCL)
-        os.fchmod(handle, 0o600 | group_bits(path.parent) & 0o060)
+        _set_mode(handle, 0o600 | group_bits(path.parent) & 0o060)
     except FileExistsError:
         handle = open_file(path, os.O_RDWR)
     if not _HOLDER.fullmatch(os.pread(handle, 32, 0)):
@@ -219,12 +229,24 @@ def open_lock(path: Path) -> int:
     return handle
 
 
-def take_lock(handle: int) -> bool:
-    """Lock an open file exclusively if no other handle holds it; return whether it did."""
+def lock(handle: int, path: Path, how: int) -> bool:
+    """Lock an open file as `fcntl.flock` does; return False if another handle holds it and `how` has `LOCK_NB`.
+
+    Raises:
+        CorpusError: the file system has no locks, as some NFS, SMB and FUSE mounts.
+    """
     try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(handle, how)
     except (BlockingIOError, PermissionError):
         return False
+    except OSError as error:
+        raise CorpusError.build(
+            "the volume cannot lock files, which changes of a corpus store need",
+            who=str(path.parent),
+            found=f"{error.strerror or error} from flock",
+            remedy="Build the store on a local disk and copy its folder to the volume: servers that draft from it need "
+            "no locks",
+        ) from error
     return True
 
 
@@ -235,7 +257,7 @@ def _write(path: Path, parts: Iterable[Bytes], newer_than: int, read_only: bool)
     handle = open_file(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
     try:
         mode = 0o600 | group_bits(path.parent) & 0o060
-        os.fchmod(handle, mode & 0o440 if read_only else mode)
+        _set_mode(handle, mode & 0o440 if read_only else mode)
         size = 0
         for part in parts:
             for piece in pieces(part):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import json
 import os
 import stat
@@ -13,20 +14,28 @@ from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from functools import partial
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, TypeVar
 
 import numpy as np
 
 from specplug.corpus.documents import Content, Tokens
-from specplug.corpus.names import MAX_DOCUMENT_NAME, check_name
+from specplug.corpus.names import MAX_DOCUMENT_NAME, check_name, name_hash
 from specplug.corpus.store import Store
 from specplug.errors import CorpusError, SettingsError, SpecplugError
 from specplug.text.tokenizers import Tokenizer, load_tokenizer
+
+T = TypeVar("T")
 
 STDIN = "-"
 """Stands for JSON lines on standard input."""
 
 _LINES = (".jsonl", ".ndjson")
+_WIDE = {  # the mark of UTF-16 begins that of UTF-32
+    codecs.BOM_UTF32_LE: "utf-32",
+    codecs.BOM_UTF32_BE: "utf-32",
+    codecs.BOM_UTF16_LE: "utf-16",
+    codecs.BOM_UTF16_BE: "utf-16",
+}
 _LOOKED_AT = 1 << 13
 _KINDS = ("hidden", "binary", "linked", "special", "empty", "bad")
 
@@ -57,8 +66,8 @@ class Skipped:
 
     Attributes:
         numbers: of hidden files and folders, whose name begins with a dot; binary files, with a zero byte near their
-            beginning; links to a folder, to a target outside the folder, or to none; special files, such as pipes;
-            empty documents; and bad items, which cannot be read.
+            beginning and no byte-order mark; links to a folder, to a target outside the folder, or to none; special
+            files, such as pipes; empty documents; and bad items, which cannot be read.
         first_bad: the messages of the first `most_bad` bad items.
     """
 
@@ -76,12 +85,32 @@ def stem(source: str) -> str | None:
     return None if source == STDIN else Path(source).resolve().stem
 
 
-def read(source: str, reading: Reading, skipped: Skipped) -> Iterator[Content]:
+class Ids:
+    """The ids of a corpus's JSON lines so far.  Files whose ids restart would get documents of the same name."""
+
+    def __init__(self) -> None:
+        self._files: dict[int, str] = {}
+
+    def check(self, name: str, file: str) -> None:
+        """Raise CorpusError if another file has this id."""
+        first = self._files.setdefault(name_hash(name.encode()), file)
+        if first != file:
+            raise CorpusError.build(
+                "an id that another file has, too",
+                found=f"{name!r}, which is in {first}",
+                expected="ids that do not restart, as documents are removed by them",
+                remedy="Name the field of the documents' names (--name-field; with `--name-field id` both get this "
+                "name), or make a corpus of each file",
+            )
+
+
+def read(source: str, reading: Reading, skipped: Skipped, ids: Ids | None = None) -> Iterator[Content]:
     """Yield the documents of a source, a folder, a text file, JSON lines (`.jsonl` or `.ndjson`) or `STDIN`.
 
-    Counts what it skips in `skipped`.  Raises SpecplugError, which says where, if something cannot be read.
+    Counts what it skips in `skipped`; `ids` has the ids of the corpus's sources before this one.  Raises SpecplugError,
+    which says where, if something cannot be read.
     """
-    for content in _Reader(reading, skipped).read(source):
+    for content in _Reader(reading, skipped, ids or Ids()).read(source):
         if content.text or len(content.token_ids):
             yield content
         else:
@@ -91,8 +120,8 @@ def read(source: str, reading: Reading, skipped: Skipped) -> Iterator[Content]:
 class _Reader:
     """Reads one source; see `read`."""
 
-    def __init__(self, reading: Reading, skipped: Skipped) -> None:
-        self._reading, self._skipped = reading, skipped
+    def __init__(self, reading: Reading, skipped: Skipped, ids: Ids) -> None:
+        self._reading, self._skipped, self._ids = reading, skipped, ids
 
     def read(self, source: str) -> Iterator[Content]:
         if source == STDIN:
@@ -132,8 +161,9 @@ class _Reader:
             with path.open("rb") as file:
                 if in_folder and _is_binary(file):
                     self._skipped.numbers["binary"] += 1
-                elif path.suffix in _LINES:
-                    yield from self._lines(file, str(path), name)
+                elif path.suffix.lower() in _LINES:
+                    for lines in self._one(str(path), lambda: _utf_8_lines(file)):
+                        yield from self._lines(lines, str(path), name)
                 else:
                     data = file.read()
                     yield from self._one(str(path), lambda: Content(_checked(name), _decoded(data)))
@@ -144,17 +174,18 @@ class _Reader:
         """Yield the documents of JSON lines; one without a name is called `default` with its line number."""
         for number, line in enumerate(lines, 1):
             if line.strip():
-                make = partial(_content, line, f"{default}:{number}", self._reading)
+                ids = partial(self._ids.check, file=where)
+                make = partial(_content, line, f"{default}:{number}", self._reading, ids)
                 yield from self._one(f"{where}, line {number}", make)
 
-    def _one(self, where: str, make: Callable[[], Content]) -> Iterator[Content]:
-        """Yield the document that `make` returns, unless it is bad."""
+    def _one(self, where: str, make: Callable[[], T]) -> Iterator[T]:
+        """Yield what `make` returns, a document or lines, unless it is bad."""
         try:
-            content = make()
+            found = make()
         except SpecplugError as error:
             self._bad(CorpusError(f"{where}: {error}"))
         else:
-            yield content
+            yield found
 
     def _bad(self, error: SpecplugError) -> None:
         if not self._reading.skip_bad:
@@ -174,9 +205,21 @@ def _left_out(path: Path, inside: Path) -> str | None:
 
 
 def _is_binary(file: BinaryIO) -> bool:
-    found = b"\0" in file.read(_LOOKED_AT)
+    start = file.read(_LOOKED_AT)
     file.seek(0)
-    return found
+    return b"\0" in start and _wide_encoding(start) is None
+
+
+def _wide_encoding(data: bytes) -> str | None:
+    """Return the name of UTF-16 or UTF-32 if the data begins with its byte-order mark."""
+    return next((encoding for mark, encoding in _WIDE.items() if data.startswith(mark)), None)
+
+
+def _utf_8_lines(file: BinaryIO) -> Iterable[bytes]:
+    """Return a file's lines in UTF-8, if it is in UTF-16 or UTF-32 by reading it whole."""
+    start = file.read(4)
+    file.seek(0)
+    return file if _wide_encoding(start) is None else _decoded(file.read()).encode().splitlines()
 
 
 def _unreadable(path: Path, error: OSError) -> SpecplugError:
@@ -195,16 +238,17 @@ def _checked(name: str) -> str:
 
 
 def _decoded(data: bytes) -> str:
+    encoding = _wide_encoding(data)
     try:
-        return data.decode("utf-8-sig")
+        return data.decode(encoding or "utf-8-sig")
     except UnicodeDecodeError as error:
         found = f"byte {data[error.start]:#04x} at offset {error.start}"
         remedy = "Convert it, leave it out, or skip what is bad (--skip-bad)"
-        raise CorpusError.build("not UTF-8 text", found=found, remedy=remedy) from error
+        raise CorpusError.build(f"not {(encoding or 'utf-8').upper()} text", found=found, remedy=remedy) from error
 
 
-def _content(line: bytes, default: str, reading: Reading) -> Content:
-    """Return the document on a line of JSON, called `default` if it has no name."""
+def _content(line: bytes, default: str, reading: Reading, check_id: Callable[[str], None]) -> Content:
+    """Return the document on a line of JSON, called `default` if it has no name; one called by its id is checked."""
     decoded = _decoded(line)
     try:
         item = json.loads(decoded)
@@ -214,6 +258,8 @@ def _content(line: bytes, default: str, reading: Reading) -> Content:
         expected = 'such as {"name": ..., "text": ...}'
         raise CorpusError.build("no JSON object", found=type(item).__name__, expected=expected)
     name = _checked(_line_name(item, default, reading.name_field))
+    if reading.name_field is None and item.get("name") is None and item.get("id") is not None:
+        check_id(name)
     ids, text = item.get("token_ids"), item.get(reading.text_field)
     if ids is not None:
         return Content(name, None, _token_ids(ids, reading.vocab_size))

@@ -18,10 +18,10 @@ from specplug.corpus.files import (
     check_folder,
     fsync_folder,
     held,
+    lock,
     make_folder,
     open_lock,
     os_errors_named,
-    take_lock,
     yield_gil,
 )
 from specplug.corpus.manifest import MANIFEST_FILE, Manifest, SegmentEntry, commit, load
@@ -182,7 +182,7 @@ class Tenant:
             return SegmentEntry.of(Segment(path))
 
         try:
-            fcntl.flock(handle, fcntl.LOCK_SH)
+            lock(handle, marker, fcntl.LOCK_SH)
             yield write
         finally:
             os.close(handle)
@@ -232,9 +232,9 @@ def opened_entry(
 def clean(folder: Path) -> None:
     """Delete segments that no manifest names, as merged ones and those of killed writers, unless somebody builds."""
     with suppress(OSError, CorpusError):  # a manifest that cannot be read may name them
-        handle = open_lock(folder / BUILDING_LOCK_FILE)
+        handle = open_lock(marker := folder / BUILDING_LOCK_FILE)
         try:
-            if take_lock(handle):
+            if lock(handle, marker, fcntl.LOCK_EX | fcntl.LOCK_NB):
                 named = load(folder).files()
                 for name in os.listdir(folder):
                     if _OWN_FILE.fullmatch(name) and name not in named:

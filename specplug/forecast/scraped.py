@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from prometheus_client.parser import text_string_to_metric_families
 
 from specplug.client.http import ServerClient
+from specplug.client.interrupt import interruptible
 from specplug.errors import EngineError, text_of
 from specplug.forecast.acceptance import DraftAcceptance, acceptance_for, by_position, counted
 
@@ -47,7 +48,7 @@ def read_metrics(url: str, interval: float | None = None) -> DraftAcceptance:
                 await asyncio.sleep(interval)
             return before, await read_samples(client)
 
-    before, samples = asyncio.run(scraped())
+    before, samples = asyncio.run(interruptible(scraped()))
     return acceptance_of(samples, before, f"{url}/metrics")
 
 

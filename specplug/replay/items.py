@@ -19,6 +19,7 @@ from specplug.corpus.documents import Document
 from specplug.corpus.store import Store
 from specplug.errors import SettingsError, TraceError
 from specplug.text.fingerprint import Fingerprint
+from specplug.text.normalized import normalized
 from specplug.text.tokenizers import Tokenizer
 
 Ids = npt.NDArray[np.int32]
@@ -168,7 +169,7 @@ def tokenize(
         )
     done: list[TokenItem] = []
     for item in items:
-        documents = tuple(_frozen(tokenizer.encode(document)) for document in item.documents)
+        documents = tuple(_frozen(tokenizer.encode(normalized(document))) for document in item.documents)
         output = _frozen(np.append(tokenizer.encode(item.output), np.int32(tokenizer.eos_id)))
         done.append(TokenItem(item.id, _frozen(tokenizer.encode(item.prompt)), documents, output))
         advance()

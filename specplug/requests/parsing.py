@@ -15,6 +15,7 @@ from specplug.errors import RequestError, SpecplugError, suggest
 from specplug.requests.schema import Ids, RequestFields, as_list, in_vocabulary
 from specplug.settings.mistakes import from_pydantic, no_duplicates, shown, together
 from specplug.settings.model import Limits
+from specplug.text.normalized import normalized
 from specplug.types.request import Reference, RequestOptions, StoredDocument
 
 CHARACTERS_PER_TOKEN = 16
@@ -182,7 +183,7 @@ def _tokenized(
         raise _too_large(f"{characters} characters and {given} tokens", limit)
     references, total = [], 0
     for field, name, content in sources:
-        ids = tokenize(content) if isinstance(content, str) else content
+        ids = tokenize(normalized(content)) if isinstance(content, str) else content
         total += len(ids)
         if total > limit:
             raise _too_large(f"{total} tokens up to {field!r}", limit)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from types import SimpleNamespace
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import pytest
 
 from specplug.errors import EngineError, SettingsError
+from specplug_vllm.config import resolved
 from specplug_vllm.startup import recurrent
 from specplug_vllm.startup.engine_config import ENABLE, enabled, implied
 
@@ -55,6 +57,28 @@ def test_other_launches_stay_as_they_are(given: Any, additional_config: Any) -> 
 def test_an_invalid_section_is_refused_by_its_flag(section: Any) -> None:
     with pytest.raises(SettingsError, match="--additional-config"):
         implied(None, {"specplug": section})
+
+
+FLAG, SPECULATIVE, FILE = "--additional-config 'specplug'", "--speculative-config", "SPECPLUG_CONFIG"
+
+
+@pytest.mark.parametrize(
+    ("given", "additional_config", "environment", "expected"),
+    [
+        (None, {"specplug": {}}, {}, ("default", "default")),
+        (None, {"specplug": {"proposer": "ngram", "num_speculative_tokens": 7}}, {}, (FLAG, FLAG)),
+        (None, {"specplug": {}}, {"proposer": "ngram", "num_speculative_tokens": 7}, (FILE, FILE)),
+        ({"num_speculative_tokens": 5}, {"specplug": {}}, {"num_speculative_tokens": 7}, ("default", SPECULATIVE)),
+        ({**OURS, "num_speculative_tokens": 15}, {}, {"proposer": "ngram"}, (FILE, SPECULATIVE)),
+        ({"method": "mtp", "num_speculative_tokens": 3}, {"specplug": {}}, {}, (SPECULATIVE, SPECULATIVE)),
+    ],
+)
+def test_the_origin_of_a_value_is_who_gave_it(monkeypatch, given, additional_config, environment, expected):
+    monkeypatch.setenv("SPECPLUG_CONFIG", json.dumps(environment))
+    spec = SimpleNamespace(**{"model": None, **(implied(given, additional_config) or {})})
+    found = resolved(SimpleNamespace(speculative_config=spec, additional_config=additional_config))
+    assert found is not None
+    assert (found.origins["proposer"], found.origins["num_speculative_tokens"]) == expected
 
 
 SECTION: dict[str, Any] = {"specplug": {}}

@@ -23,6 +23,7 @@ from specplug.corpus.view import View
 from specplug.errors import CorpusError
 from specplug.text.retokenized import IN_STEP, LEADS, MAX_TOKENS, PIECE
 from specplug.text.tokenizers import load_tokenizer
+from tests.cli.tools import invoke
 
 WORDS = [
     "The",
@@ -146,6 +147,11 @@ def test_many_documents_are_tokenised_at_once_as_one_by_one():
         assert [each.tolist() for each in found.prefixes] == [each.tolist() for each in alone.prefixes]
 
 
+def test_line_ends_and_spaces_are_those_that_models_write():
+    tokenize = tiny().encode
+    assert tokenized("a", "The\u00a0cat\r\nsat.\r\n", tokenize).token_ids.tolist() == list(tokenize("The cat\nsat.\n"))
+
+
 def test_documents_are_not_all_held():
     """Some thousand are read before the first one comes out, however many there are."""
     read_so_far = 0
@@ -234,6 +240,21 @@ def test_what_is_no_utf_8_is_refused_with_its_place_or_skipped(tmp_path):
     assert "offset 3" in skipped.first_bad[0]
 
 
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-16-be", "utf-32", "utf-32-be"])
+def test_wide_encodings_are_read_by_their_byte_order_mark(tmp_path, encoding):
+    mark = "\ufeff" if encoding.endswith("be") else ""
+    write(tmp_path, a_txt=f"{mark}caf\u00e9\r\nx".encode(encoding))
+    write(tmp_path, b_jsonl=f'{mark}{{"id": 1, "text": "caf\u00e9"}}\n{{"id": 2, "text": "y"}}\n'.encode(encoding))
+    assert [one[:2] for one in listed(tmp_path)] == [("a.txt", "caf\u00e9\r\nx"), ("1", "caf\u00e9"), ("2", "y")]
+
+
+def test_a_wide_encoding_that_breaks_off_is_refused(tmp_path):
+    write(tmp_path, a_txt="abc".encode("utf-16")[:-1], b_jsonl="{}".encode("utf-16")[:-1])
+    for name in ("a.txt", "b.jsonl"):
+        with pytest.raises(CorpusError, match=rf"{name}: not UTF-16 text; found byte 0x.. at offset"):
+            names(tmp_path / name)
+
+
 def test_a_source_that_is_not_there(tmp_path):
     with pytest.raises(CorpusError, match="cannot read a source; found No such file"):
         names(tmp_path / "missing", skip_bad=True)
@@ -268,10 +289,23 @@ def test_lines_come_from_standard_input(monkeypatch):
     assert names(STDIN) == ["stdin:2"]
 
 
+def test_ids_that_restart_in_another_file_are_refused(tmp_path):
+    """Documents are removed by their names: one removal would take both."""
+    lines(tmp_path / "a.jsonl", {"id": 1, "text": "x"}, {"id": 1, "text": "y"})  # of one file, as chunks of a text
+    lines(tmp_path / "b.jsonl", {"id": 2, "text": "z"}, {"id": 1, "text": "z"})
+    expected = rf"b\.jsonl, line 2: an id that another file has, too; found '1', which is in {tmp_path}/a\.jsonl"
+    with pytest.raises(CorpusError, match=expected):
+        names(tmp_path)
+    assert names(tmp_path, name_field="id") == ["1", "1", "2", "1"]
+    invoke("corpus", "build", tmp_path / "store", tmp_path, "--tokenizer", "tiny", "--name-field", "id", code=0)
+    refused = invoke("corpus", "sync", tmp_path / "store", *tmp_path.glob("*.jsonl"), "--name", "chunks", code=2)
+    assert "an id that another file has, too" in refused.stderr
+
+
 def test_lines_in_a_folder_are_read_as_such(tmp_path):
     write(tmp_path, a_md="x")
-    lines(tmp_path / "b.jsonl", {"id": "one", "text": "y"}, {"text": "z"})
-    assert names(tmp_path) == ["a.md", "one", "b.jsonl:2"]
+    lines(tmp_path / "b.JSONL", {"id": "one", "text": "y"}, {"text": "z"})
+    assert names(tmp_path) == ["a.md", "one", "b.JSONL:2"]
 
 
 @pytest.mark.parametrize(

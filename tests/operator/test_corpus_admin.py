@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import errno
+import fcntl
 import json
 import os
 from collections.abc import AsyncIterator, Iterator
@@ -235,6 +236,19 @@ def test_a_full_disk_is_reported_and_costs_nothing(admin, monkeypatch, number, s
         assert os.strerror(number) in refusal(status, add, admin, name="two", documents=["abc"])
     assert listed(admin) == {"": {"one": 3}}
     add(admin, name="two", documents=["abc"])
+
+
+def test_a_volume_without_locks_is_named(admin, monkeypatch):
+    add(admin, name="one", documents=["abc"])
+
+    def no_locks(*_: Any) -> None:
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    with monkeypatch.context() as broken:
+        broken.setattr(fcntl, "flock", no_locks)
+        for does in (lambda: add(admin, name="two", documents=["abc"]), lambda: remove(admin, "one")):
+            assert "the volume cannot lock files" in refusal(500, does)
+    assert listed(admin) == {"": {"one": 3}}
 
 
 def test_a_server_without_a_store_says_how_to_have_one():

@@ -328,8 +328,13 @@ def test_a_bad_entry_in_the_middle_of_many_is_named():
 def test_texts_arrive_whole_and_in_order(texts: list[str]):
     _, references, _ = parse({"references": texts})
     assert [bytes(reference.token_ids.tolist()).decode() for reference in references] == [
-        text for text in texts if text
+        text.replace("\r\n", "\n").replace("\xa0", " ") for text in texts if text
     ]
+
+
+def test_line_ends_and_spaces_are_those_that_models_write():
+    _, references, _ = parse({"references": ["a\r\nb\u00a0c"], "prediction": {"type": "content", "content": "d\r\n"}})
+    assert [bytes(reference.token_ids.tolist()) for reference in references] == [b"d\n", b"a\nb c"]
 
 
 json_values = st.recursive(

@@ -1,0 +1,46 @@
+"""Ctrl-C in a command's event loop: it also ends a task in the middle of a call, as a write to a pipe that is full.
+
+`asyncio.run` answers the first SIGINT by cancelling the main task, which takes effect at the task's next `await`.  A
+call that blocks is resumed (PEP 475) and never comes to one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+from collections.abc import Coroutine
+from types import FrameType
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+
+async def interruptible(call: Coroutine[Any, Any, T]) -> T:
+    """Return the result of a call that is the main task of `asyncio.run`, or of `Runner.run`.
+
+    SIGINT raises KeyboardInterrupt in the task that runs; one that waits is cancelled, as by asyncio.  If SIGINT is
+    ignored, as in a shell's background job, it stays so.
+    """
+    loop, handler = asyncio.get_running_loop(), signal.getsignal(signal.SIGINT)
+    if not callable(handler) or handler is signal.default_int_handler:  # the latter in threads
+        return await call
+    cancel = handler
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        if asyncio.current_task(loop) is not None:
+            raise KeyboardInterrupt
+        cancel(number, frame)
+
+    signal.signal(signal.SIGINT, interrupt)
+    try:
+        return await call
+    finally:
+        signal.signal(signal.SIGINT, handler)
+
+
+def discard_output() -> None:
+    """Let what stdout still buffers go nowhere: writing it when Python ends would block again."""
+    with open(os.devnull, "wb") as nowhere:
+        os.dup2(nowhere.fileno(), sys.stdout.fileno())
