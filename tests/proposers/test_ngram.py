@@ -132,6 +132,39 @@ def test_a_copy_goes_on_behind_an_edit() -> None:
     assert drafts[1] == ()
 
 
+@pytest.mark.parametrize("before", [(50, 51, 52, 53, 54), (54, 53, 52, 51, 50), (52, 50, 53, 54, 51)])
+def test_a_draft_goes_on_as_the_text_whose_token_it_begins_with(before: tuple[int, ...]) -> None:
+    """After A that led to (10, 11) three times, then to (12, 13), either is drafted, and no mixture of the two."""
+    text: list[int] = []
+    for place, answer in zip(before, [(10, 11), (10, 11), (10, 11), (12, 13), ()], strict=True):
+        text += [place, 30, 31, *answer]
+    with Driver(spec("ngram"), vocab_size=64) as driver:
+        driver.start("a", text[:-1])
+        driver.step(draft_length=2)
+        driver.extend("a", text[-1:])
+        assert driver.step(draft_length=2).by_request()["a"].token_ids in {(10, 11), (12, 13)}
+
+
+@pytest.mark.parametrize("trees", [False, True])
+@pytest.mark.parametrize("max_length", [2, 3, 17])
+def test_the_smallest_sizes_are_served(trees: bool, max_length: int) -> None:
+    """One slot with room for hardly any text, drafts of one token, and the least memory, which every response fills."""
+    smallest = {"memory_tokens": 1, "max_n": 2}
+    sizes = {"vocab_size": 4, "max_slots": 1, "max_length": max_length, "max_draft_length": 1}
+    drafted = 0
+    with Driver(spec("ngram", trees=trees), smallest, **sizes) as driver:
+        for _ in range(400 // max_length):
+            driver.start("a", [1], isolation_key="us", references=[[1, 2, 3, 1]])
+            while (length := len(driver.text("a"))) < max_length:
+                ids = driver.step(1).by_request()["a"].token_ids
+                assert set(ids) <= {1, 2, 3}
+                drafted += len(ids)
+                driver.extend("a", [1 + length % 3])
+            driver.step(0)
+            driver.leave("a")
+    assert (drafted > 0) is (max_length > 2), "a text of two tokens has nothing to match"
+
+
 @pytest.mark.parametrize("wrong", [{"min_n": 3, "max_n": 2}, {"min_n": -1}, {"max_m": 4}])
 @pytest.mark.parametrize("model", [ReferenceSettings, LookupSettings])
 def test_options_are_checked(model: type[BaseModel], wrong: dict[str, int]) -> None:

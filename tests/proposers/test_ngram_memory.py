@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -18,6 +19,8 @@ from tests.proposers.ngram_tools import (
     serve,
     source,
 )
+
+ANSWER = list(range(10, 40))
 
 # -- what enters -------------------------------------------------------------------------------------------------------
 
@@ -72,6 +75,21 @@ def test_a_request_that_begins_anew_is_what_it_says_then(make: Make, kind: Lifec
     driver.leave("first")
     assert not remembers(driver)
     assert ask(driver, [60]).token_ids == (61, 62)
+
+
+def test_a_repeated_request_is_drafted_for_as_well_each_time(make: Make) -> None:
+    driver = make()
+    steps = []
+    for _ in range(10):
+        driver.start("again", PROMPT, isolation_key="us")
+        steps.append(0)
+        while (known := len(driver.text("again")) - len(PROMPT)) < len(ANSWER):
+            driver.settle(driver.step(8), {"again": ANSWER[known:]})
+            steps[-1] += 1
+        driver.step(0)
+        driver.leave("again")
+    assert steps[0] == len(ANSWER)
+    assert set(steps[1:]) == {1 + math.ceil((len(ANSWER) - 1) / 9)}, "the first token has no draft"
 
 
 # -- when it is forgotten ----------------------------------------------------------------------------------------------

@@ -37,6 +37,23 @@ def test_the_output_of_a_request_on_the_same_prompt_is_drafted_from(make: Make) 
     assert source(driver, draft) == MEMORY
 
 
+@pytest.mark.parametrize("ends", [False, True])
+def test_a_place_without_a_continuation_gets_one_when_another_request_has_emitted_it(make: Make, ends: bool) -> None:
+    """Whether the other one still runs, or has ended and its response is in the memory."""
+    driver = make()
+    driver.start("behind", PROMPT, isolation_key="us")
+    driver.step(4)
+    driver.extend("behind", OUTPUT[:2])
+    assert drafted(driver).token_ids == ()
+    driver.start("later", PROMPT, isolation_key="us")
+    driver.step(4, order=["later"])
+    driver.extend("later", OUTPUT)
+    driver.step(4, order=["later"])
+    if ends:
+        driver.leave("later")
+    assert list(drafted(driver).token_ids) == OUTPUT[2:]
+
+
 @pytest.mark.parametrize(
     "second",
     [

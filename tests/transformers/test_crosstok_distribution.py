@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -90,8 +90,8 @@ def target() -> Any:
 
 
 @functools.cache
-def distribution() -> dict[tuple[int, ...], float]:
-    return exact_distribution(target(), ids_in(PROMPT), TOKENS, TOP_K, HEAT)
+def distribution(prompt: str, heat: float) -> dict[tuple[int, ...], float]:
+    return exact_distribution(target(), ids_in(prompt), TOKENS, TOP_K, heat)
 
 
 @pytest.fixture(scope="module")
@@ -132,34 +132,41 @@ def sample(
     seeded: bool = False,
     proposer_name: str = "crosstok",
     registry: Registry | None = None,
+    prompts: Sequence[str] = (PROMPT,),
+    rows: int = 256,
+    samples: int = SAMPLES,
+    heat: float = HEAT,
     **options: Any,
 ) -> tuple[float, SpecMetrics]:
-    """Sample outputs; return the p-value of the G-test against the target's distribution, and the counters.
+    """Sample outputs, `rows` at a time, of each prompt in turn.
 
-    If `primed`, the proposer has learned that text is accepted where the draft model is sure, so it takes both routes.
+    Return the least p-value of the prompts' G-tests against the target's distribution, and the counters.  If `primed`,
+    the proposer has learned that text is accepted where the draft model is sure, so it takes both routes.
     """
-    chosen = settings(draft, max_context=64, max_requests=SAMPLES, **options)
+    chosen = settings(draft, max_context=64, max_requests=samples, **options)
     chosen |= {"num_speculative_tokens": TOKENS - 1, "proposer": proposer_name, "policy": "fixed"}
-    engine = Engine(target(), tokenizer(), settings=chosen, max_num_seqs=256, registry=registry)
+    engine = Engine(target(), tokenizer(), settings=chosen, max_num_seqs=rows, registry=registry)
     if primed:
         kinds, all_of_them = torch.full((1, 4000), TEXTS.start), torch.tensor([4000])
         step = engine._drafts.proposers["crosstok"]._step
         step.learn(kinds, torch.linspace(0.5, 1.0, 4000).double()[None], all_of_them, all_of_them)
-    params = {"max_tokens": TOKENS, "temperature": HEAT, "top_k": TOP_K, "ignore_eos": True}
+    params = {"max_tokens": TOKENS, "temperature": heat, "top_k": TOP_K, "ignore_eos": True}
     requests = [
         replace(it, params=replace(it.params, seed=index if seeded else None))
-        for index, it in enumerate(requests_of([ids_in(PROMPT)] * SAMPLES, **params))
+        for index, it in enumerate(requests_of([ids_in(it) for it in prompts] * (samples // len(prompts)), **params))
     ]
     outputs = [output.token_ids for output in engine.generate(requests)]
     counts = engine.metrics.snapshot()
     engine.close()
     assert not counts.faults
-    assert counts.total.proposed > SAMPLES, "too little was drafted"
-    return g_test_of(outputs, distribution()), counts
+    assert counts.total.proposed > samples, "too little was drafted"
+    p_values = [g_test_of(outputs[row :: len(prompts)], distribution(it, heat)) for row, it in enumerate(prompts)]
+    return min(p_values), counts
 
 
 ROUTES = {
     "same tokenizer": ("tiny-draft", {}, ("common ids",)),
+    "same tokenizer, in bfloat16": ("tiny-draft", {"dtype": "bfloat16"}, ("common ids",)),
     "text": ("tiny-draft-other", {"route": "slem"}, ("text",)),
     "common ids": ("tiny-draft-other", {"route": "tli"}, ("common ids",)),
     "auto": ("tiny-draft-other", {"route": "auto"}, ("common ids",)),
@@ -175,7 +182,7 @@ def test_the_distribution_is_the_targets(route: str, drafts: dict[str, str]) -> 
     assert_the_targets(route, drafts, None)
 
 
-@pytest.mark.parametrize("route", ["same tokenizer", "auto, a tokenizer with gaps"])
+@pytest.mark.parametrize("route", ["same tokenizer, in bfloat16", "auto, a tokenizer with gaps"])
 def test_it_is_in_the_form_for_gpus(route: str, drafts: dict[str, str]) -> None:
     assert_the_targets(route, drafts, on_device())
 
@@ -201,6 +208,20 @@ def test_it_is_with_lookup_before_the_model(drafts: dict[str, str], monkeypatch:
     assert min(count.accepted, count.tested - count.accepted) > 100
     assert count.accepted / count.tested > 0.9 * alone.accepted / alone.tested
     assert p_value > 1e-4
+
+
+FOUR: dict[str, Any] = {"prompts": ("def a u", "s a c", "i u ho", " c us a"), "rows": 4, "samples": 512, "heat": 0.7}
+
+
+def test_each_of_four_rows_has_its_own(drafts: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """With lookup's tokens behind the model's; a row verified against its neighbour's distribution is found out."""
+    monkeypatch.setattr(specplug_hybrid.proposer, "time", SimpleNamespace(monotonic=lambda: 1.0))
+    p_value, counts = sample(drafts["tiny-draft"], proposer_name="hybrid", **FOUR)
+    sources = ("hybrid/crosstok/common ids", "hybrid/ngram/response memory")
+    assert min(counts.by_source[source].accepted for source in sources) > 50
+    assert p_value > 1e-4
+    monkeypatch.setattr(Written, "write", stated(lambda logits: logits.roll(1, 0)))
+    assert sample(drafts["tiny-draft"], proposer_name="hybrid", **FOUR)[0] < 1e-6
 
 
 def test_with_seeds_too(drafts: dict[str, str]) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import shutil
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -59,6 +61,25 @@ def test_outputs_are_the_targets_and_both_parts_are_credited(kind: Kind) -> None
             accepted[name.split("/")[1]] += count.accepted
     assert min(accepted.values()) > 0
     assert sum(accepted.values()) == counts.total.accepted
+
+
+def test_a_long_answer_with_the_smallest_settings_goes_on_to_its_end(tmp_path: Path) -> None:
+    """Far beyond what the draft model reads, whose folder has the name of other methods."""
+    folder = shutil.copytree(model_path("tiny-draft-other"), tmp_path / "x-eagle3-mtp")
+    crosstok = {"model": str(folder), "max_ms": None, "max_context": 64, "max_requests": 1, "prefill_chunk": 16}
+    options = {"crosstok": crosstok, "ngram": {"memory_tokens": 1, "max_n": 2}}
+    settings = {"proposer": "hybrid", "policy": "fixed", "faults": {"host_deadline_ms": None}, "options": options}
+    outputs = []
+    for chosen in (settings, {"policy": "none"}):
+        engine = Engine(tiny(), tokenizer(), settings=chosen, max_num_seqs=1)
+        [output] = engine.generate(requests_of(prompts("edit")[:1], max_tokens=600, ignore_eos=True))
+        assert not engine.metrics.snapshot().faults
+        engine.close()
+        outputs.append(output)
+    drafted, plain = outputs
+    assert drafted.token_ids == plain.token_ids
+    assert (len(plain.token_ids), plain.steps) == (600, 600)
+    assert drafted.steps < 300
 
 
 @pytest.mark.parametrize("kind", KINDS)
