@@ -230,6 +230,7 @@ vllm.plugins.endpoint_plugins.interface
 vllm.plugins:load_endpoint_plugins(supported_tasks)
 
 [streams]
+vllm.entrypoints.openai.responses.streaming_events:split_delta(delta)
 vllm.parser.parser_manager:ParserManager: get_parser
 vllm.parser.abstract_parser
   Parser: model_tokenizer

@@ -20,15 +20,19 @@ from specplug_vllm import seams
 _TEXTS = "_specplug_texts"  # attribute of a parser, which vLLM makes for one stream
 _PROMPT_TOKENS = 8
 """The prompt's last tokens that the decoder is given: some decoders drop the space before a text's first word."""
+_PARTS = "_specplug_parts"  # private attribute of a merged message, which is not sent
 
 
 def install() -> None:
     """Wrap the parsers that vLLM's servers create from now on in this process."""
     if not seams.available("streams"):
         return
+    from vllm.entrypoints.openai.responses import serving, streaming_events
     from vllm.parser.parser_manager import ParserManager
 
     hook(ParserManager, "get_parser", _get_parser)
+    hook(streaming_events, "split_delta", split_in_order)
+    serving.split_delta = streaming_events.split_delta  # its name for it
 
 
 def _get_parser(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -108,18 +112,61 @@ class TokenTexts:
 
 def merged(messages: Iterable[Any]) -> Any:
     """Return what was parsed of a piece's tokens as one message of the stream; None if that is nothing."""
-    found = [message for message in messages if message is not None]
-    if not found:
-        return None
-    first, *others = found
-    for message in others:
-        for name in ("reasoning", "content"):
-            addition = getattr(message, name)
-            if addition is not None:  # assigned fields are sent, even if they are None
-                setattr(first, name, (getattr(first, name) or "") + addition)
-        for call in message.tool_calls:
-            _add(first, call)
-    return first
+    parts: list[Any] = []
+    for message in messages:
+        if message is not None:
+            if parts and _first_kind(message) >= _last_kind(parts[-1]):
+                _append(parts[-1], message)
+            else:
+                parts.append(message)
+    if len(parts) < 2:
+        return parts[0] if parts else None
+    whole = parts[0].model_copy(deep=True)
+    for part in parts[1:]:
+        _append(whole, part.model_copy(deep=True))
+    object.__setattr__(whole, "__pydantic_private__", {_PARTS: parts})
+    return whole
+
+
+def split_in_order(original: Callable[[Any], list[Any]], message: Any) -> list[Any]:
+    """Split a merged message in the order in which its parts were parsed.
+
+    The Responses API sends each kind as an item of its own.  vLLM puts the content before the calls, and the stream
+    ends with an error if the content follows the end of a call.
+    """
+    parts = (message.__pydantic_private__ or {}).get(_PARTS)
+    if parts is None:
+        return original(message)
+    kept = {call.index for call in message.tool_calls}  # the first call alone if the request asks for no other
+    for part in parts:
+        part.tool_calls = [call for call in part.tool_calls if call.index in kept]
+    return [each for part in parts for each in original(part)]
+
+
+_REASONING, _CONTENT, _CALLS, _NOTHING = range(4)  # in the order in which vLLM splits a message
+
+
+def _kinds(message: Any) -> list[int]:
+    present = message.reasoning is not None, message.content is not None, bool(message.tool_calls)
+    return [kind for kind in (_REASONING, _CONTENT, _CALLS) if present[kind]]
+
+
+def _first_kind(message: Any) -> int:
+    return min(_kinds(message), default=_NOTHING)
+
+
+def _last_kind(message: Any) -> int:
+    return max(_kinds(message), default=_REASONING)
+
+
+def _append(message: Any, following: Any) -> None:
+    """Add the fields of the message that follows to a message."""
+    for name in ("reasoning", "content"):
+        addition = getattr(following, name)
+        if addition is not None:  # assigned fields are sent, even if they are None
+            setattr(message, name, (getattr(message, name) or "") + addition)
+    for call in following.tool_calls:
+        _add(message, call)
 
 
 def _add(message: Any, call: Any) -> None:

@@ -21,6 +21,7 @@ NGRAM = {"proposer": "ngram", "policy": "fixed"}
 BLOCK = 32
 FETCHED = "vllm:external_prefix_cache_hits"
 GIVEN = [list(prompt) for prompt in prompts()[:5]]
+GIVEN[-1] = GIVEN[-1][: len(GIVEN[-1]) // BLOCK * BLOCK]  # fills its blocks
 CUT = [prompt[: len(prompt) // BLOCK * BLOCK + 1] for prompt in GIVEN if len(prompt) > BLOCK]
 """Prompts of which all but one token may be found."""
 

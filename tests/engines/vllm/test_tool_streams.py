@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable
 from typing import Any
 
 import pytest
 from vllm.entrypoints.generate.base.protocol import DeltaMessage
 from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
+from vllm.entrypoints.openai.responses import serving, streaming_events
+from vllm.entrypoints.openai.responses.streaming_events import SimpleStreamingEventProcessor, split_delta
 from vllm.parser.parser_manager import ParserManager
 from vllm.reasoning import ReasoningParserManager
 from vllm.tokenizers.hf import get_cached_tokenizer
 from vllm.tool_parsers import ToolParserManager
 
 from specplug_vllm.frontend import tool_streams
+from specplug_vllm.frontend.tool_streams import split_in_order
 from tests.engines import streamed
 from tests.engines.forms import FORMS, THOUGHTS
 
@@ -73,31 +76,37 @@ def parsed(parser: type[Any], text: str, size: int, with_tools: bool) -> tuple[A
 
     Returns: the calls with their places, the reasoning, the content; the name of an error for both, if one is raised.
     """
+    try:
+        found = messages(parser, text, size, streamed.TOOLS if with_tools else None)
+    except Exception as error:
+        return [], type(error).__name__, type(error).__name__
+    return joined(found)
+
+
+def messages(parser: type[Any], text: str, size: int, tools: Any) -> list[DeltaMessage]:
+    """Return what a parser makes of a stream in pieces of a number of tokens."""
     tokenizer = get_cached_tokenizer(streamed.tokenizer(text, MORE))
     ids, texts = streamed.tokens(tokenizer, text)
-    tools: dict[str, Any] = {"tools": streamed.TOOLS, "tool_choice": "auto"} if with_tools else {}
+    choice: dict[str, Any] = {"tools": tools, "tool_choice": "auto"} if tools else {}
     request = ChatCompletionRequest(
-        model="m", messages=[{"role": "user", "content": "a"}], stream=True, skip_special_tokens=False, **tools
+        model="m", messages=[{"role": "user", "content": "a"}], stream=True, skip_special_tokens=False, **choice
     )
     made, prompt = parser(tokenizer, request.tools), tokenizer.encode("Hello", add_special_tokens=False)
     pieces = streamed.grouped([*zip(ids, texts, strict=True), (tokenizer.eos_token_id, "")], size)
-    try:
-        found = [
-            made.parse_delta(
-                "".join(text for _, text in piece),
-                [token for token, _ in piece],
-                request,
-                prompt_token_ids=prompt,
-                finished=piece is pieces[-1],
-            )
-            for piece in pieces
-        ]
-    except Exception as error:
-        return [], type(error).__name__, type(error).__name__
-    return joined(message for message in found if message is not None)
+    found = [
+        made.parse_delta(
+            "".join(text for _, text in piece),
+            [token for token, _ in piece],
+            request,
+            prompt_token_ids=prompt,
+            finished=piece is pieces[-1],
+        )
+        for piece in pieces
+    ]
+    return [message for message in found if message is not None]
 
 
-def joined(messages: Iterator[DeltaMessage]) -> tuple[Any, ...]:
+def joined(messages: Iterable[DeltaMessage]) -> tuple[Any, ...]:
     reasoning, content, calls = "", "", dict[int, list[str]]()
     for message in messages:
         reasoning += message.reasoning or ""
@@ -108,6 +117,24 @@ def joined(messages: Iterator[DeltaMessage]) -> tuple[Any, ...]:
             parts[1] += (call.function and call.function.arguments) or ""
     values = streamed.values((name, arguments) for name, arguments in calls.values())
     return [(place, *call) for place, call in zip(calls, values, strict=True)], reasoning, content
+
+
+def items(parser: type[Any], text: str, size: int) -> list[tuple[str, ...]]:
+    """Parse a stream as vLLM's Responses API does; return its items' kinds, and their text or name and arguments."""
+    processor = SimpleStreamingEventProcessor()
+    for message in messages(parser, text, size, streamed.TOOLS):
+        for part in split_in_order(split_delta, message):
+            kind, call = processor.resolve_target_state(part)
+            if kind.name != "NONE":
+                if processor.needs_transition(kind, call):
+                    processor.close_current()
+                    processor.open(kind, call)
+                processor.emit_delta(part, None)
+    processor.close_current()
+    return [
+        (item.type, item.name, item.arguments) if item.type == "function_call" else (item.type, item.content[0].text)
+        for item in processor.output_items
+    ]
 
 
 def differing(parser: type[Any], text: str, with_tools: bool) -> list[str]:
@@ -152,9 +179,22 @@ def test_reasoning_is_parsed_as_token_by_token(parser: str, form: str):
     assert not any(differing(wrapped, text, False))
 
 
+@pytest.mark.parametrize("parser", ["qwen3_coder", "granite4", "deepseek_v31"])
+def test_items_of_the_responses_api_come_in_the_order_of_the_text(parser: str):
+    """Text follows a call, and another call that text, in one piece or several."""
+    text, wrapped = FORMS[form_of(parser)], tool_streams.by_token(parser_of(tools=parser, reasoning="qwen3"))
+    text = f"<think>Hm.</think>{text}\nNow both.\n{text}"
+    single = items(wrapped, text, 1)
+    assert [kind for kind, *_ in single].count("function_call") >= 2
+    for size in streamed.SIZES.values():
+        assert items(wrapped, text, size) == single
+
+
 def test_parsers_are_wrapped_once_and_stay_of_their_class(monkeypatch: pytest.MonkeyPatch):
     original = parser_of(tools="hermes")
     monkeypatch.setattr(ParserManager, "get_parser", ParserManager.get_parser)
+    for module in (serving, streaming_events):
+        monkeypatch.setattr(module, "split_delta", split_delta)
     tool_streams.install()
     tool_streams.install()
     found = parser_of(tools="hermes")
@@ -164,3 +204,4 @@ def test_parsers_are_wrapped_once_and_stay_of_their_class(monkeypatch: pytest.Mo
     )
     assert found.tool_parser_cls is original.tool_parser_cls
     assert parser_of() is None
+    assert serving.split_delta.__wrapped__ is split_delta

@@ -147,14 +147,19 @@ def test_an_id_comes_again_without_having_finished(zoo, baseline):
     assert kinds_of(found, "session") == ["STARTED", "UPDATED", "UPDATED", "ABORTED"]
     records = found["records"]
     assert len({record["generation"] for record in records if record.get("request_id") == "session"}) == 3
+    assert_last_text(found, parts)
+
+
+def assert_last_text(found: dict[str, Any], parts: list[list[int]]) -> None:
+    """Compare the text of a `session` that proposers saw last with its parts, each before what was kept of a turn."""
     texts = [
         dict(zip(record["request_ids"], record["texts"], strict=True))
-        for record in records
+        for record in found["records"]
         if record["call"] == "ingest"
     ]
     last = [text["session"] for text in texts if "session" in text][-1]
-    assert last[: len(parts[0])] == parts[0]
-    assert len(last) > sum(map(len, parts))
+    kept = [token for part, turn in zip(parts, found["turns"], strict=True) for token in (*part, *turn[:-1])]
+    assert last[: len(kept)] == kept
 
 
 def test_a_turn_of_a_session_ends_inside_a_draft(zoo, baseline):
@@ -166,6 +171,7 @@ def test_a_turn_of_a_session_ends_inside_a_draft(zoo, baseline):
     found = zoo.call(session, parts=parts, given=given)
     assert found["turns"] == expected["turns"]
     assert len(expected["turns"][0]) == 4
+    assert_last_text(found, parts)
 
 
 def test_vllm_counts_the_accepted_tokens_after_an_end_too(zoo, truth):
