@@ -261,7 +261,7 @@ def connect(url: str, *, mode: Mode | None = None, raw: bool = False, **given: A
 def _from_metrics(samples: Samples) -> DraftCounts | None:
     """Return vLLM's own counts, of all engines together; None if there are none.
 
-    vLLM counts drafted tokens, so those after a rejection count as rejected, too.
+    vLLM counts drafted tokens, so those after a rejection count as rejected, too, and accepted ones after a stop.
     """
     names = ("accepted_tokens", "draft_tokens")
     accepted, drafted = (samples.get((f"vllm:spec_decode_num_{name}_total", "")) for name in names)

@@ -118,7 +118,8 @@ def _specplug(count_of: Callable[..., float], positions: Sequence[str], url: str
 def _vllm(count_of: Callable[..., float], positions: Sequence[str], url: str) -> DraftAcceptance:
     """Divide vLLM's accepted tokens by position by all steps of requests, which emit one token and what they accepted.
 
-    vLLM counts no lengths by position, so every draft counts as one of the longest, which costs most.
+    vLLM counts no lengths by position, so every draft counts as one of the longest, which costs most.  It counts
+    accepted tokens after the end of a request as well, which flatters short answers.
     """
     drafts = count_of(_VLLM)
     steps = count_of("vllm:generation_tokens_total") - count_of("vllm:spec_decode_num_accepted_tokens_total")

@@ -26,7 +26,10 @@ _OWN = {
 
 
 class OwnFigures(NamedTuple):
-    """What the server itself counts: tokens generated since its start, and requests that run and wait."""
+    """What the server itself counts: tokens generated since its start, and requests that run and wait.
+
+    vLLM counts the tokens of a step after a stop string, too, which no client receives.
+    """
 
     generated: float
     running: float
