@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import tomllib
 from pathlib import Path
@@ -16,6 +17,7 @@ ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 MAKEFILE = (ROOT / "Makefile").read_text(encoding="utf-8")
 TEMPLATES = sorted((ROOT / ".github" / "ISSUE_TEMPLATE").glob("*.yml"))
+FINDINGS = sorted((ROOT / "findings").glob("*.sh"))
 NAMES = ("CONTRIBUTING.md", "SECURITY.md", "CITATION.cff", ".pre-commit-config.yaml")
 FILES = [*(ROOT / name for name in NAMES), *TEMPLATES]
 PAGES = pytest.mark.parametrize("page", FILES, ids=lambda page: page.name)
@@ -87,3 +89,25 @@ def test_the_citation_is_of_this_version():
     assert {"message", "title", "authors"} <= cited.keys()  # the other keys that the format requires
     assert cited["version"] == PROJECT["version"]
     assert cited["license"] in PROJECT["license"].split(" AND ")
+
+
+@pytest.mark.parametrize("script", FINDINGS, ids=lambda path: path.stem)
+def test_a_finding_is_a_small_script_of_pinned_packages(script):
+    """Nothing runs it here: it installs packages from the index, into a folder that it removes."""
+    text = script.read_text(encoding="utf-8")
+    assert os.access(script, os.X_OK)
+    lines = text.splitlines()
+    assert lines[0] == "#!/usr/bin/env bash"
+    assert len(lines) <= 60
+    introduction, rest = text.split("\nset -euo pipefail\n")
+    assert re.search(r"# One would expect: .*# What happens: .*# Seen with \S+ \d", introduction, re.DOTALL)
+    assert "work=$(mktemp -d)\ntrap 'rm -rf \"$work\"' EXIT\n" in rest
+    [installed] = re.findall(r"/pip\" install (.+)", rest)
+    packages = [word for word in installed.split() if not word.startswith("--")]
+    assert [word for word in packages if not re.fullmatch(r'"[\w-]+==[\w.]+"', word)] == [] != packages
+    assert "specplug" not in text
+
+
+def test_every_finding_is_listed():
+    page = (ROOT / "findings" / "README.md").read_text(encoding="utf-8")
+    assert re.findall(r"^\| `(\w+)\.sh` \|", page, re.MULTILINE) == [script.stem for script in FINDINGS]
