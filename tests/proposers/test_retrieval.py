@@ -284,10 +284,13 @@ def test_a_late_store_of_another_tokenizer_is_reported_once(tmp_path: Path, monk
     settings = CorporaSettings(store=str(tmp_path / "store"), poll_seconds=0.01)
     context = PluginContext(EngineCaps(4), vocab_size=96, target_tokenizer=Letters(), sections={"corpora": settings})
     watcher = proposer.StoreWatcher(context, lambda tenants: tenants)
+    looks, look = [], watcher._look
+    monkeypatch.setattr(watcher, "_look", lambda: (looks.append(len(looks)), look()))
     watcher.open()
     Store.create(tmp_path / "store", Fingerprint("other", "0" * 64, 96))
     wait_until(lambda: "the corpus store is of another tokenizer" in caplog.text)
-    time.sleep(0.1)  # it is looked at again
+    seen = len(looks)
+    wait_until(lambda: len(looks) > seen + 1)
     watcher.close()
     assert caplog.text.count("CorpusError: ") == 1
     assert watcher.status()["problems"]
