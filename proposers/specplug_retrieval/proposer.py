@@ -72,6 +72,8 @@ class StoreWatcher:
         if self._view is None:
             text = "retrieval: no corpus store at %s yet, and this process cannot write there: it waits for one"
             _log.warning(text, self._settings.store)
+        elif not self._sizes:
+            _log.warning("retrieval: %s", self._empty())
         self._watcher.start()
 
     def _open(self, path: Path) -> None:
@@ -107,12 +109,16 @@ class StoreWatcher:
         """Return the state of the store for operators."""
         seen, store = self._seen, self._settings.store
         tenants = {} if seen is None else seen.tenants
-        missing = [f"{store}: no corpus store yet, or none of this tokenizer"] if store and seen is None else ()
+        if seen is None:
+            problems = [f"{store}: no corpus store yet, or none of this tokenizer"] if store else []
+        else:
+            problems = [*seen.problems, *self._unsearchable]
+            problems += [] if problems or self._sizes else [self._empty()]
         return {
             "store": store,
             "tenants": {name: self._sizes.get(name, {}) for name in tenants},
             "segments": sum(map(len, tenants.values())),
-            "problems": [*(missing if seen is None else seen.problems), *self._unsearchable],
+            "problems": problems,
             "unknown_documents": self.unknown_documents,
             "unreadable_documents": self.unreadable_documents,
         }
@@ -122,6 +128,9 @@ class StoreWatcher:
         self._ended.set()
         if self._watcher.is_alive():
             self._watcher.join()
+
+    def _empty(self) -> str:
+        return f"{self._settings.store}: the corpus store has no corpora, so nothing is drafted from it"
 
     def _report(self, live: LiveSegment, name: str, tenant: str) -> None:
         """Log only the first unreadable document, because a client could request it repeatedly."""

@@ -15,6 +15,7 @@ from rich.table import Table
 
 from specplug.cli.output import console, printable, table
 from specplug.corpus.adding import Added, Synced
+from specplug.corpus.building import load_sorting
 from specplug.corpus.documents import Content, documents_from
 from specplug.corpus.sources import STDIN, Ids, Reading, Skipped, read, stem, tokenizer_of
 from specplug.corpus.store import Store
@@ -45,18 +46,20 @@ def take_in(
 
     To `create` a store requires a tokenizer.  With `merge`, segments are merged afterwards where worthwhile.  Tenant,
     `max_tokens` and, unless `sync`, `extend` are `given` as `Store.add` and `Store.sync` take them.  The result has the
-    figures by corpus, the counts of skipped files, and the time taken, ready for JSON. A `SpecplugError` of an invalid
-    intake or unreadable sources comes before anything is created.
+    figures by corpus, the counts of skipped files, and the time taken without start-up, ready for JSON.  A
+    `SpecplugError` of an invalid intake or unreadable sources comes before anything is created.
     """
     corpora = _corpora(sources, name)
     store = None if create else Store(root)
     loaded = load_tokenizer(tokenizer or "") if store is None else tokenizer_of(store, tokenizer)
     how = replace(how, vocab_size=loaded.fingerprint.vocab_size)
-    skipped, tokenising, started = Skipped(), [0.0], time.perf_counter()
+    skipped, tokenising = Skipped(), [0.0]
     found: list[dict[str, Any]] = []
     with progress_line(quiet=quiet) as update:
         _check_readable(corpora, how, update)
         store = Store.create(root, loaded.fingerprint) if store is None else store
+        load_sorting()
+        started = time.perf_counter()
         change: Callable[..., Added | Synced] = store.sync if sync else store.add
         for corpus, members in corpora.items():
             contents = _read(members, how, skipped)

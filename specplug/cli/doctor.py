@@ -195,8 +195,8 @@ def environment(settings: Settings) -> list[CheckResult]:
 def plugins(settings: Settings) -> list[CheckResult]:
     """Report plug-ins that failed to load, and build every registered one with its options in the settings.
 
-    A plug-in that does not start is a failure if the settings name it, otherwise a warning: it may need options that
-    only a server which uses it would set.
+    A plug-in that does not start is a failure if the settings name it, otherwise a warning, unless it only lacks
+    options that a server which uses it would set.
     """
     registry = default_registry()
     results = []
@@ -244,7 +244,9 @@ def _problem(spec: PluginSpec, settings: Settings, registry: Registry) -> CheckR
         summary = str(error) if who in str(error) else f"{who}: {error}"  # the message may name only a part of it
         if spec.name in in_force:
             return CheckResult("fail", summary, f"Correct its options in the settings, or choose another {spec.kind}")
-        return CheckResult("warn", summary, f"Needed only to use this {spec.kind}: correct its options in the settings")
+        remedy = f"Needed only to use this {spec.kind}: correct its options in the settings"
+        unset = isinstance(error, SettingsError) and spec.name not in settings.options
+        return CheckResult("ok" if unset else "warn", summary, remedy)
     return None
 
 

@@ -49,6 +49,13 @@ def _wrong(text: npt.NDArray[np.generic], vocab_size: int) -> str | None:
     return f"id {least if least < 0 else most}" if least < 0 or most >= vocab_size else None
 
 
+def load_sorting() -> None:
+    """Load the code that sorts texts, which takes seconds at most and would otherwise be part of the first build."""
+    from specplug.match.cpu.sorting import sorted_places  # imports numba
+
+    sorted_places(np.array([NO_TEXT, 0, 0, NO_TEXT], np.int32), COMPARED)
+
+
 class NewDocument(NamedTuple):
     """A document to be written to a segment: its corpus, its name in UTF-8, and its texts as of `checked`."""
 

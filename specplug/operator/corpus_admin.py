@@ -13,10 +13,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TypeVar
 
-import numpy as np
-
+from specplug.corpus.building import load_sorting
 from specplug.corpus.documents import Document, tokenized_many
-from specplug.corpus.segment import COMPARED, NO_TEXT
 from specplug.corpus.store import STORE_FILE, Store
 from specplug.corpus.tenant import CorpusInfo
 from specplug.corpus.view import View
@@ -76,10 +74,9 @@ class CorpusAdmin:
         self._view: View | None = None
         self._changing = ThreadPoolExecutor(1, thread_name_prefix="specplug-corpora")
         self.most_bytes, self.room = settings.max_request_bytes, asyncio.Semaphore(_MOST_AT_ONCE)
-        if self._root is not None:  # load the code that sorts texts now: later, it would block the event loop
-            from specplug.match.cpu.sorting import sorted_places
-
-            sorted_places(np.array([NO_TEXT, 0, 0, NO_TEXT], np.int32), COMPARED)
+        if self._root is not None:  # later, it would block the event loop
+            # Compiling swallows what a signal's handler raises, and with it the end of a server that is starting.
+            self._changing.submit(load_sorting).result()
 
     async def listed(self, tenant: str | None = None) -> dict[str, Any]:
         """Return the store's corpora, or one tenant's, ready for JSON.  Raises SpecplugError."""

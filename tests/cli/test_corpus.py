@@ -6,10 +6,12 @@ import json
 import shutil
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
+from specplug.cli import corpus_intake
 from specplug.corpus.documents import Document
 from specplug.corpus.store import Store
 from specplug.demo import model_path
@@ -58,6 +60,13 @@ def test_build_adds_a_folder_and_says_what_it_did(tmp_path, docs):
     assert corpus["bytes_per_token"] == corpus["bytes"] / corpus["tokens"]
     assert found["tokens_per_second"] > 0
     assert done("verify", tmp_path / "store") == {"ok": True, "problems": []}
+
+
+def test_the_time_of_a_build_is_without_start_up(tmp_path, docs, monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr(corpus_intake, "time", SimpleNamespace(perf_counter=lambda: now[0]))
+    monkeypatch.setattr(corpus_intake, "load_sorting", lambda: now.append(now.pop() + 1000.0))
+    assert done("build", tmp_path / "store", docs, "--tokenizer", "tiny")["seconds"] == 0.0
 
 
 def test_each_source_is_a_corpus_or_all_are_one(tmp_path, docs):

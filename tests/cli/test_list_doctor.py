@@ -14,7 +14,7 @@ from specplug import CheckResult, __version__
 from specplug.cli.doctor import environment, plugins
 from specplug.errors import PluginError, SettingsError
 from specplug.interfaces import Planner, Proposer
-from specplug.plugins.registry import Owner, Registry
+from specplug.plugins.registry import Owner, Registry, default_registry
 from specplug.plugins.specs import CheckSpec, PolicySpec, ProposerSpec, VerifierSpec
 from specplug.settings import KINDS, Settings, leaves
 from specplug.types.caps import Distribution, ProposerCaps, VerifierCaps
@@ -274,6 +274,18 @@ def test_plugins_check_builds_what_it_calls_ok_and_releases_it(registry):
     assert all("OSError: no such model" in result.summary for result in found)
     assert any(result.remedy.startswith("Needed only to use this proposer") for result in found)
     assert "proposer: ngram" in [result.summary for result in results]
+
+
+def test_a_healthy_installation_has_no_warnings():
+    registry = default_registry()
+    assert {"crosstok", "hybrid"} <= set(registry.entries(ProposerSpec))
+    found = plugins(Settings())
+    assert {result.status for result in found} == {"ok"}
+    assert [result.remedy for result in found if "no draft model is named" in result.summary] == [
+        "Needed only to use this proposer: correct its options in the settings"
+    ] * 2
+    named = plugins(Settings(options={"crosstok": {"model": ""}}))
+    assert [result.status for result in named if result.summary.startswith("proposer 'crosstok'")] == ["warn"]
 
 
 def test_a_plugin_whose_part_does_not_start_is_named(registry):

@@ -8,6 +8,7 @@ import errno
 import fcntl
 import json
 import os
+import threading
 from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -18,6 +19,7 @@ import pytest
 from specplug.corpus import files as corpus_files
 from specplug.corpus.store import Store
 from specplug.errors import SpecplugError
+from specplug.operator import corpus_admin
 from specplug.operator.corpus_admin import CorpusAdmin, status_of
 from specplug.operator.orders import EXAMPLES, AddOrder, BodyError, add_schema, parse_add, read_body, read_order
 from specplug.settings import CorporaSettings
@@ -236,6 +238,15 @@ def test_a_full_disk_is_reported_and_costs_nothing(admin, monkeypatch, number, s
         assert os.strerror(number) in refusal(status, add, admin, name="two", documents=["abc"])
     assert listed(admin) == {"": {"one": 3}}
     add(admin, name="two", documents=["abc"])
+
+
+def test_nothing_is_compiled_where_signals_are_handled(root, monkeypatch):
+    """A compiler's callbacks swallow what a handler raises: a server that is starting would outlive its SIGTERM."""
+    threads = []
+    monkeypatch.setattr(corpus_admin, "load_sorting", lambda: threads.append(threading.current_thread()))
+    CorpusAdmin(CorporaSettings(store=str(root)), None)
+    assert len(threads) == 1
+    assert threads[0] is not threading.main_thread()
 
 
 def test_a_volume_without_locks_is_named(admin, monkeypatch):

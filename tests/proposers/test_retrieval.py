@@ -232,14 +232,18 @@ def test_the_watch_finds_what_another_process_adds(store: Store) -> None:
 
 
 @pytest.mark.parametrize("folder_exists", [False, True])
-def test_a_store_is_made_where_none_is(tmp_path: Path, folder_exists: bool) -> None:
+def test_a_store_is_made_where_none_is(tmp_path: Path, caplog: Any, folder_exists: bool) -> None:
     """Another process may make it at the same time: then there is a folder, but not yet the files of a store."""
     path = tmp_path / "new" / "store"
     if folder_exists:
         path.mkdir(parents=True)
+    empty = f"{path}: the corpus store has no corpora, so nothing is drafted from it"
     with Server(NEVER.model_copy(update={"store": str(path)}), tokenizer=Letters()) as server:
+        assert f"retrieval: {empty}" in caplog.text
+        assert server.proposer.status()["problems"] == [empty]
         server.add("texts", TEXT)
         assert server.corpora() == {"texts": len(TEXT)}
+        assert server.proposer.status()["problems"] == []
     assert [corpus.name for corpus in Store(path, fingerprint(Letters())).list()] == ["texts"]
 
 
@@ -280,10 +284,13 @@ def test_a_late_store_of_another_tokenizer_is_reported_once(tmp_path: Path, monk
     settings = CorporaSettings(store=str(tmp_path / "store"), poll_seconds=0.01)
     context = PluginContext(EngineCaps(4), vocab_size=96, target_tokenizer=Letters(), sections={"corpora": settings})
     watcher = proposer.StoreWatcher(context, lambda tenants: tenants)
+    looks, look = [], watcher._look
+    monkeypatch.setattr(watcher, "_look", lambda: (looks.append(len(looks)), look()))
     watcher.open()
     Store.create(tmp_path / "store", Fingerprint("other", "0" * 64, 96))
     wait_until(lambda: "the corpus store is of another tokenizer" in caplog.text)
-    time.sleep(0.1)  # it is looked at again
+    seen = len(looks)
+    wait_until(lambda: len(looks) > seen + 1)
     watcher.close()
     assert caplog.text.count("CorpusError: ") == 1
     assert watcher.status()["problems"]
