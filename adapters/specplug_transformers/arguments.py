@@ -8,13 +8,14 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers.cache_utils import DynamicCache, QuantizedCache, StaticCache
+from transformers.cache_utils import DynamicCache, StaticCache
 from transformers.generation.configuration_utils import GenerationMode
 
 from specplug.errors import EngineError
 
 _MODES = {GenerationMode.GREEDY_SEARCH, GenerationMode.SAMPLE}
 _CACHE = ("cache", "past_key_values")  # its name from transformers 5.24 on, and before
+_KEEPS_ALL = {DynamicCache, StaticCache}  # others may round or forget, which changes what `generate` answers
 _CHANGES_NO_TEXT = {"use_cache", "cache_position", "logits_to_keep"}
 _CHECKED = {"attention_mask", "position_ids", *_CACHE}
 _ENCODED = "mm_encoder_outputs"  # by kind, what `generate` makes of images and videos; empty for text
@@ -48,7 +49,7 @@ def check_arguments(config: Any, model_kwargs: Mapping[str, Any], rows: int, str
         "guidance_scale": config.guidance_scale not in (None, 1.0),
         "a streamer for several prompts": streamer is not None and rows > 1,
         **{f"{name} that holds a context": cache.get_seq_length() for name, cache in caches.items()},
-        **{f"{name} of type {type(cache).__name__}": not _is_exact(cache) for name, cache in caches.items()},
+        **{f"{name} of type {type(cache).__name__}": type(cache) not in _KEEPS_ALL for name, cache in caches.items()},
     }
     found = [name for name, is_requested in requested.items() if is_requested]
     inputs = {name for name, value in model_kwargs.items() if value is not None and value is not False}
@@ -115,8 +116,3 @@ def _other_modes(config: Any) -> list[str]:
         setattr(without, name, None)
         modes[name] = without.get_generation_mode()
     return [name for name in modes if modes[name] != mode] or [mode.value]
-
-
-def _is_exact(cache: Any) -> bool:
-    """Whether a cache, which we do not use, would give `generate` the logits of a pass without one."""
-    return isinstance(cache, DynamicCache | StaticCache) and not isinstance(cache, QuantizedCache)

@@ -17,6 +17,7 @@ from transformers import (
     LlamaForCausalLM,
     LogitsProcessor,
     LogitsProcessorList,
+    MaxLengthCriteria,
     StoppingCriteria,
     StoppingCriteriaList,
 )
@@ -107,11 +108,11 @@ class Streamed(BaseStreamer):  # type: ignore[misc]
     """Keeps what it is given."""
 
     def __init__(self) -> None:
-        self.tokens: list[int] = []
+        self.received: list[Any] = []
         self.ended = False
 
     def put(self, value: Tensor) -> None:
-        self.tokens += value.flatten().tolist()
+        self.received.append(value.tolist())
 
     def end(self) -> None:
         self.ended = True
@@ -125,6 +126,10 @@ def grammar(batch: Batch) -> Callable[[int, Tensor], list[int]]:
         return [3 + (7 * row + int(ids[-1]) + more) % 90 for more in (0, 11, 23)]
 
     return allowed
+
+
+class Forgetful(DynamicCache):
+    """A cache of a user's own, which may keep less than all positions."""
 
 
 def holding_a_context() -> DynamicCache:
@@ -270,8 +275,18 @@ VARIANTS = [
     ),
     Row(
         "prefix_allowed_tokens_fn, num_return_sequences",
-        {"prefix_allowed_tokens_fn": Made(grammar), "do_sample": True, "top_k": 1, "num_return_sequences": 3},
+        {
+            "prefix_allowed_tokens_fn": lambda row, ids: [3 + (int(ids[-1]) + more) % 90 for more in (0, 11, 23)],
+            "do_sample": True,
+            "top_k": 1,
+            "num_return_sequences": 3,
+        },
     ),
+    Row(
+        "stopping_criteria of a greater length",
+        {"stopping_criteria": Made(lambda batch: StoppingCriteriaList([MaxLengthCriteria(batch.length + 12)]))},
+    ),
+    Row(f"{CACHE} of type Forgetful", {CACHE: Made(lambda _: Forgetful())}, "refused", FORWARD),
     Row("repetition_penalty below 1", {"repetition_penalty": 0.7, "suppress_tokens": [EOS]}),
 ]
 """Further values of some of them."""
@@ -374,3 +389,19 @@ REQUEST = [
     Row("request_id", both({"request_id": "mine"}, {}), "no text", "a name"),
 ]
 """Of `GenerateRequest`, without its `SamplingParams`."""
+
+TOGETHER = [
+    Row(
+        "minimum, stop, penalty, bad word",
+        both(
+            {"min_tokens": 4, "stop_token_ids": FIRST, "repetition_penalty": 0.8, "bad_words": [[30]]},
+            {
+                "min_new_tokens": 4,
+                "eos_token_id": Made(lambda batch: [EOS, *batch.at(2)[:1]]),
+                "repetition_penalty": 0.8,
+                "bad_words_ids": [[30]],
+            },
+        ),
+    )
+]
+"""Several fields of ours at once."""
