@@ -100,12 +100,12 @@ def made(params: Mapping[str, Any], batch: Batch) -> dict[str, Any]:
 def arguments_of(row: Row, params: Mapping[str, Any], batch: Batch) -> dict[str, Any]:
     """Return the arguments of `generate` for a row."""
     prompt = {} if row.prompt == "none" else {"input_ids": batch.ids, "attention_mask": batch.mask}
-    usual = {"max_new_tokens": TOKENS, "do_sample": False, **prompt}
-    given = {**usual, **made(params, batch)}
-    return {name: value for name, value in given.items() if value is not None or name not in usual}
+    default = {"max_new_tokens": TOKENS, "do_sample": False, **prompt}
+    given = {**default, **made(params, batch)}
+    return {name: value for name, value in given.items() if value is not None or name not in default}
 
 
-def asked(generate: Callable[..., Any], given: dict[str, Any]) -> Answer:
+def requested(generate: Callable[..., Any], given: dict[str, Any]) -> Answer:
     """Call `generate` and return its answer."""
     torch.manual_seed(0)
     found = generate(**given)
@@ -164,7 +164,7 @@ def without_the_field(row: Row, params: Mapping[str, Any], batch: Batch) -> Answ
     model = model_of(row)
     key = (model, row.prompt, tuple(batch.ids.shape), repr(made(params, batch)))
     if key not in _ANSWERED:
-        _ANSWERED[key] = asked(model.generate, arguments_of(row, params, batch))
+        _ANSWERED[key] = requested(model.generate, arguments_of(row, params, batch))
     return _ANSWERED[key]
 
 
@@ -180,16 +180,16 @@ def check(row: Row, situation: Situation) -> bool:
         with pytest.raises(EngineError, match=row.name):
             ours(**given())
         return True
-    whole = answer = asked(model.generate, given())
+    whole = answer = requested(model.generate, given())
     without = without_the_field(row, row.base, batch)
     stop: Callable[[], dict[str, Any]] = given
     if situation.stop == "inside":
         stop = lambda: stopped(given(), whole)  # noqa: E731
-        answer = asked(model.generate, stop())
+        answer = requested(model.generate, stop())
     foretell(stop(), answer, whole, situation)
     engine = custom_generate._idle.get(model, (None,))[0]
     before = drafts_of(engine)
-    found = asked(ours, stop())
+    found = requested(ours, stop())
     assert found == answer, f"{row.name}, {situation}: {found} for {answer}"
     after = drafts_of(custom_generate._idle[model][0])
     if custom_generate._idle[model][0] is not engine:
@@ -207,12 +207,12 @@ def check_request(row: Row, situation: Situation) -> bool:
     ids = torch.tensor(texts[:1])
     batch = Batch(ids, torch.ones_like(ids), plain[:1])
     theirs = arguments_of(row, row.given["theirs"], batch)
-    whole = answer = asked(model.generate, theirs)
+    whole = answer = requested(model.generate, theirs)
     without = without_the_field(row, row.base.get("theirs", {}), batch)
     ours = {"max_tokens": TOKENS, **made(row.given["ours"], batch)}
     if situation.stop == "inside" and len(whole.tokens[0]) > 3:
         ours["stop_token_ids"] = [*ours.get("stop_token_ids", ()), whole.tokens[0][2]]
-        answer = asked(model.generate, stopped(theirs, whole))
+        answer = requested(model.generate, stopped(theirs, whole))
     foretell(theirs, answer, whole, situation)
     names = {field.name for field in fields(SamplingParams)}
     mine = GenerateRequest(
