@@ -63,7 +63,7 @@ FEATURES: dict[str, Cells] = {
         S: "test_seeds.py::",
     },
     "penalties, minimum tokens": {
-        T: "test_processors.py::",
+        T: "test_fields.py::test_engine",
         V1: "test_suite.py::TestFeatures::test_as_without_speculation[frequency penalty-v1",
         V2: "test_suite.py::TestFeatures::test_as_without_speculation[frequency penalty-v2",
         S: "test_exact.py::test_as_without_speculation",

@@ -8,13 +8,14 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers.cache_utils import DynamicCache, QuantizedCache, StaticCache
+from transformers.cache_utils import DynamicCache, StaticCache
 from transformers.generation.configuration_utils import GenerationMode
 
 from specplug.errors import EngineError
 
 _MODES = {GenerationMode.GREEDY_SEARCH, GenerationMode.SAMPLE}
 _CACHE = ("cache", "past_key_values")  # its name from transformers 5.24 on, and before
+_KEEPS_ALL = {DynamicCache, StaticCache}  # others may round or forget, which changes what `generate` answers
 _CHANGES_NO_TEXT = {"use_cache", "cache_position", "logits_to_keep"}
 _CHECKED = {"attention_mask", "position_ids", *_CACHE}
 _ENCODED = "mm_encoder_outputs"  # by kind, what `generate` makes of images and videos; empty for text
@@ -41,16 +42,16 @@ def check_arguments(config: Any, model_kwargs: Mapping[str, Any], rows: int, str
     Raises:
         EngineError: an argument is not served.
     """
-    caches = [cache for name in _CACHE if (cache := model_kwargs.get(name)) is not None]
+    caches = {name: cache for name in _CACHE if (cache := model_kwargs.get(name)) is not None}
     requested = {
         **dict.fromkeys(_other_modes(config), True),
         **{name: getattr(config, name, None) not in (None, False) for name in _NOT_SERVED},
         "guidance_scale": config.guidance_scale not in (None, 1.0),
         "a streamer for several prompts": streamer is not None and rows > 1,
-        "a cache that holds a context": any(cache.get_seq_length() for cache in caches),
+        **{f"{name} that holds a context": cache.get_seq_length() for name, cache in caches.items()},
+        **{f"{name} of type {type(cache).__name__}": type(cache) not in _KEEPS_ALL for name, cache in caches.items()},
     }
     found = [name for name, is_requested in requested.items() if is_requested]
-    found += [f"a cache of type {type(cache).__name__}" for cache in caches if not _is_exact(cache)]
     inputs = {name for name, value in model_kwargs.items() if value is not None and value is not False}
     found += [f"{kind} inputs" for kind in model_kwargs.get(_ENCODED) or ()]
     found += sorted(inputs - _CHANGES_NO_TEXT - _CHECKED - {_ENCODED})
@@ -105,17 +106,13 @@ def _from_zero(positions: Tensor, kept: Tensor) -> bool:
 
 
 def _other_modes(config: Any) -> list[str]:
-    """Return the fields that ask for another way of decoding, each of which decides it; else the name of the way."""
+    """Return the fields that ask for another way of decoding than greedy search and sampling, or its name."""
     mode = config.get_generation_mode()
     if mode in _MODES:
         return []
-    without = {name: copy.copy(config) for name, value in vars(config).items() if value is not None}
-    for name, changed in without.items():
-        setattr(changed, name, None)
-    found = [name for name, changed in without.items() if changed.get_generation_mode() in _MODES]
-    return found or [mode.value]
-
-
-def _is_exact(cache: Any) -> bool:
-    """Whether a cache, which we do not use, would give `generate` the logits of a pass without one."""
-    return isinstance(cache, DynamicCache | StaticCache) and not isinstance(cache, QuantizedCache)
+    modes = {}
+    for name in [name for name, value in vars(config).items() if value is not None]:
+        without = copy.copy(config)
+        setattr(without, name, None)
+        modes[name] = without.get_generation_mode()
+    return [name for name in modes if modes[name] != mode] or [mode.value]

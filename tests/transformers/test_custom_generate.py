@@ -9,24 +9,16 @@ from typing import Any
 import pytest
 import torch
 from transformers import (
-    DynamicCache,
     GPT2Config,
     GPT2LMHeadModel,
-    LogitsProcessor,
-    LogitsProcessorList,
-    StoppingCriteria,
     StoppingCriteriaList,
-    StopStringCriteria,
-    TextStreamer,
 )
-from transformers.generation import WatermarkingConfig
 
 from specplug.errors import EngineError, RequestError, SettingsError
 from specplug_transformers import Engine, custom_generate, speculative_generate
 from tests.engines import pictures
 from tests.transformers.conftest import cached_model
-from tests.transformers.test_stopping import byte_tokenizer
-from tests.transformers.toys import EOS, prompts
+from tests.transformers.toys import prompts
 
 PAD = 2
 SPECULATION = {
@@ -54,73 +46,6 @@ def one() -> dict[str, torch.Tensor]:
     return {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
 
 
-class StopsAt(StoppingCriteria):
-    """Stops after one token."""
-
-    def __init__(self, token: int) -> None:
-        self._token = token
-
-    def __call__(self, input_ids: torch.Tensor, scores: Any, **kwargs: Any) -> torch.Tensor:
-        return input_ids[:, -1] == self._token
-
-
-class CountsPositions(LogitsProcessor):
-    """Favours a token that depends on how long the row is, padding included."""
-
-    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-        scores = scores.clone()
-        scores[:, 3 + input_ids.shape[1] % 7] += 5.0
-        return scores
-
-
-OPTIONS: dict[str, dict[str, Any]] = {
-    "plain": {},
-    "repetition penalty": {"repetition_penalty": 1.3},
-    "no repeated bigrams": {"no_repeat_ngram_size": 2},
-    "forced end": {"forced_eos_token_id": EOS},
-    "stopping criterion": {"stopping_criteria": StoppingCriteriaList([StopsAt(93), StopsAt(45)])},
-    "the only token that a warper leaves": {"do_sample": True, "top_k": 1, "eos_token_id": None},
-    "own processor": {"logits_processor": LogitsProcessorList([CountsPositions()])},
-}
-
-
-@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
-def test_greedy_search_equals_generate(options):
-    model = cached_model("llama")
-    given = {**batch(), "max_new_tokens": 20, "do_sample": False, **options}
-    assert torch.equal(model.generate(**given, **SPECULATION), model.generate(**given))
-
-
-def test_stop_strings():
-    model, tokenizer = cached_model("llama"), byte_tokenizer()
-    plain = model.generate(**one(), max_new_tokens=20, do_sample=False, eos_token_id=None)
-    pairs = [tokenizer.decode(pair) for pair in plain[0, 8:].unfold(0, 2, 1)]
-    stop = next(pair for pair in pairs if pair.isascii())
-    expected = model.generate(**one(), max_new_tokens=20, do_sample=False, stop_strings=[stop], tokenizer=tokenizer)
-    criteria = StoppingCriteriaList([StopStringCriteria(tokenizer, [stop])])
-    found = model.generate(**one(), max_new_tokens=20, do_sample=False, stopping_criteria=criteria, **SPECULATION)
-    assert torch.equal(found, expected)
-    assert found.shape[1] < plain.shape[1]
-
-
-@pytest.mark.parametrize("skip_prompt", [True, False])
-def test_streamer(skip_prompt, capsys):
-    model = cached_model("llama")
-    streamers = [TextStreamer(byte_tokenizer(), skip_prompt=skip_prompt) for _ in range(2)]
-    plain = model.generate(**one(), max_new_tokens=20, do_sample=False, streamer=streamers[0])
-    expected = capsys.readouterr().out
-    found = model.generate(
-        **one(),
-        max_new_tokens=20,
-        do_sample=False,
-        specplug_streamer=streamers[1],
-        return_dict_in_generate=True,
-        **SPECULATION,
-    )
-    assert torch.equal(found.sequences, plain)
-    assert capsys.readouterr().out == expected
-
-
 def test_samples_follow_manual_seed_and_differ():
     model = cached_model("llama")
 
@@ -146,23 +71,8 @@ def test_requests_have_fields_of_their_own():
     assert torch.equal(found, model.generate(**inputs, max_new_tokens=9, do_sample=False))
 
 
-def _holding_a_context() -> DynamicCache:
-    cache = DynamicCache()
-    cache.update(torch.zeros(1, 2, 3, 8), torch.zeros(1, 2, 3, 8), 0)
-    return cache
-
-
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
-    "beams": ({"num_beams": 2}, "num_beams"),
-    "scores": ({"output_scores": True, "return_dict_in_generate": True}, "output_scores"),
-    "logits and more": (
-        dict.fromkeys(("output_logits", "output_attentions", "output_hidden_states", "return_dict_in_generate"), True),
-        "output_logits, output_attentions, output_hidden_states",
-    ),
-    "watermark": ({"watermarking_config": WatermarkingConfig()}, "watermarking_config"),
-    "a grammar per row": ({"prefix_allowed_tokens_fn": lambda row, ids: [row + 5]}, "prefix_allowed_tokens_fn"),
     "streaming a batch": ({"specplug_streamer": object()}, "streamer"),
-    "a context in the cache": ({"past_key_values": _holding_a_context()}, "a cache that holds a context"),
     "tiny temperature": ({"do_sample": True, "temperature": 1e-38}, "found 1e-38.*do_sample=False"),
     "too long": ({"max_new_tokens": 500}, "Lower max_new_tokens"),
     "right padding": ({"attention_mask": batch()["attention_mask"].flip(1)}, "padding_side"),
@@ -175,13 +85,6 @@ def test_what_is_not_served_is_refused(name):
     arguments = {**batch(), "max_new_tokens": 8, "do_sample": False, **options, **SPECULATION}
     with pytest.raises(EngineError, match=words):
         cached_model("llama").generate(**arguments)
-
-
-def test_inputs_that_change_the_forward_pass_are_refused():
-    with pytest.raises(EngineError, match="token_type_ids"):
-        cached_model("gpt2").generate(
-            **one(), token_type_ids=torch.ones(1, 5, dtype=torch.long), max_new_tokens=4, **SPECULATION
-        )
 
 
 def test_pictures_are_refused():

@@ -16,76 +16,16 @@ from transformers import (
 
 from specplug_transformers import GenerateRequest, SamplingParams
 from tests.transformers.conftest import greedy, requests_of
-from tests.transformers.toys import EOS, Oracle, Recorder, prompts
+from tests.transformers.toys import Recorder, prompts
 
 PROMPTS = prompts(4, seed=3)
 MAX_TOKENS = 24
 
 
-# parameter set -> (ours, Hugging Face's options)
-WITH_TWIN: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
-    "repetition penalty": ({"repetition_penalty": 1.3}, {"repetition_penalty": 1.3}),
-    "logit bias": (
-        {"logit_bias": {9: 4.0, 14: -100.0}},
-        {"sequence_bias": [[[9], 4.0], [[14], -100.0]]},
-    ),
-    "bad words": ({"bad_words": [[30], [45, 49]]}, {"bad_words_ids": [[30], [45, 49]]}),
-    "min tokens": (
-        {"min_tokens": 10, "logit_bias": {EOS: 6.0}},
-        {"min_new_tokens": 10, "sequence_bias": [[[EOS], 6.0]]},
-    ),
-    "several at once": (
-        {"repetition_penalty": 0.8, "logit_bias": {EOS: 2.0}, "bad_words": [[30]], "min_tokens": 5},
-        {
-            "repetition_penalty": 0.8,
-            "sequence_bias": [[[EOS], 2.0]],
-            "bad_words_ids": [[30]],
-            "min_new_tokens": 5,
-        },
-    ),
-}
 SAMPLED: dict[str, dict[str, Any]] = {
     "all three": {"top_k": 12, "top_p": 0.9, "min_p": 0.05},
     "with a penalty": {"top_k": 12, "repetition_penalty": 1.4},
 }
-
-
-def both_ways(make_engine: Any, expected: list[list[int]], **params: Any) -> None:
-    """Serve with garbage drafts and with right ones; both must give the expected texts."""
-    for proposer in ("garbage", "oracle"):
-        engine = make_engine(proposer=proposer, max_num_seqs=3)
-        Oracle.answers = {f"request-{index}": answer for index, answer in enumerate(expected)}
-        outputs = engine.generate(requests_of(PROMPTS, max_tokens=MAX_TOKENS, **params))
-        assert [list(output.token_ids) for output in outputs] == expected
-        total = engine.metrics.snapshot().total
-        if proposer == "oracle":
-            assert total.accepted > 0 == total.rejected, "right drafts must pass every processor"
-        else:
-            assert total.proposed > 0
-
-
-@pytest.mark.parametrize("name", WITH_TWIN)
-def test_equals_generate(name, make_engine, llama):
-    ours, theirs = WITH_TWIN[name]
-    expected = [greedy(llama, prompt, MAX_TOKENS, **theirs) for prompt in PROMPTS]
-    plain = [greedy(llama, prompt, MAX_TOKENS) for prompt in PROMPTS]
-    assert expected != plain, "the parameters change nothing, so nothing is tested"
-    both_ways(make_engine, expected, **ours)
-
-
-@pytest.mark.parametrize(("presence", "frequency"), [(2.5, 0.0), (-1.0, 2.0)])
-def test_penalties_by_hand(make_engine, llama, presence, frequency):
-    """Presence and frequency penalties count the output only, whatever the prompt holds."""
-    expected = []
-    for prompt in PROMPTS:
-        text: list[int] = []
-        for _ in range(MAX_TOKENS):
-            logits = llama(input_ids=torch.tensor([prompt + text])).logits[0, -1].detach()
-            for token in set(text):
-                logits[token] -= presence + frequency * text.count(token)
-            text.append(int(logits.argmax()))
-        expected.append(text)
-    both_ways(make_engine, expected, presence_penalty=presence, frequency_penalty=frequency, ignore_eos=True)
 
 
 def test_plug_ins_hear_of_a_grammar(make_engine):

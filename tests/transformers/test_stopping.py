@@ -143,15 +143,14 @@ def test_the_stop_string_that_completes_first_cuts():
     assert [(stream.push(token), stream.text) for token in plain.ids("x =")] == [(False, ""), (True, "x")]
 
 
-def test_ids_that_stop_wait_for_min_tokens(make_engine, llama):
-    [plain] = make_engine().generate(requests_of([PROMPT], max_tokens=8, ignore_eos=True))
-    first = plain.token_ids[0]
-    params = {"stop_token_ids": [first], "ignore_eos": True, "max_tokens": 8}
-    [stopped] = make_engine().generate(requests_of([PROMPT], **params))
-    [later] = make_engine().generate(requests_of([PROMPT], min_tokens=3, **params))
-    assert stopped.token_ids == (first,)
-    assert first not in later.token_ids[:3]
-    assert len(later.token_ids) >= 3
+def test_without_an_end_in_the_generation_config_nothing_ends(make_engine, llama, monkeypatch):
+    """The model's config still has one, which `generate` does not look at."""
+    monkeypatch.setattr(llama.generation_config, "eos_token_id", None)
+    assert llama.config.eos_token_id == EOS
+    biased = {"max_tokens": 8, "logit_bias": {EOS: 9.0}}
+    [output] = make_engine().generate(requests_of([PROMPT], **biased))
+    assert list(output.token_ids) == greedy(llama, PROMPT, 8, sequence_bias=[[[EOS], 9.0]])
+    assert EOS in output.token_ids[:-1]
 
 
 def test_greedy_ends_where_generate_ends(make_engine, llama):

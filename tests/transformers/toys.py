@@ -133,6 +133,18 @@ class Oracle(HostProposer):
         return [int(token) for token in known[done : done + limit]]
 
 
+class Foretold(HostProposer):
+    """Drafts the answer that `answers` has for the prompt; if `wrong`, every second token of a draft is another."""
+
+    answers: ClassVar[dict[tuple[int, ...], list[int]]] = {}
+    wrong: ClassVar[bool] = False
+
+    def draft(self, tokens, limit, request):
+        known = self.answers.get(tuple(int(token) for token in tokens[: request.prompt_length]), [])
+        done = len(tokens) - request.prompt_length
+        return [(token + self.wrong * (place % 2)) % VOCAB for place, token in enumerate(known[done : done + limit])]
+
+
 class Hostile(BaseException):
     """An exception whose own methods raise, too."""
 
@@ -204,6 +216,7 @@ _WRONG = VerifierCaps(lossless=True, distributions=(Distribution.LOGITS, Distrib
 _TOYS = {
     "garbage": (Garbage, ProposerCaps()),
     "oracle": (Oracle, _HOST),
+    "foretold": (Foretold, _HOST),
     "raising": (Raising, _HOST),
     "hanging": (Hanging, _HOST),
     "impossible": (Impossible, _HOST),
