@@ -66,25 +66,25 @@ FEATURES: dict[str, Cells] = {
         T: "test_fields.py::test_engine",
         V1: "test_suite.py::TestFeatures::test_as_without_speculation[frequency penalty-v1",
         V2: "test_suite.py::TestFeatures::test_as_without_speculation[frequency penalty-v2",
-        S: "test_exact.py::test_as_without_speculation",
+        S: "test_fields.py::test_a_field_is_as_its_row_says[overlap-frequency_penalty",
     },
     "stop strings": {
         T: "test_stopping.py::",
         V1: "test_suite.py::TestFeatures::test_as_without_speculation[stop string across drafts-v1",
         V2: "test_suite.py::TestFeatures::test_as_without_speculation[stop string across drafts-v2",
-        S: "test_suite.py::TestFeatures::test_as_without_speculation[stop string across drafts",
+        S: "test_fields.py::test_a_field_is_as_its_row_says[overlap-stop-",
     },
     "log-probabilities": {
         T: NONE,
         V1: "test_suite.py::TestFeatures::test_as_without_speculation[logprobs-v1",
         V2: "test_suite.py::TestFeatures::test_as_without_speculation[logprobs-v2",
-        S: "test_suite.py::TestFeatures::test_as_without_speculation[logprobs",
+        S: "test_fields.py::test_a_field_is_as_its_row_says[overlap-return_logprob",
     },
     "several answers (n > 1)": {
         T: "test_custom_generate.py::test_samples_follow_manual_seed_and_differ",
         V1: "test_suite.py::TestFeatures::test_several_answers[v1",
         V2: "test_suite.py::TestFeatures::test_several_answers[v2",
-        S: "test_suite.py::TestFeatures::test_several_answers",
+        S: "test_fields.py::test_a_field_is_as_its_row_says[overlap-n-",
     },
     "structured output": {
         T: "test_grammar.py::",
@@ -126,7 +126,7 @@ FEATURES: dict[str, Cells] = {
         T: "test_models.py::test_left_over_entries_are_never_seen",
         V1: "test_suite.py::TestFeatures::test_as_without_speculation[long prompt-v1",
         V2: "test_suite.py::TestFeatures::test_as_without_speculation[long prompt-v2",
-        S: "test_suite.py::TestFeatures::test_as_without_speculation[long prompt",
+        S: "test_fields.py::test_a_field_is_as_its_row_says[overlap-max_new_tokens-wrong-beside-chunks",
     },
     "preemption": {
         T: "test_lifecycle.py::test_preempted_requests_resume_by_themselves",

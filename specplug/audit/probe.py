@@ -90,6 +90,9 @@ class Side(Protocol):
     def describe(self) -> str:
         """Return engine, version and model in one line."""
 
+    def flags(self) -> Mapping[str, Any]:
+        """Return the engine's arguments that shape its answers, by name; none if they cannot be read."""
+
 
 @dataclass(frozen=True, slots=True)
 class Material:
@@ -136,7 +139,7 @@ class CheckOutcome(StrEnum):
     PASSED = "passed"
     FAILED = "failed"
     UNPROVEN = "unproven"
-    """No difference was found, but no draft was at work that could have made one."""
+    """The comparison proves nothing: no draft was at work that could have made a difference, or the flags differ."""
     NOT_RUN = "not run"
     """The engine cannot do what the check needs."""
 
@@ -237,6 +240,10 @@ class TextEngineSide:
     def describe(self) -> str:
         """Return model and engine in one line."""
         return self._engine.describe()
+
+    def flags(self) -> dict[str, Any]:
+        """Return none: both engines are built alike."""
+        return {}
 
     def _batch(self, probes: Sequence[Probe]) -> list[Answer]:
         if any(probe.messages for probe in probes):

@@ -120,7 +120,7 @@ def run(
     collected: list[tuple[Check, list[Answer], DraftCounts | None]] = []
     with audited() as side:
         opened = _OpenSide(side, "audited", together, progress, fields or {}, problems)
-        name, began = side.describe(), opened.counts()
+        name, flags, began = side.describe(), side.flags(), opened.counts()
         material = _material(opened, texts, max_tokens)
         for check in checks:
             # The first round of greedy prompts, from which the material is made, counts for the check of that name.
@@ -130,14 +130,28 @@ def run(
         total = _difference(opened.counts(), began)
     with control() as side:
         opened = _OpenSide(side, "control", together, progress, {}, problems)
-        described, own = side.describe(), _control(opened, material)
+        described, different = side.describe(), _different(flags, side.flags())
+        own = _control(opened, material)
         findings = [_judge(opened, *one, material, own) for one in collected]
     if problems:
         failed = f"{len(problems)} requests for prompts or counts had no answer; they are compared with nothing"
         findings.insert(
             0, Finding("answers", CheckOutcome.FAILED, failed, tuple(dict.fromkeys(problems))[:MOST_EXAMPLES])
         )
-    return Report(name, described, tuple(findings), total)
+    return Report(name, described, (*different, *findings), total)
+
+
+def _different(audited: Mapping[str, Any], control: Mapping[str, Any]) -> tuple[Finding, ...]:
+    """Return a finding that names the flags in which two engines differ, if both can be read and there are any."""
+    found = [
+        f"{name}: {str(audited[name])[:80]} of the audited engine, {str(control[name])[:80]} of the control"
+        for name in audited
+        if name in control and audited[name] != control[name]
+    ]
+    if not found:
+        return ()
+    summary = f"{len(found)} flags differ, and may account for what differs below"
+    return (Finding("flags", CheckOutcome.UNPROVEN, summary, tuple(found)),)
 
 
 @dataclass(frozen=True, slots=True)

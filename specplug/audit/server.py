@@ -14,7 +14,17 @@ from contextlib import contextmanager
 from typing import Any, ClassVar, TypeVar
 
 from specplug.audit.probe import DraftCounts, Probe
-from specplug.client.answers import Answer, CompletionLogprobs, Generated, Mode, Tokenized, Version, Whole, put_together
+from specplug.client.answers import (
+    Answer,
+    CompletionLogprobs,
+    Generated,
+    Mode,
+    ServerInfo,
+    Tokenized,
+    Version,
+    Whole,
+    put_together,
+)
 from specplug.client.http import Refused, ServerClient, answer_all
 from specplug.client.interrupt import interruptible
 from specplug.errors import EngineError
@@ -24,6 +34,12 @@ from specplug.text.tokenizers import messages
 R = TypeVar("R")
 
 CHAT_PATH = "/v1/chat/completions"
+FLAGS = """
+disable_overlap_schedule dtype quantization kv_cache_dtype model_path revision tokenizer_path context_length
+attention_backend sampling_backend grammar_backend chat_template tool_call_parser reasoning_parser sampling_defaults
+preferred_sampling_params enable_deterministic_inference chunked_prefill_size page_size tp_size
+"""
+"""SGLang's arguments that shape answers and that speculation leaves as they are."""
 
 
 class Dialect(ABC):
@@ -167,6 +183,7 @@ class ServerSide:
     def __init__(self, client: ServerClient, *, raw: bool = False) -> None:
         self._loop, self._client = asyncio.Runner(), client
         self._mode: Mode | None = None
+        self._flags: dict[str, Any] = {}
         self._dialect, self._version = self._run(self._recognised())
         self._model = self._run(client.model())
         self.has_template = not raw and self._run(client.has_chat_template(self._model))
@@ -211,6 +228,10 @@ class ServerSide:
         mode = "" if self._mode is None else f", speculation switched {self._mode}"
         return f"{self._model} at {self._client.url}, {self._dialect.name} {self._version}{mode}"
 
+    def flags(self) -> dict[str, Any]:
+        """Return the arguments that SGLang's `/server_info` shows; vLLM shows none but in its development mode."""
+        return self._flags
+
     def _run(self, call: Coroutine[Any, Any, R]) -> R:
         return self._loop.run(interruptible(call))
 
@@ -220,8 +241,10 @@ class ServerSide:
         if found is not None and found.version is not None:
             return Vllm(), found.version
         for path in ("/server_info", "/get_server_info"):
-            found = await self._client.ask_if_there(Version, "GET", path)
+            found = await self._client.ask_if_there(ServerInfo, "GET", path)
             if found is not None:
+                shown = found.model_extra or {}
+                self._flags = {name: shown[name] for name in FLAGS.split() if name in shown}
                 return Sglang(), found.version or "of unknown version"
         raise EngineError.build(
             "the server is not recognised",

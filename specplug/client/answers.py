@@ -1,6 +1,7 @@
 """What vLLM and SGLang servers answer: schemas, the one reader that holds an answer to them, and `Answer`.
 
-Servers may answer anything, so nothing else reads their JSON.  Keys that no schema names are ignored.
+Servers may answer anything, so nothing else reads their JSON.  Keys that no schema names are ignored, except by
+`ServerInfo`.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import AfterValidator, BaseModel, Field, Strict, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, Strict, ValidationError
 
 from specplug.errors import EngineError, SpecplugError, text_of
 
@@ -81,9 +82,15 @@ class ServedModels(BaseModel):
 
 
 class Version(BaseModel):
-    """`GET /version` of vLLM, `GET /server_info` of SGLang."""
+    """`GET /version` of vLLM."""
 
     version: str | None = None
+
+
+class ServerInfo(Version):
+    """`GET /server_info` of SGLang, with the server's arguments as further keys."""
+
+    model_config = ConfigDict(extra="allow")
 
 
 class Tokenized(BaseModel):

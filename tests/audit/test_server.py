@@ -8,7 +8,8 @@ from contextlib import closing
 import pytest
 
 from specplug.audit.probe import DraftCounts, Probe
-from specplug.audit.server import ServerSide
+from specplug.audit.run import run
+from specplug.audit.server import ServerSide, connect
 from specplug.client.answers import Answer, ToolCall
 from specplug.client.http import ServerClient
 from specplug.errors import EngineError
@@ -62,6 +63,30 @@ def test_completions_of_both_dialects(server, request):
         assert (sent["input_ids"], sent["top_logprobs_num"], params["top_k"]) == ([1, 2], 3, 20)
         assert params["custom_params"] == {"specplug_references": [1, 2, 7]}
     side.close()
+
+
+@pytest.mark.parametrize("server", [SGLANG], indirect=True)
+@pytest.mark.parametrize(
+    ("other", "status", "named"),
+    [({"disable_overlap_schedule": True}, "unproven", "disable_overlap_schedule: False"), ({"port": 2}, None, "")],
+)
+def test_flags_are_compared_before_answers(server, other, status, named):
+    """Where both servers show them; those of speculation and of the place where a server runs may differ."""
+    own = {"version": "0.5.23", "disable_overlap_schedule": False, "port": 1, "speculative_algorithm": "SPECPLUG"}
+    control = LocalServer({**server.routes, "/server_info": {**own, "speculative_algorithm": None, **other}})
+    server.routes |= {"/server_info": own, "/metrics": ""}
+    with control.running():
+        report = run(
+            audited=lambda: connect(server.url),
+            control=lambda: connect(control.url),
+            texts=["ab"],
+            checks=[],
+            max_tokens=2,
+            together=1,
+            progress=lambda title, count: done,
+        )
+    assert [finding.status for finding in report.findings] == ([status] if status else [])
+    assert named in "".join(text for finding in report.findings for text in finding.examples)
 
 
 @pytest.mark.parametrize("server", [VLLM], indirect=True)

@@ -11,8 +11,7 @@ from tests.engines.fields import Row
 from tests.engines.plain import ids, prompts
 from tests.engines.suites.features import JSON_SCHEMA, NEWLINE
 
-LENGTH = 7
-CHUNK = 64  # tokens of a prompt that a step computes
+LENGTH = 8
 CAT = ids("<|edit|>" + "the cat sat on the mat and " * 4 + "the cat sat on the")
 LOOP = ids("x = 1\ny = 2\n" * 3 + "x = 1\n")
 DIGITS = [ids("x = 1\n")[2], ids("x = 2\n")[2]]
@@ -21,21 +20,17 @@ PROMPTS: dict[str, list[int]] = {
     "loop": LOOP,
     "ends": ids("<|document|>def f(x):\n    return x\n<|quote|>def f<|answer|>"),
 }
-"""Each fits a step; the last one's answer ends."""
+"""Each fits a step of 64 tokens; the last one's answer ends."""
 PREFIX = list(prompts()[0][:100])
 """What stands before a prompt that is computed in several steps."""
 
-ENGINE: dict[str, Any] = {
-    "enable_custom_logit_processor": True,
-    "enable_return_hidden_states": True,
-    "chunked_prefill_size": CHUNK,
-    "draft_length": LENGTH,
-}
 DETERMINISTIC = ("temperature", "top_p", "top_k", "sampling_seed")
 """Rows whose answers are drawn by seeds, so that they can be compared."""
 
 WARM: dict[str, Any] = {"temperature": 1.6, "sampling_seed": 7}
 SURE: dict[str, Any] = {"ignore_eos": True}
+ASSIGN: dict[str, Any] = {"regex": "([xy] = [0-9]\n){6}"}
+BIASED: dict[str, Any] = {"logit_bias": {str(NEWLINE): -20.0}}
 OF_PROMPTS = "stands for the prompt: "
 APART = "for prefill and decode on separate servers, which specplug refuses at start-up"
 DERIVED = "SGLang derives it from another field"
@@ -66,8 +61,8 @@ SAMPLING = [
         base={"temperature": 1.6},
     ),
     Row("frequency_penalty", {"frequency_penalty": 1.8}, "undrafted", COUNTED, prompt="loop"),
-    Row("presence_penalty", {"presence_penalty": 1.9}, "undrafted", COUNTED, prompt="loop"),
-    Row("repetition_penalty", {"repetition_penalty": 1.9}, "undrafted", COUNTED, prompt="loop"),
+    Row("presence_penalty", {**BIASED, "presence_penalty": 1.9}, "undrafted", COUNTED, base=BIASED, prompt="loop"),
+    Row("repetition_penalty", {**ASSIGN, "repetition_penalty": 1.9}, "undrafted", COUNTED, base=ASSIGN, prompt="loop"),
     Row(
         "min_new_tokens",
         {"min_new_tokens": 9, "stop_token_ids": [NEWLINE]},
@@ -92,7 +87,7 @@ SAMPLING = [
     Row("ignore_eos", SURE, prompt="ends"),
     Row("skip_special_tokens", {**SURE, "skip_special_tokens": False}, base=SURE, prompt="ends"),
     Row("no_stop_trim", {"stop": [" sat"], "no_stop_trim": True}, base={"stop": [" sat"]}),
-    Row("logit_bias", {"logit_bias": {str(NEWLINE): -20.0}}, prompt="loop"),
+    Row("logit_bias", BIASED, prompt="loop"),
     Row("sampling_seed", WARM, base={**WARM, "sampling_seed": 8}),
     *without_text("joins what slow tokenizers decoded", "spaces_between_special_tokens"),
     *without_text("says how much of an answer comes at once", "stream_interval"),
@@ -124,9 +119,10 @@ REQUEST = [
     Row("return_prompt_token_ids", {"return_prompt_token_ids": True}),
     Row(
         "custom_logit_processor",
-        {"custom_logit_processor": "ban", "custom_params": {"token_ids": DIGITS}},
+        {**ASSIGN, "custom_logit_processor": "ban", "custom_params": {"token_ids": DIGITS}},
         "undrafted",
         "SGLang's verification leaves it out",
+        base=ASSIGN,
         prompt="loop",
     ),
     Row("return_sampling_mask", MASKED, "refused", UNMASKED),
@@ -156,6 +152,8 @@ REQUEST = [
 """Of `GenerateReqInput`."""
 
 ROWS = [*SAMPLING, *REQUEST]
+NEW = ("mm_processor_kwargs",)
+"""Fields that SGLang 0.5.22 lacks."""
 
 OPENAI: dict[str, Any] = {
     **{"frequency_penalty": 0.5, "presence_penalty": 0.5, "repetition_penalty": 1.2, "temperature": 0.5, "top_p": 0.5},

@@ -2,50 +2,39 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
 from tests.engines.engines import Raised
 from tests.engines.plain import ids
 from tests.engines.sglang import inside
-from tests.engines.sglang.test_exact import DRAFTED, EDIT, GRAMMARS, LOOP, assert_same, both, generate, pair, varied
+from tests.engines.sglang.test_fields import difference, trial
+from tests.engines.suites.features import EDIT, LOOP
 
-__all__ = ["pair"]
+__all__ = ["trial"]
 
 
-def test_no_token_at_all(pair):
+def test_no_token_at_all(trial):
     """Only the prompt is read.  With any speculation SGLang gives the log probability of the next token, too."""
     given = {"prompts": [EDIT], "params": [{"max_new_tokens": 0}], "return_logprob": True, "logprob_start_len": 0}
-    (expected,), (found,) = (engine.call(generate, **given) for engine in pair)
+    (expected,), (found,) = (engine.call(inside.generate, **given) for engine in (trial.control, trial.drafted))
     assert expected["token_ids"] == found["token_ids"] == []
-    assert_same({**expected, "meta": inputs(expected)}, {**found, "meta": inputs(found)})
-    assert len(inputs(found)["input_token_logprobs"]) == len(EDIT)
+    stated = [{name: value for name, value in one["meta"].items() if "input_" in name} for one in (expected, found)]
+    assert not difference(*stated)
+    assert len(stated[0]["input_token_logprobs"]) == len(EDIT)
 
 
-def inputs(answer: dict[str, Any]) -> dict[str, Any]:
-    """Return what is said of the prompt."""
-    return {name: value for name, value in answer["meta"].items() if name.startswith("input_")}
-
-
-def test_answers_are_cached_for_what_follows(pair):
+def test_answers_are_cached_for_what_follows(trial):
     """Accepted drafts are in the cache as if decoded one by one, so a conversation can continue from them."""
-    assert all(engine.call(inside.flush) for engine in pair)
-    (first,) = pair[1].call(generate, prompts=[LOOP], params=[{"ignore_eos": True}])
+    assert all(engine.call(inside.flush) for engine in (trial.control, trial.drafted))
+    (first,) = trial.drafted.call(inside.generate, prompts=[LOOP], params=[{"ignore_eos": True}])
     then = {"prompts": [[*LOOP, *first["token_ids"], *ids("z = 3\n")]], "params": [{}], "return_logprob": True}
-    (expected,), (found,) = (engine.call(generate, **then) for engine in pair)
-    assert_same(expected, found)
+    (expected,), (found,) = (engine.call(inside.generate, **then) for engine in (trial.control, trial.drafted))
+    for name in ("token_ids", "text", "finish_reason", "stop_reason"):
+        assert found[name] == expected[name]
+    stated = [one["meta"]["output_token_logprobs"] for one in (expected, found)]
+    assert not difference(*stated)
     assert expected["meta"]["cached_tokens"] == 0
     assert found["meta"]["cached_tokens"] > len(LOOP) + 20
-
-
-@pytest.mark.slow  # an engine of its own
-def test_pages(pair, engine):
-    """Chains are verified in whatever pages of 16 tokens they fall into."""
-    expected, found, counts = both((pair[0], varied(engine, page_size=16)), {**DRAFTED, **GRAMMARS})
-    for name, answer in found.items():
-        assert_same(expected[name], answer)
-    assert sum(tokens for _, tokens in counts.values()) > 100
 
 
 def test_lora_is_refused(engine):

@@ -18,11 +18,12 @@ from tests.engines.refusing import Refusing, refused_at_start
 from tests.engines.server import Server
 from tests.engines.sglang import inside, trees, watching
 from tests.engines.sglang.test_exact import SERVED
+from tests.engines.sglang.test_fields import DRAFTED
 from tests.engines.sglang.watching import TIGHT
 from tests.engines.suites.chats import ChatSuite, scripted_model
 from tests.engines.suites.containment import ContainmentSuite
 from tests.engines.suites.environment import EnvironmentSuite
-from tests.engines.suites.features import LOOP, NGRAM, FeaturesSuite
+from tests.engines.suites.features import NGRAM, FeaturesSuite
 from tests.engines.suites.gaps import EmbeddingsSuite, PicturesSuite
 from tests.engines.suites.learning import LearningSuite, learnt_by
 from tests.engines.suites.lifecycle import LifecycleSuite
@@ -83,17 +84,15 @@ def learnt(scheduler: Any) -> dict[str, Any]:
 
 
 class TestFeatures(FeaturesSuite):
-    """Penalties and minimum lengths get no drafts; `test_exact` has them, and `test_features` what is SGLang's own."""
+    """Without the features that are fields of a request, which `test_fields` has."""
 
     slow, how, plain, room = SYNC, SERVED, SERVED, (19, 18)
-    more: ClassVar[dict[str, Any]] = {
-        "ebnf": (LOOP, {"ebnf": 'root ::= ("x = 1\\ny = " [3-9] "\\n")+', "max_tokens": 24}),
-        "stop regex": (LOOP, {"stop_regex": ["y = [0-9]\nx"], "ignore_eos": True}),
-    }
+    test_as_without_speculation = test_it_speculates = test_the_features_do_what_they_say = test_several_answers = None
 
-    def assert_more_does_what_it_says(self, found: dict[str, dict[str, Any]]) -> None:
-        assert re.match("x = 1\ny = [3-9]\n", found["ebnf"]["text"])
-        assert found["stop regex"]["finish_reason"] == "stop"
+    @pytest.fixture(scope="class")
+    def pair(self, start: Callable[..., Served]) -> tuple[Served, Served]:
+        """The engines of `test_fields`."""
+        return start(None, name="plain", **self.plain), start(DRAFTED, name="fields", **self.how)
 
 
 @overlapped
