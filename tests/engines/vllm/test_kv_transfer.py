@@ -94,7 +94,7 @@ def test_blocks_that_were_offloaded(kind: str, engine: Callable[..., Engine]):
         found = ours.call(ask, prompts=given)
         assert_right(given, found)
         assert found["fetched"] > sum(map(len, given)) / 2
-        assert bool(found["padded"]) == (given is CUT)
+        assert bool(found["padded"]) == (given is CUT and kind != "v1")  # V1's rows need no padding
 
 
 def test_prompts_that_another_server_prefilled(kind: str, engine: Callable[..., Engine], tmp_path: Path):

@@ -51,12 +51,14 @@ class TestServer(ServerSuite):
 
     def test_scores_of_given_tokens_equal_the_baselines(self, server, baseline):
         given = [281, 5, 7]
-        greedy = {**self.request(0), "temperature": 0, "seed": None, "max_tokens": 12}
+        greedy = {"prompt": "the cat sat on the mat and the cat", "temperature": 0, "max_tokens": 12}
         for path, body, least in (
             ("/generative_scoring", {"query": "the cat", "items": [" sat", " on the"], "label_token_ids": given}, 2),
-            ("/v1/completions", {**greedy, "logprobs": 0, "logprob_token_ids": given}, 36),
+            ("/v1/completions", {**greedy, "logprobs": 3, "logprob_token_ids": given}, 36),
         ):
-            found, expected = (numbers(one.ask(path, {"model": MODEL, **body}).json) for one in (server, baseline))
+            answers = [one.ask(path, {"model": MODEL, **body}) for one in (server, baseline)]
+            assert [answer.code for answer in answers] == [200, 200], answers
+            found, expected = (numbers(answer.json) for answer in answers)
             assert len(found) >= least
             assert found == pytest.approx(expected, abs=1e-3)
 
