@@ -120,7 +120,7 @@ def asked(server: Server, path: str, body: dict[str, Any]) -> dict[str, Any]:
     events = [line.removeprefix("data: ") for line in answer.body.splitlines() if line.startswith("data: {")]
     parts = [json.loads(event) for event in events]
     text = "".join(choice["text"] for part in parts for choice in part["choices"])
-    return {**shown(parts[-1]), "text": text}
+    return {"text": text, **{name: value for name, value in shown(parts[-1]).items() if name != "choices"}}
 
 
 def shown(response: dict[str, Any]) -> dict[str, Any]:
