@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+import importlib
+import inspect
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
+
+import pytest
 
 from tests.engines.vllm import inside, watching
 
 Given = dict[str, Any]
 
 
-def answered(llm: Any, batches: list[list[Given]]) -> list[dict[str, Any]]:
+def answered(llm: Any, batches: list[list[Given]], dropped: str = "") -> list[dict[str, Any]]:
     """Answer batches one after the other; the requests of a batch share steps.
 
     Args:
         llm: the engine.
         batches: requests with a "prompt", "params" and maybe a "salt" that keeps others' cached prompts away.
+        dropped: the guard that is left out meanwhile, as "module:Class.method".
 
     Returns:
         Per batch "answers" and, with specplug, how many draft tokens were "proposed" for them.
@@ -24,10 +31,30 @@ def answered(llm: Any, batches: list[list[Given]]) -> list[dict[str, Any]]:
     found = []
     for number, batch in enumerate(batches):
         before = counted.snapshot() if counted else None
-        answers = _together(llm.llm_engine, batch, number)
+        with without(dropped):
+            answers = _together(llm.llm_engine, batch, number)
         after = (counted.snapshot() - before).as_dict()["total"] if counted else {"proposed": 0}
         found.append({"answers": answers, "proposed": after["proposed"]})
     return found
+
+
+@contextmanager
+def without(guard: str) -> Iterator[None]:
+    """Take a hook off, or let a check of drafts allow everything."""
+    with pytest.MonkeyPatch.context() as patch:
+        if guard:
+            module, _, path = guard.partition(":")
+            owner, name = getattr(importlib.import_module(module), path.partition(".")[0]), path.partition(".")[2]
+            original = inspect.unwrap(getattr(owner, name))
+            patch.setattr(owner, name, PERMIT.get(name, original))
+        yield
+
+
+PERMIT: dict[str, Any] = {
+    "allow_drafts": lambda *_: True,
+    "cut": lambda *_: None,
+    "_validate_spec_decode": lambda *_: None,
+}
 
 
 def _together(engine: Any, batch: list[Given], number: int) -> list[Any]:

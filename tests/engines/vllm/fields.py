@@ -140,3 +140,13 @@ NOT: tuple[tuple[str, ...], ...] = (
     *((kind, "logprob_token_ids", "beside") for kind in ("v1", "v2", "v2_async")),
 )
 """A runner, the beginning of a row's name, and what its situations are not all of."""
+
+GUARDS = {
+    "seed": "specplug_vllm.requests:DraftRules.allow_drafts",
+    "min_tokens: 5": "specplug_vllm.requests:DraftRules.cut",
+    "thinking_token_budget: 0": "vllm.v1.sample.thinking_budget_state:ThinkingBudgetStateHolder.update_state",
+    "logprob_token_ids": "vllm.v1.sample.rejection_sampler:RejectionSampler.forward",
+    "min_p": "vllm.sampling_params:SamplingParams._validate_spec_decode",
+    "logit_bias": "vllm.sampling_params:SamplingParams._validate_spec_decode",
+}
+"""By row what makes it hold on V1: a function of ours, one of vLLM's that we hook, or a check of vLLM's."""
