@@ -197,6 +197,15 @@ def test_each_row_changes_the_answer(kind, found):
     assert rows == {row.name for row, one in each if difference(one.base, one.control)}
 
 
+@on_each_kind
+def test_raw_log_probabilities(kind, baseline, zoo):
+    """Without processed ones, as vLLM is launched when nothing else is said."""
+    cases = [case for case in cases_of(kind) if "logprobs" in case[0].given]
+    found = Trial(baseline, zoo, AT_ONCE[kind]).run(cases)
+    wrong = [(named(case), failure(*case, found[named(case)])) for case in cases]
+    assert [one for one in wrong if one[1]] == []
+
+
 @pytest.mark.slow
 @on_each_kind
 def test_each_field_in_every_situation(kind, trial):
