@@ -82,14 +82,6 @@ def test_the_hooks_run_what_make_lint_runs():
     assert [hook["entry"] for hook in repo["hooks"]] == [line.strip().replace("$(BIN)", ".venv/bin") for line in recipe]
 
 
-def test_the_citation_is_of_this_version():
-    cited = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
-    assert cited["cff-version"] == "1.2.0"
-    assert {"message", "title", "authors"} <= cited.keys()  # the other keys that the format requires
-    assert cited["version"] == PROJECT["version"]
-    assert cited["license"] in PROJECT["license"].split(" AND ")
-
-
 def test_the_scheduled_workflow_runs_the_standing_test_of_every_engine():
     """GitHub's names of https://docs.github.com, Workflow syntax; YAML 1.1 reads the key `on` as true."""
     workflow = yaml.safe_load((ROOT / ".github" / "workflows" / "newest-engines.yml").read_text(encoding="utf-8"))
@@ -108,3 +100,11 @@ def test_the_scheduled_workflow_runs_the_standing_test_of_every_engine():
         files = [word for word in tested if word.endswith(".py")]
         assert files
         assert [file for file in files if not (ROOT / file).exists()] == []
+
+
+def test_the_citation_is_of_this_version():
+    cited = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
+    assert cited["cff-version"] == "1.2.0"
+    assert {"message", "title", "authors"} <= cited.keys()  # the other keys that the format requires
+    assert cited["version"] == PROJECT["version"]
+    assert cited["license"] in PROJECT["license"].split(" AND ")
