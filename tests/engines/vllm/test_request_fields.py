@@ -101,17 +101,17 @@ def test_chats_are_as_their_rows_say(row, servers):
 def judged(path: str, needed: dict[str, Any], row: Row, servers: tuple[Server, Server]) -> None:
     common = {"model": MODEL, "temperature": 0, "max_tokens": 12, **needed}
     control, drafted = servers
-    text = asked(control, path, {**common, "return_token_ids": True})["choices"][0]["token_ids"]
-    base, expected = (asked(control, path, {**common, **given}) for given in (row.base, row.given))
+    text = requested(control, path, {**common, "return_token_ids": True})["choices"][0]["token_ids"]
+    base, expected = (requested(control, path, {**common, **given}) for given in (row.base, row.given))
     assert difference(base, expected), f"{row.name} changes nothing, so nothing is tried"
     for drafts in ([*text, *text], [token + n % 2 for n, token in enumerate(text)]):
         own = {"specplug": json.dumps({"proposer": "oracle", "references": [{"token_ids": drafts}]})}
-        found = asked(drafted, path, {**common, **row.given, "vllm_xargs": own})
+        found = requested(drafted, path, {**common, **row.given, "vllm_xargs": own})
         differs = difference(expected, found)
         assert not differs, differs
 
 
-def asked(server: Server, path: str, body: dict[str, Any]) -> dict[str, Any]:
+def requested(server: Server, path: str, body: dict[str, Any]) -> dict[str, Any]:
     """Return the response without what is each one's own; streams joined."""
     answer = server.ask(path, body)
     assert answer.code == 200, answer.body
