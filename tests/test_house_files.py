@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import subprocess
 import tomllib
 from pathlib import Path
 
@@ -81,6 +82,26 @@ def test_the_hooks_run_what_make_lint_runs():
     (repo,) = config["repos"]
     recipe = MAKEFILE.split("\nlint:")[1].split("\n\n")[0].splitlines()[1:]
     assert [hook["entry"] for hook in repo["hooks"]] == [line.strip().replace("$(BIN)", ".venv/bin") for line in recipe]
+
+
+def test_the_scheduled_workflow_runs_the_standing_test_of_every_engine():
+    """GitHub's names of https://docs.github.com, Workflow syntax; YAML 1.1 reads the key `on` as true."""
+    workflow = yaml.safe_load((ROOT / ".github" / "workflows" / "newest-engines.yml").read_text(encoding="utf-8"))
+    assert workflow.keys() == {"name", True, "permissions", "jobs"}
+    assert workflow[True].keys() == {"schedule", "workflow_dispatch"}
+    assert all(len(each["cron"].split()) == 5 for each in workflow[True]["schedule"])
+    (job,) = workflow["jobs"].values()
+    engines = job["strategy"]["matrix"]["engine"]
+    assert sorted(engines) == sorted(re.search(r"^NEWEST := (.*)$", MAKEFILE, re.MULTILINE)[1].split())
+    assert job["steps"][-1] == {"run": "make test-newest-${{ matrix.engine }}"}
+    for engine in engines:
+        planned = subprocess.run(
+            ["make", "--dry-run", f"test-newest-{engine}"], cwd=ROOT, capture_output=True, text=True, check=True
+        ).stdout
+        (tested,) = [line.split() for line in planned.splitlines() if "-m pytest" in line]
+        files = [word for word in tested if word.endswith(".py")]
+        assert files
+        assert [file for file in files if not (ROOT / file).exists()] == []
 
 
 def test_the_citation_is_of_this_version():

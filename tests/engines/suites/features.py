@@ -1,21 +1,16 @@
-"""Features beyond plain decoding give the same answers with drafts as without.
-
-All features go through each engine as one batch, so that they also share steps; the tests look at their own part.
-"""
+"""Several requests give the same answers with drafts as without; single fields have `tests.engines.fields`."""
 
 from __future__ import annotations
 
-import json
 import random
-import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, ClassVar
 
 import pytest
 
 from tests.engines.engines import Raised
-from tests.engines.plain import assert_greedy, forward, greedy, ids, prompts
-from tests.engines.suites.served import Answer, Params, Served
+from tests.engines.plain import assert_greedy, greedy, ids, prompts
+from tests.engines.suites.served import Answer, Served
 
 NGRAM = {"proposer": "ngram", "policy": "fixed", "options": {"ngram": {"min_n": 1}}}
 EDIT = list(prompts()[0])
@@ -27,89 +22,24 @@ JSON_SCHEMA = {
     "required": ["name", "line"],
     "additionalProperties": False,
 }
-FEATURES: dict[str, tuple[list[int], Params]] = {
-    "plain": (EDIT, {}),
-    "regex": (LOOP, {"structured_outputs": {"regex": "(x = [0-9]\n){4}y = 77"}}),
-    "json": (list(prompts()[2]), {"structured_outputs": {"json": JSON_SCHEMA}, "max_tokens": 64}),
-    "stop string": (EDIT, {"stop": ["\n"], "max_tokens": 60}),
-    "stop string kept": (LOOP, {"stop": ["y ="], "include_stop_str_in_output": True, "ignore_eos": True}),
-    "stop string across drafts": (LOOP, {"stop": ["= 2\nx = 1\ny"], "ignore_eos": True}),
-    "stop token": (LOOP, {"stop_token_ids": [NEWLINE], "ignore_eos": True}),
-    "one token": (EDIT, {"max_tokens": 1}),
-    "two tokens": (EDIT, {"max_tokens": 2}),
-    "ignore eos": (list(prompts()[1]), {"ignore_eos": True, "max_tokens": 72}),
-    "logprobs": (EDIT, {"logprobs": 3, "max_tokens": 24}),
-    "prompt logprobs": (LOOP, {"prompt_logprobs": 2, "max_tokens": 8}),
-    "long prompt": ((EDIT + LOOP) * 2, {"max_tokens": 16}),
-    "short prompt": (LOOP[:3], {}),
-}
-"""By name a prompt and parameters; greedy."""
 
 
 class FeaturesSuite:
     """Attributes:
     how: what launches the engine with drafts, which reads prompts in pieces; `plain`: the one without.
-    more: features of this engine alone, in the form of `FEATURES`.
     stops: how many random combinations of stops are tried.
     room: tokens that an answer to a prompt of all but 20 of the context asks for, and how many of them it gets.
     """
 
     how: ClassVar[dict[str, Any]]
     plain: ClassVar[dict[str, Any]]
-    more: ClassVar[Mapping[str, tuple[list[int], Params]]] = {}
     stops: ClassVar[int] = 24
     room: ClassVar[tuple[int, int]] = (100, 20)
-
-    def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
-        if "feature" in metafunc.fixturenames:
-            metafunc.parametrize("feature", [*FEATURES, *self.more])
 
     @pytest.fixture(scope="class")
     def pair(self, start: Callable[..., Served]) -> tuple[Served, Served]:
         """The engine without specplug, and with it."""
         return start(None, name="plain", **self.plain), start(NGRAM, name="features", **self.how)
-
-    @pytest.fixture(scope="class")
-    def answers(self, pair: tuple[Served, Served]) -> tuple[dict[str, Answer], dict[str, Answer], dict[str, Any]]:
-        """All features' answers by name, of both engines, and the growth of the counts."""
-        requested = {**FEATURES, **self.more}
-        given = [prompt for prompt, _ in requested.values()], [params for _, params in requested.values()]
-        before = pair[1].counts()["total"]
-        expected, found = (dict(zip(requested, one.generate(*given, together=True), strict=True)) for one in pair)
-        after = pair[1].counts()
-        grown = {name: after["total"][name] - before[name] for name in ("accepted", "verified")}
-        return expected, found, {**grown, "faults": after["faults"]}
-
-    def test_as_without_speculation(self, feature, answers):
-        assert_same(answers[0][feature], answers[1][feature])
-
-    def test_it_speculates(self, answers):
-        """The batch above was drafted for."""
-        counts = answers[2]
-        assert counts["accepted"] > 50
-        assert not counts["faults"]
-
-    def test_the_features_do_what_they_say(self, answers):
-        """Both engines could ignore a parameter, so the plain model and the parameters themselves decide."""
-        found = answers[1]
-        text = {name: str(answer["text"]) for name, answer in found.items()}
-        assert re.fullmatch("(x = [0-9]\n){4}y = 77", text["regex"])
-        assert set(json.loads(text["json"])) == {"name", "line"}
-        assert found["stop string"]["stop_reason"] == "\n"
-        assert text["stop string kept"].endswith("y =")
-        assert found["stop string across drafts"]["stop_reason"] == "= 2\nx = 1\ny"
-        assert found["stop token"]["stop_reason"] == NEWLINE
-        assert [len(found[name]["token_ids"]) for name in ("one token", "two tokens", "ignore eos")] == [1, 2, 72]
-        assert len(found["prompt logprobs"]["prompt_logprobs"]) == len(LOOP)
-        self.assert_more_does_what_it_says(found)
-        context = list(EDIT)
-        for token, step in zip(found["logprobs"]["token_ids"], found["logprobs"]["logprobs"], strict=True):
-            distribution = forward(context).log_softmax(-1)
-            assert step == pytest.approx({each: float(distribution[int(each)]) for each in step}, abs=1e-3)
-            context.append(token)
-
-    def assert_more_does_what_it_says(self, found: dict[str, Answer]) -> None:
-        """Hold what `more` asks for to what it says."""
 
     def test_random_stops(self, pair):
         """Several stops of every sort in one draft: the first that the text completes ends it, in whatever order."""
@@ -129,13 +59,6 @@ class FeaturesSuite:
         for wanted, given in zip(expected, found, strict=True):
             assert_same(wanted, given)
         assert {type(answer["stop_reason"]) for answer in expected} == {type(None), int, str}
-
-    def test_several_answers(self, pair):
-        """Each of them is drafted for; greedily they are equal."""
-        expected, found = (one.generate([EDIT], {"n": 3, "temperature": 1.0, "top_k": 1}) for one in pair)
-        assert len(found) == 3
-        for wanted, given in zip(expected, found, strict=True):
-            assert_same(wanted, given)
 
     def test_requests_of_one_group_draft_from_each_other(self, pair):
         """One answers a prompt and one goes on from the beginning of its answer; a tenant has no earlier responses."""

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tests.engines.plain import assert_greedy, greedy, ids, prompts
+from tests.engines.plain import greedy, ids, prompts
 from tests.engines.vllm import inside, watching
 from tests.engines.vllm.referee import reported
 
@@ -86,14 +86,6 @@ def test_mistakes_are_value_errors_and_never_reach_the_engine(zoo):
     assert answer["seen"] == 0
 
 
-@on_v1
-@pytest.mark.parametrize("field", [{"min_p": 0.1, "temperature": 1.0}, {"logit_bias": {"3": 1.0}}])
-def test_v1_refuses_what_it_would_not_apply_to_drafts(zoo, field):
-    answer = zoo.call(refusal, params=field)
-    assert "not yet supported with speculative decoding" in answer["text"]
-    assert answer["seen"] == 0
-
-
 # On V2.
 
 on_v2 = pytest.mark.parametrize("kind", ["v2"], indirect=True)
@@ -128,16 +120,6 @@ def test_logit_bias_is_exact_at_every_draft_position(zoo, baseline):
         assert [answer["token_ids"] for answer in found["result"]] == [answer["token_ids"] for answer in biased]
         if drafts is biased:
             assert found["accepted_by_vllm"] > MAX_TOKENS  # of 4 x 24 tokens: positions after the first decide
-
-
-@on_v2
-def test_min_p_is_applied_at_every_draft_position(zoo):
-    """With min_p 1 only the likeliest token is left, at any temperature; without it these texts would be noise."""
-    sampled = {"temperature": 1.5, "min_p": 1.0}
-    found = zoo.call("inside.generate", prompts=GIVEN, params=drafted(PLAIN, **sampled))
-    assert_greedy(GIVEN, PLAIN, found)
-    noise = zoo.call("inside.generate", prompts=GIVEN, params=drafted(PLAIN, temperature=1.5))
-    assert any(a["token_ids"] != b["token_ids"] for a, b in zip(noise, PLAIN, strict=True))
 
 
 @on_v2

@@ -163,18 +163,3 @@ def test_a_seeds_text_is_that_without_speculation(kind, baseline, zoo):
 def counted_so_far(llm: Any) -> tuple[int, int]:
     total = watching.drafting(llm).stage.metrics.snapshot().total
     return total.verified, total.accepted
-
-
-@pytest.mark.parametrize("kind", ["v1"], indirect=True)
-def test_on_v1_a_seeds_text_is_that_without_speculation(kind, baseline, zoo):
-    """V1's generators advance by as many numbers as a step draws, so the text would depend on the draft lengths."""
-    [plain] = texts(baseline, [(LOOP, SEEDED)])
-    free, greedy = {"max_tokens": 24, "temperature": 0.5, "ignore_eos": True}, {**SEEDED, "temperature": 0.0}
-    for length in (1, 3, 8):
-        own = {**SEEDED, **fields(num_speculative_tokens=length)}
-        assert texts(zoo, [(LOOP, own)]) == [plain]
-        assert texts(zoo, [(LOOP, free), (LOOP, own), (LOOP, greedy)])[1] == plain
-    for params, is_drafted in ((SEEDED, False), (greedy, True), (free, True)):
-        found = zoo.call(watching.counted, prompts=[LOOP], params=params)
-        assert (found["total"]["verified"] > 0) is is_drafted
-        assert (found["total"]["proposed"] > 0) is is_drafted, "nor is time spent on drafts"

@@ -20,7 +20,7 @@ from tests.engines.server import Server
 from tests.engines.suites.chats import ChatSuite, scripted_model
 from tests.engines.suites.containment import ContainmentSuite
 from tests.engines.suites.environment import EnvironmentSuite
-from tests.engines.suites.features import EDIT, LOOP, NEWLINE, FeaturesSuite
+from tests.engines.suites.features import FeaturesSuite
 from tests.engines.suites.gaps import EmbeddingsSuite, PicturesSuite
 from tests.engines.suites.learning import LearningSuite, learnt_by
 from tests.engines.suites.lifecycle import LifecycleSuite
@@ -29,8 +29,10 @@ from tests.engines.suites.stream import StreamSuite
 from tests.engines.suites.visible import VisibleSuite
 from tests.engines.vllm import inside, watching
 from tests.engines.vllm.conftest import NGRAM
+from tests.engines.vllm.fields import CHUNK, ENGINE, LENGTH
 from tests.engines.vllm.referee import ZOO
 from tests.engines.vllm.served import answers
+from tests.engines.vllm.test_fields import DRAFTED
 
 __all__ = ["scripted_model"]
 
@@ -39,7 +41,6 @@ BOTH_OF_V2 = ("v2", "v2_async")
 on_v1 = pytest.mark.parametrize("kind", ["v1"], indirect=True, scope="session")
 on_v1_and_async = pytest.mark.parametrize("kind", ["v1", "v2_async"], indirect=True, scope="session")
 on_async = pytest.mark.parametrize("kind", ["v2_async"], indirect=True, scope="session")
-CHUNK = 64  # tokens of one step: longer prompts are prefilled in chunks, between other requests' drafts
 
 
 class TestLifecycle(LifecycleSuite):
@@ -83,23 +84,14 @@ def learnt(llm: Any) -> dict[str, Any]:
 
 
 class TestFeatures(FeaturesSuite):
-    slow, plain = V2, {}  # type: ignore[var-annotated]
-    how: ClassVar[dict[str, Any]] = {"max_num_batched_tokens": CHUNK}
-    more: ClassVar[dict[str, Any]] = {
-        "choice": (EDIT, {"structured_outputs": {"choice": ["yes", "no, never"]}}),
-        "min tokens": (LOOP, {"stop_token_ids": [NEWLINE], "min_tokens": 17, "ignore_eos": True}),
-        "repetition penalty": (LOOP, {"repetition_penalty": 1.3, "ignore_eos": True}),
-        "frequency penalty": (LOOP, {"frequency_penalty": 0.8, "ignore_eos": True}),
-        "presence penalty": (LOOP, {"presence_penalty": 0.9, "ignore_eos": True}),
-        "penalties and logprobs": (LOOP, {"frequency_penalty": 0.4, "logprobs": 2, "max_tokens": 24}),
-        "bad words": (LOOP, {"bad_words": ["y", "x = 1\n"], "ignore_eos": True}),
-        "allowed tokens": (LOOP, {"allowed_token_ids": sorted(set(LOOP[:8])), "ignore_eos": True}),
-    }
+    """Without the fields of requests, which `test_fields` has."""
 
-    def assert_more_does_what_it_says(self, found: dict[str, dict[str, Any]]) -> None:
-        assert found["choice"]["text"] in ("yes", "no, never")
-        assert len(found["min tokens"]["token_ids"]) >= 17
-        assert "y" not in found["bad words"]["text"]
+    slow = V2
+
+    @pytest.fixture(scope="class")
+    def pair(self, start: Callable[..., Served]) -> tuple[Served, Served]:
+        """The engines of `test_fields`."""
+        return start(None, name="plain", **ENGINE), start(DRAFTED, name="fields", draft_length=LENGTH, **ENGINE)
 
 
 @on_async
