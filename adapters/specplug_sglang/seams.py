@@ -56,7 +56,9 @@ sglang.srt.arg_groups.fields.serving:Serving: grpc_mode smg_grpc_mode
 sglang.srt.managers.schedule_batch
   FINISH_ABORT
   FINISH_MATCHED_STR: matched
+  Req: __dict__ spec_correct_drafts_histogram spec_num_correct_drafts
   Req.update_finish_state(new_accepted_len)
+  Req.update_spec_correct_drafts_histogram(num_correct_drafts)
   ScheduleBatch: forward_mode input_ids out_cache_loc sampling_info seq_lens seq_lens_cpu seq_lens_sum spec_info
 sglang.srt.session.session_controller:Session._concat_token_arrays(last_req, req, session_params)
 sglang.srt.mem_cache.kv_cache_configurator

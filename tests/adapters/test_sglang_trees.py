@@ -200,6 +200,11 @@ def test_trees_need_a_backend_that_reads_masks():
         check(ignores_masks, trees=True)
 
 
+def test_a_backend_that_cannot_verify_is_refused():
+    with pytest.raises(EngineError, match=r"cannot verify drafts.*found TorchNativeAttnBackend"):
+        check(backend("HybridLinearAttnBackend", full_attn_backend=backend("TorchNativeAttnBackend")), trees=False)
+
+
 @given(data=st.data())
 def test_whole_masks_are_those_of_plain_loops_with_room_at_the_end_if_only_the_device_knows_their_size(data):
     """The backend finds the same cells at the same places, whether the host knew the lengths or a bound."""

@@ -20,6 +20,7 @@ def install() -> None:
 
     for target, function in (
         ("sglang.srt.managers.schedule_batch.Req.update_finish_state", _find_end),
+        ("sglang.srt.managers.schedule_batch.Req.update_spec_correct_drafts_histogram", _note_accepted),
         ("sglang.srt.session.session_controller.Session._concat_token_arrays", _continue_session),
     ):
         HookRegistry.register(target, function, HookType.AROUND)
@@ -29,15 +30,35 @@ def _find_end(original: Callable[..., None], req: Any, new_accepted_len: int = 1
     """Find the end that `new_accepted_len` steps of one token would have found."""
     from sglang.srt.runtime_context import get_spec
 
-    if new_accepted_len < 2 or req.finished() or not is_requested(get_spec()):
+    accepted = req.__dict__.pop(_ACCEPTED, 0)
+    if req.finished() or not is_requested(get_spec()):
         return original(req, new_accepted_len)
-    params = req.sampling_params
-    if (params.stop_strs or params.stop_regex_strs) and not req.to_finish:
-        _judge_each(original, req, len(req.output_ids) - new_accepted_len)
+    params, start = req.sampling_params, len(req.output_ids) - new_accepted_len
+    if new_accepted_len > 1 and (params.stop_strs or params.stop_regex_strs) and not req.to_finish:
+        _judge_each(original, req, start)
     else:
         original(req, new_accepted_len)
     if req.finished_len is not None:
         req.reasoning_tokens = min(req.reasoning_tokens, req.finished_len)
+    if req.finished():
+        _count_until_end(req, accepted, max(len(req.output_ids_through_stop) - start, 0))
+
+
+_ACCEPTED = "_specplug_accepted"
+"""Attribute of a `Req`: the draft tokens that its newest step accepted, until its end is looked for."""
+
+
+def _note_accepted(original: Callable[..., None], req: Any, num_correct_drafts: int) -> None:
+    setattr(req, _ACCEPTED, num_correct_drafts)
+    original(req, num_correct_drafts)
+
+
+def _count_until_end(req: Any, accepted: int, most: int) -> None:
+    """Leave of the `accepted` draft tokens of a step `most` in the counts that an answer shows: none behind its end."""
+    if accepted > most:
+        req.spec_num_correct_drafts -= accepted - most
+        req.spec_correct_drafts_histogram[accepted] -= 1
+        req.spec_correct_drafts_histogram[most] += 1
 
 
 def _judge_each(original: Callable[..., None], req: Any, start: int) -> None:

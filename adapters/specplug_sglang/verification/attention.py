@@ -34,8 +34,23 @@ def needs_host_lengths(backends: Iterable[Any]) -> bool:
     return any(getattr(backend, "needs_cpu_seq_lens", True) for backend in backends)
 
 
+UNABLE = ("TorchNativeAttnBackend",)
+"""Backends whose forward pass has no case for verification: the scheduler would end at the first draft."""
+
+
 def check(attention: Any, *, trees: bool) -> None:
-    """Refuse trees on a backend that reads no mask, as nodes would attend to other branches (`EngineError`)."""
+    """Refuse a backend that cannot verify drafts, and trees on one that reads no mask (`EngineError`).
+
+    On the latter nodes would attend to other branches.
+    """
+    if not verifies_drafts(verifying(attention)):
+        raise EngineError.build(
+            "this attention backend cannot verify drafts, and the first one would end the scheduler",
+            who="specplug_sglang",
+            found=f"{type(verifying(attention)).__name__}, which SGLang also takes on CPUs without AMX",
+            expected="a backend that verifies, as fa3, triton, flashinfer, or intel_amx",
+            remedy="Set --attention-backend, or start without --speculative-algorithm",
+        )
     if trees and _declared(attention) is False:
         raise EngineError.build(
             "this attention backend verifies chains only",
@@ -44,6 +59,11 @@ def check(attention: Any, *, trees: bool) -> None:
             expected="a backend that reads tree masks",
             remedy="Set --speculative-eagle-topk 1, or --attention-backend fa3, triton or flashinfer",
         )
+
+
+def verifies_drafts(attention: Any) -> bool:
+    """Return whether a backend, without SGLang's wrappers, can attend in verification."""
+    return type(attention).__name__ not in UNABLE
 
 
 @functools.cache

@@ -159,6 +159,8 @@ def judge(row: Row, situation: Situation, found: Found) -> None:
         return
     differs = difference(found.control["outputs"], found.drafted.get("outputs", found.drafted))
     assert not differs, differs
+    tokens = sum(len(output["output_ids"]) for output in found.drafted["outputs"])
+    assert found.drafted["correct"] < tokens, "none behind the end; the first token is the prompt's"
     if row.fate == "undrafted":
         assert found.drafted["proposed"] == 0
     elif len(found.control["outputs"][0]["output_ids"]) > 2:

@@ -27,6 +27,7 @@ def register() -> None:
     def replace(path: str, function: Any) -> None:
         HookRegistry.register(path, function, HookType.REPLACE)
 
+    replace("specplug_sglang.verification.attention.verifies_drafts", lambda attention: True)  # as it does above
     hicache.install(replace)
     recurrent.install(replace)
     recurrent_mamba2.install(replace, lambda path, function: HookRegistry.register(path, function, HookType.AFTER))
