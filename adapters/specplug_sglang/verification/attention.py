@@ -35,7 +35,7 @@ def needs_host_lengths(backends: Iterable[Any]) -> bool:
 
 
 UNABLE = ("TorchNativeAttnBackend",)
-"""Backends whose forward pass has no case for verification: the scheduler would end at the first draft."""
+"""Backends whose forward pass has no case for verification."""
 
 
 def check(attention: Any, *, trees: bool) -> None:
@@ -45,7 +45,7 @@ def check(attention: Any, *, trees: bool) -> None:
     """
     if not verifies_drafts(verifying(attention)):
         raise EngineError.build(
-            "this attention backend cannot verify drafts, and the first one would end the scheduler",
+            "this attention backend cannot verify drafts",
             who="specplug_sglang",
             found=f"{type(verifying(attention)).__name__}, which SGLang also takes on CPUs without AMX",
             expected="a backend that verifies, as fa3, triton, flashinfer, or intel_amx",
