@@ -81,7 +81,8 @@ def _init_device(original: Callable[..., None], wrapper: Any, *args: Any, **kwar
         from specplug_vllm.worker import token_logprobs, workarounds
 
         token_logprobs.install(runner_of(config))
-        workarounds.install_thinking_budgets()
+        if runner_of(config) == "v1":
+            workarounds.install_thinking_budgets()
     if extended_method(config) is None:
         return
     runner = wrapper.worker.model_runner
