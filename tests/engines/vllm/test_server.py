@@ -19,7 +19,7 @@ FAULTS = {"faults": {"max_consecutive": 2, "cooldown_steps": 4}}
 
 @pytest.fixture(scope="module")
 def server(serve: Callable[..., Server], tmp_path_factory: pytest.TempPathFactory) -> Server:
-    # Room for whole prompts: on a CPU V1 without specplug, too, ends at a seeded request whose prompt comes in pieces.
+    # Room for whole prompts, as seeded requests need on a CPU.
     compiling = {"TORCHDYNAMO_DISABLE": None}  # what vLLM compiles for users
     settings = {**SETTINGS, **FAULTS, "trace": {"path": str(tmp_path_factory.mktemp("traced") / "trace.jsonl")}}
     arguments = {"max_num_batched_tokens": 2048, "environment": compiling}
