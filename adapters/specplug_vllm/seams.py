@@ -33,6 +33,7 @@ vllm.config.vllm
 vllm.config.speculative:SpeculativeConfig: max_num_new_slots_for_drafting num_speculative_tokens
     num_speculative_tokens_per_batch_size
 vllm.config.scheduler:SchedulerConfig: scheduler_cls
+vllm.config.model:ModelConfig: logits_processors
 
 [scheduler]
 vllm.v1.core.sched.scheduler

@@ -82,6 +82,7 @@ def sglang_launch(monkeypatch, *, settings=None, algorithm="SPECPLUG", topk=1, o
         monkeypatch.setattr(module, "resolved_args", lambda args: args)
     default = given["default"], "SGLang's default without speculation"
     monkeypatch.setattr(specplug_sglang.doctor, "default_requests_of", lambda args: default)
+    monkeypatch.setattr(specplug_sglang.doctor, "verifies_greedily", lambda: device == "cpu")
     return specplug_sglang.doctor.launch_of(view)
 
 
@@ -112,6 +113,7 @@ ADVICE = [
     ("SGLang", HYBRID, "SGLang's own drafter drafts 3 tokens, by EAGLE; lookup continues them"),
     ("SGLang", {**HYBRID, "device": "cpu"}, "draft lengths 0, 1, 2, 4, 5 may be chosen"),
     ("SGLang", {"device": "cpu"}, "every draft length from 0 to 8 may be chosen; cpu has no graphs"),
+    ("SGLang", {"device": "cpu"}, "SGLang's verification on this device takes the likeliest token"),
     ("SGLang", {}, f"{GRAPHS}, each with graphs for up to 64 requests"),
     ("SGLang", {"graphs": 0}, f"{GRAPHS}; graphs are switched off, so every step runs eagerly"),
     ("SGLang", {"graphs": 47, "default": 48}, "larger batches run eagerly, as without speculation"),

@@ -27,14 +27,15 @@ _ids: ContextVar[Any] = ContextVar("specplug_logprob_token_ids", default=None)
 
 def install(runner: Runner) -> None:
     """Hook the rejection sampler of a runner, once per process."""
-    seams.require(f"token logprobs {runner}")
     if runner == "v1":
+        seams.require("token logprobs v1")
         from vllm.v1.sample.rejection_sampler import RejectionSampler
         from vllm.v1.sample.sampler import Sampler
 
         hook(RejectionSampler, "forward", _forward)
         hook(Sampler, "gather_logprobs", _gather_logprobs)
     else:
+        seams.require("token logprobs v2")
         import vllm.v1.worker.gpu.spec_decode.rejection_sampler as module
 
         hook(module.RejectionSampler, "_verify", _verify)
