@@ -59,7 +59,7 @@ FEATURES: dict[str, Cells] = {
     "seeds": {
         T: "test_seeds.py::",
         V1: "test_fields.py::test_a_field_is_as_its_row_says[v1-seed",
-        V2: "test_sampling.py::test_a_seeds_text_is_that_without_speculation[v2",
+        V2: "test_fields.py::test_a_field_is_as_its_row_says[v2_async-seed",
         S: "test_seeds.py::",
     },
     "penalties, minimum tokens": {

@@ -25,8 +25,8 @@ Case = tuple[Row, Situation]
 DRAFTED = {"proposer": "ngram", "extra_proposers": ["oracle"], "policy": "fixed", "options": {"ngram": {"min_n": 1}}}
 MAX_TOKENS = 12
 AT_ONCE = {"v1": 1, "v2": 8, "v2_async": 8}
-"""Requests that the control answers at once: V2 in Triton's interpreter takes its time; V1 puts the top-k of sampled
-requests on the processed log-probabilities of greedy ones beside them."""
+"""Requests that the control answers at once: V2 in Triton's interpreter takes its time; V1, also without drafts, gives
+a request with `logprobs` padding for the likeliest tokens where one beside it has `logprob_token_ids`."""
 
 
 def cases_of(kind: str, how: Callable[..., Iterable[Case]] = pairs) -> list[Case]:
