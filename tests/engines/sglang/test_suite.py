@@ -84,14 +84,12 @@ def learnt(scheduler: Any) -> dict[str, Any]:
 
 
 class TestFeatures(FeaturesSuite):
-    """Without the features that are fields of a request, which `test_fields` has."""
+    """On the engines of `test_fields`."""
 
     slow, how, plain, room = SYNC, SERVED, SERVED, (19, 18)
-    test_as_without_speculation = test_it_speculates = test_the_features_do_what_they_say = test_several_answers = None
 
     @pytest.fixture(scope="class")
     def pair(self, start: Callable[..., Served]) -> tuple[Served, Served]:
-        """The engines of `test_fields`."""
         return start(None, name="plain", **self.plain), start(DRAFTED, name="fields", **self.how)
 
 

@@ -26,7 +26,8 @@ JSON_SCHEMA = {
 
 class FeaturesSuite:
     """Attributes:
-    how: what launches the engine with drafts, which reads prompts in pieces; `plain`: the one without.
+    how: what launches the engine with drafts, which reads prompts in pieces.
+    plain: what launches the one without.
     stops: how many random combinations of stops are tried.
     room: tokens that an answer to a prompt of all but 20 of the context asks for, and how many of them it gets.
     """
