@@ -86,11 +86,11 @@ def learnt(scheduler: Any) -> dict[str, Any]:
 class TestFeatures(FeaturesSuite):
     """On the engines of `test_fields`."""
 
-    slow, how, plain, room = SYNC, SERVED, SERVED, (19, 18)
+    slow, room = SYNC, (19, 18)
 
     @pytest.fixture(scope="class")
     def pair(self, start: Callable[..., Served]) -> tuple[Served, Served]:
-        return start(None, name="plain", **self.plain), start(DRAFTED, name="fields", **self.how)
+        return start(None, name="plain", **SERVED), start(DRAFTED, name="fields", **SERVED)
 
 
 @overlapped

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import pytest
 
 from tests.engines.engines import Raised
 from tests.engines.plain import assert_greedy, greedy, ids, prompts
-from tests.engines.suites.served import Answer, Served
+from tests.engines.suites.served import Answer
 
 NGRAM = {"proposer": "ngram", "policy": "fixed", "options": {"ngram": {"min_n": 1}}}
 EDIT = list(prompts()[0])
@@ -25,22 +24,15 @@ JSON_SCHEMA = {
 
 
 class FeaturesSuite:
-    """Attributes:
-    how: what launches the engine with drafts, which reads prompts in pieces.
-    plain: what launches the one without.
+    """An engine's class has a fixture `pair`: the engine without specplug, and with it.
+
+    Attributes:
     stops: how many random combinations of stops are tried.
     room: tokens that an answer to a prompt of all but 20 of the context asks for, and how many of them it gets.
     """
 
-    how: ClassVar[dict[str, Any]]
-    plain: ClassVar[dict[str, Any]]
     stops: ClassVar[int] = 24
     room: ClassVar[tuple[int, int]] = (100, 20)
-
-    @pytest.fixture(scope="class")
-    def pair(self, start: Callable[..., Served]) -> tuple[Served, Served]:
-        """The engine without specplug, and with it."""
-        return start(None, name="plain", **self.plain), start(NGRAM, name="features", **self.how)
 
     def test_random_stops(self, pair):
         """Several stops of every sort in one draft: the first that the text completes ends it, in whatever order."""
