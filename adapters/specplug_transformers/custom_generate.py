@@ -35,6 +35,7 @@ _UNKNOWN_TO_CUSTOM_FUNCTIONS = ("assistant_model", "assistant_tokenizer", "synce
 def generate(
     model: Any,
     inputs: Tensor | None = None,
+    generation_config: Any = None,
     *,
     streamer: Any = None,
     tokenizer: Any = None,
@@ -45,7 +46,7 @@ def generate(
     """Generate as `model.generate` does with the same arguments, and with drafts.
 
     Args:
-        model, inputs, arguments: those of `model.generate`.
+        model, inputs, generation_config, arguments: those of `model.generate`.
         streamer: receives a single prompt and then its new tokens.
         tokenizer: needed for `stop_strings`, in arguments or generation config.
         specplug, specplug_requests: as in `speculative_generate`.
@@ -56,6 +57,7 @@ def generate(
     Raises:
         EngineError: an argument would change the output and is not served.
     """
+    arguments |= {} if generation_config is None else {"generation_config": generation_config}
     found = [name for name in _UNKNOWN_TO_CUSTOM_FUNCTIONS if arguments.get(name)]
     found += [name for name in ("token_healing",) if _configured(model, arguments, name)]
     found += ["cache_implementation='paged'"] if arguments.get("cache_implementation") == "paged" else []
@@ -63,7 +65,7 @@ def generate(
         expected, remedy = "greedy search or sampling of token ids", "Call model.generate itself"
         raise refusal("these arguments of generate are not supported", ", ".join(found), expected, remedy)
     strings = _configured(model, arguments, "stop_strings")
-    if strings and tokenizer is not None:
+    if strings is not None and tokenizer is not None:
         criteria = [*(arguments.get("stopping_criteria") or ()), StopStringCriteria(tokenizer, strings)]
         arguments |= {"stopping_criteria": StoppingCriteriaList(criteria), "stop_strings": None}
     return model.generate(

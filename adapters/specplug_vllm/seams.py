@@ -120,9 +120,12 @@ vllm.v1.sample.rejection_sampler:RejectionSampler.forward(metadata, draft_probs,
 vllm.v1.sample.sampler:Sampler.gather_logprobs(logprobs, num_logprobs, token_ids)
 
 [token logprobs v2]
-vllm.v1.worker.gpu.sample.sampler:Sampler: logprob_token_ids_state
+vllm.v1.worker.gpu.sample.sampler
+  Sampler: logprob_token_ids_state
+  Sampler.get_logprobs_dims(idx_mapping_np)
 vllm.v1.worker.gpu.sample.logprob:LogprobTokenIdsState.max_num_token_ids(idx_mapping_np)
 vllm.v1.worker.gpu.spec_decode.rejection_sampler
+  RejectionSampler.__call__(logits, input_batch)
   RejectionSampler._verify(logits, draft_logits, draft_sampled, pos, cu_num_logits, idx_mapping, idx_mapping_np,
       expanded_idx_mapping)
   RejectionSampler._get_logprobs_tensors(sampled, num_sampled, logits, cu_num_logits, cu_num_logits_np,

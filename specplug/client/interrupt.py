@@ -10,6 +10,7 @@ import asyncio
 import os
 import signal
 import sys
+import threading
 from collections.abc import Coroutine
 from types import FrameType
 from typing import Any, TypeVar
@@ -24,7 +25,8 @@ async def interruptible(call: Coroutine[Any, Any, T]) -> T:
     ignored, as in a shell's background job, it stays so.
     """
     loop, handler = asyncio.get_running_loop(), signal.getsignal(signal.SIGINT)
-    if not callable(handler) or handler is signal.default_int_handler:  # the latter in threads
+    in_main_thread = threading.current_thread() is threading.main_thread()  # others get no signals
+    if not in_main_thread or not callable(handler) or handler is signal.default_int_handler:
         return await call
     cancel = handler
 

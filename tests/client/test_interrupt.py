@@ -65,3 +65,8 @@ def test_an_ignored_signal_stays_ignored():
 def test_afterwards_the_handler_is_pythons_own():
     asyncio.run(interruptible(asyncio.sleep(0)))
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_a_thread_waits_without_a_handler_of_its_own():
+    """Only the main thread may set one; there a program's own event loop has one already."""
+    assert asyncio.run(asyncio.to_thread(lambda: asyncio.run(interruptible(asyncio.sleep(0, "done"))))) == "done"

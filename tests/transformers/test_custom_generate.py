@@ -9,13 +9,14 @@ from typing import Any
 import pytest
 import torch
 from transformers import (
+    GenerationConfig,
     GPT2Config,
     GPT2LMHeadModel,
     StoppingCriteriaList,
 )
 
 from specplug.errors import EngineError, RequestError, SettingsError
-from specplug_transformers import Engine, custom_generate, speculative_generate
+from specplug_transformers import Engine, custom_generate, generate, speculative_generate
 from tests.engines import pictures
 from tests.transformers.conftest import cached_model
 from tests.transformers.toys import prompts
@@ -57,6 +58,13 @@ def test_samples_follow_manual_seed_and_differ():
     assert not torch.equal(sample(1), sample(2))
     found = model.generate(**one(), max_new_tokens=12, do_sample=True, num_return_sequences=3, **SPECULATION)
     assert len({tuple(row) for row in found.tolist()}) == 3
+
+
+def test_the_generation_config_may_stand_second():
+    model = cached_model("llama")
+    config = GenerationConfig(max_new_tokens=12, do_sample=False, eos_token_id=None)
+    found = generate(model, one()["input_ids"], config, specplug=SPECULATION["specplug"])
+    assert torch.equal(found, model.generate(one()["input_ids"], config))
 
 
 def test_requests_have_fields_of_their_own():

@@ -37,7 +37,10 @@ def install(runner: Runner) -> None:
     else:
         seams.require("token logprobs v2")
         import vllm.v1.worker.gpu.spec_decode.rejection_sampler as module
+        from vllm.v1.worker.gpu.sample.sampler import Sampler as SamplerV2
 
+        hook(SamplerV2, "get_logprobs_dims", _get_logprobs_dims)
+        hook(module.RejectionSampler, "__call__", _call)
         hook(module.RejectionSampler, "_verify", _verify)
         hook(module.RejectionSampler, "_get_logprobs_tensors", _get_logprobs_tensors)
         hook(module, "compute_topk_scores", _compute_topk_scores)
@@ -87,20 +90,30 @@ def _gather_logprobs(original: Method, logprobs: Tensor, num_logprobs: int, toke
     return found._replace(logprob_token_ids=ids, logprobs=values)
 
 
+def _call(original: Method, sampler: Any, logits: Tensor, batch: Any, *args: Any, **kwargs: Any) -> Any:
+    """Note the most ids of a request of the batch: vLLM may verify it in parts, whose results it joins."""
+    sampler.specplug_most = sampler.sampler.logprob_token_ids_state.max_num_token_ids(batch.idx_mapping_np)
+    return original(sampler, logits, batch, *args, **kwargs)
+
+
 def _verify(original: Method, sampler: Any, *args: Any, **kwargs: Any) -> Any:
     """Note the requests of V2's logits, whose log-probabilities are asked for next."""
-    sampler.specplug_rows = args[6:8]  # idx_mapping_np, expanded_idx_mapping
+    sampler.specplug_rows = args[7]  # expanded_idx_mapping
     return original(sampler, *args, **kwargs)
 
 
 def _get_logprobs_tensors(original: Method, sampler: Any, *args: Any) -> Any:
     """Let V2's rejection sampler look up ids; its last argument is negative where no request wants likely tokens."""
-    state, (slots, rows) = sampler.sampler.logprob_token_ids_state, sampler.specplug_rows
-    most = state.max_num_token_ids(slots)
+    state, rows, most = sampler.sampler.logprob_token_ids_state, sampler.specplug_rows, sampler.specplug_most
     if not most:
         return original(sampler, *args)
     with _looking_up({"logprob_token_ids_state": state, "expanded_idx_mapping": rows, "max_per_req_token_ids": most}):
         return original(sampler, *args[:-1], max(0, args[-1]))
+
+
+def _get_logprobs_dims(original: Method, sampler: Any, slots: Any, *_: Any, **__: Any) -> Any:
+    """Count the ids in steps with drafts, too, where ranks join what each has sampled of a batch; vLLM does not."""
+    return original(sampler, slots)
 
 
 def _compute_topk_scores(original: Method, *args: Any, **kwargs: Any) -> Any:

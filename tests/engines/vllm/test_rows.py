@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from tests.engines.plain import ids
+from tests.engines.vllm import inside
 from tests.engines.vllm.referee import reported
 from tests.engines.vllm.test_engine_drafts import LOOKUP, ladder
 
@@ -69,6 +70,24 @@ def test_log_probabilities_of_given_tokens(kind, baseline, zoo, draft):
     drafted = [{**own, **draft(answer["token_ids"])} for own, answer in zip(params, alone, strict=True)]
     assert_same_logprobs(alone, answers(zoo, drafted))
     assert_same_logprobs(alone[:1], answers(zoo, drafted[:1]))
+
+
+def generate_in_parts(llm: Any, prompts: list[list[int]], params: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Generate as `inside.generate`, while V2 verifies up to ten rows of logits at once."""
+    import vllm.v1.worker.gpu.spec_decode.rejection_sampler as module
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "get_max_chunk_logits", lambda vocab_size: 10)
+        return inside.generate(llm, prompts, params)
+
+
+@pytest.mark.parametrize("kind", ["v2_async"], indirect=True)
+def test_log_probabilities_of_given_tokens_in_a_batch_that_is_verified_in_parts(kind, baseline, zoo):
+    """vLLM verifies a large batch in parts, of which none may have other columns, or none, than the others."""
+    params = [{"max_tokens": 10}, *GIVEN]
+    alone = [answers(baseline, [own])[0] for own in params]
+    drafted = [{**own, **reported(answer["token_ids"])} for own, answer in zip(params, alone, strict=True)]
+    assert_same_logprobs(alone, zoo.call(generate_in_parts, prompts=[CAT] * len(drafted), params=drafted))
 
 
 @ON_V1

@@ -91,3 +91,16 @@ def test_given_tokens_take_the_place_of_the_likeliest_in_their_requests_position
     assert found.logprobs[:3, 2:].isneginf().all()
     assert found.logprob_token_ids[3:, 1:].tolist() == [given] * 3
     assert torch.equal(found.logprobs[3:], logprobs[3:].gather(1, found.logprob_token_ids[3:].long()))
+
+
+def test_ranks_that_share_a_batch_agree_on_columns_for_given_tokens():
+    """vLLM leaves the ids out of this in a step with drafts.  Ranks that sample so do not run on a CPU."""
+    from vllm.v1.worker.gpu.sample.sampler import Sampler
+    from vllm.v1.worker.gpu.sample.states import NO_LOGPROBS
+
+    sampler = SimpleNamespace(
+        sampling_states=SimpleNamespace(max_num_logprobs=lambda slots: NO_LOGPROBS),
+        logprob_token_ids_state=SimpleNamespace(max_num_token_ids=lambda slots: 3),
+    )
+    found = token_logprobs._get_logprobs_dims(Sampler.get_logprobs_dims, sampler, [0], include_token_ids=False)
+    assert found == (0, 3)
