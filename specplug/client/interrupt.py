@@ -1,4 +1,4 @@
-"""Ctrl-C in a command's event loop: it also ends a task in the middle of a call, as a write to a pipe that is full.
+"""Ctrl-C in a command's event loop: it also ends the main task in the middle of a call, as a write to a full pipe.
 
 `asyncio.run` answers the first SIGINT by cancelling the main task, which takes effect at the task's next `await`.  A
 call that blocks is resumed (PEP 475) and never comes to one.
@@ -21,17 +21,18 @@ T = TypeVar("T")
 async def interruptible(call: Coroutine[Any, Any, T]) -> T:
     """Return the result of a call that is the main task of `asyncio.run`, or of `Runner.run`.
 
-    SIGINT raises KeyboardInterrupt in the task that runs; one that waits is cancelled, as by asyncio.  If SIGINT is
-    ignored, as in a shell's background job, it stays so.
+    SIGINT raises KeyboardInterrupt in this task if it runs; otherwise the task is cancelled, as by asyncio, and its
+    children with it.  If SIGINT is ignored, as in a shell's background job, it stays so.
     """
     loop, handler = asyncio.get_running_loop(), signal.getsignal(signal.SIGINT)
     in_main_thread = threading.current_thread() is threading.main_thread()  # others get no signals
     if not in_main_thread or not callable(handler) or handler is signal.default_int_handler:
         return await call
+    main = asyncio.current_task()
     cancel = handler
 
     def interrupt(number: int, frame: FrameType | None) -> None:
-        if asyncio.current_task(loop) is not None:
+        if asyncio.current_task(loop) is main:
             raise KeyboardInterrupt
         cancel(number, frame)
 

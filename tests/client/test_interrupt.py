@@ -43,6 +43,7 @@ class Command:
 
     async def _press(self) -> None:
         press()
+        await asyncio.sleep(0)
         self.went_on = True
 
 
