@@ -132,7 +132,7 @@ ON_V1: dict[str, dict[str, Any]] = {
 """What V1 does otherwise."""
 
 NOT: tuple[tuple[str, ...], ...] = (
-    # Without specplug, too, V1 on a CPU cannot draw by a seed where the prompt comes in pieces.
+    # V1 on a CPU has no control for these.
     ("v1", "seed", "chunks"),
     # Without specplug, too, V1 puts the marker that a budget owes to a request that ends into another one's text.
     ("v1", "thinking_token_budget", "beside", "inside"),

@@ -14,7 +14,7 @@ from tests.engines.vllm.watching import drafter
 on_both = pytest.mark.parametrize("kind", ["v1", "v2"], indirect=True)
 CODE = "import os\n\n\ndef read(path):\n    with open(path) as file:\n        return file.read()\n\n\ndef write("
 PROMPTS = [CODE, "class Foo:\n    def __init__(self):\n", "import os, sys\n"]
-# No prompt comes in pieces: vLLM's V1 on a CPU ends when a seeded one does.
+# Prompts are whole, as seeded requests of V1 on a CPU need them.
 MANY = {"max_num_seqs": 64, "max_num_batched_tokens": 16384}
 
 
