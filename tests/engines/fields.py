@@ -15,8 +15,9 @@ A row of the first two kinds counts only if its control's answer differs from th
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 Fate = Literal["equal", "undrafted", "refused", "no text"]
@@ -72,6 +73,9 @@ SITUATIONS = tuple(
 )
 
 
+Case = tuple[Row, Situation]
+
+
 def pairs(rows: Sequence[Row]) -> Iterator[tuple[Row, Situation]]:
     """Yield each row in two situations that differ in everything, other ones for the next row.
 
@@ -105,6 +109,41 @@ def assert_complete(rows: Iterable[Row], defined: Iterable[str], source: str) ->
     )
 
 
-def stopped(row: Row, token: int) -> Row:
-    """Return the row with a stop at a token of its answer."""
-    return replace(row, given={**row.given, "stop_token_ids": [*row.given.get("stop_token_ids", ()), token]})
+def named(case: Case) -> str:
+    """Return the name of a row in a situation."""
+    return f"{case[0].name}-{case[1]}"
+
+
+def stop_inside(case: Case, text: Sequence[int], first: int) -> dict[str, Any]:
+    """Return parameters that stop a row inside a draft, at a token of its answer that is not there before.
+
+    Args:
+        case: a row in a situation.
+        text: the answer's token ids; empty if the request was refused.
+        first: the first place that may be the last one.
+    """
+    row, situation = case
+    if situation.stop == "end" or not text:
+        return {}
+    place = next((n for n in range(first, len(text)) if text[n] not in text[:n]), len(text) - 1)
+    return {"stop_token_ids": [*row.given.get("stop_token_ids", ()), text[place]]}
+
+
+def draft_of(situation: Situation, text: Sequence[int], longest: int) -> list[int]:
+    """Return what the oracle drafts: the answer and as much as a draft may hold after it, or wrong second tokens."""
+    drafted = [*text, *text[:longest]]
+    if situation.draft == "wrong":
+        drafted[1::2] = [(token + 1) % 1000 for token in drafted[1::2]]
+    return drafted
+
+
+def difference(expected: Any, found: Any, place: str = "") -> str:
+    """Return where two answers differ, numbers by more than 1e-3; "" where they are equal."""
+    if isinstance(expected, dict) and isinstance(found, dict) and expected.keys() == found.keys():
+        return next(filter(None, (difference(expected[key], found[key], f"{place}.{key}") for key in expected)), "")
+    if isinstance(expected, list) and isinstance(found, list) and len(expected) == len(found):
+        each = enumerate(zip(expected, found, strict=True))
+        return next(filter(None, (difference(*two, f"{place}[{n}]") for n, two in each)), "")
+    if isinstance(expected, float) and isinstance(found, float) and math.isclose(expected, found, abs_tol=1e-3):
+        return ""
+    return "" if expected == found else f"{place}: {expected} expected, {found} found"

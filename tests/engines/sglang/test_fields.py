@@ -7,14 +7,24 @@ beside each other in couples, so that they share steps.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import pytest
 
-from tests.engines.fields import Row, Situation, assert_complete, pairs, product
+from tests.engines.fields import (
+    Case,
+    Row,
+    Situation,
+    assert_complete,
+    difference,
+    draft_of,
+    named,
+    pairs,
+    product,
+    stop_inside,
+)
 from tests.engines.sglang import field_answers
 from tests.engines.sglang.engines import Engine
 from tests.engines.sglang.fields import (
@@ -33,17 +43,12 @@ from tests.engines.sglang.test_exact import SERVED
 from tests.engines.suites.features import NGRAM
 from tests.engines.suites.served import Served, drafts_of
 
-Case = tuple[Row, Situation]
 DRAFTED = {**NGRAM, "extra_proposers": ["oracle"]}
 MAX_TOKENS = 16
 
 
 def cases_of(how: Callable[..., Iterable[Case]] = pairs) -> list[Case]:
     return list(how([row for row in ROWS if row.fate != "no text"]))
-
-
-def named(case: Case) -> str:
-    return f"{case[0].name}-{case[1]}"
 
 
 @dataclass(frozen=True)
@@ -74,7 +79,7 @@ class Trial:
             return answers(engine, cases, given, deterministic)
 
         whole = ask(self.control, [request(case, case[0].given) for case in cases])
-        stops = [stop_inside(case, answer) for case, answer in zip(cases, whole, strict=True)]
+        stops = [stop_inside(case, text_of(answer), 3) for case, answer in zip(cases, whole, strict=True)]
         each = list(zip(cases, stops, whole, strict=True))
         bases = ask(self.control, [request(case, {**case[0].base, **stop}) for case, stop, _ in each])
         controls = ask(self.control, [request(case, {**case[0].given, **stop}) for case, stop, _ in each])
@@ -111,22 +116,14 @@ def request(case: Case, given: Any, drafts: dict[str, Any] | None = None) -> dic
     return fields if "text" in fields else {**fields, "input_ids": [*prefix, *PROMPTS[row.prompt]]}
 
 
-def stop_inside(case: Case, answer: dict[str, Any]) -> dict[str, Any]:
-    """Return parameters that stop a row at a token of its answer that has drafts before and behind it."""
-    row, situation = case
-    if situation.stop == "end" or "refused" in answer:
-        return {}
-    text = answer["outputs"][0]["output_ids"]
-    place = next((n for n in range(3, len(text)) if text[n] not in text[:n]), len(text) - 1)
-    return {"stop_token_ids": [*row.given.get("stop_token_ids", ()), text[place]]}
+def text_of(answer: dict[str, Any]) -> list[int]:
+    """Return the token ids of an answer; none if the request was refused."""
+    return [] if "refused" in answer else answer["outputs"][0]["output_ids"]
 
 
 def drafts(case: Case, answer: dict[str, Any]) -> dict[str, Any]:
-    """Return what makes the oracle draft the control's answer and go on behind it, or err at each second token."""
-    text = [] if "refused" in answer else answer["outputs"][0]["output_ids"]
-    drafted = [*text, *text[:LENGTH]]
-    if case[1].draft == "wrong":
-        drafted[1::2] = [(token + 1) % 1000 for token in drafted[1::2]]
+    """Return what makes the oracle draft the control's answer, or err at each second token."""
+    drafted = draft_of(case[1], text_of(answer), LENGTH)
     return drafts_of(drafted)
 
 
@@ -138,18 +135,6 @@ def trial(start: Callable[..., Served]) -> Trial:
 @pytest.fixture(scope="session")
 def found(trial: Trial) -> dict[str, Found]:
     return trial.run(cases_of())
-
-
-def difference(expected: Any, found: Any, place: str = "") -> str:
-    """Return where two answers differ, numbers by more than 1e-3; "" where they are equal."""
-    if isinstance(expected, dict) and isinstance(found, dict) and expected.keys() == found.keys():
-        return next(filter(None, (difference(expected[key], found[key], f"{place}.{key}") for key in expected)), "")
-    if isinstance(expected, list) and isinstance(found, list) and len(expected) == len(found):
-        each = enumerate(zip(expected, found, strict=True))
-        return next(filter(None, (difference(*two, f"{place}[{n}]") for n, two in each)), "")
-    if isinstance(expected, float) and isinstance(found, float) and math.isclose(expected, found, abs_tol=1e-3):
-        return ""
-    return "" if expected == found else f"{place}: {expected} expected, {found} found"
 
 
 def judge(row: Row, situation: Situation, found: Found) -> None:

@@ -8,7 +8,6 @@ that are beside each other in couples, on V2 in fours, so that they share steps.
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Callable, Iterable
 from dataclasses import astuple, dataclass
 from typing import Any
@@ -16,12 +15,22 @@ from typing import Any
 import pytest
 
 from tests.engines.engines import Engine
-from tests.engines.fields import Row, Situation, assert_complete, pairs, product
+from tests.engines.fields import (
+    Case,
+    Row,
+    Situation,
+    assert_complete,
+    difference,
+    draft_of,
+    named,
+    pairs,
+    product,
+    stop_inside,
+)
 from tests.engines.vllm.field_answers import answered
 from tests.engines.vllm.fields import ENGINE, GUARDS, LENGTH, NOT, PREFIX, PROMPTS, ROWS, rows_of
 from tests.engines.vllm.referee import RUNNERS
 
-Case = tuple[Row, Situation]
 DRAFTED = {"proposer": "ngram", "extra_proposers": ["oracle"], "policy": "fixed", "options": {"ngram": {"min_n": 1}}}
 MAX_TOKENS = 12
 AT_ONCE = {"v1": 1, "v2": 8, "v2_async": 8}
@@ -41,10 +50,6 @@ def cases_of(kind: str, how: Callable[..., Iterable[Case]] = pairs) -> list[Case
         for row, situation in how(rows)
         if not any(row.name.startswith(name) and values <= {*astuple(situation)} for name, values in left_out)
     ]
-
-
-def named(case: Case) -> str:
-    return f"{case[0].name}-{case[1]}"
 
 
 @dataclass(frozen=True)
@@ -71,7 +76,7 @@ class Trial:
         for engine in (self.control, self.drafted):
             engine.call(answered, batches=cached)
         whole = self.plain([request(case, case[0].given) for case in cases])
-        stops = [stop_inside(case, answer) for case, answer in zip(cases, whole, strict=True)]
+        stops = [stop_inside(case, text_of(answer), 2) for case, answer in zip(cases, whole, strict=True)]
         each = list(zip(cases, stops, whole, strict=True))
         bases = self.plain([request(case, {**case[0].base, **stop}) for case, stop, _ in each])
         controls = self.plain([request(case, {**case[0].given, **stop}) for case, stop, _ in each])
@@ -120,22 +125,14 @@ def request(case: Case, params: Any, salt: str = "") -> dict[str, Any]:
     return given
 
 
-def stop_inside(case: Case, answer: dict[str, Any]) -> dict[str, Any]:
-    """Return parameters that stop a row at a token of its answer that has drafts before and behind it."""
-    row, situation = case
-    if situation.stop == "end" or "refused" in answer:
-        return {}
-    text = answer["outputs"][0]["token_ids"]
-    place = next((n for n in range(2, len(text)) if text[n] not in text[:n]), len(text) - 1)
-    return {"stop_token_ids": [*row.given.get("stop_token_ids", ()), text[place]]}
+def text_of(answer: dict[str, Any]) -> list[int]:
+    """Return the token ids of an answer; none if the request was refused."""
+    return [] if "refused" in answer else answer["outputs"][0]["token_ids"]
 
 
 def drafts(case: Case, answer: dict[str, Any]) -> dict[str, Any]:
-    """Return what makes the oracle draft the control's answer and go on behind it, or err at each second token."""
-    text = [] if "refused" in answer else answer["outputs"][0]["token_ids"]
-    drafted = [*text, *text[:LENGTH]]
-    if case[1].draft == "wrong":
-        drafted[1::2] = [(token + 1) % 1000 for token in drafted[1::2]]
+    """Return what makes the oracle draft the control's answer, or err at each second token."""
+    drafted = draft_of(case[1], text_of(answer), LENGTH)
     return {"extra_args": {"specplug": {"proposer": "oracle", "references": [{"token_ids": drafted}]}}}
 
 
@@ -145,18 +142,6 @@ def trial(kind: str, engine: Callable[..., Engine]) -> Trial:
     plain = engine(runner["runner"], installed=False, name=f"fields plain {kind}", **ENGINE)
     drafted = engine(**runner, specplug=DRAFTED, name=f"fields {kind}", draft_length=LENGTH, **ENGINE)
     return Trial(plain, drafted, AT_ONCE[kind])
-
-
-def difference(expected: Any, found: Any, place: str = "") -> str:
-    """Return where two answers differ, numbers by more than 1e-3; "" where they are equal."""
-    if isinstance(expected, dict) and isinstance(found, dict) and expected.keys() == found.keys():
-        return next(filter(None, (difference(expected[key], found[key], f"{place}.{key}") for key in expected)), "")
-    if isinstance(expected, list) and isinstance(found, list) and len(expected) == len(found):
-        each = enumerate(zip(expected, found, strict=True))
-        return next(filter(None, (difference(*two, f"{place}[{n}]") for n, two in each)), "")
-    if isinstance(expected, float) and isinstance(found, float) and math.isclose(expected, found, abs_tol=1e-3):
-        return ""
-    return "" if expected == found else f"{place}: {expected} expected, {found} found"
 
 
 def failure(row: Row, situation: Situation, found: Found) -> str:
