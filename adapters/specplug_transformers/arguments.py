@@ -70,7 +70,8 @@ def unpadded(input_ids: Tensor, model_kwargs: Mapping[str, Any]) -> list[Tensor]
     Raises:
         EngineError: `attention_mask` hides more than left padding, or `position_ids` count otherwise than from 0.
     """
-    attention_mask, positions = model_kwargs.get("attention_mask"), model_kwargs.get("position_ids")
+    attention_mask = model_kwargs.get("attention_mask")
+    positions = model_kwargs.get("position_ids")
     kept = torch.ones_like(input_ids, dtype=torch.bool) if attention_mask is None else attention_mask.bool()
     if kept.shape != input_ids.shape or not bool((kept.cummax(1).values == kept).all()):
         found = f"a mask of shape {tuple(kept.shape)}"

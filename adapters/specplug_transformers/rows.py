@@ -99,7 +99,8 @@ class RowEnds:
 def _bound(row: int, processor: PrefixConstrainedLogitsProcessor) -> Any:
     """Return the grammar of one row, for a batch of that row alone: it may not know how other texts go on."""
     bound = copy.copy(processor)
-    allowed, number = processor._prefix_allowed_tokens_fn, row // processor._num_beams
+    allowed = processor._prefix_allowed_tokens_fn
+    number = row // processor._num_beams
     bound._prefix_allowed_tokens_fn = lambda _only_row, ids: allowed(number, ids)
     bound._num_beams = 1
     return bound

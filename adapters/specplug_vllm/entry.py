@@ -74,7 +74,7 @@ def _hook_worker() -> None:
 
 
 def _init_device(original: Callable[..., None], wrapper: Any, *args: Any, **kwargs: Any) -> None:
-    """Mend a new runner's sampler, and let lookup continue the drafts of its drafter, if the server asks for it."""
+    """Correct a new runner's sampler, and let lookup continue the drafts of its drafter, if the server asks for it."""
     original(wrapper, *args, **kwargs)
     config = wrapper.vllm_config
     if is_requested(config):

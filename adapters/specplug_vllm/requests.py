@@ -1,7 +1,7 @@
 """Which requests get drafts and how long these may be, where vLLM serves a row with drafts otherwise than one without.
 
 Every rule is about the state that vLLM's V1 runner keeps for a request: it is of the text before the step, although a
-row with drafts also reads it behind them.  V2 computes the same state anew at every draft position.
+row with drafts also reads it after them.  V2 computes the same state anew at every draft position.
 """
 
 from __future__ import annotations
@@ -45,14 +45,15 @@ class DraftRules:
     def cut(self, request: Any) -> None:
         """Cut the drafts of a scheduler's `Request` that the next step verifies.
 
-        - **Minimum tokens**: V1 masks the end and stop ids behind a whole draft by the number of tokens before the
-          step.  So the draft ends early enough for the token behind it to be below the minimum, too.  Under async
+        - **Minimum tokens**: V1 masks the end and stop ids after a whole draft by the number of tokens before the
+          step.  So the draft ends early enough for the token after it to be below the minimum, too.  Under async
           scheduling V1's number leaves accepted drafts out, so there are none below the minimum.
         - **Thinking budgets**: V1 counts the reasoning before a step and not within its drafts: it would not limit what
           a draft begins, and would force a second end after one that a draft holds.  So a draft ends before the first
           token that begins or ends reasoning.
         """
-        params, drafts = request.sampling_params, request.spec_token_ids
+        params = request.sampling_params
+        drafts = request.spec_token_ids
         if self.runner == "v2" or not drafts or params is None:
             return
         missing = params.min_tokens - request.num_output_tokens

@@ -120,7 +120,9 @@ def run(
     collected: list[tuple[Check, list[Answer], DraftCounts | None]] = []
     with audited() as side:
         opened = _OpenSide(side, "audited", together, progress, fields or {}, problems)
-        name, flags, began = side.describe(), side.flags(), opened.counts()
+        name = side.describe()
+        flags = side.flags()
+        began = opened.counts()
         material = _material(opened, texts, max_tokens)
         for check in checks:
             # The first round of greedy prompts, from which the material is made, counts for the check of that name.
@@ -130,7 +132,8 @@ def run(
         total = _difference(opened.counts(), began)
     with control() as side:
         opened = _OpenSide(side, "control", together, progress, {}, problems)
-        described, different = side.describe(), _different(flags, side.flags())
+        described = side.describe()
+        different = _different(flags, side.flags())
         own = _control(opened, material)
         findings = [_judge(opened, *one, material, own) for one in collected]
     if problems:

@@ -53,7 +53,8 @@ def take_in(
     store = None if create else Store(root)
     loaded = load_tokenizer(tokenizer or "") if store is None else tokenizer_of(store, tokenizer)
     how = replace(how, vocab_size=loaded.fingerprint.vocab_size)
-    skipped, tokenising = Skipped(), [0.0]
+    skipped = Skipped()
+    tokenising = [0.0]
     found: list[dict[str, Any]] = []
     with progress_line(quiet=quiet) as update:
         _check_readable(corpora, how, update)

@@ -24,7 +24,8 @@ async def interruptible(call: Coroutine[Any, Any, T]) -> T:
     SIGINT raises KeyboardInterrupt in this task if it runs; otherwise the task is cancelled, as by asyncio, and its
     children with it.  If SIGINT is ignored, as in a shell's background job, it stays so.
     """
-    loop, handler = asyncio.get_running_loop(), signal.getsignal(signal.SIGINT)
+    loop = asyncio.get_running_loop()
+    handler = signal.getsignal(signal.SIGINT)
     in_main_thread = threading.current_thread() is threading.main_thread()  # others get no signals
     if not in_main_thread or not callable(handler) or handler is signal.default_int_handler:
         return await call

@@ -121,7 +121,9 @@ class _Reader:
     """Reads one source; see `read`."""
 
     def __init__(self, reading: Reading, skipped: Skipped, ids: Ids) -> None:
-        self._reading, self._skipped, self._ids = reading, skipped, ids
+        self._reading = reading
+        self._skipped = skipped
+        self._ids = ids
 
     def read(self, source: str) -> Iterator[Content]:
         if source == STDIN:

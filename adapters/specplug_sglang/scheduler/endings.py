@@ -33,7 +33,8 @@ def _find_end(original: Callable[..., None], req: Any, new_accepted_len: int = 1
     accepted = req.__dict__.pop(_ACCEPTED, 0)
     if req.finished() or not is_requested(get_spec()):
         return original(req, new_accepted_len)
-    params, start = req.sampling_params, len(req.output_ids) - new_accepted_len
+    params = req.sampling_params
+    start = len(req.output_ids) - new_accepted_len
     if new_accepted_len > 1 and (params.stop_strs or params.stop_regex_strs) and not req.to_finish:
         _judge_each(original, req, start)
     else:
@@ -54,7 +55,7 @@ def _note_accepted(original: Callable[..., None], req: Any, num_correct_drafts: 
 
 
 def _count_until_end(req: Any, accepted: int, most: int) -> None:
-    """Leave of the `accepted` draft tokens of a step `most` in the counts that an answer shows: none behind its end."""
+    """Reduce the counts that an answer shows from `accepted` draft tokens of its last step to `most`, up to its end."""
     if accepted > most:
         req.spec_num_correct_drafts -= accepted - most
         req.spec_correct_drafts_histogram[accepted] -= 1

@@ -129,7 +129,8 @@ def _drawn(sampler: Any, nodes: Any, info: Any, logits: Any) -> Tensor:
     n = nodes.draft_token_num
     # Rows with a custom logit processor have no drafts; `sample_plainly` draws them later.
     info = replace(info, has_custom_logit_processor=False)
-    rows, positions = logits.next_token_logits.unflatten(0, (-1, n)), nodes.positions.view(-1, n)
+    rows = logits.next_token_logits.unflatten(0, (-1, n))
+    positions = nodes.positions.view(-1, n)
     tokens = []
     for node in range(n):
         own = LogitsProcessorOutput(next_token_logits=rows[:, node].clone())

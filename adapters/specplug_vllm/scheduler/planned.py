@@ -121,7 +121,7 @@ class PlanningMixin:
         """Keep a session whose turn ends inside a draft at the end of its turn, not at that of the draft.
 
         vLLM continues a session from its count of computed tokens, which without async scheduling still holds the
-        accepted tokens behind the end: it would skip as many tokens of the next turn's input.
+        accepted tokens after the end: it would skip as many tokens of the next turn's input.
         """
         if request.resumable:
             kept = request.num_tokens - 1 + request.num_output_placeholders  # vLLM computes the last one again
@@ -204,6 +204,7 @@ def placeholders_that_fit(scheduler_config: Any, reserved: int) -> int:
         scheduler_config: vLLM's `SchedulerConfig`.
         reserved: the tokens of a step's budget that each row leaves to the engine's own drafter.
     """
-    chunk, batched = scheduler_config.long_prefill_token_threshold, scheduler_config.max_num_batched_tokens
+    chunk = scheduler_config.long_prefill_token_threshold
+    batched = scheduler_config.max_num_batched_tokens
     budget = min(scheduler_config.max_num_scheduled_tokens or batched, batched - reserved)
     return int(min(chunk, budget) if chunk > 0 else budget) - 1

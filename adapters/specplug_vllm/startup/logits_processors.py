@@ -33,7 +33,8 @@ def refuse_unsupported(vllm_config: Any) -> None:
     """
     if runner_of(vllm_config) == "v2":
         return
-    packages, allowed = installed(), required(vllm_config).settings.dropped_logits_processors
+    packages = installed()
+    allowed = required(vllm_config).settings.dropped_logits_processors
     lost = [f"{name!r} of the package {packages[name]}" for name in dropped(vllm_config) if name not in allowed]
     flag = [f"{each} of --logits-processors" for each in vllm_config.model_config.logits_processors or ()]
     if lost or flag:

@@ -74,11 +74,13 @@ def _gather_logprobs(original: Method, logprobs: Tensor, num_logprobs: int, toke
         num_logprobs: how many of the most likely tokens are returned.
         token_ids: [B * (N + 1)] int64, the tokens that were emitted.
     """
-    found, wanted = original(logprobs, num_logprobs, token_ids), _ids.get()
+    found = original(logprobs, num_logprobs, token_ids)
+    wanted = _ids.get()
     if wanted is None:
         return found
     requests, by_row = wanted
-    positions, most = len(token_ids) // requests, max(map(len, by_row.values()))
+    positions = len(token_ids) // requests
+    most = max(map(len, by_row.values()))
     wider = max(0, most - num_logprobs)
     ids = torch.nn.functional.pad(found.logprob_token_ids, (0, wider))
     values = torch.nn.functional.pad(found.logprobs, (0, wider), value=-torch.inf)
@@ -91,20 +93,22 @@ def _gather_logprobs(original: Method, logprobs: Tensor, num_logprobs: int, toke
 
 
 def _call(original: Method, sampler: Any, logits: Tensor, batch: Any, *args: Any, **kwargs: Any) -> Any:
-    """Note the most ids of a request of the batch: vLLM may verify it in parts, whose results it joins."""
+    """Keep the largest number of ids of a request of the batch, which vLLM may verify in parts and then join."""
     sampler.specplug_most = sampler.sampler.logprob_token_ids_state.max_num_token_ids(batch.idx_mapping_np)
     return original(sampler, logits, batch, *args, **kwargs)
 
 
 def _verify(original: Method, sampler: Any, *args: Any, **kwargs: Any) -> Any:
-    """Note the requests of V2's logits, whose log-probabilities are asked for next."""
+    """Keep which request each row of V2's logits belongs to, for the log-probabilities that vLLM computes next."""
     sampler.specplug_rows = args[7]  # expanded_idx_mapping
     return original(sampler, *args, **kwargs)
 
 
 def _get_logprobs_tensors(original: Method, sampler: Any, *args: Any) -> Any:
     """Let V2's rejection sampler look up ids; its last argument is negative where no request wants likely tokens."""
-    state, rows, most = sampler.sampler.logprob_token_ids_state, sampler.specplug_rows, sampler.specplug_most
+    state = sampler.sampler.logprob_token_ids_state
+    rows = sampler.specplug_rows
+    most = sampler.specplug_most
     if not most:
         return original(sampler, *args)
     with _looking_up({"logprob_token_ids_state": state, "expanded_idx_mapping": rows, "max_per_req_token_ids": most}):
