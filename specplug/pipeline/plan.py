@@ -127,7 +127,7 @@ def joined(plans: Sequence[StepPlan]) -> StepPlan:
     num_steps = max([plan.num_steps for plan in plans if not plan.draft_length], default=1)
     entry = max([plan.entry for plan in plans])
     why = next((plan.why for plan in plans if not plan.draft_length), "")
-    return StepPlan(draft_length, min(budgets, default=None), caps, prices, entry, num_steps, why)
+    return StepPlan(draft_length, min(budgets, default=None), caps, prices, entry, num_steps=num_steps, why=why)
 
 
 def price_after(prices: Sequence[Price], count: int) -> float:

@@ -91,6 +91,11 @@ class StepReport:
         cost: cost of the step; None if its duration is not known.
         runs: for each request with drafts, the length of its run before and after the step: the tokens that it emitted
             since a draft of it was last not accepted in full.  Empty where the engine does not plan in its scheduler.
+        expected: [K] floats, the accepted tokens that the newest drafts which the planner's process knows of were
+            expected to yield: entry k - 1 is the sum over the batch's rows of the survival probabilities of their first
+            k tokens.  It covers all K of the engine, whatever was planned.  None where drafts have no confidences, or
+            none are known.
+        expected_rows: number of rows that `expected` is of.
     """
 
     step: int
@@ -101,6 +106,8 @@ class StepReport:
     accepted: int
     cost: StepCost | None = None
     runs: Sequence[tuple[int, int]] = ()
+    expected: Sequence[float] | None = None
+    expected_rows: int = 0
 
     @classmethod
     def build(
@@ -146,6 +153,22 @@ MOST_PRICES = 16
 """The most prices of a plan."""
 
 
+class CostPoint(NamedTuple):
+    """A point of a plan's cost curve.
+
+    Attributes:
+        draft_tokens: draft tokens that the whole batch verifies in the step.
+        cost: accepted tokens that the server would lose by the time that these add to a step without drafts.
+    """
+
+    draft_tokens: int
+    cost: float
+
+
+MAX_COST_POINTS = 64
+"""The most points of a plan's cost curve."""
+
+
 @dataclass(frozen=True, slots=True)
 class StepPlan:
     """Limits on the drafts of the next step.
@@ -158,6 +181,9 @@ class StepPlan:
             verifies, the more a further one may cost.
         entry: expected accepted tokens, beyond the prices of the tokens, that a step's drafts have to yield, or none
             is verified: what it costs to verify any.
+        costs: the cost curve, ascending in `draft_tokens`, at most `MAX_COST_POINTS`; linear between two points and
+            constant beyond the ends.  It may jump, fall or be flat.  The trim half keeps the draft tokens whose summed
+            survival probabilities exceed their cost by most.  Without points no token costs anything.
         num_steps: number of steps that a plan without drafts is for, while as many requests decode.  Engines then need
             not call the planner, time the steps or report them until that many have been planned.
         why: why there are no drafts, in a few words for traces; "" says no more than that none are planned.
@@ -168,6 +194,7 @@ class StepPlan:
     caps: Mapping[str, int] = field(default_factory=dict)
     prices: tuple[Price, ...] = ()
     entry: float = 0.0
+    costs: tuple[CostPoint, ...] = ()
     num_steps: int = 1
     why: str = field(default="", compare=False)
 
