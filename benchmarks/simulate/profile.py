@@ -5,6 +5,7 @@ A policy under test receives none of this.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -13,6 +14,10 @@ import numpy as np
 from benchmarks.simulate.modes import CAPTURED_TOKENS, Mode, launch
 from benchmarks.simulate.surface import Regime, StepWork, Surface
 from benchmarks.simulate.trajectories import Array, Trajectories
+from specplug.types.plan import StepCost
+
+TIMED_SHARES = (0.0625, 0.125, 0.25, 0.5, 1.0, 2.0, 3.0, 7.0, 15.0)
+"""Draft tokens per row of the steps that an engine times at start."""
 
 CONTEXT = 1024
 """Context tokens per request at which curves are profiled."""
@@ -52,6 +57,24 @@ class Profile:
         """Return the seconds of a step of equally long drafts."""
         padded, regime = launch(rows * (draft_length + 1), Regime.UNIFORM, 0)
         return self.surface.seconds(StepWork(rows, padded, rows * CONTEXT, draft_length, regime))
+
+    def timed_steps(self, requests: Sequence[int] = (1, 2, 4, 8, 16, 32, 64, 128, 256)) -> list[StepCost]:
+        """Return the steps that an engine times at start, with noise of 2 %."""
+        noise, found = np.random.default_rng(0), []
+        for rows in requests:
+            if self.mode.name == "padded":
+                sizes = [(length, rows * length) for length in self.mode.lengths]
+            else:
+                sizes = [(0, 0), *((self.mode.gamma, max(1, round(rows * share))) for share in TIMED_SHARES)]
+            for length, drafted in sizes:
+                captured = Regime.UNIFORM if self.mode.name == "padded" or not drafted else Regime.MIXED
+                if self.mode.name == "ragged" and 0 < drafted < rows * self.mode.gamma:
+                    captured = Regime.PIECEWISE
+                padded, regime = launch(rows + drafted, captured, 0)
+                work = StepWork(rows, padded, rows * CONTEXT, length, regime)
+                seconds = self.surface.seconds(work) * float(1.0 + 0.02 * noise.standard_normal())
+                found.append(StepCost(rows, rows + drafted, rows * CONTEXT, length, seconds))
+        return found
 
     @cached_property
     def acceptance(self) -> dict[int, float]:

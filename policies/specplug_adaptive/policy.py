@@ -1,7 +1,4 @@
-"""The settings and the plan half: caps on the drafts of single requests, by the acceptance learnt of each.
-
-Where no other policy says what a draft token has to be worth, step costs do.
-"""
+"""The settings and the plan half: caps on the drafts of single requests, by the acceptance learnt of each."""
 
 from __future__ import annotations
 
@@ -10,88 +7,38 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from specplug.cost import StepCosts, prices_of
+from specplug.cost import ServerRate, StepCosts
 from specplug.interfaces import Planner, PluginContext
 from specplug.types.caps import EngineCaps, Ragged
-from specplug.types.plan import HostStats, Price, RequestStats, StepPlan, StepReport
-
-Array = npt.NDArray[np.float64]
-
-_FIRST_RATE, _FIRST_TOKENS = 0.6, 16.0
-"""Acceptance to assume before anything was verified, and the number of tokens that it counts as much as."""
-
-_PRIOR_TOKENS = 4.0
-"""Number of a request's tokens that the average of all requests counts as much as."""
-
-_MEMORY, _LONG_MEMORY = 32.0, 1024.0
-"""Number of decided tokens after which a request's token, or one of the average, counts half."""
-
-
-class _Decided(NamedTuple):
-    """What is known of a request: its totals when they were read, and faded counts of its decided tokens."""
-
-    accepted: int = 0
-    rejected: int = 0
-    good: float = 0.0
-    bad: float = 0.0
-
-
-_NEW = _Decided()
-
-
-class RequestAcceptance:
-    """The rate at which a request's next draft token is accepted, if those before it are.
-
-    A draft that is rejected after n accepted tokens decides n + 1 tokens; those beyond are undecided.  A request's rate
-    is drawn to the average of the server, and what was decided long ago counts less.
-    """
-
-    def __init__(self) -> None:
-        self._known: dict[str, _Decided] = {}
-        self._good, self._bad = _FIRST_RATE * _FIRST_TOKENS, (1.0 - _FIRST_RATE) * _FIRST_TOKENS
-
-    @property
-    def average(self) -> float:
-        """The rate of all requests together."""
-        return self._good / (self._good + self._bad)
-
-    def read(self, requests: Sequence[RequestStats]) -> tuple[Array, npt.NDArray[np.bool_]]:
-        """Learn what happened since the last reading, and forget requests that are not there.
-
-        Returns:
-            rates: [B] float64.
-            swept: [B] bool, whether all of the request's drafts since then were accepted, and there were some.
-        """
-        known: dict[str, _Decided] = {}
-        rows: list[tuple[float, float, int, int]] = []
-        for name, _, _, _, _, accepted, rejected in requests:
-            before = self._known.get(name, _NEW)
-            gained, lost = accepted - before.accepted, rejected - before.rejected
-            keep = _MEMORY / (_MEMORY + gained + lost)
-            seen = known[name] = _Decided(accepted, rejected, keep * before.good + gained, keep * before.bad + lost)
-            rows.append((seen.good, seen.bad, gained, lost))
-        self._known = known
-        good, bad, gains, losses = np.array(rows).T
-        keep = _LONG_MEMORY / (_LONG_MEMORY + gains.sum() + losses.sum())
-        self._good, self._bad = float(keep * self._good + gains.sum()), float(keep * self._bad + losses.sum())
-        return (good + _PRIOR_TOKENS * self.average) / (good + bad + _PRIOR_TOKENS), (gains > 0) & (losses == 0)
+from specplug.types.plan import CostPoint, HostStats, StepCost, StepPlan, StepReport
+from specplug_adaptive.acceptance import Array, RequestAcceptance
 
 
 class AdaptiveOptions(BaseModel):
-    """How often the acceptance of requests is read, and what a step costs until that is measured."""
+    """The size of a step up to which tokens are free while no step was measured."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    read_every: int = Field(default=4, ge=1, description="steps between two readings of the requests' acceptance")
     saturation: int = Field(
-        default=256, ge=1, description="tokens per step up to which more are free, until step times are known"
+        default=256, ge=1, description="tokens per step up to which more tokens are free, while no step was measured"
     )
 
+    @model_validator(mode="before")
+    @classmethod
+    def _refuse_removed(cls, values: Any) -> Any:
+        if isinstance(values, dict) and "read_every" in values:
+            raise ValueError("'read_every' was removed, as acceptance is read at each decision; leave it out")
+        return values
 
-_LEAST = 1e-3
-"""Survival probability below which a price is none."""
+    def cost(self, num_tokens: float) -> float:
+        """Return the assumed cost of a step of `num_tokens` tokens, relative to one that is bound by memory."""
+        return max(1.0, num_tokens / self.saturation)
+
+
+_DECIDE_EVERY = 4
+"""Steps between two decisions."""
 
 _GAIN = 0.05
 """Least predicted gain of caps, since rows of different lengths may take a step off its CUDA graph."""
@@ -127,32 +74,39 @@ class NoCaps(Planner):
 class AdaptivePlanner(Planner):
     """Caps each request at the last draft token that its own acceptance makes worth verifying, at least one.
 
-    What a token has to be worth is the price of the newest plan, if another policy states any, and else follows from
-    learnt step costs.
-
-    A request whose drafts were all accepted may draft twice as far as before.
+    The costs are those of the newest plan, if another policy states any, and its own otherwise.  A request whose drafts
+    were all accepted may draft twice as far as before.
     """
 
     def __init__(self, context: PluginContext) -> None:
-        self._options: AdaptiveOptions = context.options or AdaptiveOptions()
-        self._most = context.caps.fit_draft_length(context.caps.max_draft_length)
-        self._acceptance, self._costs = RequestAcceptance(), TokenCosts(self._options.saturation)
-        self._is_priced = False  # by another policy
-        self._uncapped = self._plan = StepPlan(self._most)
-        self._next = 0  # step of the next reading
+        options: AdaptiveOptions = context.options or AdaptiveOptions()
+        self._longest = context.caps.fit_draft_length(context.caps.max_draft_length)
+        self._acceptance, self._costs, self._rate = RequestAcceptance(), StepCosts(options.cost), ServerRate()
+        self._uncapped = self._plan = StepPlan(self._longest)
+        self._next = 0  # step of the next decision
 
     def plan(self, stats: HostStats) -> StepPlan:
         """Return the caps, which are set anew every few steps."""
         newest = stats.last_plan or self._uncapped
         if stats.step >= self._next and newest.draft_length and stats.requests:
-            self._next = stats.step + self._options.read_every
+            self._next = stats.step + _DECIDE_EVERY
             self._plan = self._capped(stats, newest)
         return self._plan
 
+    def calibrate(self, costs: Sequence[StepCost]) -> None:
+        """Start from steps that were timed."""
+        self._costs.calibrate(costs)
+
     def observe(self, report: StepReport) -> None:
-        """Learn what steps cost, unless another policy does."""
-        if not self._is_priced:
-            self._costs.observe(report)
+        """Learn what steps cost and yield."""
+        if report.cost is None:
+            return
+        self._costs.observe(report.cost)
+        if report.requests:
+            cost, requests = report.cost, report.batch_size
+            tokens = [requests, requests + report.verified]
+            plain, drafted = self._costs.seconds(requests, cost.context_tokens, tokens, [0, report.draft_length])
+            self._rate.observe(requests, 1.0 + report.accepted / report.requests, float(drafted / plain))
 
     def status(self) -> dict[str, Any]:
         """Return the average acceptance and the number of requests that are capped, as plain data."""
@@ -160,127 +114,68 @@ class AdaptivePlanner(Planner):
 
     def _capped(self, stats: HostStats, newest: StepPlan) -> StepPlan:
         is_limited = newest.draft_length < self._plan.draft_length  # by another policy
-        most = newest.draft_length if is_limited else self._most
-        self._is_priced = bool(newest.prices)
-        prices = newest.prices or self._costs.prices(stats, most)
-        places = len(stats.requests) * most
-        if not any(price.survival > _LEAST and price.after < places for price in prices):
+        longest = newest.draft_length if is_limited else self._longest
+        costs = newest.costs or self._curve(stats, longest)
+        if not any(point.cost > 0.0 for point in costs):
             return self._uncapped  # nothing can cost too much, so the figures of single requests are not read
         rates, swept = self._acceptance.read(stats.requests)
         names = [request.request_id for request in stats.requests]
         before = np.array([self._plan.draft_length_for(name) for name in names])
-        lengths, gain, emitted = worthwhile(rates, most, prices, np.where(swept, 2 * before, 1))
-        if not self._is_priced:
-            gain = self._costs.gain(stats, most, int(lengths.sum()), emitted)
-        if gain < _GAIN:
+        found = worthwhile(rates, longest, costs, np.where(swept, 2 * before, 1))
+        if found.gain < _GAIN:
             return self._uncapped
-        longest = int(lengths.max())
-        caps = {name: cap for name, cap in zip(names, lengths.tolist(), strict=True) if cap < longest}
-        plan = StepPlan(longest if longest < most else self._most, caps=caps)
+        cap = int(found.lengths.max())
+        caps = {name: each for name, each in zip(names, found.lengths.tolist(), strict=True) if each < cap}
+        plan = StepPlan(cap if cap < longest else self._longest, caps=caps)
         return self._plan if plan == self._plan else plan
+
+    def _curve(self, stats: HostStats, longest: int) -> tuple[CostPoint, ...]:
+        requests, last, context = len(stats.requests), stats.last_step, 0.0
+        if last is not None and last.requests:
+            context = last.context_tokens * requests / last.requests
+        extra = sorted({round(requests * longest * share / 16) for share in range(17)})
+        tokens = [requests + each for each in extra]
+        seconds = self._costs.seconds_beside_prompts(
+            requests, context, tokens, [longest if each else 0 for each in extra]
+        )
+        added = (seconds / seconds[0] - 1.0) * requests * self._rate.speed_up(requests)
+        return tuple([CostPoint(each, cost) for each, cost in zip(extra, added.tolist(), strict=True)])
 
 
 class Worthwhile(NamedTuple):
-    """The lengths of drafts whose tokens are worth their prices.
+    """The lengths of drafts whose tokens are worth their cost.
 
     Attributes:
         lengths: [B] int64, at least 1.
-        gain: what the tokens beyond them would cost more than they yield, as a share of what the step yields.
-        emitted: tokens that the step is expected to emit with these lengths, and with the longest drafts.
+        gain: tokens that these lengths gain on the longest drafts, their cost included, as a share of what is emitted.
     """
 
     lengths: npt.NDArray[np.int64]
     gain: float
-    emitted: tuple[float, float]
 
 
 def worthwhile(
-    rates: npt.NDArray[np.float64], most: int, prices: Sequence[Price], least: npt.NDArray[np.int64] | int = 1
+    rates: Array, longest: int, costs: Sequence[CostPoint], least: npt.NDArray[np.int64] | int = 1
 ) -> Worthwhile:
-    """Return the draft lengths of requests that are worth verifying.
+    """Return the draft lengths of requests that are worth verifying: the decision of `specplug.trim`, by rates.
 
-    The token at position j survives with probability rate^j.  The likeliest tokens of the batch come first, and each is
-    worth verifying if it survives by the price after those before it.
+    The token at position j survives with probability rate^j.
 
     Args:
         rates: [B] float64, each request's acceptance rate.
-        most: the longest draft.
-        prices: as in a plan, in any number.
+        longest: the longest draft.
+        costs: the cost curve, as in a plan.
         least: [B] int64, or of every request: lengths to draft in any case.
     """
-    place = np.arange(most)
+    place = np.arange(longest)
     survival = rates[:, None] ** (place + 1)
     ordered = np.sort(survival, axis=None)[::-1]
-    cost = np.zeros(ordered.size)
-    for price in prices:
-        cost[price.after :] = price.survival
-    count = int(np.count_nonzero(ordered >= cost))  # a prefix, as prices rise and survival falls
+    cost = np.interp(np.arange(ordered.size + 1), *np.array(costs).T)
+    gains = np.concatenate([[0.0], np.cumsum(ordered)]) - cost
+    count = int(np.argmax(gains))
     threshold = ordered[count - 1] if count else np.inf
-    lengths = np.clip(np.count_nonzero(survival >= threshold, axis=1), np.maximum(least, 1), most)
+    lengths = np.clip(np.count_nonzero(survival >= threshold, axis=1), np.maximum(least, 1), longest)
     kept = place < lengths[:, None]
-    emitted, lost = float(rates.size + survival[kept].sum()), float(survival[~kept].sum())
-    gain = (float(cost[int(lengths.sum()) :].sum()) - lost) / emitted
-    return Worthwhile(lengths, gain, (emitted, emitted + lost))
-
-
-_TOKENS_PER_ROW = (1.0, 1.5, 2.0, 3.0, 4.0, 6.0, 8.0, 12.0, 16.0, 32.0)
-"""Draft tokens per row at which the cost of a step is predicted; the first one of a row is not in question."""
-
-_TRUST, _STEP_MEMORY = 8.0, 0.95
-"""Number of readings without gain that the speed-up starts with, and the share that is left of it after each."""
-
-
-class TokenCosts:
-    """Prices of draft tokens: what the time that they take would yield elsewhere.
-
-    Until steps are measured, tokens up to `saturation` per step are free.
-    """
-
-    def __init__(self, saturation: int) -> None:
-        self._costs = StepCosts(lambda tokens: max(1.0, tokens / saturation))
-        self._tokens = self._cost = _TRUST  # of steps with drafts, per row and relative to a step without
-        self._rows = self._accepted = self._verified = 0  # since the last reading
-
-    def observe(self, report: StepReport) -> None:
-        """Learn from a step's results and cost."""
-        if report.cost is not None:
-            self._costs.observe(report.cost)
-        if report.draft_length:
-            self._rows += report.requests
-            self._accepted += report.accepted
-            self._verified += report.verified
-
-    def prices(self, stats: HostStats, most: int) -> tuple[Price, ...]:
-        """Return the prices of tokens beyond one per request.  `stats` is of a step with requests."""
-        requests = len(stats.requests)
-        extra = sorted({round(min(each, most) * requests) for each in _TOKENS_PER_ROW})
-        lately = round(requests * self._verified / max(1, self._rows))
-        plain, drafted, *seconds = self._seconds(stats, [lately, *extra], most)
-        if self._rows:
-            self._tokens = _STEP_MEMORY * self._tokens + 1.0 + self._accepted / self._rows
-            self._cost = _STEP_MEMORY * self._cost + drafted / plain
-            self._rows = self._accepted = self._verified = 0
-        rate = requests / plain * max(1.0, self._tokens / self._cost)
-        return prices_of(extra, seconds, rate)
-
-    def gain(self, stats: HostStats, most: int, drafted: int, emitted: tuple[float, float]) -> float:
-        """Return how much more tokens per second so many draft tokens emit than drafts of `most` tokens, less 1.
-
-        Unlike prices, this knows what measured steps of either kind turned out to cost, with or without CUDA graphs.
-        """
-        _, capped, longest = self._seconds(stats, [drafted, len(stats.requests) * most], most)
-        return emitted[0] / capped * longest / emitted[1] - 1.0
-
-    def _seconds(self, stats: HostStats, extra: list[int], draft_length: int) -> list[float]:
-        """Return the predicted seconds of a step without drafts and of steps with so many draft tokens.
-
-        Those of prompts are left out; at first they are relative costs.
-        """
-        requests, last, context = len(stats.requests), stats.last_step, 0.0
-        if last is not None and last.requests:
-            context = last.context_tokens * requests / last.requests
-        drafted = [0, *extra]
-        lengths = [draft_length if each else 0 for each in drafted]
-        tokens = [requests + each for each in drafted]
-        found: list[float] = self._costs.seconds_beside_prompts(requests, context, tokens, lengths).tolist()
-        return found
+    emitted = float(rates.size + survival[kept].sum())
+    gain = float(survival[kept].sum() - cost[int(lengths.sum())] - gains[-1])
+    return Worthwhile(lengths, gain / emitted)

@@ -1,6 +1,6 @@
-"""Costs of an engine's steps, learnt while serving, and what draft tokens have to be worth by them."""
+"""Costs of an engine's steps, measured at start and corrected in service, and the rate at which a server emits."""
 
-from specplug.cost.prices import entry_and_prices, prices_of
+from specplug.cost.rate import ServerRate
 from specplug.cost.step_costs import StepCosts
 
-__all__ = ["StepCosts", "entry_and_prices", "prices_of"]
+__all__ = ["ServerRate", "StepCosts"]

@@ -1,275 +1,235 @@
-"""Step costs learnt online from the durations that an engine's planner measures.
+"""Seconds of an engine's steps: a model fitted to the steps that were timed at start, and slow corrections in service.
 
-Two estimates are joined.  A fit over all steps, a sum of terms that are never negative, extends to steps that were not
-run.  A correction for steps of one draft length and about one batch size holds what the sum cannot express, such as
-which steps find a CUDA graph; it counts as much as it has been measured.
+The model is a curve of the tokens that a step runs, which has a value of its own at each size that was timed and is
+linear between them, so that it may jump, fall or be flat; and terms for requests, context, drafting and draft length.
+Nothing is tried out in service: the steps that are run anyway correct the sizes that they have, and through these the
+others.
 """
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Sequence
-from math import log
+from collections import defaultdict, deque
+from collections.abc import Callable, Sequence
+from math import inf, log, log2
 
 import numpy as np
+import numpy.typing as npt
+from scipy.optimize import nnls
 
-from specplug.cost.estimates import (
-    AGREEING,
-    CELL_SIZE,
-    LEAST,
-    NUM_TERMS,
-    PENALTIES,
-    Array,
-    Cell,
-    Curve,
-    curve_of,
-    nonnegative_fit,
-    shrunk,
-    terms,
-)
 from specplug.types.plan import StepCost
 
-_PRIOR_STEPS = 32.0
-"""Number of measured steps after which the prior counts a sixteenth."""
+Array = npt.NDArray[np.float64]
 
-_PRIOR_BATCHES, _PRIOR_LENGTHS = (1, 4, 16, 64, 256), (0, 1, 3, 7, 15)
-_THINNED, _REFIT_EVERY = 4, 32
-"""Of the steps of a cell with all its measurements one in so many is learnt from, and steps between two fits."""
+Curve = Callable[[float], float]
+"""Cost of a step by its tokens, in any unit."""
 
-_MEMORY = 4096.0
-"""Number of steps after which a measurement counts a third."""
+_ASSUMED_SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
+"""Tokens of the steps that stand for measured ones while none was timed."""
 
-_NEAR, _MOST_NEARBY = 3, 3
-"""Quarters of an octave up to which a batch size is like another, and the most measurements that count there."""
+_LEAST = 1e-9
+"""Least seconds of a step."""
 
-_MOST_OFF = 0.7
-"""Largest error of one prediction that counts, as a logarithm; pauses and compilations exceed it."""
+_RIDGE = 1e-2
+"""Penalty on the terms beside the curve, so that differences that the curve explains are not taken for theirs."""
 
-_PREFILLS, _PREFILLS_USED = 64, 6
+_NEWEST = 15
+"""Number of newest steps of a size whose median corrects it."""
+
+_PRIOR_STEPS = 4.0
+"""Steps that the correction of all sizes together counts for in the correction of one size."""
+
+_FIRST = 8
+"""Number of steps in service before anything is corrected."""
+
+_PREFILLS, _PREFILLS_USED = 64, 5
 """Number of newest steps whose prompt tokens are assumed to go on, and most of them that a prediction uses."""
-
-_MIXED_TRUSTED = 32
-"""Number of first steps with prompt tokens that are learnt from however far they are off."""
-
-_KNOWN, _ERROR_MEMORY = 4, 128
-"""Least measurements of a cell whose next one counts for the error, and the steps over which that is averaged."""
-
-_FIRST_ERROR, _VARIANCE = 0.05, 1.57
-"""Error to assume at first, and variance of a normal variable whose mean absolute value is 1."""
 
 
 class StepCosts:
-    """Learns what a decoding step costs, by requests, tokens, context and draft length.
+    """Predicts the seconds of decoding steps by requests, tokens, context and draft length.
 
-    Steps with prompt tokens are learnt from by the fit alone.  Predictions assume as many of them as there were lately,
-    because a draft token costs more in a step that prompts have filled.  `prior` is a relative cost by tokens, whose
-    scale is learnt from the first steps.
+    Args:
+        assumed: the cost of a step by its tokens, in any unit, until steps are timed.
 
     Attributes:
-        error: mean relative error of the predictions of steps before they were learnt, lately; None at first.
+        sizes: tokens of the steps that were timed, ascending.
+        is_measured: whether any step was timed, at start or in service.
     """
 
-    def __init__(self, prior: Curve) -> None:
-        self._prior, self._is_profiled = prior, False
-        self._measured, self._assumed = _Moments(), _Moments()
-        self._weights = np.zeros(NUM_TERMS)
-        self._cells: dict[tuple[bool, int, int], Cell] = {}
-        self._prefills: deque[int] = deque(maxlen=_PREFILLS)  # prompt tokens of the newest steps
-        self._seen = self._steps = self._mixed = 0
-        self._drafted = True  # in the step before
-        self.error: float | None = None
-
-    @property
-    def is_measured(self) -> bool:
-        """True once a step was learnt from."""
-        return self._steps > 0
-
-    @property
-    def basis(self) -> str:
-        """What predictions rest on, in words."""
-        if self.is_measured:
-            return "measured"
-        return "profiled by the engine at start-up" if self._is_profiled else "assumed, as no step was measured yet"
+    def __init__(self, assumed: Curve) -> None:
+        self.basis = "assumed"
+        """What the model rests on: "assumed", "measured at start" or "measured in service"."""
+        self.is_measured = False
+        self._fit([StepCost(size, size, 0, 0, assumed(size)) for size in _ASSUMED_SIZES])
+        self._corrections = _Corrections()
+        self._prefills: deque[int] = deque(maxlen=_PREFILLS)
 
     def calibrate(self, costs: Sequence[StepCost]) -> None:
-        """Replace the prior by what an engine profiled, if that shows what tokens cost; its scale is learnt as well."""
-        if (curve := curve_of(costs)) is not None and not self.is_measured:
-            self._prior, self._is_profiled = curve, True
+        """Fit the model to timed steps; fewer than two sizes are ignored."""
+        timed = [cost for cost in costs if 0 < cost.seconds < inf and cost.requests]
+        if len({cost.tokens for cost in timed}) < 2:
+            return
+        self._fit(timed)
+        self.basis = "measured at start"
+        self.is_measured = True
 
     def observe(self, cost: StepCost) -> None:
-        """Learn from a measured step, unless it is the first with drafts after some without.
-
-        That one's cost depends on how much its proposer has to catch up with.
-        """
+        """Correct the model by a step in service."""
         if cost.seconds <= 0 or not cost.requests:
             return
-        prefill = cost.prompt_tokens
-        self._prefills.append(prefill)
-        resumes, self._drafted = cost.draft_length > 0 and not self._drafted, cost.draft_length > 0
-        if resumes:
-            return
-        if prefill:
-            self._observe_prefill(cost, prefill)
-            return
-        cell = self._cells.setdefault(_cell(cost.requests, cost.tokens, cost.draft_length), Cell())
-        self._seen += 1
-        if len(cell) == CELL_SIZE and self._seen % _THINNED:
-            return
-        row = _terms_of(cost.requests, [cost.tokens], 0, cost.context_tokens, [cost.draft_length])[0]
-        if not self._steps:
-            self._start(cost)
-        off = log(cost.seconds / max(float(row @ self._weights), LEAST))
-        count, correction = self._correction(cost.requests, cost.tokens, cost.draft_length)
-        if count >= _KNOWN:
-            wrong = min(abs(off - correction), _MOST_OFF)
-            self.error = wrong if self.error is None else self.error + (wrong - self.error) / _ERROR_MEMORY
-        cell.add(row, cost.seconds)
-        if abs(off - cell.correction(self._weights)[1]) <= AGREEING:
-            self._learn(row, cost.seconds)
+        self._prefills.append(cost.prompt_tokens)
+        predicted = self._model(cost.requests, cost.context_tokens, [cost.tokens], [cost.draft_length])
+        drafts = cost.tokens - cost.prompt_tokens > cost.requests
+        key = (_mode(cost.draft_length, drafts), cost.prompt_tokens > 0)
+        self._corrections.add(key, cost.tokens, log(cost.seconds / float(predicted[0])))
+        if not self.is_measured:
+            self.basis = "measured in service"
+            self.is_measured = True
 
     def seconds(
-        self,
-        requests: int,
-        context_tokens: float,
-        tokens: Sequence[int],
-        draft_lengths: Sequence[int],
-        pace: Array | float = 1.0,
+        self, requests: int, context_tokens: float, tokens: Sequence[int], draft_lengths: Sequence[int]
     ) -> Array:
-        """Return the predicted mean seconds of n steps, [n] float64; relative at first.
+        """Return the predicted seconds of n steps without prompts, [n] float64; in the assumed unit at first.
 
         Args:
             requests: requests of each step.
             context_tokens: tokens of their contexts together.
             tokens: tokens that each step runs: one per request and the draft tokens.
-            draft_lengths: the most draft tokens of any request.
-            pace: [n], tokens that a step of each length emits, as multiples of what steps emitted lately: requests end
-                sooner, and prompts fill so many more of the steps.
+            draft_lengths: most draft tokens of any request by the plan; 0 where the step drafts nothing.
         """
-        decoding = self._decoding_seconds(requests, context_tokens, tokens, draft_lengths)
-        return self._with_prompts(decoding, requests, context_tokens, tokens, draft_lengths, pace)
+        found = self._model(requests, context_tokens, tokens, draft_lengths)
+        modes = [_mode(length, size > requests) for size, length in zip(tokens, draft_lengths, strict=True)]
+        return found * self._corrections.factors(modes, tokens)
 
     def seconds_beside_prompts(
         self, requests: int, context_tokens: float, tokens: Sequence[int], draft_lengths: Sequence[int]
     ) -> Array:
-        """Return the predicted mean seconds of n steps without those of their prompts, [n] float64.
+        """Return the same with the cost that draft tokens have beside the prompts of late, but without the prompts'.
 
-        A prompt is computed once, however fast its request decodes, so tokens per second are highest where these
-        seconds per token are least.  What prompts add to the cost of draft tokens is included.  The arguments are those
-        of `seconds`; the first step is one without drafts.
+        A prompt is computed once, however fast its request decodes.  The first step is one without drafts.
         """
-        decoding = self._decoding_seconds(requests, context_tokens, tokens, draft_lengths)
-        found = self._with_prompts(decoding, requests, context_tokens, tokens, draft_lengths)
-        return found - float(found[0]) + float(decoding[0])
+        alone = self.seconds(requests, context_tokens, tokens, draft_lengths)
+        prefills = sorted(prefill for prefill in self._prefills if prefill)
+        if not prefills:
+            return alone
+        share = len(prefills) / len(self._prefills)
+        sizes = np.asarray(tokens)
+        mixed = np.mean(
+            [
+                self._model(requests, context_tokens, sizes + prefill, draft_lengths)
+                for prefill in prefills[:: -(-len(prefills) // _PREFILLS_USED)]
+            ],
+            axis=0,
+        )
+        scale = alone[0] / float(self._model(requests, context_tokens, tokens[:1], draft_lengths[:1])[0])
+        beside: Array = (1 - share) * alone + share * (alone[0] + scale * (mixed - mixed[0]))
+        return beside
 
-    def _with_prompts(
-        self,
-        decoding: Array,
-        requests: int,
-        context_tokens: float,
-        tokens: Sequence[int],
-        draft_lengths: Sequence[int],
-        pace: Array | float = 1.0,
+    @property
+    def knows_drafting(self) -> bool:
+        """Whether steps that drafted and verified nothing were run in service."""
+        return self._corrections.has_mode(1)
+
+    def points(self) -> list[tuple[int, float]]:
+        """Return the curve for people: tokens and the predicted seconds of one request's step, at the timed sizes."""
+        found = self.seconds(1, 0.0, self.sizes, [size - 1 for size in self.sizes])
+        return list(zip(self.sizes, found.tolist(), strict=True))
+
+    def _fit(self, timed: Sequence[StepCost]) -> None:
+        self.sizes = sorted({cost.tokens for cost in timed})
+        self._knots = np.array(self.sizes, np.float64)
+        seconds = np.array([cost.seconds for cost in timed])
+        terms = np.concatenate([_terms(cost.requests, cost.context_tokens, [cost.draft_length]) for cost in timed])
+        place = np.searchsorted(self._knots, [cost.tokens for cost in timed])
+        curve = np.eye(len(self.sizes))[place]
+        scale = float(np.median(seconds))
+        ridge = np.zeros((terms.shape[1], curve.shape[1] + terms.shape[1]))
+        ridge[:, curve.shape[1] :] = np.eye(terms.shape[1]) * _RIDGE
+        rows = np.concatenate([np.concatenate([curve, terms], axis=1) * (scale / seconds)[:, None], ridge])
+        fitted = nnls(rows, np.concatenate([np.ones_like(seconds), np.zeros(len(ridge))]))[0] * scale
+        self._values = fitted[: curve.shape[1]]
+        self._weights = fitted[curve.shape[1] :]
+
+    def _model(
+        self, requests: int, context: float, tokens: Sequence[int] | Array, draft_lengths: Sequence[int]
     ) -> Array:
-        """Return the mean seconds of steps of which some have prompt tokens, from those of steps that have none."""
-        prefills = [prefill for prefill in self._prefills if prefill]
-        if not prefills or not self._steps:
-            return decoding
-        some = prefills[:: -(-len(prefills) // _PREFILLS_USED)]
-        share = pace * (len(prefills) / len(self._prefills)) * np.ones_like(decoding)
-        # Where every step has prompt tokens, each has as many more.
-        scale, share = np.maximum(share, 1.0), np.minimum(share, 1.0)
-        mixed = [
-            _terms_of(requests, tokens + prefill * scale, prefill * scale, context_tokens, draft_lengths)
-            for prefill in some
-        ]
-        both: Array = (1 - share) * decoding + share * (np.mean(mixed, axis=0) @ self._weights)
-        return both
-
-    def _decoding_seconds(
-        self, requests: int, context_tokens: float, tokens: Sequence[int], draft_lengths: Sequence[int]
-    ) -> Array:
-        """Return the predicted seconds of steps without prompt tokens; relative at first."""
-        if not self._steps:
-            return np.array([self._prior(each) for each in tokens])
-        found = _terms_of(requests, tokens, 0, context_tokens, draft_lengths) @ self._weights
-        cells = [self._correction(requests, *each) for each in zip(tokens, draft_lengths, strict=True)]
-        counts, means = np.array(cells).T
-        noise = _FIRST_ERROR if self.error is None else self.error
-        decoding: Array = np.maximum(found, LEAST) * np.exp(shrunk(counts, means, _VARIANCE * noise**2))
-        return decoding
-
-    def _observe_prefill(self, cost: StepCost, prefill: int) -> None:
-        """Learn from a step with prompt tokens, once the scale is known; steps that are far off are left out."""
-        if not self._steps:
-            return
-        row = _terms_of(cost.requests, [cost.tokens], prefill, cost.context_tokens, [cost.draft_length])[0]
-        if self._mixed < _MIXED_TRUSTED or abs(log(cost.seconds / max(float(row @ self._weights), LEAST))) < _MOST_OFF:
-            self._mixed += 1
-            self._learn(row, cost.seconds)
-
-    def measured(self, requests: int, tokens: int, draft_length: int) -> float:
-        """Return how many steps like this one, at about this batch size, were learnt from; see `_correction`."""
-        return self._correction(requests, tokens, draft_length)[0]
-
-    def _correction(self, requests: int, tokens: int, draft_length: int) -> tuple[float, float]:
-        """Return the weight of a cell's correction and the correction, those of like batch sizes included."""
-        drafts, ratio, place = _cell(requests, tokens, draft_length)
-        total = correction = 0.0
-        for other in range(place - _NEAR, place + _NEAR + 1):
-            cell = self._cells.get((drafts, ratio, other))
-            if cell:
-                count, value = cell.correction(self._weights)
-                weight = count if other == place else min(count, _MOST_NEARBY)
-                total, correction = total + weight, correction + weight * value
-        return total, correction / total if total else 0.0
-
-    def _start(self, cost: StepCost) -> None:
-        """Scale the prior to the first measured step, and enter it as measurements."""
-        scale = cost.seconds / self._prior(cost.tokens)
-        for requests in _PRIOR_BATCHES:
-            for length in _PRIOR_LENGTHS:
-                tokens = requests * (length + 1)
-                seconds = scale * self._prior(tokens)
-                self._assumed.add(_terms_of(requests, [tokens], 0, 0.0, [length])[0], seconds)
-        self._fit()
-
-    def _learn(self, row: Array, seconds: float) -> None:
-        self._measured.fade(1.0 - 1.0 / _MEMORY)
-        self._measured.add(row, seconds)
-        self._steps += 1
-        if self._steps < _REFIT_EVERY or self._steps % _REFIT_EVERY == 0:
-            self._fit()
-
-    def _fit(self) -> None:
-        trust = (_PRIOR_STEPS / (_PRIOR_STEPS + self._seen)) ** 4
-        gram = self._measured.gram + trust * self._assumed.gram
-        self._weights = nonnegative_fit(gram, self._measured.moment + trust * self._assumed.moment, PENALTIES)
-        for cell in self._cells.values():
-            cell.known = None
+        """Return the model's seconds, beyond the largest size at the mean slope up to it."""
+        sizes = np.asarray(tokens, np.float64)
+        curve = np.interp(sizes, self._knots, self._values)
+        slope = max(0.0, float(self._values[-1] - self._values[0]) / float(self._knots[-1] - self._knots[0]))
+        curve += slope * np.maximum(sizes - self._knots[-1], 0.0)
+        found: Array = curve + _terms(requests, context, draft_lengths) @ self._weights
+        return np.maximum(found, _LEAST)
 
 
-class _Moments:
-    """Sums over measurements from which they can be fitted, weighted so that relative errors count."""
+def _terms(requests: int, context: float, draft_lengths: Sequence[int]) -> Array:
+    """Return the terms beside the curve, [n, 4]: requests, context, drafting at all, and further drafting passes."""
+    lengths = np.asarray(draft_lengths, np.float64)
+    found = np.empty((len(lengths), 4))
+    found[:, 0] = requests / 64
+    found[:, 1] = context / 65536
+    found[:, 2] = lengths > 0
+    found[:, 3] = lengths / 8
+    return found
+
+
+def _mode(draft_length: int, verifies: bool) -> int:
+    """Return what a step does: 0 plain decoding, 1 drafting, 2 verifying drafts as well."""
+    return 0 if not draft_length else 1 + verifies
+
+
+class _Corrections:
+    """Logarithms of measured to predicted seconds, by what a step does and quarters of octaves of its tokens."""
 
     def __init__(self) -> None:
-        self.gram, self.moment = np.zeros((NUM_TERMS, NUM_TERMS)), np.zeros(NUM_TERMS)
+        self._cells: defaultdict[tuple[tuple[int, bool], int], deque[float]] = defaultdict(
+            lambda: deque(maxlen=_NEWEST)
+        )
+        self._count = 0
+        self._known: dict[int, tuple[Array, Array]] | None = None  # by mode: classes and their corrections
+        self._level = 0.0
 
-    def add(self, row: Array, seconds: float) -> None:
-        scaled = row / seconds
-        self.gram += np.outer(scaled, scaled)
-        self.moment += scaled
+    def add(self, key: tuple[int, bool], tokens: int, ratio: float) -> None:
+        """Enter a step: what it does, whether it has prompt tokens, its tokens, and the logarithm."""
+        self._cells[key, _size_class(tokens)].append(ratio)
+        self._count += 1
+        self._known = None
 
-    def fade(self, share: float) -> None:
-        self.gram *= share
-        self.moment *= share
+    def factors(self, modes: Sequence[int], tokens: Sequence[int]) -> Array:
+        """Return the factors of n steps without prompts, [n] float64.
+
+        A size that was not run has those of the nearest ones that were, and a mode that was not run that of all steps.
+        """
+        if self._count < _FIRST:
+            return np.ones(len(modes))
+        if self._known is None:
+            self._update()
+        assert self._known is not None
+        classes = np.array([_size_class(size) for size in tokens], np.float64)
+        found = np.full(len(modes), self._level)
+        for mode, known in self._known.items():
+            is_of_mode = np.array(modes) == mode
+            found[is_of_mode] = np.interp(classes[is_of_mode], *known)
+        return np.exp(found)
+
+    def has_mode(self, mode: int) -> bool:
+        """Return whether enough steps without prompts were entered of what a step does."""
+        return sum(len(cell) for (of, _), cell in self._cells.items() if of == (mode, False)) >= _FIRST
+
+    def _update(self) -> None:
+        medians = {key: (len(cell), float(np.median(cell))) for key, cell in self._cells.items()}
+        counts, values = np.array(list(medians.values())).T
+        order = np.argsort(values)
+        middle = np.searchsorted(np.cumsum(counts[order]), counts.sum() / 2)
+        self._level = float(values[order][middle])
+        self._known = {}
+        for mode in {key[0][0] for key in medians}:
+            cells = sorted((key[1], *of) for key, of in medians.items() if key[0] == (mode, False))
+            if cells:
+                places, steps, of_size = np.array(cells).T
+                shrunk = (steps * of_size + _PRIOR_STEPS * self._level) / (steps + _PRIOR_STEPS)
+                self._known[mode] = places, shrunk
 
 
-def _terms_of(
-    requests: float, tokens: Sequence[float] | Array, prefill: float | Array, context: float, lengths: Sequence[int]
-) -> Array:
-    return terms(requests, np.asarray(tokens, np.float64), prefill, context, np.asarray(lengths, np.float64))
-
-
-def _cell(requests: int, tokens: int, draft_length: int) -> tuple[bool, int, int]:
-    """Return the cell of a step: whether it drafts, and quarters of octaves of tokens per request and batch size."""
-    return draft_length > 0, round(4 * log(tokens / requests, 2)), round(4 * log(requests, 2))
+def _size_class(tokens: float) -> int:
+    return round(4 * log2(max(tokens, 1)))

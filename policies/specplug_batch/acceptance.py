@@ -1,0 +1,82 @@
+"""Accepted tokens by draft length: what drafters report of their newest drafts, and what runs of tokens show."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from specplug.cost.rate import kept_share
+from specplug.types.plan import StepReport
+
+Array = npt.NDArray[np.float64]
+
+_FIRST_RATE, _FIRST_ROWS = 0.6, 4.0
+"""Acceptance of every token to assume before anything was verified, and the rows that it counts for."""
+
+
+class RunLengths:
+    """Tokens that a row emits per step at every draft length, learnt at any length.
+
+    A request whose drafts are accepted in full goes on in the same run of tokens, whatever the draft length: with n
+    draft tokens, a run of t tokens takes ceil(t / (n + 1)) steps.  So runs that were served at one length show what
+    others would emit.  Acceptance by position does not: long drafts leave easy stretches of text in fewer steps, so
+    the average over their steps shows too few of those, and that over the steps of short drafts too many.
+    """
+
+    def __init__(self, longest: int) -> None:
+        self._sizes = np.arange(1, longest + 2)  # most tokens of a row and step, by draft length
+        self._tokens = _FIRST_ROWS
+        self._steps: Array = _FIRST_ROWS / np.cumsum(_FIRST_RATE ** np.arange(longest + 1))
+
+    def observe(self, reports: Sequence[StepReport]) -> None:
+        """Learn from steps with drafts; requests for which nothing was drafted emitted one token."""
+        runs = [run for report in reports for run in report.runs]
+        rows = sum(report.requests for report in reports)
+        undrafted = [(0, 1)] * max(0, rows - len(runs))
+        if not runs and not undrafted:
+            return
+        before, after = np.array([*runs, *undrafted], np.int64).T
+        sizes = self._sizes[:, None]
+        keep = kept_share(max(1, rows // len(reports)), len(reports))
+        self._steps = self._steps * keep + (-(-after // sizes) + -before // sizes).sum(axis=1)
+        self._tokens = self._tokens * keep + int((after - before).sum())
+
+    def accepted(self) -> Array:
+        """Return the accepted tokens of a row and step at each draft length, [longest + 1] float64."""
+        found: Array = np.clip(self._tokens / self._steps, 1.0, self._sizes) - 1.0
+        return found
+
+
+class ReportedLengths:
+    """The same from the survival probabilities of the newest drafts, which drafters report one step late.
+
+    The newest drafts show where the texts are, and a slow average what texts of this server are like.
+    """
+
+    def __init__(self, longest: int, share: float = 0.5) -> None:
+        self._slow = np.zeros(longest + 1)
+        self._fast = np.zeros(longest + 1)
+        self._steps = 0.0
+        self._share = share
+        self.is_known = False
+
+    def observe(self, report: StepReport) -> None:
+        """Take a step's report in."""
+        if report.expected is None or not report.expected_rows:
+            return
+        newest = np.zeros_like(self._slow)
+        newest[1:] = np.cumsum(report.expected) / report.expected_rows
+        if not self.is_known:
+            self._fast = newest
+        keep = kept_share(report.expected_rows, 1)
+        self._steps = self._steps * keep + 1.0
+        self._slow = self._slow + (newest - self._slow) / self._steps
+        self._fast = self._fast + 0.5 * (newest - self._fast)
+        self.is_known = True
+
+    def accepted(self) -> Array:
+        """Return the expected accepted tokens of a row and step at each draft length, [longest + 1] float64."""
+        found: Array = self._share * self._fast + (1.0 - self._share) * self._slow
+        return found

@@ -1,0 +1,81 @@
+"""When `batch` decides anew, and whether making drafts pays."""
+
+from __future__ import annotations
+
+from specplug.cost.rate import kept_share
+
+DOES_NOT_PAY = "does not pay"
+"""`StepPlan.why` of a plan without drafts."""
+
+DECIDE_EVERY, FIRST_STEPS, LIKE = 16, 32, 0.1
+"""Steps between decisions; the first steps, of which every fourth decides; and the change of a batch that decides."""
+
+AFFORDED = 0.01
+"""Share of the time that drafts may take which find out whether they pay again."""
+
+_KNOWN_STEPS, _KNOWN_ROWS = 8.0, 128.0
+"""Steps, and rows of all of them together, that have to be known before drafting may stop."""
+
+_LONGEST_REST, TRIED_STEPS = 256, 4
+"""Most steps without drafts, and the steps after them in which drafts are tried."""
+
+_REMEMBERED = 8.0
+"""Steps that what was known before a rest counts for after it, at most."""
+
+
+class Pace:
+    """Says at which steps a plan is made anew."""
+
+    def __init__(self) -> None:
+        self._step, self._requests, self._next = 0, 0, 0
+
+    def is_due(self, step: int, requests: int) -> bool:
+        """Return whether to decide at a step."""
+        if step < self._next and abs(requests - self._requests) <= LIKE * self._requests:
+            return False
+        self._step = step
+        self._requests = requests
+        self.set_next(DECIDE_EVERY if step >= FIRST_STEPS else TRIED_STEPS)
+        return True
+
+    def set_next(self, steps: int) -> None:
+        """Let the next decision be made so many steps after the newest one."""
+        self._next = self._step + steps
+
+
+class DraftingGain:
+    """Whether making drafts pays: the tokens that they gained lately, less those that their verification cost.
+
+    Attributes:
+        is_resting: whether nothing is drafted, as that does not pay.
+    """
+
+    def __init__(self) -> None:
+        self._gain = self._steps = 0.0
+        self.is_resting = False
+
+    @property
+    def gain(self) -> float:
+        """Tokens that each row gained per step with drafts, lately."""
+        return self._gain / self._steps if self._steps else 0.0
+
+    def observe(self, requests: int, gain: float, steps: int) -> None:
+        """Enter steps: the tokens that each row gained per step, less the cost of verification in tokens."""
+        keep = kept_share(requests, steps)
+        self._gain = self._gain * keep + gain * steps
+        self._steps = self._steps * keep + steps
+
+    def rest(self, requests: int, cost: float) -> int:
+        """Return for how many steps nothing is to be drafted, where making drafts costs so many tokens per row.
+
+        After a rest drafts are made for a few steps, since only drafts show what they gain.
+        """
+        is_known = self._steps >= _KNOWN_STEPS and self._steps * requests >= _KNOWN_ROWS
+        was_resting = self.is_resting
+        self.is_resting = cost > AFFORDED and is_known and not was_resting and self.gain < cost
+        if not self.is_resting:
+            return 0
+        shrink = min(1.0, _REMEMBERED / self._steps)
+        self._gain *= shrink
+        self._steps *= shrink
+        return round(min(_LONGEST_REST, max(TRIED_STEPS, TRIED_STEPS * cost / AFFORDED)))
