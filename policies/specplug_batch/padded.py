@@ -12,7 +12,18 @@ from specplug.interfaces import Planner, PluginContext
 from specplug.types.plan import HostStats, StepCost, StepPlan, StepReport
 from specplug_batch.acceptance import Array, ReportedLengths, RunLengths
 from specplug_batch.options import BatchOptions
-from specplug_batch.pace import DOES_NOT_PAY, Pace
+from specplug_batch.pace import DOES_NOT_PAY, Pace, Trials
+
+_MOST_OVER = 4
+"""Most tokens of a step that are tried, as a multiple of the setting `saturation`, where no step was timed."""
+
+_CERTAINTY = 0.01
+"""Tokens per row and step below which gains are equal: costs are hardly known to a hundredth of a step."""
+
+PROBE_EVERY, PROBE_STEPS = 64, 2
+"""Steps of which so many draft the shortest draft while drafting does not pay and the drafter reports nothing: without
+drafts nobody would see that their acceptance has changed.
+"""
 
 
 class PaddedPlanner(Planner):
@@ -26,7 +37,7 @@ class PaddedPlanner(Planner):
         self._options: BatchOptions = context.options or BatchOptions()
         self._caps = context.caps
         self._costs, self._rate = StepCosts(self._options.cost), ServerRate()
-        self._pace = Pace()
+        self._pace, self._trials = Pace(), Trials()
         self._runs = RunLengths(self._caps.max_draft_length)
         self._reported = ReportedLengths(self._caps.max_draft_length)
         self._reports: list[StepReport] = []  # since the newest decision
@@ -45,7 +56,13 @@ class PaddedPlanner(Planner):
             self._learn()
             self._requests = requests
             self._price(requests, stats)
+        if not self._costs.is_timed:
+            free = [each for each in self._lengths if requests * (each + 1) <= _MOST_OVER * self._options.saturation]
+            if (trial := self._trials.next(requests, free)) is not None:
+                return self._plans[trial]
         self._length = self._best()
+        if not self._length and not self._reported.is_known and stats.step % PROBE_EVERY < PROBE_STEPS:
+            return self._plans[self._lengths[1]] if len(self._lengths) > 1 else self._plans[0]
         return self._plans[self._length]
 
     def calibrate(self, costs: Sequence[StepCost]) -> None:
@@ -80,8 +97,9 @@ class PaddedPlanner(Planner):
         }
 
     def _best(self) -> int:
-        """Return the shortest of the lengths with the greatest gain."""
-        return self._lengths[int(np.argmax(self._accepted() - self._per_row))]
+        """Return the shortest of the lengths whose gain is the greatest, as far as costs are known."""
+        gains = self._accepted() - self._per_row
+        return self._lengths[int(np.argmax(gains >= gains.max() - _CERTAINTY))]
 
     def _accepted(self) -> Array:
         """Return the expected accepted tokens of a row by candidate length."""

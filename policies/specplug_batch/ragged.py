@@ -11,7 +11,7 @@ from specplug.cost import ServerRate, StepCosts
 from specplug.interfaces import Planner, PluginContext
 from specplug.types.plan import MAX_COST_POINTS, CostPoint, HostStats, StepCost, StepPlan, StepReport
 from specplug_batch.options import BatchOptions
-from specplug_batch.pace import DOES_NOT_PAY, TRIED_STEPS, DraftingGain, Pace
+from specplug_batch.pace import DOES_NOT_PAY, TRIED_STEPS, DraftingGain, Pace, Trials
 
 
 class RaggedPlanner(Planner):
@@ -25,11 +25,12 @@ class RaggedPlanner(Planner):
         self._options: BatchOptions = context.options or BatchOptions()
         self._longest = context.caps.max_draft_length
         self._costs, self._rate = StepCosts(self._options.cost), ServerRate()
-        self._drafting, self._pace = DraftingGain(), Pace()
+        self._drafting, self._pace, self._trials = DraftingGain(), Pace(), Trials()
         self._reports: list[StepReport] = []  # since the newest decision
         self._draft_tokens = np.zeros(1)  # the newest curve: draft tokens,
         self._added = np.zeros(1)  # and the seconds that they add, relative to plain decoding
         self._drafting_cost = 0.0  # of a step that drafts and verifies nothing, relative to plain decoding, less 1
+        self._padding = 1.0  # tokens that a step runs for each draft token that it keeps, lately
         self._plan = StepPlan(0)
         self._requests = 0
         self._context = 0.0  # context tokens of a request
@@ -39,6 +40,8 @@ class RaggedPlanner(Planner):
         requests = len(stats.requests)
         if self._pace.is_due(stats.step, requests) and requests:
             self._decide(requests, stats)
+        if not self._costs.is_timed and (trial := self._trials.next(requests, (0, self._longest))) is not None:
+            return StepPlan(trial, self._options.token_budget)
         return self._plan
 
     def calibrate(self, costs: Sequence[StepCost]) -> None:
@@ -97,6 +100,10 @@ class RaggedPlanner(Planner):
         added = float(np.interp([_verified(report) for report in drafted], self._draft_tokens, self._added).mean())
         cost = 1.0 + self._drafting_cost + added
         self._rate.observe(requests, 1.0 + accepted, cost, len(drafted))
+        kept = sum(report.verified for report in drafted)
+        if kept:
+            run = sum(map(_verified, drafted))
+            self._padding += (max(1.0, run / kept) - self._padding) / 2
         gain = accepted - added * self._rate.speed_up(requests)
         self._drafting.observe(requests, gain, len(drafted))
 
@@ -110,7 +117,7 @@ class RaggedPlanner(Planner):
         if grid[-1] != most:
             grid.append(most)
         lengths = [0, *[self._longest] * len(grid)]
-        tokens = [requests, *(requests + each for each in grid)]
+        tokens = [requests, *(requests + min(most, round(each * self._padding)) for each in grid)]
         found = self._costs.seconds_beside_prompts(requests, self._context * requests, tokens, lengths)
         plain, none, verifying = float(found[0]), float(found[1]), found[2:]
         if not self._costs.knows_drafting:

@@ -41,6 +41,9 @@ _PRIOR_STEPS = 4.0
 _FIRST = 8
 """Number of steps in service before anything is corrected."""
 
+_TIMED, _MOST_TIMED = 3, 64
+"""Steps of a size, and sizes, that the model is fitted to where no step was timed at start."""
+
 _PREFILLS, _PREFILLS_USED = 64, 5
 """Number of newest steps whose prompt tokens are assumed to go on, and most of them that a prediction uses."""
 
@@ -52,17 +55,17 @@ class StepCosts:
         assumed: the cost of a step by its tokens, in any unit, until steps are timed.
 
     Attributes:
-        sizes: tokens of the steps that were timed, ascending.
-        is_measured: whether any step was timed, at start or in service.
+        sizes: tokens of the steps that the model was fitted to, ascending.
+        basis: what the model rests on: "assumed", "measured at start" or "measured in service".
+        is_timed: whether steps were timed at start.
     """
 
     def __init__(self, assumed: Curve) -> None:
-        self.basis = "assumed"
-        """What the model rests on: "assumed", "measured at start" or "measured in service"."""
-        self.is_measured = False
+        self.basis, self.is_timed = "assumed", False
         self._fit([StepCost(size, size, 0, 0, assumed(size)) for size in _ASSUMED_SIZES])
         self._corrections = _Corrections()
         self._prefills: deque[int] = deque(maxlen=_PREFILLS)
+        self._first_steps: defaultdict[tuple[int, int, bool], list[StepCost]] = defaultdict(list)
 
     def calibrate(self, costs: Sequence[StepCost]) -> None:
         """Fit the model to timed steps; fewer than two sizes are ignored."""
@@ -70,8 +73,7 @@ class StepCosts:
         if len({cost.tokens for cost in timed}) < 2:
             return
         self._fit(timed)
-        self.basis = "measured at start"
-        self.is_measured = True
+        self.basis, self.is_timed = "measured at start", True
 
     def observe(self, cost: StepCost) -> None:
         """Correct the model by a step in service."""
@@ -82,9 +84,25 @@ class StepCosts:
         drafts = cost.tokens - cost.prompt_tokens > cost.requests
         key = (_mode(cost.draft_length, drafts), cost.prompt_tokens > 0)
         self._corrections.add(key, cost.tokens, log(cost.seconds / float(predicted[0])))
-        if not self.is_measured:
-            self.basis = "measured in service"
-            self.is_measured = True
+        if not self.is_timed and not cost.prompt_tokens:
+            self._time_in_service(cost)
+
+    def _time_in_service(self, cost: StepCost) -> None:
+        """Fit the model to the first steps of each size, where none was timed at start."""
+        first = self._first_steps[cost.requests, cost.tokens, cost.draft_length > 0]
+        if len(first) == _TIMED or len(self._first_steps) > _MOST_TIMED:
+            return
+        first.append(cost)
+        if len(first) == _TIMED:
+            steps = [
+                sorted(each, key=lambda cost: cost.seconds)[1]
+                for each in self._first_steps.values()
+                if len(each) == _TIMED
+            ]
+            if len({step.tokens for step in steps}) > 1:
+                self._fit(steps)
+                self.basis = "measured in service"
+                self._corrections = _Corrections()
 
     def seconds(
         self, requests: int, context_tokens: float, tokens: Sequence[int], draft_lengths: Sequence[int]
@@ -153,11 +171,12 @@ class StepCosts:
     def _model(
         self, requests: int, context: float, tokens: Sequence[int] | Array, draft_lengths: Sequence[int]
     ) -> Array:
-        """Return the model's seconds, beyond the largest size at the mean slope up to it."""
+        """Return the model's seconds; beyond the largest size it goes on at the slope of the upper half of the sizes."""
         sizes = np.asarray(tokens, np.float64)
         curve = np.interp(sizes, self._knots, self._values)
-        slope = max(0.0, float(self._values[-1] - self._values[0]) / float(self._knots[-1] - self._knots[0]))
-        curve += slope * np.maximum(sizes - self._knots[-1], 0.0)
+        last = self._knots[-1]
+        slope = (self._values[-1] - np.interp(last / 2, self._knots, self._values)) / (last / 2)
+        curve += max(0.0, float(slope)) * np.maximum(sizes - last, 0.0)
         found: Array = curve + _terms(requests, context, draft_lengths) @ self._weights
         return np.maximum(found, _LEAST)
 

@@ -6,11 +6,11 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from specplug_batch.gains import SpeedUps
 
 from specplug.interfaces import PluginContext
 from specplug.types.caps import EngineCaps, Ragged
 from specplug.types.plan import HostStats, StepCost, StepPlan, StepReport
-from specplug_batch.gains import SpeedUps
 from specplug_batch.options import BatchOptions
 from specplug_batch.ragged import RaggedPlanner
 from tests.policies.stream_server import Fixed, StreamServer
