@@ -49,34 +49,30 @@ class RunLengths:
         return found
 
 
+NEWEST = 0.25
+"""Weight of the newest report in the average, as texts go on for some steps like they were."""
+
+
 class ReportedLengths:
     """The same from the survival probabilities of the newest drafts, which drafters report one step late.
 
-    The newest drafts show where the texts are, and a slow average what texts of this server are like.
+    Attributes:
+        is_known: whether anything was reported.
     """
 
-    def __init__(self, longest: int, share: float = 0.5) -> None:
-        self._slow = np.zeros(longest + 1)
-        self._fast = np.zeros(longest + 1)
-        self._steps = 0.0
-        self._share = share
+    def __init__(self, longest: int) -> None:
+        self._survival = np.zeros(longest)
         self.is_known = False
 
     def observe(self, report: StepReport) -> None:
         """Take a step's report in."""
         if report.expected is None or not report.expected_rows:
             return
-        newest = np.zeros_like(self._slow)
-        newest[1:] = np.cumsum(report.expected) / report.expected_rows
-        if not self.is_known:
-            self._fast = newest
-        keep = kept_share(report.expected_rows, 1)
-        self._steps = self._steps * keep + 1.0
-        self._slow = self._slow + (newest - self._slow) / self._steps
-        self._fast = self._fast + 0.5 * (newest - self._fast)
+        newest = np.asarray(report.expected) / report.expected_rows
+        self._survival += (NEWEST if self.is_known else 1.0) * (newest - self._survival)
         self.is_known = True
 
     def accepted(self) -> Array:
         """Return the expected accepted tokens of a row and step at each draft length, [longest + 1] float64."""
-        found: Array = self._share * self._fast + (1.0 - self._share) * self._slow
+        found: Array = np.concatenate([[0.0], np.cumsum(self._survival)])
         return found
