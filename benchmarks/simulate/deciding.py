@@ -23,7 +23,7 @@ from specplug.plugins.registry import Owner, Registry
 from specplug.plugins.specs import PolicySpec, ProposerSpec, hookimpl
 from specplug.runtime.step_planner import UNREPORTED, Bounds, Launched, StepPlanner
 from specplug.settings.sources import load_settings
-from specplug.trim import completed, priced_budget
+from specplug.trim import best_count, completed
 from specplug.types.batch import EngineBatch
 from specplug.types.caps import ProposerCaps
 from specplug.types.draft import NO_TOKEN, Draft
@@ -106,7 +106,7 @@ class PolicyDecider(Decider):
         lag = 0 if peer is not None and peer.in_worker else mode.lag
         self._plans = deque([UNREPORTED] * lag, maxlen=lag + 1)
         self._trimmed: Draft | None = None
-        # Of each request's newest drafts, where an engine derives the budget from prices; NaN at first.
+        # Of each request's newest drafts, where an engine derives the budget from costs; NaN at first.
         self._survival = np.full((requests, mode.gamma), np.nan) if mode.name == "cut" else None
 
     @property
@@ -122,7 +122,7 @@ class PolicyDecider(Decider):
     def plan(self, view: StepView) -> StepPlan:
         """Make the newest plan, and return the one made `lag` steps before; no drafts while there is none.
 
-        Where drafts are cut on the device, its prices and entry are a budget, as the adapter derives it.
+        Where drafts are cut on the device, its costs set a budget, as the adapter derives it.
         """
         self._trimmed, planner = None, self._planner
         self._profile.prefill_tokens = view.prefill_tokens
@@ -130,12 +130,12 @@ class PolicyDecider(Decider):
         planner.make(view.rows.tolist())
         self._plans.append(planner.launch(0.0, 0, 0, 0, 0, timed=False))
         plan = self._plans[0].plan[2]
-        if self._survival is None or not (plan.prices or plan.entry) or not view.rows.size:
+        if self._survival is None or not plan.costs or not view.rows.size:
             return plan
         survival = self._survival[view.rows]
         survival = completed(survival, ~np.isnan(survival[:, 0]))[:, : plan.draft_length]
-        worth = priced_budget(survival, plan.prices, plan.entry)
-        return replace(plan, token_budget=plan.budget_of(worth), prices=(), entry=0.0)
+        worth = best_count(survival, plan.costs, plan.budget_of(survival.size))
+        return replace(plan, token_budget=worth, costs=())
 
     def keep(self, view: StepView, drafts: Drafts, plan: StepPlan) -> Array:
         """Trim the drafts if an engine would."""
