@@ -32,8 +32,8 @@ from specplug.types.caps import ProposerCaps as ProposerCaps
 from specplug.types.caps import Ragged as Ragged
 from specplug.types.caps import VerifierCaps as VerifierCaps
 from specplug.types.draft import Draft as Draft
+from specplug.types.plan import CostPoint as CostPoint
 from specplug.types.plan import HostStats as HostStats
-from specplug.types.plan import Price as Price
 from specplug.types.plan import RequestStats as RequestStats
 from specplug.types.plan import StepCost as StepCost
 from specplug.types.plan import StepPlan as StepPlan

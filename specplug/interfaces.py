@@ -229,8 +229,7 @@ class Trimmer(abc.ABC):
         """Return `draft` cut to at most `limits.token_budget` draft tokens over the whole batch.
 
         The result is a prefix of each chain; in a tree it contains every ancestor of each kept node.  `Draft.keep`
-        builds such a draft.  Higher `limits.prices` never keep more tokens, and none is kept where they do not yield
-        `limits.entry`.
+        builds such a draft.  `specplug.trim.admitted` chooses the tokens whose survival exceeds `limits.costs` by most.
         """
 
     def observe(self, batch: EngineBatch, draft: Draft, verdict: Verdict) -> None:  # noqa: B027 - optional

@@ -23,19 +23,7 @@ from specplug.plugins.registry import Owner, Registry
 from specplug.plugins.specs import PolicySpec, ProposerSpec, hookimpl
 from specplug.runtime.step_planner import UNREPORTED, Bounds, Launched, StepPlanner
 from specplug.settings.sources import load_settings
-from specplug.trim import completed
-
-
-def best_count(survival, costs):
-    """Number of tokens."""
-    if not len(costs): return survival.size
-    ordered = np.sort((survival * 4096).astype(np.int64), axis=None)[::-1]
-    n = np.arange(ordered.size + 1)
-    table = np.round(np.interp(n, [c[0] for c in costs], [c[1] for c in costs]) * 4096).astype(np.int64)
-    gain = np.concatenate([[0], np.cumsum(ordered)]) - (table - table[0])
-    return int(np.argmax(gain))
-
-
+from specplug.trim import best_count, completed
 from specplug.types.batch import EngineBatch
 from specplug.types.caps import ProposerCaps
 from specplug.types.draft import NO_TOKEN, Draft
@@ -118,10 +106,9 @@ class PolicyDecider(Decider):
         lag = 0 if peer is not None and peer.in_worker else mode.lag
         self._plans = deque([UNREPORTED] * lag, maxlen=lag + 1)
         self._trimmed: Draft | None = None
-        self._expected: Array | None = None
-        if peer is None:
+        if peer is None:  # peers receive the profile itself
             self._planner.stage.calibrate(profile.timed_steps())
-        # Of each request's newest drafts, where an engine derives the budget from prices; NaN at first.
+        # Of each request's newest drafts, where an engine derives the budget from costs; NaN at first.
         self._survival = np.full((requests, mode.gamma), np.nan) if mode.name == "cut" else None
 
     @property
@@ -137,7 +124,7 @@ class PolicyDecider(Decider):
     def plan(self, view: StepView) -> StepPlan:
         """Make the newest plan, and return the one made `lag` steps before; no drafts while there is none.
 
-        Where drafts are cut on the device, its prices and entry are a budget, as the adapter derives it.
+        Where drafts are cut on the device, its costs set a budget, as the adapter derives it.
         """
         self._trimmed, planner = None, self._planner
         self._profile.prefill_tokens = view.prefill_tokens
@@ -149,8 +136,8 @@ class PolicyDecider(Decider):
             return plan
         survival = self._survival[view.rows]
         survival = completed(survival, ~np.isnan(survival[:, 0]))[:, : plan.draft_length]
-        worth = best_count(survival, plan.costs)
-        return replace(plan, token_budget=plan.budget_of(worth), costs=())
+        worth = best_count(survival, plan.costs, plan.budget_of(survival.size))
+        return replace(plan, token_budget=worth, costs=())
 
     def keep(self, view: StepView, drafts: Drafts, plan: StepPlan) -> Array:
         """Trim the drafts if an engine would."""
@@ -158,16 +145,6 @@ class PolicyDecider(Decider):
         if self._survival is not None and draft_length:
             inside = np.arange(draft_length) < drafts.lengths[:, None]
             self._survival[view.rows, :draft_length] = np.where(inside, drafts.confidence, 0.0).cumprod(axis=1)
-        if self._mode.name == "padded" and draft_length == 0 or self._mode.name == "padded":
-            full = self._profile.trajectories.drafts(view.entries, self._mode.gamma)
-            self._expected = np.where(np.arange(self._mode.gamma) < full.lengths[:, None], full.confidence, 0.0).cumprod(axis=1).sum(axis=0)
-        if plan.costs and draft_length:
-            inside = np.arange(draft_length) < drafts.lengths[:, None]
-            surv = np.where(inside, drafts.confidence, 0.0).cumprod(axis=1)
-            count = best_count(surv[inside], plan.costs)
-            order = np.argsort(np.where(inside, -surv, 2.0).T.reshape(-1), kind="stable")
-            flat = np.zeros(surv.size, bool); flat[order[:count]] = True
-            return (flat.reshape(draft_length, batch_size).T & inside).sum(axis=1)
         if not self._stage.has_observers and not self._stage.cuts(batch_size, draft_length, plan):
             return drafts.lengths
         self._profile.matches = self._profile.trajectories.matches[view.entries]
@@ -185,8 +162,7 @@ class PolicyDecider(Decider):
         fates = list(zip(names, verified.tolist(), result.accepted.tolist(), strict=True))
         cost = (len(names), result.tokens, view.context_tokens, result.draft_length, view.prefill_tokens)
         timed = planner.reads_costs and result.tokens > 0
-        expected = {} if self._expected is None else {"expected": self._expected.tolist(), "expected_rows": len(names)}
-        planner.finish(Launched(launched.plan, result.began, cost if timed else None), fates, result.ended, **expected)
+        planner.finish(Launched(launched.plan, result.began, cost if timed else None), fates, result.ended)
         if self._trimmed is not None and self._stage.has_observers:
             kept, accepted, emitted = (torch.from_numpy(column.astype(np.int32)) for column in result[:3])
             verdict = Verdict.build(self._trimmed.lengths, Outcome(kept, accepted, emitted))

@@ -25,7 +25,7 @@ from specplug.types.batch import EngineBatch
 from specplug.types.caps import EngineCaps
 from specplug.types.draft import Draft
 from specplug.types.host_step import HostStep
-from specplug.types.plan import StepPlan, TrimLimits
+from specplug.types.plan import StepPlan, TrimLimits, first_rise
 from specplug.types.request import Event
 from specplug.types.verdict import Outcome, Verdict
 
@@ -129,7 +129,7 @@ class DraftStage:
 
     @torch.inference_mode()
     def trim(self, batch: EngineBatch, draft: Draft, plan: StepPlan) -> Draft:
-        """Cut the drafts at least to the plan's budget and prices, and store them until their verdict."""
+        """Cut the drafts by the plan's budget and costs, and store them until their verdict."""
         if batch.is_dummy or not batch.batch_size:
             return draft
         if self.tracer is not None:
@@ -147,11 +147,10 @@ class DraftStage:
 
         Where no limit of the plan binds, the policy answers; if that raises, its trim half decides.
         """
-        places, prices, budget = batch_size * draft_length, plan.prices, plan.token_budget
+        places = batch_size * draft_length
         if not places:
             return False
-        is_priced = plan.entry > 0.0 or (len(prices) > 0 and prices[0].after < places)  # the first holds earliest
-        if is_priced or (budget is not None and budget < places):
+        if plan.budget_of(places) < places or first_rise(plan.costs) < places:
             return True
         answers: list[bool] = []
         has_answered = self.trimmer_guard.call(
@@ -165,7 +164,7 @@ class DraftStage:
         If it fails, all drafts are dropped, so the budget holds.
         """
         budget, cut = plan.budget_of(draft.batch_size * draft.draft_length), list[Draft]()
-        limits = TrimLimits.build(budget, batch.sampled, plan.prices, plan.entry)
+        limits = TrimLimits.build(budget, batch.sampled, plan.costs)
 
         def trim() -> None:
             trimmed = self._trimmer.trim(draft.view(draft.batch_size, draft.draft_length), limits)

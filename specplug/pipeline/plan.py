@@ -9,14 +9,25 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import pairwise
+from math import isfinite
 from operator import index, is_not
 from typing import Any
+
+import numpy as np
 
 from specplug.errors import ContractError
 from specplug.faults import FaultGuard, status_of
 from specplug.interfaces import Planner
 from specplug.types.caps import EngineCaps
-from specplug.types.plan import MOST_PRICES, HostStats, Price, StepCost, StepPlan, StepReport
+from specplug.types.plan import (
+    MAX_COST_POINTS,
+    MAX_DRAFT_TOKENS,
+    CostPoint,
+    HostStats,
+    StepCost,
+    StepPlan,
+    StepReport,
+)
 
 OFF = StepPlan(draft_length=0, why="switched off")
 """The plan of every step while the operator allows no drafts."""
@@ -89,32 +100,33 @@ class PlanStage:
 
     def _fit(self, plan: StepPlan) -> StepPlan:
         draft_length = index(plan.draft_length)  # raises on a fraction here, where the error is contained
-        _check(plan.prices, plan.entry)
         budget = None if plan.token_budget is None else index(plan.token_budget)
         if self.ceiling is not None:
             draft_length = min(draft_length, self.ceiling)
         fitted = self._caps.fit_draft_length(draft_length)
-        return replace(plan, draft_length=fitted, token_budget=budget, num_steps=index(plan.num_steps))
+        costs = checked_costs(plan.costs)
+        return replace(plan, draft_length=fitted, token_budget=budget, costs=costs, num_steps=index(plan.num_steps))
 
 
-def _check(prices: Sequence[Price], entry: float) -> None:
-    """Refuse prices that fall, are negative or no numbers, or are too many, and an entry that is negative or none."""
-    if not entry >= 0.0:
-        raise ContractError.build("the entry of a plan is no cost", found=entry, expected="a number from 0 on")
-    ends = [(0.0, 0), *prices]
-    rises = all(one[0] <= other[0] and one[1] <= index(other[1]) for one, other in pairwise(ends))  # false of NaN too
-    if not rises or len(prices) > MOST_PRICES:
+def checked_costs(costs: Sequence[CostPoint]) -> tuple[CostPoint, ...]:
+    """Return the points of a cost curve; refuse those that are no numbers, too many, too far or not ascending."""
+    points = tuple([CostPoint(index(tokens), float(cost)) for tokens, cost in costs])
+    places = [-1, *[point.draft_tokens for point in points], MAX_DRAFT_TOKENS + 1]
+    ascends = all(one < other for one, other in pairwise(places))
+    if not ascends or len(points) > MAX_COST_POINTS or not all(isfinite(point.cost) for point in points):
         raise ContractError.build(
-            "the prices of a plan do not rise", found=prices, expected=f"at most {MOST_PRICES}, ascending from 0"
+            "the costs of a plan are no curve",
+            found=costs,
+            expected=f"at most {MAX_COST_POINTS} finite costs, of 0 to {MAX_DRAFT_TOKENS} draft tokens, ascending",
         )
+    return points
 
 
 def joined(plans: Sequence[StepPlan]) -> StepPlan:
     """Return the plan that allows what each of the plans, at least one, allows.
 
-    It has the least draft length, the least token budget, each request's least cap, the highest entry, and at any
-    number of draft tokens the dearest price.  If those are more than `MOST_PRICES`, some rise earlier than they have
-    to.  It holds for as many steps as any plan without drafts does.
+    It has the least draft length, the least token budget, each request's least cap, and at any number of draft tokens
+    the highest cost.  It holds for as many steps as any plan without drafts does.
     """
     draft_length = min([plan.draft_length for plan in plans])
     budgets = [plan.token_budget for plan in plans if plan.token_budget is not None]
@@ -123,33 +135,28 @@ def joined(plans: Sequence[StepPlan]) -> StepPlan:
         for name, cap in plan.caps.items():
             if cap < caps.get(name, draft_length):
                 caps[name] = cap
-    prices = _dearest([plan.prices for plan in plans])
+    costs = _dearest([plan.costs for plan in plans if plan.costs])
     num_steps = max([plan.num_steps for plan in plans if not plan.draft_length], default=1)
-    entry = max([plan.entry for plan in plans])
     why = next((plan.why for plan in plans if not plan.draft_length), "")
-    return StepPlan(draft_length, min(budgets, default=None), caps, prices, entry, num_steps=num_steps, why=why)
+    return StepPlan(draft_length, min(budgets, default=None), caps, costs, num_steps, why)
 
 
-def price_after(prices: Sequence[Price], count: int) -> float:
-    """Return the survival probability that the draft token after `count` others has to have."""
-    return max([price.survival for price in prices if price.after <= count], default=0.0)
+def _dearest(curves: Sequence[tuple[CostPoint, ...]]) -> tuple[CostPoint, ...]:
+    """Return the curve through the highest cost at each point of the curves, relative to that of no draft tokens.
 
-
-def _dearest(lists: Sequence[tuple[Price, ...]]) -> tuple[Price, ...]:
-    """Return the prices that are, after any number of tokens, the highest of the lists."""
-    stated = [prices for prices in lists if prices]
-    if len(stated) < 2:
-        return stated[0] if stated else ()
-    found: list[Price] = []
-    for count in sorted({price.after for prices in stated for price in prices}):
-        survival = max([price_after(prices, count) for prices in stated])
-        if not found or survival > found[-1].survival:
-            found.append(Price(survival, count))
-    while len(found) > MOST_PRICES:
-        rises = [(high.survival - low.survival) * (high.after - low.after) for low, high in pairwise(found)]
-        at = rises.index(min(rises))
-        found[at : at + 2] = [Price(found[at + 1].survival, found[at].after)]
-    return tuple(found)
+    Between two points it may be higher than each.  Of too many points, those go that change the curve least.
+    """
+    if len(curves) < 2:
+        return curves[0] if curves else ()
+    tokens = np.unique([0, *[point.draft_tokens for curve in curves for point in curve]])
+    heights = np.array([np.interp(tokens, *np.array(curve).T) for curve in curves])
+    cost = (heights - heights[:, :1]).max(0)
+    while tokens.size > MAX_COST_POINTS:
+        low, high = tokens[:-2], tokens[2:]
+        between = cost[:-2] + (cost[2:] - cost[:-2]) * (tokens[1:-1] - low) / (high - low)
+        least = 1 + abs(between - cost[1:-1]).argmin()
+        tokens, cost = np.delete(tokens, least), np.delete(cost, least)
+    return tuple(map(CostPoint, tokens.tolist(), cost.tolist()))
 
 
 class JoinedPlanner(Planner):

@@ -236,7 +236,7 @@ class ReplayEngine:
         stage, plan, rows = self._stage, self._plan(), self._slots.taken
         length, is_alone = plan.draft_length, self._repeats == 1
         # A row that stands for others is cut among their drafts, afterwards.
-        own = plan if is_alone else replace(plan, token_budget=None, prices=(), entry=0.0)
+        own = plan if is_alone else replace(plan, token_budget=None, costs=())
         batch: EngineBatch | None = None
         if self._slots.is_compiled and (is_alone or engine_ids or not stage.cuts(self._repeats, length, own)):
             draft = self._slots.step(rows, own, engine_ids)

@@ -207,7 +207,7 @@ class StepPlanner(Generic[R]):
         cost = (requests, tokens, context_tokens, draft_length, prompt_tokens) if timed else None
         return Launched((self.steps - 1, self._drafting, self.plan, self._planned), began, cost)
 
-    def finish(self, step: Launched, fates: Sequence[DraftResult], ended: float, *, late: Collection[str] = (), expected=None, expected_rows=0) -> None:
+    def finish(self, step: Launched, fates: Sequence[DraftResult], ended: float, *, late: Collection[str] = ()) -> None:
         """Count the outcome of a step's drafts, whose results arrived at `ended`; steps finish in launch order.
 
         Requests that are `late` could not draft, as the proposer had not ingested their texts yet.  They are left out,
@@ -238,7 +238,7 @@ class StepPlanner(Generic[R]):
         self._ended = ended
         if self.stage.learns and number >= 0:
             counts = [(verified, accepted) for _, verified, accepted in fates]
-            report = replace(StepReport.build(number, plan.draft_length, requests, counts, cost, runs, batch_size=batch_size), expected=expected, expected_rows=expected_rows)
+            report = StepReport.build(number, plan.draft_length, requests, counts, cost, runs, batch_size=batch_size)
             self.stage.observe(report)
 
     def forget(self, request_ids: Iterable[str]) -> None:

@@ -18,8 +18,8 @@ from specplug.pipeline.stream.buffers import StepBuffers
 from specplug.runtime.slots import NO_CAP, RowFacts, SlotTable
 from specplug.types.batch import EngineBatch
 from specplug.types.draft import Draft
-from specplug.types.host_step import FAILED, HostStep, StepArguments, TrimArguments
-from specplug.types.plan import MOST_PRICES, StepPlan
+from specplug.types.host_step import FAILED, SPARE, HostStep, StepArguments, TrimArguments
+from specplug.types.plan import StepPlan, whole_table
 
 
 class LateRows:
@@ -52,15 +52,11 @@ class StepCut:
 
     def __init__(self, stage: DraftStage, shape: tuple[int, int]) -> None:
         self._stage, self._step = stage, stage.host_trim
-        self._prices, self._prices_after = np.zeros(MOST_PRICES, np.float32), np.zeros(MOST_PRICES, np.int64)
-        self._entry, self.control = np.zeros(()), CutControl()
-        self._arguments = TrimArguments(
-            entry=self._entry.ctypes.data, prices=self._prices.ctypes.data, prices_after=self._prices_after.ctypes.data
-        )
+        self._costs, self.control, self._arguments = whole_table(()), CutControl(), TrimArguments()
         self.record = record(
             control=self.control.address,
             arguments=self._arguments.address,
-            workspace=np.zeros(shape, np.float32),
+            workspace=np.zeros(shape[0] * shape[1] + SPARE, np.float32),
             kept=np.zeros(shape, np.uint8),
             places=np.zeros(shape[1], np.int32),
         )
@@ -75,11 +71,9 @@ class StepCut:
             return False
         control.action = TRIM if self._stage.trimmer_guard.admits_step() else DROP
         control.function, control.status = step.function, FAILED
-        arguments.data, arguments.num_prices = step.data, len(plan.prices)
-        arguments.token_budget = plan.budget_of(batch_size * plan.draft_length)
-        self._entry[...] = plan.entry
-        for place, (survival, after) in enumerate(plan.prices):
-            self._prices[place], self._prices_after[place] = survival, after
+        arguments.data, arguments.token_budget = step.data, plan.budget_of(batch_size * plan.draft_length)
+        self._costs = whole_table(plan.costs)  # it lives as long as the function may read it
+        arguments.costs, arguments.num_costs = self._costs.ctypes.data, self._costs.size
         return True
 
 

@@ -16,9 +16,19 @@ import pytest
 import torch
 
 from specplug.pipeline.draft import host_trim_of
-from specplug.testing.policy_harness import IDLE, PRICES, PROFILE, PolicyHarness, stats_of, watch_for_waiting
+from specplug.pipeline.plan import checked_costs
+from specplug.testing.policy_harness import (
+    IDLE,
+    JUMPS,
+    PRICES,
+    PROFILE,
+    PolicyHarness,
+    curve_of,
+    stats_of,
+    watch_for_waiting,
+)
 from specplug.testing.wrappers import kept_by, watch
-from specplug.types.plan import MOST_PRICES, StepPlan, StepReport
+from specplug.types.plan import StepPlan, StepReport
 from specplug.types.tensors import map_tensors
 
 
@@ -34,7 +44,7 @@ class PolicyContract(PolicyHarness):
             assert isinstance(plan, StepPlan), f"{self.who}: planned {plan!r} on {name}; expected a StepPlan"
 
     def test_plans_within_the_engines_limits(self) -> None:
-        """Draft length, budget, caps and prices are within the engine's limits for any number of requests."""
+        """Draft length, budget, caps and costs are within the engine's limits for any number of requests."""
         for name, caps in self.engines.items():
             for plan in self.plans(caps):
                 in_range = isinstance(plan.draft_length, int) and 0 <= plan.draft_length <= caps.max_draft_length
@@ -42,16 +52,11 @@ class PolicyContract(PolicyHarness):
                     f"{self.who}: draft length {plan.draft_length!r} on {name}; "
                     f"expected an int in [0, {caps.max_draft_length}]"
                 )
-                budget, prices = plan.token_budget, plan.prices
+                budget = plan.token_budget
                 assert budget is None or (isinstance(budget, int) and budget >= 0), (
                     f"{self.who}: token_budget {budget!r} on {name}; expected None or an int >= 0"
                 )
-                ends = [(0.0, 0), *prices]
-                rises = all(a[0] <= b[0] and a[1] <= b[1] for a, b in itertools.pairwise(ends))
-                rises = rises and len(prices) <= MOST_PRICES
-                assert rises, (
-                    f"{self.who}: prices {prices!r} on {name}; expected at most {MOST_PRICES}, ascending from 0"
-                )
+                checked_costs(plan.costs)
 
     def test_plans_no_longer_drafts_than_stated(self) -> None:
         """No plan for B requests is longer than `longest_draft(B)`, for which engines capture graphs."""
@@ -153,17 +158,25 @@ class PolicyContract(PolicyHarness):
             assert kept <= budget, f"{self.who}: kept {kept} draft tokens; expected at most {budget}"
 
     @pytest.mark.parametrize("trees", [False, True])
-    def test_respects_the_price(self, trees: bool) -> None:
-        """No kept token's survival probability is below the price, and a higher price keeps no more of any row."""
-        budget, lengths = max(self.budgets), None
-        for price in PRICES:
-            trimmed = self.trimmed(self.draft(trees=trees), budget, price)
-            worth = trimmed.survival()[trimmed.mask()].tolist()
-            cheap = [level for level in worth if level < price - 1e-6]
-            assert not cheap, f"{self.who}: kept tokens that survive by {cheap}; expected none below the price {price}"
-            more = lengths is not None and bool((trimmed.lengths > lengths).any())
-            assert not more, f"{self.who}: kept {trimmed.lengths.tolist()} at price {price}; expected at most {lengths}"
-            lengths = trimmed.lengths
+    def test_respects_the_costs(self, trees: bool) -> None:
+        """What is kept is worth its cost, and each token what it adds; dearer tokens keep no more of any row."""
+        for jump in JUMPS:
+            lengths = None
+            for price in PRICES:
+                costs = curve_of(price, jump)
+                trimmed = self.trimmed(self.draft(trees=trees), max(self.budgets), costs)
+                worth = trimmed.survival()[trimmed.mask()].tolist()
+                due = jump + price * len(worth) if worth else 0.0
+                assert sum(worth) >= due - 1e-2, (
+                    f"{self.who}: kept tokens worth {sum(worth):.3f}; expected none, or tokens worth {due:.3f}"
+                )
+                cheap = [level for level in worth if level < price - 1e-3]
+                assert not cheap, f"{self.who}: kept tokens that survive by {cheap}; expected none below {price}"
+                more = lengths is not None and bool((trimmed.lengths > lengths).any())
+                assert not more, (
+                    f"{self.who}: kept {trimmed.lengths.tolist()} at {price} a token; expected at most {lengths}"
+                )
+                lengths = trimmed.lengths
 
     def test_does_not_depend_on_the_order_of_rows(self) -> None:
         """The result does not depend on the order of the rows, if no two tokens are equally likely."""
@@ -203,7 +216,7 @@ class PolicyContract(PolicyHarness):
         device = torch.device("meta")
         draft = self.empty(3, 4, trees=trees, device=device)
         trimmer = self.trimmer(device=device)
-        trimmed = trimmer.trim(draft, self.limits(draft, 5, 0.1))
+        trimmed = trimmer.trim(draft, self.limits(draft, 5, curve_of(0.1)))
         trimmed.validate()
         assert trimmed.device == device, f"{self.who}: trim moved the draft to {trimmed.device}"
         if trimmer.learns:
@@ -216,10 +229,10 @@ class PolicyContract(PolicyHarness):
         step = host_trim_of(compiled)
         if step is None:
             pytest.skip("its trim half has no C function")
-        for budget, price in itertools.product(self.budgets, PRICES):
-            draft = self.draft(trees=trees)
-            kept = draft.keep(kept_by(step, draft, self.limits(draft, budget, price)))
-            found, expected = self.nodes(kept), self.nodes(self.trimmed(draft, budget, price, trimmer=plain))
+        for budget, price, jump in itertools.product(self.budgets, PRICES, JUMPS):
+            draft, costs = self.draft(trees=trees), curve_of(price, jump)
+            kept = draft.keep(kept_by(step, draft, self.limits(draft, budget, costs)))
+            found, expected = self.nodes(kept), self.nodes(self.trimmed(draft, budget, costs, trimmer=plain))
             assert found == expected, f"{self.who}: the C function keeps {found}; expected {expected}, as of trim"
 
     def test_learns_from_verdicts(self) -> None:

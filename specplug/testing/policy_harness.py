@@ -22,7 +22,7 @@ from specplug.types.batch import EngineBatch
 from specplug.types.caps import DraftLengthChange, EngineCaps, Ragged
 from specplug.types.draft import Draft
 from specplug.types.paths import ROOT
-from specplug.types.plan import HostStats, Price, RequestStats, StepCost, StepPlan, StepReport, TrimLimits
+from specplug.types.plan import CostPoint, HostStats, RequestStats, StepCost, StepPlan, StepReport, TrimLimits
 from specplug.types.tensors import map_tensors
 from specplug.types.verdict import Outcome, Verdict
 
@@ -30,6 +30,10 @@ IDLE = HostStats(0, ())
 """The figures of a first step without decoding requests."""
 
 PRICES = (0.0, 0.05, 0.2, 0.5, 0.8, 1.0)
+"""Costs of each draft token."""
+
+JUMPS = (0.0, 0.4, 2.0, 9.0)
+"""Costs of any draft tokens, beyond their own."""
 
 ENGINES: Mapping[str, EngineCaps] = MappingProxyType(
     {
@@ -109,17 +113,23 @@ class PolicyHarness:
         return trimmer
 
     def trimmed(
-        self, draft: Draft, budget: int, price: float = 0.0, *, rank: int = 0, trimmer: Trimmer | None = None
+        self,
+        draft: Draft,
+        budget: int,
+        costs: Sequence[CostPoint] = (),
+        *,
+        rank: int = 0,
+        trimmer: Trimmer | None = None,
     ) -> Draft:
         """Return a trimmed copy of `draft`, by a new trim half unless one is given."""
         copy = map_tensors(draft, Tensor.clone)
-        trimmed = (trimmer or self.trimmer(rank=rank)).trim(copy, self.limits(draft, budget, price))
+        trimmed = (trimmer or self.trimmer(rank=rank)).trim(copy, self.limits(draft, budget, costs))
         trimmed.validate()
         return trimmed
 
-    def limits(self, draft: Draft, budget: int, price: float = 0.0) -> TrimLimits:
+    def limits(self, draft: Draft, budget: int, costs: Sequence[CostPoint] = ()) -> TrimLimits:
         """Return the limits of a step in which all rows decode."""
-        return TrimLimits.build(budget, torch.ones_like(draft.lengths, dtype=torch.bool), (Price(price),))
+        return TrimLimits.build(budget, torch.ones_like(draft.lengths, dtype=torch.bool), costs)
 
     def empty(
         self, batch_size: int, draft_length: int, *, trees: bool = False, device: torch.device | str = "cpu"
@@ -170,6 +180,11 @@ def stats_of(count: int, step: int = 0, cap: int | None = None) -> HostStats:
         for number in range(count)
     ]
     return HostStats(step, tuple(requests))
+
+
+def curve_of(price: float, jump: float = 0.0) -> tuple[CostPoint, ...]:
+    """Return a cost curve by which each draft token costs `price`, and the first one `jump` more."""
+    return CostPoint(0, 0.0), CostPoint(1, jump + price), CostPoint(101, jump + 101 * price)
 
 
 _WAITS = ("open", "socket.connect", "subprocess.Popen", "os.system")

@@ -22,7 +22,7 @@ from specplug.testing.batches import POISON
 from specplug.trim import SurvivalTrimmer
 from specplug.types.batch import EngineBatch
 from specplug.types.draft import Draft
-from specplug.types.host_step import OK, HostStep, StepArguments, TrimArguments
+from specplug.types.host_step import OK, SPARE, HostStep, StepArguments, TrimArguments
 from specplug.types.plan import TrimLimits
 from specplug.types.request import Event
 from specplug.types.tensors import tensors_of
@@ -170,16 +170,15 @@ C_FUNCTION = ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_int64)
 def kept_by(step: HostStep, draft: Draft, limits: TrimLimits) -> Tensor:
     """Return the mask [B, N] bool of the tokens that a C function keeps; the memory that it is handed is poisoned."""
     rows, draft_length = draft.token_ids.shape
-    workspace, kept = np.full((rows, draft_length), np.nan, np.float32), np.full((rows, draft_length), 7, np.uint8)
-    entry = np.array(limits.entry)
+    workspace = np.full(rows * draft_length + SPARE, np.nan, np.float32)
+    kept = np.full((rows, draft_length), 7, np.uint8)
     arguments = TrimArguments(
         data=step.data,
         batch_size=rows,
         draft_length=draft_length,
         token_budget=int(limits.token_budget),
-        num_prices=limits.prices.numel(),
-        prices=limits.prices.data_ptr(),
-        prices_after=limits.prices_after.data_ptr(),
+        num_costs=limits.costs.numel(),
+        costs=limits.costs.data_ptr(),
         decoding=limits.decoding.data_ptr(),
         confidence=draft.confidence.data_ptr(),
         parents=0 if draft.parents is None else draft.parents.data_ptr(),
@@ -187,7 +186,6 @@ def kept_by(step: HostStep, draft: Draft, limits: TrimLimits) -> Tensor:
         draft_lengths=draft.lengths.data_ptr(),
         workspace=workspace.ctypes.data,
         kept=kept.ctypes.data,
-        entry=entry.ctypes.data,
     )
     status = C_FUNCTION(step.function)(arguments.address)
     assert status == OK, f"the C function of a trim half returned {status}; expected {OK}"

@@ -1,13 +1,9 @@
-"""SurvivalTrimmer, the trim half that most policies share, and the order in which it admits draft tokens.
-
-The order is written here in tensor operations, for any device.
-"""
+"""SurvivalTrimmer, the trim half that most policies share, and its decision in tensor operations, for any device."""
 
 from __future__ import annotations
 
 import importlib
 import importlib.util
-from collections.abc import Sequence
 from functools import cache
 from types import ModuleType
 
@@ -19,78 +15,52 @@ from torch import Tensor
 from specplug.interfaces import PluginContext, Trimmer
 from specplug.types.draft import Draft
 from specplug.types.host_step import HostStep
-from specplug.types.plan import Price, TrimLimits
+from specplug.types.plan import LEVELS, CostPoint, TrimLimits, cost_table
 
 
 def rank_tokens(draft: Draft) -> tuple[Tensor, Tensor]:
-    """Return each draft token's survival probability, and its rank in the order in which trimmers admit tokens.
+    """Return each draft token's level of survival, and its rank in the order in which trimmers admit tokens.
 
-    Tokens are admitted in descending survival.  Ties go to the lower column (a parent comes before its children), then
-    to the lower row, so the order is the same on every device and rank.
+    Tokens are admitted in descending level.  Ties go to the lower column (a parent comes before its children), then to
+    the lower row, so the order is the same on every device and rank.
 
     Returns:
-        [B, N] float32, the survival probability, which never rises along a path and is 0 beyond the length; and
-        [B, N] int64, the rank from 0, with absent tokens last.  For any threshold, the tokens with a lower rank are a
-        prefix of each chain and include every ancestor of a tree node.
+        [B, N] int64, the survival probability in `LEVELS`, rounded down, which never rises along a path; -1 beyond the
+        length; and [B, N] int64, the rank from 0, with absent tokens last.  For any threshold, the tokens with a lower
+        rank are a prefix of each chain and include every ancestor of a tree node.
     """
-    survival = draft.survival()
-    worth = torch.where(draft.mask(), survival, -1.0).T.reshape(-1)  # column by column, which breaks ties
-    order = worth.sort(descending=True, stable=True).indices
+    levels = torch.where(draft.mask(), (draft.survival() * LEVELS).long(), -1)
+    order = levels.T.reshape(-1).sort(descending=True, stable=True).indices  # column by column, which breaks ties
     rank = torch.empty_like(order).scatter_(0, order, torch.arange(order.numel(), device=order.device))
-    return survival, rank.reshape(survival.shape[1], survival.shape[0]).T
+    return levels, rank.reshape(levels.shape[1], levels.shape[0]).T
 
 
 def admitted(draft: Draft, limits: TrimLimits) -> Tensor:
-    """Return the mask, [B, N] bool, of the draft tokens within the budget that are worth their prices.
+    """Return the mask, [B, N] bool, of the draft tokens whose summed survival exceeds their cost by most.
 
-    It holds none if they do not yield the entry.
+    These are the first n in the order of admission, with the smallest n within the budget that has the greatest gain:
+    the sum of the first n levels, less what n draft tokens cost beyond none.
     """
-    survival, rank = rank_tokens(draft)
-    kept = draft.mask() & (rank < most_tokens(survival, limits))
-    if not limits.entry:
-        return kept
-    gain = torch.where(kept, survival, 0.0).sum(dtype=torch.float64) - price_of(kept.sum(), limits)
-    return kept & (gain >= limits.entry)
+    levels, rank = rank_tokens(draft)
+    best_first = levels.reshape(-1).sort(descending=True).values
+    number = torch.arange(best_first.numel() + 1, device=levels.device)
+    gain = torch.nn.functional.pad(best_first.cumsum(0), (1, 0)) - limits.costs[number.clamp(max=len(limits.costs) - 1)]
+    most = torch.minimum(draft.lengths.sum(), limits.token_budget)
+    gain = torch.where(number <= most, gain, -(1 << 62))
+    return rank < torch.where(gain == gain.amax(), number, number.numel()).amin()
 
 
-def price_of(count: Tensor, limits: TrimLimits) -> Tensor:
-    """Return the sum of the prices of the first `count` tokens in the order of admission, 0-d float64."""
-    rises = torch.diff(limits.prices.double(), prepend=limits.prices.new_zeros(1, dtype=torch.float64))
-    return (rises * (count - limits.prices_after).clamp(min=0)).sum()
-
-
-def most_tokens(survival: Tensor, limits: TrimLimits) -> Tensor:
-    """Return how many tokens, counted in the order of admission, a token may be among if it is to be admitted.
-
-    It never falls with the survival probability, so the admitted tokens are the first of the order.
-
-    Args:
-        survival: survival probabilities, of any shape, float32.
-        limits: the budget and the prices.
-    """
-    below = survival[..., None] < limits.prices
-    ends = torch.where(below, limits.prices_after, limits.token_budget)
-    return torch.minimum(ends.amin(-1), limits.token_budget) if below.shape[-1] else limits.token_budget
-
-
-def priced_budget(survival: npt.NDArray[np.floating], prices: Sequence[Price], entry: float = 0.0) -> int:
-    """Return how many draft tokens are worth their prices: how many `admitted` keeps without another budget.
+def best_count(survival: npt.NDArray[np.floating], costs: tuple[CostPoint, ...], budget: int | None = None) -> int:
+    """Return how many tokens `admitted` keeps.
 
     Args:
         survival: survival probabilities of the tokens, in any order, floats.
-        prices, entry: the plan's.
+        costs: the plan's curve.
+        budget: the most tokens, if there is a limit.
     """
-    ordered = np.sort(survival, axis=None)[::-1]
-    end = ordered.size
-    for price in prices:
-        # Of the tokens from `after` on, which are in descending order, those below the price end the admission.
-        worth = int(np.count_nonzero(ordered >= np.float32(price.survival)))
-        end = min(end, max(worth, price.after))
-    if not entry:
-        return end
-    rises = zip(prices, (0.0, *[price.survival for price in prices]), strict=False)
-    cost = sum([(price.survival - before) * max(0, end - price.after) for price, before in rises])
-    return end if ordered[:end].sum(dtype=np.float64) - cost >= entry else 0
+    levels = np.sort((survival * LEVELS).astype(np.int64), axis=None)[::-1][:budget]
+    gain = np.concatenate(([0], levels.cumsum())) - cost_table(costs, levels.size)
+    return int(gain.argmax())
 
 
 def completed(survival: npt.NDArray[np.floating], is_known: npt.NDArray[np.bool_]) -> npt.NDArray[np.floating]:
@@ -101,10 +71,9 @@ def completed(survival: npt.NDArray[np.floating], is_known: npt.NDArray[np.bool_
 
 
 class SurvivalTrimmer(Trimmer):
-    """Admits draft tokens of the whole batch in descending survival probability until none is worth its price.
+    """Keeps the draft tokens of the whole batch whose summed survival exceeds their cost by most, within the budget.
 
-    Survival never rises along a path, so the admitted tokens are a prefix of each chain and include every ancestor of
-    an admitted tree node.  `rank_tokens` states the order.  Nothing is read back.
+    `admitted` states the decision.  Nothing is read back.
     """
 
     def __init__(self, context: PluginContext | None = None) -> None:
@@ -113,7 +82,7 @@ class SurvivalTrimmer(Trimmer):
             kernels.warm_up(context.device)
 
     def trim(self, draft: Draft, limits: TrimLimits) -> Draft:
-        """Return `draft` cut to the budget and the prices; an equal draft if none cuts anything.
+        """Return `draft` cut to the tokens to verify.  Tokens of level 0 are worth nothing and are never kept for free.
 
         Confidences must lie in [0, 1], as they do after the pipeline's propose phase.
         """

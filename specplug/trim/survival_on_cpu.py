@@ -1,7 +1,6 @@
-"""Admission of draft tokens on the host, compiled; `specplug.trim.survival` states the order of admission.
+"""Admission of draft tokens on the host, compiled; `specplug.trim.survival` states the decision.
 
-Nothing is sorted.  Survival probabilities are non-negative floats, whose bits are in the order of their values, so the
-lowest admitted probability is found by bisection over the bits: 30 passes that count the tokens above.
+Nothing is sorted: tokens are counted by level of survival, and the counts are walked from the highest level down.
 """
 
 from __future__ import annotations
@@ -13,12 +12,13 @@ import numpy as np
 from numba import carray  # type: ignore[attr-defined]
 
 from specplug.match.cpu.compiled import c_function, call_kernel, compiled, kernel_address
-from specplug.match.cpu.intrinsics import float32_at, float64_at, int32_at, int64_at, struct_at, uint8_at
-from specplug.types.host_step import HostStep, TrimArguments
+from specplug.match.cpu.intrinsics import float32_at, int32_at, int64_at, struct_at, uint8_at
+from specplug.types.host_step import SPARE, HostStep, TrimArguments
+from specplug.types.plan import LEVELS
 
 _arguments_at = struct_at(TrimArguments)
-_ABOVE_ONE = int(np.float32(1.0).view(np.int32)) + 1
-_ZERO, _ONE = np.float32(0.0), np.float32(1.0)
+_ZERO, _ONE, _LEVELS = np.float32(0.0), np.float32(1.0), np.float32(LEVELS)
+_BYTES = 4
 
 
 def host_trim() -> HostStep:
@@ -30,25 +30,24 @@ def host_trim() -> HostStep:
 def admit(arguments: int) -> None:
     """Mark the tokens to keep; `arguments` is the address of `TrimArguments`."""
     n = _arguments_at(arguments)
-    size = n.batch_size * n.draft_length
-    _compute_survival(n)
-    bits = carray(int32_at(n.workspace), size)
-    low, high = 0, _ABOVE_ONE
-    while low < high:
-        middle = (low + high) >> 1
-        if _count_above(bits, middle) < _most_tokens(n, np.int32(middle).view(np.float32)):
-            high = middle
-        else:
-            low = middle + 1
-    _mark(n, low, _count_above(bits, low))
-    entry = carray(float64_at(n.entry), 1)[0]
-    if entry > 0.0 and _gain(n, size) < entry:
-        carray(uint8_at(n.kept), size)[:] = 0
+    counts = carray(int32_at(n.workspace + _BYTES * n.batch_size * n.draft_length), SPARE)
+    counts[:] = 0
+    _count_levels(n, counts)
+    costs, last = carray(int64_at(n.costs), n.num_costs), n.num_costs - 1
+    number = survival = best = ties = 0
+    lowest = LEVELS
+    for level in range(LEVELS, -1, -1):
+        for tie in range(min(np.int64(counts[level]), n.token_budget - number)):
+            number, survival = number + 1, survival + level
+            gain = survival - (costs[min(number, last)] - costs[0])
+            if gain > best:
+                best, lowest, ties = gain, level, tie + 1
+    _mark(n, lowest, ties)
 
 
 @compiled
-def _compute_survival(n: Any) -> None:
-    """Multiply confidences along paths, into the workspace; absent tokens get -1."""
+def _count_levels(n: Any, counts: Any) -> None:
+    """Multiply confidences along paths, into the workspace, where absent tokens get -1, and count tokens by level."""
     batch_size, draft_length, stride = n.batch_size, n.draft_length, n.draft_stride
     lengths = carray(int32_at(n.draft_lengths), batch_size)
     confidence = carray(float32_at(n.confidence), (batch_size, stride))
@@ -62,62 +61,22 @@ def _compute_survival(n: Any) -> None:
             parent = parents[row, place] if parents.size > 0 else place - 1
             reached = survival[row, parent] if 0 <= parent < place else _ONE
             product = confidence[row, place] * reached
-            survival[row, place] = product if product > _ZERO else _ZERO  # not -0.0, whose bits are out of order
+            product = min(product, _ONE) if product > _ZERO else _ZERO  # counts must stay in bounds, whatever comes in
+            survival[row, place] = product
+            counts[np.int64(product * _LEVELS)] += 1
 
 
 @compiled
-def _count_above(bits: Any, least: int) -> int:
-    """Return the number of tokens whose survival has bits above a number."""
-    count, bound = 0, np.int32(least)
-    for place in range(bits.size):
-        count += bits[place] > bound
-    return count
-
-
-@compiled
-def _most_tokens(n: Any, survival: Any) -> int:
-    """Return what `specplug.trim.survival.most_tokens` does."""
-    most = n.token_budget
-    prices = carray(float32_at(n.prices), n.num_prices)
-    after = carray(int64_at(n.prices_after), n.num_prices)
-    for place in range(n.num_prices):
-        if survival < prices[place]:
-            most = min(most, after[place])
-    return most  # type: ignore[no-any-return]
-
-
-@compiled
-def _mark(n: Any, lowest: int, above: int) -> None:
-    """Mark the `above` tokens above the lowest admitted survival (its bits), and equal ones that are next in order."""
+def _mark(n: Any, lowest: int, ties: int) -> None:
+    """Mark the tokens above the lowest admitted level, and of those at it the first `ties`, column by column."""
     shape = n.batch_size, n.draft_length
-    bits, kept = carray(int32_at(n.workspace), shape), carray(uint8_at(n.kept), shape)
-    bound = np.int32(lowest)
-    for row in range(shape[0]):
-        for place in range(shape[1]):
-            kept[row, place] = bits[row, place] > bound
-    rank, end = above, _most_tokens(n, bound.view(np.float32))
+    survival, kept = carray(float32_at(n.workspace), shape), carray(uint8_at(n.kept), shape)
     for place in range(shape[1]):
         for row in range(shape[0]):
-            if bits[row, place] == bound and rank < end:
-                kept[row, place] = 1
-                rank += 1
-
-
-@compiled
-def _gain(n: Any, size: int) -> float:
-    """Return by how much the survival probabilities of the marked tokens exceed their prices."""
-    survival, kept = carray(float32_at(n.workspace), size), carray(uint8_at(n.kept), size)
-    prices = carray(float32_at(n.prices), n.num_prices)
-    after = carray(int64_at(n.prices_after), n.num_prices)
-    count, gain = 0, 0.0
-    for place in range(size):
-        if kept[place]:
-            count += 1
-            gain += survival[place]
-    for place in range(n.num_prices):
-        before = prices[place - 1] if place else _ZERO
-        gain -= (np.float64(prices[place]) - before) * max(0, count - after[place])
-    return gain
+            level = np.int64(survival[row, place] * _LEVELS)
+            is_tie = level == lowest and ties > 0
+            ties -= is_tie
+            kept[row, place] = level > lowest or is_tie
 
 
 def _entry(arguments: int) -> int:

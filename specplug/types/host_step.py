@@ -75,6 +75,10 @@ class StepArguments(Int64Struct):
     """G; 0 if the engine has no drafter, or its draft is not gone on with."""
 
 
+SPARE = 4097
+"""Elements of a trim half's workspace beyond one for each place of the drafts."""
+
+
 @int64_fields
 class TrimArguments(Int64Struct):
     """The arguments of a trim half, for B rows with drafts of at most N tokens.
@@ -90,12 +94,10 @@ class TrimArguments(Int64Struct):
     """N."""
     token_budget: int
     """`TrimLimits.token_budget`."""
-    num_prices: int
-    """P."""
-    prices: int
-    """Address of [P] float32, `TrimLimits.prices`."""
-    prices_after: int
-    """Address of [P] int64, `TrimLimits.prices_after`."""
+    num_costs: int
+    """M + 1."""
+    costs: int
+    """Address of [M + 1] int64, `TrimLimits.costs`."""
     decoding: int
     """Address of [B] bool, `TrimLimits.decoding`."""
     confidence: int
@@ -106,11 +108,9 @@ class TrimArguments(Int64Struct):
     draft_lengths: int
     """Address of [B] int32."""
     workspace: int
-    """Address of [B, N] float32, memory for the function's own use."""
+    """Address of [B * N + `SPARE`] float32, memory for the function's own use."""
     kept: int
     """Address of [B, N] bool; the function sets each entry, true for tokens to keep, like the mask of `Draft.keep`."""
-    entry: int
-    """Address of one float64, `TrimLimits.entry`."""
 
 
 OK, BUSY, FAILED = 0, 1, 2

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import NamedTuple
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -138,19 +141,13 @@ class StepReport:
 
 
 class Price(NamedTuple):
-    """The least survival probability of draft tokens that are worth verifying.
-
-    Attributes:
-        survival: the probability, i.e. the expected accepted tokens that verifying one more token must yield.
-        after: number of the batch's draft tokens, first in the order of admission, that it does not apply to.
-    """
+    """What policies/ and specplug/cost compute with until they state `StepPlan.costs`; no plan holds any."""
 
     survival: float
     after: int = 0
 
 
 MOST_PRICES = 16
-"""The most prices of a plan."""
 
 
 class CostPoint(NamedTuple):
@@ -168,6 +165,9 @@ class CostPoint(NamedTuple):
 MAX_COST_POINTS = 64
 """The most points of a plan's cost curve."""
 
+MAX_DRAFT_TOKENS = 1 << 18
+"""The most draft tokens of a point."""
+
 
 @dataclass(frozen=True, slots=True)
 class StepPlan:
@@ -177,10 +177,6 @@ class StepPlan:
         draft_length: the most draft tokens per request; 0 is plain decoding.
         token_budget: the most draft tokens that the whole batch may verify; None is no limit.
         caps: the most draft tokens by request id, for requests limited to fewer than `draft_length`.
-        prices: passed to the trim half, ascending in both fields, at most `MOST_PRICES`: the more tokens a step
-            verifies, the more a further one may cost.
-        entry: expected accepted tokens, beyond the prices of the tokens, that a step's drafts have to yield, or none
-            is verified: what it costs to verify any.
         costs: the cost curve, ascending in `draft_tokens`, at most `MAX_COST_POINTS`; linear between two points and
             constant beyond the ends.  It may jump, fall or be flat.  The trim half keeps the draft tokens whose summed
             survival probabilities exceed their cost by most.  Without points no token costs anything.
@@ -192,8 +188,6 @@ class StepPlan:
     draft_length: int
     token_budget: int | None = None
     caps: Mapping[str, int] = field(default_factory=dict)
-    prices: tuple[Price, ...] = ()
-    entry: float = 0.0
     costs: tuple[CostPoint, ...] = ()
     num_steps: int = 1
     why: str = field(default="", compare=False)
@@ -213,6 +207,37 @@ class StepPlan:
 
 NO_SPECULATION = StepPlan(draft_length=0)
 
+LEVELS = 4096
+"""Levels of survival from 0 to 1.  Survival and costs are compared in integers, so that all forms agree."""
+
+
+@lru_cache(maxsize=16)
+def cost_table(costs: tuple[CostPoint, ...], places: int) -> npt.NDArray[np.int64]:
+    """Return the costs of 0 to `places` draft tokens by a plan's curve, [places + 1], in `LEVELS` per token; constant.
+
+    Costs beyond 2^28 tokens, which no draft is worth, are taken for that many.
+    """
+    tokens, cost = np.array(costs or ((0, 0.0),), np.float64).T
+    dense = np.interp(np.arange(places + 1), tokens, cost).clip(-(2.0**28), 2.0**28)
+    table: npt.NDArray[np.int64] = np.rint(dense * LEVELS).astype(np.int64)
+    table.flags.writeable = False
+    return table
+
+
+def whole_table(costs: tuple[CostPoint, ...]) -> npt.NDArray[np.int64]:
+    """Return the `cost_table` up to the last point of the curve, beyond which costs are constant."""
+    return cost_table(costs, costs[-1].draft_tokens if costs else 0)
+
+
+@lru_cache(maxsize=64)
+def first_rise(costs: tuple[CostPoint, ...]) -> float:
+    """Return the number of draft tokens after which one more costs something; infinite if none ever does.
+
+    Of fewer places all draft tokens are worth verifying, but those of level 0, which are worth nothing.
+    """
+    rises = np.flatnonzero(np.diff(whole_table(costs)) > 0)
+    return int(rises[0]) if rises.size else math.inf
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TrimLimits:
@@ -221,30 +246,23 @@ class TrimLimits:
     Attributes:
         token_budget: 0-d int64, the most draft tokens of the whole batch; at least 0.
         decoding: [B] bool, rows that emit in the step.
-        prices, prices_after: [P] float32 and [P] int64, the `StepPlan.prices`, both ascending.  A token is not worth
-            verifying if at least `prices_after[i]` tokens precede it and its survival probability is below `prices[i]`.
-        entry: `StepPlan.entry`.  No token is worth verifying if the survival probabilities of those within the budget
-            and the prices exceed their prices by less than this in all.
+        costs: [M + 1] int64, `StepPlan.costs` in `LEVELS` per token: entry n is the cost of n draft tokens, and the
+            last one also that of more.
     """
 
     token_budget: Tensor
     decoding: Tensor
-    prices: Tensor
-    prices_after: Tensor
-    entry: float = 0.0
+    costs: Tensor
 
     @classmethod
-    def build(cls, token_budget: int, decoding: Tensor, prices: Sequence[Price] = (), entry: float = 0.0) -> TrimLimits:
+    def build(cls, token_budget: int, decoding: Tensor, costs: Sequence[CostPoint] = ()) -> TrimLimits:
         """Move host values to the device of `decoding` [B] bool, without waiting for the device."""
         device = decoding.device
         budget = torch.full((), token_budget, dtype=torch.int64, device=device)
-        return cls(budget, decoding, *_moved(tuple(prices), device), entry)
+        return cls(budget, decoding, _moved(tuple(costs), device))
 
 
 @lru_cache(maxsize=64)
-def _moved(prices: tuple[Price, ...], device: torch.device) -> tuple[Tensor, Tensor]:
-    """Return the fields of prices on a device; plans keep their prices for several steps, and nobody writes to them."""
-    after = torch.tensor([price.after for price in prices], dtype=torch.int64)
-    survival = torch.tensor([price.survival for price in prices], dtype=torch.float32)
-    on_device = to_device([survival, after], device)
-    return on_device[0], on_device[1]
+def _moved(costs: tuple[CostPoint, ...], device: torch.device) -> Tensor:
+    """Return a curve's table on a device; plans keep their costs for several steps, and nobody writes to them."""
+    return to_device([torch.from_numpy(whole_table(costs).copy())], device)[0]

@@ -20,9 +20,10 @@ from specplug.testing.batches import make_batch
 from specplug.trim import SurvivalTrimmer
 from specplug.types.caps import Distribution, EngineCaps
 from specplug.types.draft import Draft
-from specplug.types.plan import Price, StepPlan
+from specplug.types.plan import StepPlan
 from specplug_vllm.worker.drafting import Drafting
 from tests.pipeline.tools import Recorder, rig_of
+from tests.trim.tools import each_costs
 
 DRAWN_FROM = torch.tensor([0.6, 0.1, 0.3], dtype=torch.float64)
 
@@ -89,7 +90,7 @@ CHOOSERS = {
     "nodes that are kept": (kept, 1),
     "the best path of a tree": (best_path, 2),
     "a trimmer of another author": (trimmed, 1),
-    "a price": (partial(trimmed, trimmer=SurvivalTrimmer(), prices=(Price(0.5),)), 1),
+    "a cost": (partial(trimmed, trimmer=SurvivalTrimmer(), costs=each_costs(0.5)), 1),
     "a grammar": (completed, 1),
     "vLLM's scheduler": (cut_by_the_scheduler, 1),
 }

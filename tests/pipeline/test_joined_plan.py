@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -13,23 +14,21 @@ from specplug.assembly import build_plan_stage
 from specplug.errors import PluginError
 from specplug.faults import FaultGuard
 from specplug.interfaces import Planner, PluginContext
-from specplug.pipeline.plan import JoinedPlanner, PlanStage, joined, price_after
+from specplug.pipeline.plan import JoinedPlanner, PlanStage, checked_costs, joined
 from specplug.plugins.registry import default_registry
 from specplug.plugins.specs import PolicySpec, trimming
 from specplug.settings import Settings
 from specplug.trim import SurvivalTrimmer
 from specplug.types.caps import EngineCaps
-from specplug.types.plan import MOST_PRICES, HostStats, Price, RequestStats, StepPlan, StepReport
+from specplug.types.plan import MAX_COST_POINTS, CostPoint, HostStats, RequestStats, StepPlan, StepReport
 
 NAMES = ("a", "b", "c", "d")
 
 
 @st.composite
-def price_lists(draw: st.DrawFn) -> tuple[Price, ...]:
-    count = draw(st.integers(0, MOST_PRICES))
-    levels = sorted(draw(st.lists(st.floats(0.0, 2.0), min_size=count, max_size=count)))
-    places = sorted(draw(st.lists(st.integers(0, 300), min_size=count, max_size=count)))
-    return tuple(map(Price, levels, places))
+def curves(draw: st.DrawFn) -> tuple[CostPoint, ...]:
+    places = sorted(draw(st.sets(st.integers(0, 300), max_size=MAX_COST_POINTS)))
+    return tuple([CostPoint(place, draw(st.floats(-2.0, 9.0))) for place in places])
 
 
 plans = st.builds(
@@ -37,8 +36,7 @@ plans = st.builds(
     st.integers(0, 16),
     st.none() | st.integers(0, 50),
     st.dictionaries(st.sampled_from(NAMES), st.integers(0, 16)),
-    price_lists(),
-    st.floats(0.0, 2.0),
+    curves(),
     st.integers(1, 40),
 )
 
@@ -53,25 +51,27 @@ def test_every_limit_of_every_plan_holds_and_no_other(parts):
     assert all(cap < found.draft_length for cap in found.caps.values()) or len(parts) == 1
     rests = [part.num_steps for part in parts if not part.draft_length]
     assert found.num_steps == (max(rests) if rests else 1)
-    assert found.entry == max(part.entry for part in parts)
-    assert list(found.prices) == sorted(found.prices)
-    assert [price.after for price in found.prices] == sorted(price.after for price in found.prices)
-    assert len(found.prices) <= MOST_PRICES
-    steps = {price.after for part in parts for price in part.prices}
-    is_exact = len(steps) <= MOST_PRICES
+    assert checked_costs(found.costs) == found.costs
+    stated = [part.costs for part in parts if part.costs]
+    points = {0, *(point.draft_tokens for costs in stated for point in costs)}
+    if len(points) > MAX_COST_POINTS and len(stated) > 1:
+        return
     for count in range(302):
-        dearest = max(price_after(part.prices, count) for part in parts)
-        paid = price_after(found.prices, count)
-        assert paid == dearest if is_exact else paid >= dearest
+        highest = max([cost_of(costs, count) for costs in stated], default=0.0)
+        is_exact = count in points or len(stated) < 2
+        assert cost_of(found.costs, count) >= highest - 1e-9
+        assert not is_exact or cost_of(found.costs, count) == pytest.approx(highest)
 
 
-def test_prices_that_are_too_many_rise_early_where_that_matters_least():
-    many = [(Price(0.1 * place, 10 * place),) for place in range(1, MOST_PRICES + 1)]
-    close = (Price(0.5001, 51),)  # beside 0.5 after 50
-    found = joined([StepPlan(4, prices=prices) for prices in (*many, close)]).prices
-    assert len(found) == MOST_PRICES
-    paid = [price_after(found, count) for count in (49, 50, 60, 300)]
-    assert paid == pytest.approx([0.4, 0.5001, 0.6, 1.6])
+def cost_of(costs: tuple[CostPoint, ...], count: int) -> float:
+    """Return what so many draft tokens cost beyond none."""
+    return float(np.subtract(*np.interp([count, 0], *zip(*costs, strict=True)))) if costs else 0.0
+
+
+def test_of_too_many_points_those_go_that_matter_least():
+    bent = tuple([CostPoint(10 * place, 0.1 * place**2) for place in range(MAX_COST_POINTS)])
+    lower = CostPoint(0, 0.0), CostPoint(401, -1.0), CostPoint(555, -2.0)
+    assert joined([StepPlan(4, costs=bent), StepPlan(4, costs=lower)]).costs == bent
 
 
 class Part(Planner):

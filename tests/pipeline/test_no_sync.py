@@ -14,10 +14,11 @@ from specplug.pipeline.draft import DraftStage
 from specplug.trim import SurvivalTrimmer
 from specplug.types.batch import EngineBatch
 from specplug.types.caps import Distribution, EngineCaps, ProposerCaps
-from specplug.types.plan import Price, StepPlan, TrimLimits
+from specplug.types.plan import StepPlan, TrimLimits
 from specplug.types.request import Lifecycle, Request, RequestEvent, RequestOptions
 from specplug.types.verdict import Outcome
 from tests.pipeline.tools import int32, stage_of
+from tests.trim.tools import each_costs
 
 VOCAB, SLOTS, LENGTH, DRAFT_LENGTH = 32, 4, 48, 4
 
@@ -115,7 +116,7 @@ def batch_of(grown: int = 0) -> EngineBatch:
     )
 
 
-PRICES = (Price(0.1),)
+COSTS = each_costs(0.1)
 
 SETUPS = {
     "one": ([ProposerCaps(learns=True)], EngineCaps(DRAFT_LENGTH)),
@@ -133,7 +134,7 @@ def drive(stage: DraftStage, batch: EngineBatch, after: EngineBatch, outcome: Ou
     chosen = Request("b", 1, 9, options=RequestOptions(proposer="p1"))
     stage.on_event(RequestEvent(Lifecycle.STARTED, chosen, slot=0, generation=1))
     stage.trim(batch, stage.propose(batch, 0), StepPlan(0))
-    draft = stage.trim(batch, stage.propose(batch, DRAFT_LENGTH, caps), StepPlan(DRAFT_LENGTH, 5, prices=PRICES))
+    draft = stage.trim(batch, stage.propose(batch, DRAFT_LENGTH, caps), StepPlan(DRAFT_LENGTH, 5, costs=COSTS))
     verdict = stage.observe(after, outcome)
     stage.trim(after, stage.propose(after, 2, caps), StepPlan(2))
     return draft, verdict
@@ -146,7 +147,7 @@ def test_no_operation_reads_back_or_copies_in(setup):
     stage = stage_of(bigrams, caps, SurvivalTrimmer(), vocab_size=VOCAB, max_slots=SLOTS)
     before, after, most = batch_of(), batch_of(3), int32([4, 2, 4])
     outcome = Outcome(int32([4, 4, 0]), int32([2, 0, 0]), int32([3, 3, 3]))
-    TrimLimits.build(0, before.sampled, PRICES)  # prices that were moved before are not moved again
+    TrimLimits.build(0, before.sampled, COSTS)  # costs that were moved before are not moved again
     with Watch() as watch:
         draft, verdict = drive(stage, before, after, outcome, most)
     assert watch.found == []

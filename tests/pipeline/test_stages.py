@@ -11,7 +11,7 @@ from specplug.faults import FaultGuard
 from specplug.interfaces import Planner
 from specplug.pipeline.plan import PlanStage
 from specplug.types.caps import EngineCaps
-from specplug.types.plan import HostStats, Price, StepCost, StepPlan, StepReport
+from specplug.types.plan import CostPoint, HostStats, StepCost, StepPlan, StepReport
 from specplug.types.verdict import Outcome
 from tests.pipeline.tools import Recorder, Rig, drafts, int32, rig_of, rows, started
 
@@ -153,15 +153,17 @@ class TestTrees:
 
 
 NAN = float("nan")
-WRONG_PRICES = (
-    [Price(-0.1)],
-    [Price(NAN)],
+WRONG_COSTS = (
+    [CostPoint(0, NAN)],
+    [CostPoint(0, float("inf"))],
     "dear",
-    [Price(0.5), Price(0.4, 3)],
-    [Price(0.1, 2), Price(0.2, 1)],
-    [Price(0.1, -1)],
-    [Price(0.1, 1.5)],
-    [Price(0.1)] * 17,
+    [0.5],
+    [CostPoint(1, 0.5), CostPoint(1, 0.6)],
+    [CostPoint(2, 0.1), CostPoint(1, 0.2)],
+    [CostPoint(-1, 0.1)],
+    [CostPoint(1.5, 0.1)],
+    [CostPoint(1 << 19, 0.1)],
+    [CostPoint(place, 0.1) for place in range(65)],
 )
 
 
@@ -199,8 +201,7 @@ class TestPlanStage:
             *map(StepPlan, (2.5, "4", None)),
             StepPlan(4, token_budget=0.5),
             *(StepPlan(0, num_steps=wrong) for wrong in (2.5, "2", None)),
-            *(StepPlan(2, entry=wrong) for wrong in (-0.1, NAN, "dear")),
-            *(StepPlan(2, prices=wrong) for wrong in WRONG_PRICES),
+            *(StepPlan(2, costs=wrong) for wrong in WRONG_COSTS),
         ],
     )
     def test_a_planner_that_fails_plans_no_speculation(self, answer):

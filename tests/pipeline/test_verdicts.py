@@ -8,8 +8,8 @@ import pytest
 
 from specplug.interfaces import Trimmer
 from specplug.trace import TraceWriter, read_trace
-from specplug.types.plan import Price
 from tests.pipeline.tools import VOCAB, Recorder, drafts, planted, rig_of, rows, started
+from tests.trim.tools import each_costs
 
 TENSORS = ("token_ids", "lengths", "confidence", "source", "base_len")
 
@@ -39,7 +39,7 @@ class TestTrim:
 
     @pytest.mark.parametrize(
         ("limits", "budgets"),
-        [({}, []), ({"budget": 8}, []), ({"budget": -5}, [0]), ({"prices": (Price(0.1),)}, [8])],
+        [({}, []), ({"budget": 8}, []), ({"budget": -5}, [0]), ({"costs": each_costs(0.1)}, [8])],
     )
     def test_a_policy_is_asked_only_if_a_limit_binds_and_never_to_spend_less_than_nothing(self, limits, budgets):
         trimmer = Trimming()

@@ -21,7 +21,7 @@ from specplug.trim import SurvivalTrimmer
 from specplug.types.batch import EngineBatch
 from specplug.types.caps import EngineCaps, ProposerCaps
 from specplug.types.draft import Draft
-from specplug.types.plan import Price, StepPlan
+from specplug.types.plan import CostPoint, StepPlan
 from specplug.types.request import Lifecycle, Request, RequestEvent, RequestOptions
 from specplug.types.verdict import Outcome, Verdict
 
@@ -237,12 +237,12 @@ class Rig:
         names: Sequence[str] | None = None,
         *,
         budget: int | None = None,
-        prices: tuple[Price, ...] = (),
+        costs: tuple[CostPoint, ...] = (),
         **columns: Any,
     ) -> Draft:
         """Propose and trim."""
         batch = self.batch(names, **columns)
-        plan = StepPlan(draft_length, budget, prices=prices)
+        plan = StepPlan(draft_length, budget, costs=costs)
         return self.stage.trim(batch, self.stage.propose(batch, draft_length), plan)
 
     def verify(

@@ -30,12 +30,13 @@ from specplug.trim import SurvivalTrimmer
 from specplug.types.batch import EngineBatch
 from specplug.types.caps import Distribution, EngineCaps, ProposerCaps
 from specplug.types.draft import Draft
-from specplug.types.plan import Price, StepPlan
+from specplug.types.plan import StepPlan
 from specplug.types.request import Reference, Request, RequestOptions
 from specplug.types.verdict import Outcome
 from tests.pipeline.fake_stream import FakeStream
 from tests.pipeline.tools import stage_of
 from tests.pipeline.transfers import view_of
+from tests.trim.tools import random_costs
 
 CPU = torch.device("cpu")
 SLOTS, LENGTH, VOCAB, DRAFT_LENGTH = 4, 160, 5, 3
@@ -359,8 +360,8 @@ def run(random: Random, engines: list[Engine], *, steps: int) -> list[list[Draft
         elif rows:
             named = random.choice([None, None, rows[0][0]])
             budget = random.choice([None, None, None, 2])
-            prices = random.choice([(), (), (Price(0.4),), (Price(0.2, 1), Price(0.6, 3))])
-            plan = StepPlan(random.randint(0, DRAFT_LENGTH), budget, {named: 1} if named else {}, prices=prices)
+            costs = random_costs(random, DRAFT_LENGTH * len(rows))
+            plan = StepPlan(random.randint(0, DRAFT_LENGTH), budget, {named: 1} if named else {}, costs=costs)
             found.append(everywhere("step", rows, plan))
     return found
 
@@ -459,7 +460,7 @@ class Watching(SurvivalTrimmer):
         return True
 
     def trim(self, draft, limits):
-        self.log.append([*_shown(draft), limits.decoding.tolist(), limits.prices.tolist()])
+        self.log.append([*_shown(draft), limits.decoding.tolist(), limits.costs.tolist()])
         return super().trim(draft, limits)
 
     def observe(self, batch, draft, verdict):

@@ -9,6 +9,7 @@ from specplug.interfaces import PluginContext
 from specplug.runtime.step_planner import Bounds, StepPlanner
 from specplug.settings import load_settings
 from specplug.settings.sources import ResolvedSettings
+from specplug.trim import best_count
 from specplug.types.caps import DraftLengthChange, EngineCaps, Ragged
 from specplug.types.plan import StepPlan
 
@@ -26,14 +27,10 @@ def planner_of(caps: EngineCaps) -> StepPlanner[str]:
 
 
 def verified_of(plan: StepPlan) -> list[int]:
-    """Return how many draft tokens of each request are verified: those that survive by the price, up to the budget."""
-    least = min([price.survival for price in plan.prices], default=0.0)
-    count = sum(ACCEPTED ** (place + 1) >= least for place in range(plan.draft_length))
-    left, counts = len(REQUESTS) * LONGEST if plan.token_budget is None else plan.token_budget, []
-    for row in range(len(REQUESTS)):
-        counts.append(min(count, -(-left // (len(REQUESTS) - row))))
-        left -= counts[-1]
-    return counts
+    """Return how many draft tokens of each request are verified."""
+    survival = np.tile(ACCEPTED ** np.arange(1, plan.draft_length + 1), len(REQUESTS))
+    count = best_count(survival, plan.costs, plan.budget_of(survival.size))
+    return [(count + len(REQUESTS) - 1 - row) // len(REQUESTS) for row in range(len(REQUESTS))]
 
 
 def rate_of(planner: StepPlanner[str], steps: int, per_draft: float, *, pads: bool) -> float:

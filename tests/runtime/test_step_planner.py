@@ -14,10 +14,11 @@ from specplug.runtime.step_planner import UNREPORTED, Bounds, StepPlanner
 from specplug.settings import load_settings
 from specplug.settings.sources import ResolvedSettings
 from specplug.types.caps import EngineCaps
-from specplug.types.plan import Price, StepCost, StepPlan, StepReport
+from specplug.types.plan import StepCost, StepPlan, StepReport
+from tests.trim.tools import each_costs
 
 CAPS = EngineCaps(8)
-PRICES = (Price(0.5),)
+COSTS = each_costs(0.5)
 
 
 class Listens(Planner):
@@ -103,7 +104,7 @@ def test_the_planner_plans_and_observes_the_first_step_of_each_plan_while_drafts
         if step == 0 or not is_constant:
             num_steps = 1 if is_constant else draw.choice((1, 2, 7))
             length, caps = draw.choice(((0, {}), (3, {"a": 1})))
-            planner.next = StepPlan(length, 9, caps, prices=PRICES, num_steps=num_steps)
+            planner.next = StepPlan(length, 9, caps, costs=COSTS, num_steps=num_steps)
         ceiling, newest, identified.count = step_planner.control.ceiling(), plan, 0
         held, is_off = step < until and len(running) == before, ceiling == 0
         before, plan = len(running), step_planner.make(running)
@@ -118,7 +119,7 @@ def test_the_planner_plans_and_observes_the_first_step_of_each_plan_while_drafts
             made_for = ceiling
             until = 0 if planner.next.draft_length else step + planner.next.num_steps
             most = planner.next.draft_length if ceiling is None else min(planner.next.draft_length, ceiling)
-            assert (plan.draft_length, plan.token_budget, plan.prices) == (most, 9, PRICES)
+            assert (plan.draft_length, plan.token_budget, plan.costs) == (most, 9, COSTS)
             for name in running:
                 own = planner.next.caps.get(name, OWN_CAPS.get(name[0], most))
                 assert plan.draft_length_for(name) == min(most, own)

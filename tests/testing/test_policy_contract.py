@@ -25,7 +25,7 @@ from specplug.types.batch import EngineBatch
 from specplug.types.caps import EngineCaps
 from specplug.types.draft import Draft
 from specplug.types.host_step import OK, HostStep, TrimArguments
-from specplug.types.plan import HostStats, Price, StepCost, StepPlan, StepReport, TrimLimits
+from specplug.types.plan import CostPoint, HostStats, StepCost, StepPlan, StepReport, TrimLimits
 from specplug.types.verdict import Verdict
 from tests.testing.clauses import clauses, code_block
 
@@ -130,9 +130,9 @@ class LongerThanStated(Plans):
         return 4 if batch_size < 8 else 3
 
 
-class NegativePrice(Plans):
+class CostsThatDescend(Plans):
     def plan(self, stats: HostStats) -> StepPlan:
-        return replace(super().plan(stats), prices=(Price(-1.0),))
+        return replace(super().plan(stats), costs=(CostPoint(4, 1.0), CostPoint(2, 2.0)))
 
 
 class Sleeps(Plans):
@@ -216,15 +216,21 @@ class BudgetPerRow(Trims):
         return draft.keep(torch.arange(draft.draft_length) < limits.token_budget)
 
 
-class IgnoresThePrice(Trims):
+class IgnoresTheCosts(Trims):
     def trim(self, draft: Draft, limits: TrimLimits) -> Draft:
         return draft.keep(rank_tokens(draft)[1] < limits.token_budget)
 
 
-class PriceBackwards(Trims):
+class IgnoresTheJump(Trims):
     def trim(self, draft: Draft, limits: TrimLimits) -> Draft:
-        survival = rank_tokens(draft)[0]
-        return draft.keep((survival >= limits.prices.sum()) & (survival >= 0.9 - limits.prices.sum()))
+        price = limits.costs[2:3] - limits.costs[1:2]
+        return draft.keep(rank_tokens(draft)[0] >= price)
+
+
+class CostsBackwards(Trims):
+    def trim(self, draft: Draft, limits: TrimLimits) -> Draft:
+        levels, price = rank_tokens(draft)[0], limits.costs[1:2]
+        return draft.keep((levels >= price) & (levels >= 3700 - price))
 
 
 class FirstRowsFirst(Trims):
@@ -303,7 +309,7 @@ PLANTED = [
     (TooWide, "test_plans_within_the_engines_limits", (), "length 16"),
     (Fractional, "test_plans_within_the_engines_limits", (), r"length 4\.0"),
     (NegativeBudget, "test_plans_within_the_engines_limits", (), "token_budget -256"),
-    (NegativePrice, "test_plans_within_the_engines_limits", (), "prices .*-1"),
+    (CostsThatDescend, "test_plans_within_the_engines_limits", (), "no curve"),
     (LongerThanStated, "test_plans_no_longer_drafts_than_stated", (), "draft length 4 for 8 requests"),
     (Sleeps, "test_does_not_wait", (), "time.sleep"),
     (ReadsAFile, "test_does_not_wait", (), "open"),
@@ -319,8 +325,9 @@ PLANTED = [
     (TearsTrees, "test_keeps_ancestors", (), "hang elsewhere"),
     (OneTooMany, "test_respects_the_budget", (False,), "expected at most 0"),
     (BudgetPerRow, "test_respects_the_budget", (True,), "expected at most 1"),
-    (IgnoresThePrice, "test_respects_the_price", (False,), "below the price 0.2"),
-    (PriceBackwards, "test_respects_the_price", (False,), "at price"),
+    (IgnoresTheCosts, "test_respects_the_costs", (False,), "below 0.2"),
+    (IgnoresTheJump, "test_respects_the_costs", (False,), "expected none, or tokens worth 5.2"),
+    (CostsBackwards, "test_respects_the_costs", (False,), "a token; expected at most"),
     (FirstRowsFirst, "test_does_not_depend_on_the_order_of_rows", (), "in another order"),
     (DependsOnRank, "test_trims_alike_on_all_ranks", (), "of rank 1"),
     (NeedsARow, "test_takes_an_empty_draft", ((0, 4),), "max"),

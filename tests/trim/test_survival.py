@@ -1,9 +1,11 @@
-"""Which tokens are admitted: the plain rule, the tensor form and the compiled form agree, to the last tie."""
+"""Which tokens are admitted: trying all numbers, the tensor form and the compiled form agree, to the last tie."""
 
 from __future__ import annotations
 
 import heapq
+import math
 from dataclasses import replace
+from fractions import Fraction
 
 import numba
 import numpy as np
@@ -14,10 +16,10 @@ from hypothesis import strategies as st
 from numba.core import types
 
 from specplug.testing.wrappers import kept_by
-from specplug.trim import SurvivalTrimmer, priced_budget, survival_on_cpu
+from specplug.trim import SurvivalTrimmer, admitted, best_count, survival_on_cpu
 from specplug.types.draft import Draft
 from specplug.types.paths import ROOT
-from specplug.types.plan import Price, TrimLimits
+from specplug.types.plan import CostPoint, TrimLimits, first_rise
 from tests.match.test_host_step import code_of, declared_in, ways_to_python
 from tests.trim.tools import Case, bits, random_case
 
@@ -28,49 +30,50 @@ def trimmer():
     return built, built.host_trim()
 
 
-def admitted_by_heap(case: Case) -> torch.Tensor:
-    """From the tokens whose parents are in, take the one of highest survival, while it is worth its price.
-
-    None is taken if all of them together are expected to yield less than their prices and the entry.
-    """
-    draft, heap, gain = case.draft, [], 0.0
-    kept = torch.zeros(draft.token_ids.shape, dtype=torch.bool)
+def admitted_by_trial(case: Case) -> torch.Tensor:
+    """Admit tokens whose parents are in, the likeliest first, and keep the first n of the n with the greatest gain."""
+    draft, heap = case.draft, []
+    order, gains = [], [Fraction(0)]
 
     def offer(row: int, parent: int, reached: np.float32) -> None:
         for place, level in enumerate(draft.confidence[row, : int(draft.lengths[row])].numpy()):
             above = place - 1 if draft.parents is None else int(draft.parents[row, place])
             if above == parent:
-                heapq.heappush(heap, (-(level * reached), place, row))
+                survival = level * reached
+                heapq.heappush(heap, (-math.floor(Fraction(float(survival)) * 4096), place, row, survival))
+
+    def cost(count: int) -> int:
+        points = [(0, 0.0)] if not case.costs else case.costs
+        return round(4096 * float(np.interp(count, *zip(*points, strict=True))))
 
     for row in range(draft.batch_size):
         offer(row, ROOT, np.float32(1.0))
-    for count in range(case.budget):
-        if not heap:
-            break
-        survival, place, row = heapq.heappop(heap)
-        due = [price.survival for price in case.prices if count >= price.after]
-        if any(-survival < np.float32(price) for price in due):
-            break
+    while heap and len(order) < case.budget:
+        level, place, row, survival = heapq.heappop(heap)
+        order.append((row, place))
+        gains.append(gains[-1] - level - cost(len(order)) + cost(len(order) - 1))
+        offer(row, place, survival)
+    kept = torch.zeros(draft.token_ids.shape, dtype=torch.bool)
+    for row, place in order[: gains.index(max(gains))]:
         kept[row, place] = True
-        gain += float(-survival) - max(due, default=0.0)
-        offer(row, place, -survival)
-    return kept if not case.entry or gain >= case.entry else torch.zeros_like(kept)
+    return kept
 
 
 @pytest.mark.parametrize("trees", [False, True])
-@settings(max_examples=120)
+@settings(max_examples=200)
 @given(random=st.randoms(use_true_random=False))
-def test_the_tokens_are_those_of_the_heap(trimmer, trees, random):
+def test_the_tokens_are_those_of_the_best_number_tried(trimmer, trees, random):
     plain, step = trimmer
     case = random_case(random, trees=trees)
-    expected = admitted_by_heap(case)
+    expected = admitted_by_trial(case)
     assert torch.equal(kept_by(step, case.draft, case.limits), expected)
     trimmed = plain.trim(case.draft, case.limits)
     trimmed.validate()
     assert bits(case.draft.keep(expected)) == bits(trimmed)
-    unlimited = admitted_by_heap(replace(case, budget=case.draft.token_ids.numel()))
     survival = case.draft.survival()[case.draft.mask()].numpy()
-    assert priced_budget(survival, case.prices, case.entry) == int(unlimited.sum())
+    assert best_count(survival, case.costs, case.budget) == int(expected.sum())
+    unlimited = admitted_by_trial(replace(case, budget=case.draft.token_ids.numel()))
+    assert best_count(survival, case.costs) == int(unlimited.sum())
 
 
 @pytest.mark.parametrize(("batch_size", "draft_length"), [(600, 8), (64, 70), (3, 300)])
@@ -80,9 +83,21 @@ def test_large_batches(trimmer, batch_size, draft_length):
     draft = Draft.allocate(batch_size, draft_length)
     draft.lengths[:] = torch.randint(0, draft_length + 1, (batch_size,), generator=generator)
     draft.confidence[:] = torch.rand(batch_size, draft_length, generator=generator) ** 0.1
+    costs = (CostPoint(40, 1.0), CostPoint(41, 3.0), CostPoint(1000, 300.0))
     for budget in (0, 1, 999, batch_size * draft_length):
-        limits = TrimLimits.build(budget, torch.ones(batch_size, dtype=torch.bool), (Price(0.01), Price(0.2, 40)))
+        limits = TrimLimits.build(budget, torch.ones(batch_size, dtype=torch.bool), costs)
         assert bits(draft.keep(kept_by(step, draft, limits))) == bits(plain.trim(draft, limits))
+
+
+@given(random=st.randoms(use_true_random=False))
+def test_where_no_token_costs_anything_all_but_the_worthless_are_kept(random):
+    """This lets a stage leave the trim half out."""
+    case = random_case(random, trees=random.random() < 0.5)
+    places = case.draft.token_ids.numel()
+    limits = replace(case.limits, token_budget=torch.tensor(places))
+    levels, kept = (case.draft.survival() * 4096).int(), admitted(case.draft, limits)
+    if first_rise(case.costs) >= places:
+        assert torch.equal(kept, case.draft.mask() & (levels > 0))
 
 
 def test_neither_the_kernel_nor_the_c_function_has_a_way_to_python():

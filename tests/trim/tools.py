@@ -9,7 +9,7 @@ import torch
 
 from specplug.types.draft import Draft
 from specplug.types.paths import ROOT
-from specplug.types.plan import Price, TrimLimits
+from specplug.types.plan import CostPoint, TrimLimits
 
 EXTREMES = (0.0, -0.0, 1.0, 0.5, 1e-40)
 
@@ -20,14 +20,13 @@ class Case:
 
     draft: Draft
     budget: int
-    prices: tuple[Price, ...]
+    costs: tuple[CostPoint, ...]
     decoding: torch.Tensor
-    entry: float = 0.0
 
     @property
     def limits(self) -> TrimLimits:
         """Return the limits as tensors."""
-        return TrimLimits.build(self.budget, self.decoding, self.prices, self.entry)
+        return TrimLimits.build(self.budget, self.decoding, self.costs)
 
 
 def random_case(random: Random, *, trees: bool, least: int = 0, most: int = 7) -> Case:
@@ -46,16 +45,21 @@ def random_case(random: Random, *, trees: bool, least: int = 0, most: int = 7) -
             parents=[random.randint(ROOT, place - 1) for place in range(count)] if trees else None,
         )
     budget = random.choice([0, random.randint(0, rows * draft_length), rows * draft_length])
-    prices = tuple(map(Price, *_ascending(random, [random.choice(levels[3:]), 0.25, 1.0, 1.5], rows * draft_length)))
-    entry = random.choice([0.0, 0.001 + 3 * random.random()])
-    return Case(buffer.view(rows, draft_length), budget, prices, torch.tensor(decoding, dtype=torch.bool), entry)
+    decodes = torch.tensor(decoding, dtype=torch.bool)
+    return Case(buffer.view(rows, draft_length), budget, random_costs(random, rows * draft_length), decodes)
 
 
-def _ascending(random: Random, levels: list[float], most: int) -> tuple[list[float], list[int]]:
-    """Return the fields of up to three prices."""
-    count = random.randrange(4)
-    after = [random.choice([0, random.randint(0, most + 2)]) for _ in range(count)]
-    return sorted(random.choices(levels, k=count)), sorted(after)
+def each_costs(cost: float) -> tuple[CostPoint, ...]:
+    """Return the curve by which each draft token of at most 1,000 costs so much."""
+    return CostPoint(0, 0.0), CostPoint(1000, 1000 * cost)
+
+
+def random_costs(random: Random, places: int) -> tuple[CostPoint, ...]:
+    """Return a curve of up to nine points, which rises, jumps, falls or is flat, up to and beyond so many places."""
+    tokens = sorted(random.sample(range(places + 3), random.randint(0, min(9, places + 3))))
+    slope, jump = random.choice([0.0, 0.1, 0.5, 1.0, 1.5]), random.choice([0.0, 0.001, 0.5, 2.0])
+    heights = [random.choice([0, 0, jump, -jump]) for _ in tokens]
+    return tuple([CostPoint(count, slope * count + height) for count, height in zip(tokens, heights, strict=True)])
 
 
 def bits(draft: Draft) -> list[bytes]:

@@ -20,7 +20,7 @@ from vllm.v1.worker.gpu.spec_decode.adaptive_verification import AdaptiveVerific
 
 from specplug.errors import EngineError
 from specplug.seams.seam import hook
-from specplug.trim import completed, priced_budget
+from specplug.trim import best_count, completed
 from specplug.types.plan import NO_SPECULATION, StepCost, StepPlan
 from specplug_vllm.config import is_requested
 from specplug_vllm.startup.engine_config import ADAPTIVE, has_any_graphs
@@ -66,11 +66,11 @@ def _our_graph_mode(original: Callable[..., Any], mode: Any, **found: Any) -> An
 
 
 class BudgetManager(AdaptiveVerificationManager):  # type: ignore[misc]
-    """Admits the draft tokens of a batch that are most likely to be accepted, within the plan's budget and prices.
+    """Admits the draft tokens of a batch that are most likely to be accepted, within the plan's budget and costs.
 
-    The host must know the number of tokens before the step; the device picks them by the newest confidences.  Prices
-    are compared with the confidences of one step before, which vLLM copies to the host meanwhile; only a plan with
-    prices needs the copy.  What vLLM profiles goes to the planner, whose prices take the place of vLLM's cost tables.
+    The host must know the number of tokens before the step; the device picks them by the newest confidences.  The
+    number follows from the confidences of one step before, which vLLM copies to the host meanwhile; only a plan with
+    costs needs the copy.  What vLLM profiles goes to the planner, whose costs take the place of vLLM's cost tables.
 
     Attributes:
         plan: the plan of the drafts that the next batch verifies.
@@ -91,7 +91,7 @@ class BudgetManager(AdaptiveVerificationManager):  # type: ignore[misc]
 
     def record_confidences(self, confidence_probs: Tensor, input_batch: Any) -> None:
         """Store the confidences of the newest drafts by slot; `confidence_probs` [S, K] is by row."""
-        self._is_copied = bool(self.plan.prices or self.plan.entry)
+        self._is_copied = bool(self.plan.costs)
         if self._is_copied:
             super().record_confidences(confidence_probs, input_batch)
         else:
@@ -104,7 +104,7 @@ class BudgetManager(AdaptiveVerificationManager):  # type: ignore[misc]
         room: int = self._max_total_logits - len(others) * self.num_bonus_tokens  # in the sampler's single chunk
         admitted = self.plan.budget_of(min(sum(drafts.values()), max(0, room)))
         if self._is_copied and admitted:
-            admitted = min(admitted, priced_budget(self._survival(drafts), self.plan.prices, self.plan.entry))
+            admitted = best_count(self._survival(drafts), self.plan.costs, admitted)
         self.admitted = admitted
         self._batch_budget = (drafts, others, admitted)
         return sum(others.values()) + admitted

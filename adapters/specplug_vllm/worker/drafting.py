@@ -208,8 +208,8 @@ class Drafting:
         metadata = step_metadata.of(scheduler_output)
         draft_length = min(int(scheduler_output.num_spec_tokens_to_schedule), self.caps.max_draft_length)
         plan = metadata.plan
-        if self.caps.verifies_budget and (plan.prices or plan.entry):
-            plan = replace(plan, prices=(), entry=0.0)  # they set the budget of the engine's next step: `BudgetManager`
+        if self.caps.verifies_budget and plan.costs:
+            plan = replace(plan, costs=())  # they set the budget of the engine's next step: `BudgetManager`
         self.plan = plan if plan.draft_length == draft_length else replace(plan, draft_length=draft_length)
         self.grammars = metadata.grammars
         self.scheduled = scheduler_output.scheduled_spec_decode_tokens

@@ -42,9 +42,9 @@ def trim(memory: Any, cut: Any, batch_size: int, draft_length: int) -> None:
     Args:
         memory: see `specplug.pipeline.cpu.kernels`.
         cut: a record of `control` and `arguments`, the addresses of `CutControl` and of the trim half's
-            `TrimArguments`; `workspace`, [S, N] float32, for its own use; `kept`, [S, N] uint8, of which a step of B
-            rows and K tokens uses the first B * K, 1 for tokens to keep; `places`, [N] int32, where a row's nodes have
-            moved.
+            `TrimArguments`; `workspace`, [S * N + `SPARE`] float32, for its own use; `kept`, [S, N] uint8, of which a
+            step of B rows and K tokens uses the first B * K, 1 for tokens to keep; `places`, [N] int32, where a row's
+            nodes have moved.
     """
     control = _control_at(cut.control)
     if control.action == LEAVE:

@@ -11,8 +11,9 @@ from benchmarks.simulate.deciding import Policy
 from benchmarks.simulate.modes import modes
 from specplug.errors import PluginError, SettingsError
 from specplug.trim import SurvivalTrimmer
-from specplug.types.plan import Price, StepPlan
+from specplug.types.plan import StepPlan
 from tests.benchmarks.simulate.tools import Planted, planted, random_trajectories, run
+from tests.trim.tools import each_costs
 
 
 class Watching(SurvivalTrimmer):
@@ -81,7 +82,7 @@ def test_faults_are_counted_and_cost_drafts_only(half):
         trim = fail
 
     trajectories = random_trajectories()
-    planner = Planted(fail if half == "plan" else lambda stats: StepPlan(4, prices=(Price(0.01),)))
+    planner = Planted(fail if half == "plan" else lambda stats: StepPlan(4, costs=each_costs(0.01)))
     with planted(planner, lambda context: Failing()) as policy:
         found = run(trajectories, policy)
     assert found.faults["raised"] > 0

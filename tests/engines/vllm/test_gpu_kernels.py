@@ -63,11 +63,10 @@ APPEND = typed(
     i32="table_stride table_columns_count n_count",
 )
 TRIMMED = typed(
-    p_i32="ids sources lengths out_ids out_sources out_lengths",
-    p_fp32="confidence prices out_confidence",
-    p_i64="token_budget prices_after",
-    i32="ids_stride confidence_stride sources_stride out_stride batch_size draft_length num_prices",
-    fp32="entry",
+    p_i32="ids sources lengths scratch out_ids out_sources out_lengths",
+    p_fp32="confidence out_confidence",
+    p_i64="token_budget costs",
+    i32="ids_stride confidence_stride sources_stride out_stride batch_size draft_length last_cost",
 )
 TEXTS = typed(p_i64="slots best", p_i32="lengths texts", i32="texts_stride")
 CORPUS = typed(p_i32="ring", p_i64="tables", i32="buckets")
@@ -99,7 +98,7 @@ def launches() -> Iterator[Launch]:
     for dtype, missing in (("*i32", ()), ("*i64", ("links", "lengths", "parents")), ("*i32", chains)):
         types = {name: kind for name, kind in (UNPACK | {"out": dtype}).items() if name not in missing}
         yield Launch(f"{STREAM}:unpack_kernel", types, {"BLOCK": 8} | dict.fromkeys(missing), 1)
-    yield Launch(f"{TRIM}:trim_kernel", TRIMMED, {"BLOCK": 1024}, 8)
+    yield Launch(f"{TRIM}:trim_kernel", TRIMMED, {"LEVELS": 4096, "BLOCK": 1024}, 8)
     yield Launch(f"{SGLANG}:nodes_kernel", NODES, {"BLOCK": 16}, 1)
     yield Launch(f"{SGLANG}:append_kernel", APPEND, {"BLOCK": 16}, 1)
     yield Launch(f"{SGLANG}:append_kernel", APPEND | {"accept_lens": "*i64"}, {"BLOCK": 16}, 1)

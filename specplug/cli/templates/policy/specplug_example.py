@@ -10,9 +10,10 @@ class Example(specplug.Planner):
         self.caps, self.accepted = context.caps, 3.0
 
     def plan(self, stats: specplug.HostStats) -> specplug.StepPlan:
-        # Your own idea goes here: how many tokens may be drafted, and what must one that is verified yield?
+        # Your own idea goes here: how many tokens may be drafted, and what does each that is verified cost?
         draft_length = self.caps.fit_draft_length(round(self.accepted) + 1)
-        return specplug.StepPlan(draft_length, prices=(specplug.Price(0.1),))
+        a_tenth_each = specplug.CostPoint(0, 0.0), specplug.CostPoint(10_000, 1_000.0)
+        return specplug.StepPlan(draft_length, costs=a_tenth_each)
 
     def observe(self, report: specplug.StepReport) -> None:
         if report.verified:

@@ -8,7 +8,7 @@ from specplug.interfaces import Planner, PluginContext
 from specplug.trim import SurvivalTrimmer, rank_tokens
 from specplug.types.batch import EngineBatch
 from specplug.types.draft import Draft
-from specplug.types.plan import HostStats, Price, StepCost, StepPlan, StepReport, TrimLimits
+from specplug.types.plan import LEVELS, CostPoint, HostStats, StepCost, StepPlan, StepReport, TrimLimits
 from specplug.types.verdict import Verdict
 from specplug_testkit.options import LadderOptions
 
@@ -17,12 +17,12 @@ SHARE = 0.1
 
 
 class LearningPlanner(Planner):
-    """Plans as far as tokens were worth their price, which is a share of what a step emits per request.
+    """Plans as far as tokens were worth their cost, which is a share of what a step emits per request.
 
     Attributes:
         reports: what became of steps.
         costs: of the steps whose time was known when a plan was made, each once.
-        prices: of all plans.
+        prices: what a draft token costs, of all plans.
     """
 
     def __init__(self, context: PluginContext) -> None:
@@ -40,7 +40,8 @@ class LearningPlanner(Planner):
         rate, draft_length = self._accepted / self._verified, 0
         while draft_length < self._caps.max_draft_length and rate ** (draft_length + 1) >= price:
             draft_length += 1
-        return StepPlan(self._caps.fit_draft_length(max(1, draft_length)), prices=(Price(price),))
+        costs = CostPoint(0, 0.0), CostPoint(1000, 1000 * price)
+        return StepPlan(self._caps.fit_draft_length(max(1, draft_length)), costs=costs)
 
     def observe(self, report: StepReport) -> None:
         self.reports.append(report)
@@ -55,7 +56,7 @@ class LearningTrimmer(SurvivalTrimmer):
 
     Attributes:
         counts: [2] int64 on the device, draft tokens that were decided and those that were accepted.
-        price: [1] float32, of the newest step that was trimmed; None at first.
+        price: [] float64, the cost of a draft token in the newest step that was trimmed; None at first.
     """
 
     def __init__(self, context: PluginContext) -> None:
@@ -63,10 +64,10 @@ class LearningTrimmer(SurvivalTrimmer):
         self.price: torch.Tensor | None = None
 
     def trim(self, draft: Draft, limits: TrimLimits) -> Draft:
-        self.price = limits.prices
+        self.price = (limits.costs[-1] - limits.costs[0]) / (LEVELS * 1000)
         trust = (self.counts[1] + 1) / (self.counts[0] + 1)
-        survival, rank = rank_tokens(draft)
-        return draft.keep((rank < limits.token_budget) & (survival * trust >= limits.prices))
+        levels, rank = rank_tokens(draft)
+        return draft.keep((rank < limits.token_budget) & (levels * trust >= LEVELS * self.price))
 
     def observe(self, batch: EngineBatch, draft: Draft, verdict: Verdict) -> None:
         self.counts += torch.stack((verdict.tested().sum(), verdict.accepted.sum()))
