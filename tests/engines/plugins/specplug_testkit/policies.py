@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 
 from specplug.interfaces import Planner, PluginContext
@@ -23,7 +25,10 @@ class LearningPlanner(Planner):
         reports: what became of steps.
         costs: of the steps whose time was known when a plan was made, each once.
         prices: what a draft token costs, of all plans.
+        calibrated: costs that were known before the first request.
     """
+
+    calibrated: Sequence[StepCost] = ()
 
     def __init__(self, context: PluginContext) -> None:
         self._caps = context.caps
@@ -42,6 +47,9 @@ class LearningPlanner(Planner):
             draft_length += 1
         costs = CostPoint(0, 0.0), CostPoint(1000, 1000 * price)
         return StepPlan(self._caps.fit_draft_length(max(1, draft_length)), costs=costs)
+
+    def calibrate(self, costs: Sequence[StepCost]) -> None:
+        self.calibrated = costs
 
     def observe(self, report: StepReport) -> None:
         self.reports.append(report)
