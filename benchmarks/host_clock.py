@@ -20,15 +20,16 @@ class Meter:
     Args:
         outside: the name of all code outside the parts.
         parts: the names of the measured parts.
+        clock: returns nanoseconds.
 
     Attributes:
         nanoseconds: time by part.
         ops: by part, number of tensor operations (only under `counting`).
     """
 
-    def __init__(self, outside: str, parts: Sequence[str]) -> None:
-        self.part, self._parts = outside, (outside, *parts)
-        self._since = time.perf_counter_ns()
+    def __init__(self, outside: str, parts: Sequence[str], clock: Callable[[], int] = time.perf_counter_ns) -> None:
+        self.part, self._parts, self._clock = outside, (outside, *parts), clock
+        self._since = clock()
         self.clear()
 
     def clear(self) -> None:
@@ -37,9 +38,9 @@ class Meter:
 
     def switch(self, part: str) -> str:
         """Attribute the time from now on to `part`; return the previous part."""
-        now, before = time.perf_counter_ns(), self.part
+        now, before = self._clock(), self.part
         self.nanoseconds[before] += now - self._since
-        self.part, self._since = part, time.perf_counter_ns()
+        self.part, self._since = part, self._clock()
         return before
 
     def wrapped(self, function: Callable[..., Any], part: str) -> Callable[..., Any]:

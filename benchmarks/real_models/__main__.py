@@ -25,23 +25,27 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 from benchmarks.machine import in_words, machine, versions
 from benchmarks.models import folder
 from benchmarks.real_models import report
-from benchmarks.real_models.arms import Arm, chosen
+from benchmarks.real_models.arms import BASELINE, Arm, chosen
 from benchmarks.real_models.equality import differences
-from benchmarks.real_models.fresh import rows
 from benchmarks.real_models.prompts import KINDS, more_chats, read
 from benchmarks.real_models.run import Task, fresh, measured, running
-from benchmarks.real_models.statistics import Clock
+from benchmarks.real_models.statistics import Clock, ranked
 
 ENGINES = ("transformers", "vllm-v1", "vllm-gpu", "vllm-v2", "sglang")
 TIMED = ENGINES[:3]
 CONTEXT = 2048
+HOPELESS = 2.0
+"""Temperature of texts of which no draft token is right but by chance."""
+AT_ONCE = 7
+"""Constants that run at a time: a server with SmolLM2 takes 1.5 GB."""
+MIN_SURVIVALS, CONSTANT_LENGTHS = (0.05, 0.1, 0.2, 0.4, 0.6), (3, 7, 15)
 
 
 def model_folder(name: str) -> str:
@@ -95,7 +99,30 @@ def tasks(options: argparse.Namespace, model: str, concurrency: int) -> tuple[Ta
     chats = more_chats(options.max_tokens)
     prompts = read(options.kinds, options.prompts, options.max_tokens)
     measured = [prompt for prompt in prompts for _ in range(options.samples)]
-    return task(measured), task(chats[: options.warm_up * concurrency]), task(chats)
+    fresh = task(chats[: options.fresh_chats])
+    if options.hopeless:
+        fresh = replace(fresh, temperature=HOPELESS, seeded=False, ignore_eos=True)
+    return task(measured), task(chats[: options.warm_up * concurrency]), fresh
+
+
+def best_constant(options: argparse.Namespace, model: str, concurrency: int, task: Task, warm_up: Task) -> Any:
+    """Return the constant that is fastest on a task by CPU time, and the ratio to no speculation of each.
+
+    Their servers run a few at a time, each time beside no speculation.
+    """
+    from benchmarks.real_models import on_vllm
+
+    grid = on_vllm.constants(model, CONTEXT, concurrency, options.min_survivals, options.constant_lengths)
+    if len(grid) == 1:
+        return grid[0], {}
+    baseline = on_vllm.arms(model, CONTEXT, concurrency, "v1")[:1]
+    found = []
+    for first in range(0, len(grid), AT_ONCE):
+        with running(options.engine, [*baseline, *grid[first : first + AT_ONCE]], on_vllm.answer) as hosts:
+            run = measured(hosts, task, warm_up, options.rounds)
+        found.append(run.decoding() if options.decoding else run)
+    scores = ranked(found, BASELINE, "cpu")
+    return next(arm for arm in grid if arm.name == next(iter(scores))), scores
 
 
 def run(options: argparse.Namespace, model: str, concurrency: int) -> dict[str, Any]:
@@ -106,21 +133,32 @@ def run(options: argparse.Namespace, model: str, concurrency: int) -> dict[str, 
     timed = options.engine in TIMED
     # The process of an engine with a GPU uses no CPU worth counting.
     clocks: tuple[Clock, ...] = ("wall",) if options.engine == "vllm-gpu" else ("wall", "cpu") if timed else ()
-    results: dict[str, Any] = {"concurrency": concurrency}
+    results: dict[str, Any] = {"concurrency": concurrency, "differences": []}
+    if options.constants:
+        choosing, task = task.split(options.constants * len(options.kinds) * options.samples)
+        best, results["constants"] = best_constant(options, model, concurrency, choosing, warm_up)
+        arms.append(best)
+    gaps = model if options.temperature == 0 else None
     with running(options.engine, arms, answer) as hosts:
-        found = measured(hosts, task, warm_up, options.rounds)
+        if task.prompts:
+            found = measured(hosts, task, warm_up, options.rounds)
+            differing = differences(found, task.ids, gaps)
+            shown = found.decoding() if options.decoding else found
+            results["ratios"] = report.compared(shown, arms, clocks)
+            results["counts"] = {name: report.counts(found, name, differing) for name in found.answers}
+            results["left_out"] = found.left_out
+            results["run"] = report.plain(found, differing)
+            results["differences"] += differing
         if options.fresh and timed and report.OURS in hosts.hosts:
-            limit = replace(chats, prompts=chats.prompts[: options.fresh_chats], ids=chats.ids[: options.fresh_chats])
-            pairs = fresh(hosts, report.OURS, limit, options.fresh)
-            results["fresh"] = {clock: rows(pairs, clock) for clock in clocks}
-    differing = differences(found, task.ids, model if options.temperature == 0 else None)
-    results["ratios"] = report.compared(found, arms, clocks)
-    results["counts"] = {name: report.counts(found, name, differing) for name in found.answers}
-    results["left_out"] = found.left_out
+            pairs = fresh(hosts, report.OURS, chats, options.fresh, options.fresh_steps[-1])
+            results["fresh"] = report.of_fresh(pairs, clocks, options.fresh_steps, options.decoding)
+            for pair in [] if options.hopeless else pairs:
+                results["differences"] += differences(pair, chats.ids, gaps)
     used = versions(*packages)
     where = f"{where_it_runs(options.engine)}; {Path(model).name}; {packages[0]} {used[packages[0]]}, {options.engine}"
-    report.print_all(f"{where}; {concurrency} at a time, temperature {options.temperature:g}", results)
-    return {**results, "versions": used, "run": report.plain(found, differing)}
+    texts = f"temperature {HOPELESS if options.hopeless else options.temperature:g}"
+    report.print_all(f"{where}; {concurrency} at a time, {texts}{', after prefills' * options.decoding}", results)
+    return {**results, "differences": [asdict(each) for each in results["differences"]], "versions": used}
 
 
 def arguments() -> argparse.ArgumentParser:
@@ -130,7 +168,7 @@ def arguments() -> argparse.ArgumentParser:
     parser.add_argument("--model", default="smollm2", help="smollm2, gemma3, tiny, or a folder (default: smollm2)")
     parser.add_argument("--arms", nargs="+", help="parts of the names of arms to run, beside no speculation")
     parser.add_argument("--kinds", nargs="+", choices=KINDS, default=list(KINDS), help="default: all")
-    parser.add_argument("--prompts", type=int, help="most prompts of a kind (default: all)")
+    parser.add_argument("--prompts", type=int, help="most prompts of a kind; 0: only fresh servers (default: all)")
     parser.add_argument("--max-tokens", type=int, help="most tokens of an answer (default: as the prompts say)")
     parser.add_argument("--samples", type=int, default=1, help="answers to each prompt (default: 1)")
     parser.add_argument("--concurrency", type=int, nargs="+", default=[1], help="prompts at a time (default: 1)")
@@ -139,6 +177,12 @@ def arguments() -> argparse.ArgumentParser:
     parser.add_argument("--warm-up", type=int, default=2, help="groups of other chats before (default: 2)")
     parser.add_argument("--fresh", type=int, default=0, help="pairs of fresh servers to measure as well (default: 0)")
     parser.add_argument("--fresh-chats", type=int, help="most chats that fresh servers answer (default: all)")
+    parser.add_argument("--fresh-steps", type=int, nargs="+", default=[64, 256, 1024], help="default: 64 256 1024")
+    parser.add_argument("--hopeless", action="store_true", help="fresh servers sample at temperature 2, past all ends")
+    parser.add_argument("--decoding", action="store_true", help="leave out the time until every answer has begun")
+    parser.add_argument("--constants", type=int, default=0, help="prompts of a kind that choose the best constant (V1)")
+    parser.add_argument("--min-survivals", type=float, nargs="+", default=MIN_SURVIVALS, help="of the constants")
+    parser.add_argument("--constant-lengths", type=int, nargs="+", default=CONSTANT_LENGTHS, help="of the constants")
     parser.add_argument("--llm", type=json.loads, default={}, metavar="JSON", help="vllm-gpu: arguments of vLLM's LLM")
     parser.add_argument("--json", type=Path, help="write everything to this file, too")
     return parser
@@ -146,7 +190,10 @@ def arguments() -> argparse.ArgumentParser:
 
 def main() -> None:
     """Run the benchmark and print the results."""
-    options = arguments().parse_args()
+    parser = arguments()
+    options = parser.parse_args()
+    if options.constants and (options.engine != "vllm-v1" or (options.prompts or 16) <= options.constants):
+        parser.error("--constants needs --engine vllm-v1, and fewer prompts of a kind than --prompts")
     model = model_folder(options.model)
     results = [run(options, model, concurrency) for concurrency in options.concurrency]
     if options.json is not None:
@@ -155,7 +202,7 @@ def main() -> None:
     wrong = [
         difference
         for result in results
-        for difference in result["run"]["differences"]
+        for difference in result["differences"]
         if options.temperature == 0 and (difference["gap"] is None or difference["gap"] >= report.NEAR_TIE)
     ]
     if wrong:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 BASELINE = "no speculation"
@@ -37,6 +37,8 @@ class Answer:
         drafted, accepted: draft tokens that were verified, and those of them that were kept.
         timeline: after each engine step, wall-clock and CPU seconds and tokens since the beginning; empty where an
             engine does not tell.
+        prefill_steps: number of steps in the timeline until every answer had begun.
+        uncounted: tokens that `tokens` leaves out.
     """
 
     token_ids: list[list[int]]
@@ -46,11 +48,22 @@ class Answer:
     drafted: int
     accepted: int
     timeline: list[list[float]] = field(default_factory=list)
+    prefill_steps: int = 0
+    uncounted: int = 0
 
     @property
     def tokens(self) -> int:
         """Return the number of output tokens."""
-        return sum(map(len, self.token_ids))
+        return sum(map(len, self.token_ids)) - self.uncounted
+
+    def decoding(self) -> Answer:
+        """Return the answer without the time and the tokens of its prefill steps."""
+        if not self.prefill_steps:
+            return self
+        wall, cpu, tokens = self.timeline[self.prefill_steps - 1]
+        rest = [[a - wall, b - cpu, c - tokens] for a, b, c in self.timeline[self.prefill_steps :]]
+        times = {"seconds": self.seconds - wall, "cpu": self.cpu - cpu}
+        return replace(self, **times, timeline=rest, prefill_steps=0, uncounted=int(tokens))
 
 
 @dataclass
@@ -69,6 +82,10 @@ class Found:
     answers: dict[str, list[Answer]]
     left_out: dict[str, str] = field(default_factory=dict)
 
+    def decoding(self) -> Found:
+        """Return the run without the prefills of its answers."""
+        return replace(self, answers={name: [each.decoding() for each in row] for name, row in self.answers.items()})
+
 
 def chosen(arms: Sequence[Arm], parts: Sequence[str] | None) -> list[Arm]:
     """Return the baseline, and the arms whose names hold one of the parts; all of them without parts."""
@@ -76,11 +93,12 @@ def chosen(arms: Sequence[Arm], parts: Sequence[str] | None) -> list[Arm]:
 
 
 def requests(
-    prompts: Sequence[Any], indices: Sequence[int], temperature: float, seeded: bool
+    prompts: Sequence[Any], indices: Sequence[int], temperature: float, seeded: bool, ignore_eos: bool = False
 ) -> list[Mapping[str, Any]]:
     """Return the sampling parameters of prompts: "max_tokens", "temperature" and, if `seeded`, a "seed" for each."""
     return [
         {"max_tokens": prompts[index].max_tokens, "temperature": temperature}
         | ({"seed": 1_000_003 * (index + 1)} if seeded else {})
+        | ({"ignore_eos": True} if ignore_eos else {})
         for index in indices
     ]

@@ -91,7 +91,8 @@ class Embedded:
         """See `answer`."""
         from specplug_transformers import GenerateRequest, SamplingParams
 
-        engine, timeline, steps, tokens = self._engine, [], 0, 0
+        engine, timeline = self._engine, []
+        steps = tokens = prefill_steps = 0
         before = engine.metrics.snapshot().total
         began, cpu = time.perf_counter(), time.process_time()
         ids: dict[str, list[int]] = {
@@ -100,6 +101,8 @@ class Embedded:
         }
         while engine.has_work:
             for output in engine.step():
+                if output.new_token_ids and not ids[output.request_id]:
+                    prefill_steps = len(timeline) + 1
                 steps += bool(output.new_token_ids)
                 tokens += len(output.new_token_ids)
                 ids[output.request_id] += output.new_token_ids
@@ -113,6 +116,7 @@ class Embedded:
             "drafted": grown.proposed,
             "accepted": grown.accepted,
             "timeline": timeline,
+            "prefill_steps": prefill_steps,
         }
 
     def close(self) -> None:
@@ -139,7 +143,7 @@ class Generate:
         sampled = given["temperature"] > 0
         sampling = {"temperature": given["temperature"], "top_k": 0} if sampled else {}
         streamer = _Streamer()
-        stream = {} if self._ours else {"streamer": streamer}
+        stream = {"specplug_streamer" if self._ours else "streamer": streamer}
         forwards: list[int] = []
         hook = self._model.register_forward_pre_hook(
             lambda _, args, kwargs: forwards.append((args or (kwargs["input_ids"],))[0].shape[1]), with_kwargs=True
@@ -170,6 +174,7 @@ class Generate:
             "drafted": sum(decoding) - len(decoding),
             "accepted": len(new) - steps,
             "timeline": streamer.timeline,
+            "prefill_steps": 1,
         }
 
     def close(self) -> None:

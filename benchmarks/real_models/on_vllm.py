@@ -27,32 +27,56 @@ def arms(model: str, context: int, concurrency: int, runner: Any) -> list[Arm]:
     """Return the arms on one of vLLM's runners, "v1" or "v2", which runs in Triton's interpreter: counts only."""
     from tests.engines.vllm.launch import configuration
 
-    same: dict[str, Any] = {
-        "model": model,
-        "max_model_len": context,
-        "max_num_seqs": max(concurrency, 8),
-        "max_num_batched_tokens": 2048,
-        "kv_cache_memory_bytes": 2 << 30,
-        "environment": ENVIRONMENT,
-    }
+    same = _same(model, context, concurrency)
 
     def own(name: str, **spec: Any) -> Arm:
         requested = {"speculative_config": spec} if spec else {}
         launch = configuration(runner, installed=False, **same, **requested)
         return Arm(name, "built-in" if spec else "baseline", launch)
 
-    def specplug(name: str, **settings: Any) -> Arm:
-        stated = {"proposer": "ngram", **settings}
-        return Arm(name, "specplug", configuration(runner, stated, speculative_config=LAUNCH, **same))
-
     found = [own(BASELINE)]
     found += [own(f"vLLM n-gram, K = {gamma}", **NGRAM, num_speculative_tokens=gamma) for gamma in GAMMAS]
     if versions("arctic-inference")["arctic-inference"] is not None:
         found.append(own("vLLM suffix", method="suffix"))  # K is the depth of its trees, 24
-    found.append(specplug("specplug"))
+    found.append(_specplug("specplug", runner, same))
     if runner == "v2":
-        found.append(specplug("specplug, fixed", policy="fixed", faults={"host_deadline_ms": None}))
+        found.append(_specplug("specplug, fixed", runner, same, policy="fixed", faults={"host_deadline_ms": None}))
     return found
+
+
+def constants(model: str, context: int, concurrency: int, survivals: Any, gammas: Any) -> list[Arm]:
+    """Return V1's arms with the policy `fixed` at each of some values of `min_survival` and draft lengths."""
+    same = _same(model, context, concurrency)
+    return [
+        _specplug(
+            f"fixed, K = {gamma}, min_survival {survival}",
+            "v1",
+            {**same, "speculative_config": {**LAUNCH, "num_speculative_tokens": gamma}},
+            policy="fixed",
+            options={"ngram": {"min_survival": survival}},
+        )
+        for survival in survivals
+        for gamma in gammas
+    ]
+
+
+def _same(model: str, context: int, concurrency: int) -> dict[str, Any]:
+    """Return the arguments of every arm's `LLM`."""
+    return {
+        "model": model,
+        "max_model_len": context,
+        "max_num_seqs": max(concurrency, 8),
+        "max_num_batched_tokens": 2048,
+        "kv_cache_memory_bytes": max(concurrency, 4) << 26,
+        "environment": ENVIRONMENT,
+    }
+
+
+def _specplug(name: str, runner: Any, same: dict[str, Any], **settings: Any) -> Arm:
+    from tests.engines.vllm.launch import configuration
+
+    launch = {"speculative_config": LAUNCH, **same}
+    return Arm(name, "specplug", configuration(runner, {"proposer": "ngram", **settings}, **launch))
 
 
 def answer(llm: Any, prompts: list[list[int]], params: list[dict[str, Any]]) -> dict[str, Any]:
@@ -69,10 +93,12 @@ def answer(llm: Any, prompts: list[list[int]], params: list[dict[str, Any]]) -> 
     for name, prompt, given in zip(ids, prompts, params, strict=True):
         sampling = SamplingParams(**given, output_kind=RequestOutputKind.DELTA)
         engine.add_request(name, {"prompt_token_ids": prompt}, sampling)
-    tokens = 0
+    tokens = prefill_steps = 0
     while engine.has_unfinished_requests():
         for output in engine.step():
             new = output.outputs[0].token_ids
+            if new and not ids[output.request_id]:
+                prefill_steps = len(timeline) + 1
             steps += bool(new)
             tokens += len(new)
             ids[output.request_id] += new
@@ -90,4 +116,5 @@ def answer(llm: Any, prompts: list[list[int]], params: list[dict[str, Any]]) -> 
         "drafted": count("vllm:spec_decode_num_draft_tokens"),
         "accepted": count("vllm:spec_decode_num_accepted_tokens"),
         "timeline": timeline,
+        "prefill_steps": prefill_steps,
     }

@@ -8,6 +8,7 @@ from typing import Any
 
 from benchmarks.real_models.arms import BASELINE, Arm, Found
 from benchmarks.real_models.equality import NEAR_TIE, Difference
+from benchmarks.real_models.fresh import rows
 from benchmarks.real_models.statistics import Clock, Ratio, best, ratios
 
 OURS = "specplug"
@@ -50,7 +51,9 @@ def compared(found: Found, arms: Sequence[Arm], clocks: Sequence[Clock]) -> dict
             others = [name for name in names if name != OURS]
             result[clock]["specplug_to"] = {name: ratios(found, OURS, name, clock) for name in others}
         if built_in:
-            result[clock]["best_built_in"] = best(found, built_in, BASELINE, clock)
+            top = result[clock]["best_built_in"] = best(found, built_in, BASELINE, clock)
+            ours = [arm.name for arm in arms if arm.role == "specplug" and arm.name in found.answers]
+            result[clock]["to_best_built_in"] = {name: ratios(found, name, top, clock) for name in ours}
     return result
 
 
@@ -59,24 +62,40 @@ def print_all(title: str, results: Mapping[str, Any]) -> None:
     from specplug.cli.output import print_table
 
     print(f"\n{title}")
-    for clock, part in results["ratios"].items():
-        for which, what in (("to_baseline", f"to {BASELINE}"), ("specplug_to", "specplug to it")):
+    for name, ratio in results.get("constants", {}).items():
+        print(f"{name}: {ratio:.3f} of {BASELINE}, tokens per CPU second, on the prompts that choose")
+    for clock, part in results.get("ratios", {}).items():
+        for which, what in _COMPARISONS.items():
             if which in part:
-                kinds = list(part[which][BASELINE])
+                kinds = list(next(iter(part[which].values())))
                 rows = [[name, *map(stated, by_kind.values())] for name, by_kind in part[which].items()]
                 print_table(f"tokens per {_CLOCKS[clock]} second, {what}", [what, *kinds], rows)
         if "best_built_in" in part:
             print(f"best built-in by this clock, in hindsight: {part['best_built_in']}\n")
-    print_table("counts", _COUNTED, [_counts(name, each) for name, each in results["counts"].items()])
-    for clock, rows in results.get("fresh", {}).items():
-        title = f"fresh servers to fresh ones without speculation, tokens per {_CLOCKS[clock]} second, cumulative"
-        each = [" ".join(f"{ratio:.2f}" for ratio in row["servers"]) for row in rows]
-        cells = [[str(row["steps"]), f"{row['mean']:.3f}", pairs] for row, pairs in zip(rows, each, strict=True)]
-        print_table(title, ["after steps", "geometric mean", "each pair of servers"], cells)
-    for name, why in results["left_out"].items():
+    if "counts" in results:
+        print_table("counts", _COUNTED, [_counts(name, each) for name, each in results["counts"].items()])
+    for clock, by_steps in results.get("fresh", {}).items():
+        title = f"fresh servers to fresh ones without speculation, tokens per {_CLOCKS[clock]} second"
+        each = [" ".join(f"{ratio:.2f}" for ratio in row["servers"]) for row in by_steps]
+        cells = [
+            ["{} to {}".format(*row["steps"]), "{:.3f} ({:.3f}-{:.3f})".format(*row["mean"]), pairs]
+            for row, pairs in zip(by_steps, each, strict=True)
+        ]
+        print_table(title, ["steps", "geometric mean", "each pair of servers"], cells)
+    if results["differences"]:
+        ties = sum(each.is_near_tie for each in results["differences"])
+        print(
+            f"{len(results['differences'])} answers differ from those without speculation, {ties} of them by near ties"
+        )
+    for name, why in results.get("left_out", {}).items():
         print(f"{name}: left out, because it did not run: {why}")
 
 
+_COMPARISONS = {
+    "to_baseline": f"to {BASELINE}",
+    "specplug_to": "specplug to it",
+    "to_best_built_in": "to the best built-in",
+}
 _CLOCKS = {"wall": "wall-clock", "cpu": "CPU"}
 _COUNTED = ("", "tokens/s", "tau", "drafted", "accepted", "rejected per token", "identical", "near ties", "largest gap")
 
@@ -99,6 +118,13 @@ def _counts(name: str, row: Mapping[str, Any]) -> list[str]:
         str(row["near_ties"] or ""),
         "" if gap is None else f"{gap:.1e}",
     ]
+
+
+def of_fresh(pairs: Sequence[Found], clocks: Sequence[Clock], steps: Sequence[int], decoding: bool) -> dict[str, Any]:
+    """Return, by clock, the ratios of fresh pairs in ranges of steps; see `fresh.rows`."""
+    runs = [pair.decoding() if decoding else pair for pair in pairs]
+    answers = [(run.answers[OURS], run.answers[BASELINE]) for run in runs]
+    return {clock: rows(answers, clock, steps) for clock in clocks}
 
 
 def plain(found: Found, differences: Sequence[Difference]) -> dict[str, Any]:

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import os
 import random
+import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from benchmarks.peers import note
 from benchmarks.real_models.arms import BASELINE, Answer, Arm, Found, requests
-from benchmarks.real_models.fresh import STEPS, steps_of
+from benchmarks.real_models.fresh import steps_of
 from benchmarks.real_models.prompts import Prompt
 
 MIXED = "mixed"
@@ -28,6 +30,7 @@ class Task:
         concurrency: most prompts of a group.
         temperature: 0 is greedy.
         seeded: whether each prompt has a seed of its own.
+        ignore_eos: whether answers go on to their most tokens.
     """
 
     prompts: Sequence[Prompt]
@@ -35,6 +38,7 @@ class Task:
     concurrency: int
     temperature: float
     seeded: bool = True
+    ignore_eos: bool = False
 
     def groups(self) -> list[list[int]]:
         """Return the indices of prompts that are sent together: of one kind, unless that would make small groups."""
@@ -48,6 +52,12 @@ class Task:
         # Kinds in turn, so that no kind always comes late.
         return sorted(found, key=lambda group: group[0])
 
+    def split(self, first: int) -> tuple[Task, Task]:
+        """Return the task of so many prompts, and that of the others."""
+        halves = slice(0, first), slice(first, None)
+        before, after = (replace(self, prompts=self.prompts[half], ids=self.ids[half]) for half in halves)
+        return before, after
+
     def kind(self, group: Sequence[int]) -> str:
         """Return the kind of a group."""
         kinds = {self.prompts[place].kind for place in group}
@@ -57,7 +67,7 @@ class Task:
         """Return the arguments of an engine's `answer`."""
         return {
             "prompts": [self.ids[place] for place in group],
-            "params": requests(self.prompts, group, self.temperature, self.seeded),
+            "params": requests(self.prompts, group, self.temperature, self.seeded, self.ignore_eos),
         }
 
 
@@ -67,20 +77,27 @@ class Arms:
     Args:
         hosts: by arm, what runs functions on its engine: `call(function, **arguments)`, and `stop()`.
         answer: the engine's function.
+        caches: the folder of what arms keep for later starts.
     """
 
-    def __init__(self, hosts: dict[str, Any], answer: Callable[..., Any]) -> None:
-        self.hosts, self._answer = hosts, answer
+    def __init__(self, hosts: dict[str, Any], answer: Callable[..., Any], caches: Path | None = None) -> None:
+        self.hosts, self._answer, self._caches = hosts, answer, caches
         self.left_out: dict[str, str] = {}
 
     def ask(self, name: str, task: Task, group: Sequence[int]) -> Answer:
         """Let an arm answer a group."""
         return Answer(**self.hosts[name].call(self._answer, **task.given(group)))
 
+    def stop(self, name: str) -> None:
+        """End an arm; the next one that starts finds nothing that another has measured."""
+        self.hosts[name].stop()
+        if self._caches is not None:
+            shutil.rmtree(self._caches, ignore_errors=True)
+
     def start(self, warm_up: Task) -> None:
         """Start the arms anew and let each answer the groups of some other prompts; leave out those that do not run."""
         for name, host in list(self.hosts.items()):
-            host.stop()
+            self.stop(name)
             note(f"starting: {name}")
             try:
                 for group in warm_up.groups():
@@ -97,33 +114,55 @@ class Arms:
 @contextmanager
 def running(engine: str, arms: Sequence[Arm], answer: Callable[..., Any]) -> Iterator[Arms]:
     """Yield the arms; they start at their first use, and end with the context."""
+    with own_caches() as caches, tempfile.TemporaryDirectory() as logs:
+        hosts, close = _hosts(engine, arms, Path(logs))
+        try:
+            yield Arms(hosts, answer, caches)
+        finally:
+            close()
+
+
+def _hosts(engine: str, arms: Sequence[Arm], logs: Path) -> tuple[dict[str, Any], Callable[[], Any]]:
+    """Return what runs functions on each arm's engine, and what ends all of them."""
     if engine == "transformers":
         from benchmarks.real_models.on_transformers import Local
 
-        hosts = {arm.name: Local(arm.launch) for arm in arms}
-        yield Arms(hosts, answer)
-        return
-    with tempfile.TemporaryDirectory() as logs:
-        if engine == "vllm-gpu":
-            from benchmarks.real_models.on_gpu import Process
+        local = {arm.name: Local(arm.launch) for arm in arms}
+        return local, lambda: [host.stop() for host in local.values()]
+    if engine == "vllm-gpu":
+        from benchmarks.real_models.on_gpu import Process
 
-            processes = {arm.name: Process(arm.launch, Path(logs) / f"{_file(arm.name)}.log") for arm in arms}
-            try:
-                yield Arms(dict(processes), answer)
-            finally:
-                for process in processes.values():
-                    process.close()
-            return
-        from tests.engines import engines
-        from tests.engines.engines import Pool
+        processes = {arm.name: Process(arm.launch, logs / f"{_file(arm.name)}.log") for arm in arms}
+        return processes, lambda: [process.close() for process in processes.values()]
+    from tests.engines import engines
+    from tests.engines.engines import Pool
 
-        if engine == "sglang":
-            from tests.engines.sglang import engines
-        pool = Pool(Path(logs), most=len(arms))
+    if engine == "sglang":
+        from tests.engines.sglang import engines
+    pool = Pool(logs, most=len(arms))
+    return {arm.name: pool.tenant(engines.Engine, _file(arm.name), arm.launch) for arm in arms}, pool.close
+
+
+@contextmanager
+def own_caches() -> Iterator[Path]:
+    """Give the engines that start in this context an empty folder for what specplug measures, and yield it.
+
+    Compiled kernels stay where they are.
+    """
+    home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    kept = {"NUMBA_CACHE_DIR": home / "specplug", "VLLM_CACHE_ROOT": home / "vllm"}
+    with tempfile.TemporaryDirectory() as folder:
+        changed = {name: os.environ.get(name, str(path)) for name, path in kept.items()} | {"XDG_CACHE_HOME": folder}
+        before = {name: os.environ.get(name) for name in changed}
+        os.environ.update(changed)
         try:
-            yield Arms({arm.name: pool.tenant(engines.Engine, _file(arm.name), arm.launch) for arm in arms}, answer)
+            yield Path(folder) / "specplug"
         finally:
-            pool.close()
+            for name, value in before.items():
+                if value is None:
+                    del os.environ[name]
+                else:
+                    os.environ[name] = value
 
 
 def measured(arms: Arms, task: Task, warm_up: Task, rounds: int) -> Found:
@@ -146,22 +185,22 @@ def measured(arms: Arms, task: Task, warm_up: Task, rounds: int) -> Found:
     return found
 
 
-def fresh(arms: Arms, name: str, task: Task, servers: int) -> list[tuple[list[Answer], list[Answer]]]:
-    """Return the answers of fresh pairs of servers, specplug's and the one without, up to the last of `STEPS`."""
+def fresh(arms: Arms, name: str, task: Task, servers: int, steps: int) -> list[Found]:
+    """Return what fresh pairs of servers answered, an arm's and the one without, in so many steps of the arm."""
     pairs = []
     for number in range(servers):
-        mine: list[Answer] = []
-        plain: list[Answer] = []
+        pair = Found([], [], {name: [], BASELINE: []})
         for each in (name, BASELINE):
-            arms.hosts[each].stop()
-        for group in random.Random(number).sample(task.groups(), len(task.groups())):
-            both = [(name, mine), (BASELINE, plain)]
-            for each, answers in both if len(mine) % 2 else reversed(both):
-                answers.append(arms.ask(each, task, group))
-            if steps_of(mine) >= STEPS[-1]:
+            arms.stop(each)
+        for place, group in enumerate(random.Random(number).sample(task.groups(), len(task.groups()))):
+            pair.groups.append(group)
+            pair.kinds.append(task.kind(group))
+            for each in (name, BASELINE) if (number + place) % 2 else (BASELINE, name):
+                pair.answers[each].append(arms.ask(each, task, group))
+            if steps_of(pair.answers[name]) >= steps:
                 break
-        note(f"fresh pair {number + 1} of {servers}: {steps_of(mine)} steps")
-        pairs.append((mine, plain))
+        note(f"fresh pair {number + 1} of {servers}: {steps_of(pair.answers[name])} steps")
+        pairs.append(pair)
     return pairs
 
 

@@ -62,6 +62,24 @@ def _ratio(drawn: np.ndarray) -> Ratio:
     return Ratio(float(drawn[0]), float(low), float(high))
 
 
+def over_pairs(values: Sequence[float]) -> Ratio:
+    """Return the geometric mean of the ratios of several pairs of servers; pairs are drawn anew for its interval."""
+    logs = np.log(np.array(values, float))
+    draw = np.random.default_rng(0).integers(len(logs), size=(DRAWS, len(logs)))
+    return _ratio(np.exp(np.concatenate([[logs.mean()], logs[draw].mean(1)])))
+
+
+def ranked(runs: Sequence[Found], baseline: str, clock: Clock) -> dict[str, float]:
+    """Return the ratio to the baseline over all kinds of every other arm of several runs, the best one first.
+
+    Each arm is compared with the baseline of its own run, so runs at different times can be ranked together.
+    """
+    found = {
+        name: ratios(run, name, baseline, clock)[ALL].value for run in runs for name in run.answers if name != baseline
+    }
+    return dict(sorted(found.items(), key=lambda each: -each[1]))
+
+
 def best(found: Found, names: Sequence[str], baseline: str, clock: Clock) -> str:
     """Return the fastest of some arms over all kinds, in hindsight."""
     return max(names, key=lambda name: ratios(found, name, baseline, clock)[ALL].value)

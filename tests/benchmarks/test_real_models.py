@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,11 +13,11 @@ from benchmarks.real_models import on_gpu, on_vllm, prompts
 from benchmarks.real_models.__main__ import arguments, model_folder, run
 from benchmarks.real_models.arms import BASELINE, Answer, Arm, Found, chosen
 from benchmarks.real_models.equality import differences
-from benchmarks.real_models.fresh import cumulative, rows
+from benchmarks.real_models.fresh import rows, spent, steps_of
 from benchmarks.real_models.on_transformers import _after_prefill
 from benchmarks.real_models.prompts import KINDS, Prompt
-from benchmarks.real_models.run import Arms, Task, measured
-from benchmarks.real_models.statistics import ALL, best, ratios
+from benchmarks.real_models.run import Arms, Task, fresh, measured, own_caches
+from benchmarks.real_models.statistics import ALL, best, over_pairs, ranked, ratios
 from specplug.errors import EngineError
 
 
@@ -71,15 +73,91 @@ def test_a_fresh_server_is_compared_at_equal_tokens():
         answer([], 3.0, timeline=[[1.0, 1.0, 1], [2.0, 2.0, 2], [3.0, 3.0, 3]]),
         answer([], 4.0, timeline=[[1.0, 1.0, 1], [3.0, 3.0, 2], [4.0, 4.0, 3]]),
     ]
-    assert cumulative(mine, plain, 1, "wall") == pytest.approx(1.0)
-    assert cumulative(mine, plain, 2, "wall") == pytest.approx(3 / 4)
-    assert cumulative(mine, plain, 3, "wall") == pytest.approx((3 + 3) / (4 + 2))
-    assert cumulative(mine, plain, 3, "cpu") == pytest.approx((3 + 3) / (5 + 1))
-    assert cumulative(mine, plain, 4, "wall") is None
+    assert spent(mine, plain, 1, "wall") == pytest.approx((1, 1))
+    assert spent(mine, plain, 2, "wall") == pytest.approx((3, 4))
+    assert spent(mine, plain, 3, "wall") == pytest.approx((3 + 3, 4 + 2))
+    assert spent(mine, plain, 3, "cpu") == pytest.approx((3 + 3, 5 + 1))
+    assert spent(mine, plain, 4, "wall") is None
     line = [[float(step), float(step), step] for step in range(1, 65)]
     double = [[2 * seconds, cpu, tokens] for seconds, cpu, tokens in line]
     pairs = [([answer([], 64.0, timeline=line)], [answer([], 64.0, timeline=other)]) for other in (line, double)]
-    assert rows(pairs, "wall") == [{"steps": 64, "servers": [1.0, 2.0], "mean": pytest.approx(2**0.5)}]
+    (all_steps,) = rows(pairs, "wall", [64, 65])
+    assert (all_steps["steps"], all_steps["servers"]) == ([1, 64], [1.0, 2.0])
+    assert all_steps["mean"] == pytest.approx((2**0.5, 1.0, 2.0))
+
+
+def test_later_steps_of_a_fresh_server_are_compared_alone():
+    mine = [answer([], 8.0, timeline=[[4.0, 4.0, 1], [8.0, 8.0, 2], [9.0, 9.0, 3], [10.0, 10.0, 4]])]
+    plain = [answer([], 4.0, timeline=[[float(step), float(step), step] for step in range(1, 5)])]
+    found = {tuple(row["steps"]): row["servers"] for row in rows([(mine, plain)], "cpu", [2, 4])}
+    assert found == {(1, 2): [2 / 8], (1, 4): [4 / 10], (3, 4): [1.0]}
+
+
+def test_prefills_are_left_out_until_every_answer_has_begun():
+    line = [[3.0, 2.0, 1], [4.0, 3.0, 3], [5.0, 3.5, 6]]
+    whole = replace(answer([[1, 2, 3], [4, 5, 6]], 5.0, 3.5, line), prefill_steps=2)
+    rest = whole.decoding()
+    assert (rest.tokens, rest.seconds, rest.cpu, rest.timeline) == (3, 1.0, 0.5, [[1.0, 0.5, 3]])
+    assert steps_of([whole]) == steps_of([rest]) == 1
+    assert answer([[1]], 1.0).decoding() == answer([[1]], 1.0)
+    only = replace(answer([[1]], 1.0, 1.0, [[1.0, 1.0, 1]]), prefill_steps=1).decoding()
+    assert spent([only, rest], [rest, rest], 1, "wall") == (1.0, 1.0)
+
+
+def test_constants_of_several_runs_are_ranked_by_the_baselines_of_their_own_runs():
+    def run(seconds: dict[str, float]) -> Found:
+        return Found([[0]], ["a"], {name: [answer([[1] * 6], each)] for name, each in seconds.items()})
+
+    slow_hour = run({BASELINE: 4.0, "x": 2.0, "y": 8.0})
+    fast_hour = run({BASELINE: 1.0, "z": 0.8})
+    found = ranked([slow_hour, fast_hour], BASELINE, "wall")
+    assert list(found) == ["x", "z", "y"]
+    assert list(found.values()) == pytest.approx([2.0, 1.25, 0.5])
+
+
+def test_the_mean_over_pairs_of_servers_has_an_interval():
+    assert over_pairs([1.0, 1.0]) == (1.0, 1.0, 1.0)
+    mean, low, high = over_pairs([0.5, 2.0] * 8)
+    assert mean == pytest.approx(1.0)
+    assert 0.5 < low < 1 < high < 2
+
+
+def test_arms_that_start_find_no_costs_that_others_measured(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    class Host:
+        def stop(self) -> None: ...
+
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.delenv("NUMBA_CACHE_DIR", raising=False)
+    with own_caches() as caches:
+        assert caches == Path(os.environ["XDG_CACHE_HOME"]) / "specplug"
+        assert os.environ["NUMBA_CACHE_DIR"] == str(tmp_path / "specplug")
+        caches.mkdir()
+        Arms({"one": Host()}, print, caches).stop("one")
+        assert not caches.exists()
+    assert os.environ["XDG_CACHE_HOME"] == str(tmp_path)
+    assert "NUMBA_CACHE_DIR" not in os.environ
+
+
+def test_fresh_pairs_take_turns_and_stop_at_their_steps():
+    order = []
+
+    class Host:
+        def __init__(self, name: str) -> None:
+            self.name = name
+
+        def call(self, function, prompts, params):
+            order.append(self.name)
+            line = [[1.0, 1.0, 1], [2.0, 2.0, 2], [3.0, 3.0, 3]]
+            found = {"token_ids": [[1, 2, 3]], "seconds": 3, "cpu": 3, "steps": 3, "drafted": 0, "accepted": 0}
+            return found | {"timeline": line, "prefill_steps": 1}
+
+        def stop(self) -> None:
+            order.append("stop")
+
+    hosts = {BASELINE: Host("plain"), "specplug": Host("ours")}
+    pairs = fresh(Arms(hosts, print), "specplug", task("aaa", 1), 2, 3)
+    assert order == ["stop", "stop", "plain", "ours", "ours", "plain", "stop", "stop", "ours", "plain", "plain", "ours"]
+    assert [len(pair.answers["specplug"]) for pair in pairs] == [2, 2]
 
 
 def test_texts_that_part_are_told_with_the_gap_between_the_logits():
@@ -135,7 +213,9 @@ def test_a_short_run_on_the_shipped_model(tmp_path: Path, capsys: pytest.Capture
     line = (
         "--engine transformers --model tiny --kinds edits --prompts 1 --samples 2 --max-tokens 12 --warm-up 1 --fresh 1"
     )
-    options = arguments().parse_args([*line.split(), "--fresh-chats", "2", "--arms", "lookup, 3", "specplug"])
+    options = arguments().parse_args(
+        [*line.split(), "--decoding", "--fresh-steps", "4", "8", "--arms", "lookup, 3", "specplug"]
+    )
     found = run(options, model_folder("tiny"), 1)
     json.dumps(found)
     names = [BASELINE, "prompt lookup, 3", "specplug", "specplug in generate"]
@@ -144,7 +224,8 @@ def test_a_short_run_on_the_shipped_model(tmp_path: Path, capsys: pytest.Capture
     assert found["counts"][BASELINE]["tau"] == 1
     assert found["ratios"]["wall"]["best_built_in"] == "prompt lookup, 3"
     assert set(found["ratios"]["cpu"]["specplug_to"]) == {*names} - {"specplug"}
-    assert set(found["fresh"]) == {"wall", "cpu"}
+    assert [row["steps"] for row in found["fresh"]["cpu"]] == [[1, 4], [1, 8], [5, 8]]
+    assert set(found["ratios"]["cpu"]["to_best_built_in"]) == {"specplug", "specplug in generate"}
     assert "fresh servers" in capsys.readouterr().out
 
 
