@@ -171,7 +171,7 @@ class StepCosts:
     def _model(
         self, requests: int, context: float, tokens: Sequence[int] | Array, draft_lengths: Sequence[int]
     ) -> Array:
-        """Return the model's seconds; beyond the largest size it goes on at the slope of the upper half of the sizes."""
+        """Return the model's seconds; beyond the largest size they rise like over the upper half of the sizes."""
         sizes = np.asarray(tokens, np.float64)
         curve = np.interp(sizes, self._knots, self._values)
         last = self._knots[-1]
@@ -229,7 +229,8 @@ class _Corrections:
         for mode, known in self._known.items():
             is_of_mode = np.array(modes) == mode
             found[is_of_mode] = np.interp(classes[is_of_mode], *known)
-        return np.exp(found)
+        factors: Array = np.exp(found)
+        return factors
 
     def has_mode(self, mode: int) -> bool:
         """Return whether enough steps without prompts were entered of what a step does."""
