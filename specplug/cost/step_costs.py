@@ -32,10 +32,10 @@ _LEAST = 1e-9
 _RIDGE = 1e-2
 """Penalty on the terms beside the curve, so that differences that the curve explains are not taken for theirs."""
 
-_NEWEST = 15
+_NEWEST = 31
 """Number of newest steps of a size whose median corrects it."""
 
-_PRIOR_STEPS = 4.0
+_PRIOR_STEPS = 8.0
 """Steps that the correction of all sizes together counts for in the correction of one size."""
 
 _FIRST = 8

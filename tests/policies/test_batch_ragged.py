@@ -1,205 +1,196 @@
-"""The policy `batch` where each draft token has a cost of its own: its prices keep the tokens that gain most."""
+"""The policy `batch` where each draft token has a cost of its own: its curve, and what comes of it on simulated steps."""
 
 from __future__ import annotations
 
-import itertools
-import random
-
+import numpy as np
 import pytest
-import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
-from specplug.cost import entry_and_prices
 from specplug.interfaces import PluginContext
-from specplug.trim import SurvivalTrimmer
+from specplug.trim import best_count
 from specplug.types.caps import EngineCaps, Ragged
-from specplug.types.draft import Draft
-from specplug.types.paths import ROOT
-from specplug.types.plan import HostStats, StepPlan, StepReport, TrimLimits
+from specplug.types.plan import HostStats, StepCost, StepPlan, StepReport
 from specplug_batch.options import BatchOptions
+from specplug_batch.pace import TRIAL_STEPS
 from specplug_batch.ragged import RaggedPlanner
-from tests.pipeline.tools import Recorder, drafts, rig_of, rows
 
-CAPS = EngineCaps(64, ragged=Ragged.NATIVE)
-PLENTY = 1 << 20
+LONGEST = 7
+CAPS = EngineCaps(LONGEST, ragged=Ragged.NATIVE)
 
-levels = st.floats(0.0, 1.0, width=32)
-
-
-@st.composite
-def forests(draw: st.DrawFn, *, trees: bool) -> list[list[tuple[float, int]]]:
-    """Rows of (confidence, parent), of at most 8 nodes together."""
-    sizes = draw(st.lists(st.integers(0, 4), min_size=1, max_size=3).filter(lambda sizes: sum(sizes) <= 8))
-
-    def parent(column: int) -> int:
-        return draw(st.integers(ROOT, column - 1)) if trees else column - 1
-
-    return [[(draw(levels), parent(column)) for column in range(size)] for size in sizes]
+CPU = {1: 1.0, 2: 1.82, 3: 2.26, 4: 1.6, 6: 1.83, 8: 1.92}
+"""Relative seconds of a step by tokens, on a CPU where two and three tokens cost more than four."""
 
 
-def draft_of(forest: list[list[tuple[float, int]]], *, trees: bool, draft_length: int = 4) -> Draft:
-    draft = Draft.allocate(len(forest), draft_length, trees=trees)
-    for row, nodes in enumerate(forest):
-        parents = [parent for _, parent in nodes] if trees else None
-        draft.set_row(row, list(range(10 * row, 10 * row + len(nodes))), [x for x, _ in nodes], parents=parents)
-    return draft
+def flat(tokens):
+    return 1.0
 
 
-def closed_sets(forest: list[list[tuple[float, int]]]) -> list[list[tuple[int, int]]]:
-    """Return all sets of (row, column) that hold every node's ancestors."""
-    nodes = [(row, column) for row, one in enumerate(forest) for column in range(len(one))]
-    sets = itertools.chain.from_iterable(itertools.combinations(nodes, n) for n in range(len(nodes) + 1))
-
-    def is_closed(chosen: tuple[tuple[int, int], ...]) -> bool:
-        return all(forest[r][c][1] == ROOT or (r, forest[r][c][1]) in chosen for r, c in chosen)
-
-    return [list(chosen) for chosen in sets if is_closed(chosen)]
+def rising(tokens):
+    return 1.0 + 0.15 * tokens
 
 
-def kept_by(plan: StepPlan, draft: Draft) -> Draft:
-    decoding = torch.ones(draft.batch_size, dtype=torch.bool)
-    limits = TrimLimits.build(plan.budget_of(PLENTY), decoding, plan.prices, plan.entry)
-    return SurvivalTrimmer().trim(draft, limits)
+def cpu(tokens):
+    return float(np.interp(tokens, list(CPU), list(CPU.values())) + 0.1 * max(0, tokens - 8))
 
 
-def planner(**options: object) -> RaggedPlanner:
-    return RaggedPlanner(PluginContext(CAPS, options=BatchOptions(**options)))
+SURFACES = {"flat": flat, "rising": rising, "cpu": cpu}
 
 
-def plan_for(built: RaggedPlanner, requests: int, step: int = 0) -> StepPlan:
+def planner(surface=None, batches=(1, 2, 4, 8), drafting=0.0, **options):
+    """Return the plan half, started from timed steps of a surface, seconds by tokens, beside those of drafting."""
+    built = RaggedPlanner(PluginContext(CAPS, options=BatchOptions(**options)))
+    if surface is not None:
+        steps = [
+            StepCost(rows, rows + drafted, 0, LONGEST if drafted else 0, surface(rows + drafted) + drafting * (drafted > 0))
+            for rows in batches
+            for drafted in range(rows * LONGEST + 1)
+        ]
+        built.calibrate(steps)
+    return built
+
+
+def plan_for(built, requests, step=0):
     return built.plan(HostStats(step, range(requests)))
 
 
-@pytest.mark.parametrize("trees", [False, True])
-@given(data=st.data())
-@settings(max_examples=100, deadline=None)
-def test_what_is_admitted_gains_most_of_all_that_could_be(trees, data):
-    """For costs that rise ever faster, from the first token or the second on, against every set of tokens."""
-    forest = data.draw(forests(trees=trees))
-    rises = sorted(data.draw(st.lists(st.floats(0, 1), min_size=8, max_size=8)))
-    first = data.draw(st.sampled_from([0.0, 0.5, 2.0]))  # what any tokens cost beyond that
-    seconds = [1.0, *[first + each for each in itertools.accumulate(rises, initial=1.0)][1:]]
-    rate = data.draw(st.floats(0.1, 4.0))
-    draft = draft_of(forest, trees=trees)
-    survival = draft.survival().tolist()
-    entry, prices = entry_and_prices(range(9), seconds, rate)
-    trimmed = kept_by(StepPlan(4, prices=prices, entry=entry), draft)
-    trimmed.validate()
-
-    def gain(chosen: list[tuple[int, int]]) -> float:
-        return sum(survival[r][c] for r, c in chosen) - rate * seconds[len(chosen)]
-
-    found = [(r, token - 10 * r) for r, row in enumerate(drafts(trimmed)) for token in row]
-    assert found in closed_sets(forest)
-    assert gain(found) >= max(map(gain, closed_sets(forest))) - 1e-4
+def cost_of(plan, draft_tokens):
+    points = np.array(plan.costs)
+    return float(np.interp(draft_tokens, points[:, 0], points[:, 1]))
 
 
-def chains(*confidences: list[float]) -> Draft:
-    draft_length = max(map(len, confidences))
-    return draft_of(
-        [[(x, c - 1) for c, x in enumerate(row)] for row in confidences], trees=False, draft_length=draft_length
-    )
+@pytest.mark.parametrize("surface", SURFACES.values(), ids=SURFACES)
+@pytest.mark.parametrize("requests", [1, 4])
+def test_the_curve_is_the_added_time_at_the_rate_of_plain_decoding_at_first(surface, requests):
+    plan = plan_for(planner(surface), requests)
+    plain = surface(requests)
+    for drafted in range(requests * LONGEST + 1):
+        added = (surface(requests + drafted) / plain - 1.0) * requests
+        assert cost_of(plan, drafted) == pytest.approx(added, abs=0.05 * requests)
 
 
-def kept(draft: Draft, **options: object) -> list[int]:
-    return kept_by(plan_for(planner(**options), draft.batch_size), draft).lengths.tolist()
+def reported(step, requests, drafted, accepted, seconds, draft_length=LONGEST):
+    cost = StepCost(requests, requests + drafted, 0, draft_length, seconds)
+    return StepReport(step, draft_length, requests, requests, drafted, accepted, cost)
 
 
-def test_up_to_saturation_whatever_may_be_accepted_is_admitted():
-    assert kept(chains([0.01, 0.5, 0.5], [1.0, 0.0, 1.0]), saturation=8) == [3, 3]
+def test_a_server_that_emits_faster_charges_more_for_the_same_time():
+    built = planner(rising)
+    before = cost_of(plan_for(built, 1), LONGEST)
+    for step in range(300):
+        built.observe(reported(step, 1, LONGEST, 5, rising(1 + LONGEST)))
+        plan = plan_for(built, 1, step + 1)
+    speed_up = built.status()["speed_up"]
+    assert speed_up == pytest.approx(6 * rising(1) / rising(1 + LONGEST), rel=0.05)
+    assert cost_of(plan, LONGEST) == pytest.approx(before * speed_up, rel=0.05)
 
 
-def test_above_saturation_only_what_beats_plain_decoding_is():
-    assert kept(chains([0.9], [0.999]), saturation=2) == [0, 1]
-    assert kept(chains([0.9], [0.999]), saturation=2, margin=0.1) == [0, 0]
+class Server:
+    """Simulated steps of requests whose drafts survive as their confidences say."""
+
+    def __init__(self, surface, built, seed=0, sure=0.2, drafting=0.0):
+        self._surface, self._built, self._drafting = surface, built, drafting
+        self._noise = np.random.default_rng(seed)
+        self._rng, self._sure, self._step, self._rest = np.random.default_rng(seed), sure, 0, 0
+        self._plan = StepPlan(LONGEST)
+        self.seconds, self.tokens, self.drafted, self.lengths = 0.0, 0, 0, []
+
+    def serve(self, requests, steps, threshold=None):
+        for _ in range(steps):
+            if threshold is None and self._rest <= 0:
+                self._plan = plan_for(self._built, requests, self._step)
+                self._rest = self._plan.num_steps if not self._plan.draft_length else 0
+            self._rest -= 1
+            self._take(requests, threshold)
+            self._step += 1
+        return self.tokens / self.seconds
+
+    def _take(self, requests, threshold):
+        rate = np.where(self._rng.random(requests) < self._sure, 0.95, 0.3)
+        survival = rate[:, None] ** np.arange(1, LONGEST + 1)
+        run = (self._rng.random((requests, LONGEST)) < rate[:, None]).cumprod(1).sum(1)
+        length = self._plan.draft_length
+        if threshold is not None:
+            keep = survival >= threshold
+        else:
+            count = best_count(survival, self._plan.costs) if length else 0
+            order = np.argsort(-survival, axis=None, kind="stable")
+            keep = np.zeros(survival.size, bool)
+            keep[order[:count]] = True
+            keep = keep.reshape(survival.shape)
+        kept = keep.sum(1)
+        accepted, drafted = int(np.minimum(run, kept).sum()), int(kept.sum())
+        seconds = self._surface(requests + drafted) + self._drafting * (length > 0)
+        self.seconds += seconds
+        self.tokens += requests + accepted
+        self.drafted += drafted
+        self.lengths.append(length)
+        if threshold is None and self._rest <= 0:
+            noisy = seconds * float(np.exp(self._noise.normal(0, 0.03)))
+            self._built.observe(reported(self._step, requests, drafted, accepted, noisy, length))
 
 
-def test_the_likeliest_tokens_take_what_is_free():
-    assert kept(chains([0.9, 0.2], [0.8, 0.5], [0.1, 0.1]), saturation=5) == [1, 1, 0]
+@pytest.mark.parametrize("surface", SURFACES.values(), ids=SURFACES)
+@pytest.mark.parametrize("requests", [1, 8])
+@pytest.mark.parametrize("is_timed", [True, False])
+def test_it_beats_every_constant_threshold(surface, requests, is_timed):
+    steps = 6000 // requests
+    constants = [Server(surface, None).serve(requests, steps, threshold) for threshold in (0.01, 0.1, 0.3, 0.6, 2.0)]
+    built = planner(surface if is_timed else None)
+    if not is_timed:
+        Server(surface, built, seed=1).serve(requests, 300)
+    assert Server(surface, built).serve(requests, steps) > (0.99 if is_timed else 0.96) * max(constants)
 
 
-def test_a_budget_binds_too():
-    assert kept(chains([0.9, 0.9], [0.8, 0.9]), token_budget=3) == [2, 1]
+def test_timed_steps_leave_nothing_to_be_tried():
+    timed, untimed = planner(cpu), planner()
+    Server(cpu, timed).serve(1, 50)
+    Server(cpu, untimed).serve(1, 50)
+    assert not timed._trials._counts
+    assert set(untimed._trials._counts.values()) == {TRIAL_STEPS}
 
 
-@given(data=st.data())
-def test_the_speed_up_is_the_running_one(data):
-    """Held to plain arithmetic over a few steps, of batch sizes that allow the longest draft."""
-    built, roofline = planner(saturation=16), BatchOptions(saturation=16)
-    sums, step = {}, 0  # by number of binary digits
-    for _ in range(data.draw(st.integers(1, 5))):
-        counts = data.draw(st.lists(st.integers(0, 4), max_size=12))
-        fates = [(count, data.draw(st.integers(0, count))) for count in counts]
-        count, verified = len(fates), sum(verified for verified, _ in fates)
-        plan_for(built, max(1, count))
-        built.observe(StepReport.build(step, 4, count, fates))
-        if count:
-            digits, keep = len(f"{count:b}"), 1 - 1 / max(48, 768 / count)
-            step += 1
-            near = min(sums, key=lambda known: abs(known - digits), default=digits)
-            tokens, cost = sums.get(near, (1, 1))
-            tokens, cost = (tokens, cost) if digits in sums else (8 * tokens / cost, 8)
-            emitted = 1 + sum(accepted for _, accepted in fates) / count
-            sums[digits] = tokens * keep + emitted, cost * keep + roofline.cost(count + verified) / roofline.cost(count)
-    for digits, (tokens, cost) in sums.items():
-        assert built._gains.speed_up(1 << digits - 1) == pytest.approx(tokens / cost)
+def test_drafts_that_cost_more_than_they_gain_are_not_made_and_come_back():
+    built = planner(flat, drafting=0.6)
+    poor = Server(flat, built, sure=0.0, drafting=0.6)
+    poor.serve(8, 600)
+    assert np.mean(poor.lengths[300:]) < 0.25 * LONGEST
+    assert built.status()["why"].startswith("off: ") or built.status()["draft_length"]
+    good = Server(flat, built, sure=1.0, drafting=0.6)
+    good._step = poor._step
+    good.serve(8, 1500)
+    assert set(good.lengths[-100:]) == {LONGEST}
 
 
-def long_run(kinds: list[list[float]], batch_size: int, roofline: BatchOptions) -> tuple[float, float]:
-    """Return the tokens per cost of equally frequent steps: of the best lengths, and of each step's best ratio."""
-    options = [
-        [(batch_size * (1 + sum(kind[:n])), roofline.cost(batch_size * (n + 1))) for n in range(len(kind) + 1)]
-        for kind in kinds
-    ]
-
-    def rate(chosen) -> float:
-        return sum(e for e, _ in chosen) / sum(c for _, c in chosen)
-
-    greedy = [max(one, key=lambda step: step[0] / step[1]) for one in options]
-    return max(rate(chosen) for chosen in itertools.product(*options)), rate(greedy)
+def test_cheap_drafts_are_made_although_nothing_is_verified():
+    built = planner(lambda tokens: tokens)
+    server = Server(lambda tokens: tokens, built, sure=0.0)
+    server.serve(8, 300)
+    assert set(server.lengths) == {LONGEST}
+    assert server.drafted == 0, "no token is worth as much as a row of its own"
 
 
-KINDS = [[0.97 ** (j + 1) for j in range(12)], [0.8 ** (j + 1) for j in range(8)], [0.35, 0.1, 0.02]]
+def test_a_decision_holds_for_some_steps_of_a_like_batch():
+    built = planner(rising)
+    plans = [plan_for(built, 20, step) for step in range(100, 116)]
+    assert all(plan is plans[0] for plan in plans)
+    assert plan_for(built, 21, 115) is plans[0]
+    assert plan_for(built, 23, 115) is not plans[0]
+    assert plan_for(built, 23, 140) is not plans[0]
 
 
-@pytest.mark.parametrize("batch_size", [32, 64, 128])
-def test_in_the_long_run_it_makes_the_most_tokens_per_cost(batch_size):
-    """Drafts that are good, middling and poor, in any order; the best choice for all is found by trying all."""
-    roofline = BatchOptions(saturation=256)
-    best, greedy = long_run(KINDS, batch_size, roofline)
-    built, generator, tokens, cost = planner(margin=0.0), random.Random(1), 0.0, 0.0
-    batches = [
-        (kind, chains(*[[kind[0], *(b / a for a, b in itertools.pairwise(kind))]] * batch_size)) for kind in KINDS
-    ]
-    for step, (kind, drafted) in enumerate(batch for _ in range(500) for batch in generator.sample(batches, 3)):
-        plan = plan_for(built, batch_size, step)
-        counts = kept_by(plan, drafted).lengths.tolist()
-        expected = sum(sum(kind[:count]) for count in counts)
-        fates = [(count, round(sum(kind[:count]))) for count in counts]
-        report = StepReport.build(step, plan.draft_length, batch_size, fates)
-        built.observe(report)
-        if step >= 900:
-            tokens += batch_size + expected
-            cost += roofline.cost(batch_size + sum(counts))
-    assert tokens / cost > 0.985 * best
-    assert tokens / cost >= batch_size / roofline.cost(batch_size)
-    assert best >= greedy
+def test_the_settings_and_the_state_are_shown():
+    built = planner(rising, token_budget=5)
+    assert built.status() == {"why": "nothing was planned yet"}
+    assert plan_for(built, 2).token_budget == 5
+    found = built.status()
+    assert (found["requests"], found["draft_length"], found["basis"]) == (2, LONGEST, "measured at start")
+    assert found["costs"][0] == [0, 0.0]
 
 
-def test_the_best_ratio_of_each_step_is_not_the_best_in_the_long_run():
-    best, greedy = long_run(KINDS, 64, BatchOptions(saturation=256))
-    assert greedy < 0.99 * best
-
-
-class TestInThePipeline:
-    def rig(self):
-        made = rig_of(Recorder(rows([1, 2, 3, 4], [5, 6, 7, 8])), trimmer=SurvivalTrimmer())
-        made.start("a", [1])
-        made.start("b", [2])
-        return made
-
-    @pytest.mark.parametrize(("saturation", "lengths"), [(10, [4, 4]), (6, [2, 2])])
-    def test_it_trims_without_a_budget(self, saturation, lengths):
-        plan = plan_for(planner(saturation=saturation), 2)
-        assert [len(row) for row in drafts(self.rig().draft(prices=plan.prices))] == lengths
+def test_padding_that_an_engine_runs_besides_counts():
+    built = planner(rising)
+    exact = cost_of(plan_for(built, 4), 4)
+    for step in range(40):
+        cost = StepCost(4, 4 + 8, 0, LONGEST, rising(12))
+        built.observe(StepReport(step, LONGEST, 4, 4, 4, 2, cost))
+        plan = plan_for(built, 4, step + 1)
+    assert cost_of(plan, 4) > 1.6 * exact
