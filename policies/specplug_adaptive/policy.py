@@ -116,7 +116,7 @@ class AdaptivePlanner(Planner):
         is_limited = newest.draft_length < self._plan.draft_length  # by another policy
         longest = newest.draft_length if is_limited else self._longest
         costs = newest.costs or self._curve(stats, longest)
-        if not any(point.cost > 0.0 for point in costs):
+        if not any(point.cost > _GAIN for point in costs):
             return self._uncapped  # nothing can cost too much, so the figures of single requests are not read
         rates, swept = self._acceptance.read(stats.requests)
         names = [request.request_id for request in stats.requests]

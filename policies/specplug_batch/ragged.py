@@ -40,7 +40,7 @@ class RaggedPlanner(Planner):
         requests = len(stats.requests)
         if self._pace.is_due(stats.step, requests) and requests:
             self._decide(requests, stats)
-        if not self._costs.is_timed and (trial := self._trials.next(requests, (0, self._longest))) is not None:
+        if not self._costs.is_timed and (trial := self._trials.next(requests, (self._longest, 0))) is not None:
             return StepPlan(trial, self._options.token_budget)
         return self._plan
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import astuple
 from types import MappingProxyType
 from typing import Any
 
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import ValidationError
 
 from specplug.interfaces import Planner, PluginContext
 from specplug.plugins.registry import Owner, Registry
@@ -17,17 +19,10 @@ from specplug.plugins.specs import PolicySpec
 from specplug.testing import PolicyContract
 from specplug.testing.policy_harness import ENGINES
 from specplug.types.caps import DraftLengthChange, EngineCaps, Ragged
-from specplug.types.plan import HostStats, Price, RequestStats, StepCost, StepPlan, StepReport
+from specplug.types.plan import CostPoint, HostStats, RequestStats, StepCost, StepPlan
 from specplug_adaptive import plugin
-from specplug_adaptive.policy import (
-    AdaptiveOptions,
-    AdaptivePlanner,
-    NoCaps,
-    RequestAcceptance,
-    TokenCosts,
-    build,
-    worthwhile,
-)
+from specplug_adaptive.acceptance import RequestAcceptance
+from specplug_adaptive.policy import AdaptiveOptions, AdaptivePlanner, NoCaps, build, worthwhile
 
 
 def spec() -> PolicySpec:
@@ -38,51 +33,47 @@ def spec() -> PolicySpec:
 
 class TestAdaptive(PolicyContract):
     spec = spec()
-    options: Mapping[str, object] = MappingProxyType({"saturation": 8, "read_every": 1})
+    options: Mapping[str, object] = MappingProxyType({"saturation": 8})
     engines = MappingProxyType({**ENGINES, "a drafter's rows": EngineCaps(8, ragged=Ragged.COSTS_FULL_GRAPH)})
 
 
 # -- what is worthwhile ----------------------------------------------------------------------------------------------
 
 
-def plain_lengths(rates: list[float], most: int, prices: list[Price]) -> list[int]:
-    """Admit tokens one by one, the likeliest first, until one is not worth its price."""
+def plain_lengths(rates: list[float], most: int, costs: list[CostPoint]) -> list[int]:
+    """Try every number of the likeliest tokens."""
+    tokens = sorted(
+        ((rate ** (place + 1), row) for row, rate in enumerate(rates) for place in range(most)), reverse=True
+    )
+    gains = [
+        sum(survival for survival, _ in tokens[:count]) - float(np.interp(count, *np.array(costs).T))
+        for count in range(len(tokens) + 1)
+    ]
     lengths = [0] * len(rates)
-    for count in range(len(rates) * most):
-        open_rows = [row for row, length in enumerate(lengths) if length < most]
-        best = max(open_rows, key=lambda row: rates[row] ** (lengths[row] + 1))
-        price = max([each.survival for each in prices if each.after <= count], default=0.0)
-        if rates[best] ** (lengths[best] + 1) < price:
-            break
-        lengths[best] += 1
+    for _, row in tokens[: gains.index(max(gains))]:
+        lengths[row] += 1
     return [max(1, length) for length in lengths]
 
 
 @given(
     st.lists(st.integers(1, 999), min_size=1, max_size=6, unique=True),
     st.integers(1, 6),
-    st.lists(st.tuples(st.integers(1, 120), st.integers(0, 30)), max_size=4),
+    st.lists(st.tuples(st.integers(1, 36), st.integers(-2, 30)), max_size=4, unique_by=lambda point: point[0]),
 )
-def test_requests_draft_as_far_as_tokens_are_worth_their_price(rates, most, steps):
+def test_requests_draft_as_far_as_tokens_are_worth_their_cost(rates, most, points):
     levels = [rate / 1000 for rate in rates]
-    prices = [
-        Price(survival / 100, after)
-        for survival, after in zip(sorted(each for each, _ in steps), sorted(each for _, each in steps), strict=True)
-    ]
-    found = worthwhile(np.array(levels), most, prices)
-    assert found.lengths.tolist() == plain_lengths(levels, most, prices)
+    costs = [CostPoint(0, 0.0), *(CostPoint(count, cost / 7.3) for count, cost in sorted(points))]
+    found = worthwhile(np.array(levels), most, costs)
+    assert found.lengths.tolist() == plain_lengths(levels, most, costs)
     floor = np.full(len(levels), most)
-    assert worthwhile(np.array(levels), most, prices, floor).lengths.tolist() == [most] * len(levels)
-    if not prices:
-        assert found.gain == 0.0
+    assert worthwhile(np.array(levels), most, costs, floor).lengths.tolist() == [most] * len(levels)
 
 
 def test_the_gain_is_what_is_saved_beyond_what_is_lost():
-    found = worthwhile(np.array([0.5, 0.9]), 2, [Price(0.6)])
+    found = worthwhile(np.array([0.5, 0.9]), 2, [CostPoint(0, 0.0), CostPoint(4, 2.4)])
     assert found.lengths.tolist() == [1, 2]
     kept, lost, saved = 0.5 + 0.9 + 0.81, 0.25, 0.6
     assert found.gain == pytest.approx((saved - lost) / (2 + kept))
-    assert found.emitted == pytest.approx((2 + kept, 2 + kept + lost))
 
 
 # -- what is learnt --------------------------------------------------------------------------------------------------
@@ -115,29 +106,14 @@ def test_what_was_decided_long_ago_counts_less():
     assert after > 0.7
 
 
-def test_prices_follow_from_the_formula_until_steps_are_measured():
-    costs, requests = TokenCosts(saturation=16), tuple(stats(f"r{i}", 0, 0, 0) for i in range(4))
-    found = costs.prices(HostStats(0, requests), 8)
-    free = [price for price in found if price.after < 12]
-    assert all(price.survival == pytest.approx(0.0) for price in free)
-    assert all(price.survival == pytest.approx(4 / 16) for price in found if price.after >= 12)
-    costs.observe(
-        StepReport.build(0, 8, 4, [(3, 2)] * 4)
-    )  # at no more cost than none, drafts yield three times as much
-    gain = (0.95 * 8 + 3) / (0.95 * 8 + 1)
-    for price, before in zip(costs.prices(HostStats(1, requests), 8), found, strict=True):
-        assert price == (pytest.approx(before.survival * gain), before.after)
-
-
-@pytest.mark.parametrize(("seconds", "pays"), [(0.006, True), (0.012, False)])
-def test_caps_gain_if_steps_with_them_turned_out_to_be_shorter(seconds, pays):
-    costs, requests = TokenCosts(saturation=16), tuple(stats(f"r{i}", 0, 0, 0) for i in range(8))
-    for step in range(64):
-        tokens, spent = ((72, 0.010), (24, seconds))[step % 2]
-        cost = StepCost(8, tokens, 800, 8, spent)
-        costs.observe(StepReport.build(step, 8, 8, [(8, 4)] * 8, cost))
-    newest = HostStats(64, requests, last_step=StepCost(8, 72, 800, 8, 0.010))
-    assert (costs.gain(newest, 8, drafted=16, emitted=(20.0, 22.0)) > 0) is pays
+def test_steps_that_were_timed_decide_what_requests_may_draft():
+    costs = [StepCost(8, 8 + drafted, 0, drafted // 8, 1.0 + 0.1 * drafted) for drafted in range(0, 65, 8)]
+    for seconds, capped in ((1.0, 0), (0.0, 6)):
+        found = planner(saturation=1)
+        found.calibrate([StepCost(*cost[:4], seconds or cost[4]) for cost in map(astuple, costs)])
+        for step in range(24):
+            plan = found.plan(HostStats(step, rows(step)))
+        assert len(plan.caps) == capped
 
 
 # -- plans -----------------------------------------------------------------------------------------------------------
@@ -185,7 +161,7 @@ def rows(step: int, easy: int = 2, hard: int = 6) -> Counting:
 
 
 def test_requests_that_are_rejected_are_capped_and_others_are_not():
-    found = planner(saturation=16, read_every=1)
+    found = planner(saturation=16)
     for step in range(12):
         plan = found.plan(HostStats(step, rows(step)))
     assert plan.draft_length == 8
@@ -195,50 +171,53 @@ def test_requests_that_are_rejected_are_capped_and_others_are_not():
 
 
 def test_a_request_that_becomes_easy_doubles_its_drafts_at_every_reading():
-    found, caps = planner(saturation=16, read_every=1), []
+    found, caps = planner(saturation=16), []
     for step in range(20):
         plan = found.plan(HostStats(step, rows(step)))
     for more in range(1, 4):
         easier = [
             each._replace(accepted=each.accepted + more) if each.request_id == "hard 0" else each for each in rows(19)
         ]
-        plan = found.plan(HostStats(19 + more, tuple(easier)))
+        plan = found.plan(HostStats(20 + 4 * more, tuple(easier)))
         caps.append(plan.draft_length_for("hard 0"))
     assert caps == [2, 4, 8]
     assert plan.draft_length_for("hard 1") == 1
 
 
 def test_all_draft_less_where_all_are_capped():
-    found = planner(saturation=16, read_every=1)
+    found = planner(saturation=16)
     for step in range(12):
         plan = found.plan(HostStats(step, rows(step, easy=0, hard=8)))
     assert plan == StepPlan(1)
 
 
 def test_while_tokens_are_free_or_nothing_is_drafted_no_request_is_read():
-    found = planner(saturation=1000, read_every=1)
+    found = planner(saturation=1000)
     Counting.reads = 0
     for step in range(5):
         assert found.plan(HostStats(step, rows(step))) == StepPlan(8)
-    found = planner(saturation=16, read_every=1)
+    found = planner(saturation=16)
     for step in range(5):
         found.plan(HostStats(step, rows(step), last_plan=StepPlan(0)))
     assert Counting.reads == 0
-    found = planner(saturation=16, read_every=3)
+    found = planner(saturation=16)
     for step in range(7):
         found.plan(HostStats(step, rows(step)))
-    assert Counting.reads == 2 * 3  # at steps 0, 3 and 6; figures and names
+    assert Counting.reads == 2 * 2  # at steps 0 and 4; figures and names
 
 
-def test_prices_of_another_policy_hold_and_costs_are_then_not_learnt():
-    found = planner(saturation=1, read_every=1)
-    cheap, dear = StepPlan(8, prices=(Price(0.2, 1000),)), StepPlan(8, prices=(Price(0.9),))
+def test_costs_of_another_policy_hold():
+    found = planner(saturation=1)
+    cheap = StepPlan(8, costs=(CostPoint(0, 0.0), CostPoint(64, 0.01)))
+    dear = StepPlan(8, costs=(CostPoint(0, 0.0), CostPoint(64, 58.0)))
     for step in range(12):
         plan = found.plan(HostStats(step, rows(step), last_plan=cheap))
     assert not plan.caps
-    cost = StepCost(8, 72, 800, 8, 0.01)
-    found.observe(StepReport.build(1, 8, 8, [(8, 4)] * 8, cost))
-    assert not found._costs._costs.is_measured
     for step in range(12, 24):
         plan = found.plan(HostStats(step, rows(step), last_plan=dear))
     assert plan.caps == {f"hard {number}": 1 for number in range(6)}
+
+
+def test_a_removed_setting_is_refused_with_the_reason():
+    with pytest.raises(ValidationError, match="'read_every' was removed, as acceptance is read at each decision"):
+        AdaptiveOptions(read_every=4)

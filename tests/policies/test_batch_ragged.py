@@ -1,4 +1,4 @@
-"""The policy `batch` where each draft token has a cost of its own: its curve, and what comes of it on simulated steps."""
+"""The policy `batch` where each draft token has a cost of its own: its curve, and what it is worth on simulated steps."""
 
 from __future__ import annotations
 
@@ -40,7 +40,9 @@ def planner(surface=None, batches=(1, 2, 4, 8), drafting=0.0, **options):
     built = RaggedPlanner(PluginContext(CAPS, options=BatchOptions(**options)))
     if surface is not None:
         steps = [
-            StepCost(rows, rows + drafted, 0, LONGEST if drafted else 0, surface(rows + drafted) + drafting * (drafted > 0))
+            StepCost(
+                rows, rows + drafted, 0, LONGEST if drafted else 0, surface(rows + drafted) + drafting * (drafted > 0)
+            )
             for rows in batches
             for drafted in range(rows * LONGEST + 1)
         ]

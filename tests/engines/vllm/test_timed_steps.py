@@ -73,8 +73,9 @@ def keep(llm: Any) -> list[list[float]]:
 
 
 def test_the_policy_learns_the_costs_before_the_first_request_and_nothing_else_changes(kind, launched):
-    timed, untimed = launched(**RUNNERS[kind], name=f"timed {kind}"), launched(
-        **RUNNERS[kind], name=f"untimed {kind}", measure=False
+    timed, untimed = (
+        launched(**RUNNERS[kind], name=f"timed {kind}"),
+        launched(**RUNNERS[kind], name=f"untimed {kind}", measure=False),
     )
     found, without = timed.call(traces), untimed.call(traces)
     assert {(1, 1, 0), (1, 2, 1), (1, 4, 3)} <= {tuple(cost) for cost in found["costs"]}
