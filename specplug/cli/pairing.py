@@ -16,8 +16,8 @@ from specplug.draft_model.facts import ModelFacts, cache_elements, count_paramet
 from specplug.draft_model.pairing import TokenizerPair
 from specplug.errors import SpecplugError, describe
 from specplug.forecast.acceptance import counted
-from specplug.forecast.model_shape import ModelShape
-from specplug.forecast.speedup import SaturationCost, forecast
+from specplug.forecast.model_shape import ModelShape, shape_of
+from specplug.forecast.speedup import forecast, saturation_cost
 from specplug.metrics import MetricsSnapshot, SourceCounts
 from specplug.plugins.embedded import TextRequest
 from specplug.plugins.registry import default_registry
@@ -147,15 +147,6 @@ def check_lengths(pair: Pairing) -> PairResult:
     if target is None or most < target:
         shown += f"; crosstok reads the newest {most:,} (options.crosstok.max_context)"
     return PairResult("ok", shown, "", figures)
-
-
-def shape_of(facts: ModelFacts) -> ModelShape:
-    """Return a model's sizes as a forecast takes them; the experts of all layers count as those of one."""
-    of = count_parameters(facts)
-    return ModelShape(
-        facts.path, of.dense, of.embedding, int(of.experts > 0), of.experts, of.experts_per_token, of.expert,
-        kv_elements=0, kv_heads=1, attention_flops=0, weight_bits=facts.weight_bits,
-    )  # fmt: skip
 
 
 def check_size(target: ModelShape, draft: ModelShape) -> PairResult:
@@ -292,16 +283,16 @@ def check_outputs(answers: list[list[int]], expected: list[list[int]]) -> PairRe
 def check_speedup(total: SourceCounts, gamma: int, draft_cost: float) -> PairResult:
     """Forecast the speed-up of one request by draft length, as `specplug plan` does from the counts of a server."""
     acceptance = counted(total.accepted_at[:gamma], total.verified_at[:gamma], total.target_steps, "quick run")
-    cost = SaturationCost()
-    (found,) = forecast(acceptance, cost, [1], gamma, draft_cost=lambda batch: draft_cost, overhead=_OVERHEAD)
-    at, best = found.lengths[-1], found.best
-    figures = {"at_gamma": at.speedup, "gamma": at.gamma, "best_gamma": best.gamma, "best": best.speedup}
-    shown = f"for one request, by the estimated speed: {at.speedup:.2f} at gamma {at.gamma}; "
-    if not best.gamma:
+    options: dict[str, Any] = {"draft_cost": lambda batch: draft_cost, "overhead": _OVERHEAD}
+    (found,) = forecast(acceptance, saturation_cost(), [1], gamma, **options)
+    at, best = found["lengths"][-1], found["best"]
+    figures = {"at_gamma": at["speedup"], "gamma": at["gamma"], "best_gamma": best["gamma"], "best": best["speedup"]}
+    shown = f"for one request, by the estimated speed: {at['speedup']:.2f} at gamma {at['gamma']}; "
+    if not best["gamma"]:
         remedy = "Choose a smaller draft model, or one that agrees with the target more often"
         return PairResult("warn", f"{shown}no gamma up to {gamma} gains", remedy, figures)
-    summary = f"{shown}best up to gamma {gamma}: {best.speedup:.2f}, at gamma {best.gamma}"
-    longer = "Run it with a larger --gamma too. " if best.gamma == gamma else ""
+    summary = f"{shown}best up to gamma {gamma}: {best['speedup']:.2f}, at gamma {best['gamma']}"
+    longer = "Run it with a larger --gamma too. " if best["gamma"] == gamma else ""
     remedy = f"{longer}It is predicted, not measured; for batches: specplug plan --draft-cost {draft_cost:.3g}"
     return PairResult("ok", summary, remedy, figures)
 

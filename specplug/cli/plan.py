@@ -10,26 +10,16 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
-from specplug.cli.launch import ascending, find_model
+from specplug.cli.launch import OperatorKey, ascending, find_model
 from specplug.cli.output import AsJson, dim, show, table
-from specplug.errors import SettingsError, suggest
-from specplug.forecast.acceptance import DraftAcceptance, modelled, read_rates, read_replay
-from specplug.forecast.model_shape import ModelShape, read_shape
-from specplug.forecast.speedup import (
-    GPUS,
-    BatchForecast,
-    CostModel,
-    Gpu,
-    ModelMemory,
-    RooflineCost,
-    SaturationCost,
-    forecast,
-)
+from specplug.errors import EngineError, SettingsError, suggest
+from specplug.forecast.acceptance import DraftAcceptance, by_position, read_rates, read_replay
+from specplug.forecast.speedup import GPUS, CostModel, Gpu, RooflineCost, forecast, measured_cost, saturation_cost
 
 BATCHES = "1,8,32,64,128,256"
 
 NOTE = (
-    "Predicted by a model of a step's cost, not measured: peak rates, equal contexts, uniform routing, and the same "
+    "Predicted, not measured: peak rates or steps timed at start, equal contexts, uniform routing, and the same "
     "acceptance at every batch size. `specplug bench` measures a server."
 )
 _LENGTHS_SHOWN = {*range(9), 12, 15, 16, 24, 31, 32, 48, 63, 64, 96, 127}
@@ -60,7 +50,12 @@ def plan(
         float | None, typer.Option(min=0, help="Cost of drafting one token, in steps without drafts; 0 for lookup.")
     ] = None,
     draft_model: Annotated[Path | None, typer.Option(help="A draft model's config.json: memory and cost.")] = None,
-    overhead: Annotated[float, typer.Option(min=0, help="Drafting's fixed cost per step, in plain steps.")] = 0.02,
+    overhead: Annotated[
+        float | None, typer.Option(min=0, help="Drafting's fixed cost per step, in plain steps: 0.02; 0 if measured.")
+    ] = None,
+    costs: Annotated[
+        str | None, typer.Option(metavar="URL|FILE", help="Steps that a server timed at start; by default --metrics'.")
+    ] = None,
     saturation: Annotated[
         float | None, typer.Option(min=1, help="Tokens up to which a step costs the same; 256 without a target.")
     ] = None,
@@ -72,13 +67,15 @@ def plan(
     context: Annotated[int, typer.Option(min=0, help="Tokens of context per request.")] = 1024,
     weight_bits: Annotated[float | None, typer.Option(min=1, help="Bits per weight; by default config.json's.")] = None,
     kv_bits: Annotated[float, typer.Option(min=1, help="Bits per element of the KV cache.")] = 16,
+    operator_key: OperatorKey = None,
     as_json: AsJson = False,
 ) -> None:
     """Predict whether speculation pays on a server, and the best draft length by batch size, without running a model.
 
     Acceptance comes from exactly one of --acceptance, --acceptance-by-position, --replay and --metrics.  The cost of a
-    step comes from a roofline of --target on --gpu (or --bandwidth and --flops), or from --saturation alone.  The cost
-    of drafting is --draft-cost, or follows from --draft-model and --target, or is 0, as for lookup.
+    step is what a server measured (--costs, or that of --metrics if it has measured), or a roofline of --target on
+    --gpu (or --bandwidth and --flops), or follows from --saturation alone.  The cost of drafting is --draft-cost, or
+    follows from --draft-model and --target, or is 0, as for lookup.
 
     Prints for each batch size the best draft length, the tokens per step, the speed-up over no speculation, and the
     acceptance at which speculation breaks even; then the speed-up of each draft length, the experts that a mixture of
@@ -101,14 +98,23 @@ def plan(
     of_target = {"--gpu": gpu, "--bandwidth": bandwidth, "--flops": flops, "--weight-bits": weight_bits}
     common: dict[str, Any] = {"context": context, "kv_bits": kv_bits, "tensor_parallel": tensor_parallel}
     roofline = _target_cost(target, of_target, common)
-    if roofline is not None and saturation is not None:
-        found = f"--target as well, {roofline.shape.name}"
-        what, remedy = "two models of a step's cost", "Leave one of them out"
-        raise SettingsError.build(what, who="--saturation", found=found, remedy=remedy)
-    cost = roofline or (SaturationCost() if saturation is None else SaturationCost(saturation))
+    chosen = {"--costs": costs, "--target": roofline, "--saturation": saturation}
+    measured, why = _measured(chosen, metrics, operator_key)
+    overhead = (0.0 if measured else 0.02) if overhead is None else overhead
+    cost: CostModel
+    if roofline is not None:
+        cost, unit, basis = roofline.step, "seconds", _description(roofline)
+    elif measured:
+        cost, unit = measured_cost(measured, context), "seconds"
+        basis = (
+            f"{len(measured)} sizes of steps that {costs or metrics} measured, with the policies' estimate of others"
+        )
+    else:
+        cost, unit = saturation_cost(saturation or 256.0), "steps of a small batch"
+        basis = f"a step costs the same up to {saturation or 256:g} tokens, and grows in proportion beyond{why}"
     drafting, memory = None, None
     if draft_model is not None:
-        shape = read_shape(Path(find_model(str(draft_model))))
+        shape = _shape(draft_model)
         drafting = RooflineCost(shape, roofline.gpu if roofline else Gpu(1.0, 1.0), weight_bits=_bits(shape), **common)
         memory = drafting.memory(batches[-1])
         if draft_cost is None and roofline is None:
@@ -123,23 +129,42 @@ def plan(
 
     sources = {"--acceptance": acceptance, "--acceptance-by-position": positions}
     drafts = _acceptance({**sources, "--replay": replay, "--metrics": metrics}, interval, gamma)
-    drafts = [each.padded() for each in drafts] if padded else drafts
-    forecasts = [forecast(each, cost, batches, gamma, draft_cost=per_token, overhead=overhead) for each in drafts]
+    options: dict[str, Any] = {"draft_cost": per_token, "overhead": overhead, "padded": padded}
+    forecasts = [forecast(each, cost, batches, gamma, **options) for each in drafts]
     *alone, (given, rows) = zip(drafts, forecasts, strict=True)
+    experts = [_experts(roofline, row) for row in rows]
     data = {
         "acceptance": asdict(given),
-        "cost": _description(cost),
-        "step_unit": "seconds" if isinstance(cost, RooflineCost) else "steps of a small batch",
+        "cost": basis,
+        "step_unit": unit,
         "overhead": overhead,
-        "rows": [{**row.as_dict(), "experts_touched": _experts(cost, row)} for row in rows],
-        "alone": [{"acceptance": asdict(it), "rows": [row.as_dict() for row in of]} for it, of in alone],
-        "draft_model": None if memory is None else asdict(memory),
+        "rows": [{**row, "experts_touched": touched} for row, touched in zip(rows, experts, strict=True)],
+        "alone": [{"acceptance": asdict(it), "rows": of} for it, of in alone],
+        "draft_model": memory,
         "note": NOTE,
     }
     remarks = [] if memory is None else [_memory_line(memory, batches[-1])]
-    remarks += [f"Acceptance: {given.source}.", f"Cost: {_description(cost)}; drafting adds {overhead:g} of a step."]
-    compared = [] if len(drafts) == 1 else [_comparison(drafts, forecasts)]
-    show(data, *compared, *_tables(rows, cost), *remarks, dim(NOTE), as_json=as_json)
+    remarks += [f"Acceptance: {given.source}.", f"Cost: {basis}; drafting adds {overhead:g} of a step."]
+    compared = [] if len(drafts) == 1 else [_comparison(forecasts)]
+    show(data, *compared, *_tables(rows, unit, roofline), *remarks, dim(NOTE), as_json=as_json)
+
+
+def _measured(chosen: Mapping[str, Any], metrics: str | None, key: str | None) -> tuple[Sequence[Any], str]:
+    """Return the steps that a server measured, if no other cost of a step is chosen, or why there are none."""
+    if len(found := [name for name, value in chosen.items() if value is not None]) > 1:
+        what, remedy = "several costs of a step", "Leave all but one of them out"
+        raise SettingsError.build(what, found=" and ".join(found), remedy=remedy)
+    source = chosen["--costs"] or (None if found else metrics)
+    if source is None:
+        return [], ""
+    from specplug.forecast.scraped import read_costs
+
+    try:
+        return read_costs(source, key), ""
+    except EngineError as error:
+        if found:
+            raise
+        return [], f" ({error})"
 
 
 def _acceptance(sources: Mapping[str, Any], interval: float | None, gamma: int) -> list[DraftAcceptance]:
@@ -158,7 +183,9 @@ def _acceptance(sources: Mapping[str, Any], interval: float | None, gamma: int) 
         return [read_metrics(value, interval)]
     if name == "--replay":
         return read_replay(value)
-    return [modelled(value, gamma) if name == "--acceptance" else read_rates(value, name)]
+    if name == "--acceptance":
+        return [by_position([value] * gamma, f"modelled, alpha = {value:.4g} at every position")]
+    return [read_rates(value, name)]
 
 
 def _target_cost(target: Path | None, given: Mapping[str, Any], common: Mapping[str, Any]) -> RooflineCost | None:
@@ -168,7 +195,7 @@ def _target_cost(target: Path | None, given: Mapping[str, Any], common: Mapping[
             if value is not None:
                 raise SettingsError.build("no roofline without a model", who=name, found=value, remedy="Give --target")
         return None
-    shape = read_shape(Path(find_model(str(target))))
+    shape = _shape(target)
     return RooflineCost(shape, _gpu(given), weight_bits=_bits(shape, given["--weight-bits"]), **common)
 
 
@@ -187,7 +214,13 @@ def _gpu(given: Mapping[str, Any]) -> Gpu:
     return Gpu(bandwidth, flops)
 
 
-def _bits(shape: ModelShape, given: float | None = None) -> float:
+def _shape(model: Path) -> Any:
+    from specplug.forecast.model_shape import read_shape  # imports torch
+
+    return read_shape(Path(find_model(str(model))))
+
+
+def _bits(shape: Any, given: float | None = None) -> float:
     bits = given or shape.weight_bits
     if bits is None:
         what = "the configuration does not say how many bits a weight has"
@@ -195,74 +228,73 @@ def _bits(shape: ModelShape, given: float | None = None) -> float:
     return bits
 
 
-def _tables(rows: Sequence[BatchForecast], cost: CostModel) -> Iterator[Table]:
+def _tables(rows: Sequence[dict[str, Any]], unit: str, roofline: RooflineCost | None) -> Iterator[Table]:
     """Yield the best draft lengths, all draft lengths, and the experts touched."""
     columns = ("batch size", "best gamma", "tau", "speed-up", "break-even acceptance", "draft cost")
-    title = f"Predicted best draft length, up to {rows[0].lengths[-1].gamma} tokens"
-    timed = isinstance(cost, RooflineCost)
-    yield table(title, (*columns, "step without drafts"), [_cells(row, timed=timed) for row in rows])
-    by_length = [[f"{length.speedup:.2f}" for length in row.lengths] for row in rows]
+    title = f"Predicted best draft length, up to {rows[0]['lengths'][-1]['gamma']} tokens"
+    yield table(title, (*columns, "step without drafts"), [_cells(row, timed=unit == "seconds") for row in rows])
+    by_length = [[f"{length['speedup']:.2f}" for length in row["lengths"]] for row in rows]
     yield _by_length("Predicted speed-up by draft length", rows, by_length)
-    if isinstance(cost, RooflineCost) and cost.shape.experts:
-        title = f"Experts touched per layer, of {cost.shape.experts}, by draft length"
-        yield _by_length(title, rows, [[f"{count:.1f}" for count in _experts(cost, row) or ()] for row in rows])
+    if roofline is not None and (experts := roofline.shape.weights.experts):
+        title = f"Experts touched per layer, of {experts}, by draft length"
+        yield _by_length(title, rows, [[f"{count:.1f}" for count in _experts(roofline, row) or ()] for row in rows])
 
 
-def _comparison(found: Sequence[DraftAcceptance], forecasts: Sequence[Sequence[BatchForecast]]) -> Table:
+def _comparison(forecasts: Sequence[Sequence[dict[str, Any]]]) -> Table:
     """Return the best of each of the drafts, and what both drafters gain over the better one alone."""
     lines = []
     for rows in zip(*forecasts, strict=True):
-        *alone, both = (row.best for row in rows)
-        others = alone[0].speedup, max(each.speedup for each in alone)
-        cells = [f"{each.tau:.2f} ({each.gamma}): {each.speedup:.2f}" for each in (*alone, both)]
-        lines.append([str(rows[0].batch), *cells, *(f"{both.speedup / other:.2f}" for other in others)])
+        speedups = [row["best"]["speedup"] for row in rows]
+        cells = [
+            f"{best['tau']:.2f} ({best['gamma']}): {best['speedup']:.2f}" for best in (row["best"] for row in rows)
+        ]
+        gains = [f"{speedups[-1] / other:.2f}" for other in (speedups[0], max(speedups[:-1]))]
+        lines.append([str(rows[0]["batch"]), *cells, *gains])
     names = ("drafter alone", "lookup alone", "both", "both to drafter", "both to the better")
     return table("Lookup after the engine's drafter: tau (best gamma): speed-up", ("batch size", *names), lines)
 
 
-def _memory_line(memory: ModelMemory, batch: int) -> str:
-    weights, cache, per_gpu = (f"{size / 1e9:.2f} GB" for size in (memory.weights, memory.kv_cache, memory.per_gpu))
+def _memory_line(memory: Mapping[str, Any], batch: int) -> str:
+    weights, cache, per_gpu = (f"{memory[size] / 1e9:.2f} GB" for size in ("weights", "kv_cache", "per_gpu"))
     return (
-        f"Draft model {memory.name}: {memory.parameters / 1e9:.2f} B parameters, {weights} of weights, "
-        f"{memory.kv_per_token / 1e3:.1f} kB of KV cache per token, {cache} at batch size {batch}; "
+        f"Draft model {memory['name']}: {memory['parameters'] / 1e9:.2f} B parameters, {weights} of weights, "
+        f"{memory['kv_per_token'] / 1e3:.1f} kB of KV cache per token, {cache} at batch size {batch}; "
         f"{per_gpu} on each GPU."
     )
 
 
-def _cells(row: BatchForecast, *, timed: bool) -> list[str]:
-    best = row.best
+def _cells(row: Mapping[str, Any], *, timed: bool) -> list[str]:
+    best, plain = row["best"], row["plain_step"]
     return [
-        str(row.batch),
-        str(best.gamma or "off"),
-        f"{best.tau:.2f}",
-        f"{best.speedup:.2f}",
-        "never" if row.break_even is None else f"{row.break_even:.2f}",
-        f"{row.draft_cost:.3f}",
-        f"{1e3 * row.plain_step:.2f} ms" if timed else f"{row.plain_step:.2f}",
+        str(row["batch"]),
+        str(best["gamma"] or "off"),
+        f"{best['tau']:.2f}",
+        f"{best['speedup']:.2f}",
+        "never" if row["break_even"] is None else f"{row['break_even']:.2f}",
+        f"{row['draft_cost']:.3f}",
+        f"{1e3 * plain:.2f} ms" if timed else f"{plain:.2f}",
     ]
 
 
-def _by_length(title: str, rows: Sequence[BatchForecast], columns: Sequence[Sequence[str]]) -> Table:
+def _by_length(title: str, rows: Sequence[Mapping[str, Any]], columns: Sequence[Sequence[str]]) -> Table:
     """Return a table of one column per batch size; long drafts are shown at some lengths only."""
-    gammas = [length.gamma for length in rows[0].lengths]
+    gammas = range(len(rows[0]["lengths"]))
     shown = [gamma for gamma in gammas if gamma in _LENGTHS_SHOWN or gamma == gammas[-1]]
     lines = [[str(gamma or "off"), *(column[gamma] for column in columns)] for gamma in shown]
-    return table(title, ("gamma", *(f"B={row.batch}" for row in rows)), lines)
+    return table(title, ("gamma", *(f"B={row['batch']}" for row in rows)), lines)
 
 
-def _experts(cost: CostModel, row: BatchForecast) -> list[float] | None:
+def _experts(roofline: RooflineCost | None, row: Mapping[str, Any]) -> list[float] | None:
     """Return the experts of a layer that a step touches, by draft length from 0; None for a dense model."""
-    if not isinstance(cost, RooflineCost) or not cost.shape.experts:
+    if roofline is None or not roofline.shape.weights.experts:
         return None
-    return [cost.shape.experts_touched(row.batch * length.tokens) for length in row.lengths]
+    return [roofline.shape.experts_touched(row["batch"] * length["tokens"]) for length in row["lengths"]]
 
 
-def _description(cost: CostModel) -> str:
-    """Return the step cost in words."""
-    if isinstance(cost, SaturationCost):
-        return f"a step costs the same up to {cost.saturation:g} tokens, and grows in proportion beyond"
+def _description(cost: RooflineCost) -> str:
+    """Return a roofline in words."""
     shape, gpu = cost.shape, cost.gpu
-    active = f", {shape.active_parameters / 1e9:.2f} B of them per token" if shape.experts else ""
+    active = f", {shape.active_parameters / 1e9:.2f} B of them per token" if shape.weights.experts else ""
     return (
         f"roofline of {shape.name}, {shape.parameters / 1e9:.2f} B parameters{active}, {cost.weight_bits:g} bits each, "
         f"{cost.context} tokens of context, on {cost.tensor_parallel} x {gpu.bandwidth / 1e12:g} TB/s "

@@ -157,6 +157,7 @@ class _ServedScheduler(_ServedWorker):  # which counts if the engine's own draft
     steps: Count = 0
     plan: _NewestPlan = _NewestPlan()
     policy: dict[str, Any] = {}
+    costs: dict[str, Any] = {}
     faults: _Faults = {}
 
 

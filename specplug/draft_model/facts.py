@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from specplug.draft_model.model import attention_windows
 from specplug.errors import PluginError, first_line
 
 _BITS = {"fp8": 8.0, "fbgemm_fp8": 8.0, "mxfp4": 4.0, "load_in_4bit": 4.0, "load_in_8bit": 8.0}
+_LIKE = {"kimi_k2": "deepseek_v3"}  # of the same layers, which transformers does not know by this name
 _NUM_EXPERTS = ("num_local_experts", "n_routed_experts", "num_experts")
 
 
@@ -93,8 +95,11 @@ def read_facts(path: str) -> ModelFacts:
         PluginError: there is none, or transformers does not know such a model.
     """
     try:
-        from transformers import AutoConfig
+        from transformers import AutoConfig, PretrainedConfig
 
+        keys, _ = PretrainedConfig.get_config_dict(path)
+        if kind := _LIKE.get(keys.pop("model_type", "")):
+            return ModelFacts(path, AutoConfig.for_model(kind, **keys))
         return ModelFacts(path, AutoConfig.from_pretrained(path))
     except Exception as error:  # hub clients and configurations raise many kinds
         is_missing = path.startswith(("/", ".", "~")) and not Path(path).exists()
@@ -183,7 +188,7 @@ def _empty(facts: ModelFacts, **options: Any) -> Any:
 
         build: Any = AutoModelForCausalLM.from_config
         with torch.device("meta"):
-            return build(facts.config, dtype=torch.bfloat16, **options).eval()
+            return build(deepcopy(facts.config), dtype=torch.bfloat16, **options).eval()  # which writes the dtype to it
     except Exception as error:  # each architecture raises its own kinds
         raise PluginError.build(
             "no causal language model that transformers builds",

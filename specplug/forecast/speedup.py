@@ -1,16 +1,23 @@
 """Speed-up over decoding without drafts, by batch size and draft length, from acceptance and the cost of a step.
 
-That cost follows from a roofline of the model on its GPUs, or from the number of tokens at which they saturate.
+A cost is a function of the requests of a step, the tokens that the target runs for each, and the draft length, in a
+unit of its own.  It was measured by a server, or follows from a roofline of the model on its GPUs, or from the number
+of tokens at which they saturate.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from specplug.forecast.acceptance import DraftAcceptance, acceptance_for
-from specplug.forecast.model_shape import ModelShape
+
+if TYPE_CHECKING:
+    from specplug.forecast.model_shape import ModelShape  # imports torch
+    from specplug.types.plan import StepCost
+
+CostModel = Callable[[int, float, int], float]
 
 
 class Gpu(NamedTuple):
@@ -32,31 +39,18 @@ GPUS = {
 """Figures of the vendors' data sheets, without structured sparsity, for which these state twice the arithmetic."""
 
 
-@dataclass(frozen=True, slots=True)
-class SaturationCost:
-    """A step costs 1 up to `saturation` tokens, and grows in proportion beyond: the model of the policy `batch`."""
-
-    saturation: float = 256.0  # as the policy `batch` assumes
-
-    def step(self, batch: int, tokens: float) -> float:
-        """Return the cost of `batch` requests, each with its draft tokens and one more, in steps of a small batch."""
-        return max(1.0, batch * tokens / self.saturation)
+def saturation_cost(saturation: float = 256.0) -> CostModel:
+    """Return a cost of 1 up to so many tokens, and in proportion beyond, as `batch` assumes where nothing is known."""
+    return lambda batch, tokens, gamma: max(1.0, batch * tokens / saturation)
 
 
-@dataclass(frozen=True, slots=True)
-class ModelMemory:
-    """Bytes of a model; with tensor parallelism `per_gpu` is what each GPU holds.
+def measured_cost(costs: Sequence[StepCost], context: int) -> CostModel:
+    """Return the seconds of steps by the policies' own estimate, from steps that a server measured."""
+    from specplug.cost import StepCosts  # imports torch
 
-    `parameters` is the number of weights, `kv_per_token` the cache per token of context, and `kv_cache` that of a whole
-    batch.
-    """
-
-    name: str
-    parameters: int
-    weights: float
-    kv_per_token: float
-    kv_cache: float
-    per_gpu: float
+    estimate: Any = StepCosts(lambda tokens: tokens)  # which takes fractions of tokens, too
+    estimate.calibrate(costs)
+    return lambda batch, tokens, gamma: float(estimate.seconds(batch, batch * context, [batch * tokens], [gamma])[0])
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,108 +68,63 @@ class RooflineCost:
     kv_bits: float
     tensor_parallel: int = 1
 
-    def step(self, batch: int, tokens: float) -> float:
-        """Return the time in seconds of `batch` requests, each with its draft tokens and one more."""
-        return max(self.bytes_read(batch, tokens) / self.gpu.bandwidth, self.flops(batch, tokens) / self.gpu.flops)
-
-    def bytes_read(self, batch: int, tokens: float) -> float:
-        """Return the bytes that each GPU reads: the weights once, and the KV cache of every request once."""
-        weights = self.shape.parameters_read(batch * tokens) * self.weight_bits / 8 / self.tensor_parallel
-        cache = batch * self.context * self.shape.kv_elements * self.kv_bits / 8
-        return weights + cache / min(self.tensor_parallel, self.shape.kv_heads)
-
-    def flops(self, batch: int, tokens: float) -> float:
-        """Return the floating-point operations of each GPU."""
+    def step(self, batch: int, tokens: float, gamma: int = 0) -> float:
+        """Return the time in seconds of `batch` requests: weights are read once, and the KV cache of every request."""
         per_token = 2 * self.shape.active_parameters + self.context * self.shape.attention_flops
-        return batch * tokens * per_token / self.tensor_parallel
+        arithmetic = batch * tokens * per_token / self.tensor_parallel / self.gpu.flops
+        return max(self._per_gpu(self.shape.parameters_read(batch * tokens), batch) / self.gpu.bandwidth, arithmetic)
 
-    def memory(self, batch: int) -> ModelMemory:
-        """Return the memory of the model for `batch` requests of the context."""
-        shape = self.shape
-        weights, kv_per_token = shape.parameters * self.weight_bits / 8, shape.kv_elements * self.kv_bits / 8
-        cache = batch * self.context * kv_per_token
-        per_gpu = weights / self.tensor_parallel + cache / min(self.tensor_parallel, shape.kv_heads)
-        return ModelMemory(shape.name, shape.parameters, weights, kv_per_token, cache, per_gpu)
+    def memory(self, batch: int) -> dict[str, Any]:
+        """Return the bytes of the weights, of the KV cache per token and for `batch` requests, and of both per GPU."""
+        shape, kv_per_token = self.shape, self.shape.kv_elements * self.kv_bits / 8
+        return {
+            "name": shape.name,
+            "parameters": shape.parameters,
+            "weights": shape.parameters * self.weight_bits / 8,
+            "kv_per_token": kv_per_token,
+            "kv_cache": batch * self.context * kv_per_token,
+            "per_gpu": self._per_gpu(shape.parameters, batch),
+        }
 
-
-CostModel = SaturationCost | RooflineCost
-"""A cost of target steps, in a unit of its own."""
-
-
-@dataclass(frozen=True, slots=True)
-class DraftLengthForecast:
-    """Forecast for at most `gamma` draft tokens per request and step, 0 of them being without speculation.
-
-    A request's step emits `tau` tokens, bonus included, and computes `tokens`.  Its `cost`, drafting included, is in
-    steps without drafts, and `speedup` is `tau` / `cost`.
-    """
-
-    gamma: int
-    tau: float
-    tokens: float
-    cost: float
-    speedup: float
-
-
-@dataclass(frozen=True, slots=True)
-class BatchForecast:
-    """Forecast for one batch size, requests that decode together, by draft length from 0.
-
-    Attributes:
-        plain_step: cost of a step without drafts, in the unit of the step cost.
-        draft_cost: cost of drafting one token for each request, in steps without drafts.
-        break_even: the least probability alpha, the same at every position of full drafts, above which some draft
-            length gains; None if none does even at 1.
-    """
-
-    batch: int
-    plain_step: float
-    draft_cost: float
-    break_even: float | None
-    lengths: tuple[DraftLengthForecast, ...]
-
-    @property
-    def best(self) -> DraftLengthForecast:
-        """The draft length with the highest speed-up, the shortest of equals."""
-        return max(self.lengths, key=lambda each: each.speedup)
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return the forecast ready for JSON."""
-        return {**asdict(self), "best": asdict(self.best)}
+    def _per_gpu(self, parameters: float, batch: int) -> float:
+        """Return the bytes of so many weights, and of a batch's KV cache, that each GPU has."""
+        cache = batch * self.context * self.shape.kv_elements * self.kv_bits / 8
+        weights = parameters * self.weight_bits / 8 / self.tensor_parallel
+        return weights + cache / min(self.tensor_parallel, self.shape.kv_heads)
 
 
 def forecast(
     acceptance: DraftAcceptance,
-    target: CostModel,
+    step: CostModel,
     batches: Sequence[int],
     gamma: int,
     *,
     draft_cost: Callable[[int], float],
     overhead: float = 0.0,
-) -> list[BatchForecast]:
-    """Return the forecast for each batch size, for draft lengths up to `gamma`, or as far as the acceptance reaches.
+    padded: bool = False,
+) -> list[dict[str, Any]]:
+    """Return the forecast for each batch size, for drafts of 0 to `gamma` tokens, or as far as the acceptance reaches.
 
-    `draft_cost` is that of one token for each request of a batch, and `overhead` the fixed cost of drafting per step,
-    both in steps of this batch without drafts.
+    With each of the `lengths` a request's step emits `tau` tokens, bonus included, and computes `tokens`; its `cost`,
+    drafting included, is in steps without drafts, and `speedup` is tau / cost.  `best` is the one with the highest
+    speed-up, the shortest of equals.  `break_even` is the least alpha, the same at every position of full drafts, above
+    which some length gains; None if none does even at 1.  `plain_step` is the cost of a step without drafts.
+
+    `draft_cost` returns the cost of drafting one token for each request of a batch, and `overhead` is the fixed cost of
+    drafting per step, both in its steps without drafts.  Rows that are `padded` are computed up to the draft length.
     """
-    longest = min(gamma, acceptance.longest)
-    return [_of_batch(acceptance, target, batch, longest, draft_cost(batch), overhead) for batch in batches]
-
-
-def _of_batch(
-    acceptance: DraftAcceptance, target: CostModel, batch: int, longest: int, draft_cost: float, overhead: float
-) -> BatchForecast:
-    plain = target.step(batch, 1)
-
-    def cost(gamma: int, tokens: float) -> float:
-        drafting = acceptance.drafted_by_model(gamma) * draft_cost + overhead
-        return target.step(batch, tokens) / plain + (drafting if gamma else 0.0)
-
-    lengths = []
-    for gamma in range(longest + 1):
-        tau, tokens = acceptance.tau(gamma), acceptance.tokens(gamma)
-        ratio = cost(gamma, tokens)
-        lengths.append(DraftLengthForecast(gamma, tau, tokens, ratio, tau / ratio))
-    needed = [acceptance_for(cost(gamma, gamma + 1), gamma) for gamma in range(1, longest + 1)]
-    break_even = min((alpha for alpha in needed if alpha is not None), default=None)
-    return BatchForecast(batch, plain, draft_cost, break_even, tuple(lengths))
+    found = []
+    for batch in batches:
+        plain, per_token, lengths, needed = step(batch, 1, 0), draft_cost(batch), [], []
+        for each in range(min(gamma, len(acceptance.survival)) + 1):
+            of_model = each if acceptance.model_tokens is None else min(each, acceptance.model_tokens)
+            drafting = of_model * per_token + overhead * (each > 0)
+            tau, tokens = acceptance.tau(each), each + 1 if padded else acceptance.tokens(each)
+            cost = step(batch, tokens, each) / plain + drafting
+            lengths.append({"gamma": each, "tau": tau, "tokens": tokens, "cost": cost, "speedup": tau / cost})
+            if each:
+                needed.append(acceptance_for(step(batch, each + 1, each) / plain + drafting, each))
+        break_even = min((alpha for alpha in needed if alpha is not None), default=None)
+        row = {"batch": batch, "plain_step": plain, "draft_cost": per_token, "break_even": break_even}
+        found.append({**row, "best": max(lengths, key=lambda length: length["speedup"]), "lengths": lengths})
+    return found

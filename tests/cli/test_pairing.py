@@ -16,7 +16,7 @@ from transformers import AutoConfig
 
 from specplug.cli.pairing import check_acceptance, check_outputs, check_size, shape_of
 from specplug.demo import model_path
-from specplug.draft_model.facts import ModelFacts, cache_elements, count_parameters, read_facts
+from specplug.draft_model.facts import ModelFacts, Parameters, cache_elements, count_parameters, read_facts
 from specplug.draft_model.model import DraftModel
 from specplug.metrics import SpecMetrics
 from tests.cli import tools
@@ -99,7 +99,7 @@ def test_another_tokenizer_with_a_quick_run(tmp_path):
 )
 def test_a_draft_model_above_half_of_the_target_warns(parameters: int, status: str, remedy: str):
     tiny = shape_of(read_facts(str(model_path())))
-    found = check_size(*(replace(tiny, dense=count, embedding=0) for count in (100, parameters)))
+    found = check_size(*(replace(tiny, weights=Parameters(count, 0)) for count in (100, parameters)))
     assert (found.status, remedy in found.remedy, "swapped" in found.remedy) == (status, True, parameters > 100)
 
 

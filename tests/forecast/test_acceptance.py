@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from specplug.errors import SettingsError
-from specplug.forecast.acceptance import acceptance_for, by_position, expected_tau, modelled
+from specplug.forecast.acceptance import acceptance_for, by_position, read_rates
 
 PROBABILITIES = st.floats(0, 1)
 
@@ -34,19 +34,21 @@ def test_tau_is_the_mean_over_all_outcomes(rates):
         assert found.tokens(gamma) == gamma + 1
 
 
+def tau_of(alpha: float, gamma: int) -> float:
+    return by_position([alpha] * gamma).tau(gamma)
+
+
 @given(st.floats(0, 0.999), st.integers(0, 40))
 def test_tau_of_a_constant_alpha_has_a_closed_form(alpha, gamma):
-    closed = (1 - alpha ** (gamma + 1)) / (1 - alpha)
-    assert expected_tau(alpha, gamma) == pytest.approx(closed)
-    assert modelled(alpha, 40).tau(gamma) == pytest.approx(closed)
-    assert expected_tau(1.0, gamma) == gamma + 1
+    assert tau_of(alpha, gamma) == pytest.approx((1 - alpha ** (gamma + 1)) / (1 - alpha))
+    assert tau_of(1.0, gamma) == gamma + 1
 
 
 @given(PROBABILITIES, st.integers(1, 30))
 def test_alpha_is_found_from_tau(alpha, gamma):
-    found = acceptance_for(expected_tau(alpha, gamma), gamma)
+    found = acceptance_for(tau_of(alpha, gamma), gamma)
     assert found is not None
-    assert expected_tau(found, gamma) == pytest.approx(expected_tau(alpha, gamma), abs=1e-5)
+    assert tau_of(found, gamma) == pytest.approx(tau_of(alpha, gamma), abs=1e-5)
     assert found <= alpha + 1e-8
 
 
@@ -56,15 +58,14 @@ def test_no_alpha_gives_more_than_a_whole_draft_and_the_bonus():
     assert acceptance_for(1.0, 3) == acceptance_for(0.5, 3) == 0.0
 
 
-def test_padding_is_computed_and_not_accepted():
+def test_short_drafts_compute_fewer_tokens():
     found = by_position([0.5, 0.5])
     short = type(found)(found.survival, (0.6, 0.3), "short drafts")
     assert short.tokens(2) == pytest.approx(1.9)
-    assert short.padded().tokens(2) == 3
-    assert short.padded().tau(2) == short.tau(2) == 1.75
+    assert short.tau(2) == 1.75
 
 
-@pytest.mark.parametrize("rate", [-0.1, 1.1, math.nan])
+@pytest.mark.parametrize("rate", ["-0.1", "1.1", "nan", "x", ""])
 def test_rates_are_probabilities(rate):
-    with pytest.raises(SettingsError, match="expected probabilities, from 0 to 1"):
-        by_position([0.5, rate])
+    with pytest.raises(SettingsError, match=r"--engine-drafter: bad acceptance.*expected probabilities from 0 to 1"):
+        read_rates(f"0.5,{rate}", "--engine-drafter")

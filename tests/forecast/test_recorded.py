@@ -31,7 +31,7 @@ def write(tmp_path):
 
 def test_a_histogram_gives_the_share_of_steps_that_reach_each_position():
     # 4 steps without a draft, 3 drafts of 2 tokens (none, one and both accepted), 1 of 1 token at the end of an output
-    found = from_histogram([(0, 0, 1, 4), (2, 0, 1, 1), (2, 1, 2, 1), (2, 2, 3, 1), (1, 1, 1, 1)], "test")
+    found = from_histogram(run(rows=[(0, 0, 1, 4), (2, 0, 1, 1), (2, 1, 2, 1), (2, 2, 3, 1), (1, 1, 1, 1)]))
     assert found.verified == (4 / 8, 3 / 8)
     assert found.survival == (2 / 8, 1 / 8)
     assert found.tau(2) == 1 + 3 / 8
@@ -61,8 +61,8 @@ def test_drafts_cost_what_a_model_drafts_of_them(write):
     runs = run("engine (fixed)", engine_rates=rates), run(engine_rates=[]), run("both", rows=rows, engine_rates=rates)
     found = read_replay(write(*runs))
     assert [each.tau(4) for each in found] == [2, 2, 3]
-    assert [[each.drafted_by_model(gamma) for gamma in (1, 4)] for each in found] == [[1, 2], [0, 0], [1, 2]]
-    assert read_replay(write(runs[1]))[0].drafted_by_model(4) == 4  # of the only proposer the file does not say
+    assert [each.model_tokens for each in found] == [2, 0, 2]
+    assert read_replay(write(runs[1]))[0].model_tokens is None  # of the only proposer the file does not say
 
 
 @pytest.mark.parametrize(

@@ -112,8 +112,9 @@ class OperationsSuite:
     def test_a_plan_reads_the_acceptance_of_the_server(self, server):
         complete(server)
         found, total = read_metrics(server.url), self.counts(server)
-        assert found.tau(found.longest) == pytest.approx(1 + total["accepted"] / total["target_steps"])
-        assert found.tokens(found.longest) == pytest.approx(1 + total["verified"] / total["target_steps"])
+        longest = len(found.survival)
+        assert found.tau(longest) == pytest.approx(1 + total["accepted"] / total["target_steps"])
+        assert found.tokens(longest) == pytest.approx(1 + total["verified"] / total["target_steps"])
 
     def test_off_and_on_take_effect_at_once_and_change_no_text(self, server, plain, control_file):
         assert self.completed(server) == (plain, 8)
