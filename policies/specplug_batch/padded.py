@@ -61,7 +61,7 @@ class PaddedPlanner(Planner):
             if (trial := self._trials.next(requests, free)) is not None:
                 return self._plans[trial]
         self._length = self._best()
-        if not self._length and not self._reported.is_known and -stats.step % PROBE_EVERY < PROBE_STEPS:
+        if not self._length and not self._reported.is_known and (stats.step + PROBE_STEPS) % PROBE_EVERY < PROBE_STEPS:
             return self._plans[self._lengths[1]] if len(self._lengths) > 1 else self._plans[0]
         return self._plans[self._length]
 

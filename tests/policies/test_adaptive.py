@@ -172,11 +172,11 @@ def test_requests_that_are_rejected_are_capped_and_others_are_not():
 
 def test_a_request_that_becomes_easy_doubles_its_drafts_at_every_reading():
     found, caps = planner(saturation=16), []
-    for step in range(20):
+    for step in range(21):
         plan = found.plan(HostStats(step, rows(step)))
     for more in range(1, 4):
         easier = [
-            each._replace(accepted=each.accepted + more) if each.request_id == "hard 0" else each for each in rows(19)
+            each._replace(accepted=each.accepted + more) if each.request_id == "hard 0" else each for each in rows(20)
         ]
         plan = found.plan(HostStats(20 + 4 * more, tuple(easier)))
         caps.append(plan.draft_length_for("hard 0"))

@@ -1,4 +1,4 @@
-"""The policy `batch` where each draft token has a cost of its own: its curve, and what it is worth on simulated steps."""
+"""The policy `batch` where each draft token has a cost of its own: its curve, and its worth on simulated steps."""
 
 from __future__ import annotations
 

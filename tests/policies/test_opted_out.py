@@ -67,8 +67,8 @@ def learnt(server: Server) -> float:
     """What the policy believes of drafts, whatever they cost, from its status."""
     status = server.planner.stage.status()
     return (
-        status["tokens_per_row"]["8"]
-        if "tokens_per_row" in status
+        1.0 + status["accepted_per_row"]["8"]
+        if "accepted_per_row" in status
         else status.get("speed_up", status.get("acceptance"))
     )
 
@@ -97,6 +97,6 @@ def test_the_report_leaves_them_out():
     server = Server("batch, padded")
     reports = []
     server.planner.stage.observe = reports.append  # type: ignore[method-assign]
-    server.serve([Row("drafts"), Row("plain", 0), Row("short", 2)], 3)
+    server.serve([Row("drafts"), Row("plain", 0), Row("short", 2)], 6)
     newest = reports[-1]
     assert (newest.requests, newest.batch_size, len(newest.runs)) == (2, 3, 2)
