@@ -106,8 +106,10 @@ class PolicyDecider(Decider):
         lag = 0 if peer is not None and peer.in_worker else mode.lag
         self._plans = deque([UNREPORTED] * lag, maxlen=lag + 1)
         self._trimmed: Draft | None = None
-        # Of each request's newest drafts, where an engine derives the budget from costs; NaN at first.
-        self._survival = np.full((requests, mode.gamma), np.nan) if mode.name == "cut" else None
+        # Of each request's newest drafts, where an engine derives the budget from costs; column 0 is NaN at first.
+        self._survival = np.zeros((requests, mode.gamma)) if mode.name == "cut" else None
+        if self._survival is not None:
+            self._survival[:, 0] = np.nan
 
     @property
     def faults(self) -> dict[str, int]:
