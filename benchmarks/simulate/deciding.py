@@ -107,9 +107,9 @@ class PolicyDecider(Decider):
         self._plans = deque([UNREPORTED] * lag, maxlen=lag + 1)
         self._trimmed: Draft | None = None
         # Of each request's newest drafts, where an engine derives the budget from costs; column 0 is NaN at first.
-        self._survival = np.zeros((requests, mode.gamma)) if mode.name == "cut" else None
-        if self._survival is not None:
-            self._survival[:, 0] = np.nan
+        unknown = np.zeros((requests, mode.gamma))
+        unknown[:, :1] = np.nan
+        self._survival = unknown if mode.name == "cut" else None
 
     @property
     def faults(self) -> dict[str, int]:
@@ -135,8 +135,8 @@ class PolicyDecider(Decider):
         if self._survival is None or not plan.costs or not view.rows.size:
             return plan
         survival = self._survival[view.rows]
-        survival = completed(survival, ~np.isnan(survival[:, 0]))[:, : plan.draft_length]
-        worth = best_count(survival, plan.costs, plan.budget_of(survival.size))
+        filled = completed(survival, ~np.isnan(survival[:, 0]))[:, : plan.draft_length]
+        worth = best_count(filled, plan.costs, plan.budget_of(filled.size))
         return replace(plan, token_budget=worth, costs=())
 
     def keep(self, view: StepView, drafts: Drafts, plan: StepPlan) -> Array:
