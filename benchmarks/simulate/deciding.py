@@ -108,8 +108,10 @@ class PolicyDecider(Decider):
         self._trimmed: Draft | None = None
         if peer is None:  # peers receive the profile itself
             self._planner.stage.calibrate(profile.timed_steps())
-        # Of each request's newest drafts, where an engine derives the budget from costs; NaN at first.
-        self._survival = np.full((requests, mode.gamma), np.nan) if mode.name == "cut" else None
+        # Of each request's newest drafts, where an engine derives the budget from costs; column 0 is NaN at first.
+        unknown = np.zeros((requests, mode.gamma))
+        unknown[:, :1] = np.nan
+        self._survival = unknown if mode.name == "cut" else None
 
     @property
     def faults(self) -> dict[str, int]:
@@ -135,8 +137,8 @@ class PolicyDecider(Decider):
         if self._survival is None or not plan.costs or not view.rows.size:
             return plan
         survival = self._survival[view.rows]
-        survival = completed(survival, ~np.isnan(survival[:, 0]))[:, : plan.draft_length]
-        worth = best_count(survival, plan.costs, plan.budget_of(survival.size))
+        filled = completed(survival, ~np.isnan(survival[:, 0]))[:, : plan.draft_length]
+        worth = best_count(filled, plan.costs, plan.budget_of(filled.size))
         return replace(plan, token_budget=worth, costs=())
 
     def keep(self, view: StepView, drafts: Drafts, plan: StepPlan) -> Array:

@@ -20,7 +20,7 @@ from specplug.runtime.slots import NO_CAP, RowFacts, SlotTable
 from specplug.types.batch import EngineBatch
 from specplug.types.draft import Draft
 from specplug.types.host_step import FAILED, SPARE, HostStep, StepArguments, TrimArguments
-from specplug.types.plan import StepPlan, whole_table
+from specplug.types.plan import StepPlan, cost_table
 
 
 class StepCut:
@@ -33,7 +33,7 @@ class StepCut:
 
     def __init__(self, stage: DraftStage, shape: tuple[int, int]) -> None:
         self._stage, self._step = stage, stage.host_trim
-        self._costs, self.control, self._arguments = whole_table(()), CutControl(), TrimArguments()
+        self._costs, self.control, self._arguments = cost_table(()), CutControl(), TrimArguments()
         self.record = record(
             control=self.control.address,
             arguments=self._arguments.address,
@@ -53,7 +53,7 @@ class StepCut:
         control.action = TRIM if self._stage.trimmer_guard.admits_step() else DROP
         control.function, control.status = step.function, FAILED
         arguments.data, arguments.token_budget = step.data, plan.budget_of(batch_size * plan.draft_length)
-        self._costs = whole_table(plan.costs)  # it lives as long as the function may read it
+        self._costs = cost_table(plan.costs)  # it lives as long as the function may read it
         arguments.costs, arguments.num_costs = self._costs.ctypes.data, self._costs.size
         return True
 

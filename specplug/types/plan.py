@@ -212,11 +212,13 @@ LEVELS = 4096
 
 
 @lru_cache(maxsize=16)
-def cost_table(costs: tuple[CostPoint, ...], places: int) -> npt.NDArray[np.int64]:
-    """Return the costs of 0 to `places` draft tokens by a plan's curve, [places + 1], in `LEVELS` per token; constant.
+def cost_table(costs: tuple[CostPoint, ...], places: int | None = None) -> npt.NDArray[np.int64]:
+    """Return [M + 1], read-only: the costs of 0 to M = `places` draft tokens by a curve, in `LEVELS` per token.
 
-    Costs beyond 2^28 tokens, which no draft is worth, are taken for that many.
+    By default M is the curve's last point, beyond which costs are constant.  They are limited to 2^28 tokens.
     """
+    if places is None:
+        places = costs[-1].draft_tokens if costs else 0
     tokens, cost = np.array(costs or ((0, 0.0),), np.float64).T
     dense = np.interp(np.arange(places + 1), tokens, cost).clip(-(2.0**28), 2.0**28)
     table: npt.NDArray[np.int64] = np.rint(dense * LEVELS).astype(np.int64)
@@ -224,18 +226,10 @@ def cost_table(costs: tuple[CostPoint, ...], places: int) -> npt.NDArray[np.int6
     return table
 
 
-def whole_table(costs: tuple[CostPoint, ...]) -> npt.NDArray[np.int64]:
-    """Return the `cost_table` up to the last point of the curve, beyond which costs are constant."""
-    return cost_table(costs, costs[-1].draft_tokens if costs else 0)
-
-
 @lru_cache(maxsize=64)
 def first_rise(costs: tuple[CostPoint, ...]) -> float:
-    """Return the number of draft tokens after which one more costs something; infinite if none ever does.
-
-    Of fewer places all draft tokens are worth verifying, but those of level 0, which are worth nothing.
-    """
-    rises = np.flatnonzero(np.diff(whole_table(costs)) > 0)
+    """Return the least number of draft tokens beyond which one more costs anything; infinite if none ever does."""
+    rises = np.flatnonzero(np.diff(cost_table(costs)) > 0)
     return int(rises[0]) if rises.size else math.inf
 
 
@@ -265,4 +259,4 @@ class TrimLimits:
 @lru_cache(maxsize=64)
 def _moved(costs: tuple[CostPoint, ...], device: torch.device) -> Tensor:
     """Return a curve's table on a device; plans keep their costs for several steps, and nobody writes to them."""
-    return to_device([torch.from_numpy(whole_table(costs).copy())], device)[0]
+    return to_device([torch.from_numpy(cost_table(costs).copy())], device)[0]

@@ -51,7 +51,12 @@ def trim(memory: Any, cut: Any, batch_size: int, draft_length: int) -> None:
         return
     status = FAILED
     if control.action == TRIM:
-        _set_arguments(memory, cut, batch_size, draft_length)
+        a = _arguments_at(cut.arguments)
+        a.batch_size, a.draft_length = batch_size, draft_length
+        a.decoding, a.confidence = memory.sampled.ctypes.data, memory.confidence.ctypes.data
+        a.parents = memory.parents.ctypes.data if memory.parents.size > 0 else 0
+        a.draft_stride, a.draft_lengths = memory.ids.shape[1], memory.draft_lengths.ctypes.data
+        a.workspace, a.kept = cut.workspace.ctypes.data, cut.kept.ctypes.data
         status = call_at(control.function, cut.arguments)
     control.status = status
     kept = carray(uint8_at(cut.kept.ctypes.data), (batch_size, draft_length))
@@ -61,16 +66,6 @@ def trim(memory: Any, cut: Any, batch_size: int, draft_length: int) -> None:
         memory.draft_lengths[row] = count
         for place in range(count, draft_length if memory.parents.size > 0 else 0):
             memory.parents[row, place] = ROOT
-
-
-@compiled
-def _set_arguments(memory: Any, cut: Any, batch_size: int, draft_length: int) -> None:
-    a = _arguments_at(cut.arguments)
-    a.batch_size, a.draft_length = batch_size, draft_length
-    a.decoding, a.confidence = memory.sampled.ctypes.data, memory.confidence.ctypes.data
-    a.parents = memory.parents.ctypes.data if memory.parents.size > 0 else 0
-    a.draft_stride, a.draft_lengths = memory.ids.shape[1], memory.draft_lengths.ctypes.data
-    a.workspace, a.kept = cut.workspace.ctypes.data, cut.kept.ctypes.data
 
 
 @compiled

@@ -71,3 +71,14 @@ def test_what_it_keeps_is_one_hot(kernels):
     found = kernels.trim(draft, TrimLimits.build(9, torch.ones(2, dtype=torch.bool)))
     assert found.distribution is Distribution.ONE_HOT
     assert found.draft_probs is None
+
+
+@pytest.mark.parametrize("budget", range(9))
+def test_ties_are_kept_column_by_column(kernels, budget):
+    draft = Draft.allocate(3, 4)
+    for row, length in enumerate((4, 1, 3)):
+        draft.set_row(row, [1] * length, [1.0] * length)
+    limits = TrimLimits.build(budget, torch.ones(3, dtype=torch.bool))
+    assert bits(kernels.trim(draft, limits)) == bits(reference(draft, limits))
+    order = [0, 1, 2, 0, 2, 0, 2, 0]
+    assert reference(draft, limits).lengths.tolist() == [order[:budget].count(row) for row in range(3)]
