@@ -64,7 +64,7 @@ def keep(llm: Any) -> list[list[float]]:
     from specplug.cost.measuring import Measurement
     from specplug.cost.store import cost_file, costs_at_start
     from specplug.types.plan import StepCost
-    from specplug_vllm.startup.timing import key_of
+    from specplug_vllm.scheduler.timing import key_of
 
     key = key_of(llm.llm_engine.vllm_config)
     cost_file(key).unlink(missing_ok=True)
@@ -73,8 +73,9 @@ def keep(llm: Any) -> list[list[float]]:
 
 
 def test_the_policy_learns_the_costs_before_the_first_request_and_nothing_else_changes(kind, launched):
-    timed, untimed = launched(**RUNNERS[kind], name=f"timed {kind}"), launched(
-        **RUNNERS[kind], name=f"untimed {kind}", measure=False
+    timed, untimed = (
+        launched(**RUNNERS[kind], name=f"timed {kind}"),
+        launched(**RUNNERS[kind], name=f"untimed {kind}", measure=False),
     )
     found, without = timed.call(traces), untimed.call(traces)
     assert {(1, 1, 0), (1, 2, 1), (1, 4, 3)} <= {tuple(cost) for cost in found["costs"]}
