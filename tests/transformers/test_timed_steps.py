@@ -47,7 +47,7 @@ def test_a_policy_learns_costs_before_the_first_request_and_answers_stay(make_en
     assert {(1, 1, 0), (1, 2, 1), (8, 8, 0), (8, 16, 1)} <= measured
     assert {(requests, tokens // requests) for requests, tokens, _ in measured} <= {*passes}
     assert all(length <= 4 for *_, length in measured)
-    assert (engine.steps, engine.last_step, engine.metrics.snapshot().emitted) == (0, None, 0)
+    assert (engine.steps, engine.last_step, engine.metrics.snapshot().total.emitted) == (0, None, 0)
     assert torch.equal(torch.get_rng_state(), before), "who calls `generate` with a seed of torch gets its text"
     assert answers(engine) == answers(make_engine(policy="batch", costs={"measure": False}))
 
