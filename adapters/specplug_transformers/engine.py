@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from specplug.assembly import build_draft_stage, build_plan_stage, build_verifier
+from specplug.cost.store import StartCosts
 from specplug.errors import RequestError
 from specplug.interfaces import PluginContext
 from specplug.metrics import SpecMetrics
@@ -31,6 +32,7 @@ from specplug_transformers.decode import Decoder
 from specplug_transformers.intake import GenerateRequest, RequestIntake
 from specplug_transformers.runner import probed_runner
 from specplug_transformers.state import RequestOutput, RequestState
+from specplug_transformers.timing import costs_of
 
 logger = logging.getLogger("specplug")
 
@@ -46,6 +48,9 @@ class Engine:
         max_length: longest context, prompt and output; at most the model's own limit, which is the default.
         prefill_chunk: most prompt tokens per row and step.
         registry: plug-ins; the installed ones by default.
+
+    Attributes:
+        start_costs: what steps cost, as far as it is known before the first request.
 
     Raises:
         EngineError: the model cannot be served exactly, or the installed transformers is not supported.
@@ -89,6 +94,11 @@ class Engine:
         if not self.registry.get(VerifierSpec, settings.verifier).caps.lossless:
             verifier, lossy = ReferenceVerifier(), verifier
         self._decoder = Decoder(self._runner, self._table, self._plans, self._drafts, verifier, lossy)
+        self.start_costs = StartCosts()
+        if settings.costs.measure and self._plans.reads_costs:
+            self.start_costs = costs_of(settings, self._runner, verifier, max_num_seqs, self.max_length)
+        if self.start_costs.costs:
+            self._plans.calibrate(self.start_costs.costs)
         self._intake = RequestIntake(context, acceptance_thresholds(settings, self.registry), settings, model)
         self.max_num_seqs, self._prefill_chunk = max_num_seqs, prefill_chunk
         self._waiting: deque[RequestState] = deque()

@@ -49,7 +49,7 @@ def _post_init(original: Callable[..., None], config: Any, *args: Any, **kwargs:
         _hook_worker()
         seams.require("api")
         from specplug_vllm.frontend import intake
-        from specplug_vllm.startup import timing
+        from specplug_vllm.scheduler import timing
 
         intake.install()
         timing.install()

@@ -183,6 +183,10 @@ class JoinedPlanner(Planner):
         for stage in self._stages:
             stage.observe(report)
 
+    def calibrate(self, costs: Sequence[StepCost]) -> None:
+        for stage in self._stages:
+            stage.calibrate(costs)
+
     def longest_draft(self, batch_size: int) -> int:
         return min(stage.longest_draft(batch_size) for stage in self._stages)
 

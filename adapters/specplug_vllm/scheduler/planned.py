@@ -20,7 +20,8 @@ from specplug.types.plan import StepCost, StepPlan
 from specplug_vllm import seams, step_metadata
 from specplug_vllm.config import plugin_context, required
 from specplug_vllm.requests import DraftRules
-from specplug_vllm.startup import recurrent, timing
+from specplug_vllm.scheduler import timing
+from specplug_vllm.startup import recurrent
 from specplug_vllm.worker import status
 from specplug_vllm.worker.drafting import fields_of
 

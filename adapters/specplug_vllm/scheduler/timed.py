@@ -25,7 +25,8 @@ from vllm.v1.request import Request, RequestStatus
 
 from specplug.cost.measuring import Measurement, StepLimits, StepSize, measure, step_sizes
 from specplug.types.plan import StepCost
-from specplug_vllm.config import runner_of
+from specplug_vllm.config import engine_caps, engine_method, runner_of
+from specplug_vllm.scheduler.scheduler import TAKE_A_LENGTH
 from specplug_vllm.startup import recurrent
 
 CONTEXT = 256
@@ -57,6 +58,7 @@ class _Timed:
     Attributes:
         lengths: draft tokens of each row in further steps.
         own_ids: the drafts to verify, where workers verify the ids that a scheduler sends; None where they hold drafts.
+        least_drafted: draft tokens that the drafter makes of each row even if fewer are verified.
         steps: costs of the steps that have run.
     """
 
@@ -67,6 +69,7 @@ class _Timed:
         self.dynamic_sd_lookup = None
         self.lengths: Sequence[int] = ()
         self.own_ids: list[int] | None = None
+        self.least_drafted = 0
         self.steps: list[StepCost] = []
         self._launched: deque[tuple[float, tuple[int, int, int, int]]] = deque()
         self._ended = 0.0
@@ -86,7 +89,7 @@ class _Timed:
         return output
 
     def _update_after_schedule(self, output: Any) -> None:
-        output.num_spec_tokens_to_schedule = max(self.lengths, default=0)
+        output.num_spec_tokens_to_schedule = max([self.least_drafted, *self.lengths])
         super()._update_after_schedule(output)  # type: ignore[misc]
 
     def update_from_output(self, *args: Any, **kwargs: Any) -> Any:
@@ -116,9 +119,11 @@ class _Steps:
         self._random, vocab = np.random.default_rng(0), config.model_config.get_vocab_size()
         self._ids = vocab // 8, vocab // 2  # special tokens come first or last
         self._names = 0
-        if runner_of(config) == "v1" and not config.scheduler_config.async_scheduling:
-            longest = config.speculative_config.num_speculative_tokens
+        runner, drafter, longest = runner_of(config), engine_method(config), engine_caps(config).max_draft_length
+        if runner == "v1" and not config.scheduler_config.async_scheduling:
             self._scheduler.own_ids = self._random_ids(config.scheduler_config.max_num_seqs + longest)
+        if runner == "v1" and drafter is not None and drafter not in TAKE_A_LENGTH:
+            self._scheduler.least_drafted = longest
 
     def run(self, size: StepSize, count: int) -> list[StepCost]:
         """Run so many steps of a size in a row, and return their costs; none if the engine does not run such steps."""

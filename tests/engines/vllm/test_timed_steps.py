@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from tests.engines.engines import Engine
-from tests.engines.plain import prompts
+from tests.engines.launch import TINY
+from tests.engines.plain import greedy, prompts
 from tests.engines.vllm import inside
 from tests.engines.vllm.referee import RUNNERS
 
@@ -64,7 +65,7 @@ def keep(llm: Any) -> list[list[float]]:
     from specplug.cost.measuring import Measurement
     from specplug.cost.store import cost_file, costs_at_start
     from specplug.types.plan import StepCost
-    from specplug_vllm.startup.timing import key_of
+    from specplug_vllm.scheduler.timing import key_of
 
     key = key_of(llm.llm_engine.vllm_config)
     cost_file(key).unlink(missing_ok=True)
@@ -106,7 +107,39 @@ def test_a_second_start_reads_what_was_kept(launched):
     assert [[step["tokens"], step["ms"] / 1e3] for step in again["status"]["steps"]] == kept
 
 
-def test_a_failure_while_steps_are_timed_does_not_stop_the_engine(launched, home):
+@pytest.mark.parametrize(
+    ("kind", "drafter"),
+    [
+        ("v1", {"method": "draft_model", "model": str(TINY)}),
+        ("v1", {"method": "ngram", "prompt_lookup_min": 2, "prompt_lookup_max": 4}),
+        ("v2_async", {"method": "draft_model", "model": str(TINY)}),
+    ],
+    ids=lambda value: value if isinstance(value, str) else value["method"],
+)
+def test_steps_of_the_engines_own_drafters_are_timed(engine, home, kind, drafter):
+    own = engine(
+        **RUNNERS[kind],
+        specplug={"policy": "adaptive+batch", "costs": {"measure": True, "seconds": 20.0}},
+        speculative_config={"num_speculative_tokens": 5, **drafter},
+        environment={"XDG_CACHE_HOME": str(home), "NUMBA_CACHE_DIR": NUMBA},
+        name=f"timed {kind} {drafter['method']}",
+    )
+    status = own.call(status_of)
+    steps = {(step["requests"], step["tokens"], step["draft_length"]) for step in status["costs"]["steps"]}
+    assert {(1, 1, 0), (1, 2, 1), (1, 4, 3)} <= steps
+    assert status["steps"] == 0
+    assert not any(count["emitted"] for count in status["metrics"]["by_source"].values())
+    found = own.call(inside.generate, prompts=prompts()[:3], params={"max_tokens": 24})
+    assert [answer["token_ids"] for answer in found] == [greedy(prompt, 24)["token_ids"] for prompt in prompts()[:3]]
+
+
+def status_of(llm: Any) -> dict[str, Any]:
+    """Return the scheduler's part of an engine's status."""
+    found: dict[str, Any] = inside.core(llm).specplug_status()["scheduler"]
+    return found
+
+
+def test_limits_of_a_small_engine_are_kept(launched):
     """A token budget that a full batch of drafts exceeds, and a context that leaves hardly any room."""
     small = launched(
         runner="v1", name="timed small", max_model_len=48, max_num_batched_tokens=48, max_num_seqs=8, draft_length=4
