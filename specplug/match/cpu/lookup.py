@@ -61,7 +61,8 @@ class Lookup:
         considered = _CONSIDERED_PER_NODE * (draft_length + 1) if trees else draft_length
         self.texts = Texts(max_slots, capacity, settings.max_n)
         self.responses = Responses(settings.memory_tokens, settings.max_n)
-        self.rows, self.tables, self._default = SlotStates(max_slots, considered, engine_tokens), Tables(), Tables()
+        self.rows = SlotStates(max_slots, considered, engine_tokens, held=0 if trees else draft_length)
+        self.tables, self._default = Tables(), Tables()
         self._starts = np.zeros(max_slots, np.int32)
         self._draft_length, self._considered, self._trees = draft_length, considered, trees
         self._groups: dict[str, list[int]] = {}
