@@ -77,7 +77,11 @@ def _judge_children(state: Any, slot: int, parent: int, total: int, judged: int,
         if rows.parents[slot, entry] == parent:
             inside, judged = True, entry + 1
             hit = rows.tokens[slot, entry] == token
-            evidence, context, key = rows.evidence[slot, entry], rows.contexts[slot, entry], rows.token_keys[slot, entry]
+            evidence, context, key = (
+                rows.evidence[slot, entry],
+                rows.contexts[slot, entry],
+                rows.token_keys[slot, entry],
+            )
             _count_token(state.tables, evidence, context, key, hit)
             if hit:
                 found = entry

@@ -10,12 +10,12 @@ from torch import Tensor
 
 from specplug.errors import ContractError
 from specplug.match.cpu.corpus_index import MOST_NAMED, CorpusIndex, IdTable, IndexSegment
-from specplug.match.cpu.evidence import Tables
 from specplug.match.cpu.host_step import LookupHostStep, ingest_at, propose_at
 from specplug.match.cpu.parallel import FEWEST_ROWS, MOST_THREADS, ThreadPool
 from specplug.match.cpu.records import Record, address, record
 from specplug.match.cpu.responses import Responses
 from specplug.match.cpu.rows import SlotStates, tree, workspace
+from specplug.match.cpu.tables import Tables
 from specplug.match.cpu.texts import NO_TEXT, Texts, Tokens
 from specplug.match.options import LookupSettings
 from specplug.types.draft import Draft

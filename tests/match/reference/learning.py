@@ -8,7 +8,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from specplug.match.cpu.evidence import MOST_CONTEXT_TRIES, MOST_TRIES, Table, Tables
+from specplug.match.cpu.evidence import MOST_CONTEXT_TRIES, MOST_TRIES, Table
+from specplug.match.cpu.tables import Tables
 
 Signs = tuple[int, float, int, int, bool]
 """Evidence for a token: longest match, share of votes, support, source bits, and whether a voter is near the anchor."""
@@ -77,10 +78,7 @@ class Learnt:
         key = 2 * _hash(token, owner) + (share > 0.7)
         predictions.considered.append(Considered(token, parent, evidence, context, key))
         seen = float(_odds(self.evidence, evidence))
-        rate = min(max(seen / (1.0 + seen), 0.005), 1.0 - 0.005)
-        hits, tries = self.tokens[key].tolist()
-        own = (hits + 2.0 * rate) / (tries - hits + 2.0 * (1.0 - rate))
-        joint = float(np.sqrt(seen * np.sqrt(float(_odds(self.contexts, context)) * own)))
+        joint = float(np.sqrt(seen * np.sqrt(_after(self.contexts, context, seen) * _after(self.tokens, key, seen))))
         return joint / (1.0 + joint)
 
     def learn(self, predictions: Predictions, emitted: Sequence[int], *, drafted: bool, holds: bool) -> None:
@@ -193,6 +191,13 @@ def _odds(table: Table, key: int) -> np.float32:
     least = np.float32(0.01)
     odds: np.float32 = max(hits, least) / max(tries - hits, least)
     return odds
+
+
+def _after(table: Table, key: int, seen: float) -> float:
+    """Return hits over misses with two more tries at the odds `seen`."""
+    rate = min(max(seen / (1.0 + seen), 0.005), 1.0 - 0.005)
+    hits, tries = table[key].tolist()
+    return float((hits + 2.0 * rate) / (tries - hits + 2.0 * (1.0 - rate)))
 
 
 def _halve(table: Table, key: int, most: float) -> None:
