@@ -151,7 +151,7 @@ def odds_after(table: Any, key: int, evidence: float) -> float:
 def confidence(tables: Any, evidence: int, context: int, token: int) -> float:
     """Return the probability that a token is right, in (0, 1), from its rows in the tables."""
     seen = np.float64(odds(tables.evidence, evidence))
-    after = np.float64(odds(tables.contexts, context))
+    after = odds_after(tables.contexts, context, seen)
     joint = np.sqrt(seen * np.sqrt(after * odds_after(tables.tokens, token, seen)))
     return joint / (1.0 + joint)  # type: ignore[no-any-return]
 
