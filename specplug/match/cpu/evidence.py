@@ -1,7 +1,8 @@
 """Hit rates of matches, learnt online: how often candidates, and the tokens considered from them, were right.
 
-Four tables count tries and hits.  Learning needs no verification: every token that the target emits shows for each
-candidate whether it was right, even if it was not drafted or was cut before verification.
+Four tables count tries and hits; see `tables` for what they start from.  Learning needs no verification: every token
+that the target emits shows for each candidate whether it was right, even if it was not drafted or was cut before
+verification.
 
 - `votes`, by kind of candidate and match length: a candidate's weight in the choice of the drafted token.
 - `evidence`, by the evidence for a token: match length, share of votes, support, the row's recent hit rate, sources.
@@ -22,7 +23,6 @@ import numpy.typing as npt
 
 from specplug.match.cpu.compiled import compiled
 from specplug.match.cpu.intrinsics import prefetch
-from specplug.match.cpu.records import record
 
 Table = npt.NDArray[np.float32]
 
@@ -43,7 +43,7 @@ MOST_CONTEXT_TRIES = 200.0
 """Also of `tokens`."""
 
 PRIOR_TRIES = 2.0
-"""Tries at the rate of the evidence that count with a token's own, so that a new token has the rate of its evidence."""
+"""Tries at the rate of the evidence that count with a row's own in `contexts` and `tokens`, which start empty."""
 
 _LEAST_RATE = 0.005
 _AGREED = 0.7
@@ -51,24 +51,6 @@ _AGREED = 0.7
 
 _LEAST = np.float32(0.01)
 """The least count of hits and of misses, because repeated halving would make the rarer of them vanish."""
-
-
-class Tables:
-    """The four tables, each [n, 2] float32: hits and tries.
-
-    `tokens` starts empty, since a token without tries has the odds of its evidence; the others start with a few tries
-    at typical hit rates.
-    """
-
-    def __init__(self) -> None:
-        self.votes, self.evidence, self.contexts = _default_votes(), _default_evidence(), _default_contexts()
-        self.tokens = np.zeros((2 * HASHES, 2), np.float32)
-        self.record = record(votes=self.votes, evidence=self.evidence, contexts=self.contexts, tokens=self.tokens)
-
-    @property
-    def arrays(self) -> tuple[Table, Table, Table, Table]:
-        """All tables."""
-        return self.votes, self.evidence, self.contexts, self.tokens
 
 
 @compiled
@@ -158,8 +140,8 @@ def odds(table: Any, key: int) -> float:
 
 
 @compiled
-def token_odds(table: Any, key: int, evidence: float) -> float:
-    """Return hits over misses in `tokens`, above 0 and finite, with `PRIOR_TRIES` more tries at the evidence's odds."""
+def odds_after(table: Any, key: int, evidence: float) -> float:
+    """Return hits over misses, above 0 and finite, with `PRIOR_TRIES` more tries at the evidence's odds."""
     rate = min(max(evidence / (1.0 + evidence), _LEAST_RATE), 1.0 - _LEAST_RATE)
     hits, tries = np.float64(table[key, 0]), np.float64(table[key, 1])
     return (hits + PRIOR_TRIES * rate) / (tries - hits + PRIOR_TRIES * (1.0 - rate))  # type: ignore[no-any-return]
@@ -169,8 +151,8 @@ def token_odds(table: Any, key: int, evidence: float) -> float:
 def confidence(tables: Any, evidence: int, context: int, token: int) -> float:
     """Return the probability that a token is right, in (0, 1), from its rows in the tables."""
     seen = np.float64(odds(tables.evidence, evidence))
-    after = np.float64(odds(tables.contexts, context))
-    joint = np.sqrt(seen * np.sqrt(after * token_odds(tables.tokens, token, seen)))
+    after = odds_after(tables.contexts, context, seen)
+    joint = np.sqrt(seen * np.sqrt(after * odds_after(tables.tokens, token, seen)))
     return joint / (1.0 + joint)  # type: ignore[no-any-return]
 
 
@@ -187,94 +169,3 @@ def halve(table: Any, key: int, most: float) -> None:
     if table[key, 1] > most:
         table[key, 0] *= 0.5
         table[key, 1] *= 0.5
-
-
-_TYPICAL = np.array([0, 1, 2, 3, 4, 5, 6, 7, 8, 10, 14, 20, 32, 64.0])
-"""A match length of each class."""
-
-
-def _default_votes() -> Table:
-    own = np.clip((_TYPICAL * 0.9 + 0.15) / (_TYPICAL + 1.6), 0.02, 0.99)
-    response = np.clip((_TYPICAL * 0.95 + 0.15) / (_TYPICAL + 1.4), 0.02, 0.99)
-    from_corpus = np.clip(_TYPICAL / (_TYPICAL + 4.0), 0.02, 0.99)  # a large text has short matches of any context
-    return _tries(np.tile(np.concatenate((own, response, from_corpus, from_corpus)), KINDS // 4), 20)
-
-
-def _default_evidence() -> Table:
-    certainty = np.array([0.02, 0.08, 0.18, 0.33, 0.5, 0.65, 0.8, 0.92, 1.0])
-    hit = ((_TYPICAL + 0.3) / (_TYPICAL + 1.5))[:, None] * certainty
-    by_hit_rate = np.clip(np.stack((hit * 0.8, hit, hit**0.7), -1), 0.005, 0.995)  # [LENGTHS, SHARES, HIT_RATES]
-    grid = np.broadcast_to(
-        by_hit_rate[:, :, None, :, None, None], (LENGTHS, SHARES, SUPPORTS, HIT_RATES, SOURCES, 2)
-    ) ** np.array([1.0, 0.7])
-    return _tries(grid.reshape(-1), 4)
-
-
-def _default_contexts() -> Table:
-    hit = (0.2 + 0.14 * np.arange(COARSE))[:, None] * np.array([0.3, 0.7, 1.0])
-    return _tries(np.tile(hit.reshape(-1), HASHES), 2)
-
-
-def _tries(hits: npt.NDArray[np.float64], tries: int) -> Table:
-    return np.stack((hits * tries, np.full_like(hits, tries)), 1).astype(np.float32)
-
-
-_SLOWLY = 0.8
-
-
-@compiled
-def learn(state: Any, slot: int, emitted: Any) -> None:
-    """Compare a slot's candidates and considered tokens with the tokens `emitted` [n] int32 since, and count hits.
-
-    As in a verifier, a token is judged only if those before it were right.
-    """
-    rows, tables, first = state.rows, state.tables, emitted[0]
-    for k in range(rows.num_candidate_votes[slot]):
-        if rows.candidate_vote_tokens[slot, k] >= 0:
-            count(tables.votes, rows.candidate_vote_keys[slot, k], rows.candidate_vote_tokens[slot, k] == first)
-    right, total, judged, began_right = -1, rows.num_considered[slot], 0, False
-    for k in range(emitted.size):
-        right, judged = _judge(state, slot, right, total, judged, emitted[k])
-        if right < 0:
-            break
-        began_right = True
-    if total and rows.evidence[slot, 0] >= 0:
-        rows.hit_rate[slot] = _SLOWLY * rows.hit_rate[slot] + (1 - _SLOWLY) * began_right
-    rows.num_considered[slot] = judged  # nothing after these was counted
-
-
-@compiled
-def _judge(state: Any, slot: int, parent: int, total: int, judged: int, token: int) -> tuple[int, int]:
-    """Count hits and misses of the tokens that were considered after `parent`.
-
-    Returns:
-        the index of the right one, -1 for none; and the end index of the tokens counted so far.
-    """
-    rows, tables = state.rows, state.tables
-    found, inside = -1, False
-    for entry in range(parent + 1, total):  # the children of a parent are adjacent
-        if rows.parents[slot, entry] == parent:
-            inside, judged = True, entry + 1
-            hit = rows.tokens[slot, entry] == token
-            if rows.evidence[slot, entry] >= 0:  # not one of the engine's own tokens
-                count(tables.evidence, rows.evidence[slot, entry], hit)
-                count(tables.contexts, rows.contexts[slot, entry], hit)
-                count(tables.tokens, rows.token_keys[slot, entry], hit)
-            if hit:
-                found = entry
-        elif inside:
-            break
-    return found, judged
-
-
-@compiled
-def halve_large_counts(state: Any, slot: int) -> None:
-    """Halve the counts that have grown large; call it after all rows of a step have been counted."""
-    rows, tables = state.rows, state.tables
-    for k in range(rows.num_candidate_votes[slot]):
-        halve(tables.votes, rows.candidate_vote_keys[slot, k], MOST_TRIES)
-    for k in range(rows.num_considered[slot]):
-        if rows.evidence[slot, k] >= 0:
-            halve(tables.evidence, rows.evidence[slot, k], MOST_TRIES)
-            halve(tables.contexts, rows.contexts[slot, k], MOST_CONTEXT_TRIES)
-            halve(tables.tokens, rows.token_keys[slot, k], MOST_CONTEXT_TRIES)

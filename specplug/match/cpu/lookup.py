@@ -10,12 +10,12 @@ from torch import Tensor
 
 from specplug.errors import ContractError
 from specplug.match.cpu.corpus_index import MOST_NAMED, CorpusIndex, IdTable, IndexSegment
-from specplug.match.cpu.evidence import Tables
 from specplug.match.cpu.host_step import LookupHostStep, ingest_at, propose_at
 from specplug.match.cpu.parallel import FEWEST_ROWS, MOST_THREADS, ThreadPool
 from specplug.match.cpu.records import Record, address, record
 from specplug.match.cpu.responses import Responses
 from specplug.match.cpu.rows import SlotStates, tree, workspace
+from specplug.match.cpu.tables import Tables
 from specplug.match.cpu.texts import NO_TEXT, Texts, Tokens
 from specplug.match.options import LookupSettings
 from specplug.types.draft import Draft
@@ -61,7 +61,8 @@ class Lookup:
         considered = _CONSIDERED_PER_NODE * (draft_length + 1) if trees else draft_length
         self.texts = Texts(max_slots, capacity, settings.max_n)
         self.responses = Responses(settings.memory_tokens, settings.max_n)
-        self.rows, self.tables, self._default = SlotStates(max_slots, considered, engine_tokens), Tables(), Tables()
+        self.rows = SlotStates(max_slots, considered, engine_tokens, held=0 if trees else draft_length)
+        self.tables, self._default = Tables(), Tables()
         self._starts = np.zeros(max_slots, np.int32)
         self._draft_length, self._considered, self._trees = draft_length, considered, trees
         self._groups: dict[str, list[int]] = {}

@@ -40,6 +40,11 @@ class SlotStates:
         bounds: [S, 2] int64, the bounds of the corpus index's anchor: those of its document.
         points: [S, `POINTS`] int64, insertion points of the text in the first segments of its tenant; -1 for unknown.
         drafted_for: [S] int32, the text's length at its last draft, -1 for never.
+        held: [S, 4, H] int32, the tokens of an earlier chain that are still to be judged, see `learning`, and their
+            rows in `evidence`, `contexts` and `tokens`; H is 0 for trees.
+        held_for: [S] int32, the text's length before the next held token, -1 if none is held.
+        held_begin, held_next, held_end: [S] int32, places in `held`: the first one judged in this step, the next one to
+            be judged, and the end.
         siblings: [S] int32, the next slot of the same group; the slots of a group form a ring, one without a group is
             alone in its ring.
         engine_counts: [S + 1, G, 2] float32, by slot, and of all requests last: hits and tries of the engine's
@@ -48,7 +53,7 @@ class SlotStates:
         shared: [S] int32, the tokens at the beginning of a slot's text, references and prompt, that its siblings skip.
     """
 
-    def __init__(self, max_slots: int, most_considered: int, engine_tokens: int = 0) -> None:
+    def __init__(self, max_slots: int, most_considered: int, engine_tokens: int = 0, *, held: int = 0) -> None:
         def table(*shape: int) -> np.ndarray[tuple[int, ...], np.dtype[np.int32]]:
             return np.zeros((max_slots, *shape), np.int32)
 
@@ -56,7 +61,7 @@ class SlotStates:
         self.tenants, self.named = table(), table(MOST_NAMED)
         self.anchors, self.ages = np.zeros((max_slots, 3), np.int64), table(3)
         self.bounds = np.zeros((max_slots, 2), np.int64)
-        self.drafted_for, self.shared = table() - 1, table()
+        self.drafted_for, self.held_for, self.shared = table() - 1, table() - 1, table()
         self.siblings = np.arange(max_slots, dtype=np.int32)
         self.num_engine_ids = table()
         self.engine_counts = np.zeros((max_slots + 1, engine_tokens, 2), np.float32)
@@ -72,6 +77,9 @@ class SlotStates:
             bounds=self.bounds,
             points=np.full((max_slots, POINTS), -1, np.int64),
             drafted_for=self.drafted_for,
+            held=table(4, held),
+            held_for=self.held_for,
+            **{name: table() for name in ("held_begin", "held_next", "held_end")},
             siblings=self.siblings,
             shared=self.shared,
             num_considered=table(),
@@ -87,7 +95,8 @@ class SlotStates:
     def clear(self, slot: int, owner: int, tenant: int = 0, named: Sequence[int] = ()) -> None:
         """Begin a new request in a slot."""
         self.owners[slot], self.hit_rate[slot], self.tenants[slot] = owner, 0.5, tenant
-        self.anchors[slot], self.ages[slot], self.drafted_for[slot] = 0, 0, -1
+        self.anchors[slot], self.ages[slot] = 0, 0
+        self.drafted_for[slot] = self.held_for[slot] = -1
         self.engine_counts[slot] = self.num_engine_ids[slot] = 0
         self.named[slot], self.bounds[slot] = 0, 0
         self.named[slot, : len(named)] = named

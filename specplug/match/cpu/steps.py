@@ -10,8 +10,8 @@ from typing import Any
 from specplug.match.cpu.compiled import compiled
 from specplug.match.cpu.drafting import draft_chain, draft_tree
 from specplug.match.cpu.engine_draft import forget_engine_draft, learn_engine_draft
-from specplug.match.cpu.evidence import halve_large_counts, learn
 from specplug.match.cpu.intrinsics import prefetch
+from specplug.match.cpu.learning import halve_large_counts, learn
 from specplug.match.cpu.recency import GRANULE, bucket
 from specplug.match.cpu.searching import find_points
 from specplug.match.cpu.texts import NO_TEXT, extend, replant
@@ -36,17 +36,19 @@ def learn_from(state: Any, slots: Any, table: Any, table_rows: Any, first: Any, 
             prefetch_predictions(state, slots[row + 1])
         if new.size:
             prefetch_tree_heads(state, slot, new)
-            known = texts.lengths[slot] - starts[slot]
-            if rows.drafted_for[slot] == texts.lengths[slot] and known == begin:
+            if texts.lengths[slot] - starts[slot] == begin:
                 learn(state, slot, new)
-                learn_engine_draft(rows, slot, new)
+                if rows.drafted_for[slot] == texts.lengths[slot]:
+                    learn_engine_draft(rows, slot, new)
+            else:
+                rows.held_for[slot] = -1
     for row in range(slots.size):
         slot, begin = slots[row], lengths[row] - num_new[row]
         new = _window(table, table_rows, first, row, begin, lengths[row])
         if new.size:
             prefetch_tree_roots(state, slot, new)
+            halve_large_counts(state, slot)
             if rows.drafted_for[slot] >= 0:
-                halve_large_counts(state, slot)
                 forget_engine_draft(rows, slot)
                 rows.drafted_for[slot] = -1
 

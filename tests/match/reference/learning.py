@@ -8,7 +8,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from specplug.match.cpu.evidence import MOST_CONTEXT_TRIES, MOST_TRIES, Table, Tables
+from specplug.match.cpu.evidence import MOST_CONTEXT_TRIES, MOST_TRIES, Table
+from specplug.match.cpu.tables import Tables
 
 Signs = tuple[int, float, int, int, bool]
 """Evidence for a token: longest match, share of votes, support, source bits, and whether a voter is near the anchor."""
@@ -34,6 +35,8 @@ class Predictions:
     hit_rate: float = 0.5
     candidate_votes: list[tuple[int, int]] = field(default_factory=list)
     considered: list[Considered] = field(default_factory=list)
+    held: list[Considered] = field(default_factory=list)
+    judged: list[Considered] = field(default_factory=list)
 
     def begin(self, candidate_votes: Sequence[tuple[int, int, int]]) -> None:
         """Clear earlier predictions.  `candidate_votes`: tokens, kinds and match lengths of candidates."""
@@ -75,39 +78,68 @@ class Learnt:
         key = 2 * _hash(token, owner) + (share > 0.7)
         predictions.considered.append(Considered(token, parent, evidence, context, key))
         seen = float(_odds(self.evidence, evidence))
-        rate = min(max(seen / (1.0 + seen), 0.005), 1.0 - 0.005)
-        hits, tries = self.tokens[key].tolist()
-        own = (hits + 2.0 * rate) / (tries - hits + 2.0 * (1.0 - rate))
-        joint = float(np.sqrt(seen * np.sqrt(float(_odds(self.contexts, context)) * own)))
+        joint = float(np.sqrt(seen * np.sqrt(_after(self.contexts, context, seen) * _after(self.tokens, key, seen))))
         return joint / (1.0 + joint)
 
-    def learn(self, predictions: Predictions, emitted: Sequence[int]) -> None:
-        """Count hits and misses against the emitted tokens."""
-        for token, key in predictions.candidate_votes:
+    def learn(self, predictions: Predictions, emitted: Sequence[int], *, drafted: bool, holds: bool) -> None:
+        """Count hits and misses against the emitted tokens.
+
+        `drafted`: there is a draft for the text before them; `holds`: it is a chain.
+        """
+        for token, key in predictions.candidate_votes if drafted else ():
             if token >= 0:
                 self.votes[key] += (token == emitted[0], 1)
-        parent, began_right = -1, False
+        if predictions.held:
+            predictions.held = self._judge_chain(predictions, predictions.held, emitted)
+        elif drafted and holds:
+            predictions.held = self._judge_chain(predictions, predictions.considered, emitted)
+            self._note_first(predictions, emitted)
+        elif drafted:
+            self._judge_tree(predictions, emitted)
+            self._note_first(predictions, emitted)
+
+    def _judge_chain(
+        self, predictions: Predictions, chain: Sequence[Considered], emitted: Sequence[int]
+    ) -> list[Considered]:
+        """Judge a chain up to its first wrong token; return the rest if none was wrong."""
+        for it, came in zip(chain, emitted, strict=False):
+            self._count(predictions, it, it.token == came)
+            if it.token != came:
+                return []
+        return list(chain[len(emitted) :])
+
+    def _judge_tree(self, predictions: Predictions, emitted: Sequence[int]) -> None:
+        parent = -1
         for came in emitted:
             after = [(k, it) for k, it in enumerate(predictions.considered) if it.parent == parent]
-            for it in [it for _, it in after if it.evidence >= 0]:
-                self.evidence[it.evidence] += (it.token == came, 1)
-                self.contexts[it.context] += (it.token == came, 1)
-                self.tokens[it.key] += (it.token == came, 1)
+            for _, it in after:
+                self._count(predictions, it, it.token == came)
             right = [k for k, it in after if it.token == came]
             if not right:
                 break
-            parent, began_right = right[0], True
+            parent = right[0]
+
+    def _count(self, predictions: Predictions, it: Considered, hit: bool) -> None:
+        if it.evidence >= 0:
+            for table, key in (self.evidence, it.evidence), (self.contexts, it.context), (self.tokens, it.key):
+                table[key] += (hit, 1)
+            predictions.judged.append(it)
+
+    @staticmethod
+    def _note_first(predictions: Predictions, emitted: Sequence[int]) -> None:
         if predictions.considered and predictions.considered[0].evidence >= 0:
+            began_right = any(it.parent == -1 and it.token == emitted[0] for it in predictions.considered)
             predictions.hit_rate = float(np.float32(0.8 * predictions.hit_rate + (1 - 0.8) * began_right))
 
     def halve_large_counts(self, predictions: Predictions) -> None:
         """Halve counts that have grown large."""
         for _, key in predictions.candidate_votes:
             _halve(self.votes, key, MOST_TRIES)
-        for it in [it for it in predictions.considered if it.evidence >= 0]:
+        for it in predictions.judged:
             _halve(self.evidence, it.evidence, MOST_TRIES)
             _halve(self.contexts, it.context, MOST_CONTEXT_TRIES)
             _halve(self.tokens, it.key, MOST_CONTEXT_TRIES)
+        predictions.judged = []
 
 
 @dataclass
@@ -159,6 +191,13 @@ def _odds(table: Table, key: int) -> np.float32:
     least = np.float32(0.01)
     odds: np.float32 = max(hits, least) / max(tries - hits, least)
     return odds
+
+
+def _after(table: Table, key: int, seen: float) -> float:
+    """Return hits over misses with two more tries at the odds `seen`."""
+    rate = min(max(seen / (1.0 + seen), 0.005), 1.0 - 0.005)
+    hits, tries = table[key].tolist()
+    return float((hits + 2.0 * rate) / (tries - hits + 2.0 * (1.0 - rate)))
 
 
 def _halve(table: Table, key: int, most: float) -> None:

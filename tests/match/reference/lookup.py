@@ -151,12 +151,17 @@ class ReferenceLookup:
         batch = [(self.rows[slot], tokens, length) for slot, tokens, length in zip(slots, new, lengths, strict=True)]
         batch = [(row, tokens, length) for row, tokens, length in batch if tokens or row.start + length > self.capacity]
         for row, tokens, length in batch:
-            if tokens and row.drafted_for == len(row.text) == row.start + length - len(tokens):
-                self.learnt.learn(row.predictions, tokens)
-                self.engine.learn(row.engine, tokens)
+            if tokens and len(row.text) == row.start + length - len(tokens):
+                drafted = row.drafted_for == len(row.text)
+                self.learnt.learn(row.predictions, tokens, drafted=drafted, holds=not self.trees)
+                if drafted:
+                    self.engine.learn(row.engine, tokens)
+            elif tokens:
+                row.predictions.held = []
         for row, tokens, _ in batch:
-            if tokens and row.drafted_for >= 0:
+            if tokens:
                 self.learnt.halve_large_counts(row.predictions)
+            if tokens and row.drafted_for >= 0:
                 self.engine.forget(row.engine)
                 row.drafted_for = -1
         for row, tokens, length in batch:
