@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.real_models import on_gpu, on_vllm, prompts
-from benchmarks.real_models.__main__ import arguments, model_folder, run
+from benchmarks.real_models.__main__ import arguments, main, model_folder, run
 from benchmarks.real_models.arms import BASELINE, Answer, Arm, Found, chosen
 from benchmarks.real_models.equality import differences
 from benchmarks.real_models.fresh import rows, spent, steps_of
@@ -113,6 +113,20 @@ def test_constants_of_several_runs_are_ranked_by_the_baselines_of_their_own_runs
     found = ranked([slow_hour, fast_hour], BASELINE, "wall")
     assert list(found) == ["x", "z", "y"]
     assert list(found.values()) == pytest.approx([2.0, 1.25, 0.5])
+
+
+def test_the_prompts_that_choose_a_constant_are_not_those_that_compare_it():
+    choosing, rest = task("ababab", 1).split(2)
+    assert [prompt.kind for prompt in choosing.prompts] == ["a", "b"]
+    assert (choosing.ids, rest.ids) == ([[0], [1]], [[2], [3], [4], [5]])
+
+
+@pytest.mark.parametrize("line", ["--engine transformers --constants 1", "--engine vllm-v1 --constants 2 --prompts 2"])
+def test_constants_without_prompts_to_compare_them_on_are_refused(line, monkeypatch, capsys):
+    monkeypatch.setattr("sys.argv", ["real_models", *line.split()])
+    with pytest.raises(SystemExit, match="2"):
+        main()
+    assert "--constants needs --engine vllm-v1" in capsys.readouterr().err
 
 
 def test_the_mean_over_pairs_of_servers_has_an_interval():
