@@ -129,6 +129,10 @@ def run(options: argparse.Namespace, model: str, concurrency: int) -> dict[str, 
     """Return the results at one concurrency, and print them."""
     everything, answer, packages = arms_of(options.engine, model, concurrency, options.llm)
     arms = chosen(everything, options.arms)
+    for part in options.arms or ():
+        if not any(part in arm.name for arm in arms):
+            names = ", ".join(arm.name for arm in everything)
+            sys.exit(f"--arms {part}: no such arm among {names}; suffix decoding needs `make setup-vllm-peers`")
     task, warm_up, chats = tasks(options, model, concurrency)
     timed = options.engine in TIMED
     # The process of an engine with a GPU uses no CPU worth counting.

@@ -217,6 +217,12 @@ def test_arms_are_chosen_by_parts_of_their_names():
     assert chosen(arms, None) == arms
 
 
+def test_an_arm_that_is_not_installed_is_not_left_out_in_silence():
+    options = arguments().parse_args(["--engine", "transformers", "--arms", "specplug", "suffix"])
+    with pytest.raises(SystemExit, match=r"--arms suffix: no such arm among no speculation, .*setup-vllm-peers"):
+        run(options, model_folder("tiny"), 1)
+
+
 def test_only_forward_passes_after_the_prompts_own_are_steps():
     assert _after_prefill([4, 3, 7, 5, 93, 12, 11], 93) == [12, 11]
     assert _after_prefill([512, 9, 2, 1], 521) == [2, 1]
