@@ -23,6 +23,7 @@ import numpy as np
 from benchmarks.host_clock import Meter
 from benchmarks.machine import in_words, machine, versions
 from benchmarks.peers import note
+from benchmarks.real_models.run import own_caches
 
 POLICIES = ("fixed", "batch")
 PARTS = ("planner", "scheduler")
@@ -145,7 +146,7 @@ def main() -> None:
     from tests.engines.engines import Engine, Pool
 
     rows = []
-    with tempfile.TemporaryDirectory() as logs:
+    with own_caches(), tempfile.TemporaryDirectory() as logs:
         pool = Pool(Path(logs), most=1)
         try:
             for batch in options.batches:
