@@ -1,6 +1,6 @@
 """Host CPU time of a policy in each step of the real vLLM V2, beyond that of the policy `fixed`.
 
-    .venv-vllm/bin/python -m benchmarks.host_time [--batches 1 32 256]
+    .venv-vllm/bin/python -m benchmarks.host_time [--batches 1 32 256] [--cold 64]
 
 Cold: a fresh engine on the shipped model, asynchronous, decodes texts that repeat, and the CPU time of its thread is
 taken at each of its first steps: in the calls of `StepPlanner`, which are the policy, and in the rest of specplug's
