@@ -1,6 +1,6 @@
 """Host CPU time of a policy in each step of the real vLLM V2, beyond that of the policy `fixed`.
 
-    .venv-vllm/bin/python -m benchmarks.host_time [--batches 1 32 256]
+    .venv-vllm/bin/python -m benchmarks.host_time [--batches 1 32 256] [--cold 64]
 
 Cold: a fresh engine on the shipped model, asynchronous, decodes texts that repeat, and the CPU time of its thread is
 taken at each of its first steps: in the calls of `StepPlanner`, which are the policy, and in the rest of specplug's
@@ -23,6 +23,7 @@ import numpy as np
 from benchmarks.host_clock import Meter
 from benchmarks.machine import in_words, machine, versions
 from benchmarks.peers import note
+from benchmarks.real_models.run import own_caches
 
 POLICIES = ("fixed", "batch")
 PARTS = ("planner", "scheduler")
@@ -145,7 +146,7 @@ def main() -> None:
     from tests.engines.engines import Engine, Pool
 
     rows = []
-    with tempfile.TemporaryDirectory() as logs:
+    with own_caches(), tempfile.TemporaryDirectory() as logs:
         pool = Pool(Path(logs), most=1)
         try:
             for batch in options.batches:

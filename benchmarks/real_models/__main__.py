@@ -43,7 +43,7 @@ TIMED = ENGINES[:3]
 CONTEXT = 2048
 HOPELESS = 2.0
 """Temperature of texts of which no draft token is right but by chance."""
-AT_ONCE = 7
+AT_ONCE = 8
 """Constants that run at a time: a server with SmolLM2 takes 1.5 GB."""
 MIN_SURVIVALS, CONSTANT_LENGTHS = (0.05, 0.1, 0.2, 0.4, 0.6), (3, 7, 15)
 
@@ -129,6 +129,10 @@ def run(options: argparse.Namespace, model: str, concurrency: int) -> dict[str, 
     """Return the results at one concurrency, and print them."""
     everything, answer, packages = arms_of(options.engine, model, concurrency, options.llm)
     arms = chosen(everything, options.arms)
+    for part in options.arms or ():
+        if not any(part in arm.name for arm in arms):
+            names = ", ".join(arm.name for arm in everything)
+            sys.exit(f"--arms {part}: no such arm among {names}; suffix decoding needs `make setup-vllm-peers`")
     task, warm_up, chats = tasks(options, model, concurrency)
     timed = options.engine in TIMED
     # The process of an engine with a GPU uses no CPU worth counting.

@@ -62,8 +62,8 @@ class Answer:
             return self
         wall, cpu, tokens = self.timeline[self.prefill_steps - 1]
         rest = [[a - wall, b - cpu, c - tokens] for a, b, c in self.timeline[self.prefill_steps :]]
-        times = {"seconds": self.seconds - wall, "cpu": self.cpu - cpu}
-        return replace(self, **times, timeline=rest, prefill_steps=0, uncounted=int(tokens))
+        seconds, used = self.seconds - wall, self.cpu - cpu
+        return replace(self, seconds=seconds, cpu=used, timeline=rest, prefill_steps=0, uncounted=int(tokens))
 
 
 @dataclass

@@ -199,7 +199,8 @@ def fresh(arms: Arms, name: str, task: Task, servers: int, steps: int) -> list[F
                 pair.answers[each].append(arms.ask(each, task, group))
             if steps_of(pair.answers[name]) >= steps:
                 break
-        note(f"fresh pair {number + 1} of {servers}: {steps_of(pair.answers[name])} steps")
+        cpu = " and ".join(f"{sum(answer.cpu for answer in answers):.1f}" for answers in pair.answers.values())
+        note(f"fresh pair {number + 1} of {servers}: {steps_of(pair.answers[name])} steps, {cpu} CPU seconds")
         pairs.append(pair)
     return pairs
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.real_models import on_gpu, on_vllm, prompts
-from benchmarks.real_models.__main__ import arguments, model_folder, run
+from benchmarks.real_models.__main__ import arguments, main, model_folder, run
 from benchmarks.real_models.arms import BASELINE, Answer, Arm, Found, chosen
 from benchmarks.real_models.equality import differences
 from benchmarks.real_models.fresh import rows, spent, steps_of
@@ -115,6 +115,20 @@ def test_constants_of_several_runs_are_ranked_by_the_baselines_of_their_own_runs
     assert list(found.values()) == pytest.approx([2.0, 1.25, 0.5])
 
 
+def test_the_prompts_that_choose_a_constant_are_not_those_that_compare_it():
+    choosing, rest = task("ababab", 1).split(2)
+    assert [prompt.kind for prompt in choosing.prompts] == ["a", "b"]
+    assert (choosing.ids, rest.ids) == ([[0], [1]], [[2], [3], [4], [5]])
+
+
+@pytest.mark.parametrize("line", ["--engine transformers --constants 1", "--engine vllm-v1 --constants 2 --prompts 2"])
+def test_constants_without_prompts_to_compare_them_on_are_refused(line, monkeypatch, capsys):
+    monkeypatch.setattr("sys.argv", ["real_models", *line.split()])
+    with pytest.raises(SystemExit, match="2"):
+        main()
+    assert "--constants needs --engine vllm-v1" in capsys.readouterr().err
+
+
 def test_the_mean_over_pairs_of_servers_has_an_interval():
     assert over_pairs([1.0, 1.0]) == (1.0, 1.0, 1.0)
     mean, low, high = over_pairs([0.5, 2.0] * 8)
@@ -201,6 +215,12 @@ def test_arms_are_chosen_by_parts_of_their_names():
     arms = [Arm(BASELINE, "baseline", {}), Arm("n-gram, K = 3", "built-in", {}), Arm("specplug", "specplug", {})]
     assert [arm.name for arm in chosen(arms, ["spec"])] == [BASELINE, "specplug"]
     assert chosen(arms, None) == arms
+
+
+def test_an_arm_that_is_not_installed_is_not_left_out_in_silence():
+    options = arguments().parse_args(["--engine", "transformers", "--arms", "specplug", "suffix"])
+    with pytest.raises(SystemExit, match=r"--arms suffix: no such arm among no speculation, .*setup-vllm-peers"):
+        run(options, model_folder("tiny"), 1)
 
 
 def test_only_forward_passes_after_the_prompts_own_are_steps():
