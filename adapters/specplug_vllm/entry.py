@@ -49,8 +49,10 @@ def _post_init(original: Callable[..., None], config: Any, *args: Any, **kwargs:
         _hook_worker()
         seams.require("api")
         from specplug_vllm.frontend import intake
+        from specplug_vllm.startup import timing
 
         intake.install()
+        timing.install()
 
 
 def _init_speculator(original: Callable[..., Any], vllm_config: Any, device: Any, *args: Any, **kwargs: Any) -> Any:

@@ -16,6 +16,7 @@ OPTIONAL = {
     "streams": "parsing streamed reasoning and tool calls token by token; vLLM parses several tokens at once",
     "metrics": "specplug's metrics on /metrics",
     "status": "the status of a server and orders to it",
+    "timing": "timing steps at start; policies learn what steps cost while serving",
     "nccl": "the communicator that is warm already: ranks send drafts through another one",
 }
 """Parts that correct serving does not need, and what is off if their seams have moved."""
@@ -84,6 +85,15 @@ vllm.v1.worker.gpu.spec_decode.target_dependent_ar.speculator:TargetDependentARS
 [status]
 vllm.v1.engine.core:EngineCore: model_executor scheduler
 vllm.v1.executor.abstract:Executor.collective_rpc(method)
+
+[timing]
+vllm.v1.engine.core
+  EngineCore: __init__ batch_queue model_executor post_step request_block_hasher scheduler step_fn
+  EngineCoreProc: run_busy_loop
+vllm.v1.core.sched.scheduler:Scheduler: dynamic_sd_lookup finish_requests has_requests num_spec_tokens running
+vllm.v1.request
+  Request.__init__(request_id, prompt_token_ids, sampling_params, pooling_params, *, block_hasher)
+  Request: is_prefill_chunk num_computed_tokens spec_token_ids
 
 [v1, v2]
 vllm.distributed:get_tp_group

@@ -123,6 +123,15 @@ class CorporaSettings(Section):
     )
 
 
+class CostSettings(Section):
+    """What the engine's steps cost, by which policies decide how much to verify; see docs/policies.md."""
+
+    measure: bool = Field(
+        default=True, description="time some of the engine's steps before the first request, unless it is known already"
+    )
+    seconds: float = Field(default=2.0, gt=0, le=600, description="seconds that these steps may take together, at most")
+
+
 class TraceSettings(Section):
     """The record of drafts and verdicts."""
 
@@ -192,6 +201,7 @@ class Settings(Section):
     corpora: CorporaSettings = Field(
         default_factory=CorporaSettings, description="the corpora that proposers draft from"
     )
+    costs: CostSettings = Field(default_factory=CostSettings, description="what the engine's steps cost")
     trace: TraceSettings = Field(default_factory=TraceSettings, description="the record of drafts and verdicts")
     control: ControlSettings = Field(
         default_factory=ControlSettings, description="operator controls of a running server"

@@ -13,13 +13,14 @@ from operator import attrgetter
 from time import perf_counter
 from typing import Any
 
+from specplug.cost.store import UNKNOWN
 from specplug.runtime.step_planner import UNREPORTED, Bounds, DraftResult, Launched, StepPlanner, until_stop
 from specplug.types.caps import DraftLengthChange
 from specplug.types.plan import StepPlan
 from specplug_vllm import seams, step_metadata
 from specplug_vllm.config import plugin_context, required
 from specplug_vllm.requests import DraftRules
-from specplug_vllm.startup import recurrent
+from specplug_vllm.startup import recurrent, timing
 from specplug_vllm.worker import status
 from specplug_vllm.worker.drafting import fields_of
 
@@ -29,6 +30,8 @@ class PlanningMixin:
 
     Attributes:
         step_planner: makes the plans and processes the verified steps.
+        built_with: the arguments of the constructor.
+        start_costs: what steps cost, as far as it is known before the first request.
     """
 
     vllm_config: Any
@@ -41,6 +44,7 @@ class PlanningMixin:
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         seams.require("scheduler")
         super().__init__(*args, **kwargs)
+        self.built_with = args, kwargs
         found, longest = required(self.vllm_config), int(self.vllm_config.model_config.max_model_len)
         self._rules = DraftRules(self.vllm_config)
 
@@ -53,7 +57,9 @@ class PlanningMixin:
         self.step_planner: StepPlanner[Any] = StepPlanner(
             found, context, attrgetter("request_id"), attrgetter("num_tokens"), bounds
         )
+        self.start_costs = UNKNOWN
         status.install_engine_core()
+        timing.install()
         self.dynamic_sd_lookup = None  # no choice by batch size: specplug reads vLLM's list as captured draft lengths
         self._may_narrow = self.step_planner.caps.draft_length_change is not DraftLengthChange.FIXED
         self._pads = self.step_planner.caps.draft_length_change is DraftLengthChange.CAPTURED

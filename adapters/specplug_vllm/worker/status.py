@@ -101,6 +101,7 @@ def engine_status(core: Any) -> dict[str, Any]:
             "plan": {"draft_length": step_planner.plan.draft_length, "token_budget": step_planner.plan.token_budget},
             "control": step_planner.control.state(),
             "policy": step_planner.stage.status(),
+            "costs": core.scheduler.start_costs.status(),
             "faults": by_plugin(step_planner.faults),
             **drafter,
         },

@@ -48,6 +48,7 @@ class V1Proposer:
         workarounds.install()
         device = torch.device(vllm_config.device_config.device)
         self._runner: Any = None
+        self._is_warmup = False
         self._facts: RowFacts | None = None
         self._steps: StreamSteps | None = None
         self.drafting = Drafting(vllm_config, _CPU, rank=0) if ranks()[0] else None
@@ -67,8 +68,9 @@ class V1Proposer:
     def load_model(self, *_: Any, **__: Any) -> None:
         """Do nothing: specplug loads nothing after the target."""
 
-    def before_step(self, runner: Any, _scheduler_output: Any) -> None:
+    def before_step(self, runner: Any, scheduler_output: Any) -> None:
         """Store the runner, which vLLM does not pass to drafters; called by the lifecycle hook."""
+        self._is_warmup = hooks.is_warmup(runner, scheduler_output)
         if self._runner is not None:
             return
         self._runner = runner
@@ -104,7 +106,7 @@ class V1Proposer:
             token_ids_cpu: [R, L] int32, the runner's token table, by row.
         """
         drafting = self.drafting
-        if drafting is None or self._runner is None:
+        if drafting is None or self._runner is None or self._is_warmup:
             return []
         names = self._runner.input_batch.req_ids[: len(sampled_token_ids)]
         facts = self._facts

@@ -1,0 +1,179 @@
+"""Whole steps of vLLM's engine core that are timed before the first request.
+
+The engine core runs whole steps: scheduler, workers of all ranks, attention, sampler and verification.  Its scheduler
+is a second one meanwhile, of vLLM's own class and with its own requests, statistics and prefix cache.  That one is then
+dropped, so neither clients nor metrics see anything of these steps, and workers take them for warm-up, so that
+specplug drafts nothing and remembers nothing.  Drafting is left out of the times: it takes as long however many of the
+draft tokens are verified.  A drafter of vLLM's own drafts, as it belongs to the worker's step.
+
+Requests start as if all of their prompt but the last token had been computed: attention reads what the cache happens to
+hold, in the time that it always takes.  Models with recurrent layers compute it.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+from vllm import SamplingParams
+from vllm.v1.core.sched.async_scheduler import AsyncScheduler
+from vllm.v1.core.sched.scheduler import Scheduler
+from vllm.v1.request import Request, RequestStatus
+
+from specplug.cost.measuring import Measurement, StepLimits, StepSize, measure, step_sizes
+from specplug.types.plan import StepCost
+from specplug_vllm.config import runner_of
+from specplug_vllm.startup import recurrent
+
+CONTEXT = 256
+"""Tokens of each request's context, or half of the most that the server accepts."""
+
+_TRIES = 8
+"""Steps beyond the timed ones within which a size must be reached; else it is left out."""
+
+
+def timed(core: Any, limits: StepLimits, seconds: float) -> Measurement:
+    """Time steps of an engine core for about so many seconds, and leave the core as it was."""
+    scheduler = core.scheduler
+    timed_class = _TimedAsyncScheduler if isinstance(scheduler, AsyncScheduler) else _TimedScheduler
+    args, kwargs = scheduler.built_with
+    core.scheduler = timed_class(*args, **{**kwargs, "log_stats": False, "include_finished_set": False})
+    steps = _Steps(core)
+    try:
+        return measure(steps.run, step_sizes(limits), seconds)
+    finally:
+        try:
+            steps.end()
+        finally:
+            core.scheduler = scheduler
+
+
+class _Timed:
+    """Mixin of vLLM's schedulers that sets the drafts of each step, and times steps as `PlanningMixin` does.
+
+    Attributes:
+        lengths: draft tokens of each row in further steps.
+        own_ids: the drafts to verify, where workers verify the ids that a scheduler sends; None where they hold drafts.
+        steps: costs of the steps that have run.
+    """
+
+    running: list[Any]
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.dynamic_sd_lookup = None
+        self.lengths: Sequence[int] = ()
+        self.own_ids: list[int] | None = None
+        self.steps: list[StepCost] = []
+        self._launched: deque[tuple[float, tuple[int, int, int, int]]] = deque()
+        self._ended = 0.0
+
+    def schedule(self, *args: Any, **kwargs: Any) -> Any:
+        """Schedule as vLLM does, with drafts of these lengths."""
+        began = perf_counter()
+        self.num_spec_tokens = 0  # of requests that join
+        for row, (request, length) in enumerate(zip(self.running, self.lengths, strict=False)):
+            drafts = request.spec_token_ids if self.own_ids is None else self.own_ids[row:]
+            request.spec_token_ids = drafts[:length]
+        output = super().schedule(*args, **kwargs)  # type: ignore[misc]
+        scheduled, drafts = output.num_scheduled_tokens, output.scheduled_spec_decode_tokens
+        longest = max(map(len, drafts.values()), default=0)
+        context = sum(output.scheduled_cached_reqs.num_computed_tokens)
+        self._launched.append((began, (len(scheduled), sum(scheduled.values()), context, longest)))
+        return output
+
+    def _update_after_schedule(self, output: Any) -> None:
+        output.num_spec_tokens_to_schedule = max(self.lengths, default=0)
+        super()._update_after_schedule(output)  # type: ignore[misc]
+
+    def update_from_output(self, *args: Any, **kwargs: Any) -> Any:
+        """Record what the step cost."""
+        ended, (began, work) = perf_counter(), self._launched.popleft()
+        self.steps.append(StepCost(*work, seconds=ended - max(began, self._ended)))
+        self._ended = ended
+        return super().update_from_output(*args, **kwargs)  # type: ignore[misc]
+
+
+class _TimedScheduler(_Timed, Scheduler):
+    """vLLM's scheduler for timed steps."""
+
+
+class _TimedAsyncScheduler(_Timed, AsyncScheduler):
+    """vLLM's asynchronous scheduler for timed steps."""
+
+
+class _Steps:
+    """Runs steps of an engine core whose scheduler is a `_Timed` one."""
+
+    def __init__(self, core: Any) -> None:
+        config = core.vllm_config
+        self._core, self._scheduler = core, core.scheduler
+        self._recurrent, self._longest = recurrent.is_recurrent(config), config.model_config.max_model_len
+        self._context = min(CONTEXT, self._longest // 2)
+        self._random, vocab = np.random.default_rng(0), config.model_config.get_vocab_size()
+        self._ids = vocab // 8, vocab // 2  # special tokens come first or last
+        self._names = 0
+        if runner_of(config) == "v1" and not config.scheduler_config.async_scheduling:
+            longest = config.speculative_config.num_speculative_tokens
+            self._scheduler.own_ids = self._random_ids(config.scheduler_config.max_num_seqs + longest)
+
+    def run(self, size: StepSize, count: int) -> list[StepCost]:
+        """Run so many steps of a size in a row, and return their costs; none if the engine does not run such steps."""
+        if not self._decode(size.requests, (count + _TRIES) * (max(size.lengths) + 1)):
+            return []
+        scheduler, before = self._scheduler, len(self._scheduler.steps)
+        scheduler.lengths = size.lengths
+        found: list[StepCost] = []
+        for _ in range(count + _TRIES):
+            self._step()
+            steps = scheduler.steps[before:]
+            found = [step for step in steps if (step.requests, step.tokens) == (size.requests, size.tokens)]
+            if len(found) >= count:
+                return found[:count]
+        return []
+
+    def end(self) -> None:
+        """End all requests, and let the workers forget them."""
+        self._scheduler.finish_requests(None, RequestStatus.FINISHED_ABORTED)
+        while self._scheduler.has_requests() or self._core.batch_queue:
+            self._step()
+
+    def _step(self) -> None:
+        _, executed = self._core.step_fn()
+        self._core.post_step(executed)
+
+    def _decode(self, requests: int, tokens: int) -> bool:
+        """Let so many requests decode that have room for so many tokens each; return whether they fit."""
+        running = self._scheduler.running
+        end = self._longest - tokens
+        if len(running) == requests and all(request.num_computed_tokens < end for request in running):
+            return True
+        self._scheduler.lengths = ()
+        self.end()
+        if self._context > end:
+            return False
+        for _ in range(requests):
+            self._scheduler.add_request(self._request())
+        for _ in range(_TRIES * requests):
+            self._step()
+            running = self._scheduler.running
+            if len(running) == requests and not any(request.is_prefill_chunk for request in running):
+                return True
+        return False
+
+    def _request(self) -> Request:
+        params = SamplingParams(temperature=0.0, seed=0, ignore_eos=True, max_tokens=self._longest)
+        self._names += 1
+        name, prompt = f"specplug-timed-{self._names}", self._random_ids(self._context)
+        hasher = self._core.request_block_hasher
+        request = Request(name, prompt, sampling_params=params, pooling_params=None, block_hasher=hasher)
+        if not self._recurrent:
+            request.num_computed_tokens = self._context - 1
+        return request
+
+    def _random_ids(self, count: int) -> list[int]:
+        found: list[int] = self._random.integers(*self._ids, count).tolist()
+        return found

@@ -1,0 +1,118 @@
+"""Steps that are timed before a server's first request: their sizes, their order, and what is kept of their times.
+
+An adapter runs the steps, whole ones of its engine.  The most useful sizes come first, as the time is limited: those of
+one request, then steps without and with drafts of further batch sizes, on a coarse grid and then on a finer one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from math import ceil
+from statistics import median
+from time import perf_counter
+from typing import NamedTuple
+
+from specplug.types.plan import StepCost
+
+REPEATS = 3
+"""Timed steps of a size; one more runs before them, in which the engine may compile or load a kernel."""
+
+BUSY = 0.2
+"""Relative difference of the repeats of a size, in the median, from which on something else keeps the machine busy."""
+
+_ONE_REQUEST = (1, 2, 4, 8, 16, 3, 6, 12, 24, 32, 48, 64)
+_BATCHES = (8, 32, 2, 4, 16, 64, 128, 256, 512, 1024)
+_TOKENS_PER_ROW = ((1.0, 2.0, 4.0, 8.0), (1.25, 1.5, 3.0, 16.0))
+
+
+class StepLimits(NamedTuple):
+    """The steps that an engine can run.
+
+    Attributes:
+        requests: the most requests of a step.
+        tokens: the most tokens of a step.
+        draft_lengths: numbers of draft tokens that a request can have, ascending.
+        pads: whether all requests of a step have as many draft tokens.
+        graph_sizes: tokens of the steps that have a graph, ascending; others run as the next larger one.
+    """
+
+    requests: int
+    tokens: int
+    draft_lengths: Sequence[int]
+    pads: bool = False
+    graph_sizes: Sequence[int] = ()
+
+
+class StepSize(NamedTuple):
+    """A step of so many decoding requests, which verify so many draft tokens together."""
+
+    requests: int
+    draft_tokens: int
+
+    @property
+    def tokens(self) -> int:
+        """Tokens that the target runs."""
+        return self.requests + self.draft_tokens
+
+    @property
+    def lengths(self) -> list[int]:
+        """Draft tokens of each request, which differ by at most one."""
+        each, longer = divmod(self.draft_tokens, self.requests)
+        return [each + (row < longer) for row in range(self.requests)]
+
+
+class Measurement(NamedTuple):
+    """Costs of the steps that were timed, and whether their repeats agree; see `BUSY`."""
+
+    costs: tuple[StepCost, ...]
+    is_steady: bool
+
+
+def step_sizes(limits: StepLimits) -> list[StepSize]:
+    """Return the sizes to be timed, the most useful ones first."""
+    batches = [size for size in _BATCHES if size < limits.requests]
+    if limits.requests > 1:
+        batches.insert(1, limits.requests)
+    wanted = [(1, float(tokens)) for tokens in _ONE_REQUEST]
+    wanted += [(batch, ratio) for ratios in _TOKENS_PER_ROW for batch in batches for ratio in ratios]
+    sizes = [size for requests, ratio in wanted for size in _runnable(requests, ratio, limits)]
+    return [size for size in dict.fromkeys(sizes) if size.tokens <= limits.tokens]
+
+
+def _runnable(requests: int, tokens_per_row: float, limits: StepLimits) -> list[StepSize]:
+    """Return the size that the engine runs for one that is wanted, and its neighbour if a graph ends there."""
+    longest = limits.draft_lengths[-1]
+    if limits.pads:
+        length = min((each for each in limits.draft_lengths if each >= ceil(tokens_per_row) - 1), default=longest)
+        return [StepSize(requests, requests * length)]
+    tokens = min(round(requests * tokens_per_row), requests * (1 + longest))
+    graph = min((size for size in limits.graph_sizes if size >= tokens), default=None)
+    found = [tokens] if graph is None else [graph, graph + 1]
+    return [StepSize(requests, each - requests) for each in found if requests <= each <= requests * (1 + longest)]
+
+
+def measure(
+    run: Callable[[StepSize, int], Sequence[StepCost]],
+    sizes: Iterable[StepSize],
+    seconds: float,
+    clock: Callable[[], float] = perf_counter,
+) -> Measurement:
+    """Time steps for at most about so many seconds; sizes that would probably take longer are left out.
+
+    Args:
+        run: runs so many steps of a size in a row and returns their costs; none if the engine does not run the size.
+        sizes: the sizes to be timed, in order.
+        seconds: the limit on all steps together.
+        clock: the present time in seconds.
+    """
+    end, costs, spreads = clock() + seconds, [], []
+    for size in sizes:
+        step = min((cost.seconds * max(1.0, size.tokens / cost.tokens) for cost in costs), default=0.0)
+        if clock() + step * (1 + REPEATS) > end:
+            continue
+        repeats = run(size, 1 + REPEATS)[1:]
+        if repeats:
+            fastest = min(repeats, key=lambda cost: cost.seconds)
+            costs.append(fastest)
+            spreads.append(max(cost.seconds for cost in repeats) / fastest.seconds - 1.0)
+    return Measurement(tuple(costs), bool(costs) and median(spreads) <= BUSY)
