@@ -1,12 +1,12 @@
 """Host time that planning takes per decode step of the real SGLang, by policy and batch size.
 
-    .venv-sglang/bin/python -m benchmarks.host_time_sglang [--policies fixed batch] [--batches 1 32 256] [--json time.json]
+    .venv-sglang/bin/python -m benchmarks.host_time_sglang [--policies fixed batch] [--batches 1 32 256]
 
 SGLang decodes the shipped model, on a CPU with the tests' stand-ins for its kernels.  What is measured is the CPU time
 of the scheduler's thread in specplug's own planning: the plan of a step, the note of its launch and the report of its
 results, without slots, drafting and verification.  "cold" are real steps, between which the model evicts the caches:
-the median of the first 64 steps of the full batch, and of the later ones.  "warm" is the same planning in a loop of its own, after these steps:
-the median and the 99th percentile.  Subtract the policy `fixed` for what a policy adds.
+the median of the first 64 steps of the full batch, and of the later ones.  "warm" is the same planning in a loop of its
+own, after these steps: the median and the 99th percentile.  Subtract the policy `fixed` for what a policy adds.
 """
 
 from __future__ import annotations

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from specplug.cost.store import StartCosts
 from specplug.grammar.drafts import Completed
 from specplug.interfaces import PluginContext
 from specplug.requests import wire
@@ -96,6 +97,7 @@ class PlannedSteps:
     Attributes:
         inexact: features, see `served_plainly`, with which a request gets no drafts; None for all of them.
         prefills: whether a prefill was launched since the last step.
+        start_costs: what steps cost, as far as it is known before the first request.
     """
 
     inexact: tuple[str, ...] | None = None
@@ -124,6 +126,7 @@ class PlannedSteps:
         self._launched: deque[LaunchedStep] = deque()
         self._unsettled: VerifiedStep | None = None
         self._began, self.prefills = 0.0, False
+        self.start_costs = StartCosts()
 
     def verified(self, accepted: Sequence[int]) -> None:
         """Process a step's accepted counts by row."""

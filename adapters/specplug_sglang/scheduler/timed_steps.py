@@ -7,18 +7,24 @@ scheduler, prefix cache or proposer knows of them, and they take no random numbe
 from __future__ import annotations
 
 from array import array
+from collections.abc import Callable
 from copy import copy
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from specplug.cost.measuring import StepSize
 from specplug.types.draft import Draft
+from specplug.types.plan import StepCost
 from specplug_sglang.scheduler.batches import Decoding
 from specplug_sglang.scheduler.drafts import module_of
 
 if TYPE_CHECKING:
     from specplug_sglang.scheduler.worker import SpeculativeWorker
+
+CONTEXT = 256
+"""Cached tokens of each row, if there is room for them."""
 
 QUEUED = 4
 """Steps that a timed run queues on a GPU before it waits, as overlapped steps wait for the device alone."""
@@ -30,8 +36,6 @@ class TimedSteps:
     Args:
         worker: the worker; it must not have served a request.
 
-    Attributes:
-        most_requests: largest batch.
     """
 
     def __init__(self, worker: SpeculativeWorker) -> None:
@@ -39,7 +43,6 @@ class TimedSteps:
         self._pool = worker.req_to_token_pool.req_to_token  # [S, L] int32
         self._page = int(worker.token_to_kv_pool_allocator.page_size)
         self._pages = int(worker.token_to_kv_pool_allocator.size) // self._page
-        self.most_requests = self._pool.shape[0] - 1
         self._random = torch.Generator().manual_seed(0)
         self._module = module_of(self._device)
 
@@ -56,35 +59,44 @@ class TimedSteps:
         )
         return plain and worker.decodes_plainly
 
-    def most_context(self, requests: int, draft_length: int) -> int:
+    @torch.inference_mode()
+    def run(self, size: StepSize, count: int) -> list[StepCost]:
+        """Run so many steps of a size, all rows of which have as many draft tokens, one after the other.
+
+        Returns:
+            their costs, with rank 0's seconds on all ranks; none if the cache has no room or no plan would have them.
+        """
+        worker, rows = self._worker, size.requests
+        length = size.draft_tokens // rows
+        context = min(CONTEXT, self._most_context(rows, length))
+        if context < 1 or length > worker.drafting.step_planner.stage.longest_draft(rows):
+            return []
+        batch, draft = self._batch(rows, length, context), self._draft(rows, length)
+        step = Decoding(batch.reqs, worker.drafting.rows, batch.req_pool_indices, batch.seq_lens, False)
+        try:
+            seconds = [self._seconds(lambda: worker.run_target(copy(batch), step, draft)) for _ in range(count)]
+        finally:
+            self._pool[1 : rows + 1].zero_()
+        return [StepCost(rows, size.tokens, rows * context, length, each) for each in seconds]
+
+    def _seconds(self, step: Callable[[], object]) -> float:
+        """Return rank 0's seconds for a step, from its launch to its end."""
+        steps = 1 if self._module is None else QUEUED
+        self._wait()
+        began = perf_counter()
+        for _ in range(steps):
+            step()
+        self._wait()
+        return self._worker.ranks.agree(round((perf_counter() - began) / steps * 1e9)) / 1e9
+
+    def _most_context(self, requests: int, draft_length: int) -> int:
         """Return the most context tokens of each row for which the cache has room; below 1 if there is none."""
         places = self._pages // requests * self._page
         return min(places, self._worker.drafting.max_length) - draft_length - 2
 
-    @torch.inference_mode()
-    def run(self, requests: int, draft_length: int, context: int) -> float:
-        """Run steps that verify `draft_length` tokens of each row after `context` cached ones.
-
-        Returns:
-            seconds per step, from its launch to its end, the same on all ranks: rank 0's.
-        """
-        worker, steps = self._worker, 1 if self._module is None else QUEUED
-        batch, draft = self._batch(requests, draft_length, context), self._draft(requests, draft_length)
-        self._wait()
-        began = perf_counter()
-        for _ in range(steps):
-            worker.run_target(copy(batch), self._decoding(batch), draft)
-        self._wait()
-        seconds = (perf_counter() - began) / steps
-        self._pool[1 : requests + 1].zero_()
-        return worker.ranks.agree(round(seconds * 1e9)) / 1e9
-
     def _wait(self) -> None:
         if self._module is not None:
             self._module.synchronize()
-
-    def _decoding(self, batch: Any) -> Decoding:
-        return Decoding(batch.reqs, self._worker.drafting.rows, batch.req_pool_indices, batch.seq_lens, False)
 
     def _draft(self, requests: int, draft_length: int) -> Draft | None:
         """Return chains of random tokens, None for no tokens."""

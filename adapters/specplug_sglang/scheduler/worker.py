@@ -28,6 +28,7 @@ from specplug.types.draft import Draft
 from specplug_sglang import doctor, seams
 from specplug_sglang.config import largest_batches, resolved_args, rows_of_pool
 from specplug_sglang.requests import finished_prefills
+from specplug_sglang.scheduler import start_costs
 from specplug_sglang.scheduler.batches import Decoding, PlainSteps, decodes_plainly, prepare
 from specplug_sglang.scheduler.drafting import ProposerDrafting
 from specplug_sglang.scheduler.grammar import shorten_rollbacks
@@ -117,6 +118,7 @@ class SpeculativeWorker(BaseSpecWorker):
         sums = resolved_args(self.server_args).enable_forward_pass_metrics
         needed = attention.needs_host_lengths(self.spec_v2_attn_backends) or sums
         self.model_runner.spec_algorithm.host_lengths = needed
+        start_costs.find(self)
 
     def _largest_batches(self) -> dict[int, int]:
         """Return the largest batch of each draft length that plans may choose, by nodes per request."""
