@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import torch
 
+from specplug.runtime.draft_report import DraftReport
 from specplug.types.draft import Draft
 from specplug.types.plan import NO_SPECULATION, StepCost, StepPlan
 from specplug.types.request import EngineEventKind
@@ -50,6 +51,7 @@ class StepMetadata:
     Attributes:
         plan: plan for the drafts made at the end of this step.  It holds the policy's caps only where rows are padded;
             `num_spec_tokens_to_schedule` gives the length of the rows.
+        reports: whether the drafter reports what drafts are expected to yield, and so drafts under any plan; V2 only.
         endings: how the finished requests ended, by request id.
         cache_salts: salts of the new requests that have one, by request id.
         events: events of the whole engine since the previous step.
@@ -57,6 +59,7 @@ class StepMetadata:
     """
 
     plan: StepPlan = NO_SPECULATION
+    reports: bool = False
     endings: Mapping[str, Ending] = field(default_factory=dict)
     cache_salts: Mapping[str, str] = field(default_factory=dict)
     events: tuple[EngineEventKind, ...] = ()
@@ -66,17 +69,20 @@ class StepMetadata:
 NO_METADATA = StepMetadata()
 
 
+NO_DRAFTS = DraftReport()
+
+
 @dataclass(frozen=True, slots=True)
 class WorkerReport:
     """What only the worker knows of a step, on V2.
 
     Attributes:
-        late: the requests that could not draft for the step, to be read once it has ended.
+        drafts: of the drafts that the step verified, to be read once it has ended.
         verified: how many draft tokens the step verified; None where the scheduler knows itself.
         profiled: the step costs that vLLM profiled at start-up; the scheduler needs them once.
     """
 
-    late: Iterable[str] = ()
+    drafts: DraftReport = NO_DRAFTS
     verified: int | None = None
     profiled: tuple[StepCost, ...] = ()
 

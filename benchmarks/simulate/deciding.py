@@ -21,13 +21,13 @@ from specplug.assembly import build_draft_stage
 from specplug.interfaces import PluginContext, Proposer
 from specplug.plugins.registry import Owner, Registry
 from specplug.plugins.specs import PolicySpec, ProposerSpec, hookimpl
-from specplug.runtime.step_planner import UNREPORTED, Bounds, Launched, StepPlanner
+from specplug.runtime.step_planner import UNREPORTED, Bounds, StepPlanner
 from specplug.settings.sources import load_settings
 from specplug.trim import completed, priced_budget
 from specplug.types.batch import EngineBatch
 from specplug.types.caps import ProposerCaps
 from specplug.types.draft import NO_TOKEN, Draft
-from specplug.types.plan import StepPlan
+from specplug.types.plan import StepCost, StepPlan
 from specplug.types.verdict import Outcome, Verdict
 
 PLENTY = 1 << 20
@@ -128,8 +128,8 @@ class PolicyDecider(Decider):
         self._profile.prefill_tokens = view.prefill_tokens
         self._lengths[view.rows] = view.lengths
         planner.make(view.rows.tolist())
-        self._plans.append(planner.launch(0.0, 0, 0, 0, 0, timed=False))
-        plan = self._plans[0].plan[2]
+        self._plans.append(planner.launch(0.0, StepCost(0, 0, 0, 0, 0.0), timed=False))
+        plan = self._plans[0].plan
         if self._survival is None or not (plan.prices or plan.entry) or not view.rows.size:
             return plan
         survival = self._survival[view.rows]
@@ -157,15 +157,22 @@ class PolicyDecider(Decider):
         reports_padding = self._mode.name != "ragged"
         verified = np.full_like(result.kept, result.draft_length) if reports_padding else result.kept
         names = [str(row) for row in view.rows.tolist()]
-        fates = list(zip(names, verified.tolist(), result.accepted.tolist(), strict=True))
-        cost = (len(names), result.tokens, view.context_tokens, result.draft_length, view.prefill_tokens)
+        results = list(zip(names, verified.tolist(), result.accepted.tolist(), strict=True))
+        cost = StepCost(len(names), result.tokens, view.context_tokens, result.draft_length, 0.0, view.prefill_tokens)
         timed = planner.reads_costs and result.tokens > 0
-        planner.finish(Launched(launched.plan, result.began, cost if timed else None), fates, result.ended)
+        launched = launched._replace(began=result.began, cost=cost if timed else None)
+        expected = self._expected(view) if reports_padding and names else None
+        planner.finish(launched, results, result.ended, expected=expected, expected_rows=len(names))
         if self._trimmed is not None and self._stage.has_observers:
             kept, accepted, emitted = (torch.from_numpy(column.astype(np.int32)) for column in result[:3])
             verdict = Verdict.build(self._trimmed.lengths, Outcome(kept, accepted, emitted))
             with torch.inference_mode():
                 self._stage.report_verdict(_batch(view, view.lengths + result.emitted), self._trimmed, verdict)
+
+    def _expected(self, view: StepView) -> list[float]:
+        """Return what the drafter reports of the drafts that a step verifies; see `StepReport.expected`."""
+        confidence = self._profile.trajectories.confidence[view.entries, : self._mode.gamma]
+        return [float(total) for total in confidence.cumprod(axis=1).sum(axis=0, dtype=np.float64)]
 
     def forget(self, request_ids: list[str]) -> None:
         """Drop the state of ended requests."""

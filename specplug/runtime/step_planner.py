@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from specplug.assembly import build_plan_stage
@@ -22,10 +23,10 @@ DraftResult = tuple[str, int, int]
 """A request's id and the numbers of its draft tokens that a step verified and accepted."""
 
 
-def until_stop(fate: DraftResult, received: int) -> DraftResult:
-    """Return the fate of drafts of a step of which the client received so many tokens, like `Outcome.until_stop`."""
-    name, _, accepted = fate
-    return fate if received > accepted else (name, received - 1, received - 1)
+def until_stop(result: DraftResult, received: int) -> DraftResult:
+    """Return the result of drafts as far as its client received tokens of the step, like `Outcome.until_stop`."""
+    name, _, accepted = result
+    return result if received > accepted else (name, received - 1, received - 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,43 +46,49 @@ class Launched(NamedTuple):
     """A step that the engine has begun and whose results are pending.
 
     Attributes:
-        plan: the plan of its drafts, as (step number, requests that may draft, plan, all requests planned for).
+        plan: the plan of the drafts that it verifies.
+        step, requests, batch_size: of that plan, see `StepReport`; `step` is -1 if the step is not to be reported.
         began: start time in seconds.
-        cost: all of the step's `StepCost` but the seconds; None if the step is not timed.
+        cost: its cost, of 0 seconds; None if it is not timed.
     """
 
-    plan: tuple[int, int, StepPlan, int]
-    began: float
-    cost: tuple[int, int, int, int, int] | None
+    plan: StepPlan = NO_SPECULATION
+    step: int = -1
+    requests: int = 0
+    batch_size: int = 0
+    began: float = 0.0
+    cost: StepCost | None = None
 
-    def drafting(self, count: int) -> Launched:
+    def verifying(self, count: int) -> Launched:
         """Return the step with `count` draft tokens in place of those it was launched with, if it is timed."""
         if self.cost is None:
             return self
-        requests, _, context_tokens, draft_length, prompt_tokens = self.cost
-        tokens = requests + prompt_tokens + count
-        return self._replace(cost=(requests, tokens, context_tokens, draft_length, prompt_tokens))
+        return self._replace(cost=replace(self.cost, tokens=self.cost.requests + self.cost.prompt_tokens + count))
 
 
-UNREPORTED = Launched((-1, 0, NO_SPECULATION, 0), 0.0, None)
+UNREPORTED = Launched()
 """A step that is neither timed nor reported to the planner."""
 
 
+@dataclass(slots=True)
 class _Tally:
-    """One request's bounds, its counts of verified and accepted draft tokens, and its run, see `StepReport.runs`."""
+    """One request's bounds, its counts as in `RequestStats`, and its run, see `StepReport.runs`."""
 
-    __slots__ = ("_drafted", "_run", "accepted", "bounds", "rejected", "verified")
+    bounds: Bounds
+    verified: int = 0
+    accepted: int = 0
+    rejected: int = 0
+    run: int = 0
+    drafted: int = -1  # the step that drafted last
 
-    def __init__(self, bounds: Bounds) -> None:
-        self.bounds = bounds
-        self.verified = self.accepted = self.rejected = 0
-        self._run, self._drafted = 0, -1  # the step that drafted last
-
-    def advance(self, step: int, draft_length: int, accepted: int) -> tuple[int, int]:
-        """Return the lengths of the run before and after a step; a step without drafts ends the run, too."""
-        before = self._run if step == self._drafted + 1 else 0
+    def add(self, step: int, draft_length: int, verified: int, accepted: int) -> tuple[int, int]:
+        """Count a step; return the lengths of the run before and after it.  A step without drafts ends the run, too."""
+        self.verified += verified
+        self.accepted += accepted
+        self.rejected += accepted < verified
+        before = self.run if step == self.drafted + 1 else 0
         after = before + accepted + 1
-        self._run, self._drafted = after if accepted >= draft_length else 0, step
+        self.run, self.drafted = after if accepted >= draft_length else 0, step
         return before, after
 
 
@@ -90,14 +97,15 @@ class _Figures(Sequence[RequestStats]):
 
     def __init__(self, running: Sequence[R], figures: Callable[[R], RequestStats]) -> None:
         self._running, self._figures = running, figures
-        self._known: tuple[RequestStats, ...] | None = None
+
+    @cached_property
+    def _known(self) -> tuple[RequestStats, ...]:
+        return tuple([self._figures(request) for request in self._running])
 
     def __len__(self) -> int:
         return len(self._running)
 
     def __getitem__(self, index: Any) -> Any:
-        if self._known is None:
-            self._known = tuple([self._figures(request) for request in self._running])
         return self._known[index]
 
 
@@ -105,11 +113,8 @@ class StepPlanner(Generic[R]):
     """Plans steps of an engine whose requests are of type `R`.
 
     Args:
-        found: the server's settings.
-        context: the context that the policy is built with.
-        identify: returns a request's id.
-        measure: returns a request's number of tokens.
-        bounds: returns a request's bounds; called once per request.
+        found, context: the server's settings, and the context that the policy is built with.
+        identify, measure, bounds: return a request's id, number of tokens, and bounds, which are asked for once.
         registry: registry of plug-ins; by default the installed ones.
 
     Attributes:
@@ -139,15 +144,19 @@ class StepPlanner(Generic[R]):
         self.stage: PlanStage = build_plan_stage(found.settings, registry or default_registry(), context, self._count)
         self.control = OperatorControl(found.settings)
         self.plan = NO_SPECULATION
-        self.steps = 0
+        self.steps = self.holds_until = 0
         self.reads_costs, self.is_off = self.stage.reads_costs, False
         self.last_step: StepCost | None = None
         self._planned = self._drafting = 0  # number of requests, and of those that may draft
-        self.holds_until = 0
         self._ended = 0.0
         self._identify, self._measure, self._bounds = identify, measure, bounds
         self._tallies: dict[str, _Tally] = {}
         self._capped: dict[str, int] = {}
+
+    @property
+    def wants_report(self) -> bool:
+        """Whether the drafter is to report what the newest plan's drafts are expected to yield, if it can."""
+        return self.stage.learns and not self.is_off
 
     def make(self, running: Sequence[R]) -> StepPlan:
         """Plan the next step's drafts; `running` holds the engine's own requests.
@@ -155,41 +164,24 @@ class StepPlanner(Generic[R]):
         The planner is not called for a constant plan.  Where a plan has no drafts, or the operator allows none, nothing
         is done for the single requests.  While a plan of several steps holds, it is the plan.
         """
-        self.stage.ceiling, holds = self.control.ceiling(), self.steps < self.holds_until
-        holds = holds and len(running) == self._planned
-        self._planned = len(running)
+        self.stage.ceiling = self.control.ceiling()
+        holds = self.steps < self.holds_until and len(running) == self._planned
+        self._planned = self._drafting = len(running)
         self.is_off, plan = self.stage.is_off or holds, self.plan if holds else self.stage.constant_plan
         if plan is None or plan.draft_length:
-            for request in running:
-                if (name := self._identify(request)) not in self._tallies:
-                    bounds = self._bounds(request)
-                    self._tallies[name] = _Tally(bounds)
-                    if bounds.cap is not None:
-                        self._capped[name] = bounds.cap
+            self._add(running)
             if plan is None:
                 newest = self.plan if self.steps else None
-                stats = HostStats(self.steps, _Figures(running, self._figures), self.last_step, newest)
-                plan = self.stage.plan(stats)
-            plan = self._enforced(plan, self._planned)
+                plan = self.stage.plan(HostStats(self.steps, _Figures(running, self._figures), self.last_step, newest))
+            plan = self._enforced(plan)
             self.holds_until = 0 if plan.draft_length else self.steps + plan.num_steps
-        self._drafting = self._planned
         if plan.caps:
             self._drafting -= sum([plan.caps.get(self._identify(request)) == 0 for request in running])
         self.plan = plan
         self.steps += 1
         return plan
 
-    def launch(
-        self,
-        began: float,
-        requests: int,
-        tokens: int,
-        context_tokens: int,
-        draft_length: int,
-        prompt_tokens: int = 0,
-        *,
-        timed: bool = True,
-    ) -> Launched:
+    def launch(self, began: float, cost: StepCost, *, timed: bool = True) -> Launched:
         """Record that the engine runs a step with the drafts of the newest plan; pass the result to `finish`.
 
         It is `UNREPORTED` while `is_off`.  Its time is not reported if it drafts and verifies nothing, or the reverse,
@@ -198,48 +190,50 @@ class StepPlanner(Generic[R]):
 
         Args:
             began: start time of the step by `time.perf_counter`.
-            requests, tokens, context_tokens, draft_length, prompt_tokens: see `StepCost`.
+            cost: its cost, whose seconds are not read.
             timed: whether the measured time covers this step alone.
         """
         if self.is_off:
             return UNREPORTED
-        timed = timed and tokens > 0 and (draft_length > 0) == (self.plan.draft_length > 0)
-        cost = (requests, tokens, context_tokens, draft_length, prompt_tokens) if timed else None
-        return Launched((self.steps - 1, self._drafting, self.plan, self._planned), began, cost)
+        timed = timed and cost.tokens > 0 and (cost.draft_length > 0) == (self.plan.draft_length > 0)
+        return Launched(self.plan, self.steps - 1, self._drafting, self._planned, began, cost if timed else None)
 
-    def finish(self, step: Launched, fates: Sequence[DraftResult], ended: float, *, late: Collection[str] = ()) -> None:
-        """Count the outcome of a step's drafts, whose results arrived at `ended`; steps finish in launch order.
+    def finish(
+        self,
+        step: Launched,
+        results: Sequence[DraftResult],
+        ended: float,
+        *,
+        late: Collection[str] = (),
+        expected: Sequence[float] | None = None,
+        expected_rows: int = 0,
+    ) -> None:
+        """Count the results of a step's drafts, which arrived at `ended`; steps finish in launch order.
 
         Requests that are `late` could not draft, as the proposer had not ingested their texts yet.  They are left out,
         as are those that might not draft: neither padding nor missing drafts of theirs tell what drafts are worth.
 
         If the host runs ahead, a step waits for the preceding one, so its time counts from the end of that one.
+        For `expected` and `expected_rows` see `StepReport`.
         """
-        number, requests, plan, batch_size = step.plan
-        could_not = {name for name, cap in plan.caps.items() if cap == 0}
-        if could_not or late:
-            requests = max(0, requests - len(set(late) - could_not))
-            could_not.update(late)
-            fates = [fate for fate in fates if fate[0] not in could_not]
+        number, length = step.step, step.plan.draft_length
+        requests, left_out = step.requests, {name for name, cap in step.plan.caps.items() if cap == 0}
+        if left_out or late:
+            requests = max(0, requests - len(set(late) - left_out))
+            left_out.update(late)
+            results = [result for result in results if result[0] not in left_out]
         runs = []
-        for request_id, verified, accepted in fates:
-            tally = self._tallies.get(request_id)
-            if tally is not None:
-                tally.verified += verified
-                tally.accepted += accepted
-                if accepted < verified:
-                    tally.rejected += 1
-                if self.stage.learns and number >= 0:
-                    runs.append(tally.advance(number, plan.draft_length, accepted))
+        for name, verified, accepted in results:
+            if (tally := self._tallies.get(name)) is not None:
+                runs.append(tally.add(number, length, verified, accepted))
         cost = None
         if step.cost is not None:
-            seconds = ended - max(step.began, self._ended)
-            cost = self.last_step = StepCost(*step.cost[:4], seconds, prompt_tokens=step.cost[4])
+            cost = self.last_step = replace(step.cost, seconds=ended - max(step.began, self._ended))
         self._ended = ended
         if self.stage.learns and number >= 0:
-            counts = [(verified, accepted) for _, verified, accepted in fates]
-            report = StepReport.build(number, plan.draft_length, requests, counts, cost, runs, batch_size=batch_size)
-            self.stage.observe(report)
+            counts = [(verified, accepted) for _, verified, accepted in results]
+            report = StepReport.build(number, length, requests, counts, cost, runs, batch_size=step.batch_size)
+            self.stage.observe(replace(report, expected=expected, expected_rows=expected_rows))
 
     def forget(self, request_ids: Iterable[str]) -> None:
         """Drop the state of finished requests."""
@@ -252,13 +246,22 @@ class StepPlanner(Generic[R]):
         most = self.plan.draft_length
         return {name: cap for name, cap in self.plan.caps.items() if cap < min(most, self._capped.get(name, most))}
 
+    def _add(self, running: Sequence[R]) -> None:
+        """Begin the tallies of new requests."""
+        for request in running:
+            name = self._identify(request)
+            if name not in self._tallies:
+                self._tallies[name] = _Tally(bounds := self._bounds(request))
+                if bounds.cap is not None:
+                    self._capped[name] = bounds.cap
+
     def _figures(self, request: R) -> RequestStats:
         name, length = self._identify(request), self._measure(request)
         tally = self._tallies[name]
         end, cap = tally.bounds.end, tally.bounds.cap
         return RequestStats(name, length, end - length, cap, tally.verified, tally.accepted, tally.rejected)
 
-    def _enforced(self, plan: StepPlan, num_requests: int) -> StepPlan:
+    def _enforced(self, plan: StepPlan) -> StepPlan:
         """Apply the requests' own caps and the token budget to a plan.
 
         No row can use more than the budget; engines without native ragged batches pad all rows to one length, so there
@@ -267,9 +270,9 @@ class StepPlanner(Generic[R]):
         if self._capped:
             own = {name: min(plan.draft_length_for(name), cap) for name, cap in self._capped.items()}
             plan = replace(plan, caps={**plan.caps, **own})
-        if plan.token_budget is None or not num_requests:
+        if plan.token_budget is None or not self._planned:
             return plan
-        rows = 1 if self.caps.ragged is Ragged.NATIVE else num_requests
+        rows = 1 if self.caps.ragged is Ragged.NATIVE else self._planned
         return replace(plan, draft_length=self.caps.fit_draft_length(min(plan.draft_length, plan.token_budget // rows)))
 
     def _count(self, name: str, kind: str) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -15,31 +15,12 @@ from specplug.pipeline.cpu.kernels import NO_PARENTS, Columns
 from specplug.pipeline.cpu.trimming import DROP, LEAVE, TRIM, CutControl
 from specplug.pipeline.draft import DraftStage
 from specplug.pipeline.stream.buffers import StepBuffers
+from specplug.runtime.draft_report import DraftReport
 from specplug.runtime.slots import NO_CAP, RowFacts, SlotTable
 from specplug.types.batch import EngineBatch
 from specplug.types.draft import Draft
 from specplug.types.host_step import FAILED, HostStep, StepArguments, TrimArguments
 from specplug.types.plan import MOST_PRICES, StepPlan
-
-
-class LateRows:
-    """Request ids, to be iterated over once the step has run.  Pickling gives a tuple of them.
-
-    Args:
-        names: the request id of each row.
-
-    Attributes:
-        flags: [B] int32, which the step's host function sets: 1 for each row that could not draft.
-    """
-
-    def __init__(self, names: Sequence[str]) -> None:
-        self._names, self.flags = names, np.zeros(len(names), np.int32)
-
-    def __iter__(self) -> Iterator[str]:
-        return iter([self._names[row] for row in np.flatnonzero(self.flags)])
-
-    def __reduce__(self) -> tuple[object, ...]:
-        return tuple, (tuple(self),)
 
 
 class StepCut:
@@ -99,7 +80,7 @@ class StepInFlight:
         batch_size: B, the rows that may draft.
         control: its numbers; the host function stores the status there.
         cut: the cut of its drafts.
-        late: the rows that could not draft.
+        report: of its drafts, to be read once it has run.
         argument: the address that the host function takes.
         is_lost: whether a fault of the stream has ended the step, so that its status says nothing.
     """
@@ -146,7 +127,7 @@ class StepInFlight:
         )
         self.cut = StepCut(stage, (max_slots, draft_length))
         self._facts: RowFacts | None = None
-        self.late = LateRows(())
+        self.report = DraftReport()
         self._has_caps = self._has_cuts = self.is_lost = False
         self._step = self._record()
         self._argument = host.argument_of(self._step)
@@ -194,16 +175,26 @@ class StepInFlight:
             self._has_cuts = bool(cut_by_grammar)
 
     def set_flags(
-        self, step: HostStep, draft_length: int, *, counts_verdicts: bool, runs_proposer: bool, stores_drafts: bool
+        self,
+        step: HostStep,
+        draft_length: int,
+        *,
+        counts_verdicts: bool,
+        runs_proposer: bool,
+        stores_drafts: bool,
+        reports_expected: bool = False,
     ) -> None:
         """Set what the host function is to do: see `StepControl`."""
-        self.late = LateRows(() if self._facts is None else self._facts.names)
+        longest = self._ids.shape[1] if reports_expected else 0
+        self.report = DraftReport(() if self._facts is None else self._facts.names, longest)
         self.is_lost = False
         control = self.control
         control.batch_size, control.draft_length, control.window = self.batch_size, draft_length, self.buffers.packed
+        control.longest = max(draft_length, longest)
         control.function, control.data = step
         control.counts_verdicts, control.runs_proposer = counts_verdicts, runs_proposer
-        control.stores_drafts, control.late = stores_drafts, self.late.flags.ctypes.data
+        control.stores_drafts, control.late = stores_drafts, self.report.late.flags.ctypes.data
+        control.sums = self.report.sums.ctypes.data if reports_expected else 0
         control.status = FAILED  # until it has run
 
     def batch(self, vocab_size: int) -> EngineBatch:
@@ -249,6 +240,7 @@ class StepInFlight:
             engine_ids=self._engine_ids,
             from_engine=buffers.from_engine.numpy(),
             upto=self._upto,
+            survivals=np.zeros(self._ids.shape[1], np.float32),
             texts=shared.texts,
             text_lengths=shared.text_lengths,
             text_generations=shared.text_generations,

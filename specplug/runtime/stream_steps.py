@@ -21,10 +21,11 @@ from specplug.pipeline.cpu.trimming import TRIM
 from specplug.pipeline.draft import DraftStage
 from specplug.pipeline.stream.buffers import DraftOutputs, EngineRows, Transfers, transfers_for
 from specplug.pipeline.stream.launch import HostFunctionStream, Ring, stream_for
+from specplug.runtime.draft_report import DraftReport
 from specplug.runtime.first_step import take_first
 from specplug.runtime.intake import Intake
 from specplug.runtime.slots import RowFacts, SlotTable
-from specplug.runtime.steps_in_flight import LateRows, StepInFlight
+from specplug.runtime.steps_in_flight import StepInFlight
 from specplug.types.batch import EngineBatch
 from specplug.types.caps import Distribution
 from specplug.types.draft import Draft
@@ -69,6 +70,8 @@ class StreamSteps:
     Attributes:
         intake: receives the stage's events.
         busy: the number of steps whose proposer was busy with a request's beginning or end, and did not draft.
+        may_report: whether steps can report what drafts are expected to yield: not where the proposer continues the
+            engine's own drafts, which are as long as planned.
     """
 
     def __init__(
@@ -98,6 +101,7 @@ class StreamSteps:
         self._guard = FaultGuard("stream", sink=stage.metrics.fault)
         self._ring = Ring(self._new_step, self._finish)
         self._function, self.busy = host.host_function(), 0
+        self.may_report = not stage.engine_tokens
         self._missed = np.zeros(max_slots, np.int64)  # by slot, tokens of steps that were not launched
         self._has_missed = False
         self._unused = 0  # steps in a row whose drafts held none of the engine's tokens
@@ -128,34 +132,43 @@ class StreamSteps:
         self._has_missed = True
         return True
 
-    def take(self, facts: RowFacts, engine: EngineRows, plan: StepPlan, outputs: DraftOutputs) -> LateRows:
-        """Report the verified step of a batch, and draft for its next one; return the rows that could not draft.
+    def take(
+        self,
+        facts: RowFacts,
+        engine: EngineRows,
+        plan: StepPlan,
+        outputs: DraftOutputs,
+        *,
+        reports_expected: bool = False,
+    ) -> DraftReport:
+        """Report the verified step of a batch, and draft for its next one; return a report of the drafts.
 
-        In a step that fails, these are all rows, and all drafts are zeros.
+        In a step that fails, all rows are late, and all drafts are zeros.
 
         Args:
             facts: the rows that may draft; pass the same object while the same requests hold the same slots.
             engine: the engine's rows.
             plan: the plan for the drafts.
             outputs: where the drafts go, [B, K].
+            reports_expected: see `launch`.
         """
-        late: LateRows | None = None
+        report: DraftReport | None = None
 
         def step() -> None:
-            nonlocal late
-            launched = self.launch(facts, engine, plan)
+            nonlocal report
+            launched = self.launch(facts, engine, plan, reports_expected=reports_expected)
             self.unpack(launched, plan.draft_length, outputs)
-            late = launched.late
+            report = launched.report
 
-        if self.attempt(facts, step) and late is not None:
-            return late
+        if self.attempt(facts, step) and report is not None:
+            return report
         outputs.ids.zero_()
         for tensor in (outputs.confidence, outputs.from_engine):
             if tensor is not None:
                 tensor.zero_()
-        late = LateRows(facts.names)
-        late.flags[:] = 1
-        return late
+        report = DraftReport(facts.names)
+        report.late.flags[:] = 1
+        return report
 
     def attempt(self, facts: RowFacts, step: Callable[[], None]) -> bool:
         """Run `step`, which takes a step of these rows, and contain its faults; return whether it succeeded.
@@ -178,6 +191,7 @@ class StreamSteps:
         plan: StepPlan,
         *,
         reports: bool = True,
+        reports_expected: bool = False,
         cut_by_grammar: Sequence[int] = (),
     ) -> StepInFlight:
         """Start a step, which ends with `unpack` or `drop`; call this, and what ends it, within `attempt`.
@@ -186,6 +200,8 @@ class StreamSteps:
             facts, engine, plan: as in `take`.
             reports: whether to count what the rows emitted, and the verdict on their drafts; otherwise the caller has
                 counted one token of each row.
+            reports_expected: if the step `may_report`, let the proposer draft as many tokens as the engine may verify,
+                for `DraftReport.expected`; what exceeds the plan is cut before anything else sees it.
             cut_by_grammar: by row, the tokens that grammars removed from the verified drafts; none if it is empty.
         """
         step, rows = self._ring.take(), engine.idx_mapping.shape[0]
@@ -194,9 +210,15 @@ class StreamSteps:
         step.buffers.packed = self._draft_length + 1 + missed
         self._runner.guard.call(self.intake.update)
         waits = not step.cut.prepare(plan, step.batch_size)
-        admits = (plan.draft_length > 0 or missed >= MOST_MISSED) and self._runner.is_ready(())
+        reports_expected = reports_expected and self.may_report
+        admits = (plan.draft_length > 0 or reports_expected or missed >= MOST_MISSED) and self._runner.is_ready(())
         step.set_flags(
-            self._step, plan.draft_length, counts_verdicts=reports, runs_proposer=admits, stores_drafts=not waits
+            self._step,
+            plan.draft_length,
+            counts_verdicts=reports,
+            runs_proposer=admits,
+            stores_drafts=not waits,
+            reports_expected=reports_expected,
         )
         self._transfers.pack(step.buffers, rows, engine)
         self._stream.launch(self._function, step.argument)

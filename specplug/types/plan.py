@@ -91,10 +91,10 @@ class StepReport:
         cost: cost of the step; None if its duration is not known.
         runs: for each request with drafts, the length of its run before and after the step: the tokens that it emitted
             since a draft of it was last not accepted in full.  Empty where the engine does not plan in its scheduler.
-        expected: [K] floats, the accepted tokens that the newest drafts which the planner's process knows of were
-            expected to yield: entry k - 1 is the sum over the batch's rows of the survival probabilities of their first
-            k tokens.  It covers all K of the engine, whatever was planned.  None where drafts have no confidences, or
-            none are known.
+        expected: [K] floats, what the step's drafts were expected to yield: entry k - 1 is the sum over rows of the
+            probability that the target accepts the first k draft tokens.  So drafts of at most k tokens were expected
+            to yield the sum of the first k entries.  It covers all K of the engine, whatever was planned.  None where
+            drafts have no confidences, or none are known.
         expected_rows: number of rows that `expected` is of.
     """
 
@@ -115,13 +115,13 @@ class StepReport:
         step: int,
         draft_length: int,
         requests: int,
-        fates: Sequence[tuple[int, int]],
+        counts: Sequence[tuple[int, int]],
         cost: StepCost | None = None,
         runs: Sequence[tuple[int, int]] = (),
         *,
         batch_size: int | None = None,
     ) -> StepReport:
-        """Sum up `fates`, the numbers of verified and accepted draft tokens of each request that might draft.
+        """Sum up `counts`, the numbers of verified and accepted draft tokens of each request that might draft.
 
         By default all requests might.
         """
@@ -130,8 +130,8 @@ class StepReport:
             draft_length,
             requests,
             requests if batch_size is None else batch_size,
-            verified=sum([verified for verified, _ in fates]),
-            accepted=sum([accepted for _, accepted in fates]),
+            verified=sum([verified for verified, _ in counts]),
+            accepted=sum([accepted for _, accepted in counts]),
             cost=cost,
             runs=runs,
         )

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from specplug.metrics import SpecMetrics
-from specplug.runtime.steps_in_flight import LateRows
+from specplug.runtime.draft_report import DraftReport
 from specplug.seams.seam import hook
 from specplug_vllm import step_metadata
 from specplug_vllm.worker import hooks
@@ -57,17 +57,20 @@ def test_idle_steps_count_the_rows_that_emitted(seed):
 
 def test_an_output_brings_what_the_host_function_writes_later():
     class Runner:
-        speculator = SimpleNamespace(late=LateRows(("a", "b")))
+        speculator = SimpleNamespace(verified_report=DraftReport(("a", "b"), 2))
 
         def sample_tokens(self):
             return SimpleNamespace(model_runner_output=SimpleNamespace())
 
-    def late(output):
-        return tuple(step_metadata.report_of(output).late)
+    def read(output):
+        drafts = step_metadata.report_of(output).drafts
+        return tuple(drafts.late), drafts.expected, drafts.expected_rows
 
     hook(Runner, "sample_tokens", hooks.sample_tokens)
     found = Runner().sample_tokens().model_runner_output
-    Runner.speculator.late.flags[1] = 1
-    assert late(found) == late(pickle.loads(pickle.dumps(found))) == ("b",)
-    Runner.speculator.late = None
-    assert late(Runner().sample_tokens().model_runner_output) == ()
+    assert read(found) == ((), None, 0)
+    Runner.speculator.verified_report.late.flags[1] = 1
+    Runner.speculator.verified_report.sums[:] = 1, 0.75, 0.5
+    assert read(found) == read(pickle.loads(pickle.dumps(found))) == (("b",), [0.75, 0.5], 1)
+    Runner.speculator.verified_report = None
+    assert read(Runner().sample_tokens().model_runner_output) == ((), None, 0)

@@ -11,6 +11,7 @@ from specplug.interfaces import PluginContext
 from specplug.runtime.step_planner import Bounds, StepPlanner
 from specplug.settings import load_settings
 from specplug.types.caps import DraftLengthChange, EngineCaps, Ragged
+from specplug.types.plan import StepCost
 
 NATIVE = EngineCaps(8, ragged=Ragged.NATIVE)
 PADDED = EngineCaps(8, ragged=Ragged.PADDED, draft_length_change=DraftLengthChange.CAPTURED)
@@ -50,7 +51,8 @@ class Server:
                 if length or self._pads
             ]
             tokens = len(requests) + sum(verified for _, verified, _ in fates)
-            launched = planner.launch(self._now, len(requests), tokens, 100 * len(requests), plan.draft_length)
+            cost = StepCost(len(requests), tokens, 100 * len(requests), plan.draft_length, 0.0)
+            launched = planner.launch(self._now, cost)
             self._now += (5 + 0.01 * tokens) * 1e-3
             planner.finish(launched, fates if plan.draft_length else [], self._now)
             drafted += planner.make(requests).draft_length > 0

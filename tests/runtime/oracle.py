@@ -82,6 +82,9 @@ class Engine:
         by_kernels: decides, for each step, whether kernels take it, where there are some.
         states: after each step of a `Scripted` proposer, what the stage holds.
         stated: after each step of the stage or of kernels, the logits of the tokens that were drawn.
+        reports_expected: whether steps report what their drafts are expected to yield.
+        reports: what each step that the engine took in a stream reported, in a stream that runs late to be read later;
+            what those of the stage should have, as rows and sums by position.
     """
 
     def __init__(
@@ -107,6 +110,8 @@ class Engine:
         self._lengths = [0] * SLOTS  # so that no step reads from the device
         self._facts: RowFacts | None = None
         self.by_kernels: Callable[[], bool] = lambda: True
+        self.reports_expected = False
+        self.reports: list[Any] = []
         self.states: list[Any] = []
         self.stated: list[Any] = []
         self.steps: StreamSteps | None = None
@@ -197,7 +202,9 @@ class Engine:
         slots, emitted, rejected = (torch.tensor(it, device=self.device) for it in columns)
         facts, outputs = self._facts_of(names), self._outputs(len(rows))
         if self.steps is not None:  # slots are int64, as on V2 and SGLang
-            self.late = self.steps.take(facts, self._rows(slots, emitted.int(), rejected.int()), plan, outputs)
+            engine = self._rows(slots, emitted.int(), rejected.int())
+            taken = self.steps.take(facts, engine, plan, outputs, reports_expected=self.reports_expected)
+            self.reports.append(taken)
             return outputs
         if self._by_device is not None and self.by_kernels():
             self._step_by_kernels(self._by_device, facts, (slots, emitted, rejected), plan, outputs)
@@ -229,6 +236,7 @@ class Engine:
         if parents is not None:
             lengths[:], parents[:] = 0, torch.arange(DRAFT_LENGTH) - 1
         if not facts.names:
+            self.reports.append((0, None))
             return
         kept = list(range(len(out))) if facts.kept is None else facts.kept
         draft = self._draft_of_stage(facts, [column[kept] for column in columns], plan)
@@ -263,8 +271,16 @@ class Engine:
         verified = torch.where(emitted > 0, accepted + rejected, 0)
         self.stage.observe(batch, Outcome(verified, accepted, emitted, after_stop=after))
         caps = torch.tensor([plan.caps.get(name, 99) for name in facts.names], dtype=torch.int32)
-        draft = self.stage.propose(batch, plan.draft_length, torch.minimum(rows.caps, caps))
-        return self.stage.trim(batch, draft, plan)
+        if not self.reports_expected:
+            return self.stage.trim(
+                batch, self.stage.propose(batch, plan.draft_length, torch.minimum(rows.caps, caps)), plan
+            )
+        draft = self.stage.propose(batch, DRAFT_LENGTH, rows.caps)
+        counts = (emitted > 0) & (rows.caps > 0) & (self.stops.stopped[slots] != rows.generations)
+        survival = draft.survival()[counts].double()
+        self.reports.append((len(survival), survival.sum(0).tolist() if len(survival) else None))
+        kept = draft.keep(torch.arange(DRAFT_LENGTH) < caps[:, None].clamp(max=plan.draft_length))
+        return self.stage.trim(batch, kept.view(len(slots), plan.draft_length), plan)
 
     def _note(self, draft: Draft) -> None:
         """Note the logits that a draft states."""

@@ -10,7 +10,7 @@ from specplug.runtime.step_planner import Bounds, StepPlanner
 from specplug.settings import load_settings
 from specplug.settings.sources import ResolvedSettings
 from specplug.types.caps import DraftLengthChange, EngineCaps, Ragged
-from specplug.types.plan import StepPlan
+from specplug.types.plan import StepCost, StepPlan
 
 REQUESTS, LONGEST = ("a", "b", "c", "d"), 15
 PLAIN, PER_TOKEN = 6e-3, 2e-4  # seconds of a step without drafts, and of each draft token that it verifies
@@ -50,10 +50,10 @@ def rate_of(planner: StepPlanner[str], steps: int, per_draft: float, *, pads: bo
         took *= float(np.exp(0.05 * random.standard_normal()))
         accepted = [int(np.argmin([*(random.random(count) < ACCEPTED), False])) for count in verified]
         if planner.is_off:
-            planner.finish(planner.launch(clock, 0, 0, 0, 0), (), clock + took)
+            planner.finish(planner.launch(clock, StepCost(0, 0, 0, 0, 0.0)), (), clock + took)
         else:
             count = len(REQUESTS) + sum(verified)
-            launched = planner.launch(clock, len(REQUESTS), count, 400, before.draft_length)
+            launched = planner.launch(clock, StepCost(len(REQUESTS), count, 400, before.draft_length, 0.0))
             fates = list(zip(REQUESTS, verified, accepted, strict=True)) if before.draft_length else []
             planner.finish(launched, fates, clock + took)
         clock, before = clock + took, plan

@@ -85,7 +85,7 @@ def test_the_engines_draft_stands_where_the_proposer_fails_or_is_busy(engine, fu
 def test_the_engines_draft_stands_where_text_is_missing(engine):
     engine.emit("a", [1, 2, 3, 0, 1, 2, 3, 0])
     assert engine.draft(1, WRONG) == (WRONG, 2)
-    assert [*engine.late] == ["a"]
+    assert [*engine.reports[-1].late] == ["a"]
 
 
 def test_lookup_continues_the_engines_tokens():

@@ -75,17 +75,22 @@ def test_a_row_whose_text_is_not_ingested_yet_drafts_nothing_and_is_no_fault(str
     late.start("slow", 1, TEXT)
     while late.stage.runners[0].generations[0] < 1:
         pass
+    late.reports_expected = True
     early = step(late, "quick", "slow")
     stream.drain()
     assert early[0, 0] > 0
     assert torch.equal(early[1:], NOTHING)
-    assert tuple(late.late) == pickle.loads(pickle.dumps(late.late)) == ("slow",)
+    report = late.reports[-1]
+    for found in (report, pickle.loads(pickle.dumps(report))):
+        assert (tuple(found.late), found.expected_rows) == (("slow",), 1)
+        assert found.expected == pytest.approx(early[0].cumprod(0).tolist())
     ready.set()
     late.steps.intake.settle()
     later = step(late, "quick", "slow", token=3)
     stream.drain()
     assert (later[:, 0] > 0).all()
-    assert list(late.late) == []
+    assert list(late.reports[-1].late) == []
+    assert late.reports[-1].expected_rows == 2
     assert late.stage.runners[0].ingested.tolist()[:2] == [8, 8]  # with what was emitted meanwhile
     assert late.stage.metrics.snapshot().faults == {}
 
@@ -120,11 +125,11 @@ def test_a_step_that_finds_the_proposer_busy_drafts_nothing_and_loses_nothing(st
         busy = step(late, "r")
         stream.drain()
     assert torch.equal(busy, NOTHING)
-    assert list(late.late) == ["r"]
+    assert list(late.reports[-1].late) == ["r"]
     drafted = step(late, "r", token=3)
     stream.drain()
     assert drafted[0, 0] > 0
-    assert list(late.late) == []
+    assert list(late.reports[-1].late) == []
     late.steps.settle()
     assert late.steps.busy == 1
     assert late.stage.metrics.snapshot().faults == {}

@@ -58,6 +58,11 @@ OWN_CAPS = {"b": 1, "c": 9, "z": 0}
 """The caps that requests set themselves, by the first letter of their names."""
 
 
+def launch(step_planner, began, *of_cost, **given):
+    """Begin a step whose cost has these fields: requests, tokens, context tokens and draft length."""
+    return step_planner.launch(began, StepCost(*of_cost, seconds=0.0), **given)
+
+
 @pytest.fixture
 def built(monkeypatch):
     """Return a function that returns the step planner of a planner."""
@@ -124,7 +129,7 @@ def test_the_planner_plans_and_observes_the_first_step_of_each_plan_while_drafts
                 assert plan.draft_length_for(name) == min(most, own)
         assert step_planner.plan is plan
         assert step_planner.steps == step + 1
-        in_flight.append(step_planner.launch(0.0, 1, 4, 9, plan.draft_length))
+        in_flight.append(launch(step_planner, 0.0, 1, 4, 9, plan.draft_length))
         assert (in_flight[-1] is UNREPORTED) is step_planner.is_off is (held or is_off)
         if in_flight[-1] is not UNREPORTED:
             reported.append(step)
@@ -144,7 +149,7 @@ def test_adapters_may_begin_a_step_before_they_plan_its_drafts(built):
     step_planner = built(planner)
     for mode in ("on", "on", "off", "on"):
         step_planner.control.set(mode=mode)
-        begun = step_planner.launch(0.0, 1, 4, 9, 2)
+        begun = launch(step_planner, 0.0, 1, 4, 9, 2)
         step_planner.make(["a"])
         step_planner.finish(begun, [], 0.0)
     assert (planner.planned, planner.reported) == ([0, 1, 3], [0, 1])
@@ -164,7 +169,7 @@ def test_steps_are_reported_with_their_plan_and_cost(built):
     planner = Listens()
     step_planner = built(planner)
     step_planner.make(["a", "aa"])
-    step = step_planner.launch(1.0, 2, 6, 30, 2)
+    step = launch(step_planner, 1.0, 2, 6, 30, 2)
     step_planner.make(["a", "aa"])  # the host runs ahead
     step_planner.finish(step, [("a", 2, 1), ("aa", 1, 1)], 1.5)
     cost = StepCost(requests=2, tokens=6, context_tokens=30, draft_length=2, seconds=0.5)
@@ -179,8 +184,8 @@ def test_a_run_goes_on_while_drafts_are_accepted_in_full_and_ends_with_a_step_wi
     step_planner = built(planner)
     for drafted, accepted in ((2, 2), (2, 2), (2, 1), (2, 2), (0, 0), (2, 0), (1, 1)):
         step_planner.make(["a"])
-        fates = [("a", drafted, accepted)] if drafted else []
-        step_planner.finish(step_planner.launch(1.0, 1, 3, 9, 2), fates, 2.0)
+        results = [("a", drafted, accepted)] if drafted else []
+        step_planner.finish(launch(step_planner, 1.0, 1, 3, 9, 2), results, 2.0)
     runs = [run for report in planner.reports for run in report.runs]
     assert runs == [(0, 3), (3, 6), (6, 8), (0, 3), (0, 1), (0, 2)]
 
@@ -192,10 +197,10 @@ def test_a_step_that_waits_for_the_one_before_it_is_timed_from_its_end(built, mo
     step_planner = built(planner)
     step_planner.control.set(mode=mode)
     step_planner.make(["a"])
-    first = step_planner.launch(1.0, 1, 3, 9, 2)
+    first = launch(step_planner, 1.0, 1, 3, 9, 2)
     step_planner.control.set(mode="on")
     step_planner.make(["a"])
-    second = step_planner.launch(1.25, 1, 3, 9, 2)
+    second = launch(step_planner, 1.25, 1, 3, 9, 2)
     step_planner.finish(first, [], 2.0)
     step_planner.finish(second, [("a", 1, 1)], 2.75)
     assert planner.reported == ([0, 1] if mode == "on" else [1])
@@ -206,7 +211,7 @@ def test_what_is_not_timed_is_reported_without_a_cost(built):
     planner = Listens()
     step_planner = built(planner)
     step_planner.make(["a"])
-    step_planner.finish(step_planner.launch(1.0, 1, 3, 9, 2, timed=False), [("a", 2, 0), ("gone", 2, 0)], 2.0)
+    step_planner.finish(launch(step_planner, 1.0, 1, 3, 9, 2, timed=False), [("a", 2, 0), ("gone", 2, 0)], 2.0)
     assert step_planner.last_step is None
     assert (planner.reports[0].cost, planner.reports[0].verified) == (None, 4)
 
@@ -217,13 +222,13 @@ def test_what_is_not_timed_is_reported_without_a_cost(built):
 def test_a_step_at_which_drafting_begins_or_ends_has_no_cost(built, planned, verified, is_timed):
     step_planner = built(Listens())
     step_planner.plan = StepPlan(planned)
-    assert (step_planner.launch(0.0, 4, 4 + 4 * verified, 400, verified).cost is not None) is is_timed
+    assert (launch(step_planner, 0.0, 4, 4 + 4 * verified, 400, verified).cost is not None) is is_timed
 
 
 def test_a_step_that_nobody_planned_is_not_reported(built):
     planner = Listens()
     step_planner = built(planner)
-    step_planner.finish(step_planner.launch(1.0, 1, 20, 9, 0), [], 1.25)
+    step_planner.finish(launch(step_planner, 1.0, 1, 20, 9, 0), [], 1.25)
     assert planner.reports == []
     assert step_planner.last_step.tokens == 20
 
@@ -232,7 +237,7 @@ def test_requests_that_could_not_draft_are_no_evidence(built):
     planner = Listens(StepPlan(3))
     step_planner = built(planner)
     step_planner.make(["a", "aa", "aaa"])
-    fates = [("a", 3, 2), ("aa", 3, 0), ("aaa", 3, 1)]
-    step_planner.finish(step_planner.launch(0.0, 3, 12, 30, 3), fates, 1.0, late=("aa",))
+    results = [("a", 3, 2), ("aa", 3, 0), ("aaa", 3, 1)]
+    step_planner.finish(launch(step_planner, 0.0, 3, 12, 30, 3), results, 1.0, late=("aa",))
     (report,) = planner.reports
     assert (report.requests, report.verified, report.accepted, report.runs) == (2, 6, 3, [(0, 3), (0, 2)])

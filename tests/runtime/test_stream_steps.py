@@ -73,6 +73,22 @@ def test_steps_at_once_and_late_equal_those_of_the_stage(random, count, seed, tr
         assert stream.marks == AT_START + engines[-1].steps.intake.launched, "no step waited"
 
 
+@settings(max_examples=40)
+@given(st.randoms(use_true_random=False), st.integers(1, 14), st.integers(0, 1000), st.booleans())
+def test_steps_report_what_drafts_of_any_length_are_expected_to_yield(random, count, seed, trees):
+    """The stage drafts all tokens, notes their survival, and cuts them to the plan."""
+    with FakeStream(seed) as stream:
+        forms = {}, {"streamed": True}, {"streamed": True, "stream": stream}
+        engines = [Engine(lookup_stage(trees=trees), **form) for form in forms]
+        for engine in engines:
+            engine.reports_expected = True
+        assert compare(random, engines, steps=count)[1] == []
+    first, *others = [engine.reports for engine in engines]
+    for reports in others:
+        assert [report.expected_rows for report in reports] == [rows for rows, _ in first]
+        assert [report.expected for report in reports] == [sums for _, sums in first]
+
+
 class Crossed:
     """Transfers that hand on other drafts than those that were made."""
 

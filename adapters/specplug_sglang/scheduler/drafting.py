@@ -146,7 +146,7 @@ class ProposerDrafting(PlannedSteps):
         launched, reqs, lengths, completed, late = step
         if lengths is None:
             if self.stage is not None:
-                self._count(reqs, [launched.plan[2].takes_none(req.rid) for req in reqs])
+                self._count(reqs, [launched.plan.takes_none(req.rid) for req in reqs])
             self.step_planner.finish(launched, (), ended, late=tuple(late))
             return None
         if completed is not None and self.drafts is not None:

@@ -77,7 +77,7 @@ class EngineDrafting(PlannedSteps):
         received = step.received()
         fates = [fate for row, fate in zip(step.rows, step.fates(received), strict=True) if row.verified]
         plain = [row.req.rid for row, count in zip(step.rows, received, strict=True) if count and not row.verified]
-        off = sum(map(step.launched.plan[2].takes_none, plain))
+        off = sum(map(step.launched.plan.takes_none, plain))
         self.counts.record(fates, len(received), sum(received), off)
         self.step_planner.finish(step.launched, fates, step.ended)
 

@@ -15,6 +15,7 @@ from specplug.grammar.drafts import Completed
 from specplug.interfaces import PluginContext
 from specplug.requests import wire
 from specplug.runtime.step_planner import UNREPORTED, Bounds, DraftResult, Launched, StepPlanner, until_stop
+from specplug.types.plan import StepCost
 from specplug_sglang.config import engine_caps, least_captured, resolved
 from specplug_sglang.requests import served_plainly, text_length
 
@@ -170,9 +171,8 @@ class PlannedSteps:
         if self.step_planner.is_off:
             return UNREPORTED
         rows, context = len(reqs), sum(map(text_length, reqs))
-        return self.step_planner.launch(
-            self._began, rows, rows * (draft_length + 1), context, draft_length, timed=timed
-        )
+        cost = StepCost(rows, rows * (draft_length + 1), context, draft_length, 0.0)
+        return self.step_planner.launch(self._began, cost, timed=timed)
 
     def _bounds(self, req: Any) -> Bounds:
         params = req.sampling_params

@@ -126,7 +126,7 @@ class StreamDrafts(ReportingDrafts):
         rows, before = self._take(batch)
         reports, cut = before is not None, () if before is None else before.cut
         step = self._steps.launch(batch.rows.facts, rows, plan, reports=reports, cut_by_grammar=cut)
-        self.late = step.late
+        self.late = step.report.late
         longest = draft_length
         if batch.is_constrained:
             longest = self._complete(batch, step, draft_length, plan)

@@ -16,7 +16,7 @@ from typing import Any
 from specplug.cost.store import UNKNOWN
 from specplug.runtime.step_planner import UNREPORTED, Bounds, DraftResult, Launched, StepPlanner, until_stop
 from specplug.types.caps import DraftLengthChange
-from specplug.types.plan import StepPlan
+from specplug.types.plan import StepCost, StepPlan
 from specplug_vllm import seams, step_metadata
 from specplug_vllm.config import plugin_context, required
 from specplug_vllm.requests import DraftRules
@@ -76,7 +76,7 @@ class PlanningMixin:
             self._most_placeholders = 0
         self._began = 0.0
         self._launched: deque[Launched] = deque()
-        self._fates: list[DraftResult] = []
+        self._results: list[DraftResult] = []
 
     def schedule(self, *args: Any, **kwargs: Any) -> Any:
         """Schedule as vLLM does, with the plan's row length in place of the server's maximum draft length."""
@@ -100,24 +100,33 @@ class PlanningMixin:
         report = step_metadata.report_of(model_runner_output)
         if report.profiled:
             self.step_planner.stage.calibrate(report.profiled)
-        fates = self._settled(outputs)
+        results = self._settled(outputs)
         if self._launched:
             step = self._launched.popleft()
-            step = step if report.verified is None else step.drafting(report.verified)
-            self.step_planner.finish(step, fates, ended, late=tuple(report.late))
+            step = step if report.verified is None else step.verifying(report.verified)
+            drafts = report.drafts  # of the drafts that this step verified, so that the host function has ended
+            self.step_planner.finish(
+                step,
+                results,
+                ended,
+                late=tuple(drafts.late),
+                expected=drafts.expected,
+                expected_rows=drafts.expected_rows,
+            )
         return outputs
 
     def _settled(self, outputs: Any) -> list[DraftResult]:
-        """Return the fates of a step's drafts up to the ends of their requests, once vLLM's `outputs` are known."""
-        fates, sent = self._fates, [each for of_client in outputs.values() for each in of_client.outputs]
-        if fates:
-            self._fates = []
+        """Return the results of a step's drafts up to the ends of their requests, once vLLM's `outputs` are known."""
+        results = self._results
+        sent = [each for of_client in outputs.values() for each in of_client.outputs]
+        if results:
+            self._results = []
             ended = {each.request_id: len(each.new_token_ids) for each in sent if each.finish_reason is not None}
-            fates = [until_stop(fate, ended.get(fate[0], fate[2] + 1)) for fate in fates]
-        self._count(self._launched[0].plan[2] if self._launched else self.step_planner.plan, fates, sent)
-        return fates
+            results = [until_stop(result, ended.get(result[0], result[2] + 1)) for result in results]
+        self._count(self._launched[0].plan if self._launched else self.step_planner.plan, results, sent)
+        return results
 
-    def _count(self, plan: StepPlan, fates: list[DraftResult], sent: Sequence[Any]) -> None:
+    def _count(self, plan: StepPlan, results: list[DraftResult], sent: Sequence[Any]) -> None:
         """Count a step with the drafts of a plan, of which clients receive what was `sent`.
 
         By default nothing is counted, as workers count.
@@ -136,7 +145,7 @@ class PlanningMixin:
 
     def make_spec_decoding_stats(self, *args: Any, **kwargs: Any) -> Any:
         """Record how many draft tokens of one request were accepted."""
-        self._fates.append((kwargs["request_id"], kwargs["num_draft_tokens"], kwargs["num_accepted_tokens"]))
+        self._results.append((kwargs["request_id"], kwargs["num_draft_tokens"], kwargs["num_accepted_tokens"]))
         return super().make_spec_decoding_stats(*args, **kwargs)  # type: ignore[misc]
 
     def _update_after_schedule(self, scheduler_output: Any) -> None:
@@ -167,7 +176,8 @@ class PlanningMixin:
         tokens, context = sum(scheduled.values()), sum(scheduler_output.scheduled_cached_reqs.num_computed_tokens)
         drafts = sum(map(len, scheduler_output.scheduled_spec_decode_tokens.values()))
         prompts = tokens - len(scheduled) - drafts
-        return self.step_planner.launch(self._began, len(scheduled), tokens, context, self._row_length, prompts)
+        cost = StepCost(len(scheduled), tokens, context, self._row_length, 0.0, prompts)
+        return self.step_planner.launch(self._began, cost)
 
     def _length_for(self, plan: StepPlan) -> int:
         """Return the draft length of the rows of the next step, before caps.

@@ -114,7 +114,9 @@ class _DraftingMixin(PlanningMixin):
         return super()._free_request(request, *args, **kwargs)  # type: ignore[misc]
 
     def _attach_metadata(self, scheduler_output: Any, plan: StepPlan) -> None:
+        reports = self.step_planner.wants_report
         is_plain = not (self._endings.newest or self._events or self._grammars.constrained)
+        is_plain = is_plain and reports == self._newest.reports
         if is_plain and plan is self._newest.plan and not scheduler_output.scheduled_new_reqs:
             step_metadata.attach(scheduler_output, self._newest)
             return
@@ -127,10 +129,11 @@ class _DraftingMixin(PlanningMixin):
         grammars = self._grammars.take(scheduler_output.num_scheduled_tokens)
         if plan.caps:
             plan = replace(plan, caps=self.step_planner.policy_caps() if self._pads else {})
-        if not (endings or salts or events or grammars or plan is not self._newest.plan):
+        is_new = plan is not self._newest.plan or reports != self._newest.reports
+        if not (endings or salts or events or grammars or is_new):
             step_metadata.attach(scheduler_output, self._newest)
             return
-        metadata = step_metadata.StepMetadata(plan, endings, salts, events, grammars)
+        metadata = step_metadata.StepMetadata(plan, reports, endings, salts, events, grammars)
         step_metadata.attach(scheduler_output, metadata)
         self._events.clear()
         if not (endings or salts or events or grammars):
@@ -167,11 +170,11 @@ class _EngineDrafts(PlanningMixin):
         self._asks_ranks = ranks_step_together(self.vllm_config) and may_skip_drafts(self.vllm_config)
         self._takes_length = runner_of(self.vllm_config) == "v2" or method in TAKE_A_LENGTH
 
-    def _count(self, plan: StepPlan, fates: list[DraftResult], sent: Sequence[Any]) -> None:
+    def _count(self, plan: StepPlan, results: list[DraftResult], sent: Sequence[Any]) -> None:
         """Count a step's drafts and tokens."""
         emitted = {each.request_id: len(each.new_token_ids) for each in sent if each.new_token_ids}
-        off = sum(map(plan.takes_none, emitted.keys() - {name for name, *_ in fates}))
-        self.counts.record(fates, len(emitted), sum(emitted.values()), off)
+        off = sum(map(plan.takes_none, emitted.keys() - {name for name, *_ in results}))
+        self.counts.record(results, len(emitted), sum(emitted.values()), off)
 
     def _update_after_schedule(self, scheduler_output: Any) -> None:
         """Ask the other data-parallel ranks to skip the drafts of a step whose plan has none.

@@ -62,11 +62,11 @@ def execute_model(original: Method, runner: Any, scheduler_output: Any, *args: A
 def sample_tokens(original: Method, runner: Any, *args: Any, **kwargs: Any) -> Any:
     """Hook on `sample_tokens` of V2's runner: its outputs bring what only the worker knows of a step."""
     output = original(runner, *args, **kwargs)
-    late = getattr(_drafter(runner), "late", None)
+    drafts = getattr(_drafter(runner), "verified_report", None)
     manager: Any = getattr(runner, "adaptive_verification", None)
     verified, profiled = manager.taken() if hasattr(manager, "taken") else (None, ())
-    if output is not None and (late is not None or verified is not None):
-        report = step_metadata.WorkerReport(() if late is None else late, verified, profiled)
+    if output is not None and (drafts is not None or verified is not None):
+        report = step_metadata.WorkerReport(drafts or step_metadata.NO_DRAFTS, verified, profiled)
         step_metadata.attach(getattr(output, "model_runner_output", output), report)
     return output
 

@@ -16,8 +16,8 @@ from vllm.v1.worker.gpu.spec_decode.speculator import BaseSpeculator
 from specplug.assembly import may_stream
 from specplug.pipeline.stream.buffers import DraftOutputs, EngineRows
 from specplug.plugins.registry import default_registry
+from specplug.runtime.draft_report import DraftReport
 from specplug.runtime.slots import RowFacts
-from specplug.runtime.steps_in_flight import LateRows
 from specplug.runtime.stream_steps import StreamSteps
 from specplug.seams.seam import hook
 from specplug_vllm import seams, step_metadata
@@ -42,7 +42,7 @@ class Speculator(BaseSpeculator):
             proposer states them.
         draft_token_confidence_probs: [S, K] float32 by row of the newest batch; 0 for padding.
         verifier: on every rank, the verifier that replaces the engine's; None if the engine verifies.
-        late: the requests that could not draft for the step that runs, see `LateRows`; None if nothing was drafted.
+        verified_report: of the drafts that the step that runs verifies; None if nothing was drafted.
         enable_adaptive_verification: whether the runner cuts drafts by these confidences; see `adaptive`.
     """
 
@@ -69,10 +69,10 @@ class Speculator(BaseSpeculator):
             has_verifier = self.verifier is not None
             self.drafting, self._steps = _steps_of(vllm_config, device, like, has_verifier=has_verifier)
         self.draft_logits: Tensor | None = None
-        self._attached = self._is_warmup = self._is_idle = False
+        self._attached = self._is_warmup = self._is_idle = self._reports = False
         self._verified: Mapping[str, Sequence[int]] = {}
-        self.late: LateRows | None = None
-        self._late: LateRows | None = None  # of the newest drafts, which the next step verifies
+        self.verified_report: DraftReport | None = None
+        self._report: DraftReport | None = None  # of the newest drafts, which the next step verifies
         if self.drafting is not None:
             self.drafting.allocator.engine_slot = lambda name: req_states.req_id_to_index[name]
             self.draft_logits = self.drafting.engine_distributions(device)
@@ -92,9 +92,10 @@ class Speculator(BaseSpeculator):
     def before_step(self, runner: Any, scheduler_output: Any) -> None:
         """Hook the runner at its first step, and store what this step verifies; called by the lifecycle hook."""
         self._verified = scheduler_output.scheduled_spec_decode_tokens
-        self.late, self._late = self._late, None
+        self.verified_report, self._report = self._report, None
         self._is_warmup = hooks.is_warmup(runner, scheduler_output)
         self._is_idle = step_metadata.drafts_nothing(scheduler_output)
+        self._reports = step_metadata.of(scheduler_output).reports
         if self._attached:
             return
         self._attached = True
@@ -152,7 +153,7 @@ class Speculator(BaseSpeculator):
             rows = self._rows(input_batch.idx_mapping, num_sampled, num_rejected)
             outputs = self._outputs(out.shape[0])
             if self._steps is not None:
-                self._late = self._steps.take(facts, rows, drafting.plan, outputs)
+                self._report = self._steps.take(facts, rows, drafting.plan, outputs, reports_expected=self._reports)
             elif self._on_device is not None:
                 self._on_device.take(facts, rows, outputs, last_sampled, temperature)
         if self._broadcast is not None and not self._is_idle:  # other ranks skip all such steps
@@ -163,7 +164,10 @@ class Speculator(BaseSpeculator):
         """Count a step that neither verifies nor makes drafts, on the host; return False if it must be taken anyway."""
         if self.drafting is None or facts is None:
             return True
-        if not self.drafting.may_skip or (self._steps is not None and not self._steps.skip(facts)):
+        steps = self._steps
+        if not self.drafting.may_skip:
+            return False
+        if steps is not None and ((self._reports and steps.may_report) or not steps.skip(facts)):
             return False
         computed = input_batch.num_computed_prefill_tokens_np + input_batch.num_scheduled_tokens
         emits = (computed >= input_batch.prefill_len_np).tolist()  # rows whose prompt is complete

@@ -15,7 +15,7 @@ from numba import carray  # type: ignore[attr-defined]
 
 from specplug.match.cpu.compiled import c_function, call_kernel, compiled, handle_of, kernel_address
 from specplug.match.cpu.engine_draft import num_engine_tokens
-from specplug.match.cpu.intrinsics import call_at, fetch_add, int32_at, int64_at, load, store, struct_at
+from specplug.match.cpu.intrinsics import call_at, fetch_add, float64_at, int32_at, int64_at, load, store, struct_at
 from specplug.match.cpu.records import Record, borrowed
 from specplug.pipeline.cpu.kernels import (
     CAP,
@@ -56,7 +56,9 @@ class StepControl(Int64Struct):
     batch_size: int
     """B."""
     draft_length: int
-    """K."""
+    """K, the most tokens of a draft that the engine gets."""
+    longest: int
+    """The most tokens that the proposer drafts, at least K."""
     window: int
     """How many of the newest tokens are packed."""
     function: int
@@ -70,6 +72,8 @@ class StepControl(Int64Struct):
     """0 if the caller stores the drafts until their verdict."""
     late: int
     """The address of `LateRows.flags`, which the function writes."""
+    sums: int
+    """The address of `DraftReport.sums`, which the function writes; 0 if the step does not report them."""
     status: int
     """`OK`, `BUSY`, `FAILED` or `MALFORMED`, which the function writes."""
 
@@ -125,6 +129,7 @@ def run(record: Any) -> None:
             engine_ids: [R, G] int32, by draft
             from_engine: [R] int32, by draft: how many of its first tokens are the engine's
             upto: [R] int32, by draft: tokens that the proposer has after the step
+            survivals: [N] float32, for the function's own use
             texts, text_lengths, text_generations, progress: see `Shared`
             cut: see `specplug.pipeline.cpu.trimming.trim`
     """
@@ -139,10 +144,13 @@ def run(record: Any) -> None:
         else:
             detect_stop(memory, step.texts, row, slot, facts)
         describe_row(memory, row, facts)
-        _prepare(step, control.draft_length, row, slot, facts, is_whole, left)
+        _prepare(step, control, row, slot, facts, is_whole, left)
         left -= memory.num_new[row]
     status = _draft(step, control)
     _note_late(step, control, status)
+    if control.sums != 0:
+        _sum_survivals(step, control)
+        _cut_to_plan(memory, control)
     _finish(step, control, status)
     _end(step.progress)
 
@@ -166,13 +174,13 @@ def _receive(step: Any, packed: int, row: int, slot: int, generation: int) -> bo
 
 
 @compiled
-def _prepare(step: Any, draft_length: int, row: int, slot: int, facts: Any, is_whole: bool, left: int) -> None:
+def _prepare(step: Any, control: Any, row: int, slot: int, facts: Any, is_whole: bool, left: int) -> None:
     """Compute the tokens that a row's proposer ingests, of `left` for it and the rows after it, and the most it drafts.
 
     A slot whose generation is not yet in `ingested_by` belongs to the thread that ingests its first text.
     """
     memory, length = step.memory, step.memory.lengths[row]
-    empty(memory, row, 0, draft_length)
+    empty(memory, row, 0, control.longest)
     memory.draft_lengths[row], memory.base_len[row] = 0, length
     memory.num_new[row], memory.limits[row], step.upto[row] = 0, 0, 0
     step.engine_ids[row] = step.packed_engine_ids[step.engine_rows[row]]
@@ -182,21 +190,22 @@ def _prepare(step: Any, draft_length: int, row: int, slot: int, facts: Any, is_w
     memory.num_new[row] = min(max(length - known, 0), max(left, memory.ids.shape[1] + 1))
     step.upto[row] = known + memory.num_new[row]
     if step.upto[row] == length:
-        memory.limits[row] = _most(memory, row, draft_length, facts)
+        memory.limits[row] = _most(memory, control, row, facts)
 
 
 @compiled
-def _most(memory: Any, row: int, draft_length: int, facts: Any) -> int:
-    """Return the most tokens of a row's draft."""
+def _most(memory: Any, control: Any, row: int, facts: Any) -> int:
+    """Return the most tokens that the proposer drafts for a row; those beyond the plan's caps are cut later."""
     if memory.emitted[row] == 0:
         return 0
-    return max(min(memory.room[row] - 1, min(facts[CAP], memory.caps[row]), draft_length), 0)  # type: ignore[no-any-return]
+    cap = facts[CAP] if control.sums != 0 else min(facts[CAP], memory.caps[row])
+    return max(min(memory.room[row] - 1, cap, control.longest), 0)  # type: ignore[no-any-return]
 
 
 @compiled
 def _draft(step: Any, control: Any) -> int:
     """Let the proposer ingest and draft, and sanitize its drafts; return its status."""
-    memory, batch_size, draft_length = step.memory, control.batch_size, control.draft_length
+    memory, batch_size, longest = step.memory, control.batch_size, control.longest
     status = OK
     if control.runs_proposer:
         _set_arguments(step, control)
@@ -205,13 +214,13 @@ def _draft(step: Any, control: Any) -> int:
             for row in range(batch_size):
                 if step.upto[row] > 0:
                     memory.ingested[memory.slots[row]] = step.upto[row]
-            if malformed(memory, batch_size, draft_length, control.vocab_size) >= 0:
+            if malformed(memory, batch_size, longest, control.vocab_size) >= 0:
                 status = MALFORMED
     if status != OK:
         memory.draft_lengths[:batch_size] = 0
     if step.engine_ids.shape[1]:
         _leave_to_engine(step, control, status)
-    sanitize(memory, batch_size, draft_length, control.num_sources)
+    sanitize(memory, batch_size, longest, control.num_sources)
     return status
 
 
@@ -222,7 +231,7 @@ def _leave_to_engine(step: Any, control: Any, status: int) -> None:
     for row in range(control.batch_size):
         if control.runs_proposer and status == OK and step.upto[row] == memory.lengths[row]:
             continue
-        memory.limits[row] = _most(memory, row, control.draft_length, memory.table[memory.slots[row]])
+        memory.limits[row] = _most(memory, control, row, memory.table[memory.slots[row]])
         memory.draft_lengths[row] = num_engine_tokens(step.engine_ids[row], memory.limits[row])
         for k in range(memory.draft_lengths[row]):
             memory.ids[row, k], memory.confidence[row, k] = step.engine_ids[row, k], UNKNOWN
@@ -248,6 +257,38 @@ def _note_late(step: Any, control: Any, status: int) -> None:
     late = carray(int32_at(control.late), control.batch_size)
     for row in range(control.batch_size):
         late[row] = status != OK or step.upto[row] != step.memory.lengths[row]
+
+
+@compiled
+def _sum_survivals(step: Any, control: Any) -> None:
+    """Sum up the survival probabilities of drafts by position, and count their rows; see `DraftReport`.
+
+    A row is counted if it sampled, may draft, was not late, and has not ended.  Beyond its own cap and its room it
+    drafts nothing, and so adds nothing.
+    """
+    memory, survivals, late = step.memory, step.survivals, carray(int32_at(control.late), control.batch_size)
+    sums = carray(float64_at(control.sums), control.longest + 1)
+    for row in range(control.batch_size):
+        slot = memory.slots[row]
+        facts = memory.table[slot]
+        has_ended = memory.stopped[slot] == facts[GENERATION]
+        if late[row] != 0 or memory.emitted[row] == 0 or facts[CAP] == 0 or has_ended:
+            continue
+        sums[0] += 1.0
+        for k in range(memory.draft_lengths[row]):
+            parent = memory.parents[row, k] if memory.parents.size > 0 else k - 1
+            above = survivals[parent] if parent >= 0 else np.float32(1.0)
+            survivals[k] = above * memory.confidence[row, k]
+            sums[k + 1] += survivals[k]
+
+
+@compiled
+def _cut_to_plan(memory: Any, control: Any) -> None:
+    """Cut drafts to the plan's length and caps."""
+    for row in range(control.batch_size):
+        count = min(memory.draft_lengths[row], control.draft_length, memory.caps[row])
+        empty(memory, row, count, control.longest)
+        memory.draft_lengths[row] = count
 
 
 @compiled
