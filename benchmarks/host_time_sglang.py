@@ -86,7 +86,8 @@ def measured(scheduler: Any) -> dict[str, float]:
         began = time.thread_time_ns()
         length = drafting._plan(reqs)
         fates = [(req.rid, length, min(length, 1)) for req in reqs]
-        planner.finish(drafting._launch(reqs, length), fates, time.perf_counter())
+        expected = {"expected": [0.5 * len(reqs)] * DRAFT_LENGTH, "expected_rows": len(reqs)}
+        planner.finish(drafting._launch(reqs, length), fates, time.perf_counter(), **expected)
         warm.append((time.thread_time_ns() - began) / 1e3)
     median = statistics.median
     found = {"steps": len(cold), "cold, first 64": median(cold[:FIRST]), "cold, later": median(cold[FIRST:] or cold)}

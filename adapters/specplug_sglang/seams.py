@@ -144,9 +144,7 @@ sglang.srt.managers.schedule_batch
       spec_algorithm)
   ScheduleBatch: orig_seq_lens req_pool_indices req_pool_indices_cpu
 sglang.srt.sampling.sampling_batch_info:SamplingBatchInfo.from_schedule_batch(batch, vocab_size)
-sglang.srt.sampling.sampling_params
-  SamplingParams.__init__(*, temperature)
-  SamplingParams.normalize(tokenizer)
+sglang.srt.sampling.sampling_params:SamplingParams.normalize(tokenizer)
 sglang.srt.mem_cache.allocator.token:TokenToKVPoolAllocator
 sglang.srt.mem_cache.allocator.paged:PagedTokenToKVPoolAllocator
 sglang.srt.mem_cache.allocator.base:BaseTokenToKVPoolAllocator.__init__(size, page_size)
