@@ -14,15 +14,14 @@ from typing import NamedTuple
 
 from specplug.types.plan import StepCost
 
-REPEATS = 3
+REPEATS = 2
 """Timed steps of a size; one more runs before them, in which the engine may compile or load a kernel."""
 
 BUSY = 0.2
 """Relative difference of the repeats of a size, in the median, from which on something else keeps the machine busy."""
 
 _ONE_REQUEST = (1, 2, 4, 8, 16, 3, 6, 12, 24, 32, 48, 64)
-_BATCHES = (8, 32, 2, 4, 16, 64, 128, 256, 512, 1024)
-_TOKENS_PER_ROW = ((1.0, 2.0, 4.0, 8.0), (1.25, 1.5, 3.0, 16.0))
+_FIRST_BATCHES, _BATCHES = (8, 32, 128), (2, 4, 16, 64, 256, 512)
 
 
 class StepLimits(NamedTuple):
@@ -70,11 +69,13 @@ class Measurement(NamedTuple):
 
 def step_sizes(limits: StepLimits) -> list[StepSize]:
     """Return the sizes to be timed, the most useful ones first."""
-    batches = [size for size in _BATCHES if size < limits.requests]
+    first, batches = ([each for each in sizes if each < limits.requests] for sizes in (_FIRST_BATCHES, _BATCHES))
     if limits.requests > 1:
-        batches.insert(1, limits.requests)
+        first.insert(1, limits.requests)
+    both = [*first, *batches]
+    grids = (first, (1.0, 2.0)), (first, (1.25, 4.0)), (batches, (1.0, 2.0)), (both, (1.5, 3.0, 8.0, 16.0))
     wanted = [(1, float(tokens)) for tokens in _ONE_REQUEST]
-    wanted += [(batch, ratio) for ratios in _TOKENS_PER_ROW for batch in batches for ratio in ratios]
+    wanted += [(requests, ratio) for sizes, ratios in grids for requests in sizes for ratio in ratios]
     sizes = [size for requests, ratio in wanted for size in _runnable(requests, ratio, limits)]
     return [size for size in dict.fromkeys(sizes) if size.tokens <= limits.tokens]
 
@@ -99,20 +100,28 @@ def measure(
 ) -> Measurement:
     """Time steps for at most about so many seconds; sizes that would probably take longer are left out.
 
+    Sizes whose repeats differ are timed once more, if there is time.
+
     Args:
         run: runs so many steps of a size in a row and returns their costs; none if the engine does not run the size.
         sizes: the sizes to be timed, in order.
         seconds: the limit on all steps together.
         clock: the present time in seconds.
     """
-    end, costs, spreads = clock() + seconds, [], []
-    for size in sizes:
-        step = min((cost.seconds * max(1.0, size.tokens / cost.tokens) for cost in costs), default=0.0)
+    end, costs, spreads = clock() + seconds, dict[StepSize, StepCost](), dict[StepSize, float]()
+
+    def take(size: StepSize) -> None:
+        step = min((cost.seconds * max(1.0, size.tokens / cost.tokens) for cost in costs.values()), default=0.0)
         if clock() + step * (1 + REPEATS) > end:
-            continue
+            return
         repeats = run(size, 1 + REPEATS)[1:]
         if repeats:
             fastest = min(repeats, key=lambda cost: cost.seconds)
-            costs.append(fastest)
-            spreads.append(max(cost.seconds for cost in repeats) / fastest.seconds - 1.0)
-    return Measurement(tuple(costs), bool(costs) and median(spreads) <= BUSY)
+            spreads[size] = max(cost.seconds for cost in repeats) / fastest.seconds - 1.0
+            costs[size] = min(fastest, costs.get(size, fastest), key=lambda cost: cost.seconds)
+
+    for size in sizes:
+        take(size)
+    for size in [size for size, spread in spreads.items() if spread > BUSY]:
+        take(size)
+    return Measurement(tuple(costs.values()), bool(costs) and median(spreads.values()) <= BUSY)

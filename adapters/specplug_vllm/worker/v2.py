@@ -59,6 +59,8 @@ class Speculator(BaseSpeculator):
         self._sent, self._out, self.draft_token_confidence_probs = buffers(
             slots, spec.num_speculative_tokens, device, together=self.enable_adaptive_verification
         )
+        vocab = vllm_config.model_config.get_vocab_size()
+        self._distinct = torch.arange(self._out.numel(), device=device).remainder(vocab).view_as(self._out)
         self.drafting: Drafting | None = None
         self._steps: StreamSteps | None = None
         self._facts: RowFacts | None = None
@@ -142,8 +144,8 @@ class Speculator(BaseSpeculator):
             temperature: [S] float32 by slot.
         """
         out = self._out[: input_batch.num_reqs]  # vLLM writes into it, so specplug never reads it back
-        if dummy_run or self._is_warmup:
-            return out
+        if dummy_run or self._is_warmup:  # of a mixture of experts, equal tokens would all take the same ones
+            return out.copy_(self._distinct[: out.shape[0]])
         drafting, facts = self.drafting, self._facts
         if drafting is not None and (facts is None or not facts.hold(drafting.allocator, input_batch.req_ids)):
             facts = self._facts = RowFacts(drafting.allocator, input_batch.req_ids)
