@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 
 from specplug.interfaces import Planner, PluginContext
@@ -23,7 +25,10 @@ class LearningPlanner(Planner):
         reports: what became of steps.
         costs: of the steps whose time was known when a plan was made, each once.
         prices: of all plans.
+        calibrated: costs that were known before the first request.
     """
+
+    calibrated: Sequence[StepCost] = ()
 
     def __init__(self, context: PluginContext) -> None:
         self._caps = context.caps
@@ -41,6 +46,9 @@ class LearningPlanner(Planner):
         while draft_length < self._caps.max_draft_length and rate ** (draft_length + 1) >= price:
             draft_length += 1
         return StepPlan(self._caps.fit_draft_length(max(1, draft_length)), prices=(Price(price),))
+
+    def calibrate(self, costs: Sequence[StepCost]) -> None:
+        self.calibrated = costs
 
     def observe(self, report: StepReport) -> None:
         self.reports.append(report)

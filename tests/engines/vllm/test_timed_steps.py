@@ -1,0 +1,116 @@
+"""Steps that are timed before the first request: the policy learns of them, and nothing else does."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.engines.engines import Engine
+from tests.engines.plain import prompts
+from tests.engines.vllm import inside
+from tests.engines.vllm.referee import RUNNERS
+
+NUMBA = os.environ.get("NUMBA_CACHE_DIR") or str(Path.home() / ".cache" / "specplug")
+SETTINGS = {"proposer": "ngram", "policy": "learner"}
+PARAMS = [{"temperature": temperature, "seed": seed} for temperature, seed in ((0.0, None), (1.0, 7), (1.0, None))]
+
+
+@pytest.fixture(scope="session")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The cache folder of the engines of this file."""
+    return tmp_path_factory.mktemp("cache")
+
+
+@pytest.fixture(scope="session")
+def launched(engine: Callable[..., Engine], home: Path) -> Callable[..., Engine]:
+    """Make an engine whose steps are timed for as long as it takes to see several sizes, or not at all."""
+
+    def launch(*, runner: str, name: str, measure: bool = True, **kwargs: Any) -> Engine:
+        settings = {**SETTINGS, "costs": {"measure": measure, "seconds": 20.0}}
+        # The name tells apart engines that are otherwise alike, which would be one.
+        environment = {"XDG_CACHE_HOME": str(home), "NUMBA_CACHE_DIR": NUMBA, "SPECPLUG_TEST_NAME": name}
+        return engine(runner, settings, name=name, environment=environment, **kwargs)
+
+    return launch
+
+
+def traces(llm: Any) -> dict[str, Any]:
+    """Return where steps before the first request could have left something, and what the policy was told."""
+    scheduler, runner = inside.scheduler(llm), inside.runner(llm)
+    drafting = inside.core(llm).specplug_status()["workers"][0]
+    pool, planner = scheduler.kv_cache_manager.block_pool, scheduler.step_planner
+    held = [getattr(runner, "requests", None), getattr(getattr(runner, "req_states", None), "req_id_to_index", None)]
+    return {
+        "costs": [[cost.requests, cost.tokens, cost.draft_length] for cost in planner.stage._planner.calibrated],
+        "status": inside.core(llm).specplug_status()["scheduler"]["costs"],
+        "reports": len(planner.stage._planner.reports),
+        "steps": planner.steps,
+        "requests": len(scheduler.requests) + len(scheduler.finished_req_ids) + sum(len(each) for each in held if each),
+        "cached_blocks": len(pool.cached_block_hash_to_block),
+        "blocks_in_use": pool.num_gpu_blocks - 1 - pool.get_num_free_blocks(),  # one is vLLM's own
+        "slots": drafting["slots"],
+        "counts": drafting["metrics"],
+        "vllm": {name: value for name, value in inside.metrics(llm).items() if "config" not in name},
+        "scheduler": inside.named(type(scheduler)),
+    }
+
+
+def keep(llm: Any) -> list[list[float]]:
+    """Write costs of two sizes to the cache file of an engine's own key, and return them."""
+    from specplug.cost.measuring import Measurement
+    from specplug.cost.store import cost_file, costs_at_start
+    from specplug.types.plan import StepCost
+    from specplug_vllm.startup.timing import key_of
+
+    key = key_of(llm.llm_engine.vllm_config)
+    cost_file(key).unlink(missing_ok=True)
+    kept = costs_at_start(key, lambda: Measurement((StepCost(1, 1, 0, 0, 0.5), StepCost(1, 4, 0, 3, 0.75)), True))
+    return [[cost.tokens, cost.seconds] for cost in kept.costs]
+
+
+def test_the_policy_learns_the_costs_before_the_first_request_and_nothing_else_changes(kind, launched):
+    timed, untimed = launched(**RUNNERS[kind], name=f"timed {kind}"), launched(
+        **RUNNERS[kind], name=f"untimed {kind}", measure=False
+    )
+    found, without = timed.call(traces), untimed.call(traces)
+    assert {(1, 1, 0), (1, 2, 1), (1, 4, 3)} <= {tuple(cost) for cost in found["costs"]}
+    assert found["status"]["basis"] == "measured at start"
+    assert len(found["status"]["steps"]) == len(found["costs"])
+    assert (without["costs"], without["status"]["basis"]) == ([], "assumed")
+    for name in ("costs", "status"):
+        del found[name], without[name]
+    assert found == without
+    assert found["steps"] == found["reports"] == found["requests"] == found["cached_blocks"] == 0
+    assert found["blocks_in_use"] == 0
+    texts = [
+        [one.call(inside.generate, prompts=prompts()[:4], params=[params] * 4) for params in PARAMS]
+        for one in (timed, untimed)
+    ]
+    assert texts[0] == texts[1]
+    found, without = (one.call(traces) for one in (timed, untimed))
+    assert found["counts"] == without["counts"] != {}
+    assert found["vllm"] == without["vllm"]
+    assert found["vllm"]["vllm:prefix_cache_queries"] > 0
+
+
+def test_a_second_start_reads_what_was_kept(launched):
+    kept = launched(runner="v1", name="timed v1").call(keep)
+    again = launched(runner="v1", name="timed again").call(traces)
+    assert again["costs"] == [[1, 1, 0], [1, 4, 3]]
+    assert again["status"]["basis"].startswith("from the cache file ")
+    assert [[step["tokens"], step["ms"] / 1e3] for step in again["status"]["steps"]] == kept
+
+
+def test_a_failure_while_steps_are_timed_does_not_stop_the_engine(launched, home):
+    """A token budget that a full batch of drafts exceeds, and a context that leaves hardly any room."""
+    small = launched(
+        runner="v1", name="timed small", max_model_len=48, max_num_batched_tokens=48, max_num_seqs=8, draft_length=4
+    )
+    found = small.call(traces)
+    assert found["requests"] == found["blocks_in_use"] == 0
+    assert all(tokens <= 48 for _, tokens, _ in found["costs"])
+    assert len(small.call(inside.generate, prompts=[[5, 6, 7]], params={"max_tokens": 4})[0]["token_ids"]) == 4
