@@ -131,6 +131,7 @@ def test_the_planner_plans_and_observes_the_first_step_of_each_plan_while_drafts
         assert step_planner.steps == step + 1
         in_flight.append(launch(step_planner, 0.0, 1, 4, 9, plan.draft_length))
         assert (in_flight[-1] is UNREPORTED) is step_planner.is_off is (held or is_off)
+        assert step_planner.wants_report is not step_planner.is_off
         if in_flight[-1] is not UNREPORTED:
             reported.append(step)
         if len(in_flight) > lag:
@@ -177,6 +178,26 @@ def test_steps_are_reported_with_their_plan_and_cost(built):
     step_planner.make(["a", "aa"])
     assert [stats.last_step for stats in planner.stats] == [None, None, cost]
     assert [(r.verified, r.accepted) for r in planner.stats[-1].requests] == [(2, 1), (1, 1)]
+
+
+def test_what_drafts_were_expected_to_yield_is_reported_with_their_step(built):
+    planner = Listens(StepPlan(0))
+    step_planner = built(planner)
+    step_planner.make(["a", "aa"])
+    step = launch(step_planner, 1.0, 2, 2, 30, 0)
+    step_planner.finish(step, [], 1.5, late=("aa",), expected=[0.5, 0.25], expected_rows=1)
+    (report,) = planner.reports
+    assert (report.draft_length, report.expected, report.expected_rows) == (0, [0.5, 0.25], 1)
+
+
+def test_a_policy_that_does_not_learn_wants_no_report(built):
+    class Plans(Planner):
+        def plan(self, stats):
+            return StepPlan(2)
+
+    step_planner = built(Plans())
+    step_planner.make(["a"])
+    assert not step_planner.wants_report
 
 
 def test_a_run_goes_on_while_drafts_are_accepted_in_full_and_ends_with_a_step_without(built):

@@ -57,7 +57,7 @@ def test_the_entry_points_lead_to_them(monkeypatch):
     registry = Registry.discover()
     assert not [error for error in registry.load_errors if error.owner.plugin == "testkit"]
     assert set(PROPOSERS) <= set(registry.entries(ProposerSpec))
-    assert {"ladder", "learner"} <= set(registry.entries(PolicySpec))
+    assert {"ladder", "learner", "listener"} <= set(registry.entries(PolicySpec))
 
 
 @pytest.mark.parametrize("temperature", [0.5, 1.0])

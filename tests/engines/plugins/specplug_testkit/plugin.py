@@ -69,6 +69,14 @@ def specplug_register_policies(register: Callable[[PolicySpec], None]) -> None:
     )
     register(
         PolicySpec(
+            name="listener",
+            factory="specplug_testkit.policies:Listener",
+            summary="a ladder that keeps its reports",
+            options="specplug_testkit.options:LadderOptions",
+        )
+    )
+    register(
+        PolicySpec(
             name="learner",
             factory="specplug_testkit.policies:LearningPlanner",
             trimmer="specplug_testkit.policies:LearningTrimmer",

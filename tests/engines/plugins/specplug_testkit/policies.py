@@ -103,3 +103,18 @@ class Ladder(Planner):
             if limits:
                 caps[request.request_id] = min(limits)
         return StepPlan(draft_length, caps=caps)
+
+
+class Listener(Ladder):
+    """A ladder that is told of steps, and learns nothing from them.
+
+    Attributes:
+        reports: of steps.
+    """
+
+    def __init__(self, context: PluginContext) -> None:
+        super().__init__(context)
+        self.reports: list[StepReport] = []
+
+    def observe(self, report: StepReport) -> None:
+        self.reports.append(report)
