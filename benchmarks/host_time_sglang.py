@@ -31,7 +31,7 @@ def engine_of(pool: Any, policy: str, batch: int) -> Any:
     from tests.engines.sglang.engines import Engine
     from tests.engines.sglang.launch import configuration
 
-    settings = {"proposer": "ngram", "policy": policy, "faults": {"host_deadline_ms": None}}
+    settings = {"proposer": "ngram", "policy": policy, "costs": {}, "faults": {"host_deadline_ms": None}}
     launch = configuration(
         "SPECPLUG",
         draft_length=DRAFT_LENGTH,

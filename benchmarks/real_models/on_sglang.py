@@ -59,7 +59,7 @@ def specplug(name: str, same: dict[str, Any], draft_length: int = 15, topk: int 
     from tests.engines.sglang.launch import configuration
 
     # Stand-ins are slow enough for a proposer to miss its deadline.
-    stated = json.dumps({"proposer": "ngram", "faults": {"host_deadline_ms": None}, **settings})
+    stated = json.dumps({"proposer": "ngram", "costs": {}, "faults": {"host_deadline_ms": None}, **settings})
     environment = {"SPECPLUG_CONFIG": stated}
     launch = {"draft_length": draft_length, "topk": topk, "sampling": True, "environment": environment, **same}
     return Arm(name, "specplug", configuration("SPECPLUG", **launch))
