@@ -14,6 +14,7 @@ OPTIONAL = {
     "events": "proposers learn nothing of new weights, released memory and idle times",
     "status": "the status of a server and orders to it",
     "metrics": "specplug's metrics on /metrics",
+    "timing": "timing steps at start; policies learn what steps cost while serving",
 }
 """Parts that correct serving does not need, and what is off if their seams have moved."""
 
@@ -135,6 +136,19 @@ sglang.srt.constrained.xgrammar_backend
   XGrammarGrammar: accepted_tokens matcher
   XGrammarGrammar.rollback(k)
 sglang.srt.constrained.reasoner_grammar_backend:ReasonerGrammarObject: grammar
+
+[timing]
+sglang.srt.managers.schedule_batch
+  Req.__init__(rid, origin_input_text, origin_input_ids, sampling_params, *, vocab_size)
+  ScheduleBatch.init_new(reqs, req_to_token_pool, token_to_kv_pool_allocator, tree_cache, model_config, enable_overlap,
+      spec_algorithm)
+  ScheduleBatch: orig_seq_lens req_pool_indices req_pool_indices_cpu
+sglang.srt.sampling.sampling_batch_info:SamplingBatchInfo.from_schedule_batch(batch, vocab_size)
+sglang.srt.sampling.sampling_params:SamplingParams.normalize(tokenizer)
+sglang.srt.mem_cache.allocator.token:TokenToKVPoolAllocator
+sglang.srt.mem_cache.allocator.paged:PagedTokenToKVPoolAllocator
+sglang.srt.mem_cache.allocator.base:BaseTokenToKVPoolAllocator.__init__(size, page_size)
+sglang.srt.mem_cache.memory_pool:ReqToTokenPool
 
 [events]
 sglang.srt.managers.scheduler:Scheduler: on_idle

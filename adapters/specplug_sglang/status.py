@@ -73,6 +73,7 @@ def scheduler_status(scheduler: Any) -> dict[str, Any]:
             "plan": {"draft_length": step_planner.plan.draft_length, "token_budget": step_planner.plan.token_budget},
             "control": step_planner.control.state(),
             "policy": step_planner.stage.status(),
+            "costs": drafting.start_costs.status(),
             "faults": by_plugin(step_planner.faults),
             **drafter,
         },

@@ -17,11 +17,33 @@ BREADTH = 10  # of its trees, the default
 
 def arms(model: str, context: int, concurrency: int) -> list[Arm]:
     """Return the arms."""
-    import json
-
     from tests.engines.sglang.launch import configuration
 
-    same: dict[str, Any] = {
+    same = _same(model, context, concurrency)
+
+    def own(gamma: int) -> Arm:
+        launch = configuration("NGRAM", draft_length=gamma, topk=BREADTH, sampling=True, **same)
+        return Arm(f"SGLang n-gram, {gamma} drafts", "built-in", launch)
+
+    return [
+        Arm(BASELINE, "baseline", configuration(sampling=True, **same)),
+        *map(own, GAMMAS),
+        specplug("specplug", same, policy="batch"),
+        specplug("specplug, fixed", same, policy="fixed"),
+        specplug("specplug trees, fixed", same, topk=8, policy="fixed"),
+    ]
+
+
+def by_policy(model: str, context: int, concurrency: int, policies: Any, lengths: Any) -> list[Arm]:
+    """Return an arm for each policy, and one with the policy `fixed` for each draft length."""
+    same = _same(model, context, concurrency)
+    planned = [specplug(f"policy {policy}", same, policy=policy) for policy in policies]
+    return planned + [specplug(f"fixed, K = {length}", same, length, policy="fixed") for length in lengths]
+
+
+def _same(model: str, context: int, concurrency: int) -> dict[str, Any]:
+    """Return the arguments of every arm's engine."""
+    return {
         "model_path": model,
         "context_length": context,
         "max_running_requests": max(concurrency, 8),
@@ -29,24 +51,18 @@ def arms(model: str, context: int, concurrency: int) -> list[Arm]:
         "disable_radix_cache": True,
     }
 
-    def own(gamma: int) -> Arm:
-        launch = configuration("NGRAM", draft_length=gamma, topk=BREADTH, sampling=True, **same)
-        return Arm(f"SGLang n-gram, {gamma} drafts", "built-in", launch)
 
-    def specplug(name: str, topk: int = 1, **settings: Any) -> Arm:
-        # Stand-ins are slow enough for a proposer to miss its deadline.
-        stated = json.dumps({"proposer": "ngram", "faults": {"host_deadline_ms": None}, **settings})
-        environment = {"SPECPLUG_CONFIG": stated}
-        given = {"draft_length": 15, "topk": topk, "sampling": True, "environment": environment, **same}
-        return Arm(name, "specplug", configuration("SPECPLUG", **given))
+def specplug(name: str, same: dict[str, Any], draft_length: int = 15, topk: int = 1, **settings: Any) -> Arm:
+    """Return an arm with specplug's `ngram`."""
+    import json
 
-    return [
-        Arm(BASELINE, "baseline", configuration(sampling=True, **same)),
-        *map(own, GAMMAS),
-        specplug("specplug", policy="batch"),
-        specplug("specplug, fixed", policy="fixed"),
-        specplug("specplug trees, fixed", topk=8, policy="fixed"),
-    ]
+    from tests.engines.sglang.launch import configuration
+
+    # Stand-ins are slow enough for a proposer to miss its deadline.
+    stated = json.dumps({"proposer": "ngram", "costs": {}, "faults": {"host_deadline_ms": None}, **settings})
+    environment = {"SPECPLUG_CONFIG": stated}
+    launch = {"draft_length": draft_length, "topk": topk, "sampling": True, "environment": environment, **same}
+    return Arm(name, "specplug", configuration("SPECPLUG", **launch))
 
 
 def answer(engine: Any, prompts: list[list[int]], params: list[dict[str, Any]]) -> dict[str, Any]:

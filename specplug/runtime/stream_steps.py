@@ -32,10 +32,11 @@ from specplug.types.draft import Draft
 from specplug.types.host_step import BUSY, OK
 from specplug.types.plan import StepPlan
 
-AT_START = 3
+AT_START = 5
 """Steps whose memory is allocated at start-up: pinning memory can stall a GPU.
 
-Engines have two in flight, and the memory of the one before these may not be free yet.
+Engines have two steps in flight.  Where the batch changes SGLang takes two of these for one of the engine's, a report
+and a draft, and the memory of the one before may not be free yet.
 """
 
 MOST_MISSED = 240

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from time import perf_counter
 from typing import Any
@@ -24,7 +24,7 @@ from specplug_sglang.requests import prompt_of, running_request
 from specplug_sglang.scheduler.batches import BatchRows
 from specplug_sglang.scheduler.drafts import Drafts
 from specplug_sglang.scheduler.endings import visible_tokens
-from specplug_sglang.scheduler.planned_steps import LaunchedStep, PlannedSteps, VerifiedStep
+from specplug_sglang.scheduler.planned_steps import NO_DRAFTS, LaunchedStep, PlannedSteps, VerifiedStep
 from specplug_sglang.scheduler.stream_drafts import StreamDrafts, build
 from specplug_sglang.verification.trees import TokenTable, on_device
 
@@ -143,11 +143,11 @@ class ProposerDrafting(PlannedSteps):
 
     def _results_of(self, step: LaunchedStep, accepted: Sequence[int], ended: float) -> VerifiedStep | None:
         """Count what counters on the device lack.  Draft lengths were copied to the host before the results."""
-        launched, reqs, lengths, completed, late = step
+        launched, reqs, lengths, completed, report = step
         if lengths is None:
             if self.stage is not None:
                 self._count(reqs, [launched.plan.takes_none(req.rid) for req in reqs])
-            self.step_planner.finish(launched, (), ended, late=tuple(late))
+            self._finish(launched, (), ended, report)
             return None
         if completed is not None and self.drafts is not None:
             self.drafts.count_grammars(completed, lengths, accepted)
@@ -195,6 +195,8 @@ class ProposerDrafting(PlannedSteps):
             self.admit(reqs)
             self.rows = BatchRows(self.allocator, reqs, self.device)
         self.length = self._plan(reqs)
+        if self.drafts is not None:
+            self.drafts.reports_expected = self.step_planner.wants_report
         return self.length
 
     def launched(self, reqs: Sequence[Any], draft: Draft | None) -> None:
@@ -205,13 +207,13 @@ class ProposerDrafting(PlannedSteps):
         step = self._launch(reqs, 0 if draft is None else draft.draft_length)
         lengths = None if draft is None else draft.lengths.to("cpu", non_blocking=True, copy=True)
         completed: Completed | None = None
-        late: Iterable[str] = ()
+        report = NO_DRAFTS
         if self.drafts is not None:
             completed, self.drafts.completed = self.drafts.completed, None
-            late, self.drafts.late = self.drafts.late, ()
+            report, self.drafts.report = self.drafts.report, NO_DRAFTS
             if draft is None:
                 self.drafts.emits_one()
-        self._launched.append(LaunchedStep(step, tuple(reqs), lengths, completed, late))
+        self._launched.append(LaunchedStep(step, tuple(reqs), lengths, completed, report))
 
     def _describe(self, req: Any, text: npt.NDArray[np.int64]) -> RunningRequest:
         """Convert a `Req`, with its `text` [n] if steps in a stream take it in."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -13,6 +13,7 @@ from torch import Tensor
 from specplug.grammar.drafts import Completed
 from specplug.metrics import MetricsSnapshot, SpecMetrics
 from specplug.pipeline.draft import DraftStage
+from specplug.runtime.draft_report import DraftReport
 from specplug.runtime.ends import StopDetector
 from specplug.types.batch import EngineBatch
 from specplug.types.caps import EngineCaps
@@ -21,6 +22,7 @@ from specplug.types.plan import StepPlan
 from specplug.types.verdict import Outcome, Verdict
 from specplug_sglang.scheduler.batches import Decoding
 from specplug_sglang.scheduler.grammar import GrammarCompleter
+from specplug_sglang.scheduler.planned_steps import NO_DRAFTS
 from specplug_sglang.verification.trees import TokenTable, on_device
 
 PERIOD = 0.2
@@ -35,14 +37,17 @@ class Drafts(ABC):
         grammars: completes the drafts.
         counts: its counters, for the status.
         completed: what grammars have made of the newest verified drafts; None if they are counted already.
-        late: the requests that could not draft in the newest step, to be read once that has ended.
+        report: of the newest step's drafts, to be read once that has ended.
+        reports_expected: whether the next step is to report what its drafts are expected to yield, and so drafts even
+            where no draft token is verified.
     """
 
     stage: DraftStage
     grammars: GrammarCompleter
     counts: Counts
     completed: Completed | None = None
-    late: Iterable[str] = ()
+    report: DraftReport = NO_DRAFTS
+    reports_expected = False
 
     @abstractmethod
     def propose(self, batch: Decoding, draft_length: int, plan: StepPlan) -> Draft | None:
@@ -62,7 +67,7 @@ class Drafts(ABC):
         """Trace a step without drafts, whose tokens the token table has already; `plan` is why nothing was proposed."""
 
     def idle(self, batch: Decoding) -> None:  # noqa: B027 - optional
-        """Prepare for a step that does not draft."""
+        """Prepare for a step that verifies no drafts."""
 
     def emits_one(self) -> None:  # noqa: B027 - optional
         """Note that a step was launched, of a prefill or without drafts, whose rows emit one token each."""

@@ -10,13 +10,17 @@ from typing import Any, NamedTuple
 
 import torch
 
+from specplug.cost.store import StartCosts
 from specplug.grammar.drafts import Completed
 from specplug.interfaces import PluginContext
 from specplug.requests import wire
+from specplug.runtime.draft_report import DraftReport
 from specplug.runtime.step_planner import UNREPORTED, Bounds, DraftResult, Launched, StepPlanner, until_stop
 from specplug.types.plan import StepCost
 from specplug_sglang.config import engine_caps, least_captured, resolved
 from specplug_sglang.requests import served_plainly, text_length
+
+NO_DRAFTS = DraftReport()
 
 
 class LaunchedStep(NamedTuple):
@@ -25,14 +29,14 @@ class LaunchedStep(NamedTuple):
     Attributes:
         verified: by row, draft tokens that may be accepted, ints or [B] int32 on the host; None without drafts.
         completed: what grammars made of the drafts, if it is still to be counted.
-        late: the requests that could not draft, to be read once the results have arrived.
+        report: of its drafts, to be read once the results have arrived.
     """
 
     launched: Launched
     reqs: tuple[Any, ...]
     verified: Any
     completed: Completed | None = None
-    late: Iterable[str] = ()
+    report: DraftReport = NO_DRAFTS
 
 
 class _DraftedRow(NamedTuple):
@@ -50,13 +54,13 @@ class VerifiedStep(NamedTuple):
     Attributes:
         ended: when its results arrived, in seconds.
         rows: the requests that had not ended before the step, beyond which SGLang may have let them run.
-        late: those that could not draft, see `StepPlanner.finish`.
+        report: of the step's drafts.
     """
 
     launched: Launched
     ended: float
     rows: tuple[_DraftedRow, ...]
-    late: tuple[str, ...]
+    report: DraftReport
 
     @classmethod
     def of(cls, step: LaunchedStep, verified: Iterable[int], accepted: Iterable[int], ended: float) -> VerifiedStep:
@@ -66,7 +70,7 @@ class VerifiedStep(NamedTuple):
             for req, *counts in zip(step.reqs, verified, accepted, strict=True)
             if not req.finished()
         ]
-        return cls(step.launched, ended, tuple(rows), tuple(step.late))
+        return cls(step.launched, ended, tuple(rows), step.report)
 
     def received(self) -> list[int]:
         """Return how many tokens of the step each request's client receives, once the ends are known."""
@@ -97,6 +101,7 @@ class PlannedSteps:
     Attributes:
         inexact: features, see `served_plainly`, with which a request gets no drafts; None for all of them.
         prefills: whether a prefill was launched since the last step.
+        start_costs: what steps cost, as far as it is known before the first request.
     """
 
     inexact: tuple[str, ...] | None = None
@@ -125,6 +130,7 @@ class PlannedSteps:
         self._launched: deque[LaunchedStep] = deque()
         self._unsettled: VerifiedStep | None = None
         self._began, self.prefills = 0.0, False
+        self.start_costs = StartCosts()
 
     def verified(self, accepted: Sequence[int]) -> None:
         """Process a step's accepted counts by row."""
@@ -149,7 +155,12 @@ class PlannedSteps:
         return VerifiedStep.of(step, step.verified, accepted, ended)
 
     def _report(self, step: VerifiedStep) -> None:
-        self.step_planner.finish(step.launched, step.fates(step.received()), step.ended, late=step.late)
+        self._finish(step.launched, step.fates(step.received()), step.ended, step.report)
+
+    def _finish(self, step: Launched, results: Sequence[DraftResult], ended: float, report: DraftReport) -> None:
+        """Report a step and its drafts to the planner.  On ranks that do not draft it learns nothing of drafts."""
+        how: Any = {"expected": report.expected, "expected_rows": report.expected_rows}
+        self.step_planner.finish(step, results, ended, late=tuple(report.late), **how)
 
     def _plan(self, reqs: Sequence[Any]) -> int:
         """Plan a step; return its draft length, a captured one that covers the longest row."""

@@ -121,12 +121,9 @@ class StreamDrafts(ReportingDrafts):
         return None
 
     def _propose(self, batch: Decoding, draft_length: int, plan: StepPlan) -> Draft | None:
-        """Report the step before, if it verified drafts of the same requests, and draft."""
+        """Report the step before, and draft."""
         plan = plan if plan.draft_length == draft_length else replace(plan, draft_length=draft_length)
-        rows, before = self._take(batch)
-        reports, cut = before is not None, () if before is None else before.cut
-        step = self._steps.launch(batch.rows.facts, rows, plan, reports=reports, cut_by_grammar=cut)
-        self.late = step.report.late
+        step = self._launch(batch, plan)
         longest = draft_length
         if batch.is_constrained:
             longest = self._complete(batch, step, draft_length, plan)
@@ -140,18 +137,26 @@ class StreamDrafts(ReportingDrafts):
         self._steps.unpack(step, draft.draft_length, outputs)
         return draft
 
+    def _launch(self, batch: Decoding, plan: StepPlan) -> StepInFlight:
+        """Start a step, which reports the step before if that verified drafts of the same requests."""
+        rows, before = self._take(batch)
+        reports, cut = before is not None, () if before is None else before.cut
+        facts, expected = batch.rows.facts, self.reports_expected
+        step = self._steps.launch(facts, rows, plan, reports=reports, reports_expected=expected, cut_by_grammar=cut)
+        self.report = step.report
+        return step
+
     def observe(self, batch: Decoding, draft: Draft, accept_lens: Tensor) -> None:
         self.completed = self.grammars.take() if batch.is_constrained else None
         self._store(batch, accept_lens, () if self.completed is None else self.completed.cut)
 
     def idle(self, batch: Decoding) -> None:
-        self.flush()
         facts = batch.rows.facts
-        if not self._steps.skip(facts):
-            rows, _ = self._take(batch)
-            self._steps.attempt(
-                facts, lambda: self._steps.drop(self._steps.launch(facts, rows, NO_SPECULATION, reports=False))
-            )
+        if not (self.reports_expected and self._steps.may_report):
+            self.flush()
+            if self._steps.skip(facts):
+                return
+        self._steps.attempt(facts, lambda: self._steps.drop(self._launch(batch, NO_SPECULATION)))
 
     def count_grammars(self, completed: Completed, lengths: Tensor, accepted: Sequence[int]) -> None:
         """See `Drafts.count_grammars`.  With a grammar in the batch, no row goes on after its end."""

@@ -28,6 +28,7 @@ from specplug.types.draft import Draft
 from specplug_sglang import doctor, seams
 from specplug_sglang.config import largest_batches, resolved_args, rows_of_pool
 from specplug_sglang.requests import finished_prefills
+from specplug_sglang.scheduler import start_costs
 from specplug_sglang.scheduler.batches import Decoding, PlainSteps, decodes_plainly, prepare
 from specplug_sglang.scheduler.drafting import ProposerDrafting
 from specplug_sglang.scheduler.grammar import shorten_rollbacks
@@ -117,6 +118,7 @@ class SpeculativeWorker(BaseSpecWorker):
         sums = resolved_args(self.server_args).enable_forward_pass_metrics
         needed = attention.needs_host_lengths(self.spec_v2_attn_backends) or sums
         self.model_runner.spec_algorithm.host_lengths = needed
+        start_costs.find(self)
 
     def _largest_batches(self) -> dict[int, int]:
         """Return the largest batch of each draft length that plans may choose, by nodes per request."""
@@ -166,16 +168,23 @@ class SpeculativeWorker(BaseSpecWorker):
         rows, slots, before = self.drafting.rows, batch.req_pool_indices, batch.seq_lens
         step = Decoding(batch.reqs, rows, slots, before, batch.has_grammar)
         draft = self._draft(step, draft_length)
-        if draft is None and self.decodes_plainly:
-            with self.draft_lengths.using(DECODING):
-                result = self.plain_steps.decode(batch)
-            if on_publish is not None:
-                on_publish(result.new_seq_lens)
-        else:
-            result = self._verify(batch, step, draft, on_publish)
-        if draft is None and self.drafting.drafts is not None:
-            self.drafting.drafts.plain(step, None if draft_length else self.drafting.step_planner.plan)
+        result = self.run_target(batch, step, draft, on_publish)
+        drafts = self.drafting.drafts
+        if drafts is not None and draft is not None:
+            drafts.observe(step, draft, result.accept_lens)
+        elif drafts is not None:
+            drafts.plain(step, None if draft_length else self.drafting.step_planner.plan)
         self.drafting.launched(batch.reqs, draft)
+        return result
+
+    def run_target(self, batch: Any, step: Decoding, draft: Draft | None, on_publish: Any = None) -> Any:
+        """Let the target verify drafts, or without drafts decode one token of each row; returns SGLang's result."""
+        if draft is not None or not self.decodes_plainly:
+            return self._verify(batch, step, draft, on_publish)
+        with self.draft_lengths.using(DECODING):
+            result = self.plain_steps.decode(batch)
+        if on_publish is not None:
+            on_publish(result.new_seq_lens)
         return result
 
     def _draft(self, step: Decoding, draft_length: int) -> Draft | None:
@@ -198,7 +207,7 @@ class SpeculativeWorker(BaseSpecWorker):
         return ranks.share(draft or Draft.allocate(len(step.reqs), draft_length, device=self.device, trees=trees))
 
     def _verify(self, batch: Any, step: Decoding, draft: Draft | None, on_publish: Any) -> Any:
-        """Let the target verify drafts, or without drafts the newest token of each row, and observe."""
+        """Let the target verify drafts, or without drafts the newest token of each row."""
         from sglang.srt.speculative.spec_utils import commit_mamba_states_after_verify
 
         drafting, slots, before = self.drafting, step.slots, step.before
@@ -223,8 +232,6 @@ class SpeculativeWorker(BaseSpecWorker):
         accepted = self._operations.append(drafting.table, slots, before, predict, accept_index, accept_lens)
         if on_publish is not None:
             on_publish(accepted.new_seq_lens)
-        if draft is not None and drafting.drafts is not None:
-            drafting.drafts.observe(step, draft, accept_lens)
         batch.forward_mode = ForwardMode.DECODE
         return GenerationBatchResult(
             logits_output=logits,

@@ -125,5 +125,7 @@ def configuration(
             "num_speculative_tokens": draft_length,
         }
         arguments.setdefault("speculative_config", requested)
-        arguments.setdefault("additional_config", {"specplug": dict(specplug)})
+        # Tests count steps, and what a policy learns of them; `test_timed_steps` times some before the first request.
+        settings = {"costs": {"measure": False}, **specplug}
+        arguments.setdefault("additional_config", {"specplug": settings})
     return Configuration({**SMALL, **arguments}, {**variables, **(environment or {})})

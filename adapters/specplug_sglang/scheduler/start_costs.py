@@ -1,0 +1,98 @@
+"""What steps of a worker cost, as it is known before its first request: timed, or kept from an earlier start.
+
+Rank 0 finds or measures the costs, and all ranks run the same steps: it is asked for the time, and for whether anything
+is to be timed.  Planners of other ranks learn nothing, as rank 0 decides.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Callable
+from time import perf_counter_ns
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from specplug.cost.measuring import Measurement, StepLimits, measure, step_sizes
+from specplug.cost.store import StartCosts, costs_at_start
+from specplug_sglang import seams
+from specplug_sglang.config import resolved_args, rows_of_pool
+from specplug_sglang.scheduler.timed_steps import TimedSteps
+
+if TYPE_CHECKING:
+    from specplug_sglang.scheduler.ranks import RankGroup
+    from specplug_sglang.scheduler.worker import SpeculativeWorker
+
+ARGUMENTS = (
+    *("model_path", "revision", "dtype", "quantization", "kv_cache_dtype", "page_size", "context_length"),
+    *("attention_backend", "decode_attention_backend", "prefill_attention_backend", "moe_runner_backend"),
+    *("disable_cuda_graph", "enable_torch_compile", "tp_size", "ep_size", "speculative_eagle_topk"),
+)
+"""Arguments of a server that change what its steps cost."""
+
+
+def find(worker: SpeculativeWorker) -> None:
+    """Let the planner of a worker, which is ready to serve, know what its steps cost, if it reads costs."""
+    drafting, settings = worker.drafting, worker.drafting.resolved.settings.costs
+    wanted = settings.measure and drafting.step_planner.reads_costs and seams.available("timing")
+    if not (wanted and TimedSteps.applies(worker)):
+        return
+    steps, caps = TimedSteps(worker), drafting.caps
+    rows, lengths = (
+        rows_of_pool(worker.server_args) - 1,
+        caps.captured_draft_lengths or range(caps.max_draft_length + 1),
+    )
+    limits = StepLimits(rows, rows * (caps.max_draft_length + 1), tuple(lengths), pads=True)
+
+    def timed() -> Measurement:
+        return measure(
+            steps.run, step_sizes(limits), settings.seconds, lambda: worker.ranks.agree(perf_counter_ns()) / 1e9
+        )
+
+    found = on_rank_0(worker.ranks, timed, lambda measured: costs_at_start(key_of(worker), measured))
+    if found is not None and found.costs:
+        drafting.start_costs = found
+        drafting.step_planner.stage.calibrate(found.costs)
+
+
+def on_rank_0(
+    ranks: RankGroup, timed: Callable[[], Measurement], find: Callable[[Callable[[], Measurement]], StartCosts]
+) -> StartCosts | None:
+    """Return on rank 0 what `find` returns, given `timed`; if it calls that, all ranks do.  None on other ranks."""
+    if ranks.rank:
+        if ranks.agree(0):
+            timed()
+        return None
+    begun: list[int] = []
+
+    def on_all() -> Measurement:
+        begun.append(ranks.agree(1))
+        return timed()
+
+    found = find(on_all)
+    if not begun:
+        ranks.agree(0)
+    return found
+
+
+def key_of(worker: SpeculativeWorker) -> dict[str, object]:
+    """Return everything that the costs of a worker's steps depend on."""
+    from sglang.srt.runtime_context import get_exec
+
+    arguments: Any = resolved_args(worker.server_args)
+    on_gpu, graphs, drafting = worker.device.type == "cuda", get_exec().graph.cuda_graph_config, worker.drafting
+    return {
+        "engine": f"sglang {seams.installed_version()}",
+        "torch": torch.__version__,
+        **{name: str(getattr(arguments, name, None)) for name in ARGUMENTS},
+        "device": torch.cuda.get_device_name() if on_gpu else str(worker.device),
+        "host": socket.gethostname(),
+        "threads": None if on_gpu else torch.get_num_threads(),
+        "affinity": None if on_gpu else sorted(os.sched_getaffinity(0)),
+        "graphs": None if graphs is None else str(graphs.decode.bs),
+        "requests": rows_of_pool(worker.server_args) - 1,
+        "draft_lengths": [drafting.caps.max_draft_length, *drafting.caps.captured_draft_lengths],
+        "policy": drafting.resolved.settings.policy,
+        "seconds": drafting.resolved.settings.costs.seconds,
+    }

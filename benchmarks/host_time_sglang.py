@@ -1,0 +1,131 @@
+"""Host time that planning takes per decode step of the real SGLang, by policy and batch size.
+
+    .venv-sglang/bin/python -m benchmarks.host_time_sglang [--policies fixed batch] [--batches 1 32 256]
+
+SGLang decodes the shipped model, on a CPU with the tests' stand-ins for its kernels.  What is measured is the CPU time
+of the scheduler's thread in specplug's own planning: the plan of a step, the note of its launch and the report of its
+results, without slots, drafting and verification.  "cold" are real steps, between which the model evicts the caches:
+the median of the first 64 steps of the full batch, and of the later ones.  "warm" is the same planning in a loop of its
+own, after these steps: the median and the 99th percentile.  Subtract the policy `fixed` for what a policy adds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from benchmarks.machine import in_words, machine
+from benchmarks.peers import note
+
+FIRST, TOKENS, WARM, PROMPT = 64, 200, 2000, 48
+DRAFT_LENGTH = 15
+
+
+def engine_of(pool: Any, policy: str, batch: int) -> Any:
+    """Return an engine that is not running yet."""
+    from tests.engines.sglang.engines import Engine
+    from tests.engines.sglang.launch import configuration
+
+    settings = {"proposer": "ngram", "policy": policy, "costs": {}, "faults": {"host_deadline_ms": None}}
+    launch = configuration(
+        "SPECPLUG",
+        draft_length=DRAFT_LENGTH,
+        environment={"SPECPLUG_CONFIG": json.dumps(settings)},
+        max_running_requests=max(batch, 8),
+        max_total_tokens=max(batch, 8) * 1024,
+        disable_radix_cache=True,
+    )
+    return pool.tenant(Engine, f"{policy}-{batch}", launch)
+
+
+def watch(scheduler: Any) -> None:
+    """Begin to measure in the scheduler's process."""
+    drafting = scheduler.draft_worker.drafting
+    drafting.timings, drafting.newest, spent = [], (), [0]
+
+    def metered(name: str, ends_step: bool = False) -> None:
+        original = getattr(drafting, name)
+
+        def run(*args: Any, **kwargs: Any) -> Any:
+            began = time.thread_time_ns()
+            try:
+                return original(*args, **kwargs)
+            finally:
+                spent[0] += time.thread_time_ns() - began
+                if ends_step:
+                    drafting.timings.append((len(args[0]), spent[0]))
+                    spent[0] = 0
+
+        setattr(drafting, name, run)
+
+    plan = drafting._plan
+
+    def planned(reqs: Any) -> int:
+        if len(reqs) > len(drafting.newest):
+            drafting.newest = tuple(reqs)
+        length: int = plan(reqs)
+        return length
+
+    drafting._plan = planned
+    for name in ("_plan", "settle", "_results_of"):
+        metered(name)
+    metered("_launch", ends_step=True)
+
+
+def measured(scheduler: Any) -> dict[str, float]:
+    """Return the times in microseconds."""
+    drafting, warm = scheduler.draft_worker.drafting, []
+    planner, reqs = drafting.step_planner, drafting.newest
+    cold = [spent / 1e3 for rows, spent in drafting.timings if rows == len(reqs)]
+    for _ in range(WARM):
+        began = time.thread_time_ns()
+        length = drafting._plan(reqs)
+        fates = [(req.rid, length, min(length, 1)) for req in reqs]
+        expected = {"expected": [0.5 * len(reqs)] * DRAFT_LENGTH, "expected_rows": len(reqs)}
+        planner.finish(drafting._launch(reqs, length), fates, time.perf_counter(), **expected)
+        warm.append((time.thread_time_ns() - began) / 1e3)
+    median = statistics.median
+    found = {"steps": len(cold), "cold, first 64": median(cold[:FIRST]), "cold, later": median(cold[FIRST:] or cold)}
+    return found | {"warm": median(warm), "warm, p99": statistics.quantiles(warm, n=100)[-1]}
+
+
+def main() -> None:
+    """Run the benchmark and print the table."""
+    from tests.engines.engines import Pool
+    from tests.engines.plain import prompts
+    from tests.engines.sglang import inside
+
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--policies", nargs="+", default=["fixed", "batch"])
+    parser.add_argument("--batches", nargs="+", type=int, default=[1, 32, 256])
+    parser.add_argument("--json", type=Path, help="write everything to this file, too")
+    options, rows = parser.parse_args(), []
+    text = [token for prompt in prompts() for token in prompt]
+    with tempfile.TemporaryDirectory() as logs:
+        for batch in options.batches:
+            for policy in options.policies:
+                note(f"{policy}, batch {batch}")
+                pool = Pool(Path(logs), most=1)
+                engine = engine_of(pool, policy, batch)
+                engine.inside(watch)
+                given = [text[row % 97 :][:PROMPT] for row in range(batch)]
+                params = {"max_new_tokens": TOKENS, "ignore_eos": True, "temperature": 2.0}  # drafts are seldom right
+                engine.call(inside.generate, prompts=given, params=params)
+                rows.append({"policy": policy, "batch": batch, **engine.inside(measured)})
+                pool.close()
+    print(f"{in_words(machine(), 1)}; microseconds per step")
+    for row in rows:
+        print(
+            ", ".join(f"{name} {value:.0f}" if isinstance(value, float) else f"{value}" for name, value in row.items())
+        )
+    if options.json is not None:
+        options.json.write_text(json.dumps({"machine": machine(), "rows": rows}) + "\n")
+
+
+if __name__ == "__main__":
+    main()
