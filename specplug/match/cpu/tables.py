@@ -74,11 +74,13 @@ def evidence_features() -> Features:
 
 def _length(size: npt.NDArray[np.int64]) -> Features:
     """Return the logarithm of the match length of each class, from 0 to 1."""
-    return np.log2(np.maximum(_TYPICAL, 1))[size] / 6
+    found: Features = np.log2(np.maximum(_TYPICAL, 1))[size] / 6
+    return found
 
 
 def _one_hot(classes: npt.NDArray[np.int64], count: int) -> Features:
-    return (classes[:, None] == np.arange(count)).astype(np.float64)
+    found: Features = (classes[:, None] == np.arange(count)).astype(np.float64)
+    return found
 
 
 def _started(features: Features, weights: tuple[float, ...], tries: int) -> Table:
