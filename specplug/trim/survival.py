@@ -82,7 +82,7 @@ class SurvivalTrimmer(Trimmer):
             kernels.warm_up(context.device)
 
     def trim(self, draft: Draft, limits: TrimLimits) -> Draft:
-        """Return `draft` cut to the tokens to verify.  Tokens of level 0 are worth nothing and are never kept for free.
+        """Return `draft` cut to the tokens to verify.  Those of level 0 are only kept where a curve falls.
 
         Confidences must lie in [0, 1], as they do after the pipeline's propose phase.
         """

