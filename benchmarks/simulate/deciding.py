@@ -165,8 +165,9 @@ class PolicyDecider(Decider):
         cost = StepCost(len(names), result.tokens, view.context_tokens, result.draft_length, 0.0, view.prefill_tokens)
         timed = planner.reads_costs and result.tokens > 0
         launched = launched._replace(began=result.began, cost=cost if timed else None)
-        expected = self._expected(view) if reports_padding and names else None
-        planner.finish(launched, results, result.ended, expected=expected, expected_rows=len(names))
+        rows = len(names) if reports_padding else 0
+        expected = self._expected(view) if rows else None
+        planner.finish(launched, results, result.ended, expected=expected, expected_rows=rows)
         if self._trimmed is not None and self._stage.has_observers:
             kept, accepted, emitted = (torch.from_numpy(column.astype(np.int32)) for column in result[:3])
             verdict = Verdict.build(self._trimmed.lengths, Outcome(kept, accepted, emitted))

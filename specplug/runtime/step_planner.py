@@ -29,14 +29,8 @@ def until_stop(result: DraftResult, received: int) -> DraftResult:
     return result if received > accepted else (name, received - 1, received - 1)
 
 
-@dataclass(frozen=True, slots=True)
-class Bounds:
-    """Limits that a request sets itself.
-
-    Attributes:
-        end: maximum length of prompt and output together, in tokens.
-        cap: most draft tokens per step, None for no limit.
-    """
+class Bounds(NamedTuple):
+    """Limits that a request sets itself: on its prompt and output in tokens, and on draft tokens per step."""
 
     end: int
     cap: int | None
@@ -184,14 +178,9 @@ class StepPlanner(Generic[R]):
     def launch(self, began: float, cost: StepCost, *, timed: bool = True) -> Launched:
         """Record that the engine runs a step with the drafts of the newest plan; pass the result to `finish`.
 
-        It is `UNREPORTED` while `is_off`.  Its time is not reported if it drafts and verifies nothing, or the reverse,
-        as at a change of plans where drafts are verified a step later: such a step costs neither what steps with drafts
-        do nor what those without do.
-
-        Args:
-            began: start time of the step by `time.perf_counter`.
-            cost: its cost, whose seconds are not read.
-            timed: whether the measured time covers this step alone.
+        It is `UNREPORTED` while `is_off`.  It has no cost unless it is `timed`, i.e. its measured time covers this step
+        alone, nor if it drafts and verifies nothing, or the reverse, as at a change of plans where drafts are verified
+        a step later.  It `began` by `time.perf_counter`; the seconds of `cost` are not read.
         """
         if self.is_off:
             return UNREPORTED

@@ -75,7 +75,7 @@ def test_what_a_step_ingests_is_bounded_over_all_rows(engine, monkeypatch):
     rows = Rows(engine, "a", "b", "c").start()
     rows.idle(6000)
     assert host_function.MOST_NEW < 2 * 6000
-    found = [(rows.step() > 0, list(engine.late)) for _ in range(3)]
+    found = [(rows.step() > 0, list(engine.reports[-1].late)) for _ in range(3)]
     assert [drafted.tolist() for drafted, _ in found] == [[True, False, False], [True, True, False], [True] * 3]
     assert [late for _, late in found] == [["b", "c"], ["c"], []]
 

@@ -97,6 +97,19 @@ def test_where_rows_are_padded_reports_count_the_padding():
     assert [report.verified for report in planner.reports] == (found.rows * 3).tolist()
 
 
+@pytest.mark.parametrize("length", [0, 3])
+def test_where_rows_are_padded_reports_say_what_drafts_of_all_lengths_were_expected_to_yield(length):
+    planner, trajectories = Planted(lambda stats: StepPlan(length)), random_trajectories()
+    with planted(planner) as policy:
+        found = run(trajectories, policy, replace(modes(8)["padded"], lag=0)).steps
+    decoding = [report for report in planner.reports if report.expected is not None]
+    assert [report.expected_rows for report in decoding] == found.rows[found.rows > 0].tolist()
+    assert all(len(report.expected) == 8 for report in decoding)
+    if not length:  # then each position of each output is that of one step
+        total = sum(report.expected[1] for report in decoding)
+        assert total == pytest.approx(trajectories.confidence[:, :2].prod(axis=1).sum(), rel=1e-5)
+
+
 def test_unknown_policies_and_options_are_errors():
     with pytest.raises((PluginError, SettingsError), match="adaptve"):
         run(random_trajectories(), Policy("a", "adaptve"))
