@@ -37,7 +37,10 @@ def passes(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
 
 def answers(engine: Engine) -> list[tuple[int, ...]]:
     params = [SamplingParams(max_tokens=12), SamplingParams(max_tokens=12, temperature=1.0, seed=5)]
-    return [output.token_ids for output in engine.generate([GenerateRequest([3, 4, 5, 3, 4], one) for one in params])]
+    return [
+        output.token_ids
+        for output in engine.generate([GenerateRequest(prompt=[3, 4, 5, 3, 4], params=one) for one in params])
+    ]
 
 
 def test_a_policy_learns_costs_before_the_first_request_and_answers_stay(make_engine: Callable[..., Engine], passes):

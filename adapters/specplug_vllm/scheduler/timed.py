@@ -29,6 +29,10 @@ from specplug_vllm.config import engine_caps, engine_method, runner_of
 from specplug_vllm.scheduler.scheduler import TAKE_A_LENGTH
 from specplug_vllm.startup import recurrent
 
+MAY_DRAFT_NOTHING = ("custom_class", "ngram", "suffix")
+"""Methods whose drafters find no drafts for random tokens.  Those of the others are verified, as their worker may hold
+the distributions that they were drawn from."""
+
 CONTEXT = 256
 """Tokens of each request's context, or half of the most that the server accepts."""
 
@@ -120,7 +124,8 @@ class _Steps:
         self._ids = vocab // 8, vocab // 2  # special tokens come first or last
         self._names = 0
         runner, drafter, longest = runner_of(config), engine_method(config), engine_caps(config).max_draft_length
-        if runner == "v1" and not config.scheduler_config.async_scheduling:
+        has_own = drafter is not None and drafter not in MAY_DRAFT_NOTHING
+        if runner == "v1" and not config.scheduler_config.async_scheduling and not has_own:
             self._scheduler.own_ids = self._random_ids(config.scheduler_config.max_num_seqs + longest)
         if runner == "v1" and drafter is not None and drafter not in TAKE_A_LENGTH:
             self._scheduler.least_drafted = longest

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import socket
 from typing import Any
@@ -15,7 +16,16 @@ from specplug.cost.measuring import StepLimits
 from specplug.cost.store import PROFILED, UNKNOWN, StartCosts, costs_at_start
 from specplug.seams.seam import hook
 from specplug_vllm import seams
-from specplug_vllm.config import cuts_on_device, engine_caps, ranks_step_together, required, runner_of
+from specplug_vllm.config import (
+    cuts_on_device,
+    engine_caps,
+    extended_method,
+    ranks_step_together,
+    required,
+    runner_of,
+)
+
+logger = logging.getLogger("specplug")
 
 
 def install() -> None:
@@ -52,7 +62,11 @@ def time_steps(core: Any) -> None:
         return
     from specplug_vllm.scheduler.timed import timed  # imports vLLM's schedulers
 
-    found = costs_at_start(key_of(config), lambda: timed(core, _limits(config), settings.seconds))
+    try:
+        found = costs_at_start(key_of(config), lambda: timed(core, _limits(config), settings.seconds))
+    except Exception:  # no server may stop for want of these costs
+        logger.exception("steps are not timed at start, so their costs are learnt while serving")
+        return
     scheduler.start_costs = found
     if found.costs:
         planner.stage.calibrate(found.costs)
@@ -61,7 +75,8 @@ def time_steps(core: Any) -> None:
 def _can_time(config: Any) -> bool:
     """Return whether steps without clients' requests can be run, and be hidden from everything outside of the engine.
 
-    Ranks that step together would have to time together; connectors and event publishers would see the requests.
+    Ranks that step together would have to time together; connectors and event publishers would see the requests.  Where
+    lookup continues another drafter's drafts, no drafts are long enough while specplug drafts nothing.
     """
     publishes = config.kv_events_config is not None and config.kv_events_config.enable_kv_cache_events
     connects = config.kv_transfer_config is not None or config.ec_transfer_config is not None
@@ -70,6 +85,7 @@ def _can_time(config: Any) -> bool:
         or connects
         or cuts_on_device(config)
         or ranks_step_together(config)
+        or extended_method(config) is not None
         or config.model_config.is_encoder_decoder
     )
 

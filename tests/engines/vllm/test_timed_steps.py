@@ -12,6 +12,7 @@ import pytest
 from tests.engines.engines import Engine
 from tests.engines.launch import TINY
 from tests.engines.plain import greedy, prompts
+from tests.engines.suites.operations import ask, complete
 from tests.engines.vllm import inside
 from tests.engines.vllm.referee import RUNNERS
 
@@ -131,6 +132,25 @@ def test_steps_of_the_engines_own_drafters_are_timed(engine, home, kind, drafter
     assert not any(count["emitted"] for count in status["metrics"]["by_source"].values())
     found = own.call(inside.generate, prompts=prompts()[:3], params={"max_tokens": 24})
     assert [answer["token_ids"] for answer in found] == [greedy(prompt, 24)["token_ids"] for prompt in prompts()[:3]]
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_a_servers_engine_core_times_steps_in_its_own_process(serve, home, method):
+    server = serve(
+        "v1",
+        {**SETTINGS, "costs": {"measure": True, "seconds": 5.0}},
+        environment={
+            "XDG_CACHE_HOME": str(home / method),
+            "NUMBA_CACHE_DIR": NUMBA,
+            "VLLM_WORKER_MULTIPROC_METHOD": method,
+        },
+        name=f"timed server {method}",
+    )
+    complete(server)
+    (engine,) = ask(server, "/specplug/status").json["engines"]
+    costs = engine["scheduler"]["costs"]
+    assert costs["basis"] == "measured at start"
+    assert [1, 1, 0] in [[step["requests"], step["tokens"], step["draft_length"]] for step in costs["steps"]]
 
 
 def status_of(llm: Any) -> dict[str, Any]:
