@@ -46,7 +46,8 @@ def engine_of(pool: Any, policy: str, batch: int) -> Any:
 def watch(scheduler: Any) -> None:
     """Begin to measure in the scheduler's process."""
     drafting = scheduler.draft_worker.drafting
-    drafting.timings, drafting.newest, spent = [], (), [0]
+    drafting.timings = []
+    spent = [0]
 
     def metered(name: str, ends_step: bool = False) -> None:
         original = getattr(drafting, name)
@@ -58,20 +59,11 @@ def watch(scheduler: Any) -> None:
             finally:
                 spent[0] += time.thread_time_ns() - began
                 if ends_step:
-                    drafting.timings.append((len(args[0]), spent[0]))
+                    drafting.timings.append((tuple(args[0]), spent[0]))
                     spent[0] = 0
 
         setattr(drafting, name, run)
 
-    plan = drafting._plan
-
-    def planned(reqs: Any) -> int:
-        if len(reqs) > len(drafting.newest):
-            drafting.newest = tuple(reqs)
-        length: int = plan(reqs)
-        return length
-
-    drafting._plan = planned
     for name in ("_plan", "settle", "_results_of"):
         metered(name)
     metered("_launch", ends_step=True)
@@ -79,15 +71,16 @@ def watch(scheduler: Any) -> None:
 
 def measured(scheduler: Any) -> dict[str, float]:
     """Return the times in microseconds."""
-    drafting, warm = scheduler.draft_worker.drafting, []
-    planner, reqs = drafting.step_planner, drafting.newest
-    cold = [spent / 1e3 for rows, spent in drafting.timings if rows == len(reqs)]
+    drafting = scheduler.draft_worker.drafting
+    reqs = max([reqs for reqs, _ in drafting.timings], key=len)
+    cold = [spent / 1e3 for others, spent in drafting.timings if len(others) == len(reqs)]
+    warm = []
     for _ in range(WARM):
         began = time.thread_time_ns()
         length = drafting._plan(reqs)
         fates = [(req.rid, length, min(length, 1)) for req in reqs]
         expected = {"expected": [0.5 * len(reqs)] * DRAFT_LENGTH, "expected_rows": len(reqs)}
-        planner.finish(drafting._launch(reqs, length), fates, time.perf_counter(), **expected)
+        drafting.step_planner.finish(drafting._launch(reqs, length), fates, time.perf_counter(), **expected)
         warm.append((time.thread_time_ns() - began) / 1e3)
     median = statistics.median
     found = {"steps": len(cold), "cold, first 64": median(cold[:FIRST]), "cold, later": median(cold[FIRST:] or cold)}
@@ -103,8 +96,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--policies", nargs="+", default=["fixed", "batch"])
     parser.add_argument("--batches", nargs="+", type=int, default=[1, 32, 256])
-    parser.add_argument("--json", type=Path, help="write everything to this file, too")
-    options, rows = parser.parse_args(), []
+    options = parser.parse_args()
+    print(f"{in_words(machine(), 1)}; microseconds per step")
     text = [token for prompt in prompts() for token in prompt]
     with tempfile.TemporaryDirectory() as logs:
         for batch in options.batches:
@@ -116,15 +109,9 @@ def main() -> None:
                 given = [text[row % 97 :][:PROMPT] for row in range(batch)]
                 params = {"max_new_tokens": TOKENS, "ignore_eos": True, "temperature": 2.0}  # drafts are seldom right
                 engine.call(inside.generate, prompts=given, params=params)
-                rows.append({"policy": policy, "batch": batch, **engine.inside(measured)})
+                found = engine.inside(measured)
                 pool.close()
-    print(f"{in_words(machine(), 1)}; microseconds per step")
-    for row in rows:
-        print(
-            ", ".join(f"{name} {value:.0f}" if isinstance(value, float) else f"{value}" for name, value in row.items())
-        )
-    if options.json is not None:
-        options.json.write_text(json.dumps({"machine": machine(), "rows": rows}) + "\n")
+                print(f"{policy}, batch {batch}:", ", ".join(f"{name} {each:.0f}" for name, each in found.items()))
 
 
 if __name__ == "__main__":

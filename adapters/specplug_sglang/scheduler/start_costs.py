@@ -17,7 +17,7 @@ import torch
 from specplug.cost.measuring import Measurement, StepLimits, measure, step_sizes
 from specplug.cost.store import StartCosts, costs_at_start
 from specplug_sglang import seams
-from specplug_sglang.config import resolved_args, rows_of_pool
+from specplug_sglang.config import resolved_args
 from specplug_sglang.scheduler.timed_steps import TimedSteps
 
 if TYPE_CHECKING:
@@ -34,21 +34,21 @@ ARGUMENTS = (
 
 def find(worker: SpeculativeWorker) -> None:
     """Let the planner of a worker, which is ready to serve, know what its steps cost, if it reads costs."""
-    drafting, settings = worker.drafting, worker.drafting.resolved.settings.costs
+    drafting = worker.drafting
+    settings = drafting.resolved.settings.costs
     wanted = settings.measure and drafting.step_planner.reads_costs and seams.available("timing")
     if not (wanted and TimedSteps.applies(worker)):
         return
-    steps, caps = TimedSteps(worker), drafting.caps
-    rows, lengths = (
-        rows_of_pool(worker.server_args) - 1,
-        caps.captured_draft_lengths or range(caps.max_draft_length + 1),
-    )
-    limits = StepLimits(rows, rows * (caps.max_draft_length + 1), tuple(lengths), pads=True)
+    steps = TimedSteps(worker)
+    longest = drafting.caps.max_draft_length
+    lengths = drafting.caps.captured_draft_lengths or tuple(range(longest + 1))
+    limits = StepLimits(steps.most_requests, steps.most_requests * (longest + 1), lengths, pads=True)
+
+    def clock() -> float:
+        return worker.ranks.agree(perf_counter_ns()) / 1e9
 
     def timed() -> Measurement:
-        return measure(
-            steps.run, step_sizes(limits), settings.seconds, lambda: worker.ranks.agree(perf_counter_ns()) / 1e9
-        )
+        return measure(steps.run, step_sizes(limits), settings.seconds, clock)
 
     found = on_rank_0(worker.ranks, timed, lambda measured: costs_at_start(key_of(worker), measured))
     if found is not None and found.costs:
@@ -81,7 +81,9 @@ def key_of(worker: SpeculativeWorker) -> dict[str, object]:
     from sglang.srt.runtime_context import get_exec
 
     arguments: Any = resolved_args(worker.server_args)
-    on_gpu, graphs, drafting = worker.device.type == "cuda", get_exec().graph.cuda_graph_config, worker.drafting
+    drafting = worker.drafting
+    graphs = get_exec().graph.cuda_graph_config
+    on_gpu = worker.device.type == "cuda"
     return {
         "engine": f"sglang {seams.installed_version()}",
         "torch": torch.__version__,
@@ -91,7 +93,7 @@ def key_of(worker: SpeculativeWorker) -> dict[str, object]:
         "threads": None if on_gpu else torch.get_num_threads(),
         "affinity": None if on_gpu else sorted(os.sched_getaffinity(0)),
         "graphs": None if graphs is None else str(graphs.decode.bs),
-        "requests": rows_of_pool(worker.server_args) - 1,
+        "requests": worker.req_to_token_pool.req_to_token.shape[0] - 1,
         "draft_lengths": [drafting.caps.max_draft_length, *drafting.caps.captured_draft_lengths],
         "policy": drafting.resolved.settings.policy,
         "seconds": drafting.resolved.settings.costs.seconds,

@@ -140,9 +140,14 @@ class StreamDrafts(ReportingDrafts):
     def _launch(self, batch: Decoding, plan: StepPlan) -> StepInFlight:
         """Start a step, which reports the step before if that verified drafts of the same requests."""
         rows, before = self._take(batch)
-        reports, cut = before is not None, () if before is None else before.cut
-        facts, expected = batch.rows.facts, self.reports_expected
-        step = self._steps.launch(facts, rows, plan, reports=reports, reports_expected=expected, cut_by_grammar=cut)
+        step = self._steps.launch(
+            batch.rows.facts,
+            rows,
+            plan,
+            reports=before is not None,
+            reports_expected=self.reports_expected,
+            cut_by_grammar=() if before is None else before.cut,
+        )
         self.report = step.report
         return step
 

@@ -36,11 +36,15 @@ class TimedSteps:
     Args:
         worker: the worker; it must not have served a request.
 
+    Attributes:
+        most_requests: rows of the largest batch.
     """
 
     def __init__(self, worker: SpeculativeWorker) -> None:
-        self._worker, self._device = worker, worker.device
+        self._worker = worker
+        self._device = worker.device
         self._pool = worker.req_to_token_pool.req_to_token  # [S, L] int32
+        self.most_requests = self._pool.shape[0] - 1
         self._page = int(worker.token_to_kv_pool_allocator.page_size)
         self._pages = int(worker.token_to_kv_pool_allocator.size) // self._page
         self._random = torch.Generator().manual_seed(0)
@@ -66,12 +70,14 @@ class TimedSteps:
         Returns:
             their costs, with rank 0's seconds on all ranks; none if the cache has no room or no plan would have them.
         """
-        worker, rows = self._worker, size.requests
+        worker = self._worker
+        rows = size.requests
         length = size.draft_tokens // rows
         context = min(CONTEXT, self._most_context(rows, length))
         if context < 1 or length > worker.drafting.step_planner.stage.longest_draft(rows):
             return []
-        batch, draft = self._batch(rows, length, context), self._draft(rows, length)
+        batch = self._batch(rows, length, context)
+        draft = self._draft(rows, length)
         step = Decoding(batch.reqs, worker.drafting.rows, batch.req_pool_indices, batch.seq_lens, False)
         try:
             seconds = [self._seconds(lambda: worker.run_target(copy(batch), step, draft)) for _ in range(count)]
@@ -115,7 +121,9 @@ class TimedSteps:
         from sglang.srt.sampling.sampling_batch_info import SamplingBatchInfo
         from sglang.srt.sampling.sampling_params import SamplingParams
 
-        worker, config, device = self._worker, self._worker.model_runner.model_config, self._device
+        worker = self._worker
+        config = worker.model_runner.model_config
+        device = self._device
         greedy = SamplingParams(temperature=0.0)
         greedy.normalize(None)
         reqs = [
@@ -130,13 +138,15 @@ class TimedSteps:
             False,
             worker.model_runner.spec_algorithm,
         )
-        slots = torch.arange(1, requests + 1)
+        slots = torch.arange(1, requests + 1)  # row 0 is padding
         self._place(slots.to(device), context + draft_length + 1)
         worker.drafting.table.tokens[slots.to(device), context] = self._tokens(requests)
         lengths = torch.full((requests,), context)
         batch.forward_mode = ForwardMode.DECODE
-        batch.req_pool_indices, batch.req_pool_indices_cpu = slots.to(device), slots
-        batch.seq_lens, batch.seq_lens_cpu = lengths.to(device), lengths
+        batch.req_pool_indices = slots.to(device)
+        batch.req_pool_indices_cpu = slots
+        batch.seq_lens = lengths.to(device)
+        batch.seq_lens_cpu = lengths
         batch.orig_seq_lens = lengths.to(device, torch.int32)
         batch.seq_lens_sum = requests * context
         batch.sampling_info = SamplingBatchInfo.from_schedule_batch(batch, config.vocab_size)
