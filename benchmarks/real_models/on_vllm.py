@@ -76,7 +76,7 @@ def _specplug(name: str, runner: Any, same: dict[str, Any], **settings: Any) -> 
     from tests.engines.vllm.launch import configuration
 
     launch = {"speculative_config": LAUNCH, **same}
-    return Arm(name, "specplug", configuration(runner, {"proposer": "ngram", **settings}, **launch))
+    return Arm(name, "specplug", configuration(runner, {"proposer": "ngram", "costs": {}, **settings}, **launch))
 
 
 def answer(llm: Any, prompts: list[list[int]], params: list[dict[str, Any]]) -> dict[str, Any]:

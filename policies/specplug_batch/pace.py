@@ -13,8 +13,8 @@ DOES_NOT_PAY = "does not pay"
 DECIDE_EVERY, FIRST_STEPS, LIKE = 16, 32, 0.1
 """Steps between decisions; the first steps, of which every fourth decides; and the change of a batch that decides."""
 
-TRIAL_STEPS = 3
-"""Steps of a draft length that show what it costs."""
+TRIAL_STEPS = 5
+"""Steps of a draft length that show what it costs; the first ones may still verify drafts of another length."""
 
 AFFORDED = 0.01
 """Share of the time that drafts may take which find out whether they pay again."""
@@ -23,7 +23,7 @@ _KNOWN_STEPS, _KNOWN_ROWS = 8.0, 128.0
 """Steps, and rows of all of them together, that have to be known before drafting may stop."""
 
 _LONGEST_REST, TRIED_STEPS = 256, 4
-"""Most steps without drafts, and the steps after them in which drafts are tried."""
+"""Most steps without drafts where these cost up to a token per row, and the steps in which they are tried then."""
 
 _REMEMBERED = 8.0
 """Steps that what was known before a rest counts for after it, at most."""
@@ -104,4 +104,4 @@ class DraftingGain:
         shrink = min(1.0, _REMEMBERED / self._steps)
         self._gain *= shrink
         self._steps *= shrink
-        return round(min(_LONGEST_REST, max(TRIED_STEPS, TRIED_STEPS * cost / AFFORDED)))
+        return round(min(_LONGEST_REST * max(1.0, cost), TRIED_STEPS * cost / AFFORDED))

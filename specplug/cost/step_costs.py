@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
 from math import inf, log, log2
+from operator import itemgetter
 
 import numpy as np
 import numpy.typing as npt
@@ -146,7 +147,7 @@ class StepCosts:
     @property
     def knows_drafting(self) -> bool:
         """Whether steps that drafted and verified nothing were run in service."""
-        return self._corrections.has_mode(1)
+        return self._corrections.has_mode(_DRAFTING)
 
     def points(self) -> list[tuple[int, float]]:
         """Return the curve for people: tokens and the predicted seconds of one request's step, at the timed sizes."""
@@ -192,9 +193,14 @@ def _terms(requests: int, context: float, draft_lengths: Sequence[int]) -> Array
     return found
 
 
+_PLAIN, _DRAFTING, _VERIFYING = range(3)
+"""What a step does: no drafts, drafts of which none is verified, which no step at start does, or drafts that are."""
+
+
 def _mode(draft_length: int, verifies: bool) -> int:
-    """Return what a step does: 0 plain decoding, 1 drafting, 2 verifying drafts as well."""
-    return 0 if not draft_length else 1 + verifies
+    if not draft_length:
+        return _PLAIN
+    return _VERIFYING if verifies else _DRAFTING
 
 
 class _Corrections:
@@ -238,17 +244,22 @@ class _Corrections:
 
     def _update(self) -> None:
         medians = {key: (len(cell), float(np.median(cell))) for key, cell in self._cells.items()}
-        counts, values = np.array(list(medians.values())).T
-        order = np.argsort(values)
-        middle = np.searchsorted(np.cumsum(counts[order]), counts.sum() / 2)
-        self._level = float(values[order][middle])
+        modelled = [median for ((mode, _), _), median in medians.items() if mode != _DRAFTING]
+        self._level = 0.0
+        if modelled:
+            counts, values = np.array(sorted(modelled, key=itemgetter(1))).T
+            self._level = float(values[np.searchsorted(np.cumsum(counts), counts.sum() / 2)])
         self._known = {}
-        for mode in {key[0][0] for key in medians}:
-            cells = sorted((key[1], *of) for key, of in medians.items() if key[0] == (mode, False))
+        for mode in {mode for (mode, _), _ in medians}:
+            cells = sorted(
+                (place, *of)
+                for ((of_mode, has_prompts), place), of in medians.items()
+                if (of_mode, has_prompts) == (mode, False)
+            )
             if cells:
                 places, steps, of_size = np.array(cells).T
-                shrunk = (steps * of_size + _PRIOR_STEPS * self._level) / (steps + _PRIOR_STEPS)
-                self._known[mode] = places, shrunk
+                prior = 0.0 if mode == _DRAFTING else _PRIOR_STEPS
+                self._known[mode] = places, (steps * of_size + prior * self._level) / (steps + prior)
 
 
 def _size_class(tokens: float) -> int:
