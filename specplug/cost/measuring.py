@@ -20,7 +20,7 @@ REPEATS = 2
 BUSY = 0.2
 """Relative difference of the repeats of a size, in the median, from which on something else keeps the machine busy."""
 
-_ONE_REQUEST = (1, 2, 4, 8, 16, 3, 6, 12, 24, 32, 48, 64)
+_ONE_REQUEST, _ONE_REQUEST_FINER = (1, 2, 4, 8, 16, 3), (6, 12, 24, 32, 48, 64)
 _FIRST_BATCHES, _BATCHES = (8, 32, 128), (2, 4, 16, 64, 256, 512)
 
 
@@ -73,9 +73,15 @@ def step_sizes(limits: StepLimits) -> list[StepSize]:
     if limits.requests > 1:
         first.insert(1, limits.requests)
     both = [*first, *batches]
-    grids = (first, (1.0, 2.0)), (first, (1.25, 4.0)), (batches, (1.0, 2.0)), (both, (1.5, 3.0, 8.0, 16.0))
-    wanted = [(1, float(tokens)) for tokens in _ONE_REQUEST]
-    wanted += [(requests, ratio) for sizes, ratios in grids for requests in sizes for ratio in ratios]
+    grids = (
+        ([1], _ONE_REQUEST),
+        (first, (1.0, 2.0)),
+        ([1], _ONE_REQUEST_FINER),
+        (first, (1.25, 4.0)),
+        (batches, (1.0, 2.0)),
+        (both, (1.5, 3.0, 8.0, 16.0)),
+    )
+    wanted = [(requests, ratio) for sizes, ratios in grids for requests in sizes for ratio in ratios]
     sizes = [size for requests, ratio in wanted for size in _runnable(requests, ratio, limits)]
     return [size for size in dict.fromkeys(sizes) if size.tokens <= limits.tokens]
 
