@@ -113,11 +113,10 @@ class RaggedPlanner(Planner):
         sizes = {size - requests for size in self._costs.sizes if requests < size < requests + most}
         even = {round(requests * share) for share in _TOKENS_PER_ROW}
         grid = sorted({0, 1, 2, 3, most, *(each for each in sizes | even if each <= most)})
-        grid = grid[:: -(-len(grid) // (MAX_COST_POINTS - 1))]
-        if grid[-1] != most:
-            grid.append(most)
+        grid = grid[:: -(-len(grid) // (MAX_COST_POINTS - 2))]
+        grid = sorted({*grid, most, 2 * most})  # the batch may grow before the next decision
         lengths = [0, *[self._longest] * len(grid)]
-        tokens = [requests, *(requests + min(most, round(each * self._padding)) for each in grid)]
+        tokens = [requests, *(requests + round(each * self._padding) for each in grid)]
         found = self._costs.seconds_beside_prompts(requests, self._context * requests, tokens, lengths)
         plain, none, verifying = float(found[0]), float(found[1]), found[2:]
         if not self._costs.knows_drafting:

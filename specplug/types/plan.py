@@ -140,16 +140,6 @@ class StepReport:
         )
 
 
-class Price(NamedTuple):
-    """What policies/ and specplug/cost compute with until they state `StepPlan.costs`; no plan holds any."""
-
-    survival: float
-    after: int = 0
-
-
-MOST_PRICES = 16
-
-
 class CostPoint(NamedTuple):
     """A point of a plan's cost curve.
 

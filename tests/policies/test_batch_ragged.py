@@ -88,9 +88,9 @@ def test_a_server_that_emits_faster_charges_more_for_the_same_time():
 class Server:
     """Simulated steps of requests whose drafts survive as their confidences say."""
 
-    def __init__(self, surface, built, seed=0, sure=0.2, drafting=0.0):
+    def __init__(self, surface, built, seed=0, sure=0.2, drafting=0.0, noise=0.03):
         self._surface, self._built, self._drafting = surface, built, drafting
-        self._noise = np.random.default_rng(seed)
+        self._noise, self._scatter = np.random.default_rng(seed), noise
         self._rng, self._sure, self._step, self._rest = np.random.default_rng(seed), sure, 0, 0
         self._plan = StepPlan(LONGEST)
         self.seconds, self.tokens, self.drafted, self.lengths = 0.0, 0, 0, []
@@ -126,7 +126,7 @@ class Server:
         self.drafted += drafted
         self.lengths.append(length)
         if threshold is None and self._rest <= 0:
-            noisy = seconds * float(np.exp(self._noise.normal(0, 0.03)))
+            noisy = seconds * float(np.exp(self._noise.normal(0, self._scatter)))
             self._built.observe(reported(self._step, requests, drafted, accepted, noisy, length))
 
 
@@ -164,7 +164,7 @@ def test_drafts_that_cost_more_than_they_gain_are_not_made_and_come_back():
 
 def test_cheap_drafts_are_made_although_nothing_is_verified():
     built = planner(lambda tokens: tokens)
-    server = Server(lambda tokens: tokens, built, sure=0.0)
+    server = Server(lambda tokens: tokens, built, sure=0.0, noise=0.01)
     server.serve(8, 300)
     assert set(server.lengths) == {LONGEST}
     assert server.drafted == 0, "no token is worth as much as a row of its own"
