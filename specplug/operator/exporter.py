@@ -205,7 +205,7 @@ def _add(families: dict[str, Any], status: dict[str, Any], arrived: float) -> No
         "ceiling": longest if state["ceiling"] is None else min(state["ceiling"], longest),
         "age": time.monotonic() - arrived,
         "planned": planned,
-        "factor": None if decided is None else decided.factor,
+        "factor": None if decided is None else decided.speed_up,
     }
     for part in parts:
         if (totals := corpus_totals(part.get("details", {}))) is not None:

@@ -92,7 +92,7 @@ def _engine(engine: ServedEngine, before: ServedEngine | None, seconds: float | 
         "planned_tokens": planned,
         "reason": reason(scheduler.steps, ceiling, planned, scheduler.policy),
         "why": None if decided is None else decided.why,
-        "predicted_speedup": None if decided is None else decided.factor,
+        "predicted_speedup": None if decided is None else decided.speed_up,
         **_rates(total, seconds),
         "steps_saved": 1 - total.target_steps / total.emitted if total.emitted else None,
         "acceptance_by_position": [_ratio(*pair) for pair in zip(total.accepted_at, total.tested_at, strict=False)],

@@ -24,20 +24,12 @@ class PolicyDecision(BaseModel):
     Attributes:
         draft_length: that it decided on; single steps may have another.
         why: the reason in words.
-        speed_up: tokens per second with drafts, relative to none, as lately measured.
-        predicted_speedup: the same by draft length, as predicted.
+        speed_up: tokens per second with drafts, relative to none, lately.
     """
 
     draft_length: int
     why: str = ""
     speed_up: _Factor | None = None
-    predicted_speedup: dict[int, _Factor] = {}
-
-    @property
-    def factor(self) -> float | None:
-        """The speed-up by drafts: at the draft length decided on or, if that is 0, at the best other one."""
-        others = [factor for length, factor in self.predicted_speedup.items() if length]
-        return self.predicted_speedup.get(self.draft_length or -1, self.speed_up or max(others, default=None))
 
 
 class CorpusTotals(NamedTuple):

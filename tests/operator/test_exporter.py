@@ -52,7 +52,7 @@ def status(engine: int = 0, steps: int = 1, ceiling: int | None = None, faults: 
         "control": {"mode": "off" if ceiling == 0 else "on", "ceiling": ceiling},
         "steps": steps,
         "plan": {"draft_length": 5},
-        "policy": {"why": "drafts gain", "draft_length": 5, "predicted_speedup": {"0": 1.0, "5": 1.4, "8": 1.3}},
+        "policy": {"why": "drafts gain", "draft_length": 5, "speed_up": 1.4},
         "faults": faults or {},
     }
     drafting = {
