@@ -83,6 +83,7 @@ class AdaptivePlanner(Planner):
         self._longest = context.caps.fit_draft_length(context.caps.max_draft_length)
         self._acceptance, self._costs, self._rate = RequestAcceptance(), StepCosts(options.cost), ServerRate()
         self._uncapped = self._plan = StepPlan(self._longest)
+        self._reports: list[StepReport] = []  # since the newest decision
         self._next = 0  # step of the next decision
 
     def plan(self, stats: HostStats) -> StepPlan:
@@ -98,15 +99,9 @@ class AdaptivePlanner(Planner):
         self._costs.calibrate(costs)
 
     def observe(self, report: StepReport) -> None:
-        """Learn what steps cost and yield."""
-        if report.cost is None:
-            return
-        self._costs.observe(report.cost)
-        if report.requests:
-            cost, requests = report.cost, report.batch_size
-            tokens = [requests, requests + report.verified]
-            plain, drafted = self._costs.seconds(requests, cost.context_tokens, tokens, [0, report.draft_length])
-            self._rate.observe(requests, 1.0 + report.accepted / report.requests, float(drafted / plain))
+        """Keep a step's results for the next decision."""
+        if report.cost is not None and report.requests:
+            self._reports.append(report)
 
     def status(self) -> dict[str, Any]:
         """Return the average acceptance and the number of requests that are capped, as plain data."""
@@ -129,7 +124,21 @@ class AdaptivePlanner(Planner):
         plan = StepPlan(cap if cap < longest else self._longest, caps=caps)
         return self._plan if plan == self._plan else plan
 
+    def _learn(self) -> None:
+        """Enter the results since the decision before."""
+        reports, self._reports = self._reports, []
+        if not reports:
+            return
+        self._costs.observe([report.cost for report in reports if report.cost is not None])
+        requests = round(sum(report.batch_size for report in reports) / len(reports))
+        verified = round(sum(report.verified for report in reports) / len(reports))
+        length = max(report.draft_length for report in reports)
+        plain, drafted = self._costs.seconds(requests, 0.0, [requests, requests + verified], [0, length])
+        tokens = 1.0 + sum(report.accepted for report in reports) / sum(report.requests for report in reports)
+        self._rate.observe(requests, tokens, float(drafted / plain), len(reports))
+
     def _curve(self, stats: HostStats, longest: int) -> tuple[CostPoint, ...]:
+        self._learn()
         requests, last, context = len(stats.requests), stats.last_step, 0.0
         if last is not None and last.requests:
             context = last.context_tokens * requests / last.requests

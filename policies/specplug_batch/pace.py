@@ -10,8 +10,8 @@ from specplug.cost.rate import kept_share
 DOES_NOT_PAY = "does not pay"
 """`StepPlan.why` of a plan without drafts."""
 
-DECIDE_EVERY, FIRST_STEPS, LIKE = 16, 32, 0.1
-"""Steps between decisions; the first steps, of which every fourth decides; and the change of a batch that decides."""
+DECIDE_EVERY, LIKE = 128, 0.1
+"""Steps between decisions, fewer at first: an eighth of the steps so far; and the change of a batch that decides."""
 
 TRIAL_STEPS = 5
 """Steps of a draft length that show what it costs; the first ones may still verify drafts of another length."""
@@ -41,8 +41,12 @@ class Pace:
             return False
         self._step = step
         self._requests = requests
-        self.set_next(DECIDE_EVERY if step >= FIRST_STEPS else TRIED_STEPS)
+        self.set_next(min(DECIDE_EVERY, max(TRIED_STEPS, step // 8)))
         return True
+
+    def hasten(self, step: int) -> None:
+        """Let the next decision be made a few steps after this one, at the latest."""
+        self._next = min(self._next, step + TRIED_STEPS)
 
     def set_next(self, steps: int) -> None:
         """Let the next decision be made so many steps after the newest one."""

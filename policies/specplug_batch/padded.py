@@ -62,6 +62,7 @@ class PaddedPlanner(Planner):
                 return self._plans[trial]
         self._length = self._best()
         if not self._length and not self._reported.is_known and (stats.step + PROBE_STEPS) % PROBE_EVERY < PROBE_STEPS:
+            self._pace.hasten(stats.step)
             return self._plans[self._lengths[1]] if len(self._lengths) > 1 else self._plans[0]
         return self._plans[self._length]
 
@@ -109,13 +110,12 @@ class PaddedPlanner(Planner):
 
     def _learn(self) -> None:
         reports, self._reports = self._reports, []
-        for report in reports:
-            if report.cost is not None:
-                self._costs.observe(report.cost)
+        self._costs.observe([report.cost for report in reports if report.cost is not None])
         drafted = [report for report in reports if report.requests]
         if not drafted:
             return
-        self._runs.observe([report for report in drafted if report.draft_length])
+        if not self._reported.is_known:
+            self._runs.observe([report for report in drafted if report.draft_length])
         accepted = sum(report.accepted for report in drafted) / sum(report.requests for report in drafted)
         requests = round(sum(report.batch_size for report in drafted) / len(drafted))
         cost = 1.0 + float(np.interp([report.draft_length for report in drafted], self._places, self._cost).mean())

@@ -89,9 +89,7 @@ class RaggedPlanner(Planner):
     def _learn(self) -> None:
         """Enter the results since the decision before."""
         reports, self._reports = self._reports, []
-        for report in reports:
-            if report.cost is not None:
-                self._costs.observe(report.cost)
+        self._costs.observe([report.cost for report in reports if report.cost is not None])
         drafted = [report for report in reports if report.draft_length and report.requests]
         if not drafted:
             return

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
-from math import inf, log, log2
+from math import inf, log2
 from operator import itemgetter
 
 import numpy as np
@@ -76,17 +76,22 @@ class StepCosts:
         self._fit(timed)
         self.basis, self.is_timed = "measured at start", True
 
-    def observe(self, cost: StepCost) -> None:
-        """Correct the model by a step in service."""
-        if cost.seconds <= 0 or not cost.requests:
+    def observe(self, costs: Sequence[StepCost]) -> None:
+        """Correct the model by steps in service."""
+        costs = [cost for cost in costs if cost.seconds > 0 and cost.requests]
+        if not costs:
             return
-        self._prefills.append(cost.prompt_tokens)
-        predicted = self._model(cost.requests, cost.context_tokens, [cost.tokens], [cost.draft_length])
-        drafts = cost.tokens - cost.prompt_tokens > cost.requests
-        key = (_mode(cost.draft_length, drafts), cost.prompt_tokens > 0)
-        self._corrections.add(key, cost.tokens, log(cost.seconds / float(predicted[0])))
-        if not self.is_timed and not cost.prompt_tokens:
-            self._time_in_service(cost)
+        fields = [(it.requests, it.context_tokens, it.tokens, it.draft_length, it.seconds) for it in costs]
+        requests, context, tokens, draft_lengths, seconds = np.array(fields, np.float64).T
+        ratios = np.log(seconds / self._model(requests, context, tokens, draft_lengths))
+        for cost, ratio in zip(costs, ratios.tolist(), strict=True):
+            self._prefills.append(cost.prompt_tokens)
+            mode = _mode(cost.draft_length, cost.tokens - cost.prompt_tokens > cost.requests)
+            self._corrections.add((mode, cost.prompt_tokens > 0), cost.tokens, ratio)
+        if not self.is_timed:
+            for cost in costs:
+                if not cost.prompt_tokens:
+                    self._time_in_service(cost)
 
     def _time_in_service(self, cost: StepCost) -> None:
         """Fit the model to the first steps of each size, where none was timed at start."""
@@ -170,7 +175,11 @@ class StepCosts:
         self._weights = fitted[curve.shape[1] :]
 
     def _model(
-        self, requests: int, context: float, tokens: Sequence[int] | Array, draft_lengths: Sequence[int]
+        self,
+        requests: int | Array,
+        context: float | Array,
+        tokens: Sequence[int] | Array,
+        draft_lengths: Sequence[int] | Array,
     ) -> Array:
         """Return the model's seconds; beyond the largest size they rise like over the upper half of the sizes."""
         sizes = np.asarray(tokens, np.float64)
@@ -182,7 +191,7 @@ class StepCosts:
         return np.maximum(found, _LEAST)
 
 
-def _terms(requests: int, context: float, draft_lengths: Sequence[int]) -> Array:
+def _terms(requests: int | Array, context: float | Array, draft_lengths: Sequence[int] | Array) -> Array:
     """Return the terms beside the curve, [n, 4]: requests, context, drafting at all, and further drafting passes."""
     lengths = np.asarray(draft_lengths, np.float64)
     found = np.empty((len(lengths), 4))
@@ -243,7 +252,7 @@ class _Corrections:
         return sum(len(cell) for (of, _), cell in self._cells.items() if of == (mode, False)) >= _FIRST
 
     def _update(self) -> None:
-        medians = {key: (len(cell), float(np.median(cell))) for key, cell in self._cells.items()}
+        medians = {key: (len(cell), sorted(cell)[len(cell) // 2]) for key, cell in self._cells.items()}
         modelled = [median for ((mode, _), _), median in medians.items() if mode != _DRAFTING]
         self._level = 0.0
         if modelled:

@@ -89,8 +89,7 @@ def test_too_few_or_impossible_times_leave_the_assumed_costs():
 
 def observe(costs: StepCosts, steps: list[StepCost], times: int = 60) -> None:
     for _ in range(times):
-        for step in steps:
-            costs.observe(step)
+        costs.observe(steps)
 
 
 def test_service_corrects_the_sizes_that_are_run_and_through_them_the_others():

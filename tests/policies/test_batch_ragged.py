@@ -10,7 +10,7 @@ from specplug.trim import best_count
 from specplug.types.caps import EngineCaps, Ragged
 from specplug.types.plan import HostStats, StepCost, StepPlan, StepReport
 from specplug_batch.options import BatchOptions
-from specplug_batch.pace import TRIAL_STEPS
+from specplug_batch.pace import DECIDE_EVERY, TRIAL_STEPS
 from specplug_batch.ragged import RaggedPlanner
 
 LONGEST = 7
@@ -172,11 +172,12 @@ def test_cheap_drafts_are_made_although_nothing_is_verified():
 
 def test_a_decision_holds_for_some_steps_of_a_like_batch():
     built = planner(rising)
-    plans = [plan_for(built, 20, step) for step in range(100, 116)]
+    plans = [plan_for(built, 20, step) for step in range(2000, 2000 + DECIDE_EVERY)]
     assert all(plan is plans[0] for plan in plans)
-    assert plan_for(built, 21, 115) is plans[0]
-    assert plan_for(built, 23, 115) is not plans[0]
-    assert plan_for(built, 23, 140) is not plans[0]
+    assert plan_for(built, 21, 2100) is plans[0]
+    newer = plan_for(built, 23, 2100)
+    assert newer is not plans[0]
+    assert plan_for(built, 23, 2100 + DECIDE_EVERY) is not newer
 
 
 def test_the_settings_and_the_state_are_shown():
