@@ -74,6 +74,7 @@ class StepCosts:
         if len({cost.tokens for cost in timed}) < 2:
             return
         self._fit(timed)
+        self._corrections = _Corrections()
         self.basis, self.is_timed = "measured at start", True
 
     def observe(self, cost: StepCost) -> None:
@@ -90,8 +91,11 @@ class StepCosts:
 
     def _time_in_service(self, cost: StepCost) -> None:
         """Fit the model to the first steps of each size, where none was timed at start."""
-        first = self._first_steps[cost.requests, cost.tokens, cost.draft_length > 0]
-        if len(first) == _TIMED or len(self._first_steps) > _MOST_TIMED:
+        size = cost.requests, cost.tokens, cost.draft_length > 0
+        if len(self._first_steps) >= _MOST_TIMED and size not in self._first_steps:
+            return
+        first = self._first_steps[size]
+        if len(first) == _TIMED:
             return
         first.append(cost)
         if len(first) == _TIMED:
