@@ -36,6 +36,9 @@ _RIDGE = 1e-2
 _NEWEST = 31
 """Number of newest steps of a size whose median corrects it."""
 
+_FEWEST = 3
+"""Steps of a size from which on they correct anything: a single one may have waited for a kernel to be compiled."""
+
 _PRIOR_STEPS = 8.0
 """Steps that the correction of all sizes together counts for in the correction of one size."""
 
@@ -247,7 +250,9 @@ class _Corrections:
         return sum(len(cell) for (of, _), cell in self._cells.items() if of == (mode, False)) >= _FIRST
 
     def _update(self) -> None:
-        medians = {key: (len(cell), float(np.median(cell))) for key, cell in self._cells.items()}
+        medians = {
+            key: (len(cell), float(np.median(cell))) for key, cell in self._cells.items() if len(cell) >= _FEWEST
+        }
         modelled = [median for ((mode, _), _), median in medians.items() if mode != _DRAFTING]
         self._level = 0.0
         if modelled:

@@ -126,6 +126,15 @@ def test_costs_measured_at_start_are_not_corrected_by_steps_before_them():
     assert predicted(costs, [1, 8]) == pytest.approx([1e-3, 2e-3], rel=0.05)
 
 
+def test_one_slow_step_of_a_size_that_is_hardly_run_corrects_nothing():
+    """Otherwise plain steps would seem dear, none would be planned, and nothing would show that they are not."""
+    costs = StepCosts(flat)
+    costs.calibrate(timed({1: 1e-3, 8: 2e-3}))
+    observe(costs, [StepCost(1, 8, 0, 7, 2e-3)])
+    costs.observe(StepCost(1, 1, 0, 0, 1.0))
+    assert predicted(costs, [1, 8]) == pytest.approx([1e-3, 2e-3], rel=0.05)
+
+
 def test_what_is_kept_of_sizes_in_service_is_bounded():
     costs = StepCosts(flat)
     for tokens in range(1, 400):
