@@ -192,7 +192,7 @@ def retimed(llm: Any) -> dict[str, int]:
 
 
 def test_batches_that_the_cache_has_no_room_for_are_left_out(launched):
-    crowded = launched(runner="v1", name="timed crowded", max_num_seqs=64, num_gpu_blocks_override=40)
-    found = crowded.call(retimed)
+    small = launched(runner="v1", name="timed small", max_num_seqs=64, num_gpu_blocks_override=40)
+    found = small.call(retimed)
     assert 8 <= found["requests"] < 64
     assert found["steps"] < 20 * found["sizes"], "steps are not repeated until there is room, which there never is"
