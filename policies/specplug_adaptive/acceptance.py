@@ -61,6 +61,8 @@ class RequestAcceptance:
         rows: list[tuple[float, float, int, int]] = []
         for name, _, _, _, _, accepted, rejected in requests:
             before = self._known.get(name, _NEW)
+            if accepted < before.accepted or rejected < before.rejected:
+                before = _NEW  # another request of the same name
             gained, lost = accepted - before.accepted, rejected - before.rejected
             keep = _MEMORY / (_MEMORY + gained + lost)
             seen = known[name] = _Decided(accepted, rejected, keep * before.good + gained, keep * before.bad + lost)

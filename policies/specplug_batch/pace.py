@@ -20,7 +20,7 @@ AFFORDED = 0.01
 """Share of the time that drafts may take which find out whether they pay again."""
 
 _KNOWN_STEPS, _KNOWN_ROWS = 8.0, 128.0
-"""Steps, and rows of all of them together, that have to be known before drafting may stop."""
+"""Steps, and rows of all of them together, that have to be known before drafting may stop for the first time."""
 
 _LONGEST_REST, TRIED_STEPS = 256, 4
 """Most steps without drafts where these cost up to a token per row, and the steps in which they are tried then."""
@@ -82,7 +82,7 @@ class DraftingGain:
 
     def __init__(self) -> None:
         self._gain = self._steps = 0.0
-        self.is_resting = False
+        self._is_known = self.is_resting = False
 
     @property
     def gain(self) -> float:
@@ -100,9 +100,9 @@ class DraftingGain:
 
         After a rest drafts are made for a few steps, since only drafts show what they gain.
         """
-        is_known = self._steps >= _KNOWN_STEPS and self._steps * requests >= _KNOWN_ROWS
+        self._is_known |= self._steps >= _KNOWN_STEPS and self._steps * requests >= _KNOWN_ROWS
         was_resting = self.is_resting
-        self.is_resting = cost > AFFORDED and is_known and not was_resting and self.gain < cost
+        self.is_resting = cost > AFFORDED and self._is_known and not was_resting and self.gain < cost
         if not self.is_resting:
             return 0
         shrink = min(1.0, _REMEMBERED / self._steps)

@@ -98,8 +98,12 @@ class PaddedPlanner(Planner):
         }
 
     def _best(self) -> int:
-        """Return the shortest of the lengths whose gain is the greatest, as far as costs are known."""
-        gains = self._accepted() - self._per_row
+        """Return the shortest length within the budget whose gain is the greatest, as far as costs are known."""
+        budget = self._options.token_budget
+        fitting = len(self._lengths)
+        if budget is not None:
+            fitting = int(np.count_nonzero(self._places * max(1, self._requests) <= budget))
+        gains = (self._accepted() - self._per_row)[:fitting]
         return self._lengths[int(np.argmax(gains >= gains.max() - _CERTAINTY))]
 
     def _accepted(self) -> Array:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from specplug.cost import ServerRate, StepCosts
 from specplug.interfaces import Planner, PluginContext
-from specplug.types.plan import MAX_COST_POINTS, CostPoint, HostStats, StepCost, StepPlan, StepReport
+from specplug.types.plan import MAX_COST_POINTS, MAX_DRAFT_TOKENS, CostPoint, HostStats, StepCost, StepPlan, StepReport
 from specplug_batch.options import BatchOptions
 from specplug_batch.pace import DOES_NOT_PAY, TRIED_STEPS, DraftingGain, Pace, Trials
 
@@ -33,11 +34,15 @@ class RaggedPlanner(Planner):
         self._padding = 1.0  # tokens that a step runs for each draft token that it keeps, lately
         self._plan = StepPlan(0)
         self._requests = 0
+        self._rest_end = 0  # the first step that may draft again
         self._context = 0.0  # context tokens of a request
 
     def plan(self, stats: HostStats) -> StepPlan:
         """Return the newest plan; it is made anew every few steps, and when the batch changes."""
         requests = len(stats.requests)
+        left = self._rest_end - stats.step
+        if left > 0 and self._requests <= 2 * requests <= 4 * self._requests:
+            return replace(self._plan, num_steps=left)  # requests that come and go end no rest
         if self._pace.is_due(stats.step, requests) and requests:
             self._decide(requests, stats)
         if not self._costs.is_timed and (trial := self._trials.next(requests, (self._longest, 0))) is not None:
@@ -81,6 +86,7 @@ class RaggedPlanner(Planner):
         rest = self._drafting.rest(requests, self._drafting_cost * self._rate.speed_up(requests))
         if rest or was_resting:
             self._pace.set_next(rest or TRIED_STEPS)
+        self._rest_end = stats.step + rest
         if rest:
             self._plan = StepPlan(0, num_steps=rest, why=DOES_NOT_PAY)
         else:
@@ -112,7 +118,8 @@ class RaggedPlanner(Planner):
         even = {round(requests * share) for share in _TOKENS_PER_ROW}
         grid = sorted({0, 1, 2, 3, most, *(each for each in sizes | even if each <= most)})
         grid = grid[:: -(-len(grid) // (MAX_COST_POINTS - 2))]
-        grid = sorted({*grid, most, 2 * most})  # the batch may grow before the next decision
+        ends = {most, 2 * most}  # the batch may grow before the next decision
+        grid = sorted({min(each, MAX_DRAFT_TOKENS) for each in {*grid, *ends}})
         lengths = [0, *[self._longest] * len(grid)]
         tokens = [requests, *(requests + round(each * self._padding) for each in grid)]
         found = self._costs.seconds_beside_prompts(requests, self._context * requests, tokens, lengths)

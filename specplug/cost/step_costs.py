@@ -36,6 +36,9 @@ _RIDGE = 1e-2
 _NEWEST = 31
 """Number of newest steps of a size whose median corrects it."""
 
+_FEWEST = 3
+"""Steps of a size from which on they correct anything: a single one may have waited for a kernel to be compiled."""
+
 _PRIOR_STEPS = 8.0
 """Steps that the correction of all sizes together counts for in the correction of one size."""
 
@@ -74,6 +77,7 @@ class StepCosts:
         if len({cost.tokens for cost in timed}) < 2:
             return
         self._fit(timed)
+        self._corrections = _Corrections()
         self.basis, self.is_timed = "measured at start", True
 
     def observe(self, costs: Sequence[StepCost]) -> None:
@@ -95,8 +99,11 @@ class StepCosts:
 
     def _time_in_service(self, cost: StepCost) -> None:
         """Fit the model to the first steps of each size, where none was timed at start."""
-        first = self._first_steps[cost.requests, cost.tokens, cost.draft_length > 0]
-        if len(first) == _TIMED or len(self._first_steps) > _MOST_TIMED:
+        size = cost.requests, cost.tokens, cost.draft_length > 0
+        if len(self._first_steps) >= _MOST_TIMED and size not in self._first_steps:
+            return
+        first = self._first_steps[size]
+        if len(first) == _TIMED:
             return
         first.append(cost)
         if len(first) == _TIMED:
@@ -252,7 +259,11 @@ class _Corrections:
         return sum(len(cell) for (of, _), cell in self._cells.items() if of == (mode, False)) >= _FIRST
 
     def _update(self) -> None:
-        medians = {key: (len(cell), sorted(cell)[len(cell) // 2]) for key, cell in self._cells.items()}
+        medians = {
+            key: (len(cell), sorted(cell)[len(cell) // 2])
+            for key, cell in self._cells.items()
+            if len(cell) >= _FEWEST
+        }
         modelled = [median for ((mode, _), _), median in medians.items() if mode != _DRAFTING]
         self._level = 0.0
         if modelled:

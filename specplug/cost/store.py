@@ -9,7 +9,7 @@ import os
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, astuple, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,9 @@ ASSUMED = "assumed"
 PROFILED = "profiled by the engine"
 _MEASURED = "measured at start"
 _FORMAT = 1
+
+_HIGHEST = 1 << 40
+"""Limit on the numbers that are read from a file."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,9 +94,11 @@ def _read(path: Path) -> StartCosts | None:
     try:
         found = json.loads(path.read_text())
         costs = tuple([StepCost(**cost) for cost in found["costs"]])
-        if not costs or not all(isinstance(cost.seconds, float) and cost.seconds > 0 for cost in costs):
+        numbers = [found["measured_at"], *(number for cost in costs for number in astuple(cost)[:-1])]
+        is_sound = all(type(number) in (int, float) and 0 <= number < _HIGHEST for number in numbers)
+        if not costs or not is_sound or not all(cost.seconds > 0 for cost in costs):
             raise ValueError("no costs")
-        return StartCosts(costs, f"from the cache file {path}", float(found["measured_at"]))
+        return StartCosts(costs, f"from the cache file {path}", found["measured_at"])
     except FileNotFoundError:
         return None
     except (OSError, ValueError, TypeError, KeyError) as error:

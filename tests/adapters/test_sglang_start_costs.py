@@ -50,3 +50,21 @@ def test_all_ranks_time_steps_if_rank_0_does(is_kept):
     assert on_rank_0(other, timed_by(other), find) is None
     assert sent == [], "nobody waits for a message, and none is left"
     assert timed == ([] if is_kept else [0, 1])
+
+
+@pytest.mark.parametrize("fails", ["before", "while timing"])
+def test_a_failure_stops_no_rank_and_leaves_none_waiting(fails):
+    sent: list[int] = []
+
+    def timed() -> Measurement:
+        raise RuntimeError("out of memory")
+
+    def find(measured: Callable[[], Measurement]) -> StartCosts:
+        if fails == "before":
+            raise RuntimeError("no home directory")
+        return StartCosts(measured().costs)
+
+    assert on_rank_0(Ranks(0, sent), timed, find) is None
+    assert sent == [fails == "while timing"]
+    assert on_rank_0(Ranks(1, sent), timed, find) is None
+    assert sent == []

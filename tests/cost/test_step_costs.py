@@ -118,6 +118,29 @@ def test_without_timed_steps_service_measures():
     assert sixteen / one == pytest.approx(3.0, rel=0.25)
 
 
+def test_costs_measured_at_start_are_not_corrected_by_steps_before_them():
+    costs = StepCosts(flat)
+    observe(costs, [StepCost(1, 1, 0, 0, 1e-3)])
+    costs.calibrate(timed({1: 1e-3, 8: 2e-3}))
+    assert predicted(costs, [1, 8]) == pytest.approx([1e-3, 2e-3], rel=0.05)
+
+
+def test_one_slow_step_of_a_size_that_is_hardly_run_corrects_nothing():
+    """Otherwise plain steps would seem dear, none would be planned, and nothing would show that they are not."""
+    costs = StepCosts(flat)
+    costs.calibrate(timed({1: 1e-3, 8: 2e-3}))
+    observe(costs, [StepCost(1, 8, 0, 7, 2e-3)])
+    costs.observe(StepCost(1, 1, 0, 0, 1.0))
+    assert predicted(costs, [1, 8]) == pytest.approx([1e-3, 2e-3], rel=0.05)
+
+
+def test_what_is_kept_of_sizes_in_service_is_bounded():
+    costs = StepCosts(flat)
+    for tokens in range(1, 400):
+        costs.observe(StepCost(1, tokens, 0, 0, 0.01))
+    assert len(costs._first_steps) <= 64
+
+
 def test_steps_that_draft_and_verify_nothing_are_known_once_they_were_run():
     costs = StepCosts(flat)
     assert not costs.knows_drafting

@@ -55,7 +55,19 @@ def test_costs_of_a_busy_machine_are_used_but_not_kept(home: Path):
     assert not home.exists()
 
 
-@pytest.mark.parametrize("content", ["", "{", "[]", '{"costs": []}', '{"costs": [{"requests": 1}], "measured_at": 1}'])
+KEPT = {"requests": 1, "tokens": 2, "context_tokens": 256, "draft_length": 1, "seconds": 0.1}
+WRONG = [
+    {"costs": [], "measured_at": 1},
+    {"costs": [{"requests": 1}], "measured_at": 1},
+    {"costs": [{**KEPT, "requests": "1"}], "measured_at": 1},
+    {"costs": [{**KEPT, "tokens": None}], "measured_at": 1},
+    {"costs": [{**KEPT, "seconds": float("inf")}], "measured_at": 1},
+    {"costs": [{**KEPT, "seconds": float("nan")}], "measured_at": 1},
+    {"costs": [KEPT], "measured_at": float("nan")},
+]
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", *map(json.dumps, WRONG)])
 def test_a_damaged_file_is_replaced(home: Path, content: str, caplog: pytest.LogCaptureFixture):
     home.mkdir(parents=True)
     cost_file(KEY).write_text(content)

@@ -160,6 +160,13 @@ def rows(step: int, easy: int = 2, hard: int = 6) -> Counting:
     return Counting([*good, *(stats(f"hard {number}", 8 * step, 0, step) for number in range(hard))])
 
 
+def test_a_name_that_is_used_again_is_another_request():
+    acceptance = RequestAcceptance()
+    acceptance.read([stats("a", 40, 30, 5)])
+    rates, _ = acceptance.read([stats("a", 3, 2, 1)])  # 32 fewer
+    assert 0.0 < rates[0] < 1.0
+
+
 def test_requests_that_are_rejected_are_capped_and_others_are_not():
     found = planner(saturation=16)
     for step in range(12):

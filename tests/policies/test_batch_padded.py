@@ -200,3 +200,13 @@ def test_steps_that_were_timed_need_no_trials():
     timed.serve("easy", 8, steps=100)
     assert not timed.planner._trials._counts
     assert set(untimed.planner._trials._counts.values()) == {TRIAL_STEPS}
+
+
+@pytest.mark.parametrize(("budget", "planned"), [(None, 15), (8 * 15, 15), (8, 0), (0, 0)])
+def test_only_lengths_that_the_budget_allows_are_compared(budget, planned):
+    """Any verification costs 1.5 times a plain step: 15 draft tokens gain more, but not the single one of a budget."""
+    planner = PaddedPlanner(PluginContext(CAPS, options=BatchOptions(token_budget=budget)))
+    planner.calibrate([StepCost(8, 8 * (length + 1), 0, length, 2.5 if length else 1.0) for length in LENGTHS])
+    planner.plan(HostStats(0, range(8)))
+    planner.observe(StepReport(0, 0, 8, 8, 0, 0, expected=(8 * 0.9 ** np.arange(1, 16)).tolist(), expected_rows=8))
+    assert planner.plan(HostStats(1, range(8))).draft_length == planned

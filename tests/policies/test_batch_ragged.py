@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from specplug.interfaces import PluginContext
+from specplug.pipeline.plan import checked_costs
 from specplug.trim import best_count
 from specplug.types.caps import EngineCaps, Ragged
 from specplug.types.plan import HostStats, StepCost, StepPlan, StepReport
@@ -197,3 +198,35 @@ def test_padding_that_an_engine_runs_besides_counts():
         built.observe(StepReport(step, LONGEST, 4, 4, 4, 2, cost))
         plan = plan_for(built, 4, step + 1)
     assert cost_of(plan, 4) > 1.6 * exact
+
+
+def share_drafted(built, batches, accepted, steps, first=0):
+    """Return the share of steps that draft, where drafts take a tenth of a step and yield so much per row and step."""
+    holds_until = drafted = planned = 0
+    for step in range(first, first + steps):
+        requests = batches[step // 10 % len(batches)]
+        holds = step < holds_until and requests == planned
+        if not holds:
+            plan, planned = plan_for(built, requests, step), requests
+            holds_until = 0 if plan.draft_length else step + plan.num_steps
+            seconds = 1.1 if plan.draft_length else 1.0
+            cost = StepCost(requests, requests, 0, plan.draft_length, seconds)
+            gained = accepted * requests * (plan.draft_length > 0)
+            built.observe(StepReport(step, plan.draft_length, requests, requests, gained, gained, cost))
+        drafted += plan.draft_length > 0
+    return drafted / steps
+
+
+@pytest.mark.parametrize("batches", [(1,), (4,), (1, 2), (8, 9), (16,)])
+def test_trials_of_a_costly_drafter_are_rare_at_any_batch_size(batches):
+    built = planner(flat)
+    share_drafted(built, batches, 0, 500)
+    assert share_drafted(built, batches, 0, 2000, 500) < 0.12, "1 % of the time, if drafts take 10 %"
+    share_drafted(built, batches, 1, 200, 2500)
+    assert share_drafted(built, batches, 1, 500, 2700) > 0.9
+
+
+def test_the_curve_of_the_largest_batches_is_a_valid_one():
+    built = RaggedPlanner(PluginContext(EngineCaps(63, ragged=Ragged.NATIVE), options=BatchOptions()))
+    built.calibrate([StepCost(1, 1, 0, 0, 1.0), StepCost(1, 8, 0, 7, 1.1)])
+    assert checked_costs(plan_for(built, 4096).costs)

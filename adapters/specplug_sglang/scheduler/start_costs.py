@@ -1,16 +1,17 @@
 """What steps of a worker cost, as it is known before its first request: timed, or kept from an earlier start.
 
 Rank 0 finds or measures the costs, and all ranks run the same steps: it is asked for the time, and for whether anything
-is to be timed.  Planners of other ranks learn nothing, as rank 0 decides.
+is to be timed and for how long.  Planners of other ranks learn nothing, as rank 0 decides.
 """
 
 from __future__ import annotations
 
+import logging
 import os
 import socket
 from collections.abc import Callable
 from time import perf_counter_ns
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
@@ -23,6 +24,10 @@ from specplug_sglang.scheduler.timed_steps import TimedSteps
 if TYPE_CHECKING:
     from specplug_sglang.scheduler.ranks import RankGroup
     from specplug_sglang.scheduler.worker import SpeculativeWorker
+
+logger = logging.getLogger("specplug")
+
+T = TypeVar("T")
 
 ARGUMENTS = (
     *("model_path", "revision", "dtype", "quantization", "kv_cache_dtype", "page_size", "context_length"),
@@ -37,7 +42,8 @@ def find(worker: SpeculativeWorker) -> None:
     drafting = worker.drafting
     settings = drafting.resolved.settings.costs
     wanted = settings.measure and drafting.step_planner.reads_costs and seams.available("timing")
-    if not (wanted and TimedSteps.applies(worker)):
+    seconds = worker.ranks.agree(max(1, round(settings.seconds * 1e3)) if wanted else 0) / 1e3
+    if not (seconds and TimedSteps.applies(worker)):
         return
     steps = TimedSteps(worker)
     longest = drafting.caps.max_draft_length
@@ -48,7 +54,7 @@ def find(worker: SpeculativeWorker) -> None:
         return worker.ranks.agree(perf_counter_ns()) / 1e9
 
     def timed() -> Measurement:
-        return measure(steps.run, step_sizes(limits), settings.seconds, clock)
+        return measure(steps.run, step_sizes(limits), seconds, clock)
 
     found = on_rank_0(worker.ranks, timed, lambda measured: costs_at_start(key_of(worker), measured))
     if found is not None and found.costs:
@@ -59,10 +65,13 @@ def find(worker: SpeculativeWorker) -> None:
 def on_rank_0(
     ranks: RankGroup, timed: Callable[[], Measurement], find: Callable[[Callable[[], Measurement]], StartCosts]
 ) -> StartCosts | None:
-    """Return on rank 0 what `find` returns, given `timed`; if it calls that, all ranks do.  None on other ranks."""
+    """Return on rank 0 what `find` returns, given `timed`; if it calls that, all ranks do.  None on other ranks.
+
+    Whatever fails, no rank stops or waits for a message that rank 0 does not send.
+    """
     if ranks.rank:
         if ranks.agree(0):
-            timed()
+            _contained(timed)
         return None
     begun: list[int] = []
 
@@ -70,10 +79,19 @@ def on_rank_0(
         begun.append(ranks.agree(1))
         return timed()
 
-    found = find(on_all)
+    found = _contained(lambda: find(on_all))
     if not begun:
         ranks.agree(0)
     return found
+
+
+def _contained(action: Callable[[], T]) -> T | None:
+    """Return what an action returns; None if it fails, as no server may stop for want of these costs."""
+    try:
+        return action()
+    except Exception:  # whatever an engine raises; a failed step fails on all ranks
+        logger.exception("steps are not timed at start, so their costs are learnt while serving")
+        return None
 
 
 def key_of(worker: SpeculativeWorker) -> dict[str, object]:

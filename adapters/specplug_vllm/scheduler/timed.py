@@ -167,11 +167,16 @@ class _Steps:
             return False
         for _ in range(requests):
             self._scheduler.add_request(self._request())
+        count = 0
         for _ in range(_TRIES * requests):
             self._step()
             running = self._scheduler.running
-            if len(running) == requests and not any(request.is_prefill_chunk for request in running):
-                return True
+            if not any(request.is_prefill_chunk for request in running):
+                if len(running) == requests:
+                    return True
+                if len(running) <= count:  # the cache has no room for more
+                    return False
+            count = len(running)
         return False
 
     def _request(self) -> Request:

@@ -75,8 +75,9 @@ def time_steps(core: Any) -> None:
 def _can_time(config: Any) -> bool:
     """Return whether steps without clients' requests can be run, and be hidden from everything outside of the engine.
 
-    Ranks that step together would have to time together; connectors and event publishers would see the requests.  Where
-    lookup continues another drafter's drafts, no drafts are long enough while specplug drafts nothing.
+    Ranks that step together would have to time together, as would those that an external launcher starts, each of which
+    has an engine core of its own; connectors and event publishers would see the requests.  Where lookup continues
+    another drafter's drafts, no drafts are long enough while specplug drafts nothing.
     """
     publishes = config.kv_events_config is not None and config.kv_events_config.enable_kv_cache_events
     connects = config.kv_transfer_config is not None or config.ec_transfer_config is not None
@@ -85,6 +86,7 @@ def _can_time(config: Any) -> bool:
         or connects
         or cuts_on_device(config)
         or ranks_step_together(config)
+        or config.parallel_config.distributed_executor_backend == "external_launcher"
         or extended_method(config) is not None
         or config.model_config.is_encoder_decoder
     )
@@ -105,7 +107,9 @@ def key_of(config: Any) -> dict[str, object]:
         "host": socket.gethostname(),
         "threads": None if on_gpu else [os.environ.get("OMP_NUM_THREADS"), torch.get_num_threads()],
         "affinity": None if on_gpu else sorted(os.sched_getaffinity(0)),
-        "ranks": [parallel.tensor_parallel_size, parallel.data_parallel_size],
+        "ranks": [parallel.tensor_parallel_size, parallel.pipeline_parallel_size, parallel.data_parallel_size],
+        "experts": parallel.enable_expert_parallel,
+        "adapters": config.lora_config is not None,
         "attention": str(config.attention_config.backend),
         "graphs": [str(compilation.cudagraph_mode), compilation.cudagraph_capture_sizes, model.enforce_eager],
         "cache": [str(cache.cache_dtype), cache.block_size],

@@ -168,3 +168,31 @@ def test_limits_of_a_small_engine_are_kept(launched):
     assert found["requests"] == found["blocks_in_use"] == 0
     assert all(tokens <= 48 for _, tokens, _ in found["costs"])
     assert len(small.call(inside.generate, prompts=[[5, 6, 7]], params={"max_tokens": 4})[0]["token_ids"]) == 4
+
+
+def retimed(llm: Any) -> dict[str, int]:
+    """Time an engine's steps once more; return how many steps ran, and the most requests of those that were timed."""
+    from specplug_vllm.scheduler import timing
+    from specplug_vllm.scheduler.timed import timed
+
+    core, count = inside.core(llm), 0
+    step = core.step_fn
+
+    def counted() -> Any:
+        nonlocal count
+        count += 1
+        return step()
+
+    core.step_fn = counted
+    try:
+        found = timed(core, timing._limits(core.vllm_config), 20.0)
+    finally:
+        core.step_fn = step
+    return {"steps": count, "requests": max(cost.requests for cost in found.costs), "sizes": len(found.costs)}
+
+
+def test_batches_that_the_cache_has_no_room_for_are_left_out(launched):
+    small = launched(runner="v1", name="timed small", max_num_seqs=64, num_gpu_blocks_override=40)
+    found = small.call(retimed)
+    assert 8 <= found["requests"] < 64
+    assert found["steps"] < 20 * found["sizes"], "steps are not repeated until there is room, which there never is"
