@@ -39,10 +39,15 @@ class PlanStage:
     """The host half.  If a planner raises, the step does not speculate, which is never slower than the engine alone."""
 
     def __init__(self, planner: Planner, caps: EngineCaps, guard: FaultGuard, *, ceiling: int | None = None) -> None:
-        self._planner, self._caps, self._guard = planner, caps, guard
-        self.learns, self.is_constant = planner.learns, planner.is_constant
+        self._planner = planner
+        self._caps = caps
+        self._guard = guard
+        self.learns = planner.learns
+        self.is_constant = planner.is_constant
         self.reads_costs = self.learns or not self.is_constant
         """True if the planner may read what steps cost."""
+        self.reads_requests = self.reads_costs and planner.reads_requests
+        """True if the planner may read counts or runs of single requests, see `Planner`; as of its newest plan."""
         self._newest: tuple[StepPlan, int | None, StepPlan] | None = None  # a plan, the ceiling, and the fitted plan
         self.ceiling = ceiling
         """The operator's limit on the draft length, changeable while serving; 0 stops drafting, None is no limit."""
@@ -56,14 +61,14 @@ class PlanStage:
 
     def longest_draft(self, batch_size: int) -> int:
         """Return the most draft tokens per row that plans for B requests have, as far as the planner knows."""
-        found: list[int] = []
+        lengths = [self._caps.max_draft_length]
 
         def ask() -> None:
-            longest = self._planner.longest_draft(batch_size)
-            found.append(self._caps.max_draft_length if longest is None else index(longest))
+            if (longest := self._planner.longest_draft(batch_size)) is not None:
+                lengths.append(index(longest))
 
-        most = self._caps.max_draft_length
-        return min(found[0], most) if self._guard.call(ask) else most
+        self._guard.call(ask)
+        return min(lengths)
 
     @property
     def is_off(self) -> bool:
@@ -93,19 +98,20 @@ class PlanStage:
 
     def _fitted(self, plan: StepPlan) -> StepPlan:
         """Check a plan and fit it to the engine.  Planners often return the plan of the step before."""
+        self.reads_requests = self.reads_costs and self._planner.reads_requests
         known = self._newest
-        if known is None or known[0] is not plan or known[1] != self.ceiling:
-            known = self._newest = plan, self.ceiling, self._fit(plan)
-        return known[2]
-
-    def _fit(self, plan: StepPlan) -> StepPlan:
-        draft_length = index(plan.draft_length)  # raises on a fraction here, where the error is contained
-        budget = None if plan.token_budget is None else index(plan.token_budget)
-        if self.ceiling is not None:
-            draft_length = min(draft_length, self.ceiling)
-        fitted = self._caps.fit_draft_length(draft_length)
-        costs = checked_costs(plan.costs)
-        return replace(plan, draft_length=fitted, token_budget=budget, costs=costs, num_steps=index(plan.num_steps))
+        if known is not None and known[0] is plan and known[1] == self.ceiling:
+            return known[2]
+        length = index(plan.draft_length)  # raises on a fraction here, where the error is contained
+        fitted = replace(
+            plan,
+            draft_length=self._caps.fit_draft_length(length if self.ceiling is None else min(length, self.ceiling)),
+            token_budget=None if plan.token_budget is None else index(plan.token_budget),
+            costs=checked_costs(plan.costs),
+            num_steps=index(plan.num_steps),
+        )
+        self._newest = plan, self.ceiling, fitted
+        return fitted
 
 
 def checked_costs(costs: Sequence[CostPoint]) -> tuple[CostPoint, ...]:
@@ -168,31 +174,34 @@ class JoinedPlanner(Planner):
     """
 
     def __init__(self, parts: Mapping[str, PlanStage]) -> None:
-        self._parts, self._stages = parts, tuple(parts.values())
-        self._newest: tuple[tuple[StepPlan, ...], StepPlan] | None = None
-        self.is_constant = all(stage.is_constant for stage in self._stages)
+        self._parts = parts
+        self._plans: list[StepPlan] = []
+        self._joined = _FAILED
+        self.is_constant = all(stage.is_constant for stage in parts.values())
 
     def plan(self, stats: HostStats) -> StepPlan:
         """Return the joined plan; the same object as before if all parts' plans are."""
-        plans = tuple([stage.constant_plan or stage.plan(stats) for stage in self._stages])
-        if self._newest is None or any(map(is_not, plans, self._newest[0])):
-            self._newest = plans, joined(plans)
-        return self._newest[1]
+        plans = [stage.constant_plan or stage.plan(stats) for stage in self._parts.values()]
+        self.reads_requests = any([stage.reads_requests for stage in self._parts.values()])
+        if not self._plans or any(map(is_not, plans, self._plans)):
+            self._plans = plans
+            self._joined = joined(plans)
+        return self._joined
 
     def observe(self, report: StepReport) -> None:
-        for stage in self._stages:
+        for stage in self._parts.values():
             stage.observe(report)
 
     def calibrate(self, costs: Sequence[StepCost]) -> None:
-        for stage in self._stages:
+        for stage in self._parts.values():
             stage.calibrate(costs)
 
     def longest_draft(self, batch_size: int) -> int:
-        return min(stage.longest_draft(batch_size) for stage in self._stages)
+        return min(stage.longest_draft(batch_size) for stage in self._parts.values())
 
     @property
     def learns(self) -> bool:
-        return any(stage.learns for stage in self._stages)
+        return any(stage.learns for stage in self._parts.values())
 
     def status(self) -> dict[str, Any]:
         """Return the status of each part that reports one, by name."""

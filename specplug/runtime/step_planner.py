@@ -133,13 +133,17 @@ class StepPlanner(Generic[R]):
         bounds: Callable[[R], Bounds],
         registry: Registry | None = None,
     ) -> None:
-        self.resolved, self.caps = found, context.caps
+        self.resolved = found
+        self.caps = context.caps
         self.faults: Counter[tuple[str, str]] = Counter()
-        self.stage: PlanStage = build_plan_stage(found.settings, registry or default_registry(), context, self._count)
+        self.stage: PlanStage = build_plan_stage(
+            found.settings, registry or default_registry(), context, lambda *fault: self.faults.update([fault])
+        )
         self.control = OperatorControl(found.settings)
         self.plan = NO_SPECULATION
         self.steps = self.holds_until = 0
-        self.reads_costs, self.is_off = self.stage.reads_costs, False
+        self.reads_costs = self.stage.reads_costs
+        self.is_off = False
         self.last_step: StepCost | None = None
         self._planned = self._drafting = 0  # number of requests, and of those that may draft
         self._ended = 0.0
@@ -161,7 +165,8 @@ class StepPlanner(Generic[R]):
         self.stage.ceiling = self.control.ceiling()
         holds = self.steps < self.holds_until and len(running) == self._planned
         self._planned = self._drafting = len(running)
-        self.is_off, plan = self.stage.is_off or holds, self.plan if holds else self.stage.constant_plan
+        self.is_off = self.stage.is_off or holds
+        plan = self.plan if holds else self.stage.constant_plan
         if plan is None or plan.draft_length:
             self._add(running)
             if plan is None:
@@ -205,24 +210,26 @@ class StepPlanner(Generic[R]):
         If the host runs ahead, a step waits for the preceding one, so its time counts from the end of that one.
         For `expected` and `expected_rows` see `StepReport`.
         """
-        number, length = step.step, step.plan.draft_length
-        requests, left_out = step.requests, {name for name, cap in step.plan.caps.items() if cap == 0}
-        if left_out or late:
-            requests = max(0, requests - len(set(late) - left_out))
-            left_out.update(late)
+        undrafted = {name for name, cap in step.plan.caps.items() if cap == 0}
+        requests = max(0, step.requests - len(set(late) - undrafted))
+        if left_out := undrafted.union(late):
             results = [result for result in results if result[0] not in left_out]
+        length = step.plan.draft_length
         runs = []
-        for name, verified, accepted in results:
+        for name, verified, accepted in results if self.stage.reads_requests else ():
             if (tally := self._tallies.get(name)) is not None:
-                runs.append(tally.add(number, length, verified, accepted))
+                runs.append(tally.add(step.step, length, verified, accepted))
         cost = None
         if step.cost is not None:
             cost = self.last_step = replace(step.cost, seconds=ended - max(step.began, self._ended))
         self._ended = ended
-        if self.stage.learns and number >= 0:
-            counts = [(verified, accepted) for _, verified, accepted in results]
-            report = StepReport.build(number, length, requests, counts, cost, runs, batch_size=step.batch_size)
-            self.stage.observe(replace(report, expected=expected, expected_rows=expected_rows))
+        if self.stage.learns and step.step >= 0:
+            verified = sum([result[1] for result in results])
+            accepted = sum([result[2] for result in results])
+            report = StepReport(
+                step.step, length, requests, step.batch_size, verified, accepted, cost, runs, expected, expected_rows
+            )
+            self.stage.observe(report)
 
     def forget(self, request_ids: Iterable[str]) -> None:
         """Drop the state of finished requests."""
@@ -240,15 +247,17 @@ class StepPlanner(Generic[R]):
         for request in running:
             name = self._identify(request)
             if name not in self._tallies:
-                self._tallies[name] = _Tally(bounds := self._bounds(request))
+                bounds = self._bounds(request)
+                self._tallies[name] = _Tally(bounds)
                 if bounds.cap is not None:
                     self._capped[name] = bounds.cap
 
     def _figures(self, request: R) -> RequestStats:
-        name, length = self._identify(request), self._measure(request)
+        name = self._identify(request)
+        length = self._measure(request)
         tally = self._tallies[name]
-        end, cap = tally.bounds.end, tally.bounds.cap
-        return RequestStats(name, length, end - length, cap, tally.verified, tally.accepted, tally.rejected)
+        room = tally.bounds.end - length
+        return RequestStats(name, length, room, tally.bounds.cap, tally.verified, tally.accepted, tally.rejected)
 
     def _enforced(self, plan: StepPlan) -> StepPlan:
         """Apply the requests' own caps and the token budget to a plan.
@@ -261,8 +270,5 @@ class StepPlanner(Generic[R]):
             plan = replace(plan, caps={**plan.caps, **own})
         if plan.token_budget is None or not self._planned:
             return plan
-        rows = 1 if self.caps.ragged is Ragged.NATIVE else self._planned
-        return replace(plan, draft_length=self.caps.fit_draft_length(min(plan.draft_length, plan.token_budget // rows)))
-
-    def _count(self, name: str, kind: str) -> None:
-        self.faults[name, kind] += 1
+        length = plan.token_budget // (1 if self.caps.ragged is Ragged.NATIVE else self._planned)
+        return replace(plan, draft_length=self.caps.fit_draft_length(min(plan.draft_length, length)))

@@ -137,6 +137,16 @@ def test_the_parts_are_planned_reported_and_asked_together():
     assert (stage.learns, stage.is_constant) == (True, False)
 
 
+def test_single_requests_are_counted_while_a_part_reads_them_that_is_asked_for_plans():
+    one, other = Part(StepPlan(6)), Part(StepPlan(5))
+    stage = stage_of(one=one, other=other, silent=Silent())
+    for one.reads_requests, other.reads_requests in ((True, True), (False, True), (False, False), (True, False)):
+        stage.plan(HostStats(0, ()))
+        assert stage.reads_requests is (one.reads_requests or other.reads_requests)
+    assert Silent().reads_requests
+    assert not stage_of(silent=Silent()).reads_requests
+
+
 def test_settings_name_the_policies_that_are_joined():
     context = PluginContext(EngineCaps(8), max_slots=2)
     stage = build_plan_stage(Settings(policy="batch+fixed"), default_registry(), context, lambda *_: None)
