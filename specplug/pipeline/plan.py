@@ -19,15 +19,7 @@ from specplug.errors import ContractError
 from specplug.faults import FaultGuard, status_of
 from specplug.interfaces import Planner
 from specplug.types.caps import EngineCaps
-from specplug.types.plan import (
-    MAX_COST_POINTS,
-    MAX_DRAFT_TOKENS,
-    CostPoint,
-    HostStats,
-    StepCost,
-    StepPlan,
-    StepReport,
-)
+from specplug.types.plan import MAX_COST_POINTS, MAX_DRAFT_TOKENS, CostPoint, HostStats, StepCost, StepPlan, StepReport
 
 OFF = StepPlan(draft_length=0, why="switched off")
 """The plan of every step while the operator allows no drafts."""
@@ -117,8 +109,8 @@ class PlanStage:
 def checked_costs(costs: Sequence[CostPoint]) -> tuple[CostPoint, ...]:
     """Return the points of a cost curve; refuse those that are no numbers, too many, too far or not ascending."""
     points = tuple([CostPoint(index(tokens), float(cost)) for tokens, cost in costs])
-    places = [-1, *[point.draft_tokens for point in points], MAX_DRAFT_TOKENS + 1]
-    ascends = all(one < other for one, other in pairwise(places))
+    tokens = [-1, *[point.draft_tokens for point in points], MAX_DRAFT_TOKENS + 1]
+    ascends = all(one < other for one, other in pairwise(tokens))
     if not ascends or len(points) > MAX_COST_POINTS or not all(isfinite(point.cost) for point in points):
         raise ContractError.build(
             "the costs of a plan are no curve",
@@ -129,10 +121,9 @@ def checked_costs(costs: Sequence[CostPoint]) -> tuple[CostPoint, ...]:
 
 
 def joined(plans: Sequence[StepPlan]) -> StepPlan:
-    """Return the plan that allows what each of the plans, at least one, allows.
+    """Return the plan with the least limits and the highest costs of the plans, of which there is at least one.
 
-    It has the least draft length, the least token budget, each request's least cap, and at any number of draft tokens
-    the highest cost.  It holds for as many steps as any plan without drafts does.
+    It holds for as many steps as any plan without drafts does.
     """
     draft_length = min([plan.draft_length for plan in plans])
     budgets = [plan.token_budget for plan in plans if plan.token_budget is not None]
@@ -142,35 +133,28 @@ def joined(plans: Sequence[StepPlan]) -> StepPlan:
             if cap < caps.get(name, draft_length):
                 caps[name] = cap
     costs = _dearest([plan.costs for plan in plans if plan.costs])
-    num_steps = max([plan.num_steps for plan in plans if not plan.draft_length], default=1)
-    why = next((plan.why for plan in plans if not plan.draft_length), "")
-    return StepPlan(draft_length, min(budgets, default=None), caps, costs, num_steps, why)
+    without = [plan for plan in plans if not plan.draft_length]
+    num_steps = max([plan.num_steps for plan in without], default=1)
+    return StepPlan(draft_length, min(budgets, default=None), caps, costs, num_steps, without[0].why if without else "")
 
 
 def _dearest(curves: Sequence[tuple[CostPoint, ...]]) -> tuple[CostPoint, ...]:
-    """Return the curve through the highest cost at each point of the curves, relative to that of no draft tokens.
+    """Return the curve through the highest cost at the points of the curves, relative to that of no draft tokens.
 
-    Between two points it may be higher than each.  Of too many points, those go that change the curve least.
+    Between two points it may be higher than each.  Of too many points, the first and the last stay, and some between.
     """
     if len(curves) < 2:
         return curves[0] if curves else ()
     tokens = np.unique([0, *[point.draft_tokens for curve in curves for point in curve]])
+    tokens = tokens[np.linspace(0, tokens.size - 1, min(tokens.size, MAX_COST_POINTS)).astype(int)]
     heights = np.array([np.interp(tokens, *np.array(curve).T) for curve in curves])
-    cost = (heights - heights[:, :1]).max(0)
-    while tokens.size > MAX_COST_POINTS:
-        low, high = tokens[:-2], tokens[2:]
-        between = cost[:-2] + (cost[2:] - cost[:-2]) * (tokens[1:-1] - low) / (high - low)
-        least = 1 + abs(between - cost[1:-1]).argmin()
-        tokens, cost = np.delete(tokens, least), np.delete(cost, least)
-    return tuple(map(CostPoint, tokens.tolist(), cost.tolist()))
+    return tuple(map(CostPoint, tokens.tolist(), (heights - heights[:, :1]).max(0).tolist()))
 
 
 class JoinedPlanner(Planner):
-    """The plan half of joined policies.
+    """The plan half of joined policies; `parts` holds their plan stages by name.
 
-    Args:
-        parts: the plan stage of each policy, by name.  A part that fails plans no speculation for that step, under its
-            own name.
+    A part that fails plans no speculation for that step, under its own name.
     """
 
     def __init__(self, parts: Mapping[str, PlanStage]) -> None:
@@ -182,7 +166,7 @@ class JoinedPlanner(Planner):
     def plan(self, stats: HostStats) -> StepPlan:
         """Return the joined plan; the same object as before if all parts' plans are."""
         plans = [stage.constant_plan or stage.plan(stats) for stage in self._parts.values()]
-        self.reads_requests = any([stage.reads_requests for stage in self._parts.values()])
+        self.reads_requests = any(stage.reads_requests for stage in self._parts.values())
         if not self._plans or any(map(is_not, plans, self._plans)):
             self._plans = plans
             self._joined = joined(plans)

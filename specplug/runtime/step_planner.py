@@ -11,7 +11,6 @@ from typing import Any, Generic, NamedTuple, TypeVar
 from specplug.assembly import build_plan_stage
 from specplug.interfaces import PluginContext
 from specplug.operator.control import OperatorControl
-from specplug.pipeline.plan import PlanStage
 from specplug.plugins.registry import Registry, default_registry
 from specplug.settings.sources import ResolvedSettings
 from specplug.types.caps import Ragged
@@ -90,11 +89,12 @@ class _Figures(Sequence[RequestStats]):
     """The figures of running requests, computed when a planner first reads them: most planners only count them."""
 
     def __init__(self, running: Sequence[R], figures: Callable[[R], RequestStats]) -> None:
-        self._running, self._figures = running, figures
+        self._running = running
+        self._figures = figures
 
     @cached_property
     def _known(self) -> tuple[RequestStats, ...]:
-        return tuple([self._figures(request) for request in self._running])
+        return tuple(map(self._figures, self._running))
 
     def __len__(self) -> int:
         return len(self._running)
@@ -117,7 +117,6 @@ class StepPlanner(Generic[R]):
         faults: counts per plug-in and kind, as in `SpecMetrics`.
         plan: the newest plan.
         steps: number of steps planned.
-        holds_until: step before which the newest plan holds for as many requests.
         is_off: whether the operator allowed no drafts when the newest plan was made, or it was a plan of several steps
             that was not made anew.  Its step is then `UNREPORTED`.
         reads_costs: whether steps must be passed to `launch`, unless `is_off`, and to `finish`.
@@ -136,12 +135,12 @@ class StepPlanner(Generic[R]):
         self.resolved = found
         self.caps = context.caps
         self.faults: Counter[tuple[str, str]] = Counter()
-        self.stage: PlanStage = build_plan_stage(
-            found.settings, registry or default_registry(), context, lambda *fault: self.faults.update([fault])
-        )
+        plugins = registry or default_registry()
+        self.stage = build_plan_stage(found.settings, plugins, context, lambda *fault: self.faults.update([fault]))
         self.control = OperatorControl(found.settings)
         self.plan = NO_SPECULATION
-        self.steps = self.holds_until = 0
+        self.steps = 0
+        self._holds_until = 0  # step before which the newest plan holds for as many requests
         self.reads_costs = self.stage.reads_costs
         self.is_off = False
         self.last_step: StepCost | None = None
@@ -159,11 +158,11 @@ class StepPlanner(Generic[R]):
     def make(self, running: Sequence[R]) -> StepPlan:
         """Plan the next step's drafts; `running` holds the engine's own requests.
 
-        The planner is not called for a constant plan.  Where a plan has no drafts, or the operator allows none, nothing
-        is done for the single requests.  While a plan of several steps holds, it is the plan.
+        The planner is not called for a constant plan, nor while a plan of several steps holds.  Where a plan has no
+        drafts, or the operator allows none, nothing is done for the single requests.
         """
         self.stage.ceiling = self.control.ceiling()
-        holds = self.steps < self.holds_until and len(running) == self._planned
+        holds = self.steps < self._holds_until and len(running) == self._planned
         self._planned = self._drafting = len(running)
         self.is_off = self.stage.is_off or holds
         plan = self.plan if holds else self.stage.constant_plan
@@ -173,7 +172,7 @@ class StepPlanner(Generic[R]):
                 newest = self.plan if self.steps else None
                 plan = self.stage.plan(HostStats(self.steps, _Figures(running, self._figures), self.last_step, newest))
             plan = self._enforced(plan)
-            self.holds_until = 0 if plan.draft_length else self.steps + plan.num_steps
+            self._holds_until = 0 if plan.draft_length else self.steps + plan.num_steps
         if plan.caps:
             self._drafting -= sum([plan.caps.get(self._identify(request)) == 0 for request in running])
         self.plan = plan
@@ -215,10 +214,8 @@ class StepPlanner(Generic[R]):
         if left_out := undrafted.union(late):
             results = [result for result in results if result[0] not in left_out]
         length = step.plan.draft_length
-        runs = []
-        for name, verified, accepted in results if self.stage.reads_requests else ():
-            if (tally := self._tallies.get(name)) is not None:
-                runs.append(tally.add(step.step, length, verified, accepted))
+        known = [each for each in results if each[0] in self._tallies] if self.stage.reads_requests else []
+        runs = [self._tallies[name].add(step.step, length, *counts) for name, *counts in known]
         cost = None
         if step.cost is not None:
             cost = self.last_step = replace(step.cost, seconds=ended - max(step.began, self._ended))
@@ -260,11 +257,7 @@ class StepPlanner(Generic[R]):
         return RequestStats(name, length, room, tally.bounds.cap, tally.verified, tally.accepted, tally.rejected)
 
     def _enforced(self, plan: StepPlan) -> StepPlan:
-        """Apply the requests' own caps and the token budget to a plan.
-
-        No row can use more than the budget; engines without native ragged batches pad all rows to one length, so there
-        the rows divide it.
-        """
+        """Apply the requests' own caps and the token budget, which padded rows divide, to a plan."""
         if self._capped:
             own = {name: min(plan.draft_length_for(name), cap) for name, cap in self._capped.items()}
             plan = replace(plan, caps={**plan.caps, **own})

@@ -68,10 +68,14 @@ def cost_of(costs: tuple[CostPoint, ...], count: int) -> float:
     return float(np.subtract(*np.interp([count, 0], *zip(*costs, strict=True)))) if costs else 0.0
 
 
-def test_of_too_many_points_those_go_that_matter_least():
+def test_of_too_many_points_the_ends_stay_and_points_near_to_all_others():
     bent = tuple([CostPoint(10 * place, 0.1 * place**2) for place in range(MAX_COST_POINTS)])
-    lower = CostPoint(0, 0.0), CostPoint(401, -1.0), CostPoint(555, -2.0)
-    assert joined([StepPlan(4, costs=bent), StepPlan(4, costs=lower)]).costs == bent
+    lower = tuple([CostPoint(point.draft_tokens + 5, -1.0) for point in bent])
+    found = joined([StepPlan(4, costs=bent), StepPlan(4, costs=lower)]).costs
+    tokens = [point.draft_tokens for point in found]
+    assert (len(found), tokens[0], tokens[-1]) == (MAX_COST_POINTS, 0, 635)
+    assert np.diff(tokens).max() <= 15
+    assert all(cost_of(found, place.draft_tokens) >= place.cost - 1e-9 for place in bent[:-1])
 
 
 class Part(Planner):
