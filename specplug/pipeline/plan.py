@@ -7,8 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import partial
-from itertools import pairwise
 from math import isfinite
 from operator import index, is_not
 from typing import Any
@@ -81,12 +79,12 @@ class PlanStage:
 
     def calibrate(self, costs: Sequence[StepCost]) -> None:
         """Pass costs that the engine profiled at start-up to the planner, also if the operator allows no drafts."""
-        self._guard.call(partial(self._planner.calibrate, costs))
+        self._guard.call(lambda: self._planner.calibrate(costs))
 
     def observe(self, report: StepReport) -> None:
         """Pass a step's report to the planner if it learns."""
         if self.learns and not self._guard.is_off:
-            self._guard.call(partial(self._planner.observe, report))
+            self._guard.call(lambda: self._planner.observe(report))
 
     def _fitted(self, plan: StepPlan) -> StepPlan:
         """Check a plan and fit it to the engine.  Planners often return the plan of the step before."""
@@ -110,8 +108,11 @@ def checked_costs(costs: Sequence[CostPoint]) -> tuple[CostPoint, ...]:
     """Return the points of a cost curve; refuse those that are no numbers, too many, too far or not ascending."""
     points = tuple([CostPoint(index(tokens), float(cost)) for tokens, cost in costs])
     tokens = [-1, *[point.draft_tokens for point in points], MAX_DRAFT_TOKENS + 1]
-    ascends = all(one < other for one, other in pairwise(tokens))
-    if not ascends or len(points) > MAX_COST_POINTS or not all(isfinite(point.cost) for point in points):
+    if (
+        tokens != sorted(set(tokens))
+        or len(points) > MAX_COST_POINTS
+        or not all(isfinite(point.cost) for point in points)
+    ):
         raise ContractError.build(
             "the costs of a plan are no curve",
             found=costs,

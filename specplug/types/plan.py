@@ -49,7 +49,8 @@ class RequestStats(NamedTuple):
         cap: the request's own limit on draft tokens; None if it set none.  The pipeline enforces it, whatever the plan.
         verified, accepted: draft tokens verified and accepted so far, bonus excluded.  If the planner's process does
             not know the draft lengths (vLLM's V2 runner), padding counts as verified.
-        rejected: drafts so far of which not all verified tokens were accepted.
+        rejected: drafts so far of which not all verified tokens were accepted.  These counts are only kept for planners
+            that read them, see `Planner.reads_requests`.
     """
 
     request_id: str
