@@ -183,9 +183,12 @@ class Planner(abc.ABC):
     Attributes:
         is_constant: true if `plan` returns the same plan whatever the figures.  Then it need not be called at every
             step, and where it plans no drafts the figures are not even computed.
+        reads_requests: false while neither the counts of drafts in `RequestStats` nor `StepReport.runs` are read.  They
+            are then not kept, which spares work for each request and step, and are 0 and empty.
     """
 
     is_constant: bool = False
+    reads_requests: bool = True
 
     @abc.abstractmethod
     def plan(self, stats: HostStats) -> StepPlan:

@@ -74,6 +74,7 @@ class PaddedPlanner(Planner):
     def observe(self, report: StepReport) -> None:
         """Take the newest report in, and keep the rest for the next decision."""
         self._reported.observe(report)
+        self.reads_requests = not self._reported.is_known
         self._reports.append(report)
 
     def longest_draft(self, batch_size: int) -> int:
@@ -118,7 +119,7 @@ class PaddedPlanner(Planner):
         drafted = [report for report in reports if report.requests]
         if not drafted:
             return
-        if not self._reported.is_known:
+        if self.reads_requests:
             self._runs.observe([report for report in drafted if report.draft_length])
         accepted = sum(report.accepted for report in drafted) / sum(report.requests for report in drafted)
         requests = round(sum(report.batch_size for report in drafted) / len(drafted))
@@ -154,6 +155,8 @@ class PaddedPlanner(Planner):
 
 class FreePlanner(Planner):
     """Plans the longest drafts whose tokens are all free: up to `saturation` tokens a step."""
+
+    reads_requests = False
 
     def __init__(self, context: PluginContext) -> None:
         self._options: BatchOptions = context.options or BatchOptions()

@@ -22,6 +22,8 @@ class RaggedPlanner(Planner):
     Drafts are not made at all while making them costs more than they gain.
     """
 
+    reads_requests = False
+
     def __init__(self, context: PluginContext) -> None:
         self._options: BatchOptions = context.options or BatchOptions()
         self._longest = context.caps.max_draft_length

@@ -7,6 +7,7 @@ one request, then steps without and with drafts of further batch sizes, on a coa
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from itertools import chain
 from math import ceil
 from statistics import median
 from time import perf_counter
@@ -19,9 +20,6 @@ REPEATS = 2
 
 BUSY = 0.2
 """Relative difference of the repeats of a size, in the median, from which on something else keeps the machine busy."""
-
-_ONE_REQUEST, _ONE_REQUEST_FINER = (1, 2, 4, 8, 16, 3), (6, 12, 24, 32, 48, 64)
-_FIRST_BATCHES, _BATCHES = (8, 32, 128), (2, 4, 16, 64, 256, 512)
 
 
 class StepLimits(NamedTuple):
@@ -69,21 +67,20 @@ class Measurement(NamedTuple):
 
 def step_sizes(limits: StepLimits) -> list[StepSize]:
     """Return the sizes to be timed, the most useful ones first."""
-    first, batches = ([each for each in sizes if each < limits.requests] for sizes in (_FIRST_BATCHES, _BATCHES))
+    first = [requests for requests in (8, 32, 128) if requests < limits.requests]
+    batches = [requests for requests in (2, 4, 16, 64, 256, 512) if requests < limits.requests]
     if limits.requests > 1:
         first.insert(1, limits.requests)
-    both = [*first, *batches]
-    grids = (
-        ([1], _ONE_REQUEST),
-        (first, (1.0, 2.0)),
-        ([1], _ONE_REQUEST_FINER),
-        (first, (1.25, 4.0)),
-        (batches, (1.0, 2.0)),
-        (both, (1.5, 3.0, 8.0, 16.0)),
+    grids = (  # numbers of requests, and numbers of tokens per request
+        ([1], (1, 2, 4, 8, 16, 3)),
+        (first, (1, 2)),
+        ([1], (6, 12, 24, 32, 48, 64)),
+        (first, (1.25, 4)),
+        (batches, (1, 2)),
+        ([*first, *batches], (1.5, 3, 8, 16)),
     )
-    wanted = [(requests, ratio) for sizes, ratios in grids for requests in sizes for ratio in ratios]
-    sizes = [size for requests, ratio in wanted for size in _runnable(requests, ratio, limits)]
-    return [size for size in dict.fromkeys(sizes) if size.tokens <= limits.tokens]
+    wanted = [_runnable(each, ratio, limits) for requests, ratios in grids for each in requests for ratio in ratios]
+    return [size for size in dict.fromkeys(chain(*wanted)) if size.tokens <= limits.tokens]
 
 
 def _runnable(requests: int, tokens_per_row: float, limits: StepLimits) -> list[StepSize]:
@@ -92,10 +89,11 @@ def _runnable(requests: int, tokens_per_row: float, limits: StepLimits) -> list[
     if limits.pads:
         length = min((each for each in limits.draft_lengths if each >= ceil(tokens_per_row) - 1), default=longest)
         return [StepSize(requests, requests * length)]
-    tokens = min(round(requests * tokens_per_row), requests * (1 + longest))
-    graph = min((size for size in limits.graph_sizes if size >= tokens), default=None)
+    most = requests * (1 + longest)
+    tokens = min(round(requests * tokens_per_row), most)
+    graph = next((size for size in limits.graph_sizes if size >= tokens), None)
     found = [tokens] if graph is None else [graph, graph + 1]
-    return [StepSize(requests, each - requests) for each in found if requests <= each <= requests * (1 + longest)]
+    return [StepSize(requests, each - requests) for each in found if each <= most]
 
 
 def measure(
@@ -114,14 +112,15 @@ def measure(
         seconds: the limit on all steps together.
         clock: the present time in seconds.
     """
-    end, costs, spreads = clock() + seconds, dict[StepSize, StepCost](), dict[StepSize, float]()
+    end = clock() + seconds
+    costs: dict[StepSize, StepCost] = {}
+    spreads: dict[StepSize, float] = {}
 
     def take(size: StepSize) -> None:
         step = min((cost.seconds * max(1.0, size.tokens / cost.tokens) for cost in costs.values()), default=0.0)
         if clock() + step * (1 + REPEATS) > end:
             return
-        repeats = run(size, 1 + REPEATS)[1:]
-        if repeats:
+        if repeats := run(size, 1 + REPEATS)[1:]:
             fastest = min(repeats, key=lambda cost: cost.seconds)
             spreads[size] = max(cost.seconds for cost in repeats) / fastest.seconds - 1.0
             costs[size] = min(fastest, costs.get(size, fastest), key=lambda cost: cost.seconds)

@@ -20,7 +20,6 @@ logger = logging.getLogger(__name__)
 
 ASSUMED = "assumed"
 PROFILED = "profiled by the engine"
-_MEASURED = "measured at start"
 _FORMAT = 1
 
 _HIGHEST = 1 << 40
@@ -43,14 +42,11 @@ class StartCosts:
 
     def status(self) -> dict[str, Any]:
         """Return what `/specplug/status` shows: basis, age, and the milliseconds of each size."""
-        age = None if self.measured_at is None else max(0.0, time.time() - self.measured_at)
+        age = None if self.measured_at is None else max(0, round(time.time() - self.measured_at))
         names = ("requests", "tokens", "draft_length", "ms")
         curve = [(cost.requests, cost.tokens, cost.draft_length, round(cost.seconds * 1e3, 4)) for cost in self.costs]
-        return {
-            "basis": self.basis,
-            "age_seconds": None if age is None else round(age),
-            "steps": [dict(zip(names, point, strict=True)) for point in sorted(curve)],
-        }
+        steps = [dict(zip(names, point, strict=True)) for point in sorted(curve)]
+        return {"basis": self.basis, "age_seconds": age, "steps": steps}
 
 
 UNKNOWN = StartCosts()
@@ -71,18 +67,17 @@ def costs_at_start(key: Mapping[str, object], measure: Callable[[], Measurement]
     them leaves them for this process; neither stops a server.  Nothing is kept of a busy machine.
     """
     path = cost_file(key)
-    kept = _read(path)
-    if kept is not None:
+    if kept := _read(path):
         return kept
     try:
-        found = measure()
+        costs, is_steady = measure()
     except Exception as error:  # whatever an engine raises
         logger.warning("steps could not be timed at start, so their costs are learnt while serving: %s", error)
         return StartCosts()
-    if not found.costs:
+    if not costs:
         return StartCosts()
-    measured = StartCosts(found.costs, _MEASURED, time.time())
-    if found.is_steady:
+    measured = StartCosts(costs, "measured at start", time.time())
+    if is_steady:
         _write(path, key, measured)
     else:
         logger.info("costs of steps are not kept: the machine was busy while they were measured")

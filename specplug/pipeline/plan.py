@@ -7,8 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import partial
-from itertools import pairwise
 from math import isfinite
 from operator import index, is_not
 from typing import Any
@@ -19,15 +17,7 @@ from specplug.errors import ContractError
 from specplug.faults import FaultGuard, status_of
 from specplug.interfaces import Planner
 from specplug.types.caps import EngineCaps
-from specplug.types.plan import (
-    MAX_COST_POINTS,
-    MAX_DRAFT_TOKENS,
-    CostPoint,
-    HostStats,
-    StepCost,
-    StepPlan,
-    StepReport,
-)
+from specplug.types.plan import MAX_COST_POINTS, MAX_DRAFT_TOKENS, CostPoint, HostStats, StepCost, StepPlan, StepReport
 
 OFF = StepPlan(draft_length=0, why="switched off")
 """The plan of every step while the operator allows no drafts."""
@@ -39,10 +29,15 @@ class PlanStage:
     """The host half.  If a planner raises, the step does not speculate, which is never slower than the engine alone."""
 
     def __init__(self, planner: Planner, caps: EngineCaps, guard: FaultGuard, *, ceiling: int | None = None) -> None:
-        self._planner, self._caps, self._guard = planner, caps, guard
-        self.learns, self.is_constant = planner.learns, planner.is_constant
+        self._planner = planner
+        self._caps = caps
+        self._guard = guard
+        self.learns = planner.learns
+        self.is_constant = planner.is_constant
         self.reads_costs = self.learns or not self.is_constant
         """True if the planner may read what steps cost."""
+        self.reads_requests = self.reads_costs and planner.reads_requests
+        """True if the planner may read counts or runs of single requests, see `Planner`; as of its newest plan."""
         self._newest: tuple[StepPlan, int | None, StepPlan] | None = None  # a plan, the ceiling, and the fitted plan
         self.ceiling = ceiling
         """The operator's limit on the draft length, changeable while serving; 0 stops drafting, None is no limit."""
@@ -56,14 +51,14 @@ class PlanStage:
 
     def longest_draft(self, batch_size: int) -> int:
         """Return the most draft tokens per row that plans for B requests have, as far as the planner knows."""
-        found: list[int] = []
+        lengths = [self._caps.max_draft_length]
 
         def ask() -> None:
-            longest = self._planner.longest_draft(batch_size)
-            found.append(self._caps.max_draft_length if longest is None else index(longest))
+            if (longest := self._planner.longest_draft(batch_size)) is not None:
+                lengths.append(index(longest))
 
-        most = self._caps.max_draft_length
-        return min(found[0], most) if self._guard.call(ask) else most
+        self._guard.call(ask)
+        return min(lengths)
 
     @property
     def is_off(self) -> bool:
@@ -84,36 +79,40 @@ class PlanStage:
 
     def calibrate(self, costs: Sequence[StepCost]) -> None:
         """Pass costs that the engine profiled at start-up to the planner, also if the operator allows no drafts."""
-        self._guard.call(partial(self._planner.calibrate, costs))
+        self._guard.call(lambda: self._planner.calibrate(costs))
 
     def observe(self, report: StepReport) -> None:
         """Pass a step's report to the planner if it learns."""
         if self.learns and not self._guard.is_off:
-            self._guard.call(partial(self._planner.observe, report))
+            self._guard.call(lambda: self._planner.observe(report))
 
     def _fitted(self, plan: StepPlan) -> StepPlan:
         """Check a plan and fit it to the engine.  Planners often return the plan of the step before."""
+        self.reads_requests = self.reads_costs and self._planner.reads_requests
         known = self._newest
-        if known is None or known[0] is not plan or known[1] != self.ceiling:
-            known = self._newest = plan, self.ceiling, self._fit(plan)
-        return known[2]
-
-    def _fit(self, plan: StepPlan) -> StepPlan:
-        draft_length = index(plan.draft_length)  # raises on a fraction here, where the error is contained
-        budget = None if plan.token_budget is None else index(plan.token_budget)
-        if self.ceiling is not None:
-            draft_length = min(draft_length, self.ceiling)
-        fitted = self._caps.fit_draft_length(draft_length)
-        costs = checked_costs(plan.costs)
-        return replace(plan, draft_length=fitted, token_budget=budget, costs=costs, num_steps=index(plan.num_steps))
+        if known is not None and known[0] is plan and known[1] == self.ceiling:
+            return known[2]
+        length = index(plan.draft_length)  # raises on a fraction here, where the error is contained
+        fitted = replace(
+            plan,
+            draft_length=self._caps.fit_draft_length(length if self.ceiling is None else min(length, self.ceiling)),
+            token_budget=None if plan.token_budget is None else index(plan.token_budget),
+            costs=checked_costs(plan.costs),
+            num_steps=index(plan.num_steps),
+        )
+        self._newest = plan, self.ceiling, fitted
+        return fitted
 
 
 def checked_costs(costs: Sequence[CostPoint]) -> tuple[CostPoint, ...]:
     """Return the points of a cost curve; refuse those that are no numbers, too many, too far or not ascending."""
     points = tuple([CostPoint(index(tokens), float(cost)) for tokens, cost in costs])
-    places = [-1, *[point.draft_tokens for point in points], MAX_DRAFT_TOKENS + 1]
-    ascends = all(one < other for one, other in pairwise(places))
-    if not ascends or len(points) > MAX_COST_POINTS or not all(isfinite(point.cost) for point in points):
+    tokens = [-1, *[point.draft_tokens for point in points], MAX_DRAFT_TOKENS + 1]
+    if (
+        tokens != sorted(set(tokens))
+        or len(points) > MAX_COST_POINTS
+        or not all(isfinite(point.cost) for point in points)
+    ):
         raise ContractError.build(
             "the costs of a plan are no curve",
             found=costs,
@@ -123,10 +122,9 @@ def checked_costs(costs: Sequence[CostPoint]) -> tuple[CostPoint, ...]:
 
 
 def joined(plans: Sequence[StepPlan]) -> StepPlan:
-    """Return the plan that allows what each of the plans, at least one, allows.
+    """Return the plan with the least limits and the highest costs of the plans, of which there is at least one.
 
-    It has the least draft length, the least token budget, each request's least cap, and at any number of draft tokens
-    the highest cost.  It holds for as many steps as any plan without drafts does.
+    It holds for as many steps as any plan without drafts does.
     """
     draft_length = min([plan.draft_length for plan in plans])
     budgets = [plan.token_budget for plan in plans if plan.token_budget is not None]
@@ -136,63 +134,59 @@ def joined(plans: Sequence[StepPlan]) -> StepPlan:
             if cap < caps.get(name, draft_length):
                 caps[name] = cap
     costs = _dearest([plan.costs for plan in plans if plan.costs])
-    num_steps = max([plan.num_steps for plan in plans if not plan.draft_length], default=1)
-    why = next((plan.why for plan in plans if not plan.draft_length), "")
-    return StepPlan(draft_length, min(budgets, default=None), caps, costs, num_steps, why)
+    without = [plan for plan in plans if not plan.draft_length]
+    num_steps = max([plan.num_steps for plan in without], default=1)
+    return StepPlan(draft_length, min(budgets, default=None), caps, costs, num_steps, without[0].why if without else "")
 
 
 def _dearest(curves: Sequence[tuple[CostPoint, ...]]) -> tuple[CostPoint, ...]:
-    """Return the curve through the highest cost at each point of the curves, relative to that of no draft tokens.
+    """Return the curve through the highest cost at the points of the curves, relative to that of no draft tokens.
 
-    Between two points it may be higher than each.  Of too many points, those go that change the curve least.
+    Between two points it may be higher than each.  Of too many points, the first and the last stay, and some between.
     """
     if len(curves) < 2:
         return curves[0] if curves else ()
     tokens = np.unique([0, *[point.draft_tokens for curve in curves for point in curve]])
+    tokens = tokens[np.linspace(0, tokens.size - 1, min(tokens.size, MAX_COST_POINTS)).astype(int)]
     heights = np.array([np.interp(tokens, *np.array(curve).T) for curve in curves])
-    cost = (heights - heights[:, :1]).max(0)
-    while tokens.size > MAX_COST_POINTS:
-        low, high = tokens[:-2], tokens[2:]
-        between = cost[:-2] + (cost[2:] - cost[:-2]) * (tokens[1:-1] - low) / (high - low)
-        least = 1 + abs(between - cost[1:-1]).argmin()
-        tokens, cost = np.delete(tokens, least), np.delete(cost, least)
-    return tuple(map(CostPoint, tokens.tolist(), cost.tolist()))
+    return tuple(map(CostPoint, tokens.tolist(), (heights - heights[:, :1]).max(0).tolist()))
 
 
 class JoinedPlanner(Planner):
-    """The plan half of joined policies.
+    """The plan half of joined policies; `parts` holds their plan stages by name.
 
-    Args:
-        parts: the plan stage of each policy, by name.  A part that fails plans no speculation for that step, under its
-            own name.
+    A part that fails plans no speculation for that step, under its own name.
     """
 
     def __init__(self, parts: Mapping[str, PlanStage]) -> None:
-        self._parts, self._stages = parts, tuple(parts.values())
-        self._newest: tuple[tuple[StepPlan, ...], StepPlan] | None = None
-        self.is_constant = all(stage.is_constant for stage in self._stages)
+        self._parts = parts
+        self._plans: list[StepPlan] = []
+        self._joined = _FAILED
+        self.is_constant = all(stage.is_constant for stage in parts.values())
 
     def plan(self, stats: HostStats) -> StepPlan:
         """Return the joined plan; the same object as before if all parts' plans are."""
-        plans = tuple([stage.constant_plan or stage.plan(stats) for stage in self._stages])
-        if self._newest is None or any(map(is_not, plans, self._newest[0])):
-            self._newest = plans, joined(plans)
-        return self._newest[1]
+        plans = [stage.constant_plan or stage.plan(stats) for stage in self._parts.values()]
+        self.reads_requests = any(stage.reads_requests for stage in self._parts.values())
+        if not self._plans or any(map(is_not, plans, self._plans)):
+            self._plans = plans
+            self._joined = joined(plans)
+        return self._joined
 
     def observe(self, report: StepReport) -> None:
-        for stage in self._stages:
+        for stage in self._parts.values():
             stage.observe(report)
 
     def calibrate(self, costs: Sequence[StepCost]) -> None:
-        for stage in self._stages:
+        for stage in self._parts.values():
             stage.calibrate(costs)
 
     def longest_draft(self, batch_size: int) -> int:
-        return min(stage.longest_draft(batch_size) for stage in self._stages)
+        return min(stage.longest_draft(batch_size) for stage in self._parts.values())
 
     @property
     def learns(self) -> bool:
-        return any(stage.learns for stage in self._stages)
+        return any(stage.learns for stage in self._parts.values())
 
     def status(self) -> dict[str, Any]:
         """Return the status of each part that reports one, by name."""

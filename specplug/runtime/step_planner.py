@@ -11,7 +11,6 @@ from typing import Any, Generic, NamedTuple, TypeVar
 from specplug.assembly import build_plan_stage
 from specplug.interfaces import PluginContext
 from specplug.operator.control import OperatorControl
-from specplug.pipeline.plan import PlanStage
 from specplug.plugins.registry import Registry, default_registry
 from specplug.settings.sources import ResolvedSettings
 from specplug.types.caps import Ragged
@@ -90,11 +89,12 @@ class _Figures(Sequence[RequestStats]):
     """The figures of running requests, computed when a planner first reads them: most planners only count them."""
 
     def __init__(self, running: Sequence[R], figures: Callable[[R], RequestStats]) -> None:
-        self._running, self._figures = running, figures
+        self._running = running
+        self._figures = figures
 
     @cached_property
     def _known(self) -> tuple[RequestStats, ...]:
-        return tuple([self._figures(request) for request in self._running])
+        return tuple(map(self._figures, self._running))
 
     def __len__(self) -> int:
         return len(self._running)
@@ -117,7 +117,6 @@ class StepPlanner(Generic[R]):
         faults: counts per plug-in and kind, as in `SpecMetrics`.
         plan: the newest plan.
         steps: number of steps planned.
-        holds_until: step before which the newest plan holds for as many requests.
         is_off: whether the operator allowed no drafts when the newest plan was made, or it was a plan of several steps
             that was not made anew.  Its step is then `UNREPORTED`.
         reads_costs: whether steps must be passed to `launch`, unless `is_off`, and to `finish`.
@@ -133,13 +132,17 @@ class StepPlanner(Generic[R]):
         bounds: Callable[[R], Bounds],
         registry: Registry | None = None,
     ) -> None:
-        self.resolved, self.caps = found, context.caps
+        self.resolved = found
+        self.caps = context.caps
         self.faults: Counter[tuple[str, str]] = Counter()
-        self.stage: PlanStage = build_plan_stage(found.settings, registry or default_registry(), context, self._count)
+        plugins = registry or default_registry()
+        self.stage = build_plan_stage(found.settings, plugins, context, lambda *fault: self.faults.update([fault]))
         self.control = OperatorControl(found.settings)
         self.plan = NO_SPECULATION
-        self.steps = self.holds_until = 0
-        self.reads_costs, self.is_off = self.stage.reads_costs, False
+        self.steps = 0
+        self._holds_until = 0  # step before which the newest plan holds for as many requests
+        self.reads_costs = self.stage.reads_costs
+        self.is_off = False
         self.last_step: StepCost | None = None
         self._planned = self._drafting = 0  # number of requests, and of those that may draft
         self._ended = 0.0
@@ -155,20 +158,21 @@ class StepPlanner(Generic[R]):
     def make(self, running: Sequence[R]) -> StepPlan:
         """Plan the next step's drafts; `running` holds the engine's own requests.
 
-        The planner is not called for a constant plan.  Where a plan has no drafts, or the operator allows none, nothing
-        is done for the single requests.  While a plan of several steps holds, it is the plan.
+        The planner is not called for a constant plan, nor while a plan of several steps holds.  Where a plan has no
+        drafts, or the operator allows none, nothing is done for the single requests.
         """
         self.stage.ceiling = self.control.ceiling()
-        holds = self.steps < self.holds_until and len(running) == self._planned
+        holds = self.steps < self._holds_until and len(running) == self._planned
         self._planned = self._drafting = len(running)
-        self.is_off, plan = self.stage.is_off or holds, self.plan if holds else self.stage.constant_plan
+        self.is_off = self.stage.is_off or holds
+        plan = self.plan if holds else self.stage.constant_plan
         if plan is None or plan.draft_length:
             self._add(running)
             if plan is None:
                 newest = self.plan if self.steps else None
                 plan = self.stage.plan(HostStats(self.steps, _Figures(running, self._figures), self.last_step, newest))
             plan = self._enforced(plan)
-            self.holds_until = 0 if plan.draft_length else self.steps + plan.num_steps
+            self._holds_until = 0 if plan.draft_length else self.steps + plan.num_steps
         if plan.caps:
             self._drafting -= sum([plan.caps.get(self._identify(request)) == 0 for request in running])
         self.plan = plan
@@ -205,24 +209,24 @@ class StepPlanner(Generic[R]):
         If the host runs ahead, a step waits for the preceding one, so its time counts from the end of that one.
         For `expected` and `expected_rows` see `StepReport`.
         """
-        number, length = step.step, step.plan.draft_length
-        requests, left_out = step.requests, {name for name, cap in step.plan.caps.items() if cap == 0}
-        if left_out or late:
-            requests = max(0, requests - len(set(late) - left_out))
-            left_out.update(late)
+        undrafted = {name for name, cap in step.plan.caps.items() if cap == 0}
+        requests = max(0, step.requests - len(set(late) - undrafted))
+        if left_out := undrafted.union(late):
             results = [result for result in results if result[0] not in left_out]
-        runs = []
-        for name, verified, accepted in results:
-            if (tally := self._tallies.get(name)) is not None:
-                runs.append(tally.add(number, length, verified, accepted))
+        length = step.plan.draft_length
+        known = [each for each in results if each[0] in self._tallies] if self.stage.reads_requests else []
+        runs = [self._tallies[name].add(step.step, length, *counts) for name, *counts in known]
         cost = None
         if step.cost is not None:
             cost = self.last_step = replace(step.cost, seconds=ended - max(step.began, self._ended))
         self._ended = ended
-        if self.stage.learns and number >= 0:
-            counts = [(verified, accepted) for _, verified, accepted in results]
-            report = StepReport.build(number, length, requests, counts, cost, runs, batch_size=step.batch_size)
-            self.stage.observe(replace(report, expected=expected, expected_rows=expected_rows))
+        if self.stage.learns and step.step >= 0:
+            verified = sum([result[1] for result in results])
+            accepted = sum([result[2] for result in results])
+            report = StepReport(
+                step.step, length, requests, step.batch_size, verified, accepted, cost, runs, expected, expected_rows
+            )
+            self.stage.observe(report)
 
     def forget(self, request_ids: Iterable[str]) -> None:
         """Drop the state of finished requests."""
@@ -240,29 +244,24 @@ class StepPlanner(Generic[R]):
         for request in running:
             name = self._identify(request)
             if name not in self._tallies:
-                self._tallies[name] = _Tally(bounds := self._bounds(request))
+                bounds = self._bounds(request)
+                self._tallies[name] = _Tally(bounds)
                 if bounds.cap is not None:
                     self._capped[name] = bounds.cap
 
     def _figures(self, request: R) -> RequestStats:
-        name, length = self._identify(request), self._measure(request)
+        name = self._identify(request)
+        length = self._measure(request)
         tally = self._tallies[name]
-        end, cap = tally.bounds.end, tally.bounds.cap
-        return RequestStats(name, length, end - length, cap, tally.verified, tally.accepted, tally.rejected)
+        room = tally.bounds.end - length
+        return RequestStats(name, length, room, tally.bounds.cap, tally.verified, tally.accepted, tally.rejected)
 
     def _enforced(self, plan: StepPlan) -> StepPlan:
-        """Apply the requests' own caps and the token budget to a plan.
-
-        No row can use more than the budget; engines without native ragged batches pad all rows to one length, so there
-        the rows divide it.
-        """
+        """Apply the requests' own caps and the token budget, which padded rows divide, to a plan."""
         if self._capped:
             own = {name: min(plan.draft_length_for(name), cap) for name, cap in self._capped.items()}
             plan = replace(plan, caps={**plan.caps, **own})
         if plan.token_budget is None or not self._planned:
             return plan
-        rows = 1 if self.caps.ragged is Ragged.NATIVE else self._planned
-        return replace(plan, draft_length=self.caps.fit_draft_length(min(plan.draft_length, plan.token_budget // rows)))
-
-    def _count(self, name: str, kind: str) -> None:
-        self.faults[name, kind] += 1
+        length = plan.token_budget // (1 if self.caps.ragged is Ragged.NATIVE else self._planned)
+        return replace(plan, draft_length=self.caps.fit_draft_length(min(plan.draft_length, length)))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import importlib.util
 from functools import cache
 from types import ModuleType
@@ -79,7 +78,8 @@ class SurvivalTrimmer(Trimmer):
     def __init__(self, context: PluginContext | None = None) -> None:
         """Compile the kernel of the context's device, if it is a GPU."""
         if context is not None and context.device.type == "cuda" and (kernels := _kernels_for(context.device)):
-            kernels.warm_up(context.device)
+            draft = Draft.allocate(0, 1, device=context.device)
+            kernels.trim(draft, TrimLimits.build(0, draft.lengths > 0))
 
     def trim(self, draft: Draft, limits: TrimLimits) -> Draft:
         """Return `draft` cut to the tokens to verify.  Those of level 0 are only kept where a curve falls.
@@ -88,15 +88,12 @@ class SurvivalTrimmer(Trimmer):
         """
         kernels = _kernels_for(draft.device)
         if kernels is not None and kernels.covers(draft):
-            trimmed: Draft = kernels.trim(draft, limits)
-            return trimmed
+            return kernels.trim(draft, limits)  # type: ignore[no-any-return]
         return draft.keep(admitted(draft, limits))
 
     def host_trim(self) -> HostStep:
         """Return `trim` as a C function; see `specplug.interfaces.HasHostTrim`."""
-        from specplug.trim.survival_on_cpu import (
-            host_trim,  # numba's start takes time that other devices need not spend
-        )
+        from specplug.trim.survival_on_cpu import host_trim  # here, as numba takes long to start
 
         return host_trim()
 

@@ -18,7 +18,6 @@ from specplug.types.plan import LEVELS
 
 _arguments_at = struct_at(TrimArguments)
 _ZERO, _ONE, _LEVELS = np.float32(0.0), np.float32(1.0), np.float32(LEVELS)
-_BYTES = 4
 
 
 def host_trim() -> HostStep:
@@ -30,16 +29,17 @@ def host_trim() -> HostStep:
 def admit(arguments: int) -> None:
     """Mark the tokens to keep; `arguments` is the address of `TrimArguments`."""
     n = _arguments_at(arguments)
-    counts = carray(int32_at(n.workspace + _BYTES * n.batch_size * n.draft_length), SPARE)
+    counts = carray(int32_at(n.workspace + 4 * n.batch_size * n.draft_length), SPARE)  # after the 4 bytes of each token
     counts[:] = 0
     _count_levels(n, counts)
-    costs, last = carray(int64_at(n.costs), n.num_costs), n.num_costs - 1
+    costs = carray(int64_at(n.costs), n.num_costs)
     number = survival = best = ties = 0
     lowest = LEVELS
     for level in range(LEVELS, -1, -1):
         for tie in range(min(np.int64(counts[level]), n.token_budget - number)):
-            number, survival = number + 1, survival + level
-            gain = survival - (costs[min(number, last)] - costs[0])
+            number += 1
+            survival += level
+            gain = survival - (costs[min(number, n.num_costs - 1)] - costs[0])
             if gain > best:
                 best, lowest, ties = gain, level, tie + 1
     _mark(n, lowest, ties)
@@ -48,13 +48,12 @@ def admit(arguments: int) -> None:
 @compiled
 def _count_levels(n: Any, counts: Any) -> None:
     """Multiply confidences along paths, into the workspace, where absent tokens get -1, and count tokens by level."""
-    batch_size, draft_length, stride = n.batch_size, n.draft_length, n.draft_stride
-    lengths = carray(int32_at(n.draft_lengths), batch_size)
-    confidence = carray(float32_at(n.confidence), (batch_size, stride))
-    parents = carray(int32_at(n.parents), (batch_size if n.parents != 0 else 0, stride))
-    survival = carray(float32_at(n.workspace), (batch_size, draft_length))
-    for row in range(batch_size):
-        for place in range(draft_length):
+    lengths = carray(int32_at(n.draft_lengths), n.batch_size)
+    confidence = carray(float32_at(n.confidence), (n.batch_size, n.draft_stride))
+    parents = carray(int32_at(n.parents), (n.batch_size if n.parents != 0 else 0, n.draft_stride))
+    survival = carray(float32_at(n.workspace), (n.batch_size, n.draft_length))
+    for row in range(n.batch_size):
+        for place in range(n.draft_length):
             if place >= lengths[row]:
                 survival[row, place] = -_ONE
                 continue
@@ -69,10 +68,10 @@ def _count_levels(n: Any, counts: Any) -> None:
 @compiled
 def _mark(n: Any, lowest: int, ties: int) -> None:
     """Mark the tokens above the lowest admitted level, and of those at it the first `ties`, column by column."""
-    shape = n.batch_size, n.draft_length
-    survival, kept = carray(float32_at(n.workspace), shape), carray(uint8_at(n.kept), shape)
-    for place in range(shape[1]):
-        for row in range(shape[0]):
+    survival = carray(float32_at(n.workspace), (n.batch_size, n.draft_length))
+    kept = carray(uint8_at(n.kept), (n.batch_size, n.draft_length))
+    for place in range(n.draft_length):
+        for row in range(n.batch_size):
             level = np.int64(survival[row, place] * _LEVELS)
             is_tie = level == lowest and ties > 0
             ties -= is_tie

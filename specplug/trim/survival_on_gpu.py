@@ -125,12 +125,6 @@ def trim_kernel(  # type: ignore[no-untyped-def]
     tl.store(out_lengths + row, kept, mask=is_row)
 
 
-def warm_up(device: torch.device) -> None:
-    """Compile the kernel, or load it from Triton's cache."""
-    draft = Draft.allocate(0, 1, device=device)
-    trim(draft, TrimLimits.build(0, draft.lengths > 0))
-
-
 def covers(draft: Draft) -> bool:
     """Return whether the kernel can trim a draft: chains, not too many or too long, of contiguous rows."""
     rows, columns = draft.token_ids.shape

@@ -49,7 +49,8 @@ class RequestStats(NamedTuple):
         cap: the request's own limit on draft tokens; None if it set none.  The pipeline enforces it, whatever the plan.
         verified, accepted: draft tokens verified and accepted so far, bonus excluded.  If the planner's process does
             not know the draft lengths (vLLM's V2 runner), padding counts as verified.
-        rejected: drafts so far of which not all verified tokens were accepted.
+        rejected: drafts so far of which not all verified tokens were accepted.  These counts are only kept for planners
+            that read them, see `Planner.reads_requests`.
     """
 
     request_id: str
@@ -124,20 +125,11 @@ class StepReport:
         *,
         batch_size: int | None = None,
     ) -> StepReport:
-        """Sum up `counts`, the numbers of verified and accepted draft tokens of each request that might draft.
-
-        By default all requests might.
-        """
-        return cls(
-            step,
-            draft_length,
-            requests,
-            requests if batch_size is None else batch_size,
-            verified=sum([verified for verified, _ in counts]),
-            accepted=sum([accepted for _, accepted in counts]),
-            cost=cost,
-            runs=runs,
-        )
+        """Sum up `counts`, the verified and accepted draft tokens of each request that might draft, by default all."""
+        batch_size = requests if batch_size is None else batch_size
+        verified = sum([verified for verified, _ in counts])
+        accepted = sum([accepted for _, accepted in counts])
+        return cls(step, draft_length, requests, batch_size, verified, accepted, cost, runs)
 
 
 class CostPoint(NamedTuple):
@@ -188,7 +180,7 @@ class StepPlan:
 
     def takes_none(self, request_id: str) -> bool:
         """Return whether the request could not draft under this plan, so that its step is no evidence."""
-        return not self.draft_length_for(request_id)
+        return self.draft_length_for(request_id) == 0
 
     def budget_of(self, places: int) -> int:
         """Return the token budget of a batch whose drafts have so many places."""
@@ -241,9 +233,8 @@ class TrimLimits:
     @classmethod
     def build(cls, token_budget: int, decoding: Tensor, costs: Sequence[CostPoint] = ()) -> TrimLimits:
         """Move host values to the device of `decoding` [B] bool, without waiting for the device."""
-        device = decoding.device
-        budget = torch.full((), token_budget, dtype=torch.int64, device=device)
-        return cls(budget, decoding, _moved(tuple(costs), device))
+        budget = torch.full((), token_budget, dtype=torch.int64, device=decoding.device)
+        return cls(budget, decoding, _moved(tuple(costs), decoding.device))
 
 
 @lru_cache(maxsize=64)

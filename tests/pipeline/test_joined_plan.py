@@ -68,10 +68,14 @@ def cost_of(costs: tuple[CostPoint, ...], count: int) -> float:
     return float(np.subtract(*np.interp([count, 0], *zip(*costs, strict=True)))) if costs else 0.0
 
 
-def test_of_too_many_points_those_go_that_matter_least():
+def test_of_too_many_points_the_ends_stay_and_points_near_to_all_others():
     bent = tuple([CostPoint(10 * place, 0.1 * place**2) for place in range(MAX_COST_POINTS)])
-    lower = CostPoint(0, 0.0), CostPoint(401, -1.0), CostPoint(555, -2.0)
-    assert joined([StepPlan(4, costs=bent), StepPlan(4, costs=lower)]).costs == bent
+    lower = tuple([CostPoint(point.draft_tokens + 5, -1.0) for point in bent])
+    found = joined([StepPlan(4, costs=bent), StepPlan(4, costs=lower)]).costs
+    tokens = [point.draft_tokens for point in found]
+    assert (len(found), tokens[0], tokens[-1]) == (MAX_COST_POINTS, 0, 635)
+    assert np.diff(tokens).max() <= 15
+    assert all(cost_of(found, place.draft_tokens) >= place.cost - 1e-9 for place in bent[:-1])
 
 
 class Part(Planner):
@@ -135,6 +139,16 @@ def test_the_parts_are_planned_reported_and_asked_together():
     assert stage.longest_draft(3) == 4
     assert stage.status() == {"one": {"planned": 1}, "other": {"planned": 1}}
     assert (stage.learns, stage.is_constant) == (True, False)
+
+
+def test_single_requests_are_counted_while_a_part_reads_them_that_is_asked_for_plans():
+    one, other = Part(StepPlan(6)), Part(StepPlan(5))
+    stage = stage_of(one=one, other=other, silent=Silent())
+    for one.reads_requests, other.reads_requests in ((True, True), (False, True), (False, False), (True, False)):
+        stage.plan(HostStats(0, ()))
+        assert stage.reads_requests is (one.reads_requests or other.reads_requests)
+    assert Silent().reads_requests
+    assert not stage_of(silent=Silent()).reads_requests
 
 
 def test_settings_name_the_policies_that_are_joined():

@@ -14,7 +14,7 @@ from specplug.runtime.step_planner import UNREPORTED, Bounds, StepPlanner
 from specplug.settings import load_settings
 from specplug.settings.sources import ResolvedSettings
 from specplug.types.caps import EngineCaps
-from specplug.types.plan import StepCost, StepPlan, StepReport
+from specplug.types.plan import RequestStats, StepCost, StepPlan, StepReport
 from tests.trim.tools import each_costs
 
 CAPS = EngineCaps(8)
@@ -199,6 +199,19 @@ def test_a_policy_that_does_not_learn_wants_no_report(built):
     step_planner = built(Plans())
     step_planner.make(["a"])
     assert not step_planner.wants_report
+
+
+def test_counts_of_single_requests_are_kept_only_while_the_planner_reads_them(built):
+    planner = Listens()
+    step_planner = built(planner)
+    for planner.reads_requests in (True, False, True):
+        step_planner.make(["a", "bb"])
+        step_planner.finish(launch(step_planner, 1.0, 2, 6, 20, 2), [("a", 2, 2), ("bb", 1, 0)], 2.0)
+    assert [report.runs for report in planner.reports] == [[(0, 3), (0, 1)], [], [(0, 3), (0, 1)]]
+    assert [(report.verified, report.accepted) for report in planner.reports] == [(3, 2)] * 3
+    counted = [RequestStats("a", 10, 90, None, 4, 4, 0), RequestStats("bb", 20, 80, 1, 2, 0, 2)]
+    step_planner.make(["a", "bb"])
+    assert list(planner.stats[-1].requests) == counted
 
 
 def test_a_run_goes_on_while_drafts_are_accepted_in_full_and_ends_with_a_step_without(built):

@@ -49,19 +49,22 @@ def trim(memory: Any, cut: Any, batch_size: int, draft_length: int) -> None:
     control = _control_at(cut.control)
     if control.action == LEAVE:
         return
-    status = FAILED
+    control.status = FAILED
     if control.action == TRIM:
         a = _arguments_at(cut.arguments)
-        a.batch_size, a.draft_length = batch_size, draft_length
-        a.decoding, a.confidence = memory.sampled.ctypes.data, memory.confidence.ctypes.data
+        a.batch_size = batch_size
+        a.draft_length = draft_length
+        a.draft_stride = memory.ids.shape[1]
+        a.draft_lengths = memory.draft_lengths.ctypes.data
+        a.decoding = memory.sampled.ctypes.data
+        a.confidence = memory.confidence.ctypes.data
         a.parents = memory.parents.ctypes.data if memory.parents.size > 0 else 0
-        a.draft_stride, a.draft_lengths = memory.ids.shape[1], memory.draft_lengths.ctypes.data
-        a.workspace, a.kept = cut.workspace.ctypes.data, cut.kept.ctypes.data
-        status = call_at(control.function, cut.arguments)
-    control.status = status
+        a.workspace = cut.workspace.ctypes.data
+        a.kept = cut.kept.ctypes.data
+        control.status = call_at(control.function, cut.arguments)
     kept = carray(uint8_at(cut.kept.ctypes.data), (batch_size, draft_length))
     for row in range(batch_size):
-        count = _keep(memory, cut, row, kept) if status == OK else 0
+        count = _keep(memory, cut, row, kept) if control.status == OK else 0
         empty(memory, row, count, draft_length)
         memory.draft_lengths[row] = count
         for place in range(count, draft_length if memory.parents.size > 0 else 0):
@@ -71,7 +74,8 @@ def trim(memory: Any, cut: Any, batch_size: int, draft_length: int) -> None:
 @compiled
 def _keep(memory: Any, cut: Any, row: int, kept: Any) -> int:
     """Move a row's kept tokens to its front and return their number, like `Draft.keep`."""
-    count, parents = 0, memory.parents
+    parents = memory.parents
+    count = 0
     for place in range(memory.draft_lengths[row]):
         parent = parents[row, place] if parents.size > 0 else place - 1
         if kept[row, place] == 0 or parent >= place or (parent >= 0 and kept[row, parent] == 0):
@@ -79,7 +83,8 @@ def _keep(memory: Any, cut: Any, row: int, kept: Any) -> int:
             continue
         if parents.size > 0:
             parents[row, count] = cut.places[parent] if parent >= 0 else ROOT
-        memory.ids[row, count], memory.confidence[row, count] = memory.ids[row, place], memory.confidence[row, place]
+        memory.ids[row, count] = memory.ids[row, place]
+        memory.confidence[row, count] = memory.confidence[row, place]
         memory.sources[row, count] = memory.sources[row, place]
         cut.places[place] = count
         count += 1
