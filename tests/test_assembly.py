@@ -148,7 +148,7 @@ def test_shared_settings_reach_only_who_registered_for_them(registry):
     }
     stage.close()
     with pytest.raises(
-        PluginError, match=r"'reads too much': no such section .*\['proposer'\]; expected .*corpora, trace"
+        PluginError, match=r"'reads too much': no such section .*\['proposer'\]; expected .*corpora, costs, trace"
     ):
         build_draft_stage(settings(proposer="reads too much"), registry, META)
 

@@ -260,9 +260,7 @@ class _Corrections:
 
     def _update(self) -> None:
         medians = {
-            key: (len(cell), sorted(cell)[len(cell) // 2])
-            for key, cell in self._cells.items()
-            if len(cell) >= _FEWEST
+            key: (len(cell), sorted(cell)[len(cell) // 2]) for key, cell in self._cells.items() if len(cell) >= _FEWEST
         }
         modelled = [median for ((mode, _), _), median in medians.items() if mode != _DRAFTING]
         self._level = 0.0

@@ -55,7 +55,7 @@ UNKNOWN = StartCosts()
 
 def cost_file(key: Mapping[str, object]) -> Path:
     """Return the file of the costs of steps under a key, in the user's cache folder."""
-    home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    home = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
     named = json.dumps([_FORMAT, key], sort_keys=True, default=str)
     return Path(home) / "specplug" / "costs" / f"{hashlib.sha256(named.encode()).hexdigest()[:20]}.json"
 

@@ -59,7 +59,7 @@ def test_what_stands_in_the_prompt_is_drafted_and_what_stands_nowhere_is_not(cop
     (run,) = replayed(str(copying), "--tokenizer", "tiny", "--batch", "1", "--gamma", "8")["runs"]
     copy, fresh = run["workloads"]["copy"], run["workloads"]["fresh"]
     assert copy["tau"] > 5
-    assert copy["acceptance_rate"] > 0.8
+    assert copy["acceptance_rate"] > 0.7
     assert fresh["tau"] < 1.3
     assert copy["speedup"]["1"] > 4
     assert run["pooled"]["emitted"] == copy["emitted"] + fresh["emitted"]

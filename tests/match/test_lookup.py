@@ -125,9 +125,9 @@ def test_it_learns_what_the_reference_learns_and_forgets_likewise(trees: bool) -
     options = OPTIONS[0]
     talk, players = Talk(7, slots=3, capacity=400), both(3, 400, 4, options, trees=trees)
     for tables in (players[0].lookup.tables, players[1].learnt):
-        tables.votes *= 199.95  # one try more, and counts are halved
-        tables.evidence *= 999.9
-        tables.contexts *= 99.9
+        tables.votes *= 199.95  # of 20 tries: one more, and counts are halved
+        tables.evidence *= 249.97
+        tables.contexts[:] = 100, 199.9
         tables.tokens[:] = 150, 199.9
     assert play(talk, players, 150) > 300
     learnt = players[0].lookup.tables

@@ -106,7 +106,7 @@ def test_the_planner_starts_from_what_vllm_profiles(learning):
         (DRAFT_LENGTH, 64 - 8 * (DRAFT_LENGTH + 1)),
     ]
     assert [cost.seconds for cost in costs] == [sample / 1e3 for sample in run["milliseconds"]]
-    assert run["basis"] == ["assumed, as no step was measured yet", "profiled by the engine at start-up", "measured"]
+    assert run["basis"] == ["assumed", "measured at start", "measured at start"]
 
 
 def profiled(llm, requests, sizes):
@@ -130,7 +130,7 @@ def profiled(llm, requests, sizes):
 
     planner.calibrate = noting
     run = steps.recorded(llm, requests)
-    found["basis"].append(stage.status()["costs"])
+    found["basis"].append(stage.status()["basis"])
     return {**run, **found, "milliseconds": [sample.forward_ms for sample in samples]}
 
 

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 
 from specplug.interfaces import Planner, PluginContext
-from specplug.trim import SurvivalTrimmer, rank_tokens
+from specplug.trim import SurvivalTrimmer, admitted
 from specplug.types.batch import EngineBatch
 from specplug.types.draft import Draft
+from specplug.types.paths import ROOT
 from specplug.types.plan import LEVELS, CostPoint, HostStats, StepCost, StepPlan, StepReport, TrimLimits
 from specplug.types.verdict import Verdict
 from specplug_testkit.options import LadderOptions
@@ -74,8 +76,11 @@ class LearningTrimmer(SurvivalTrimmer):
     def trim(self, draft: Draft, limits: TrimLimits) -> Draft:
         self.price = (limits.costs[-1] - limits.costs[0]) / (LEVELS * 1000)
         trust = (self.counts[1] + 1) / (self.counts[0] + 1)
-        levels, rank = rank_tokens(draft)
-        return draft.keep((rank < limits.token_budget) & (levels * trust >= LEVELS * self.price))
+        is_first = torch.arange(draft.draft_length, device=draft.device) == 0
+        if draft.parents is not None:
+            is_first = draft.parents == ROOT
+        trusted = torch.where(is_first, draft.confidence * trust, draft.confidence)
+        return draft.keep(admitted(replace(draft, confidence=trusted), limits))
 
     def observe(self, batch: EngineBatch, draft: Draft, verdict: Verdict) -> None:
         self.counts += torch.stack((verdict.tested().sum(), verdict.accepted.sum()))
