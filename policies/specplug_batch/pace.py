@@ -29,6 +29,10 @@ _REMEMBERED = 8.0
 """Steps that what was known before a rest counts for after it, at most."""
 
 
+_FIRST_TOKENS, _MOST_DOUBT = 4.0, 3.0
+"""Accepted tokens, and cost, that are assumed at first, and the largest factor of costs."""
+
+
 class Pace:
     """Says at which steps a plan is made anew."""
 
@@ -71,6 +75,28 @@ class Trials:
                 self._counts[key] += 1
                 return length
         return None
+
+
+class Doubt:
+    """By how much confidences are too high: what verified drafts cost, relative to what was accepted of them.
+
+    Every token is verified for more than it costs.  Where all together yield less, as on a server whose texts are
+    harder than those that confidences were learnt from, all costs are multiplied until they do not.
+    """
+
+    def __init__(self) -> None:
+        self._earned = self._spent = _FIRST_TOKENS
+
+    def observe(self, requests: int, accepted: float, cost: float, steps: int) -> None:
+        """Enter steps: accepted tokens of each row and step, and the cost of its draft tokens, both in tokens."""
+        keep = kept_share(requests, steps)
+        self._earned = keep * self._earned + (1 - keep) * _FIRST_TOKENS + requests * steps * accepted
+        self._spent = keep * self._spent + (1 - keep) * _FIRST_TOKENS + requests * steps * max(0.0, cost)
+
+    @property
+    def factor(self) -> float:
+        """The factor of all costs, from 1 on."""
+        return min(_MOST_DOUBT, max(1.0, self._spent / self._earned))
 
 
 class DraftingGain:

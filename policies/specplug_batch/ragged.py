@@ -12,7 +12,7 @@ from specplug.cost import ServerRate, StepCosts
 from specplug.interfaces import Planner, PluginContext
 from specplug.types.plan import MAX_COST_POINTS, MAX_DRAFT_TOKENS, CostPoint, HostStats, StepCost, StepPlan, StepReport
 from specplug_batch.options import BatchOptions
-from specplug_batch.pace import DOES_NOT_PAY, TRIED_STEPS, DraftingGain, Pace, Trials
+from specplug_batch.pace import DOES_NOT_PAY, TRIED_STEPS, Doubt, DraftingGain, Pace, Trials
 
 
 class RaggedPlanner(Planner):
@@ -34,6 +34,7 @@ class RaggedPlanner(Planner):
         self._added = np.zeros(1)  # and the seconds that they add, relative to plain decoding
         self._drafting_cost = 0.0  # of a step that drafts and verifies nothing, relative to plain decoding, less 1
         self._padding = 1.0  # tokens that a step runs for each draft token that it keeps, lately
+        self._doubt = Doubt()
         self._plan = StepPlan(0)
         self._requests = 0
         self._rest_end = 0  # the first step that may draft again
@@ -110,7 +111,9 @@ class RaggedPlanner(Planner):
         if kept:
             run = sum(map(_verified, drafted))
             self._padding += (max(1.0, run / kept) - self._padding) / 2
-        gain = accepted - added * self._rate.speed_up(requests)
+        spent = added * self._rate.speed_up(requests)
+        self._doubt.observe(requests, accepted, spent, len(drafted))
+        gain = accepted - spent
         self._drafting.observe(requests, gain, len(drafted))
 
     def _curve(self, requests: int) -> tuple[CostPoint, ...]:
@@ -131,7 +134,7 @@ class RaggedPlanner(Planner):
         self._drafting_cost = max(0.0, none / plain - 1.0)
         self._draft_tokens = np.array(grid, np.float64)
         self._added = np.concatenate([[0.0], verifying - none]) / plain
-        per_token = requests * self._rate.speed_up(requests)
+        per_token = requests * self._rate.speed_up(requests) * self._doubt.factor
         return tuple([CostPoint(each, cost * per_token) for each, cost in zip(grid, self._added.tolist(), strict=True)])
 
     def _why(self) -> str:
