@@ -163,6 +163,20 @@ def test_drafts_that_cost_more_than_they_gain_are_not_made_and_come_back():
     assert set(good.lengths[-100:]) == {LONGEST}
 
 
+def test_costs_count_more_while_drafts_yield_less_than_they_cost():
+    """Confidences promise more than the costs, and one token in twenty is accepted; later they keep their promise."""
+    built = planner(rising)
+    plain = cost_of(plan_for(built, 8), 8)
+    costs = []
+    for step in range(600):
+        built.observe(reported(step, 8, 8, 6 if step >= 300 else step % 20 == 0, rising(16)))
+        costs.append(cost_of(plan, 8) if (plan := plan_for(built, 8, step + 1)).draft_length else None)
+    doubted = [cost for cost in costs[50:300] if cost is not None]
+    assert doubted
+    assert min(doubted) > 1.5 * plain
+    assert costs[-1] < 1.5 * plain, "at a higher rate of the server, but not doubted any more"
+
+
 def test_cheap_drafts_are_made_although_nothing_is_verified():
     built = planner(lambda tokens: tokens)
     server = Server(lambda tokens: tokens, built, sure=0.0, noise=0.01)
