@@ -130,14 +130,14 @@ def test_one_slow_step_of_a_size_that_is_hardly_run_corrects_nothing():
     costs = StepCosts(flat)
     costs.calibrate(timed({1: 1e-3, 8: 2e-3}))
     observe(costs, [StepCost(1, 8, 0, 7, 2e-3)])
-    costs.observe(StepCost(1, 1, 0, 0, 1.0))
+    costs.observe([StepCost(1, 1, 0, 0, 1.0)])
     assert predicted(costs, [1, 8]) == pytest.approx([1e-3, 2e-3], rel=0.05)
 
 
 def test_what_is_kept_of_sizes_in_service_is_bounded():
     costs = StepCosts(flat)
     for tokens in range(1, 400):
-        costs.observe(StepCost(1, tokens, 0, 0, 0.01))
+        costs.observe([StepCost(1, tokens, 0, 0, 0.01)])
     assert len(costs._first_steps) <= 64
 
 
