@@ -85,9 +85,9 @@ def test_without_a_budget_everything_is_verified(learning):
 
 
 def cut_by_nothing(llm, requests):
-    """Run requests by plans with neither a budget nor prices, from which the policy learns nothing."""
+    """Run requests by plans with neither a budget nor costs, from which the policy learns nothing."""
     planner = inside.scheduler(llm).step_planner.stage._planner
-    planner.plan, planner.observe = lambda _: StepPlan(planner._caps.max_draft_length), lambda _: None
+    planner.plan, planner.observe = lambda _: StepPlan(DRAFT_LENGTH), lambda _: None
     try:
         return steps.cut(llm, requests)
     finally:
