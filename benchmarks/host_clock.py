@@ -28,7 +28,9 @@ class Meter:
     """
 
     def __init__(self, outside: str, parts: Sequence[str], clock: Callable[[], int] = time.perf_counter_ns) -> None:
-        self.part, self._parts, self._clock = outside, (outside, *parts), clock
+        self.part = outside
+        self._parts = (outside, *parts)
+        self._clock = clock
         self._since = clock()
         self.clear()
 
@@ -38,9 +40,11 @@ class Meter:
 
     def switch(self, part: str) -> str:
         """Attribute the time from now on to `part`; return the previous part."""
-        now, before = self._clock(), self.part
+        now = self._clock()
+        before = self.part
         self.nanoseconds[before] += now - self._since
-        self.part, self._since = part, self._clock()
+        self.part = part
+        self._since = self._clock()
         return before
 
     def wrapped(self, function: Callable[..., Any], part: str) -> Callable[..., Any]:

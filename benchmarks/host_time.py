@@ -47,8 +47,10 @@ def measured(llm: Any, batch: int, cold: int, warm: int) -> dict[str, list[float
 
     from tests.engines.vllm import inside
 
-    engine, scheduler = llm.llm_engine, inside.scheduler(llm)
-    meter, calls = Meter("rest", PARTS, time.thread_time_ns), _record(scheduler.step_planner)
+    engine = llm.llm_engine
+    scheduler = inside.scheduler(llm)
+    meter = Meter("rest", PARTS, time.thread_time_ns)
+    calls = _record(scheduler.step_planner)
     _install(meter, scheduler)
     ids = llm.get_tokenizer().encode("def f(x):\n    return x + 1\n\n" * 4)
     params = SamplingParams(temperature=0.0, ignore_eos=True, max_tokens=900)
@@ -83,7 +85,8 @@ def _record(planner: Any) -> list[tuple[str, tuple[Any, ...], dict[str, Any]]]:
 
 def _install(meter: Meter, scheduler: Any) -> None:
     """Attribute the time of the planner and of the rest of specplug's scheduler mixins to their parts."""
-    planner, classes = scheduler.step_planner, type(scheduler).__mro__
+    planner = scheduler.step_planner
+    classes = type(scheduler).__mro__
     for name in CALLS:
         setattr(planner, name, meter.wrapped(getattr(planner, name), "planner"))
     vllm = [each for each in classes if each.__module__.startswith("vllm.")]
@@ -111,7 +114,8 @@ def _again(kind: type, planner: Any, calls: list[Any], running: list[Any], steps
     launched: deque[Any] = deque()
     found: list[float] = []
     gc.collect()
-    spent, later = 0, 0.0
+    spent = 0
+    later = 0.0
     while True:
         later += period
         for name, args, kwargs in calls:
@@ -122,7 +126,8 @@ def _again(kind: type, planner: Any, calls: list[Any], running: list[Any], steps
                 args = (step, args[1], args[2] + later, *args[3:])
             elif name == "launch":
                 args = (args[0] + later, *args[1:])
-            call, passed = getattr(kind, name), (running,) if name == "make" else args
+            call = getattr(kind, name)
+            passed = (running,) if name == "make" else args
             began = time.thread_time_ns()
             result = call(planner, *passed, **kwargs)
             spent += time.thread_time_ns() - began

@@ -22,7 +22,10 @@ from typing import Any
 from benchmarks.machine import in_words, machine
 from benchmarks.peers import note
 
-FIRST, TOKENS, WARM, PROMPT = 64, 200, 2000, 48
+FIRST = 64
+TOKENS = 200
+WARM = 2000
+PROMPT = 48
 DRAFT_LENGTH = 15
 
 

@@ -37,7 +37,9 @@ from specplug.types.draft import Draft
 
 ROOT = Path(__file__).parents[1]
 MODEL = Path(os.environ.get("SPECPLUG_MODELS", "~/.cache/specplug/models")).expanduser() / "smollm2"
-MOST_TRIES, RIDGE, DRAFT_LENGTH = 12_000, 1.0, 15
+MOST_TRIES = 12_000
+RIDGE = 1.0
+DRAFT_LENGTH = 15
 
 
 def answer(file: Path) -> None:
@@ -73,12 +75,15 @@ def counted(items: Sequence[TokenItem], corpus: Sequence[Ids] = ()) -> list[Any]
     lookup = Lookup(1, longest + 1, DRAFT_LENGTH, LookupSettings(), trees=False)
     if corpus:
         lookup.load({"": [segment(corpus)]})
-    draft, slot = Draft.allocate(1, DRAFT_LENGTH, trees=False, sources=("",) * 4), torch.tensor([0])
+    draft = Draft.allocate(1, DRAFT_LENGTH, trees=False, sources=("",) * 4)
+    slot = torch.tensor([0])
     start = [table.copy() for table in lookup.tables.arrays]
     sums: list[Any] = [0.0, 0.0]  # of `votes` and `evidence`, the first two
     limits = torch.tensor([DRAFT_LENGTH], dtype=torch.int32)
     for it in items:
-        text, length, new = np.concatenate((it.prompt, it.output)), len(it.prompt) + 1, 1
+        text = np.concatenate((it.prompt, it.output))
+        length = len(it.prompt) + 1
+        new = 1
         lookup.start(0, owner="", tenant="" if corpus else None)
         lookup.begin(0, it.prompt, len(text))
         while True:
@@ -101,7 +106,9 @@ def counted(items: Sequence[TokenItem], corpus: Sequence[Ids] = ()) -> list[Any]
 
 def fitted(features: Any, counts: Any) -> list[float]:
     """Return the weights of a logistic regression with a small penalty, by Newton's method."""
-    hits, tries, weights = counts[:, 0], counts[:, 1], np.zeros(features.shape[1])
+    hits = counts[:, 0]
+    tries = counts[:, 1]
+    weights = np.zeros(features.shape[1])
     for _ in range(30):
         rates = 1 / (1 + np.exp(-features @ weights))
         slope = features.T @ (hits - tries * rates) - RIDGE * weights
@@ -114,15 +121,18 @@ def main(answers: Path) -> None:
     """Replay all texts, fit the weights and write them."""
     if not answers.exists():
         answer(answers)
-    read, tokenizer = read_traces(ROOT / "specplug/replay/traces"), load_tokenizer(str(MODEL))
+    read = read_traces(ROOT / "specplug/replay/traces")
+    tokenizer = load_tokenizer(str(MODEL))
     read["answers"] = [item for items in read_traces(answers).values() for item in items]
-    workloads, sums = {name: tokenize(items, tokenizer) for name, items in read.items()}, [0.0, 0.0]
+    workloads = {name: tokenize(items, tokenizer) for name, items in read.items()}
+    sums = [0.0, 0.0]
     for name, items in workloads.items():
         others = [it.prompt for other in workloads if other not in (name, "answers") for it in workloads[other][::3]]
         bare = tokenize([without_documents(item) for item in read[name]], tokenizer)
         own = [document for it in items for document in it.documents]
         if name == "code_edit":  # a request without the file that is to be edited, which is in the corpus
-            own, bare = [it.prompt for it in items], [replace(it, prompt=it.prompt[-40:]) for it in items]
+            own = [it.prompt for it in items]
+            bare = [replace(it, prompt=it.prompt[-40:]) for it in items]
         counts = [sum(pair) for pair in zip(counted(items), counted(bare, [*others, *own]), strict=True)]
         share = min(1.0, MOST_TRIES / counts[1][:, 1].sum())
         sums = [total + share * count for total, count in zip(sums, counts, strict=True)]

@@ -34,7 +34,8 @@ _known: dict[str, StartCosts] = {}
 
 def costs_of(settings: Settings, runner: ModelRunner, verifier: Verifier, rows: int, max_length: int) -> StartCosts:
     """Return what steps of up to so many rows cost; time them if neither this process nor a cache file knows it."""
-    key, longest = _key(settings, runner, rows, max_length), settings.num_speculative_tokens
+    key = _key(settings, runner, rows, max_length)
+    longest = settings.num_speculative_tokens
     name = cost_file(key).name
     if name not in _known:
         context = min(CONTEXT, max_length // 2)
@@ -55,7 +56,8 @@ def _timed(runner: ModelRunner, run: partial[list[StepCost]], limits: StepLimits
 @torch.no_grad()
 def _run(runner: ModelRunner, verifier: Verifier, context: int, size: StepSize, count: int) -> list[StepCost]:
     """Run so many steps of a size, with drafts of random tokens, and return their costs."""
-    rows, length = size.requests, max(size.lengths)
+    rows = size.requests
+    length = max(size.lengths)
     ids = np.random.default_rng(0).integers(0, runner.vocab_size, (rows, 1 + length))
     token_ids = torch.from_numpy(ids).to(runner.device)
     draft = Draft.of_rows(ids[:, 1:].tolist(), [[0.5] * length] * rows, length, device=runner.device)
@@ -74,7 +76,8 @@ def _run(runner: ModelRunner, verifier: Verifier, context: int, size: StepSize, 
 
 def _key(settings: Settings, runner: ModelRunner, rows: int, max_length: int) -> dict[str, object]:
     """Return everything that the costs of an engine's steps depend on."""
-    model, device = runner.model, runner.device
+    model = runner.model
+    device = runner.device
     on_gpu = device.type == "cuda"
     config = model.config.to_json_string(use_diff=False)
     return {

@@ -45,7 +45,8 @@ HOPELESS = 2.0
 """Temperature of texts of which no draft token is right but by chance."""
 AT_ONCE = 8
 """Constants that run at a time: a server with SmolLM2 takes 1.5 GB."""
-MIN_SURVIVALS, CONSTANT_LENGTHS = (0.05, 0.1, 0.2, 0.4, 0.6), (3, 7, 15)
+MIN_SURVIVALS = (0.05, 0.1, 0.2, 0.4, 0.6)
+CONSTANT_LENGTHS = (3, 7, 15)
 
 
 def model_folder(name: str) -> str:

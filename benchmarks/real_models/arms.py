@@ -62,7 +62,8 @@ class Answer:
             return self
         wall, cpu, tokens = self.timeline[self.prefill_steps - 1]
         rest = [[a - wall, b - cpu, c - tokens] for a, b, c in self.timeline[self.prefill_steps :]]
-        seconds, used = self.seconds - wall, self.cpu - cpu
+        seconds = self.seconds - wall
+        used = self.cpu - cpu
         return replace(self, seconds=seconds, cpu=used, timeline=rest, prefill_steps=0, uncounted=int(tokens))
 
 

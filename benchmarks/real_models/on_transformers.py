@@ -91,7 +91,8 @@ class Embedded:
         """See `answer`."""
         from specplug_transformers import GenerateRequest, SamplingParams
 
-        engine, timeline = self._engine, []
+        engine = self._engine
+        timeline = []
         steps = tokens = prefill_steps = 0
         before = engine.metrics.snapshot().total
         began, cpu = time.perf_counter(), time.process_time()

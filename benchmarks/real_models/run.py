@@ -81,7 +81,9 @@ class Arms:
     """
 
     def __init__(self, hosts: dict[str, Any], answer: Callable[..., Any], caches: Path | None = None) -> None:
-        self.hosts, self._answer, self._caches = hosts, answer, caches
+        self.hosts = hosts
+        self._answer = answer
+        self._caches = caches
         self.left_out: dict[str, str] = {}
 
     def ask(self, name: str, task: Task, group: Sequence[int]) -> Answer:

@@ -60,7 +60,8 @@ class Profile:
 
     def timed_steps(self, requests: Sequence[int] = (1, 2, 4, 8, 16, 32, 64, 128, 256)) -> list[StepCost]:
         """Return the steps that an engine times at start, with noise of 2 %."""
-        noise, found = np.random.default_rng(0), []
+        noise = np.random.default_rng(0)
+        found = []
         for rows in requests:
             if self.mode.name == "padded":
                 sizes = [(length, rows * length) for length in self.mode.lengths]

@@ -12,13 +12,15 @@ from specplug.types.plan import RequestStats
 
 Array = npt.NDArray[np.float64]
 
-_FIRST_RATE, _FIRST_TOKENS = 0.6, 16.0
+_FIRST_RATE = 0.6
+_FIRST_TOKENS = 16.0
 """Acceptance to assume before anything was verified, and the number of tokens that it counts as much as."""
 
 _PRIOR_TOKENS = 4.0
 """Number of a request's tokens that the average of all requests counts as much as."""
 
-_MEMORY, _LONG_MEMORY = 32.0, 1024.0
+_MEMORY = 32.0
+_LONG_MEMORY = 1024.0
 """Number of decided tokens after which a request's token, or one of the average, counts half."""
 
 
@@ -43,7 +45,8 @@ class RequestAcceptance:
 
     def __init__(self) -> None:
         self._known: dict[str, _Decided] = {}
-        self._good, self._bad = _FIRST_RATE * _FIRST_TOKENS, (1.0 - _FIRST_RATE) * _FIRST_TOKENS
+        self._good = _FIRST_RATE * _FIRST_TOKENS
+        self._bad = (1.0 - _FIRST_RATE) * _FIRST_TOKENS
 
     @property
     def average(self) -> float:
@@ -63,12 +66,14 @@ class RequestAcceptance:
             before = self._known.get(name, _NEW)
             if accepted < before.accepted or rejected < before.rejected:
                 before = _NEW  # another request of the same name
-            gained, lost = accepted - before.accepted, rejected - before.rejected
+            gained = accepted - before.accepted
+            lost = rejected - before.rejected
             keep = _MEMORY / (_MEMORY + gained + lost)
             seen = known[name] = _Decided(accepted, rejected, keep * before.good + gained, keep * before.bad + lost)
             rows.append((seen.good, seen.bad, gained, lost))
         self._known = known
         good, bad, gains, losses = np.array(rows).T
         keep = _LONG_MEMORY / (_LONG_MEMORY + gains.sum() + losses.sum())
-        self._good, self._bad = float(keep * self._good + gains.sum()), float(keep * self._bad + losses.sum())
+        self._good = float(keep * self._good + gains.sum())
+        self._bad = float(keep * self._bad + losses.sum())
         return (good + _PRIOR_TOKENS * self.average) / (good + bad + _PRIOR_TOKENS), (gains > 0) & (losses == 0)

@@ -81,7 +81,9 @@ class AdaptivePlanner(Planner):
     def __init__(self, context: PluginContext) -> None:
         options: AdaptiveOptions = context.options or AdaptiveOptions()
         self._longest = context.caps.fit_draft_length(context.caps.max_draft_length)
-        self._acceptance, self._costs, self._rate = RequestAcceptance(), StepCosts(options.cost), ServerRate()
+        self._acceptance = RequestAcceptance()
+        self._costs = StepCosts(options.cost)
+        self._rate = ServerRate()
         self._uncapped = self._plan = StepPlan(self._longest)
         self._reports: list[StepReport] = []  # since the newest decision
         self._next = 0  # step of the next decision
@@ -126,7 +128,8 @@ class AdaptivePlanner(Planner):
 
     def _learn(self) -> None:
         """Enter the results since the decision before."""
-        reports, self._reports = self._reports, []
+        reports = self._reports
+        self._reports = []
         if not reports:
             return
         self._costs.observe([report.cost for report in reports if report.cost is not None])
@@ -139,7 +142,9 @@ class AdaptivePlanner(Planner):
 
     def _curve(self, stats: HostStats, longest: int) -> tuple[CostPoint, ...]:
         self._learn()
-        requests, last, context = len(stats.requests), stats.last_step, 0.0
+        requests = len(stats.requests)
+        last = stats.last_step
+        context = 0.0
         if last is not None and last.requests:
             context = last.context_tokens * requests / last.requests
         extra = sorted({round(requests * longest * share / 16) for share in range(17)})

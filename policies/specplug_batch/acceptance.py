@@ -12,7 +12,8 @@ from specplug.types.plan import StepReport
 
 Array = npt.NDArray[np.float64]
 
-_FIRST_RATE, _FIRST_ROWS = 0.6, 4.0
+_FIRST_RATE = 0.6
+_FIRST_ROWS = 4.0
 """Acceptance of every token to assume before anything was verified, and the rows that it counts for."""
 
 

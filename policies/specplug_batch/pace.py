@@ -10,7 +10,8 @@ from specplug.cost.rate import kept_share
 DOES_NOT_PAY = "does not pay"
 """`StepPlan.why` of a plan without drafts."""
 
-DECIDE_EVERY, LIKE = 128, 0.1
+DECIDE_EVERY = 128
+LIKE = 0.1
 """Steps between decisions, fewer at first: an eighth of the steps so far; and the change of a batch that decides."""
 
 TRIAL_STEPS = 5
@@ -19,17 +20,20 @@ TRIAL_STEPS = 5
 AFFORDED = 0.01
 """Share of the time that drafts may take which find out whether they pay again."""
 
-_KNOWN_STEPS, _KNOWN_ROWS = 8.0, 128.0
+_KNOWN_STEPS = 8.0
+_KNOWN_ROWS = 128.0
 """Steps, and rows of all of them together, that have to be known before drafting may stop for the first time."""
 
-_LONGEST_REST, TRIED_STEPS = 256, 4
+_LONGEST_REST = 256
+TRIED_STEPS = 4
 """Most steps without drafts where these cost up to a token per row, and the steps in which they are tried then."""
 
 _REMEMBERED = 8.0
 """Steps that what was known before a rest counts for after it, at most."""
 
 
-_FIRST_TOKENS, _MOST_DOUBT = 4.0, 3.0
+_FIRST_TOKENS = 4.0
+_MOST_DOUBT = 3.0
 """Accepted tokens, and cost, that are assumed at first, and the largest factor of costs."""
 
 
@@ -37,7 +41,9 @@ class Pace:
     """Says at which steps a plan is made anew."""
 
     def __init__(self) -> None:
-        self._step, self._requests, self._next = 0, 0, 0
+        self._step = 0
+        self._requests = 0
+        self._next = 0
 
     def is_due(self, step: int, requests: int) -> bool:
         """Return whether to decide at a step."""

@@ -20,7 +20,8 @@ _MOST_OVER = 4
 _CERTAINTY = 0.01
 """Tokens per row and step below which gains are equal: costs are hardly known to a hundredth of a step."""
 
-PROBE_EVERY, PROBE_STEPS = 64, 2
+PROBE_EVERY = 64
+PROBE_STEPS = 2
 """Steps of which so many draft the shortest draft while drafting does not pay and the drafter reports nothing: without
 drafts nobody would see that their acceptance has changed.
 """
@@ -36,8 +37,10 @@ class PaddedPlanner(Planner):
     def __init__(self, context: PluginContext) -> None:
         self._options: BatchOptions = context.options or BatchOptions()
         self._caps = context.caps
-        self._costs, self._rate = StepCosts(self._options.cost), ServerRate()
-        self._pace, self._trials = Pace(), Trials()
+        self._costs = StepCosts(self._options.cost)
+        self._rate = ServerRate()
+        self._pace = Pace()
+        self._trials = Trials()
         self._runs = RunLengths(self._caps.max_draft_length)
         self._reported = ReportedLengths(self._caps.max_draft_length)
         self._reports: list[StepReport] = []  # since the newest decision
@@ -114,7 +117,8 @@ class PaddedPlanner(Planner):
         return found
 
     def _learn(self) -> None:
-        reports, self._reports = self._reports, []
+        reports = self._reports
+        self._reports = []
         self._costs.observe([report.cost for report in reports if report.cost is not None])
         drafted = [report for report in reports if report.requests]
         if not drafted:
@@ -140,7 +144,8 @@ class PaddedPlanner(Planner):
 
     def _candidates(self) -> list[int]:
         """Return the engine's draft lengths; where it runs all at full speed, 2^n - 1 and the longest."""
-        captured, longest = self._caps.captured_draft_lengths, self._caps.max_draft_length
+        captured = self._caps.captured_draft_lengths
+        longest = self._caps.max_draft_length
         return sorted({0, *(captured or {*[(1 << bits) - 1 for bits in range(1, longest.bit_length())], longest})})
 
     def _why(self) -> str:

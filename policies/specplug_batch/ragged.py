@@ -27,8 +27,11 @@ class RaggedPlanner(Planner):
     def __init__(self, context: PluginContext) -> None:
         self._options: BatchOptions = context.options or BatchOptions()
         self._longest = context.caps.max_draft_length
-        self._costs, self._rate = StepCosts(self._options.cost), ServerRate()
-        self._drafting, self._pace, self._trials = DraftingGain(), Pace(), Trials()
+        self._costs = StepCosts(self._options.cost)
+        self._rate = ServerRate()
+        self._drafting = DraftingGain()
+        self._pace = Pace()
+        self._trials = Trials()
         self._reports: list[StepReport] = []  # since the newest decision
         self._draft_tokens = np.zeros(1)  # the newest curve: draft tokens,
         self._added = np.zeros(1)  # and the seconds that they add, relative to plain decoding
@@ -97,7 +100,8 @@ class RaggedPlanner(Planner):
 
     def _learn(self) -> None:
         """Enter the results since the decision before."""
-        reports, self._reports = self._reports, []
+        reports = self._reports
+        self._reports = []
         self._costs.observe([report.cost for report in reports if report.cost is not None])
         drafted = [report for report in reports if report.draft_length and report.requests]
         if not drafted:
@@ -128,7 +132,9 @@ class RaggedPlanner(Planner):
         lengths = [0, *[self._longest] * len(grid)]
         tokens = [requests, *(requests + round(each * self._padding) for each in grid)]
         found = self._costs.seconds_beside_prompts(requests, self._context * requests, tokens, lengths)
-        plain, none, verifying = float(found[0]), float(found[1]), found[2:]
+        plain = float(found[0])
+        none = float(found[1])
+        verifying = found[2:]
         if not self._costs.knows_drafting:
             none = plain
         self._drafting_cost = max(0.0, none / plain - 1.0)

@@ -285,7 +285,8 @@ def check_speedup(total: SourceCounts, gamma: int, draft_cost: float) -> PairRes
     acceptance = counted(total.accepted_at[:gamma], total.verified_at[:gamma], total.target_steps, "quick run")
     options: dict[str, Any] = {"draft_cost": lambda batch: draft_cost, "overhead": _OVERHEAD}
     (found,) = forecast(acceptance, saturation_cost(), [1], gamma, **options)
-    at, best = found["lengths"][-1], found["best"]
+    at = found["lengths"][-1]
+    best = found["best"]
     figures = {"at_gamma": at["speedup"], "gamma": at["gamma"], "best_gamma": best["gamma"], "best": best["speedup"]}
     shown = f"for one request, by the estimated speed: {at['speedup']:.2f} at gamma {at['gamma']}; "
     if not best["gamma"]:

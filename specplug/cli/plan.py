@@ -103,14 +103,18 @@ def plan(
     overhead = (0.0 if measured else 0.02) if overhead is None else overhead
     cost: CostModel
     if roofline is not None:
-        cost, unit, basis = roofline.step, "seconds", _description(roofline)
+        cost = roofline.step
+        unit = "seconds"
+        basis = _description(roofline)
     elif measured:
-        cost, unit = measured_cost(measured, context), "seconds"
+        cost = measured_cost(measured, context)
+        unit = "seconds"
         basis = (
             f"{len(measured)} sizes of steps that {costs or metrics} measured, with the policies' estimate of others"
         )
     else:
-        cost, unit = saturation_cost(saturation or 256.0), "steps of a small batch"
+        cost = saturation_cost(saturation or 256.0)
+        unit = "steps of a small batch"
         basis = f"a step costs the same up to {saturation or 256:g} tokens, and grows in proportion beyond{why}"
     drafting, memory = None, None
     if draft_model is not None:
@@ -152,7 +156,8 @@ def plan(
 def _measured(chosen: Mapping[str, Any], metrics: str | None, key: str | None) -> tuple[Sequence[Any], str]:
     """Return the steps that a server measured, if no other cost of a step is chosen, or why there are none."""
     if len(found := [name for name, value in chosen.items() if value is not None]) > 1:
-        what, remedy = "several costs of a step", "Leave all but one of them out"
+        what = "several costs of a step"
+        remedy = "Leave all but one of them out"
         raise SettingsError.build(what, found=" and ".join(found), remedy=remedy)
     source = chosen["--costs"] or (None if found else metrics)
     if source is None:
@@ -264,7 +269,8 @@ def _memory_line(memory: Mapping[str, Any], batch: int) -> str:
 
 
 def _cells(row: Mapping[str, Any], *, timed: bool) -> list[str]:
-    best, plain = row["best"], row["plain_step"]
+    best = row["best"]
+    plain = row["plain_step"]
     return [
         str(row["batch"]),
         str(best["gamma"] or "off"),

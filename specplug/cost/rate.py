@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-MEMORY_STEPS, MEMORY_ROWS = 48.0, 768.0
+MEMORY_STEPS = 48.0
+MEMORY_ROWS = 768.0
 """Steps after which an observation counts a third: at least the first number, and enough for so many rows."""
 
 _PRIOR_STEPS = 8.0

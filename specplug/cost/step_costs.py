@@ -45,10 +45,12 @@ _PRIOR_STEPS = 8.0
 _FIRST = 8
 """Number of steps in service before anything is corrected."""
 
-_TIMED, _MOST_TIMED = 3, 64
+_TIMED = 3
+_MOST_TIMED = 64
 """Steps of a size, and sizes, that the model is fitted to where no step was timed at start."""
 
-_PREFILLS, _PREFILLS_USED = 64, 5
+_PREFILLS = 64
+_PREFILLS_USED = 5
 """Number of newest steps whose prompt tokens are assumed to go on, and most of them that a prediction uses."""
 
 
@@ -65,7 +67,8 @@ class StepCosts:
     """
 
     def __init__(self, assumed: Curve) -> None:
-        self.basis, self.is_timed = "assumed", False
+        self.basis = "assumed"
+        self.is_timed = False
         self._fit([StepCost(size, size, 0, 0, assumed(size)) for size in _ASSUMED_SIZES])
         self._corrections = _Corrections()
         self._prefills: deque[int] = deque(maxlen=_PREFILLS)
@@ -78,7 +81,8 @@ class StepCosts:
             return
         self._fit(timed)
         self._corrections = _Corrections()
-        self.basis, self.is_timed = "measured at start", True
+        self.basis = "measured at start"
+        self.is_timed = True
 
     def observe(self, costs: Sequence[StepCost]) -> None:
         """Correct the model by steps in service."""

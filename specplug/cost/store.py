@@ -50,7 +50,7 @@ class StartCosts:
 
 
 UNKNOWN = StartCosts()
-"""Costs before anything was asked for them."""
+"""Costs that are not known yet."""
 
 
 def cost_file(key: Mapping[str, object]) -> Path:

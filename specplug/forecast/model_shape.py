@@ -65,14 +65,18 @@ def read_shape(path: Path) -> ModelShape:
 
 def shape_of(facts: ModelFacts) -> ModelShape:
     """Count the sizes of a model; raises as `count_parameters`."""
-    text, path = facts.text, Path(facts.path).resolve()
+    text = facts.text
+    path = Path(facts.path).resolve()
     layers, heads = text.num_hidden_layers, getattr(text, "num_attention_heads", 0)  # Mamba has none
     if latent := getattr(text, "kv_lora_rank", None):  # DeepSeek-V2, 2405.04434, with absorbed projections
-        elements, kv_heads, per_context = latent + text.qk_rope_head_dim, 1, 2 * latent + text.qk_rope_head_dim
+        elements = latent + text.qk_rope_head_dim
+        kv_heads = 1
+        per_context = 2 * latent + text.qk_rope_head_dim
     else:
         size = (getattr(text, "head_dim", None) or text.hidden_size // heads) if heads else 0
         kv_heads = getattr(text, "num_key_value_heads", None) or heads or 1
-        elements, per_context = 2 * kv_heads * size, 2 * size
+        elements = 2 * kv_heads * size
+        per_context = 2 * size
     is_quantised = getattr(facts.config, "quantization_config", None) is not None
     return ModelShape(
         name=path.parent.name if path.name == "config.json" else path.name,

@@ -97,7 +97,8 @@ def parse(text: str, url: str) -> Samples:
     try:
         for family in text_string_to_metric_families(text):
             for sample in family.samples:
-                name, position = sample.name, sample.labels.get("position", "")
+                name = sample.name
+                position = sample.labels.get("position", "")
                 if sample.labels.get("source") == _OFF or not name.startswith(_READ):
                     continue  # where no drafts were planned, the step tells nothing about them
                 if not 0 <= sample.value < 1e18 or not re.fullmatch("[0-9]{0,3}", position):
@@ -131,11 +132,13 @@ def acceptance_of(samples: Samples, before: Samples, url: str) -> DraftAcceptanc
 
     names = {name for name, _ in samples}
     if _SPECPLUG in names:
-        steps, accepted = count(_SPECPLUG), counts("specplug_position_accepted_tokens_total")
+        steps = count(_SPECPLUG)
+        accepted = counts("specplug_position_accepted_tokens_total")
         verified = [each for each in counts("specplug_position_verified_tokens_total") if each][: len(accepted)]
         source = f"specplug's metrics at {url}, {steps:.0f} steps of requests"
     elif _VLLM in names:
-        drafts, emitted = count(_VLLM), count("vllm:generation_tokens_total")
+        drafts = count(_VLLM)
+        emitted = count("vllm:generation_tokens_total")
         steps = max(emitted - count("vllm:spec_decode_num_accepted_tokens_total"), drafts)  # tokens may be counted late
         accepted = counts("vllm:spec_decode_num_accepted_tokens_per_pos_total")
         verified = [drafts] * len(accepted)
@@ -153,7 +156,8 @@ def acceptance_of(samples: Samples, before: Samples, url: str) -> DraftAcceptanc
         alpha = acceptance_for(tau, round(gamma)) if tau >= 1 else None
         source = f"SGLang's metrics at {url}: alpha = {alpha or 0:.4g}, fitted to a mean acceptance length of {tau:.4g}"
         accepted = [(alpha or 0.0) ** place for place in range(1, round(gamma) + 1)]
-        steps, verified = 1.0, [float(alpha is not None)] * len(accepted)
+        steps = 1.0
+        verified = [float(alpha is not None)] * len(accepted)
     else:
         expected = f"{_SPECPLUG}, {_VLLM} or {_SGLANG} above 0"
         remedy = "Start the server with speculation, and SGLang with --enable-metrics as well"

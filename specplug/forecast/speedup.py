@@ -76,7 +76,8 @@ class RooflineCost:
 
     def memory(self, batch: int) -> dict[str, Any]:
         """Return the bytes of the weights, of the KV cache per token and for `batch` requests, and of both per GPU."""
-        shape, kv_per_token = self.shape, self.shape.kv_elements * self.kv_bits / 8
+        shape = self.shape
+        kv_per_token = self.shape.kv_elements * self.kv_bits / 8
         return {
             "name": shape.name,
             "parameters": shape.parameters,
@@ -115,11 +116,15 @@ def forecast(
     """
     found = []
     for batch in batches:
-        plain, per_token, lengths, needed = step(batch, 1, 0), draft_cost(batch), [], []
+        plain = step(batch, 1, 0)
+        per_token = draft_cost(batch)
+        lengths = []
+        needed = []
         for each in range(min(gamma, len(acceptance.survival)) + 1):
             of_model = each if acceptance.model_tokens is None else min(each, acceptance.model_tokens)
             drafting = of_model * per_token + overhead * (each > 0)
-            tau, tokens = acceptance.tau(each), each + 1 if padded else acceptance.tokens(each)
+            tau = acceptance.tau(each)
+            tokens = each + 1 if padded else acceptance.tokens(each)
             cost = step(batch, tokens, each) / plain + drafting
             lengths.append({"gamma": each, "tau": tau, "tokens": tokens, "cost": cost, "speedup": tau / cost})
             if each:

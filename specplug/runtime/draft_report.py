@@ -18,7 +18,8 @@ class LateRows:
     """
 
     def __init__(self, names: Sequence[str]) -> None:
-        self._names, self.flags = names, np.zeros(len(names), np.int32)
+        self._names = names
+        self.flags = np.zeros(len(names), np.int32)
 
     def __iter__(self) -> Iterator[str]:
         return iter([self._names[row] for row in np.flatnonzero(self.flags)])

@@ -81,7 +81,8 @@ class _Tally:
         self.rejected += accepted < verified
         before = self.run if step == self.drafted + 1 else 0
         after = before + accepted + 1
-        self.run, self.drafted = after if accepted >= draft_length else 0, step
+        self.run = after if accepted >= draft_length else 0
+        self.drafted = step
         return before, after
 
 

@@ -33,7 +33,9 @@ class StepCut:
 
     def __init__(self, stage: DraftStage, shape: tuple[int, int]) -> None:
         self._stage, self._step = stage, stage.host_trim
-        self._costs, self.control, self._arguments = cost_table(()), CutControl(), TrimArguments()
+        self._costs = cost_table(())
+        self.control = CutControl()
+        self._arguments = TrimArguments()
         self.record = record(
             control=self.control.address,
             arguments=self._arguments.address,
@@ -52,9 +54,11 @@ class StepCut:
             return False
         control.action = TRIM if self._stage.trimmer_guard.admits_step() else DROP
         control.function, control.status = step.function, FAILED
-        arguments.data, arguments.token_budget = step.data, plan.budget_of(batch_size * plan.draft_length)
+        arguments.data = step.data
+        arguments.token_budget = plan.budget_of(batch_size * plan.draft_length)
         self._costs = cost_table(plan.costs)  # it lives as long as the function may read it
-        arguments.costs, arguments.num_costs = self._costs.ctypes.data, self._costs.size
+        arguments.costs = self._costs.ctypes.data
+        arguments.num_costs = self._costs.size
         return True
 
 
@@ -187,7 +191,8 @@ class StepInFlight:
         control.longest = max(draft_length, longest)
         control.function, control.data = step
         control.counts_verdicts, control.runs_proposer = counts_verdicts, runs_proposer
-        control.stores_drafts, control.late = stores_drafts, self.report.late.flags.ctypes.data
+        control.stores_drafts = stores_drafts
+        control.late = self.report.late.flags.ctypes.data
         control.sums = self.report.sums.ctypes.data if reports_expected else 0
         control.status = FAILED  # until it has run
 

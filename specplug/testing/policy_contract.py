@@ -230,9 +230,11 @@ class PolicyContract(PolicyHarness):
         if step is None:
             pytest.skip("its trim half has no C function")
         for budget, price, jump in itertools.product(self.budgets, PRICES, JUMPS):
-            draft, costs = self.draft(trees=trees), curve_of(price, jump)
+            draft = self.draft(trees=trees)
+            costs = curve_of(price, jump)
             kept = draft.keep(kept_by(step, draft, self.limits(draft, budget, costs)))
-            found, expected = self.nodes(kept), self.nodes(self.trimmed(draft, budget, costs, trimmer=plain))
+            found = self.nodes(kept)
+            expected = self.nodes(self.trimmed(draft, budget, costs, trimmer=plain))
             assert found == expected, f"{self.who}: the C function keeps {found}; expected {expected}, as of trim"
 
     def test_learns_from_verdicts(self) -> None:

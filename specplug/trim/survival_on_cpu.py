@@ -17,7 +17,9 @@ from specplug.types.host_step import SPARE, HostStep, TrimArguments
 from specplug.types.plan import LEVELS
 
 _arguments_at = struct_at(TrimArguments)
-_ZERO, _ONE, _LEVELS = np.float32(0.0), np.float32(1.0), np.float32(LEVELS)
+_ZERO = np.float32(0.0)
+_ONE = np.float32(1.0)
+_LEVELS = np.float32(LEVELS)
 
 
 def host_trim() -> HostStep:
@@ -41,7 +43,9 @@ def admit(arguments: int) -> None:
             survival += level
             gain = survival - (costs[min(number, n.num_costs - 1)] - costs[0])
             if gain > best:
-                best, lowest, ties = gain, level, tie + 1
+                best = gain
+                lowest = level
+                ties = tie + 1
     _mark(n, lowest, ties)
 
 

@@ -68,7 +68,8 @@ def trim_kernel(  # type: ignore[no-untyped-def]
     row = tl.arange(0, BLOCK)
     is_row = row < batch_size
     length = tl.load(lengths + row, mask=is_row, other=0)
-    levels, marks = confidence + row * confidence_stride, scratch + LEVELS
+    levels = confidence + row * confidence_stride
+    marks = scratch + LEVELS
 
     # Count the tokens of each level from 1 on, then those of this level or a higher one.
     survival = tl.full([BLOCK], 1.0, tl.float32)
@@ -87,8 +88,11 @@ def trim_kernel(  # type: ignore[no-untyped-def]
     # before n.  Find the smallest n with the greatest gain.
     tl.atomic_add(marks + count, 1, mask=count < batch_size * draft_length)
     tl.debug_barrier()
-    passed, total, best = tl.full([], 0, tl.int32), tl.load(costs), tl.full([], 0, tl.int64)
-    left, lowest = tl.full([], 0, tl.int32), tl.full([], LEVELS, tl.int32)
+    passed = tl.full([], 0, tl.int32)
+    total = tl.load(costs)
+    best = tl.full([], 0, tl.int64)
+    left = tl.full([], 0, tl.int32)
+    lowest = tl.full([], LEVELS, tl.int32)
     for start in range(0, most, BLOCK):
         index = start + row
         inside = index < most
@@ -108,7 +112,8 @@ def trim_kernel(  # type: ignore[no-untyped-def]
 
     # Keep the tokens above the lowest level, and of those at it as many as are left, column by column.
     left -= tl.reduce(tl.where(number == lowest, count, 0), 0, _plus)
-    survival, kept = tl.full([BLOCK], 1.0, tl.float32), tl.full([BLOCK], 0, tl.int32)
+    survival = tl.full([BLOCK], 1.0, tl.float32)
+    kept = tl.full([BLOCK], 0, tl.int32)
     for place in range(0, draft_length):
         survival *= tl.load(levels + place, mask=place < length, other=0.0)
         level = tl.where(place < length, (survival * LEVELS).to(tl.int32), -1)

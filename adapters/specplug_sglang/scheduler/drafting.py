@@ -210,7 +210,8 @@ class ProposerDrafting(PlannedSteps):
         report = NO_DRAFTS
         if self.drafts is not None:
             completed, self.drafts.completed = self.drafts.completed, None
-            report, self.drafts.report = self.drafts.report, NO_DRAFTS
+            report = self.drafts.report
+            self.drafts.report = NO_DRAFTS
             if draft is None:
                 self.drafts.emits_one()
         self._launched.append(LaunchedStep(step, tuple(reqs), lengths, completed, report))

@@ -1,6 +1,6 @@
 """What steps of a worker cost, as it is known before its first request: timed, or kept from an earlier start.
 
-Rank 0 finds or measures the costs, and all ranks run the same steps: it is asked for the time, and for whether anything
+Rank 0 finds or measures the costs, and all ranks run the same steps: it gives the time, and decides whether anything
 is to be timed and for how long.  Planners of other ranks learn nothing, as rank 0 decides.
 """
 

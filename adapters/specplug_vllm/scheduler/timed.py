@@ -86,7 +86,8 @@ class _Timed:
             drafts = request.spec_token_ids if self.own_ids is None else self.own_ids[row:]
             request.spec_token_ids = drafts[:length]
         output = super().schedule(*args, **kwargs)  # type: ignore[misc]
-        scheduled, drafts = output.num_scheduled_tokens, output.scheduled_spec_decode_tokens
+        scheduled = output.num_scheduled_tokens
+        drafts = output.scheduled_spec_decode_tokens
         longest = max(map(len, drafts.values()), default=0)
         context = sum(output.scheduled_cached_reqs.num_computed_tokens)
         self._launched.append((began, (len(scheduled), sum(scheduled.values()), context, longest)))
@@ -117,13 +118,18 @@ class _Steps:
 
     def __init__(self, core: Any) -> None:
         config = core.vllm_config
-        self._core, self._scheduler = core, core.scheduler
-        self._recurrent, self._longest = recurrent.is_recurrent(config), config.model_config.max_model_len
+        self._core = core
+        self._scheduler = core.scheduler
+        self._recurrent = recurrent.is_recurrent(config)
+        self._longest = config.model_config.max_model_len
         self._context = min(CONTEXT, self._longest // 2)
-        self._random, vocab = np.random.default_rng(0), config.model_config.get_vocab_size()
+        self._random = np.random.default_rng(0)
+        vocab = config.model_config.get_vocab_size()
         self._ids = vocab // 8, vocab // 2  # special tokens come first or last
         self._names = 0
-        runner, drafter, longest = runner_of(config), engine_method(config), engine_caps(config).max_draft_length
+        runner = runner_of(config)
+        drafter = engine_method(config)
+        longest = engine_caps(config).max_draft_length
         has_own = drafter is not None and drafter not in MAY_DRAFT_NOTHING
         if runner == "v1" and not config.scheduler_config.async_scheduling and not has_own:
             self._scheduler.own_ids = self._random_ids(config.scheduler_config.max_num_seqs + longest)
@@ -134,7 +140,8 @@ class _Steps:
         """Run so many steps of a size in a row, and return their costs; none if the engine does not run such steps."""
         if not self._decode(size.requests, (count + _TRIES) * (max(size.lengths) + 1)):
             return []
-        scheduler, before = self._scheduler, len(self._scheduler.steps)
+        scheduler = self._scheduler
+        before = len(self._scheduler.steps)
         scheduler.lengths = size.lengths
         found: list[StepCost] = []
         for _ in range(count + _TRIES):
@@ -182,7 +189,8 @@ class _Steps:
     def _request(self) -> Request:
         params = SamplingParams(temperature=0.0, seed=0, ignore_eos=True, max_tokens=self._longest)
         self._names += 1
-        name, prompt = f"specplug-timed-{self._names}", self._random_ids(self._context)
+        name = f"specplug-timed-{self._names}"
+        prompt = self._random_ids(self._context)
         hasher = self._core.request_block_hasher
         request = Request(name, prompt, sampling_params=params, pooling_params=None, block_hasher=hasher)
         if not self._recurrent:

@@ -53,10 +53,12 @@ def _runs(original: Any, core: Any, *args: Any, **kwargs: Any) -> Any:
 
 def time_steps(core: Any) -> None:
     """Let the planner of an engine core know what steps cost, once; see `specplug.settings.model.CostSettings`."""
-    scheduler, config = core.scheduler, core.vllm_config
+    scheduler = core.scheduler
+    config = core.vllm_config
     if getattr(scheduler, "start_costs", None) is not UNKNOWN:
         return
-    settings, planner = required(config).settings.costs, scheduler.step_planner
+    settings = required(config).settings.costs
+    planner = scheduler.step_planner
     scheduler.start_costs = StartCosts(basis=PROFILED) if cuts_on_device(config) else StartCosts()
     if not settings.measure or not planner.reads_costs or not _can_time(config):
         return
@@ -94,8 +96,11 @@ def _can_time(config: Any) -> bool:
 
 def key_of(config: Any) -> dict[str, object]:
     """Return everything that the costs of a server's steps depend on."""
-    model, cache, parallel = config.model_config, config.cache_config, config.parallel_config
-    compilation, settings = config.compilation_config, required(config).settings
+    model = config.model_config
+    cache = config.cache_config
+    parallel = config.parallel_config
+    compilation = config.compilation_config
+    settings = required(config).settings
     device = config.device_config.device_type
     on_gpu = device == "cuda"
     return {
@@ -122,8 +127,11 @@ def key_of(config: Any) -> dict[str, object]:
 
 
 def _limits(config: Any) -> StepLimits:
-    scheduling, caps, spec = config.scheduler_config, engine_caps(config), config.speculative_config
-    batched, requests = scheduling.max_num_batched_tokens, scheduling.max_num_seqs
+    scheduling = config.scheduler_config
+    caps = engine_caps(config)
+    spec = config.speculative_config
+    batched = scheduling.max_num_batched_tokens
+    requests = scheduling.max_num_seqs
     pads = runner_of(config) == "v2"
     lengths = caps.captured_draft_lengths if pads else ()
     return StepLimits(

@@ -94,7 +94,8 @@ class Speculator(BaseSpeculator):
     def before_step(self, runner: Any, scheduler_output: Any) -> None:
         """Hook the runner at its first step, and store what this step verifies; called by the lifecycle hook."""
         self._verified = scheduler_output.scheduled_spec_decode_tokens
-        self.verified_report, self._report = self._report, None
+        self.verified_report = self._report
+        self._report = None
         self._is_warmup = hooks.is_warmup(runner, scheduler_output)
         self._is_idle = step_metadata.drafts_nothing(scheduler_output)
         self._reports = step_metadata.of(scheduler_output).reports

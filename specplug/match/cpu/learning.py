@@ -26,8 +26,11 @@ _SLOWLY = 0.8
 @compiled
 def learn(state: Any, slot: int, emitted: Any) -> None:
     """Count hits of a slot's candidates and considered tokens among the tokens `emitted` [n] int32 after its text."""
-    rows, tables, length = state.rows, state.tables, state.texts.lengths[slot]
-    is_drafted, is_held = rows.drafted_for[slot] == length, rows.held_for[slot] == length
+    rows = state.rows
+    tables = state.tables
+    length = state.texts.lengths[slot]
+    is_drafted = rows.drafted_for[slot] == length
+    is_held = rows.held_for[slot] == length
     if is_drafted:
         for k in range(rows.num_candidate_votes[slot]):
             token = rows.candidate_vote_tokens[slot, k]
@@ -44,7 +47,10 @@ def learn(state: Any, slot: int, emitted: Any) -> None:
 def _judge_draft(state: Any, slot: int, emitted: Any) -> None:
     """Judge the newest draft, and hold what remains of a chain."""
     rows = state.rows
-    right, total, judged, began_right = -1, rows.num_considered[slot], 0, False
+    right = -1
+    total = rows.num_considered[slot]
+    judged = 0
+    began_right = False
     for k in range(emitted.size):
         right, judged = _judge_children(state, slot, right, total, judged, emitted[k])
         if right < 0:
@@ -72,10 +78,12 @@ def _judge_children(state: Any, slot: int, parent: int, total: int, judged: int,
         the index of the right one, -1 for none; and the end index of the tokens counted so far.
     """
     rows = state.rows
-    found, inside = -1, False
+    found = -1
+    inside = False
     for entry in range(parent + 1, total):  # the children of a parent are adjacent
         if rows.parents[slot, entry] == parent:
-            inside, judged = True, entry + 1
+            inside = True
+            judged = entry + 1
             hit = rows.tokens[slot, entry] == token
             evidence, context, key = (
                 rows.evidence[slot, entry],
@@ -94,7 +102,10 @@ def _judge_children(state: Any, slot: int, parent: int, total: int, judged: int,
 def _judge_held(state: Any, slot: int, emitted: Any) -> None:
     """Judge the held chain, which is held on while its tokens are right and some remain."""
     rows = state.rows
-    held, place, end, hit = rows.held[slot], rows.held_next[slot], rows.held_end[slot], True
+    held = rows.held[slot]
+    place = rows.held_next[slot]
+    end = rows.held_end[slot]
+    hit = True
     rows.held_begin[slot] = place
     for token in emitted:
         if place == end or not hit:
@@ -117,7 +128,9 @@ def _count_token(tables: Any, evidence: int, context: int, key: int, hit: bool) 
 @compiled
 def halve_large_counts(state: Any, slot: int) -> None:
     """Halve the counts that have grown large; call it after all rows of a step have been counted."""
-    rows, tables, held = state.rows, state.tables, state.rows.held[slot]
+    rows = state.rows
+    tables = state.tables
+    held = state.rows.held[slot]
     if rows.drafted_for[slot] >= 0:
         for k in range(rows.num_candidate_votes[slot]):
             halve(tables.votes, rows.candidate_vote_keys[slot, k], MOST_TRIES)

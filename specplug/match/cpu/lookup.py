@@ -62,7 +62,8 @@ class Lookup:
         self.texts = Texts(max_slots, capacity, settings.max_n)
         self.responses = Responses(settings.memory_tokens, settings.max_n)
         self.rows = SlotStates(max_slots, considered, engine_tokens, held=0 if trees else draft_length)
-        self.tables, self._default = Tables(), Tables()
+        self.tables = Tables()
+        self._default = Tables()
         self._starts = np.zeros(max_slots, np.int32)
         self._draft_length, self._considered, self._trees = draft_length, considered, trees
         self._groups: dict[str, list[int]] = {}

@@ -61,7 +61,9 @@ class SlotStates:
         self.tenants, self.named = table(), table(MOST_NAMED)
         self.anchors, self.ages = np.zeros((max_slots, 3), np.int64), table(3)
         self.bounds = np.zeros((max_slots, 2), np.int64)
-        self.drafted_for, self.held_for, self.shared = table() - 1, table() - 1, table()
+        self.drafted_for = table() - 1
+        self.held_for = table() - 1
+        self.shared = table()
         self.siblings = np.arange(max_slots, dtype=np.int32)
         self.num_engine_ids = table()
         self.engine_counts = np.zeros((max_slots + 1, engine_tokens, 2), np.float32)

@@ -53,7 +53,8 @@ class Tables:
 def vote_features() -> Features:
     """Return the features of each row of `votes`, [n, 9]: by source the base and the length; then flags."""
     kind, size = np.unravel_index(np.arange(KINDS * LENGTHS), (KINDS, LENGTHS))
-    source, length = np.minimum(kind % 4, CORPUS), _length(size)
+    source = np.minimum(kind % 4, CORPUS)
+    length = _length(size)
     sources = _one_hot(source, CORPUS + 1)
     flags = size == 0, kind >= 4, size == LENGTHS - 1
     return np.column_stack((sources, sources * length[:, None], *flags))

@@ -205,7 +205,9 @@ def _most(memory: Any, control: Any, row: int, facts: Any) -> int:
 @compiled
 def _draft(step: Any, control: Any) -> int:
     """Let the proposer ingest and draft, and sanitize its drafts; return its status."""
-    memory, batch_size, longest = step.memory, control.batch_size, control.longest
+    memory = step.memory
+    batch_size = control.batch_size
+    longest = control.longest
     status = OK
     if control.runs_proposer:
         _set_arguments(step, control)
@@ -266,7 +268,9 @@ def _sum_survivals(step: Any, control: Any) -> None:
     A row is counted if it sampled, may draft, was not late, and has not ended.  Beyond its own cap and its room it
     drafts nothing, and so adds nothing.
     """
-    memory, survivals, late = step.memory, step.survivals, carray(int32_at(control.late), control.batch_size)
+    memory = step.memory
+    survivals = step.survivals
+    late = carray(int32_at(control.late), control.batch_size)
     sums = carray(float64_at(control.sums), control.longest + 1)
     for row in range(control.batch_size):
         slot = memory.slots[row]

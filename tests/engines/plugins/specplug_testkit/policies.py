@@ -112,7 +112,7 @@ class Ladder(Planner):
 
 
 class Listener(Ladder):
-    """A ladder that is told of steps, and learns nothing from them.
+    """A ladder that receives the reports of steps, and learns nothing from them.
 
     Attributes:
         reports: of steps.
