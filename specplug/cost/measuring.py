@@ -8,15 +8,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from itertools import chain
-from math import ceil
+from math import ceil, inf
 from statistics import median
 from time import perf_counter
 from typing import NamedTuple
+
+import numpy as np
 
 from specplug.types.plan import StepCost
 
 REPEATS = 2
 """Timed steps of a size; one more runs before them, in which the engine may compile or load a kernel."""
+
+_CHECKED = 3
+_SLOW = 1 / 64
+"""First sizes that are timed so often however slow they are, to notice a busy machine.  Others whose step takes
+this share of the limit are timed once at first, so that the limit reaches more sizes."""
 
 BUSY = 0.2
 """Relative difference of the repeats of a size, in the median, from which on something else keeps the machine busy."""
@@ -72,9 +79,9 @@ def step_sizes(limits: StepLimits) -> list[StepSize]:
     if limits.requests > 1:
         first.insert(1, limits.requests)
     grids = (  # numbers of requests, and numbers of tokens per request
-        ([1], (1, 2, 4, 8, 16, 3)),
+        ([1], (1, 2, 4, 8)),
         (first, (1, 2)),
-        ([1], (6, 12, 24, 32, 48, 64)),
+        ([1], (16, 3, 6, 12, 24, 32, 48, 64)),
         (first, (1.25, 4)),
         (batches, (1, 2)),
         ([*first, *batches], (1.5, 3, 8, 16)),
@@ -104,7 +111,7 @@ def measure(
 ) -> Measurement:
     """Time steps for at most about so many seconds; sizes that would probably take longer are left out.
 
-    Sizes whose repeats differ are timed once more, if there is time.
+    Sizes whose repeats differ, or that have none, are timed once more, if there is time.
 
     Args:
         run: runs so many steps of a size in a row and returns their costs; none if the engine does not run the size.
@@ -117,16 +124,30 @@ def measure(
     spreads: dict[StepSize, float] = {}
 
     def take(size: StepSize) -> None:
-        step = min((cost.seconds * max(1.0, size.tokens / cost.tokens) for cost in costs.values()), default=0.0)
-        if clock() + step * (1 + REPEATS) > end:
+        step = _expected(size.tokens, costs.values())
+        once = step > seconds * _SLOW and (size in costs or len(costs) >= _CHECKED)
+        count = 2 if once else 1 + REPEATS
+        if clock() + step * count > end:
             return
-        if repeats := run(size, 1 + REPEATS)[1:]:
-            fastest = min(repeats, key=lambda cost: cost.seconds)
-            spreads[size] = max(cost.seconds for cost in repeats) / fastest.seconds - 1.0
-            costs[size] = min(fastest, costs.get(size, fastest), key=lambda cost: cost.seconds)
+        if repeats := run(size, count)[1:]:
+            repeats = [*repeats, *([costs[size]] if size in costs else [])]
+            costs[size] = min(repeats, key=lambda cost: cost.seconds)
+            if len(repeats) > 1:
+                spreads[size] = max(cost.seconds for cost in repeats) / costs[size].seconds - 1.0
 
     for size in sizes:
         take(size)
-    for size in [size for size, spread in spreads.items() if spread > BUSY]:
+    for size in [size for size in costs if spreads.get(size, inf) > BUSY]:
         take(size)
-    return Measurement(tuple(costs.values()), bool(costs) and median(spreads.values()) <= BUSY)
+    return Measurement(tuple(costs.values()), bool(spreads) and median(spreads.values()) <= BUSY)
+
+
+def _expected(tokens: int, costs: Iterable[StepCost]) -> float:
+    """Return the seconds of a step by those that were timed, 0 without any: linear between and beyond their sizes."""
+    known = sorted((cost.tokens, cost.seconds) for cost in costs)
+    if len({size for size, _ in known}) < 2:
+        return max((seconds * max(1.0, tokens / size) for size, seconds in known), default=0.0)
+    (first, fastest), (last, longest) = known[0], known[-1]
+    if tokens > last:
+        return longest + max(0.0, longest - fastest) / (last - first) * (tokens - last)
+    return float(np.interp(tokens, *zip(*known, strict=True)))
