@@ -145,9 +145,12 @@ def measure(
 def _expected(tokens: int, costs: Iterable[StepCost]) -> float:
     """Return the seconds of a step by those that were timed, 0 without any: linear between and beyond their sizes."""
     known = sorted((cost.tokens, cost.seconds) for cost in costs)
-    if len({size for size, _ in known}) < 2:
-        return max((seconds * max(1.0, tokens / size) for size, seconds in known), default=0.0)
-    (first, fastest), (last, longest) = known[0], known[-1]
-    if tokens > last:
-        return longest + max(0.0, longest - fastest) / (last - first) * (tokens - last)
-    return float(np.interp(tokens, *zip(*known, strict=True)))
+    if not known:
+        return 0.0
+    sizes, seconds = map(np.array, zip(*known, strict=True))
+    if tokens <= sizes[-1]:
+        return float(np.interp(tokens, sizes, seconds))
+    if sizes[0] == sizes[-1]:
+        return float(seconds[-1] * tokens / sizes[-1])
+    slope = (seconds[-1] - seconds[0]) / (sizes[-1] - sizes[0])
+    return float(seconds[-1] + max(0.0, slope) * (tokens - sizes[-1]))
