@@ -1,7 +1,8 @@
 """A fresh server beside a fresh one without speculation, from their first steps: what learning costs.
 
-Each pair of servers answers chats that neither has seen, in turn.  After N of specplug's engine steps the ratio is the
-time in which the other server emitted as many tokens of the same groups, to the time of those steps.
+Each pair of servers answers chats that neither has seen, in turns: of a few steps where an engine's arms can, else of
+whole groups.  After N of specplug's engine steps the ratio is the time in which the other server emitted as many tokens
+of the same groups, to the time of those steps.
 """
 
 from __future__ import annotations

