@@ -8,8 +8,9 @@
     python -m benchmarks.real_models --engine vllm-gpu --llm '{"dtype": "bfloat16"}'  # vLLM's own environment, on a GPU
 
 Arms are no speculation, the engine's own lookup at several settings, and specplug as README.md launches it; each has
-one CPU thread.  They answer chats of six kinds through the model's chat template and take turns, group by group of
-`--concurrency` prompts, one working at a time.  No server sees a prompt twice.  Ratios are of tokens per second,
+one CPU thread.  They answer chats of six kinds through the model's chat template, in groups of `--concurrency` prompts,
+one working at a time: vLLM's arms take turns of four steps, so that other work slows all alike, and the others answer
+group by group.  No server sees a prompt twice.  Ratios are of tokens per second,
 prefills included, by wall clock and by CPU time, which other work on the machine disturbs less: by kind, and their
 geometric mean, with 95 % bootstrap intervals over the groups.  On vLLM's V2 runner and on SGLang a CPU runs stand-ins
 for kernels, so only counts mean anything.  `--fresh 3` also compares three pairs of servers from their first steps on.

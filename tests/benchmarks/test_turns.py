@@ -6,34 +6,36 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from benchmarks.real_models.turns import STEPS, Turns, pipes
+from benchmarks.real_models.turns import STEPS, Pipes, Turns, turn_taking
 
 
-def _serve(name: str, steps: int, arguments: tuple[str, str], ran: list[str]) -> None:
-    turns = Turns(*arguments)
+def _run(name: str, steps: int, own: Pipes, ran: list[str]) -> None:
+    turns = Turns(own)
     for _ in range(steps):
         turns.begin()
         ran.append(name)
         turns.end()
-    turns.leave()
+    turns.close()
 
 
-@pytest.mark.parametrize("first", [0, 1])
-@pytest.mark.parametrize(("steps", "others"), [(3 * STEPS, 3 * STEPS), (STEPS + 1, 4 * STEPS), (0, 2), (5 * STEPS, 1)])
-def test_servers_take_turns_until_one_has_no_more_steps(first, steps, others):
+@pytest.mark.parametrize(
+    "steps", [(3 * STEPS, 3 * STEPS), (STEPS + 1, 4 * STEPS), (0, 2), (5 * STEPS, 1, 2 * STEPS - 1), (7,)]
+)
+def test_servers_take_turns_until_none_has_more_steps(steps):
     ran: list[str] = []
-    with pipes(first) as arguments, ThreadPoolExecutor(2) as threads:
-        served = zip("ab", (steps, others), arguments, strict=True)
-        for call in [threads.submit(_serve, *each, ran) for each in served]:
-            call.result()
-    left = {"a": steps, "b": others}
+    names = "abc"[: len(steps)]
+    with turn_taking(len(steps)) as turns, ThreadPoolExecutor(len(steps)) as threads:
+        for place, each in enumerate(zip(names, steps, turns.pipes, strict=True)):
+            call = threads.submit(_run, *each, ran)
+            call.add_done_callback(lambda _, place=place: turns.ended(place))
+        turns.run()
+    left = dict(zip(names, steps, strict=True))
     expected: list[str] = []
-    name = "ab"[first]
-    while left["a"] or left["b"]:
-        turn = min(STEPS, left[name])
-        expected += [name] * turn
-        left[name] -= turn
-        name = {"a": "b", "b": "a"}[name]
+    while any(left.values()):
+        for name in names:
+            turn = min(STEPS, left[name])
+            expected += [name] * turn
+            left[name] -= turn
     assert ran == expected
 
 
@@ -42,4 +44,4 @@ def test_a_server_alone_waits_for_nobody():
     for _ in range(2 * STEPS):
         turns.begin()
         turns.end()
-    turns.leave()
+    turns.close()
