@@ -28,6 +28,9 @@ _LONGEST_REST = 256
 TRIED_STEPS = 4
 """Most steps without drafts where these cost up to a token per row, and the steps in which they are tried then."""
 
+PLAIN_STEPS = 8
+"""Steps of the first rest: until plain steps were run in service, it is not known what making drafts costs."""
+
 _REMEMBERED = 8.0
 """Steps that what was known before a rest counts for after it, at most."""
 

@@ -12,7 +12,7 @@ from specplug.cost import ServerRate, StepCosts
 from specplug.interfaces import Planner, PluginContext
 from specplug.types.plan import MAX_COST_POINTS, MAX_DRAFT_TOKENS, CostPoint, HostStats, StepCost, StepPlan, StepReport
 from specplug_batch.options import BatchOptions
-from specplug_batch.pace import DOES_NOT_PAY, TRIED_STEPS, Doubt, DraftingGain, Pace, Trials
+from specplug_batch.pace import DOES_NOT_PAY, PLAIN_STEPS, TRIED_STEPS, Doubt, DraftingGain, Pace, Trials
 
 
 class RaggedPlanner(Planner):
@@ -48,7 +48,8 @@ class RaggedPlanner(Planner):
         requests = len(stats.requests)
         left = self._rest_end - stats.step
         if left > 0 and self._requests <= 2 * requests <= 4 * self._requests:
-            return replace(self._plan, num_steps=left)  # requests that come and go end no rest
+            # Requests that come and go end no rest.
+            return replace(self._plan, num_steps=self._unreported(left))
         if self._pace.is_due(stats.step, requests) and requests:
             self._decide(requests, stats)
         if not self._costs.is_timed and (trial := self._trials.next(requests, (self._longest, 0))) is not None:
@@ -90,13 +91,19 @@ class RaggedPlanner(Planner):
         costs = self._curve(requests)
         was_resting = self._drafting.is_resting
         rest = self._drafting.rest(requests, self._drafting_cost * self._rate.speed_up(requests))
+        if rest and not self._costs.knows(drafts=False):
+            rest = min(rest, PLAIN_STEPS)
         if rest or was_resting:
             self._pace.set_next(rest or TRIED_STEPS)
         self._rest_end = stats.step + rest
         if rest:
-            self._plan = StepPlan(0, num_steps=rest, why=DOES_NOT_PAY)
+            self._plan = StepPlan(0, num_steps=self._unreported(rest), why=DOES_NOT_PAY)
         else:
             self._plan = StepPlan(self._longest, self._options.token_budget, costs=costs)
+
+    def _unreported(self, steps: int) -> int:
+        """Return how many steps of a rest a plan is for: one at a time while it is not known what plain steps take."""
+        return steps if self._costs.knows(drafts=False) else 1
 
     def _learn(self) -> None:
         """Enter the results since the decision before."""
@@ -135,7 +142,7 @@ class RaggedPlanner(Planner):
         plain = float(found[0])
         none = float(found[1])
         verifying = found[2:]
-        if not self._costs.knows_drafting:
+        if not self._costs.knows(drafts=True):
             none = plain
         self._drafting_cost = max(0.0, none / plain - 1.0)
         self._draft_tokens = np.array(grid, np.float64)

@@ -20,10 +20,9 @@ from specplug.types.plan import StepCost
 REPEATS = 2
 """Timed steps of a size; one more runs before them, in which the engine may compile or load a kernel."""
 
-_CHECKED = 3
 _SLOW = 1 / 64
-"""First sizes that are timed so often however slow they are, to notice a busy machine.  Others whose step takes
-this share of the limit are timed once at first, so that the limit reaches more sizes."""
+"""Share of the limit from which on a step is slow: after the first size, such sizes are run twice and the faster run
+counts, so that the limit reaches more sizes."""
 
 BUSY = 0.2
 """Relative difference of the repeats of a size, in the median, from which on something else keeps the machine busy."""
@@ -77,7 +76,7 @@ def step_sizes(limits: StepLimits) -> list[StepSize]:
     first = [requests for requests in (8, 32, 128) if requests < limits.requests]
     batches = [requests for requests in (2, 4, 16, 64, 256, 512) if requests < limits.requests]
     if limits.requests > 1:
-        first.insert(1, limits.requests)
+        first.insert(0, limits.requests)
     grids = (  # numbers of requests, and numbers of tokens per request
         ([1], (1, 2, 4, 8)),
         (first, (1, 2)),
@@ -125,14 +124,15 @@ def measure(
 
     def take(size: StepSize) -> None:
         step = _expected(size.tokens, costs.values())
-        once = step > seconds * _SLOW and (size in costs or len(costs) >= _CHECKED)
-        count = 2 if once else 1 + REPEATS
+        is_slow = step > seconds * _SLOW
+        count = 2 if is_slow else 1 + REPEATS
         if clock() + step * count > end:
             return
-        if repeats := run(size, count)[1:]:
+        if repeats := run(size, count)[0 if is_slow else 1 :]:
+            is_repeated = size in costs or not is_slow
             repeats = [*repeats, *([costs[size]] if size in costs else [])]
             costs[size] = min(repeats, key=lambda cost: cost.seconds)
-            if len(repeats) > 1:
+            if is_repeated:
                 spreads[size] = max(cost.seconds for cost in repeats) / costs[size].seconds - 1.0
 
     for size in sizes:
@@ -143,14 +143,18 @@ def measure(
 
 
 def _expected(tokens: int, costs: Iterable[StepCost]) -> float:
-    """Return the seconds of a step by those that were timed, 0 without any: linear between and beyond their sizes."""
+    """Return the seconds of a step by those that were timed, 0 without any.
+
+    They are linear between the sizes and up to twice the largest one; of a far larger step they are in proportion.
+    """
     known = sorted((cost.tokens, cost.seconds) for cost in costs)
     if not known:
         return 0.0
     sizes, seconds = map(np.array, zip(*known, strict=True))
-    if tokens <= sizes[-1]:
+    first = sizes[0]
+    last = sizes[-1]
+    if tokens <= last:
         return float(np.interp(tokens, sizes, seconds))
-    if sizes[0] == sizes[-1]:
-        return float(seconds[-1] * tokens / sizes[-1])
-    slope = (seconds[-1] - seconds[0]) / (sizes[-1] - sizes[0])
-    return float(seconds[-1] + max(0.0, slope) * (tokens - sizes[-1]))
+    if first == last or tokens > 2 * last:
+        return float(seconds[-1] * tokens / last)
+    return float(seconds[-1] + max(0.0, seconds[-1] - seconds[0]) / (last - first) * (tokens - last))

@@ -8,10 +8,9 @@ others.
 
 from __future__ import annotations
 
-from collections import defaultdict, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Sequence
 from math import inf, log2
-from operator import itemgetter
 
 import numpy as np
 import numpy.typing as npt
@@ -37,9 +36,13 @@ _NEWEST = 31
 """Number of newest steps of a size whose median corrects it."""
 
 _FEWEST = 3
-"""Steps of a size from which on they correct anything: a single one may have waited for a kernel to be compiled."""
+"""Steps of a size from which on they correct anything alone: a single one may have waited for a kernel to be compiled.
+Sizes with fewer are taken together with their neighbours."""
 
-_PRIOR_STEPS = 8.0
+_FAR = 0.5
+"""Most that a step of a size with fewer steps counts for, as a logarithm, up or down."""
+
+_PRIOR_STEPS = 2.0
 """Steps that the correction of all sizes together counts for in the correction of one size."""
 
 _FIRST = 8
@@ -72,6 +75,7 @@ class StepCosts:
         self._fit([StepCost(size, size, 0, 0, assumed(size)) for size in _ASSUMED_SIZES])
         self._corrections = _Corrections()
         self._prefills: deque[int] = deque(maxlen=_PREFILLS)
+        self._verified_nothing: Counter[bool] = Counter()
         self._first_steps: defaultdict[tuple[int, int, bool], list[StepCost]] = defaultdict(list)
 
     def calibrate(self, costs: Sequence[StepCost]) -> None:
@@ -94,8 +98,9 @@ class StepCosts:
         ratios = np.log(seconds / self._model(requests, context, tokens, draft_lengths))
         for cost, ratio in zip(costs, ratios.tolist(), strict=True):
             self._prefills.append(cost.prompt_tokens)
-            mode = _mode(cost.draft_length, cost.tokens - cost.prompt_tokens > cost.requests)
-            self._corrections.add((mode, cost.prompt_tokens > 0), cost.tokens, ratio)
+            self._corrections.add(cost, ratio)
+            if cost.tokens == cost.requests:
+                self._verified_nothing[cost.draft_length > 0] += 1
         if not self.is_timed:
             for cost in costs:
                 if not cost.prompt_tokens:
@@ -133,8 +138,7 @@ class StepCosts:
             draft_lengths: most draft tokens of any request by the plan; 0 where the step drafts nothing.
         """
         found = self._model(requests, context_tokens, tokens, draft_lengths)
-        modes = [_mode(length, size > requests) for size, length in zip(tokens, draft_lengths, strict=True)]
-        return found * self._corrections.factors(modes, tokens)
+        return found * self._corrections.factors([length > 0 for length in draft_lengths], tokens)
 
     def seconds_beside_prompts(
         self, requests: int, context_tokens: float, tokens: Sequence[int], draft_lengths: Sequence[int]
@@ -160,10 +164,9 @@ class StepCosts:
         beside: Array = (1 - share) * alone + share * (alone[0] + scale * (mixed - mixed[0]))
         return beside
 
-    @property
-    def knows_drafting(self) -> bool:
-        """Whether steps that drafted and verified nothing were run in service."""
-        return self._corrections.has_mode(_DRAFTING)
+    def knows(self, *, drafts: bool) -> bool:
+        """Return whether steps that verify nothing were run in service, with drafts or without any."""
+        return self._verified_nothing[drafts] >= _FIRST
 
     def points(self) -> list[tuple[int, float]]:
         """Return the curve for people: tokens and the predicted seconds of one request's step, at the timed sizes."""
@@ -213,75 +216,70 @@ def _terms(requests: int | Array, context: float | Array, draft_lengths: Sequenc
     return found
 
 
-_PLAIN, _DRAFTING, _VERIFYING = range(3)
-"""What a step does: no drafts, drafts of which none is verified, which no step at start does, or drafts that are."""
-
-
-def _mode(draft_length: int, verifies: bool) -> int:
-    if not draft_length:
-        return _PLAIN
-    return _VERIFYING if verifies else _DRAFTING
-
-
 class _Corrections:
-    """Logarithms of measured to predicted seconds, by what a step does and quarters of octaves of its tokens."""
+    """Logarithms of measured to predicted seconds, by whether a step drafts and quarters of octaves of its tokens."""
 
     def __init__(self) -> None:
-        self._cells: defaultdict[tuple[tuple[int, bool], int], deque[float]] = defaultdict(
-            lambda: deque(maxlen=_NEWEST)
-        )
+        self._cells: defaultdict[tuple[bool, bool, int], deque[float]] = defaultdict(lambda: deque(maxlen=_NEWEST))
+        self._timed: deque[float] = deque(maxlen=_NEWEST)  # those of the kinds of steps that start times, too
         self._count = 0
-        self._known: dict[int, tuple[Array, Array]] | None = None  # by mode: classes and their corrections
+        self._known: dict[bool, tuple[Array, Array]] | None = None  # classes and corrections without and with drafts
         self._level = 0.0
 
-    def add(self, key: tuple[int, bool], tokens: int, ratio: float) -> None:
-        """Enter a step: what it does, whether it has prompt tokens, its tokens, and the logarithm."""
-        self._cells[key, _size_class(tokens)].append(ratio)
+    def add(self, cost: StepCost, ratio: float) -> None:
+        """Enter a step and the logarithm."""
+        self._cells[cost.prompt_tokens > 0, cost.draft_length > 0, _size_class(cost.tokens)].append(ratio)
+        if not cost.draft_length or cost.tokens - cost.prompt_tokens > cost.requests:
+            self._timed.append(ratio)
         self._count += 1
         self._known = None
 
-    def factors(self, modes: Sequence[int], tokens: Sequence[int]) -> Array:
-        """Return the factors of n steps without prompts, [n] float64.
+    def factors(self, drafts: Sequence[bool], tokens: Sequence[int]) -> Array:
+        """Return the factors of n steps without prompts, [n] float64, by whether they draft, and their tokens.
 
-        A size that was not run has those of the nearest ones that were, and a mode that was not run that of all steps.
+        A size that was not run has those of the nearest ones that were; if no step that drafts was, or none that does
+        not, they have that of all steps.
         """
         if self._count < _FIRST:
-            return np.ones(len(modes))
+            return np.ones(len(drafts))
         if self._known is None:
             self._update()
         assert self._known is not None
         classes = np.array([_size_class(size) for size in tokens], np.float64)
-        found = np.full(len(modes), self._level)
-        for mode, known in self._known.items():
-            is_of_mode = np.array(modes) == mode
-            found[is_of_mode] = np.interp(classes[is_of_mode], *known)
+        found = np.full(len(drafts), self._level)
+        for kind, known in self._known.items():
+            is_of_kind = np.array(drafts) == kind
+            found[is_of_kind] = np.interp(classes[is_of_kind], *known)
         factors: Array = np.exp(found)
         return factors
 
-    def has_mode(self, mode: int) -> bool:
-        """Return whether enough steps without prompts were entered of what a step does."""
-        return sum(len(cell) for (of, _), cell in self._cells.items() if of == (mode, False)) >= _FIRST
-
     def _update(self) -> None:
-        medians = {
-            key: (len(cell), sorted(cell)[len(cell) // 2]) for key, cell in self._cells.items() if len(cell) >= _FEWEST
-        }
-        modelled = [median for ((mode, _), _), median in medians.items() if mode != _DRAFTING]
-        self._level = 0.0
-        if modelled:
-            counts, values = np.array(sorted(modelled, key=itemgetter(1))).T
-            self._level = float(values[np.searchsorted(np.cumsum(counts), counts.sum() / 2)])
+        self._level = float(np.median(self._timed)) if len(self._timed) >= _FEWEST else 0.0
         self._known = {}
-        for mode in {mode for (mode, _), _ in medians}:
+        for kind in (False, True):
             cells = sorted(
-                (place, *of)
-                for ((of_mode, has_prompts), place), of in medians.items()
-                if (of_mode, has_prompts) == (mode, False)
+                (place, cell) for (beside, of, place), cell in self._cells.items() if of == kind and not beside
             )
-            if cells:
-                places, steps, of_size = np.array(cells).T
-                prior = 0.0 if mode == _DRAFTING else _PRIOR_STEPS
-                self._known[mode] = places, (steps * of_size + prior * self._level) / (steps + prior)
+            if pools := _pooled(cells):
+                places, steps, medians = np.array(pools).T
+                self._known[kind] = places, (steps * medians + _PRIOR_STEPS * self._level) / (steps + _PRIOR_STEPS)
+
+
+def _pooled(cells: Sequence[tuple[int, Sequence[float]]]) -> list[tuple[float, int, float]]:
+    """Return the class, number and median of steps of neighbouring cells that have enough steps together."""
+    found: list[tuple[float, int, float]] = []
+    places: list[int] = []
+    ratios: list[float] = []
+    for place, cell in cells:
+        is_known = len(cell) >= _FEWEST
+        if is_known and len(ratios) < _FEWEST:
+            places, ratios = [], []
+        places += [place] * len(cell)
+        ratios += cell if is_known else np.clip(cell, -_FAR, _FAR).tolist()
+        if len(ratios) >= _FEWEST:
+            found.append((sum(places) / len(places), len(ratios), sorted(ratios)[len(ratios) // 2]))
+            places, ratios = [], []
+    return found
 
 
 def _size_class(tokens: float) -> int:

@@ -143,9 +143,10 @@ def test_what_is_kept_of_sizes_in_service_is_bounded():
 
 def test_steps_that_draft_and_verify_nothing_are_known_once_they_were_run():
     costs = StepCosts(flat)
-    assert not costs.knows_drafting
+    assert not costs.knows(drafts=True)
     observe(costs, [StepCost(2, 2, 0, 15, 1.3), StepCost(2, 2, 0, 0, 1.0)])
-    assert costs.knows_drafting
+    assert costs.knows(drafts=True)
+    assert costs.knows(drafts=False)
     plain, drafting = costs.seconds(2, 0.0, [2, 2], [0, 15])
     assert drafting / plain == pytest.approx(1.3, rel=0.1)
 
