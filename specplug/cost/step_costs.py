@@ -10,7 +10,9 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Sequence
-from math import inf, log2
+from dataclasses import replace
+from math import exp, inf, log2
+from operator import attrgetter
 
 import numpy as np
 import numpy.typing as npt
@@ -50,7 +52,10 @@ _FIRST = 8
 
 _TIMED = 3
 _MOST_TIMED = 64
-"""Steps of a size, and sizes, that the model is fitted to where no step was timed at start."""
+"""Steps of a size, and sizes, that the model is fitted to where no step was timed at start, or these were wrong."""
+
+_WRONG = 0.5
+"""Median correction, as a logarithm, from which on times at start were wrong, as those of a machine that was busy."""
 
 _PREFILLS = 64
 _PREFILLS_USED = 5
@@ -76,6 +81,7 @@ class StepCosts:
         self._corrections = _Corrections()
         self._prefills: deque[int] = deque(maxlen=_PREFILLS)
         self._verified_nothing: Counter[bool] = Counter()
+        self._at_start: list[StepCost] = []
         self._first_steps: defaultdict[tuple[int, int, bool], list[StepCost]] = defaultdict(list)
 
     def calibrate(self, costs: Sequence[StepCost]) -> None:
@@ -83,6 +89,7 @@ class StepCosts:
         timed = [cost for cost in costs if 0 < cost.seconds < inf and cost.requests]
         if len({cost.tokens for cost in timed}) < 2:
             return
+        self._at_start = timed
         self._fit(timed)
         self._corrections = _Corrections()
         self.basis = "measured at start"
@@ -101,30 +108,32 @@ class StepCosts:
             self._corrections.add(cost, ratio)
             if cost.tokens == cost.requests:
                 self._verified_nothing[cost.draft_length > 0] += 1
-        if not self.is_timed:
-            for cost in costs:
-                if not cost.prompt_tokens:
-                    self._time_in_service(cost)
+        for cost in costs:
+            if not cost.prompt_tokens and self._is_news(cost) and not self.is_timed:
+                self._fit_service([])
+        level = self._corrections.level
+        if self.is_timed and abs(level) > _WRONG:
+            self._fit_service([replace(cost, seconds=cost.seconds * exp(level)) for cost in self._at_start])
 
-    def _time_in_service(self, cost: StepCost) -> None:
-        """Fit the model to the first steps of each size, where none was timed at start."""
+    def _is_news(self, cost: StepCost) -> bool:
+        """Keep the first steps of each size; return whether a size has got enough."""
         size = cost.requests, cost.tokens, cost.draft_length > 0
         if len(self._first_steps) >= _MOST_TIMED and size not in self._first_steps:
-            return
+            return False
         first = self._first_steps[size]
-        if len(first) == _TIMED:
-            return
-        first.append(cost)
-        if len(first) == _TIMED:
-            steps = [
-                sorted(each, key=lambda cost: cost.seconds)[1]
-                for each in self._first_steps.values()
-                if len(each) == _TIMED
-            ]
-            if len({step.tokens for step in steps}) > 1:
-                self._fit(steps)
-                self.basis = "measured in service"
-                self._corrections = _Corrections()
+        if len(first) < _TIMED:
+            first.append(cost)
+            return len(first) == _TIMED
+        return False
+
+    def _fit_service(self, others: Sequence[StepCost]) -> None:
+        """Fit the model to the first steps of each size in service, and to other steps."""
+        known = [each for each in self._first_steps.values() if len(each) == _TIMED]
+        steps = [*others, *(sorted(each, key=attrgetter("seconds"))[_TIMED // 2] for each in known)]
+        if len({step.tokens for step in steps}) > 1:
+            self._fit(steps)
+            self.basis = "measured in service"
+            self._corrections = _Corrections()
 
     def seconds(
         self, requests: int, context_tokens: float, tokens: Sequence[int], draft_lengths: Sequence[int]
@@ -224,7 +233,11 @@ class _Corrections:
         self._timed: deque[float] = deque(maxlen=_NEWEST)  # those of the kinds of steps that start times, too
         self._count = 0
         self._known: dict[bool, tuple[Array, Array]] | None = None  # classes and corrections without and with drafts
-        self._level = 0.0
+
+    @property
+    def level(self) -> float:
+        """The median of the newest steps of kinds that were timed at start."""
+        return float(np.median(self._timed)) if len(self._timed) >= _FIRST else 0.0
 
     def add(self, cost: StepCost, ratio: float) -> None:
         """Enter a step and the logarithm."""
@@ -246,7 +259,7 @@ class _Corrections:
             self._update()
         assert self._known is not None
         classes = np.array([_size_class(size) for size in tokens], np.float64)
-        found = np.full(len(drafts), self._level)
+        found = np.full(len(drafts), self.level)
         for kind, known in self._known.items():
             is_of_kind = np.array(drafts) == kind
             found[is_of_kind] = np.interp(classes[is_of_kind], *known)
@@ -254,7 +267,6 @@ class _Corrections:
         return factors
 
     def _update(self) -> None:
-        self._level = float(np.median(self._timed)) if len(self._timed) >= _FEWEST else 0.0
         self._known = {}
         for kind in (False, True):
             cells = sorted(
@@ -262,7 +274,7 @@ class _Corrections:
             )
             if pools := _pooled(cells):
                 places, steps, medians = np.array(pools).T
-                self._known[kind] = places, (steps * medians + _PRIOR_STEPS * self._level) / (steps + _PRIOR_STEPS)
+                self._known[kind] = places, (steps * medians + _PRIOR_STEPS * self.level) / (steps + _PRIOR_STEPS)
 
 
 def _pooled(cells: Sequence[tuple[int, Sequence[float]]]) -> list[tuple[float, int, float]]:

@@ -110,6 +110,18 @@ def test_a_few_long_steps_change_nothing():
     assert predicted(costs, [4]) == pytest.approx([1.0], rel=0.02)
 
 
+def test_times_at_start_that_service_contradicts_are_fitted_anew():
+    """A machine that was busy at start: one size seems to take a hundred times as long, and service shows that not."""
+    costs = StepCosts(flat)
+    costs.calibrate(timed({1: 0.1, 2: 8.0, 4: 0.1}))
+    observe(costs, [StepCost(1, 2, 0, 15, 0.06)], times=12)
+    assert costs.basis == "measured in service"
+    assert costs.is_timed, "nothing is tried out"
+    assert predicted(costs, [2]) == pytest.approx([0.06], rel=0.3)
+    observe(costs, [StepCost(1, 2, 0, 15, 0.06), StepCost(1, 1, 0, 15, 0.05), StepCost(1, 4, 0, 15, 0.07)])
+    assert predicted(costs, [1, 2, 4]) == pytest.approx([0.05, 0.06, 0.07], rel=0.2)
+
+
 def test_without_timed_steps_service_measures():
     costs = StepCosts(flat)
     observe(costs, [StepCost(1, 1, 0, 0, 0.02), StepCost(1, 16, 0, 15, 0.06)])
