@@ -105,6 +105,7 @@ class PolicyDecider(Decider):
         self._mode, self._profile, self._sources = mode, profile, tuple(profile.trajectories.sources)
         lag = 0 if peer is not None and peer.in_worker else mode.lag
         self._plans = deque([UNREPORTED] * lag, maxlen=lag + 1)
+        self._reports = deque([False] * lag, maxlen=lag + 1)  # whether the drafts of these plans are reported
         self._trimmed: Draft | None = None
         if peer is None:  # peers receive the profile itself
             self._planner.stage.calibrate(profile.timed_steps())
@@ -133,6 +134,7 @@ class PolicyDecider(Decider):
         self._lengths[view.rows] = view.lengths
         planner.make(view.rows.tolist())
         self._plans.append(planner.launch(0.0, StepCost(0, 0, 0, 0, 0.0), timed=False))
+        self._reports.append(planner.wants_report)
         plan = self._plans[0].plan
         if self._survival is None or not plan.costs or not view.rows.size:
             return plan
@@ -165,7 +167,7 @@ class PolicyDecider(Decider):
         cost = StepCost(len(names), result.tokens, view.context_tokens, result.draft_length, 0.0, view.prefill_tokens)
         timed = planner.reads_costs and result.tokens > 0
         launched = launched._replace(began=result.began, cost=cost if timed else None)
-        rows = len(names) if reports_padding else 0
+        rows = len(names) if reports_padding and self._reports[0] else 0
         expected = self._expected(view) if rows else None
         planner.finish(launched, results, result.ended, expected=expected, expected_rows=rows)
         if self._trimmed is not None and self._stage.has_observers:

@@ -62,6 +62,9 @@ class Launched(NamedTuple):
 UNREPORTED = Launched()
 """A step that is neither timed nor reported to the planner."""
 
+REPORT_EVERY = 8
+"""Steps of which one reports what drafts are expected to yield while none are planned: making them takes host time."""
+
 
 @dataclass(slots=True)
 class _Tally:
@@ -154,7 +157,8 @@ class StepPlanner(Generic[R]):
     @property
     def wants_report(self) -> bool:
         """Whether the drafter is to report what the newest plan's drafts are expected to yield, if it can."""
-        return self.stage.learns and not self.is_off
+        is_due = self.plan.draft_length > 0 or (self.steps - 1) % REPORT_EVERY == 0
+        return self.stage.learns and not self.is_off and is_due
 
     def make(self, running: Sequence[R]) -> StepPlan:
         """Plan the next step's drafts; `running` holds the engine's own requests.

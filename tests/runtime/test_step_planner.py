@@ -10,7 +10,7 @@ import pytest
 from specplug.faults import FaultGuard
 from specplug.interfaces import Planner, PluginContext
 from specplug.pipeline.plan import OFF, PlanStage
-from specplug.runtime.step_planner import UNREPORTED, Bounds, StepPlanner
+from specplug.runtime.step_planner import REPORT_EVERY, UNREPORTED, Bounds, StepPlanner
 from specplug.settings import load_settings
 from specplug.settings.sources import ResolvedSettings
 from specplug.types.caps import EngineCaps
@@ -132,7 +132,8 @@ def test_the_planner_plans_and_observes_the_first_step_of_each_plan_while_drafts
         assert step_planner.steps == step + 1
         in_flight.append(launch(step_planner, 0.0, 1, 4, 9, plan.draft_length))
         assert (in_flight[-1] is UNREPORTED) is step_planner.is_off is (held or is_off)
-        assert step_planner.wants_report is not step_planner.is_off
+        wants_report = plan.draft_length > 0 or step % REPORT_EVERY == 0
+        assert step_planner.wants_report is (wants_report and not step_planner.is_off)
         if in_flight[-1] is not UNREPORTED:
             reported.append(step)
         if len(in_flight) > lag:
