@@ -34,7 +34,9 @@ MAY_DRAFT_NOTHING = ("custom_class", "ngram", "suffix")
 the distributions that they were drawn from."""
 
 CONTEXT = 256
-"""Tokens of each request's context, or half of the most that the server accepts."""
+RECURRENT_CONTEXT = 16
+"""Tokens of each request's context, or half of the most that the server accepts.  Recurrent layers have to compute
+them, in steps that the limit on the seconds does not count, and take as long with any context."""
 
 _TRIES = 8
 """Steps beyond the timed ones within which a size must be reached; else it is left out."""
@@ -122,7 +124,7 @@ class _Steps:
         self._scheduler = core.scheduler
         self._recurrent = recurrent.is_recurrent(config)
         self._longest = config.model_config.max_model_len
-        self._context = min(CONTEXT, self._longest // 2)
+        self._context = min(RECURRENT_CONTEXT if self._recurrent else CONTEXT, self._longest // 2)
         self._random = np.random.default_rng(0)
         vocab = config.model_config.get_vocab_size()
         self._ids = vocab // 8, vocab // 2  # special tokens come first or last
