@@ -43,19 +43,23 @@ _TRIES = 8
 
 
 def timed(core: Any, limits: StepLimits, seconds: float) -> Measurement:
-    """Time steps of an engine core for about so many seconds, and leave the core as it was."""
+    """Time steps of an engine core for about so many seconds, and leave the core as it was, even if a step fails."""
     scheduler = core.scheduler
     timed_class = _TimedAsyncScheduler if isinstance(scheduler, AsyncScheduler) else _TimedScheduler
     args, kwargs = scheduler.built_with
     core.scheduler = timed_class(*args, **{**kwargs, "log_stats": False, "include_finished_set": False})
-    steps = _Steps(core)
     try:
-        return measure(steps.run, step_sizes(limits), seconds)
+        steps = _Steps(core)
+        found = measure(steps.run, step_sizes(limits), seconds)
+        steps.end()
+        return found
+    except Exception:
+        if core.batch_queue:
+            core.batch_queue.clear()
+        scheduler.finished_req_ids.update(core.scheduler.names)  # with its first step the workers forget them
+        raise
     finally:
-        try:
-            steps.end()
-        finally:
-            core.scheduler = scheduler
+        core.scheduler = scheduler
 
 
 class _Timed:
@@ -65,6 +69,7 @@ class _Timed:
         lengths: draft tokens of each row in further steps.
         own_ids: the drafts to verify, where workers verify the ids that a scheduler sends; None where they hold drafts.
         least_drafted: draft tokens that the drafter makes of each row even if fewer are verified.
+        names: all requests that it has had.
         steps: costs of the steps that have run.
     """
 
@@ -76,6 +81,7 @@ class _Timed:
         self.lengths: Sequence[int] = ()
         self.own_ids: list[int] | None = None
         self.least_drafted = 0
+        self.names: list[str] = []
         self.steps: list[StepCost] = []
         self._launched: deque[tuple[float, tuple[int, int, int, int]]] = deque()
         self._ended = 0.0
@@ -128,7 +134,6 @@ class _Steps:
         self._random = np.random.default_rng(0)
         vocab = config.model_config.get_vocab_size()
         self._ids = vocab // 8, vocab // 2  # special tokens come first or last
-        self._names = 0
         runner = runner_of(config)
         drafter = engine_method(config)
         longest = engine_caps(config).max_draft_length
@@ -190,8 +195,8 @@ class _Steps:
 
     def _request(self) -> Request:
         params = SamplingParams(temperature=0.0, seed=0, ignore_eos=True, max_tokens=self._longest)
-        self._names += 1
-        name = f"specplug-timed-{self._names}"
+        name = f"specplug-timed-{len(self._scheduler.names)}"
+        self._scheduler.names.append(name)
         prompt = self._random_ids(self._context)
         hasher = self._core.request_block_hasher
         request = Request(name, prompt, sampling_params=params, pooling_params=None, block_hasher=hasher)
