@@ -2,39 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from specplug.cost import ServerRate, StepCosts
 from specplug.interfaces import Planner, PluginContext
+from specplug.settings.policies import CostOptions
 from specplug.types.caps import EngineCaps, Ragged
 from specplug.types.plan import CostPoint, HostStats, StepCost, StepPlan, StepReport
 from specplug_adaptive.acceptance import Array, RequestAcceptance
 
 
-class AdaptiveOptions(BaseModel):
+class AdaptiveOptions(CostOptions):
     """The size of a step up to which tokens are free while no step was measured."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    saturation: int = Field(
-        default=256, ge=1, description="tokens per step up to which more tokens are free, while no step was measured"
-    )
-
-    @model_validator(mode="before")
-    @classmethod
-    def _refuse_removed(cls, values: Any) -> Any:
-        if isinstance(values, dict) and "read_every" in values:
-            raise ValueError("'read_every' was removed, as acceptance is read at each decision; leave it out")
-        return values
-
-    def cost(self, num_tokens: float) -> float:
-        """Return the assumed cost of a step of `num_tokens` tokens, relative to one that is bound by memory."""
-        return max(1.0, num_tokens / self.saturation)
+    removed: ClassVar[Mapping[str, str]] = {"read_every": "acceptance is read at each decision"}
 
 
 _DECIDE_EVERY = 4

@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pydantic import ValidationError
 
 from specplug.interfaces import Planner, PluginContext
 from specplug.plugins.registry import Owner, Registry
@@ -223,8 +222,3 @@ def test_costs_of_another_policy_hold():
     for step in range(12, 24):
         plan = found.plan(HostStats(step, rows(step), last_plan=dear))
     assert plan.caps == {f"hard {number}": 1 for number in range(6)}
-
-
-def test_a_removed_setting_is_refused_with_the_reason():
-    with pytest.raises(ValidationError, match="'read_every' was removed, as acceptance is read at each decision"):
-        AdaptiveOptions(read_every=4)
