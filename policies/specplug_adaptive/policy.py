@@ -8,11 +8,11 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from specplug.cost import ServerRate, StepCosts
+from specplug.cost.planner import CostPlanner
 from specplug.interfaces import Planner, PluginContext
 from specplug.settings.policies import CostOptions
 from specplug.types.caps import EngineCaps, Ragged
-from specplug.types.plan import CostPoint, HostStats, StepCost, StepPlan, StepReport
+from specplug.types.plan import CostPoint, HostStats, StepPlan, StepReport
 from specplug_adaptive.acceptance import Array, RequestAcceptance
 
 
@@ -56,7 +56,7 @@ class NoCaps(Planner):
         return self._plan
 
 
-class AdaptivePlanner(Planner):
+class AdaptivePlanner(CostPlanner):
     """Caps each request at the last draft token that its own acceptance makes worth verifying, at least one.
 
     The costs are those of the newest plan, if another policy states any, and its own otherwise.  A request whose drafts
@@ -65,12 +65,10 @@ class AdaptivePlanner(Planner):
 
     def __init__(self, context: PluginContext) -> None:
         options: AdaptiveOptions = context.options or AdaptiveOptions()
+        super().__init__(options.cost)
         self._longest = context.caps.fit_draft_length(context.caps.max_draft_length)
         self._acceptance = RequestAcceptance()
-        self._costs = StepCosts(options.cost)
-        self._rate = ServerRate()
         self._uncapped = self._plan = StepPlan(self._longest)
-        self._reports: list[StepReport] = []  # since the newest decision
         self._next = 0  # step of the next decision
 
     def plan(self, stats: HostStats) -> StepPlan:
@@ -81,14 +79,10 @@ class AdaptivePlanner(Planner):
             self._plan = self._capped(stats, newest)
         return self._plan
 
-    def calibrate(self, costs: Sequence[StepCost]) -> None:
-        """Start from steps that were timed."""
-        self._costs.calibrate(costs)
-
     def observe(self, report: StepReport) -> None:
-        """Keep a step's results for the next decision."""
+        """Keep a step's results for the next decision, if its cost is known."""
         if report.cost is not None and report.requests:
-            self._reports.append(report)
+            super().observe(report)
 
     def status(self) -> dict[str, Any]:
         """Return the average acceptance and the number of requests that are capped, as plain data."""
@@ -112,31 +106,21 @@ class AdaptivePlanner(Planner):
         return self._plan if plan == self._plan else plan
 
     def _learn(self) -> None:
-        """Enter the results since the decision before."""
-        reports = self._reports
-        self._reports = []
+        """Enter the results since the curve before."""
+        reports = self._take_reports()
         if not reports:
             return
-        self._costs.observe([report.cost for report in reports if report.cost is not None])
         requests = round(sum(report.batch_size for report in reports) / len(reports))
         verified = round(sum(report.verified for report in reports) / len(reports))
         length = max(report.draft_length for report in reports)
         plain, drafted = self._costs.seconds(requests, 0.0, [requests, requests + verified], [0, length])
-        tokens = 1.0 + sum(report.accepted for report in reports) / sum(report.requests for report in reports)
-        self._rate.observe(requests, tokens, float(drafted / plain), len(reports))
+        self._learn_rate(reports, float(drafted / plain))
 
     def _curve(self, stats: HostStats, longest: int) -> tuple[CostPoint, ...]:
         self._learn()
         requests = len(stats.requests)
-        last = stats.last_step
-        context = 0.0
-        if last is not None and last.requests:
-            context = last.context_tokens * requests / last.requests
         extra = sorted({round(requests * longest * share / 16) for share in range(17)})
-        tokens = [requests + each for each in extra]
-        seconds = self._costs.seconds_beside_prompts(
-            requests, context, tokens, [longest if each else 0 for each in extra]
-        )
+        seconds = self._seconds(stats, [requests + each for each in extra], [longest if each else 0 for each in extra])
         added = (seconds / seconds[0] - 1.0) * requests * self._rate.speed_up(requests)
         return tuple([CostPoint(each, cost) for each, cost in zip(extra, added.tolist(), strict=True)])
 

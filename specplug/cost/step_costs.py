@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
 from math import inf, log2
-from operator import itemgetter
+from operator import attrgetter, itemgetter
 
 import numpy as np
 import numpy.typing as npt
@@ -95,31 +95,27 @@ class StepCosts:
         for cost, ratio in zip(costs, ratios.tolist(), strict=True):
             self._prefills.append(cost.prompt_tokens)
             mode = _mode(cost.draft_length, cost.tokens - cost.prompt_tokens > cost.requests)
-            self._corrections.add((mode, cost.prompt_tokens > 0), cost.tokens, ratio)
-        if not self.is_timed:
-            for cost in costs:
-                if not cost.prompt_tokens:
-                    self._time_in_service(cost)
+            self._corrections.add(mode, cost.prompt_tokens > 0, cost.tokens, ratio)
+        for cost in costs:
+            if not self.is_timed and not cost.prompt_tokens:
+                self._time_in_service(cost)
 
     def _time_in_service(self, cost: StepCost) -> None:
         """Fit the model to the first steps of each size, where none was timed at start."""
         size = cost.requests, cost.tokens, cost.draft_length > 0
-        if len(self._first_steps) >= _MOST_TIMED and size not in self._first_steps:
+        if size not in self._first_steps and len(self._first_steps) == _MOST_TIMED:
             return
         first = self._first_steps[size]
         if len(first) == _TIMED:
             return
         first.append(cost)
-        if len(first) == _TIMED:
-            steps = [
-                sorted(each, key=lambda cost: cost.seconds)[1]
-                for each in self._first_steps.values()
-                if len(each) == _TIMED
-            ]
-            if len({step.tokens for step in steps}) > 1:
-                self._fit(steps)
-                self.basis = "measured in service"
-                self._corrections = _Corrections()
+        known = [
+            sorted(each, key=attrgetter("seconds"))[1] for each in self._first_steps.values() if len(each) == _TIMED
+        ]
+        if len(first) == _TIMED and len({step.tokens for step in known}) > 1:
+            self._fit(known)
+            self.basis = "measured in service"
+            self._corrections = _Corrections()
 
     def seconds(
         self, requests: int, context_tokens: float, tokens: Sequence[int], draft_lengths: Sequence[int]
@@ -149,13 +145,8 @@ class StepCosts:
             return alone
         share = len(prefills) / len(self._prefills)
         sizes = np.asarray(tokens)
-        mixed = np.mean(
-            [
-                self._model(requests, context_tokens, sizes + prefill, draft_lengths)
-                for prefill in prefills[:: -(-len(prefills) // _PREFILLS_USED)]
-            ],
-            axis=0,
-        )
+        used = prefills[:: -(-len(prefills) // _PREFILLS_USED)]
+        mixed = np.mean([self._model(requests, context_tokens, sizes + each, draft_lengths) for each in used], axis=0)
         scale = alone[0] / float(self._model(requests, context_tokens, tokens[:1], draft_lengths[:1])[0])
         beside: Array = (1 - share) * alone + share * (alone[0] + scale * (mixed - mixed[0]))
         return beside
@@ -165,11 +156,6 @@ class StepCosts:
         """Whether steps that drafted and verified nothing were run in service."""
         return self._corrections.has_mode(_DRAFTING)
 
-    def points(self) -> list[tuple[int, float]]:
-        """Return the curve for people: tokens and the predicted seconds of one request's step, at the timed sizes."""
-        found = self.seconds(1, 0.0, self.sizes, [size - 1 for size in self.sizes])
-        return list(zip(self.sizes, found.tolist(), strict=True))
-
     def _fit(self, timed: Sequence[StepCost]) -> None:
         self.sizes = sorted({cost.tokens for cost in timed})
         self._knots = np.array(self.sizes, np.float64)
@@ -178,9 +164,9 @@ class StepCosts:
         place = np.searchsorted(self._knots, [cost.tokens for cost in timed])
         curve = np.eye(len(self.sizes))[place]
         scale = float(np.median(seconds))
-        ridge = np.zeros((terms.shape[1], curve.shape[1] + terms.shape[1]))
-        ridge[:, curve.shape[1] :] = np.eye(terms.shape[1]) * _RIDGE
-        rows = np.concatenate([np.concatenate([curve, terms], axis=1) * (scale / seconds)[:, None], ridge])
+        measured = np.concatenate([curve, terms], axis=1) * (scale / seconds)[:, None]
+        ridge = np.eye(terms.shape[1], measured.shape[1], curve.shape[1]) * _RIDGE
+        rows = np.concatenate([measured, ridge])
         fitted = nnls(rows, np.concatenate([np.ones_like(seconds), np.zeros(len(ridge))]))[0] * scale
         self._values = fitted[: curve.shape[1]]
         self._weights = fitted[curve.shape[1] :]
@@ -227,18 +213,16 @@ class _Corrections:
     """Logarithms of measured to predicted seconds, by what a step does and quarters of octaves of its tokens."""
 
     def __init__(self) -> None:
-        self._cells: defaultdict[tuple[tuple[int, bool], int], deque[float]] = defaultdict(
-            lambda: deque(maxlen=_NEWEST)
-        )
+        self._cells: defaultdict[tuple[int, bool, int], deque[float]] = defaultdict(lambda: deque(maxlen=_NEWEST))
         self._count = 0
-        self._known: dict[int, tuple[Array, Array]] | None = None  # by mode: classes and their corrections
+        self._known: dict[int, Array] = {}  # by mode: classes and their corrections; empty until it is needed
         self._level = 0.0
 
-    def add(self, key: tuple[int, bool], tokens: int, ratio: float) -> None:
+    def add(self, mode: int, has_prompts: bool, tokens: int, ratio: float) -> None:
         """Enter a step: what it does, whether it has prompt tokens, its tokens, and the logarithm."""
-        self._cells[key, _size_class(tokens)].append(ratio)
+        self._cells[mode, has_prompts, _size_class(tokens)].append(ratio)
         self._count += 1
-        self._known = None
+        self._known = {}
 
     def factors(self, modes: Sequence[int], tokens: Sequence[int]) -> Array:
         """Return the factors of n steps without prompts, [n] float64.
@@ -247,9 +231,8 @@ class _Corrections:
         """
         if self._count < _FIRST:
             return np.ones(len(modes))
-        if self._known is None:
+        if not self._known:
             self._update()
-        assert self._known is not None
         classes = np.array([_size_class(size) for size in tokens], np.float64)
         found = np.full(len(modes), self._level)
         for mode, known in self._known.items():
@@ -260,28 +243,23 @@ class _Corrections:
 
     def has_mode(self, mode: int) -> bool:
         """Return whether enough steps without prompts were entered of what a step does."""
-        return sum(len(cell) for (of, _), cell in self._cells.items() if of == (mode, False)) >= _FIRST
+        return sum(len(cell) for (*of, _), cell in self._cells.items() if of == [mode, False]) >= _FIRST
 
     def _update(self) -> None:
         medians = {
             key: (len(cell), sorted(cell)[len(cell) // 2]) for key, cell in self._cells.items() if len(cell) >= _FEWEST
         }
-        modelled = [median for ((mode, _), _), median in medians.items() if mode != _DRAFTING]
+        modelled = [median for (mode, *_), median in medians.items() if mode != _DRAFTING]
         self._level = 0.0
         if modelled:
             counts, values = np.array(sorted(modelled, key=itemgetter(1))).T
             self._level = float(values[np.searchsorted(np.cumsum(counts), counts.sum() / 2)])
-        self._known = {}
-        for mode in {mode for (mode, _), _ in medians}:
-            cells = sorted(
-                (place, *of)
-                for ((of_mode, has_prompts), place), of in medians.items()
-                if (of_mode, has_prompts) == (mode, False)
-            )
-            if cells:
-                places, steps, of_size = np.array(cells).T
-                prior = 0.0 if mode == _DRAFTING else _PRIOR_STEPS
-                self._known[mode] = places, (steps * of_size + prior * self._level) / (steps + prior)
+        known = defaultdict(list)
+        for (mode, has_prompts, place), (steps, of_size) in sorted(medians.items()):
+            prior = 0.0 if mode == _DRAFTING else _PRIOR_STEPS
+            if not has_prompts:
+                known[mode].append((place, (steps * of_size + prior * self._level) / (steps + prior)))
+        self._known = {mode: np.array(points).T for mode, points in known.items()}
 
 
 def _size_class(tokens: float) -> int:

@@ -18,7 +18,7 @@ from specplug.plugins.specs import PolicySpec
 from specplug.testing import PolicyContract
 from specplug.testing.policy_harness import ENGINES
 from specplug.types.caps import DraftLengthChange, EngineCaps, Ragged
-from specplug.types.plan import CostPoint, HostStats, RequestStats, StepCost, StepPlan
+from specplug.types.plan import CostPoint, HostStats, RequestStats, StepCost, StepPlan, StepReport
 from specplug_adaptive import plugin
 from specplug_adaptive.acceptance import RequestAcceptance
 from specplug_adaptive.policy import AdaptiveOptions, AdaptivePlanner, NoCaps, build, worthwhile
@@ -222,3 +222,11 @@ def test_costs_of_another_policy_hold():
     for step in range(12, 24):
         plan = found.plan(HostStats(step, rows(step), last_plan=dear))
     assert plan.caps == {f"hard {number}": 1 for number in range(6)}
+
+
+def test_what_is_kept_of_steps_under_costs_of_another_policy_is_bounded():
+    found, other = planner(saturation=16), StepPlan(8, costs=(CostPoint(0, 0.0), CostPoint(64, 58.0)))
+    for step in range(2000):
+        found.plan(HostStats(step, rows(step), last_plan=other))
+        found.observe(StepReport(step, 8, 8, 8, 64, 16, StepCost(8, 72, 0, 8, 0.01)))
+    assert len(found._reports) <= 256
