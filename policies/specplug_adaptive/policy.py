@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -11,7 +11,7 @@ import numpy.typing as npt
 from specplug.cost.planner import CostPlanner
 from specplug.interfaces import Planner, PluginContext
 from specplug.settings.policies import CostOptions
-from specplug.types.caps import EngineCaps, Ragged
+from specplug.types.caps import Ragged
 from specplug.types.plan import CostPoint, HostStats, StepPlan, StepReport
 from specplug_adaptive.acceptance import Array, RequestAcceptance
 
@@ -30,17 +30,14 @@ _GAIN = 0.05
 
 
 def build(context: PluginContext) -> Planner:
-    """Return the plan half for an engine: without caps where a request's shorter draft is verified at full length."""
-    return AdaptivePlanner(context) if caps_save(context.caps) else NoCaps(context)
+    """Return the plan half for an engine: without caps where a request's shorter draft is verified at full length.
 
-
-def caps_save(caps: EngineCaps) -> bool:
-    """Return whether an engine verifies less if single requests are capped.
-
-    The nodes of a tree have no positions that a rate could be learnt for.
+    Nor are there caps for trees, whose nodes have no positions that a rate could be learnt for.
     """
+    caps = context.caps
     verifies_less = caps.ragged in (Ragged.NATIVE, Ragged.COSTS_FULL_GRAPH) and not caps.verifies_budget
-    return verifies_less and not caps.trees and caps.max_draft_length > 1
+    sets_caps = verifies_less and not caps.trees and caps.max_draft_length > 1
+    return AdaptivePlanner(context) if sets_caps else NoCaps(context)
 
 
 class NoCaps(Planner):
@@ -97,11 +94,11 @@ class AdaptivePlanner(CostPlanner):
         rates, swept = self._acceptance.read(stats.requests)
         names = [request.request_id for request in stats.requests]
         before = np.array([self._plan.draft_length_for(name) for name in names])
-        found = worthwhile(rates, longest, costs, np.where(swept, 2 * before, 1))
-        if found.gain < _GAIN:
+        lengths, gain = worthwhile(rates, longest, costs, np.where(swept, 2 * before, 1))
+        if gain < _GAIN:
             return self._uncapped
-        cap = int(found.lengths.max())
-        caps = {name: each for name, each in zip(names, found.lengths.tolist(), strict=True) if each < cap}
+        cap = int(lengths.max())
+        caps = {name: each for name, each in zip(names, lengths.tolist(), strict=True) if each < cap}
         plan = StepPlan(cap if cap < longest else self._longest, caps=caps)
         return self._plan if plan == self._plan else plan
 
@@ -125,21 +122,9 @@ class AdaptivePlanner(CostPlanner):
         return tuple([CostPoint(each, cost) for each, cost in zip(extra, added.tolist(), strict=True)])
 
 
-class Worthwhile(NamedTuple):
-    """The lengths of drafts whose tokens are worth their cost.
-
-    Attributes:
-        lengths: [B] int64, at least 1.
-        gain: tokens that these lengths gain on the longest drafts, their cost included, as a share of what is emitted.
-    """
-
-    lengths: npt.NDArray[np.int64]
-    gain: float
-
-
 def worthwhile(
     rates: Array, longest: int, costs: Sequence[CostPoint], least: npt.NDArray[np.int64] | int = 1
-) -> Worthwhile:
+) -> tuple[npt.NDArray[np.int64], float]:
     """Return the draft lengths of requests that are worth verifying: the decision of `specplug.trim`, by rates.
 
     The token at position j survives with probability rate^j.
@@ -149,6 +134,10 @@ def worthwhile(
         longest: the longest draft.
         costs: the cost curve, as in a plan.
         least: [B] int64, or of every request: lengths to draft in any case.
+
+    Returns:
+        lengths: [B] int64, at least 1.
+        gain: tokens that these gain on the longest drafts, their cost included, as a share of what is emitted.
     """
     place = np.arange(longest)
     survival = rates[:, None] ** (place + 1)
@@ -161,4 +150,4 @@ def worthwhile(
     kept = place < lengths[:, None]
     emitted = float(rates.size + survival[kept].sum())
     gain = float(survival[kept].sum() - cost[int(lengths.sum())] - gains[-1])
-    return Worthwhile(lengths, gain / emitted)
+    return lengths, gain / emitted

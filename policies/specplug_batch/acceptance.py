@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from specplug.cost.rate import kept_share
+from specplug.cost.planner import kept_share
 from specplug.types.plan import StepReport
 
 Array = npt.NDArray[np.float64]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-from specplug.cost.rate import kept_share
+from specplug.cost.planner import kept_share
 
 DOES_NOT_PAY = "does not pay"
 """`StepPlan.why` of a plan without drafts."""

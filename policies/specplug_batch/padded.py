@@ -39,10 +39,8 @@ class PaddedPlanner(CostPlanner):
         self._options: BatchOptions = context.options or BatchOptions()
         super().__init__(self._options.cost)
         longest = context.caps.max_draft_length
-        lengths = context.caps.captured_draft_lengths
-        self._lengths = sorted(
-            {0, *(lengths or {*[(1 << bits) - 1 for bits in range(1, longest.bit_length())], longest})}
-        )
+        powers = [(1 << bits) - 1 for bits in range(1, longest.bit_length())]
+        self._lengths: list[int] = sorted({0, *(context.caps.captured_draft_lengths or [*powers, longest])})
         self._places = np.array(self._lengths)
         self._plans = {
             length: StepPlan(length, self._options.token_budget, why="" if length else DOES_NOT_PAY)
@@ -74,7 +72,7 @@ class PaddedPlanner(CostPlanner):
         self._length = self._best()
         if not self._length and not self._reported.is_known and (stats.step + PROBE_STEPS) % PROBE_EVERY < PROBE_STEPS:
             self._pace.hasten(stats.step)
-            return self._plans[self._lengths[:2][-1]]
+            return self._plans[min(self._lengths[1:], default=0)]
         return self._plans[self._length]
 
     def calibrate(self, costs: Sequence[StepCost]) -> None:
