@@ -67,10 +67,8 @@ class StepCosts:
     """
 
     def __init__(self, assumed: Curve) -> None:
-        self.basis = "assumed"
         self.is_timed = False
-        self._fit([StepCost(size, size, 0, 0, assumed(size)) for size in _ASSUMED_SIZES])
-        self._corrections = _Corrections()
+        self._fit([StepCost(size, size, 0, 0, assumed(size)) for size in _ASSUMED_SIZES], "assumed")
         self._prefills: deque[int] = deque(maxlen=_PREFILLS)
         self._first_steps: defaultdict[tuple[int, int, bool], list[StepCost]] = defaultdict(list)
 
@@ -79,9 +77,7 @@ class StepCosts:
         timed = [cost for cost in costs if 0 < cost.seconds < inf and cost.requests]
         if len({cost.tokens for cost in timed}) < 2:
             return
-        self._fit(timed)
-        self._corrections = _Corrections()
-        self.basis = "measured at start"
+        self._fit(timed, "measured at start")
         self.is_timed = True
 
     def observe(self, costs: Sequence[StepCost]) -> None:
@@ -109,13 +105,12 @@ class StepCosts:
         if len(first) == _TIMED:
             return
         first.append(cost)
-        known = [
-            sorted(each, key=attrgetter("seconds"))[1] for each in self._first_steps.values() if len(each) == _TIMED
-        ]
-        if len(first) == _TIMED and len({step.tokens for step in known}) > 1:
-            self._fit(known)
-            self.basis = "measured in service"
-            self._corrections = _Corrections()
+        if len(first) < _TIMED:
+            return
+        known = [each for each in self._first_steps.values() if len(each) == _TIMED]
+        medians = [sorted(each, key=attrgetter("seconds"))[_TIMED // 2] for each in known]
+        if len({step.tokens for step in medians}) > 1:
+            self._fit(medians, "measured in service")
 
     def seconds(
         self, requests: int, context_tokens: float, tokens: Sequence[int], draft_lengths: Sequence[int]
@@ -156,7 +151,9 @@ class StepCosts:
         """Whether steps that drafted and verified nothing were run in service."""
         return self._corrections.has_mode(_DRAFTING)
 
-    def _fit(self, timed: Sequence[StepCost]) -> None:
+    def _fit(self, timed: Sequence[StepCost], basis: str) -> None:
+        self.basis = basis
+        self._corrections = _Corrections()
         self.sizes = sorted({cost.tokens for cost in timed})
         self._knots = np.array(self.sizes, np.float64)
         seconds = np.array([cost.seconds for cost in timed])
