@@ -117,9 +117,10 @@ class AdaptivePlanner(CostPlanner):
         self._learn()
         requests = len(stats.requests)
         extra = sorted({round(requests * longest * share / 16) for share in range(17)})
-        seconds = self._seconds(stats, [requests + each for each in extra], [longest if each else 0 for each in extra])
-        added = (seconds / seconds[0] - 1.0) * requests * self._rate.speed_up(requests)
-        return tuple([CostPoint(each, cost) for each, cost in zip(extra, added.tolist(), strict=True)])
+        tokens = [requests + each for each in extra]
+        added = self._added_to_plain(stats, tokens, [longest if each else 0 for each in extra])
+        costs = added * requests * self._rate.speed_up(requests)
+        return tuple(map(CostPoint, extra, costs.tolist()))
 
 
 def worthwhile(

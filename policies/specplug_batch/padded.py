@@ -62,8 +62,7 @@ class PaddedPlanner(CostPlanner):
             self._learn()
             self._requests = requests
             tokens = [requests * (length + 1) for length in self._lengths]
-            seconds = self._seconds(stats, tokens, self._lengths)
-            self._cost = seconds / seconds[0] - 1.0
+            self._cost = self._added_to_plain(stats, tokens, self._lengths)
             self._per_row = self._cost * self._rate.speed_up(requests)
         if not self._costs.is_timed:
             free = [each for each in self._lengths if requests * (each + 1) <= _MOST_OVER * self._options.saturation]

@@ -119,14 +119,14 @@ class RaggedPlanner(CostPlanner):
         ends = {most, 2 * most}  # the batch may grow before the next decision
         grid = sorted({min(each, MAX_DRAFT_TOKENS) for each in {*grid, *ends}})
         tokens = [requests, *(requests + round(each * self._padding) for each in grid)]
-        plain, none, *verifying = self._seconds(stats, tokens, [0, *[self._longest] * len(grid)]).tolist()
+        _, drafting, *verifying = self._added_to_plain(stats, tokens, [0, *[self._longest] * len(grid)]).tolist()
         if not self._costs.knows_drafting:
-            none = plain
-        self._drafting_cost = max(0.0, none / plain - 1.0)
+            drafting = 0.0
+        self._drafting_cost = max(0.0, drafting)
         self._draft_tokens = np.array(grid, np.float64)
-        self._added = np.array([0.0, *((each - none) / plain for each in verifying)])
+        self._added = np.array([0.0, *(each - drafting for each in verifying)])
         per_token = requests * self._rate.speed_up(requests) * self._doubt.factor
-        return tuple([CostPoint(each, cost * per_token) for each, cost in zip(grid, self._added.tolist(), strict=True)])
+        return tuple(map(CostPoint, grid, (self._added * per_token).tolist()))
 
 
 _TOKENS_PER_ROW = (0.0625, 0.125, 0.25, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, 8.0, 12.0)

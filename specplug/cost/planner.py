@@ -59,12 +59,17 @@ class CostPlanner(Planner):
         self._rate.observe(requests, 1.0 + accepted, cost, len(reports))
         return requests, accepted
 
-    def _seconds(self, stats: HostStats, tokens: Sequence[int], draft_lengths: Sequence[int]) -> Array:
-        """Return the seconds of steps of this batch, [n] float64; see `StepCosts.seconds_beside_prompts`."""
+    def _added_to_plain(self, stats: HostStats, tokens: Sequence[int], draft_lengths: Sequence[int]) -> Array:
+        """Return what steps of this batch add to the first, plain one, in its seconds: [n] float64.
+
+        Arguments are those of `StepCosts.seconds_beside_prompts`.
+        """
         requests = len(stats.requests)
         last = stats.last_step
         context = last.context_tokens * requests / last.requests if last is not None and last.requests else 0.0
-        return self._costs.seconds_beside_prompts(requests, context, tokens, draft_lengths)
+        seconds = self._costs.seconds_beside_prompts(requests, context, tokens, draft_lengths)
+        added: Array = seconds / seconds[0] - 1.0
+        return added
 
 
 class ServerRate:

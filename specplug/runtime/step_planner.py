@@ -117,10 +117,8 @@ class StepPlanner(Generic[R]):
 
     Attributes:
         stage: the policy's plan half, with its faults contained.
-        control: the operator's control.
         faults: counts per plug-in and kind, as in `SpecMetrics`.
-        plan: the newest plan.
-        steps: number of steps planned.
+        plan, steps: the newest plan, and the number of steps planned.
         is_off: whether the operator allowed no drafts when the newest plan was made, or it was a plan of several steps
             that was not made anew.  Its step is then `UNREPORTED`.
         reads_costs: whether steps must be passed to `launch`, unless `is_off`, and to `finish`.
