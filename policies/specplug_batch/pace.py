@@ -31,7 +31,6 @@ TRIED_STEPS = 4
 _REMEMBERED = 8.0
 """Steps that what was known before a rest counts for after it, at most."""
 
-
 _FIRST_TOKENS = 4.0
 _MOST_DOUBT = 3.0
 """Accepted tokens, and cost, that are assumed at first, and the largest factor of costs."""
