@@ -21,6 +21,7 @@ from typing import Any
 
 from benchmarks.machine import in_words, machine
 from benchmarks.peers import note
+from specplug.runtime.draft_report import DraftReport
 
 FIRST = 64
 TOKENS = 200
@@ -82,8 +83,9 @@ def measured(scheduler: Any) -> dict[str, float]:
         began = time.thread_time_ns()
         length = drafting._plan(reqs)
         fates = [(req.rid, length, min(length, 1)) for req in reqs]
-        expected = {"expected": [0.5 * len(reqs)] * DRAFT_LENGTH, "expected_rows": len(reqs)}
-        drafting.step_planner.finish(drafting._launch(reqs, length), fates, time.perf_counter(), **expected)
+        drafts = DraftReport(draft_length=DRAFT_LENGTH)
+        drafts.sums[:] = [len(reqs), *[0.5 * len(reqs)] * DRAFT_LENGTH]
+        drafting.step_planner.finish(drafting._launch(reqs, length), fates, time.perf_counter(), drafts)
         warm.append((time.thread_time_ns() - began) / 1e3)
     median = statistics.median
     found = {"steps": len(cold), "cold, first 64": median(cold[:FIRST]), "cold, later": median(cold[FIRST:] or cold)}

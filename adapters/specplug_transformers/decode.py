@@ -88,7 +88,9 @@ class Decoder:
         )
         if self._plans.learns and not self._plans.is_off:
             length, cost = self._plan.draft_length, self.last_step
-            self._plans.observe(StepReport.build(self.steps, length, len(fates), fates, cost, batch_size=len(states)))
+            self._plans.observe(
+                StepReport.build(self.steps, length, len(fates), fates, cost=cost, batch_size=len(states))
+            )
         self.steps += 1
 
     def _draft(self, batch: DecodeBatch) -> Draft:

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from specplug.runtime.draft_report import DraftReport
+from specplug.runtime.draft_report import NO_DRAFTS, DraftReport
 from specplug.types.draft import Draft
 from specplug.types.plan import NO_SPECULATION, StepCost, StepPlan
 from specplug.types.request import EngineEventKind
@@ -67,9 +67,6 @@ class StepMetadata:
 
 
 NO_METADATA = StepMetadata()
-
-
-NO_DRAFTS = DraftReport()
 
 
 @dataclass(frozen=True, slots=True)

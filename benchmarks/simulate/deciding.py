@@ -21,6 +21,7 @@ from specplug.assembly import build_draft_stage
 from specplug.interfaces import PluginContext, Proposer
 from specplug.plugins.registry import Owner, Registry
 from specplug.plugins.specs import PolicySpec, ProposerSpec, hookimpl
+from specplug.runtime.draft_report import NO_DRAFTS, DraftReport
 from specplug.runtime.step_planner import UNREPORTED, Bounds, StepPlanner
 from specplug.settings.sources import load_settings
 from specplug.trim import best_count, completed
@@ -105,6 +106,7 @@ class PolicyDecider(Decider):
         self._mode, self._profile, self._sources = mode, profile, tuple(profile.trajectories.sources)
         lag = 0 if peer is not None and peer.in_worker else mode.lag
         self._plans = deque([UNREPORTED] * lag, maxlen=lag + 1)
+        self._reports = deque([False] * lag, maxlen=lag + 1)  # whether the drafts of these plans are reported
         self._trimmed: Draft | None = None
         if peer is None:  # peers receive the profile itself
             self._planner.stage.calibrate(profile.timed_steps())
@@ -133,6 +135,7 @@ class PolicyDecider(Decider):
         self._lengths[view.rows] = view.lengths
         planner.make(view.rows.tolist())
         self._plans.append(planner.launch(0.0, StepCost(0, 0, 0, 0, 0.0), timed=False))
+        self._reports.append(planner.wants_report)
         plan = self._plans[0].plan
         if self._survival is None or not plan.costs or not view.rows.size:
             return plan
@@ -165,19 +168,21 @@ class PolicyDecider(Decider):
         cost = StepCost(len(names), result.tokens, view.context_tokens, result.draft_length, 0.0, view.prefill_tokens)
         timed = planner.reads_costs and result.tokens > 0
         launched = launched._replace(began=result.began, cost=cost if timed else None)
-        rows = len(names) if reports_padding else 0
-        expected = self._expected(view) if rows else None
-        planner.finish(launched, results, result.ended, expected=expected, expected_rows=rows)
+        drafts = self._report(view) if reports_padding and self._reports[0] else NO_DRAFTS
+        planner.finish(launched, results, result.ended, drafts)
         if self._trimmed is not None and self._stage.has_observers:
             kept, accepted, emitted = (torch.from_numpy(column.astype(np.int32)) for column in result[:3])
             verdict = Verdict.build(self._trimmed.lengths, Outcome(kept, accepted, emitted))
             with torch.inference_mode():
                 self._stage.report_verdict(_batch(view, view.lengths + result.emitted), self._trimmed, verdict)
 
-    def _expected(self, view: StepView) -> list[float]:
-        """Return what the drafter reports of the drafts that a step verifies; see `StepReport.expected`."""
+    def _report(self, view: StepView) -> DraftReport:
+        """Return what the drafter reports of the drafts that a step verifies."""
         confidence = self._profile.trajectories.confidence[view.entries, : self._mode.gamma]
-        return [float(total) for total in confidence.cumprod(axis=1).sum(axis=0, dtype=np.float64)]
+        report = DraftReport(draft_length=self._mode.gamma)
+        report.sums[0] = len(view.rows)
+        report.sums[1:] = confidence.cumprod(axis=1).sum(axis=0, dtype=np.float64)
+        return report
 
     def forget(self, request_ids: list[str]) -> None:
         """Drop the state of ended requests."""

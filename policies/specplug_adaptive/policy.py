@@ -2,39 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
-from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from specplug.cost import ServerRate, StepCosts
+from specplug.cost.planner import CostPlanner
 from specplug.interfaces import Planner, PluginContext
-from specplug.types.caps import EngineCaps, Ragged
-from specplug.types.plan import CostPoint, HostStats, StepCost, StepPlan, StepReport
+from specplug.settings.policies import CostOptions
+from specplug.types.caps import Ragged
+from specplug.types.plan import CostPoint, HostStats, StepPlan, StepReport
 from specplug_adaptive.acceptance import Array, RequestAcceptance
 
 
-class AdaptiveOptions(BaseModel):
+class AdaptiveOptions(CostOptions):
     """The size of a step up to which tokens are free while no step was measured."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    saturation: int = Field(
-        default=256, ge=1, description="tokens per step up to which more tokens are free, while no step was measured"
-    )
-
-    @model_validator(mode="before")
-    @classmethod
-    def _refuse_removed(cls, values: Any) -> Any:
-        if isinstance(values, dict) and "read_every" in values:
-            raise ValueError("'read_every' was removed, as acceptance is read at each decision; leave it out")
-        return values
-
-    def cost(self, num_tokens: float) -> float:
-        """Return the assumed cost of a step of `num_tokens` tokens, relative to one that is bound by memory."""
-        return max(1.0, num_tokens / self.saturation)
+    removed: ClassVar[Mapping[str, str]] = {"read_every": "acceptance is read at each decision"}
 
 
 _DECIDE_EVERY = 4
@@ -45,17 +30,14 @@ _GAIN = 0.05
 
 
 def build(context: PluginContext) -> Planner:
-    """Return the plan half for an engine: without caps where a request's shorter draft is verified at full length."""
-    return AdaptivePlanner(context) if caps_save(context.caps) else NoCaps(context)
+    """Return the plan half for an engine: without caps where a request's shorter draft is verified at full length.
 
-
-def caps_save(caps: EngineCaps) -> bool:
-    """Return whether an engine verifies less if single requests are capped.
-
-    The nodes of a tree have no positions that a rate could be learnt for.
+    Nor are there caps for trees, whose nodes have no positions that a rate could be learnt for.
     """
+    caps = context.caps
     verifies_less = caps.ragged in (Ragged.NATIVE, Ragged.COSTS_FULL_GRAPH) and not caps.verifies_budget
-    return verifies_less and not caps.trees and caps.max_draft_length > 1
+    sets_caps = verifies_less and not caps.trees and caps.max_draft_length > 1
+    return AdaptivePlanner(context) if sets_caps else NoCaps(context)
 
 
 class NoCaps(Planner):
@@ -71,7 +53,7 @@ class NoCaps(Planner):
         return self._plan
 
 
-class AdaptivePlanner(Planner):
+class AdaptivePlanner(CostPlanner):
     """Caps each request at the last draft token that its own acceptance makes worth verifying, at least one.
 
     The costs are those of the newest plan, if another policy states any, and its own otherwise.  A request whose drafts
@@ -80,12 +62,10 @@ class AdaptivePlanner(Planner):
 
     def __init__(self, context: PluginContext) -> None:
         options: AdaptiveOptions = context.options or AdaptiveOptions()
+        super().__init__(options.cost)
         self._longest = context.caps.fit_draft_length(context.caps.max_draft_length)
         self._acceptance = RequestAcceptance()
-        self._costs = StepCosts(options.cost)
-        self._rate = ServerRate()
         self._uncapped = self._plan = StepPlan(self._longest)
-        self._reports: list[StepReport] = []  # since the newest decision
         self._next = 0  # step of the next decision
 
     def plan(self, stats: HostStats) -> StepPlan:
@@ -96,14 +76,10 @@ class AdaptivePlanner(Planner):
             self._plan = self._capped(stats, newest)
         return self._plan
 
-    def calibrate(self, costs: Sequence[StepCost]) -> None:
-        """Start from steps that were timed."""
-        self._costs.calibrate(costs)
-
     def observe(self, report: StepReport) -> None:
-        """Keep a step's results for the next decision."""
+        """Keep a step's results for the next decision, if its cost is known."""
         if report.cost is not None and report.requests:
-            self._reports.append(report)
+            super().observe(report)
 
     def status(self) -> dict[str, Any]:
         """Return the average acceptance and the number of requests that are capped, as plain data."""
@@ -118,59 +94,38 @@ class AdaptivePlanner(Planner):
         rates, swept = self._acceptance.read(stats.requests)
         names = [request.request_id for request in stats.requests]
         before = np.array([self._plan.draft_length_for(name) for name in names])
-        found = worthwhile(rates, longest, costs, np.where(swept, 2 * before, 1))
-        if found.gain < _GAIN:
+        lengths, gain = worthwhile(rates, longest, costs, np.where(swept, 2 * before, 1))
+        if gain < _GAIN:
             return self._uncapped
-        cap = int(found.lengths.max())
-        caps = {name: each for name, each in zip(names, found.lengths.tolist(), strict=True) if each < cap}
+        cap = int(lengths.max())
+        caps = {name: each for name, each in zip(names, lengths.tolist(), strict=True) if each < cap}
         plan = StepPlan(cap if cap < longest else self._longest, caps=caps)
         return self._plan if plan == self._plan else plan
 
     def _learn(self) -> None:
-        """Enter the results since the decision before."""
-        reports = self._reports
-        self._reports = []
+        """Enter the results since the curve before."""
+        reports = self._take_reports()
         if not reports:
             return
-        self._costs.observe([report.cost for report in reports if report.cost is not None])
         requests = round(sum(report.batch_size for report in reports) / len(reports))
         verified = round(sum(report.verified for report in reports) / len(reports))
         length = max(report.draft_length for report in reports)
         plain, drafted = self._costs.seconds(requests, 0.0, [requests, requests + verified], [0, length])
-        tokens = 1.0 + sum(report.accepted for report in reports) / sum(report.requests for report in reports)
-        self._rate.observe(requests, tokens, float(drafted / plain), len(reports))
+        self._learn_rate(reports, float(drafted / plain))
 
     def _curve(self, stats: HostStats, longest: int) -> tuple[CostPoint, ...]:
         self._learn()
         requests = len(stats.requests)
-        last = stats.last_step
-        context = 0.0
-        if last is not None and last.requests:
-            context = last.context_tokens * requests / last.requests
         extra = sorted({round(requests * longest * share / 16) for share in range(17)})
         tokens = [requests + each for each in extra]
-        seconds = self._costs.seconds_beside_prompts(
-            requests, context, tokens, [longest if each else 0 for each in extra]
-        )
-        added = (seconds / seconds[0] - 1.0) * requests * self._rate.speed_up(requests)
-        return tuple([CostPoint(each, cost) for each, cost in zip(extra, added.tolist(), strict=True)])
-
-
-class Worthwhile(NamedTuple):
-    """The lengths of drafts whose tokens are worth their cost.
-
-    Attributes:
-        lengths: [B] int64, at least 1.
-        gain: tokens that these lengths gain on the longest drafts, their cost included, as a share of what is emitted.
-    """
-
-    lengths: npt.NDArray[np.int64]
-    gain: float
+        added = self._added_to_plain(stats, tokens, [longest if each else 0 for each in extra])
+        costs = added * requests * self._rate.speed_up(requests)
+        return tuple(map(CostPoint, extra, costs.tolist()))
 
 
 def worthwhile(
     rates: Array, longest: int, costs: Sequence[CostPoint], least: npt.NDArray[np.int64] | int = 1
-) -> Worthwhile:
+) -> tuple[npt.NDArray[np.int64], float]:
     """Return the draft lengths of requests that are worth verifying: the decision of `specplug.trim`, by rates.
 
     The token at position j survives with probability rate^j.
@@ -180,6 +135,10 @@ def worthwhile(
         longest: the longest draft.
         costs: the cost curve, as in a plan.
         least: [B] int64, or of every request: lengths to draft in any case.
+
+    Returns:
+        lengths: [B] int64, at least 1.
+        gain: tokens that these gain on the longest drafts, their cost included, as a share of what is emitted.
     """
     place = np.arange(longest)
     survival = rates[:, None] ** (place + 1)
@@ -192,4 +151,4 @@ def worthwhile(
     kept = place < lengths[:, None]
     emitted = float(rates.size + survival[kept].sum())
     gain = float(survival[kept].sum() - cost[int(lengths.sum())] - gains[-1])
-    return Worthwhile(lengths, gain / emitted)
+    return lengths, gain / emitted

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from specplug.cost.rate import kept_share
+from specplug.cost.planner import kept_share
 from specplug.types.plan import StepReport
 
 Array = npt.NDArray[np.float64]
@@ -51,7 +51,8 @@ class RunLengths:
 
 
 NEWEST = 0.25
-"""Weight of the newest report in the average, as texts go on for some steps like they were."""
+"""Weight of the newest step in the average, as texts go on for some steps like they were.  A report that comes n steps
+after the one before counts for n steps, so that the average is of as many steps where few are reported."""
 
 
 class ReportedLengths:
@@ -63,6 +64,7 @@ class ReportedLengths:
 
     def __init__(self, longest: int) -> None:
         self._survival = np.zeros(longest)
+        self._step = 0  # that of the newest report
         self.is_known = False
 
     def observe(self, report: StepReport) -> None:
@@ -70,7 +72,9 @@ class ReportedLengths:
         if report.expected is None or not report.expected_rows:
             return
         newest = np.asarray(report.expected) / report.expected_rows
-        self._survival += (NEWEST if self.is_known else 1.0) * (newest - self._survival)
+        weight = 1.0 - (1.0 - NEWEST) ** (report.step - self._step) if self.is_known else 1.0
+        self._survival += weight * (newest - self._survival)
+        self._step = report.step
         self.is_known = True
 
     def accepted(self) -> Array:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-from specplug.cost.rate import kept_share
+from specplug.cost.planner import kept_share
 
 DOES_NOT_PAY = "does not pay"
 """`StepPlan.why` of a plan without drafts."""
@@ -33,7 +33,6 @@ PLAIN_STEPS = 8
 
 _REMEMBERED = 8.0
 """Steps that what was known before a rest counts for after it, at most."""
-
 
 _FIRST_TOKENS = 4.0
 _MOST_DOUBT = 3.0

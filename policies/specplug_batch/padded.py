@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from specplug.cost import ServerRate, StepCosts
+from specplug.cost.planner import CostPlanner
 from specplug.interfaces import Planner, PluginContext
 from specplug.types.plan import HostStats, StepCost, StepPlan, StepReport
 from specplug_batch.acceptance import Array, ReportedLengths, RunLengths
@@ -27,26 +27,29 @@ drafts nobody would see that their acceptance has changed.
 """
 
 
-class PaddedPlanner(Planner):
+class PaddedPlanner(CostPlanner):
     """Plans the captured draft length whose expected accepted tokens exceed the cost of its step by most.
 
     What drafts of each length are expected to yield is reported by the drafter, one step late; drafters without
-    confidences, such as the engines' own, are judged by the runs of tokens that were accepted.
+    confidences, such as the engines' own, are judged by the runs of tokens that were accepted.  Where the engine runs
+    all lengths at full speed, 2^n - 1 and the longest are compared.
     """
 
     def __init__(self, context: PluginContext) -> None:
         self._options: BatchOptions = context.options or BatchOptions()
-        self._caps = context.caps
-        self._costs = StepCosts(self._options.cost)
-        self._rate = ServerRate()
+        super().__init__(self._options.cost)
+        longest = context.caps.max_draft_length
+        powers = [(1 << bits) - 1 for bits in range(1, longest.bit_length())]
+        self._lengths: list[int] = sorted({0, *(context.caps.captured_draft_lengths or [*powers, longest])})
+        self._places = np.array(self._lengths)
+        self._plans = {
+            length: StepPlan(length, self._options.token_budget, why="" if length else DOES_NOT_PAY)
+            for length in self._lengths
+        }
         self._pace = Pace()
         self._trials = Trials()
-        self._runs = RunLengths(self._caps.max_draft_length)
-        self._reported = ReportedLengths(self._caps.max_draft_length)
-        self._reports: list[StepReport] = []  # since the newest decision
-        self._lengths = self._candidates()
-        self._plans = {length: self._plan_of(length) for length in self._lengths}
-        self._places = np.array(self._lengths)
+        self._runs = RunLengths(longest)
+        self._reported = ReportedLengths(longest)
         self._cost = np.zeros(len(self._lengths))  # seconds that each length adds, relative to plain decoding
         self._per_row = np.zeros(len(self._lengths))  # the same in tokens per row
         self._requests = 0
@@ -58,7 +61,9 @@ class PaddedPlanner(Planner):
         if requests and self._pace.is_due(stats.step, requests):
             self._learn()
             self._requests = requests
-            self._price(requests, stats)
+            tokens = [requests * (length + 1) for length in self._lengths]
+            self._cost = self._added_to_plain(stats, tokens, self._lengths)
+            self._per_row = self._cost * self._rate.speed_up(requests)
         if not self._costs.is_timed:
             free = [each for each in self._lengths if requests * (each + 1) <= _MOST_OVER * self._options.saturation]
             if (trial := self._trials.next(requests, free)) is not None:
@@ -66,19 +71,18 @@ class PaddedPlanner(Planner):
         self._length = self._best()
         if not self._length and not self._reported.is_known and (stats.step + PROBE_STEPS) % PROBE_EVERY < PROBE_STEPS:
             self._pace.hasten(stats.step)
-            return self._plans[self._lengths[1]] if len(self._lengths) > 1 else self._plans[0]
+            return self._plans[min(self._lengths[1:], default=0)]
         return self._plans[self._length]
 
     def calibrate(self, costs: Sequence[StepCost]) -> None:
-        """Start from steps that were timed."""
-        self._costs.calibrate(costs)
+        super().calibrate(costs)
         self._pace.set_next(0)
 
     def observe(self, report: StepReport) -> None:
         """Take the newest report in, and keep the rest for the next decision."""
         self._reported.observe(report)
         self.reads_requests = not self._reported.is_known
-        self._reports.append(report)
+        super().observe(report)
 
     def longest_draft(self, batch_size: int) -> int:
         """Return the longest draft that the engine runs."""
@@ -89,17 +93,24 @@ class PaddedPlanner(Planner):
         if not self._requests:
             return {"why": "nothing was planned yet"}
         accepted = self._accepted()
-        gains = {str(each): round(float(accepted[place]), 3) for place, each in enumerate(self._lengths)}
-        costs = {str(each): round(float(self._per_row[place]), 3) for place, each in enumerate(self._lengths)}
+        gain = float((accepted - self._per_row)[self._lengths.index(self._length)])
+        why = (
+            f"at {self._requests} requests {self._length} draft tokens gain {gain:.2f} tokens per row beyond their cost"
+        )
+        if not self._length:
+            why = f"off: at {self._requests} requests no draft length gains more tokens than its time costs"
         return {
-            "why": self._why(),
+            "why": why,
             "requests": self._requests,
             "draft_length": self._length,
             "speed_up": round(self._rate.speed_up(self._requests), 3),
-            "accepted_per_row": gains,
-            "costs_per_row": costs,
+            "accepted_per_row": self._by_length(accepted),
+            "costs_per_row": self._by_length(self._per_row),
             "basis": self._costs.basis,
         }
+
+    def _by_length(self, figures: Array) -> dict[str, float]:
+        return {str(each): round(figure, 3) for each, figure in zip(self._lengths, figures.tolist(), strict=True)}
 
     def _best(self) -> int:
         """Return the shortest length within the budget whose gain is the greatest, as far as costs are known."""
@@ -117,45 +128,13 @@ class PaddedPlanner(Planner):
         return found
 
     def _learn(self) -> None:
-        reports = self._reports
-        self._reports = []
-        self._costs.observe([report.cost for report in reports if report.cost is not None])
-        drafted = [report for report in reports if report.requests]
+        drafted = self._take_reports()
         if not drafted:
             return
         if self.reads_requests:
             self._runs.observe([report for report in drafted if report.draft_length])
-        accepted = sum(report.accepted for report in drafted) / sum(report.requests for report in drafted)
-        requests = round(sum(report.batch_size for report in drafted) / len(drafted))
-        cost = 1.0 + float(np.interp([report.draft_length for report in drafted], self._places, self._cost).mean())
-        self._rate.observe(requests, 1.0 + accepted, cost, len(drafted))
-
-    def _price(self, requests: int, stats: HostStats) -> None:
-        """Compute what a step of each length costs, in tokens that each row would emit elsewhere."""
-        last = stats.last_step
-        context = 0.0 if last is None or not last.requests else last.context_tokens * requests / last.requests
-        tokens = [requests * (length + 1) for length in self._lengths]
-        seconds = self._costs.seconds_beside_prompts(requests, context, tokens, self._lengths)
-        self._cost = seconds / seconds[0] - 1.0
-        self._per_row = self._cost * self._rate.speed_up(requests)
-
-    def _plan_of(self, length: int) -> StepPlan:
-        return StepPlan(length, self._options.token_budget, why="" if length else DOES_NOT_PAY)
-
-    def _candidates(self) -> list[int]:
-        """Return the engine's draft lengths; where it runs all at full speed, 2^n - 1 and the longest."""
-        captured = self._caps.captured_draft_lengths
-        longest = self._caps.max_draft_length
-        return sorted({0, *(captured or {*[(1 << bits) - 1 for bits in range(1, longest.bit_length())], longest})})
-
-    def _why(self) -> str:
-        gain = self._accepted() - self._per_row
-        best = float(gain[self._lengths.index(self._length)])
-        if not self._length:
-            return f"off: at {self._requests} requests no draft length gains more tokens than its time costs"
-        return (
-            f"at {self._requests} requests {self._length} draft tokens gain {best:.2f} tokens per row beyond their cost"
-        )
+        cost = np.interp([report.draft_length for report in drafted], self._places, self._cost).mean()
+        self._learn_rate(drafted, 1.0 + float(cost))
 
 
 class FreePlanner(Planner):

@@ -8,14 +8,14 @@ from typing import Any
 
 import numpy as np
 
-from specplug.cost import ServerRate, StepCosts
-from specplug.interfaces import Planner, PluginContext
+from specplug.cost.planner import CostPlanner
+from specplug.interfaces import PluginContext
 from specplug.types.plan import MAX_COST_POINTS, MAX_DRAFT_TOKENS, CostPoint, HostStats, StepCost, StepPlan, StepReport
 from specplug_batch.options import BatchOptions
 from specplug_batch.pace import DOES_NOT_PAY, PLAIN_STEPS, TRIED_STEPS, Doubt, DraftingGain, Pace, Trials
 
 
-class RaggedPlanner(Planner):
+class RaggedPlanner(CostPlanner):
     """Plans the longest drafts and what their tokens cost, in tokens that the server would emit in the same time.
 
     The trim half then verifies, at every step, the draft tokens whose survival probabilities exceed their cost by most.
@@ -25,23 +25,21 @@ class RaggedPlanner(Planner):
     reads_requests = False
 
     def __init__(self, context: PluginContext) -> None:
-        self._options: BatchOptions = context.options or BatchOptions()
+        options: BatchOptions = context.options or BatchOptions()
+        super().__init__(options.cost)
+        self._budget = options.token_budget
         self._longest = context.caps.max_draft_length
-        self._costs = StepCosts(self._options.cost)
-        self._rate = ServerRate()
         self._drafting = DraftingGain()
         self._pace = Pace()
         self._trials = Trials()
-        self._reports: list[StepReport] = []  # since the newest decision
+        self._doubt = Doubt()
         self._draft_tokens = np.zeros(1)  # the newest curve: draft tokens,
         self._added = np.zeros(1)  # and the seconds that they add, relative to plain decoding
         self._drafting_cost = 0.0  # of a step that drafts and verifies nothing, relative to plain decoding, less 1
         self._padding = 1.0  # tokens that a step runs for each draft token that it keeps, lately
-        self._doubt = Doubt()
         self._plan = StepPlan(0)
         self._requests = 0
         self._rest_end = 0  # the first step that may draft again
-        self._context = 0.0  # context tokens of a request
 
     def plan(self, stats: HostStats) -> StepPlan:
         """Return the newest plan; it is made anew every few steps, and when the batch changes."""
@@ -51,19 +49,14 @@ class RaggedPlanner(Planner):
             # Requests that come and go end no rest.
             return replace(self._plan, num_steps=self._unreported(left))
         if self._pace.is_due(stats.step, requests) and requests:
-            self._decide(requests, stats)
+            self._decide(stats)
         if not self._costs.is_timed and (trial := self._trials.next(requests, (self._longest, 0))) is not None:
-            return StepPlan(trial, self._options.token_budget)
+            return StepPlan(trial, self._budget)
         return self._plan
 
     def calibrate(self, costs: Sequence[StepCost]) -> None:
-        """Start from steps that were timed."""
-        self._costs.calibrate(costs)
+        super().calibrate(costs)
         self._pace.set_next(0)
-
-    def observe(self, report: StepReport) -> None:
-        """Keep a step's results for the next decision."""
-        self._reports.append(report)
 
     def longest_draft(self, batch_size: int) -> int:
         """Return the draft length, the only one planned but 0."""
@@ -73,24 +66,27 @@ class RaggedPlanner(Planner):
         """Return what is planned and the figures that it follows from, as plain data."""
         if not self._requests:
             return {"why": "nothing was planned yet"}
+        speed_up = self._rate.speed_up(self._requests)
+        why = f"at {self._requests} requests decoding with drafts emits {speed_up:.2f} times as much as without"
+        if not self._plan.draft_length:
+            gain = f"{self._drafting.gain:.3f} tokens per row and step"
+            why = f"off: drafts gain {gain}, less than making them costs"
         return {
-            "why": self._why(),
+            "why": why,
             "requests": self._requests,
             "draft_length": self._plan.draft_length,
-            "speed_up": round(self._rate.speed_up(self._requests), 3),
+            "speed_up": round(speed_up, 3),
             "drafting_cost": round(self._drafting_cost, 4),
             "costs": [[point.draft_tokens, round(point.cost, 3)] for point in self._plan.costs],
             "basis": self._costs.basis,
         }
 
-    def _decide(self, requests: int, stats: HostStats) -> None:
-        if stats.last_step is not None and stats.last_step.requests:
-            self._context = stats.last_step.context_tokens / stats.last_step.requests
+    def _decide(self, stats: HostStats) -> None:
         self._learn()
-        self._requests = requests
-        costs = self._curve(requests)
+        self._requests = len(stats.requests)
+        costs = self._curve(stats)
         was_resting = self._drafting.is_resting
-        rest = self._drafting.rest(requests, self._drafting_cost * self._rate.speed_up(requests))
+        rest = self._drafting.rest(self._requests, self._drafting_cost * self._rate.speed_up(self._requests))
         if rest and not self._costs.knows(drafts=False):
             rest = min(rest, PLAIN_STEPS)
         if rest or was_resting:
@@ -99,7 +95,7 @@ class RaggedPlanner(Planner):
         if rest:
             self._plan = StepPlan(0, num_steps=self._unreported(rest), why=DOES_NOT_PAY)
         else:
-            self._plan = StepPlan(self._longest, self._options.token_budget, costs=costs)
+            self._plan = StepPlan(self._longest, self._budget, costs=costs)
 
     def _unreported(self, steps: int) -> int:
         """Return how many steps of a rest a plan is for: one at a time while it is not known what plain steps take."""
@@ -107,28 +103,21 @@ class RaggedPlanner(Planner):
 
     def _learn(self) -> None:
         """Enter the results since the decision before."""
-        reports = self._reports
-        self._reports = []
-        self._costs.observe([report.cost for report in reports if report.cost is not None])
-        drafted = [report for report in reports if report.draft_length and report.requests]
+        drafted = [report for report in self._take_reports() if report.draft_length]
         if not drafted:
             return
-        requests = round(sum(report.batch_size for report in drafted) / len(drafted))
-        accepted = sum(report.accepted for report in drafted) / sum(report.requests for report in drafted)
         added = float(np.interp([_verified(report) for report in drafted], self._draft_tokens, self._added).mean())
-        cost = 1.0 + self._drafting_cost + added
-        self._rate.observe(requests, 1.0 + accepted, cost, len(drafted))
+        requests, accepted = self._learn_rate(drafted, 1.0 + self._drafting_cost + added)
         kept = sum(report.verified for report in drafted)
         if kept:
-            run = sum(map(_verified, drafted))
-            self._padding += (max(1.0, run / kept) - self._padding) / 2
+            self._padding += (max(1.0, sum(map(_verified, drafted)) / kept) - self._padding) / 2
         spent = added * self._rate.speed_up(requests)
         self._doubt.observe(requests, accepted, spent, len(drafted))
-        gain = accepted - spent
-        self._drafting.observe(requests, gain, len(drafted))
+        self._drafting.observe(requests, accepted - spent, len(drafted))
 
-    def _curve(self, requests: int) -> tuple[CostPoint, ...]:
+    def _curve(self, stats: HostStats) -> tuple[CostPoint, ...]:
         """Return the cost curve of a batch, and keep the seconds that it follows from."""
+        requests = len(stats.requests)
         most = requests * self._longest
         sizes = {size - requests for size in self._costs.sizes if requests < size < requests + most}
         even = {round(requests * share) for share in _TOKENS_PER_ROW}
@@ -136,26 +125,15 @@ class RaggedPlanner(Planner):
         grid = grid[:: -(-len(grid) // (MAX_COST_POINTS - 2))]
         ends = {most, 2 * most}  # the batch may grow before the next decision
         grid = sorted({min(each, MAX_DRAFT_TOKENS) for each in {*grid, *ends}})
-        lengths = [0, *[self._longest] * len(grid)]
         tokens = [requests, *(requests + round(each * self._padding) for each in grid)]
-        found = self._costs.seconds_beside_prompts(requests, self._context * requests, tokens, lengths)
-        plain = float(found[0])
-        none = float(found[1])
-        verifying = found[2:]
+        _, drafting, *verifying = self._added_to_plain(stats, tokens, [0, *[self._longest] * len(grid)]).tolist()
         if not self._costs.knows(drafts=True):
-            none = plain
-        self._drafting_cost = max(0.0, none / plain - 1.0)
+            drafting = 0.0
+        self._drafting_cost = max(0.0, drafting)
         self._draft_tokens = np.array(grid, np.float64)
-        self._added = np.concatenate([[0.0], verifying - none]) / plain
+        self._added = np.array([0.0, *(each - drafting for each in verifying)])
         per_token = requests * self._rate.speed_up(requests) * self._doubt.factor
-        return tuple([CostPoint(each, cost * per_token) for each, cost in zip(grid, self._added.tolist(), strict=True)])
-
-    def _why(self) -> str:
-        speed_up = f"{self._rate.speed_up(self._requests):.2f}"
-        gain = f"at {self._requests} requests decoding with drafts emits {speed_up} times as much as without"
-        if not self._plan.draft_length:
-            return f"off: drafts gain {self._drafting.gain:.3f} tokens per row and step, less than making them costs"
-        return gain
+        return tuple(map(CostPoint, grid, (self._added * per_token).tolist()))
 
 
 _TOKENS_PER_ROW = (0.0625, 0.125, 0.25, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, 8.0, 12.0)

@@ -1,6 +1,6 @@
 """Costs of an engine's steps, measured at start and corrected in service, and the rate at which a server emits."""
 
-from specplug.cost.rate import ServerRate
+from specplug.cost.planner import ServerRate
 from specplug.cost.step_costs import StepCosts
 
 __all__ = ["ServerRate", "StepCosts"]

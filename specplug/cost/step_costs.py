@@ -75,10 +75,8 @@ class StepCosts:
     """
 
     def __init__(self, assumed: Curve) -> None:
-        self.basis = "assumed"
         self.is_timed = False
-        self._fit([StepCost(size, size, 0, 0, assumed(size)) for size in _ASSUMED_SIZES])
-        self._corrections = _Corrections()
+        self._fit([StepCost(size, size, 0, 0, assumed(size)) for size in _ASSUMED_SIZES], "assumed")
         self._prefills: deque[int] = deque(maxlen=_PREFILLS)
         self._verified_nothing: Counter[bool] = Counter()
         self._at_start: list[StepCost] = []
@@ -90,9 +88,7 @@ class StepCosts:
         if len({cost.tokens for cost in timed}) < 2:
             return
         self._at_start = timed
-        self._fit(timed)
-        self._corrections = _Corrections()
-        self.basis = "measured at start"
+        self._fit(timed, "measured at start")
         self.is_timed = True
 
     def observe(self, costs: Sequence[StepCost]) -> None:
@@ -118,22 +114,20 @@ class StepCosts:
     def _is_news(self, cost: StepCost) -> bool:
         """Keep the first steps of each size; return whether a size has got enough."""
         size = cost.requests, cost.tokens, cost.draft_length > 0
-        if len(self._first_steps) >= _MOST_TIMED and size not in self._first_steps:
+        if size not in self._first_steps and len(self._first_steps) == _MOST_TIMED:
             return False
         first = self._first_steps[size]
-        if len(first) < _TIMED:
-            first.append(cost)
-            return len(first) == _TIMED
-        return False
+        if len(first) == _TIMED:
+            return False
+        first.append(cost)
+        return len(first) == _TIMED
 
     def _fit_service(self, others: Sequence[StepCost]) -> None:
         """Fit the model to the first steps of each size in service, and to other steps."""
         known = [each for each in self._first_steps.values() if len(each) == _TIMED]
         steps = [*others, *(sorted(each, key=attrgetter("seconds"))[_TIMED // 2] for each in known)]
         if len({step.tokens for step in steps}) > 1:
-            self._fit(steps)
-            self.basis = "measured in service"
-            self._corrections = _Corrections()
+            self._fit(steps, "measured in service")
 
     def seconds(
         self, requests: int, context_tokens: float, tokens: Sequence[int], draft_lengths: Sequence[int]
@@ -162,13 +156,8 @@ class StepCosts:
             return alone
         share = len(prefills) / len(self._prefills)
         sizes = np.asarray(tokens)
-        mixed = np.mean(
-            [
-                self._model(requests, context_tokens, sizes + prefill, draft_lengths)
-                for prefill in prefills[:: -(-len(prefills) // _PREFILLS_USED)]
-            ],
-            axis=0,
-        )
+        used = prefills[:: -(-len(prefills) // _PREFILLS_USED)]
+        mixed = np.mean([self._model(requests, context_tokens, sizes + each, draft_lengths) for each in used], axis=0)
         scale = alone[0] / float(self._model(requests, context_tokens, tokens[:1], draft_lengths[:1])[0])
         beside: Array = (1 - share) * alone + share * (alone[0] + scale * (mixed - mixed[0]))
         return beside
@@ -177,12 +166,9 @@ class StepCosts:
         """Return whether steps that verify nothing were run in service, with drafts or without any."""
         return self._verified_nothing[drafts] >= _FIRST
 
-    def points(self) -> list[tuple[int, float]]:
-        """Return the curve for people: tokens and the predicted seconds of one request's step, at the timed sizes."""
-        found = self.seconds(1, 0.0, self.sizes, [size - 1 for size in self.sizes])
-        return list(zip(self.sizes, found.tolist(), strict=True))
-
-    def _fit(self, timed: Sequence[StepCost]) -> None:
+    def _fit(self, timed: Sequence[StepCost], basis: str) -> None:
+        self.basis = basis
+        self._corrections = _Corrections()
         self.sizes = sorted({cost.tokens for cost in timed})
         self._knots = np.array(self.sizes, np.float64)
         seconds = np.array([cost.seconds for cost in timed])
@@ -190,9 +176,9 @@ class StepCosts:
         place = np.searchsorted(self._knots, [cost.tokens for cost in timed])
         curve = np.eye(len(self.sizes))[place]
         scale = float(np.median(seconds))
-        ridge = np.zeros((terms.shape[1], curve.shape[1] + terms.shape[1]))
-        ridge[:, curve.shape[1] :] = np.eye(terms.shape[1]) * _RIDGE
-        rows = np.concatenate([np.concatenate([curve, terms], axis=1) * (scale / seconds)[:, None], ridge])
+        measured = np.concatenate([curve, terms], axis=1) * (scale / seconds)[:, None]
+        ridge = np.eye(terms.shape[1], measured.shape[1], curve.shape[1]) * _RIDGE
+        rows = np.concatenate([measured, ridge])
         fitted = nnls(rows, np.concatenate([np.ones_like(seconds), np.zeros(len(ridge))]))[0] * scale
         self._values = fitted[: curve.shape[1]]
         self._weights = fitted[curve.shape[1] :]
@@ -232,7 +218,7 @@ class _Corrections:
         self._cells: defaultdict[tuple[bool, bool, int], deque[float]] = defaultdict(lambda: deque(maxlen=_NEWEST))
         self._timed: deque[float] = deque(maxlen=_NEWEST)  # those of the kinds of steps that start times, too
         self._count = 0
-        self._known: dict[bool, tuple[Array, Array]] | None = None  # classes and corrections without and with drafts
+        self._known: dict[bool, tuple[Array, Array]] = {}  # classes and corrections without and with drafts
 
     @property
     def level(self) -> float:
@@ -245,7 +231,7 @@ class _Corrections:
         if not cost.draft_length or cost.tokens - cost.prompt_tokens > cost.requests:
             self._timed.append(ratio)
         self._count += 1
-        self._known = None
+        self._known = {}
 
     def factors(self, drafts: Sequence[bool], tokens: Sequence[int]) -> Array:
         """Return the factors of n steps without prompts, [n] float64, by whether they draft, and their tokens.
@@ -255,9 +241,8 @@ class _Corrections:
         """
         if self._count < _FIRST:
             return np.ones(len(drafts))
-        if self._known is None:
+        if not self._known:
             self._update()
-        assert self._known is not None
         classes = np.array([_size_class(size) for size in tokens], np.float64)
         found = np.full(len(drafts), self.level)
         for kind, known in self._known.items():

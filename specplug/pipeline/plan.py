@@ -28,7 +28,7 @@ _FAILED = StepPlan(draft_length=0, why="policy failed")
 class PlanStage:
     """The host half.  If a planner raises, the step does not speculate, which is never slower than the engine alone."""
 
-    def __init__(self, planner: Planner, caps: EngineCaps, guard: FaultGuard, *, ceiling: int | None = None) -> None:
+    def __init__(self, planner: Planner, caps: EngineCaps, guard: FaultGuard) -> None:
         self._planner = planner
         self._caps = caps
         self._guard = guard
@@ -39,7 +39,7 @@ class PlanStage:
         self.reads_requests = self.reads_costs and planner.reads_requests
         """True if the planner may read counts or runs of single requests, see `Planner`; as of its newest plan."""
         self._newest: tuple[StepPlan, int | None, StepPlan] | None = None  # a plan, the ceiling, and the fitted plan
-        self.ceiling = ceiling
+        self.ceiling: int | None = None
         """The operator's limit on the draft length, changeable while serving; 0 stops drafting, None is no limit."""
 
     def plan(self, stats: HostStats) -> StepPlan:

@@ -54,3 +54,7 @@ class DraftReport:
     def expected_rows(self) -> int:
         """The rows of `expected`: those that sampled, may draft, were not late and have not ended."""
         return int(self.sums[0])
+
+
+NO_DRAFTS = DraftReport()
+"""The report of a step of which nothing is known."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Generic, NamedTuple, TypeVar
@@ -12,6 +12,7 @@ from specplug.assembly import build_plan_stage
 from specplug.interfaces import PluginContext
 from specplug.operator.control import OperatorControl
 from specplug.plugins.registry import Registry, default_registry
+from specplug.runtime.draft_report import NO_DRAFTS, DraftReport
 from specplug.settings.sources import ResolvedSettings
 from specplug.types.caps import Ragged
 from specplug.types.plan import NO_SPECULATION, HostStats, RequestStats, StepCost, StepPlan, StepReport
@@ -61,6 +62,9 @@ class Launched(NamedTuple):
 
 UNREPORTED = Launched()
 """A step that is neither timed nor reported to the planner."""
+
+REPORT_EVERY = 8
+"""Steps of which one reports what drafts are expected to yield while none are planned: making them takes host time."""
 
 
 @dataclass(slots=True)
@@ -114,10 +118,8 @@ class StepPlanner(Generic[R]):
 
     Attributes:
         stage: the policy's plan half, with its faults contained.
-        control: the operator's control.
         faults: counts per plug-in and kind, as in `SpecMetrics`.
-        plan: the newest plan.
-        steps: number of steps planned.
+        plan, steps: the newest plan, and the number of steps planned.
         is_off: whether the operator allowed no drafts when the newest plan was made, or it was a plan of several steps
             that was not made anew.  Its step is then `UNREPORTED`.
         reads_costs: whether steps must be passed to `launch`, unless `is_off`, and to `finish`.
@@ -154,7 +156,8 @@ class StepPlanner(Generic[R]):
     @property
     def wants_report(self) -> bool:
         """Whether the drafter is to report what the newest plan's drafts are expected to yield, if it can."""
-        return self.stage.learns and not self.is_off
+        is_due = self.plan.draft_length > 0 or (self.steps - 1) % REPORT_EVERY == 0
+        return self.stage.learns and not self.is_off and is_due
 
     def make(self, running: Sequence[R]) -> StepPlan:
         """Plan the next step's drafts; `running` holds the engine's own requests.
@@ -193,25 +196,18 @@ class StepPlanner(Generic[R]):
         return Launched(self.plan, self.steps - 1, self._drafting, self._planned, began, cost if timed else None)
 
     def finish(
-        self,
-        step: Launched,
-        results: Sequence[DraftResult],
-        ended: float,
-        *,
-        late: Collection[str] = (),
-        expected: Sequence[float] | None = None,
-        expected_rows: int = 0,
+        self, step: Launched, results: Sequence[DraftResult], ended: float, drafts: DraftReport = NO_DRAFTS
     ) -> None:
-        """Count the results of a step's drafts, which arrived at `ended`; steps finish in launch order.
+        """Count the results of a step's `drafts`, which arrived at `ended`; steps finish in launch order.
 
-        Requests that are `late` could not draft, as the proposer had not ingested their texts yet.  They are left out,
+        Requests that are late could not draft, as the proposer had not ingested their texts yet.  They are left out,
         as are those that might not draft: neither padding nor missing drafts of theirs tell what drafts are worth.
 
         If the host runs ahead, a step waits for the preceding one, so its time counts from the end of that one.
-        For `expected` and `expected_rows` see `StepReport`.
         """
+        late = set(drafts.late)
         undrafted = {name for name, cap in step.plan.caps.items() if cap == 0}
-        requests = max(0, step.requests - len(set(late) - undrafted))
+        requests = max(0, step.requests - len(late - undrafted))
         if left_out := undrafted.union(late):
             results = [result for result in results if result[0] not in left_out]
         length = step.plan.draft_length
@@ -224,10 +220,8 @@ class StepPlanner(Generic[R]):
         if self.stage.learns and step.step >= 0:
             verified = sum([result[1] for result in results])
             accepted = sum([result[2] for result in results])
-            report = StepReport(
-                step.step, length, requests, step.batch_size, verified, accepted, cost, runs, expected, expected_rows
-            )
-            self.stage.observe(report)
+            counts = step.step, length, requests, step.batch_size, verified, accepted
+            self.stage.observe(StepReport(*counts, cost, runs, drafts.expected, drafts.expected_rows))
 
     def forget(self, request_ids: Iterable[str]) -> None:
         """Drop the state of finished requests."""

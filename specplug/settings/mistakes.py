@@ -80,13 +80,18 @@ def together(lines: Sequence[str], noun: str) -> str:
 def from_pydantic(error: ValidationError, model: type[BaseModel], noun: str, prefix: str = "") -> list[Mistake]:
     """Translate pydantic's errors for a `model` whose keys begin with `prefix` for the user.
 
+    A model may have a mapping `removed`, of keys that it no longer has to the reasons.
     Mistakes beyond the number that messages show carry only their key: one request can hold a million of them.
     """
     mistakes: list[Mistake] = []
+    removed: Mapping[str, str] = getattr(model, "removed", {})
     for item in error.errors(include_url=False):
-        key = prefix + ".".join(str(part) for part in item["loc"])
+        key = prefix + ".".join(str(part) for part in item["loc"]) if item["loc"] else prefix.rstrip(".")
         if len(mistakes) >= _MOST_SHOWN:
             mistakes.append(Mistake(key, f"bad {noun} {shown(key)}"))
+        elif item["type"] == "extra_forbidden" and item["loc"][0] in removed:
+            what = f"{noun} {shown(key)} was removed, as {removed[str(item['loc'][0])]}"
+            mistakes.append(Mistake(key, what, shown(item["input"]), remedy="Leave it out"))
         elif item["type"] == "extra_forbidden":
             parent = ".".join(str(part) for part in item["loc"][:-1])
             names = {f"{parent}.{name}" if parent else name for name in _fields_at(model, item["loc"][:-1])}
@@ -95,7 +100,7 @@ def from_pydantic(error: ValidationError, model: type[BaseModel], noun: str, pre
         elif item["type"] == "missing":
             mistakes.append(Mistake(key, f"{noun} {shown(key)} is missing"))
         else:
-            where = f"bad value for {noun} {shown(key.rstrip('.'))}" if key else f"bad {noun}s"
+            where = f"bad value for {noun} {shown(key)}" if key else f"bad {noun}s"
             expected = _PLAINER.get(item["type"]) or _expectation(item["msg"])
             choices = re.findall(r"'([^']*)'", expected) if item["type"] == "literal_error" else []
             remedy = suggest(str(_excerpt(item["input"])), choices) if choices else None

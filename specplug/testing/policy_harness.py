@@ -101,7 +101,7 @@ class PolicyHarness:
             )
             if planner.learns:
                 fates = [(plan.draft_length, number % (plan.draft_length + 1)) for number in range(count)]
-                planner.observe(StepReport.build(step, plan.draft_length, count, fates, cost))
+                planner.observe(StepReport.build(step, plan.draft_length, count, fates, cost=cost))
         return plans
 
     # -- the trim half -------------------------------------------------------------------------------------------

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -115,21 +115,16 @@ class StepReport:
 
     @classmethod
     def build(
-        cls,
-        step: int,
-        draft_length: int,
-        requests: int,
-        counts: Sequence[tuple[int, int]],
-        cost: StepCost | None = None,
-        runs: Sequence[tuple[int, int]] = (),
-        *,
-        batch_size: int | None = None,
+        cls, step: int, draft_length: int, requests: int, counts: Sequence[tuple[int, int]], **others: Any
     ) -> StepReport:
-        """Sum up `counts`, the verified and accepted draft tokens of each request that might draft, by default all."""
-        batch_size = requests if batch_size is None else batch_size
+        """Sum up `counts`, the verified and accepted draft tokens of each request that might draft.
+
+        `others` are further fields; by default all requests might draft.
+        """
         verified = sum([verified for verified, _ in counts])
         accepted = sum([accepted for _, accepted in counts])
-        return cls(step, draft_length, requests, batch_size, verified, accepted, cost, runs)
+        batch_size = others.pop("batch_size", requests)
+        return cls(step, draft_length, requests, batch_size, verified, accepted, **others)
 
 
 class CostPoint(NamedTuple):

@@ -1,6 +1,5 @@
 """StepCosts: any curve that was timed is reproduced, extended and corrected; nothing of it depends on a clock."""
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -172,10 +171,3 @@ def test_prompts_raise_the_cost_of_draft_tokens_and_are_not_part_of_it():
     beside = costs.seconds_beside_prompts(1, 0.0, [1, 16], [0, 15])
     assert beside[0] == pytest.approx(alone[0], rel=0.05)
     assert beside[1] - beside[0] == pytest.approx(15 * 6 / 384, rel=0.1)
-
-
-def test_points_for_people_are_the_curve_of_one_request():
-    costs = StepCosts(flat)
-    costs.calibrate(timed({1: 1.0, 4: 3.0}))
-    assert costs.points() == [(1, pytest.approx(1.0, rel=0.02)), (4, pytest.approx(3.0, rel=0.02))]
-    assert np.isfinite([each for _, each in costs.points()]).all()

@@ -189,9 +189,9 @@ class StepPlanner(Planner):
 class TestPlanStage:
     STATS = HostStats(0, ())
 
-    def stage(self, plan, caps=None, **kwargs):
+    def stage(self, plan, caps=None):
         self.guard = FaultGuard("policy", max_consecutive=2, cooldown_steps=2)
-        return PlanStage(StepPlanner(plan), caps or EngineCaps(8), self.guard, **kwargs)
+        return PlanStage(StepPlanner(plan), caps or EngineCaps(8), self.guard)
 
     @pytest.mark.parametrize(
         "answer",
@@ -219,7 +219,8 @@ class TestPlanStage:
 
     @pytest.mark.parametrize("ceiling", [None, 0], ids=["on", "off"])
     def test_costs_that_the_engine_profiled_reach_the_planner(self, ceiling):
-        stage, costs = self.stage(StepPlan(2), ceiling=ceiling), (StepCost(1, 1, 8, 0, 0.01),)
+        stage, costs = self.stage(StepPlan(2)), (StepCost(1, 1, 8, 0, 0.01),)
+        stage.ceiling = ceiling
         for stage._planner.fails in (False, True):
             stage.calibrate(costs)
         assert stage._planner.reports == [costs, costs]

@@ -78,7 +78,7 @@ class StreamServer:
         if self._is_reported:
             work = requests, tokens, 1500 * requests, length, noisy
             self._last = StepCost(*work, drafting_seconds=drafting_seconds)
-            self.planner.observe(StepReport.build(self._step - 1, length, rows, fates, self._last, runs))
+            self.planner.observe(StepReport.build(self._step - 1, length, rows, fates, cost=self._last, runs=runs))
         self._rests -= 1
         self._is_reported = self._rests <= 0
         if self._is_reported:

@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pydantic import ValidationError
 
 from specplug.interfaces import Planner, PluginContext
 from specplug.plugins.registry import Owner, Registry
@@ -19,7 +18,7 @@ from specplug.plugins.specs import PolicySpec
 from specplug.testing import PolicyContract
 from specplug.testing.policy_harness import ENGINES
 from specplug.types.caps import DraftLengthChange, EngineCaps, Ragged
-from specplug.types.plan import CostPoint, HostStats, RequestStats, StepCost, StepPlan
+from specplug.types.plan import CostPoint, HostStats, RequestStats, StepCost, StepPlan, StepReport
 from specplug_adaptive import plugin
 from specplug_adaptive.acceptance import RequestAcceptance
 from specplug_adaptive.policy import AdaptiveOptions, AdaptivePlanner, NoCaps, build, worthwhile
@@ -63,17 +62,17 @@ def plain_lengths(rates: list[float], most: int, costs: list[CostPoint]) -> list
 def test_requests_draft_as_far_as_tokens_are_worth_their_cost(rates, most, points):
     levels = [rate / 1000 for rate in rates]
     costs = [CostPoint(0, 0.0), *(CostPoint(count, cost / 7.3) for count, cost in sorted(points))]
-    found = worthwhile(np.array(levels), most, costs)
-    assert found.lengths.tolist() == plain_lengths(levels, most, costs)
+    lengths, _ = worthwhile(np.array(levels), most, costs)
+    assert lengths.tolist() == plain_lengths(levels, most, costs)
     floor = np.full(len(levels), most)
-    assert worthwhile(np.array(levels), most, costs, floor).lengths.tolist() == [most] * len(levels)
+    assert worthwhile(np.array(levels), most, costs, floor)[0].tolist() == [most] * len(levels)
 
 
 def test_the_gain_is_what_is_saved_beyond_what_is_lost():
-    found = worthwhile(np.array([0.5, 0.9]), 2, [CostPoint(0, 0.0), CostPoint(4, 2.4)])
-    assert found.lengths.tolist() == [1, 2]
+    lengths, gain = worthwhile(np.array([0.5, 0.9]), 2, [CostPoint(0, 0.0), CostPoint(4, 2.4)])
+    assert lengths.tolist() == [1, 2]
     kept, lost, saved = 0.5 + 0.9 + 0.81, 0.25, 0.6
-    assert found.gain == pytest.approx((saved - lost) / (2 + kept))
+    assert gain == pytest.approx((saved - lost) / (2 + kept))
 
 
 # -- what is learnt --------------------------------------------------------------------------------------------------
@@ -225,6 +224,9 @@ def test_costs_of_another_policy_hold():
     assert plan.caps == {f"hard {number}": 1 for number in range(6)}
 
 
-def test_a_removed_setting_is_refused_with_the_reason():
-    with pytest.raises(ValidationError, match="'read_every' was removed, as acceptance is read at each decision"):
-        AdaptiveOptions(read_every=4)
+def test_what_is_kept_of_steps_under_costs_of_another_policy_is_bounded():
+    found, other = planner(saturation=16), StepPlan(8, costs=(CostPoint(0, 0.0), CostPoint(64, 58.0)))
+    for step in range(2000):
+        found.plan(HostStats(step, rows(step), last_plan=other))
+        found.observe(StepReport(step, 8, 8, 8, 64, 16, StepCost(8, 72, 0, 8, 0.01)))
+    assert len(found._reports) <= 256

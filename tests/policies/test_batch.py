@@ -10,10 +10,11 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
+from specplug.errors import SettingsError
 from specplug.interfaces import Planner, PluginContext
-from specplug.plugins.registry import Owner, Registry
+from specplug.plugins.registry import Owner, Registry, default_registry
 from specplug.plugins.specs import PolicySpec
-from specplug.settings import load_settings
+from specplug.settings import CONFIG_VARIABLE, load_settings
 from specplug.types.caps import DraftLengthChange, EngineCaps, Ragged
 from specplug.types.plan import HostStats, RequestStats, StepCost
 from specplug_batch import plugin
@@ -59,10 +60,24 @@ class TestPlans:
         assert plan(300, TREES, saturation=1000).draft_length == 2
         assert (plan(1).token_budget, plan(1, token_budget=5).token_budget) == (None, 5)
 
-    @pytest.mark.parametrize("wrong", [{"saturation": 0}, {"overhead": 0.02}, {"margin": 0.01}, {"gama": 3}])
+    @pytest.mark.parametrize("wrong", [{"saturation": 0}, {"overhead": 0.02}, {"gama": 3}])
     def test_options_are_checked(self, wrong):
         with pytest.raises(ValidationError, match="|".join(wrong)):
             BatchOptions(**wrong)
+
+
+@pytest.mark.parametrize(
+    ("policy", "name"), [("batch", "overhead"), ("batch", "margin"), ("adaptive", "read_every")], ids=str
+)
+def test_a_removed_setting_is_refused_with_its_place_and_the_reason(tmp_path, policy, name):
+    path = tmp_path / "specplug.json"
+    path.write_text(json.dumps({"options": {policy: {name: 1, "saturation": 300}}}))
+    flags = {"options": {policy: {"saturation": 400}}}
+    with pytest.raises(SettingsError) as refused:
+        load_settings(flags, env={CONFIG_VARIABLE: str(path)}, registry=default_registry())
+    expected = f"{CONFIG_VARIABLE} ({path}): setting 'options.{policy}.{name}' was removed, as "
+    assert str(refused.value).startswith(expected)
+    assert str(refused.value).endswith("; found 1. Leave it out")
 
 
 DOCS = Path(__file__).parents[2] / "docs" / "policies.md"

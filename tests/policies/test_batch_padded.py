@@ -6,8 +6,10 @@ import numpy as np
 import pytest
 
 from specplug.interfaces import PluginContext
+from specplug.runtime.step_planner import REPORT_EVERY
 from specplug.types.caps import DraftLengthChange, EngineCaps, Ragged
 from specplug.types.plan import HostStats, StepCost, StepPlan, StepReport
+from specplug_batch.acceptance import ReportedLengths
 from specplug_batch.options import BatchOptions
 from specplug_batch.pace import TRIAL_STEPS
 from specplug_batch.padded import PROBE_EVERY, PROBE_STEPS, FreePlanner, PaddedPlanner
@@ -176,11 +178,23 @@ def test_lengths_follow_what_drafters_report_whatever_was_planned():
     lengths = []
     for step in range(400):
         sure = step % 200 >= 100
-        planner.observe(reported(step, [4 * (0.95 if sure else 0.002) ** n for n in range(1, 16)]))
+        if step % REPORT_EVERY == 0 or lengths[-1]:
+            planner.observe(reported(step, [4 * (0.95 if sure else 0.002) ** n for n in range(1, 16)]))
         lengths.append(planner.plan(HostStats(step, range(4))).draft_length)
     assert set(lengths[20:100]) == {0}, "hopeless drafts are not verified"
     assert set(lengths[110:200]) == {15}, "though no step had verified any, they begin with the reports"
     assert set(lengths[260:300]) == {0}
+
+
+def test_a_report_counts_for_the_steps_since_the_one_before():
+    """As many steps make the average whether each is reported or, as while nothing is planned, every eighth."""
+    often, seldom = ReportedLengths(15), ReportedLengths(15)
+    for step in range(33):
+        report = reported(step, [4 * (0.002 if step == 0 else 0.9) ** n for n in range(1, 16)])
+        often.observe(report)
+        if step % REPORT_EVERY == 0:
+            seldom.observe(report)
+        assert often.accepted() == pytest.approx(seldom.accepted()) or step % REPORT_EVERY
 
 
 def test_without_reports_rare_probes_show_whether_drafts_pay_again():

@@ -10,7 +10,8 @@ import pytest
 from specplug.faults import FaultGuard
 from specplug.interfaces import Planner, PluginContext
 from specplug.pipeline.plan import OFF, PlanStage
-from specplug.runtime.step_planner import UNREPORTED, Bounds, StepPlanner
+from specplug.runtime.draft_report import DraftReport
+from specplug.runtime.step_planner import REPORT_EVERY, UNREPORTED, Bounds, StepPlanner
 from specplug.settings import load_settings
 from specplug.settings.sources import ResolvedSettings
 from specplug.types.caps import EngineCaps
@@ -132,7 +133,8 @@ def test_the_planner_plans_and_observes_the_first_step_of_each_plan_while_drafts
         assert step_planner.steps == step + 1
         in_flight.append(launch(step_planner, 0.0, 1, 4, 9, plan.draft_length))
         assert (in_flight[-1] is UNREPORTED) is step_planner.is_off is (held or is_off)
-        assert step_planner.wants_report is not step_planner.is_off
+        wants_report = plan.draft_length > 0 or step % REPORT_EVERY == 0
+        assert step_planner.wants_report is (wants_report and not step_planner.is_off)
         if in_flight[-1] is not UNREPORTED:
             reported.append(step)
         if len(in_flight) > lag:
@@ -181,12 +183,20 @@ def test_steps_are_reported_with_their_plan_and_cost(built):
     assert [(r.verified, r.accepted) for r in planner.stats[-1].requests] == [(2, 1), (1, 1)]
 
 
+def drafts(late, sums=(0,)):
+    """Return the report of drafts of which these requests were late."""
+    report = DraftReport(late, len(sums) - 1)
+    report.late.flags[:] = 1
+    report.sums[:] = sums
+    return report
+
+
 def test_what_drafts_were_expected_to_yield_is_reported_with_their_step(built):
     planner = Listens(StepPlan(0))
     step_planner = built(planner)
     step_planner.make(["a", "aa"])
     step = launch(step_planner, 1.0, 2, 2, 30, 0)
-    step_planner.finish(step, [], 1.5, late=("aa",), expected=[0.5, 0.25], expected_rows=1)
+    step_planner.finish(step, [], 1.5, drafts(["aa"], [1, 0.5, 0.25]))
     (report,) = planner.reports
     assert (report.draft_length, report.expected, report.expected_rows) == (0, [0.5, 0.25], 1)
 
@@ -273,6 +283,6 @@ def test_requests_that_could_not_draft_are_no_evidence(built):
     step_planner = built(planner)
     step_planner.make(["a", "aa", "aaa"])
     results = [("a", 3, 2), ("aa", 3, 0), ("aaa", 3, 1)]
-    step_planner.finish(launch(step_planner, 0.0, 3, 12, 30, 3), results, 1.0, late=("aa",))
+    step_planner.finish(launch(step_planner, 0.0, 3, 12, 30, 3), results, 1.0, drafts(["aa"]))
     (report,) = planner.reports
     assert (report.requests, report.verified, report.accepted, report.runs) == (2, 6, 3, [(0, 3), (0, 2)])

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 
 from specplug.errors import SettingsError
 from specplug.plugins.registry import Owner, Registry
@@ -28,6 +28,16 @@ class LaxOptions(BaseModel):
     gamma: int = 4
 
 
+class OrderedOptions(BaseModel):
+    low: int = 0
+    high: int = 9
+
+    @model_validator(mode="after")
+    def _check(self):
+        assert self.low <= self.high, "low <= high"
+        return self
+
+
 class NeedyOptions(BaseModel):
     path: str
 
@@ -44,6 +54,7 @@ class Plugin:
             proposer("ngram", StrictOptions),
             proposer("plain"),
             proposer("needy", NeedyOptions),
+            proposer("ordered", OrderedOptions),
             proposer("twin", StrictOptions),
             proposer("broken", "no_such_module:Options"),
             proposer("odd", dict),
@@ -302,6 +313,12 @@ def test_plugin_mistakes_name_all_layers_that_gave_the_options(registry):
         {"options": {"plain": {"a": 1}}}, {"SPECPLUG_CONFIG": '{"options": {"plain": {"b": 1}}}'}, registry
     )
     assert message.startswith("SPECPLUG_CONFIG and engine flag: ")
+
+
+def test_mistakes_of_options_as_a_whole_name_the_layers_that_gave_them(registry):
+    config = {"SPECPLUG_CONFIG": '{"options": {"ordered": {"high": 2}}}'}
+    message = mistakes({"options": {"ordered": {"low": 3}}}, config, registry)
+    assert message.startswith("SPECPLUG_CONFIG and engine flag: bad value for setting 'options.ordered'")
 
 
 def test_options_reach_the_plugin_as_its_own_model(registry):

@@ -16,6 +16,7 @@ from torch import Tensor
 from specplug.grammar.drafts import Completed
 from specplug.plugins.registry import default_registry
 from specplug.plugins.specs import ProposerSpec
+from specplug.runtime.draft_report import NO_DRAFTS
 from specplug.runtime.slots import RunningRequest, SlotAllocator
 from specplug.settings.model import Settings
 from specplug.types.draft import Draft
@@ -24,7 +25,7 @@ from specplug_sglang.requests import prompt_of, running_request
 from specplug_sglang.scheduler.batches import BatchRows
 from specplug_sglang.scheduler.drafts import Drafts
 from specplug_sglang.scheduler.endings import visible_tokens
-from specplug_sglang.scheduler.planned_steps import NO_DRAFTS, LaunchedStep, PlannedSteps, VerifiedStep
+from specplug_sglang.scheduler.planned_steps import LaunchedStep, PlannedSteps, VerifiedStep
 from specplug_sglang.scheduler.stream_drafts import StreamDrafts, build
 from specplug_sglang.verification.trees import TokenTable, on_device
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from specplug.grammar.drafts import Completed
 from specplug.metrics import MetricsSnapshot, SpecMetrics
 from specplug.pipeline.draft import DraftStage
-from specplug.runtime.draft_report import DraftReport
+from specplug.runtime.draft_report import NO_DRAFTS, DraftReport
 from specplug.runtime.ends import StopDetector
 from specplug.types.batch import EngineBatch
 from specplug.types.caps import EngineCaps
@@ -22,7 +22,6 @@ from specplug.types.plan import StepPlan
 from specplug.types.verdict import Outcome, Verdict
 from specplug_sglang.scheduler.batches import Decoding
 from specplug_sglang.scheduler.grammar import GrammarCompleter
-from specplug_sglang.scheduler.planned_steps import NO_DRAFTS
 from specplug_sglang.verification.trees import TokenTable, on_device
 
 PERIOD = 0.2

@@ -14,13 +14,11 @@ from specplug.cost.store import StartCosts
 from specplug.grammar.drafts import Completed
 from specplug.interfaces import PluginContext
 from specplug.requests import wire
-from specplug.runtime.draft_report import DraftReport
+from specplug.runtime.draft_report import NO_DRAFTS, DraftReport
 from specplug.runtime.step_planner import UNREPORTED, Bounds, DraftResult, Launched, StepPlanner, until_stop
 from specplug.types.plan import StepCost
 from specplug_sglang.config import engine_caps, least_captured, resolved
 from specplug_sglang.requests import served_plainly, text_length
-
-NO_DRAFTS = DraftReport()
 
 
 class LaunchedStep(NamedTuple):
@@ -159,8 +157,7 @@ class PlannedSteps:
 
     def _finish(self, step: Launched, results: Sequence[DraftResult], ended: float, report: DraftReport) -> None:
         """Report a step and its drafts to the planner.  On ranks that do not draft it learns nothing of drafts."""
-        how: Any = {"expected": report.expected, "expected_rows": report.expected_rows}
-        self.step_planner.finish(step, results, ended, late=tuple(report.late), **how)
+        self.step_planner.finish(step, results, ended, report)
 
     def _plan(self, reqs: Sequence[Any]) -> int:
         """Plan a step; return its draft length, a captured one that covers the longest row."""

@@ -105,15 +105,8 @@ class PlanningMixin:
         if self._launched:
             step = self._launched.popleft()
             step = step if report.verified is None else step.verifying(report.verified)
-            drafts = report.drafts  # of the drafts that this step verified, so that the host function has ended
-            self.step_planner.finish(
-                step,
-                results,
-                ended,
-                late=tuple(drafts.late),
-                expected=drafts.expected,
-                expected_rows=drafts.expected_rows,
-            )
+            # The report is of the drafts that this step verified, so that the host function has ended.
+            self.step_planner.finish(step, results, ended, report.drafts)
         return outputs
 
     def _settled(self, outputs: Any) -> list[DraftResult]:

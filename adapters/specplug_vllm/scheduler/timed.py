@@ -34,26 +34,32 @@ MAY_DRAFT_NOTHING = ("custom_class", "ngram", "suffix")
 the distributions that they were drawn from."""
 
 CONTEXT = 256
-"""Tokens of each request's context, or half of the most that the server accepts."""
+RECURRENT_CONTEXT = 16
+"""Tokens of each request's context, or half of the most that the server accepts.  Recurrent layers have to compute
+them, in steps that the limit on the seconds does not count, and take as long with any context."""
 
 _TRIES = 8
 """Steps beyond the timed ones within which a size must be reached; else it is left out."""
 
 
 def timed(core: Any, limits: StepLimits, seconds: float) -> Measurement:
-    """Time steps of an engine core for about so many seconds, and leave the core as it was."""
+    """Time steps of an engine core for about so many seconds, and leave the core as it was, even if a step fails."""
     scheduler = core.scheduler
     timed_class = _TimedAsyncScheduler if isinstance(scheduler, AsyncScheduler) else _TimedScheduler
     args, kwargs = scheduler.built_with
     core.scheduler = timed_class(*args, **{**kwargs, "log_stats": False, "include_finished_set": False})
-    steps = _Steps(core)
     try:
-        return measure(steps.run, step_sizes(limits), seconds)
+        steps = _Steps(core)
+        found = measure(steps.run, step_sizes(limits), seconds)
+        steps.end()
+        return found
+    except Exception:
+        if core.batch_queue:
+            core.batch_queue.clear()
+        scheduler.finished_req_ids.update(core.scheduler.names)  # with its first step the workers forget them
+        raise
     finally:
-        try:
-            steps.end()
-        finally:
-            core.scheduler = scheduler
+        core.scheduler = scheduler
 
 
 class _Timed:
@@ -63,6 +69,7 @@ class _Timed:
         lengths: draft tokens of each row in further steps.
         own_ids: the drafts to verify, where workers verify the ids that a scheduler sends; None where they hold drafts.
         least_drafted: draft tokens that the drafter makes of each row even if fewer are verified.
+        names: all requests that it has had.
         steps: costs of the steps that have run.
     """
 
@@ -74,6 +81,7 @@ class _Timed:
         self.lengths: Sequence[int] = ()
         self.own_ids: list[int] | None = None
         self.least_drafted = 0
+        self.names: list[str] = []
         self.steps: list[StepCost] = []
         self._launched: deque[tuple[float, tuple[int, int, int, int]]] = deque()
         self._ended = 0.0
@@ -122,11 +130,10 @@ class _Steps:
         self._scheduler = core.scheduler
         self._recurrent = recurrent.is_recurrent(config)
         self._longest = config.model_config.max_model_len
-        self._context = min(CONTEXT, self._longest // 2)
+        self._context = min(RECURRENT_CONTEXT if self._recurrent else CONTEXT, self._longest // 2)
         self._random = np.random.default_rng(0)
         vocab = config.model_config.get_vocab_size()
         self._ids = vocab // 8, vocab // 2  # special tokens come first or last
-        self._names = 0
         runner = runner_of(config)
         drafter = engine_method(config)
         longest = engine_caps(config).max_draft_length
@@ -188,8 +195,8 @@ class _Steps:
 
     def _request(self) -> Request:
         params = SamplingParams(temperature=0.0, seed=0, ignore_eos=True, max_tokens=self._longest)
-        self._names += 1
-        name = f"specplug-timed-{self._names}"
+        name = f"specplug-timed-{len(self._scheduler.names)}"
+        self._scheduler.names.append(name)
         prompt = self._random_ids(self._context)
         hasher = self._core.request_block_hasher
         request = Request(name, prompt, sampling_params=params, pooling_params=None, block_hasher=hasher)

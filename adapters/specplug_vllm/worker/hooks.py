@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from specplug.pipeline.memory import free_bytes
+from specplug.runtime.draft_report import NO_DRAFTS
 from specplug.seams.seam import hook
 from specplug_vllm import seams, step_metadata
 from specplug_vllm.startup.engine_config import SCHEDULERS
@@ -66,7 +67,7 @@ def sample_tokens(original: Method, runner: Any, *args: Any, **kwargs: Any) -> A
     manager: Any = getattr(runner, "adaptive_verification", None)
     verified, profiled = manager.taken() if hasattr(manager, "taken") else (None, ())
     if output is not None and (drafts is not None or verified is not None):
-        report = step_metadata.WorkerReport(drafts or step_metadata.NO_DRAFTS, verified, profiled)
+        report = step_metadata.WorkerReport(drafts or NO_DRAFTS, verified, profiled)
         step_metadata.attach(getattr(output, "model_runner_output", output), report)
     return output
 

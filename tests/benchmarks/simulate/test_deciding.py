@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 
 from benchmarks.simulate.deciding import Policy
 from benchmarks.simulate.modes import modes
 from specplug.errors import PluginError, SettingsError
+from specplug.runtime import step_planner
+from specplug.runtime.step_planner import REPORT_EVERY
 from specplug.trim import SurvivalTrimmer
 from specplug.types.plan import StepPlan
 from tests.benchmarks.simulate.tools import Planted, planted, random_trajectories, run
@@ -102,12 +105,19 @@ def test_where_rows_are_padded_reports_say_what_drafts_of_all_lengths_were_expec
     planner, trajectories = Planted(lambda stats: StepPlan(length)), random_trajectories()
     with planted(planner) as policy:
         found = run(trajectories, policy, replace(modes(8)["padded"], lag=0)).steps
+    is_due = (found.rows > 0) & ((length > 0) | (np.arange(found.rows.size) % REPORT_EVERY == 0))
     decoding = [report for report in planner.reports if report.expected is not None]
-    assert [report.expected_rows for report in decoding] == found.rows[found.rows > 0].tolist()
+    assert [report.expected_rows for report in decoding] == found.rows[is_due].tolist()
     assert all(len(report.expected) == 8 for report in decoding)
-    if not length:  # then each position of each output is that of one step
-        total = sum(report.expected[1] for report in decoding)
-        assert total == pytest.approx(trajectories.confidence[:, :2].prod(axis=1).sum(), rel=1e-5)
+
+
+def test_where_nothing_is_planned_each_position_of_each_output_is_reported_once(monkeypatch):
+    monkeypatch.setattr(step_planner, "REPORT_EVERY", 1)
+    planner, trajectories = Planted(lambda stats: StepPlan(0)), random_trajectories()
+    with planted(planner) as policy:
+        run(trajectories, policy, replace(modes(8)["padded"], lag=0))
+    total = sum(report.expected[1] for report in planner.reports if report.expected is not None)
+    assert total == pytest.approx(trajectories.confidence[:, :2].prod(axis=1).sum(), rel=1e-5)
 
 
 def test_unknown_policies_and_options_are_errors():

@@ -84,6 +84,12 @@ class TestRecurrent(RecurrentSuite):
         finally:
             served.engine.call(reorder, ours=True)
 
+    def test_timed_steps_have_short_contexts(self, launch, kind, name):
+        """These layers compute a whole prompt, which the limit on the seconds of timed steps does not count."""
+        found = launch(name).engine.call(timed_contexts)
+        assert len(found) > 2
+        assert 16 <= found[0] < 32
+
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["v2", "v2_async"], indirect=True, scope="session")
@@ -95,6 +101,15 @@ class TestWithoutAttention(TestRecurrent):
     test_rows_that_attention_takes_for_prompts = None  # type: ignore[assignment]
     test_placeholders_of_a_new_prompt_of_one_token_are_seen = None  # type: ignore[assignment]
     test_sampled_answers_have_the_models_distribution = None  # type: ignore[assignment]
+
+
+def timed_contexts(llm: Any) -> list[int]:
+    """Time steps of an engine as at its start; return each request's tokens of context."""
+    from specplug_vllm.scheduler import timing
+    from specplug_vllm.scheduler.timed import timed
+
+    core = inside.core(llm)
+    return [cost.context_tokens // cost.requests for cost in timed(core, timing._limits(core.vllm_config), 2.0).costs]
 
 
 # -- mistakes, in the engine's process ---------------------------------------------------------------------------------

@@ -196,3 +196,49 @@ def test_batches_that_the_cache_has_no_room_for_are_left_out(launched):
     found = small.call(retimed)
     assert 8 <= found["requests"] < 64
     assert found["steps"] < 20 * found["sizes"], "steps are not repeated until there is room, which there never is"
+
+
+def failed(llm: Any, steps: int) -> dict[str, Any]:
+    """Time steps of an engine whose workers fail after so many of them; return the error and what is left in the core.
+
+    Afterwards the workers run again.
+    """
+    from specplug_vllm.scheduler import timing
+    from specplug_vllm.scheduler.timed import timed
+
+    core = inside.core(llm)
+    scheduler, executor = core.scheduler, core.model_executor
+    execute, count = executor.execute_model, 0
+    while scheduler.has_requests() or core.batch_queue:  # asynchronous scheduling runs a step beyond the last token
+        core.step_fn()
+
+    def failing(*args: Any, **kwargs: Any) -> Any:
+        nonlocal count
+        count += 1
+        if count > steps:
+            raise RuntimeError("a worker failed")
+        return execute(*args, **kwargs)
+
+    executor.execute_model = failing
+    try:
+        timed(core, timing._limits(core.vllm_config), 20.0)
+    except RuntimeError as error:
+        return {"error": str(error), "queued": len(core.batch_queue or ()), "restored": core.scheduler is scheduler}
+    finally:
+        executor.execute_model = execute
+    return {}
+
+
+def held(llm: Any) -> list[str]:
+    """Return the requests of timed steps that a worker holds."""
+    runner = inside.runner(llm)
+    known = getattr(runner, "requests", None) or getattr(getattr(runner, "req_states", None), "req_id_to_index", {})
+    return [name for name in known if name.startswith("specplug-timed")]
+
+
+def test_a_step_that_fails_leaves_nothing_to_the_first_requests(kind, launched):
+    engine = launched(**RUNNERS[kind], name=f"timed {kind}")
+    assert engine.call(failed, steps=7) == {"error": "a worker failed", "queued": 0, "restored": True}
+    found = engine.call(inside.generate, prompts=prompts()[:3], params={"max_tokens": 24})
+    assert [answer["token_ids"] for answer in found] == [greedy(prompt, 24)["token_ids"] for prompt in prompts()[:3]]
+    assert engine.call(held) == []
