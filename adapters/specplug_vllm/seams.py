@@ -113,6 +113,8 @@ vllm.v1.worker.gpu_model_runner
   GPUModelRunner.execute_model(scheduler_output)
   GPUModelRunner: _draft_prob_req_ids _draft_probs drafter effective_drafter_max_model_len
 vllm.v1.sample.rejection_sampler
+  RejectionSampler.forward(metadata, draft_probs, logits, sampling_metadata)
+  RejectionSampler: sampler
   apply_sampling_constraints(logits)
   expand_batch_to_tokens(x, cu_num_tokens, num_tokens, replace_from, replace_to)
   rejection_sample(draft_token_ids, num_draft_tokens, max_spec_len, cu_num_draft_tokens, draft_probs, target_logits,

@@ -15,12 +15,13 @@ from specplug_vllm import seams
 
 
 def install() -> None:
-    """Patch V1's rejection sampling on a CPU, once per process."""
+    """Patch V1's rejection sampling, once per process."""
     import vllm.v1.sample.rejection_sampler as module
 
     hook(module, "expand_batch_to_tokens", _expand_batch_to_tokens)
     hook(module, "apply_sampling_constraints", _apply_sampling_constraints)
     hook(module, "rejection_sample", _rejection_sample)
+    hook(module.RejectionSampler, "forward", _forward)
 
 
 def install_thinking_budgets() -> None:
@@ -49,6 +50,18 @@ def _update_thinking(
 def _apply_sampling_constraints(original: Callable[..., Any], logits: Tensor, *args: Any, **kwargs: Any) -> Any:
     """Skip steps without drafts: they reach this function too, and on a CPU top-k raises on them."""
     return original(logits, *args, **kwargs) if len(logits) else logits
+
+
+def _forward(
+    original: Callable[..., Any], sampler: Any, metadata: Any, draft_probs: Any, logits: Tensor, sampling_metadata: Any
+) -> Any:
+    """Sample steps without drafts from the logits themselves, [B, V], of which vLLM would take a copy.
+
+    Of 32 requests and 49,152 tokens that copy takes a hundredth of a small model's step on a CPU.
+    """
+    if len(metadata.draft_token_ids) or sampling_metadata.max_num_logprobs is not None:
+        return original(sampler, metadata, draft_probs, logits, sampling_metadata)
+    return sampler.sampler(logits=logits, sampling_metadata=sampling_metadata, predict_bonus_token=True)
 
 
 def _rejection_sample(

@@ -22,11 +22,13 @@ def module():
     current_platform.import_kernels()
     names = ("expand_batch_to_tokens", "apply_sampling_constraints", "rejection_sample")
     baseline = {name: getattr(rejection_sampler, name) for name in names}
+    forward = rejection_sampler.RejectionSampler.forward
     workarounds.install()
     workarounds.install()
     yield rejection_sampler
     for name, function in baseline.items():
         setattr(rejection_sampler, name, function)
+    rejection_sampler.RejectionSampler.forward = forward
 
 
 @pytest.mark.parametrize("dtype", [torch.int32, torch.int64, torch.float32])
@@ -62,6 +64,45 @@ def test_steps_without_drafts_emit_what_vllm_emits(module, temperature, drafts):
     found, expected = module.rejection_sample(*given), module.rejection_sample.__wrapped__(*given)
     assert found.dtype is expected.dtype
     assert found.tolist() == expected.tolist() == ([[3, -1], [5, 4]] if drafts else [[3], [4]])
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_steps_without_drafts_are_sampled_as_vllm_samples_them_without_a_copy(module, temperature):
+    """The rows' generators draw the same numbers; only the logits themselves may be written to."""
+    from vllm.v1.sample.logits_processor import LogitsProcessors
+    from vllm.v1.sample.metadata import SamplingMetadata
+    from vllm.v1.sample.sampler import Sampler
+    from vllm.v1.spec_decode.metadata import SpecDecodeMetadata
+
+    greedy = temperature == 0
+    logits = torch.randn(3, 16, generator=torch.Generator().manual_seed(1))
+    found = []
+    for forward in (module.RejectionSampler.forward, module.RejectionSampler.forward.__wrapped__):
+        sampling = SamplingMetadata(
+            temperature=torch.full((3,), temperature),
+            all_greedy=greedy,
+            all_random=not greedy,
+            top_p=None,
+            top_k=None,
+            generators={row: torch.Generator().manual_seed(row) for row in range(3)},
+            max_num_logprobs=None,
+            no_penalties=True,
+            prompt_token_ids=None,
+            frequency_penalties=torch.zeros(3),
+            presence_penalties=torch.zeros(3),
+            repetition_penalties=torch.ones(3),
+            output_token_ids=[[], [], []],
+            allowed_token_ids_mask=None,
+            bad_words_token_ids={},
+            logitsprocs=LogitsProcessors(),
+        )
+        metadata = SpecDecodeMetadata.make_dummy([[], [], []], torch.device("cpu"))
+        metadata.bonus_logits_indices = torch.arange(3)
+        given = logits.clone()
+        found.append(forward(module.RejectionSampler(Sampler()), metadata, None, given, sampling))
+    assert found[0].sampled_token_ids.tolist() == found[1].sampled_token_ids.tolist()
+    assert found[0].sampled_token_ids.dtype is found[1].sampled_token_ids.dtype
+    assert found[0].logprobs_tensors is found[1].logprobs_tensors is None
 
 
 @pytest.mark.parametrize("by_row", [False, True], ids=["baseline", "mended by vLLM itself"])
