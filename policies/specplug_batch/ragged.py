@@ -127,9 +127,7 @@ class RaggedPlanner(CostPlanner):
         grid = sorted({min(each, MAX_DRAFT_TOKENS) for each in {*grid, *ends}})
         tokens = [requests, *(requests + round(each * self._padding) for each in grid)]
         _, drafting, *verifying = self._added_to_plain(stats, tokens, [0, *[self._longest] * len(grid)]).tolist()
-        if not self._costs.knows(drafts=True):
-            drafting = 0.0
-        self._drafting_cost = max(0.0, drafting)
+        self._drafting_cost = max(0.0, drafting - self._costs.noise)
         self._draft_tokens = np.array(grid, np.float64)
         self._added = np.array([0.0, *(each - drafting for each in verifying)])
         per_token = requests * self._rate.speed_up(requests) * self._doubt.factor

@@ -57,6 +57,9 @@ _MOST_TIMED = 64
 _WRONG = 0.5
 """Median correction, as a logarithm, from which on times at start were wrong, as those of a machine that was busy."""
 
+_TWO_ERRORS = 5.2
+"""Two standard errors of the difference of two medians of n steps, in median deviations of one over the root of n."""
+
 _PREFILLS = 64
 _PREFILLS_USED = 5
 """Number of newest steps whose prompt tokens are assumed to go on, and most of them that a prediction uses."""
@@ -78,7 +81,6 @@ class StepCosts:
         self.is_timed = False
         self._fit([StepCost(size, size, 0, 0, assumed(size)) for size in _ASSUMED_SIZES], "assumed")
         self._prefills: deque[int] = deque(maxlen=_PREFILLS)
-        self._verified_nothing: Counter[bool] = Counter()
         self._at_start: list[StepCost] = []
         self._first_steps: defaultdict[tuple[int, int, bool], list[StepCost]] = defaultdict(list)
 
@@ -102,8 +104,6 @@ class StepCosts:
         for cost, ratio in zip(costs, ratios.tolist(), strict=True):
             self._prefills.append(cost.prompt_tokens)
             self._corrections.add(cost, ratio)
-            if cost.tokens == cost.requests:
-                self._verified_nothing[cost.draft_length > 0] += 1
         for cost in costs:
             if not cost.prompt_tokens and self._is_news(cost) and not self.is_timed:
                 self._fit_service([])
@@ -164,7 +164,12 @@ class StepCosts:
 
     def knows(self, *, drafts: bool) -> bool:
         """Return whether steps that verify nothing were run in service, with drafts or without any."""
-        return self._verified_nothing[drafts] >= _FIRST
+        return self._corrections.verified_nothing[drafts] >= _FIRST
+
+    @property
+    def noise(self) -> float:
+        """Two standard errors of a relative difference between steps with and without drafts that verify nothing."""
+        return self._corrections.noise
 
     def _fit(self, timed: Sequence[StepCost], basis: str) -> None:
         self.basis = basis
@@ -217,6 +222,7 @@ class _Corrections:
     def __init__(self) -> None:
         self._cells: defaultdict[tuple[bool, bool, int], deque[float]] = defaultdict(lambda: deque(maxlen=_NEWEST))
         self._timed: deque[float] = deque(maxlen=_NEWEST)  # those of the kinds of steps that start times, too
+        self.verified_nothing: Counter[bool] = Counter()  # steps, by whether they drafted
         self._count = 0
         self._known: dict[bool, tuple[Array, Array]] = {}  # classes and corrections without and with drafts
 
@@ -225,8 +231,22 @@ class _Corrections:
         """The median of the newest steps of kinds that were timed at start."""
         return float(np.median(self._timed)) if len(self._timed) >= _FIRST else 0.0
 
+    @property
+    def noise(self) -> float:
+        """See `StepCosts.noise`; the scatter is that of the cells that are known."""
+        scatter = [
+            abs(ratio - float(np.median(cell)))
+            for cell in self._cells.values()
+            if len(cell) >= _FEWEST
+            for ratio in cell
+        ]
+        count = min(_NEWEST, *[self.verified_nothing[drafts] for drafts in (False, True)])
+        return _TWO_ERRORS * float(np.median(scatter)) / count**0.5 if scatter and count else 0.0
+
     def add(self, cost: StepCost, ratio: float) -> None:
         """Enter a step and the logarithm."""
+        if cost.tokens == cost.requests:
+            self.verified_nothing[cost.draft_length > 0] += 1
         self._cells[cost.prompt_tokens > 0, cost.draft_length > 0, _size_class(cost.tokens)].append(ratio)
         if not cost.draft_length or cost.tokens - cost.prompt_tokens > cost.requests:
             self._timed.append(ratio)
