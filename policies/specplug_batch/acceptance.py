@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import accumulate
 
 import numpy as np
 import numpy.typing as npt
@@ -44,9 +45,9 @@ class RunLengths:
         self._steps = self._steps * keep + (-(-after // sizes) + -before // sizes).sum(axis=1)
         self._tokens = self._tokens * keep + int((after - before).sum())
 
-    def accepted(self) -> Array:
-        """Return the accepted tokens of a row and step at each draft length, [longest + 1] float64."""
-        found: Array = np.clip(self._tokens / self._steps, 1.0, self._sizes) - 1.0
+    def accepted(self) -> list[float]:
+        """Return the accepted tokens of a row and step at each draft length, from 0 to the longest."""
+        found: list[float] = (np.clip(self._tokens / self._steps, 1.0, self._sizes) - 1.0).tolist()
         return found
 
 
@@ -63,21 +64,21 @@ class ReportedLengths:
     """
 
     def __init__(self, longest: int) -> None:
-        self._survival = np.zeros(longest)
+        self._survival = [0.0] * longest
         self._step = 0  # that of the newest report
         self.is_known = False
 
     def observe(self, report: StepReport) -> None:
-        """Take a step's report in."""
-        if report.expected is None or not report.expected_rows:
+        """Take a step's report in.  It comes at every step, for which a few numbers are faster without numpy."""
+        rows = report.expected_rows
+        if report.expected is None or not rows:
             return
-        newest = np.asarray(report.expected) / report.expected_rows
         weight = 1.0 - (1.0 - NEWEST) ** (report.step - self._step) if self.is_known else 1.0
-        self._survival += weight * (newest - self._survival)
+        pairs = zip(self._survival, report.expected, strict=True)
+        self._survival = [known + weight * (newest / rows - known) for known, newest in pairs]
         self._step = report.step
         self.is_known = True
 
-    def accepted(self) -> Array:
-        """Return the expected accepted tokens of a row and step at each draft length, [longest + 1] float64."""
-        found: Array = np.concatenate([[0.0], np.cumsum(self._survival)])
-        return found
+    def accepted(self) -> list[float]:
+        """Return the expected accepted tokens of a row and step at each draft length, from 0 to the longest."""
+        return [0.0, *accumulate(self._survival)]

@@ -10,7 +10,7 @@ import numpy as np
 from specplug.cost.planner import CostPlanner
 from specplug.interfaces import Planner, PluginContext
 from specplug.types.plan import HostStats, StepCost, StepPlan, StepReport
-from specplug_batch.acceptance import Array, ReportedLengths, RunLengths
+from specplug_batch.acceptance import ReportedLengths, RunLengths
 from specplug_batch.options import BatchOptions
 from specplug_batch.pace import DOES_NOT_PAY, Pace, Trials
 
@@ -51,7 +51,7 @@ class PaddedPlanner(CostPlanner):
         self._runs = RunLengths(longest)
         self._reported = ReportedLengths(longest)
         self._cost = np.zeros(len(self._lengths))  # seconds that each length adds, relative to plain decoding
-        self._per_row = np.zeros(len(self._lengths))  # the same in tokens per row
+        self._per_row = [0.0] * len(self._lengths)  # the same in tokens per row
         self._requests = 0
         self._length = 0
 
@@ -63,7 +63,7 @@ class PaddedPlanner(CostPlanner):
             self._requests = requests
             tokens = [requests * (length + 1) for length in self._lengths]
             self._cost = self._added_to_plain(stats, tokens, self._lengths)
-            self._per_row = self._cost * self._rate.speed_up(requests)
+            self._per_row = (self._cost * self._rate.speed_up(requests)).tolist()
         if not self._costs.is_timed:
             free = [each for each in self._lengths if requests * (each + 1) <= _MOST_OVER * self._options.saturation]
             if (trial := self._trials.next(requests, free)) is not None:
@@ -93,7 +93,8 @@ class PaddedPlanner(CostPlanner):
         if not self._requests:
             return {"why": "nothing was planned yet"}
         accepted = self._accepted()
-        gain = float((accepted - self._per_row)[self._lengths.index(self._length)])
+        place = self._lengths.index(self._length)
+        gain = accepted[place] - self._per_row[place]
         why = (
             f"at {self._requests} requests {self._length} draft tokens gain {gain:.2f} tokens per row beyond their cost"
         )
@@ -109,23 +110,23 @@ class PaddedPlanner(CostPlanner):
             "basis": self._costs.basis,
         }
 
-    def _by_length(self, figures: Array) -> dict[str, float]:
-        return {str(each): round(figure, 3) for each, figure in zip(self._lengths, figures.tolist(), strict=True)}
+    def _by_length(self, figures: Sequence[float]) -> dict[str, float]:
+        return {str(each): round(figure, 3) for each, figure in zip(self._lengths, figures, strict=True)}
 
     def _best(self) -> int:
         """Return the shortest length within the budget whose gain is the greatest, as far as costs are known."""
         budget = self._options.token_budget
-        fitting = len(self._lengths)
-        if budget is not None:
-            fitting = int(np.count_nonzero(self._places * max(1, self._requests) <= budget))
-        gains = (self._accepted() - self._per_row)[:fitting]
-        return self._lengths[int(np.argmax(gains >= gains.max() - _CERTAINTY))]
+        limit = self._lengths[-1] if budget is None else budget // max(1, self._requests)
+        figures = zip(self._lengths, self._accepted(), self._per_row, strict=True)
+        gains = {length: accepted - cost for length, accepted, cost in figures if length <= limit}
+        enough = max(gains.values()) - _CERTAINTY
+        return next(length for length, gain in gains.items() if gain >= enough)
 
-    def _accepted(self) -> Array:
+    def _accepted(self) -> list[float]:
         """Return the expected accepted tokens of a row by candidate length."""
         source = self._reported if self._reported.is_known else self._runs
-        found: Array = source.accepted()[self._places]
-        return found
+        accepted = source.accepted()
+        return [accepted[length] for length in self._lengths]
 
     def _learn(self) -> None:
         drafted = self._take_reports()
