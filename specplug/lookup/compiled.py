@@ -1,0 +1,170 @@
+"""The lookup for CPUs, compiled by numba: what differs from `plain`, which says what each function does."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from specplug.lookup import layout as at
+from specplug.lookup import plain
+from specplug.lookup.arithmetic import (
+    context_row,
+    evidence_row,
+    length_class,
+    log_odds,
+    share_class,
+    token_row,
+    vote_row,
+    weight,
+)
+from specplug.lookup.jit import compiled
+from specplug.lookup.layout import KIND, LENGTH, PLACE, RANK, TOKEN, Drafts, Rows, State
+from specplug.lookup.plain import ask, candidates, confidence, learn, predicted
+
+PIECE = 256
+"""Places that are compared at once with the tokens that a longer match needs."""
+
+halve, begin, remember = compiled(plain.halve), compiled(plain.begin), compiled(plain.remember)
+
+
+@compiled
+def scan(state: State, texts: Any, rows: Rows) -> None:
+    """Learn, and search for matches."""
+    for row in range(rows.slots.size):
+        slot, n = rows.slots[row], rows.lengths[row]
+        state.matches[row] = 0
+        if state.slots[slot, at.GENERATION] == rows.generations[row]:
+            learn(state, slot, texts[slot], n)
+            if rows.limits[row] > 0 and n > 0:
+                state.matches[row, 0] = best_match(texts[slot], n)
+
+
+@compiled
+def best_match(text: Any, n: int) -> int:
+    """Return the best match; newer places are compared first, and older ones only where a longer match may end."""
+    last = text[n - 1]
+    longest, found, high = 0, 0, n - 1
+    if last < 0:
+        return 0
+    while high > longest and longest < at.LONGEST and text[n - 1 - longest] >= 0:
+        low = max(high - PIECE, longest)
+        if _may_hold(text[low:high], text[low - longest : high - longest], last, text[n - 1 - longest]):
+            for index in range(high - 1, low - 1, -1):
+                if text[index] == last and index >= longest and text[index - longest] == text[n - 1 - longest] >= 0:
+                    length = 1
+                    while length < min(index + 1, at.LONGEST) and text[index - length] == text[n - 1 - length] >= 0:
+                        length += 1
+                    if length > longest:
+                        longest, found = length, index + 1
+                        if longest == at.LONGEST:
+                            break
+        high = low
+    return (longest << 32) + found if longest else 0
+
+
+@compiled
+def _may_hold(ends: Any, starts: Any, last: int, needed: int) -> bool:
+    """Return whether `last` is among `ends` where `needed` is among `starts`; the loop is compiled to vectors."""
+    found = np.int32(0)
+    for k in range(ends.size):
+        found |= np.int32(ends[k] == last) & np.int32(starts[k] == needed)
+    return found != 0
+
+
+@compiled
+def draft(state: State, texts: Any, rows: Rows, drafts: Drafts, vocab_size: int) -> None:
+    """Draft for each row."""
+    found = np.zeros((at.LANES, 6), np.int64)
+    for row in range(rows.slots.size):
+        slot, n = rows.slots[row], rows.lengths[row]
+        text, facts = texts[slot], state.slots[slot]
+        most, drafted = drafts.ids.shape[1], 0
+        if facts[at.GENERATION] == rows.generations[row] and n > facts[at.START] and rows.limits[row] > 0:
+            number = candidates(state, slot, text, n, state.matches[row].max(), found)
+            ask(state, slot, text, n, found, number, vocab_size)
+            limit = min(rows.limits[row], most)
+            drafted = vote(state, slot, text, n, found, number, limit, vocab_size, row, drafts)
+        drafts.lengths[row] = drafted
+        padding = max(text[n - 1], 0) if n else 0
+        for k in range(drafted, most):
+            drafts.ids[row, k], drafts.confidence[row, k], drafts.sources[row, k] = padding, 0.0, -1
+
+
+@compiled
+def vote(
+    state: State,
+    slot: int,
+    text: Any,
+    n: int,
+    found: Any,
+    number: int,
+    limit: int,
+    vocab_size: int,
+    row: int,
+    drafts: Drafts,
+) -> int:
+    """Write a row's draft, and return its length.  Candidates that agree are not weighed: their share is 1."""
+    facts, chain = state.slots[slot], state.chain[slot]
+    owner, start, hit_rate = facts[at.OWNER], facts[at.START], facts[at.HIT_RATE]
+    drafted, last, is_pending = 0, int(text[n - 1]), facts[at.CHAIN_FOR] == n
+    while drafted < limit:
+        alive, agree = 0, True
+        for k in range(number):
+            token = predicted(state, text, n, owner, found[k, KIND], found[k, PLACE], drafted, vocab_size)
+            if token >= 0:
+                found[alive], found[alive, TOKEN] = found[k], token
+                agree = agree and token == found[0, TOKEN]
+                alive += 1
+        if alive == 0:
+            break
+        token, share = (found[0, TOKEN], len(at.SHARE_BOUNDS)) if agree else _most_votes(state, found, alive, drafted)
+        number, longest, origins, near, source = 0, 0, 0, 0, 2
+        for k in range(alive):
+            if found[k, TOKEN] == token:
+                kind, longest = found[k, KIND], max(longest, found[k, LENGTH] + drafted)
+                is_response = kind == at.RESPONSE or kind == at.RESPONSE_ALIGNED
+                if not is_response and origins & 1 == 0:
+                    source = int(found[k, PLACE] + drafted < start)
+                origins |= 2 if is_response else 1
+                near |= kind >= at.NEAR
+                found[number] = found[k]
+                number += 1
+        size = length_class(longest)
+        evidence = evidence_row(size, share, number, hit_rate, origins, near)
+        context, own_row = context_row(last, owner, size, share), token_row(token, owner, share)
+        if not is_pending:
+            chain[0, drafted], chain[1, drafted], chain[2, drafted], chain[3, drafted] = (
+                token,
+                evidence,
+                context,
+                own_row,
+            )
+        drafts.ids[row, drafted] = last = token
+        drafts.confidence[row, drafted] = np.float32(confidence(state, evidence, context, own_row) / at.LEVELS)
+        drafts.sources[row, drafted] = source
+        drafted += 1
+    if not is_pending:
+        facts[at.CHAIN_FOR], facts[at.CHAIN_NEXT], facts[at.CHAIN_END] = n if drafted else 0, 0, drafted
+    return drafted
+
+
+@compiled
+def _most_votes(state: State, found: Any, alive: int, drafted: int) -> tuple[int, int]:
+    """Return the token with the longest expected draft, and the class of its share."""
+    weights = np.empty(at.LANES, np.int64)
+    total, best, most, best_score = 0, 0, -1, 0
+    for k in range(alive):
+        row = vote_row(found[k, KIND], found[k, LENGTH] + drafted)
+        weights[k] = weight(log_odds(int(state.counts[row, 0]), int(state.counts[row, 1])), found[k, RANK])
+        total += weights[k]
+    for k in range(alive):
+        score, longest = 0, 0
+        for other in range(alive):
+            if found[other, TOKEN] == found[k, TOKEN]:
+                score += weights[other]
+                longest = max(longest, found[other, LENGTH] + drafted)
+        worth = score * (1 + length_class(longest))
+        if worth > most:
+            best, most, best_score = found[k, TOKEN], worth, score
+    return best, share_class(best_score, total)
