@@ -87,8 +87,8 @@ def bucket_of(text: Any, end: int, tokens: int, owner: int, buckets: int) -> int
 
 @register_jitable
 def entry_of(owner: int, number: int) -> int:
-    """Return the entry of a bucket that an owner's response takes: owners have half of the entries each."""
-    return (owner % (at.ENTRIES // at.OWN_ENTRIES)) * at.OWN_ENTRIES + number % at.OWN_ENTRIES
+    """Return the entry of a bucket that an owner's response takes; neighbouring owners spare different entries."""
+    return (owner * at.SPARED + number % (at.ENTRIES - at.SPARED)) % at.ENTRIES
 
 
 @register_jitable

@@ -23,8 +23,8 @@ BLOCK = 2048
 
 KEYS = (4, 2)
 """Tokens by which the two hash tables of responses are searched."""
-ENTRIES, OWN_ENTRIES = 8, 4
-"""Entries of a bucket, and how many of them one owner can take: its texts take these in turn."""
+ENTRIES, SPARED = 8, 2
+"""Entries of a bucket, and how many of them an owner leaves to others; its texts take the rest in turn."""
 GRANULE = 16
 """Tokens of the ring that have one owner; each text begins a granule, and the rest of its last one is padding."""
 CONTEXT = 8
