@@ -68,6 +68,12 @@ def smaller(a, b):
 
 
 @triton.jit
+def flags(mask):
+    """Return a mask as booleans, which a vector & a scalar is not in Triton's interpreter."""
+    return mask.to(tl.int32) > 0
+
+
+@triton.jit
 def log2(figures, number):
     exponent = (number * 0).to(tl.int32)
     for step in tl.static_range(5):
@@ -181,7 +187,7 @@ def match_lengths(text, n, places):
     while (distance <= LONGEST) & (tl.reduce(is_equal.to(tl.int32), 0, larger) > 0):
         for _ in tl.static_range(4):
             wanted = tl.load(text + n - distance, mask=n >= distance, other=-1)
-            mask = is_equal & (places >= distance) & (wanted >= 0)
+            mask = flags(is_equal & (places >= distance) & (wanted >= 0))
             is_equal = mask & (tl.load(text + places - distance, mask=mask, other=-1) == wanted)
             found += is_equal.to(tl.int32)
             distance += 1
@@ -192,7 +198,7 @@ def match_lengths(text, n, places):
 def ring_token(ring, owners, capacity, end, owner, places, mask):
     """Return tokens of the ring; the owner is compared before any is read."""
     index = places & (capacity - 1)
-    mask = mask & (places >= 0) & (places >= end - capacity) & (places < end)
+    mask = flags(mask & (places >= 0) & (places >= end - capacity) & (places < end))
     mask = mask & (tl.load(owners + index // GRANULE, mask=mask, other=0) == owner)
     return tl.load(ring + index, mask=mask, other=-1)
 
@@ -202,7 +208,7 @@ def ring_match(ring, owners, capacity, end, owner, text, n, places, mask):
     """Return how many tokens before each of the places match the text's end, in pieces of 16."""
     found = places * 0
     columns = tl.arange(0, 16)
-    for first in tl.static_range(0, LONGEST, 16):
+    for first in range(0, LONGEST, 16):
         if tl.reduce(mask.to(tl.int32), 0, larger) > 0:
             distance = first + 1 + columns
             wanted = tl.load(text + n - distance, mask=n >= distance, other=-1)
@@ -243,7 +249,7 @@ def candidates(facts, text, n, last, best, owner, ring, owners, capacity, end, b
     lengths = tl.where(lanes == RESPONSE_ANCHOR, reached, lengths)
     is_there = is_entry | ((lanes == OWN_MATCH) & (length > 0)) | ((lanes == RESPONSE_ANCHOR) & (reached >= 0))
     is_there = is_there | ((lanes == OWN_ANCHOR) & (known >= 0) & ((length == 0) | (nearby != place)))
-    return places, lengths, kinds, ranks, is_there
+    return places, lengths, kinds, ranks, flags(is_there)
 
 
 @triton.jit
@@ -252,7 +258,7 @@ def response_candidates(text, n, owner, ring, owners, capacity, end, buckets, bu
     is_long = lanes < ENTRIES
     bucket, key = tl.where(is_long, long, short), tl.where(is_long, LONG_KEY, SHORT_KEY)
     entries = buckets + (bucket + tl.where(is_long, 0, bucket_count)) * ENTRIES + lanes % ENTRIES
-    mask = (lanes < TABLE_LANES) & (owner > 0) & (bucket >= 0)
+    mask = flags((lanes < TABLE_LANES) & (owner > 0) & (bucket >= 0))
     places = tl.load(entries, mask=mask, other=0)
     mask = mask & (places > 0)
     mask = mask & (ring_token(ring, owners, capacity, end, owner, places, mask) >= 0)
@@ -271,8 +277,8 @@ def anchor(facts, WHICH: tl.constexpr, text, n, last, owner, ring, owners, capac
     offsets = tl.where(order % 2 == 1, (order + 1) // 2, -(order // 2))
     nearby = n + shift + tl.where(order <= 2 * BACK, offsets, order - BACK)
     if WHICH == 0:
-        before = tl.load(text + nearby - 1, mask=is_known & (nearby > 0) & (nearby <= n), other=-1)
-        there = tl.load(text + nearby, mask=is_known & (nearby >= 0) & (nearby < n), other=-1)
+        before = tl.load(text + nearby - 1, mask=flags(is_known & (nearby > 0) & (nearby <= n)), other=-1)
+        there = tl.load(text + nearby, mask=flags(is_known & (nearby >= 0) & (nearby < n)), other=-1)
     else:
         is_known = is_known & (owner > 0)
         before = ring_token(ring, owners, capacity, end, owner, nearby - 1, is_known & (order >= 0))
@@ -328,7 +334,7 @@ def draft_kernel(
     chain, voted = chain + slot * 4 * chain_length, voted + slot * 2 * LANES
     limit = smaller(tl.load(limits + row), draft_length)
     last = tl.load(text + n - 1, mask=n > 0, other=-1)
-    drafted, tokens = n * 0, columns * 0 - 1
+    drafted, ids_of_row = n * 0, columns * 0 - 1
     origins, levels = columns * 0 - 1, columns * 0
     is_current = tl.load(facts + GENERATION) == tl.load(generations + row)
     if is_current & (n > tl.load(facts + START)) & (limit > 0):
@@ -340,19 +346,15 @@ def draft_kernel(
         places, known, kinds, ranks, alive = candidates(
             facts, text, n, last, best, owner, ring, owners, capacity, stop, buckets, bucket_count
         )
-        predictions, voices = predicted(
-            text, n, owner, ring, owners, capacity, stop, places, known, kinds, ranks, alive, table, figures, vocab_size,
-            columns,
-        )  # fmt: skip
-        first = tl.reduce(tl.where(columns[None, :] == 0, predictions, 0), 1, plus)
-        tl.store(voted + lanes, first)
+        tokens = predicted(text, n, owner, ring, owners, capacity, stop, kinds, places, alive, vocab_size)
+        tl.store(voted + lanes, tokens)
         tl.store(voted + LANES + lanes, kinds * LENGTHS + length_class(known), mask=alive)
-        drafted, tokens, origins, levels = vote(
-            facts, chain, chain_length, n, last, owner, predictions, voices, places, known, kinds, alive, limit, table,
-            figures, columns, lanes,
+        drafted, ids_of_row, origins, levels = vote(
+            facts, chain, chain_length, text, n, last, owner, ring, owners, capacity, stop, places, known, kinds, ranks,
+            alive, limit, table, figures, vocab_size, columns, lanes,
         )  # fmt: skip
     mask, is_drafted = columns < draft_length, columns < drafted
-    padded = tl.where(is_drafted, tokens, larger(last, 0)).to(tl.int64)
+    padded = tl.where(is_drafted, ids_of_row, larger(last, 0)).to(tl.int64)
     tl.store(ids + row * ids_stride + columns, padded, mask=mask)
     rates = tl.where(is_drafted, levels, 0).to(tl.float32) * (1.0 / LEVELS)
     tl.store(confidences + row * ids_stride + columns, rates, mask=mask)
@@ -361,40 +363,32 @@ def draft_kernel(
 
 
 @triton.jit
-def predicted(
-    text, n, owner, ring, owners, capacity, end, places, known, kinds, ranks, alive, table, figures, vocab_size, columns
-):  # fmt: skip
-    """Return what each candidate predicts for each column, -1 for none, and the weights, [LANES, COLUMNS]."""
+def predicted(text, n, owner, ring, owners, capacity, end, kinds, places, mask, vocab_size):
+    """Return the token at each candidate's place, -1 for none; places in own text may lie beyond its end."""
     is_response = (kinds == RESPONSE) | (kinds == RESPONSE_ALIGNED)
-    there = places[:, None] + columns[None, :]
-    of_ring = ring_token(ring, owners, capacity, end, owner, there, (alive & is_response)[:, None])
-    mask = alive & (is_response == 0)
-    period = tl.where(mask, n - places, 1)
-    repeated = places[:, None] + columns[None, :] % period[:, None]
-    tokens = tl.load(text + repeated, mask=mask[:, None] & (columns >= 0)[None, :], other=-1)
-    tokens = tl.where(is_response[:, None], of_ring, tokens)
-    rows = kinds[:, None] * LENGTHS + length_class(known[:, None] + columns[None, :])
-    hits, tries = counted(table, rows, alive[:, None] & (columns >= 0)[None, :])
-    voices = weight(figures, log_odds(figures, hits, tries), ranks[:, None])
-    return tl.where(tokens < vocab_size, tokens, -1), voices
+    of_ring = ring_token(ring, owners, capacity, end, owner, places, mask & is_response)
+    tokens = tl.load(text + places, mask=flags(mask & (is_response == 0)), other=-1)
+    tokens = tl.where(is_response, of_ring, tokens)
+    return tl.where((tokens >= 0) & (tokens < vocab_size), tokens, -1)
 
 
 @triton.jit
 def vote(
-    facts, chain, chain_length, n, last, owner, predictions, voices, places, known, kinds, alive, limit, table, figures,
-    columns, lanes,
+    facts, chain, chain_length, text, n, last, owner, ring, owners, capacity, end, places, known, kinds, ranks, alive,
+    limit, table, figures, vocab_size, columns, lanes,
 ):  # fmt: skip
     """Return the number of drafted tokens, the tokens, their sources and their levels, [COLUMNS]."""
     hit_rate, start = tl.load(facts + HIT_RATE), tl.load(facts + START)
     is_pending = tl.load(facts + CHAIN_FOR) == n
-    is_own = (kinds != RESPONSE) & (kinds != RESPONSE_ALIGNED)
+    is_own = alive & (kinds != RESPONSE) & (kinds != RESPONSE_ALIGNED)
     drafted, ids = n * 0, columns * 0 - 1
     sources, evidence, contexts, own_rows = columns * 0, columns * 0, columns * 0, columns * 0
     for place in range(limit):
-        here = columns == place
-        token = tl.reduce(tl.where(here[None, :], predictions, 0), 1, plus)
-        voice = tl.reduce(tl.where(here[None, :], voices, 0), 1, plus)
+        offset = tl.where(is_own, place % tl.where(is_own, n - places, 1), place)  # own text repeats in its draft
+        token = predicted(text, n, owner, ring, owners, capacity, end, kinds, places + offset, alive, vocab_size)
         alive = alive & (token >= 0)
+        hits, tries = counted(table, kinds * LENGTHS + length_class(known + place), alive)
+        voice = weight(figures, log_odds(figures, hits, tries), ranks)
         is_same = alive[None, :] & (token[:, None] == token[None, :])
         scores = tl.reduce(tl.where(is_same, voice[None, :], 0), 1, plus)
         longest = tl.reduce(tl.where(is_same, known[None, :] + place, 0), 1, larger)
@@ -405,7 +399,7 @@ def vote(
         chosen = tl.reduce(tl.where(lanes == lane, token, 0), 0, plus)
         score = tl.reduce(tl.where(lanes == lane, scores, 0), 0, plus)
         size = length_class(tl.reduce(tl.where(lanes == lane, longest, 0), 0, plus))
-        here = here & (lane < LANES)
+        here = flags((columns == place) & (lane < LANES))
         alive = alive & (token == chosen)
         support = tl.reduce(alive.to(tl.int32), 0, plus)
         own_lane = tl.reduce(tl.where(alive & is_own, lanes, LANES), 0, smaller)
@@ -421,7 +415,7 @@ def vote(
         drafted += (lane < LANES).to(tl.int32)
         last = chosen
     levels = confidence(table, figures, evidence, contexts, own_rows, columns < drafted)
-    mask = (columns < drafted) & (is_pending == 0)
+    mask = flags((columns < drafted) & (is_pending == 0))
     tl.debug_barrier()
     tl.store(chain + columns, ids, mask=mask)
     tl.store(chain + chain_length + columns, evidence, mask=mask)
@@ -472,7 +466,7 @@ def confidence(table, figures, evidence, contexts, tokens, mask):
 
 @triton.jit
 def count(table, rows, hits, mask):
-    """Count tries."""
+    mask = flags(mask)
     tl.atomic_add(table + 2 * rows, tl.where(hits, UNIT, 0), mask=mask, sem="relaxed")
     tl.atomic_add(table + 2 * rows + 1, tl.where(mask, UNIT, 0), mask=mask, sem="relaxed")
 
@@ -487,7 +481,7 @@ def learn(facts, chain, voted, table, text, n, chain_length, COLUMNS: tl.constex
     tokens, rows = tl.load(voted + lanes), tl.load(voted + LANES + lanes)
     count(table, rows, tokens == first, is_voted & (tokens >= 0))
     is_chained = (base > 0) & (base < n)
-    inside = is_chained & (next_place + columns < stop) & (base + columns < n)
+    inside = flags(is_chained & (next_place + columns < stop) & (base + columns < n))
     tokens = tl.load(chain + next_place + columns, mask=inside, other=-1)
     is_right = inside & (tokens == tl.load(text + base + columns, mask=inside, other=-1))
     wrong = tl.reduce(tl.where(is_right, COLUMNS, columns), 0, smaller)

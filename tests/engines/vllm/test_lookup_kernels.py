@@ -1,0 +1,29 @@
+"""The lookup's kernels: equal to the reference in Triton's interpreter."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from random import Random
+from types import ModuleType
+
+import pytest
+
+from specplug.lookup import layout, plain
+from tests.engines.interpreted import imported_anew
+from tests.lookup.runs import Run, assert_equal
+
+NAME = "specplug.lookup.kernels"
+
+
+@pytest.fixture(scope="module")
+def kernels() -> Iterator[ModuleType]:
+    """The kernels, interpreted, with so small blocks that texts have several."""
+    with imported_anew(NAME, interpreted=True) as module, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(layout, "BLOCK", 32)
+        yield module
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_the_kernels_are_the_reference(kernels: ModuleType, seed: int) -> None:
+    found = Run(Random(seed), kernels, memory=lambda tensors: tensors).steps(6)
+    assert_equal(Run(Random(seed), plain).steps(6), found)
