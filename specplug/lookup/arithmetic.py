@@ -98,24 +98,26 @@ def vote_row(kind: int, length: int) -> int:
 
 
 @register_jitable
-def evidence_row(size: int, share: int, support: int, hit_rate: int, origins: int, near: int) -> int:
-    """Return the row of evidence of a token: of what predicts it, and of how it went for the request lately."""
+def judging_rows(
+    token: int, last: int, owner: int, size: int, share: int, support: int, hit_rate: int, origins: int, near: int
+) -> tuple[int, int, int]:
+    """Return the rows of evidence, contexts and tokens of a drafted token.
+
+    Args:
+        token, last: the token, and the one before it.
+        owner: whose text it is.
+        size: class of the longest match that predicts it.
+        share: class of its share of the votes.
+        support: number of candidates that predict it.
+        hit_rate: see `HIT_RATE`.
+        origins: 1 for own text and references, plus 2 for responses.
+        near: whether a candidate is near, or at, an anchor.
+    """
     supported = (support > 1) + (support > 3)
     rate = (hit_rate >= at.LEVELS // 4) + (hit_rate >= at.LEVELS * 3 // 5)
-    key = (size * counts.SHARES + share) * counts.SUPPORTS + supported
-    return counts.EVIDENCE + ((key * counts.HIT_RATES + rate) * counts.ORIGINS + origins) * 2 + near
-
-
-@register_jitable
-def context_row(last: int, owner: int, size: int, share: int) -> int:
-    """Return the row of contexts of what follows a token, by the class of the match and by two bounds of the share."""
-    hashed = mixed(mixed(owner, 0), last) >> 4 & (counts.HASHES - 1)
-    return (
-        counts.CONTEXTS + 3 * (hashed * counts.COARSE + min(size // 2, counts.COARSE - 1)) + (share > 2) + (share > 5)
-    )
-
-
-@register_jitable
-def token_row(token: int, owner: int, share: int) -> int:
-    """Return the row of a token, by whether most votes are for it."""
-    return counts.TOKENS + 2 * (mixed(mixed(owner, 0), token) >> 4 & (counts.HASHES - 1)) + (share > 4)
+    key = ((size * counts.SHARES + share) * counts.SUPPORTS + supported) * counts.HIT_RATES + rate
+    context = mixed(mixed(owner, 0), last) >> 4 & (counts.HASHES - 1)
+    context = 3 * (context * counts.COARSE + min(size // 2, counts.COARSE - 1)) + (share > 2) + (share > 5)
+    own = mixed(mixed(owner, 0), token) >> 4 & (counts.HASHES - 1)
+    evidence = counts.EVIDENCE + (key * counts.ORIGINS + origins) * 2 + near
+    return evidence, counts.CONTEXTS + context, counts.TOKENS + 2 * own + (share > 4)

@@ -6,38 +6,14 @@ from typing import Any
 
 import numpy as np
 
+from specplug.lookup import arithmetic, plain
 from specplug.lookup import layout as at
-from specplug.lookup import plain
-from specplug.lookup.arithmetic import (
-    context_row,
-    evidence_row,
-    length_class,
-    log_odds,
-    share_class,
-    token_row,
-    vote_row,
-    weight,
-)
 from specplug.lookup.jit import compiled
-from specplug.lookup.layout import KIND, LENGTH, PLACE, RANK, TOKEN, Drafts, Rows, State
-from specplug.lookup.plain import ask, candidates, confidence, learn, predicted
+from specplug.lookup.layout import KIND, LENGTH, PLACE, RANK, TOKEN, Drafts, State
+from specplug.lookup.plain import confidence, predicted
 
 PIECE = 256
 """Places that are compared at once with the tokens that a longer match needs."""
-
-halve, begin, remember = compiled(plain.halve), compiled(plain.begin), compiled(plain.remember)
-
-
-@compiled
-def scan(state: State, texts: Any, rows: Rows) -> None:
-    """Learn, and search for matches."""
-    for row in range(rows.slots.size):
-        slot, n = rows.slots[row], rows.lengths[row]
-        state.matches[row] = 0
-        if state.slots[slot, at.GENERATION] == rows.generations[row]:
-            learn(state, slot, texts[slot], n)
-            if rows.limits[row] > 0 and n > 0:
-                state.matches[row, 0] = best_match(texts[slot], n)
 
 
 @compiled
@@ -73,37 +49,10 @@ def _may_hold(ends: Any, starts: Any, last: int, needed: int) -> bool:
 
 
 @compiled
-def draft(state: State, texts: Any, rows: Rows, drafts: Drafts, vocab_size: int) -> None:
-    """Draft for each row."""
-    found = np.zeros((at.LANES, 6), np.int64)
-    for row in range(rows.slots.size):
-        slot, n = rows.slots[row], rows.lengths[row]
-        text, facts = texts[slot], state.slots[slot]
-        most, drafted = drafts.ids.shape[1], 0
-        if facts[at.GENERATION] == rows.generations[row] and n > facts[at.START] and rows.limits[row] > 0:
-            number = candidates(state, slot, text, n, state.matches[row].max(), found)
-            ask(state, slot, text, n, found, number, vocab_size)
-            limit = min(rows.limits[row], most)
-            drafted = vote(state, slot, text, n, found, number, limit, vocab_size, row, drafts)
-        drafts.lengths[row] = drafted
-        padding = max(text[n - 1], 0) if n else 0
-        for k in range(drafted, most):
-            drafts.ids[row, k], drafts.confidence[row, k], drafts.sources[row, k] = padding, 0.0, -1
-
-
-@compiled
 def vote(
-    state: State,
-    slot: int,
-    text: Any,
-    n: int,
-    found: Any,
-    number: int,
-    limit: int,
-    vocab_size: int,
-    row: int,
+    state: State, slot: int, text: Any, n: int, found: Any, number: int, limit: int, vocab_size: int, row: int,
     drafts: Drafts,
-) -> int:
+) -> int:  # fmt: skip
     """Write a row's draft, and return its length.  Candidates that agree are not weighed: their share is 1."""
     facts, chain = state.slots[slot], state.chain[slot]
     owner, start, hit_rate = facts[at.OWNER], facts[at.START], facts[at.HIT_RATE]
@@ -130,18 +79,14 @@ def vote(
                 near |= kind >= at.NEAR
                 found[number] = found[k]
                 number += 1
-        size = length_class(longest)
-        evidence = evidence_row(size, share, number, hit_rate, origins, near)
-        context, own_row = context_row(last, owner, size, share), token_row(token, owner, share)
+        size = arithmetic.length_class(longest)
+        keys = arithmetic.judging_rows(token, last, owner, size, share, number, hit_rate, origins, near)
         if not is_pending:
-            chain[0, drafted], chain[1, drafted], chain[2, drafted], chain[3, drafted] = (
-                token,
-                evidence,
-                context,
-                own_row,
-            )
+            for kind in range(3):
+                chain[kind + 1, drafted] = keys[kind]
+            chain[0, drafted] = token
         drafts.ids[row, drafted] = last = token
-        drafts.confidence[row, drafted] = np.float32(confidence(state, evidence, context, own_row) / at.LEVELS)
+        drafts.confidence[row, drafted] = np.float32(confidence(state, *keys) / at.LEVELS)
         drafts.sources[row, drafted] = source
         drafted += 1
     if not is_pending:
@@ -155,8 +100,10 @@ def _most_votes(state: State, found: Any, alive: int, drafted: int) -> tuple[int
     weights = np.empty(at.LANES, np.int64)
     total, best, most, best_score = 0, 0, -1, 0
     for k in range(alive):
-        row = vote_row(found[k, KIND], found[k, LENGTH] + drafted)
-        weights[k] = weight(log_odds(int(state.counts[row, 0]), int(state.counts[row, 1])), found[k, RANK])
+        row = arithmetic.vote_row(found[k, KIND], found[k, LENGTH] + drafted)
+        weights[k] = arithmetic.weight(
+            arithmetic.log_odds(int(state.counts[row, 0]), int(state.counts[row, 1])), found[k, RANK]
+        )
         total += weights[k]
     for k in range(alive):
         score, longest = 0, 0
@@ -164,7 +111,11 @@ def _most_votes(state: State, found: Any, alive: int, drafted: int) -> tuple[int
             if found[other, TOKEN] == found[k, TOKEN]:
                 score += weights[other]
                 longest = max(longest, found[other, LENGTH] + drafted)
-        worth = score * (1 + length_class(longest))
+        worth = score * (1 + arithmetic.length_class(longest))
         if worth > most:
             best, most, best_score = found[k, TOKEN], worth, score
-    return best, share_class(best_score, total)
+    return best, arithmetic.share_class(best_score, total)
+
+
+scan, draft = compiled(plain.scan, best_match=best_match), compiled(plain.draft, vote=vote)
+remember = compiled(plain.remember)

@@ -9,6 +9,7 @@ import hashlib
 import os
 from collections.abc import Callable
 from pathlib import Path
+from types import FunctionType
 from typing import Any, TypeVar, cast
 
 import numba
@@ -22,12 +23,14 @@ _HOME = (
 FOLDER = Path(_HOME) / f"numba-{numba.__version__}-{hashlib.sha256(_SOURCES).hexdigest()[:12]}"
 
 
-def compiled(function: Function) -> Function:
-    """Decorate a function that its first call compiles or loads from the cache."""
+def compiled(function: Function, **replaced: Any) -> Function:
+    """Return a function that its first call compiles or loads from the cache, with some of its globals replaced."""
+    names = {**function.__globals__, **replaced} if replaced else function.__globals__
+    own = FunctionType(function.__code__, names, function.__name__)
     settings: Any = numba.config
     before = settings.CACHE_DIR
     settings.CACHE_DIR = str(FOLDER)
     try:
-        return cast("Function", numba.njit(nogil=True, cache=True, error_model="numpy")(function))
+        return cast("Function", numba.njit(nogil=True, cache=True, error_model="numpy")(own))
     finally:
         settings.CACHE_DIR = before

@@ -19,37 +19,24 @@ from specplug.lookup.layout import Drafts, Rows, State
 
 GENERATION, OWNER, START, HIT_RATE, VOTED_FOR, CHAIN_FOR, CHAIN_NEXT, CHAIN_END, ANCHORS = map(tl.constexpr, range(9))
 OWN, RESPONSE, NEAR, ALIGNED, RESPONSE_ALIGNED = map(tl.constexpr, range(5))
-FACTS, LANES, TABLE_LANES, OWN_MATCH, OWN_ANCHOR, RESPONSE_ANCHOR, LONGEST, CONTEXT, ENTRIES, SPARED = map(
-    tl.constexpr,
-    (at.FACTS, at.LANES, at.TABLE_LANES, at.OWN_MATCH, at.OWN_ANCHOR, at.RESPONSE_ANCHOR)
-    + (at.LONGEST, at.CONTEXT, at.ENTRIES, at.SPARED),
-)
-GRANULE, FOLLOWED, FORGET, WINDOW, BACK, LEVELS, UNIT, FRACTION, MOST_ODDS, MOST_LOG, MULTIPLIER = map(
-    tl.constexpr,
-    (at.GRANULE, at.FOLLOWED, at.FORGET, at.WINDOW, at.BACK, at.LEVELS, at.UNIT, at.FRACTION, at.MOST_ODDS)
-    + (at.MOST_LOG, at.MULTIPLIER),
-)
-LENGTHS, SHARES, SUPPORTS, HIT_RATES, ORIGINS, HASHES, COARSE, EVIDENCE, CONTEXTS, TOKENS = map(
-    tl.constexpr,
-    (of.LENGTHS, of.SHARES, of.SUPPORTS, of.HIT_RATES, of.ORIGINS, of.HASHES, of.COARSE, of.EVIDENCE, of.CONTEXTS)
-    + (of.TOKENS,),
-)
-LONG_KEY, SHORT_KEY = map(tl.constexpr, at.KEYS)
-SHARE_0, SHARE_1, SHARE_2, SHARE_3, SHARE_4, SHARE_5, SHARE_6, SHARE_7 = map(tl.constexpr, at.SHARE_BOUNDS)
-POWERS, PROBABILITIES, AGES = (
-    tl.constexpr(place) for place in (at.FRACTION, 2 * at.FRACTION, 2 * at.FRACTION + len(at.PROBABILITIES))
-)
-"""Where parts of `FIGURES` begin."""
-MOST_TRIES, MOST_TOKEN_TRIES = tl.constexpr(at.MOST_TRIES * at.UNIT), tl.constexpr(at.MOST_TOKEN_TRIES * at.UNIT)
+FACTS, LANES, TABLE_LANES, OWN_MATCH = map(tl.constexpr, (at.FACTS, at.LANES, at.TABLE_LANES, at.OWN_MATCH))
+OWN_ANCHOR, RESPONSE_ANCHOR, LONGEST = map(tl.constexpr, (at.OWN_ANCHOR, at.RESPONSE_ANCHOR, at.LONGEST))
+CONTEXT, ENTRIES, SPARED, GRANULE = map(tl.constexpr, (at.CONTEXT, at.ENTRIES, at.SPARED, at.GRANULE))
+FOLLOWED, FORGET, WINDOW, BACK = map(tl.constexpr, (at.FOLLOWED, at.FORGET, at.WINDOW, at.BACK))
+LEVELS, UNIT, FRACTION, MULTIPLIER = map(tl.constexpr, (at.LEVELS, at.UNIT, at.FRACTION, at.MULTIPLIER))
+MOST_ODDS, MOST_LOG, CONTEXTS, TOKENS = map(tl.constexpr, (at.MOST_ODDS, at.MOST_LOG, of.CONTEXTS, of.TOKENS))
+LENGTHS, SHARES, SUPPORTS, HIT_RATES = map(tl.constexpr, (of.LENGTHS, of.SHARES, of.SUPPORTS, of.HIT_RATES))
+ORIGINS, HASHES, COARSE, EVIDENCE = map(tl.constexpr, (of.ORIGINS, of.HASHES, of.COARSE, of.EVIDENCE))
+LONG_KEY, SHORT_KEY, BOUNDS = map(tl.constexpr, (*at.KEYS, len(at.SHARE_BOUNDS)))
+POWERS, PROBABILITIES, AGES = map(tl.constexpr, (at.FRACTION, 2 * at.FRACTION, 2 * at.FRACTION + at.MOST_LOG // 2))
+SHARE_BOUNDS = tl.constexpr(AGES.value + at.TABLE_LANES)
+"""Where parts of `FIGURES` begin, as do those of the line above."""
 
 
 def kernel(function: Any) -> Any:
     """Decorate a kernel, of which one variant serves all arguments but those in capitals."""
     names = [name for name in function.__code__.co_varnames[: function.__code__.co_argcount] if not name.isupper()]
     return triton.jit(do_not_specialize=names, do_not_specialize_on_alignment=names)(function)
-
-
-# -- arithmetic ------------------------------------------------------------------------------------------------------
 
 
 @triton.jit
@@ -118,12 +105,9 @@ def length_class(length):
 
 
 @triton.jit
-def share_class(score, total):
-    unit = total >> 12
-    low = (score > unit * SHARE_0).to(tl.int32) + (score > unit * SHARE_1).to(tl.int32)
-    low += (score > unit * SHARE_2).to(tl.int32) + (score > unit * SHARE_3).to(tl.int32)
-    high = (score > unit * SHARE_4).to(tl.int32) + (score > unit * SHARE_5).to(tl.int32)
-    return low + high + (score > unit * SHARE_6).to(tl.int32) + (score > unit * SHARE_7).to(tl.int32)
+def share_class(figures, score, total):
+    is_over = score > (total >> 12) * tl.load(figures + SHARE_BOUNDS + tl.arange(0, BOUNDS))
+    return tl.reduce(is_over.to(tl.int32), 0, plus)
 
 
 @triton.jit
@@ -142,27 +126,11 @@ def bucket_of(text, end, owner, buckets, KEY: tl.constexpr):
     return tl.where(is_text, (hashed >> 4) & (buckets - 1), -1)
 
 
-# -- matches ---------------------------------------------------------------------------------------------------------
-
-
 @kernel
 def scan_kernel(
-    slots,
-    generations,
-    lengths,
-    limits,
-    texts,
-    texts_stride,
-    facts,
-    chain,
-    voted,
-    table,
-    chain_length,
-    matches,
-    matches_stride,
-    COLUMNS: tl.constexpr,
-    BLOCK: tl.constexpr,
-):
+    slots, generations, lengths, limits, texts, texts_stride, facts, chain, voted, table, chain_length, matches,
+    matches_stride, COLUMNS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
     """Learn, in the first block of a row, and write the best match in a block."""
     row, block = tl.program_id(0), tl.program_id(1)
     slot, n, limit = tl.load(slots + row).to(tl.int64), tl.load(lengths + row), tl.load(limits + row)
@@ -195,8 +163,9 @@ def match_lengths(text, n, places):
 
 
 @triton.jit
-def ring_token(ring, owners, capacity, end, owner, places, mask):
+def ring_token(memory, places, mask):
     """Return tokens of the ring; the owner is compared before any is read."""
+    ring, owners, capacity, end, owner = memory
     index = places & (capacity - 1)
     mask = flags(mask & (places >= 0) & (places >= end - capacity) & (places < end))
     mask = mask & (tl.load(owners + index // GRANULE, mask=mask, other=0) == owner)
@@ -204,7 +173,7 @@ def ring_token(ring, owners, capacity, end, owner, places, mask):
 
 
 @triton.jit
-def ring_match(ring, owners, capacity, end, owner, text, n, places, mask):
+def ring_match(memory, text, n, places, mask):
     """Return how many tokens before each of the places match the text's end, in pieces of 16."""
     found = places * 0
     columns = tl.arange(0, 16)
@@ -213,7 +182,7 @@ def ring_match(ring, owners, capacity, end, owner, text, n, places, mask):
             distance = first + 1 + columns
             wanted = tl.load(text + n - distance, mask=n >= distance, other=-1)
             there = places[:, None] - distance[None, :]
-            tokens = ring_token(ring, owners, capacity, end, owner, there, mask[:, None] & (wanted >= 0)[None, :])
+            tokens = ring_token(memory, there, mask[:, None] & (wanted >= 0)[None, :])
             is_other = (tokens < 0) | (tokens != wanted[None, :])
             equal = tl.reduce(tl.where(is_other, columns[None, :], 16), 1, smaller)
             found += tl.where(mask, equal, 0)
@@ -221,25 +190,17 @@ def ring_match(ring, owners, capacity, end, owner, text, n, places, mask):
     return found
 
 
-# -- candidates ------------------------------------------------------------------------------------------------------
-
-
 @triton.jit
-def candidates(facts, text, n, last, best, owner, ring, owners, capacity, end, buckets, bucket_count):
+def candidates(facts, own, memory, best, buckets, bucket_count):
     """Return place, length, kind, rank and presence of the candidates, [LANES], and keep the anchors."""
     lanes = tl.arange(0, LANES)
-    places, lengths, is_entry = response_candidates(
-        text, n, owner, ring, owners, capacity, end, buckets, bucket_count, lanes
-    )
+    places, lengths, is_entry = response_candidates(own, memory, buckets, bucket_count)
     is_newer = is_entry[None, :] & (places[None, :] > places[:, None])
-    ranks = tl.reduce(is_newer.to(tl.int32), 1, plus)
-    ranks = tl.where(is_entry, ranks, 0)
-    has_responses = tl.reduce(is_entry.to(tl.int32), 0, larger) > 0
+    ranks = tl.where(is_entry, tl.reduce(is_newer.to(tl.int32), 1, plus), 0)
     most = tl.reduce(tl.where(is_entry, (lengths.to(tl.int64) << 32) + places, 0), 0, larger)
     length, place = (best >> 32).to(tl.int32), (best & 0xFFFFFFFF).to(tl.int32)
-    nearby, known = anchor(facts, 0, text, n, last, owner, ring, owners, capacity, end, length >= FOLLOWED, place)
-    followed = (most & 0xFFFFFFFF).to(tl.int32)
-    distant, reached = anchor(facts, 1, text, n, last, owner, ring, owners, capacity, end, has_responses, followed)
+    nearby, known = anchor(facts, 0, own, memory, length >= FOLLOWED, place)
+    distant, reached = anchor(facts, 1, own, memory, most > 0, (most & 0xFFFFFFFF).to(tl.int32))
     is_near = (known >= 0) & (nearby - place < WINDOW) & (place - nearby < WINDOW)
     kinds = tl.where(lanes == OWN_MATCH, tl.where(is_near, NEAR, OWN), RESPONSE)
     kinds = tl.where(lanes == OWN_ANCHOR, ALIGNED, tl.where(lanes == RESPONSE_ANCHOR, RESPONSE_ALIGNED, kinds))
@@ -253,7 +214,8 @@ def candidates(facts, text, n, last, best, owner, ring, owners, capacity, end, b
 
 
 @triton.jit
-def response_candidates(text, n, owner, ring, owners, capacity, end, buckets, bucket_count, lanes):
+def response_candidates(own, memory, buckets, bucket_count):
+    text, n, owner, lanes = own[0], own[1], memory[4], tl.arange(0, LANES)
     long, short = bucket_of(text, n, owner, bucket_count, LONG_KEY), bucket_of(text, n, owner, bucket_count, SHORT_KEY)
     is_long = lanes < ENTRIES
     bucket, key = tl.where(is_long, long, short), tl.where(is_long, LONG_KEY, SHORT_KEY)
@@ -261,16 +223,17 @@ def response_candidates(text, n, owner, ring, owners, capacity, end, buckets, bu
     mask = flags((lanes < TABLE_LANES) & (owner > 0) & (bucket >= 0))
     places = tl.load(entries, mask=mask, other=0)
     mask = mask & (places > 0)
-    mask = mask & (ring_token(ring, owners, capacity, end, owner, places, mask) >= 0)
-    lengths = ring_match(ring, owners, capacity, end, owner, text, n, places, mask)
+    mask = mask & (ring_token(memory, places, mask) >= 0)
+    lengths = ring_match(memory, text, n, places, mask)
     mask = mask & (lengths >= key)
     is_same = mask[None, :] & (places[:, None] == places[None, :]) & (lanes[None, :] < lanes[:, None])
     return places, lengths, mask & (tl.reduce(is_same.to(tl.int32), 1, larger) == 0)
 
 
 @triton.jit
-def anchor(facts, WHICH: tl.constexpr, text, n, last, owner, ring, owners, capacity, end, follows, place):
+def anchor(facts, WHICH: tl.constexpr, own, memory, follows, place):
     """Return the anchor's place and length, -1 for no candidate; if the text `follows` a place, that is the anchor."""
+    text, n, last = own
     shift, followed = tl.load(facts + ANCHORS + 2 * WHICH), tl.load(facts + ANCHORS + 2 * WHICH + 1)
     is_known = (followed > 0) & (followed <= n) & (n - followed < FORGET) & (follows == 0)
     order = tl.arange(0, 16)
@@ -280,9 +243,8 @@ def anchor(facts, WHICH: tl.constexpr, text, n, last, owner, ring, owners, capac
         before = tl.load(text + nearby - 1, mask=flags(is_known & (nearby > 0) & (nearby <= n)), other=-1)
         there = tl.load(text + nearby, mask=flags(is_known & (nearby >= 0) & (nearby < n)), other=-1)
     else:
-        is_known = is_known & (owner > 0)
-        before = ring_token(ring, owners, capacity, end, owner, nearby - 1, is_known & (order >= 0))
-        there = ring_token(ring, owners, capacity, end, owner, nearby, is_known & (order >= 0))
+        is_known = is_known & (memory[4] > 0)
+        before, there = ring_token(memory, nearby - 1, is_known), ring_token(memory, nearby, is_known)
     first = tl.reduce(tl.where((before >= 0) & (before == last) & (there >= 0), order, 16), 0, smaller)
     expected = tl.reduce(tl.where(order == 0, there, -1), 0, larger)
     found = tl.where(first < 16, tl.reduce(tl.where(order == first, nearby, 0), 0, plus), n + shift)
@@ -292,41 +254,12 @@ def anchor(facts, WHICH: tl.constexpr, text, n, last, owner, ring, owners, capac
     return found, tl.where(first < 16, 1, tl.where(expected >= 0, 0, -1))
 
 
-# -- drafts ----------------------------------------------------------------------------------------------------------
-
-
 @kernel
 def draft_kernel(
-    slots,
-    generations,
-    lengths,
-    limits,
-    texts,
-    texts_stride,
-    facts,
-    chain,
-    voted,
-    table,
-    chain_length,
-    ring,
-    owners,
-    capacity,
-    buckets,
-    bucket_count,
-    end,
-    matches,
-    matches_stride,
-    blocks,
-    figures,
-    ids,
-    ids_stride,
-    confidences,
-    sources,
-    draft_lengths,
-    draft_length,
-    vocab_size,
-    COLUMNS: tl.constexpr,
-):
+    slots, generations, lengths, limits, texts, texts_stride, facts, chain, voted, table, chain_length, ring, owners,
+    capacity, buckets, bucket_count, end, matches, matches_stride, blocks, figures, ids, ids_stride, confidences,
+    sources, draft_lengths, draft_length, vocab_size, COLUMNS: tl.constexpr,
+):  # fmt: skip
     """Draft for a row, and pad."""
     row, columns, lanes = tl.program_id(0), tl.arange(0, COLUMNS), tl.arange(0, LANES)
     slot, n = tl.load(slots + row).to(tl.int64), tl.load(lengths + row)
@@ -334,27 +267,23 @@ def draft_kernel(
     chain, voted = chain + slot * 4 * chain_length, voted + slot * 2 * LANES
     limit = smaller(tl.load(limits + row), draft_length)
     last = tl.load(text + n - 1, mask=n > 0, other=-1)
-    drafted, ids_of_row = n * 0, columns * 0 - 1
-    origins, levels = columns * 0 - 1, columns * 0
+    drafted, tokens, origins, levels = n * 0, columns * 0, columns * 0, columns * 0
     is_current = tl.load(facts + GENERATION) == tl.load(generations + row)
     if is_current & (n > tl.load(facts + START)) & (limit > 0):
-        owner, stop = tl.load(facts + OWNER), tl.load(end)
+        own, memory = (text, n, last), (ring, owners, capacity, tl.load(end), tl.load(facts + OWNER))
         best = tl.full([], 0, tl.int64)
         for first in range(0, blocks, LANES):
             of_blocks = tl.load(matches + row * matches_stride + first + lanes, mask=first + lanes < blocks, other=0)
             best = larger(best, tl.reduce(of_blocks, 0, larger))
-        places, known, kinds, ranks, alive = candidates(
-            facts, text, n, last, best, owner, ring, owners, capacity, stop, buckets, bucket_count
-        )
-        tokens = predicted(text, n, owner, ring, owners, capacity, stop, kinds, places, alive, vocab_size)
-        tl.store(voted + lanes, tokens)
+        places, known, kinds, ranks, alive = candidates(facts, own, memory, best, buckets, bucket_count)
+        tl.store(voted + lanes, predicted(own, memory, kinds, places, alive, vocab_size))
         tl.store(voted + LANES + lanes, kinds * LENGTHS + length_class(known), mask=alive)
-        drafted, ids_of_row, origins, levels = vote(
-            facts, chain, chain_length, text, n, last, owner, ring, owners, capacity, stop, places, known, kinds, ranks,
-            alive, limit, table, figures, vocab_size, columns, lanes,
-        )  # fmt: skip
+        found = (places, known, kinds, ranks, alive)
+        drafted, tokens, origins, levels = vote(
+            facts, chain, chain_length, own, memory, found, limit, table, figures, vocab_size, columns
+        )
     mask, is_drafted = columns < draft_length, columns < drafted
-    padded = tl.where(is_drafted, ids_of_row, larger(last, 0)).to(tl.int64)
+    padded = tl.where(is_drafted, tokens, larger(last, 0)).to(tl.int64)
     tl.store(ids + row * ids_stride + columns, padded, mask=mask)
     rates = tl.where(is_drafted, levels, 0).to(tl.float32) * (1.0 / LEVELS)
     tl.store(confidences + row * ids_stride + columns, rates, mask=mask)
@@ -363,29 +292,29 @@ def draft_kernel(
 
 
 @triton.jit
-def predicted(text, n, owner, ring, owners, capacity, end, kinds, places, mask, vocab_size):
-    """Return the token at each candidate's place, -1 for none; places in own text may lie beyond its end."""
+def predicted(own, memory, kinds, places, mask, vocab_size):
+    """Return the token at each candidate's place, -1 for none."""
     is_response = (kinds == RESPONSE) | (kinds == RESPONSE_ALIGNED)
-    of_ring = ring_token(ring, owners, capacity, end, owner, places, mask & is_response)
-    tokens = tl.load(text + places, mask=flags(mask & (is_response == 0)), other=-1)
+    of_ring = ring_token(memory, places, mask & is_response)
+    tokens = tl.load(own[0] + places, mask=flags(mask & (is_response == 0)), other=-1)
     tokens = tl.where(is_response, of_ring, tokens)
     return tl.where((tokens >= 0) & (tokens < vocab_size), tokens, -1)
 
 
 @triton.jit
-def vote(
-    facts, chain, chain_length, text, n, last, owner, ring, owners, capacity, end, places, known, kinds, ranks, alive,
-    limit, table, figures, vocab_size, columns, lanes,
-):  # fmt: skip
+def vote(facts, chain, chain_length, own, memory, found, limit, table, figures, vocab_size, columns):
     """Return the number of drafted tokens, the tokens, their sources and their levels, [COLUMNS]."""
+    n, last, owner, lanes = own[1], own[2], memory[4], tl.arange(0, LANES)
+    places, known, kinds, ranks, alive = found
     hit_rate, start = tl.load(facts + HIT_RATE), tl.load(facts + START)
     is_pending = tl.load(facts + CHAIN_FOR) == n
     is_own = alive & (kinds != RESPONSE) & (kinds != RESPONSE_ALIGNED)
-    drafted, ids = n * 0, columns * 0 - 1
-    sources, evidence, contexts, own_rows = columns * 0, columns * 0, columns * 0, columns * 0
+    period = tl.where(is_own, n - places, 1)
+    drafted, ids, sources = n * 0, columns * 0, columns * 0
+    evidence, contexts, own_rows = columns * 0, columns * 0, columns * 0
     for place in range(limit):
-        offset = tl.where(is_own, place % tl.where(is_own, n - places, 1), place)  # own text repeats in its draft
-        token = predicted(text, n, owner, ring, owners, capacity, end, kinds, places + offset, alive, vocab_size)
+        offset = tl.where(is_own, place % period, place)  # own text repeats in its draft
+        token = predicted(own, memory, kinds, places + offset, alive, vocab_size)
         alive = alive & (token >= 0)
         hits, tries = counted(table, kinds * LENGTHS + length_class(known + place), alive)
         voice = weight(figures, log_odds(figures, hits, tries), ranks)
@@ -393,25 +322,24 @@ def vote(
         scores = tl.reduce(tl.where(is_same, voice[None, :], 0), 1, plus)
         longest = tl.reduce(tl.where(is_same, known[None, :] + place, 0), 1, larger)
         worth = tl.where(alive, scores * (1 + length_class(longest)), -1)
-        most = tl.reduce(worth, 0, larger)
-        lane = tl.reduce(tl.where(alive & (worth == most), lanes, LANES), 0, smaller)
+        is_best = alive & (worth == tl.reduce(worth, 0, larger))
+        lane = tl.reduce(tl.where(is_best, lanes, LANES), 0, smaller)
         total = tl.reduce(tl.where(alive, voice, 0), 0, plus)
         chosen = tl.reduce(tl.where(lanes == lane, token, 0), 0, plus)
         score = tl.reduce(tl.where(lanes == lane, scores, 0), 0, plus)
         size = length_class(tl.reduce(tl.where(lanes == lane, longest, 0), 0, plus))
-        here = flags((columns == place) & (lane < LANES))
         alive = alive & (token == chosen)
         support = tl.reduce(alive.to(tl.int32), 0, plus)
         own_lane = tl.reduce(tl.where(alive & is_own, lanes, LANES), 0, smaller)
         own_place = tl.reduce(tl.where(lanes == own_lane, places, 0), 0, plus)
         both = (own_lane < LANES).to(tl.int32) + 2 * tl.reduce((alive & (is_own == 0)).to(tl.int32), 0, larger)
         near = tl.reduce((alive & (kinds >= NEAR)).to(tl.int32), 0, larger)
-        share = share_class(score, total)
-        ids = tl.where(here, chosen, ids)
+        share = share_class(figures, score, total)
+        row, context, own_row = judging_rows(chosen, last, owner, size, share, support, hit_rate, both, near)
+        here = flags((columns == place) & (lane < LANES))
+        ids, evidence = tl.where(here, chosen, ids), tl.where(here, row, evidence)
+        contexts, own_rows = tl.where(here, context, contexts), tl.where(here, own_row, own_rows)
         sources = tl.where(here, tl.where(own_lane < LANES, (own_place + place < start).to(tl.int32), 2), sources)
-        evidence = tl.where(here, evidence_row(size, share, support, hit_rate, both, near), evidence)
-        contexts = tl.where(here, context_row(last, owner, size, share), contexts)
-        own_rows = tl.where(here, token_row(chosen, owner, share), own_rows)
         drafted += (lane < LANES).to(tl.int32)
         last = chosen
     levels = confidence(table, figures, evidence, contexts, own_rows, columns < drafted)
@@ -429,24 +357,15 @@ def vote(
 
 
 @triton.jit
-def evidence_row(size, share, support, hit_rate, origins, near):
+def judging_rows(token, last, owner, size, share, support, hit_rate, origins, near):
     supported = (support > 1).to(tl.int32) + (support > 3).to(tl.int32)
     rate = (hit_rate >= LEVELS // 4).to(tl.int32) + (hit_rate >= LEVELS * 3 // 5).to(tl.int32)
-    key = (size * SHARES + share) * SUPPORTS + supported
-    return EVIDENCE + ((key * HIT_RATES + rate) * ORIGINS + origins) * 2 + near
-
-
-@triton.jit
-def context_row(last, owner, size, share):
-    hashed = (mixed(mixed(owner, 0), last.to(tl.int64)) >> 4 & (HASHES - 1)).to(tl.int32)
-    row = 3 * (hashed * COARSE + smaller(size // 2, COARSE - 1))
-    return CONTEXTS + row + (share > 2).to(tl.int32) + (share > 5).to(tl.int32)
-
-
-@triton.jit
-def token_row(token, owner, share):
-    hashed = (mixed(mixed(owner, 0), token.to(tl.int64)) >> 4 & (HASHES - 1)).to(tl.int32)
-    return TOKENS + 2 * hashed + (share > 4).to(tl.int32)
+    key = ((size * SHARES + share) * SUPPORTS + supported) * HIT_RATES + rate
+    context = (mixed(mixed(owner, 0), last.to(tl.int64)) >> 4 & (HASHES - 1)).to(tl.int32) * COARSE
+    context = 3 * (context + smaller(size // 2, COARSE - 1)) + (share > 2).to(tl.int32) + (share > 5).to(tl.int32)
+    own = (mixed(mixed(owner, 0), token.to(tl.int64)) >> 4 & (HASHES - 1)).to(tl.int32)
+    evidence = EVIDENCE + (key * ORIGINS + origins) * 2 + near
+    return evidence, CONTEXTS + context, TOKENS + 2 * own + (share > 4).to(tl.int32)
 
 
 @triton.jit
@@ -459,9 +378,6 @@ def confidence(table, figures, evidence, contexts, tokens, mask):
     hits, tries = counted(table, tokens, mask)
     after += log_odds_after(figures, hits, tries, level)
     return probability(figures, (2 * seen + after) >> 2)
-
-
-# -- learning --------------------------------------------------------------------------------------------------------
 
 
 @triton.jit
@@ -500,46 +416,10 @@ def learn(facts, chain, voted, table, text, n, chain_length, COLUMNS: tl.constex
 
 
 @kernel
-def halve_kernel(table, rows, BLOCK: tl.constexpr):
-    """Halve a block of rows of counts."""
-    row = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    hits, tries = tl.load(table + 2 * row, mask=row < rows), tl.load(table + 2 * row + 1, mask=row < rows)
-    mask = (row < rows) & (tries > tl.where(row < CONTEXTS, MOST_TRIES, MOST_TOKEN_TRIES))
-    tl.store(table + 2 * row, hits >> 1, mask=mask)
-    tl.store(table + 2 * row + 1, tries >> 1, mask=mask)
-
-
-# -- requests --------------------------------------------------------------------------------------------------------
-
-
-@kernel
-def begin_kernel(facts, slots, generations, owners, starts, BLOCK: tl.constexpr):
-    """Reset a slot."""
-    k, columns = tl.program_id(0), tl.arange(0, BLOCK)
-    generation, owner, start = tl.load(generations + k), tl.load(owners + k), tl.load(starts + k)
-    values = tl.where(columns == GENERATION, generation, tl.where(columns == OWNER, owner, 0))
-    values = tl.where(columns == START, start, tl.where(columns == HIT_RATE, LEVELS // 2, values))
-    tl.store(facts + tl.load(slots + k).to(tl.int64) * FACTS + columns, values, mask=columns < FACTS)
-
-
-@kernel
 def remember_kernel(
-    texts,
-    texts_stride,
-    slot,
-    prompt,
-    begin,
-    end,
-    owner,
-    number,
-    ring,
-    owners,
-    capacity,
-    buckets,
-    bucket_count,
-    ring_end,
-    BLOCK: tl.constexpr,
-):
+    texts, texts_stride, slot, prompt, begin, end, owner, number, ring, owners, capacity, buckets, bucket_count,
+    ring_end, BLOCK: tl.constexpr,
+):  # fmt: skip
     """Enter a response, by one program."""
     base = tl.load(ring_end)
     entry = (owner * SPARED + number % (ENTRIES - SPARED)) % ENTRIES
@@ -562,52 +442,29 @@ def remember_kernel(
     tl.store(ring_end, base + size)
 
 
-# -- launches --------------------------------------------------------------------------------------------------------
-
-
 def scan(state: State, texts: Tensor, rows: Rows) -> None:
     """Launch; see `plain.scan`."""
-    block, columns = at.BLOCK, triton.next_power_of_2(state.chain.shape[2])
-    scan_kernel[(len(rows.slots), state.matches.shape[1])](
-        *(*rows, texts, texts.stride(0), state.slots, state.chain, state.voted, state.counts, state.chain.shape[2]),
-        *(state.matches, state.matches.stride(0)),
-        COLUMNS=columns,
-        BLOCK=block,
-        num_warps=4,
-    )
+    step = *rows, texts, texts.stride(0), *state[:4], state.chain.shape[2], state.matches, state.matches.stride(0)
+    grid, columns = (len(rows.slots), state.matches.shape[1]), triton.next_power_of_2(state.chain.shape[2])
+    scan_kernel[grid](*step, COLUMNS=columns, BLOCK=at.BLOCK, num_warps=4)
 
 
 def draft(state: State, texts: Tensor, rows: Rows, drafts: Drafts, vocab_size: int) -> None:
     """Launch; see `plain.draft`."""
-    draft_kernel[(len(rows.slots),)](
-        *(*rows, texts, texts.stride(0), state.slots, state.chain, state.voted, state.counts, state.chain.shape[2]),
-        *(state.ring, state.owners, state.ring.shape[0], state.buckets, state.buckets.shape[1], state.end),
-        *(state.matches, state.matches.stride(0), state.matches.shape[1], state.figures),
-        *(drafts.ids, drafts.ids.stride(0), drafts.confidence, drafts.sources, drafts.lengths),
-        *(drafts.ids.shape[1], vocab_size),
-        COLUMNS=triton.next_power_of_2(state.chain.shape[2]),
-        num_warps=1,
-    )
+    step = *rows, texts, texts.stride(0), *state[:4], state.chain.shape[2]
+    matches = state.matches, state.matches.stride(0), state.matches.shape[1], state.figures
+    out = drafts.ids, drafts.ids.stride(0), drafts.confidence, drafts.sources, drafts.lengths, drafts.ids.shape[1]
+    columns = triton.next_power_of_2(state.chain.shape[2])
+    draft_kernel[(len(rows.slots),)](*step, *_memory(state), *matches, *out, vocab_size, COLUMNS=columns, num_warps=1)
 
 
-def halve(state: State) -> None:
-    """Launch; see `plain.halve`."""
-    rows = len(state.counts)
-    halve_kernel[(triton.cdiv(rows, 1024),)](state.counts, rows, BLOCK=1024, num_warps=4)
-
-
-def begin(state: State, slots: Tensor, generations: Tensor, owners: Tensor, starts: Tensor) -> None:
-    """Launch; see `plain.begin`."""
-    begin_kernel[(len(slots),)](state.slots, slots, generations, owners, starts, BLOCK=16, num_warps=1)
+def _memory(state: State) -> tuple[Any, ...]:
+    return state.ring, state.owners, state.ring.shape[0], state.buckets, state.buckets.shape[1], state.end
 
 
 def remember(
     state: State, texts: Tensor, slot: int, prompt: int, begin: int, end: int, owner: int, number: int
 ) -> None:
     """Launch; see `plain.remember`."""
-    remember_kernel[(1,)](
-        *(texts, texts.stride(0), slot, prompt, begin, end, owner, number),
-        *(state.ring, state.owners, state.ring.shape[0], state.buckets, state.buckets.shape[1], state.end),
-        BLOCK=1024,
-        num_warps=8,
-    )
+    response = texts, texts.stride(0), slot, prompt, begin, end, owner, number
+    remember_kernel[(1,)](*response, *_memory(state), BLOCK=1024, num_warps=8)

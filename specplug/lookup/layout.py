@@ -12,9 +12,7 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 import torch
 
-from specplug.lookup.counts import (
-    start_counts,
-)
+from specplug.lookup.counts import CONTEXTS, start_counts
 
 LONGEST = 64
 """Most tokens of a match."""
@@ -85,7 +83,7 @@ PROBABILITIES = np.array(
 """Levels of log-odds from -`MOST_LOG`, in steps of 4."""
 AGES = np.array([round(FRACTION * log2(1 + 0.05 * rank)) for rank in range(TABLE_LANES)], np.int32)
 """What the votes of responses lose by their rank, from the newest."""
-FIGURES = np.concatenate((LOGARITHMS, POWERS, PROBABILITIES, AGES))
+FIGURES = np.concatenate((LOGARITHMS, POWERS, PROBABILITIES, AGES, np.array(SHARE_BOUNDS, np.int32)))
 """All of these, for kernels."""
 OFFSETS = np.array(sorted(range(-BACK, WINDOW), key=lambda k: (abs(k), -k)), np.int32)
 """Offsets from an anchor in the order of the search."""
@@ -183,6 +181,26 @@ def clear(state: State) -> None:
     """Forget all responses; due when `MOST_PLACES` are near, or when a server forgets."""
     for tensor in (state.owners, state.buckets, state.end):
         tensor.zero_()
+
+
+def begin(
+    state: State, slots: torch.Tensor, generations: torch.Tensor, owners: torch.Tensor, starts: torch.Tensor
+) -> None:
+    """Reset slots, [N] int64, for new requests of these generations, owners and lengths of references, [N] int32."""
+    facts = torch.zeros(len(slots), FACTS, dtype=torch.int32, device=slots.device)
+    facts[:, GENERATION], facts[:, OWNER], facts[:, START], facts[:, HIT_RATE] = (
+        generations,
+        owners,
+        starts,
+        LEVELS // 2,
+    )
+    state.slots[slots] = facts
+
+
+def halve(state: State) -> None:
+    """Halve the rows of counts with many tries, so that older ones count less."""
+    for rows, most in ((state.counts[:CONTEXTS], MOST_TRIES), (state.counts[CONTEXTS:], MOST_TOKEN_TRIES)):
+        rows >>= (rows[:, 1:] > most * UNIT).int()
 
 
 def views(memory: Memory) -> Memory:

@@ -10,43 +10,28 @@ from typing import Any
 import numpy as np
 from numba.extending import register_jitable
 
-from specplug.lookup import counts
+from specplug.lookup import arithmetic
 from specplug.lookup import layout as at
-from specplug.lookup.arithmetic import (
-    bucket_of,
-    context_row,
-    entry_of,
-    evidence_row,
-    length_class,
-    log_odds,
-    log_odds_after,
-    probability,
-    share_class,
-    token_row,
-    vote_row,
-    weight,
-)
 from specplug.lookup.layout import KIND, LANE, LENGTH, PLACE, RANK, TOKEN, Drafts, Rows, State
-
-# -- matches ---------------------------------------------------------------------------------------------------------
 
 
 def scan(state: State, texts: Any, rows: Rows) -> None:
     """Learn from each row's new tokens, and write its best match to `matches`."""
-    for row, (slot, generation, length, limit) in enumerate(zip(*(it.tolist() for it in rows), strict=True)):
-        state.matches[row] = 0
-        if state.slots[slot, at.GENERATION] == generation:
-            learn(state, slot, texts[slot], length)
-            if limit > 0:
-                state.matches[row, 0] = best_match(texts[slot, :length])
+    for row in range(rows.slots.size):
+        slot, n = rows.slots[row], int(rows.lengths[row])
+        state.matches[row, :] = 0
+        if state.slots[slot, at.GENERATION] == rows.generations[row]:
+            learn(state, slot, texts[slot], n)
+            if rows.limits[row] > 0 and n > 0:
+                state.matches[row, 0] = best_match(texts[slot], n)
 
 
-def best_match(text: Any) -> int:
+def best_match(text: Any, n: int) -> int:
     """Return the longest match of the text's end in itself, the newest of these: tokens * 2^32 + place; 0 for none."""
     found = 0
-    for place in range(1, len(text)):
+    for place in range(1, n):
         length = 0
-        while length < min(place, at.LONGEST) and text[place - 1 - length] == text[len(text) - 1 - length] >= 0:
+        while length < min(place, at.LONGEST) and text[place - 1 - length] == text[n - 1 - length] >= 0:
             length += 1
         if length:
             found = max(found, (length << 32) + place)
@@ -73,9 +58,6 @@ def ring_match(state: State, text: Any, n: int, owner: int, place: int) -> int:
             break
         length += 1
     return length
-
-
-# -- candidates ------------------------------------------------------------------------------------------------------
 
 
 @register_jitable
@@ -124,7 +106,7 @@ def response_candidates(state: State, text: Any, n: int, owner: int, found: Any)
     number = 0
     for table in range(len(at.KEYS)):
         tokens = at.KEYS[table]
-        bucket = bucket_of(text, n, tokens, owner, state.buckets.shape[1])
+        bucket = arithmetic.bucket_of(text, n, tokens, owner, state.buckets.shape[1])
         for entry in range(at.ENTRIES if bucket >= 0 else 0):
             place = int(state.buckets[table, bucket, entry])
             is_new = place > 0 and ring_token(state, owner, place) >= 0
@@ -173,21 +155,18 @@ def token_at(state: State, which: int, text: Any, n: int, owner: int, place: int
     return int(text[place]) if 0 <= place < n else -1
 
 
-# -- drafts ----------------------------------------------------------------------------------------------------------
-
-
 def draft(state: State, texts: Any, rows: Rows, drafts: Drafts, vocab_size: int) -> None:
     """Draft for each row what its candidates vote for; `scan` comes before."""
-    for row, (slot, generation, n, limit) in enumerate(zip(*(it.tolist() for it in rows), strict=True)):
-        text, facts, most = texts[slot], state.slots[slot], drafts.ids.shape[1]
-        drafts.ids[row], drafts.lengths[row] = max(int(text[n - 1]), 0) if n else 0, 0
-        drafts.confidence[row], drafts.sources[row] = 0, -1
-        if facts[at.GENERATION] == generation and n > facts[at.START] and limit > 0:
-            found = np.zeros((at.LANES, 6), np.int64)
+    found = np.zeros((at.LANES, 6), np.int64)
+    for row in range(rows.slots.size):
+        slot, n, limit = rows.slots[row], int(rows.lengths[row]), min(int(rows.limits[row]), drafts.ids.shape[1])
+        text, facts, drafted = texts[slot], state.slots[slot], 0
+        if facts[at.GENERATION] == rows.generations[row] and n > facts[at.START] and limit > 0:
             number = candidates(state, slot, text, n, int(state.matches[row].max()), found)
             ask(state, slot, text, n, found, number, vocab_size)
-            drafted = vote(state, slot, text, n, found, number, min(limit, most), vocab_size, row, drafts)
-            drafts.lengths[row] = drafted
+            drafted = vote(state, slot, text, n, found, number, limit, vocab_size, row, drafts)
+        drafts.lengths[row], drafts.ids[row, drafted:] = drafted, max(int(text[n - 1]), 0) if n else 0
+        drafts.confidence[row, drafted:], drafts.sources[row, drafted:] = 0, -1
 
 
 @register_jitable
@@ -210,22 +189,14 @@ def ask(state: State, slot: int, text: Any, n: int, found: Any, number: int, voc
     state.voted[slot, 0, :] = -1
     for lane, kind, place, length, _, _ in found[:number]:
         state.voted[slot, 0, lane] = predicted(state, text, n, owner, kind, place, 0, vocab_size)
-        state.voted[slot, 1, lane] = vote_row(kind, length)
+        state.voted[slot, 1, lane] = arithmetic.vote_row(kind, length)
     state.slots[slot, at.VOTED_FOR] = n
 
 
 def vote(
-    state: State,
-    slot: int,
-    text: Any,
-    n: int,
-    found: Any,
-    number: int,
-    limit: int,
-    vocab_size: int,
-    row: int,
+    state: State, slot: int, text: Any, n: int, found: Any, number: int, limit: int, vocab_size: int, row: int,
     drafts: Drafts,
-) -> int:
+) -> int:  # fmt: skip
     """Draft the token with the longest expected draft, repeatedly, and return the number of drafted tokens.
 
     The candidates that predicted a token vote on the next one, with the square of the odds of their kind and length.
@@ -240,21 +211,27 @@ def vote(
             break
         scores, longest = dict[int, int](), dict[int, int]()
         for _, kind, _, length, rank, token in alive.tolist():
-            voice = weight(log_odds(*state.counts[vote_row(kind, length + drafted)].tolist()), rank)
+            voice = arithmetic.weight(
+                arithmetic.log_odds(*state.counts[arithmetic.vote_row(kind, length + drafted)].tolist()), rank
+            )
             scores[token] = scores.get(token, 0) + voice
             longest[token] = max(longest.get(token, 0), length + drafted)
-        token = max(scores, key=lambda it: scores[it] * (1 + length_class(longest[it])))  # the first lane's among ties
+        token = max(
+            scores, key=lambda it: scores[it] * (1 + arithmetic.length_class(longest[it]))
+        )  # the first lane's among ties
         alive = alive[alive[:, TOKEN] == token]
         is_response = np.isin(alive[:, KIND], (at.RESPONSE, at.RESPONSE_ALIGNED))
         own_places = alive[~is_response, PLACE]
         origins, near = (len(own_places) > 0) + 2 * is_response.any(), (alive[:, KIND] >= at.NEAR).any()
-        size, share = length_class(longest[token]), share_class(scores[token], sum(scores.values()))
-        evidence = evidence_row(size, share, len(alive), hit_rate, int(origins), int(near))
-        context, own_row = context_row(last, owner, size, share), token_row(token, owner, share)
+        size, share = (
+            arithmetic.length_class(longest[token]),
+            arithmetic.share_class(scores[token], sum(scores.values())),
+        )
+        keys = arithmetic.judging_rows(token, last, owner, size, share, len(alive), hit_rate, int(origins), int(near))
         if not is_pending:
-            state.chain[slot, :, drafted] = token, evidence, context, own_row
+            state.chain[slot, :, drafted] = token, *keys
         drafts.ids[row, drafted] = last = token
-        drafts.confidence[row, drafted] = confidence(state, evidence, context, own_row) / at.LEVELS
+        drafts.confidence[row, drafted] = confidence(state, *keys) / at.LEVELS
         drafts.sources[row, drafted] = own_places[0] + drafted < start if len(own_places) else 2
         drafted += 1
     if not is_pending:
@@ -266,14 +243,11 @@ def vote(
 def confidence(state: State, evidence: int, context: int, token: int) -> int:
     """Return the level that a token is right: the mean of the log-odds, in which evidence counts twice."""
     table = state.counts
-    seen = log_odds(int(table[evidence, 0]), int(table[evidence, 1]))
-    level = min(max(probability(seen), 20), at.LEVELS - 20)
-    after = log_odds_after(int(table[context, 0]), int(table[context, 1]), level)
-    after += log_odds_after(int(table[token, 0]), int(table[token, 1]), level)
-    return probability((2 * seen + after) >> 2)  # type: ignore[no-any-return]
-
-
-# -- learning --------------------------------------------------------------------------------------------------------
+    seen = arithmetic.log_odds(int(table[evidence, 0]), int(table[evidence, 1]))
+    level = min(max(arithmetic.probability(seen), 20), at.LEVELS - 20)
+    after = arithmetic.log_odds_after(int(table[context, 0]), int(table[context, 1]), level)
+    after += arithmetic.log_odds_after(int(table[token, 0]), int(table[token, 1]), level)
+    return arithmetic.probability((2 * seen + after) >> 2)  # type: ignore[no-any-return]
 
 
 @register_jitable
@@ -312,27 +286,6 @@ def learn(state: State, slot: int, text: Any, n: int) -> None:
         facts[at.CHAIN_FOR] = 0
 
 
-def halve(state: State) -> None:
-    """Halve the rows of counts with many tries, so that older ones count less; no step runs meanwhile."""
-    for row in range(state.counts.shape[0]):
-        most = at.MOST_TRIES if row < counts.CONTEXTS else at.MOST_TOKEN_TRIES
-        if state.counts[row, 1] > most * at.UNIT:
-            state.counts[row, 0] >>= 1
-            state.counts[row, 1] >>= 1
-
-
-# -- requests --------------------------------------------------------------------------------------------------------
-
-
-def begin(state: State, slots: Any, generations: Any, owners: Any, starts: Any) -> None:
-    """Reset slots, [N] int64, for new requests of these generations, owners and lengths of references, [N] int32."""
-    for k in range(slots.size):
-        facts = state.slots[slots[k]]
-        facts[:] = 0
-        facts[at.GENERATION], facts[at.OWNER], facts[at.START] = generations[k], owners[k], starts[k]
-        facts[at.HIT_RATE] = at.LEVELS // 2
-
-
 def remember(state: State, texts: Any, slot: int, prompt: int, begin: int, end: int, owner: int, number: int) -> None:
     """Enter the tokens from `begin` up to `end` of a row's text as a response.
 
@@ -346,7 +299,7 @@ def remember(state: State, texts: Any, slot: int, prompt: int, begin: int, end: 
     """
     if end <= begin:
         return
-    capacity, base, entry = state.ring.size, int(state.end[0]), entry_of(owner, number)
+    capacity, base, entry = state.ring.size, int(state.end[0]), arithmetic.entry_of(owner, number)
     begin = max(begin, end - capacity // 4)
     first = max(prompt, begin - at.CONTEXT)
     text, length = texts[slot, first:end], end - first
@@ -356,7 +309,7 @@ def remember(state: State, texts: Any, slot: int, prompt: int, begin: int, end: 
         state.owners[((base + k) & (capacity - 1)) // at.GRANULE] = owner
     for table in range(len(at.KEYS)):
         for k in range(begin - first, length):
-            bucket = bucket_of(text, k, at.KEYS[table], owner, state.buckets.shape[1])
+            bucket = arithmetic.bucket_of(text, k, at.KEYS[table], owner, state.buckets.shape[1])
             if bucket >= 0:
                 state.buckets[table, bucket, entry] = max(state.buckets[table, bucket, entry], base + 1 + k)
     state.end[0] = base + size

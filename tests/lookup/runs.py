@@ -41,7 +41,9 @@ class Run:
     def some(self, count: int) -> list[int]:
         """Return random tokens, a few of which are not text."""
         random = self.random
-        return [random.randrange(self.tokens) if random.random() < 0.97 else random.choice([-1, -9]) for _ in range(count)]
+        return [
+            random.randrange(self.tokens) if random.random() < 0.97 else random.choice([-1, -9]) for _ in range(count)
+        ]
 
     def call(self, name: str, *args: Any) -> None:
         """Call a function of the form."""
@@ -64,14 +66,16 @@ class Run:
         self.lengths[slot], self.starts[slot] = start + length, start
         self.generations[slot], self.owners[slot] = self.begun, random.randint(0, 5)
         facts = (torch.tensor([it[slot]], dtype=torch.int32) for it in (self.generations, self.owners, self.starts))
-        self.call("begin", self.state, torch.tensor([slot]), *facts)
+        at.begin(self.state, torch.tensor([slot]), *facts)
 
     def remember(self) -> None:
         """Remember a piece of a text, for any owner."""
         random, slot = self.random, self.random.randrange(self.slots)
         first, last = sorted((random.randrange(LENGTH + 1), random.randrange(LENGTH + 1)))
         prompt = random.randint(0, first)
-        self.call("remember", self.state, self.texts, slot, prompt, first, last, random.randint(1, 5), random.randrange(9))
+        self.call(
+            "remember", self.state, self.texts, slot, prompt, first, last, random.randint(1, 5), random.randrange(9)
+        )
 
     def step(self) -> dict[str, Any]:
         """Step; return all that was written."""
@@ -119,7 +123,7 @@ class Run:
             if self.random.random() < 0.1:
                 self.begin(self.random.randrange(self.slots))
             if self.random.random() < 0.1:
-                self.call("halve", self.state)
+                at.halve(self.state)
             if self.random.random() < 0.02:
                 at.clear(self.state)
             found.append(self.step())
