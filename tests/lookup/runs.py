@@ -20,11 +20,13 @@ class Run:
 
     Texts have few tokens and often go on as drafted, so that matches and chains abound; the ring is small, so that it
     wraps and owners share buckets; what lies beyond a text's end looks like text.  The next run of an equal `random` is
-    the same run, as long as drafts are.
+    the same run, as long as drafts are; it may pass the rows of each step in the opposite order.
     """
 
-    def __init__(self, random: Random, form: ModuleType, memory: Callable[[Any], Any] = at.views) -> None:
-        self.random, self.form, self.memory = random, form, memory
+    def __init__(
+        self, random: Random, form: ModuleType, memory: Callable[[Any], Any] = at.views, *, opposite: bool = False
+    ) -> None:
+        self.random, self.form, self.memory, self.opposite = random, form, memory, opposite
         self.slots, self.draft_length = random.randint(1, 4), random.choice([1, 3, 8])
         self.tokens = random.randint(1, 5)
         self.state = at.allocate(self.slots, LENGTH, self.draft_length, RING)
@@ -84,7 +86,8 @@ class Run:
         generations = [self.generations[slot] - (random.random() < 0.05) for slot in slots]
         limits = [random.choice([0, 1, 2, 99, 99, 99]) for _ in slots]
         facts = (generations, [self.lengths[slot] for slot in slots], limits)
-        rows = at.Rows(torch.tensor(slots), *(torch.tensor(it, dtype=torch.int32) for it in facts))
+        order = list(range(len(slots)))[:: -1 if self.opposite else 1]
+        rows = at.Rows(torch.tensor(slots)[order], *(torch.tensor(it, dtype=torch.int32)[order] for it in facts))
         shape = len(slots), self.draft_length
         drafts = at.Drafts(
             torch.full(shape, POISON),
@@ -93,11 +96,13 @@ class Run:
             torch.full(shape[:1], POISON, dtype=torch.int32),
         )
         self.call("scan", self.state, self.texts, rows)
-        matches = self.state.matches[: len(slots)].amax(1)
+        matches = self.state.matches[: len(slots)].amax(1)[order]
         self.call("draft", self.state, self.texts, rows, drafts, random.choice([2, 100]))
+        drafts = at.Drafts(*(tensor[order] for tensor in drafts))
         for row, slot in enumerate(slots):
             self.extend(slot, drafts.ids[row, : random.randint(0, int(drafts.lengths[row]))].tolist())
-        written = {**drafts._asdict(), **self.state._asdict(), "matches": matches}
+        written = {**self.state._asdict(), **{f"draft {name}": it for name, it in drafts._asdict().items()}}
+        written["matches"] = matches
         return {name: tensor.clone() for name, tensor in written.items()}
 
     def extend(self, slot: int, accepted: list[int]) -> None:

@@ -9,7 +9,6 @@ import torch
 
 from specplug.lookup import layout as at
 
-
 ROOM = 300
 """Most tokens of a text."""
 

@@ -23,7 +23,7 @@ def kernels() -> Iterator[ModuleType]:
         yield module
 
 
-@pytest.mark.parametrize("seed", range(12))
-def test_the_kernels_are_the_reference(kernels: ModuleType, seed: int) -> None:
-    found = Run(Random(seed), kernels, memory=lambda tensors: tensors).steps(6)
-    assert_equal(Run(Random(seed), plain).steps(6), found)
+@pytest.mark.parametrize("seed", range(8))
+def test_the_kernels_are_the_reference_in_any_order_of_programs(kernels: ModuleType, seed: int) -> None:
+    found = Run(Random(seed), kernels, memory=lambda tensors: tensors, opposite=seed % 2 == 1).steps(5)
+    assert_equal(Run(Random(seed), plain).steps(5), found)
