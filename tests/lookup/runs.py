@@ -12,7 +12,7 @@ import torch
 
 from specplug.lookup import layout as at
 
-LENGTH, RING, POISON = 96, 256, 10**9 + 7
+LENGTH, POISON = 96, 10**9 + 7
 
 
 class Run:
@@ -20,7 +20,8 @@ class Run:
 
     Texts have few tokens and often go on as drafted, so that matches and chains abound; the ring is small, so that it
     wraps and owners share buckets; what lies beyond a text's end looks like text.  The next run of an equal `random` is
-    the same run, as long as drafts are; it may pass the rows of each step in the opposite order.
+    the same run, as long as drafts are, whatever forms run its steps; it may pass the rows of each step in the opposite
+    order.
     """
 
     def __init__(
@@ -29,7 +30,7 @@ class Run:
         self.random, self.form, self.memory, self.opposite = random, form, memory, opposite
         self.slots, self.draft_length = random.randint(1, 4), random.choice([1, 3, 8])
         self.tokens = random.randint(1, 5)
-        self.state = at.allocate(self.slots, LENGTH, self.draft_length, RING)
+        self.state = at.allocate(self.slots, LENGTH, self.draft_length, random.choice([256, 1024]))
         if random.random() < 0.5:  # some rows of counts are large
             noise = np.random.default_rng(random.randrange(1 << 30))
             tries = noise.integers(0, 5000 * at.UNIT, len(self.state.counts))
@@ -39,6 +40,8 @@ class Run:
         self.lengths, self.starts = [0] * self.slots, [0] * self.slots
         self.generations, self.owners = [0] * self.slots, [0] * self.slots
         self.begun = 0
+        for slot in range(self.slots):
+            self.begin(slot)
 
     def some(self, count: int) -> list[int]:
         """Return random tokens, a few of which are not text."""
@@ -66,7 +69,7 @@ class Run:
         if start:
             self.texts[slot, start - 1] = -1
         self.lengths[slot], self.starts[slot] = start + length, start
-        self.generations[slot], self.owners[slot] = self.begun, random.randint(0, 5)
+        self.generations[slot], self.owners[slot] = self.begun, random.randint(0, 3)
         facts = (torch.tensor([it[slot]], dtype=torch.int32) for it in (self.generations, self.owners, self.starts))
         at.begin(self.state, torch.tensor([slot]), *facts)
 
@@ -76,7 +79,7 @@ class Run:
         first, last = sorted((random.randrange(LENGTH + 1), random.randrange(LENGTH + 1)))
         prompt = random.randint(0, first)
         self.call(
-            "remember", self.state, self.texts, slot, prompt, first, last, random.randint(1, 5), random.randrange(9)
+            "remember", self.state, self.texts, slot, prompt, first, last, random.randint(1, 3), random.randrange(9)
         )
 
     def step(self) -> dict[str, Any]:
@@ -118,9 +121,7 @@ class Run:
             self.begin(slot)
 
     def steps(self, count: int) -> list[dict[str, Any]]:
-        """Return what each step wrote."""
-        for slot in range(self.slots):
-            self.begin(slot)
+        """Return what each of the next steps wrote."""
         found = []
         for _ in range(count):
             for _ in range(self.random.choice([0, 0, 1, 2])):
