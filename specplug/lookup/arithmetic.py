@@ -101,17 +101,12 @@ def vote_row(kind: int, length: int) -> int:
 def judging_rows(
     token: int, last: int, owner: int, size: int, share: int, support: int, hit_rate: int, origins: int, near: int
 ) -> tuple[int, int, int]:
-    """Return the rows of evidence, contexts and tokens of a drafted token.
+    """Return the rows of evidence, contexts and tokens of a drafted token after `last`, in texts of `owner`.
 
     Args:
-        token, last: the token, and the one before it.
-        owner: whose text it is.
-        size: class of the longest match that predicts it.
-        share: class of its share of the votes.
-        support: number of candidates that predict it.
-        hit_rate: see `HIT_RATE`.
-        origins: 1 for own text and references, plus 2 for responses.
-        near: whether a candidate is near, or at, an anchor.
+        size, share: classes of the longest match that predicts it, and of its share of the votes.
+        support, origins: candidates that predict it; 1 if some are of own text or references, plus 2 for responses.
+        hit_rate, near: see `HIT_RATE`; 1 if a candidate is near, or at, an anchor.
     """
     supported = (support > 1) + (support > 3)
     rate = (hit_rate >= at.LEVELS // 4) + (hit_rate >= at.LEVELS * 3 // 5)

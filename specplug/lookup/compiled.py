@@ -45,7 +45,7 @@ def _may_hold(ends: Any, starts: Any, last: int, needed: int) -> bool:
     found = np.int32(0)
     for k in range(ends.size):
         found |= np.int32(ends[k] == last) & np.int32(starts[k] == needed)
-    return found != 0
+    return bool(found != 0)
 
 
 @compiled

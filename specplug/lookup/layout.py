@@ -11,6 +11,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from specplug.lookup.counts import CONTEXTS, start_counts
 
@@ -160,7 +161,7 @@ def allocate(slots: int, length: int, draft_length: int, ring: int, device: torc
     """
     capacity = 1 << max(8, (ring - 1).bit_length())
 
-    def zeros(*shape: int, dtype: torch.dtype = torch.int32) -> torch.Tensor:
+    def zeros(*shape: int, dtype: torch.dtype = torch.int32) -> Tensor:
         return torch.zeros(shape, dtype=dtype, device=device)
 
     return State(
@@ -183,17 +184,10 @@ def clear(state: State) -> None:
         tensor.zero_()
 
 
-def begin(
-    state: State, slots: torch.Tensor, generations: torch.Tensor, owners: torch.Tensor, starts: torch.Tensor
-) -> None:
+def begin(state: State, slots: Tensor, generations: Tensor, owners: Tensor, starts: Tensor) -> None:
     """Reset slots, [N] int64, for new requests of these generations, owners and lengths of references, [N] int32."""
     facts = torch.zeros(len(slots), FACTS, dtype=torch.int32, device=slots.device)
-    facts[:, GENERATION], facts[:, OWNER], facts[:, START], facts[:, HIT_RATE] = (
-        generations,
-        owners,
-        starts,
-        LEVELS // 2,
-    )
+    facts[:, : HIT_RATE + 1] = torch.stack((generations, owners, starts, torch.full_like(starts, LEVELS // 2)), 1)
     state.slots[slots] = facts
 
 

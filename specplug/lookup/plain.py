@@ -12,7 +12,7 @@ from numba.extending import register_jitable
 
 from specplug.lookup import arithmetic
 from specplug.lookup import layout as at
-from specplug.lookup.layout import KIND, LANE, LENGTH, PLACE, RANK, TOKEN, Drafts, Rows, State
+from specplug.lookup.layout import KIND, LENGTH, PLACE, RANK, TOKEN, Drafts, Rows, State
 
 
 def scan(state: State, texts: Any, rows: Rows) -> None:
@@ -66,38 +66,33 @@ def candidates(state: State, slot: int, text: Any, n: int, match: int, found: An
 
     An own match of at least `FOLLOWED` tokens, or any of responses, sets their anchor; otherwise that is a candidate.
     """
-    owner = int(state.slots[slot, at.OWNER])
+    owner, anchors = int(state.slots[slot, at.OWNER]), state.slots[slot, at.ANCHORS :]
     number = response_candidates(state, text, n, owner, found) if owner else 0
     responses, length, place = number, match >> 32, match & 0xFFFFFFFF
     if length:
-        number = put(found, number, at.OWN_MATCH, at.OWN, place, length)
+        found[number, :TOKEN] = at.OWN_MATCH, at.OWN, place, length, 0
+        number += 1
     if length >= at.FOLLOWED:
-        follow(state, slot, 0, place, n)
+        anchors[0], anchors[1] = place - n, n
     else:
         nearby, known = anchor(state, slot, 0, text, n, owner)
         if known >= 0 and length and abs(place - nearby) < at.WINDOW:
             found[number - 1, KIND] = at.NEAR
         if known >= 0 and (length == 0 or place != nearby):
-            number = put(found, number, at.OWN_ANCHOR, at.ALIGNED, nearby, known)
+            found[number, :TOKEN] = at.OWN_ANCHOR, at.ALIGNED, nearby, known, 0
+            number += 1
     if responses:
         best = 0
         for k in range(1, responses):
             if (found[k, LENGTH] << 32) + found[k, PLACE] > (found[best, LENGTH] << 32) + found[best, PLACE]:
                 best = k
-        follow(state, slot, 1, found[best, PLACE], n)
+        anchors[2], anchors[3] = found[best, PLACE] - n, n
     elif owner:
         nearby, known = anchor(state, slot, 1, text, n, owner)
         if known >= 0:
-            number = put(found, number, at.RESPONSE_ANCHOR, at.RESPONSE_ALIGNED, nearby, known)
+            found[number, :TOKEN] = at.RESPONSE_ANCHOR, at.RESPONSE_ALIGNED, nearby, known, 0
+            number += 1
     return number
-
-
-@register_jitable
-def put(found: Any, number: int, lane: int, kind: int, place: int, length: int) -> int:
-    """Add a candidate to those before; return the new number."""
-    found[number, LANE], found[number, KIND], found[number, PLACE], found[number, LENGTH] = lane, kind, place, length
-    found[number, RANK] = 0
-    return number + 1
 
 
 @register_jitable
@@ -108,24 +103,17 @@ def response_candidates(state: State, text: Any, n: int, owner: int, found: Any)
         tokens = at.KEYS[table]
         bucket = arithmetic.bucket_of(text, n, tokens, owner, state.buckets.shape[1])
         for entry in range(at.ENTRIES if bucket >= 0 else 0):
-            place = int(state.buckets[table, bucket, entry])
+            place = np.int64(state.buckets[table, bucket, entry])
             is_new = place > 0 and ring_token(state, owner, place) >= 0
             for k in range(number):
                 is_new = is_new and found[k, PLACE] != place
             length = ring_match(state, text, n, owner, place) if is_new else 0
             if length >= tokens:
-                put(found, number, table * at.ENTRIES + entry, at.RESPONSE, place, length)
+                found[number, :TOKEN] = table * at.ENTRIES + entry, at.RESPONSE, place, length, 0
                 for k in range(number):
                     found[k if found[k, PLACE] < place else number, RANK] += 1
                 number += 1
     return number
-
-
-@register_jitable
-def follow(state: State, slot: int, which: int, place: int, n: int) -> None:
-    """Note that a text of n tokens follows a place of the own text (0) or of responses (1)."""
-    state.slots[slot, at.ANCHORS + 2 * which] = place - n
-    state.slots[slot, at.ANCHORS + 2 * which + 1] = n
 
 
 @register_jitable
