@@ -39,8 +39,7 @@ def log_odds_after(hits: int, tries: int, level: int) -> int:
 @register_jitable
 def weight(log_odds: int, rank: int) -> int:
     """Return the weight of a vote: the square of its odds, less what its rank costs; below 2^55."""
-    log = 2 * min(max(log_odds, -at.MOST_ODDS), at.MOST_ODDS) - int(at.AGES[rank]) + 2 * at.MOST_ODDS
-    log = max(log, 0)
+    log = max(2 * min(log_odds, at.MOST_ODDS) + 2 * at.MOST_ODDS - int(at.AGES[rank]), 0)
     return int(at.POWERS[log & (at.FRACTION - 1)]) << (log >> 8)
 
 

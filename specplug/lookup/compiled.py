@@ -1,19 +1,45 @@
-"""The lookup for CPUs, compiled by numba: what differs from `plain`, which says what each function does."""
+"""The lookup for CPUs, compiled by numba: what differs from `plain`, which says what each function does.
+
+Code is cached on disk by the state of this folder: numba itself considers only a function's own file.
+"""
 
 from __future__ import annotations
 
+import hashlib
+import os
+from pathlib import Path
+from types import FunctionType
 from typing import Any
 
+import numba
 import numpy as np
 
 from specplug.lookup import arithmetic, plain
 from specplug.lookup import layout as at
-from specplug.lookup.jit import compiled
 from specplug.lookup.layout import KIND, LENGTH, PLACE, RANK, TOKEN, Drafts, State
 from specplug.lookup.plain import confidence, predicted
 
 PIECE = 256
 """Places that are compared at once with the tokens that a longer match needs."""
+
+_SOURCES = numba.__version__.encode() + b"".join(
+    source.read_bytes() for source in sorted(Path(__file__).parent.glob("*.py"))
+)
+_CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "specplug"
+FOLDER = Path(os.environ.get("NUMBA_CACHE_DIR") or _CACHE) / f"lookup-{hashlib.sha256(_SOURCES).hexdigest()[:12]}"
+
+
+def compiled(function: Any, **replaced: Any) -> Any:
+    """Return a function that its first call compiles or loads from the cache, with some of its globals replaced."""
+    names = {**function.__globals__, **replaced} if replaced else function.__globals__
+    own = FunctionType(function.__code__, names, function.__name__)
+    settings: Any = numba.config
+    before = settings.CACHE_DIR
+    settings.CACHE_DIR = str(FOLDER)
+    try:
+        return numba.njit(nogil=True, cache=True, error_model="numpy")(own)
+    finally:
+        settings.CACHE_DIR = before
 
 
 @compiled

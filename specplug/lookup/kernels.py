@@ -70,26 +70,26 @@ def log2(figures, number):
 
 @triton.jit
 def counted(table, rows, mask):
-    """Return hits and tries, int64."""
     hits, tries = tl.load(table + 2 * rows, mask=mask, other=0), tl.load(table + 2 * rows + 1, mask=mask, other=0)
     return hits.to(tl.int64), tries.to(tl.int64)
 
 
 @triton.jit
-def log_odds(figures, hits, tries):
+def log_odds(table, figures, rows, mask):
+    hits, tries = counted(table, rows, mask)
     return log2(figures, larger(hits, 1)) - log2(figures, larger(tries - hits, 1))
 
 
 @triton.jit
-def log_odds_after(figures, hits, tries, level):
+def log_odds_after(table, figures, rows, mask, level):
+    hits, tries = counted(table, rows, mask)
     scale = LEVELS // (2 * UNIT)
     return log2(figures, hits * scale + level) - log2(figures, (tries - hits) * scale + LEVELS - level)
 
 
 @triton.jit
 def weight(figures, log_odds, ranks):
-    log = 2 * smaller(larger(log_odds, -MOST_ODDS), MOST_ODDS) - tl.load(figures + AGES + ranks) + 2 * MOST_ODDS
-    log = larger(log, 0)
+    log = larger(2 * smaller(log_odds, MOST_ODDS) + 2 * MOST_ODDS - tl.load(figures + AGES + ranks), 0)
     return tl.load(figures + POWERS + (log & (FRACTION - 1))).to(tl.int64) << (log >> 8)
 
 
@@ -106,8 +106,8 @@ def length_class(length):
 
 @triton.jit
 def share_class(figures, score, total):
-    is_over = score > (total >> 12) * tl.load(figures + SHARE_BOUNDS + tl.arange(0, BOUNDS))
-    return tl.reduce(is_over.to(tl.int32), 0, plus)
+    bounds = tl.load(figures + SHARE_BOUNDS + tl.arange(0, BOUNDS))
+    return tl.reduce((score > (total >> 12) * bounds).to(tl.int32), 0, plus)
 
 
 @triton.jit
@@ -191,10 +191,10 @@ def ring_match(memory, text, n, places, mask):
 
 
 @triton.jit
-def candidates(facts, own, memory, best, buckets, bucket_count):
+def candidates(facts, own, memory, best, buckets):
     """Return place, length, kind, rank and presence of the candidates, [LANES], and keep the anchors."""
     lanes = tl.arange(0, LANES)
-    places, lengths, is_entry = response_candidates(own, memory, buckets, bucket_count)
+    places, lengths, is_entry = response_candidates(own, memory, buckets)
     is_newer = is_entry[None, :] & (places[None, :] > places[:, None])
     ranks = tl.where(is_entry, tl.reduce(is_newer.to(tl.int32), 1, plus), 0)
     most = tl.reduce(tl.where(is_entry, (lengths.to(tl.int64) << 32) + places, 0), 0, larger)
@@ -214,12 +214,12 @@ def candidates(facts, own, memory, best, buckets, bucket_count):
 
 
 @triton.jit
-def response_candidates(own, memory, buckets, bucket_count):
+def response_candidates(own, memory, buckets):
     text, n, owner, lanes = own[0], own[1], memory[4], tl.arange(0, LANES)
-    long, short = bucket_of(text, n, owner, bucket_count, LONG_KEY), bucket_of(text, n, owner, bucket_count, SHORT_KEY)
-    is_long = lanes < ENTRIES
+    quarter, is_long = memory[2] // 4, lanes < ENTRIES
+    long, short = bucket_of(text, n, owner, quarter, LONG_KEY), bucket_of(text, n, owner, quarter, SHORT_KEY)
     bucket, key = tl.where(is_long, long, short), tl.where(is_long, LONG_KEY, SHORT_KEY)
-    entries = buckets + (bucket + tl.where(is_long, 0, bucket_count)) * ENTRIES + lanes % ENTRIES
+    entries = buckets + (bucket + tl.where(is_long, 0, quarter)) * ENTRIES + lanes % ENTRIES
     mask = flags((lanes < TABLE_LANES) & (owner > 0) & (bucket >= 0))
     places = tl.load(entries, mask=mask, other=0)
     mask = mask & (places > 0)
@@ -257,8 +257,8 @@ def anchor(facts, WHICH: tl.constexpr, own, memory, follows, place):
 @kernel
 def draft_kernel(
     slots, generations, lengths, limits, texts, texts_stride, facts, chain, voted, table, chain_length, ring, owners,
-    capacity, buckets, bucket_count, end, matches, matches_stride, blocks, figures, ids, ids_stride, confidences,
-    sources, draft_lengths, draft_length, vocab_size, COLUMNS: tl.constexpr,
+    buckets, end, capacity, matches, matches_stride, blocks, figures, ids, ids_stride, confidences, sources,
+    draft_lengths, draft_length, vocab_size, COLUMNS: tl.constexpr,
 ):  # fmt: skip
     """Draft for a row, and pad."""
     row, columns, lanes = tl.program_id(0), tl.arange(0, COLUMNS), tl.arange(0, LANES)
@@ -275,13 +275,12 @@ def draft_kernel(
         for first in range(0, blocks, LANES):
             of_blocks = tl.load(matches + row * matches_stride + first + lanes, mask=first + lanes < blocks, other=0)
             best = larger(best, tl.reduce(of_blocks, 0, larger))
-        places, known, kinds, ranks, alive = candidates(facts, own, memory, best, buckets, bucket_count)
+        found = candidates(facts, own, memory, best, buckets)
+        places, known, kinds, _, alive = found
         tl.store(voted + lanes, predicted(own, memory, kinds, places, alive, vocab_size))
         tl.store(voted + LANES + lanes, kinds * LENGTHS + length_class(known), mask=alive)
-        found = (places, known, kinds, ranks, alive)
-        drafted, tokens, origins, levels = vote(
-            facts, chain, chain_length, own, memory, found, limit, table, figures, vocab_size, columns
-        )
+        out = vote(facts, chain, chain_length, own, memory, found, limit, table, figures, vocab_size, columns)
+        drafted, tokens, origins, levels = out
     mask, is_drafted = columns < draft_length, columns < drafted
     padded = tl.where(is_drafted, tokens, larger(last, 0)).to(tl.int64)
     tl.store(ids + row * ids_stride + columns, padded, mask=mask)
@@ -316,8 +315,8 @@ def vote(facts, chain, chain_length, own, memory, found, limit, table, figures, 
         offset = tl.where(is_own, place % period, place)  # own text repeats in its draft
         token = predicted(own, memory, kinds, places + offset, alive, vocab_size)
         alive = alive & (token >= 0)
-        hits, tries = counted(table, kinds * LENGTHS + length_class(known + place), alive)
-        voice = weight(figures, log_odds(figures, hits, tries), ranks)
+        rows = kinds * LENGTHS + length_class(known + place)
+        voice = weight(figures, log_odds(table, figures, rows, alive), ranks)
         is_same = alive[None, :] & (token[:, None] == token[None, :])
         scores = tl.reduce(tl.where(is_same, voice[None, :], 0), 1, plus)
         longest = tl.reduce(tl.where(is_same, known[None, :] + place, 0), 1, larger)
@@ -364,19 +363,15 @@ def judging_rows(token, last, owner, size, share, support, hit_rate, origins, ne
     context = (mixed(mixed(owner, 0), last.to(tl.int64)) >> 4 & (HASHES - 1)).to(tl.int32) * COARSE
     context = 3 * (context + smaller(size // 2, COARSE - 1)) + (share > 2).to(tl.int32) + (share > 5).to(tl.int32)
     own = (mixed(mixed(owner, 0), token.to(tl.int64)) >> 4 & (HASHES - 1)).to(tl.int32)
-    evidence = EVIDENCE + (key * ORIGINS + origins) * 2 + near
-    return evidence, CONTEXTS + context, TOKENS + 2 * own + (share > 4).to(tl.int32)
+    evidence, own_row = (key * ORIGINS + origins) * 2 + near, 2 * own + (share > 4).to(tl.int32)
+    return EVIDENCE + evidence, CONTEXTS + context, TOKENS + own_row
 
 
 @triton.jit
 def confidence(table, figures, evidence, contexts, tokens, mask):
-    hits, tries = counted(table, evidence, mask)
-    seen = log_odds(figures, hits, tries)
+    seen = log_odds(table, figures, evidence, mask)
     level = smaller(larger(probability(figures, seen), 20), LEVELS - 20)
-    hits, tries = counted(table, contexts, mask)
-    after = log_odds_after(figures, hits, tries, level)
-    hits, tries = counted(table, tokens, mask)
-    after += log_odds_after(figures, hits, tries, level)
+    after = log_odds_after(table, figures, contexts, mask, level) + log_odds_after(table, figures, tokens, mask, level)
     return probability(figures, (2 * seen + after) >> 2)
 
 
@@ -406,24 +401,24 @@ def learn(facts, chain, voted, table, text, n, chain_length, COLUMNS: tl.constex
     for kind in tl.static_range(1, 4):
         rows = tl.load(chain + kind * chain_length + next_place + columns, mask=judged, other=0)
         count(table, rows, columns < wrong, judged)
+    hit_rate += (tl.where(wrong > 0, LEVELS, 0) - hit_rate) * 51 >> 8
     is_held = (wrong >= number) & (next_place + number < stop)
-    began = tl.where(wrong > 0, LEVELS, 0)
     tl.debug_barrier()
     tl.store(facts + VOTED_FOR, 0, mask=voted_for != n)
-    tl.store(facts + HIT_RATE, hit_rate + ((began - hit_rate) * 51 >> 8), mask=is_chained & (next_place == 0))
+    tl.store(facts + HIT_RATE, hit_rate, mask=is_chained & (next_place == 0))
     tl.store(facts + CHAIN_FOR, tl.where(is_chained & is_held, base + number, 0), mask=is_chained | (base > n))
     tl.store(facts + CHAIN_NEXT, next_place + smaller(wrong + 1, number), mask=is_chained)
 
 
 @kernel
 def remember_kernel(
-    texts, texts_stride, slot, prompt, begin, end, owner, number, ring, owners, capacity, buckets, bucket_count,
-    ring_end, BLOCK: tl.constexpr,
+    texts, texts_stride, slot, prompt, begin, end, owner, number, ring, owners, buckets, ring_end, capacity,
+    BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Enter a response, by one program."""
-    base = tl.load(ring_end)
+    base, quarter = tl.load(ring_end), capacity // 4
     entry = (owner * SPARED + number % (ENTRIES - SPARED)) % ENTRIES
-    begin = larger(begin, end - capacity // 4)
+    begin = larger(begin, end - quarter)
     first = larger(prompt, begin - CONTEXT)
     text, length = texts + slot.to(tl.int64) * texts_stride + first, end - first
     size = tl.where(end > begin, (length + 2 + GRANULE - 1) // GRANULE * GRANULE, 0)
@@ -432,12 +427,10 @@ def remember_kernel(
         index = (base + k) & (capacity - 1)
         tl.store(ring + index, tl.load(text + k - 1, mask=(k > 0) & (k <= length), other=-1), mask=k < size)
         tl.store(owners + index // GRANULE, owner, mask=(k < size) & (k % GRANULE == 0))
-        is_new = (k >= begin - first) & (k < length)
-        long = bucket_of(text, tl.where(is_new, k, 0), owner, bucket_count, LONG_KEY)
-        short = bucket_of(text, tl.where(is_new, k, 0), owner, bucket_count, SHORT_KEY)
-        tl.atomic_max(buckets + long * ENTRIES + entry, base + 1 + k, mask=is_new & (long >= 0), sem="relaxed")
-        entries = buckets + (bucket_count + short) * ENTRIES + entry
-        tl.atomic_max(entries, base + 1 + k, mask=is_new & (short >= 0), sem="relaxed")
+        places, k = base + 1 + k, tl.where((k >= begin - first) & (k < length), k, 0)  # no key ends before token 0
+        long, short = bucket_of(text, k, owner, quarter, LONG_KEY), bucket_of(text, k, owner, quarter, SHORT_KEY)
+        tl.atomic_max(buckets + long * ENTRIES + entry, places, mask=long >= 0, sem="relaxed")
+        tl.atomic_max(buckets + (quarter + short) * ENTRIES + entry, places, mask=short >= 0, sem="relaxed")
     tl.debug_barrier()
     tl.store(ring_end, base + size)
 
@@ -451,20 +444,14 @@ def scan(state: State, texts: Tensor, rows: Rows) -> None:
 
 def draft(state: State, texts: Tensor, rows: Rows, drafts: Drafts, vocab_size: int) -> None:
     """Launch; see `plain.draft`."""
-    step = *rows, texts, texts.stride(0), *state[:4], state.chain.shape[2]
+    step = *rows, texts, texts.stride(0), *state[:4], state.chain.shape[2], *state[4:8], len(state.ring)
     matches = state.matches, state.matches.stride(0), state.matches.shape[1], state.figures
-    out = drafts.ids, drafts.ids.stride(0), drafts.confidence, drafts.sources, drafts.lengths, drafts.ids.shape[1]
-    columns = triton.next_power_of_2(state.chain.shape[2])
-    draft_kernel[(len(rows.slots),)](*step, *_memory(state), *matches, *out, vocab_size, COLUMNS=columns, num_warps=1)
+    out = drafts.ids, drafts.ids.stride(0), *drafts[1:], drafts.ids.shape[1], vocab_size
+    launch = draft_kernel[(len(rows.slots),)]
+    launch(*step, *matches, *out, COLUMNS=triton.next_power_of_2(state.chain.shape[2]), num_warps=1)
 
 
-def _memory(state: State) -> tuple[Any, ...]:
-    return state.ring, state.owners, state.ring.shape[0], state.buckets, state.buckets.shape[1], state.end
-
-
-def remember(
-    state: State, texts: Tensor, slot: int, prompt: int, begin: int, end: int, owner: int, number: int
-) -> None:
+def remember(state: State, texts: Tensor, *response: int) -> None:
     """Launch; see `plain.remember`."""
-    response = texts, texts.stride(0), slot, prompt, begin, end, owner, number
-    remember_kernel[(1,)](*response, *_memory(state), BLOCK=1024, num_warps=8)
+    launch = remember_kernel[(1,)]
+    launch(texts, texts.stride(0), *response, *state[4:8], len(state.ring), BLOCK=1024, num_warps=8)

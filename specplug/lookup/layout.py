@@ -7,7 +7,7 @@ capacity, and is dead once the ring has moved on by its capacity.  A candidate's
 from __future__ import annotations
 
 from math import log2
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -44,11 +44,7 @@ FOLLOWED, FORGET, WINDOW, BACK = 2, 64, 12, 4
 """Shortest match that sets an anchor, tokens after which it is forgotten, and how far on and back it is searched."""
 
 LANE, KIND, PLACE, LENGTH, RANK, TOKEN = range(6)
-"""Columns of candidates.
-
-The place is that of the next token, the length is of the match before it, and the rank is the number of newer entries.
-The token is the newest prediction.
-"""
+"""Columns of candidates: with the length of the match, the number of newer responses, and the newest prediction."""
 
 GENERATION, OWNER, START, HIT_RATE, VOTED_FOR, CHAIN_FOR, CHAIN_NEXT, CHAIN_END, ANCHORS, FACTS = *range(9), 12
 """Columns of `State.slots`.
@@ -151,9 +147,6 @@ class Drafts(NamedTuple):
     lengths: Any
 
 
-Memory = TypeVar("Memory", State, Rows, Drafts)
-
-
 def allocate(slots: int, length: int, draft_length: int, ring: int, device: torch.device | str = "cpu") -> State:
     """Return the state for S slots, texts of at most L tokens and drafts of K, with room for C response tokens.
 
@@ -197,7 +190,7 @@ def halve(state: State) -> None:
         rows >>= (rows[:, 1:] > most * UNIT).int()
 
 
-def views(memory: Memory) -> Memory:
+def views(memory: Any) -> Any:
     """Return numpy views of tensors on the CPU, which the forms for CPUs take."""
     return type(memory)(*(tensor.numpy() for tensor in memory))
 

@@ -33,8 +33,7 @@ def best_match(text: Any, n: int) -> int:
         length = 0
         while length < min(place, at.LONGEST) and text[place - 1 - length] == text[n - 1 - length] >= 0:
             length += 1
-        if length:
-            found = max(found, (length << 32) + place)
+        found = max(found, (length << 32) + place if length else 0)
     return found
 
 
@@ -82,11 +81,8 @@ def candidates(state: State, slot: int, text: Any, n: int, match: int, found: An
             found[number, :TOKEN] = at.OWN_ANCHOR, at.ALIGNED, nearby, known, 0
             number += 1
     if responses:
-        best = 0
-        for k in range(1, responses):
-            if (found[k, LENGTH] << 32) + found[k, PLACE] > (found[best, LENGTH] << 32) + found[best, PLACE]:
-                best = k
-        anchors[2], anchors[3] = found[best, PLACE] - n, n
+        best = ((found[:responses, LENGTH] << 32) + found[:responses, PLACE]).max()
+        anchors[2], anchors[3] = (best & 0xFFFFFFFF) - n, n
     elif owner:
         nearby, known = anchor(state, slot, 1, text, n, owner)
         if known >= 0:
@@ -239,13 +235,6 @@ def confidence(state: State, evidence: int, context: int, token: int) -> int:
 
 
 @register_jitable
-def count(state: State, row: int, hit: bool) -> None:
-    """Count one try."""
-    state.counts[row, 0] += at.UNIT * hit
-    state.counts[row, 1] += at.UNIT
-
-
-@register_jitable
 def learn(state: State, slot: int, text: Any, n: int) -> None:
     """Judge the newest votes, and the chain, by the tokens that followed.
 
@@ -256,7 +245,8 @@ def learn(state: State, slot: int, text: Any, n: int) -> None:
     if 0 < facts[at.VOTED_FOR] < n:
         for lane in range(at.LANES):
             if voted[0, lane] >= 0:
-                count(state, voted[1, lane], voted[0, lane] == text[facts[at.VOTED_FOR]])
+                state.counts[voted[1, lane], 0] += at.UNIT * (voted[0, lane] == text[facts[at.VOTED_FOR]])
+                state.counts[voted[1, lane], 1] += at.UNIT
     if facts[at.VOTED_FOR] != n:
         facts[at.VOTED_FOR] = 0
     base, place, end = facts[at.CHAIN_FOR], facts[at.CHAIN_NEXT], facts[at.CHAIN_END]
@@ -267,7 +257,8 @@ def learn(state: State, slot: int, text: Any, n: int) -> None:
         while place < end and base < n and hit:
             hit = chain[0, place] == text[base]
             for kind in range(1, 4):
-                count(state, chain[kind, place], hit)
+                state.counts[chain[kind, place], 0] += at.UNIT * hit
+                state.counts[chain[kind, place], 1] += at.UNIT
             place, base = place + 1, base + 1
         facts[at.CHAIN_FOR], facts[at.CHAIN_NEXT] = base if hit and place < end else 0, place
     elif base > n:
