@@ -1,6 +1,6 @@
 """Whole numbers that decide: logarithms, weights, classes, hashes and rows of counts.
 
-`plain` runs these functions and `compiled` compiles them; `kernels` has its own.  No number exceeds 63 bits.
+`plain` runs these functions, `compiled` compiles them, `kernels` has its own.  No number exceeds 63 bits.
 """
 
 from __future__ import annotations

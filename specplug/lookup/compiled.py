@@ -123,7 +123,7 @@ def vote(
 @compiled
 def _most_votes(state: State, found: Any, alive: int, drafted: int) -> tuple[int, int]:
     """Return the token with the longest expected draft, and the class of its share."""
-    weights = np.empty(at.LANES, np.int64)
+    weights = np.empty(at.CANDIDATES, np.int64)
     total, best, most, best_score = 0, 0, -1, 0
     for k in range(alive):
         row = arithmetic.vote_row(found[k, KIND], found[k, LENGTH] + drafted)

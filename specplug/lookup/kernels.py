@@ -19,8 +19,8 @@ from specplug.lookup.layout import Drafts, Rows, State
 
 GENERATION, OWNER, START, HIT_RATE, VOTED_FOR, CHAIN_FOR, CHAIN_NEXT, CHAIN_END, ANCHORS = map(tl.constexpr, range(9))
 OWN, RESPONSE, NEAR, ALIGNED, RESPONSE_ALIGNED = map(tl.constexpr, range(5))
-FACTS, LANES, TABLE_LANES, OWN_MATCH = map(tl.constexpr, (at.FACTS, at.LANES, at.TABLE_LANES, at.OWN_MATCH))
-OWN_ANCHOR, RESPONSE_ANCHOR, LONGEST = map(tl.constexpr, (at.OWN_ANCHOR, at.RESPONSE_ANCHOR, at.LONGEST))
+FACTS, CANDIDATES, OWN_MATCH, OWN_ANCHOR = map(tl.constexpr, (at.FACTS, at.CANDIDATES, at.OWN_MATCH, at.OWN_ANCHOR))
+TABLE_CANDIDATES, RESPONSE_ANCHOR, LONGEST = map(tl.constexpr, (at.TABLE_CANDIDATES, at.RESPONSE_ANCHOR, at.LONGEST))
 CONTEXT, ENTRIES, SPARED, GRANULE = map(tl.constexpr, (at.CONTEXT, at.ENTRIES, at.SPARED, at.GRANULE))
 FOLLOWED, FORGET, WINDOW, BACK = map(tl.constexpr, (at.FOLLOWED, at.FORGET, at.WINDOW, at.BACK))
 LEVELS, UNIT, FRACTION, MULTIPLIER = map(tl.constexpr, (at.LEVELS, at.UNIT, at.FRACTION, at.MULTIPLIER))
@@ -29,7 +29,7 @@ LENGTHS, SHARES, SUPPORTS, HIT_RATES = map(tl.constexpr, (of.LENGTHS, of.SHARES,
 ORIGINS, HASHES, COARSE, EVIDENCE = map(tl.constexpr, (of.ORIGINS, of.HASHES, of.COARSE, of.EVIDENCE))
 LONG_KEY, SHORT_KEY, BOUNDS = map(tl.constexpr, (*at.KEYS, len(at.SHARE_BOUNDS)))
 POWERS, PROBABILITIES, AGES = map(tl.constexpr, (at.FRACTION, 2 * at.FRACTION, 2 * at.FRACTION + at.MOST_LOG // 2))
-SHARE_BOUNDS = tl.constexpr(AGES.value + at.TABLE_LANES)
+SHARE_BOUNDS = tl.constexpr(AGES.value + at.TABLE_CANDIDATES)
 """Where parts of `FIGURES` begin, as do those of the line above."""
 
 
@@ -137,7 +137,8 @@ def scan_kernel(
     facts, text = facts + slot * FACTS, texts + slot * texts_stride
     is_current = tl.load(facts + GENERATION) == tl.load(generations + row)
     if (block == 0) & is_current:
-        learn(facts, chain + slot * 4 * chain_length, voted + slot * 2 * LANES, table, text, n, chain_length, COLUMNS)
+        own_chain, own_votes = chain + slot * 4 * chain_length, voted + slot * 2 * CANDIDATES
+        learn(facts, own_chain, own_votes, table, text, n, chain_length, COLUMNS)
     best = tl.full([], 0, tl.int64)
     if is_current & (limit > 0) & (block * BLOCK < n - 1):
         places = block * BLOCK + 1 + tl.arange(0, BLOCK)
@@ -192,8 +193,8 @@ def ring_match(memory, text, n, places, mask):
 
 @triton.jit
 def candidates(facts, own, memory, best, buckets):
-    """Return place, length, kind, rank and presence of the candidates, [LANES], and keep the anchors."""
-    lanes = tl.arange(0, LANES)
+    """Return place, length, kind, rank and presence of the candidates, [CANDIDATES], and keep the anchors."""
+    each = tl.arange(0, CANDIDATES)
     places, lengths, is_entry = response_candidates(own, memory, buckets)
     is_newer = is_entry[None, :] & (places[None, :] > places[:, None])
     ranks = tl.where(is_entry, tl.reduce(is_newer.to(tl.int32), 1, plus), 0)
@@ -202,31 +203,31 @@ def candidates(facts, own, memory, best, buckets):
     nearby, known = anchor(facts, 0, own, memory, length >= FOLLOWED, place)
     distant, reached = anchor(facts, 1, own, memory, most > 0, (most & 0xFFFFFFFF).to(tl.int32))
     is_near = (known >= 0) & (nearby - place < WINDOW) & (place - nearby < WINDOW)
-    kinds = tl.where(lanes == OWN_MATCH, tl.where(is_near, NEAR, OWN), RESPONSE)
-    kinds = tl.where(lanes == OWN_ANCHOR, ALIGNED, tl.where(lanes == RESPONSE_ANCHOR, RESPONSE_ALIGNED, kinds))
-    places = tl.where(lanes == OWN_MATCH, place, tl.where(lanes == OWN_ANCHOR, nearby, places))
-    places = tl.where(lanes == RESPONSE_ANCHOR, distant, places)
-    lengths = tl.where(lanes == OWN_MATCH, length, tl.where(lanes == OWN_ANCHOR, known, lengths))
-    lengths = tl.where(lanes == RESPONSE_ANCHOR, reached, lengths)
-    is_there = is_entry | ((lanes == OWN_MATCH) & (length > 0)) | ((lanes == RESPONSE_ANCHOR) & (reached >= 0))
-    is_there = is_there | ((lanes == OWN_ANCHOR) & (known >= 0) & ((length == 0) | (nearby != place)))
+    kinds = tl.where(each == OWN_MATCH, tl.where(is_near, NEAR, OWN), RESPONSE)
+    kinds = tl.where(each == OWN_ANCHOR, ALIGNED, tl.where(each == RESPONSE_ANCHOR, RESPONSE_ALIGNED, kinds))
+    places = tl.where(each == OWN_MATCH, place, tl.where(each == OWN_ANCHOR, nearby, places))
+    places = tl.where(each == RESPONSE_ANCHOR, distant, places)
+    lengths = tl.where(each == OWN_MATCH, length, tl.where(each == OWN_ANCHOR, known, lengths))
+    lengths = tl.where(each == RESPONSE_ANCHOR, reached, lengths)
+    is_there = is_entry | ((each == OWN_MATCH) & (length > 0)) | ((each == RESPONSE_ANCHOR) & (reached >= 0))
+    is_there = is_there | ((each == OWN_ANCHOR) & (known >= 0) & ((length == 0) | (nearby != place)))
     return places, lengths, kinds, ranks, flags(is_there)
 
 
 @triton.jit
 def response_candidates(own, memory, buckets):
-    text, n, owner, lanes = own[0], own[1], memory[4], tl.arange(0, LANES)
-    quarter, is_long = memory[2] // 4, lanes < ENTRIES
+    text, n, owner, each = own[0], own[1], memory[4], tl.arange(0, CANDIDATES)
+    quarter, is_long = memory[2] // 4, each < ENTRIES
     long, short = bucket_of(text, n, owner, quarter, LONG_KEY), bucket_of(text, n, owner, quarter, SHORT_KEY)
     bucket, key = tl.where(is_long, long, short), tl.where(is_long, LONG_KEY, SHORT_KEY)
-    entries = buckets + (bucket + tl.where(is_long, 0, quarter)) * ENTRIES + lanes % ENTRIES
-    mask = flags((lanes < TABLE_LANES) & (owner > 0) & (bucket >= 0))
+    entries = buckets + (bucket + tl.where(is_long, 0, quarter)) * ENTRIES + each % ENTRIES
+    mask = flags((each < TABLE_CANDIDATES) & (owner > 0) & (bucket >= 0))
     places = tl.load(entries, mask=mask, other=0)
     mask = mask & (places > 0)
     mask = mask & (ring_token(memory, places, mask) >= 0)
     lengths = ring_match(memory, text, n, places, mask)
     mask = mask & (lengths >= key)
-    is_same = mask[None, :] & (places[:, None] == places[None, :]) & (lanes[None, :] < lanes[:, None])
+    is_same = mask[None, :] & (places[:, None] == places[None, :]) & (each[None, :] < each[:, None])
     return places, lengths, mask & (tl.reduce(is_same.to(tl.int32), 1, larger) == 0)
 
 
@@ -261,10 +262,10 @@ def draft_kernel(
     draft_lengths, draft_length, vocab_size, COLUMNS: tl.constexpr,
 ):  # fmt: skip
     """Draft for a row, and pad."""
-    row, columns, lanes = tl.program_id(0), tl.arange(0, COLUMNS), tl.arange(0, LANES)
+    row, columns, each = tl.program_id(0), tl.arange(0, COLUMNS), tl.arange(0, CANDIDATES)
     slot, n = tl.load(slots + row).to(tl.int64), tl.load(lengths + row)
     facts, text = facts + slot * FACTS, texts + slot * texts_stride
-    chain, voted = chain + slot * 4 * chain_length, voted + slot * 2 * LANES
+    chain, voted = chain + slot * 4 * chain_length, voted + slot * 2 * CANDIDATES
     limit = smaller(tl.load(limits + row), draft_length)
     last = tl.load(text + n - 1, mask=n > 0, other=-1)
     drafted, tokens, origins, levels = n * 0, columns * 0, columns * 0, columns * 0
@@ -272,13 +273,13 @@ def draft_kernel(
     if is_current & (n > tl.load(facts + START)) & (limit > 0):
         own, memory = (text, n, last), (ring, owners, capacity, tl.load(end), tl.load(facts + OWNER))
         best = tl.full([], 0, tl.int64)
-        for first in range(0, blocks, LANES):
-            of_blocks = tl.load(matches + row * matches_stride + first + lanes, mask=first + lanes < blocks, other=0)
+        for first in range(0, blocks, CANDIDATES):
+            of_blocks = tl.load(matches + row * matches_stride + first + each, mask=first + each < blocks, other=0)
             best = larger(best, tl.reduce(of_blocks, 0, larger))
         found = candidates(facts, own, memory, best, buckets)
         places, known, kinds, _, alive = found
-        tl.store(voted + lanes, predicted(own, memory, kinds, places, alive, vocab_size))
-        tl.store(voted + LANES + lanes, kinds * LENGTHS + length_class(known), mask=alive)
+        tl.store(voted + each, predicted(own, memory, kinds, places, alive, vocab_size))
+        tl.store(voted + CANDIDATES + each, kinds * LENGTHS + length_class(known), mask=alive)
         out = vote(facts, chain, chain_length, own, memory, found, limit, table, figures, vocab_size, columns)
         drafted, tokens, origins, levels = out
     mask, is_drafted = columns < draft_length, columns < drafted
@@ -303,7 +304,7 @@ def predicted(own, memory, kinds, places, mask, vocab_size):
 @triton.jit
 def vote(facts, chain, chain_length, own, memory, found, limit, table, figures, vocab_size, columns):
     """Return the number of drafted tokens, the tokens, their sources and their levels, [COLUMNS]."""
-    n, last, owner, lanes = own[1], own[2], memory[4], tl.arange(0, LANES)
+    n, last, owner, each = own[1], own[2], memory[4], tl.arange(0, CANDIDATES)
     places, known, kinds, ranks, alive = found
     hit_rate, start = tl.load(facts + HIT_RATE), tl.load(facts + START)
     is_pending = tl.load(facts + CHAIN_FOR) == n
@@ -322,24 +323,24 @@ def vote(facts, chain, chain_length, own, memory, found, limit, table, figures, 
         longest = tl.reduce(tl.where(is_same, known[None, :] + place, 0), 1, larger)
         worth = tl.where(alive, scores * (1 + length_class(longest)), -1)
         is_best = alive & (worth == tl.reduce(worth, 0, larger))
-        lane = tl.reduce(tl.where(is_best, lanes, LANES), 0, smaller)
+        index = tl.reduce(tl.where(is_best, each, CANDIDATES), 0, smaller)
         total = tl.reduce(tl.where(alive, voice, 0), 0, plus)
-        chosen = tl.reduce(tl.where(lanes == lane, token, 0), 0, plus)
-        score = tl.reduce(tl.where(lanes == lane, scores, 0), 0, plus)
-        size = length_class(tl.reduce(tl.where(lanes == lane, longest, 0), 0, plus))
+        chosen = tl.reduce(tl.where(each == index, token, 0), 0, plus)
+        score = tl.reduce(tl.where(each == index, scores, 0), 0, plus)
+        size = length_class(tl.reduce(tl.where(each == index, longest, 0), 0, plus))
         alive = alive & (token == chosen)
         support = tl.reduce(alive.to(tl.int32), 0, plus)
-        own_lane = tl.reduce(tl.where(alive & is_own, lanes, LANES), 0, smaller)
-        own_place = tl.reduce(tl.where(lanes == own_lane, places, 0), 0, plus)
-        both = (own_lane < LANES).to(tl.int32) + 2 * tl.reduce((alive & (is_own == 0)).to(tl.int32), 0, larger)
+        own_index = tl.reduce(tl.where(alive & is_own, each, CANDIDATES), 0, smaller)
+        own_place = tl.reduce(tl.where(each == own_index, places, 0), 0, plus)
+        both = (own_index < CANDIDATES).to(tl.int32) + 2 * tl.reduce((alive & (is_own == 0)).to(tl.int32), 0, larger)
         near = tl.reduce((alive & (kinds >= NEAR)).to(tl.int32), 0, larger)
         share = share_class(figures, score, total)
         row, context, own_row = judging_rows(chosen, last, owner, size, share, support, hit_rate, both, near)
-        here = flags((columns == place) & (lane < LANES))
+        here = flags((columns == place) & (index < CANDIDATES))
         ids, evidence = tl.where(here, chosen, ids), tl.where(here, row, evidence)
         contexts, own_rows = tl.where(here, context, contexts), tl.where(here, own_row, own_rows)
-        sources = tl.where(here, tl.where(own_lane < LANES, (own_place + place < start).to(tl.int32), 2), sources)
-        drafted += (lane < LANES).to(tl.int32)
+        sources = tl.where(here, tl.where(own_index < CANDIDATES, (own_place + place < start).to(tl.int32), 2), sources)
+        drafted += (index < CANDIDATES).to(tl.int32)
         last = chosen
     levels = confidence(table, figures, evidence, contexts, own_rows, columns < drafted)
     mask = flags((columns < drafted) & (is_pending == 0))
@@ -384,12 +385,12 @@ def count(table, rows, hits, mask):
 
 @triton.jit
 def learn(facts, chain, voted, table, text, n, chain_length, COLUMNS: tl.constexpr):
-    lanes, columns = tl.arange(0, LANES), tl.arange(0, COLUMNS)
+    each, columns = tl.arange(0, CANDIDATES), tl.arange(0, COLUMNS)
     voted_for, base, hit_rate = tl.load(facts + VOTED_FOR), tl.load(facts + CHAIN_FOR), tl.load(facts + HIT_RATE)
     next_place, stop = tl.load(facts + CHAIN_NEXT), tl.load(facts + CHAIN_END)
     is_voted = (voted_for > 0) & (voted_for < n)
     first = tl.load(text + voted_for, mask=is_voted, other=-1)
-    tokens, rows = tl.load(voted + lanes), tl.load(voted + LANES + lanes)
+    tokens, rows = tl.load(voted + each), tl.load(voted + CANDIDATES + each)
     count(table, rows, tokens == first, is_voted & (tokens >= 0))
     is_chained = (base > 0) & (base < n)
     inside = flags(is_chained & (next_place + columns < stop) & (base + columns < n))

@@ -31,11 +31,9 @@ CONTEXT = 8
 MOST_PLACES = 1 << 30
 """Places of a ring before `clear` is due."""
 
-LANES, TABLE_LANES, OWN_MATCH, OWN_ANCHOR, RESPONSE_ANCHOR = 32, 16, 16, 17, 18
-"""Candidates of a row: entries of the table with long keys, then those of the other, the own match and two anchors.
-
-An anchor is where the text would be now in what it last followed, over at least `FOLLOWED` tokens.
-"""
+CANDIDATES, TABLE_CANDIDATES, OWN_MATCH, OWN_ANCHOR, RESPONSE_ANCHOR = 32, 16, 16, 17, 18
+"""Candidates of a row by index: entries of the table with long keys and of the other; the own match; and two anchors,
+where the text would be now in what it last followed over at least `FOLLOWED` tokens."""
 OWN, RESPONSE, NEAR, ALIGNED, RESPONSE_ALIGNED = range(5)
 """Kinds of candidates: matches; an own match near the anchor; and the anchors."""
 SOURCES = ("own text", "reference", "response memory")
@@ -43,7 +41,7 @@ SOURCES = ("own text", "reference", "response memory")
 FOLLOWED, FORGET, WINDOW, BACK = 2, 64, 12, 4
 """Shortest match that sets an anchor, tokens after which it is forgotten, and how far on and back it is searched."""
 
-LANE, KIND, PLACE, LENGTH, RANK, TOKEN = range(6)
+INDEX, KIND, PLACE, LENGTH, RANK, TOKEN = range(6)
 """Columns of candidates: with the length of the match, the number of newer responses, and the newest prediction."""
 
 GENERATION, OWNER, START, HIT_RATE, VOTED_FOR, CHAIN_FOR, CHAIN_NEXT, CHAIN_END, ANCHORS, FACTS = *range(9), 12
@@ -78,7 +76,7 @@ PROBABILITIES = np.array(
     [round(LEVELS / (1 + 2 ** -((4 * k + 2 - MOST_LOG) / FRACTION))) for k in range(MOST_LOG // 2)], np.int32
 ).clip(1, LEVELS - 1)
 """Levels of log-odds from -`MOST_LOG`, in steps of 4."""
-AGES = np.array([round(FRACTION * log2(1 + 0.05 * rank)) for rank in range(TABLE_LANES)], np.int32)
+AGES = np.array([round(FRACTION * log2(1 + 0.05 * rank)) for rank in range(TABLE_CANDIDATES)], np.int32)
 """What the votes of responses lose by their rank, from the newest."""
 FIGURES = np.concatenate((LOGARITHMS, POWERS, PROBABILITIES, AGES, np.array(SHARE_BOUNDS, np.int32)))
 """All of these, for kernels."""
@@ -92,7 +90,7 @@ class State(NamedTuple):
     Attributes:
         slots: [S, FACTS] int32, by column; see `GENERATION`.
         chain: [S, 4, K] int32, the tokens that are being judged, and their rows of evidence, contexts and tokens.
-        voted: [S, 2, LANES] int32, the token that each candidate predicted, -1 for none, and its row of votes.
+        voted: [S, 2, CANDIDATES] int32, the token that each candidate predicted, -1 for none, and its row of votes.
         counts: [N, 2] int32, hits and tries in `UNIT`s: rows of votes, evidence, contexts and tokens.
         ring: [C] int32, finished responses; C is a power of two.
         owners: [C / GRANULE] int32, the owner of each granule, 0 for none.
@@ -160,7 +158,7 @@ def allocate(slots: int, length: int, draft_length: int, ring: int, device: torc
     return State(
         slots=zeros(slots, FACTS),
         chain=zeros(slots, 4, draft_length),
-        voted=zeros(slots, 2, LANES),
+        voted=zeros(slots, 2, CANDIDATES),
         counts=torch.from_numpy(start_counts(UNIT)).to(device),
         ring=zeros(capacity),
         owners=zeros(capacity // GRANULE),

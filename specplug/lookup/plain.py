@@ -61,7 +61,7 @@ def ring_match(state: State, text: Any, n: int, owner: int, place: int) -> int:
 
 @register_jitable
 def candidates(state: State, slot: int, text: Any, n: int, match: int, found: Any) -> int:
-    """Write a row's candidates to `found` [LANES, 6] in the order of their lanes, keep the anchors; return the number.
+    """Write a row's candidates to `found` [CANDIDATES, 6] by ascending index, keep the anchors, and return the number.
 
     An own match of at least `FOLLOWED` tokens, or any of responses, sets their anchor; otherwise that is a candidate.
     """
@@ -141,7 +141,7 @@ def token_at(state: State, which: int, text: Any, n: int, owner: int, place: int
 
 def draft(state: State, texts: Any, rows: Rows, drafts: Drafts, vocab_size: int) -> None:
     """Draft for each row what its candidates vote for; `scan` comes before."""
-    found = np.zeros((at.LANES, 6), np.int64)
+    found = np.zeros((at.CANDIDATES, 6), np.int64)
     for row in range(rows.slots.size):
         slot, n, limit = rows.slots[row], int(rows.lengths[row]), min(int(rows.limits[row]), drafts.ids.shape[1])
         text, facts, drafted = texts[slot], state.slots[slot], 0
@@ -171,9 +171,9 @@ def ask(state: State, slot: int, text: Any, n: int, found: Any, number: int, voc
     """Note what each candidate predicts next, for `learn`."""
     owner = int(state.slots[slot, at.OWNER])
     state.voted[slot, 0, :] = -1
-    for lane, kind, place, length, _, _ in found[:number]:
-        state.voted[slot, 0, lane] = predicted(state, text, n, owner, kind, place, 0, vocab_size)
-        state.voted[slot, 1, lane] = arithmetic.vote_row(kind, length)
+    for index, kind, place, length, _, _ in found[:number]:
+        state.voted[slot, 0, index] = predicted(state, text, n, owner, kind, place, 0, vocab_size)
+        state.voted[slot, 1, index] = arithmetic.vote_row(kind, length)
     state.slots[slot, at.VOTED_FOR] = n
 
 
@@ -202,7 +202,7 @@ def vote(
             longest[token] = max(longest.get(token, 0), length + drafted)
         token = max(
             scores, key=lambda it: scores[it] * (1 + arithmetic.length_class(longest[it]))
-        )  # the first lane's among ties
+        )  # the first among ties
         alive = alive[alive[:, TOKEN] == token]
         is_response = np.isin(alive[:, KIND], (at.RESPONSE, at.RESPONSE_ALIGNED))
         own_places = alive[~is_response, PLACE]
@@ -243,10 +243,10 @@ def learn(state: State, slot: int, text: Any, n: int) -> None:
     """
     facts, chain, voted = state.slots[slot], state.chain[slot], state.voted[slot]
     if 0 < facts[at.VOTED_FOR] < n:
-        for lane in range(at.LANES):
-            if voted[0, lane] >= 0:
-                state.counts[voted[1, lane], 0] += at.UNIT * (voted[0, lane] == text[facts[at.VOTED_FOR]])
-                state.counts[voted[1, lane], 1] += at.UNIT
+        for index in range(at.CANDIDATES):
+            if voted[0, index] >= 0:
+                state.counts[voted[1, index], 0] += at.UNIT * (voted[0, index] == text[facts[at.VOTED_FOR]])
+                state.counts[voted[1, index], 1] += at.UNIT
     if facts[at.VOTED_FOR] != n:
         facts[at.VOTED_FOR] = 0
     base, place, end = facts[at.CHAIN_FOR], facts[at.CHAIN_NEXT], facts[at.CHAIN_END]

@@ -11,6 +11,7 @@ import pytest
 from specplug.lookup import compiled, layout, plain
 from tests.engines.interpreted import imported_anew
 from tests.lookup.runs import Run, assert_equal
+from tests.lookup.test_isolation import Trapped
 
 NAME = "specplug.lookup.kernels"
 
@@ -23,11 +24,20 @@ def kernels() -> Iterator[ModuleType]:
         yield module
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", range(12))
 def test_the_kernels_are_the_reference_in_any_order_of_programs(kernels: ModuleType, seed: int) -> None:
     expected, found = (Run(Random(seed), compiled, opposite=opposite) for opposite in (False, seed % 2 == 1))
     for run in (expected, found):
-        run.steps(seed)  # so that there are responses, anchors and chains
+        run.steps(2 * seed)  # so that there are responses, anchors and chains
     expected.form, found.form = plain, kernels
     found.memory = lambda tensors: tensors
     assert_equal(expected.steps(2), found.steps(2))
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_other_owners_tokens_change_no_draft(kernels: ModuleType, seed: int) -> None:
+    run = Trapped(Random(seed), compiled, own=False)
+    run.steps(10)
+    run.form, run.memory = kernels, lambda tensors: tensors
+    run.steps(2)
+    assert run.changed == 0
