@@ -19,7 +19,9 @@ from specplug.lookup import layout as at
 from specplug.lookup.layout import KIND, LENGTH, PLACE, RANK, TOKEN, Drafts, State
 from specplug.lookup.plain import confidence, predicted
 
-PIECE = 256
+WEIGHT = at.TOKEN + 1
+"""Column of candidates: the weight of the vote."""
+PIECE = 64
 """Places that are compared at once with the tokens that a longer match needs."""
 
 _SOURCES = numba.__version__.encode() + b"".join(
@@ -30,14 +32,17 @@ FOLDER = Path(os.environ.get("NUMBA_CACHE_DIR") or _CACHE) / f"lookup-{hashlib.s
 
 
 def compiled(function: Any, **replaced: Any) -> Any:
-    """Return a function that its first call compiles or loads from the cache, with some of its globals replaced."""
+    """Return a function that its first call compiles or loads from the cache, with some of its globals replaced.
+
+    It allocates nothing and counts no references to arrays, which would take as long as the rest.
+    """
     names = {**function.__globals__, **replaced} if replaced else function.__globals__
     own = FunctionType(function.__code__, names, function.__name__)
     settings: Any = numba.config
     before = settings.CACHE_DIR
     settings.CACHE_DIR = str(FOLDER)
     try:
-        return numba.njit(nogil=True, cache=True, error_model="numpy")(own)
+        return numba.njit(nogil=True, cache=True, error_model="numpy", _nrt=False)(own)
     finally:
         settings.CACHE_DIR = before
 
@@ -88,7 +93,8 @@ def vote(
         for k in range(number):
             token = predicted(state, text, n, owner, found[k, KIND], found[k, PLACE], drafted, vocab_size)
             if token >= 0:
-                found[alive], found[alive, TOKEN] = found[k], token
+                _move(found, k, alive)
+                found[alive, TOKEN] = token
                 agree = agree and token == found[0, TOKEN]
                 alive += 1
         if alive == 0:
@@ -103,16 +109,19 @@ def vote(
                     source = int(found[k, PLACE] + drafted < start)
                 origins |= 2 if is_response else 1
                 near |= kind >= at.NEAR
-                found[number] = found[k]
+                _move(found, k, number)
                 number += 1
         size = arithmetic.length_class(longest)
         keys = arithmetic.judging_rows(token, last, owner, size, share, number, hit_rate, origins, near)
         if not is_pending:
-            for kind in range(3):
-                chain[kind + 1, drafted] = keys[kind]
-            chain[0, drafted] = token
+            chain[0, drafted], chain[1, drafted], chain[2, drafted], chain[3, drafted] = (
+                token,
+                keys[0],
+                keys[1],
+                keys[2],
+            )
         drafts.ids[row, drafted] = last = token
-        drafts.confidence[row, drafted] = np.float32(confidence(state, *keys) / at.LEVELS)
+        drafts.confidence[row, drafted] = np.float32(confidence(state, keys[0], keys[1], keys[2]) / at.LEVELS)
         drafts.sources[row, drafted] = source
         drafted += 1
     if not is_pending:
@@ -121,21 +130,25 @@ def vote(
 
 
 @compiled
+def _move(found: Any, k: int, to: int) -> None:
+    for column in range(at.TOKEN + 1 if k != to else 0):  # faster than a copy of the row
+        found[to, column] = found[k, column]
+
+
+@compiled
 def _most_votes(state: State, found: Any, alive: int, drafted: int) -> tuple[int, int]:
     """Return the token with the longest expected draft, and the class of its share."""
-    weights = np.empty(at.CANDIDATES, np.int64)
     total, best, most, best_score = 0, 0, -1, 0
     for k in range(alive):
         row = arithmetic.vote_row(found[k, KIND], found[k, LENGTH] + drafted)
-        weights[k] = arithmetic.weight(
-            arithmetic.log_odds(int(state.counts[row, 0]), int(state.counts[row, 1])), found[k, RANK]
-        )
-        total += weights[k]
+        log_odds = arithmetic.log_odds(int(state.counts[row, 0]), int(state.counts[row, 1]))
+        found[k, WEIGHT] = arithmetic.weight(log_odds, found[k, RANK])
+        total += found[k, WEIGHT]
     for k in range(alive):
         score, longest = 0, 0
         for other in range(alive):
             if found[other, TOKEN] == found[k, TOKEN]:
-                score += weights[other]
+                score += found[other, WEIGHT]
                 longest = max(longest, found[other, LENGTH] + drafted)
         worth = score * (1 + arithmetic.length_class(longest))
         if worth > most:

@@ -99,6 +99,7 @@ class State(NamedTuple):
         matches: [S, L / BLOCK] int64, scratch of a step, by row: the best match in each block of the row's text, its
             tokens * 2^32 + its place.
         figures: [F] int32, see `FIGURES`.
+        found: [CANDIDATES, 8] int64, scratch for one row of the forms for CPUs.
     """
 
     slots: Any
@@ -111,6 +112,7 @@ class State(NamedTuple):
     end: Any
     matches: Any
     figures: Any
+    found: Any
 
 
 class Rows(NamedTuple):
@@ -166,6 +168,7 @@ def allocate(slots: int, length: int, draft_length: int, ring: int, device: torc
         end=zeros(1),
         matches=zeros(slots, -(-length // BLOCK), dtype=torch.int64),
         figures=torch.from_numpy(FIGURES).to(device),
+        found=zeros(CANDIDATES, 8, dtype=torch.int64),
     )
 
 

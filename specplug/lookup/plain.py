@@ -12,7 +12,7 @@ from numba.extending import register_jitable
 
 from specplug.lookup import arithmetic
 from specplug.lookup import layout as at
-from specplug.lookup.layout import KIND, LENGTH, PLACE, RANK, TOKEN, Drafts, Rows, State
+from specplug.lookup.layout import INDEX, KIND, LENGTH, PLACE, RANK, TOKEN, Drafts, Rows, State
 
 
 def scan(state: State, texts: Any, rows: Rows) -> None:
@@ -81,7 +81,9 @@ def candidates(state: State, slot: int, text: Any, n: int, match: int, found: An
             found[number, :TOKEN] = at.OWN_ANCHOR, at.ALIGNED, nearby, known, 0
             number += 1
     if responses:
-        best = ((found[:responses, LENGTH] << 32) + found[:responses, PLACE]).max()
+        best = 0
+        for k in range(responses):
+            best = max(best, (found[k, LENGTH] << 32) + found[k, PLACE])
         anchors[2], anchors[3] = (best & 0xFFFFFFFF) - n, n
     elif owner:
         nearby, known = anchor(state, slot, 1, text, n, owner)
@@ -141,12 +143,11 @@ def token_at(state: State, which: int, text: Any, n: int, owner: int, place: int
 
 def draft(state: State, texts: Any, rows: Rows, drafts: Drafts, vocab_size: int) -> None:
     """Draft for each row what its candidates vote for; `scan` comes before."""
-    found = np.zeros((at.CANDIDATES, 6), np.int64)
     for row in range(rows.slots.size):
         slot, n, limit = rows.slots[row], int(rows.lengths[row]), min(int(rows.limits[row]), drafts.ids.shape[1])
-        text, facts, drafted = texts[slot], state.slots[slot], 0
+        text, facts, found, drafted = texts[slot], state.slots[slot], state.found, 0
         if facts[at.GENERATION] == rows.generations[row] and n > facts[at.START] and limit > 0:
-            number = candidates(state, slot, text, n, int(state.matches[row].max()), found)
+            number = candidates(state, slot, text, n, int(state.matches[row, 0]), found)
             ask(state, slot, text, n, found, number, vocab_size)
             drafted = vote(state, slot, text, n, found, number, limit, vocab_size, row, drafts)
         drafts.lengths[row], drafts.ids[row, drafted:] = drafted, max(int(text[n - 1]), 0) if n else 0
@@ -171,9 +172,10 @@ def ask(state: State, slot: int, text: Any, n: int, found: Any, number: int, voc
     """Note what each candidate predicts next, for `learn`."""
     owner = int(state.slots[slot, at.OWNER])
     state.voted[slot, 0, :] = -1
-    for index, kind, place, length, _, _ in found[:number]:
-        state.voted[slot, 0, index] = predicted(state, text, n, owner, kind, place, 0, vocab_size)
-        state.voted[slot, 1, index] = arithmetic.vote_row(kind, length)
+    for k in range(number):
+        index, kind = found[k, INDEX], found[k, KIND]
+        state.voted[slot, 0, index] = predicted(state, text, n, owner, kind, found[k, PLACE], 0, vocab_size)
+        state.voted[slot, 1, index] = arithmetic.vote_row(kind, found[k, LENGTH])
     state.slots[slot, at.VOTED_FOR] = n
 
 
@@ -185,7 +187,7 @@ def vote(
 
     The candidates that predicted a token vote on the next one, with the square of the odds of their kind and length.
     """
-    facts, last, drafted, alive = state.slots[slot], int(text[n - 1]), 0, found[:number].copy()
+    facts, last, drafted, alive = state.slots[slot], int(text[n - 1]), 0, found[:number, : TOKEN + 1].copy()
     owner, start, hit_rate = (int(facts[column]) for column in (at.OWNER, at.START, at.HIT_RATE))
     is_pending = facts[at.CHAIN_FOR] == n  # an earlier chain is still judged
     while drafted < limit:

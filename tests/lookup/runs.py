@@ -105,7 +105,7 @@ class Run:
         for row, slot in enumerate(slots):
             self.extend(slot, drafts.ids[row, : random.randint(0, int(drafts.lengths[row]))].tolist())
         written = {**self.state._asdict(), **{f"draft {name}": it for name, it in drafts._asdict().items()}}
-        written["matches"] = matches
+        written |= {"matches": matches, "found": torch.empty(0)}  # the rest of these is scratch
         return {name: tensor.clone() for name, tensor in written.items()}
 
     def extend(self, slot: int, accepted: list[int]) -> None:
