@@ -16,11 +16,9 @@ import numpy as np
 
 from specplug.lookup import arithmetic, plain
 from specplug.lookup import layout as at
-from specplug.lookup.layout import KIND, LENGTH, PLACE, RANK, TOKEN, Drafts, State
+from specplug.lookup.layout import KIND, LENGTH, PLACE, RANK, TOKEN, WEIGHT, Drafts, State
 from specplug.lookup.plain import confidence, predicted
 
-WEIGHT = at.TOKEN + 1
-"""Column of candidates: the weight of the vote."""
 PIECE = 64
 """Places that are compared at once with the tokens that a longer match needs."""
 
@@ -32,16 +30,14 @@ FOLDER = Path(os.environ.get("NUMBA_CACHE_DIR") or _CACHE) / f"lookup-{hashlib.s
 
 
 def compiled(function: Any, **replaced: Any) -> Any:
-    """Return a function that its first call compiles or loads from the cache, with some of its globals replaced.
-
-    It allocates nothing and counts no references to arrays, which would take as long as the rest.
-    """
+    """Return a function that its first call compiles or loads from the cache, with some of its globals replaced."""
     names = {**function.__globals__, **replaced} if replaced else function.__globals__
     own = FunctionType(function.__code__, names, function.__name__)
     settings: Any = numba.config
     before = settings.CACHE_DIR
     settings.CACHE_DIR = str(FOLDER)
     try:
+        # Neither allocations nor counts of references, which would take as long as the rest.
         return numba.njit(nogil=True, cache=True, error_model="numpy", _nrt=False)(own)
     finally:
         settings.CACHE_DIR = before
@@ -131,7 +127,7 @@ def vote(
 
 @compiled
 def _move(found: Any, k: int, to: int) -> None:
-    for column in range(at.TOKEN + 1 if k != to else 0):  # faster than a copy of the row
+    for column in range(WEIGHT if k != to else 0):  # faster than a copy of the row
         found[to, column] = found[k, column]
 
 

@@ -41,8 +41,8 @@ SOURCES = ("own text", "reference", "response memory")
 FOLLOWED, FORGET, WINDOW, BACK = 2, 64, 12, 4
 """Shortest match that sets an anchor, tokens after which it is forgotten, and how far on and back it is searched."""
 
-INDEX, KIND, PLACE, LENGTH, RANK, TOKEN = range(6)
-"""Columns of candidates: with the length of the match, the number of newer responses, and the newest prediction."""
+INDEX, KIND, PLACE, LENGTH, RANK, TOKEN, WEIGHT = range(7)
+"""Columns of candidates: the length is of the match, the rank is the number of newer responses, the rest is a vote."""
 
 GENERATION, OWNER, START, HIT_RATE, VOTED_FOR, CHAIN_FOR, CHAIN_NEXT, CHAIN_END, ANCHORS, FACTS = *range(9), 12
 """Columns of `State.slots`.
@@ -99,7 +99,7 @@ class State(NamedTuple):
         matches: [S, L / BLOCK] int64, scratch of a step, by row: the best match in each block of the row's text, its
             tokens * 2^32 + its place.
         figures: [F] int32, see `FIGURES`.
-        found: [CANDIDATES, 8] int64, scratch for one row of the forms for CPUs.
+        found: [CANDIDATES, 7] int64, scratch for one row of the forms for CPUs.
     """
 
     slots: Any
@@ -116,35 +116,21 @@ class State(NamedTuple):
 
 
 class Rows(NamedTuple):
-    """B rows of a step; their slots are distinct.
+    """B rows of a step; their slots are distinct."""
 
-    Attributes:
-        slots: [B] int64.
-        generations: [B] int32; a row neither learns nor drafts if its slot has another one.
-        lengths: [B] int32, tokens of each row's text, its references included.
-        limits: [B] int32, most tokens to draft; 0 for none.
-    """
-
-    slots: Any
-    generations: Any
-    lengths: Any
-    limits: Any
+    slots: Any  # [B] int64
+    generations: Any  # [B] int32; a row neither learns nor drafts if its slot has another one
+    lengths: Any  # [B] int32, tokens of each row's text, its references included
+    limits: Any  # [B] int32, most tokens to draft; 0 for none
 
 
 class Drafts(NamedTuple):
-    """What a step drafts; all of it is written.
+    """What a step drafts; all of it is written."""
 
-    Attributes:
-        ids: [B, K] int64, padded with the text's last token, or 0 if that is none.
-        confidence: [B, K] float32, in multiples of 1 / `LEVELS`; 0 for padding.
-        sources: [B, K] int32, by `SOURCES`; -1 for padding.
-        lengths: [B] int32, drafted tokens.
-    """
-
-    ids: Any
-    confidence: Any
-    sources: Any
-    lengths: Any
+    ids: Any  # [B, K] int64, padded with the text's last token, or 0 if that is none
+    confidence: Any  # [B, K] float32, in multiples of 1 / `LEVELS`; 0 for padding
+    sources: Any  # [B, K] int32, by `SOURCES`; -1 for padding
+    lengths: Any  # [B] int32, drafted tokens
 
 
 def allocate(slots: int, length: int, draft_length: int, ring: int, device: torch.device | str = "cpu") -> State:
@@ -168,7 +154,7 @@ def allocate(slots: int, length: int, draft_length: int, ring: int, device: torc
         end=zeros(1),
         matches=zeros(slots, -(-length // BLOCK), dtype=torch.int64),
         figures=torch.from_numpy(FIGURES).to(device),
-        found=zeros(CANDIDATES, 8, dtype=torch.int64),
+        found=zeros(CANDIDATES, 7, dtype=torch.int64),
     )
 
 

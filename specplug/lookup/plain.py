@@ -12,7 +12,7 @@ from numba.extending import register_jitable
 
 from specplug.lookup import arithmetic
 from specplug.lookup import layout as at
-from specplug.lookup.layout import INDEX, KIND, LENGTH, PLACE, RANK, TOKEN, Drafts, Rows, State
+from specplug.lookup.layout import INDEX, KIND, LENGTH, PLACE, RANK, TOKEN, WEIGHT, Drafts, Rows, State
 
 
 def scan(state: State, texts: Any, rows: Rows) -> None:
@@ -61,7 +61,7 @@ def ring_match(state: State, text: Any, n: int, owner: int, place: int) -> int:
 
 @register_jitable
 def candidates(state: State, slot: int, text: Any, n: int, match: int, found: Any) -> int:
-    """Write a row's candidates to `found` [CANDIDATES, 6] by ascending index, keep the anchors, and return the number.
+    """Write a row's candidates to `found` [CANDIDATES, 7] by ascending index, keep the anchors, and return the number.
 
     An own match of at least `FOLLOWED` tokens, or any of responses, sets their anchor; otherwise that is a candidate.
     """
@@ -187,7 +187,7 @@ def vote(
 
     The candidates that predicted a token vote on the next one, with the square of the odds of their kind and length.
     """
-    facts, last, drafted, alive = state.slots[slot], int(text[n - 1]), 0, found[:number, : TOKEN + 1].copy()
+    facts, last, drafted, alive = state.slots[slot], int(text[n - 1]), 0, found[:number, :WEIGHT].copy()
     owner, start, hit_rate = (int(facts[column]) for column in (at.OWNER, at.START, at.HIT_RATE))
     is_pending = facts[at.CHAIN_FOR] == n  # an earlier chain is still judged
     while drafted < limit:
