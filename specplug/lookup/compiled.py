@@ -38,7 +38,8 @@ def compiled(function: Any, **replaced: Any) -> Any:
     settings.CACHE_DIR = str(FOLDER)
     try:
         # Neither allocations nor counts of references, which would take as long as the rest.
-        return numba.njit(nogil=True, cache=True, error_model="numpy", _nrt=False)(own)
+        options: Any = {"nogil": True, "cache": True, "error_model": "numpy", "_nrt": False}
+        return numba.njit(**options)(own)
     finally:
         settings.CACHE_DIR = before
 

@@ -101,7 +101,7 @@ def response_candidates(state: State, text: Any, n: int, owner: int, found: Any)
         tokens = at.KEYS[table]
         bucket = arithmetic.bucket_of(text, n, tokens, owner, state.buckets.shape[1])
         for entry in range(at.ENTRIES if bucket >= 0 else 0):
-            place = np.int64(state.buckets[table, bucket, entry])
+            place: Any = np.int64(state.buckets[table, bucket, entry])
             is_new = place > 0 and ring_token(state, owner, place) >= 0
             for k in range(number):
                 is_new = is_new and found[k, PLACE] != place
