@@ -92,6 +92,29 @@ def test_a_text_that_diverges_is_followed_on(form: ModuleType) -> None:
             assert talk.draft(0)[:1] == [expected], (edit, owner)
 
 
+def test_a_text_that_diverged_long_ago_is_no_longer_followed(form: ModuleType) -> None:
+    for tokens, expected in ((at.FORGET - 1, True), (at.FORGET, False)):
+        talk = Talk(form)
+        talk.begin(0, [*range(100, 200), 50, 100, 101])
+        assert talk.draft(0)[:2] == [102, 103]
+        talk.extend(0, range(200, 200 + tokens))
+        assert (talk.draft(0)[:1] == [102 + tokens]) == expected
+
+
+def test_the_ring_is_read_where_it_is_live_and_the_owner_s(form: ModuleType) -> None:
+    talk = Talk(form)  # a ring of 256 tokens
+    for number in range(30):
+        talk.remember(1 + number % 2, [number, number, number], number)
+    state = at.views(talk.state)
+    end, capacity = int(state.end[0]), state.ring.size
+    assert end == 30 * at.GRANULE > capacity
+    state.ring[:] = 5
+    for owner in (1, 2):
+        live = [place for place in range(-capacity, 2 * end) if plain.ring_token(state, owner, place) == 5]
+        own = [place for place in range(end - capacity, end) if 1 + place // at.GRANULE % 2 == owner]
+        assert live == own
+
+
 def test_other_generations_and_rows_without_a_limit_or_own_text_neither_draft_nor_learn(form: ModuleType) -> None:
     talk = Talk(form)
     talk.begin(0, SONG * 2)
