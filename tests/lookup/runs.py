@@ -82,6 +82,18 @@ class Run:
             "remember", self.state, self.texts, slot, prompt, first, last, random.randint(1, 3), random.randrange(9)
         )
 
+    def scramble(self) -> None:
+        """Fill the ring with random tokens of random owners, and the buckets with places that are live or dead."""
+        noise, state = np.random.default_rng(self.random.randrange(1 << 30)), self.state
+        capacity = len(state.ring)
+        state.end[0] = 3 * capacity
+        ring = noise.integers(-1 if self.random.random() < 0.3 else 0, self.tokens, capacity)
+        places = noise.integers(2 * capacity - 99, 3 * capacity + 20, tuple(state.buckets.shape))
+        for tensor, values in (
+            (state.ring, ring), (state.owners, noise.integers(0, 3, len(state.owners))), (state.buckets, places)
+        ):  # fmt: skip
+            tensor[:] = torch.from_numpy(values)
+
     def step(self) -> dict[str, Any]:
         """Step; return all that was written."""
         random = self.random

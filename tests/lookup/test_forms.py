@@ -12,7 +12,10 @@ from tests.lookup.runs import Run, assert_equal
 
 
 @settings(max_examples=60)
-@given(st.integers(0, 1 << 32), st.booleans())
-def test_the_form_for_cpus_is_the_reference_in_any_order_of_rows(seed: int, opposite: bool) -> None:
-    found = Run(Random(seed), compiled, opposite=opposite).steps(25)
-    assert_equal(Run(Random(seed), plain).steps(25), found)
+@given(st.integers(0, 1 << 32), st.booleans(), st.booleans())
+def test_the_form_for_cpus_is_the_reference_in_any_order_of_rows(seed: int, opposite: bool, scrambled: bool) -> None:
+    expected, found = Run(Random(seed), plain), Run(Random(seed), compiled, opposite=opposite)
+    if scrambled:
+        expected.scramble()
+        found.scramble()
+    assert_equal(expected.steps(25), found.steps(25))
