@@ -16,13 +16,14 @@ from specplug.pipeline.device.columns import launches_for
 from specplug.pipeline.stream import host_kernels
 from specplug.pipeline.stream.buffers import transfers_for
 from specplug.trim import survival
-from tests.engines.gpu_compiler import Launch, compiled
+from tests.engines.gpu_compiler import H100, Launch, compiled
 from tests.engines.interpreted import imported_anew
 
 DEVICE, STREAM = "specplug.pipeline.device.kernels", "specplug.pipeline.stream.kernels"
 TRIM, SGLANG = "specplug.trim.survival_on_gpu", "specplug_sglang.verification.kernels"
 SCAN, SUFFIX = "benchmarks.gpu.scan_kernels", "benchmarks.gpu.suffix_kernels"
-MODULES = [DEVICE, STREAM, TRIM, SGLANG]
+LOOKUP = "specplug.lookup.kernels"
+MODULES = [DEVICE, STREAM, TRIM, SGLANG, LOOKUP]
 
 
 def typed(**names: str) -> dict[str, str]:
@@ -76,6 +77,24 @@ VERDICT = typed(p_i64="slots best", p_i32="num_sampled")
 ENTERED = typed(p_i32="response", i32="length head number")
 
 
+LOOKUP_TENSORS = typed(
+    p_i32="generations lengths limits texts facts chain voted table ring owners buckets end ring_end figures sources "
+    "draft_lengths",
+    p_i64="slots matches ids",
+    p_fp32="confidences",
+)
+"""Of the other arguments each is a number of 32 bits."""
+
+
+def lookup_launches() -> Iterator[Launch]:
+    fixed = {"scan": {"COLUMNS": 16, "BLOCK": 2048}, "draft": {"COLUMNS": 16}, "remember": {"BLOCK": 1024}}
+    for (name, own), warps in zip(fixed.items(), (4, 1, 8), strict=True):
+        names = import_module(LOOKUP).__dict__[f"{name}_kernel"].arg_names
+        types = {it: LOOKUP_TENSORS.get(it, "i32") for it in names if it not in own}
+        numbers = {"end": "i32"} if name == "remember" else {}
+        yield Launch(f"{LOOKUP}:{name}_kernel", types | numbers, own, warps)
+
+
 def device_launches() -> Iterator[Launch]:
     constants: dict[str, dict[str, Any]] = {"begin": {"STOPS": 8, "BLOCK": 16}, "finish": {"BLOCK": 8}}
     for by_row in (False, True):
@@ -89,6 +108,7 @@ def device_launches() -> Iterator[Launch]:
 def launches() -> Iterator[Launch]:
     """Yield each way in which each kernel is launched."""
     yield from device_launches()
+    yield from lookup_launches()
     for dtype, by_row, engine_ids in (("*i32", False, "*i64"), ("*i64", True, "*i32"), ("*i64", True, None)):
         types = PACK | dict.fromkeys(("idx_mapping", "total_len", "num_sampled", "num_rejected"), dtype)
         fixed: dict[str, Any] = {"BY_ROW": by_row, "BLOCK": 128, "ENGINE_BLOCK": 1 if engine_ids is None else 4}
@@ -112,8 +132,15 @@ def launches() -> Iterator[Launch]:
     yield Launch(f"{SUFFIX}:draft_kernel", drafts, {"BLOCK": 16}, 1)
 
 
-HOLD = {"match_kernel": "atom.global", "enter_kernel": "max.s64", "learn_kernel": "add", "draft_kernel": "div.rn.f32"}
-LACK = {"draft_kernel": "div.full", "trim_kernel": "mul.ftz"}
+HOLD = {
+    f"{SCAN}:match_kernel": "atom.global",
+    f"{SUFFIX}:enter_kernel": "max.s64",
+    f"{SUFFIX}:learn_kernel": "add",
+    f"{SUFFIX}:draft_kernel": "div.rn.f32",
+    f"{LOOKUP}:scan_kernel": "add.u32",
+    f"{LOOKUP}:remember_kernel": "max.s32",
+}
+LACK = {f"{SUFFIX}:draft_kernel": "div.full", f"{TRIM}:trim_kernel": "mul.ftz", f"{LOOKUP}:draft_kernel": "div"}
 """By kernel what its assembly holds, and what would round otherwise than the reference does."""
 
 
@@ -125,14 +152,15 @@ def launched() -> Iterator[list[Launch]]:
         yield list(launches())
 
 
-def test_the_kernels_compile_for_gpus(launched: list[Launch], tmp_path: Path):
-    for launch, found in zip(launched, compiled(launched, tmp_path), strict=True):
+@pytest.mark.parametrize("capability", [80, H100])
+def test_the_kernels_compile_for_gpus(launched: list[Launch], capability: int, tmp_path: Path):
+    for launch, found in zip(launched, compiled(launched, tmp_path, capability), strict=True):
         kernel = launch.kernel.partition(":")[2]
-        assert ".target sm_90" in found.ptx
+        assert f".target sm_{capability}" in found.ptx
         assert f".entry {kernel}(" in found.ptx
         assert found.cubin_bytes > 0
-        assert HOLD.get(kernel, "") in found.ptx
-        assert kernel not in LACK or LACK[kernel] not in found.ptx
+        assert HOLD.get(launch.kernel, "") in found.ptx
+        assert launch.kernel not in LACK or LACK[launch.kernel] not in found.ptx
 
 
 def test_no_argument_is_specialised_for(launched: list[Launch]):

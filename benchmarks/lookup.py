@@ -1,0 +1,231 @@
+"""Tokens per step, confidences and time of `specplug.lookup` on a CPU, beside those of today's `ngram`.
+
+    python -m benchmarks.lookup [--parts quality time] [--tokenizer FILE] [--cases 1x8192 32x8192 256x8192 1x32768]
+
+`quality` replays the shipped traces in order with both, 15 tokens at a time, as `specplug replay --policy fixed
+--gamma 15` does, and prints by workload the tokens per step, and the AUC and the Brier score of the confidences; means
+are geometric and plain.  `time` decodes texts of Python's library with both in turns, step by step, after as many
+responses as the memory holds have finished; each row goes on by what its draft got right and one token.  It prints the
+median microseconds of a step on one thread, and the median of each round's ratio.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from benchmarks.gpu.texts import library_tokens, set_aside
+from specplug.lookup import compiled
+from specplug.lookup import layout as at
+from specplug.match.cpu.lookup import Lookup
+from specplug.match.options import LookupSettings
+from specplug.replay import load_tokenizer, read_traces, tokenize
+from specplug.replay.calibration import Calibration, means
+from specplug.replay.engine import Setup
+from specplug.replay.items import TokenItem
+from specplug.replay.run import replay
+from specplug.types.draft import Draft
+
+TRACES = Path(__file__).parents[1] / "specplug/replay/traces"
+K, VOCAB_SIZE, OWNER = 15, 1 << 20, 1
+WARM_UP, ROUNDS, STEPS = 8, 9, 20
+
+
+class New:
+    """`specplug.lookup` for B texts of at most L tokens; row and slot are the same.
+
+    Attributes:
+        texts: [B, L] int32; lengths: [B] int32; drafts: see `layout.Drafts`.
+    """
+
+    def __init__(self, texts: torch.Tensor, ring: int) -> None:
+        batch, length = texts.shape
+        self._state = at.allocate(batch, length, K, ring)
+        self._texts, self._ids = texts, torch.arange(batch)
+        ints = torch.zeros(3, batch, dtype=torch.int32)
+        self._rows = at.Rows(self._ids, ints[0], ints[1], torch.full((batch,), K, dtype=torch.int32))
+        shape = batch, K
+        self.drafts = at.Drafts(torch.zeros(shape).long(), torch.zeros(shape), torch.zeros(shape).int(), ints[2])
+        self.lengths = ints[1]
+        self._step = at.views(self._state), texts.numpy(), at.views(self._rows)
+        self._responses, self._steps = 0, 0
+
+    def begin(self) -> None:
+        """Begin a request in each slot."""
+        self._rows.generations.add_(1)
+        owners = torch.full_like(self.lengths, OWNER)
+        at.begin(self._state, self._ids, self._rows.generations, owners, torch.zeros_like(owners))
+
+    def draft(self) -> None:
+        """Step."""
+        self._steps += 1
+        if self._steps % at.HALVED_EVERY == 0:
+            at.halve(self._state)
+        compiled.scan(*self._step)
+        compiled.draft(*self._step, at.views(self.drafts), VOCAB_SIZE)
+
+    def remember(self, text: torch.Tensor, prompt: int) -> None:
+        """Remember what comes after a text's prompt."""
+        compiled.remember(self._step[0], text[None].numpy(), 0, 0, prompt, len(text), OWNER, self._responses)
+        self._responses += 1
+
+    def accepted(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the tokens of each draft, [B] int32, and how many of them the text goes on with."""
+        return self.drafts.lengths, right(self.drafts.ids, self.drafts.lengths, self._texts, self.lengths)
+
+
+class Today:
+    """`ngram`, with the interface of `New`."""
+
+    def __init__(self, texts: torch.Tensor, ring: int) -> None:
+        batch, length = texts.shape
+        self._lookup = Lookup(batch + 1, length, K, LookupSettings(memory_tokens=ring), trees=False)
+        self._texts, self._slots = texts, torch.arange(batch)
+        self.lengths, self._known = torch.zeros(2, batch, dtype=torch.int32)
+        self._limits = torch.full((batch,), K, dtype=torch.int32)
+        self._draft = Draft.allocate(batch, K, trees=False, sources=("",) * 4)
+
+    def begin(self) -> None:
+        """Begin a request in each slot, whose prompt is all of its text but the last token."""
+        for slot in range(len(self._slots)):
+            self._lookup.start(slot, owner="")
+            most = self._texts.shape[1]
+            self._lookup.begin(slot, self._texts[slot, : self.lengths[slot] - 1].numpy(), most)
+        self._known[:] = self.lengths - 1
+
+    def draft(self) -> None:
+        """Step."""
+        lookup = self._lookup
+        lookup.ingest(self._slots, self._texts, self._slots, self.lengths, self.lengths - self._known, None)
+        lookup.propose(self._slots, self._limits, self._draft)
+        self._known[:] = self.lengths
+
+    def remember(self, text: torch.Tensor, prompt: int) -> None:
+        """Remember what comes after a text's prompt."""
+        slot = len(self._slots)
+        self._lookup.start(slot, owner="")
+        self._lookup.begin(slot, text.numpy(), len(text))
+        self._lookup.remember(slot, "", prompt, len(text))
+
+    def accepted(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the tokens of each draft, [B] int32, and how many of them the text goes on with."""
+        return self._draft.lengths, right(self._draft.token_ids, self._draft.lengths, self._texts, self.lengths)
+
+
+def right(ids: torch.Tensor, counts: torch.Tensor, texts: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
+    """Return how many tokens at the beginning of each draft its text goes on with, [B] int32."""
+    columns = torch.arange(K)
+    places = lengths[:, None].long() + columns
+    inside = (columns < counts[:, None]) & (places < texts.shape[1])
+    is_right = inside & (texts.gather(1, places.clamp(max=texts.shape[1] - 1)) == ids[:, :K])
+    return is_right.int().cumprod(1).sum(1).int()
+
+
+def replayed(items: Sequence[TokenItem]) -> tuple[float, Calibration]:
+    """Return the tokens per step, and the outcomes of the decided tokens, of the new lookup."""
+    text = torch.full((1, max(len(it.prompt) + len(it.output) for it in items)), -1, dtype=torch.int32)
+    lookup, calibration = New(text, 1 << 20), Calibration()
+    steps = emitted = 0
+    for it in items:
+        end, begin = len(it.prompt) + len(it.output), len(it.prompt) + 1
+        text[0, :end] = torch.from_numpy(np.concatenate((it.prompt, it.output)))
+        text[0, end:] = -1
+        lookup.lengths[0] = begin
+        lookup.begin()
+        decided: list[tuple[float, bool]] = []
+        while lookup.lengths[0] < end:
+            lookup.draft()
+            right_ones = int(lookup.accepted()[1])
+            new = min(right_ones + 1, end - int(lookup.lengths[0]))
+            levels = lookup.drafts.confidence[0, : lookup.drafts.lengths[0]].tolist()[:new]
+            decided += [(level, place < right_ones) for place, level in enumerate(levels)]
+            lookup.lengths[0] += new
+            steps += 1
+        lookup.remember(text[0, :end], len(it.prompt))
+        calibration.add(decided)
+        emitted += end - begin
+    return emitted / steps, calibration
+
+
+def quality(tokenizer: str) -> None:
+    """Print the tokens per step and the confidences of both."""
+    arms: dict[str, dict[str, tuple[float, Calibration]]] = {"ngram": {}, "lookup": {}}
+    for name, items in read_traces(TRACES).items():
+        tokens = tokenize(items, load_tokenizer(tokenizer))
+        today = replay(tokens, Setup(proposer="ngram", policy="fixed", gamma=K))
+        arms["ngram"][name] = today.counts.tau, today.calibration
+        arms["lookup"][name] = replayed(tokens)
+    for arm, found in arms.items():
+        for name, (tau, calibration) in found.items():
+            print(f"{arm:8} {name:12} {tau:7.3f} tokens/step  AUC {calibration.auc:.4f}  Brier {calibration.brier:.4f}")
+        mean = math.exp(statistics.fmean(math.log(tau) for tau, _ in found.values()))
+        both = means([calibration for _, calibration in found.values()])
+        print(f"{arm:8} {'mean':12} {mean:7.3f} tokens/step  AUC {both['auc']:.4f}  Brier {both['brier']:.4f}")
+
+
+def timed(batch: int, context: int) -> None:
+    """Print the time of a step of both."""
+    tokens, finished = set_aside(library_tokens(1_200_000 + 64 * batch + (1 << 22)))
+    room = context + (WARM_UP + ROUNDS * STEPS) * (K + 1)
+    starts = np.linspace(0, len(tokens) - room, batch).astype(np.int64)
+    texts = torch.from_numpy(np.stack([tokens[start : start + room] for start in starts]))
+    arms: dict[str, Any] = {"ngram": Today(texts, 1 << 20), "lookup": New(texts, 1 << 20)}
+    for arm in arms.values():
+        for response in finished:
+            arm.remember(response, 3)
+        arm.lengths[:] = context
+        arm.begin()
+    times: dict[str, list[float]] = {name: [] for name in arms}
+    emitted = dict.fromkeys(arms, 0)
+    for step in range(WARM_UP + ROUNDS * STEPS):
+        for name in sorted(arms, reverse=step % 2 == 1):
+            microseconds = clocked(arms[name].draft)
+            new = arms[name].accepted()[1] + 1
+            arms[name].lengths += new
+            if step >= WARM_UP:
+                times[name].append(microseconds)
+                emitted[name] += int(new.sum())
+    medians = {name: [statistics.median(it) for it in np.array_split(found, ROUNDS)] for name, found in times.items()}
+    ratio = statistics.median(b / a for a, b in zip(medians["ngram"], medians["lookup"], strict=True))
+    stated = "  ".join(
+        f"{name} {statistics.median(times[name]):8.1f} us, {emitted[name] / (batch * len(times[name])):.3f} tokens/step"
+        for name in arms
+    )
+    print(f"{batch:4} x {context:6}: {stated}  ratio {ratio:.2f}", flush=True)
+
+
+def clocked(function: Callable[[], None]) -> float:
+    """Return the microseconds of a call."""
+    began = time.perf_counter_ns()
+    function()
+    return (time.perf_counter_ns() - began) / 1e3
+
+
+def main() -> None:
+    """Run the parts."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--parts", nargs="+", choices=("quality", "time"), default=("quality", "time"))
+    tokenizer = Path("~/.cache/specplug/models/smollm2/tokenizer.json").expanduser()
+    parser.add_argument(
+        "--tokenizer", default=str(tokenizer), help="of the replay; by default SmolLM2's, if it is there"
+    )
+    cases = ("1x8192", "32x8192", "256x8192", "1x32768")
+    parser.add_argument("--cases", nargs="+", default=cases, help="batch x context of each timed case")
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    if "quality" in arguments.parts:
+        quality(arguments.tokenizer)
+    for case in arguments.cases if "time" in arguments.parts else ():
+        timed(*map(int, case.split("x")))
+
+
+if __name__ == "__main__":
+    main()

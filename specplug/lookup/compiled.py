@@ -1,0 +1,157 @@
+"""The lookup for CPUs, compiled by numba: what differs from `plain`, which says what each function does.
+
+Code is cached on disk by the state of this folder: numba itself considers only a function's own file.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from pathlib import Path
+from types import FunctionType
+from typing import Any
+
+import numba
+import numpy as np
+
+from specplug.lookup import arithmetic, plain
+from specplug.lookup import layout as at
+from specplug.lookup.layout import KIND, LENGTH, PLACE, RANK, TOKEN, WEIGHT, Drafts, State
+from specplug.lookup.plain import confidence, predicted
+
+PIECE = 64
+"""Places that are compared at once with the tokens that a longer match needs."""
+
+_SOURCES = numba.__version__.encode() + b"".join(
+    source.read_bytes() for source in sorted(Path(__file__).parent.glob("*.py"))
+)
+_CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "specplug"
+FOLDER = Path(os.environ.get("NUMBA_CACHE_DIR") or _CACHE) / f"lookup-{hashlib.sha256(_SOURCES).hexdigest()[:12]}"
+
+
+def compiled(function: Any, **replaced: Any) -> Any:
+    """Return a function that its first call compiles or loads from the cache, with some of its globals replaced."""
+    names = {**function.__globals__, **replaced} if replaced else function.__globals__
+    own = FunctionType(function.__code__, names, function.__name__)
+    settings: Any = numba.config
+    before = settings.CACHE_DIR
+    settings.CACHE_DIR = str(FOLDER)
+    try:
+        # Neither allocations nor counts of references, which would take as long as the rest.
+        options: Any = {"nogil": True, "cache": True, "error_model": "numpy", "_nrt": False}
+        return numba.njit(**options)(own)
+    finally:
+        settings.CACHE_DIR = before
+
+
+@compiled
+def best_match(text: Any, n: int) -> int:
+    """Return the best match; newer places are compared first, and older ones only where a longer match may end."""
+    last = text[n - 1]
+    longest, found, high = 0, 0, n - 1
+    if last < 0:
+        return 0
+    while high > longest and longest < at.LONGEST and text[n - 1 - longest] >= 0:
+        low = max(high - PIECE, longest)
+        if _may_hold(text[low:high], text[low - longest : high - longest], last, text[n - 1 - longest]):
+            for index in range(high - 1, low - 1, -1):
+                if text[index] == last and index >= longest and text[index - longest] == text[n - 1 - longest] >= 0:
+                    length = 1
+                    while length < min(index + 1, at.LONGEST) and text[index - length] == text[n - 1 - length] >= 0:
+                        length += 1
+                    if length > longest:
+                        longest, found = length, index + 1
+                        if longest == at.LONGEST:
+                            break
+        high = low
+    return (longest << 32) + found if longest else 0
+
+
+@compiled
+def _may_hold(ends: Any, starts: Any, last: int, needed: int) -> bool:
+    """Return whether `last` is among `ends` where `needed` is among `starts`; the loop is compiled to vectors."""
+    found = np.int32(0)
+    for k in range(ends.size):
+        found |= np.int32(ends[k] == last) & np.int32(starts[k] == needed)
+    return bool(found != 0)
+
+
+@compiled
+def vote(
+    state: State, slot: int, text: Any, n: int, found: Any, number: int, limit: int, vocab_size: int, row: int,
+    drafts: Drafts,
+) -> int:  # fmt: skip
+    """Write a row's draft, and return its length.  Candidates that agree are not weighed: their share is 1."""
+    facts, chain = state.slots[slot], state.chain[slot]
+    owner, start, hit_rate = facts[at.OWNER], facts[at.START], facts[at.HIT_RATE]
+    drafted, last, is_pending = 0, int(text[n - 1]), facts[at.CHAIN_FOR] == n
+    while drafted < limit:
+        alive, agree = 0, True
+        for k in range(number):
+            token = predicted(state, text, n, owner, found[k, KIND], found[k, PLACE], drafted, vocab_size)
+            if token >= 0:
+                _move(found, k, alive)
+                found[alive, TOKEN] = token
+                agree = agree and token == found[0, TOKEN]
+                alive += 1
+        if alive == 0:
+            break
+        token, share = (found[0, TOKEN], len(at.SHARE_BOUNDS)) if agree else _most_votes(state, found, alive, drafted)
+        number, longest, origins, near, source = 0, 0, 0, 0, 2
+        for k in range(alive):
+            if found[k, TOKEN] == token:
+                kind, longest = found[k, KIND], max(longest, found[k, LENGTH] + drafted)
+                is_response = kind == at.RESPONSE or kind == at.RESPONSE_ALIGNED
+                if not is_response and origins & 1 == 0:
+                    source = int(found[k, PLACE] + drafted < start)
+                origins |= 2 if is_response else 1
+                near |= kind >= at.NEAR
+                _move(found, k, number)
+                number += 1
+        size = arithmetic.length_class(longest)
+        keys = arithmetic.judging_rows(token, last, owner, size, share, number, hit_rate, origins, near)
+        if not is_pending:
+            chain[0, drafted], chain[1, drafted], chain[2, drafted], chain[3, drafted] = (
+                token,
+                keys[0],
+                keys[1],
+                keys[2],
+            )
+        drafts.ids[row, drafted] = last = token
+        drafts.confidence[row, drafted] = np.float32(confidence(state, keys[0], keys[1], keys[2]) / at.LEVELS)
+        drafts.sources[row, drafted] = source
+        drafted += 1
+    if not is_pending:
+        facts[at.CHAIN_FOR], facts[at.CHAIN_NEXT], facts[at.CHAIN_END] = n if drafted else 0, 0, drafted
+    return drafted
+
+
+@compiled
+def _move(found: Any, k: int, to: int) -> None:
+    for column in range(WEIGHT if k != to else 0):  # faster than a copy of the row
+        found[to, column] = found[k, column]
+
+
+@compiled
+def _most_votes(state: State, found: Any, alive: int, drafted: int) -> tuple[int, int]:
+    """Return the token with the longest expected draft, and the class of its share."""
+    total, best, most, best_score = 0, 0, -1, 0
+    for k in range(alive):
+        row = arithmetic.vote_row(found[k, KIND], found[k, LENGTH] + drafted)
+        log_odds = arithmetic.log_odds(int(state.counts[row, 0]), int(state.counts[row, 1]))
+        found[k, WEIGHT] = arithmetic.weight(log_odds, found[k, RANK])
+        total += found[k, WEIGHT]
+    for k in range(alive):
+        score, longest = 0, 0
+        for other in range(alive):
+            if found[other, TOKEN] == found[k, TOKEN]:
+                score += found[other, WEIGHT]
+                longest = max(longest, found[other, LENGTH] + drafted)
+        worth = score * (1 + arithmetic.length_class(longest))
+        if worth > most:
+            best, most, best_score = found[k, TOKEN], worth, score
+    return best, arithmetic.share_class(best_score, total)
+
+
+scan, draft = compiled(plain.scan, best_match=best_match), compiled(plain.draft, vote=vote)
+remember = compiled(plain.remember)

@@ -1,0 +1,45 @@
+"""The lookup's kernels: equal to the reference in Triton's interpreter."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from random import Random
+from types import ModuleType
+
+import pytest
+
+from specplug.lookup import compiled, layout, plain
+from tests.engines.interpreted import imported_anew
+from tests.lookup.runs import Run, assert_equal
+from tests.lookup.test_isolation import Trapped
+
+NAME = "specplug.lookup.kernels"
+
+
+@pytest.fixture(scope="module")
+def kernels() -> Iterator[ModuleType]:
+    """The kernels, interpreted, with so small blocks that texts have several."""
+    with imported_anew(NAME, interpreted=True) as module, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(layout, "BLOCK", 32)
+        yield module
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_the_kernels_are_the_reference_in_any_order_of_programs(kernels: ModuleType, seed: int) -> None:
+    expected, found = (Run(Random(seed), compiled, opposite=opposite) for opposite in (False, seed % 2 == 1))
+    for run in (expected, found):
+        run.steps(2 * seed)  # so that there are responses, anchors and chains
+        if seed % 3 == 2:
+            run.scramble()
+    expected.form, found.form = plain, kernels
+    found.memory = lambda tensors: tensors
+    assert_equal(expected.steps(2), found.steps(2))
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_other_owners_tokens_change_no_draft(kernels: ModuleType, seed: int) -> None:
+    run = Trapped(Random(seed), compiled, own=False)
+    run.steps(10)
+    run.form, run.memory = kernels, lambda tensors: tensors
+    run.steps(2)
+    assert run.changed == 0
