@@ -24,7 +24,12 @@ def kernels() -> Iterator[ModuleType]:
         yield module
 
 
-@pytest.mark.parametrize("seed", range(12))
+def _seeds(often: int, slow: int) -> list[object]:
+    """Return the seeds of so many runs, and of further ones that only a run of slow tests takes."""
+    return [*range(often), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(often, often + slow))]
+
+
+@pytest.mark.parametrize("seed", _seeds(6, 6))
 def test_the_kernels_are_the_reference_in_any_order_of_programs(kernels: ModuleType, seed: int) -> None:
     expected, found = (Run(Random(seed), compiled, opposite=opposite) for opposite in (False, seed % 2 == 1))
     for run in (expected, found):
@@ -36,7 +41,7 @@ def test_the_kernels_are_the_reference_in_any_order_of_programs(kernels: ModuleT
     assert_equal(expected.steps(2), found.steps(2))
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", _seeds(1, 2))
 def test_other_owners_tokens_change_no_draft(kernels: ModuleType, seed: int) -> None:
     run = Trapped(Random(seed), compiled, own=False)
     run.steps(10)
