@@ -234,14 +234,12 @@ class _Corrections:
     @property
     def noise(self) -> float:
         """See `StepCosts.noise`; the scatter is that of the cells that are known."""
-        scatter = [
-            abs(ratio - float(np.median(cell)))
-            for cell in self._cells.values()
-            if len(cell) >= _FEWEST
-            for ratio in cell
-        ]
+        known = [np.array(cell) for cell in self._cells.values() if len(cell) >= _FEWEST]
         count = min(_NEWEST, *[self.verified_nothing[drafts] for drafts in (False, True)])
-        return _TWO_ERRORS * float(np.median(scatter)) / count**0.5 if scatter and count else 0.0
+        if not known or not count:
+            return 0.0
+        scatter = np.concatenate([np.abs(cell - np.median(cell)) for cell in known])
+        return float(_TWO_ERRORS * np.median(scatter) / np.sqrt(count))
 
     def add(self, cost: StepCost, ratio: float) -> None:
         """Enter a step and the logarithm."""

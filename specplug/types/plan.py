@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -115,16 +115,23 @@ class StepReport:
 
     @classmethod
     def build(
-        cls, step: int, draft_length: int, requests: int, counts: Sequence[tuple[int, int]], **others: Any
+        cls,
+        step: int,
+        draft_length: int,
+        requests: int,
+        counts: Sequence[tuple[int, int]],
+        *,
+        batch_size: int | None = None,
+        cost: StepCost | None = None,
+        runs: Sequence[tuple[int, int]] = (),
+        expected: Sequence[float] | None = None,
+        expected_rows: int = 0,
     ) -> StepReport:
-        """Sum up `counts`, the verified and accepted draft tokens of each request that might draft.
-
-        `others` are further fields; by default all requests might draft.
-        """
+        """Sum up `counts`, the verified and accepted draft tokens of each request that might draft, by default all."""
         verified = sum([verified for verified, _ in counts])
         accepted = sum([accepted for _, accepted in counts])
-        batch_size = others.pop("batch_size", requests)
-        return cls(step, draft_length, requests, batch_size, verified, accepted, **others)
+        size = requests if batch_size is None else batch_size
+        return cls(step, draft_length, requests, size, verified, accepted, cost, runs, expected, expected_rows)
 
 
 class CostPoint(NamedTuple):

@@ -1,4 +1,4 @@
-"""No step reads what another owner's requests said, and no owner can drive all others out of a bucket."""
+"""No step reads the tokens of another owner's requests, and no owner evicts all entries of others from a bucket."""
 
 from __future__ import annotations
 
