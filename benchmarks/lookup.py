@@ -35,8 +35,12 @@ from specplug.replay.run import replay
 from specplug.types.draft import Draft
 
 TRACES = Path(__file__).parents[1] / "specplug/replay/traces"
-K, VOCAB_SIZE, OWNER = 15, 1 << 20, 1
-WARM_UP, ROUNDS, STEPS = 8, 9, 20
+K = 15
+VOCAB_SIZE = 1 << 20
+OWNER = 1
+WARM_UP = 8
+ROUNDS = 9
+STEPS = 20
 
 
 class New:
@@ -49,14 +53,16 @@ class New:
     def __init__(self, texts: torch.Tensor, ring: int) -> None:
         batch, length = texts.shape
         self._state = at.allocate(batch, length, K, ring)
-        self._texts, self._ids = texts, torch.arange(batch)
+        self._texts = texts
+        self._ids = torch.arange(batch)
         ints = torch.zeros(3, batch, dtype=torch.int32)
         self._rows = at.Rows(self._ids, ints[0], ints[1], torch.full((batch,), K, dtype=torch.int32))
         shape = batch, K
         self.drafts = at.Drafts(torch.zeros(shape).long(), torch.zeros(shape), torch.zeros(shape).int(), ints[2])
         self.lengths = ints[1]
         self._step = at.views(self._state), texts.numpy(), at.views(self._rows)
-        self._responses, self._steps = 0, 0
+        self._responses = 0
+        self._steps = 0
 
     def begin(self) -> None:
         """Begin a request in each slot."""
@@ -88,7 +94,8 @@ class Today:
     def __init__(self, texts: torch.Tensor, ring: int) -> None:
         batch, length = texts.shape
         self._lookup = Lookup(batch + 1, length, K, LookupSettings(memory_tokens=ring), trees=False)
-        self._texts, self._slots = texts, torch.arange(batch)
+        self._texts = texts
+        self._slots = torch.arange(batch)
         self.lengths, self._known = torch.zeros(2, batch, dtype=torch.int32)
         self._limits = torch.full((batch,), K, dtype=torch.int32)
         self._draft = Draft.allocate(batch, K, trees=False, sources=("",) * 4)
@@ -132,10 +139,12 @@ def right(ids: torch.Tensor, counts: torch.Tensor, texts: torch.Tensor, lengths:
 def replayed(items: Sequence[TokenItem]) -> tuple[float, Calibration]:
     """Return the tokens per step, and the outcomes of the decided tokens, of the new lookup."""
     text = torch.full((1, max(len(it.prompt) + len(it.output) for it in items)), -1, dtype=torch.int32)
-    lookup, calibration = New(text, 1 << 20), Calibration()
+    lookup = New(text, 1 << 20)
+    calibration = Calibration()
     steps = emitted = 0
     for it in items:
-        end, begin = len(it.prompt) + len(it.output), len(it.prompt) + 1
+        end = len(it.prompt) + len(it.output)
+        begin = len(it.prompt) + 1
         text[0, :end] = torch.from_numpy(np.concatenate((it.prompt, it.output)))
         text[0, end:] = -1
         lookup.lengths[0] = begin

@@ -104,7 +104,8 @@ def answer(
     try:
         while engine.has_unfinished_requests():
             turn.begin()
-            began, cpu = time.perf_counter(), time.process_time()
+            began = time.perf_counter()
+            cpu = time.process_time()
             outputs = engine.step()
             seconds += time.perf_counter() - began
             used += time.process_time() - cpu

@@ -288,12 +288,14 @@ def _pooled(cells: Sequence[tuple[int, Sequence[float]]]) -> list[tuple[float, i
     for place, cell in cells:
         is_known = len(cell) >= _FEWEST
         if is_known and len(ratios) < _FEWEST:
-            places, ratios = [], []
+            places = []
+            ratios = []
         places += [place] * len(cell)
         ratios += cell if is_known else np.clip(cell, -_FAR, _FAR).tolist()
         if len(ratios) >= _FEWEST:
             found.append((sum(places) / len(places), len(ratios), sorted(ratios)[len(ratios) // 2]))
-            places, ratios = [], []
+            places = []
+            ratios = []
     return found
 
 

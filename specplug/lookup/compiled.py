@@ -48,7 +48,9 @@ def compiled(function: Any, **replaced: Any) -> Any:
 def best_match(text: Any, n: int) -> int:
     """Return the best match; newer places are compared first, and older ones only where a longer match may end."""
     last = text[n - 1]
-    longest, found, high = 0, 0, n - 1
+    longest = 0
+    found = 0
+    high = n - 1
     if last < 0:
         return 0
     while high > longest and longest < at.LONGEST and text[n - 1 - longest] >= 0:
@@ -60,7 +62,8 @@ def best_match(text: Any, n: int) -> int:
                     while length < min(index + 1, at.LONGEST) and text[index - length] == text[n - 1 - length] >= 0:
                         length += 1
                     if length > longest:
-                        longest, found = length, index + 1
+                        longest = length
+                        found = index + 1
                         if longest == at.LONGEST:
                             break
         high = low
@@ -82,11 +85,17 @@ def vote(
     drafts: Drafts,
 ) -> int:  # fmt: skip
     """Write a row's draft, and return its length.  Candidates that agree are not weighed: their share is 1."""
-    facts, chain = state.slots[slot], state.chain[slot]
-    owner, start, hit_rate = facts[at.OWNER], facts[at.START], facts[at.HIT_RATE]
-    drafted, last, is_pending = 0, int(text[n - 1]), facts[at.CHAIN_FOR] == n
+    facts = state.slots[slot]
+    chain = state.chain[slot]
+    owner = facts[at.OWNER]
+    start = facts[at.START]
+    hit_rate = facts[at.HIT_RATE]
+    drafted = 0
+    last = int(text[n - 1])
+    is_pending = facts[at.CHAIN_FOR] == n
     while drafted < limit:
-        alive, agree = 0, True
+        alive = 0
+        agree = True
         for k in range(number):
             token = predicted(state, text, n, owner, found[k, KIND], found[k, PLACE], drafted, vocab_size)
             if token >= 0:
@@ -97,10 +106,15 @@ def vote(
         if alive == 0:
             break
         token, share = (found[0, TOKEN], len(at.SHARE_BOUNDS)) if agree else _most_votes(state, found, alive, drafted)
-        number, longest, origins, near, source = 0, 0, 0, 0, 2
+        number = 0
+        longest = 0
+        origins = 0
+        near = 0
+        source = 2
         for k in range(alive):
             if found[k, TOKEN] == token:
-                kind, longest = found[k, KIND], max(longest, found[k, LENGTH] + drafted)
+                kind = found[k, KIND]
+                longest = max(longest, found[k, LENGTH] + drafted)
                 is_response = kind == at.RESPONSE or kind == at.RESPONSE_ALIGNED
                 if not is_response and origins & 1 == 0:
                     source = int(found[k, PLACE] + drafted < start)
@@ -135,23 +149,30 @@ def _move(found: Any, k: int, to: int) -> None:
 @compiled
 def _most_votes(state: State, found: Any, alive: int, drafted: int) -> tuple[int, int]:
     """Return the token with the longest expected draft, and the class of its share."""
-    total, best, most, best_score = 0, 0, -1, 0
+    total = 0
+    best = 0
+    most = -1
+    best_score = 0
     for k in range(alive):
         row = arithmetic.vote_row(found[k, KIND], found[k, LENGTH] + drafted)
         log_odds = arithmetic.log_odds(int(state.counts[row, 0]), int(state.counts[row, 1]))
         found[k, WEIGHT] = arithmetic.weight(log_odds, found[k, RANK])
         total += found[k, WEIGHT]
     for k in range(alive):
-        score, longest = 0, 0
+        score = 0
+        longest = 0
         for other in range(alive):
             if found[other, TOKEN] == found[k, TOKEN]:
                 score += found[other, WEIGHT]
                 longest = max(longest, found[other, LENGTH] + drafted)
         worth = score * (1 + arithmetic.length_class(longest))
         if worth > most:
-            best, most, best_score = found[k, TOKEN], worth, score
+            best = found[k, TOKEN]
+            most = worth
+            best_score = score
     return best, arithmetic.share_class(best_score, total)
 
 
-scan, draft = compiled(plain.scan, best_match=best_match), compiled(plain.draft, vote=vote)
+scan = compiled(plain.scan, best_match=best_match)
+draft = compiled(plain.draft, vote=vote)
 remember = compiled(plain.remember)

@@ -12,9 +12,15 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-KINDS, LENGTHS, SHARES, SUPPORTS, HIT_RATES, ORIGINS = 5, 14, 9, 3, 3, 8
+KINDS = 5
+LENGTHS = 14
+SHARES = 9
+SUPPORTS = 3
+HIT_RATES = 3
+ORIGINS = 8
 """Classes of candidates' kinds, match lengths, shares of the votes, support, hit rates, and sets of sources."""
-HASHES, COARSE = 1 << 14, 6
+HASHES = 1 << 14
+COARSE = 6
 """Hashes of a token, and classes of match lengths in contexts."""
 EVIDENCE = KINDS * LENGTHS
 CONTEXTS = EVIDENCE + LENGTHS * SHARES * SUPPORTS * HIT_RATES * ORIGINS * 2
@@ -22,14 +28,18 @@ TOKENS = CONTEXTS + HASHES * COARSE * 3
 TOKENS_END = TOKENS + HASHES * 2
 """First rows of evidence, contexts and tokens after those of votes, and the number of rows."""
 
-VOTE_TRIES, EVIDENCE_TRIES = 20, 16
+VOTE_TRIES = 20
+EVIDENCE_TRIES = 16
 VOTE_WEIGHTS = (-1.554, -2.159, 5.891, 6.708, -1.919, 0.523, -0.009)
 """By source the base, by source the length; then no match, near or at an anchor, the longest class."""
 LENGTH_WEIGHTS = (-0.834, -0.28, -1.901, 1.017, 4.426)
 """Of evidence: base, length, no match, the longest class, length times share."""
 SHARE_WEIGHTS = (-1.379, -0.925, -0.636, -0.202, 0.164, 0.447, 0.834, 0.861)
-SUPPORT_WEIGHTS, HIT_RATE_WEIGHTS = (-0.824, -0.246, 0.236), (-0.609, -0.288, 0.064)
-ORIGIN_WEIGHTS, BOTH_WEIGHT, NEAR_WEIGHT = (0.581, 0.14, 0.304), -0.123, 0.266
+SUPPORT_WEIGHTS = (-0.824, -0.246, 0.236)
+HIT_RATE_WEIGHTS = (-0.609, -0.288, 0.064)
+ORIGIN_WEIGHTS = (0.581, 0.14, 0.304)
+BOTH_WEIGHT = -0.123
+NEAR_WEIGHT = 0.266
 """Of own text, responses and corpora; of the first two together; and of a place near an anchor."""
 
 _TYPICAL = np.array([0, 1, 2, 3, 4, 5, 6, 7, 8, 10, 14, 20, 32, 64])

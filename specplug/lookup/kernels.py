@@ -70,7 +70,8 @@ def log2(figures, number):
 
 @triton.jit
 def counted(table, rows, mask):
-    hits, tries = tl.load(table + 2 * rows, mask=mask, other=0), tl.load(table + 2 * rows + 1, mask=mask, other=0)
+    hits = tl.load(table + 2 * rows, mask=mask, other=0)
+    tries = tl.load(table + 2 * rows + 1, mask=mask, other=0)
     return hits.to(tl.int64), tries.to(tl.int64)
 
 
@@ -132,12 +133,17 @@ def scan_kernel(
     matches_stride, COLUMNS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Learn, in the first block of a row, and write the best match in a block."""
-    row, block = tl.program_id(0), tl.program_id(1)
-    slot, n, limit = tl.load(slots + row).to(tl.int64), tl.load(lengths + row), tl.load(limits + row)
-    facts, text = facts + slot * FACTS, texts + slot * texts_stride
+    row = tl.program_id(0)
+    block = tl.program_id(1)
+    slot = tl.load(slots + row).to(tl.int64)
+    n = tl.load(lengths + row)
+    limit = tl.load(limits + row)
+    facts = facts + slot * FACTS
+    text = texts + slot * texts_stride
     is_current = tl.load(facts + GENERATION) == tl.load(generations + row)
     if (block == 0) & is_current:
-        own_chain, own_votes = chain + slot * 4 * chain_length, voted + slot * 2 * CANDIDATES
+        own_chain = chain + slot * 4 * chain_length
+        own_votes = voted + slot * 2 * CANDIDATES
         learn(facts, own_chain, own_votes, table, text, n, chain_length, COLUMNS)
     best = tl.full([], 0, tl.int64)
     if is_current & (limit > 0) & (block * BLOCK < n - 1):
@@ -199,7 +205,8 @@ def candidates(facts, own, memory, best, buckets):
     is_newer = is_entry[None, :] & (places[None, :] > places[:, None])
     ranks = tl.where(is_entry, tl.reduce(is_newer.to(tl.int32), 1, plus), 0)
     most = tl.reduce(tl.where(is_entry, (lengths.to(tl.int64) << 32) + places, 0), 0, larger)
-    length, place = (best >> 32).to(tl.int32), (best & 0xFFFFFFFF).to(tl.int32)
+    length = (best >> 32).to(tl.int32)
+    place = (best & 0xFFFFFFFF).to(tl.int32)
     nearby, known = anchor(facts, 0, own, memory, length >= FOLLOWED, place)
     distant, reached = anchor(facts, 1, own, memory, most > 0, (most & 0xFFFFFFFF).to(tl.int32))
     is_near = (known >= 0) & (nearby - place < WINDOW) & (place - nearby < WINDOW)
@@ -216,10 +223,16 @@ def candidates(facts, own, memory, best, buckets):
 
 @triton.jit
 def response_candidates(own, memory, buckets):
-    text, n, owner, each = own[0], own[1], memory[4], tl.arange(0, CANDIDATES)
-    quarter, is_long = memory[2] // 4, each < ENTRIES
-    long, short = bucket_of(text, n, owner, quarter, LONG_KEY), bucket_of(text, n, owner, quarter, SHORT_KEY)
-    bucket, key = tl.where(is_long, long, short), tl.where(is_long, LONG_KEY, SHORT_KEY)
+    text = own[0]
+    n = own[1]
+    owner = memory[4]
+    each = tl.arange(0, CANDIDATES)
+    quarter = memory[2] // 4
+    is_long = each < ENTRIES
+    long = bucket_of(text, n, owner, quarter, LONG_KEY)
+    short = bucket_of(text, n, owner, quarter, SHORT_KEY)
+    bucket = tl.where(is_long, long, short)
+    key = tl.where(is_long, LONG_KEY, SHORT_KEY)
     entries = buckets + (bucket + tl.where(is_long, 0, quarter)) * ENTRIES + each % ENTRIES
     mask = flags((each < TABLE_CANDIDATES) & (owner > 0) & (bucket >= 0))
     places = tl.load(entries, mask=mask, other=0)
@@ -235,7 +248,8 @@ def response_candidates(own, memory, buckets):
 def anchor(facts, WHICH: tl.constexpr, own, memory, follows, place):
     """Return the anchor's place and length, -1 for no candidate; if the text `follows` a place, that is the anchor."""
     text, n, last = own
-    shift, followed = tl.load(facts + ANCHORS + 2 * WHICH), tl.load(facts + ANCHORS + 2 * WHICH + 1)
+    shift = tl.load(facts + ANCHORS + 2 * WHICH)
+    followed = tl.load(facts + ANCHORS + 2 * WHICH + 1)
     is_known = (followed > 0) & (followed <= n) & (n - followed < FORGET) & (follows == 0)
     order = tl.arange(0, 16)
     offsets = tl.where(order % 2 == 1, (order + 1) // 2, -(order // 2))
@@ -245,7 +259,8 @@ def anchor(facts, WHICH: tl.constexpr, own, memory, follows, place):
         there = tl.load(text + nearby, mask=flags(is_known & (nearby >= 0) & (nearby < n)), other=-1)
     else:
         is_known = is_known & (memory[4] > 0)
-        before, there = ring_token(memory, nearby - 1, is_known), ring_token(memory, nearby, is_known)
+        before = ring_token(memory, nearby - 1, is_known)
+        there = ring_token(memory, nearby, is_known)
     first = tl.reduce(tl.where((before >= 0) & (before == last) & (there >= 0), order, 16), 0, smaller)
     expected = tl.reduce(tl.where(order == 0, there, -1), 0, larger)
     found = tl.where(first < 16, tl.reduce(tl.where(order == first, nearby, 0), 0, plus), n + shift)
@@ -262,16 +277,25 @@ def draft_kernel(
     draft_lengths, draft_length, vocab_size, COLUMNS: tl.constexpr,
 ):  # fmt: skip
     """Draft for a row, and pad."""
-    row, columns, each = tl.program_id(0), tl.arange(0, COLUMNS), tl.arange(0, CANDIDATES)
-    slot, n = tl.load(slots + row).to(tl.int64), tl.load(lengths + row)
-    facts, text = facts + slot * FACTS, texts + slot * texts_stride
-    chain, voted = chain + slot * 4 * chain_length, voted + slot * 2 * CANDIDATES
+    row = tl.program_id(0)
+    columns = tl.arange(0, COLUMNS)
+    each = tl.arange(0, CANDIDATES)
+    slot = tl.load(slots + row).to(tl.int64)
+    n = tl.load(lengths + row)
+    facts = facts + slot * FACTS
+    text = texts + slot * texts_stride
+    chain = chain + slot * 4 * chain_length
+    voted = voted + slot * 2 * CANDIDATES
     limit = smaller(tl.load(limits + row), draft_length)
     last = tl.load(text + n - 1, mask=n > 0, other=-1)
-    drafted, tokens, origins, levels = n * 0, columns * 0, columns * 0, columns * 0
+    drafted = n * 0
+    tokens = columns * 0
+    origins = columns * 0
+    levels = columns * 0
     is_current = tl.load(facts + GENERATION) == tl.load(generations + row)
     if is_current & (n > tl.load(facts + START)) & (limit > 0):
-        own, memory = (text, n, last), (ring, owners, capacity, tl.load(end), tl.load(facts + OWNER))
+        own = (text, n, last)
+        memory = (ring, owners, capacity, tl.load(end), tl.load(facts + OWNER))
         best = tl.full([], 0, tl.int64)
         for first in range(0, blocks, CANDIDATES):
             of_blocks = tl.load(matches + row * matches_stride + first + each, mask=first + each < blocks, other=0)
@@ -282,7 +306,8 @@ def draft_kernel(
         tl.store(voted + CANDIDATES + each, kinds * LENGTHS + length_class(known), mask=alive)
         out = vote(facts, chain, chain_length, own, memory, found, limit, table, figures, vocab_size, columns)
         drafted, tokens, origins, levels = out
-    mask, is_drafted = columns < draft_length, columns < drafted
+    mask = columns < draft_length
+    is_drafted = columns < drafted
     padded = tl.where(is_drafted, tokens, larger(last, 0)).to(tl.int64)
     tl.store(ids + row * ids_stride + columns, padded, mask=mask)
     rates = tl.where(is_drafted, levels, 0).to(tl.float32) * (1.0 / LEVELS)
@@ -304,14 +329,22 @@ def predicted(own, memory, kinds, places, mask, vocab_size):
 @triton.jit
 def vote(facts, chain, chain_length, own, memory, found, limit, table, figures, vocab_size, columns):
     """Return the number of drafted tokens, the tokens, their sources and their levels, [COLUMNS]."""
-    n, last, owner, each = own[1], own[2], memory[4], tl.arange(0, CANDIDATES)
+    n = own[1]
+    last = own[2]
+    owner = memory[4]
+    each = tl.arange(0, CANDIDATES)
     places, known, kinds, ranks, alive = found
-    hit_rate, start = tl.load(facts + HIT_RATE), tl.load(facts + START)
+    hit_rate = tl.load(facts + HIT_RATE)
+    start = tl.load(facts + START)
     is_pending = tl.load(facts + CHAIN_FOR) == n
     is_own = alive & (kinds != RESPONSE) & (kinds != RESPONSE_ALIGNED)
     period = tl.where(is_own, n - places, 1)
-    drafted, ids, sources = n * 0, columns * 0, columns * 0
-    evidence, contexts, own_rows = columns * 0, columns * 0, columns * 0
+    drafted = n * 0
+    ids = columns * 0
+    sources = columns * 0
+    evidence = columns * 0
+    contexts = columns * 0
+    own_rows = columns * 0
     for place in range(limit):
         offset = tl.where(is_own, place % period, place)  # own text repeats in its draft
         token = predicted(own, memory, kinds, places + offset, alive, vocab_size)
@@ -337,8 +370,10 @@ def vote(facts, chain, chain_length, own, memory, found, limit, table, figures, 
         share = share_class(figures, score, total)
         row, context, own_row = judging_rows(chosen, last, owner, size, share, support, hit_rate, both, near)
         here = flags((columns == place) & (index < CANDIDATES))
-        ids, evidence = tl.where(here, chosen, ids), tl.where(here, row, evidence)
-        contexts, own_rows = tl.where(here, context, contexts), tl.where(here, own_row, own_rows)
+        ids = tl.where(here, chosen, ids)
+        evidence = tl.where(here, row, evidence)
+        contexts = tl.where(here, context, contexts)
+        own_rows = tl.where(here, own_row, own_rows)
         sources = tl.where(here, tl.where(own_index < CANDIDATES, (own_place + place < start).to(tl.int32), 2), sources)
         drafted += (index < CANDIDATES).to(tl.int32)
         last = chosen
@@ -364,7 +399,8 @@ def judging_rows(token, last, owner, size, share, support, hit_rate, origins, ne
     context = (mixed(mixed(owner, 0), last.to(tl.int64)) >> 4 & (HASHES - 1)).to(tl.int32) * COARSE
     context = 3 * (context + smaller(size // 2, COARSE - 1)) + (share > 2).to(tl.int32) + (share > 5).to(tl.int32)
     own = (mixed(mixed(owner, 0), token.to(tl.int64)) >> 4 & (HASHES - 1)).to(tl.int32)
-    evidence, own_row = (key * ORIGINS + origins) * 2 + near, 2 * own + (share > 4).to(tl.int32)
+    evidence = (key * ORIGINS + origins) * 2 + near
+    own_row = 2 * own + (share > 4).to(tl.int32)
     return EVIDENCE + evidence, CONTEXTS + context, TOKENS + own_row
 
 
@@ -385,12 +421,17 @@ def count(table, rows, hits, mask):
 
 @triton.jit
 def learn(facts, chain, voted, table, text, n, chain_length, COLUMNS: tl.constexpr):
-    each, columns = tl.arange(0, CANDIDATES), tl.arange(0, COLUMNS)
-    voted_for, base, hit_rate = tl.load(facts + VOTED_FOR), tl.load(facts + CHAIN_FOR), tl.load(facts + HIT_RATE)
-    next_place, stop = tl.load(facts + CHAIN_NEXT), tl.load(facts + CHAIN_END)
+    each = tl.arange(0, CANDIDATES)
+    columns = tl.arange(0, COLUMNS)
+    voted_for = tl.load(facts + VOTED_FOR)
+    base = tl.load(facts + CHAIN_FOR)
+    hit_rate = tl.load(facts + HIT_RATE)
+    next_place = tl.load(facts + CHAIN_NEXT)
+    stop = tl.load(facts + CHAIN_END)
     is_voted = (voted_for > 0) & (voted_for < n)
     first = tl.load(text + voted_for, mask=is_voted, other=-1)
-    tokens, rows = tl.load(voted + each), tl.load(voted + CANDIDATES + each)
+    tokens = tl.load(voted + each)
+    rows = tl.load(voted + CANDIDATES + each)
     count(table, rows, tokens == first, is_voted & (tokens >= 0))
     is_chained = (base > 0) & (base < n)
     inside = flags(is_chained & (next_place + columns < stop) & (base + columns < n))
@@ -417,11 +458,13 @@ def remember_kernel(
     BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Enter a response, by one program."""
-    base, quarter = tl.load(ring_end), capacity // 4
+    base = tl.load(ring_end)
+    quarter = capacity // 4
     entry = (owner * SPARED + number % (ENTRIES - SPARED)) % ENTRIES
     begin = larger(begin, end - quarter)
     first = larger(prompt, begin - CONTEXT)
-    text, length = texts + slot.to(tl.int64) * texts_stride + first, end - first
+    text = texts + slot.to(tl.int64) * texts_stride + first
+    length = end - first
     size = tl.where(end > begin, (length + 2 + GRANULE - 1) // GRANULE * GRANULE, 0)
     for piece in range(0, size, BLOCK):
         k = piece + tl.arange(0, BLOCK)
@@ -429,7 +472,8 @@ def remember_kernel(
         tl.store(ring + index, tl.load(text + k - 1, mask=(k > 0) & (k <= length), other=-1), mask=k < size)
         tl.store(owners + index // GRANULE, owner, mask=(k < size) & (k % GRANULE == 0))
         places, k = base + 1 + k, tl.where((k >= begin - first) & (k < length), k, 0)  # no key ends before token 0
-        long, short = bucket_of(text, k, owner, quarter, LONG_KEY), bucket_of(text, k, owner, quarter, SHORT_KEY)
+        long = bucket_of(text, k, owner, quarter, LONG_KEY)
+        short = bucket_of(text, k, owner, quarter, SHORT_KEY)
         tl.atomic_max(buckets + long * ENTRIES + entry, places, mask=long >= 0, sem="relaxed")
         tl.atomic_max(buckets + (quarter + short) * ENTRIES + entry, places, mask=short >= 0, sem="relaxed")
     tl.debug_barrier()
@@ -439,7 +483,8 @@ def remember_kernel(
 def scan(state: State, texts: Tensor, rows: Rows) -> None:
     """Launch; see `plain.scan`."""
     step = *rows, texts, texts.stride(0), *state[:4], state.chain.shape[2], state.matches, state.matches.stride(0)
-    grid, columns = (len(rows.slots), state.matches.shape[1]), triton.next_power_of_2(state.chain.shape[2])
+    grid = (len(rows.slots), state.matches.shape[1])
+    columns = triton.next_power_of_2(state.chain.shape[2])
     scan_kernel[grid](*step, COLUMNS=columns, BLOCK=at.BLOCK, num_warps=4)
 
 

@@ -22,7 +22,8 @@ BLOCK = 2048
 
 KEYS = (4, 2)
 """Tokens by which the two hash tables of responses are searched."""
-ENTRIES, SPARED = 8, 2
+ENTRIES = 8
+SPARED = 2
 """Entries of a bucket, and how many of them an owner leaves to others; its texts take the rest in turn."""
 GRANULE = 16
 """Tokens of the ring that have one owner; each text begins a granule, and the rest of its last one is padding."""
@@ -31,14 +32,21 @@ CONTEXT = 8
 MOST_PLACES = 1 << 30
 """Places of a ring before `clear` is due."""
 
-CANDIDATES, TABLE_CANDIDATES, OWN_MATCH, OWN_ANCHOR, RESPONSE_ANCHOR = 32, 16, 16, 17, 18
+CANDIDATES = 32
+TABLE_CANDIDATES = 16
+OWN_MATCH = 16
+OWN_ANCHOR = 17
+RESPONSE_ANCHOR = 18
 """Candidates of a row by index: entries of the table with long keys and of the other; the own match; and two anchors,
 where the text would be now in what it last followed over at least `FOLLOWED` tokens."""
 OWN, RESPONSE, NEAR, ALIGNED, RESPONSE_ALIGNED = range(5)
 """Kinds of candidates: matches; an own match near the anchor; and the anchors."""
 SOURCES = ("own text", "reference", "response memory")
 """Names of the sources of drafted tokens, by number."""
-FOLLOWED, FORGET, WINDOW, BACK = 2, 64, 12, 4
+FOLLOWED = 2
+FORGET = 64
+WINDOW = 12
+BACK = 4
 """Shortest match that sets an anchor, tokens after which it is forgotten, and how far on and back it is searched."""
 
 INDEX, KIND, PLACE, LENGTH, RANK, TOKEN, WEIGHT = range(7)
@@ -57,11 +65,14 @@ LEVELS = 4096
 """Steps of a probability."""
 UNIT = 64
 """Counts of one try."""
-MOST_TRIES, MOST_TOKEN_TRIES, HALVED_EVERY = 4000, 200, 1024
+MOST_TRIES = 4000
+MOST_TOKEN_TRIES = 200
+HALVED_EVERY = 1024
 """Tries above which `halve` halves a row of counts, those of contexts and tokens; and steps between its runs."""
 FRACTION = 256
 """Steps of a logarithm to base 2."""
-MOST_ODDS, MOST_LOG = 10 * FRACTION, 12 * FRACTION
+MOST_ODDS = 10 * FRACTION
+MOST_LOG = 12 * FRACTION
 """Bounds of the log-odds of a vote, and of a probability."""
 SHARE_BOUNDS = tuple(round(LEVELS * bound) for bound in (0.05, 0.15, 0.3, 0.5, 0.7, 0.85, 0.95, 0.999))
 """Bounds of the classes of a token's share of the votes."""

@@ -18,7 +18,8 @@ from specplug.lookup.layout import INDEX, KIND, LENGTH, PLACE, RANK, TOKEN, WEIG
 def scan(state: State, texts: Any, rows: Rows) -> None:
     """Learn from each row's new tokens, and write its best match to `matches`."""
     for row in range(rows.slots.size):
-        slot, n = rows.slots[row], int(rows.lengths[row])
+        slot = rows.slots[row]
+        n = int(rows.lengths[row])
         state.matches[row, :] = 0
         if state.slots[slot, at.GENERATION] == rows.generations[row]:
             learn(state, slot, texts[slot], n)
@@ -40,7 +41,8 @@ def best_match(text: Any, n: int) -> int:
 @register_jitable
 def ring_token(state: State, owner: int, place: int) -> int:
     """Return the token at a place of the ring; -1 if it is dead or another owner's, and is not read then."""
-    end, capacity = int(state.end[0]), state.ring.size
+    end = int(state.end[0])
+    capacity = state.ring.size
     index = place & (capacity - 1)
     if place < 0 or place < end - capacity or place >= end or state.owners[index // at.GRANULE] != owner:
         return -1
@@ -65,9 +67,12 @@ def candidates(state: State, slot: int, text: Any, n: int, match: int, found: An
 
     An own match of at least `FOLLOWED` tokens, or any of responses, sets their anchor; otherwise that is a candidate.
     """
-    owner, anchors = int(state.slots[slot, at.OWNER]), state.slots[slot, at.ANCHORS :]
+    owner = int(state.slots[slot, at.OWNER])
+    anchors = state.slots[slot, at.ANCHORS :]
     number = response_candidates(state, text, n, owner, found) if owner else 0
-    responses, length, place = number, match >> 32, match & 0xFFFFFFFF
+    responses = number
+    length = match >> 32
+    place = match & 0xFFFFFFFF
     if length:
         found[number, :TOKEN] = at.OWN_MATCH, at.OWN, place, length, 0
         number += 1
@@ -121,7 +126,8 @@ def anchor(state: State, slot: int, which: int, text: Any, n: int, owner: int) -
     It is the place after the text's last token that is nearest to the expected one, or the expected one itself.
     """
     last = int(text[n - 1])
-    shift, followed = int(state.slots[slot, at.ANCHORS + 2 * which]), int(state.slots[slot, at.ANCHORS + 2 * which + 1])
+    shift = int(state.slots[slot, at.ANCHORS + 2 * which])
+    followed = int(state.slots[slot, at.ANCHORS + 2 * which + 1])
     if followed == 0 or n < followed or n - followed >= at.FORGET:
         return 0, -1
     for offset in at.OFFSETS:
@@ -144,8 +150,13 @@ def token_at(state: State, which: int, text: Any, n: int, owner: int, place: int
 def draft(state: State, texts: Any, rows: Rows, drafts: Drafts, vocab_size: int) -> None:
     """Draft for each row what its candidates vote for; `scan` comes before."""
     for row in range(rows.slots.size):
-        slot, n, limit = rows.slots[row], int(rows.lengths[row]), min(int(rows.limits[row]), drafts.ids.shape[1])
-        text, facts, found, drafted = texts[slot], state.slots[slot], state.found, 0
+        slot = rows.slots[row]
+        n = int(rows.lengths[row])
+        limit = min(int(rows.limits[row]), drafts.ids.shape[1])
+        text = texts[slot]
+        facts = state.slots[slot]
+        found = state.found
+        drafted = 0
         if facts[at.GENERATION] == rows.generations[row] and n > facts[at.START] and limit > 0:
             number = candidates(state, slot, text, n, int(state.matches[row, 0]), found)
             ask(state, slot, text, n, found, number, vocab_size)
@@ -173,7 +184,8 @@ def ask(state: State, slot: int, text: Any, n: int, found: Any, number: int, voc
     owner = int(state.slots[slot, at.OWNER])
     state.voted[slot, 0, :] = -1
     for k in range(number):
-        index, kind = found[k, INDEX], found[k, KIND]
+        index = found[k, INDEX]
+        kind = found[k, KIND]
         state.voted[slot, 0, index] = predicted(state, text, n, owner, kind, found[k, PLACE], 0, vocab_size)
         state.voted[slot, 1, index] = arithmetic.vote_row(kind, found[k, LENGTH])
     state.slots[slot, at.VOTED_FOR] = n
@@ -187,7 +199,10 @@ def vote(
 
     The candidates that predicted a token vote on the next one, with the square of the odds of their kind and length.
     """
-    facts, last, drafted, alive = state.slots[slot], int(text[n - 1]), 0, found[:number, :WEIGHT].copy()
+    facts = state.slots[slot]
+    last = int(text[n - 1])
+    drafted = 0
+    alive = found[:number, :WEIGHT].copy()
     owner, start, hit_rate = (int(facts[column]) for column in (at.OWNER, at.START, at.HIT_RATE))
     is_pending = facts[at.CHAIN_FOR] == n  # an earlier chain is still judged
     while drafted < limit:
@@ -195,7 +210,8 @@ def vote(
         alive = alive[alive[:, TOKEN] >= 0]
         if len(alive) == 0:
             break
-        scores, longest = dict[int, int](), dict[int, int]()
+        scores = dict[int, int]()
+        longest = dict[int, int]()
         for _, kind, _, length, rank, token in alive.tolist():
             voice = arithmetic.weight(
                 arithmetic.log_odds(*state.counts[arithmetic.vote_row(kind, length + drafted)].tolist()), rank
@@ -208,7 +224,8 @@ def vote(
         alive = alive[alive[:, TOKEN] == token]
         is_response = np.isin(alive[:, KIND], (at.RESPONSE, at.RESPONSE_ALIGNED))
         own_places = alive[~is_response, PLACE]
-        origins, near = (len(own_places) > 0) + 2 * is_response.any(), (alive[:, KIND] >= at.NEAR).any()
+        origins = (len(own_places) > 0) + 2 * is_response.any()
+        near = (alive[:, KIND] >= at.NEAR).any()
         size, share = (
             arithmetic.length_class(longest[token]),
             arithmetic.share_class(scores[token], sum(scores.values())),
@@ -243,7 +260,9 @@ def learn(state: State, slot: int, text: Any, n: int) -> None:
     A chain is judged up to its first wrong token, over several steps if they emit fewer tokens, as if all of it had
     been verified; what is drafted meanwhile is judged by its votes alone.
     """
-    facts, chain, voted = state.slots[slot], state.chain[slot], state.voted[slot]
+    facts = state.slots[slot]
+    chain = state.chain[slot]
+    voted = state.voted[slot]
     if 0 < facts[at.VOTED_FOR] < n:
         for index in range(at.CANDIDATES):
             if voted[0, index] >= 0:
@@ -251,7 +270,9 @@ def learn(state: State, slot: int, text: Any, n: int) -> None:
                 state.counts[voted[1, index], 1] += at.UNIT
     if facts[at.VOTED_FOR] != n:
         facts[at.VOTED_FOR] = 0
-    base, place, end = facts[at.CHAIN_FOR], facts[at.CHAIN_NEXT], facts[at.CHAIN_END]
+    base = facts[at.CHAIN_FOR]
+    place = facts[at.CHAIN_NEXT]
+    end = facts[at.CHAIN_END]
     if 0 < base < n:
         hit = True
         if place == 0:
@@ -261,7 +282,8 @@ def learn(state: State, slot: int, text: Any, n: int) -> None:
             for kind in range(1, 4):
                 state.counts[chain[kind, place], 0] += at.UNIT * hit
                 state.counts[chain[kind, place], 1] += at.UNIT
-            place, base = place + 1, base + 1
+            place = place + 1
+            base = base + 1
         facts[at.CHAIN_FOR], facts[at.CHAIN_NEXT] = base if hit and place < end else 0, place
     elif base > n:
         facts[at.CHAIN_FOR] = 0
@@ -280,10 +302,13 @@ def remember(state: State, texts: Any, slot: int, prompt: int, begin: int, end: 
     """
     if end <= begin:
         return
-    capacity, base, entry = state.ring.size, int(state.end[0]), arithmetic.entry_of(owner, number)
+    capacity = state.ring.size
+    base = int(state.end[0])
+    entry = arithmetic.entry_of(owner, number)
     begin = max(begin, end - capacity // 4)
     first = max(prompt, begin - at.CONTEXT)
-    text, length = texts[slot, first:end], end - first
+    text = texts[slot, first:end]
+    length = end - first
     size = (length + 2 + at.GRANULE - 1) // at.GRANULE * at.GRANULE
     for k in range(size):
         state.ring[(base + k) & (capacity - 1)] = text[k - 1] if 0 < k <= length else -1
