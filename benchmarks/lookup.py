@@ -55,12 +55,12 @@ class New:
         self._state = at.allocate(batch, length, K, ring)
         self._texts = texts
         self._ids = torch.arange(batch)
-        ints = torch.zeros(3, batch, dtype=torch.int32)
-        self._rows = at.Rows(self._ids, ints[0], ints[1], torch.full((batch,), K, dtype=torch.int32))
-        shape = batch, K
-        self.drafts = at.Drafts(torch.zeros(shape).long(), torch.zeros(shape), torch.zeros(shape).int(), ints[2])
-        self.lengths = ints[1]
-        self._step = at.views(self._state), texts.numpy(), at.views(self._rows)
+        self._known, generations, self.lengths, firsts, self._new = torch.zeros(5, batch, dtype=torch.int32)
+        self._rows = at.Rows(self._ids, generations, self.lengths, torch.full((batch,), K, dtype=torch.int32))
+        engine_ids = torch.zeros(batch, 0, dtype=torch.int32)
+        self._source = at.views(at.Source(texts, self._ids, firsts, self._new, engine_ids))
+        self.drafts = at.drafts_of(batch, K)
+        self._step = at.views(self._state), torch.full_like(texts, -1).numpy(), at.views(self._rows)
         self._responses = 0
         self._steps = 0
 
@@ -69,12 +69,16 @@ class New:
         self._rows.generations.add_(1)
         owners = torch.full_like(self.lengths, OWNER)
         at.begin(self._state, self._ids, self._rows.generations, owners, torch.zeros_like(owners))
+        self._known.zero_()
 
     def draft(self) -> None:
         """Step."""
         self._steps += 1
         if self._steps % at.HALVED_EVERY == 0:
             at.halve(self._state)
+        torch.sub(self.lengths, self._known, out=self._new)
+        compiled.ingest(*self._step, self._source)
+        self._known.copy_(self.lengths)
         compiled.scan(*self._step)
         compiled.draft(*self._step, at.views(self.drafts), VOCAB_SIZE)
 

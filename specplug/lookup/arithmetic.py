@@ -30,10 +30,10 @@ def log_odds(hits: int, tries: int) -> int:
 
 
 @register_jitable
-def log_odds_after(hits: int, tries: int, level: int) -> int:
-    """Return the log-odds of counts and of two more tries at the rate `level`."""
+def log_odds_after(hits: int, tries: int, level: int, pairs: int = 1) -> int:
+    """Return the log-odds of counts and of so many pairs of tries more, at the rate `level`."""
     scale = at.LEVELS // (2 * at.UNIT)
-    return log2(hits * scale + level) - log2((tries - hits) * scale + at.LEVELS - level)
+    return log2(hits * scale + pairs * level) - log2((tries - hits) * scale + pairs * (at.LEVELS - level))
 
 
 @register_jitable

@@ -16,8 +16,10 @@ import numpy as np
 
 from specplug.lookup import arithmetic, plain
 from specplug.lookup import layout as at
-from specplug.lookup.layout import KIND, LENGTH, PLACE, RANK, TOKEN, WEIGHT, Drafts, State
-from specplug.lookup.plain import confidence, predicted
+from specplug.lookup.candidates import owner_of, predicted
+from specplug.lookup.layout import INDEX, KIND, LENGTH, PLACE, RANK, TOKEN, WEIGHT, Drafts, State
+from specplug.lookup.learning import begin_draft, confidence
+from specplug.lookup.trees import grow
 
 PIECE = 64
 """Places that are compared at once with the tokens that a longer match needs."""
@@ -90,14 +92,17 @@ def vote(
     owner = facts[at.OWNER]
     start = facts[at.START]
     hit_rate = facts[at.HIT_RATE]
-    drafted = 0
     last = int(text[n - 1])
-    is_pending = facts[at.CHAIN_FOR] == n
+    is_pending = facts[at.CHAIN_FOR] == facts[at.END]
+    begin = begin_draft(state, slot, text, row, drafts)
+    drafted = begin
     while drafted < limit:
+        depth = drafted - begin
         alive = 0
         agree = True
         for k in range(number):
-            token = predicted(state, text, n, owner, found[k, KIND], found[k, PLACE], drafted, vocab_size)
+            of = owner_of(facts, found[k, INDEX])
+            token = predicted(state, text, n, of, found[k, KIND], found[k, PLACE], depth, vocab_size)
             if token >= 0:
                 _move(found, k, alive)
                 found[alive, TOKEN] = token
@@ -105,7 +110,7 @@ def vote(
                 alive += 1
         if alive == 0:
             break
-        token, share = (found[0, TOKEN], len(at.SHARE_BOUNDS)) if agree else _most_votes(state, found, alive, drafted)
+        token, share = (found[0, TOKEN], len(at.SHARE_BOUNDS)) if agree else _most_votes(state, found, alive, depth)
         number = 0
         longest = 0
         origins = 0
@@ -114,10 +119,10 @@ def vote(
         for k in range(alive):
             if found[k, TOKEN] == token:
                 kind = found[k, KIND]
-                longest = max(longest, found[k, LENGTH] + drafted)
+                longest = max(longest, found[k, LENGTH] + depth)
                 is_response = kind == at.RESPONSE or kind == at.RESPONSE_ALIGNED
                 if not is_response and origins & 1 == 0:
-                    source = int(found[k, PLACE] + drafted < start)
+                    source = int(found[k, PLACE] + depth < start)
                 origins |= 2 if is_response else 1
                 near |= kind >= at.NEAR
                 _move(found, k, number)
@@ -125,18 +130,15 @@ def vote(
         size = arithmetic.length_class(longest)
         keys = arithmetic.judging_rows(token, last, owner, size, share, number, hit_rate, origins, near)
         if not is_pending:
-            chain[0, drafted], chain[1, drafted], chain[2, drafted], chain[3, drafted] = (
-                token,
-                keys[0],
-                keys[1],
-                keys[2],
-            )
+            chain[at.CHAIN_TOKEN, drafted] = token
+            chain[at.CHAIN_EVIDENCE, drafted] = keys[0]
+            chain[at.CHAIN_CONTEXT, drafted] = keys[1]
+            chain[at.CHAIN_OWN, drafted] = keys[2]
+            chain[at.CHAIN_PARENT, drafted] = drafted - 1
         drafts.ids[row, drafted] = last = token
         drafts.confidence[row, drafted] = np.float32(confidence(state, keys[0], keys[1], keys[2]) / at.LEVELS)
         drafts.sources[row, drafted] = source
         drafted += 1
-    if not is_pending:
-        facts[at.CHAIN_FOR], facts[at.CHAIN_NEXT], facts[at.CHAIN_END] = n if drafted else 0, 0, drafted
     return drafted
 
 
@@ -173,6 +175,7 @@ def _most_votes(state: State, found: Any, alive: int, drafted: int) -> tuple[int
     return best, arithmetic.share_class(best_score, total)
 
 
+ingest = compiled(plain.ingest)
 scan = compiled(plain.scan, best_match=best_match)
-draft = compiled(plain.draft, vote=vote)
+draft = compiled(plain.draft, vote=vote, grow=compiled(grow))
 remember = compiled(plain.remember)

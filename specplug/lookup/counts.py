@@ -26,10 +26,13 @@ EVIDENCE = KINDS * LENGTHS
 CONTEXTS = EVIDENCE + LENGTHS * SHARES * SUPPORTS * HIT_RATES * ORIGINS * 2
 TOKENS = CONTEXTS + HASHES * COARSE * 3
 TOKENS_END = TOKENS + HASHES * 2
-"""First rows of evidence, contexts and tokens after those of votes, and the number of rows."""
+"""First rows of evidence, contexts and tokens after those of votes, and of the engine's tokens."""
 
 VOTE_TRIES = 20
 EVIDENCE_TRIES = 16
+ENGINE_HITS = 3
+ENGINE_TRIES = 4
+"""What the engine's tokens of all requests start from at each position."""
 VOTE_WEIGHTS = (-1.554, -2.159, 5.891, 6.708, -1.919, 0.523, -0.009)
 """By source the base, by source the length; then no match, near or at an anchor, the longest class."""
 LENGTH_WEIGHTS = (-0.834, -0.28, -1.901, 1.017, 4.426)
@@ -56,6 +59,13 @@ def start_counts(unit: int) -> npt.NDArray[np.int32]:
     ):
         counts[rows, 0] = np.round(tries * unit / (1 + np.exp(-log_odds.ravel())))
         counts[rows, 1] = tries * unit
+    return counts
+
+
+def engine_counts(slots: int, engine_tokens: int, unit: int) -> npt.NDArray[np.int32]:
+    """Return hits and tries of the engine's tokens at the start, of all requests and of each slot, [G + S G, 2]."""
+    counts = np.zeros(((1 + slots) * engine_tokens, 2), np.int32)
+    counts[:engine_tokens] = ENGINE_HITS * unit, ENGINE_TRIES * unit
     return counts
 
 

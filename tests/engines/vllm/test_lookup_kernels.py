@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import ExitStack
 from random import Random
 from types import ModuleType
 
@@ -13,15 +14,17 @@ from tests.engines.interpreted import imported_anew
 from tests.lookup.runs import Run, assert_equal
 from tests.lookup.test_isolation import Trapped
 
-NAME = "specplug.lookup.kernels"
+MODULES = ("kernel_arithmetic", "memory_kernels", "scan_kernels", "draft_kernels", "tree_kernels", "kernels")
 
 
 @pytest.fixture(scope="module")
 def kernels() -> Iterator[ModuleType]:
     """The kernels, interpreted, with so small blocks that texts have several."""
-    with imported_anew(NAME, interpreted=True) as module, pytest.MonkeyPatch.context() as patch:
+    with ExitStack() as stack:
+        patch = stack.enter_context(pytest.MonkeyPatch.context())
         patch.setattr(layout, "BLOCK", 32)
-        yield module
+        found = [stack.enter_context(imported_anew(f"specplug.lookup.{it}", interpreted=True)) for it in MODULES]
+        yield found[-1]
 
 
 def _seeds(often: int, slow: int) -> list[object]:
