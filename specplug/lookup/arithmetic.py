@@ -87,7 +87,7 @@ def bucket_of(text: Any, end: int, tokens: int, owner: int, buckets: int) -> int
 @register_jitable
 def entry_of(owner: int, number: int) -> int:
     """Return the entry of a bucket that an owner's response takes; neighbouring owners spare different entries."""
-    return (owner * at.SPARED + number % (at.ENTRIES - at.SPARED)) % at.ENTRIES
+    return (owner * at.SPARED + number % at.USED) % at.ENTRIES
 
 
 @register_jitable

@@ -39,10 +39,11 @@ def ring_match(state: State, text: Any, n: int, owner: int, place: int) -> int:
 
 
 @register_jitable
-def candidates(state: State, slot: int, text: Any, n: int, match: int, found: Any) -> int:
+def candidates(state: State, slot: int, text: Any, n: int, matches: Any, found: Any) -> int:
     """Write a row's candidates to `found` [CANDIDATES, 7] by ascending index, keep the anchors, and return the number.
 
-    An own match of at least `FOLLOWED` tokens, or any of responses, sets their anchor; otherwise that is a candidate.
+    Own matches are those of `State.matches`.  If the best has at least `FOLLOWED` tokens, or there is any of responses,
+    it sets their anchor; otherwise that is a candidate.
     """
     facts = state.slots[slot]
     owner = int(facts[at.OWNER])
@@ -53,8 +54,8 @@ def candidates(state: State, slot: int, text: Any, n: int, match: int, found: An
     for table in range(len(at.KEYS) if owner else 0):
         number = entries(state, text, n, owner, table, found, number)
     responses = number
-    length = match >> 32
-    place = match & 0xFFFFFFFF
+    length = int(matches[0]) >> 32
+    place = int(matches[0]) & 0xFFFFFFFF
     if length:
         found[number, :TOKEN] = at.OWN_MATCH, at.OWN, place, length, 0
         number += 1
@@ -78,7 +79,14 @@ def candidates(state: State, slot: int, text: Any, n: int, match: int, found: An
         if known >= 0:
             found[number, :TOKEN] = at.RESPONSE_ANCHOR, at.RESPONSE_ALIGNED, nearby, known, 0
             number += 1
-    return sibling_candidates(state, facts, text, n, group, found, number) if group else number
+    if group:
+        number = sibling_candidates(state, facts, text, n, group, found, number)
+    for k in range(1, at.TREE_MATCHES if state.nodes.shape[0] > 0 else 1):
+        if matches[k]:
+            other = at.OTHER_MATCHES + k - 1
+            found[number, :TOKEN] = other, at.OWN, int(matches[k]) & 0xFFFFFFFF, int(matches[k]) >> 32, k
+            number += 1
+    return number
 
 
 @register_jitable
@@ -86,14 +94,14 @@ def entries(state: State, text: Any, n: int, owner: int, table: int, found: Any,
     """Add an owner's entries of the text's bucket of a table that match its end, without repetitions."""
     tokens = at.KEYS[table]
     bucket = arithmetic.bucket_of(text, n, tokens, owner, state.buckets.shape[1])
-    for entry in range(at.ENTRIES if bucket >= 0 else 0):
-        place: Any = np.int64(state.buckets[table, bucket, entry])
+    for used in range(at.USED if bucket >= 0 else 0):
+        place: Any = np.int64(state.buckets[table, bucket, arithmetic.entry_of(owner, used)])
         is_new = place > 0 and ring_token(state, owner, place) >= 0
         for k in range(number):
             is_new = is_new and found[k, PLACE] != place
         length = ring_match(state, text, n, owner, place) if is_new else 0
         if length >= tokens:
-            found[number, :TOKEN] = table * at.ENTRIES + entry, at.RESPONSE, place, length, 0
+            found[number, :TOKEN] = table * at.USED + used, at.RESPONSE, place, length, 0
             for k in range(number):
                 found[k if found[k, PLACE] < place else number, RANK] += 1
             number += 1
@@ -106,7 +114,7 @@ def sibling_candidates(state: State, facts: Any, text: Any, n: int, group: int, 
     tokens = at.KEYS[0]
     bucket = arithmetic.bucket_of(text, n, tokens, group, state.buckets.shape[1])
     begin = number
-    for k in range(at.ENTRIES - at.SPARED if bucket >= 0 else 0):
+    for k in range(at.USED if bucket >= 0 else 0):
         place: Any = np.int64(state.buckets[0, bucket, arithmetic.entry_of(group, k)])
         is_other = place > 0 and not facts[at.SPAN] <= place < facts[at.SPAN_END]
         is_other = is_other and ring_token(state, group, place) >= 0

@@ -73,6 +73,28 @@ def best_match(text: Any, n: int) -> int:
 
 
 @compiled
+def best_matches(text: Any, n: int, found: Any) -> None:
+    """Write the best matches; the next best ones are inserted by comparing all places."""
+    found[0] = best_match(text, n)
+    last = text[n - 1]
+    number = 1
+    for place in range(1, n if found.size > 1 and found[0] else 0):
+        if text[place - 1] == last and place != found[0] & 0xFFFFFFFF:
+            length = 1
+            while length < min(place, at.LONGEST) and text[place - 1 - length] == text[n - 1 - length] >= 0:
+                length += 1
+            value = (length << 32) + place
+            k = number
+            while k > 1 and found[k - 1] < value:
+                if k < found.size:
+                    found[k] = found[k - 1]
+                k -= 1
+            if k < found.size:
+                found[k] = value
+                number = min(number + 1, found.size)
+
+
+@compiled
 def _may_hold(ends: Any, starts: Any, last: int, needed: int) -> bool:
     """Return whether `last` is among `ends` where `needed` is among `starts`; the loop is compiled to vectors."""
     found = np.int32(0)
@@ -176,6 +198,6 @@ def _most_votes(state: State, found: Any, alive: int, drafted: int) -> tuple[int
 
 
 ingest = compiled(plain.ingest)
-scan = compiled(plain.scan, best_match=best_match)
+scan = compiled(plain.scan, best_matches=best_matches)
 draft = compiled(plain.draft, vote=vote, grow=compiled(grow))
 remember = compiled(plain.remember)

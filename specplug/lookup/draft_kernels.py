@@ -35,6 +35,7 @@ from specplug.lookup.kernel_arithmetic import (
     LONG_KEY,
     NEAR,
     OF_ENGINE,
+    OTHER_MATCHES,
     OWN,
     OWN_ANCHOR,
     OWN_MATCH,
@@ -45,13 +46,13 @@ from specplug.lookup.kernel_arithmetic import (
     RESPONSE_ANCHOR,
     SHORT_KEY,
     SIBLINGS,
-    SIBLINGS_END,
     SPAN,
     SPAN_END,
     SPARED,
     START,
     TABLE_CANDIDATES,
     TOKENS_END,
+    USED,
     VOTED_FOR,
     WINDOW,
     bucket_of,
@@ -73,8 +74,11 @@ from specplug.lookup.memory_kernels import ring_match, ring_token
 
 
 @triton.jit
-def candidates(facts, own, memory, best, buckets):
-    """Return place, length, kind, rank, owner and presence of the candidates, [CANDIDATES], and keep the anchors."""
+def candidates(facts, own, memory, best, others, buckets):
+    """Return place, length, kind, rank, owner and presence of the candidates, [CANDIDATES], and keep the anchors.
+
+    `best` is the best own match, `others` are the next best ones, [CANDIDATES], where they stand among candidates.
+    """
     engine = own[3]
     owner = tl.load(facts + OWNER)
     each = tl.arange(0, CANDIDATES)
@@ -99,7 +103,12 @@ def candidates(facts, own, memory, best, buckets):
     lengths = tl.where(each == RESPONSE_ANCHOR, reached, lengths)
     is_there = is_entry | ((each == OWN_MATCH) & (length > 0)) | ((each == RESPONSE_ANCHOR) & (reached >= 0))
     is_there = is_there | ((each == OWN_ANCHOR) & (known >= 0) & ((length == 0) | (nearby != place)))
-    return places, lengths, kinds, ranks, owners, flags(is_there)
+    is_other = others > 0
+    places = tl.where(is_other, (others & 0xFFFFFFFF).to(tl.int32), places)
+    lengths = tl.where(is_other, (others >> 32).to(tl.int32), lengths)
+    kinds = tl.where(is_other, OWN, kinds)
+    ranks = tl.where(is_other, each - OTHER_MATCHES + 1, ranks)
+    return places, lengths, kinds, ranks, owners, flags(is_there | is_other)
 
 
 @triton.jit
@@ -110,14 +119,15 @@ def entries(facts, own, memory, buckets):
     each = tl.arange(0, CANDIDATES)
     quarter = memory[2] // 4
     group = tl.load(facts + GROUP)
-    is_sibling = (each >= SIBLINGS) & (each < SIBLINGS_END)
+    is_sibling = (each >= SIBLINGS) & (each < OTHER_MATCHES)
     owners = tl.where(each >= SIBLINGS, group, tl.load(facts + OWNER))
-    is_long = (each < ENTRIES) | is_sibling
+    is_long = (each < USED) | is_sibling
     long = bucket_of(text, n, owners, quarter, LONG_KEY)
     short = bucket_of(text, n, owners, quarter, SHORT_KEY)
     bucket = tl.where(is_long, long, short)
     key = tl.where(is_long, LONG_KEY, SHORT_KEY)
-    entry = tl.where(is_sibling, group * SPARED + each - SIBLINGS, each) % ENTRIES
+    number = each - tl.where(is_sibling, SIBLINGS, tl.where(is_long, 0, USED))
+    entry = (owners * SPARED + number) & (ENTRIES - 1)
     mask = flags((is_sibling | (each < TABLE_CANDIDATES)) & (owners > 0) & (bucket >= 0))
     places = tl.load(buckets + (bucket + tl.where(is_long, 0, quarter)) * ENTRIES + entry, mask=mask, other=0)
     is_own = is_sibling & (places >= tl.load(facts + SPAN)) & (places < tl.load(facts + SPAN_END))
@@ -157,19 +167,32 @@ def anchor(facts, WHICH: tl.constexpr, own, memory, owner, is_matched, follows, 
 
 
 @triton.jit
-def asked(facts, own, memory, voted, buckets, matches, blocks, vocab_size):
-    """Return the candidates of a row's best match and of the ring, and note what each predicts next."""
+def asked(facts, own, memory, voted, buckets, matches, blocks, kept, vocab_size):
+    """Return the candidates of the `kept` best of a row's matches and of the ring, and note what each predicts next."""
     each = tl.arange(0, CANDIDATES)
-    best = tl.full([], 0, tl.int64)
-    for first in range(0, blocks, CANDIDATES):
-        of_blocks = tl.load(matches + first + each, mask=first + each < blocks, other=0)
-        best = larger(best, tl.reduce(of_blocks, 0, larger))
-    found = candidates(facts, own, memory, best, buckets)
+    best = next_match(matches, blocks * kept, tl.full([], 1 << 62, tl.int64))
+    others = each.to(tl.int64) * 0
+    last = best
+    for k in range(1, kept):
+        last = next_match(matches, blocks * kept, last)
+        others = tl.where(each == OTHER_MATCHES + k - 1, last, others)
+    found = candidates(facts, own, memory, best, others, buckets)
     places, known, kinds, _, owners, alive = found
     tl.store(voted + each, predicted(own, memory, owners, kinds, places, alive, vocab_size))
     tl.store(voted + CANDIDATES + each, kinds * LENGTHS + length_class(known), mask=alive)
     tl.store(facts + VOTED_FOR, own[1])
     return found
+
+
+@triton.jit
+def next_match(matches, number, before):
+    """Return the best of the matches that are not as good as one."""
+    each = tl.arange(0, CANDIDATES)
+    best = tl.full([], 0, tl.int64)
+    for first in range(0, number, CANDIDATES):
+        found = tl.load(matches + first + each, mask=first + each < number, other=0)
+        best = larger(best, tl.reduce(tl.where(found < before, found, 0), 0, larger))
+    return best
 
 
 @triton.jit
@@ -185,8 +208,8 @@ def predicted(own, memory, owners, kinds, places, mask, vocab_size):
 @kernel
 def draft_kernel(
     slots, generations, limits, texts, texts_stride, facts, chain, voted, counts, chain_length, ring, owners, buckets,
-    ring_end, capacity, matches, matches_stride, blocks, figures, engine_tokens, ids, ids_stride, confidences, sources,
-    draft_lengths, draft_length, vocab_size, COLUMNS: tl.constexpr,
+    ring_end, capacity, matches, matches_stride, blocks, kept, figures, engine_tokens, ids, ids_stride, confidences,
+    sources, draft_lengths, draft_length, vocab_size, COLUMNS: tl.constexpr,
 ):  # fmt: skip
     """Draft a chain for a row, and pad."""
     row = tl.program_id(0)
@@ -207,7 +230,8 @@ def draft_kernel(
         own = (text, n + engine, tl.load(text + n + engine - 1), engine)
         memory = (ring, owners, capacity, tl.load(ring_end))
         voted = voted + slot * 2 * CANDIDATES
-        found = asked(facts, own, memory, voted, buckets, matches + row * matches_stride, blocks, vocab_size)
+        of_row = matches + row * matches_stride
+        found = asked(facts, own, memory, voted, buckets, of_row, blocks, kept, vocab_size)
         tables = (counts, figures, engine_tokens * (1 + slot))
         chain = chain + slot * CHAIN_ROWS * chain_length
         drafted, tokens, origins, levels = vote(

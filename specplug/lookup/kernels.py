@@ -28,37 +28,44 @@ def ingest(state: State, texts: Tensor, rows: Rows, source: Source) -> None:
     """Launch; see `plain.ingest`."""
     step = *rows, texts, texts.stride(0), texts.shape[1], state.slots, source.table, source.table.stride(0)
     more = *source[1:], source.engine_ids.shape[1], state.chain.shape[2]
-    grid = (len(rows.slots), state.matches.shape[1])
+    grid = (len(rows.slots), triton.cdiv(texts.shape[1], at.BLOCK))
     columns = triton.next_power_of_2(state.chain.shape[2])
     ingest_kernel[grid](*step, *more, COLUMNS=columns, BLOCK=at.BLOCK, num_warps=4)
 
 
 def scan(state: State, texts: Tensor, rows: Rows) -> None:
     """Launch; see `plain.scan`."""
-    matches = state.matches, state.matches.stride(0)
-    grid = (len(rows.slots), state.matches.shape[1])
+    kept = _kept(state)
+    grid = (len(rows.slots), state.matches.shape[1] // kept)
     columns = triton.next_power_of_2(state.chain.shape[2])
-    scan_kernel[grid](*_memory(state, texts, rows), *matches, COLUMNS=columns, BLOCK=at.BLOCK, num_warps=4)
+    scan_kernel[grid](*_memory(state, texts, rows), kept, COLUMNS=columns, BLOCK=at.BLOCK, num_warps=4)
 
 
 def draft(state: State, texts: Tensor, rows: Rows, drafts: Drafts, vocab_size: int) -> None:
     """Launch; see `plain.draft`."""
-    step = *_memory(state, texts, rows), state.matches, state.matches.stride(0), state.matches.shape[1], state.figures
+    kept = _kept(state)
+    step = *_memory(state, texts, rows), state.matches.shape[1] // kept, kept, state.figures
     out = drafts.ids, drafts.ids.stride(0), *drafts[1:4]
-    columns = triton.next_power_of_2(state.chain.shape[2])
     most = drafts.ids.shape[1], vocab_size
+    grid = (len(rows.slots),)
+    columns = triton.next_power_of_2(state.chain.shape[2])
     if len(drafts.parents):
-        tree_kernel[(len(rows.slots),)](*step, state.nodes, *out, drafts.parents, *most, COLUMNS=columns, num_warps=1)
+        tree_kernel[grid](*step, state.nodes, *out, drafts.parents, *most, COLUMNS=columns, num_warps=1)
     else:
         engine_tokens = at.own_rows(state).shape[1]
-        draft_kernel[(len(rows.slots),)](*step, engine_tokens, *out, *most, COLUMNS=columns, num_warps=1)
+        draft_kernel[grid](*step, engine_tokens, *out, *most, COLUMNS=columns, num_warps=1)
+
+
+def _kept(state: State) -> int:
+    return at.TREE_MATCHES if len(state.nodes) else 1
 
 
 def _memory(state: State, texts: Tensor, rows: Rows) -> tuple[object, ...]:
     """Return the arguments that are alike in `scan` and `draft`."""
     slots, generations, _, limits = rows
     of_rows = slots, generations, limits, texts, texts.stride(0)
-    return *of_rows, *state[:4], state.chain.shape[2], *state[4:8], len(state.ring)
+    matches = state.matches, state.matches.stride(0)
+    return *of_rows, *state[:4], state.chain.shape[2], *state[4:8], len(state.ring), *matches
 
 
 def remember(state: State, texts: Tensor, *response: int) -> None:

@@ -33,15 +33,18 @@ MOST_PLACES = 1 << 30
 """Places of a ring before `clear` is due."""
 
 CANDIDATES = 32
-TABLE_CANDIDATES = 16
-OWN_MATCH = 16
-OWN_ANCHOR = 17
-RESPONSE_ANCHOR = 18
-SIBLINGS = 19
-SIBLINGS_END = SIBLINGS + ENTRIES - SPARED
-"""Candidates of a row by index: entries of the table with long keys and of the other; the own match; two anchors, where
-the text would be now in what it last followed over at least `FOLLOWED` tokens; and what the group's owner has in the
-table with long keys."""
+USED = ENTRIES - SPARED
+TABLE_CANDIDATES = 2 * USED
+OWN_MATCH = TABLE_CANDIDATES
+OWN_ANCHOR = OWN_MATCH + 1
+RESPONSE_ANCHOR = OWN_MATCH + 2
+SIBLINGS = OWN_MATCH + 3
+OTHER_MATCHES = SIBLINGS + USED
+"""Candidates of a row by index: an owner's entries of the table with long keys, and of the other; the best own match;
+two anchors, where the text would be now in what it last followed over at least `FOLLOWED` tokens; the group's entries
+of the table with long keys; and for trees the next best own matches."""
+TREE_MATCHES = 5
+"""Own matches of a tree, the best included."""
 OWN, RESPONSE, NEAR, ALIGNED, RESPONSE_ALIGNED = range(5)
 """Kinds of candidates: matches; an own match near the anchor; and the anchors."""
 SOURCES = ("own text", "reference", "response memory", "corpus", "engine")
@@ -135,8 +138,9 @@ class State(NamedTuple):
         owners: [C / GRANULE] int32, the owner of each granule, 0 for none.
         buckets: [2, C / 4, ENTRIES] int32, absolute places by hash of the tokens before them and the owner; 0 for none.
         end: [1] int32, the absolute place where the next response begins.
-        matches: [S, L / BLOCK] int64, scratch of a step, by row: the best match in each block of the row's text, its
-            tokens * 2^32 + its place.
+        matches: [S, L / BLOCK * M] int64, scratch of a step, by row: the M best matches in each block of the row's
+            text, the best first, each as its tokens * 2^32 + its place, 0 for none; M is `TREE_MATCHES`, or 1 without
+            trees.  The forms for CPUs only write the first M.
         figures: [F] int32, see `FIGURES`.
         found: [CANDIDATES, 7] int64, scratch for one row of the forms for CPUs.
         nodes: [S, NODE_ROWS, K, CANDIDATES] int32, scratch of a step for trees; S is 0 without trees.
@@ -216,7 +220,7 @@ def allocate(
         owners=zeros(capacity // GRANULE),
         buckets=zeros(len(KEYS), capacity // 4, ENTRIES),
         end=zeros(1),
-        matches=zeros(slots, -(-length // BLOCK), dtype=torch.int64),
+        matches=zeros(slots, -(-length // BLOCK) * (TREE_MATCHES if trees else 1), dtype=torch.int64),
         figures=torch.from_numpy(FIGURES).to(device),
         found=zeros(CANDIDATES, 7, dtype=torch.int64),
         nodes=zeros(slots if trees else 0, NODE_ROWS, draft_length, CANDIDATES),
@@ -293,7 +297,7 @@ def join(state: State, slot: int, group: int, number: int, prompt: int, most: in
     end = state.end + len(places)
     facts = state.slots[slot]
     facts[GROUP] = group
-    facts[ENTRY] = (group * SPARED + number % (ENTRIES - SPARED)) % ENTRIES
+    facts[ENTRY] = (group * SPARED + number % USED) % ENTRIES
     facts[PROMPT] = prompt
     facts[WRITTEN] = facts[START].clamp(min=prompt - CONTEXT)
     facts[SPAN : SPAN + 1] = state.end

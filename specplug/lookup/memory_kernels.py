@@ -22,6 +22,7 @@ from specplug.lookup.kernel_arithmetic import (
     SPAN_END,
     SPARED,
     START,
+    USED,
     WRITTEN,
     bucket_of,
     flags,
@@ -87,7 +88,7 @@ def remember_kernel(
     """Enter a response, by one program."""
     base = tl.load(ring_end)
     quarter = capacity // 4
-    entry = (owner * SPARED + number % (ENTRIES - SPARED)) % ENTRIES
+    entry = (owner * SPARED + number % USED) % ENTRIES
     begin = larger(begin, end - quarter)
     first = larger(prompt, begin - CONTEXT)
     text = texts + slot.to(tl.int64) * texts_stride + first

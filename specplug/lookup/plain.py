@@ -58,7 +58,7 @@ def ingest(state: State, texts: Any, rows: Rows, source: Source) -> None:
 
 
 def scan(state: State, texts: Any, rows: Rows) -> None:
-    """Learn from each row's new tokens, and write its best match to `matches`."""
+    """Learn from each row's new tokens, and write its best matches to `matches`."""
     for row in range(rows.slots.size):
         slot = rows.slots[row]
         facts = state.slots[slot]
@@ -67,18 +67,21 @@ def scan(state: State, texts: Any, rows: Rows) -> None:
             n = int(facts[at.END])
             learn(state, slot, texts[slot], n)
             if rows.limits[row] > 0 and n > 0:
-                state.matches[row, 0] = best_match(texts[slot], n + facts[at.ENGINE])
+                number = at.TREE_MATCHES if state.nodes.shape[0] > 0 else 1
+                best_matches(texts[slot], n + facts[at.ENGINE], state.matches[row, :number])
 
 
-def best_match(text: Any, n: int) -> int:
-    """Return the longest match of the text's end in itself, the newest of these: tokens * 2^32 + place; 0 for none."""
-    found = 0
+def best_matches(text: Any, n: int, found: Any) -> None:
+    """Write the longest matches of the text's end in itself, of equal ones the newest, as tokens * 2^32 + place."""
+    every = []
     for place in range(1, n):
         length = 0
         while length < min(place, at.LONGEST) and text[place - 1 - length] == text[n - 1 - length] >= 0:
             length += 1
-        found = max(found, (length << 32) + place if length else 0)
-    return found
+        if length:
+            every.append((length << 32) + place)
+    best = sorted(every, reverse=True)[: len(found)]
+    found[: len(best)] = best
 
 
 def draft(state: State, texts: Any, rows: Rows, drafts: Drafts, vocab_size: int) -> None:
@@ -94,7 +97,7 @@ def draft(state: State, texts: Any, rows: Rows, drafts: Drafts, vocab_size: int)
         drafted = 0
         is_current = facts[at.GENERATION] == rows.generations[row]
         if is_current and n > facts[at.START] and limit > 0:
-            number = candidates(state, slot, text, end, int(state.matches[row, 0]), found)
+            number = candidates(state, slot, text, end, state.matches[row], found)
             ask(state, slot, text, end, found, number, vocab_size)
             if drafts.parents.shape[0] > 0:
                 drafted = grow(state, slot, text, n, found, number, limit, vocab_size, row, drafts)

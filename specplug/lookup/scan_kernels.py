@@ -89,9 +89,9 @@ def ingest_kernel(
 @kernel
 def scan_kernel(
     slots, generations, limits, texts, texts_stride, facts, chain, voted, counts, chain_length, ring, owners, buckets,
-    ring_end, capacity, matches, matches_stride, COLUMNS: tl.constexpr, BLOCK: tl.constexpr,
+    ring_end, capacity, matches, matches_stride, kept, COLUMNS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Learn, in the first block of a row, and write the best match in a block."""
+    """Learn, in the first block of a row, and write the `kept` best matches in a block."""
     row = tl.program_id(0)
     block = tl.program_id(1)
     slot = tl.load(slots + row).to(tl.int64)
@@ -107,12 +107,18 @@ def scan_kernel(
         learn(facts, own_chain, own_votes, counts, text, n, chain_length, COLUMNS)
         if tl.load(facts + GROUP) > 0:
             share(facts, (ring, owners, capacity, tl.load(ring_end)), buckets, text, n, 64)
-    best = tl.full([], 0, tl.int64)
+    matches = matches + row * matches_stride + block * kept
     if is_current & (limit > 0) & (n > 0) & (block * BLOCK < end - 1):
         places = block * BLOCK + 1 + tl.arange(0, BLOCK)
         found = match_lengths(text, end, places).to(tl.int64)
-        best = tl.reduce(tl.where(found > 0, (found << 32) + places, 0), 0, larger)
-    tl.store(matches + row * matches_stride + block, best)
+        found = tl.where(found > 0, (found << 32) + places, 0)
+        for k in range(kept):
+            best = tl.reduce(found, 0, larger)
+            tl.store(matches + k, best)
+            found = tl.where(found == best, 0, found)
+    else:
+        for k in range(kept):
+            tl.store(matches + k, tl.full([], 0, tl.int64))
 
 
 @triton.jit

@@ -52,7 +52,7 @@ from specplug.lookup.kernel_arithmetic import (
 @kernel
 def tree_kernel(
     slots, generations, limits, texts, texts_stride, facts, chain, voted, counts, chain_length, ring, owners, buckets,
-    ring_end, capacity, matches, matches_stride, blocks, figures, nodes, ids, ids_stride, confidences, sources,
+    ring_end, capacity, matches, matches_stride, blocks, kept, figures, nodes, ids, ids_stride, confidences, sources,
     draft_lengths, parents, draft_length, vocab_size, COLUMNS: tl.constexpr,
 ):  # fmt: skip
     """Draft a tree for a row, and pad."""
@@ -74,7 +74,8 @@ def tree_kernel(
         own = (text, n, tl.load(text + n - 1), 0)
         memory = (ring, owners, capacity, tl.load(ring_end))
         voted = voted + slot * 2 * CANDIDATES
-        found = asked(facts, own, memory, voted, buckets, matches + row * matches_stride, blocks, vocab_size)
+        of_row = matches + row * matches_stride
+        found = asked(facts, own, memory, voted, buckets, of_row, blocks, kept, vocab_size)
         depths = grow(facts, nodes, stride, own, memory, found, limit, counts, figures, vocab_size)
         tl.debug_barrier()
         drafted, chosen = choose(nodes, depths, limit, columns)

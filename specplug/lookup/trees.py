@@ -52,7 +52,12 @@ def _consider(
     for k in range(number):
         owner = owner_of(facts, found[k, INDEX])
         token = predicted(state, text, n, owner, found[k, KIND], found[k, PLACE], depth, vocab_size)
-        if token >= 0:
+        is_open = depth == 0
+        if depth > 0:
+            # no node after one that is too unlikely can be drafted
+            before = nodes[at.NODE_NUMBER, depth - 1, found[k, INDEX]]
+            is_open = nodes[at.NODE_REACHED, depth - 1, before] >= at.LEAST_SURVIVAL
+        if token >= 0 and is_open:
             for column in range(TOKEN):
                 found[alive, column] = found[k, column]
             found[alive, TOKEN] = token
