@@ -42,7 +42,7 @@ def ring_match(state: State, text: Any, n: int, owner: int, place: int) -> int:
 def candidates(state: State, slot: int, text: Any, n: int, matches: Any, found: Any) -> int:
     """Write a row's candidates to `found` [CANDIDATES, 7] by ascending index, keep the anchors, and return the number.
 
-    Own matches are those of `State.matches`.  If the best has at least `FOLLOWED` tokens, or there is any of responses,
+    Own matches are those of `State.matches`.  If the best of own text, or of responses, has at least `FOLLOWED` tokens,
     it sets their anchor; otherwise that is a candidate.
     """
     facts = state.slots[slot]
@@ -51,8 +51,11 @@ def candidates(state: State, slot: int, text: Any, n: int, matches: Any, found: 
     engine = int(facts[at.ENGINE])
     anchors = facts[at.ANCHORS :]
     number = 0
-    for table in range(len(at.KEYS) if owner else 0):
-        number = entries(state, text, n, owner, table, found, number)
+    if owner:
+        number = entries(state, text, n, owner, 0, 0, found, number)
+        if number == 0 and state.buckets.shape[0] > 2:
+            number = entries(state, text, n, owner, 2, 0, found, number)
+        number = entries(state, text, n, owner, 1, at.USED, found, number)
     responses = number
     length = int(matches[0]) >> 32
     place = int(matches[0]) & 0xFFFFFFFF
@@ -68,10 +71,10 @@ def candidates(state: State, slot: int, text: Any, n: int, matches: Any, found: 
             number += 1
     elif length - engine >= at.FOLLOWED:
         anchors[0], anchors[1] = place - n, n - engine
-    if responses:
-        best = 0
-        for k in range(responses):
-            best = max(best, (found[k, LENGTH] << 32) + found[k, PLACE])
+    best = 0
+    for k in range(responses):
+        best = max(best, (found[k, LENGTH] << 32) + found[k, PLACE])
+    if best >> 32 >= at.FOLLOWED:
         if (best >> 32) - engine >= at.FOLLOWED:
             anchors[2], anchors[3] = (best & 0xFFFFFFFF) - n, n - engine
     elif owner:
@@ -81,17 +84,18 @@ def candidates(state: State, slot: int, text: Any, n: int, matches: Any, found: 
             number += 1
     if group:
         number = sibling_candidates(state, facts, text, n, group, found, number)
+    index = at.OTHER_MATCHES if group else at.SIBLINGS
     for k in range(1, at.TREE_MATCHES if state.nodes.shape[0] > 0 else 1):
-        if matches[k]:
-            other = at.OTHER_MATCHES + k - 1
-            found[number, :TOKEN] = other, at.OWN, int(matches[k]) & 0xFFFFFFFF, int(matches[k]) >> 32, k
+        if matches[k] and index < at.OTHERS_END:
+            found[number, :TOKEN] = index, at.OWN, int(matches[k]) & 0xFFFFFFFF, int(matches[k]) >> 32, 0
             number += 1
+        index += 1
     return number
 
 
 @register_jitable
-def entries(state: State, text: Any, n: int, owner: int, table: int, found: Any, number: int) -> int:
-    """Add an owner's entries of the text's bucket of a table that match its end, without repetitions."""
+def entries(state: State, text: Any, n: int, owner: int, table: int, index: int, found: Any, number: int) -> int:
+    """Add an owner's entries of the text's bucket of a table that match its end, without repetitions, from `index`."""
     tokens = at.KEYS[table]
     bucket = arithmetic.bucket_of(text, n, tokens, owner, state.buckets.shape[1])
     for used in range(at.USED if bucket >= 0 else 0):
@@ -101,7 +105,7 @@ def entries(state: State, text: Any, n: int, owner: int, table: int, found: Any,
             is_new = is_new and found[k, PLACE] != place
         length = ring_match(state, text, n, owner, place) if is_new else 0
         if length >= tokens:
-            found[number, :TOKEN] = table * at.USED + used, at.RESPONSE, place, length, 0
+            found[number, :TOKEN] = index + used, at.RESPONSE, place, length, 0
             for k in range(number):
                 found[k if found[k, PLACE] < place else number, RANK] += 1
             number += 1

@@ -36,6 +36,7 @@ from specplug.lookup.kernel_arithmetic import (
     NEAR,
     OF_ENGINE,
     OTHER_MATCHES,
+    OTHERS_END,
     OWN,
     OWN_ANCHOR,
     OWN_MATCH,
@@ -45,6 +46,7 @@ from specplug.lookup.kernel_arithmetic import (
     RESPONSE_ALIGNED,
     RESPONSE_ANCHOR,
     SHORT_KEY,
+    SHORTEST_KEY,
     SIBLINGS,
     SPAN,
     SPAN_END,
@@ -74,7 +76,7 @@ from specplug.lookup.memory_kernels import ring_match, ring_token
 
 
 @triton.jit
-def candidates(facts, own, memory, best, others, buckets):
+def candidates(facts, own, memory, best, others, buckets, kept):
     """Return place, length, kind, rank, owner and presence of the candidates, [CANDIDATES], and keep the anchors.
 
     `best` is the best own match, `others` are the next best ones, [CANDIDATES], where they stand among candidates.
@@ -82,7 +84,7 @@ def candidates(facts, own, memory, best, others, buckets):
     engine = own[3]
     owner = tl.load(facts + OWNER)
     each = tl.arange(0, CANDIDATES)
-    places, lengths, owners, is_entry = entries(facts, own, memory, buckets)
+    places, lengths, owners, is_entry = entries(facts, own, memory, buckets, kept)
     is_newer = is_entry[None, :] & (owners[None, :] == owners[:, None]) & (places[None, :] > places[:, None])
     ranks = tl.where(is_entry, tl.reduce(is_newer.to(tl.int32), 1, plus), 0)
     is_response = is_entry & (each < TABLE_CANDIDATES)
@@ -92,8 +94,9 @@ def candidates(facts, own, memory, best, others, buckets):
     answered = (most >> 32).to(tl.int32)
     follows = length - engine >= FOLLOWED
     nearby, known = anchor(facts, 0, own, memory, owner, length >= FOLLOWED, follows, place)
-    follows = (most > 0) & (answered - engine >= FOLLOWED)
-    distant, reached = anchor(facts, 1, own, memory, owner, most > 0, follows, (most & 0xFFFFFFFF).to(tl.int32))
+    follows = answered - engine >= FOLLOWED
+    answer = (most & 0xFFFFFFFF).to(tl.int32)
+    distant, reached = anchor(facts, 1, own, memory, owner, answered >= FOLLOWED, follows, answer)
     is_near = (known >= 0) & (nearby - place < WINDOW) & (place - nearby < WINDOW)
     kinds = tl.where(each == OWN_MATCH, tl.where(is_near, NEAR, OWN), RESPONSE)
     kinds = tl.where(each == OWN_ANCHOR, ALIGNED, tl.where(each == RESPONSE_ANCHOR, RESPONSE_ALIGNED, kinds))
@@ -107,12 +110,11 @@ def candidates(facts, own, memory, best, others, buckets):
     places = tl.where(is_other, (others & 0xFFFFFFFF).to(tl.int32), places)
     lengths = tl.where(is_other, (others >> 32).to(tl.int32), lengths)
     kinds = tl.where(is_other, OWN, kinds)
-    ranks = tl.where(is_other, each - OTHER_MATCHES + 1, ranks)
     return places, lengths, kinds, ranks, owners, flags(is_there | is_other)
 
 
 @triton.jit
-def entries(facts, own, memory, buckets):
+def entries(facts, own, memory, buckets, kept):
     """Return the entries of the owner in two buckets, and of the group in one, that match and are no repetitions."""
     text = own[0]
     n = own[1]
@@ -135,6 +137,17 @@ def entries(facts, own, memory, buckets):
     mask = mask & (ring_token(memory, owners, places, mask) >= 0)
     lengths = ring_match(memory, owners, text, n, places, mask)
     mask = mask & (lengths >= key)
+    is_first = each < USED
+    if (kept > 1) & (tl.reduce((mask & is_first).to(tl.int32), 0, larger) == 0):
+        bucket = bucket_of(text, n, owners, quarter, SHORTEST_KEY)
+        is_there = flags(is_first & (owners > 0) & (bucket >= 0))
+        found = tl.load(buckets + (bucket + 2 * quarter) * ENTRIES + entry, mask=is_there, other=0)
+        is_there = is_there & (found > 0)
+        is_there = is_there & (ring_token(memory, owners, found, is_there) >= 0)
+        reached = ring_match(memory, owners, text, n, found, is_there)
+        places = tl.where(is_first, found, places)
+        lengths = tl.where(is_first, reached, lengths)
+        mask = mask | (is_there & (reached >= SHORTEST_KEY))
     is_same = mask[None, :] & (places[:, None] == places[None, :]) & (each[None, :] < each[:, None])
     return places, lengths, owners, mask & (tl.reduce(is_same.to(tl.int32), 1, larger) == 0)
 
@@ -173,10 +186,11 @@ def asked(facts, own, memory, voted, buckets, matches, blocks, kept, vocab_size)
     best = next_match(matches, blocks * kept, tl.full([], 1 << 62, tl.int64))
     others = each.to(tl.int64) * 0
     last = best
+    index = tl.where(tl.load(facts + GROUP) > 0, OTHER_MATCHES, SIBLINGS) - 1
     for k in range(1, kept):
         last = next_match(matches, blocks * kept, last)
-        others = tl.where(each == OTHER_MATCHES + k - 1, last, others)
-    found = candidates(facts, own, memory, best, others, buckets)
+        others = tl.where((each == index + k) & (each < OTHERS_END), last, others)
+    found = candidates(facts, own, memory, best, others, buckets, kept)
     places, known, kinds, _, owners, alive = found
     tl.store(voted + each, predicted(own, memory, owners, kinds, places, alive, vocab_size))
     tl.store(voted + CANDIDATES + each, kinds * LENGTHS + length_class(known), mask=alive)

@@ -243,7 +243,7 @@ def remember(state: State, texts: Any, slot: int, prompt: int, begin: int, end: 
     for k in range(size):
         state.ring[(base + k) & (capacity - 1)] = text[k - 1] if 0 < k <= length else -1
         state.owners[((base + k) & (capacity - 1)) // at.GRANULE] = owner
-    for table in range(len(at.KEYS)):
+    for table in range(state.buckets.shape[0]):
         for k in range(begin - first, length):
             bucket = arithmetic.bucket_of(text, k, at.KEYS[table], owner, state.buckets.shape[1])
             if bucket >= 0:
