@@ -180,7 +180,7 @@ def anchor(facts, WHICH: tl.constexpr, own, memory, owner, is_matched, follows, 
 
 
 @triton.jit
-def asked(facts, own, memory, voted, buckets, matches, blocks, kept, vocab_size):
+def gather(facts, own, memory, voted, buckets, matches, blocks, kept, vocab_size):
     """Return the candidates of the `kept` best of a row's matches and of the ring, and note what each predicts next."""
     each = tl.arange(0, CANDIDATES)
     best = next_match(matches, blocks * kept, tl.full([], 1 << 62, tl.int64))
@@ -245,7 +245,7 @@ def draft_kernel(
         memory = (ring, owners, capacity, tl.load(ring_end))
         voted = voted + slot * 2 * CANDIDATES
         of_row = matches + row * matches_stride
-        found = asked(facts, own, memory, voted, buckets, of_row, blocks, kept, vocab_size)
+        found = gather(facts, own, memory, voted, buckets, of_row, blocks, kept, vocab_size)
         tables = (counts, figures, engine_tokens * (1 + slot))
         chain = chain + slot * CHAIN_ROWS * chain_length
         drafted, tokens, origins, levels = vote(

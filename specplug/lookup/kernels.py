@@ -46,14 +46,14 @@ def draft(state: State, texts: Tensor, rows: Rows, drafts: Drafts, vocab_size: i
     kept = _kept(state)
     step = *_memory(state, texts, rows), state.matches.shape[1] // kept, kept, state.figures
     out = drafts.ids, drafts.ids.stride(0), *drafts[1:4]
-    most = drafts.ids.shape[1], vocab_size
+    bounds = drafts.ids.shape[1], vocab_size
     grid = (len(rows.slots),)
     columns = triton.next_power_of_2(state.chain.shape[2])
     if len(drafts.parents):
-        tree_kernel[grid](*step, state.nodes, *out, drafts.parents, *most, COLUMNS=columns, num_warps=1)
+        tree_kernel[grid](*step, state.nodes, *out, drafts.parents, *bounds, COLUMNS=columns, num_warps=1)
     else:
         engine_tokens = at.own_rows(state).shape[1]
-        draft_kernel[grid](*step, engine_tokens, *out, *most, COLUMNS=columns, num_warps=1)
+        draft_kernel[grid](*step, engine_tokens, *out, *bounds, COLUMNS=columns, num_warps=1)
 
 
 def _kept(state: State) -> int:

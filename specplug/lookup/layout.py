@@ -281,7 +281,7 @@ def halve(state: State) -> None:
         rows >>= (rows[:, 1:] > most * UNIT).int()
 
 
-def join(state: State, slot: int, group: int, number: int, prompt: int, most: int) -> None:
+def join(state: State, slot: int, group: int, number: int, prompt: int, room: int) -> None:
     """Let a slot's text be a member of a group, whose texts draft from each other's tokens from now on.
 
     Args:
@@ -290,9 +290,9 @@ def join(state: State, slot: int, group: int, number: int, prompt: int, most: in
         group: an owner number, of this group alone.
         number: the number of members before it.
         prompt: the place in the text from which on tokens are shared.
-        most: tokens to share; the ring moves on by as many, at most a sixteenth of its capacity.
+        room: tokens to share; the ring moves on by as many, up to a sixteenth of its capacity.
     """
-    size = min(most + CONTEXT + 1, len(state.ring) // 16)
+    size = min(room + CONTEXT + 1, len(state.ring) // 16)
     places = torch.arange(-(-size // GRANULE) * GRANULE, device=state.ring.device)
     index = (state.end + places) & (len(state.ring) - 1)
     state.ring[index] = -1

@@ -18,7 +18,7 @@ from specplug.lookup.learning import ask, begin_draft, confidence, end_draft, le
 
 
 def ingest(state: State, texts: Any, rows: Rows, source: Source) -> None:
-    """Copy each row's new tokens to its text, and the engine's draft behind them; `scan` comes next.
+    """Copy each row's new tokens to its text, and the engine's draft after them; `scan` comes next.
 
     A text is cut where tokens were withdrawn or replaced, and tokens that were never passed become negative.  A text
     that there is no room for has only its references.
@@ -49,8 +49,8 @@ def ingest(state: State, texts: Any, rows: Rows, source: Source) -> None:
             for k in range(begin, end):
                 text[k] = line[k - shift]
             taken = 0
-            most = min(source.engine_ids.shape[1], rows.limits[row], state.chain.shape[2], text.size - end)
-            while taken < most and source.engine_ids[row, taken] >= 0:
+            limit = min(source.engine_ids.shape[1], rows.limits[row], state.chain.shape[2], text.size - end)
+            while taken < limit and source.engine_ids[row, taken] >= 0:
                 text[end + taken] = source.engine_ids[row, taken]
                 taken += 1
             facts[at.END] = end

@@ -67,10 +67,10 @@ def ingest_kernel(
         is_other = is_compared & (tl.load(text + k, mask=is_compared, other=-1) != tokens)
         is_unlike = (begin != known) | (tl.reduce(is_other.to(tl.int32), 0, larger) > 0)
         columns = tl.arange(0, COLUMNS)
-        most = smaller(smaller(engine_tokens, tl.load(limits + row)), smaller(chain_length, capacity - end))
-        ids = tl.load(engine_ids + row * engine_tokens + columns, mask=columns < most, other=-1)
+        limit = smaller(smaller(engine_tokens, tl.load(limits + row)), smaller(chain_length, capacity - end))
+        ids = tl.load(engine_ids + row * engine_tokens + columns, mask=columns < limit, other=-1)
         taken = tl.reduce(tl.where(ids < 0, columns, COLUMNS), 0, smaller)
-        taken = smaller(taken, larger(most, 0))
+        taken = smaller(taken, larger(limit, 0))
         tl.debug_barrier()
         for piece in range(known, begin, BLOCK):
             gap = piece + tl.arange(0, BLOCK)

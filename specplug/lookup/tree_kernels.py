@@ -8,7 +8,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from specplug.lookup.draft_kernels import asked, keep, predicted
+from specplug.lookup.draft_kernels import gather, keep, predicted
 from specplug.lookup.kernel_arithmetic import (
     CANDIDATES,
     CHAIN_ROWS,
@@ -75,7 +75,7 @@ def tree_kernel(
         memory = (ring, owners, capacity, tl.load(ring_end))
         voted = voted + slot * 2 * CANDIDATES
         of_row = matches + row * matches_stride
-        found = asked(facts, own, memory, voted, buckets, of_row, blocks, kept, vocab_size)
+        found = gather(facts, own, memory, voted, buckets, of_row, blocks, kept, vocab_size)
         depths = grow(facts, nodes, stride, own, memory, found, limit, counts, figures, vocab_size)
         tl.debug_barrier()
         drafted, chosen = choose(nodes, depths, limit, columns)

@@ -84,8 +84,8 @@ class Run:
         at.begin(self.state, torch.tensor([slot]), *facts)
         if random.random() < 0.6:
             self.joined += 1
-            group, most = random.randint(4, 5), random.choice([9, 99])
-            at.join(self.state, slot, group, self.joined, start + random.randint(0, length), most)
+            group, room = random.randint(4, 5), random.choice([9, 99])
+            at.join(self.state, slot, group, self.joined, start + random.randint(0, length), room)
 
     def remember(self) -> None:
         """Remember a piece of a text, for any owner."""

@@ -99,9 +99,9 @@ class Talk:
             self.parents = drafts.parents[0, :number].tolist()
         return drafts.ids[0, :number].tolist()
 
-    def join(self, slot: int, group: int, number: int, prompt: int, most: int = 15) -> None:
+    def join(self, slot: int, group: int, number: int, prompt: int, room: int = 15) -> None:
         """Let a slot join a group; it shares the tokens from `prompt` on."""
-        at.join(self.state, slot, group, number, prompt, most)
+        at.join(self.state, slot, group, number, prompt, room)
 
     def remember(self, owner: int, text: Sequence[int], number: int, prompt: Sequence[int] = ()) -> None:
         """Remember a response after a prompt."""

@@ -115,13 +115,13 @@ def test_a_span_bounds_what_is_shared_and_dies_with_the_ring(form: ModuleType) -
     text = list(range(100, 200))
     for slot in (0, 1):
         talk.begin(slot, prompt)
-        talk.join(slot, 7, slot, len(prompt), most=999)
+        talk.join(slot, 7, slot, len(prompt), room=999)
     assert talk.state.end[0] == 128
     talk.extend(0, text)
     talk.draft(0, 0)
     for begin, expected in ((40, [*text[44:52]]), (54, [*text[58:59]]), (70, [])):
         talk.begin(1, [*prompt, *text[begin : begin + 4]])
-        talk.join(1, 7, 1, len(prompt), most=8)
+        talk.join(1, 7, 1, len(prompt), room=8)
         assert talk.draft(1) == expected, begin
     for number in range(70):  # the ring moves on beyond the span
         talk.remember(1, [50, 51, 52], number)
