@@ -68,16 +68,17 @@ class ReportedLengths:
         self._step = 0  # that of the newest report
         self.is_known = False
 
-    def observe(self, report: StepReport) -> None:
-        """Take a step's report in.  It comes at every step, for which a few numbers are faster without numpy."""
-        rows = report.expected_rows
-        if report.expected is None or not rows:
-            return
-        weight = 1.0 - (1.0 - NEWEST) ** (report.step - self._step) if self.is_known else 1.0
-        pairs = zip(self._survival, report.expected, strict=True)
-        self._survival = [known + weight * (newest / rows - known) for known, newest in pairs]
-        self._step = report.step
-        self.is_known = True
+    def observe(self, reports: Sequence[StepReport]) -> None:
+        """Take the reports of steps in; a few numbers of each are faster without numpy."""
+        for report in reports:
+            rows = report.expected_rows
+            if report.expected is None or not rows:
+                continue
+            weight = 1.0 - (1.0 - NEWEST) ** (report.step - self._step) if self.is_known else 1.0
+            pairs = zip(self._survival, report.expected, strict=True)
+            self._survival = [known + weight * (newest / rows - known) for known, newest in pairs]
+            self._step = report.step
+            self.is_known = True
 
     def accepted(self) -> list[float]:
         """Return the expected accepted tokens of a row and step at each draft length, from 0 to the longest."""

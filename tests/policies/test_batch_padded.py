@@ -191,9 +191,9 @@ def test_a_report_counts_for_the_steps_since_the_one_before():
     often, seldom = ReportedLengths(15), ReportedLengths(15)
     for step in range(33):
         report = reported(step, [4 * (0.002 if step == 0 else 0.9) ** n for n in range(1, 16)])
-        often.observe(report)
+        often.observe([report])
         if step % REPORT_EVERY == 0:
-            seldom.observe(report)
+            seldom.observe([report])
         assert often.accepted() == pytest.approx(seldom.accepted()) or step % REPORT_EVERY
 
 
