@@ -1,4 +1,4 @@
-"""Lookup of drafts in a row's own text, references, finished responses and siblings: one algorithm in three forms.
+"""Lookup of drafts in own text, references, responses, siblings and corpora: one algorithm in three forms.
 
     layout      constants, and all memory as one tuple of tensors
     arithmetic  numbers that decide
@@ -8,10 +8,12 @@
     candidates  where drafts may come from, and
     learning    what new tokens say about drafts: in `plain` and `compiled` alike
     kernels     the same functions for GPUs, in Triton, and the files that it lists
+    corpora     static texts by tenant: their memory, and how it is replaced; `corpus_search` is the reference of their
+                search, `corpus_compiled` and `corpus_kernels` are the other forms
 
-All forms write the same bits.  A step is `ingest`, `scan` and then `draft`; `remember` enters a finished response,
-`layout.begin` resets slots, `layout.join` makes a slot a sibling, and `layout.halve` runs before every
-`HALVED_EVERY`-th step.
+All forms write the same bits.  A step is `ingest`, `scan`, `search` if there are corpora, and `draft`; `remember`
+enters a finished response, `layout.begin` resets slots, `layout.join` makes a slot a sibling, and `layout.halve` runs
+before every `HALVED_EVERY`-th step.
 
     engine's table --ingest--> texts [S, L] --scan--> matches, counts --draft--> ids, confidence, parents
     texts --remember, scan--> ring, owners, buckets --draft, by the slot's owner and group alone--> ids

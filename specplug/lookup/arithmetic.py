@@ -104,7 +104,8 @@ def judging_rows(
 
     Args:
         size, share: classes of the longest match that predicts it, and of its share of the votes.
-        support, origins: candidates that predict it; 1 if some are of own text or references, plus 2 for responses.
+        support, origins: candidates that predict it; 1 if some are of own text or references, plus 2 for responses
+            and 4 for corpora.
         hit_rate, near: see `HIT_RATE`; 1 if a candidate is near, or at, an anchor.
     """
     supported = (support > 1) + (support > 3)

@@ -169,13 +169,24 @@ def owner_of(facts: Any, index: int) -> int:
 
 
 @register_jitable
+def origin_of(kind: int) -> int:
+    """Return 1 for own text and references, 2 for responses, 4 for corpora."""
+    if kind == at.RESPONSE or kind == at.RESPONSE_ALIGNED:
+        return 2
+    return 4 if kind == at.CORPUS or kind == at.NAMED or kind == at.CORPUS_ALIGNED else 1
+
+
+@register_jitable
 def predicted(state: State, text: Any, n: int, owner: int, kind: int, place: int, k: int, vocab_size: int) -> int:
     """Return the k-th token from a candidate's place on, -1 for none; `owner`: see `owner_of`.
 
     Own text goes on with the tokens that are drafted from it, so it repeats what lies between the place and its end.
     """
-    if kind == at.RESPONSE or kind == at.RESPONSE_ALIGNED:
+    origin = origin_of(kind)
+    if origin == 2:
         token = ring_token(state, owner, place + k)
+    elif origin == 4:
+        token = int(state.corpus[place + k])  # a negative token is at the end of each text
     else:
         token = int(text[place + k] if place + k < n else text[place + k % (n - place)])
     return token if 0 <= token < vocab_size else -1

@@ -14,9 +14,9 @@ from typing import Any
 import numba
 import numpy as np
 
-from specplug.lookup import arithmetic, plain
+from specplug.lookup import arithmetic, corpus_compiled, plain
 from specplug.lookup import layout as at
-from specplug.lookup.candidates import owner_of, predicted
+from specplug.lookup.candidates import origin_of, owner_of, predicted
 from specplug.lookup.layout import INDEX, KIND, LENGTH, PLACE, RANK, TOKEN, WEIGHT, Drafts, State
 from specplug.lookup.learning import begin_draft, confidence
 from specplug.lookup.trees import grow
@@ -137,15 +137,15 @@ def vote(
         longest = 0
         origins = 0
         near = 0
-        source = 2
+        source = 3
         for k in range(alive):
             if found[k, TOKEN] == token:
                 kind = found[k, KIND]
                 longest = max(longest, found[k, LENGTH] + depth)
-                is_response = kind == at.RESPONSE or kind == at.RESPONSE_ALIGNED
-                if not is_response and origins & 1 == 0:
-                    source = int(found[k, PLACE] + depth < start)
-                origins |= 2 if is_response else 1
+                origin = origin_of(kind)
+                if origins & 1 == 0 and origin < 4:
+                    source = 2 if origin == 2 else int(found[k, PLACE] + depth < start)
+                origins |= origin
                 near |= kind >= at.NEAR
                 _move(found, k, number)
                 number += 1
@@ -199,5 +199,6 @@ def _most_votes(state: State, found: Any, alive: int, drafted: int) -> tuple[int
 
 ingest = compiled(plain.ingest)
 scan = compiled(plain.scan, best_matches=best_matches)
+search = compiled(plain.search, best_places=corpus_compiled.best_places)
 draft = compiled(plain.draft, vote=vote, grow=compiled(grow))
 remember = compiled(plain.remember)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from specplug.lookup.corpus_kernels import corpus_candidates
 from specplug.lookup.kernel_arithmetic import (
     ALIGNED,
     ANCHORS,
@@ -45,6 +46,7 @@ from specplug.lookup.kernel_arithmetic import (
     RESPONSE,
     RESPONSE_ALIGNED,
     RESPONSE_ANCHOR,
+    SCOPE,
     SHORT_KEY,
     SHORTEST_KEY,
     SIBLINGS,
@@ -59,6 +61,7 @@ from specplug.lookup.kernel_arithmetic import (
     WINDOW,
     bucket_of,
     confidence,
+    either,
     flags,
     judging_rows,
     kernel,
@@ -66,6 +69,7 @@ from specplug.lookup.kernel_arithmetic import (
     length_class,
     log_odds,
     log_odds_after,
+    origins_of,
     plus,
     probability,
     share_class,
@@ -180,8 +184,8 @@ def anchor(facts, WHICH: tl.constexpr, own, memory, owner, is_matched, follows, 
 
 
 @triton.jit
-def gather(facts, own, memory, voted, buckets, matches, blocks, kept, vocab_size):
-    """Return the candidates of the `kept` best of a row's matches and of the ring, and note what each predicts next."""
+def gather(facts, own, memory, voted, buckets, matches, blocks, kept, served, vocab_size):
+    """Return a row's candidates, of which `kept` are own matches, and note what each predicts next."""
     each = tl.arange(0, CANDIDATES)
     best = next_match(matches, blocks * kept, tl.full([], 1 << 62, tl.int64))
     others = each.to(tl.int64) * 0
@@ -191,6 +195,7 @@ def gather(facts, own, memory, voted, buckets, matches, blocks, kept, vocab_size
         last = next_match(matches, blocks * kept, last)
         others = tl.where((each == index + k) & (each < OTHERS_END), last, others)
     found = candidates(facts, own, memory, best, others, buckets, kept)
+    found = corpus_candidates(found, facts, own, served)
     places, known, kinds, _, owners, alive = found
     tl.store(voted + each, predicted(own, memory, owners, kinds, places, alive, vocab_size))
     tl.store(voted + CANDIDATES + each, kinds * LENGTHS + length_class(known), mask=alive)
@@ -212,18 +217,20 @@ def next_match(matches, number, before):
 @triton.jit
 def predicted(own, memory, owners, kinds, places, mask, vocab_size):
     """Return the token at each candidate's place, -1 for none."""
-    is_response = (kinds == RESPONSE) | (kinds == RESPONSE_ALIGNED)
-    of_ring = ring_token(memory, owners, places, mask & is_response)
-    tokens = tl.load(own[0] + places, mask=flags(mask & (is_response == 0)), other=-1)
-    tokens = tl.where(is_response, of_ring, tokens)
+    origins = origins_of(kinds)
+    of_ring = ring_token(memory, owners, places, mask & (origins == 2))
+    of_corpora = tl.load(memory[4] + places, mask=flags(mask & (origins == 4)), other=-1)
+    tokens = tl.load(own[0] + places, mask=flags(mask & (origins == 1)), other=-1)
+    tokens = tl.where(origins == 2, of_ring, tl.where(origins == 4, of_corpora, tokens))
     return tl.where((tokens >= 0) & (tokens < vocab_size), tokens, -1)
 
 
 @kernel
 def draft_kernel(
     slots, generations, limits, texts, texts_stride, facts, chain, voted, counts, chain_length, ring, owners, buckets,
-    ring_end, capacity, matches, matches_stride, blocks, kept, figures, engine_tokens, ids, ids_stride, confidences,
-    sources, draft_lengths, draft_length, vocab_size, COLUMNS: tl.constexpr,
+    ring_end, capacity, matches, matches_stride, blocks, kept, figures, scopes, corpus, segments, tenants,
+    tenants_count, corpus_matches, ranks_count, engine_tokens, ids, ids_stride, confidences, sources, draft_lengths,
+    draft_length, vocab_size, COLUMNS: tl.constexpr,
 ):  # fmt: skip
     """Draft a chain for a row, and pad."""
     row = tl.program_id(0)
@@ -242,10 +249,11 @@ def draft_kernel(
     levels = columns * 0
     if is_current & (n > tl.load(facts + START)) & (limit > 0):
         own = (text, n + engine, tl.load(text + n + engine - 1), engine)
-        memory = (ring, owners, capacity, tl.load(ring_end))
+        memory = (ring, owners, capacity, tl.load(ring_end), corpus)
         voted = voted + slot * 2 * CANDIDATES
         of_row = matches + row * matches_stride
-        found = gather(facts, own, memory, voted, buckets, of_row, blocks, kept, vocab_size)
+        served = (scopes + slot * SCOPE, corpus, segments, tenants, tenants_count, corpus_matches, ranks_count, row)
+        found = gather(facts, own, memory, voted, buckets, of_row, blocks, kept, served, vocab_size)
         tables = (counts, figures, engine_tokens * (1 + slot))
         chain = chain + slot * CHAIN_ROWS * chain_length
         drafted, tokens, origins, levels = vote(
@@ -270,7 +278,8 @@ def vote(facts, chain, chain_length, own, memory, found, limit, tables, vocab_si
     places, known, kinds, ranks, owners, alive = found
     hit_rate = tl.load(facts + HIT_RATE)
     start = tl.load(facts + START)
-    is_own = alive & (kinds != RESPONSE) & (kinds != RESPONSE_ALIGNED)
+    origin = origins_of(kinds)
+    is_own = alive & (origin == 1)
     period = tl.where(is_own, n - places, 1)
     of_engine = columns < engine
     drafted = engine
@@ -299,16 +308,17 @@ def vote(facts, chain, chain_length, own, memory, found, limit, tables, vocab_si
         support = tl.reduce(alive.to(tl.int32), 0, plus)
         own_index = tl.reduce(tl.where(alive & is_own, each, CANDIDATES), 0, smaller)
         own_place = tl.reduce(tl.where(each == own_index, places, 0), 0, plus)
-        both = (own_index < CANDIDATES).to(tl.int32) + 2 * tl.reduce((alive & (is_own == 0)).to(tl.int32), 0, larger)
+        origins = tl.reduce(tl.where(alive, origin, 0), 0, either)
         near = tl.reduce((alive & (kinds >= NEAR)).to(tl.int32), 0, larger)
         share = share_class(figures, score, total)
-        row, context, own_row = judging_rows(chosen, last, owner, size, share, support, hit_rate, both, near)
+        row, context, own_row = judging_rows(chosen, last, owner, size, share, support, hit_rate, origins, near)
         here = flags((columns == place + engine) & (index < CANDIDATES))
         ids = tl.where(here, chosen, ids)
         evidence = tl.where(here, row, evidence)
         contexts = tl.where(here, context, contexts)
         own_rows = tl.where(here, own_row, own_rows)
-        sources = tl.where(here, tl.where(own_index < CANDIDATES, (own_place + place < start).to(tl.int32), 2), sources)
+        source = tl.where(own_index < CANDIDATES, (own_place + place < start).to(tl.int32), 3 - (origins >> 1 & 1))
+        sources = tl.where(here, source, sources)
         drafted += (index < CANDIDATES).to(tl.int32)
         last = chosen
     is_drafted = columns < drafted

@@ -16,12 +16,13 @@ from specplug.lookup import layout as at
 GENERATION, OWNER, START, HIT_RATE, END, ENGINE, VOTED_FOR, CHAIN_FOR, CHAIN_NEXT, CHAIN_END = map(
     tl.constexpr, range(10)
 )
-GROUP, ENTRY, PROMPT, WRITTEN, SPAN, SPAN_END, ANCHORS, FACTS = map(tl.constexpr, (*range(10, 17), at.FACTS))
+GROUP, ENTRY, PROMPT, WRITTEN, SPAN, SPAN_END, ANCHORS = map(tl.constexpr, range(10, 17))
+SEGMENT, SEGMENT_PLACE, PLACE_AT, FOLLOWED_AT, FACTS = map(tl.constexpr, range(20, 25))
 CHAIN_EVIDENCE, CHAIN_CONTEXT, CHAIN_OWN, CHAIN_PARENT, CHAIN_ROWS = map(tl.constexpr, (*range(1, 5), at.CHAIN_ROWS))
 NODE_SURVIVAL, NODE_TOKEN, NODE_LEVEL, NODE_SOURCE = map(tl.constexpr, (0, 2, 3, 4))
 NODE_EVIDENCE, NODE_CONTEXT, NODE_OWN, NODE_PARENT, NODE_NUMBER, NODE_ROWS = map(tl.constexpr, range(5, 11))
 SURE, LEAST_SURVIVAL, OF_ENGINE = map(tl.constexpr, (at.SURE, at.LEAST_SURVIVAL, at.OF_ENGINE))
-OWN, RESPONSE, NEAR, ALIGNED, RESPONSE_ALIGNED = map(tl.constexpr, range(5))
+OWN, RESPONSE, CORPUS, NAMED, NEAR, ALIGNED, RESPONSE_ALIGNED, CORPUS_ALIGNED = map(tl.constexpr, range(8))
 CANDIDATES, OWN_MATCH, OWN_ANCHOR = map(tl.constexpr, (at.CANDIDATES, at.OWN_MATCH, at.OWN_ANCHOR))
 SIBLINGS, OTHER_MATCHES, OTHERS_END = map(tl.constexpr, (at.SIBLINGS, at.OTHER_MATCHES, at.OTHERS_END))
 USED, PAIRS = map(tl.constexpr, (at.USED, at.COMMON_TRIES // 2))
@@ -33,9 +34,13 @@ MOST_ODDS, MOST_LOG, CONTEXTS, TOKENS = map(tl.constexpr, (at.MOST_ODDS, at.MOST
 LENGTHS, SHARES, SUPPORTS, HIT_RATES = map(tl.constexpr, (of.LENGTHS, of.SHARES, of.SUPPORTS, of.HIT_RATES))
 ORIGINS, HASHES, COARSE = map(tl.constexpr, (of.ORIGINS, of.HASHES, of.COARSE))
 EVIDENCE, TOKENS_END = map(tl.constexpr, (of.EVIDENCE, of.TOKENS_END))
+CORPUS_MATCH, CORPUS_CANDIDATES, CORPUS_ANCHOR = map(
+    tl.constexpr, (at.CORPUS_MATCH, at.CORPUS_CANDIDATES, at.CORPUS_ANCHOR)
+)
+TENANT, NAMED_CORPORA, MOST_NAMED, SCOPE = map(tl.constexpr, (at.TENANT, at.NAMED_CORPORA, at.MOST_NAMED, at.SCOPE))
 LONG_KEY, SHORT_KEY, SHORTEST_KEY, BOUNDS = map(tl.constexpr, (*at.KEYS, len(at.SHARE_BOUNDS)))
 POWERS, PROBABILITIES, AGES = map(tl.constexpr, (at.FRACTION, 2 * at.FRACTION, 2 * at.FRACTION + at.MOST_LOG // 2))
-SHARE_BOUNDS = tl.constexpr(AGES.value + at.TABLE_CANDIDATES)
+SHARE_BOUNDS = tl.constexpr(AGES.value + at.RANKS)
 """Where parts of `FIGURES` begin, as do those of the line above."""
 
 
@@ -48,6 +53,11 @@ def kernel(function: Any) -> Any:
 @triton.jit
 def plus(a, b):
     return a + b
+
+
+@triton.jit
+def either(a, b):
+    return a | b
 
 
 @triton.jit
@@ -64,6 +74,13 @@ def smaller(a, b):
 def flags(mask):
     """Return a mask as booleans, which a vector & a scalar is not in Triton's interpreter."""
     return mask.to(tl.int32) > 0
+
+
+@triton.jit
+def origins_of(kinds):
+    is_response = (kinds == RESPONSE) | (kinds == RESPONSE_ALIGNED)
+    is_corpus = (kinds == CORPUS) | (kinds == NAMED) | (kinds == CORPUS_ALIGNED)
+    return tl.where(is_response, 2, tl.where(is_corpus, 4, 1))
 
 
 @triton.jit

@@ -7,6 +7,7 @@ So results do not depend on the order of programs.  No argument is specialised f
     kernel_arithmetic   numbers that decide
     memory_kernels      the ring: read, matched, shared by siblings, and `remember`
     scan_kernels        `ingest`, `scan` and learning
+    corpus_kernels      `search` of corpora, which only a server that has some launches, and their candidates
     draft_kernels       candidates, and `draft` for chains
     tree_kernels        `draft` for trees
 """
@@ -17,6 +18,7 @@ import triton
 from torch import Tensor
 
 from specplug.lookup import layout as at
+from specplug.lookup.corpus_kernels import search_kernel
 from specplug.lookup.draft_kernels import draft_kernel
 from specplug.lookup.layout import Drafts, Rows, Source, State
 from specplug.lookup.memory_kernels import remember_kernel
@@ -41,10 +43,20 @@ def scan(state: State, texts: Tensor, rows: Rows) -> None:
     scan_kernel[grid](*_memory(state, texts, rows), kept, COLUMNS=columns, BLOCK=at.BLOCK, num_warps=4)
 
 
+def search(state: State, texts: Tensor, rows: Rows) -> None:
+    """Launch; see `corpus_search.search`."""
+    step = rows.slots, rows.generations, rows.limits, texts, texts.stride(0), state.slots, state.scopes, state.corpus
+    several = state.corpus_matches.shape[1]
+    static = state.segments, state.tenants, len(state.tenants), state.documents, state.corpus_matches, several
+    search_kernel[(len(rows.slots), several)](*step, *static, num_warps=4)
+
+
 def draft(state: State, texts: Tensor, rows: Rows, drafts: Drafts, vocab_size: int) -> None:
     """Launch; see `plain.draft`."""
     kept = _kept(state)
-    step = *_memory(state, texts, rows), state.matches.shape[1] // kept, kept, state.figures
+    static = state.scopes, state.corpus, state.segments, state.tenants, len(state.tenants), state.corpus_matches
+    of_row = state.matches.shape[1] // kept, kept, state.figures
+    step = *_memory(state, texts, rows), *of_row, *static, state.corpus_matches.shape[1]
     out = drafts.ids, drafts.ids.stride(0), *drafts[1:4]
     bounds = drafts.ids.shape[1], vocab_size
     grid = (len(rows.slots),)

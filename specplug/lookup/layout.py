@@ -41,14 +41,18 @@ RESPONSE_ANCHOR = OWN_MATCH + 2
 SIBLINGS = OWN_MATCH + 3
 OTHER_MATCHES = SIBLINGS + USED
 OTHERS_END = OTHER_MATCHES + 4
+CORPUS_MATCH = OTHERS_END
+CORPUS_CANDIDATES = 4
+CORPUS_ANCHOR = CORPUS_MATCH + CORPUS_CANDIDATES
 """Candidates of a row by index: an owner's entries of the table with long keys, and with short ones; the best own
 match; two anchors, where the text would be now in what it last followed over at least `FOLLOWED` tokens; the group's
-entries of the table with long keys; and for trees the next best own matches, from `SIBLINGS` on without a group.
-If a tree has no entry of long keys, those of single tokens are in their place."""
+entries of the table with long keys; for trees the next best own matches, from `SIBLINGS` on without a group; the best
+matches in corpora, and the anchor there.  A tree without entries of long keys has those of single tokens there."""
 TREE_MATCHES = 8
 """Own matches of a tree, the best included."""
-OWN, RESPONSE, NEAR, ALIGNED, RESPONSE_ALIGNED = range(5)
-"""Kinds of candidates: matches; an own match near the anchor; and the anchors."""
+OWN, RESPONSE, CORPUS, NAMED, NEAR, ALIGNED, RESPONSE_ALIGNED, CORPUS_ALIGNED = range(8)
+"""Kinds of candidates: matches, of which NAMED are in corpora that the request names; an own match near the anchor; and
+the anchors."""
 SOURCES = ("own text", "reference", "response memory", "corpus", "engine")
 """Names of the sources of drafted tokens, by number."""
 OF_ENGINE = 4
@@ -60,10 +64,12 @@ BACK = 4
 """Shortest match that sets an anchor, tokens after which it is forgotten, and how far on and back it is searched."""
 
 INDEX, KIND, PLACE, LENGTH, RANK, TOKEN, WEIGHT = range(7)
-"""Columns of candidates: the length is of the match, the rank is the number of newer responses, the rest is a vote."""
+"""Columns of candidates: the length is of the match, the rank is the number of newer responses, or
+`corpus_search.COPIES` times that of better places in corpora, and the rest is a vote."""
 
 GENERATION, OWNER, START, HIT_RATE, END, ENGINE, VOTED_FOR, CHAIN_FOR, CHAIN_NEXT, CHAIN_END = range(10)
-GROUP, ENTRY, PROMPT, WRITTEN, SPAN, SPAN_END, ANCHORS, FACTS = *range(10, 17), 20
+GROUP, ENTRY, PROMPT, WRITTEN, SPAN, SPAN_END, ANCHORS = range(10, 17)
+SEGMENT, SEGMENT_PLACE, PLACE_AT, FOLLOWED_AT, FACTS = range(20, 25)
 """Columns of `State.slots`.
 
 `START` is the length of the references, `END` that of the text with them, `ENGINE` the number of tokens after it that
@@ -74,7 +80,17 @@ the engine's own drafter drafted.  `HIT_RATE` is the recent rate at which first 
 from `PROMPT` on, of which those before `WRITTEN` are there, are shared in the ring from `SPAN` to `SPAN_END`.
 `ANCHORS` are two pairs, of the own text and of responses: place minus length of the text, and its length when it last
 followed that place, 0 for never.
+`SEGMENT` is the segment of the anchor in corpora, and `SEGMENT_PLACE` its place there when the text had `PLACE_AT`
+tokens; the text had `FOLLOWED_AT` when it last followed that place, 0 for never.
 """
+
+TENANT, NAMED_CORPORA = range(2)
+MOST_NAMED = 16
+SCOPE = NAMED_CORPORA + MOST_NAMED
+"""Columns of `State.scopes`: the number of the tenant whose corpora the slot may read, 0 for none; and the numbers of
+those that its request names, 0 after them."""
+SEGMENT_FACTS = 7
+"""Columns of `State.segments`; see `corpora`."""
 
 CHAIN_TOKEN, CHAIN_EVIDENCE, CHAIN_CONTEXT, CHAIN_OWN, CHAIN_PARENT, CHAIN_ROWS = *range(5), 5
 """Rows of `State.chain`."""
@@ -117,8 +133,9 @@ PROBABILITIES = np.array(
     [round(LEVELS / (1 + 2 ** -((4 * k + 2 - MOST_LOG) / FRACTION))) for k in range(MOST_LOG // 2)], np.int32
 ).clip(1, LEVELS - 1)
 """Levels of log-odds from -`MOST_LOG`, in steps of 4."""
-AGES = np.array([round(FRACTION * log2(1 + 0.05 * rank)) for rank in range(TABLE_CANDIDATES)], np.int32)
-"""What the votes of responses lose by their rank, from the newest."""
+RANKS = 64
+AGES = np.array([round(FRACTION * log2(1 + 0.05 * rank)) for rank in range(RANKS)], np.int32)
+"""What votes lose by their rank."""
 FIGURES = np.concatenate((LOGARITHMS, POWERS, PROBABILITIES, AGES, np.array(SHARE_BOUNDS, np.int32)))
 """All of these, for kernels."""
 OFFSETS = np.array(sorted(range(-BACK, WINDOW), key=lambda k: (abs(k), -k)), np.int32)
@@ -147,6 +164,8 @@ class State(NamedTuple):
         figures: [F] int32, see `FIGURES`.
         found: [CANDIDATES, 7] int64, scratch for one row of the forms for CPUs.
         nodes: [S, NODE_ROWS, K, CANDIDATES] int32, scratch of a step for trees; S is 0 without trees.
+        scopes: [S, SCOPE] int32, by column; see `TENANT`.
+        corpus, segments, tenants, documents, corpus_matches: see `corpora.Corpora`.
     """
 
     slots: Any
@@ -161,6 +180,12 @@ class State(NamedTuple):
     figures: Any
     found: Any
     nodes: Any
+    scopes: Any
+    corpus: Any
+    segments: Any
+    tenants: Any
+    documents: Any
+    corpus_matches: Any
 
 
 class Rows(NamedTuple):
@@ -227,6 +252,12 @@ def allocate(
         figures=torch.from_numpy(FIGURES).to(device),
         found=zeros(CANDIDATES, 7, dtype=torch.int64),
         nodes=zeros(slots if trees else 0, NODE_ROWS, draft_length, CANDIDATES),
+        scopes=zeros(slots, SCOPE),
+        corpus=zeros(1),
+        segments=zeros(1, SEGMENT_FACTS, dtype=torch.int64),
+        tenants=zeros(2),
+        documents=zeros(1, 2),
+        corpus_matches=zeros(slots, 1, CORPUS_CANDIDATES, dtype=torch.int64),
     )
 
 
@@ -257,6 +288,7 @@ def begin(state: State, slots: Tensor, generations: Tensor, owners: Tensor, star
     half = torch.full_like(starts, LEVELS // 2)
     facts[:, : END + 1] = torch.stack((generations, owners, starts, half, starts), 1)
     state.slots[slots] = facts
+    state.scopes[slots] = 0
     own_rows(state)[slots] = 0
 
 

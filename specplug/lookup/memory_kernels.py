@@ -36,7 +36,7 @@ from specplug.lookup.kernel_arithmetic import (
 @triton.jit
 def ring_token(memory, owner, places, mask):
     """Return tokens of the ring; the owner is compared before any is read."""
-    ring, owners, capacity, end = memory
+    ring, owners, capacity, end, _ = memory
     index = places & (capacity - 1)
     mask = flags(mask & (places >= 0) & (places >= end - capacity) & (places < end))
     mask = mask & (tl.load(owners + index // GRANULE, mask=mask, other=0) == owner)

@@ -8,11 +8,11 @@ from __future__ import annotations
 import heapq
 from typing import Any
 
-import numpy as np
-
 from specplug.lookup import arithmetic
 from specplug.lookup import layout as at
-from specplug.lookup.candidates import candidates, owner_of, predicted
+from specplug.lookup.candidates import candidates, origin_of, owner_of, predicted
+from specplug.lookup.corpus_search import corpus_candidates
+from specplug.lookup.corpus_search import search as search
 from specplug.lookup.layout import INDEX, KIND, PLACE, TOKEN, WEIGHT, Drafts, Rows, Source, State
 from specplug.lookup.learning import ask, begin_draft, confidence, end_draft, learn
 
@@ -98,6 +98,7 @@ def draft(state: State, texts: Any, rows: Rows, drafts: Drafts, vocab_size: int)
         is_current = facts[at.GENERATION] == rows.generations[row]
         if is_current and n > facts[at.START] and limit > 0:
             number = candidates(state, slot, text, end, state.matches[row], found)
+            number = corpus_candidates(state, slot, state.corpus_matches[row], text, end, found, number)
             ask(state, slot, text, end, found, number, vocab_size)
             if drafts.parents.shape[0] > 0:
                 drafted = grow(state, slot, text, n, found, number, limit, vocab_size, row, drafts)
@@ -170,15 +171,16 @@ def evidence(
     """Return the rows that judge a token after `last`, which the candidates `alive` predict, and its source."""
     facts = state.slots[slot]
     token = int(alive[0, TOKEN])
-    is_response = np.isin(alive[:, KIND], (at.RESPONSE, at.RESPONSE_ALIGNED))
-    own_places = alive[~is_response, PLACE]
-    origins = (len(own_places) > 0) + 2 * is_response.any()
+    of = [origin_of(kind) for kind in alive[:, KIND]]
+    origins = sum(set(of))
     near = (alive[:, KIND] >= at.NEAR).any()
     size = arithmetic.length_class(longest)
     share = arithmetic.share_class(scores[token], sum(scores.values()))
     owner, hit_rate = int(facts[at.OWNER]), int(facts[at.HIT_RATE])
-    keys = arithmetic.judging_rows(token, last, owner, size, share, len(alive), hit_rate, int(origins), int(near))
-    return keys, int(own_places[0] + depth < facts[at.START]) if len(own_places) else 2
+    keys = arithmetic.judging_rows(token, last, owner, size, share, len(alive), hit_rate, origins, int(near))
+    if 1 in of:
+        return keys, int(alive[of.index(1), PLACE] + depth < facts[at.START])
+    return keys, 2 if 2 in of else 3
 
 
 def grow(

@@ -31,17 +31,18 @@ from specplug.lookup.kernel_arithmetic import (
     NODE_SURVIVAL,
     NODE_TOKEN,
     OWNER,
-    RESPONSE,
-    RESPONSE_ALIGNED,
+    SCOPE,
     START,
     SURE,
     confidence,
+    either,
     flags,
     judging_rows,
     kernel,
     larger,
     length_class,
     log_odds,
+    origins_of,
     plus,
     share_class,
     smaller,
@@ -52,8 +53,9 @@ from specplug.lookup.kernel_arithmetic import (
 @kernel
 def tree_kernel(
     slots, generations, limits, texts, texts_stride, facts, chain, voted, counts, chain_length, ring, owners, buckets,
-    ring_end, capacity, matches, matches_stride, blocks, kept, figures, nodes, ids, ids_stride, confidences, sources,
-    draft_lengths, parents, draft_length, vocab_size, COLUMNS: tl.constexpr,
+    ring_end, capacity, matches, matches_stride, blocks, kept, figures, scopes, corpus, segments, tenants,
+    tenants_count, corpus_matches, ranks_count, nodes, ids, ids_stride, confidences, sources, draft_lengths, parents,
+    draft_length, vocab_size, COLUMNS: tl.constexpr,
 ):  # fmt: skip
     """Draft a tree for a row, and pad."""
     row = tl.program_id(0)
@@ -72,10 +74,11 @@ def tree_kernel(
     before = columns * 0
     if is_current & (n > tl.load(facts + START)) & (limit > 0):
         own = (text, n, tl.load(text + n - 1), 0)
-        memory = (ring, owners, capacity, tl.load(ring_end))
+        memory = (ring, owners, capacity, tl.load(ring_end), corpus)
         voted = voted + slot * 2 * CANDIDATES
         of_row = matches + row * matches_stride
-        found = gather(facts, own, memory, voted, buckets, of_row, blocks, kept, vocab_size)
+        served = (scopes + slot * SCOPE, corpus, segments, tenants, tenants_count, corpus_matches, ranks_count, row)
+        found = gather(facts, own, memory, voted, buckets, of_row, blocks, kept, served, vocab_size)
         depths = grow(facts, nodes, stride, own, memory, found, limit, counts, figures, vocab_size)
         tl.debug_barrier()
         drafted, chosen = choose(nodes, depths, limit, columns)
@@ -113,7 +116,8 @@ def grow(facts, nodes, stride, own, memory, found, limit, counts, figures, vocab
     start = tl.load(facts + START)
     each = tl.arange(0, CANDIDATES)
     places, known, kinds, ranks, owners, alive = found
-    is_own = alive & (kinds != RESPONSE) & (kinds != RESPONSE_ALIGNED)
+    origin = origins_of(kinds)
+    is_own = alive & (origin == 1)
     period = tl.where(is_own, n - places, 1)
     last = each * 0 + own[2]
     parents = each * 0
@@ -134,8 +138,7 @@ def grow(facts, nodes, stride, own, memory, found, limit, counts, figures, vocab
         first = tl.reduce(tl.where(is_same, each[None, :], CANDIDATES), 1, smaller)
         own_first = tl.reduce(tl.where(is_same & is_own[None, :], each[None, :], CANDIDATES), 1, smaller)
         own_place = tl.reduce(tl.where(each[None, :] == own_first[:, None], places[None, :], 0), 1, plus)
-        has_own = (own_first < CANDIDATES).to(tl.int32)
-        origins = has_own + 2 * tl.reduce((is_same & (is_own == 0)[None, :]).to(tl.int32), 1, larger)
+        origins = tl.reduce(tl.where(is_same, origin[None, :], 0), 1, either)
         near = tl.reduce((is_same & (kinds >= NEAR)[None, :]).to(tl.int32), 1, larger)
         share = share_class(figures, score, total)
         size = length_class(longest)
@@ -147,7 +150,7 @@ def grow(facts, nodes, stride, own, memory, found, limit, counts, figures, vocab
         tl.store(here + NODE_SURVIVAL * stride, tl.where(is_node, survival, 0).to(tl.int32))
         tl.store(here + NODE_TOKEN * stride, token, mask=is_node)
         tl.store(here + NODE_LEVEL * stride, level, mask=is_node)
-        source = tl.where(has_own > 0, (own_place + depth < start).to(tl.int32), 2)
+        source = tl.where((origins & 1) > 0, (own_place + depth < start).to(tl.int32), 3 - (origins >> 1 & 1))
         tl.store(here + NODE_SOURCE * stride, source, mask=is_node)
         tl.store(here + NODE_EVIDENCE * stride, row, mask=is_node)
         tl.store(here + NODE_CONTEXT * stride, context, mask=is_node)

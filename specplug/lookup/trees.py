@@ -12,7 +12,7 @@ from numba.extending import register_jitable
 
 from specplug.lookup import arithmetic
 from specplug.lookup import layout as at
-from specplug.lookup.candidates import owner_of, predicted
+from specplug.lookup.candidates import origin_of, owner_of, predicted
 from specplug.lookup.layout import INDEX, KIND, LENGTH, PLACE, RANK, TOKEN, WEIGHT, Drafts, State
 from specplug.lookup.learning import confidence
 
@@ -97,7 +97,7 @@ def _judge(
     support = 0
     origins = 0
     near = 0
-    source = 2
+    source = 3
     for other in range(k, alive):
         before = nodes[at.NODE_NUMBER, depth - 1, found[other, INDEX]] if depth else 0
         if before == parent and found[other, TOKEN] == found[k, TOKEN]:
@@ -105,10 +105,10 @@ def _judge(
             score += found[other, WEIGHT]
             longest = max(longest, found[other, LENGTH] + depth)
             support += 1
-            is_response = kind == at.RESPONSE or kind == at.RESPONSE_ALIGNED
-            if not is_response and origins & 1 == 0:
-                source = int(found[other, PLACE] + depth < facts[at.START])
-            origins |= 2 if is_response else 1
+            origin = origin_of(kind)
+            if origins & 1 == 0 and origin < 4:
+                source = 2 if origin == 2 else int(found[other, PLACE] + depth < facts[at.START])
+            origins |= origin
             near |= kind >= at.NEAR
     size = arithmetic.length_class(longest)
     share = arithmetic.share_class(score, total)

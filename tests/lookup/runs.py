@@ -125,6 +125,7 @@ class Run:
         self.state.nodes.fill_(POISON)
         self.call("ingest", self.state, self.texts, rows, source)
         self.call("scan", self.state, self.texts, rows)
+        self.call("search", self.state, self.texts, rows)
         matches = self.state.matches[: len(slots)].amax(1)[order]
         self.call("draft", self.state, self.texts, rows, drafts, random.choice([2, 100]))
         drafts = at.Drafts(*(tensor[order] if len(tensor) else tensor for tensor in drafts))
@@ -133,7 +134,8 @@ class Run:
                 self.known[slot] = self.lengths[slot]
             self.extend(slot, self.path(drafts, row))
         written = {**self.state._asdict(), **{f"draft {name}": it for name, it in drafts._asdict().items()}}
-        scratch = {"matches": matches, "found": torch.empty(0), "nodes": torch.empty(0)}
+        scratch = {name: torch.empty(0) for name in ("found", "nodes", "corpus", "segments", "corpus_matches")}
+        scratch["matches"] = matches
         return {name: tensor.clone() for name, tensor in {**written, "texts": self.texts, **scratch}.items()}
 
     def source(self, slots: list[int]) -> at.Source:

@@ -82,6 +82,7 @@ class Talk:
         views = at.views(self.state), self.texts.numpy(), at.views(rows)
         self.form.ingest(*views, at.views(source))
         self.form.scan(*views)
+        self.form.search(*views)
         self.form.draft(*views, at.views(drafts), vocab_size)
         if generation == self.generation.get(slot):
             self.known[slot] = self.lengths[slot]

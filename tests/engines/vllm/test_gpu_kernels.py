@@ -24,12 +24,13 @@ TRIM, SGLANG = "specplug.trim.survival_on_gpu", "specplug_sglang.verification.ke
 SCAN, SUFFIX = "benchmarks.gpu.scan_kernels", "benchmarks.gpu.suffix_kernels"
 OF_LOOKUP = {
     "scan": {"ingest": {"COLUMNS": 16, "BLOCK": 2048}, "scan": {"COLUMNS": 16, "BLOCK": 2048}},
+    "corpus": {"search": {}},
     "draft": {"draft": {"COLUMNS": 16}},
     "tree": {"tree": {"COLUMNS": 16}},
     "memory": {"remember": {"BLOCK": 1024}},
 }
 """Kernels of the lookup by module, and the constants of each."""
-LOOKUP = {name: f"specplug.lookup.{name}_kernels" for name in ("memory", "scan", "draft", "tree")}
+LOOKUP = {name: f"specplug.lookup.{name}_kernels" for name in ("memory", "scan", "corpus", "draft", "tree")}
 MODULES = [DEVICE, STREAM, TRIM, SGLANG, "specplug.lookup.kernel_arithmetic", *LOOKUP.values()]
 
 
@@ -86,8 +87,8 @@ ENTERED = typed(p_i32="response", i32="length head number")
 
 LOOKUP_TENSORS = typed(
     p_i32="generations lengths limits texts facts chain voted counts ring owners buckets ring_end figures sources "
-    "draft_lengths parents nodes table firsts num_new engine_ids",
-    p_i64="slots matches ids table_rows",
+    "draft_lengths parents nodes table firsts num_new engine_ids scopes corpus tenants documents",
+    p_i64="slots matches ids table_rows segments corpus_matches",
     p_fp32="confidences",
 )
 """Of the other arguments each is a number of 32 bits."""

@@ -14,7 +14,8 @@ from tests.engines.interpreted import imported_anew
 from tests.lookup.runs import Run, assert_equal
 from tests.lookup.test_isolation import Trapped
 
-MODULES = ("kernel_arithmetic", "memory_kernels", "scan_kernels", "draft_kernels", "tree_kernels", "kernels")
+ROOMS = ("memory", "scan", "corpus", "draft", "tree")
+MODULES = ("kernel_arithmetic", *(f"{name}_kernels" for name in ROOMS), "kernels")
 
 
 @pytest.fixture(scope="module")
