@@ -3,10 +3,10 @@
     python -m benchmarks.lookup [--parts quality time] [--tokenizer FILE] [--cases 1x8192 32x8192 256x8192 1x32768]
 
 `quality` replays the shipped traces in order with both, 15 tokens at a time, as `specplug replay --policy fixed
---gamma 15` does, and prints by workload the tokens per step, and the AUC and the Brier score of the confidences; means
-are geometric and plain.  `time` decodes texts of Python's library with both in turns, step by step, after as many
-responses as the memory holds have finished; each row goes on by what its draft got right and one token.  It prints the
-median microseconds of a step on one thread, and the median of each round's ratio.
+--gamma 15` does, as chains and as trees, and prints by workload the tokens per step, and of chains the AUC and the
+Brier score of the confidences; means are geometric and plain.  `time` decodes texts of Python's library with both in
+turns, step by step, after as many responses as the memory holds have finished; each row goes on by what its draft got
+right and one token.  It prints the median microseconds of a step on one thread, and the median of each round's ratio.
 """
 
 from __future__ import annotations
@@ -50,17 +50,17 @@ class New:
         texts: [B, L] int32; lengths: [B] int32; drafts: see `layout.Drafts`.
     """
 
-    def __init__(self, texts: torch.Tensor, ring: int) -> None:
+    def __init__(self, texts: torch.Tensor, ring: int, *, trees: bool = False) -> None:
         batch, length = texts.shape
-        self._state = at.allocate(batch, length, K, ring)
+        self._state = at.allocate(batch, length, K, ring, trees=trees)
         self._texts = texts
         self._ids = torch.arange(batch)
-        ints = torch.zeros(3, batch, dtype=torch.int32)
-        self._rows = at.Rows(self._ids, ints[0], ints[1], torch.full((batch,), K, dtype=torch.int32))
-        shape = batch, K
-        self.drafts = at.Drafts(torch.zeros(shape).long(), torch.zeros(shape), torch.zeros(shape).int(), ints[2])
-        self.lengths = ints[1]
-        self._step = at.views(self._state), texts.numpy(), at.views(self._rows)
+        self._known, generations, self.lengths, firsts, self._new = torch.zeros(5, batch, dtype=torch.int32)
+        self._rows = at.Rows(self._ids, generations, self.lengths, torch.full((batch,), K, dtype=torch.int32))
+        engine_ids = torch.zeros(batch, 0, dtype=torch.int32)
+        self._source = at.views(at.Source(texts, self._ids, firsts, self._new, engine_ids))
+        self.drafts = at.drafts_of(batch, K, trees=trees)
+        self._step = at.views(self._state), torch.full_like(texts, -1).numpy(), at.views(self._rows)
         self._responses = 0
         self._steps = 0
 
@@ -69,12 +69,16 @@ class New:
         self._rows.generations.add_(1)
         owners = torch.full_like(self.lengths, OWNER)
         at.begin(self._state, self._ids, self._rows.generations, owners, torch.zeros_like(owners))
+        self._known.zero_()
 
     def draft(self) -> None:
         """Step."""
         self._steps += 1
         if self._steps % at.HALVED_EVERY == 0:
             at.halve(self._state)
+        torch.sub(self.lengths, self._known, out=self._new)
+        compiled.ingest(*self._step, self._source)
+        self._known.copy_(self.lengths)
         compiled.scan(*self._step)
         compiled.draft(*self._step, at.views(self.drafts), VOCAB_SIZE)
 
@@ -85,7 +89,20 @@ class New:
 
     def accepted(self) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the tokens of each draft, [B] int32, and how many of them the text goes on with."""
-        return self.drafts.lengths, right(self.drafts.ids, self.drafts.lengths, self._texts, self.lengths)
+        lengths = self.drafts.lengths
+        if not len(self.drafts.parents):
+            return lengths, right(self.drafts.ids, lengths, self._texts, self.lengths)
+        ids, parents = self.drafts.ids.tolist(), self.drafts.parents.tolist()
+        found = []
+        for row, length in enumerate(self.lengths.tolist()):
+            node, number = -1, 0
+            nodes = {(parents[row][k], ids[row][k]): k for k in range(int(lengths[row]))}
+            for token in self._texts[row, length:].tolist():
+                if (node, token) not in nodes:
+                    break
+                node, number = nodes[node, token], number + 1
+            found.append(number)
+        return lengths, torch.tensor(found, dtype=torch.int32)
 
 
 class Today:
@@ -136,10 +153,10 @@ def right(ids: torch.Tensor, counts: torch.Tensor, texts: torch.Tensor, lengths:
     return is_right.int().cumprod(1).sum(1).int()
 
 
-def replayed(items: Sequence[TokenItem]) -> tuple[float, Calibration]:
-    """Return the tokens per step, and the outcomes of the decided tokens, of the new lookup."""
+def replayed(items: Sequence[TokenItem], *, trees: bool) -> tuple[float, Calibration]:
+    """Return the tokens per step, and the outcomes of the decided tokens of chains, of the new lookup."""
     text = torch.full((1, max(len(it.prompt) + len(it.output) for it in items)), -1, dtype=torch.int32)
-    lookup = New(text, 1 << 20)
+    lookup = New(text, 1 << 20, trees=trees)
     calibration = Calibration()
     steps = emitted = 0
     for it in items:
@@ -155,7 +172,7 @@ def replayed(items: Sequence[TokenItem]) -> tuple[float, Calibration]:
             right_ones = int(lookup.accepted()[1])
             new = min(right_ones + 1, end - int(lookup.lengths[0]))
             levels = lookup.drafts.confidence[0, : lookup.drafts.lengths[0]].tolist()[:new]
-            decided += [(level, place < right_ones) for place, level in enumerate(levels)]
+            decided += [] if trees else [(level, place < right_ones) for place, level in enumerate(levels)]
             lookup.lengths[0] += new
             steps += 1
         lookup.remember(text[0, :end], len(it.prompt))
@@ -164,20 +181,23 @@ def replayed(items: Sequence[TokenItem]) -> tuple[float, Calibration]:
     return emitted / steps, calibration
 
 
-def quality(tokenizer: str) -> None:
-    """Print the tokens per step and the confidences of both."""
+def quality(tokenizer: str, *, trees: bool) -> None:
+    """Print the tokens per step of both, and the confidences if they draft chains."""
     arms: dict[str, dict[str, tuple[float, Calibration]]] = {"ngram": {}, "lookup": {}}
     for name, items in read_traces(TRACES).items():
         tokens = tokenize(items, load_tokenizer(tokenizer))
-        today = replay(tokens, Setup(proposer="ngram", policy="fixed", gamma=K))
+        today = replay(tokens, Setup(proposer="ngram", policy="fixed", gamma=K, trees=trees))
         arms["ngram"][name] = today.counts.tau, today.calibration
-        arms["lookup"][name] = replayed(tokens)
+        arms["lookup"][name] = replayed(tokens, trees=trees)
+    form = "trees" if trees else "chains"
     for arm, found in arms.items():
         for name, (tau, calibration) in found.items():
-            print(f"{arm:8} {name:12} {tau:7.3f} tokens/step  AUC {calibration.auc:.4f}  Brier {calibration.brier:.4f}")
+            stated = "" if trees else f"  AUC {calibration.auc:.4f}  Brier {calibration.brier:.4f}"
+            print(f"{form} {arm:8} {name:12} {tau:7.3f} tokens/step{stated}")
         mean = math.exp(statistics.fmean(math.log(tau) for tau, _ in found.values()))
-        both = means([calibration for _, calibration in found.values()])
-        print(f"{arm:8} {'mean':12} {mean:7.3f} tokens/step  AUC {both['auc']:.4f}  Brier {both['brier']:.4f}")
+        both = {} if trees else means([calibration for _, calibration in found.values()])
+        stated = f"  AUC {both['auc']:.4f}  Brier {both['brier']:.4f}" if both else ""
+        print(f"{form} {arm:8} {'mean':12} {mean:7.3f} tokens/step{stated}", flush=True)
 
 
 def timed(batch: int, context: int) -> None:
@@ -231,7 +251,8 @@ def main() -> None:
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     if "quality" in arguments.parts:
-        quality(arguments.tokenizer)
+        quality(arguments.tokenizer, trees=False)
+        quality(arguments.tokenizer, trees=True)
     for case in arguments.cases if "time" in arguments.parts else ():
         timed(*map(int, case.split("x")))
 

@@ -1,15 +1,20 @@
-"""Lookup of drafts in a row's own text, its references and finished responses: one algorithm in three forms.
+"""Lookup of drafts in own text, references, responses, siblings and corpora: one algorithm in three forms.
 
     layout      constants, and all memory as one tuple of tensors
     arithmetic  numbers that decide
     counts      the rows of hits and tries, and what they start from
     plain       the reference: readable, one row at a time
-    compiled    the same functions for CPUs, compiled by numba
-    kernels     the same functions for GPUs, in Triton
+    compiled    the same functions for CPUs, compiled by numba; `trees` is its part for trees
+    candidates  where drafts may come from, and
+    learning    what new tokens say about drafts: in `plain` and `compiled` alike
+    kernels     the same functions for GPUs, in Triton, and the files that it lists
+    corpora     static texts by tenant: their memory, and how it is replaced; `corpus_search` is the reference of their
+                search, `corpus_compiled` and `corpus_kernels` are the other forms
 
-All forms write the same bits.  A step is `scan` and then `draft`; `remember` enters a finished response, `layout.begin`
-resets slots, and `layout.halve` runs before every `HALVED_EVERY`-th step.
+All forms write the same bits.  A step is `ingest`, `scan`, `search` if there are corpora, and `draft`; `remember`
+enters a finished response, `layout.begin` resets slots, `layout.join` makes a slot a sibling, and `layout.halve` runs
+before every `HALVED_EVERY`-th step.
 
-    texts [S, L] --scan--> matches, counts --draft--> ids, confidence      texts --remember--> ring, owners, buckets
-                                             ^ ring, owners, buckets, by the slot's owner alone
+    engine's table --ingest--> texts [S, L] --scan--> matches, counts --draft--> ids, confidence, parents
+    texts --remember, scan--> ring, owners, buckets --draft, by the slot's owner and group alone--> ids
 """

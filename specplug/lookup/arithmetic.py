@@ -30,10 +30,10 @@ def log_odds(hits: int, tries: int) -> int:
 
 
 @register_jitable
-def log_odds_after(hits: int, tries: int, level: int) -> int:
-    """Return the log-odds of counts and of two more tries at the rate `level`."""
+def log_odds_after(hits: int, tries: int, level: int, pairs: int = 1) -> int:
+    """Return the log-odds of counts and of so many pairs of tries more, at the rate `level`."""
     scale = at.LEVELS // (2 * at.UNIT)
-    return log2(hits * scale + level) - log2((tries - hits) * scale + at.LEVELS - level)
+    return log2(hits * scale + pairs * level) - log2((tries - hits) * scale + pairs * (at.LEVELS - level))
 
 
 @register_jitable
@@ -87,7 +87,7 @@ def bucket_of(text: Any, end: int, tokens: int, owner: int, buckets: int) -> int
 @register_jitable
 def entry_of(owner: int, number: int) -> int:
     """Return the entry of a bucket that an owner's response takes; neighbouring owners spare different entries."""
-    return (owner * at.SPARED + number % (at.ENTRIES - at.SPARED)) % at.ENTRIES
+    return (owner * at.SPARED + number % at.USED) % at.ENTRIES
 
 
 @register_jitable
@@ -104,7 +104,8 @@ def judging_rows(
 
     Args:
         size, share: classes of the longest match that predicts it, and of its share of the votes.
-        support, origins: candidates that predict it; 1 if some are of own text or references, plus 2 for responses.
+        support, origins: candidates that predict it; 1 if some are of own text or references, plus 2 for responses
+            and 4 for corpora.
         hit_rate, near: see `HIT_RATE`; 1 if a candidate is near, or at, an anchor.
     """
     supported = (support > 1) + (support > 3)

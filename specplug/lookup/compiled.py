@@ -14,10 +14,12 @@ from typing import Any
 import numba
 import numpy as np
 
-from specplug.lookup import arithmetic, plain
+from specplug.lookup import arithmetic, corpus_compiled, plain
 from specplug.lookup import layout as at
-from specplug.lookup.layout import KIND, LENGTH, PLACE, RANK, TOKEN, WEIGHT, Drafts, State
-from specplug.lookup.plain import confidence, predicted
+from specplug.lookup.candidates import origin_of, owner_of, predicted
+from specplug.lookup.layout import INDEX, KIND, LENGTH, PLACE, RANK, TOKEN, WEIGHT, Drafts, State
+from specplug.lookup.learning import begin_draft, confidence
+from specplug.lookup.trees import grow
 
 PIECE = 64
 """Places that are compared at once with the tokens that a longer match needs."""
@@ -71,6 +73,28 @@ def best_match(text: Any, n: int) -> int:
 
 
 @compiled
+def best_matches(text: Any, n: int, found: Any) -> None:
+    """Write the best matches; the next best ones are inserted by comparing all places."""
+    found[0] = best_match(text, n)
+    last = text[n - 1]
+    number = 1
+    for place in range(1, n if found.size > 1 and found[0] else 0):
+        if text[place - 1] == last and place != found[0] & 0xFFFFFFFF:
+            length = 1
+            while length < min(place, at.LONGEST) and text[place - 1 - length] == text[n - 1 - length] >= 0:
+                length += 1
+            value = (length << 32) + place
+            k = number
+            while k > 1 and found[k - 1] < value:
+                if k < found.size:
+                    found[k] = found[k - 1]
+                k -= 1
+            if k < found.size:
+                found[k] = value
+                number = min(number + 1, found.size)
+
+
+@compiled
 def _may_hold(ends: Any, starts: Any, last: int, needed: int) -> bool:
     """Return whether `last` is among `ends` where `needed` is among `starts`; the loop is compiled to vectors."""
     found = np.int32(0)
@@ -90,14 +114,17 @@ def vote(
     owner = facts[at.OWNER]
     start = facts[at.START]
     hit_rate = facts[at.HIT_RATE]
-    drafted = 0
     last = int(text[n - 1])
-    is_pending = facts[at.CHAIN_FOR] == n
+    is_pending = facts[at.CHAIN_FOR] == facts[at.END]
+    begin = begin_draft(state, slot, text, row, drafts)
+    drafted = begin
     while drafted < limit:
+        depth = drafted - begin
         alive = 0
         agree = True
         for k in range(number):
-            token = predicted(state, text, n, owner, found[k, KIND], found[k, PLACE], drafted, vocab_size)
+            of = owner_of(facts, found[k, INDEX])
+            token = predicted(state, text, n, of, found[k, KIND], found[k, PLACE], depth, vocab_size)
             if token >= 0:
                 _move(found, k, alive)
                 found[alive, TOKEN] = token
@@ -105,38 +132,35 @@ def vote(
                 alive += 1
         if alive == 0:
             break
-        token, share = (found[0, TOKEN], len(at.SHARE_BOUNDS)) if agree else _most_votes(state, found, alive, drafted)
+        token, share = (found[0, TOKEN], len(at.SHARE_BOUNDS)) if agree else _most_votes(state, found, alive, depth)
         number = 0
         longest = 0
         origins = 0
         near = 0
-        source = 2
+        source = 3
         for k in range(alive):
             if found[k, TOKEN] == token:
                 kind = found[k, KIND]
-                longest = max(longest, found[k, LENGTH] + drafted)
-                is_response = kind == at.RESPONSE or kind == at.RESPONSE_ALIGNED
-                if not is_response and origins & 1 == 0:
-                    source = int(found[k, PLACE] + drafted < start)
-                origins |= 2 if is_response else 1
+                longest = max(longest, found[k, LENGTH] + depth)
+                origin = origin_of(kind)
+                if origins & 1 == 0 and origin < 4:
+                    source = 2 if origin == 2 else int(found[k, PLACE] + depth < start)
+                origins |= origin
                 near |= kind >= at.NEAR
                 _move(found, k, number)
                 number += 1
         size = arithmetic.length_class(longest)
         keys = arithmetic.judging_rows(token, last, owner, size, share, number, hit_rate, origins, near)
         if not is_pending:
-            chain[0, drafted], chain[1, drafted], chain[2, drafted], chain[3, drafted] = (
-                token,
-                keys[0],
-                keys[1],
-                keys[2],
-            )
+            chain[at.CHAIN_TOKEN, drafted] = token
+            chain[at.CHAIN_EVIDENCE, drafted] = keys[0]
+            chain[at.CHAIN_CONTEXT, drafted] = keys[1]
+            chain[at.CHAIN_OWN, drafted] = keys[2]
+            chain[at.CHAIN_PARENT, drafted] = drafted - 1
         drafts.ids[row, drafted] = last = token
         drafts.confidence[row, drafted] = np.float32(confidence(state, keys[0], keys[1], keys[2]) / at.LEVELS)
         drafts.sources[row, drafted] = source
         drafted += 1
-    if not is_pending:
-        facts[at.CHAIN_FOR], facts[at.CHAIN_NEXT], facts[at.CHAIN_END] = n if drafted else 0, 0, drafted
     return drafted
 
 
@@ -173,6 +197,8 @@ def _most_votes(state: State, found: Any, alive: int, drafted: int) -> tuple[int
     return best, arithmetic.share_class(best_score, total)
 
 
-scan = compiled(plain.scan, best_match=best_match)
-draft = compiled(plain.draft, vote=vote)
+ingest = compiled(plain.ingest)
+scan = compiled(plain.scan, best_matches=best_matches)
+search = compiled(plain.search, best_places=corpus_compiled.best_places)
+draft = compiled(plain.draft, vote=vote, grow=compiled(grow))
 remember = compiled(plain.remember)

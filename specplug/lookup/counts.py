@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-KINDS = 5
+KINDS = 8
 LENGTHS = 14
 SHARES = 9
 SUPPORTS = 3
@@ -26,11 +26,14 @@ EVIDENCE = KINDS * LENGTHS
 CONTEXTS = EVIDENCE + LENGTHS * SHARES * SUPPORTS * HIT_RATES * ORIGINS * 2
 TOKENS = CONTEXTS + HASHES * COARSE * 3
 TOKENS_END = TOKENS + HASHES * 2
-"""First rows of evidence, contexts and tokens after those of votes, and the number of rows."""
+"""First rows of evidence, contexts and tokens after those of votes, and of the engine's tokens."""
 
 VOTE_TRIES = 20
 EVIDENCE_TRIES = 16
-VOTE_WEIGHTS = (-1.554, -2.159, 5.891, 6.708, -1.919, 0.523, -0.009)
+ENGINE_HITS = 3
+ENGINE_TRIES = 4
+"""What the engine's tokens of all requests start from at each position."""
+VOTE_WEIGHTS = (-1.554, -2.159, -2.569, 5.891, 6.708, 6.269, -1.919, 0.523, -0.009)
 """By source the base, by source the length; then no match, near or at an anchor, the longest class."""
 LENGTH_WEIGHTS = (-0.834, -0.28, -1.901, 1.017, 4.426)
 """Of evidence: base, length, no match, the longest class, length times share."""
@@ -59,12 +62,21 @@ def start_counts(unit: int) -> npt.NDArray[np.int32]:
     return counts
 
 
+def engine_counts(slots: int, engine_tokens: int, unit: int) -> npt.NDArray[np.int32]:
+    """Return hits and tries of the engine's tokens at the start, of all requests and of each slot, [G + S G, 2]."""
+    counts = np.zeros(((1 + slots) * engine_tokens, 2), np.int32)
+    counts[:engine_tokens] = ENGINE_HITS * unit, ENGINE_TRIES * unit
+    return counts
+
+
 def _votes() -> Any:
-    own, response, own_length, response_length, none, near, longest = VOTE_WEIGHTS
+    own, response, corpus, own_length, response_length, corpus_length, none, near, longest = VOTE_WEIGHTS
     flags = none * (np.arange(LENGTHS) == 0) + longest * (np.arange(LENGTHS) == LENGTHS - 1)
     of_own = own + own_length * _LENGTH + flags
     of_responses = response + response_length * _LENGTH + flags
-    return np.stack((of_own, of_responses, of_own + near, of_own + near, of_responses + near))
+    of_corpora = corpus + corpus_length * _LENGTH + flags
+    matches = of_own, of_responses, of_corpora, of_corpora
+    return np.stack((*matches, of_own + near, of_own + near, of_responses + near, of_corpora + near))
 
 
 def _evidence() -> Any:

@@ -13,15 +13,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from specplug.lookup.counts import CONTEXTS, start_counts
+from specplug.lookup.counts import CONTEXTS, TOKENS_END, engine_counts, start_counts
 
 LONGEST = 64
 """Most tokens of a match."""
 BLOCK = 2048
 """Tokens of a text that one program of a kernel scans."""
 
-KEYS = (4, 2)
-"""Tokens by which the two hash tables of responses are searched."""
+KEYS = (4, 2, 1)
+"""Tokens by which the hash tables of responses are searched; for chains there are but the first two."""
 ENTRIES = 8
 SPARED = 2
 """Entries of a bucket, and how many of them an owner leaves to others; its texts take the rest in turn."""
@@ -33,16 +33,30 @@ MOST_PLACES = 1 << 30
 """Places of a ring before `clear` is due."""
 
 CANDIDATES = 32
-TABLE_CANDIDATES = 16
-OWN_MATCH = 16
-OWN_ANCHOR = 17
-RESPONSE_ANCHOR = 18
-"""Candidates of a row by index: entries of the table with long keys and of the other; the own match; and two anchors,
-where the text would be now in what it last followed over at least `FOLLOWED` tokens."""
-OWN, RESPONSE, NEAR, ALIGNED, RESPONSE_ALIGNED = range(5)
-"""Kinds of candidates: matches; an own match near the anchor; and the anchors."""
-SOURCES = ("own text", "reference", "response memory")
+USED = ENTRIES - SPARED
+TABLE_CANDIDATES = 2 * USED
+OWN_MATCH = TABLE_CANDIDATES
+OWN_ANCHOR = OWN_MATCH + 1
+RESPONSE_ANCHOR = OWN_MATCH + 2
+SIBLINGS = OWN_MATCH + 3
+OTHER_MATCHES = SIBLINGS + USED
+OTHERS_END = OTHER_MATCHES + 4
+CORPUS_MATCH = OTHERS_END
+CORPUS_CANDIDATES = 4
+CORPUS_ANCHOR = CORPUS_MATCH + CORPUS_CANDIDATES
+"""Candidates of a row by index: an owner's entries of the table with long keys, and with short ones; the best own
+match; two anchors, where the text would be now in what it last followed over at least `FOLLOWED` tokens; the group's
+entries of the table with long keys; for trees the next best own matches, from `SIBLINGS` on without a group; the best
+matches in corpora, and the anchor there.  A tree without entries of long keys has those of single tokens there."""
+TREE_MATCHES = 8
+"""Own matches of a tree, the best included."""
+OWN, RESPONSE, CORPUS, NAMED, NEAR, ALIGNED, RESPONSE_ALIGNED, CORPUS_ALIGNED = range(8)
+"""Kinds of candidates: matches, of which NAMED are in corpora that the request names; an own match near the anchor; and
+the anchors."""
+SOURCES = ("own text", "reference", "response memory", "corpus", "engine")
 """Names of the sources of drafted tokens, by number."""
+OF_ENGINE = 4
+"""Number of the engine's own drafter among these."""
 FOLLOWED = 2
 FORGET = 64
 WINDOW = 12
@@ -50,16 +64,44 @@ BACK = 4
 """Shortest match that sets an anchor, tokens after which it is forgotten, and how far on and back it is searched."""
 
 INDEX, KIND, PLACE, LENGTH, RANK, TOKEN, WEIGHT = range(7)
-"""Columns of candidates: the length is of the match, the rank is the number of newer responses, the rest is a vote."""
+"""Columns of candidates: the length is of the match, the rank is the number of newer responses, or
+`corpus_search.COPIES` times that of better places in corpora, and the rest is a vote."""
 
-GENERATION, OWNER, START, HIT_RATE, VOTED_FOR, CHAIN_FOR, CHAIN_NEXT, CHAIN_END, ANCHORS, FACTS = *range(9), 12
+GENERATION, OWNER, START, HIT_RATE, END, ENGINE, VOTED_FOR, CHAIN_FOR, CHAIN_NEXT, CHAIN_END = range(10)
+GROUP, ENTRY, PROMPT, WRITTEN, SPAN, SPAN_END, ANCHORS = range(10, 17)
+SEGMENT, SEGMENT_PLACE, PLACE_AT, FOLLOWED_AT, FACTS = range(20, 25)
 """Columns of `State.slots`.
 
-`START` is the length of the references.  `HIT_RATE` is the recent rate at which first tokens were right, of `LEVELS`.
-`VOTED_FOR` and `CHAIN_FOR` are the text's length at the newest votes, and before the chain's next token; 0 for none.
+`START` is the length of the references, `END` that of the text with them, `ENGINE` the number of tokens after it that
+the engine's own drafter drafted.  `HIT_RATE` is the recent rate at which first tokens were right, of `LEVELS`.
+`VOTED_FOR` and `CHAIN_FOR` are the text's length at the newest votes, and before the chain's next token; 0 for none;
+`CHAIN_NEXT` is 1 + the chain's last token that was right.
+`GROUP` is the owner of what the slot and its siblings share, 0 for none, and `ENTRY` its entry of their buckets; tokens
+from `PROMPT` on, of which those before `WRITTEN` are there, are shared in the ring from `SPAN` to `SPAN_END`.
 `ANCHORS` are two pairs, of the own text and of responses: place minus length of the text, and its length when it last
 followed that place, 0 for never.
+`SEGMENT` is the segment of the anchor in corpora, and `SEGMENT_PLACE` its place there when the text had `PLACE_AT`
+tokens; the text had `FOLLOWED_AT` when it last followed that place, 0 for never.
 """
+
+TENANT, NAMED_CORPORA = range(2)
+MOST_NAMED = 16
+SCOPE = NAMED_CORPORA + MOST_NAMED
+"""Columns of `State.scopes`: the number of the tenant whose corpora the slot may read, 0 for none; and the numbers of
+those that its request names, 0 after them."""
+SEGMENT_FACTS = 7
+"""Columns of `State.segments`; see `corpora`."""
+
+CHAIN_TOKEN, CHAIN_EVIDENCE, CHAIN_CONTEXT, CHAIN_OWN, CHAIN_PARENT, CHAIN_ROWS = *range(5), 5
+"""Rows of `State.chain`."""
+NODE_SURVIVAL, NODE_REACHED, NODE_TOKEN, NODE_LEVEL, NODE_SOURCE, NODE_EVIDENCE, NODE_CONTEXT, NODE_OWN = range(8)
+NODE_PARENT, NODE_NUMBER, NODE_ROWS = 8, 9, 10
+"""Rows of `State.nodes`: a node's survival, also after it was drafted; what it writes to a draft and a chain; and by
+candidate the first candidates of the node before its token and of its own, in place of which comes the node's number.
+"""
+SURE = 1 << 30
+LEAST_SURVIVAL = SURE // 1000
+"""Steps of the probability that a tree's node is reached and right, and the least of a node."""
 
 LEVELS = 4096
 """Steps of a probability."""
@@ -67,8 +109,12 @@ UNIT = 64
 """Counts of one try."""
 MOST_TRIES = 4000
 MOST_TOKEN_TRIES = 200
+MOST_ENGINE_TRIES = 64
 HALVED_EVERY = 1024
-"""Tries above which `halve` halves a row of counts, those of contexts and tokens; and steps between its runs."""
+"""Tries above which `halve` halves a row of counts, those of contexts and tokens, and those of a request's engine
+tokens; and steps between its runs."""
+COMMON_TRIES = 8
+"""Tries at the rate of all requests that count with a request's own of the engine's tokens."""
 FRACTION = 256
 """Steps of a logarithm to base 2."""
 MOST_ODDS = 10 * FRACTION
@@ -87,8 +133,9 @@ PROBABILITIES = np.array(
     [round(LEVELS / (1 + 2 ** -((4 * k + 2 - MOST_LOG) / FRACTION))) for k in range(MOST_LOG // 2)], np.int32
 ).clip(1, LEVELS - 1)
 """Levels of log-odds from -`MOST_LOG`, in steps of 4."""
-AGES = np.array([round(FRACTION * log2(1 + 0.05 * rank)) for rank in range(TABLE_CANDIDATES)], np.int32)
-"""What the votes of responses lose by their rank, from the newest."""
+RANKS = 64
+AGES = np.array([round(FRACTION * log2(1 + 0.05 * rank)) for rank in range(RANKS)], np.int32)
+"""What votes lose by their rank."""
 FIGURES = np.concatenate((LOGARITHMS, POWERS, PROBABILITIES, AGES, np.array(SHARE_BOUNDS, np.int32)))
 """All of these, for kernels."""
 OFFSETS = np.array(sorted(range(-BACK, WINDOW), key=lambda k: (abs(k), -k)), np.int32)
@@ -100,17 +147,25 @@ class State(NamedTuple):
 
     Attributes:
         slots: [S, FACTS] int32, by column; see `GENERATION`.
-        chain: [S, 4, K] int32, the tokens that are being judged, and their rows of evidence, contexts and tokens.
+        chain: [S, CHAIN_ROWS, K] int32, the tokens that are being judged, their rows of evidence, contexts and tokens,
+            and the index of the token before each, -1 for none.  The engine's tokens have rows of all requests and of
+            their own in place of the first two, and -1 for the third.
         voted: [S, 2, CANDIDATES] int32, the token that each candidate predicted, -1 for none, and its row of votes.
-        counts: [N, 2] int32, hits and tries in `UNIT`s: rows of votes, evidence, contexts and tokens.
+        counts: [N, 2] int32, hits and tries in `UNIT`s: rows of votes, evidence, contexts and tokens; then G rows of
+            the engine's tokens by position, of all requests, and G of each slot.
         ring: [C] int32, finished responses; C is a power of two.
         owners: [C / GRANULE] int32, the owner of each granule, 0 for none.
-        buckets: [2, C / 4, ENTRIES] int32, absolute places by hash of the tokens before them and the owner; 0 for none.
+        buckets: [T, C / 4, ENTRIES] int32, absolute places by hash of the tokens before them and the owner, 0 for none;
+            T is 3 for trees, else 2, see `KEYS`.
         end: [1] int32, the absolute place where the next response begins.
-        matches: [S, L / BLOCK] int64, scratch of a step, by row: the best match in each block of the row's text, its
-            tokens * 2^32 + its place.
+        matches: [S, L / BLOCK * M] int64, scratch of a step, by row: the M best matches in each block of the row's
+            text, the best first, each as its tokens * 2^32 + its place, 0 for none; M is `TREE_MATCHES`, or 1 without
+            trees.  The forms for CPUs only write the first M.
         figures: [F] int32, see `FIGURES`.
         found: [CANDIDATES, 7] int64, scratch for one row of the forms for CPUs.
+        nodes: [S, NODE_ROWS, K, CANDIDATES] int32, scratch of a step for trees; S is 0 without trees.
+        scopes: [S, SCOPE] int32, by column; see `TENANT`.
+        corpus, segments, tenants, documents, corpus_matches: see `corpora.Corpora`.
     """
 
     slots: Any
@@ -124,6 +179,13 @@ class State(NamedTuple):
     matches: Any
     figures: Any
     found: Any
+    nodes: Any
+    scopes: Any
+    corpus: Any
+    segments: Any
+    tenants: Any
+    documents: Any
+    corpus_matches: Any
 
 
 class Rows(NamedTuple):
@@ -131,23 +193,44 @@ class Rows(NamedTuple):
 
     slots: Any  # [B] int64
     generations: Any  # [B] int32; a row neither learns nor drafts if its slot has another one
-    lengths: Any  # [B] int32, tokens of each row's text, its references included
+    lengths: Any  # [B] int32, tokens of each row's text in the engine, without references
     limits: Any  # [B] int32, most tokens to draft; 0 for none
 
 
-class Drafts(NamedTuple):
-    """What a step drafts; all of it is written."""
+class Source(NamedTuple):
+    """Where a step's new tokens are, for B rows; the table may be in pinned host memory."""
 
-    ids: Any  # [B, K] int64, padded with the text's last token, or 0 if that is none
+    table: Any  # [R, W] int32
+    rows: Any  # [B] int64, each row's row of the table
+    firsts: Any  # [B] int32, the position of the token in column 0
+    num_new: Any  # [B] int32, the newest tokens of the row that are new, or no longer what they were
+    engine_ids: Any  # [B, G] int32, the draft of the engine's own drafter, negative after its end; G may be 0
+
+
+class Drafts(NamedTuple):
+    """What a step drafts; all of it is written.  A tree's nodes are ordered by survival, so parents come first."""
+
+    ids: Any  # [B, K] int64, padded with the text's last token, or 0 if that is none or not the row's
     confidence: Any  # [B, K] float32, in multiples of 1 / `LEVELS`; 0 for padding
     sources: Any  # [B, K] int32, by `SOURCES`; -1 for padding
     lengths: Any  # [B] int32, drafted tokens
+    parents: Any  # [B, K] int32, for trees: the index of the node before each, -1 for none and for padding; else [0, K]
 
 
-def allocate(slots: int, length: int, draft_length: int, ring: int, device: torch.device | str = "cpu") -> State:
+def allocate(
+    slots: int,
+    length: int,
+    draft_length: int,
+    ring: int,
+    device: torch.device | str = "cpu",
+    *,
+    engine_tokens: int = 0,
+    trees: bool = False,
+) -> State:
     """Return the state for S slots, texts of at most L tokens and drafts of K, with room for C response tokens.
 
-    C is rounded up to a power of two, at least 256.
+    C is rounded up to a power of two, at least 256.  `engine_tokens` is G, see `Source`.  The texts, [S, L] int32, are
+    not part of it: a slot's references, a negative token after each, and then its own text.
     """
     capacity = 1 << max(8, (ring - 1).bit_length())
 
@@ -156,36 +239,105 @@ def allocate(slots: int, length: int, draft_length: int, ring: int, device: torc
 
     return State(
         slots=zeros(slots, FACTS),
-        chain=zeros(slots, 4, draft_length),
+        chain=zeros(slots, CHAIN_ROWS, draft_length),
         voted=zeros(slots, 2, CANDIDATES),
-        counts=torch.from_numpy(start_counts(UNIT)).to(device),
+        counts=torch.from_numpy(np.concatenate((start_counts(UNIT), engine_counts(slots, engine_tokens, UNIT)))).to(
+            device
+        ),
         ring=zeros(capacity),
         owners=zeros(capacity // GRANULE),
-        buckets=zeros(len(KEYS), capacity // 4, ENTRIES),
+        buckets=zeros(3 if trees else 2, capacity // 4, ENTRIES),
         end=zeros(1),
-        matches=zeros(slots, -(-length // BLOCK), dtype=torch.int64),
+        matches=zeros(slots, -(-length // BLOCK) * (TREE_MATCHES if trees else 1), dtype=torch.int64),
         figures=torch.from_numpy(FIGURES).to(device),
         found=zeros(CANDIDATES, 7, dtype=torch.int64),
+        nodes=zeros(slots if trees else 0, NODE_ROWS, draft_length, CANDIDATES),
+        scopes=zeros(slots, SCOPE),
+        corpus=zeros(1),
+        segments=zeros(1, SEGMENT_FACTS, dtype=torch.int64),
+        tenants=zeros(2),
+        documents=zeros(1, 2),
+        corpus_matches=zeros(slots, 1, CORPUS_CANDIDATES, dtype=torch.int64),
+    )
+
+
+def drafts_of(batch: int, draft_length: int, device: torch.device | str = "cpu", *, trees: bool = False) -> Drafts:
+    """Return drafts of B rows, of undefined values."""
+
+    def empty(*shape: int, dtype: torch.dtype = torch.int32) -> Tensor:
+        return torch.empty(shape, dtype=dtype, device=device)
+
+    return Drafts(
+        ids=empty(batch, draft_length, dtype=torch.int64),
+        confidence=empty(batch, draft_length, dtype=torch.float32),
+        sources=empty(batch, draft_length),
+        lengths=empty(batch),
+        parents=empty(batch if trees else 0, draft_length),
     )
 
 
 def clear(state: State) -> None:
     """Forget all responses; due when `MOST_PLACES` are near, or when a server forgets."""
-    for tensor in (state.owners, state.buckets, state.end):
+    for tensor in (state.owners, state.buckets, state.end, state.slots[:, GROUP : SPAN_END + 1]):
         tensor.zero_()
 
 
 def begin(state: State, slots: Tensor, generations: Tensor, owners: Tensor, starts: Tensor) -> None:
     """Reset slots, [N] int64, for new requests of these generations, owners and lengths of references, [N] int32."""
     facts = torch.zeros(len(slots), FACTS, dtype=torch.int32, device=slots.device)
-    facts[:, : HIT_RATE + 1] = torch.stack((generations, owners, starts, torch.full_like(starts, LEVELS // 2)), 1)
+    half = torch.full_like(starts, LEVELS // 2)
+    facts[:, : END + 1] = torch.stack((generations, owners, starts, half, starts), 1)
     state.slots[slots] = facts
+    state.scopes[slots] = 0
+    own_rows(state)[slots] = 0
+
+
+def own_rows(state: State) -> Tensor:
+    """Return a view of the rows of counts of the engine's tokens, [S, G, 2]."""
+    slots = len(state.slots)
+    engine_tokens = (len(state.counts) - TOKENS_END) // (slots + 1)
+    own: Tensor = state.counts[TOKENS_END + engine_tokens :].view(slots, engine_tokens, 2)
+    return own
 
 
 def halve(state: State) -> None:
     """Halve the rows of counts with many tries, so that older ones count less."""
-    for rows, most in ((state.counts[:CONTEXTS], MOST_TRIES), (state.counts[CONTEXTS:], MOST_TOKEN_TRIES)):
+    own = own_rows(state).view(-1, 2)
+    common = state.counts[TOKENS_END : len(state.counts) - len(own)]
+    for rows, most in (
+        (state.counts[:CONTEXTS], MOST_TRIES),
+        (state.counts[CONTEXTS:TOKENS_END], MOST_TOKEN_TRIES),
+        (common, MOST_TRIES),
+        (own, MOST_ENGINE_TRIES),
+    ):
         rows >>= (rows[:, 1:] > most * UNIT).int()
+
+
+def join(state: State, slot: int, group: int, number: int, prompt: int, room: int) -> None:
+    """Let a slot's text be a member of a group, whose texts draft from each other's tokens from now on.
+
+    Args:
+        state: see `State`.
+        slot: the slot, whose request has begun.
+        group: an owner number, of this group alone.
+        number: the number of members before it.
+        prompt: the place in the text from which on tokens are shared.
+        room: tokens to share; the ring moves on by as many, up to a sixteenth of its capacity.
+    """
+    size = min(room + CONTEXT + 1, len(state.ring) // 16)
+    places = torch.arange(-(-size // GRANULE) * GRANULE, device=state.ring.device)
+    index = (state.end + places) & (len(state.ring) - 1)
+    state.ring[index] = -1
+    state.owners[index[::GRANULE] // GRANULE] = group
+    end = state.end + len(places)
+    facts = state.slots[slot]
+    facts[GROUP] = group
+    facts[ENTRY] = (group * SPARED + number % USED) % ENTRIES
+    facts[PROMPT] = prompt
+    facts[WRITTEN] = facts[START].clamp(min=prompt - CONTEXT)
+    facts[SPAN : SPAN + 1] = state.end
+    facts[SPAN_END : SPAN_END + 1] = end
+    state.end.copy_(end)
 
 
 def views(memory: Any) -> Any:
@@ -193,6 +345,6 @@ def views(memory: Any) -> Any:
     return type(memory)(*(tensor.numpy() for tensor in memory))
 
 
-def bytes_needed(slots: int, length: int, draft_length: int, ring: int) -> int:
+def bytes_needed(slots: int, length: int, draft_length: int, ring: int, **more: Any) -> int:
     """Return the bytes of a state; see `allocate`."""
-    return sum(it.numel() * it.element_size() for it in allocate(slots, length, draft_length, ring, "meta"))
+    return sum(it.numel() * it.element_size() for it in allocate(slots, length, draft_length, ring, "meta", **more))

@@ -13,15 +13,16 @@ import torch
 from specplug.lookup import layout as at
 
 LENGTH, POISON = 96, 10**9 + 7
+"""Tokens of a text, and what memory holds before it is written."""
 
 
 class Run:
     """A random run: requests that begin in used slots, steps of some rows in any order, responses, and rarer events.
 
     Texts have few tokens and often go on as drafted, so that matches and chains abound; the ring is small, so that it
-    wraps and owners share buckets; what lies beyond a text's end looks like text.  The next run of an equal `random` is
-    the same run, as long as drafts are, whatever forms run its steps; it may pass the rows of each step in the opposite
-    order.
+    wraps and owners share buckets; what lies beyond a text's end looks like text.  Some runs draft trees, in others the
+    engine drafts too; texts are often siblings.  The next run of an equal `random` is the same run, as long as drafts
+    are, whatever forms run its steps; it may pass the rows of each step in the opposite order.
     """
 
     def __init__(
@@ -30,16 +31,25 @@ class Run:
         self.random, self.form, self.memory, self.opposite = random, form, memory, opposite
         self.slots, self.draft_length = random.randint(1, 4), random.choice([1, 3, 8])
         self.tokens = random.randint(1, 5)
-        self.state = at.allocate(self.slots, LENGTH, self.draft_length, random.choice([256, 1024]))
+        self.trees, self.engine_tokens = random.choice([(False, 0), (False, 3), (True, 0)])
+        self.state = at.allocate(
+            self.slots,
+            LENGTH,
+            self.draft_length,
+            random.choice([256, 1024]),
+            engine_tokens=self.engine_tokens,
+            trees=self.trees,
+        )
         if random.random() < 0.5:  # some rows of counts are large
             noise = np.random.default_rng(random.randrange(1 << 30))
-            tries = noise.integers(0, 5000 * at.UNIT, len(self.state.counts))
+            tries = noise.integers(1, 5000 * at.UNIT, len(self.state.counts))
             hits = (tries * noise.random(len(tries))).astype(np.int64)
             self.state.counts[:] = torch.from_numpy(np.stack((hits, tries), 1))
         self.texts = torch.tensor([self.some(LENGTH) for _ in range(self.slots)], dtype=torch.int32)
-        self.lengths, self.starts = [0] * self.slots, [0] * self.slots
+        self.table = self.texts.clone()
+        self.lengths, self.known = [0] * self.slots, [0] * self.slots
         self.generations, self.owners = [0] * self.slots, [0] * self.slots
-        self.begun = 0
+        self.begun, self.joined = 0, 0
         for slot in range(self.slots):
             self.begin(slot)
 
@@ -53,7 +63,7 @@ class Run:
     def call(self, name: str, *args: Any) -> None:
         """Call a function of the form."""
         tensors = (
-            self.memory(it) if isinstance(it, (at.State, at.Rows, at.Drafts))
+            self.memory(it) if isinstance(it, tuple)
             else it.numpy() if isinstance(it, torch.Tensor) and self.memory is at.views else it
             for it in args
         )  # fmt: skip
@@ -65,13 +75,17 @@ class Run:
         self.begun += 1
         start, length = random.choice([0, 0, 12]), random.randint(1, 40)
         if random.random() < 0.5:
-            self.texts[slot] = self.texts[random.randrange(self.slots)].clone()
+            self.table[slot] = self.table[random.randrange(self.slots)].clone()
         if start:
-            self.texts[slot, start - 1] = -1
-        self.lengths[slot], self.starts[slot] = start + length, start
+            self.texts[slot, :start] = torch.tensor([*self.some(start - 1), -1], dtype=torch.int32)
+        self.lengths[slot], self.known[slot] = length, 0
         self.generations[slot], self.owners[slot] = self.begun, random.randint(0, 3)
-        facts = (torch.tensor([it[slot]], dtype=torch.int32) for it in (self.generations, self.owners, self.starts))
+        facts = (torch.tensor([it], dtype=torch.int32) for it in (self.begun, self.owners[slot], start))
         at.begin(self.state, torch.tensor([slot]), *facts)
+        if random.random() < 0.6:
+            self.joined += 1
+            group, room = random.randint(4, 5), random.choice([9, 99])
+            at.join(self.state, slot, group, self.joined, start + random.randint(0, length), room)
 
     def remember(self) -> None:
         """Remember a piece of a text, for any owner."""
@@ -103,22 +117,63 @@ class Run:
         facts = (generations, [self.lengths[slot] for slot in slots], limits)
         order = list(range(len(slots)))[:: -1 if self.opposite else 1]
         rows = at.Rows(torch.tensor(slots)[order], *(torch.tensor(it, dtype=torch.int32)[order] for it in facts))
-        shape = len(slots), self.draft_length
-        drafts = at.Drafts(
-            torch.full(shape, POISON),
-            torch.full(shape, torch.nan),
-            torch.full(shape, POISON, dtype=torch.int32),
-            torch.full(shape[:1], POISON, dtype=torch.int32),
-        )
+        source = self.source(slots)
+        source = source._replace(**{name: it[order] for name, it in source._asdict().items() if name != "table"})
+        drafts = at.drafts_of(len(slots), self.draft_length, trees=self.trees)
+        for tensor in drafts:
+            tensor.fill_(POISON)
+        self.state.nodes.fill_(POISON)
+        self.call("ingest", self.state, self.texts, rows, source)
         self.call("scan", self.state, self.texts, rows)
+        self.call("search", self.state, self.texts, rows)
         matches = self.state.matches[: len(slots)].amax(1)[order]
         self.call("draft", self.state, self.texts, rows, drafts, random.choice([2, 100]))
-        drafts = at.Drafts(*(tensor[order] for tensor in drafts))
+        drafts = at.Drafts(*(tensor[order] if len(tensor) else tensor for tensor in drafts))
         for row, slot in enumerate(slots):
-            self.extend(slot, drafts.ids[row, : random.randint(0, int(drafts.lengths[row]))].tolist())
+            if generations[row] == self.generations[slot]:
+                self.known[slot] = self.lengths[slot]
+            self.extend(slot, self.path(drafts, row))
         written = {**self.state._asdict(), **{f"draft {name}": it for name, it in drafts._asdict().items()}}
-        written |= {"matches": matches, "found": torch.empty(0)}  # the rest of these is scratch
-        return {name: tensor.clone() for name, tensor in written.items()}
+        scratch = {name: torch.empty(0) for name in ("found", "nodes", "corpus", "segments", "corpus_matches")}
+        scratch["matches"] = matches
+        return {name: tensor.clone() for name, tensor in {**written, "texts": self.texts, **scratch}.items()}
+
+    def source(self, slots: list[int]) -> at.Source:
+        """Return the rows' new tokens in a window, at times more or fewer than are new, and often the engine's draft.
+
+        Where more are passed, some are no longer what they were.
+        """
+        random = self.random
+        begins = []
+        for slot in slots:
+            begin = self.known[slot] + (random.choice([-3, -1, 1, 2]) if random.random() < 0.1 else 0)
+            begins.append(min(max(begin, 0), self.lengths[slot]))
+            if begins[-1] < self.known[slot]:
+                self.table[slot, begins[-1]] = self.some(1)[0]
+        firsts = [random.choice([0, begin]) for begin in begins]
+        columns = LENGTH + 1
+        table = torch.full((self.slots, columns), POISON, dtype=torch.int32)
+        lines = random.sample(range(self.slots), len(slots))
+        engine_ids = []
+        for slot, line, first in zip(slots, lines, firsts, strict=True):
+            table[line, : LENGTH - first] = self.table[slot, first:]
+            drafted = [random.randrange(self.tokens) for _ in range(random.randint(0, self.engine_tokens))]
+            engine_ids.append([*drafted, *[-1] * (self.engine_tokens - len(drafted))])
+        num_new = [self.lengths[slot] - begin for slot, begin in zip(slots, begins, strict=True)]
+        ints = (torch.tensor(it, dtype=torch.int32) for it in (firsts, num_new, engine_ids))
+        return at.Source(table, torch.tensor(lines), *ints)
+
+    def path(self, drafts: at.Drafts, row: int) -> list[int]:
+        """Return a beginning of a row's draft, of a tree that of a path."""
+        number = self.random.randint(0, int(drafts.lengths[row]))
+        ids = drafts.ids[row].tolist()
+        if not self.trees:
+            return ids[:number]
+        parents, found, node = drafts.parents[row].tolist(), [], number - 1
+        while node >= 0:
+            found.append(ids[node])
+            node = parents[node]
+        return found[::-1]
 
     def extend(self, slot: int, accepted: list[int]) -> None:
         """Go on with a text, by what was accepted of its draft and another token; at times a text is cut instead."""
@@ -126,8 +181,9 @@ class Run:
         length = self.lengths[slot]
         if self.random.random() < 0.05:
             self.lengths[slot] = max(1, length - self.random.randint(1, 9))
+            self.known[slot] = min(self.known[slot], self.lengths[slot])
         elif length + len(new) <= LENGTH:
-            self.texts[slot, length : length + len(new)] = torch.tensor(new, dtype=torch.int32)
+            self.table[slot, length : length + len(new)] = torch.tensor(new, dtype=torch.int32)
             self.lengths[slot] += len(new)
         else:
             self.begin(slot)

@@ -7,7 +7,7 @@ from types import ModuleType
 import pytest
 import torch
 
-from specplug.lookup import compiled, counts, plain
+from specplug.lookup import candidates, compiled, counts, plain
 from specplug.lookup import layout as at
 from tests.lookup.talk import Talk
 
@@ -110,7 +110,7 @@ def test_the_ring_is_read_where_it_is_live_and_the_owner_s(form: ModuleType) -> 
     assert end == 30 * at.GRANULE > capacity
     state.ring[:] = 5
     for owner in (1, 2):
-        live = [place for place in range(-capacity, 2 * end) if plain.ring_token(state, owner, place) == 5]
+        live = [place for place in range(-capacity, 2 * end) if candidates.ring_token(state, owner, place) == 5]
         own = [place for place in range(end - capacity, end) if 1 + place // at.GRANULE % 2 == owner]
         assert live == own
 
@@ -120,7 +120,9 @@ def test_other_generations_and_rows_without_a_limit_or_own_text_neither_draft_no
     talk.begin(0, SONG * 2)
     before = talk.state.slots.clone()
     assert talk.draft(0, generation=17) == []
+    assert torch.equal(talk.state.slots, before)
     assert talk.draft(0, 0) == []
+    before[0, at.END] = len(SONG) * 2
     assert torch.equal(talk.state.slots, before)
     talk.begin(0, [], references=[1, 2, 1, -1])
     assert talk.draft(0) == []

@@ -32,28 +32,29 @@ class Trapped(Run):
         self.own, self.changed = own, 0
 
     def step(self) -> dict[str, Any]:
-        """Draft for each row, with the ring as it is and with the tokens of an owner, or of all others, changed."""
+        """Draft for each row, with the ring as it is, and with others' tokens changed, or those it may draft from."""
         for slot in range(self.slots):
-            owner = self.owners[slot]
-            granules = (self.state.owners == owner) if self.own else (self.state.owners != owner)
+            slots = [slot]
+            may_read = (self.state.owners == self.owners[slot]) | (
+                self.state.owners == self.state.slots[slot, at.GROUP]
+            )
+            granules = may_read if self.own else ~may_read
             noise = torch.randint(0, self.tokens, self.state.ring.shape, dtype=torch.int32)
             ring = torch.where(granules.repeat_interleave(at.GRANULE), noise, self.state.ring)
             other = at.State(*(tensor.clone() for tensor in self.state))._replace(ring=ring)
+            source = self.source(slots)
+            texts = self.texts.clone()
             found = []
-            for state in (self.state, other):
-                rows = at.Rows(
-                    torch.tensor([slot]),
-                    *(torch.tensor([it], dtype=torch.int32) for it in (self.generations[slot], self.lengths[slot], 99)),
-                )
-                shape = 1, self.draft_length
-                ints = torch.zeros(shape, dtype=torch.int32), torch.zeros(1, dtype=torch.int32)
-                drafts = at.Drafts(torch.zeros(shape, dtype=torch.int64), torch.zeros(shape), *ints)
-                self.call("scan", state, self.texts, rows)
-                self.call("draft", state, self.texts, rows, drafts, 100)
+            for state, text in ((self.state, self.texts), (other, texts)):
+                facts = self.generations[slot], self.lengths[slot], 99
+                rows = at.Rows(torch.tensor(slots), *(torch.tensor([it], dtype=torch.int32) for it in facts))
+                drafts = at.drafts_of(1, self.draft_length, trees=self.trees)
+                for name, more in (("ingest", (source,)), ("scan", ()), ("draft", (drafts, 100))):
+                    self.call(name, state, text, rows, *more)
                 found.append([*drafts, state.slots, state.chain, state.voted, state.counts])
             self.changed += not all(map(torch.equal, *found))
-            length = int(found[0][3])
-            self.extend(slot, found[0][0][0, : self.random.randint(0, length)].tolist())
+            self.known[slot] = self.lengths[slot]
+            self.extend(slot, self.path(at.Drafts(*found[0][:5]), 0))
         return {}
 
 

@@ -22,8 +22,16 @@ from tests.engines.interpreted import imported_anew
 DEVICE, STREAM = "specplug.pipeline.device.kernels", "specplug.pipeline.stream.kernels"
 TRIM, SGLANG = "specplug.trim.survival_on_gpu", "specplug_sglang.verification.kernels"
 SCAN, SUFFIX = "benchmarks.gpu.scan_kernels", "benchmarks.gpu.suffix_kernels"
-LOOKUP = "specplug.lookup.kernels"
-MODULES = [DEVICE, STREAM, TRIM, SGLANG, LOOKUP]
+OF_LOOKUP = {
+    "scan": {"ingest": {"COLUMNS": 16, "BLOCK": 2048}, "scan": {"COLUMNS": 16, "BLOCK": 2048}},
+    "corpus": {"search": {}},
+    "draft": {"draft": {"COLUMNS": 16}},
+    "tree": {"tree": {"COLUMNS": 16}},
+    "memory": {"remember": {"BLOCK": 1024}},
+}
+"""Kernels of the lookup by module, and the constants of each."""
+LOOKUP = {name: f"specplug.lookup.{name}_kernels" for name in ("memory", "scan", "corpus", "draft", "tree")}
+MODULES = [DEVICE, STREAM, TRIM, SGLANG, "specplug.lookup.kernel_arithmetic", *LOOKUP.values()]
 
 
 def typed(**names: str) -> dict[str, str]:
@@ -78,21 +86,21 @@ ENTERED = typed(p_i32="response", i32="length head number")
 
 
 LOOKUP_TENSORS = typed(
-    p_i32="generations lengths limits texts facts chain voted table ring owners buckets end ring_end figures sources "
-    "draft_lengths",
-    p_i64="slots matches ids",
+    p_i32="generations lengths limits texts facts chain voted counts ring owners buckets ring_end figures sources "
+    "draft_lengths parents nodes table firsts num_new engine_ids scopes corpus tenants documents",
+    p_i64="slots matches ids table_rows segments corpus_matches",
     p_fp32="confidences",
 )
 """Of the other arguments each is a number of 32 bits."""
 
 
 def lookup_launches() -> Iterator[Launch]:
-    fixed = {"scan": {"COLUMNS": 16, "BLOCK": 2048}, "draft": {"COLUMNS": 16}, "remember": {"BLOCK": 1024}}
-    for (name, own), warps in zip(fixed.items(), (4, 1, 8), strict=True):
-        names = import_module(LOOKUP).__dict__[f"{name}_kernel"].arg_names
-        types = {it: LOOKUP_TENSORS.get(it, "i32") for it in names if it not in own}
-        numbers = {"end": "i32"} if name == "remember" else {}
-        yield Launch(f"{LOOKUP}:{name}_kernel", types | numbers, own, warps)
+    warps = {"draft": 1, "tree": 1, "remember": 8}
+    for module, kernels in OF_LOOKUP.items():
+        for name, own in kernels.items():
+            names = import_module(LOOKUP[module]).__dict__[f"{name}_kernel"].arg_names
+            types = {it: LOOKUP_TENSORS.get(it, "i32") for it in names if it not in own}
+            yield Launch(f"{LOOKUP[module]}:{name}_kernel", types, own, warps.get(name, 4))
 
 
 def device_launches() -> Iterator[Launch]:
@@ -137,10 +145,15 @@ HOLD = {
     f"{SUFFIX}:enter_kernel": "max.s64",
     f"{SUFFIX}:learn_kernel": "add",
     f"{SUFFIX}:draft_kernel": "div.rn.f32",
-    f"{LOOKUP}:scan_kernel": "add.u32",
-    f"{LOOKUP}:remember_kernel": "max.s32",
+    f"{LOOKUP['scan']}:scan_kernel": "add.u32",
+    f"{LOOKUP['memory']}:remember_kernel": "max.s32",
 }
-LACK = {f"{SUFFIX}:draft_kernel": "div.full", f"{TRIM}:trim_kernel": "mul.ftz", f"{LOOKUP}:draft_kernel": "div"}
+LACK = {
+    f"{SUFFIX}:draft_kernel": "div.full",
+    f"{TRIM}:trim_kernel": "mul.ftz",
+    f"{LOOKUP['draft']}:draft_kernel": "div",
+    f"{LOOKUP['tree']}:tree_kernel": "div",
+}
 """By kernel what its assembly holds, and what would round otherwise than the reference does."""
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import ExitStack
 from random import Random
 from types import ModuleType
 
@@ -13,15 +14,18 @@ from tests.engines.interpreted import imported_anew
 from tests.lookup.runs import Run, assert_equal
 from tests.lookup.test_isolation import Trapped
 
-NAME = "specplug.lookup.kernels"
+ROOMS = ("memory", "scan", "corpus", "draft", "tree")
+MODULES = ("kernel_arithmetic", *(f"{name}_kernels" for name in ROOMS), "kernels")
 
 
 @pytest.fixture(scope="module")
 def kernels() -> Iterator[ModuleType]:
     """The kernels, interpreted, with so small blocks that texts have several."""
-    with imported_anew(NAME, interpreted=True) as module, pytest.MonkeyPatch.context() as patch:
+    with ExitStack() as stack:
+        patch = stack.enter_context(pytest.MonkeyPatch.context())
         patch.setattr(layout, "BLOCK", 32)
-        yield module
+        found = [stack.enter_context(imported_anew(f"specplug.lookup.{it}", interpreted=True)) for it in MODULES]
+        yield found[-1]
 
 
 def _seeds(often: int, slow: int) -> list[object]:
@@ -39,6 +43,22 @@ def test_the_kernels_are_the_reference_in_any_order_of_programs(kernels: ModuleT
     expected.form, found.form = plain, kernels
     found.memory = lambda tensors: tensors
     assert_equal(expected.steps(2), found.steps(2))
+
+
+@pytest.mark.parametrize("first", _seeds(1, 2))
+def test_the_kernels_draft_the_reference_s_trees(kernels: ModuleType, first: int) -> None:
+    """Of the runs of 100 seeds, the first one that drafts large trees of several tokens."""
+    seeds = range(100 * first, 100 * first + 100)
+    run_of = {seed: Run(Random(seed), compiled) for seed in seeds}
+    seed = next(it for it, run in run_of.items() if run.trees and run.draft_length == 8 and run.tokens > 2)
+    expected, found = run_of[seed], Run(Random(seed), compiled)
+    for run in (expected, found):
+        run.steps(12)
+    expected.form, found.form = plain, kernels
+    found.memory = lambda tensors: tensors
+    steps = expected.steps(2)
+    assert_equal(steps, found.steps(2))
+    assert any(int(step["draft lengths"].max()) > 1 for step in steps)
 
 
 @pytest.mark.parametrize("seed", _seeds(1, 2))

@@ -1,0 +1,157 @@
+"""What a row's new tokens say about its newest votes and draft; the same code in both forms for CPUs.
+
+A draft is judged from the context on along the tokens that were right, over several steps if they emit fewer tokens, as
+if all of it had been verified; of each token that was right, all that were drafted after it are judged.  What is
+drafted meanwhile is judged by its votes alone.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from numba.extending import register_jitable
+
+from specplug.lookup import arithmetic, counts
+from specplug.lookup import layout as at
+from specplug.lookup.candidates import owner_of, predicted
+from specplug.lookup.layout import INDEX, KIND, LENGTH, PLACE, Drafts, State
+
+
+@register_jitable
+def ask(state: State, slot: int, text: Any, n: int, found: Any, number: int, vocab_size: int) -> None:
+    """Note what each candidate predicts next, for `learn`."""
+    state.voted[slot, 0, :] = -1
+    for k in range(number):
+        index = found[k, INDEX]
+        kind = found[k, KIND]
+        owner = owner_of(state.slots[slot], index)
+        state.voted[slot, 0, index] = predicted(state, text, n, owner, kind, found[k, PLACE], 0, vocab_size)
+        state.voted[slot, 1, index] = arithmetic.vote_row(kind, found[k, LENGTH])
+    state.slots[slot, at.VOTED_FOR] = n
+
+
+@register_jitable
+def confidence(state: State, evidence: int, context: int, token: int) -> int:
+    """Return the level that a token is right: the mean of the log-odds, in which evidence counts twice."""
+    table = state.counts
+    seen = arithmetic.log_odds(int(table[evidence, 0]), int(table[evidence, 1]))
+    level = min(max(arithmetic.probability(seen), 20), at.LEVELS - 20)
+    after = arithmetic.log_odds_after(int(table[context, 0]), int(table[context, 1]), level)
+    after += arithmetic.log_odds_after(int(table[token, 0]), int(table[token, 1]), level)
+    return arithmetic.probability((2 * seen + after) >> 2)  # type: ignore[no-any-return]
+
+
+@register_jitable
+def begin_draft(state: State, slot: int, text: Any, row: int, drafts: Drafts) -> int:
+    """Begin a row's draft with the engine's tokens, and return their number; each is as likely as at its position.
+
+    Their confidence does not depend on their values, so tokens that are drawn keep their distribution.
+    """
+    facts = state.slots[slot]
+    chain = state.chain[slot]
+    n = facts[at.END]
+    of_all = counts.TOKENS_END
+    engine_tokens = (state.counts.shape[0] - of_all) // (state.slots.shape[0] + 1)
+    for k in range(facts[at.ENGINE]):
+        own = of_all + engine_tokens * (1 + slot) + k
+        if facts[at.CHAIN_FOR] != n:
+            chain[at.CHAIN_TOKEN, k] = text[n + k]
+            chain[at.CHAIN_EVIDENCE, k] = of_all + k
+            chain[at.CHAIN_CONTEXT, k] = own
+            chain[at.CHAIN_OWN, k] = -1
+            chain[at.CHAIN_PARENT, k] = k - 1
+        seen = arithmetic.log_odds(int(state.counts[of_all + k, 0]), int(state.counts[of_all + k, 1]))
+        level = arithmetic.probability(seen)
+        after = arithmetic.log_odds_after(
+            int(state.counts[own, 0]), int(state.counts[own, 1]), level, at.COMMON_TRIES // 2
+        )
+        drafts.ids[row, k] = text[n + k]
+        drafts.confidence[row, k] = arithmetic.probability(after) / at.LEVELS
+        drafts.sources[row, k] = at.OF_ENGINE
+    return int(facts[at.ENGINE])
+
+
+@register_jitable
+def end_draft(facts: Any, drafted: int) -> None:
+    """Let a draft be judged, unless an earlier one still is."""
+    if facts[at.CHAIN_FOR] != facts[at.END]:
+        facts[at.CHAIN_FOR] = facts[at.END] if drafted else 0
+        facts[at.CHAIN_NEXT] = 0
+        facts[at.CHAIN_END] = drafted
+
+
+@register_jitable
+def learn(state: State, slot: int, text: Any, n: int) -> None:
+    """Judge the newest votes and the draft by the tokens that followed, and share these."""
+    facts = state.slots[slot]
+    chain = state.chain[slot]
+    voted = state.voted[slot]
+    if 0 < facts[at.VOTED_FOR] < n:
+        for index in range(at.CANDIDATES):
+            if voted[0, index] >= 0:
+                count(state, voted[1, index], voted[0, index] == text[facts[at.VOTED_FOR]])
+    if facts[at.VOTED_FOR] != n:
+        facts[at.VOTED_FOR] = 0
+    place = facts[at.CHAIN_FOR]
+    node = facts[at.CHAIN_NEXT] - 1
+    if 0 < place < n:
+        is_first = node < 0 and chain[at.CHAIN_EVIDENCE, 0] < counts.TOKENS_END
+        is_right = True
+        while is_right and place < n:
+            right = judge(state, chain, node, int(facts[at.CHAIN_END]), int(text[place]))
+            is_right = right >= 0
+            if is_right:
+                node = right
+            place += 1
+        if is_first:
+            facts[at.HIT_RATE] += ((at.LEVELS if node >= 0 else 0) - facts[at.HIT_RATE]) * 51 >> 8
+        is_judged = not is_right
+        if is_right:
+            is_judged = True
+            for k in range(node + 1, facts[at.CHAIN_END]):
+                is_judged = is_judged and chain[at.CHAIN_PARENT, k] != node
+        facts[at.CHAIN_FOR] = 0 if is_judged else n
+        facts[at.CHAIN_NEXT] = node + 1
+    elif place > n:
+        facts[at.CHAIN_FOR] = 0
+    if facts[at.GROUP]:
+        share(state, facts, text, n)
+
+
+@register_jitable
+def judge(state: State, chain: Any, node: int, end: int, token: int) -> int:
+    """Judge the tokens that were drafted after a node by the one that followed; return the right one, -1 for none."""
+    right = -1
+    for k in range(node + 1, end):
+        if chain[at.CHAIN_PARENT, k] == node:
+            is_right = chain[at.CHAIN_TOKEN, k] == token
+            for rows in range(at.CHAIN_EVIDENCE, at.CHAIN_PARENT):
+                count(state, chain[rows, k], is_right)
+            if is_right:
+                right = k
+    return right
+
+
+@register_jitable
+def count(state: State, row: int, is_right: bool) -> None:
+    """Count a try, unless the row is -1."""
+    if row >= 0:
+        state.counts[row, 0] += at.UNIT * is_right
+        state.counts[row, 1] += at.UNIT
+
+
+@register_jitable
+def share(state: State, facts: Any, text: Any, n: int) -> None:
+    """Enter a text's new tokens in its span of the ring, as far as they fit and while the ring holds it."""
+    capacity = state.ring.size
+    group = int(facts[at.GROUP])
+    prompt = int(facts[at.PROMPT])
+    shift = int(facts[at.SPAN]) + 1 - max(int(facts[at.START]), prompt - at.CONTEXT)
+    is_live = facts[at.SPAN] >= state.end[0] - capacity
+    for k in range(facts[at.WRITTEN], min(n, facts[at.SPAN_END] - shift) if is_live else 0):
+        state.ring[(k + shift) & (capacity - 1)] = text[k]
+        bucket = arithmetic.bucket_of(text, k, at.KEYS[0], group, state.buckets.shape[1]) if k >= prompt else -1
+        if bucket >= 0:
+            entry = facts[at.ENTRY]
+            state.buckets[0, bucket, entry] = max(state.buckets[0, bucket, entry], k + shift)
+    facts[at.WRITTEN] = max(facts[at.WRITTEN], n)

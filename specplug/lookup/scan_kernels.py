@@ -1,0 +1,182 @@
+"""A step's new tokens in kernels: ingested, learnt from, and matched; `plain` and `learning` say what each does."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from specplug.lookup.kernel_arithmetic import (
+    ANCHORS,
+    CANDIDATES,
+    CHAIN_END,
+    CHAIN_EVIDENCE,
+    CHAIN_FOR,
+    CHAIN_NEXT,
+    CHAIN_OWN,
+    CHAIN_PARENT,
+    CHAIN_ROWS,
+    END,
+    ENGINE,
+    FACTS,
+    GENERATION,
+    GROUP,
+    HIT_RATE,
+    LEVELS,
+    LONGEST,
+    START,
+    TOKENS_END,
+    VOTED_FOR,
+    WRITTEN,
+    count,
+    flags,
+    kernel,
+    larger,
+    plus,
+    smaller,
+)
+from specplug.lookup.memory_kernels import share
+
+
+@kernel
+def ingest_kernel(
+    slots, generations, lengths, limits, texts, texts_stride, capacity, facts, table, table_stride, table_rows, firsts,
+    num_new, engine_ids, engine_tokens, chain_length, COLUMNS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Copy a block of a row's new tokens; the first block does the rest."""
+    row = tl.program_id(0)
+    block = tl.program_id(1)
+    slot = tl.load(slots + row).to(tl.int64)
+    facts = facts + slot * FACTS
+    text = texts + slot * texts_stride
+    start = tl.load(facts + START)
+    length = tl.load(lengths + row)
+    has_room = start + length <= capacity
+    end = tl.where(has_room, start + length, start)
+    begin = tl.where(has_room, end - tl.load(num_new + row), start)
+    k = begin + block * BLOCK + tl.arange(0, BLOCK)
+    line = table + tl.load(table_rows + row) * table_stride - start - tl.load(firsts + row)
+    is_current = tl.load(facts + GENERATION) == tl.load(generations + row)
+    if is_current & (block > 0) & (begin + block * BLOCK < end):
+        tl.store(text + k, tl.load(line + k, mask=k < end), mask=k < end)
+    if is_current & (block == 0):
+        known = tl.load(facts + END)
+        drafted = tl.load(facts + ENGINE)
+        written = tl.load(facts + WRITTEN)
+        tokens = tl.load(line + k, mask=k < end, other=-1)
+        is_compared = (k < end) & (k < begin + drafted)
+        is_other = is_compared & (tl.load(text + k, mask=is_compared, other=-1) != tokens)
+        is_unlike = (begin != known) | (tl.reduce(is_other.to(tl.int32), 0, larger) > 0)
+        columns = tl.arange(0, COLUMNS)
+        limit = smaller(smaller(engine_tokens, tl.load(limits + row)), smaller(chain_length, capacity - end))
+        ids = tl.load(engine_ids + row * engine_tokens + columns, mask=columns < limit, other=-1)
+        taken = tl.reduce(tl.where(ids < 0, columns, COLUMNS), 0, smaller)
+        taken = smaller(taken, larger(limit, 0))
+        tl.debug_barrier()
+        for piece in range(known, begin, BLOCK):
+            gap = piece + tl.arange(0, BLOCK)
+            tl.store(text + gap, -1, mask=gap < begin)
+        tl.store(text + k, tokens, mask=k < end)
+        tl.store(text + end + columns, ids, mask=columns < taken)
+        tl.store(facts + VOTED_FOR, 0, mask=is_unlike)
+        tl.store(facts + CHAIN_FOR, 0, mask=begin != known)
+        tl.store(facts + WRITTEN, smaller(written, begin), mask=begin < known)
+        anchors = tl.arange(0, FACTS - ANCHORS)
+        tl.store(facts + ANCHORS + anchors, 0, mask=anchors < tl.where(begin < known, FACTS - ANCHORS, 0))
+        tl.store(facts + END, end)
+        tl.store(facts + ENGINE, taken)
+
+
+@kernel
+def scan_kernel(
+    slots, generations, limits, texts, texts_stride, facts, chain, voted, counts, chain_length, ring, owners, buckets,
+    ring_end, capacity, matches, matches_stride, kept, COLUMNS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Learn, in the first block of a row, and write the `kept` best matches in a block."""
+    row = tl.program_id(0)
+    block = tl.program_id(1)
+    slot = tl.load(slots + row).to(tl.int64)
+    limit = tl.load(limits + row)
+    facts = facts + slot * FACTS
+    text = texts + slot * texts_stride
+    n = tl.load(facts + END)
+    end = n + tl.load(facts + ENGINE)
+    is_current = tl.load(facts + GENERATION) == tl.load(generations + row)
+    if (block == 0) & is_current:
+        own_chain = chain + slot * CHAIN_ROWS * chain_length
+        own_votes = voted + slot * 2 * CANDIDATES
+        learn(facts, own_chain, own_votes, counts, text, n, chain_length, COLUMNS)
+        if tl.load(facts + GROUP) > 0:
+            share(facts, (ring, owners, capacity, tl.load(ring_end)), buckets, text, n, 64)
+    matches = matches + row * matches_stride + block * kept
+    if is_current & (limit > 0) & (n > 0) & (block * BLOCK < end - 1):
+        places = block * BLOCK + 1 + tl.arange(0, BLOCK)
+        found = match_lengths(text, end, places).to(tl.int64)
+        found = tl.where(found > 0, (found << 32) + places, 0)
+        for k in range(kept):
+            best = tl.reduce(found, 0, larger)
+            tl.store(matches + k, best)
+            found = tl.where(found == best, 0, found)
+    else:
+        for k in range(kept):
+            tl.store(matches + k, tl.full([], 0, tl.int64))
+
+
+@triton.jit
+def match_lengths(text, n, places):
+    """Return how many tokens before each place match the text's end; a block ends where no place is left."""
+    found = places * 0
+    is_equal = places < n
+    distance = 1
+    while (distance <= LONGEST) & (tl.reduce(is_equal.to(tl.int32), 0, larger) > 0):
+        for _ in tl.static_range(4):
+            wanted = tl.load(text + n - distance, mask=n >= distance, other=-1)
+            mask = flags(is_equal & (places >= distance) & (wanted >= 0))
+            is_equal = mask & (tl.load(text + places - distance, mask=mask, other=-1) == wanted)
+            found += is_equal.to(tl.int32)
+            distance += 1
+    return found
+
+
+@triton.jit
+def learn(facts, chain, voted, counts, text, n, chain_length, COLUMNS: tl.constexpr):
+    each = tl.arange(0, CANDIDATES)
+    columns = tl.arange(0, COLUMNS)
+    voted_for = tl.load(facts + VOTED_FOR)
+    base = tl.load(facts + CHAIN_FOR)
+    hit_rate = tl.load(facts + HIT_RATE)
+    node = tl.load(facts + CHAIN_NEXT) - 1
+    stop = tl.load(facts + CHAIN_END)
+    is_voted = (voted_for > 0) & (voted_for < n)
+    first = tl.load(text + voted_for, mask=is_voted, other=-1)
+    tokens = tl.load(voted + each)
+    rows = tl.load(voted + CANDIDATES + each)
+    count(counts, rows, tokens == first, is_voted & (tokens >= 0))
+    is_chained = (base > 0) & (base < n)
+    inside = flags(is_chained & (columns < stop))
+    tokens = tl.load(chain + columns, mask=inside, other=-1)
+    parents = tl.load(chain + CHAIN_PARENT * chain_length + columns, mask=inside, other=-2)
+    emitted = tl.load(text + base + columns, mask=flags(is_chained & (base + columns < n)), other=-1)
+    is_first = (node < 0) & (tl.load(chain + CHAIN_EVIDENCE * chain_length) < TOKENS_END)
+    judged = columns < 0
+    hits = columns < 0
+    is_right = is_chained.to(tl.int32)
+    number = n * 0
+    while (is_right > 0) & (base + number < n):
+        after = inside & (parents == node)
+        is_hit = after & (tokens == tl.reduce(tl.where(columns == number, emitted, 0), 0, plus))
+        judged = judged | after
+        hits = hits | is_hit
+        found = tl.reduce(tl.where(is_hit, columns, COLUMNS), 0, smaller)
+        is_right = (found < COLUMNS).to(tl.int32)
+        node = tl.where(is_right > 0, found, node)
+        number += 1
+    for kind in tl.static_range(CHAIN_EVIDENCE, CHAIN_OWN + 1):
+        rows = tl.load(chain + kind * chain_length + columns, mask=judged, other=-1)
+        count(counts, rows, hits, judged & (rows >= 0))
+    hit_rate += (tl.where(node >= 0, LEVELS, 0) - hit_rate) * 51 >> 8
+    is_held = (is_right > 0) & (tl.reduce((inside & (parents == node)).to(tl.int32), 0, larger) > 0)
+    tl.debug_barrier()
+    tl.store(facts + VOTED_FOR, 0, mask=voted_for != n)
+    tl.store(facts + HIT_RATE, hit_rate, mask=is_chained & is_first)
+    tl.store(facts + CHAIN_FOR, tl.where(is_chained & is_held, n, 0), mask=is_chained | (base > n))
+    tl.store(facts + CHAIN_NEXT, node + 1, mask=is_chained)

@@ -1,0 +1,220 @@
+"""Drafts from corpora: the forms are equal, and no tenant's tokens are drafted for another."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from random import Random
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from specplug.errors import ContractError
+from specplug.lookup import compiled, corpora, plain
+from specplug.lookup import layout as at
+from specplug.lookup.corpora import Segment
+from tests.lookup.runs import assert_equal
+from tests.lookup.static import Served, some_segment
+from tests.lookup.static import segment_of as segment
+from tests.lookup.talk import Talk
+
+LONG = [*range(10, 40)]
+
+
+@settings(max_examples=60)
+@given(st.integers(0, 1 << 32), st.booleans(), st.booleans())
+def test_the_form_for_cpus_is_the_reference_in_any_order_of_rows(seed: int, opposite: bool, copied: bool) -> None:
+    expected = Served(Random(seed), plain)
+    found = Served(Random(seed), compiled, opposite=opposite, copied=copied)
+    for _ in range(3):
+        assert_equal(expected.steps(8), found.steps(8))
+        expected.scramble()
+        found.scramble()
+
+
+class Trapped(Served):
+    """A run in which each row's step is made twice: once more with other tokens and places in some segments.
+
+    Attributes:
+        changed: rows with other drafts.
+    """
+
+    def __init__(self, *args: Any, own: bool) -> None:
+        self.own, self.changed = own, 0
+        super().__init__(*args, copied=True)
+
+    def step(self) -> dict[str, Any]:
+        """Draft for each row, with the segments as they are and with a tenant's, or all others', changed."""
+        for slot in range(self.slots):
+            tenant = int(self.state.scopes[slot, at.TENANT])
+            spans = self.spans()
+            changed = self.state.corpus.clone()
+            for number, first, end in spans:
+                if (number == tenant) == self.own:
+                    changed[first:end] = torch.randint(0, self.tokens, (end - first,), dtype=torch.int32)
+            other = at.State(*(tensor.clone() for tensor in self.state))._replace(corpus=changed)
+            source, texts = self.source([slot]), self.texts.clone()
+            steps = (self.state, self.texts), (other, texts)
+            found = [self.drafted(state, text, slot, source) for state, text in steps]
+            self.changed += not all(map(torch.equal, *found))
+            self.known[slot] = self.lengths[slot]
+            self.extend(slot, self.path(at.Drafts(*found[0][:5]), 0))
+        return {}
+
+    def spans(self) -> list[tuple[int, int, int]]:
+        """Return the tenant's number, and the begin and end in `corpus`, of each segment's text and places."""
+        found = []
+        for number in range(1, len(self.state.tenants) - 1):
+            first, end = self.state.tenants[number : number + 2].tolist()
+            for text, length, places, count, *_ in self.state.segments[first:end].tolist():
+                found += [(number, text + 1, text + length - 1), (number, places, places + count)]
+        return found
+
+    def drafted(self, state: at.State, texts: torch.Tensor, slot: int, source: at.Source) -> list[torch.Tensor]:
+        """Return all that a step of one row writes."""
+        facts = self.generations[slot], self.lengths[slot], 99
+        rows = at.Rows(torch.tensor([slot]), *(torch.tensor([it], dtype=torch.int32) for it in facts))
+        drafts = at.drafts_of(1, self.draft_length, trees=self.trees)
+        for name, more in (("ingest", (source,)), ("scan", ()), ("search", ()), ("draft", (drafts, 100))):
+            self.call(name, state, texts, rows, *more)
+        return [*drafts, state.slots, state.chain, state.voted, state.counts]
+
+
+@settings(max_examples=25)
+@given(st.integers(0, 1 << 32))
+def test_other_tenants_tokens_change_no_draft(seed: int) -> None:
+    run = Trapped(Random(seed), compiled, own=False)
+    run.steps(15)
+    assert run.changed == 0
+
+
+def test_the_trap_springs_for_a_tenant_s_own_tokens() -> None:
+    changed = 0
+    for seed in range(10):
+        run = Trapped(Random(seed), compiled, own=True)
+        run.steps(15)
+        changed += run.changed
+    assert changed > 20
+
+
+class Reader(Talk):
+    """Requests that draft from corpora."""
+
+    def __init__(self, form: ModuleType, tenants: dict[str, list[Segment]]) -> None:
+        super().__init__(form)
+        self.numbers = corpora.Numbers()
+        self.load(tenants)
+
+    def load(self, tenants: dict[str, list[Segment]]) -> None:
+        """Replace all corpora."""
+        self.state = corpora.use(self.state, corpora.loaded(tenants, self.numbers, len(self.state.slots)))
+
+    def ask(self, text: Sequence[int], tenant: str | None = "one", named: Sequence[str] = ()) -> list[int]:
+        """Return the draft of a new request."""
+        self.begin(0, text)
+        corpora.assign(self.state, torch.tensor([0]), [self.numbers.known(tenant, named)])
+        return self.draft(0)
+
+
+@pytest.fixture(params=[plain, compiled], ids=["plain", "compiled"])
+def form(request: pytest.FixtureRequest) -> ModuleType:
+    found: ModuleType = request.param
+    return found
+
+
+def test_a_tenant_s_segments_are_drafted_from_and_named_as_the_source(form: ModuleType) -> None:
+    reader = Reader(form, {"one": [segment([("c", [1, 2, 3, 4])]), segment([("c", [5, 6, 7])])], "two": []})
+    assert (reader.ask([9, 1, 2]), reader.sources) == ([3, 4], [3, 3])
+    assert reader.ask([9, 5]) == [6, 7]
+    for tenant in ("two", "three", None):
+        assert reader.ask([9, 1, 2], tenant) == []
+
+
+def test_a_slot_s_next_request_has_no_tenant_of_the_one_before(form: ModuleType) -> None:
+    reader = Reader(form, {"one": [segment([("c", [1, 2, 3, 4])])]})
+    assert reader.ask([9, 1, 2]) == [3, 4]
+    reader.begin(0, [9, 1, 2])
+    assert reader.draft(0) == []
+
+
+def test_the_longest_match_wins_also_in_a_later_segment(form: ModuleType) -> None:
+    reader = Reader(form, {"one": [segment([("c", [7, 2, 3, 5])]), segment([("c", [1, 2, 3, 4])])]})
+    assert reader.ask([1, 2, 3]) == [4]
+    assert reader.ask([7, 2, 3]) == [5]
+
+
+def test_of_equal_matches_a_named_corpus_is_preferred(form: ModuleType) -> None:
+    others = [("big", [1, 2, 3, 50 + k]) for k in range(40)]  # more than a row has candidates
+    reader = Reader(form, {"one": [segment([*others, ("mine", [1, 2, 3, 99, 98])])]})
+    assert reader.ask([1, 2, 3], named=["mine"]) == [99, 98]
+    assert reader.ask([1, 2, 3], named=["yours"]) != [99, 98]
+
+
+def test_removed_documents_are_not_drafted_from(form: ModuleType) -> None:
+    documents = [("c", [1, 2, 3, 50 + k]) for k in range(40)]
+    reader = Reader(form, {"one": [segment([*documents, ("c", [1, 2, 3, 99])], range(40))]})
+    assert reader.ask([1, 2, 3]) == [99]
+    reader.load({"one": [segment(documents, range(40))]})
+    assert reader.ask([1, 2, 3]) == []
+
+
+def test_a_text_that_diverges_is_followed_on_within_its_text(form: ModuleType) -> None:
+    reader = Reader(form, {"one": [segment([("c", LONG), ("c", [100, 101])], [1])]})
+    for edit, expected in (([77], 16), ([77, 15], 16), ([78, 79], 17)):
+        assert reader.ask([9, *LONG[:5]])[:2] == [15, 16]
+        reader.extend(0, edit)
+        assert reader.draft(0)[:1] == [expected], edit
+    reader.ask([9, *LONG[:28]])
+    reader.extend(0, [77, 100])  # the next place would be in the next document, which was removed
+    assert reader.draft(0) == []
+
+
+def test_replaced_corpora_are_not_followed(form: ModuleType) -> None:
+    reader = Reader(form, {"one": [segment([("c", LONG)])]})
+    reader.ask([9, *LONG[:5]])
+    reader.extend(0, [77])
+    assert reader.draft(0)[:1] == [16]
+    reader.load({"one": [segment([("c", LONG[::-1])])]})
+    assert reader.draft(0) == []
+
+
+@given(st.integers(0, 1 << 32))
+@settings(max_examples=30)
+def test_a_damaged_segment_costs_drafts_only(seed: int) -> None:
+    noise = np.random.default_rng(seed)
+    whole = segment([("c", range(100, 140)), ("d", range(200, 240))], [1])
+
+    def damaged(array: Any) -> Any:
+        return noise.integers(-(1 << 31), (1 << 31) - 1, array.shape).astype(array.dtype)
+
+    text = whole.text.copy()
+    text[1:-1] = np.abs(damaged(text[1:-1]))
+    arrays = damaged(whole.places), damaged(whole.starts), damaged(whole.corpus_of)
+    reader = Reader(compiled, {"one": [Segment(text if seed % 2 else whole.text, *arrays, whole.corpora, whole.dead)]})
+    for step in range(12):
+        reader.ask(whole.text[5 : 6 + step].tolist(), named=["d"])
+
+
+def test_segments_that_do_not_fit_are_refused() -> None:
+    good = segment([("c", range(100, 140))])
+    wrong = (
+        ("negative tokens at both ends", {"text": good.text[1:]}),
+        ("fitting lengths", {"starts": good.starts[1:]}),
+        ("fitting lengths", {"dead": np.zeros(9, np.uint8)}),
+        ("contiguous", {"places": good.places[::2]}),
+    )
+    for message, changed in wrong:
+        with pytest.raises(ContractError, match=message):
+            Reader(plain, {"one": [good._replace(**changed)]})
+
+
+def test_arrays_are_kept_and_not_copied() -> None:
+    segments = {"one": [some_segment(Random(0), 5) for _ in range(3)]}
+    found = corpora.loaded(segments, corpora.Numbers(), 1)
+    for it, facts in zip(segments["one"], found.segments.tolist(), strict=True):
+        assert found.corpus.data_ptr() + 4 * facts[corpora.TEXT] == it.text.ctypes.data
+        assert found.corpus.data_ptr() + 4 * facts[corpora.PLACES] == it.places.ctypes.data
