@@ -37,6 +37,7 @@ def configuration(policy: str, batch: int) -> Any:
     environment = {"SPECPLUG_CONFIG": None}
     settings = {"proposer": "ngram", "policy": policy, "costs": {}, "faults": {"host_deadline_ms": None}}
     size = {"max_num_seqs": max(batch, 8), "max_num_batched_tokens": 8192, "max_model_len": 1024}
+    size |= {"kv_cache_memory_bytes": 2 << 30}
     return launch.configuration("v2", settings, draft_length=7, asynchronous=True, environment=environment, **size)
 
 

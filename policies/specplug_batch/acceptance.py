@@ -52,33 +52,71 @@ class RunLengths:
 
 
 NEWEST = 0.25
-"""Weight of the newest step in the average, as texts go on for some steps like they were.  A report that comes n steps
-after the one before counts for n steps, so that the average is of as many steps where few are reported."""
+AVERAGE = 1 / 64
+"""Weights of a step in the newest average, as texts go on for some steps like they were, and in the long one."""
+
+_REMEMBERED = 64.0
+_FIRST_CHOICES = 4.0
+_FIRST_SHARE = 0.5
+"""Choices after which one counts a third, and the share to start with and the choices that it counts for."""
 
 
 class ReportedLengths:
     """The same from the survival probabilities of the newest drafts, which drafters report one step late.
+
+    What comes is expected to lie between the long average and the newest one.  How near to the newest is learnt by
+    linear regression of the reports after each choice: where drafts come in short runs, these have ended before a
+    report of them arrives, and a length chosen by the newest alone would verify more for fewer accepted tokens.
 
     Attributes:
         is_known: whether anything was reported.
     """
 
     def __init__(self, longest: int) -> None:
-        self._survival = [0.0] * longest
+        self._newest = [0.0] * longest
+        self._average = [0.0] * longest
         self._step = 0  # that of the newest report
+        self._choices = self._square = self._product = 0.0  # sums of the regression
         self.is_known = False
 
-    def observe(self, report: StepReport) -> None:
-        """Take a step's report in.  It comes at every step, for which a few numbers are faster without numpy."""
-        rows = report.expected_rows
-        if report.expected is None or not rows:
+    def observe(self, reports: Sequence[StepReport]) -> None:
+        """Take in what was reported since the newest choice; a few numbers are faster without numpy."""
+        reports = [report for report in reports if report.expected_rows]
+        rows = sum([report.expected_rows for report in reports])
+        columns = [report.expected for report in reports if report.expected is not None]
+        if not columns:
             return
-        weight = 1.0 - (1.0 - NEWEST) ** (report.step - self._step) if self.is_known else 1.0
-        pairs = zip(self._survival, report.expected, strict=True)
-        self._survival = [known + weight * (newest / rows - known) for known, newest in pairs]
-        self._step = report.step
+        found = [sum(column) / rows for column in zip(*columns, strict=True)]
+        if self.is_known:
+            self._regress(sum(found))
+        steps = reports[-1].step - self._step
+        newest = 1.0 - (1.0 - NEWEST) ** steps if self.is_known else 1.0
+        average = max(1.0 - (1.0 - AVERAGE) ** steps, 1.0 / (1.0 + self._choices))
+        self._newest = [known + newest * (each - known) for known, each in zip(self._newest, found, strict=True)]
+        self._average = [known + average * (each - known) for known, each in zip(self._average, found, strict=True)]
+        self._step = reports[-1].step
         self.is_known = True
 
     def accepted(self) -> list[float]:
         """Return the expected accepted tokens of a row and step at each draft length, from 0 to the longest."""
-        return [0.0, *accumulate(self._survival)]
+        share = self.share
+        survival = [
+            average + share * (each - average) for average, each in zip(self._average, self._newest, strict=True)
+        ]
+        return [0.0, *accumulate(survival)]
+
+    @property
+    def share(self) -> float:
+        """The share of the newest average in what is expected, 0 to 1."""
+        slope = self._product / self._square if self._square else _FIRST_SHARE
+        share = (slope * self._choices + _FIRST_SHARE * _FIRST_CHOICES) / (self._choices + _FIRST_CHOICES)
+        return min(1.0, max(0.0, share))
+
+    def _regress(self, found: float) -> None:
+        """Enter what came after a choice, in tokens per row."""
+        average = sum(self._average)
+        moved = sum(self._newest) - average
+        keep = 1.0 - 1.0 / _REMEMBERED
+        self._choices = keep * self._choices + 1.0
+        self._square = keep * self._square + moved * moved
+        self._product = keep * self._product + moved * (found - average)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -12,13 +13,17 @@ from specplug.interfaces import Planner, PluginContext
 from specplug.types.plan import HostStats, StepCost, StepPlan, StepReport
 from specplug_batch.acceptance import ReportedLengths, RunLengths
 from specplug_batch.options import BatchOptions
-from specplug_batch.pace import DOES_NOT_PAY, Pace, Trials
+from specplug_batch.pace import DECIDE_EVERY, DOES_NOT_PAY, Pace, Trials
 
 _MOST_OVER = 4
 """Most tokens of a step that are tried, as a multiple of the setting `saturation`, where no step was timed."""
 
 _CERTAINTY = 0.01
 """Tokens per row and step below which gains are equal: costs are hardly known to a hundredth of a step."""
+
+CHOOSE_EVERY = 4
+REST_STEPS = 8
+"""Steps that a length is chosen for, and those without drafts, where drafters report what drafts should yield."""
 
 PROBE_EVERY = 64
 PROBE_STEPS = 2
@@ -46,30 +51,42 @@ class PaddedPlanner(CostPlanner):
             length: StepPlan(length, self._options.token_budget, why="" if length else DOES_NOT_PAY)
             for length in self._lengths
         }
+        self._held_plans = {
+            length: replace(plan, num_steps=CHOOSE_EVERY if length else REST_STEPS)
+            for length, plan in self._plans.items()
+        }
         self._pace = Pace()
         self._trials = Trials()
         self._runs = RunLengths(longest)
         self._reported = ReportedLengths(longest)
+        self._newest: list[StepReport] = []  # reports since the newest choice
         self._cost = np.zeros(len(self._lengths))  # seconds that each length adds, relative to plain decoding
         self._per_row = [0.0] * len(self._lengths)  # the same in tokens per row
         self._requests = 0
         self._length = 0
 
     def plan(self, stats: HostStats) -> StepPlan:
-        """Return the draft length.  Costs are computed every few steps, and the length is chosen at each."""
+        """Return the draft length, which is chosen every few steps, with costs that are computed less often."""
         requests = len(stats.requests)
+        self._reported.observe(self._newest)
+        self._newest.clear()
+        self.reads_requests = not self._reported.is_known
         if requests and self._pace.is_due(stats.step, requests):
             self._learn()
             self._requests = requests
             tokens = [requests * (length + 1) for length in self._lengths]
             self._cost = self._added_to_plain(stats, tokens, self._lengths)
             self._per_row = (self._cost * self._rate.speed_up(requests)).tolist()
+            if self._reported.is_known:
+                self._pace.set_next(min(2 * DECIDE_EVERY, max(CHOOSE_EVERY, stats.step // 4)))
         if not self._costs.is_timed:
             free = [each for each in self._lengths if requests * (each + 1) <= _MOST_OVER * self._options.saturation]
             if (trial := self._trials.next(requests, free)) is not None:
                 return self._plans[trial]
         self._length = self._best()
-        if not self._length and not self._reported.is_known and (stats.step + PROBE_STEPS) % PROBE_EVERY < PROBE_STEPS:
+        if self._reported.is_known:
+            return self._held_plans[self._length]
+        if not self._length and (stats.step + PROBE_STEPS) % PROBE_EVERY < PROBE_STEPS:
             self._pace.hasten(stats.step)
             return self._plans[min(self._lengths[1:], default=0)]
         return self._plans[self._length]
@@ -79,9 +96,8 @@ class PaddedPlanner(CostPlanner):
         self._pace.set_next(0)
 
     def observe(self, report: StepReport) -> None:
-        """Take the newest report in, and keep the rest for the next decision."""
-        self._reported.observe(report)
-        self.reads_requests = not self._reported.is_known
+        """Keep a step's results for the next choice and decision."""
+        self._newest.append(report)
         super().observe(report)
 
     def longest_draft(self, batch_size: int) -> int:

@@ -124,7 +124,7 @@ def checked_costs(costs: Sequence[CostPoint]) -> tuple[CostPoint, ...]:
 def joined(plans: Sequence[StepPlan]) -> StepPlan:
     """Return the plan with the least limits and the highest costs of the plans, of which there is at least one.
 
-    It holds for as many steps as any plan without drafts does.
+    It holds for as many steps as all of the plans do, or as any of them without drafts does.
     """
     draft_length = min([plan.draft_length for plan in plans])
     budgets = [plan.token_budget for plan in plans if plan.token_budget is not None]
@@ -135,7 +135,7 @@ def joined(plans: Sequence[StepPlan]) -> StepPlan:
                 caps[name] = cap
     costs = _dearest([plan.costs for plan in plans if plan.costs])
     without = [plan for plan in plans if not plan.draft_length]
-    num_steps = max([plan.num_steps for plan in without], default=1)
+    num_steps = max([it.num_steps for it in without], default=min([it.num_steps for it in plans]))
     return StepPlan(draft_length, min(budgets, default=None), caps, costs, num_steps, without[0].why if without else "")
 
 

@@ -64,7 +64,9 @@ UNREPORTED = Launched()
 """A step that is neither timed nor reported to the planner."""
 
 REPORT_EVERY = 8
-"""Steps of which one reports what drafts are expected to yield while none are planned: making them takes host time."""
+"""Steps of which one reports what drafts are expected to yield while none are planned, as making them takes host time;
+where a plan is for several steps, the first one does.
+"""
 
 
 @dataclass(slots=True)
@@ -121,7 +123,7 @@ class StepPlanner(Generic[R]):
         faults: counts per plug-in and kind, as in `SpecMetrics`.
         plan, steps: the newest plan, and the number of steps planned.
         is_off: whether the operator allowed no drafts when the newest plan was made, or it was a plan of several steps
-            that was not made anew.  Its step is then `UNREPORTED`.
+            without drafts that was not made anew.  Its step is then `UNREPORTED`.
         reads_costs: whether steps must be passed to `launch`, unless `is_off`, and to `finish`.
         last_step: cost of the newest step whose time is known; None at first.
     """
@@ -143,11 +145,14 @@ class StepPlanner(Generic[R]):
         self.control = OperatorControl(found.settings)
         self.plan = NO_SPECULATION
         self.steps = 0
-        self._holds_until = 0  # step before which the newest plan holds for as many requests
+        self._holds_until = 0  # step before which the newest plan holds, for as many requests,
+        self._newest: R | None = None  # of which this is the last,
+        self._ceiling: int | None = None  # and under this ceiling
         self.reads_costs = self.stage.reads_costs
         self.is_off = False
         self.last_step: StepCost | None = None
         self._planned = self._drafting = 0  # number of requests, and of those that may draft
+        self._unread: list[tuple[Launched, Sequence[DraftResult], float, DraftReport]] = []  # arguments of `finish`
         self._ended = 0.0
         self._identify, self._measure, self._bounds = identify, measure, bounds
         self._tallies: dict[str, _Tally] = {}
@@ -156,27 +161,36 @@ class StepPlanner(Generic[R]):
     @property
     def wants_report(self) -> bool:
         """Whether the drafter is to report what the newest plan's drafts are expected to yield, if it can."""
-        is_due = self.plan.draft_length > 0 or (self.steps - 1) % REPORT_EVERY == 0
+        plan = self.plan
+        is_due = plan.draft_length > 0 or plan.num_steps > 1 or (self.steps - 1) % REPORT_EVERY == 0
         return self.stage.learns and not self.is_off and is_due
 
     def make(self, running: Sequence[R]) -> StepPlan:
         """Plan the next step's drafts; `running` holds the engine's own requests.
 
-        The planner is not called for a constant plan, nor while a plan of several steps holds.  Where a plan has no
-        drafts, or the operator allows none, nothing is done for the single requests.
+        The planner is not called for a constant plan, nor while a plan of several steps holds.  Then, and where a plan
+        has no drafts or the operator allows none, nothing is done for the single requests.
         """
-        self.stage.ceiling = self.control.ceiling()
-        holds = self.steps < self._holds_until and len(running) == self._planned
+        ceiling = self.control.ceiling()
+        holds = self.steps < self._holds_until and len(running) == self._planned and ceiling == self._ceiling
+        holds = holds and (not self.plan.draft_length or running[-1] is self._newest)
+        self.stage.ceiling = self._ceiling = ceiling
+        if holds:
+            self.is_off = not self.plan.draft_length
+            self.steps += 1
+            return self.plan
+        self._read()
         self._planned = self._drafting = len(running)
-        self.is_off = self.stage.is_off or holds
-        plan = self.plan if holds else self.stage.constant_plan
+        self._newest = running[-1] if running else None
+        self.is_off = self.stage.is_off
+        plan = self.stage.constant_plan
         if plan is None or plan.draft_length:
             self._add(running)
             if plan is None:
                 newest = self.plan if self.steps else None
                 plan = self.stage.plan(HostStats(self.steps, _Figures(running, self._figures), self.last_step, newest))
             plan = self._enforced(plan)
-            self._holds_until = 0 if plan.draft_length else self.steps + plan.num_steps
+            self._holds_until = 0 if plan.caps else self.steps + plan.num_steps
         if plan.caps:
             self._drafting -= sum([plan.caps.get(self._identify(request)) == 0 for request in running])
         self.plan = plan
@@ -204,7 +218,19 @@ class StepPlanner(Generic[R]):
         as are those that might not draft: neither padding nor missing drafts of theirs tell what drafts are worth.
 
         If the host runs ahead, a step waits for the preceding one, so its time counts from the end of that one.
+        Results are read when the next plan is made: while a plan holds, they are only kept.
         """
+        self._unread.append((step, results, ended, drafts))
+        if self.steps >= self._holds_until:
+            self._read()
+
+    def _read(self) -> None:
+        """Read the results that were kept."""
+        unread, self._unread = self._unread, []
+        for step, results, ended, drafts in unread:
+            self._count(step, results, ended, drafts)
+
+    def _count(self, step: Launched, results: Sequence[DraftResult], ended: float, drafts: DraftReport) -> None:
         late = set(drafts.late)
         undrafted = {name for name, cap in step.plan.caps.items() if cap == 0}
         requests = max(0, step.requests - len(late - undrafted))
@@ -224,8 +250,11 @@ class StepPlanner(Generic[R]):
             self.stage.observe(StepReport(*counts, cost, runs, drafts.expected, drafts.expected_rows))
 
     def forget(self, request_ids: Iterable[str]) -> None:
-        """Drop the state of finished requests."""
+        """Drop the state of finished requests; a plan with drafts does not hold beyond their ends."""
         for request_id in request_ids:
+            if self.plan.draft_length:
+                self._holds_until = 0
+                self._read()
             self._tallies.pop(request_id, None)
             self._capped.pop(request_id, None)
 

@@ -164,8 +164,9 @@ class StepPlan:
         costs: the cost curve, ascending in `draft_tokens`, at most `MAX_COST_POINTS`; linear between two points and
             constant beyond the ends.  It may jump, fall or be flat.  The trim half keeps the draft tokens whose summed
             survival probabilities exceed their cost by most.  Without points no token costs anything.
-        num_steps: number of steps that a plan without drafts is for, while as many requests decode.  Engines then need
-            not call the planner, time the steps or report them until that many have been planned.
+        num_steps: number of steps that the plan is for.  Engines then need not call the planner until that many have
+            been planned, or the requests that decode or the operator's limit change.  Without drafts only the number of
+            requests matters, and these steps need neither be timed nor reported.  Plans with caps are for one step.
         why: why there are no drafts, in a few words for traces; "" says no more than that none are planned.
     """
 

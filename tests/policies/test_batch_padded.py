@@ -186,15 +186,33 @@ def test_lengths_follow_what_drafters_report_whatever_was_planned():
     assert set(lengths[260:300]) == {0}
 
 
+@pytest.mark.parametrize(("steps", "least", "most"), [(200, 0.9, 1.0), (1, 0.0, 0.2)])
+def test_the_newest_reports_count_as_far_as_what_follows_is_like_them(steps, least, most):
+    """Drafts are good, or poor, for so many steps in a row; a length is chosen every fourth step."""
+    rng, found = np.random.default_rng(0), ReportedLengths(15)
+    kept = []
+    for step in range(4000):
+        if step % steps == 0:
+            kept.append(rng.choice([0.2, 0.9]))
+        expected = [4 * kept[-1] ** n for n in range(1, 16)]
+        if step % 4 == 0:
+            found.observe([reported(each, expected) for each in range(step, step + 4)])
+    assert least <= found.share <= most
+    average = np.mean([[rate**n for n in range(1, 16)] for rate in kept], axis=0)
+    if most < 1:
+        assert found.accepted()[15] == pytest.approx(average.sum(), rel=0.5)
+    else:
+        assert found.accepted()[15] == pytest.approx(sum(expected) / 4, rel=0.2)
+
+
 def test_a_report_counts_for_the_steps_since_the_one_before():
-    """As many steps make the average whether each is reported or, as while nothing is planned, every eighth."""
+    """As many steps change what is expected alike, whether each is reported or every eighth."""
     often, seldom = ReportedLengths(15), ReportedLengths(15)
-    for step in range(33):
-        report = reported(step, [4 * (0.002 if step == 0 else 0.9) ** n for n in range(1, 16)])
-        often.observe(report)
-        if step % REPORT_EVERY == 0:
-            seldom.observe(report)
-        assert often.accepted() == pytest.approx(seldom.accepted()) or step % REPORT_EVERY
+    for found, every in ((often, 1), (seldom, 8)):
+        for step in range(0, 801, every):
+            found.observe([reported(step, [4 * (0.2 if step < 792 else 0.9) ** n for n in range(1, 16)])])
+    assert often.accepted()[15] == pytest.approx(seldom.accepted()[15], rel=0.2)
+    assert often.accepted()[15] > 2 * 0.25
 
 
 def test_without_reports_rare_probes_show_whether_drafts_pay_again():

@@ -45,6 +45,22 @@ def test_the_kernels_are_the_reference_in_any_order_of_programs(kernels: ModuleT
     assert_equal(expected.steps(2), found.steps(2))
 
 
+@pytest.mark.parametrize("first", _seeds(1, 2))
+def test_the_kernels_draft_the_reference_s_trees(kernels: ModuleType, first: int) -> None:
+    """Of the runs of 100 seeds, the first one that drafts large trees of several tokens."""
+    seeds = range(100 * first, 100 * first + 100)
+    run_of = {seed: Run(Random(seed), compiled) for seed in seeds}
+    seed = next(it for it, run in run_of.items() if run.trees and run.draft_length == 8 and run.tokens > 2)
+    expected, found = run_of[seed], Run(Random(seed), compiled)
+    for run in (expected, found):
+        run.steps(12)
+    expected.form, found.form = plain, kernels
+    found.memory = lambda tensors: tensors
+    steps = expected.steps(2)
+    assert_equal(steps, found.steps(2))
+    assert any(int(step["draft lengths"].max()) > 1 for step in steps)
+
+
 @pytest.mark.parametrize("seed", _seeds(1, 2))
 def test_other_owners_tokens_change_no_draft(kernels: ModuleType, seed: int) -> None:
     run = Trapped(Random(seed), compiled, own=False)
