@@ -84,6 +84,7 @@ class New:
 
     def remember(self, text: torch.Tensor, prompt: int) -> None:
         """Remember what comes after a text's prompt."""
+        self._state.slots[0, at.END] = len(text)
         compiled.remember(self._step[0], text[None].numpy(), 0, 0, prompt, len(text), OWNER, self._responses)
         self._responses += 1
 

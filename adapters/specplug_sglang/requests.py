@@ -11,7 +11,7 @@ import numpy.typing as npt
 from specplug.requests import wire
 from specplug.requests.clients import isolation_key
 from specplug.runtime.slots import MAX_STOP_IDS, RunningRequest, Span
-from specplug.types.request import Request, RequestOptions
+from specplug.types.request import Request, RequestOptions, digest_of
 
 
 def running_request(req: Any, max_length: int, inexact: Sequence[str] | None = None) -> RunningRequest:
@@ -34,6 +34,7 @@ def running_request(req: Any, max_length: int, inexact: Sequence[str] | None = N
             tenant, (req.extra_key, req.cache_salt), req.lora_id, wire.client_of(params.custom_params)
         ),
         grammar=req.grammar is not None,
+        prompt_digest=digest_of(req.origin_input_ids),
     )
     return RunningRequest(request, min(prompt_length + max_tokens, max_length), _stop_ids(req), _barriers(req))
 

@@ -15,7 +15,7 @@ from specplug.requests.clients import isolation_key
 from specplug.requests.parsing import parse_request_fields
 from specplug.settings.mistakes import shown
 from specplug.settings.model import Settings
-from specplug.types.request import Request
+from specplug.types.request import Request, digest_of
 from specplug_transformers.params import Processor, SamplingParams, build_processors
 from specplug_transformers.state import RequestState, TextStream
 
@@ -93,6 +93,7 @@ class RequestIntake:
             tenant=tenant,
             isolation_key=isolation_key(tenant),
             grammar=params.allowed_tokens is not None,
+            prompt_digest=digest_of(prompt),
         )
         return RequestState(
             request=request,

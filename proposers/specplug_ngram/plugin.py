@@ -14,10 +14,11 @@ def specplug_register_proposers(register: Callable[[ProposerSpec], None]) -> Non
     register(
         ProposerSpec(
             name="ngram",
-            factory="specplug.match.proposer:LookupProposer",
+            factory="specplug.lookup.proposer:LookupProposer",
             summary="drafts what followed earlier matches, in the text, its references and remembered responses",
-            options="specplug.match.options:LookupSettings",
-            caps=ProposerCaps(needs_host=True, inline=True, incremental=True, host_step=True, trees=True, extends=True),
+            options="specplug.lookup.options:LookupSettings",
+            caps=ProposerCaps(incremental=True, trees=True, extends=True),
+            memory="specplug.lookup.proposer:bytes_needed",
         )
     )
     register(

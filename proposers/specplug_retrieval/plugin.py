@@ -16,8 +16,9 @@ def specplug_register_proposers(register: Callable[[ProposerSpec], None]) -> Non
             name="retrieval",
             factory="specplug_retrieval.proposer:Retrieval",
             summary="drafts as ngram does, and from corpora that the server holds",
-            options="specplug.match.options:LookupSettings",
+            options="specplug.lookup.options:LookupSettings",
             sections=("corpora",),
-            caps=ProposerCaps(needs_host=True, inline=True, incremental=True, host_step=True, trees=True, extends=True),
+            caps=ProposerCaps(incremental=True, trees=True, extends=True),
+            memory="specplug.lookup.proposer:bytes_needed",
         )
     )

@@ -24,8 +24,9 @@ from specplug.lookup.trees import grow
 PIECE = 64
 """Places that are compared at once with the tokens that a longer match needs."""
 
+_NOT_COMPILED = {"groups", "options", "owners", "proposer", "steps"}
 _SOURCES = numba.__version__.encode() + b"".join(
-    source.read_bytes() for source in sorted(Path(__file__).parent.glob("*.py"))
+    it.read_bytes() for it in sorted(Path(__file__).parent.glob("*.py")) if it.stem not in _NOT_COMPILED
 )
 _CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "specplug"
 FOLDER = Path(os.environ.get("NUMBA_CACHE_DIR") or _CACHE) / f"lookup-{hashlib.sha256(_SOURCES).hexdigest()[:12]}"

@@ -83,4 +83,5 @@ def _memory(state: State, texts: Tensor, rows: Rows) -> tuple[object, ...]:
 def remember(state: State, texts: Tensor, *response: int) -> None:
     """Launch; see `plain.remember`."""
     launch = remember_kernel[(1,)]
-    launch(texts, texts.stride(0), *response, *state[4:8], len(state.ring), len(state.buckets), BLOCK=1024, num_warps=8)
+    memory = state.slots, *state[4:8], len(state.ring), len(state.buckets)
+    launch(texts, texts.stride(0), *response, *memory, BLOCK=1024, num_warps=8)

@@ -340,6 +340,17 @@ def join(state: State, slot: int, group: int, number: int, prompt: int, room: in
     state.end.copy_(end)
 
 
+def leave(state: State, slot: int) -> None:
+    """Take a slot out of its group: nothing that it shared is drafted from, or shared, any more."""
+    facts = state.slots[slot]
+    capacity = len(state.ring)
+    places = facts[SPAN] + torch.arange(0, capacity // 16, GRANULE, device=state.ring.device)
+    is_own = (facts[GROUP] > 0) & (places < facts[SPAN_END]) & (places >= state.end - capacity)
+    granules = (places & (capacity - 1)) // GRANULE
+    state.owners[granules] = torch.where(is_own, 0, state.owners[granules])
+    facts[GROUP] = 0
+
+
 def views(memory: Any) -> Any:
     """Return numpy views of tensors on the CPU, which the forms for CPUs take."""
     return type(memory)(*(tensor.numpy() for tensor in memory))

@@ -10,8 +10,10 @@ import triton.language as tl
 
 from specplug.lookup.kernel_arithmetic import (
     CONTEXT,
+    END,
     ENTRIES,
     ENTRY,
+    FACTS,
     GRANULE,
     GROUP,
     LONG_KEY,
@@ -83,12 +85,13 @@ def share(facts, memory, buckets, text, n, PIECE: tl.constexpr):
 
 @kernel
 def remember_kernel(
-    texts, texts_stride, slot, prompt, begin, end, owner, number, ring, owners, buckets, ring_end, capacity,
+    texts, texts_stride, slot, prompt, begin, end, owner, number, facts, ring, owners, buckets, ring_end, capacity,
     tables, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Enter a response, by one program."""
     base = tl.load(ring_end)
     quarter = capacity // 4
+    end = smaller(end, tl.load(facts + slot.to(tl.int64) * FACTS + END))
     entry = (owner * SPARED + number % USED) % ENTRIES
     begin = larger(begin, end - quarter)
     first = larger(prompt, begin - CONTEXT)

@@ -228,10 +228,12 @@ def remember(state: State, texts: Any, slot: int, prompt: int, begin: int, end: 
         state, texts: see `layout`.
         slot: the text's slot, which may have been freed but not used again.
         prompt: the first token that may be stored before the response.
-        begin, end: places in the text; if they are too far apart, only the end is kept.
+        begin, end: places in the text, which ends at `State.slots[slot, END]` at the latest; if they are too far apart,
+            only the end is kept.
         owner: who may draft from it, above 0.
         number: the number of the owner's responses that were entered before.
     """
+    end = min(end, int(state.slots[slot, at.END]))
     if end <= begin:
         return
     capacity = state.ring.size

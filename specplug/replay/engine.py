@@ -29,7 +29,7 @@ from specplug.types.batch import EngineBatch
 from specplug.types.caps import EngineCaps
 from specplug.types.draft import Draft
 from specplug.types.plan import NO_SPECULATION, HostStats, StepPlan, StepReport
-from specplug.types.request import Reference, Request
+from specplug.types.request import Reference, Request, digest_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,7 +169,13 @@ class ReplayEngine:
         with self._timed():
             given = documents if self._setup.references else ()
             references = tuple(Reference(ids, f"document {index}") for index, ids in enumerate(given) if ids.size)
-            request = Request(request_id, prompt_length=int(prompt.size), max_tokens=PLENTY, references=references)
+            request = Request(
+                request_id,
+                prompt_length=int(prompt.size),
+                max_tokens=PLENTY,
+                references=references,
+                prompt_digest=digest_of(prompt),
+            )
             self._slots.start(slot, request, prompt)
 
     def extend(self, slot: int, tokens: Sequence[int]) -> None:

@@ -34,7 +34,7 @@ from specplug.testing.batches import PLENTY, POISON, make_batch
 from specplug.types.batch import Barrier, EngineBatch
 from specplug.types.caps import Distribution, EngineCaps
 from specplug.types.draft import Draft
-from specplug.types.request import EngineEvent, EngineEventKind, Lifecycle, Reference, Request, RequestEvent
+from specplug.types.request import EngineEvent, EngineEventKind, Lifecycle, Reference, Request, RequestEvent, digest_of
 from specplug.types.verdict import Outcome, Verdict
 
 NO_OPTIONS: Mapping[str, object] = MappingProxyType({})
@@ -162,6 +162,7 @@ class Driver:
         self._generations[slot] += 1
         self._reset_slots.add(slot)
         given: dict[str, Any] = {"prompt_length": len(tokens), "max_tokens": PLENTY, "isolation_key": name, **fields}
+        given.setdefault("prompt_digest", digest_of(tokens[: given["prompt_length"]]))
         request = Request(name, references=tuple(Reference.of(reference) for reference in references), **given)
         occupant = _Running(request, slot, self._generations[slot], list(tokens), barriers)
         self._occupants[name] = occupant

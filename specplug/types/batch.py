@@ -57,6 +57,8 @@ class EngineBatch:
             the text.
         num_new: [B] int32, the number of tokens per row that are new since the proposer last ingested the row's slot;
             in `observe`, the number that the step emitted.  Empty in the engine's own batch: `handed` sets it.
+        engine_ids: [B, G] int32, the draft of the engine's own drafter, which proposers that declare `extends`
+            continue, -1 after its end; None if there is none.  It follows the row's text in no other way.
     """
 
     _PER_ROW: ClassVar[dict[str, tuple[torch.dtype, ...]]] = {
@@ -87,6 +89,7 @@ class EngineBatch:
     is_dummy: bool = False
     first: Tensor | None = None
     num_new: Tensor = _UNKNOWN
+    engine_ids: Tensor | None = None
 
     @property
     def batch_size(self) -> int:

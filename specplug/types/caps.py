@@ -98,18 +98,19 @@ class ProposerCaps:
         inline: for proposers with `needs_host`: steps are short, never block, and keep no view of a batch.  If the
             batch is already in host memory, the proposer runs in the engine's own thread on the engine's tensors,
             without copies or a deadline.  Otherwise it runs on a thread like other host proposers.
-        incremental: for proposers with `needs_host`: the proposer reads only the `num_new` newest tokens of each row
-            (in `observe`, the tokens just emitted), so snapshots hold no others (see `EngineBatch.first`).  A row whose
+        incremental: the proposer reads only the `num_new` newest tokens of each row (in `observe`, the tokens just
+            emitted), so snapshots for the host hold no others (see `EngineBatch.first`).  A row whose
             `num_new` equals its length starts over and replaces earlier state.  If the proposer raises, its next step
             resends every row in full.
         host_step: for inline proposers: they implement `specplug.interfaces.HasHostStep`, so that a GPU's stream can
             run their steps.
         distribution: the draft distribution that the proposer fills in.
         trees: the proposer may set `Draft.parents`.  Where the engine verifies chains, a tree is cut to its best path.
-            With `host_step`, drafts have no parents there: the proposer itself drafts chains, by `EngineCaps.trees`.
+            With `host_step` or `extends`, drafts have no parents there: the proposer itself drafts chains, by
+            `EngineCaps.trees`.
         learns: the proposer wants `observe` calls.
-        extends: for proposers with a host step: they continue the draft of the engine's own drafter, which their
-            step receives (`StepArguments.engine_ids`), and count its tokens under the last of their sources.
+        extends: the proposer continues the draft of the engine's own drafter, which its step receives
+            (`EngineBatch.engine_ids`), and counts its tokens under the last of its sources.
     """
 
     needs_host: bool = False

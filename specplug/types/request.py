@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
@@ -93,6 +94,11 @@ class RequestOptions:
         return self.num_speculative_tokens if self.enabled else 0
 
 
+def digest_of(token_ids: Sequence[int] | npt.NDArray[np.integer]) -> str:
+    """Return a digest of tokens that others do not have."""
+    return hashlib.blake2b(np.asarray(token_ids, np.int64).tobytes(), digest_size=16).hexdigest()
+
+
 @dataclass(frozen=True, slots=True)
 class Request:
     """One request's host-side description.
@@ -105,6 +111,7 @@ class Request:
         isolation_key: separates everything that is remembered across requests.  It is derived from the tenant, the
             engine's own isolation key, the client's API key and the LoRA adapter's id, as far as they are known.
         grammar: true if a grammar constrains the output.
+        prompt_digest: `digest_of` the prompt, equal for requests on the same prompt; empty if its tokens are not known.
     """
 
     request_id: str
@@ -116,6 +123,7 @@ class Request:
     tenant: str | None = None
     isolation_key: str = ""
     grammar: bool = False
+    prompt_digest: str = ""
 
     @property
     def may_share(self) -> bool:

@@ -88,9 +88,10 @@ class Run:
             at.join(self.state, slot, group, self.joined, start + random.randint(0, length), room)
 
     def remember(self) -> None:
-        """Remember a piece of a text, for any owner."""
+        """Remember a piece of a text, for any owner; the text may end before it does."""
         random, slot = self.random, self.random.randrange(self.slots)
-        first, last = sorted((random.randrange(LENGTH + 1), random.randrange(LENGTH + 1)))
+        most = min(int(self.state.slots[slot, at.END]) + 3, LENGTH)
+        first, last = sorted((random.randrange(most + 1), random.randrange(most + 1)))
         prompt = random.randint(0, first)
         self.call(
             "remember", self.state, self.texts, slot, prompt, first, last, random.randint(1, 3), random.randrange(9)

@@ -109,5 +109,6 @@ class Talk:
         slot = len(self.lengths) - 1
         whole = [*prompt, *text]
         self.texts[slot, : len(whole)] = torch.tensor(whole, dtype=torch.int32)
+        self.state.slots[slot, at.END] = len(whole)
         span = 0, len(prompt), len(whole)
         self.form.remember(at.views(self.state), self.texts.numpy(), slot, *span, owner, number)

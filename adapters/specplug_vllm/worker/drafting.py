@@ -28,7 +28,7 @@ from specplug.types.batch import EngineBatch
 from specplug.types.caps import Distribution
 from specplug.types.draft import Draft
 from specplug.types.plan import StepPlan
-from specplug.types.request import EngineEvent, EngineEventKind, Reference, Request, RequestOptions
+from specplug.types.request import EngineEvent, EngineEventKind, Reference, Request, RequestOptions, digest_of
 from specplug.types.verdict import Outcome
 from specplug_vllm import seams, step_metadata
 from specplug_vllm.config import plugin_context, required
@@ -97,6 +97,7 @@ def running_request(
         tenant=tenant,
         isolation_key=isolation_key(tenant, (cache_salt,), lora_id, wire.client_of(params.extra_args)),
         grammar=params.structured_outputs is not None,
+        prompt_digest="" if new.prompt_token_ids is None else digest_of(new.prompt_token_ids),
     )
     end = min(prompt_length + max_tokens, max_model_len)
     stops = [] if params.ignore_eos or params.eos_token_id is None else [params.eos_token_id]  # this one comes first

@@ -1,0 +1,56 @@
+"""The settings shared by all proposers that use the match index."""
+
+from __future__ import annotations
+
+from typing import Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+
+class LookupSettings(BaseModel):
+    """Settings of matches and of the response memory."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    min_n: int = Field(
+        default=0,
+        ge=0,
+        description="shortest match to draft from, in tokens; 0 also tries to continue after a copy has diverged",
+    )
+    max_n: int = Field(
+        default=64, ge=2, le=1024, description="longest match to search for; longer ones count as this long"
+    )
+    min_survival: float = Field(
+        default=0.001,
+        ge=0,
+        le=1,
+        description="a draft ends where its survival probability falls below this",
+    )
+    memory_tokens: int = Field(
+        default=1 << 20,
+        ge=0,
+        le=1 << 28,
+        description="size of the response memory in tokens, 13.25 bytes each; the oldest go first; 0 disables it",
+    )
+    memory_scope: Literal["isolated", "server"] = Field(
+        default="isolated",
+        description="responses that a request drafts from: those of its own isolation key, or all on this server",
+    )
+    memory_forget: Literal["weights", "flush", "never"] = Field(
+        default="weights",
+        description="when the response memory is cleared: with new weights and a flushed cache, only with a flushed "
+        "cache, or never",
+    )
+    threads: int = Field(
+        default=0,
+        ge=0,
+        le=64,
+        description="threads that share a large batch, with the same result; 0 takes a quarter of the usable cores, at "
+        "most 4, and 1 where the model itself runs on the CPU",
+    )
+
+    @model_validator(mode="after")
+    def _check_order(self) -> Self:
+        if self.min_n > self.max_n:
+            raise ValueError(f"min_n is {self.min_n}, more than max_n, {self.max_n}; expected min_n <= max_n")
+        return self

@@ -1,0 +1,214 @@
+"""LookupProposer: the proposer `ngram`, and the base class of others that draft by lookup."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from torch import Tensor
+
+from specplug.interfaces import PluginContext, Proposer
+from specplug.lookup import layout as at
+from specplug.lookup.groups import Groups
+from specplug.lookup.options import LookupSettings
+from specplug.lookup.owners import Owners
+from specplug.lookup.steps import LookupSteps
+from specplug.lookup.steps import bytes_needed as _bytes_of
+from specplug.types.batch import EngineBatch
+from specplug.types.draft import Draft
+from specplug.types.request import BEGINS, EngineEvent, EngineEventKind, Event, Lifecycle, Request, RequestEvent
+
+_FORGETS: dict[str, tuple[EngineEventKind, ...]] = {
+    "weights": ("cache flushed", "weights changed"),
+    "flush": ("cache flushed",),
+    "never": (),
+}
+"""Events that clear the response memory, by `memory_forget`: the default is for responses that new weights outdate."""
+
+LEAST_RING = 1 << 12
+"""Places of a ring that holds only what siblings share."""
+
+
+class _Occupant(NamedTuple):
+    """The request in a slot.
+
+    Attributes:
+        key: the key under which its response is stored; None if it is not stored.
+        start: tokens of its references.
+    """
+
+    generation: int
+    request: Request
+    key: str | None
+    start: int
+
+
+class LookupProposer(Proposer):
+    """Drafts continuations of matches in the request's own text and references, and in remembered responses.
+
+    When a request finishes, the part of its response that the client saw is stored under the request's isolation key.
+    Requests with `store: false` neither read nor extend the memory.
+
+    Requests that run at the same time on one prompt, or name one `group`, are siblings within their isolation key: each
+    also drafts from what the others have emitted, as the samples of one prompt do in rollouts (Seer, arXiv 2511.14617).
+
+    References precede a request's own text; together they may take as many tokens as the longest context.
+
+    A step only launches: its matches, counts and drafts stay on the engine's device.  A request of which no event has
+    told gets no drafts.
+    """
+
+    sources: tuple[str, ...] = at.SOURCES[:3]
+
+    def __init__(self, context: PluginContext) -> None:
+        """Reserve memory, for `context.max_slots` texts of twice the longest context."""
+        settings: LookupSettings = context.options or LookupSettings()
+        self._is_shared = settings.memory_scope == "server"
+        self._forgets = _FORGETS[settings.memory_forget]
+        self._remembers = settings.memory_tokens > 0
+        if context.caps.engine_tokens:
+            self.sources = (*self.sources, at.SOURCES[at.OF_ENGINE])
+        *sizes, trees, engine_tokens = _sizes(context, settings)
+        self.steps = LookupSteps(*sizes, context.device, engine_tokens=engine_tokens, trees=trees)
+        self._ring = len(self.steps.state.ring)
+        self._room = self._ring // (2 * context.max_slots)  # so that the spans of all slots take half of the ring
+        self._owners, self._groups = Owners(), Groups()
+        self._occupants: dict[int, _Occupant] = {}
+        self._places = 0  # of the ring, at most, that have been used
+
+    def warmup(self) -> None:
+        """Compile or load the kernels."""
+        self.steps.warm_up()
+
+    def step(self, batch: EngineBatch, limits: Tensor | None, draft: Draft | None) -> None:
+        """Ingest new tokens and learn from them, and fill in the drafts."""
+        self.steps.run(batch, limits, draft)
+        self._number_sources(draft)
+
+    def ingest(self, batch: EngineBatch) -> None:
+        """Ingest new tokens and learn from them."""
+        self.step(batch, None, None)
+
+    def propose(self, batch: EngineBatch, limits: Tensor, draft: Draft) -> None:
+        """Fill in the drafts of a batch that has been ingested."""
+        self.steps.run(batch, limits, draft, is_new=False)
+        self._number_sources(draft)
+
+    def _number_sources(self, draft: Draft | None) -> None:
+        """Renumber the engine's tokens, whose source is the last one."""
+        if draft is not None and len(self.sources) <= at.OF_ENGINE:
+            draft.source.clamp_(max=len(self.sources) - 1)
+
+    # -- events ----------------------------------------------------------------------------------------------------
+
+    def on_event(self, event: Event) -> None:
+        """Begin texts, and store responses."""
+        if isinstance(event, EngineEvent):
+            if event.kind in self._forgets:
+                self._forget()
+        elif event.kind in BEGINS:
+            self._begin(event)
+        else:
+            self._end(event)
+
+    def _begin(self, event: RequestEvent) -> None:
+        """Begin a request's text.  If this fails, the slot has no request, and gets no drafts."""
+        slot, request = event.slot, event.request
+        self._vacate(slot)
+        if self._owners.are_used_up:
+            self._forget()
+            self._owners.restart()
+            self.steps.state.slots[:, at.OWNER].zero_()
+        key = self._key(request)
+        start = self.begin(slot, event.generation, self._owners.number_of(key), request)
+        occupant = _Occupant(event.generation, request, key if request.may_share else None, start)
+        self._occupants[slot] = occupant
+        group = request.options.group or request.prompt_digest
+        if group and request.may_share:
+            self._groups.add(slot, f"{key}:{group}")
+            self._join(slot)
+
+    def begin(self, slot: int, generation: int, owner: int, request: Request) -> int:
+        """Begin a request's text in a slot, and return the length of its references; `owner`: see `LookupSteps`."""
+        return self.steps.begin(slot, generation, owner, [it.token_ids for it in request.references])
+
+    def _end(self, event: RequestEvent) -> None:
+        occupant = self._occupants.get(event.slot)
+        if occupant is None or occupant.generation != event.generation:
+            return
+        if event.kind is Lifecycle.FINISHED and event.visible is not None:
+            self._remember(event.slot, occupant, event.visible)
+        self._vacate(event.slot)
+
+    def _vacate(self, slot: int) -> None:
+        self._occupants.pop(slot, None)
+        if self._groups.remove(slot):
+            at.leave(self.steps.state, slot)
+
+    # -- the ring --------------------------------------------------------------------------------------------------
+
+    def _remember(self, slot: int, occupant: _Occupant, visible: int) -> None:
+        """Store what the client saw of a response, at most as far as it has been ingested."""
+        prompt_length = occupant.request.prompt_length
+        if occupant.key is None or not self._remembers or visible <= prompt_length:
+            return
+        self._take_places(visible - prompt_length + at.CONTEXT)
+        owner = self._owners.add_response(occupant.key)
+        start = occupant.start
+        self.steps.remember(slot, start, start + prompt_length, start + visible, owner.number, owner.responses)
+
+    def _join(self, slot: int) -> None:
+        """Let the request in a slot share tokens with its group, and the first one too, once there are two."""
+        group = self._groups.of(slot)
+        if len(group.slots) == 1 and not group.number:
+            return
+        joining = [slot] if group.number else group.slots
+        group.number = group.number or self._owners.new()
+        for each in joining:
+            occupant = self._occupants[each]
+            room = min(occupant.request.max_tokens, self._room)
+            self._take_places(room + at.CONTEXT)
+            prompt = occupant.start + occupant.request.prompt_length
+            at.join(self.steps.state, each, group.number, group.joined, prompt, room)
+            group.joined += 1
+
+    def _take_places(self, tokens: int) -> None:
+        """Count places that the ring moves on by, and begin again where they would become too large."""
+        most = min(tokens, self._ring) + 2 * at.GRANULE
+        if self._places + most > at.MOST_PLACES:
+            self._forget()
+        self._places += most
+
+    def _forget(self) -> None:
+        """Forget all responses; siblings go on sharing."""
+        at.clear(self.steps.state)
+        self._places = 0
+        for group in self._groups.sharing():
+            first, *others = group.slots
+            group.number, group.slots = 0, [first]
+            for slot in others:
+                group.slots.append(slot)
+                self._join(slot)
+
+    def _key(self, request: Request) -> str:
+        """Return the key of the owner in the response memory, and of the hit rates by token.
+
+        Requests that neither read nor extend the memory have an owner without responses: hit rates by token tell which
+        tokens a text repeats.
+        """
+        if not request.may_share:
+            return f"unstored:{request.isolation_key}"
+        return "" if self._is_shared else f"key:{request.isolation_key}"
+
+
+def _sizes(context: PluginContext, settings: LookupSettings) -> tuple[int, int, int, int, bool, int]:
+    """Return S, the most tokens of a text, K, the places of the ring, whether to draft trees, and G."""
+    caps = context.caps
+    length = 2 * max(1, context.max_length)
+    ring = settings.memory_tokens or LEAST_RING * context.max_slots
+    return context.max_slots, length, max(1, caps.max_draft_length), ring, caps.trees, caps.engine_tokens
+
+
+def bytes_needed(context: PluginContext) -> int:
+    """Return the bytes that a proposer allocates on its device, without corpora."""
+    *sizes, trees, engine_tokens = _sizes(context, context.options or LookupSettings())
+    return _bytes_of(*sizes, engine_tokens=engine_tokens, trees=trees)

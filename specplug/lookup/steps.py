@@ -1,0 +1,263 @@
+"""Steps of the lookup on an engine's device: its memory, its texts, and the form that runs there.
+
+    event  --references--> texts          batch --ingest--> texts --scan, search, draft--> scratch --> Draft
+
+Nothing is read back.  Events may come while a step is still in a GPU's stream: what they launch follows it.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from specplug.lookup import corpora
+from specplug.lookup import layout as at
+from specplug.types.batch import Barrier, EngineBatch
+from specplug.types.draft import NO_TOKEN, Draft
+from specplug.types.tensors import to_device
+
+Tokens = npt.NDArray[np.int32]
+
+NO_GENERATION = -1
+
+
+def form_for(device: torch.device) -> ModuleType:
+    """Return the form that runs on a device: the compiled one on CPUs, unless Triton interprets there, or kernels."""
+    if device.type == "cpu" and os.environ.get("TRITON_INTERPRET") != "1":
+        from specplug.lookup import compiled
+
+        return compiled
+    from specplug.lookup import kernels
+
+    return kernels
+
+
+class LookupSteps:
+    """The lookup for S slots and drafts of K tokens.
+
+    Args:
+        slots: S.
+        length: L, the most tokens of a text with its references.
+        draft_length: K.
+        ring: C, tokens of responses and of what siblings share.
+        device: the device of the batches.
+        engine_tokens: G, the most tokens of the engine's own drafter; 0 without one.
+        trees: whether trees are drafted.
+
+    Attributes:
+        state: see `layout.State`.
+        texts: [S, L] int32.
+    """
+
+    def __init__(
+        self,
+        slots: int,
+        length: int,
+        draft_length: int,
+        ring: int,
+        device: torch.device,
+        *,
+        engine_tokens: int = 0,
+        trees: bool = False,
+    ) -> None:
+        self.state = at.allocate(slots, length, draft_length, ring, device, engine_tokens=engine_tokens, trees=trees)
+        self.texts = torch.zeros(slots, length, dtype=torch.int32, device=device)
+        self._form, self._device = form_for(device), device
+        self._is_compiled = self._form.__name__.endswith("compiled")
+        self._drafts = at.drafts_of(slots, draft_length, device, trees=trees)
+        self._no_ids = torch.full((slots, engine_tokens), NO_TOKEN, dtype=torch.int32, device=device)
+        self._zeros = torch.zeros(slots, dtype=torch.int32, device=device)
+        self._columns = torch.arange(draft_length, device=device)
+        ints = [np.zeros(slots, np.int32) for _ in range(5)]
+        self._rows = at.Rows(np.zeros(slots, np.int64), *ints[:3])
+        self._windows = np.zeros(slots, np.int64), *ints[3:]
+        self._barriers: tuple[tuple[Barrier, ...], Tensor, Tensor] | None = None
+        self._steps = 0
+        self._use(self.state)
+
+    def _use(self, state: at.State) -> None:
+        self.state = state
+        self._memory = self._in_form(state), self._in_form(self.texts)
+
+    def _in_form(self, tensors: Any) -> Any:
+        """Return tensors as the form takes them."""
+        if not self._is_compiled:
+            return tensors
+        return tensors.numpy() if isinstance(tensors, Tensor) else at.views(tensors)
+
+    # -- between steps ---------------------------------------------------------------------------------------------
+
+    def begin(
+        self, slot: int, generation: int, owner: int, references: Sequence[Tokens], scope: Sequence[int] = ()
+    ) -> int:
+        """Begin a request's text in a slot, and return the length of its references.
+
+        Args:
+            slot: the slot, whose earlier text is forgotten.
+            generation: the slot's generation.
+            owner: the number of the owner of the responses to draft from.
+            references: texts that come before its own; if there is no room for all, the last are dropped first.
+            scope: what `corpora.Numbers.known` returned.
+        """
+        before = _before(references, self.texts.shape[1] // 2)
+        facts = np.array([slot, generation, owner, before.size], np.int32)
+        (packed,) = to_device([torch.from_numpy(np.concatenate((facts, before)))], self._device)
+        if before.size:
+            self.texts[slot, : before.size] = packed[4:]
+        at.begin(self.state, packed[:1].long(), packed[1:2], packed[2:3], packed[3:4])
+        if scope and scope[0]:
+            corpora.assign(self.state, packed[:1].long(), [scope])
+        return int(before.size)
+
+    def remember(self, slot: int, start: int, begin: int, end: int, owner: int, number: int) -> None:
+        """Enter a slot's tokens as a response; `plain.remember` describes the arguments, `start` is its `prompt`."""
+        self._form.remember(*self._memory, slot, start, begin, end, owner, number)
+
+    def load(self, loaded: corpora.Corpora) -> None:
+        """Replace the corpora; see `corpora.use`."""
+        self._use(corpora.use(self.state, loaded))
+
+    # -- steps -----------------------------------------------------------------------------------------------------
+
+    def warm_up(self) -> None:
+        """Compile or load everything, by a step of a row of no request, which changes nothing."""
+        one = torch.ones(1, dtype=torch.int32, device=self._device)
+        slots, stale = torch.zeros(1, dtype=torch.int64, device=self._device), one.long() * NO_GENERATION
+        rows, source = self._arguments(slots, stale, one, one, slots, one[None], None, one * 0, None)
+        for name, more in (("ingest", (source,)), ("scan", ()), ("search", ())):
+            getattr(self._form, name)(*self._memory, rows, *more)
+        self._form.draft(*self._memory, rows, self._drafts_of(1, self._drafts.ids.shape[1]), 1)
+        self.remember(0, 0, 0, 0, 1, 0)
+
+    def run(self, batch: EngineBatch, limits: Tensor | None, draft: Draft | None, *, is_new: bool = True) -> None:
+        """Ingest a batch, and fill its draft if there is one; the tokens are not `is_new` if they were ingested."""
+        size = batch.batch_size
+        if not size:
+            return
+        self._steps += 1
+        if self._steps % at.HALVED_EVERY == 0:
+            at.halve(self.state)
+        num_new = batch.num_new if is_new else self._zeros[:size]
+        rows, source = self._arguments(
+            batch.slots,
+            batch.generations,
+            batch.lengths,
+            self._zeros[:size] if limits is None else limits,
+            batch.rows,
+            batch.tokens,
+            batch.first,
+            num_new,
+            batch.engine_ids,
+        )
+        self._form.ingest(*self._memory, rows, source)
+        if batch.barriers:
+            self._erase(batch)
+        self._form.scan(*self._memory, rows)
+        if draft is None:
+            return
+        if len(self.state.tenants) > 2:
+            self._form.search(*self._memory, rows)
+        self._form.draft(*self._memory, rows, self._drafts_of(size, draft.draft_length), batch.vocab_size)
+        self._hand_over(draft)
+
+    def _arguments(
+        self,
+        slots: Tensor,
+        generations: Tensor,
+        lengths: Tensor,
+        limits: Tensor,
+        table_rows: Tensor,
+        table: Tensor,
+        firsts: Tensor | None,
+        num_new: Tensor,
+        engine_ids: Tensor | None,
+    ) -> tuple[at.Rows, at.Source]:
+        """Return the rows and the source of a step: kernels take the tensors, compiled code takes arrays of its own."""
+        size = len(slots)
+        ids = self._no_ids[:size] if engine_ids is None else engine_ids
+        first = self._zeros[:size] if firsts is None else firsts
+        of_rows, windows = (slots, generations, lengths, limits), (table_rows, first, num_new)
+        if not self._is_compiled:
+            return at.Rows(*of_rows), at.Source(table, *windows, ids)
+        for mine, tensor in zip((*self._rows, *self._windows), (*of_rows, *windows), strict=True):
+            mine[:size] = tensor.numpy()
+        rows = at.Rows(*[it[:size] for it in self._rows])
+        return rows, at.Source(_contiguous(table), *[it[:size] for it in self._windows], ids.contiguous().numpy())
+
+    def _drafts_of(self, size: int, draft_length: int) -> Any:
+        """Return the scratch that a step of B rows writes; compiled code takes all of its columns."""
+        drafts = [it[:size] for it in self._drafts]
+        if self._is_compiled:
+            return at.Drafts(*[it.numpy() for it in drafts])
+        ids, *others = drafts
+        return at.Drafts(ids[:, :draft_length], *others)
+
+    def _hand_over(self, draft: Draft) -> None:
+        """Copy the scratch to a draft."""
+        size, length = draft.token_ids.shape
+        found = self._drafts
+        draft.lengths.copy_(found.lengths[:size])
+        is_drafted = self._columns[:length] < draft.lengths[:, None]
+        draft.token_ids.copy_(torch.where(is_drafted, found.ids[:size, :length], NO_TOKEN))
+        draft.confidence.copy_(found.confidence[:size, :length])
+        draft.source.copy_(found.sources[:size, :length])
+        if draft.parents is not None and len(found.parents):
+            draft.parents.copy_(found.parents[:size, :length])
+
+    def _erase(self, batch: EngineBatch) -> None:
+        """Replace what is not text by negative tokens, in all rows that have any; tokens to come are replaced too."""
+        if self._barriers is None or self._barriers[0] is not batch.barriers:
+            rows = [barrier.row for barrier in batch.barriers for _ in range(barrier.start, barrier.stop)]
+            places = [place for barrier in batch.barriers for place in range(barrier.start, barrier.stop)]
+            of = to_device([torch.tensor(rows), torch.tensor(places)], self._device)
+            self._barriers = batch.barriers, of[0], of[1]
+        _, rows_of, places_of = self._barriers
+        slots, length = batch.slots.long()[rows_of], self.texts.shape[1]
+        starts = self.state.slots[slots, at.START]
+        is_there = starts + places_of < length
+        # Where there is no room, the text has only its references, which end with a negative token.
+        self.texts[slots, torch.where(is_there, starts + places_of, starts - 1)] = NO_TOKEN
+
+
+def bytes_needed(
+    slots: int, length: int, draft_length: int, ring: int, *, engine_tokens: int = 0, trees: bool = False
+) -> int:
+    """Return the bytes that `LookupSteps` allocates without corpora."""
+    state = at.bytes_needed(slots, length, draft_length, ring, engine_tokens=engine_tokens, trees=trees)
+    return state + 4 * slots * (length + 6 * draft_length)
+
+
+def _before(references: Sequence[Tokens], room: int) -> Tokens:
+    """Return the text before a request's own: the references that fit, with a negative token after each."""
+    parts = [np.zeros(0, np.int32)]
+    most = room
+    for reference in references:  # cut before copying: a reference may be part of a large corpus
+        parts += [np.asarray(reference[:room], np.int32), np.full(1, NO_TOKEN, np.int32)]
+        room -= len(reference[:room]) + 1
+        if room <= 0:
+            break
+    text = np.concatenate(parts)[:most]
+    text[-1:] = NO_TOKEN
+    return text
+
+
+def _contiguous(table: Tensor) -> Tokens:
+    """Return a token table as a contiguous array: one of another layout would be compiled for once more.
+
+    Columns between the rows of a larger table belong to it, but nothing reads them.
+    """
+    if table.is_contiguous():
+        return table.numpy()
+    rows, columns = table.shape
+    stride, step = table.stride()
+    if step != 1 or stride < columns:
+        return table.contiguous().numpy()
+    wide: Tokens = np.lib.stride_tricks.as_strided(table.numpy(), (rows, stride))
+    return wide
