@@ -163,6 +163,18 @@ def token_at(state: State, which: int, text: Any, n: int, owner: int, place: int
 
 
 @register_jitable
+def long_enough(state: State, found: Any, number: int) -> int:
+    """Keep the candidates with the shortest match that is drafted from, or a longer one; return their number."""
+    kept = 0
+    for k in range(number):
+        if found[k, LENGTH] >= state.figures[at.SHORTEST]:
+            for column in range(TOKEN if kept < k else 0):
+                found[kept, column] = found[k, column]
+            kept += 1
+    return kept
+
+
+@register_jitable
 def owner_of(facts: Any, index: int) -> int:
     """Return the owner of what a candidate follows in the ring."""
     return int(facts[at.GROUP if index >= at.SIBLINGS else at.OWNER])

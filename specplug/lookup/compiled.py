@@ -119,6 +119,7 @@ def vote(
     is_pending = facts[at.CHAIN_FOR] == facts[at.END]
     begin = begin_draft(state, slot, text, row, drafts)
     drafted = begin
+    survival: Any = np.int64(at.SURE)
     while drafted < limit:
         depth = drafted - begin
         alive = 0
@@ -152,6 +153,10 @@ def vote(
                 number += 1
         size = arithmetic.length_class(longest)
         keys = arithmetic.judging_rows(token, last, owner, size, share, number, hit_rate, origins, near)
+        level = confidence(state, keys[0], keys[1], keys[2])
+        survival = survival * level // at.LEVELS
+        if survival < state.figures[at.LEAST]:
+            break
         if not is_pending:
             chain[at.CHAIN_TOKEN, drafted] = token
             chain[at.CHAIN_EVIDENCE, drafted] = keys[0]
@@ -159,7 +164,7 @@ def vote(
             chain[at.CHAIN_OWN, drafted] = keys[2]
             chain[at.CHAIN_PARENT, drafted] = drafted - 1
         drafts.ids[row, drafted] = last = token
-        drafts.confidence[row, drafted] = np.float32(confidence(state, keys[0], keys[1], keys[2]) / at.LEVELS)
+        drafts.confidence[row, drafted] = np.float32(level / at.LEVELS)
         drafts.sources[row, drafted] = source
         drafted += 1
     return drafted

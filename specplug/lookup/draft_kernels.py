@@ -31,6 +31,7 @@ from specplug.lookup.kernel_arithmetic import (
     GENERATION,
     GROUP,
     HIT_RATE,
+    LEAST,
     LENGTHS,
     LEVELS,
     LONG_KEY,
@@ -48,12 +49,14 @@ from specplug.lookup.kernel_arithmetic import (
     RESPONSE_ANCHOR,
     SCOPE,
     SHORT_KEY,
+    SHORTEST,
     SHORTEST_KEY,
     SIBLINGS,
     SPAN,
     SPAN_END,
     SPARED,
     START,
+    SURE,
     TABLE_CANDIDATES,
     TOKENS_END,
     USED,
@@ -184,7 +187,7 @@ def anchor(facts, WHICH: tl.constexpr, own, memory, owner, is_matched, follows, 
 
 
 @triton.jit
-def gather(facts, own, memory, voted, buckets, matches, blocks, kept, served, vocab_size):
+def gather(facts, own, memory, voted, buckets, matches, blocks, kept, served, figures, vocab_size):
     """Return a row's candidates, of which `kept` are own matches, and note what each predicts next."""
     each = tl.arange(0, CANDIDATES)
     best = next_match(matches, blocks * kept, tl.full([], 1 << 62, tl.int64))
@@ -196,11 +199,12 @@ def gather(facts, own, memory, voted, buckets, matches, blocks, kept, served, vo
         others = tl.where((each == index + k) & (each < OTHERS_END), last, others)
     found = candidates(facts, own, memory, best, others, buckets, kept)
     found = corpus_candidates(found, facts, own, served)
-    places, known, kinds, _, owners, alive = found
+    places, known, kinds, ranks, owners, alive = found
+    alive = flags(alive & (known >= tl.load(figures + SHORTEST)))
     tl.store(voted + each, predicted(own, memory, owners, kinds, places, alive, vocab_size))
     tl.store(voted + CANDIDATES + each, kinds * LENGTHS + length_class(known), mask=alive)
     tl.store(facts + VOTED_FOR, own[1])
-    return found
+    return places, known, kinds, ranks, owners, alive
 
 
 @triton.jit
@@ -253,7 +257,7 @@ def draft_kernel(
         voted = voted + slot * 2 * CANDIDATES
         of_row = matches + row * matches_stride
         served = (scopes + slot * SCOPE, corpus, segments, tenants, tenants_count, corpus_matches, ranks_count, row)
-        found = gather(facts, own, memory, voted, buckets, of_row, blocks, kept, served, vocab_size)
+        found = gather(facts, own, memory, voted, buckets, of_row, blocks, kept, served, figures, vocab_size)
         tables = (counts, figures, engine_tokens * (1 + slot))
         chain = chain + slot * CHAIN_ROWS * chain_length
         drafted, tokens, origins, levels = vote(
@@ -327,6 +331,13 @@ def vote(facts, chain, chain_length, own, memory, found, limit, tables, vocab_si
         level = probability(figures, log_odds(counts, figures, evidence, of_engine))
         after = log_odds_after(counts, figures, contexts, of_engine, level, PAIRS)
         levels = tl.where(of_engine, probability(figures, after), levels)
+    survival = tl.full([], SURE, tl.int64)
+    least = tl.load(figures + LEAST)
+    kept = engine
+    for place in range(engine, drafted):
+        survival = survival * tl.reduce(tl.where(columns == place, levels, 0), 0, plus) // LEVELS
+        kept += (survival >= least).to(tl.int32)
+    drafted = kept
     keep(facts, chain, chain_length, n - engine, drafted, (ids, evidence, contexts, own_rows, columns - 1), columns)
     return drafted, ids, sources, levels
 

@@ -101,7 +101,7 @@ candidate the first candidates of the node before its token and of its own, in p
 """
 SURE = 1 << 30
 LEAST_SURVIVAL = SURE // 1000
-"""Steps of the probability that a tree's node is reached and right, and the least of a node."""
+"""Steps of the probability that a drafted token is reached and right, and its least by default."""
 
 LEVELS = 4096
 """Steps of a probability."""
@@ -136,8 +136,10 @@ PROBABILITIES = np.array(
 RANKS = 64
 AGES = np.array([round(FRACTION * log2(1 + 0.05 * rank)) for rank in range(RANKS)], np.int32)
 """What votes lose by their rank."""
-FIGURES = np.concatenate((LOGARITHMS, POWERS, PROBABILITIES, AGES, np.array(SHARE_BOUNDS, np.int32)))
-"""All of these, for kernels."""
+FIGURES = np.concatenate((LOGARITHMS, POWERS, PROBABILITIES, AGES, np.array((*SHARE_BOUNDS, 0, LEAST_SURVIVAL), np.int32)))
+"""All of these, for kernels, and two settings for all forms."""
+SHORTEST, LEAST = len(FIGURES) - 2, len(FIGURES) - 1
+"""Indices of these: the shortest match of a candidate, and the least survival of a drafted token, at least 1."""
 OFFSETS = np.array(sorted(range(-BACK, WINDOW), key=lambda k: (abs(k), -k)), np.int32)
 """Offsets from an anchor in the order of the search."""
 
@@ -226,13 +228,18 @@ def allocate(
     *,
     engine_tokens: int = 0,
     trees: bool = False,
+    shortest: int = 0,
+    least: int = LEAST_SURVIVAL,
 ) -> State:
     """Return the state for S slots, texts of at most L tokens and drafts of K, with room for C response tokens.
 
-    C is rounded up to a power of two, at least 256.  `engine_tokens` is G, see `Source`.  The texts, [S, L] int32, are
+    C is rounded up to a power of two, at least 256.  `engine_tokens` is G, see `Source`.  `shortest` and `least` are
+    settings, see `SHORTEST`; after the engine's tokens only those of the lookup count in a token's survival.  The texts, [S, L] int32, are
     not part of it: a slot's references, a negative token after each, and then its own text.
     """
     capacity = 1 << max(8, (ring - 1).bit_length())
+    figures = FIGURES.copy()
+    figures[SHORTEST], figures[LEAST] = shortest, least
 
     def zeros(*shape: int, dtype: torch.dtype = torch.int32) -> Tensor:
         return torch.zeros(shape, dtype=dtype, device=device)
@@ -249,7 +256,7 @@ def allocate(
         buckets=zeros(3 if trees else 2, capacity // 4, ENTRIES),
         end=zeros(1),
         matches=zeros(slots, -(-length // BLOCK) * (TREE_MATCHES if trees else 1), dtype=torch.int64),
-        figures=torch.from_numpy(FIGURES).to(device),
+        figures=torch.from_numpy(figures).to(device),
         found=zeros(CANDIDATES, 7, dtype=torch.int64),
         nodes=zeros(slots if trees else 0, NODE_ROWS, draft_length, CANDIDATES),
         scopes=zeros(slots, SCOPE),

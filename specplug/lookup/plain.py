@@ -10,7 +10,7 @@ from typing import Any
 
 from specplug.lookup import arithmetic
 from specplug.lookup import layout as at
-from specplug.lookup.candidates import candidates, origin_of, owner_of, predicted
+from specplug.lookup.candidates import candidates, long_enough, origin_of, owner_of, predicted
 from specplug.lookup.corpus_search import corpus_candidates
 from specplug.lookup.corpus_search import search as search
 from specplug.lookup.layout import INDEX, KIND, PLACE, TOKEN, WEIGHT, Drafts, Rows, Source, State
@@ -99,6 +99,7 @@ def draft(state: State, texts: Any, rows: Rows, drafts: Drafts, vocab_size: int)
         if is_current and n > facts[at.START] and limit > 0:
             number = candidates(state, slot, text, end, state.matches[row], found)
             number = corpus_candidates(state, slot, state.corpus_matches[row], text, end, found, number)
+            number = long_enough(state, found, number)
             ask(state, slot, text, end, found, number, vocab_size)
             if drafts.parents.shape[0] > 0:
                 drafted = grow(state, slot, text, n, found, number, limit, vocab_size, row, drafts)
@@ -117,7 +118,7 @@ def vote(
     state: State, slot: int, text: Any, n: int, found: Any, number: int, limit: int, vocab_size: int, row: int,
     drafts: Drafts,
 ) -> int:  # fmt: skip
-    """Draft the token with the longest expected draft, repeatedly, and return the number of drafted tokens.
+    """Draft the token with the longest expected draft, as long as it is likely enough, and return their number.
 
     The candidates that predicted a token vote on the next one; the engine's tokens come first.
     """
@@ -125,6 +126,7 @@ def vote(
     alive = found[:number, :WEIGHT].copy()
     is_pending = state.slots[slot, at.CHAIN_FOR] == state.slots[slot, at.END]  # an earlier draft is still judged
     begin = drafted = begin_draft(state, slot, text, row, drafts)
+    survival = at.SURE
     while drafted < limit:
         alive = at_depth(state, slot, text, n, alive, drafted - begin, vocab_size)
         scores, longest = tally(state, alive, drafted - begin)
@@ -135,10 +137,14 @@ def vote(
         )  # the first among ties
         alive = alive[alive[:, TOKEN] == token]
         keys, source = evidence(state, slot, alive, drafted - begin, last, scores, longest[token])
+        level = confidence(state, *keys)
+        survival = survival * level // at.LEVELS
+        if survival < state.figures[at.LEAST]:
+            break
         if not is_pending:
             state.chain[slot, :, drafted] = token, *keys, drafted - 1
         drafts.ids[row, drafted] = last = token
-        drafts.confidence[row, drafted] = confidence(state, *keys) / at.LEVELS
+        drafts.confidence[row, drafted] = level / at.LEVELS
         drafts.sources[row, drafted] = source
         drafted += 1
     return drafted
@@ -207,7 +213,7 @@ def grow(
 
     consider(found[:number, :WEIGHT].copy(), 0, at.SURE, -1, int(text[n - 1]))
     nodes = 0
-    while waiting and nodes < limit and -waiting[0][0] >= at.LEAST_SURVIVAL:
+    while waiting and nodes < limit and -waiting[0][0] >= state.figures[at.LEAST]:
         survival, depth, _, parent, level, keys, source, agreeing = heapq.heappop(waiting)
         token = int(agreeing[0, TOKEN])
         if not is_pending:

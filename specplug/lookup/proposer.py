@@ -68,7 +68,14 @@ class LookupProposer(Proposer):
         if context.caps.engine_tokens:
             self.sources = (*self.sources, at.SOURCES[at.OF_ENGINE])
         *sizes, trees, engine_tokens = _sizes(context, settings)
-        self.steps = LookupSteps(*sizes, context.device, engine_tokens=engine_tokens, trees=trees)
+        self.steps = LookupSteps(
+            *sizes,
+            context.device,
+            engine_tokens=engine_tokens,
+            trees=trees,
+            shortest=settings.min_n,
+            least=max(1, round(at.SURE * settings.min_survival)),
+        )
         self._ring = len(self.steps.state.ring)
         self._room = self._ring // (2 * context.max_slots)  # so that the spans of all slots take half of the ring
         self._owners, self._groups = Owners(), Groups()

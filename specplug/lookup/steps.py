@@ -50,6 +50,7 @@ class LookupSteps:
         device: the device of the batches.
         engine_tokens: G, the most tokens of the engine's own drafter; 0 without one.
         trees: whether trees are drafted.
+        settings: `shortest` and `least`, see `layout.SHORTEST`.
 
     Attributes:
         state: see `layout.State`.
@@ -66,8 +67,10 @@ class LookupSteps:
         *,
         engine_tokens: int = 0,
         trees: bool = False,
+        **settings: int,
     ) -> None:
-        self.state = at.allocate(slots, length, draft_length, ring, device, engine_tokens=engine_tokens, trees=trees)
+        more: dict[str, Any] = {"engine_tokens": engine_tokens, "trees": trees, **settings}
+        self.state = at.allocate(slots, length, draft_length, ring, device, **more)
         self.texts = torch.zeros(slots, length, dtype=torch.int32, device=device)
         self._form, self._device = form_for(device), device
         self._is_compiled = self._form.__name__.endswith("compiled")
@@ -201,15 +204,16 @@ class LookupSteps:
 
     def _hand_over(self, draft: Draft) -> None:
         """Copy the scratch to a draft."""
-        size, length = draft.token_ids.shape
         found = self._drafts
+        size = draft.batch_size
+        length = min(draft.draft_length, found.ids.shape[1])
         draft.lengths.copy_(found.lengths[:size])
         is_drafted = self._columns[:length] < draft.lengths[:, None]
-        draft.token_ids.copy_(torch.where(is_drafted, found.ids[:size, :length], NO_TOKEN))
-        draft.confidence.copy_(found.confidence[:size, :length])
-        draft.source.copy_(found.sources[:size, :length])
+        draft.token_ids[:, :length] = torch.where(is_drafted, found.ids[:size, :length], NO_TOKEN)
+        draft.confidence[:, :length] = found.confidence[:size, :length]
+        draft.source[:, :length] = found.sources[:size, :length]
         if draft.parents is not None and len(found.parents):
-            draft.parents.copy_(found.parents[:size, :length])
+            draft.parents[:, :length] = found.parents[:size, :length]
 
     def _erase(self, batch: EngineBatch) -> None:
         """Replace what is not text by negative tokens, in all rows that have any; tokens to come are replaced too."""

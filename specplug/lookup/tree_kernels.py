@@ -16,7 +16,7 @@ from specplug.lookup.kernel_arithmetic import (
     FACTS,
     GENERATION,
     HIT_RATE,
-    LEAST_SURVIVAL,
+    LEAST,
     LENGTHS,
     LEVELS,
     NEAR,
@@ -78,10 +78,10 @@ def tree_kernel(
         voted = voted + slot * 2 * CANDIDATES
         of_row = matches + row * matches_stride
         served = (scopes + slot * SCOPE, corpus, segments, tenants, tenants_count, corpus_matches, ranks_count, row)
-        found = gather(facts, own, memory, voted, buckets, of_row, blocks, kept, served, vocab_size)
+        found = gather(facts, own, memory, voted, buckets, of_row, blocks, kept, served, figures, vocab_size)
         depths = grow(facts, nodes, stride, own, memory, found, limit, counts, figures, vocab_size)
         tl.debug_barrier()
-        drafted, chosen = choose(nodes, depths, limit, columns)
+        drafted, chosen = choose(nodes, depths, limit, tl.load(figures + LEAST), columns)
         is_node = columns < drafted
         tl.store(nodes + NODE_NUMBER * stride + chosen, columns, mask=is_node)
         tl.debug_barrier()
@@ -121,6 +121,7 @@ def grow(facts, nodes, stride, own, memory, found, limit, counts, figures, vocab
     period = tl.where(is_own, n - places, 1)
     last = each * 0 + own[2]
     parents = each * 0
+    least = tl.load(figures + LEAST)
     survival = each.to(tl.int64) * 0 + SURE
     depth = n * 0
     while (depth < limit) & (tl.reduce(alive.to(tl.int32), 0, larger) > 0):
@@ -156,7 +157,7 @@ def grow(facts, nodes, stride, own, memory, found, limit, counts, figures, vocab
         tl.store(here + NODE_CONTEXT * stride, context, mask=is_node)
         tl.store(here + NODE_OWN * stride, own_row, mask=is_node)
         tl.store(here + NODE_PARENT * stride, parents, mask=is_node)
-        alive = alive & (survival >= LEAST_SURVIVAL)  # no node after another one can be chosen
+        alive = alive & (survival >= least)  # no node after another one can be chosen
         parents = first
         last = token
         depth += 1
@@ -164,7 +165,7 @@ def grow(facts, nodes, stride, own, memory, found, limit, counts, figures, vocab
 
 
 @triton.jit
-def choose(nodes, depths, limit, columns):
+def choose(nodes, depths, limit, least, columns):
     """Return the number of nodes that are drafted, and the index of each by depth and first candidate, [COLUMNS]."""
     COLUMNS: tl.constexpr = columns.shape[0]
     each = tl.arange(0, COLUMNS * CANDIDATES)
@@ -173,7 +174,7 @@ def choose(nodes, depths, limit, columns):
     chosen = columns * 0
     drafted = depths * 0
     best = tl.reduce(order, 0, larger)
-    while (drafted < limit) & ((best + COLUMNS * CANDIDATES) >> 32 >= LEAST_SURVIVAL):
+    while (drafted < limit) & ((best + COLUMNS * CANDIDATES) >> 32 >= least):
         index = (-best & 0xFFFFFFFF).to(tl.int32)
         chosen = tl.where(columns == drafted, index, chosen)
         drafted += 1

@@ -31,7 +31,7 @@ def grow(
     drafted = 0
     while drafted < limit:
         depth, first = _likeliest(nodes, depths)
-        if depths == 0 or nodes[at.NODE_SURVIVAL, depth, first] < at.LEAST_SURVIVAL:
+        if depths == 0 or nodes[at.NODE_SURVIVAL, depth, first] < state.figures[at.LEAST]:
             break
         nodes[at.NODE_SURVIVAL, depth, first] = 0
         nodes[at.NODE_NUMBER, depth, first] = drafted
@@ -56,7 +56,7 @@ def _consider(
         if depth > 0:
             # no node after one that is too unlikely can be drafted
             before = nodes[at.NODE_NUMBER, depth - 1, found[k, INDEX]]
-            is_open = nodes[at.NODE_REACHED, depth - 1, before] >= at.LEAST_SURVIVAL
+            is_open = nodes[at.NODE_REACHED, depth - 1, before] >= state.figures[at.LEAST]
         if token >= 0 and is_open:
             for column in range(TOKEN):
                 found[alive, column] = found[k, column]

@@ -39,6 +39,8 @@ class Run:
             random.choice([256, 1024]),
             engine_tokens=self.engine_tokens,
             trees=self.trees,
+            shortest=random.choice([0, 0, 2]),
+            least=random.choice([at.LEAST_SURVIVAL, at.SURE // 4]),
         )
         if random.random() < 0.5:  # some rows of counts are large
             noise = np.random.default_rng(random.randrange(1 << 30))

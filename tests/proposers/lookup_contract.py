@@ -1,15 +1,19 @@
-"""The conformance kit for proposers over `Lookup`, which learn from what they drafted."""
+"""The conformance kit for proposers that draft by lookup, which learn from what they drafted."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
+from torch import Tensor
+
 from specplug.interfaces import PluginContext
-from specplug.match.proposer import LookupProposer
+from specplug.lookup import layout as at
+from specplug.lookup.proposer import LookupProposer
 from specplug.plugins.specs import ProposerSpec
 from specplug.testing.contract import ProposerContract
 from specplug.types.batch import EngineBatch
 from specplug.types.caps import ProposerCaps
+from specplug.types.draft import Draft
 
 
 class Unlearning(LookupProposer):
@@ -20,14 +24,19 @@ class Unlearning(LookupProposer):
 
     def __init__(self, context: PluginContext) -> None:
         super().__init__(context)
-        self._learnt = self.lookup.tables.arrays
-        self._default_counts = tuple(table.copy() for table in self._learnt)
+        self._counts = self.steps.state.counts.clone()
+
+    def step(self, batch: EngineBatch, limits: Tensor | None, draft: Draft | None) -> None:
+        """Forget between ingesting, which judges earlier drafts, and drafting."""
+        self.ingest(batch)
+        if limits is not None and draft is not None:
+            self.propose(batch, limits, draft)
 
     def ingest(self, batch: EngineBatch) -> None:
-        super().ingest(batch)
-        for table, default in zip(self._learnt, self._default_counts, strict=True):
-            table[:] = default
-        self.lookup.rows.hit_rate[:] = 0.5
+        self.steps.run(batch, None, None)
+        state = self.steps.state
+        state.counts.copy_(self._counts)
+        state.slots[:, at.HIT_RATE] = at.LEVELS // 2
 
 
 def on_engine(spec: ProposerSpec, *, trees: bool) -> ProposerSpec:
