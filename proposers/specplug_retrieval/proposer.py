@@ -16,21 +16,23 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from torch import Tensor
 
 from specplug.corpus.segment import LiveSegment
 from specplug.corpus.store import STORE_FILE, Store
 from specplug.corpus.view import Snapshot, View
 from specplug.interfaces import PluginContext
-from specplug.match.cpu.corpus_index import CorpusIndex, IndexSegment
-from specplug.match.cpu.lookup import SOURCES
-from specplug.match.proposer import LookupProposer
+from specplug.lookup.corpora import Corpora, Numbers, Segment, loaded
+from specplug.lookup.layout import CORPUS_SOURCE, SOURCES
+from specplug.lookup.proposer import LookupProposer
 from specplug.settings.model import CorporaSettings
 from specplug.text.fingerprint import Fingerprint, fingerprint
 from specplug.types.batch import EngineBatch
+from specplug.types.draft import Draft
 from specplug.types.request import Request
 
 Tokens = npt.NDArray[np.int32]
-Tenants = Mapping[str, Sequence[IndexSegment]]
+Tenants = Mapping[str, Sequence[Segment]]
 
 UNKNOWN = Fingerprint("unknown", "unknown", 2**31 - 1)
 """The fingerprint of a store that a server without a tokenizer creates: only token ids are known."""
@@ -45,15 +47,15 @@ class StoreWatcher:
     `context.sections["corpora"]` names the store; without one there are no corpora.
     """
 
-    def __init__(self, context: PluginContext, corpus_index_of: Callable[[Tenants], CorpusIndex]) -> None:
-        self._corpus_index_of = corpus_index_of
+    def __init__(self, context: PluginContext, corpora_of: Callable[[Tenants], Corpora]) -> None:
+        self._corpora_of = corpora_of
         self._settings: CorporaSettings = context.sections.get("corpora", CorporaSettings())
         self._tokenizer = _target_fingerprint(context)
         self._store: Store | None = None
         self._view: View | None = None
         self._seen: Snapshot | None = None
         self._sizes: dict[str, dict[str, int]] = {}
-        self._newest: CorpusIndex | None = None
+        self._newest: Corpora | None = None
         self._unsearchable: tuple[str, ...] = ()
         self._looking, self._ended = threading.Lock(), threading.Event()
         self._watcher = threading.Thread(target=self._watch, name="specplug-corpora", daemon=True)
@@ -83,8 +85,8 @@ class StoreWatcher:
             self._store = Store.create(path, self._tokenizer or UNKNOWN)
         self._view = View(path, self._tokenizer)
 
-    def changed(self, current: CorpusIndex) -> CorpusIndex | None:
-        """Return the newest corpus index if it is not `current`, otherwise None.  For the thread of the steps."""
+    def changed(self, current: Corpora | None) -> Corpora | None:
+        """Return the newest corpora if they are not `current`, otherwise None.  For the thread of the steps."""
         newest = self._newest
         return None if newest is current else newest
 
@@ -170,7 +172,7 @@ class StoreWatcher:
             for corpus in self._store.list():
                 sizes.setdefault(corpus.tenant, {})[corpus.name] = corpus.tokens
             tenants, problems = _searchable(seen)
-            newest = self._corpus_index_of(tenants)
+            newest = self._corpora_of(tenants)
             self._sizes, self._seen, self._newest, self._unsearchable = sizes, seen, newest, problems
 
 
@@ -182,9 +184,9 @@ def _can_only_wait(path: Path) -> bool:
     return not (path / STORE_FILE).exists()
 
 
-def _searchable(seen: Snapshot) -> tuple[dict[str, list[IndexSegment]], tuple[str, ...]]:
+def _searchable(seen: Snapshot) -> tuple[dict[str, list[Segment]], tuple[str, ...]]:
     """Return each tenant's segments in the form that kernels search, and the reasons for omitted ones."""
-    tenants: dict[str, list[IndexSegment]] = {}
+    tenants: dict[str, list[Segment]] = {}
     problems = []
     for name, segments in seen.tenants.items():
         tenants[name] = []
@@ -197,10 +199,12 @@ def _searchable(seen: Snapshot) -> tuple[dict[str, list[IndexSegment]], tuple[st
     return tenants, tuple(problems)
 
 
-def _searched(live: LiveSegment) -> IndexSegment:
+def _searched(live: LiveSegment) -> Segment:
     """Return a segment in the form that kernels search."""
     it = live.segment
-    return IndexSegment(it.text, it.places, it.starts, it.corpus_of, it.corpora, live.dead)
+    found = Segment(it.text, it.places, it.starts, it.corpus_of, it.corpora, live.dead)
+    found.check()
+    return found
 
 
 def _target_fingerprint(context: PluginContext) -> Fingerprint | None:
@@ -218,40 +222,44 @@ class Retrieval(LookupProposer):
     all of the tenant's corpora are equal.
     """
 
-    sources = SOURCES
+    sources = SOURCES[: CORPUS_SOURCE + 1]
 
     def __init__(self, context: PluginContext) -> None:
         super().__init__(context)
-        self.watcher = StoreWatcher(context, self.lookup.corpus_index_of)
+        self._numbers = Numbers()
+        self._loaded: Corpora | None = None
+        self._slots, self._device = context.max_slots, context.device
+        self.watcher = StoreWatcher(context, self._corpora_of)
+
+    def _corpora_of(self, tenants: Tenants) -> Corpora:
+        return loaded(tenants, self._numbers, self._slots, self._device)
 
     def warmup(self) -> None:
         """Compile or load the kernels, and open the store."""
         super().warmup()
         self.watcher.open()
 
-    def is_outdated(self) -> bool:
-        """Return whether the store has changed."""
-        return self.watcher.changed(self.lookup.corpus_index) is not None
-
     def update(self) -> None:
-        """Load the corpus index of a changed store."""
-        changed = self.watcher.changed(self.lookup.corpus_index)
+        """Use the corpora of a changed store."""
+        changed = self.watcher.changed(self._loaded)
         if changed is not None:
-            self.lookup.load(changed)
+            self.steps.load(changed)
+            self._loaded = changed
 
-    def ingest(self, batch: EngineBatch) -> None:
-        """Ingest new tokens and learn from them; load the corpus index of a changed store."""
+    def step(self, batch: EngineBatch, limits: Tensor | None, draft: Draft | None) -> None:
+        """Ingest new tokens and learn from them, and fill in the drafts; use the corpora of a changed store."""
         self.update()
-        super().ingest(batch)
+        super().step(batch, limits, draft)
 
-    def begin(self, slot: int, request: Request, owner: str) -> None:
+    def begin(self, slot: int, generation: int, owner: int, request: Request) -> int:
         """Begin a request's text in a slot; documents that it names follow its own references."""
         self.update()  # otherwise a new tenant of the store is not known yet
         tenant, options = request.tenant or SHARED, request.options
         named = [self.watcher.document(tenant, name, corpus) for name, corpus in options.documents]
         references = [reference.token_ids for reference in request.references]
         references += [text for text in named if text is not None]
-        self.lookup.start(slot, owner=owner, references=references, tenant=tenant, corpora=options.corpora)
+        scope = self._numbers.known(tenant, options.corpora)
+        return self.steps.begin(slot, generation, owner, references, scope)
 
     def status(self) -> dict[str, Any]:
         """Return the status of the corpora in use; see `StoreWatcher.status`."""

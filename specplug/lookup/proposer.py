@@ -66,7 +66,7 @@ class LookupProposer(Proposer):
         self._forgets = _FORGETS[settings.memory_forget]
         self._remembers = settings.memory_tokens > 0
         if context.caps.engine_tokens:
-            self.sources = (*self.sources, at.SOURCES[at.OF_ENGINE])
+            self.sources = (*self.sources, at.SOURCES[at.OF_ENGINE])  # their last
         *sizes, trees, engine_tokens = _sizes(context, settings)
         self.steps = LookupSteps(
             *sizes,

@@ -274,7 +274,7 @@ def test_a_store_that_the_server_cannot_make_is_used_once_it_is_there(tmp_path: 
         put(Store.create(root, fingerprint(Letters())), "late", TEXT)
         wait_until(lambda: made.status()["tenants"] == {"": {"late": len(TEXT)}})
         assert made.status()["problems"] == []
-        assert made.is_outdated()
+        assert made.watcher.changed(made._loaded) is not None
     finally:
         made.close()
 
@@ -380,11 +380,9 @@ def test_a_torn_segment_is_logged_and_the_rest_serves(store: Store, caplog: pyte
 
 def test_steps_see_each_change_whole_and_once(server: Server) -> None:
     """Whatever is changed while steps run: the thread of the steps takes what there is, and nothing gets lost."""
-    lookup = server.proposer.lookup
-    newest = server.watcher.changed(lookup.corpus_index)
-    assert newest is not None
-    lookup.load(newest)
-    assert server.watcher.changed(lookup.corpus_index) is None
+    assert server.watcher.changed(server.proposer._loaded) is not None
+    server.proposer.update()
+    assert server.watcher.changed(server.proposer._loaded) is None
     rounds = 30
 
     def change() -> None:
