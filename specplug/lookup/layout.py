@@ -136,7 +136,9 @@ PROBABILITIES = np.array(
 RANKS = 64
 AGES = np.array([round(FRACTION * log2(1 + 0.05 * rank)) for rank in range(RANKS)], np.int32)
 """What votes lose by their rank."""
-FIGURES = np.concatenate((LOGARITHMS, POWERS, PROBABILITIES, AGES, np.array((*SHARE_BOUNDS, 0, LEAST_SURVIVAL), np.int32)))
+FIGURES = np.concatenate(
+    (LOGARITHMS, POWERS, PROBABILITIES, AGES, np.array((*SHARE_BOUNDS, 0, LEAST_SURVIVAL), np.int32))
+)
 """All of these, for kernels, and two settings for all forms."""
 SHORTEST, LEAST = len(FIGURES) - 2, len(FIGURES) - 1
 """Indices of these: the shortest match of a candidate, and the least survival of a drafted token, at least 1."""
@@ -234,8 +236,8 @@ def allocate(
     """Return the state for S slots, texts of at most L tokens and drafts of K, with room for C response tokens.
 
     C is rounded up to a power of two, at least 256.  `engine_tokens` is G, see `Source`.  `shortest` and `least` are
-    settings, see `SHORTEST`; after the engine's tokens only those of the lookup count in a token's survival.  The texts, [S, L] int32, are
-    not part of it: a slot's references, a negative token after each, and then its own text.
+    settings, see `SHORTEST`; of a draft after the engine's tokens only its own count in survival.  The texts,
+    [S, L] int32, are not part of it: a slot's references, a negative token after each, and then its own text.
     """
     capacity = 1 << max(8, (ring - 1).bit_length())
     figures = FIGURES.copy()

@@ -1,4 +1,4 @@
-"""The settings shared by all proposers that use the match index."""
+"""The settings shared by all proposers that draft by lookup."""
 
 from __future__ import annotations
 
@@ -15,10 +15,13 @@ class LookupSettings(BaseModel):
     min_n: int = Field(
         default=0,
         ge=0,
-        description="shortest match to draft from, in tokens; 0 also tries to continue after a copy has diverged",
+        description="shortest match to draft from, in tokens; 0 also continues a copy past a token that differs",
     )
     max_n: int = Field(
-        default=64, ge=2, le=1024, description="longest match to search for; longer ones count as this long"
+        default=64,
+        ge=2,
+        le=1024,
+        description="without effect: matches are compared over at most 64 tokens; still accepted in configurations",
     )
     min_survival: float = Field(
         default=0.001,
@@ -30,7 +33,8 @@ class LookupSettings(BaseModel):
         default=1 << 20,
         ge=0,
         le=1 << 28,
-        description="size of the response memory in tokens, 13.25 bytes each; the oldest go first; 0 disables it",
+        description="size of the response memory in tokens, 20.25 bytes each, 28.25 with trees, on the engine's "
+        "device; the oldest go first; 0 keeps only what siblings share",
     )
     memory_scope: Literal["isolated", "server"] = Field(
         default="isolated",
@@ -45,8 +49,7 @@ class LookupSettings(BaseModel):
         default=0,
         ge=0,
         le=64,
-        description="threads that share a large batch, with the same result; 0 takes a quarter of the usable cores, at "
-        "most 4, and 1 where the model itself runs on the CPU",
+        description="without effect: a step runs on the engine's device; still accepted in configurations",
     )
 
     @model_validator(mode="after")

@@ -247,7 +247,7 @@ class ReplayEngine:
         if self._slots.is_compiled and (is_alone or engine_ids or not stage.cuts(self._repeats, length, own)):
             draft = self._slots.step(rows, own, engine_ids)
         else:
-            batch = self._slots.batch(rows)
+            batch = self._slots.batch(rows, engine_ids)
             caps = [plan.draft_length_for(occupant.request.request_id) for occupant in rows] if plan.caps else None
             draft = stage.propose(batch, length, None if caps is None else torch.tensor(caps, dtype=torch.int32))
             draft = stage.cut(batch, draft, own) if is_alone else draft

@@ -115,8 +115,13 @@ class ReplaySlots:
         self._texts[occupant.slot, occupant.length : stop] = tokens
         occupant.length = stop
 
-    def batch(self, occupants: Sequence[Occupant], *, resets: bool = True) -> EngineBatch:
-        """Return a batch of B rows; with `resets`, it names the slots with a new occupant since the last such batch."""
+    def batch(
+        self, occupants: Sequence[Occupant], engine_ids: Sequence[Sequence[int]] = (), *, resets: bool = True
+    ) -> EngineBatch:
+        """Return a batch of B rows, after the engine's drafts [B, G] if it has a drafter.
+
+        With `resets`, it names the slots with a new occupant since the last such batch.
+        """
         size, slots = len(occupants), torch.tensor([it.slot for it in occupants])
         lengths, table = _ints([it.length for it in occupants]), self._allocator.slots
         return EngineBatch(
@@ -133,6 +138,7 @@ class ReplaySlots:
             reset_slots=table.take_resets() if resets else (),
             request_ids=tuple(it.request.request_id for it in occupants),
             requests=tuple(it.request for it in occupants),
+            engine_ids=torch.tensor(engine_ids, dtype=torch.int32) if engine_ids else None,
         )
 
     def step(self, occupants: Sequence[Occupant], plan: StepPlan, engine_ids: Sequence[Sequence[int]] = ()) -> Draft:

@@ -63,7 +63,7 @@ def kept_of(engine: EngineRows, kept: Tensor | list[int] | None) -> EngineRows:
     """Return the engine's tensors with these rows alone in `idx_mapping` and the counts; all rows if `kept` is None."""
     if kept is None:
         return engine
-    names = ("idx_mapping", "num_sampled", "num_rejected")
+    names = ("idx_mapping", "num_sampled", "num_rejected", *["engine_ids"] * (engine.engine_ids is not None))
     return engine._replace(**{name: getattr(engine, name)[kept] for name in names})
 
 
@@ -275,6 +275,7 @@ class Drafting:
             barriers=facts.barriers,
             request_ids=facts.names,
             requests=facts.requests,
+            engine_ids=engine.engine_ids,
         )
         accepted = (emitted - 1).clamp(min=0)
         outcome = Outcome(

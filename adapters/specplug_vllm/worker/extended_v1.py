@@ -16,12 +16,13 @@ import torch
 from torch import Tensor
 
 from specplug.pipeline.stream.buffers import EngineRows
-from specplug.runtime.steps_in_flight import StepInFlight
+from specplug.runtime.slots import RowFacts
+from specplug.runtime.stream_steps import PATIENCE, TRIED_EVERY
 from specplug.seams.seam import hook
+from specplug.types.draft import Draft
 from specplug.types.plan import NO_SPECULATION
 from specplug_vllm import seams
 from specplug_vllm.config import engine_tokens
-from specplug_vllm.worker.drafting import require_steps
 from specplug_vllm.worker.v1 import V1Proposer
 
 
@@ -36,11 +37,11 @@ class ExtendedProposer(V1Proposer):
         seams.require("extended v1")
         config, self._drafter = runner.vllm_config, runner.drafter
         self._most, self._several_ranks = engine_tokens(config), config.parallel_config.tensor_parallel_size > 1
-        self._engine_ids = torch.zeros(config.scheduler_config.max_num_seqs, self._most, dtype=torch.int64)
+        self._engine_ids = torch.zeros(config.scheduler_config.max_num_seqs, self._most, dtype=torch.int32)
         self._newest: Tensor | None = None
         self._from_engine: list[int] = []
+        self._unused = 0  # steps in a row whose drafts held none of the drafter's tokens
         super().__init__(config)
-        require_steps(self.drafting, self._steps)
         propose = self._drafter.propose
 
         @functools.wraps(propose)
@@ -70,10 +71,15 @@ class ExtendedProposer(V1Proposer):
             runner._draft_probs = widened(runner._draft_probs, drafts, self._engine_counts(len(drafts)))
 
     def _wanted(self) -> int:
-        """Return how many tokens the drafter is to draft: the same on all ranks."""
-        if self._steps is None or self._several_ranks:
+        """Return how many tokens the drafter is to draft: the same on all ranks.
+
+        The first one costs no pass of its own: the pass that drafts it also keeps the drafter's key-value cache in
+        step.  The others are left out while lookup's drafts take their place.
+        """
+        if self.drafting is None or self._several_ranks:
             return self._most
-        return self._steps.engine_tokens()
+        is_idle = self._unused >= PATIENCE and self._unused % TRIED_EVERY
+        return min(1, self._most) if is_idle else self._most
 
     def _engine_counts(self, rows: int) -> list[int]:
         """Return how many tokens at the beginning of each row's draft are the drafter's."""
@@ -81,9 +87,12 @@ class ExtendedProposer(V1Proposer):
         counts = dict(zip(range(rows) if kept is None else kept, self._from_engine, strict=False))  # none if it failed
         return [counts.get(row, 0) for row in range(rows)]
 
-    def _drafts_of(self, step: StepInFlight, draft_length: int) -> list[list[int]]:
-        self._from_engine = step.buffers.from_engine[: step.batch_size].tolist()
-        return super()._drafts_of(step, draft_length)
+    def _draft_of(self, facts: RowFacts) -> Draft:
+        draft = super()._draft_of(facts)
+        if draft.draft_length:
+            self._from_engine = (draft.source == len(draft.sources) - 1).sum(1).tolist()
+            self._unused = 0 if any(self._from_engine) else self._unused + 1
+        return draft
 
     def _lift_limit(self, runner: Any) -> None:
         """Keep vLLM's limit: the drafter's model has it."""

@@ -15,15 +15,11 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from specplug.grammar.drafts import SOURCE, verdict_on_forced
-from specplug.pipeline.stream.buffers import DraftOutputs, EngineRows
+from specplug.pipeline.stream.buffers import EngineRows
 from specplug.runtime.slots import RowFacts
-from specplug.runtime.steps_in_flight import StepInFlight
-from specplug.runtime.stream_steps import StreamSteps
 from specplug.seams.seam import hook
 from specplug.types.batch import EngineBatch
 from specplug.types.draft import Draft
-from specplug.types.plan import NO_SPECULATION
 from specplug.types.verdict import Outcome
 from specplug.verify.draft_distribution import write_probs
 from specplug_vllm import seams
@@ -50,15 +46,12 @@ class V1Proposer:
         self._runner: Any = None
         self._is_warmup = False
         self._facts: RowFacts | None = None
-        self._steps: StreamSteps | None = None
         self.drafting = Drafting(vllm_config, _CPU, rank=0) if ranks()[0] else None
         if self.drafting is not None:
             self._emitted, self._rejected = np.zeros((2, self.drafting.max_slots), np.int32)
             self._rows = self._wrap(1, self._emitted, np.zeros((1, 1), np.int32))
             self._draft_probs = self.drafting.engine_distributions(device)
-            ids = torch.zeros(1, self.drafting.caps.max_draft_length, dtype=torch.int32)
             hooks.reserve_memory(self.drafting)
-            self._steps = self.drafting.steps_in_stream(_CPU, (self._rows, DraftOutputs(ids)))
         self.verifier = verifier.build(vllm_config, device)
         status.install_worker()
         from vllm.v1.worker.gpu_model_runner import GPUModelRunner  # which the runner has imported
@@ -112,13 +105,13 @@ class V1Proposer:
         facts = self._facts
         if facts is None or not facts.hold(drafting.allocator, names):
             facts = self._facts = RowFacts(drafting.allocator, names)
-        if drafting.may_skip and (self._steps is None or self._steps.skip(facts)):
+        if drafting.may_skip:
             drafting.count(names, sampled_token_ids)
             return []
         if not facts.names:
             return []
         self._note(names, sampled_token_ids, num_tokens_no_spec, token_ids_cpu)
-        drafts = self._of_stage(facts) if self._steps is None else self._in_stream(self._steps, facts)
+        drafts = self._of_stage(facts)
         if drafting.is_idle:
             return []
         if facts.kept is None:
@@ -158,35 +151,17 @@ class V1Proposer:
             lengths_by_row=True,
         )
 
-    def _in_stream(self, steps: StreamSteps, facts: RowFacts) -> list[list[int]]:
-        """Take a compiled step; return the drafts of the rows that may draft, empty ones if it fails."""
-        assert self.drafting is not None
-        grammars, plan = self.drafting.grammars, NO_SPECULATION if self.drafting.is_idle else self.drafting.plan
-        cut = [grammars[name].cut if name in grammars else 0 for name in facts.names] if grammars else ()
-        found: list[list[int]] = []
-
-        def step() -> None:
-            launched = steps.launch(facts, self._rows, plan, cut_by_grammar=cut)
-            found.extend(self._drafts_of(launched, plan.draft_length))
-            steps.drop(launched)
-
-        if grammars:  # compiled steps do not see the tokens that grammars drafted
-            _, outcome, _ = self._verified(facts)
-            if outcome.forced is not None:
-                self.drafting.stage.metrics.record_added(SOURCE, *verdict_on_forced(outcome))
-        return found if steps.attempt(facts, step) else [[] for _ in facts.names]
-
-    def _drafts_of(self, step: StepInFlight, draft_length: int) -> list[list[int]]:
-        """Return the drafts of a step that has run."""
-        return step.lists(draft_length)
-
     @torch.inference_mode()
     def _of_stage(self, facts: RowFacts) -> list[list[int]]:
         """Let the draft stage take a step; return the drafts of the rows that may draft."""
         assert self.drafting is not None
-        draft = self.drafting.step(*self._verified(facts))
+        draft = self._draft_of(facts)
         self._state_distribution(draft, facts.names)
         return [ids[:count] for ids, count in zip(draft.token_ids.tolist(), draft.lengths.tolist(), strict=True)]
+
+    def _draft_of(self, facts: RowFacts) -> Draft:
+        assert self.drafting is not None
+        return self.drafting.step(*self._verified(facts))
 
     @torch.inference_mode()
     def _verified(self, facts: RowFacts) -> tuple[EngineBatch, Outcome, Tensor]:
