@@ -79,8 +79,8 @@ class LookupSteps:
         self._zeros = torch.zeros(slots, dtype=torch.int32, device=device)
         self._columns = torch.arange(draft_length, device=device)
         ints = [np.zeros(slots, np.int32) for _ in range(5)]
-        self._rows = at.Rows(np.zeros(slots, np.int64), *ints[:3])
-        self._windows = np.zeros(slots, np.int64), *ints[3:]
+        self._staged = np.zeros(slots, np.int64), *ints[:3], np.zeros(slots, np.int64), *ints[3:]
+        self._views: tuple[list[Any], Any, Any] | None = None
         self._barriers: tuple[tuple[Barrier, ...], Tensor, Tensor] | None = None
         self._steps = 0
         self._use(self.state)
@@ -147,16 +147,15 @@ class LookupSteps:
         self._steps += 1
         if self._steps % at.HALVED_EVERY == 0:
             at.halve(self.state)
-        num_new = batch.num_new if is_new else self._zeros[:size]
         rows, source = self._arguments(
             batch.slots,
             batch.generations,
             batch.lengths,
-            self._zeros[:size] if limits is None else limits,
+            limits,
             batch.rows,
             batch.tokens,
             batch.first,
-            num_new,
+            batch.num_new if is_new else None,
             batch.engine_ids,
         )
         self._form.ingest(*self._memory, rows, source)
@@ -175,45 +174,60 @@ class LookupSteps:
         slots: Tensor,
         generations: Tensor,
         lengths: Tensor,
-        limits: Tensor,
+        limits: Tensor | None,
         table_rows: Tensor,
         table: Tensor,
         firsts: Tensor | None,
-        num_new: Tensor,
+        num_new: Tensor | None,
         engine_ids: Tensor | None,
     ) -> tuple[at.Rows, at.Source]:
-        """Return the rows and the source of a step: kernels take the tensors, compiled code takes arrays of its own."""
-        size = len(slots)
-        ids = self._no_ids[:size] if engine_ids is None else engine_ids
-        first = self._zeros[:size] if firsts is None else firsts
-        of_rows, windows = (slots, generations, lengths, limits), (table_rows, first, num_new)
-        if not self._is_compiled:
-            return at.Rows(*of_rows), at.Source(table, *windows, ids)
-        for mine, tensor in zip((*self._rows, *self._windows), (*of_rows, *windows), strict=True):
-            mine[:size] = tensor.numpy()
-        rows = at.Rows(*[it[:size] for it in self._rows])
-        return rows, at.Source(_contiguous(table), *[it[:size] for it in self._windows], ids.contiguous().numpy())
+        """Return the rows and the source of a step: kernels take the tensors, compiled code takes arrays of its own.
+
+        What is None is 0 for all rows.
+        """
+        tensors = slots, generations, lengths, limits, table_rows, firsts, num_new
+        if self._is_compiled:
+            staged, no_ids, _ = self._views_of(len(slots))
+            for mine, tensor in zip(staged, tensors, strict=True):
+                mine[:] = 0 if tensor is None else tensor.numpy()
+            ids = no_ids if engine_ids is None else engine_ids.contiguous().numpy()
+            return at.Rows(*staged[:4]), at.Source(_contiguous(table), *staged[4:], ids)
+        zeros = self._zeros[: len(slots)]
+        given = [zeros if it is None else it for it in tensors]
+        ids = self._no_ids[: len(slots)] if engine_ids is None else engine_ids
+        return at.Rows(*given[:4]), at.Source(table, *given[4:], ids)
 
     def _drafts_of(self, size: int, draft_length: int) -> Any:
         """Return the scratch that a step of B rows writes; compiled code takes all of its columns."""
-        drafts = [it[:size] for it in self._drafts]
         if self._is_compiled:
-            return at.Drafts(*[it.numpy() for it in drafts])
-        ids, *others = drafts
+            return self._views_of(size)[2]
+        ids, *others = [it[:size] for it in self._drafts]
         return at.Drafts(ids[:, :draft_length], *others)
+
+    def _views_of(self, size: int) -> tuple[list[Any], Any, Any]:
+        """Return the beginning of what compiled code reads of rows, and of what it writes."""
+        if self._views is None or len(self._views[2].lengths) != size:
+            drafts = at.Drafts(*[it[:size].numpy() for it in self._drafts])
+            self._views = [it[:size] for it in self._staged], self._no_ids[:size].numpy(), drafts
+        return self._views
 
     def _hand_over(self, draft: Draft) -> None:
         """Copy the scratch to a draft."""
-        found = self._drafts
-        size = draft.batch_size
-        length = min(draft.draft_length, found.ids.shape[1])
-        draft.lengths.copy_(found.lengths[:size])
-        is_drafted = self._columns[:length] < draft.lengths[:, None]
-        draft.token_ids[:, :length] = torch.where(is_drafted, found.ids[:size, :length], NO_TOKEN)
-        draft.confidence[:, :length] = found.confidence[:size, :length]
-        draft.source[:, :length] = found.sources[:size, :length]
-        if draft.parents is not None and len(found.parents):
-            draft.parents[:, :length] = found.parents[:size, :length]
+        length = min(draft.draft_length, self._drafts.ids.shape[1])
+        theirs: Any = (draft.token_ids, draft.confidence, draft.source, draft.lengths, draft.parents)
+        found = self._drafts_of(draft.batch_size, length)
+        columns: Any = self._columns
+        if self._is_compiled:  # numpy takes a third of the time
+            theirs = [None if it is None else it.numpy() for it in theirs]
+            columns = columns.numpy()
+        ids, confidence, sources, lengths, parents = theirs
+        lengths[:] = found.lengths
+        ids[:, :length] = found.ids[:, :length]
+        ids[:, :length][columns[:length] >= lengths[:, None]] = NO_TOKEN
+        confidence[:, :length] = found.confidence[:, :length]
+        sources[:, :length] = found.sources[:, :length]
+        if parents is not None and len(found.parents):
+            parents[:, :length] = found.parents[:, :length]
 
     def _erase(self, batch: EngineBatch) -> None:
         """Replace what is not text by negative tokens, in all rows that have any; tokens to come are replaced too."""

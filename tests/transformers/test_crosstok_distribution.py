@@ -202,7 +202,7 @@ def test_it_is_with_lookup_before_the_model(drafts: dict[str, str], monkeypatch:
     The clock by which `hybrid` decides stands still, so the model runs wherever more tokens are expected of it.
     """
     monkeypatch.setattr(specplug_hybrid.proposer, "time", SimpleNamespace(monotonic=lambda: 1.0))
-    p_value, counts = sample(drafts["tiny-draft"], proposer_name="hybrid")
+    p_value, counts = sample(drafts["tiny-draft"], proposer_name="hybrid", samples=4 * SAMPLES)
     alone = sample(drafts["tiny-draft"])[1].by_source["crosstok/common ids"]
     count = counts.by_source["hybrid/crosstok/common ids"]
     assert min(count.accepted, count.tested - count.accepted) > 100
