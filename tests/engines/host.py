@@ -71,12 +71,13 @@ def nurse(control: socket.socket, modules: Sequence[str]) -> socket.socket:
 
 
 def load_kernels() -> None:
-    """Load the kernels of lookup and of the draft stage, which each engine would do anew; no threads start."""
-    from specplug.match.proposer import warm_up
-    from tests.runtime.oracle import Engine
+    """Load the code of lookup, which each engine would do anew; no threads start."""
+    import torch
 
-    warm_up(trees=True)
-    Engine(streamed=True).close()
+    from specplug.lookup.steps import LookupSteps
+
+    for trees in (False, True):
+        LookupSteps(1, 64, 4, 256, torch.device("cpu"), trees=trees).warm_up()
 
 
 def become_host(environment: dict[str, str], log: int) -> None:
