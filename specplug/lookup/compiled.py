@@ -24,7 +24,7 @@ from specplug.lookup.trees import grow
 PIECE = 64
 """Places that are compared at once with the tokens that a longer match needs."""
 
-_NOT_COMPILED = {"groups", "options", "owners", "proposer", "steps"}
+_NOT_COMPILED = {"engine_draft", "groups", "options", "owners", "proposer", "steps"}
 _SOURCES = numba.__version__.encode() + b"".join(
     it.read_bytes() for it in sorted(Path(__file__).parent.glob("*.py")) if it.stem not in _NOT_COMPILED
 )

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from specplug.lookup import corpora
 from specplug.lookup import layout as at
+from specplug.lookup.engine_draft import standing
 from specplug.types.batch import Barrier, EngineBatch
 from specplug.types.draft import NO_TOKEN, Draft
 from specplug.types.tensors import to_device
@@ -132,8 +133,9 @@ class LookupSteps:
     def warm_up(self) -> None:
         """Compile or load everything, by a step of a row of no request, which changes nothing."""
         one = torch.ones(1, dtype=torch.int32, device=self._device)
-        slots, stale = torch.zeros(1, dtype=torch.int64, device=self._device), one.long() * NO_GENERATION
-        rows, source = self._arguments(slots, stale, one, one, slots, one[None], None, one * 0, None)
+        slots, numbers = torch.zeros_like(one).long(), [one.long() * NO_GENERATION, one[None], one]
+        row = EngineBatch(slots, numbers[0], slots, numbers[1], one, one > 0, one, one.float(), one > 0, vocab_size=1)
+        rows, source = self._arguments(row, one, None, None)
         for name, more in (("ingest", (source,)), ("scan", ()), ("search", ())):
             getattr(self._form, name)(*self._memory, rows, *more)
         self._form.draft(*self._memory, rows, self._drafts_of(1, self._drafts.ids.shape[1]), 1)
@@ -147,55 +149,64 @@ class LookupSteps:
         self._steps += 1
         if self._steps % at.HALVED_EVERY == 0:
             at.halve(self.state)
-        rows, source = self._arguments(
-            batch.slots,
-            batch.generations,
-            batch.lengths,
-            limits,
-            batch.rows,
-            batch.tokens,
-            batch.first,
-            batch.num_new if is_new else None,
-            batch.engine_ids,
-        )
-        self._form.ingest(*self._memory, rows, source)
-        if batch.barriers:
-            self._erase(batch)
-        self._form.scan(*self._memory, rows)
-        if draft is None:
+        num_new = batch.num_new if is_new else None
+        self._ingest(batch, limits, num_new, None)
+        if draft is None or limits is None:
             return
-        if len(self.state.tenants) > 2:
-            self._form.search(*self._memory, rows)
-        self._form.draft(*self._memory, rows, self._drafts_of(size, draft.draft_length), batch.vocab_size)
+        slots, pending = batch.slots, None
+        if batch.engine_ids is not None:
+            slots = batch.slots.long()
+            facts = self.state.slots[slots]
+            pending = facts[:, at.CHAIN_FOR] == facts[:, at.END]
+        self._draft(batch, draft.draft_length)
+        if pending is not None and batch.engine_ids is not None:
+            own = self._drafts.confidence[:size, : draft.draft_length]
+            is_first = standing(self.state, slots, limits, batch.engine_ids, own)
+            # What the engine begins is judged in place of lookup's own draft, unless an earlier one still is.
+            judged = self.state.slots[slots, at.CHAIN_FOR]
+            self.state.slots[slots, at.CHAIN_FOR] = torch.where(is_first & ~pending, 0, judged)
+            ids = torch.where(is_first[:, None], batch.engine_ids, NO_TOKEN).int()
+            self._ingest(batch, limits, None, ids)
+            self._draft(batch, draft.draft_length)
         self._hand_over(draft)
 
+    def _ingest(
+        self, batch: EngineBatch, limits: Tensor | None, num_new: Tensor | None, engine_ids: Tensor | None
+    ) -> None:
+        """Ingest new tokens, and the engine's draft behind them; learn, and match the ends of texts."""
+        self._arranged, source = self._arguments(batch, limits, num_new, engine_ids)
+        self._form.ingest(*self._memory, self._arranged, source)
+        if batch.barriers:
+            self._erase(batch)
+        self._form.scan(*self._memory, self._arranged)
+
+    def _draft(self, batch: EngineBatch, draft_length: int) -> None:
+        """Draft for the rows that were ingested."""
+        if len(self.state.tenants) > 2:
+            self._form.search(*self._memory, self._arranged)
+        drafts = self._drafts_of(batch.batch_size, draft_length)
+        self._form.draft(*self._memory, self._arranged, drafts, batch.vocab_size)
+
     def _arguments(
-        self,
-        slots: Tensor,
-        generations: Tensor,
-        lengths: Tensor,
-        limits: Tensor | None,
-        table_rows: Tensor,
-        table: Tensor,
-        firsts: Tensor | None,
-        num_new: Tensor | None,
-        engine_ids: Tensor | None,
+        self, batch: EngineBatch, limits: Tensor | None, num_new: Tensor | None, engine_ids: Tensor | None
     ) -> tuple[at.Rows, at.Source]:
         """Return the rows and the source of a step: kernels take the tensors, compiled code takes arrays of its own.
 
         What is None is 0 for all rows.
         """
-        tensors = slots, generations, lengths, limits, table_rows, firsts, num_new
+        of_rows = batch.slots, batch.generations, batch.lengths, limits
+        tensors = *of_rows, batch.rows, batch.first, num_new
+        size = batch.batch_size
         if self._is_compiled:
-            staged, no_ids, _ = self._views_of(len(slots))
+            staged, no_ids, _ = self._views_of(size)
             for mine, tensor in zip(staged, tensors, strict=True):
                 mine[:] = 0 if tensor is None else tensor.numpy()
             ids = no_ids if engine_ids is None else engine_ids.contiguous().numpy()
-            return at.Rows(*staged[:4]), at.Source(_contiguous(table), *staged[4:], ids)
-        zeros = self._zeros[: len(slots)]
+            return at.Rows(*staged[:4]), at.Source(_contiguous(batch.tokens), *staged[4:], ids)
+        zeros = self._zeros[:size]
         given = [zeros if it is None else it for it in tensors]
-        ids = self._no_ids[: len(slots)] if engine_ids is None else engine_ids
-        return at.Rows(*given[:4]), at.Source(table, *given[4:], ids)
+        ids = self._no_ids[:size] if engine_ids is None else engine_ids
+        return at.Rows(*given[:4]), at.Source(batch.tokens, *given[4:], ids)
 
     def _drafts_of(self, size: int, draft_length: int) -> Any:
         """Return the scratch that a step of B rows writes; compiled code takes all of its columns."""

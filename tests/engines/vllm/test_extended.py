@@ -120,7 +120,10 @@ def _engine_drafts(llm: Any) -> Iterator[list[tuple[list[int], list[int]]]]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(owner, name, extend if name == "extend" else propose)
-        patch.setattr(ours._steps, "engine_tokens", lambda: MODEL_TOKENS)
+        if name == "extend":
+            patch.setattr(ours, "_wanted", lambda: MODEL_TOKENS)
+        else:
+            patch.setattr(ours._steps, "engine_tokens", lambda: MODEL_TOKENS)
         yield drafted
 
 
