@@ -10,9 +10,11 @@ from types import ModuleType
 import pytest
 
 from specplug.lookup import compiled, layout, plain
+from specplug.testing.driver import Driver
 from tests.engines.interpreted import imported_anew
 from tests.lookup.runs import Run, assert_equal
 from tests.lookup.test_isolation import Trapped
+from tests.proposers.ngram_tools import PROMPT, spec
 
 ROOMS = ("memory", "scan", "corpus", "draft", "tree")
 MODULES = ("kernel_arithmetic", *(f"{name}_kernels" for name in ROOMS), "kernels")
@@ -68,3 +70,28 @@ def test_other_owners_tokens_change_no_draft(kernels: ModuleType, seed: int) -> 
     run.form, run.memory = kernels, lambda tensors: tensors
     run.steps(2)
     assert run.changed == 0
+
+
+def test_the_proposer_launches_kernels_on_what_it_passes_to_compiled_code(kernels: ModuleType) -> None:
+    """A reference, tokens that are not text, a sibling, and a response that a later request drafts from."""
+    found = []
+    for is_compiled in (True, False):
+        with Driver(spec(), vocab_size=128, max_slots=2, max_length=32, max_draft_length=3) as driver:
+            steps = driver.proposer.steps  # type: ignore[attr-defined]
+            if not is_compiled:
+                steps._form, steps._is_compiled = kernels, False
+                steps._use(steps.state)
+            drafts = []
+            driver.start("a", PROMPT, isolation_key="us", references=[[*PROMPT, 1, 2, 3, 4]])
+            driver.start("b", PROMPT, isolation_key="us", barriers=[(1, 2)])
+            for tokens in ([1, 2, 3, 5, 6], [7]):
+                driver.extend("a", tokens)
+                drafts.append(driver.step(3).by_request())
+                driver.extend("b", tokens[:4])
+            driver.leave("a")
+            driver.start("c", [*PROMPT, 1, 2, 3, 5], isolation_key="us")
+            drafts.append(driver.step(3).by_request())
+        found.append(drafts)
+    assert found[0] == found[1]
+    assert found[0][2]["c"].token_ids == (6, 7)
+    assert found[0][1]["b"].token_ids == (6, 7)
