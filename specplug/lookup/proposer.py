@@ -67,12 +67,11 @@ class LookupProposer(Proposer):
         self._remembers = settings.memory_tokens > 0
         if context.caps.engine_tokens:
             self.sources = (*self.sources, at.SOURCES[at.OF_ENGINE])  # their last
-        *sizes, trees, engine_tokens = _sizes(context, settings)
         self.steps = LookupSteps(
-            *sizes,
+            *_sizes(context, settings),
             context.device,
-            engine_tokens=engine_tokens,
-            trees=trees,
+            engine_tokens=context.caps.engine_tokens,
+            trees=context.caps.trees,
             shortest=settings.min_n,
             least=max(1, round(at.SURE * settings.min_survival)),
         )
@@ -207,15 +206,13 @@ class LookupProposer(Proposer):
         return "" if self._is_shared else f"key:{request.isolation_key}"
 
 
-def _sizes(context: PluginContext, settings: LookupSettings) -> tuple[int, int, int, int, bool, int]:
-    """Return S, the most tokens of a text, K, the places of the ring, whether to draft trees, and G."""
-    caps = context.caps
-    length = 2 * max(1, context.max_length)
+def _sizes(context: PluginContext, settings: LookupSettings) -> tuple[int, int, int, int]:
+    """Return S, L, K and C; see `LookupSteps`."""
     ring = settings.memory_tokens or LEAST_RING * context.max_slots
-    return context.max_slots, length, max(1, caps.max_draft_length), ring, caps.trees, caps.engine_tokens
+    return context.max_slots, 2 * max(1, context.max_length), max(1, context.caps.max_draft_length), ring
 
 
 def bytes_needed(context: PluginContext) -> int:
     """Return the bytes that a proposer allocates on its device, without corpora."""
-    *sizes, trees, engine_tokens = _sizes(context, context.options or LookupSettings())
-    return _bytes_of(*sizes, engine_tokens=engine_tokens, trees=trees)
+    caps, sizes = context.caps, _sizes(context, context.options or LookupSettings())
+    return _bytes_of(*sizes, engine_tokens=caps.engine_tokens, trees=caps.trees)

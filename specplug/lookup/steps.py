@@ -133,8 +133,8 @@ class LookupSteps:
     def warm_up(self) -> None:
         """Compile or load everything, by a step of a row of no request, which changes nothing."""
         one = torch.ones(1, dtype=torch.int32, device=self._device)
-        slots, numbers = torch.zeros_like(one).long(), [one.long() * NO_GENERATION, one[None], one]
-        row = EngineBatch(slots, numbers[0], slots, numbers[1], one, one > 0, one, one.float(), one > 0, vocab_size=1)
+        slots, stale = torch.zeros_like(one).long(), one.long() * NO_GENERATION
+        row = EngineBatch(slots, stale, slots, one[None], one, one > 0, one, one.float(), one > 0, vocab_size=1)
         rows, source = self._arguments(row, one, None, None)
         for name, more in (("ingest", (source,)), ("scan", ()), ("search", ())):
             getattr(self._form, name)(*self._memory, rows, *more)
@@ -194,26 +194,30 @@ class LookupSteps:
 
         What is None is 0 for all rows.
         """
-        of_rows = batch.slots, batch.generations, batch.lengths, limits
-        tensors = *of_rows, batch.rows, batch.first, num_new
+        tensors = batch.slots, batch.generations, batch.lengths, limits, batch.rows, batch.first, num_new
         size = batch.batch_size
+        given: list[Any]
+        table: Any = batch.tokens
+        ids: Any = engine_ids
         if self._is_compiled:
-            staged, no_ids, _ = self._views_of(size)
-            for mine, tensor in zip(staged, tensors, strict=True):
+            given, no_ids, _ = self._views_of(size)
+            for mine, tensor in zip(given, tensors, strict=True):
                 mine[:] = 0 if tensor is None else tensor.numpy()
+            table = _contiguous(batch.tokens)
             ids = no_ids if engine_ids is None else engine_ids.contiguous().numpy()
-            return at.Rows(*staged[:4]), at.Source(_contiguous(batch.tokens), *staged[4:], ids)
-        zeros = self._zeros[:size]
-        given = [zeros if it is None else it for it in tensors]
-        ids = self._no_ids[:size] if engine_ids is None else engine_ids
-        return at.Rows(*given[:4]), at.Source(batch.tokens, *given[4:], ids)
+        else:
+            zeros = self._zeros[:size]
+            given = [zeros if it is None else it for it in tensors]
+            ids = self._no_ids[:size] if engine_ids is None else engine_ids
+        slots, generations, lengths, bounds, table_rows, first, new = given
+        return at.Rows(slots, generations, lengths, bounds), at.Source(table, table_rows, first, new, ids)
 
     def _drafts_of(self, size: int, draft_length: int) -> Any:
         """Return the scratch that a step of B rows writes; compiled code takes all of its columns."""
         if self._is_compiled:
             return self._views_of(size)[2]
-        ids, *others = [it[:size] for it in self._drafts]
-        return at.Drafts(ids[:, :draft_length], *others)
+        scratch = at.Drafts(*[it[:size] for it in self._drafts])
+        return scratch._replace(ids=scratch.ids[:, :draft_length])
 
     def _views_of(self, size: int) -> tuple[list[Any], Any, Any]:
         """Return the beginning of what compiled code reads of rows, and of what it writes."""

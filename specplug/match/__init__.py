@@ -1,6 +1,6 @@
 """The match index: finds earlier occurrences of the end of a growing text, and drafts their continuations.
 
-    proposer    a `Proposer` that uses the index; `options` has its settings
+    options     its settings
     cpu         the index as kernels compiled by numba, from the tree of one text to the drafts of a batch
 
 Property tests compare the kernels with the same operations in plain Python, module by module: tests/match/reference.

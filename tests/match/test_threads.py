@@ -16,12 +16,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from specplug.interfaces import PluginContext
 from specplug.match.cpu import parallel
 from specplug.match.cpu.lookup import Lookup
 from specplug.match.options import LookupSettings
-from specplug.match.proposer import LookupProposer, default_threads
-from specplug.types.caps import EngineCaps
 from specplug.types.draft import Draft
 from specplug.types.host_step import StepArguments
 from tests.match.driver import Client, Talk
@@ -212,26 +209,3 @@ def test_processes_end_while_threads_are_idle_and_forked_ones_start_their_own() 
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
     expected = ["idle"] * 2 * len(ENDINGS) + [str(list(ENDINGS.values()))]
     assert done.stdout.splitlines() == expected, done.stderr
-
-
-@pytest.mark.parametrize(
-    ("accelerator", "cores", "ranks", "want"),
-    [(False, 64, 1, 1), (True, 2, 1, 1), (True, 8, 1, 2), (True, 64, 1, 4), (True, 64, 8, 2), (True, 4, 8, 1)],
-)
-def test_the_default_leaves_cores_to_the_engine(
-    monkeypatch: pytest.MonkeyPatch, accelerator: bool, cores: int, ranks: int, want: int
-) -> None:
-    monkeypatch.setattr(torch.accelerator, "is_available", lambda: accelerator)
-    monkeypatch.setattr("specplug.match.proposer.usable_cores", lambda: cores)
-    assert default_threads(ranks) == want
-
-
-def test_the_setting_overrides_the_default_and_close_ends_the_threads() -> None:
-    context = PluginContext(
-        EngineCaps(max_draft_length=4), options=LookupSettings(threads=2), max_slots=2, max_length=9
-    )
-    proposer = LookupProposer(context)
-    proposer.lookup.start_threads()
-    (thread,) = proposer.lookup.pool.started
-    proposer.close()
-    assert not thread.is_alive()

@@ -47,7 +47,7 @@ def small_draft(context: PluginContext) -> CrossTok:
 @hookimpl
 def specplug_register_proposers(register) -> None:
     down, inline = ProposerCaps(needs_host=True), ProposerCaps(needs_host=True, inline=True, incremental=True)
-    options = "specplug.match.options:LookupSettings"
+    options = "specplug.lookup.options:LookupSettings"
     register(ProposerSpec(name="unlearning", factory=Unlearning, summary="", options=options, caps=inline))
     register(ProposerSpec(name="counts-down", factory=CountsDown, summary="", caps=down))
     model = crosstok_tools.registered().caps
