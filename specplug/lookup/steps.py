@@ -80,7 +80,7 @@ class LookupSteps:
         self._zeros = torch.zeros(slots, dtype=torch.int32, device=device)
         self._columns = torch.arange(draft_length, device=device)
         ints = [np.zeros(slots, np.int32) for _ in range(5)]
-        self._staged = np.zeros(slots, np.int64), *ints[:3], np.zeros(slots, np.int64), *ints[3:]
+        self._staged: list[Any] = [np.zeros(slots, np.int64), *ints[:3], np.zeros(slots, np.int64), *ints[3:]]
         self._views: tuple[list[Any], Any, Any] | None = None
         self._barriers: tuple[tuple[Barrier, ...], Tensor, Tensor] | None = None
         self._steps = 0
@@ -216,13 +216,20 @@ class LookupSteps:
         """Return the scratch that a step of B rows writes; compiled code takes all of its columns."""
         if self._is_compiled:
             return self._views_of(size)[2]
-        scratch = at.Drafts(*[it[:size] for it in self._drafts])
-        return scratch._replace(ids=scratch.ids[:, :draft_length])
+        found = self._drafts
+        return at.Drafts(
+            found.ids[:size, :draft_length],
+            found.confidence[:size],
+            found.sources[:size],
+            found.lengths[:size],
+            found.parents[:size],
+        )
 
     def _views_of(self, size: int) -> tuple[list[Any], Any, Any]:
         """Return the beginning of what compiled code reads of rows, and of what it writes."""
         if self._views is None or len(self._views[2].lengths) != size:
-            drafts = at.Drafts(*[it[:size].numpy() for it in self._drafts])
+            drafts = at.views(self._drafts)
+            drafts = at.Drafts(*[it[:size] for it in drafts])
             self._views = [it[:size] for it in self._staged], self._no_ids[:size].numpy(), drafts
         return self._views
 
