@@ -173,7 +173,8 @@ class StepPlanner(Generic[R]):
         """
         ceiling = self.control.ceiling()
         holds = self.steps < self._holds_until and len(running) == self._planned and ceiling == self._ceiling
-        holds = holds and (not self.plan.draft_length or running[-1] is self._newest)
+        last = running[-1] if running else None
+        holds = holds and (not self.plan.draft_length or last is self._newest)
         self.stage.ceiling = self._ceiling = ceiling
         if holds:
             self.is_off = not self.plan.draft_length
@@ -181,7 +182,7 @@ class StepPlanner(Generic[R]):
             return self.plan
         self._read()
         self._planned = self._drafting = len(running)
-        self._newest = running[-1] if running else None
+        self._newest = last
         self.is_off = self.stage.is_off
         plan = self.stage.constant_plan
         if plan is None or plan.draft_length:
