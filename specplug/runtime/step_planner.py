@@ -191,7 +191,7 @@ class StepPlanner(Generic[R]):
                 newest = self.plan if self.steps else None
                 plan = self.stage.plan(HostStats(self.steps, _Figures(running, self._figures), self.last_step, newest))
             plan = self._enforced(plan)
-            self._holds_until = 0 if plan.caps else self.steps + plan.num_steps
+            self._holds_until = 0 if plan.caps and plan.draft_length else self.steps + plan.num_steps
         if plan.caps:
             self._drafting -= sum([plan.caps.get(self._identify(request)) == 0 for request in running])
         self.plan = plan
@@ -227,11 +227,13 @@ class StepPlanner(Generic[R]):
 
     def _read(self) -> None:
         """Read the results that were kept."""
-        unread, self._unread = self._unread, []
+        unread = self._unread
+        self._unread = []
         for step, results, ended, drafts in unread:
             self._count(step, results, ended, drafts)
 
     def _count(self, step: Launched, results: Sequence[DraftResult], ended: float, drafts: DraftReport) -> None:
+        """Count the results of a step, and report it; see `finish`."""
         late = set(drafts.late)
         undrafted = {name for name, cap in step.plan.caps.items() if cap == 0}
         requests = max(0, step.requests - len(late - undrafted))
