@@ -15,7 +15,7 @@ PIP     = pip install $(if $(MAKE_TERMOUT),,-qq) --disable-pip-version-check
 
 .DEFAULT_GOAL := help
 .PHONY: help setup setup-engines setup-vllm setup-vllm-peers setup-vllm-trl setup-sglang models small-model demo demo-tiny demo-crosstok demo-vllm demo-sglang demo-rag test test-all test-core test-transformers test-newest \
-  soak then-vllm then-sglang test-versions $(OLDER:%=test-%) $(NEWEST:%=test-newest-%) test-vllm test-vllm-all test-sglang test-sglang-all lint release format docs clean check-python check-vllm check-sglang
+  soak then-vllm then-sglang test-versions $(OLDER:%=test-%) $(NEWEST:%=test-newest-%) test-vllm test-vllm-all test-sglang test-sglang-all test-kernels test-kernels-all lint release format docs clean check-python check-vllm check-sglang
 
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 18
@@ -120,7 +120,7 @@ lint: setup ## ruff, mypy and import-linter
 	$(BIN)/lint-imports
 
 test: setup ## lint, and all tests, those with vLLM and SGLang too where they run
-	@echo "Lint, the core's tests and SGLang's; beside them the engines' environments, transformers' tests and vLLM's."
+	@echo "Lint, the core's tests, SGLang's and the kernels'; beside them the engines' environments, transformers' tests and vLLM's."
 	@echo "What they print comes when each of them ends."
 	@$(MAKE) --no-print-directory --jobs 2 --output-sync=target setup-engines lint test-core then-vllm then-sglang \
 	  test-transformers
@@ -129,9 +129,9 @@ then-vllm: setup-engines
 	@$(MAKE) --no-print-directory test-vllm
 
 then-sglang: test-core setup-engines
-	@$(MAKE) --no-print-directory test-sglang
+	@$(MAKE) --no-print-directory test-sglang test-kernels
 
-test-all: lint small-model test-vllm-all test-sglang-all ## lint, and all tests, the slow ones too
+test-all: lint small-model test-vllm-all test-sglang-all test-kernels-all ## lint, and all tests, the slow ones too
 	$(BIN)/python -m pytest
 
 test-core: small-model ## the tests without an engine, without the slow ones
@@ -150,6 +150,12 @@ test-vllm: setup-vllm small-model ## the tests with the real vLLM, without the s
 test-vllm-all: setup-vllm-trl small-model ## the tests with the real vLLM, with the slow ones
 	$(VLLM)/bin/python -m pytest tests/engines/vllm
 
+test-kernels: setup-vllm ## the tests of Triton kernels, in its interpreter and compiler, without the slow ones
+	$(VLLM)/bin/python -m pytest tests/engines/kernels -m "not slow"
+
+test-kernels-all: setup-vllm ## the tests of Triton kernels, with the slow ones
+	$(VLLM)/bin/python -m pytest tests/engines/kernels
+
 test-sglang: setup-sglang small-model ## the tests with the real SGLang, without the slow ones
 	$(SGLANG)/bin/python -m pytest tests/engines/sglang -m "not slow"
 
@@ -158,8 +164,8 @@ test-sglang-all: setup-sglang small-model ## the tests with the real SGLang, wit
 else
 setup-engines:
 
-test-vllm test-vllm-all:
-	@echo "test-vllm: SKIPPED, because vLLM's CPU build is for Linux on x86-64; this is $$(uname -sm)."
+test-vllm test-vllm-all test-kernels test-kernels-all:
+	@echo "$@: SKIPPED, because vLLM's CPU build is for Linux on x86-64; this is $$(uname -sm)."
 
 test-sglang test-sglang-all:
 	@echo "test-sglang: SKIPPED, because the tests run SGLang on Linux on x86-64 only; this is $$(uname -sm)."

@@ -93,15 +93,18 @@ class New:
         lengths = self.drafts.lengths
         if not len(self.drafts.parents):
             return lengths, right(self.drafts.ids, lengths, self._texts, self.lengths)
-        ids, parents = self.drafts.ids.tolist(), self.drafts.parents.tolist()
+        ids = self.drafts.ids.tolist()
+        parents = self.drafts.parents.tolist()
         found = []
         for row, length in enumerate(self.lengths.tolist()):
-            node, number = -1, 0
+            node = -1
+            number = 0
             nodes = {(parents[row][k], ids[row][k]): k for k in range(int(lengths[row]))}
             for token in self._texts[row, length:].tolist():
                 if (node, token) not in nodes:
                     break
-                node, number = nodes[node, token], number + 1
+                node = nodes[node, token]
+                number = number + 1
             found.append(number)
         return lengths, torch.tensor(found, dtype=torch.int32)
 

@@ -35,7 +35,8 @@ from specplug.match.cpu.lookup import Lookup
 from specplug.match.options import LookupSettings
 from specplug.types.draft import Draft
 
-PROMPT, OUTPUT = 64, 448
+PROMPT = 64
+OUTPUT = 448
 LENGTH = PROMPT + OUTPUT
 ROUNDS = 9
 WARM_UP = 5
@@ -152,7 +153,9 @@ def others(texts: Texts, count: int) -> list[torch.Tensor]:
 def quality(texts: Texts, live: Sequence[LiveSegment], count: int) -> None:
     """Print the tokens per step."""
     for name, these in (("edited", edited(texts, count)), ("others", others(texts, count))):
-        new, without, today = New(live, 1, LENGTH), New(live, 1, LENGTH), Today(live)
+        new = New(live, 1, LENGTH)
+        without = New(live, 1, LENGTH)
+        today = Today(live)
         arms: dict[str, Callable[[torch.Tensor], int]] = {
             "retrieval": today.decode,
             "lookup": lambda text, arm=new: arm.decode(text, served=True),  # type: ignore[misc]

@@ -95,7 +95,9 @@ SEGMENT_FACTS = 7
 CHAIN_TOKEN, CHAIN_EVIDENCE, CHAIN_CONTEXT, CHAIN_OWN, CHAIN_PARENT, CHAIN_ROWS = *range(5), 5
 """Rows of `State.chain`."""
 NODE_SURVIVAL, NODE_REACHED, NODE_TOKEN, NODE_LEVEL, NODE_SOURCE, NODE_EVIDENCE, NODE_CONTEXT, NODE_OWN = range(8)
-NODE_PARENT, NODE_NUMBER, NODE_ROWS = 8, 9, 10
+NODE_PARENT = 8
+NODE_NUMBER = 9
+NODE_ROWS = 10
 """Rows of `State.nodes`: a node's survival, also after it was drafted; what it writes to a draft and a chain; and by
 candidate the first candidates of the node before its token and of its own, in place of which comes the node's number.
 """

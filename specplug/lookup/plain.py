@@ -182,7 +182,8 @@ def evidence(
     near = (alive[:, KIND] >= at.NEAR).any()
     size = arithmetic.length_class(longest)
     share = arithmetic.share_class(scores[token], sum(scores.values()))
-    owner, hit_rate = int(facts[at.OWNER]), int(facts[at.HIT_RATE])
+    owner = int(facts[at.OWNER])
+    hit_rate = int(facts[at.HIT_RATE])
     keys = arithmetic.judging_rows(token, last, owner, size, share, len(alive), hit_rate, origins, int(near))
     if 1 in of:
         return keys, int(alive[of.index(1), PLACE] + depth < facts[at.START])

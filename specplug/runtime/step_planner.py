@@ -173,7 +173,8 @@ class StepPlanner(Generic[R]):
         """
         ceiling = self.control.ceiling()
         holds = self.steps < self._holds_until and len(running) == self._planned and ceiling == self._ceiling
-        holds = holds and (not self.plan.draft_length or running[-1] is self._newest)
+        last = running[-1] if running else None
+        holds = holds and (not self.plan.draft_length or last is self._newest)
         self.stage.ceiling = self._ceiling = ceiling
         if holds:
             self.is_off = not self.plan.draft_length
@@ -181,7 +182,7 @@ class StepPlanner(Generic[R]):
             return self.plan
         self._read()
         self._planned = self._drafting = len(running)
-        self._newest = running[-1] if running else None
+        self._newest = last
         self.is_off = self.stage.is_off
         plan = self.stage.constant_plan
         if plan is None or plan.draft_length:
@@ -190,7 +191,7 @@ class StepPlanner(Generic[R]):
                 newest = self.plan if self.steps else None
                 plan = self.stage.plan(HostStats(self.steps, _Figures(running, self._figures), self.last_step, newest))
             plan = self._enforced(plan)
-            self._holds_until = 0 if plan.caps else self.steps + plan.num_steps
+            self._holds_until = 0 if plan.caps and plan.draft_length else self.steps + plan.num_steps
         if plan.caps:
             self._drafting -= sum([plan.caps.get(self._identify(request)) == 0 for request in running])
         self.plan = plan
@@ -226,11 +227,13 @@ class StepPlanner(Generic[R]):
 
     def _read(self) -> None:
         """Read the results that were kept."""
-        unread, self._unread = self._unread, []
+        unread = self._unread
+        self._unread = []
         for step, results, ended, drafts in unread:
             self._count(step, results, ended, drafts)
 
     def _count(self, step: Launched, results: Sequence[DraftResult], ended: float, drafts: DraftReport) -> None:
+        """Count the results of a step, and report it; see `finish`."""
         late = set(drafts.late)
         undrafted = {name for name, cap in step.plan.caps.items() if cap == 0}
         requests = max(0, step.requests - len(late - undrafted))

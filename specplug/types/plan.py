@@ -166,7 +166,7 @@ class StepPlan:
             survival probabilities exceed their cost by most.  Without points no token costs anything.
         num_steps: number of steps that the plan is for.  Engines then need not call the planner until that many have
             been planned, or the requests that decode or the operator's limit change.  Without drafts only the number of
-            requests matters, and these steps need neither be timed nor reported.  Plans with caps are for one step.
+            requests matters, and these steps need neither be timed nor reported.  Drafts with caps hold for one.
         why: why there are no drafts, in a few words for traces; "" says no more than that none are planned.
     """
 

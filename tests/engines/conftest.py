@@ -1,5 +1,5 @@
-"""The tests of engines need those' own environments: `make test-vllm` and `make test-sglang` name their folders, other
-runs pass them by.
+"""The tests of engines need those' own environments, and those of kernels vLLM's: `make test-vllm`, `make test-sglang`
+and `make test-kernels` name their folders, other runs pass them by.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import pytest
 
 from tests.engines.engines import Pool
 
-collect_ignore = ["vllm", "sglang"]
+collect_ignore = ["vllm", "sglang", "kernels"]
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -95,7 +95,7 @@ def test_all_ranks_take_rank_0s_lengths(make):
     assert_greedy(ROWS, [greedy(row) for row in ROWS], answers(engine))
     assert "rank 1 plans otherwise" in engine.log()
     verified = counts(engine)["standalone"]["verified_at"]
-    assert verified[0] > verified[1] > verified[2] >= verified[3] > 0.9 * verified[2], "only ends cut drafts to 3 tokens"
+    assert verified[0] > verified[1] > verified[2] >= verified[3] > 0.9 * verified[2], "ends alone cut drafts to 3"
 
 
 @pytest.fixture(scope="session")

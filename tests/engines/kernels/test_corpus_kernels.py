@@ -12,7 +12,7 @@ import torch
 
 from specplug.lookup import compiled, corpora, corpus_search, layout, plain
 from tests.engines.interpreted import imported_anew
-from tests.engines.vllm.test_lookup_kernels import MODULES
+from tests.engines.kernels.test_lookup_kernels import MODULES
 from tests.lookup.runs import assert_equal
 from tests.lookup.static import Served, segment_of, some_segment
 from tests.lookup.test_corpora import Trapped
