@@ -7,7 +7,6 @@ Nothing is read back.  Events may come while a step is still in a GPU's stream: 
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from types import ModuleType
 from typing import Any
@@ -30,8 +29,8 @@ NO_GENERATION = -1
 
 
 def form_for(device: torch.device) -> ModuleType:
-    """Return the form that runs on a device: the compiled one on CPUs, unless Triton interprets there, or kernels."""
-    if device.type == "cpu" and os.environ.get("TRITON_INTERPRET") != "1":
+    """Return the form that runs on a device: the compiled one on CPUs, else the kernels."""
+    if device.type == "cpu":
         from specplug.lookup import compiled
 
         return compiled
