@@ -22,7 +22,8 @@ from benchmarks.gpu.suffix_reference import confidences, find
 from benchmarks.gpu.texts import Tokens
 from specplug.assembly import build_draft_stage
 from specplug.interfaces import PluginContext
-from specplug.pipeline.stream.buffers import DraftOutputs, EngineRows, StepBuffers, transfers_for
+from specplug.pipeline.engine_rows import DraftOutputs, EngineRows
+from specplug.pipeline.stream.buffers import StepBuffers, transfers_for
 from specplug.pipeline.stream.launch import stream_for
 from specplug.plugins.registry import default_registry
 from specplug.runtime.slots import RowFacts, RunningRequest, SlotAllocator

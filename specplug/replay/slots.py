@@ -12,7 +12,7 @@ import torch
 
 from specplug.errors import EngineError
 from specplug.pipeline.draft import DraftStage
-from specplug.pipeline.stream.buffers import DraftOutputs, EngineRows
+from specplug.pipeline.engine_rows import DraftOutputs, EngineRows
 from specplug.replay.items import Ids
 from specplug.runtime.slots import RowFacts, RunningRequest, SlotAllocator
 from specplug.runtime.stream_steps import StreamSteps

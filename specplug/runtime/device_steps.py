@@ -12,7 +12,7 @@ from specplug.errors import ContractError
 from specplug.pipeline.buffers import sanitize, shift_sources
 from specplug.pipeline.device.columns import KNOWN, LIMITS, NUM_NEW, DeviceColumns, DeviceState, Launches
 from specplug.pipeline.draft import DraftStage
-from specplug.pipeline.stream.buffers import DraftOutputs, EngineRows
+from specplug.pipeline.engine_rows import DraftOutputs, EngineRows
 from specplug.runtime.ends import StopDetector
 from specplug.runtime.slots import NO_CAP, RowFacts, SlotTable
 from specplug.types.batch import EngineBatch

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from specplug.errors import EngineError, describe
-from specplug.pipeline.stream.buffers import DraftOutputs, EngineRows, Transfers
+from specplug.pipeline.engine_rows import DraftOutputs, EngineRows
+from specplug.pipeline.stream.buffers import Transfers
 from specplug.pipeline.stream.launch import HostFunctionStream
 from specplug.runtime.steps_in_flight import StepInFlight
 from specplug.types.host_step import OK, HostStep

@@ -19,7 +19,8 @@ from specplug.interfaces import HasHostStep
 from specplug.pipeline.cpu import host_function as host
 from specplug.pipeline.cpu.trimming import TRIM
 from specplug.pipeline.draft import DraftStage
-from specplug.pipeline.stream.buffers import DraftOutputs, EngineRows, Transfers, transfers_for
+from specplug.pipeline.engine_rows import DraftOutputs, EngineRows
+from specplug.pipeline.stream.buffers import Transfers, transfers_for
 from specplug.pipeline.stream.launch import HostFunctionStream, Ring, stream_for
 from specplug.runtime.draft_report import DraftReport
 from specplug.runtime.first_step import take_first

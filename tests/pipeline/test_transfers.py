@@ -10,8 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from specplug.errors import ContractError, EngineError
+from specplug.pipeline.engine_rows import DraftOutputs, EngineRows
 from specplug.pipeline.stream import host_kernels
-from specplug.pipeline.stream.buffers import DraftOutputs, EngineRows, StepBuffers, transfers_for
+from specplug.pipeline.stream.buffers import StepBuffers, transfers_for
 from tests.pipeline.transfers import packed, random_step, unpacked
 
 KERNELS = "specplug.pipeline.stream.kernels"

@@ -9,7 +9,8 @@ from random import Random
 import torch
 from torch import Tensor
 
-from specplug.pipeline.stream.buffers import DraftOutputs, EngineRows, StepBuffers, Transfers
+from specplug.pipeline.engine_rows import DraftOutputs, EngineRows
+from specplug.pipeline.stream.buffers import StepBuffers, Transfers
 
 POISON = 1 << 30
 """As an index it is out of range everywhere, and as a number it is no token and no count of a step."""

@@ -18,8 +18,8 @@ from specplug.assembly import build_draft_stage
 from specplug.interfaces import PluginContext, Proposer, Trimmer
 from specplug.pipeline.device.columns import Launches
 from specplug.pipeline.draft import DraftStage
+from specplug.pipeline.engine_rows import DraftOutputs, EngineRows
 from specplug.pipeline.stream import host_kernels
-from specplug.pipeline.stream.buffers import DraftOutputs, EngineRows
 from specplug.plugins.registry import default_registry
 from specplug.runtime.device_steps import DeviceSteps
 from specplug.runtime.ends import StopDetector

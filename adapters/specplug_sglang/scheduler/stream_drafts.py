@@ -21,7 +21,7 @@ from specplug.grammar.drafts import SOURCE, Completed, verdict_on_forced
 from specplug.interfaces import PluginContext
 from specplug.pipeline.device.columns import Launches, launches_for
 from specplug.pipeline.draft import DraftStage
-from specplug.pipeline.stream.buffers import DraftOutputs, EngineRows
+from specplug.pipeline.engine_rows import DraftOutputs, EngineRows
 from specplug.plugins.registry import default_registry
 from specplug.runtime.device_steps import DeviceSteps
 from specplug.runtime.first_step import started

@@ -35,7 +35,7 @@ from specplug_vllm.config import plugin_context, required
 from specplug_vllm.requests import DraftRules
 
 if TYPE_CHECKING:  # these import numba, which no process may before vLLM has loaded its kernels for CPUs
-    from specplug.pipeline.stream.buffers import DraftOutputs, EngineRows
+    from specplug.pipeline.engine_rows import DraftOutputs, EngineRows
     from specplug.runtime.stream_steps import StreamSteps
 
 Broadcast = Callable[[Tensor], Any]

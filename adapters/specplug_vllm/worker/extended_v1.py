@@ -15,7 +15,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from specplug.pipeline.stream.buffers import EngineRows
+from specplug.pipeline.engine_rows import EngineRows
 from specplug.runtime.slots import RowFacts
 from specplug.runtime.stream_steps import PATIENCE, TRIED_EVERY
 from specplug.seams.seam import hook

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from specplug.pipeline.stream.buffers import DraftOutputs, EngineRows
+from specplug.pipeline.engine_rows import DraftOutputs, EngineRows
 from specplug_vllm import seams
 from specplug_vllm.config import engine_tokens
 from specplug_vllm.worker.drafting import require_steps

@@ -14,7 +14,7 @@ from torch import Tensor
 from vllm.v1.worker.gpu.spec_decode.speculator import BaseSpeculator
 
 from specplug.assembly import may_stream
-from specplug.pipeline.stream.buffers import DraftOutputs, EngineRows
+from specplug.pipeline.engine_rows import DraftOutputs, EngineRows
 from specplug.plugins.registry import default_registry
 from specplug.runtime.draft_report import DraftReport
 from specplug.runtime.slots import RowFacts

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from specplug.pipeline.device.columns import launches_for
-from specplug.pipeline.stream.buffers import DraftOutputs, EngineRows
+from specplug.pipeline.engine_rows import DraftOutputs, EngineRows
 from specplug.runtime.device_steps import DeviceSteps
 from specplug.runtime.slots import RowFacts
 from specplug.types.draft import Draft

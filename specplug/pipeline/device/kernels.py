@@ -18,7 +18,7 @@ from triton import knobs
 
 from specplug.pipeline.device import columns
 from specplug.pipeline.device.columns import DeviceColumns, DeviceState
-from specplug.pipeline.stream.buffers import EngineRows
+from specplug.pipeline.engine_rows import EngineRows
 from specplug.types.draft import Draft
 
 INTERPRETED: bool = knobs.runtime.interpret is True

@@ -13,7 +13,8 @@ from torch import Tensor
 from specplug.errors import ContractError
 from specplug.match.cpu.compiled import compiled, inlined
 from specplug.match.cpu.intrinsics import float32_at, int32_at, int64_at
-from specplug.pipeline.stream.buffers import DraftOutputs, EngineRows, StepBuffers
+from specplug.pipeline.engine_rows import DraftOutputs, EngineRows
+from specplug.pipeline.stream.buffers import StepBuffers
 
 _SIZES = {torch.int32: 4, torch.int64: 8}
 """Bytes of an element."""

@@ -14,7 +14,8 @@ import triton.language as tl
 from torch import Tensor
 from triton import knobs
 
-from specplug.pipeline.stream.buffers import DraftOutputs, EngineRows, StepBuffers
+from specplug.pipeline.engine_rows import DraftOutputs, EngineRows
+from specplug.pipeline.stream.buffers import StepBuffers
 
 INTERPRETED: bool = knobs.runtime.interpret is True
 """Whether Triton's interpreter runs these kernels, on any device: Triton decides this where a kernel is defined."""

@@ -7,7 +7,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from specplug.pipeline.stream.buffers import EngineRows, StepBuffers
+from specplug.pipeline.engine_rows import EngineRows
+from specplug.pipeline.stream.buffers import StepBuffers
 from tests.engines.interpreted import imported_anew
 from tests.pipeline.transfers import packed, random_step, unpacked
 

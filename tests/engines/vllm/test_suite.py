@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 import pytest
 import torch
 
-from specplug.pipeline.stream.buffers import DraftOutputs
+from specplug.pipeline.engine_rows import DraftOutputs
 from tests.engines import pictures
 from tests.engines.plain import model
 from tests.engines.refusing import Refusing, refused_at_start
