@@ -246,7 +246,6 @@ def draft_kernel(
     n = tl.load(facts + END)
     engine = tl.load(facts + ENGINE)
     is_current = tl.load(facts + GENERATION) == tl.load(generations + row)
-    padding = larger(tl.load(text + n - 1, mask=is_current & (n > 0), other=0), 0)
     drafted = n * 0
     tokens = columns * 0
     origins = columns * 0
@@ -265,7 +264,7 @@ def draft_kernel(
         )
     mask = columns < draft_length
     is_drafted = columns < drafted
-    tl.store(ids + row * ids_stride + columns, tl.where(is_drafted, tokens, padding).to(tl.int64), mask=mask)
+    tl.store(ids + row * ids_stride + columns, tl.where(is_drafted, tokens, -1), mask=mask)
     rates = tl.where(is_drafted, levels, 0).to(tl.float32) * (1.0 / LEVELS)
     tl.store(confidences + row * ids_stride + columns, rates, mask=mask)
     tl.store(sources + row * ids_stride + columns, tl.where(is_drafted, origins, -1), mask=mask)

@@ -214,9 +214,12 @@ class Source(NamedTuple):
 
 
 class Drafts(NamedTuple):
-    """What a step drafts; all of it is written.  A tree's nodes are ordered by survival, so parents come first."""
+    """What a step drafts; all of it is written.  A tree's nodes are ordered by survival, so parents come first.
 
-    ids: Any  # [B, K] int64, padded with the text's last token, or 0 if that is none or not the row's
+    Rows are contiguous, and equally far apart in all tensors of K columns.
+    """
+
+    ids: Any  # [B, K] int32, padded with -1
     confidence: Any  # [B, K] float32, in multiples of 1 / `LEVELS`; 0 for padding
     sources: Any  # [B, K] int32, by `SOURCES`; -1 for padding
     lengths: Any  # [B] int32, drafted tokens
@@ -279,7 +282,7 @@ def drafts_of(batch: int, draft_length: int, device: torch.device | str = "cpu",
         return torch.empty(shape, dtype=dtype, device=device)
 
     return Drafts(
-        ids=empty(batch, draft_length, dtype=torch.int64),
+        ids=empty(batch, draft_length),
         confidence=empty(batch, draft_length, dtype=torch.float32),
         sources=empty(batch, draft_length),
         lengths=empty(batch),

@@ -107,7 +107,7 @@ def draft(state: State, texts: Any, rows: Rows, drafts: Drafts, vocab_size: int)
                 drafted = vote(state, slot, text, end, found, number, limit, vocab_size, row, drafts)
             end_draft(facts, drafted)
         drafts.lengths[row] = drafted
-        drafts.ids[row, drafted:] = max(int(text[n - 1]), 0) if is_current and n else 0
+        drafts.ids[row, drafted:] = -1
         drafts.confidence[row, drafted:] = 0
         drafts.sources[row, drafted:] = -1
         if drafts.parents.shape[0] > 0:

@@ -1,6 +1,6 @@
 """Steps of the lookup on an engine's device: its memory, its texts, and the form that runs there.
 
-    event  --references--> texts          batch --ingest--> texts --scan, search, draft--> scratch --> Draft
+    event  --references--> texts          batch --ingest--> texts --scan, search, draft--> Draft
 
 Nothing is read back.  Events may come while a step is still in a GPU's stream: what they launch follows it.
 """
@@ -74,13 +74,14 @@ class LookupSteps:
         self.texts = torch.zeros(slots, length, dtype=torch.int32, device=device)
         self._form, self._device = form_for(device), device
         self._is_compiled = self._form.__name__.endswith("compiled")
-        self._drafts = at.drafts_of(slots, draft_length, device, trees=trees)
         self._no_ids = torch.full((slots, engine_tokens), NO_TOKEN, dtype=torch.int32, device=device)
         self._zeros = torch.zeros(slots, dtype=torch.int32, device=device)
-        self._columns = torch.arange(draft_length, device=device)
+        self._no_parents = torch.zeros(0, draft_length, dtype=torch.int32, device=device)
         ints = [np.zeros(slots, np.int32) for _ in range(5)]
         self._staged: list[Any] = [np.zeros(slots, np.int64), *ints[:3], np.zeros(slots, np.int64), *ints[3:]]
-        self._views: tuple[list[Any], Any, Any] | None = None
+        self._views: tuple[list[Any], Any] | None = None
+        self._drafts: tuple[object, at.Drafts] | None = None
+        self._draft_length, self._trees = draft_length, trees
         self._barriers: tuple[tuple[Barrier, ...], Tensor, Tensor] | None = None
         self._steps = 0
         self._use(self.state)
@@ -137,7 +138,8 @@ class LookupSteps:
         rows, source = self._arguments(row, one, None, None)
         for name, more in (("ingest", (source,)), ("scan", ()), ("search", ())):
             getattr(self._form, name)(*self._memory, rows, *more)
-        self._form.draft(*self._memory, rows, self._drafts_of(1, self._drafts.ids.shape[1]), 1)
+        draft = Draft.allocate(1, self._draft_length, device=self._device, trees=self._trees)
+        self._form.draft(*self._memory, rows, self._drafts_of(draft), 1)
         self.remember(0, 0, 0, 0, 1, 0)
 
     def run(self, batch: EngineBatch, limits: Tensor | None, draft: Draft | None, *, is_new: bool = True) -> None:
@@ -157,17 +159,15 @@ class LookupSteps:
             slots = batch.slots.long()
             facts = self.state.slots[slots]
             pending = facts[:, at.CHAIN_FOR] == facts[:, at.END]
-        self._draft(batch, draft.draft_length)
+        self._draft(batch, draft)
         if pending is not None and batch.engine_ids is not None:
-            own = self._drafts.confidence[:size, : draft.draft_length]
-            is_first = standing(self.state, slots, limits, batch.engine_ids, own)
+            is_first = standing(self.state, slots, limits, batch.engine_ids, draft.confidence)
             # What the engine begins is judged in place of lookup's own draft, unless an earlier one still is.
             judged = self.state.slots[slots, at.CHAIN_FOR]
             self.state.slots[slots, at.CHAIN_FOR] = torch.where(is_first & ~pending, 0, judged)
             ids = torch.where(is_first[:, None], batch.engine_ids, NO_TOKEN).int()
             self._ingest(batch, limits, None, ids)
-            self._draft(batch, draft.draft_length)
-        self._hand_over(draft)
+            self._draft(batch, draft)
 
     def _ingest(
         self, batch: EngineBatch, limits: Tensor | None, num_new: Tensor | None, engine_ids: Tensor | None
@@ -179,12 +179,11 @@ class LookupSteps:
             self._erase(batch)
         self._form.scan(*self._memory, self._arranged)
 
-    def _draft(self, batch: EngineBatch, draft_length: int) -> None:
+    def _draft(self, batch: EngineBatch, draft: Draft) -> None:
         """Draft for the rows that were ingested."""
         if len(self.state.tenants) > 2:
             self._form.search(*self._memory, self._arranged)
-        drafts = self._drafts_of(batch.batch_size, draft_length)
-        self._form.draft(*self._memory, self._arranged, drafts, batch.vocab_size)
+        self._form.draft(*self._memory, self._arranged, self._drafts_of(draft), batch.vocab_size)
 
     def _arguments(
         self, batch: EngineBatch, limits: Tensor | None, num_new: Tensor | None, engine_ids: Tensor | None
@@ -199,10 +198,10 @@ class LookupSteps:
         table: Any = batch.tokens
         ids: Any = engine_ids
         if self._is_compiled:
-            given, no_ids, _ = self._views_of(size)
+            given, no_ids = self._views_of(size)
             for mine, tensor in zip(given, tensors, strict=True):
                 mine[:] = 0 if tensor is None else tensor.numpy()
-            table = _contiguous(batch.tokens)
+            table = whole_rows(batch.tokens)
             ids = no_ids if engine_ids is None else engine_ids.contiguous().numpy()
         else:
             zeros = self._zeros[:size]
@@ -211,44 +210,20 @@ class LookupSteps:
         slots, generations, lengths, bounds, table_rows, first, new = given
         return at.Rows(slots, generations, lengths, bounds), at.Source(table, table_rows, first, new, ids)
 
-    def _drafts_of(self, size: int, draft_length: int) -> Any:
-        """Return the scratch that a step of B rows writes; compiled code takes all of its columns."""
-        if self._is_compiled:
-            return self._views_of(size)[2]
-        found = self._drafts
-        return at.Drafts(
-            found.ids[:size, :draft_length],
-            found.confidence[:size],
-            found.sources[:size],
-            found.lengths[:size],
-            found.parents[:size],
-        )
+    def _drafts_of(self, draft: Draft) -> at.Drafts:
+        """Return a draft's tensors as the form writes them, kept while the same buffer comes."""
+        parents = draft.parents if self._trees and draft.parents is not None else self._no_parents
+        tensors = draft.token_ids, draft.confidence, draft.source, draft.lengths, parents
+        key = draft.token_ids.shape, *[it.data_ptr() for it in tensors]
+        if self._drafts is None or self._drafts[0] != key:
+            self._drafts = key, at.Drafts(*[whole_rows(it) if self._is_compiled else it for it in tensors])
+        return self._drafts[1]
 
-    def _views_of(self, size: int) -> tuple[list[Any], Any, Any]:
-        """Return the beginning of what compiled code reads of rows, and of what it writes."""
-        if self._views is None or len(self._views[2].lengths) != size:
-            drafts = at.views(self._drafts)
-            drafts = at.Drafts(*[it[:size] for it in drafts])
-            self._views = [it[:size] for it in self._staged], self._no_ids[:size].numpy(), drafts
+    def _views_of(self, size: int) -> tuple[list[Any], Any]:
+        """Return the beginning of what compiled code reads of rows."""
+        if self._views is None or len(self._views[1]) != size:
+            self._views = [it[:size] for it in self._staged], self._no_ids[:size].numpy()
         return self._views
-
-    def _hand_over(self, draft: Draft) -> None:
-        """Copy the scratch to a draft."""
-        length = min(draft.draft_length, self._drafts.ids.shape[1])
-        theirs: Any = (draft.token_ids, draft.confidence, draft.source, draft.lengths, draft.parents)
-        found = self._drafts_of(draft.batch_size, length)
-        columns: Any = self._columns
-        if self._is_compiled:  # numpy takes a third of the time
-            theirs = [None if it is None else it.numpy() for it in theirs]
-            columns = columns.numpy()
-        ids, confidence, sources, lengths, parents = theirs
-        lengths[:] = found.lengths
-        ids[:, :length] = found.ids[:, :length]
-        ids[:, :length][columns[:length] >= lengths[:, None]] = NO_TOKEN
-        confidence[:, :length] = found.confidence[:, :length]
-        sources[:, :length] = found.sources[:, :length]
-        if parents is not None and len(found.parents):
-            parents[:, :length] = found.parents[:, :length]
 
     def _erase(self, batch: EngineBatch) -> None:
         """Replace what is not text by negative tokens, in all rows that have any; tokens to come are replaced too."""
@@ -270,7 +245,7 @@ def bytes_needed(
 ) -> int:
     """Return the bytes that `LookupSteps` allocates without corpora."""
     state = at.bytes_needed(slots, length, draft_length, ring, engine_tokens=engine_tokens, trees=trees)
-    return state + 4 * slots * (length + 6 * draft_length)
+    return state + 4 * slots * length
 
 
 def _before(references: Sequence[Tokens], room: int) -> Tokens:
@@ -287,16 +262,16 @@ def _before(references: Sequence[Tokens], room: int) -> Tokens:
     return text
 
 
-def _contiguous(table: Tensor) -> Tokens:
-    """Return a token table as a contiguous array: one of another layout would be compiled for once more.
+def whole_rows(table: Tensor) -> npt.NDArray[Any]:
+    """Return a table as a contiguous array: compiled code of one variant takes no other.
 
-    Columns between the rows of a larger table belong to it, but nothing reads them.
+    Columns between the rows of a larger table belong to it, but nothing reads them, and padding may be written there.
     """
-    if table.is_contiguous():
-        return table.numpy()
+    if table.is_contiguous() or table.dim() == 1:
+        return table.numpy()  # type: ignore[no-any-return]
     rows, columns = table.shape
     stride, step = table.stride()
     if step != 1 or stride < columns:
-        return table.contiguous().numpy()
-    wide: Tokens = np.lib.stride_tricks.as_strided(table.numpy(), (rows, stride))
+        return table.contiguous().numpy()  # type: ignore[no-any-return]
+    wide: npt.NDArray[Any] = np.lib.stride_tricks.as_strided(table.numpy(), (rows, stride))
     return wide

@@ -66,7 +66,6 @@ def tree_kernel(
     limit = smaller(tl.load(limits + row), draft_length)
     n = tl.load(facts + END)
     is_current = tl.load(facts + GENERATION) == tl.load(generations + row)
-    padding = larger(tl.load(text + n - 1, mask=is_current & (n > 0), other=0), 0)
     stride = chain_length * CANDIDATES
     nodes = nodes + row.to(tl.int64) * NODE_ROWS * stride
     drafted = n * 0
@@ -97,8 +96,8 @@ def tree_kernel(
         keep(facts, chain, chain_length, n, drafted, (tokens, evidence, contexts, own_rows, before), columns)
     mask = columns < draft_length
     is_node = columns < drafted
-    tokens = tl.load(nodes + NODE_TOKEN * stride + chosen, mask=is_node, other=0)
-    tl.store(ids + row * ids_stride + columns, tl.where(is_node, tokens, padding).to(tl.int64), mask=mask)
+    tokens = tl.load(nodes + NODE_TOKEN * stride + chosen, mask=is_node, other=-1)
+    tl.store(ids + row * ids_stride + columns, tokens, mask=mask)
     levels = tl.load(nodes + NODE_LEVEL * stride + chosen, mask=is_node, other=0)
     tl.store(confidences + row * ids_stride + columns, levels.to(tl.float32) * (1.0 / LEVELS), mask=mask)
     origins = tl.load(nodes + NODE_SOURCE * stride + chosen, mask=is_node, other=-1)

@@ -87,11 +87,7 @@ class Talk:
         if generation == self.generation.get(slot):
             self.known[slot] = self.lengths[slot]
         number = int(drafts.lengths[0])
-        start = int(self.state.slots[slot, at.START])
-        has_text = 0 < self.lengths[slot] <= ROOM - start
-        is_known = generation == self.generation.get(slot) and has_text
-        last = int(self.table[slot, self.lengths[slot] - 1]) if is_known else 0
-        assert drafts.ids[0, number:].tolist() == [max(last, 0)] * (most - number)
+        assert drafts.ids[0, number:].tolist() == [-1] * (most - number)
         assert drafts.confidence[0, number:].tolist() == [0] * (most - number)
         assert drafts.sources[0, number:].tolist() == [-1] * (most - number)
         self.confidence, self.sources = drafts.confidence[0, :number].tolist(), drafts.sources[0, :number].tolist()
