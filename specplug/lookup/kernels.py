@@ -14,9 +14,9 @@ So results do not depend on the order of programs.  No argument is specialised f
 
 from __future__ import annotations
 
-import triton
 from torch import Tensor
 
+from specplug.launching import Launcher
 from specplug.lookup import layout as at
 from specplug.lookup.corpus_kernels import search_kernel
 from specplug.lookup.draft_kernels import draft_kernel
@@ -25,22 +25,29 @@ from specplug.lookup.memory_kernels import remember_kernel
 from specplug.lookup.scan_kernels import ingest_kernel, scan_kernel
 from specplug.lookup.tree_kernels import tree_kernel
 
+_INGEST = Launcher(ingest_kernel, num_warps=4)
+_SCAN = Launcher(scan_kernel, num_warps=4)
+_SEARCH = Launcher(search_kernel, num_warps=4)
+_DRAFT = Launcher(draft_kernel, num_warps=1)
+_TREE = Launcher(tree_kernel, num_warps=1)
+_REMEMBER = Launcher(remember_kernel, num_warps=8)
+
 
 def ingest(state: State, texts: Tensor, rows: Rows, source: Source) -> None:
     """Launch; see `plain.ingest`."""
     step = *rows, texts, texts.stride(0), texts.shape[1], state.slots, source.table, source.table.stride(0)
     more = *source[1:], source.engine_ids.shape[1], state.chain.shape[2]
-    grid = (len(rows.slots), triton.cdiv(texts.shape[1], at.BLOCK))
-    columns = triton.next_power_of_2(state.chain.shape[2])
-    ingest_kernel[grid](*step, *more, COLUMNS=columns, BLOCK=at.BLOCK, num_warps=4)
+    grid = len(rows.slots), -(-texts.shape[1] // at.BLOCK), 1
+    types = rows.generations.dtype, source.rows.dtype, source.engine_ids.dtype
+    _INGEST(grid, *step, *more, types=types, COLUMNS=_columns(state), BLOCK=at.BLOCK)
 
 
 def scan(state: State, texts: Tensor, rows: Rows) -> None:
     """Launch; see `plain.scan`."""
     kept = _kept(state)
-    grid = (len(rows.slots), state.matches.shape[1] // kept)
-    columns = triton.next_power_of_2(state.chain.shape[2])
-    scan_kernel[grid](*_memory(state, texts, rows), kept, COLUMNS=columns, BLOCK=at.BLOCK, num_warps=4)
+    grid = len(rows.slots), state.matches.shape[1] // kept, 1
+    types = rows.generations.dtype
+    _SCAN(grid, *_memory(state, texts, rows), kept, types=types, COLUMNS=_columns(state), BLOCK=at.BLOCK)
 
 
 def search(state: State, texts: Tensor, rows: Rows) -> None:
@@ -48,7 +55,7 @@ def search(state: State, texts: Tensor, rows: Rows) -> None:
     step = rows.slots, rows.generations, rows.limits, texts, texts.stride(0), state.slots, state.scopes, state.corpus
     several = state.corpus_matches.shape[1]
     static = state.segments, state.tenants, len(state.tenants), state.documents, state.corpus_matches, several
-    search_kernel[(len(rows.slots), several)](*step, *static, num_warps=4)
+    _SEARCH((len(rows.slots), several, 1), *step, *static, types=rows.generations.dtype)
 
 
 def draft(state: State, texts: Tensor, rows: Rows, drafts: Drafts, vocab_size: int) -> None:
@@ -59,17 +66,23 @@ def draft(state: State, texts: Tensor, rows: Rows, drafts: Drafts, vocab_size: i
     step = *_memory(state, texts, rows), *of_row, *static, state.corpus_matches.shape[1]
     out = drafts.ids, drafts.ids.stride(0), *drafts[1:4]
     bounds = drafts.ids.shape[1], vocab_size
-    grid = (len(rows.slots),)
-    columns = triton.next_power_of_2(state.chain.shape[2])
+    grid = len(rows.slots), 1, 1
+    types = rows.generations.dtype
     if len(drafts.parents):
-        tree_kernel[grid](*step, state.nodes, *out, drafts.parents, *bounds, COLUMNS=columns, num_warps=1)
+        _TREE(grid, *step, state.nodes, *out, drafts.parents, *bounds, types=types, COLUMNS=_columns(state))
     else:
         engine_tokens = at.own_rows(state).shape[1]
-        draft_kernel[grid](*step, engine_tokens, *out, *bounds, COLUMNS=columns, num_warps=1)
+        _DRAFT(grid, *step, engine_tokens, *out, *bounds, types=types, COLUMNS=_columns(state))
 
 
 def _kept(state: State) -> int:
     return at.TREE_MATCHES if len(state.nodes) else 1
+
+
+def _columns(state: State) -> int:
+    """Return the columns of a block of a draft's tokens, a power of two."""
+    columns: int = 1 << (state.chain.shape[2] - 1).bit_length()
+    return columns
 
 
 def _memory(state: State, texts: Tensor, rows: Rows) -> tuple[object, ...]:
@@ -82,6 +95,5 @@ def _memory(state: State, texts: Tensor, rows: Rows) -> tuple[object, ...]:
 
 def remember(state: State, texts: Tensor, *response: int) -> None:
     """Launch; see `plain.remember`."""
-    launch = remember_kernel[(1,)]
     memory = state.slots, *state[4:8], len(state.ring), len(state.buckets)
-    launch(texts, texts.stride(0), *response, *memory, BLOCK=1024, num_warps=8)
+    _REMEMBER((1, 1, 1), texts, texts.stride(0), *response, *memory, BLOCK=1024)
