@@ -57,8 +57,7 @@ class New:
         self._ids = torch.arange(batch)
         self._known, generations, self.lengths, firsts, self._new = torch.zeros(5, batch, dtype=torch.int32)
         self._rows = at.Rows(self._ids, generations, self.lengths, torch.full((batch,), K, dtype=torch.int32))
-        engine_ids = torch.zeros(batch, 0, dtype=torch.int32)
-        self._source = at.views(at.Source(texts, self._ids, firsts, self._new, engine_ids))
+        self._source = at.views(at.Source(texts, self._ids, firsts, self._new))
         self.drafts = at.drafts_of(batch, K, trees=trees)
         self._step = at.views(self._state), torch.full_like(texts, -1).numpy(), at.views(self._rows)
         self._responses = 0

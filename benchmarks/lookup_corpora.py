@@ -70,8 +70,7 @@ class New:
     def ingest(self, table: torch.Tensor) -> None:
         """Ingest the new tokens of a table, [B, L] int32."""
         torch.sub(self.rows.lengths, self.state.slots[:, at.END], out=self.new)
-        no_ids = torch.zeros(len(self.ids), 0, dtype=torch.int32)
-        compiled.ingest(*self.step, at.views(at.Source(table, self.ids, self.firsts, self.new, no_ids)))
+        compiled.ingest(*self.step, at.views(at.Source(table, self.ids, self.firsts, self.new)))
 
     def draft(self, table: torch.Tensor) -> None:
         """Step."""

@@ -24,7 +24,7 @@ from specplug.lookup.trees import grow
 PIECE = 64
 """Places that are compared at once with the tokens that a longer match needs."""
 
-_NOT_COMPILED = {"engine_draft", "groups", "options", "owners", "proposer", "steps"}
+_NOT_COMPILED = {"groups", "options", "owners", "proposer", "steps"}
 _SOURCES = numba.__version__.encode() + b"".join(
     it.read_bytes() for it in sorted(Path(__file__).parent.glob("*.py")) if it.stem not in _NOT_COMPILED
 )
@@ -207,4 +207,5 @@ ingest = compiled(plain.ingest)
 scan = compiled(plain.scan, best_matches=best_matches)
 search = compiled(plain.search, best_places=corpus_compiled.best_places)
 draft = compiled(plain.draft, vote=vote, grow=compiled(grow))
+append = compiled(plain.append)
 remember = compiled(plain.remember)

@@ -327,9 +327,7 @@ def vote(facts, chain, chain_length, own, memory, found, limit, tables, vocab_si
     is_drafted = columns < drafted
     levels = confidence(counts, figures, evidence, contexts, own_rows, is_drafted & (own_rows >= 0))
     if engine > 0:
-        level = probability(figures, log_odds(counts, figures, evidence, of_engine))
-        after = log_odds_after(counts, figures, contexts, of_engine, level, PAIRS)
-        levels = tl.where(of_engine, probability(figures, after), levels)
+        levels = tl.where(of_engine, engine_levels(counts, figures, evidence, contexts, of_engine), levels)
     survival = tl.full([], SURE, tl.int64)
     least = tl.load(figures + LEAST)
     kept = engine
@@ -339,6 +337,47 @@ def vote(facts, chain, chain_length, own, memory, found, limit, tables, vocab_si
     drafted = kept
     keep(facts, chain, chain_length, n - engine, drafted, (ids, evidence, contexts, own_rows, columns - 1), columns)
     return drafted, ids, sources, levels
+
+
+@triton.jit
+def engine_levels(counts, figures, of_all, own_rows, mask):
+    """Return the levels of the engine's tokens being right, by their rows of counts."""
+    level = probability(figures, log_odds(counts, figures, of_all, mask))
+    return probability(figures, log_odds_after(counts, figures, own_rows, mask, level, PAIRS))
+
+
+@kernel
+def append_kernel(
+    slots, generations, limits, texts, texts_stride, capacity, facts, counts, figures, chain_length, engine_ids,
+    engine_stride, engine_tokens, confidences, confidences_stride, COLUMNS: tl.constexpr,
+):  # fmt: skip
+    """Append the engine's draft to a row's text where it is worth more than lookup's own."""
+    row = tl.program_id(0)
+    columns = tl.arange(0, COLUMNS)
+    slot = tl.load(slots + row).to(tl.int64)
+    facts = facts + slot * FACTS
+    end = tl.load(facts + END)
+    limit = smaller(smaller(engine_tokens, tl.load(limits + row)), smaller(chain_length, capacity - end))
+    limit = tl.where(tl.load(facts + GENERATION) == tl.load(generations + row), limit, 0)
+    ids = tl.load(engine_ids + row * engine_stride + columns, mask=columns < limit, other=-1).to(tl.int32)
+    taken = smaller(tl.reduce(tl.where(ids < 0, columns, COLUMNS), 0, smaller), larger(limit, 0))
+    mask = columns < taken
+    of_all = columns + TOKENS_END
+    levels = engine_levels(counts, figures, of_all, of_all + engine_tokens * (1 + slot), mask)
+    rates = tl.load(confidences + row * confidences_stride + columns, mask=mask, other=0.0)
+    own_levels = (rates * LEVELS).to(tl.int32)
+    own = end * 0 + LEVELS
+    engine = own
+    gain = end * 0
+    for place in range(taken):
+        own = own * tl.reduce(tl.where(columns == place, own_levels, 0), 0, plus) // LEVELS
+        engine = engine * tl.reduce(tl.where(columns == place, levels, 0), 0, plus) // LEVELS
+        gain += engine - own
+    is_new = (gain > 0) & (tl.load(facts + CHAIN_NEXT) == 0)
+    tl.debug_barrier()
+    tl.store(texts + slot * texts_stride + end + columns, ids, mask=flags(mask & (gain > 0)))
+    tl.store(facts + ENGINE, taken, mask=gain > 0)
+    tl.store(facts + CHAIN_FOR, 0, mask=is_new)
 
 
 @triton.jit

@@ -19,7 +19,7 @@ from torch import Tensor
 from specplug.launching import Launcher
 from specplug.lookup import layout as at
 from specplug.lookup.corpus_kernels import search_kernel
-from specplug.lookup.draft_kernels import draft_kernel
+from specplug.lookup.draft_kernels import append_kernel, draft_kernel
 from specplug.lookup.layout import Drafts, Rows, Source, State
 from specplug.lookup.memory_kernels import remember_kernel
 from specplug.lookup.scan_kernels import ingest_kernel, scan_kernel
@@ -30,16 +30,16 @@ _SCAN = Launcher(scan_kernel, num_warps=4)
 _SEARCH = Launcher(search_kernel, num_warps=4)
 _DRAFT = Launcher(draft_kernel, num_warps=1)
 _TREE = Launcher(tree_kernel, num_warps=1)
+_APPEND = Launcher(append_kernel, num_warps=1)
 _REMEMBER = Launcher(remember_kernel, num_warps=8)
 
 
 def ingest(state: State, texts: Tensor, rows: Rows, source: Source) -> None:
     """Launch; see `plain.ingest`."""
-    step = *rows, texts, texts.stride(0), texts.shape[1], state.slots, source.table, source.table.stride(0)
-    more = *source[1:], source.engine_ids.shape[1], state.chain.shape[2]
+    step = *rows[:3], texts, texts.stride(0), texts.shape[1], state.slots, source.table, source.table.stride(0)
     grid = len(rows.slots), -(-texts.shape[1] // at.BLOCK), 1
-    types = rows.generations.dtype, source.rows.dtype, source.engine_ids.dtype
-    _INGEST(grid, *step, *more, types=types, COLUMNS=_columns(state), BLOCK=at.BLOCK)
+    types = rows.generations.dtype, source.rows.dtype
+    _INGEST(grid, *step, *source[1:], types=types, BLOCK=at.BLOCK)
 
 
 def scan(state: State, texts: Tensor, rows: Rows) -> None:
@@ -73,6 +73,16 @@ def draft(state: State, texts: Tensor, rows: Rows, drafts: Drafts, vocab_size: i
     else:
         engine_tokens = at.own_rows(state).shape[1]
         _DRAFT(grid, *step, engine_tokens, *out, *bounds, types=types, COLUMNS=_columns(state))
+
+
+def append(state: State, texts: Tensor, rows: Rows, engine_ids: Tensor, drafts: Drafts) -> None:
+    """Launch; see `plain.append`."""
+    of_rows = rows.slots, rows.generations, rows.limits, texts, texts.stride(0), texts.shape[1]
+    memory = state.slots, state.counts, state.figures, state.chain.shape[2]
+    of_engine = engine_ids, engine_ids.stride(0), engine_ids.shape[1]
+    types = rows.generations.dtype, engine_ids.dtype
+    own = drafts.confidence, drafts.confidence.stride(0)
+    _APPEND((len(rows.slots), 1, 1), *of_rows, *memory, *of_engine, *own, types=types, COLUMNS=_columns(state))
 
 
 def _kept(state: State) -> int:

@@ -210,7 +210,6 @@ class Source(NamedTuple):
     rows: Any  # [B] int64, each row's row of the table
     firsts: Any  # [B] int32, the position of the token in column 0
     num_new: Any  # [B] int32, the newest tokens of the row that are new, or no longer what they were
-    engine_ids: Any  # [B, G] int32, the draft of the engine's own drafter, negative after its end; G may be 0
 
 
 class Drafts(NamedTuple):

@@ -50,25 +50,34 @@ def begin_draft(state: State, slot: int, text: Any, row: int, drafts: Drafts) ->
     facts = state.slots[slot]
     chain = state.chain[slot]
     n = facts[at.END]
-    of_all = counts.TOKENS_END
-    engine_tokens = (state.counts.shape[0] - of_all) // (state.slots.shape[0] + 1)
     for k in range(facts[at.ENGINE]):
-        own = of_all + engine_tokens * (1 + slot) + k
+        of_all, own = engine_rows(state, slot, k)
         if facts[at.CHAIN_FOR] != n:
             chain[at.CHAIN_TOKEN, k] = text[n + k]
-            chain[at.CHAIN_EVIDENCE, k] = of_all + k
+            chain[at.CHAIN_EVIDENCE, k] = of_all
             chain[at.CHAIN_CONTEXT, k] = own
             chain[at.CHAIN_OWN, k] = -1
             chain[at.CHAIN_PARENT, k] = k - 1
-        seen = arithmetic.log_odds(int(state.counts[of_all + k, 0]), int(state.counts[of_all + k, 1]))
-        level = arithmetic.probability(seen)
-        after = arithmetic.log_odds_after(
-            int(state.counts[own, 0]), int(state.counts[own, 1]), level, at.COMMON_TRIES // 2
-        )
         drafts.ids[row, k] = text[n + k]
-        drafts.confidence[row, k] = arithmetic.probability(after) / at.LEVELS
+        drafts.confidence[row, k] = engine_level(state, slot, k) / at.LEVELS
         drafts.sources[row, k] = at.OF_ENGINE
     return int(facts[at.ENGINE])
+
+
+@register_jitable
+def engine_rows(state: State, slot: int, k: int) -> tuple[int, int]:
+    """Return the rows of counts of the engine's k-th token: of all requests, and of a slot's."""
+    engine_tokens = (state.counts.shape[0] - counts.TOKENS_END) // (state.slots.shape[0] + 1)
+    return counts.TOKENS_END + k, counts.TOKENS_END + engine_tokens * (1 + slot) + k
+
+
+@register_jitable
+def engine_level(state: State, slot: int, k: int) -> int:
+    """Return the level of the engine's k-th token being right."""
+    of_all, own = engine_rows(state, slot, k)
+    level = arithmetic.probability(arithmetic.log_odds(int(state.counts[of_all, 0]), int(state.counts[of_all, 1])))
+    hits, tries = int(state.counts[own, 0]), int(state.counts[own, 1])
+    return arithmetic.probability(arithmetic.log_odds_after(hits, tries, level, at.COMMON_TRIES // 2))  # type: ignore[no-any-return]
 
 
 @register_jitable

@@ -14,11 +14,11 @@ from specplug.lookup.candidates import candidates, long_enough, origin_of, owner
 from specplug.lookup.corpus_search import corpus_candidates
 from specplug.lookup.corpus_search import search as search
 from specplug.lookup.layout import INDEX, KIND, PLACE, TOKEN, WEIGHT, Drafts, Rows, Source, State
-from specplug.lookup.learning import ask, begin_draft, confidence, end_draft, learn
+from specplug.lookup.learning import ask, begin_draft, confidence, end_draft, engine_level, learn
 
 
 def ingest(state: State, texts: Any, rows: Rows, source: Source) -> None:
-    """Copy each row's new tokens to its text, and the engine's draft after them; `scan` comes next.
+    """Copy each row's new tokens to its text; `scan` comes next.
 
     A text is cut where tokens were withdrawn or replaced, and tokens that were never passed become negative.  A text
     that there is no room for has only its references.
@@ -48,13 +48,8 @@ def ingest(state: State, texts: Any, rows: Rows, source: Source) -> None:
                 text[k] = -1
             for k in range(begin, end):
                 text[k] = line[k - shift]
-            taken = 0
-            limit = min(source.engine_ids.shape[1], rows.limits[row], state.chain.shape[2], text.size - end)
-            while taken < limit and source.engine_ids[row, taken] >= 0:
-                text[end + taken] = source.engine_ids[row, taken]
-                taken += 1
             facts[at.END] = end
-            facts[at.ENGINE] = taken
+            facts[at.ENGINE] = 0
 
 
 def scan(state: State, texts: Any, rows: Rows) -> None:
@@ -226,6 +221,42 @@ def grow(
         consider(agreeing, depth + 1, -survival, nodes, token)
         nodes += 1
     return nodes
+
+
+def append(state: State, texts: Any, rows: Rows, engine_ids: Any, drafts: Drafts) -> None:
+    """Append the engine's draft to each row's text where it is worth more than lookup's own; draft again after that.
+
+    What was learnt decides, and the own draft, but never the engine's tokens: those that are drawn from a distribution
+    keep it only if they are not selected by value.  (Arctic Inference, arXiv 2507.17133, joins suffix decoding and a
+    draft head, too.)
+
+    Args:
+        state, texts, rows: of the step.
+        engine_ids: [B, G] int32, negative after the draft's end.
+        drafts: what the step has drafted without them.
+    """
+    for row in range(rows.slots.size):
+        slot = rows.slots[row]
+        facts = state.slots[slot]
+        text = texts[slot]
+        end = int(facts[at.END])
+        limit = min(engine_ids.shape[1], rows.limits[row], state.chain.shape[2], text.size - end)
+        if facts[at.GENERATION] != rows.generations[row]:
+            limit = 0
+        taken = 0
+        own = engine = at.LEVELS  # whether that many tokens are right
+        gain = 0
+        while taken < limit and engine_ids[row, taken] >= 0:
+            own = own * int(drafts.confidence[row, taken] * at.LEVELS) // at.LEVELS
+            engine = engine * engine_level(state, slot, taken) // at.LEVELS
+            gain += engine - own
+            taken += 1
+        if gain > 0:
+            for k in range(taken):
+                text[end + k] = engine_ids[row, k]
+            facts[at.ENGINE] = taken
+            if facts[at.CHAIN_NEXT] == 0:
+                facts[at.CHAIN_FOR] = 0  # so that the new draft is judged in place of the step's first one
 
 
 def remember(state: State, texts: Any, slot: int, prompt: int, begin: int, end: int, owner: int, number: int) -> None:

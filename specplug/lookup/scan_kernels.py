@@ -39,8 +39,8 @@ from specplug.lookup.memory_kernels import share
 
 @kernel
 def ingest_kernel(
-    slots, generations, lengths, limits, texts, texts_stride, capacity, facts, table, table_stride, table_rows, firsts,
-    num_new, engine_ids, engine_tokens, chain_length, COLUMNS: tl.constexpr, BLOCK: tl.constexpr,
+    slots, generations, lengths, texts, texts_stride, capacity, facts, table, table_stride, table_rows, firsts,
+    num_new, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Copy a block of a row's new tokens; the first block does the rest."""
     row = tl.program_id(0)
@@ -66,24 +66,18 @@ def ingest_kernel(
         is_compared = (k < end) & (k < begin + drafted)
         is_other = is_compared & (tl.load(text + k, mask=is_compared, other=-1) != tokens)
         is_unlike = (begin != known) | (tl.reduce(is_other.to(tl.int32), 0, larger) > 0)
-        columns = tl.arange(0, COLUMNS)
-        limit = smaller(smaller(engine_tokens, tl.load(limits + row)), smaller(chain_length, capacity - end))
-        ids = tl.load(engine_ids + row * engine_tokens + columns, mask=columns < limit, other=-1)
-        taken = tl.reduce(tl.where(ids < 0, columns, COLUMNS), 0, smaller)
-        taken = smaller(taken, larger(limit, 0))
         tl.debug_barrier()
         for piece in range(known, begin, BLOCK):
             gap = piece + tl.arange(0, BLOCK)
             tl.store(text + gap, -1, mask=gap < begin)
         tl.store(text + k, tokens, mask=k < end)
-        tl.store(text + end + columns, ids, mask=columns < taken)
         tl.store(facts + VOTED_FOR, 0, mask=is_unlike)
         tl.store(facts + CHAIN_FOR, 0, mask=begin != known)
         tl.store(facts + WRITTEN, smaller(written, begin), mask=begin < known)
         anchors = tl.arange(0, FACTS - ANCHORS)
         tl.store(facts + ANCHORS + anchors, 0, mask=anchors < tl.where(begin < known, FACTS - ANCHORS, 0))
         tl.store(facts + END, end)
-        tl.store(facts + ENGINE, taken)
+        tl.store(facts + ENGINE, 0)
 
 
 @kernel

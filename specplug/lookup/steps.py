@@ -18,7 +18,6 @@ from torch import Tensor
 
 from specplug.lookup import corpora
 from specplug.lookup import layout as at
-from specplug.lookup.engine_draft import standing
 from specplug.types.batch import Barrier, EngineBatch
 from specplug.types.draft import NO_TOKEN, Draft
 from specplug.types.tensors import to_device
@@ -74,14 +73,13 @@ class LookupSteps:
         self.texts = torch.zeros(slots, length, dtype=torch.int32, device=device)
         self._form, self._device = form_for(device), device
         self._is_compiled = self._form.__name__.endswith("compiled")
-        self._no_ids = torch.full((slots, engine_tokens), NO_TOKEN, dtype=torch.int32, device=device)
         self._zeros = torch.zeros(slots, dtype=torch.int32, device=device)
         self._no_parents = torch.zeros(0, draft_length, dtype=torch.int32, device=device)
         ints = [np.zeros(slots, np.int32) for _ in range(5)]
         self._staged: list[Any] = [np.zeros(slots, np.int64), *ints[:3], np.zeros(slots, np.int64), *ints[3:]]
-        self._views: tuple[list[Any], Any] | None = None
+        self._views: list[Any] | None = None
         self._drafts: tuple[object, at.Drafts] | None = None
-        self._draft_length, self._trees = draft_length, trees
+        self._draft_length, self._engine_tokens, self._trees = draft_length, engine_tokens, trees
         self._barriers: tuple[tuple[Barrier, ...], Tensor, Tensor] | None = None
         self._steps = 0
         self._use(self.state)
@@ -135,11 +133,14 @@ class LookupSteps:
         one = torch.ones(1, dtype=torch.int32, device=self._device)
         slots, stale = torch.zeros_like(one).long(), one.long() * NO_GENERATION
         row = EngineBatch(slots, stale, slots, one[None], one, one > 0, one, one.float(), one > 0, vocab_size=1)
-        rows, source = self._arguments(row, one, None, None)
+        rows, source = self._arguments(row, one, None)
         for name, more in (("ingest", (source,)), ("scan", ()), ("search", ())):
             getattr(self._form, name)(*self._memory, rows, *more)
         draft = Draft.allocate(1, self._draft_length, device=self._device, trees=self._trees)
-        self._form.draft(*self._memory, rows, self._drafts_of(draft), 1)
+        drafts = self._drafts_of(draft)
+        self._form.draft(*self._memory, rows, drafts, 1)
+        if self._engine_tokens:
+            self._append(rows, torch.zeros(1, self._engine_tokens, dtype=torch.int32, device=self._device), drafts)
         self.remember(0, 0, 0, 0, 1, 0)
 
     def run(self, batch: EngineBatch, limits: Tensor | None, draft: Draft | None, *, is_new: bool = True) -> None:
@@ -150,43 +151,32 @@ class LookupSteps:
         self._steps += 1
         if self._steps % at.HALVED_EVERY == 0:
             at.halve(self.state)
-        num_new = batch.num_new if is_new else None
-        self._ingest(batch, limits, num_new, None)
-        if draft is None or limits is None:
-            return
-        slots, pending = batch.slots, None
-        if batch.engine_ids is not None:
-            slots = batch.slots.long()
-            facts = self.state.slots[slots]
-            pending = facts[:, at.CHAIN_FOR] == facts[:, at.END]
-        self._draft(batch, draft)
-        if pending is not None and batch.engine_ids is not None:
-            is_first = standing(self.state, slots, limits, batch.engine_ids, draft.confidence)
-            # What the engine begins is judged in place of lookup's own draft, unless an earlier one still is.
-            judged = self.state.slots[slots, at.CHAIN_FOR]
-            self.state.slots[slots, at.CHAIN_FOR] = torch.where(is_first & ~pending, 0, judged)
-            ids = torch.where(is_first[:, None], batch.engine_ids, NO_TOKEN).int()
-            self._ingest(batch, limits, None, ids)
-            self._draft(batch, draft)
-
-    def _ingest(
-        self, batch: EngineBatch, limits: Tensor | None, num_new: Tensor | None, engine_ids: Tensor | None
-    ) -> None:
-        """Ingest new tokens, and the engine's draft behind them; learn, and match the ends of texts."""
-        self._arranged, source = self._arguments(batch, limits, num_new, engine_ids)
+        self._arranged, source = self._arguments(batch, limits, batch.num_new if is_new else None)
         self._form.ingest(*self._memory, self._arranged, source)
         if batch.barriers:
             self._erase(batch)
         self._form.scan(*self._memory, self._arranged)
+        if draft is None or limits is None:
+            return
+        drafts = self._drafts_of(draft)
+        self._draft(batch, drafts)
+        if batch.engine_ids is not None:
+            self._append(self._arranged, batch.engine_ids, drafts)
+            self._form.scan(*self._memory, self._arranged)
+            self._draft(batch, drafts)
 
-    def _draft(self, batch: EngineBatch, draft: Draft) -> None:
-        """Draft for the rows that were ingested."""
+    def _append(self, rows: at.Rows, engine_ids: Tensor, drafts: at.Drafts) -> None:
+        ids: Any = whole_rows(engine_ids.int()) if self._is_compiled else engine_ids
+        self._form.append(*self._memory, rows, ids, drafts)
+
+    def _draft(self, batch: EngineBatch, drafts: at.Drafts) -> None:
+        """Draft for the rows that were scanned."""
         if len(self.state.tenants) > 2:
             self._form.search(*self._memory, self._arranged)
-        self._form.draft(*self._memory, self._arranged, self._drafts_of(draft), batch.vocab_size)
+        self._form.draft(*self._memory, self._arranged, drafts, batch.vocab_size)
 
     def _arguments(
-        self, batch: EngineBatch, limits: Tensor | None, num_new: Tensor | None, engine_ids: Tensor | None
+        self, batch: EngineBatch, limits: Tensor | None, num_new: Tensor | None
     ) -> tuple[at.Rows, at.Source]:
         """Return the rows and the source of a step: kernels take the tensors, compiled code takes arrays of its own.
 
@@ -196,19 +186,16 @@ class LookupSteps:
         size = batch.batch_size
         given: list[Any]
         table: Any = batch.tokens
-        ids: Any = engine_ids
         if self._is_compiled:
-            given, no_ids = self._views_of(size)
+            given = self._views_of(size)
             for mine, tensor in zip(given, tensors, strict=True):
                 mine[:] = 0 if tensor is None else tensor.numpy()
             table = whole_rows(batch.tokens)
-            ids = no_ids if engine_ids is None else engine_ids.contiguous().numpy()
         else:
             zeros = self._zeros[:size]
             given = [zeros if it is None else it for it in tensors]
-            ids = self._no_ids[:size] if engine_ids is None else engine_ids
         slots, generations, lengths, bounds, table_rows, first, new = given
-        return at.Rows(slots, generations, lengths, bounds), at.Source(table, table_rows, first, new, ids)
+        return at.Rows(slots, generations, lengths, bounds), at.Source(table, table_rows, first, new)
 
     def _drafts_of(self, draft: Draft) -> at.Drafts:
         """Return a draft's tensors as the form writes them, kept while the same buffer comes."""
@@ -219,10 +206,10 @@ class LookupSteps:
             self._drafts = key, at.Drafts(*[whole_rows(it) if self._is_compiled else it for it in tensors])
         return self._drafts[1]
 
-    def _views_of(self, size: int) -> tuple[list[Any], Any]:
+    def _views_of(self, size: int) -> list[Any]:
         """Return the beginning of what compiled code reads of rows."""
-        if self._views is None or len(self._views[1]) != size:
-            self._views = [it[:size] for it in self._staged], self._no_ids[:size].numpy()
+        if self._views is None or len(self._views[0]) != size:
+            self._views = [it[:size] for it in self._staged]
         return self._views
 
     def _erase(self, batch: EngineBatch) -> None:

@@ -130,7 +130,13 @@ class Run:
         self.call("scan", self.state, self.texts, rows)
         self.call("search", self.state, self.texts, rows)
         matches = self.state.matches[: len(slots)].amax(1)[order]
-        self.call("draft", self.state, self.texts, rows, drafts, random.choice([2, 100]))
+        vocab_size = random.choice([2, 100])
+        self.call("draft", self.state, self.texts, rows, drafts, vocab_size)
+        if self.engine_tokens:
+            self.call("append", self.state, self.texts, rows, self.engine_ids(len(slots))[order], drafts)
+            self.call("scan", self.state, self.texts, rows)
+            matches = self.state.matches[: len(slots)].amax(1)[order]
+            self.call("draft", self.state, self.texts, rows, drafts, vocab_size)
         drafts = at.Drafts(*(tensor[order] if len(tensor) else tensor for tensor in drafts))
         for row, slot in enumerate(slots):
             if generations[row] == self.generations[slot]:
@@ -142,7 +148,7 @@ class Run:
         return {name: tensor.clone() for name, tensor in {**written, "texts": self.texts, **scratch}.items()}
 
     def source(self, slots: list[int]) -> at.Source:
-        """Return the rows' new tokens in a window, at times more or fewer than are new, and often the engine's draft.
+        """Return the rows' new tokens in a window, at times more or fewer than are new.
 
         Where more are passed, some are no longer what they were.
         """
@@ -157,14 +163,19 @@ class Run:
         columns = LENGTH + 1
         table = torch.full((self.slots, columns), POISON, dtype=torch.int32)
         lines = random.sample(range(self.slots), len(slots))
-        engine_ids = []
         for slot, line, first in zip(slots, lines, firsts, strict=True):
             table[line, : LENGTH - first] = self.table[slot, first:]
-            drafted = [random.randrange(self.tokens) for _ in range(random.randint(0, self.engine_tokens))]
-            engine_ids.append([*drafted, *[-1] * (self.engine_tokens - len(drafted))])
         num_new = [self.lengths[slot] - begin for slot, begin in zip(slots, begins, strict=True)]
-        ints = (torch.tensor(it, dtype=torch.int32) for it in (firsts, num_new, engine_ids))
+        ints = (torch.tensor(it, dtype=torch.int32) for it in (firsts, num_new))
         return at.Source(table, torch.tensor(lines), *ints)
+
+    def engine_ids(self, rows: int) -> torch.Tensor:
+        """Return random drafts of the engine's own drafter."""
+        found = torch.full((rows, self.engine_tokens), -1, dtype=torch.int32)
+        for row in found:
+            drafted = [self.random.randrange(self.tokens) for _ in range(self.random.randint(0, self.engine_tokens))]
+            row[: len(drafted)] = torch.tensor(drafted, dtype=torch.int32)
+        return found
 
     def path(self, drafts: at.Drafts, row: int) -> list[int]:
         """Return a beginning of a row's draft, of a tree that of a path."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from types import ModuleType
 
+import numpy as np
 import torch
 
 from specplug.lookup import layout as at
@@ -73,8 +74,7 @@ class Talk:
         new = self.lengths[slot] - self.known[slot]
         facts = (torch.tensor([it], dtype=torch.int32) for it in (generation, self.lengths[slot], limit))
         rows, most = at.Rows(torch.tensor([slot]), *facts), self.state.chain.shape[2]
-        padded = [*engine_ids, *[-1] * (self.engine_tokens - len(engine_ids))]
-        ints = (torch.tensor(it, dtype=torch.int32) for it in ([0], [new], [padded]))
+        ints = (torch.tensor(it, dtype=torch.int32) for it in ([0], [new]))
         source = at.Source(self.table, torch.tensor([slot]), *ints)
         drafts = at.drafts_of(1, most, trees=self.trees)
         for tensor in drafts:
@@ -84,6 +84,12 @@ class Talk:
         self.form.scan(*views)
         self.form.search(*views)
         self.form.draft(*views, at.views(drafts), vocab_size)
+        if engine_ids:
+            padded = np.array([[*engine_ids, *[-1] * (self.engine_tokens - len(engine_ids))]], np.int32)
+            self.form.append(*views, padded, at.views(drafts))
+            self.form.scan(*views)
+            self.form.search(*views)
+            self.form.draft(*views, at.views(drafts), vocab_size)
         if generation == self.generation.get(slot):
             self.known[slot] = self.lengths[slot]
         number = int(drafts.lengths[0])

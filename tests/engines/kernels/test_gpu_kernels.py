@@ -23,9 +23,9 @@ DEVICE, STREAM = "specplug.pipeline.device.kernels", "specplug.pipeline.stream.k
 TRIM, SGLANG = "specplug.trim.survival_on_gpu", "specplug_sglang.verification.kernels"
 SCAN, SUFFIX = "benchmarks.gpu.scan_kernels", "benchmarks.gpu.suffix_kernels"
 OF_LOOKUP = {
-    "scan": {"ingest": {"COLUMNS": 16, "BLOCK": 2048}, "scan": {"COLUMNS": 16, "BLOCK": 2048}},
+    "scan": {"ingest": {"BLOCK": 2048}, "scan": {"COLUMNS": 16, "BLOCK": 2048}},
     "corpus": {"search": {}},
-    "draft": {"draft": {"COLUMNS": 16}},
+    "draft": {"draft": {"COLUMNS": 16}, "append": {"COLUMNS": 16}},
     "tree": {"tree": {"COLUMNS": 16}},
     "memory": {"remember": {"BLOCK": 1024}},
 }
@@ -87,15 +87,15 @@ ENTERED = typed(p_i32="response", i32="length head number")
 
 LOOKUP_TENSORS = typed(
     p_i32="generations lengths limits texts facts chain voted counts ring owners buckets ring_end figures sources "
-    "draft_lengths parents nodes table firsts num_new engine_ids scopes corpus tenants documents",
-    p_i64="slots matches ids table_rows segments corpus_matches",
+    "draft_lengths ids parents nodes table firsts num_new engine_ids scopes corpus tenants documents",
+    p_i64="slots matches table_rows segments corpus_matches",
     p_fp32="confidences",
 )
 """Of the other arguments each is a number of 32 bits."""
 
 
 def lookup_launches() -> Iterator[Launch]:
-    warps = {"draft": 1, "tree": 1, "remember": 8}
+    warps = {"draft": 1, "append": 1, "tree": 1, "remember": 8}
     for module, kernels in OF_LOOKUP.items():
         for name, own in kernels.items():
             names = import_module(LOOKUP[module]).__dict__[f"{name}_kernel"].arg_names
