@@ -148,7 +148,7 @@ class ExtendedWorker(StatesWorker):
         given = pad(engine_ids, (0, lacking), value=NO_TOKEN) if lacking else engine_ids
         self._draft = self._drafts.propose(step._replace(engine_ids=given), length, plan)
         if self._draft is not None:
-            return self._draft.token_ids.long(), self._draft.lengths
+            return self._draft.token_ids.long().clamp_(min=0), self._draft.lengths  # a model embeds the padding, too
         most = [min(plan.draft_length_for(req.rid), engine_ids.shape[1]) for req in step.reqs]
         return pad(engine_ids, (0, length - engine_ids.shape[1])), on_device(most, torch.int64, engine_ids.device)
 
