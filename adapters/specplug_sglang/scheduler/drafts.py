@@ -14,7 +14,7 @@ from specplug.pipeline.draft import DraftStage
 from specplug.runtime.draft_report import NO_DRAFTS, DraftReport
 from specplug.runtime.ends import StopDetector
 from specplug.types.batch import EngineBatch
-from specplug.types.caps import EngineCaps
+from specplug.types.caps import Distribution, EngineCaps
 from specplug.types.draft import Draft
 from specplug.types.plan import StepPlan
 from specplug.types.verdict import Outcome, Verdict
@@ -47,7 +47,7 @@ class StageDrafts:
         self.stops = StopDetector(table.tokens.shape[0], caps.max_draft_length, self._device)
         self.report: DraftReport = NO_DRAFTS
         self.reports_expected = False
-        self._longest = caps.max_draft_length
+        self._longest, self._may_report = caps.max_draft_length, may_report(stage)
         # After SGLang's own drafter, the draft length is that of a runtime state, on a CPU too.
         self._is_fixed = stage.engine_tokens > 0
         self._reads_lengths = self._device.type == "cpu" and not self._is_fixed
@@ -74,7 +74,7 @@ class StageDrafts:
 
     def _proposed(self, batch: Decoding, view: EngineBatch, draft_length: int, most: Tensor | None) -> Draft:
         """Return the stage's drafts of at most `draft_length` tokens, and `most` [B] per row; report them if due."""
-        if not self._reports:
+        if not (self.reports_expected and self._may_report):
             return self.stage.propose(view, draft_length, most)
         whole = self.stage.propose(view, self._longest, batch.rows.table.caps)
         if not any(runner.has_failed for runner in self.stage.runners):
@@ -82,11 +82,6 @@ class StageDrafts:
         draft = whole.view(whole.batch_size, draft_length)
         draft.shorten(torch.full_like(draft.lengths, draft_length) if most is None else most.clamp(max=draft_length))
         return draft
-
-    @property
-    def _reports(self) -> bool:
-        """Whether the step reports; lookup continues drafts of SGLang's own drafter, which are as long as planned."""
-        return self.reports_expected and not self._is_fixed
 
     def _report_of(self, batch: Decoding, draft: Draft) -> DraftReport:
         """Sum up what drafts are expected to yield; see `DraftReport`."""
@@ -135,7 +130,7 @@ class StageDrafts:
 
     def idle(self, batch: Decoding) -> None:
         """Prepare for a step that verifies no drafts."""
-        if self._reports:
+        if self.reports_expected and self._may_report:
             self._proposed(batch, self._view(batch, batch.before + 1), 0, None)
 
     def emits_one(self) -> None:
@@ -181,6 +176,19 @@ class StageDrafts:
         """Return [B] int32: how many of the `emitted` [B] newest of `lengths` [B] tokens come after a stop."""
         slots, lengths = batch.slots, lengths.to(torch.int32)
         return self.stops.after(self._table.tokens, slots, slots, lengths, emitted, batch.rows.table)
+
+
+def may_report(stage: DraftStage) -> bool:
+    """Return whether steps can report what drafts are expected to yield, for which they draft more than is planned.
+
+    They cannot where a token of a draft may cost a pass of a model: where there are several proposers, or one that
+    reads more than the newest tokens or states distributions.  Nor can they where lookup continues the drafts of
+    SGLang's own drafter, which are as long as planned.
+    """
+    first, *others = stage.runners
+    caps = first.handle.caps
+    is_cheap = caps.incremental and caps.distribution is Distribution.ONE_HOT
+    return is_cheap and not others and not stage.engine_tokens
 
 
 def module_of(device: torch.device) -> Any:
