@@ -163,6 +163,7 @@ class DeviceSteps:
                 self._stage.report_verdict(batch, *self._columns.judged(size))
             if draft_length:
                 draft, has_drafted = self._propose(rows, batch, draft)
+                self._runner.has_failed = not has_drafted
                 adds = is_reported and has_drafted
                 is_cut = self._cut(batch, draft, plan, caps, adds=adds)
                 adds = adds and not is_cut

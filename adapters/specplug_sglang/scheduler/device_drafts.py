@@ -74,7 +74,7 @@ class DeviceDrafts(StageDrafts):
             self.flush()
             return super().propose(batch, draft_length, plan)
         draft = self._next(batch, replace(plan, draft_length=draft_length))
-        return self._fitted(draft, draft.lengths)
+        return None if self._has_no_tail() else self._fitted(draft, draft.lengths)
 
     def observe(self, batch: Decoding, draft: Draft, accept_lens: Tensor) -> None:
         if batch.is_constrained:
@@ -83,7 +83,10 @@ class DeviceDrafts(StageDrafts):
             self._unreported = _Unreported(batch, accept_lens)
 
     def idle(self, batch: Decoding) -> None:
-        self.flush()
+        if self.reports_expected and self._may_report:
+            self._next(batch, NO_SPECULATION)
+        else:
+            self.flush()
 
     @torch.inference_mode()
     def flush(self) -> None:
@@ -106,12 +109,15 @@ class DeviceDrafts(StageDrafts):
         rows = self._rows._replace(idx_mapping=batch.slots, total_len=batch.before, num_sampled=emitted)
         if batch.engine_ids is not None:
             rows = rows._replace(engine_ids=batch.engine_ids)
-        return self._take(batch.rows, rows, plan, reports=step is not None)
+        due = self.reports_expected and self._may_report
+        draft = self._take(batch.rows, rows, plan, reports=step is not None, reports_expected=due)
+        self.report = self._steps.report
+        return draft
 
-    def _take(self, of: BatchRows, rows: EngineRows, plan: StepPlan, *, reports: bool) -> Draft:
+    def _take(self, of: BatchRows, rows: EngineRows, plan: StepPlan, **reports: bool) -> Draft:
         outputs = self._outputs(len(of.facts.names))
-        draft = self._steps.take(of.facts, rows, outputs, self._padding, of.temperature, plan, reports=reports)
-        if reports:
+        draft = self._steps.take(of.facts, rows, outputs, self._padding, of.temperature, plan, **reports)
+        if reports["reports"]:
             self.counts.step()
         return draft
 

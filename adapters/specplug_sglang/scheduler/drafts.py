@@ -11,6 +11,7 @@ from torch import Tensor
 
 from specplug.metrics import MetricsSnapshot, SpecMetrics
 from specplug.pipeline.draft import DraftStage
+from specplug.pipeline.expected import survival_sums
 from specplug.runtime.draft_report import NO_DRAFTS, DraftReport
 from specplug.runtime.ends import StopDetector
 from specplug.types.batch import EngineBatch
@@ -61,7 +62,7 @@ class StageDrafts:
         view, caps = self._view(batch, batch.before + 1), batch.caps(plan)
         most = None if caps is None else on_device(caps, torch.int32, self._device)
         draft = self._proposed(batch, view, draft_length, most)
-        if self._is_fixed and any(runner.has_failed for runner in self.stage.runners):
+        if self._has_no_tail():
             return None
         constrained = batch.is_constrained
         if self._reads_lengths and not constrained and self.stage.tracer is None and not draft.lengths.any():
@@ -71,6 +72,10 @@ class StageDrafts:
         if constrained:
             draft = self.grammars.of(view, batch.reqs, draft, most, plan.token_budget)
         return self._fitted(draft, proposed)
+
+    def _has_no_tail(self) -> bool:
+        """Return whether lookup failed to continue the newest drafts of SGLang's own drafter."""
+        return self._is_fixed and any(runner.has_failed for runner in self.stage.runners)
 
     def _proposed(self, batch: Decoding, view: EngineBatch, draft_length: int, most: Tensor | None) -> Draft:
         """Return the stage's drafts of at most `draft_length` tokens, and `most` [B] per row; report them if due."""
@@ -88,10 +93,7 @@ class StageDrafts:
         self._see_ends(batch)
         rows = batch.rows.table
         counted = (rows.caps != 0) & (self.stops.stopped[batch.slots] != rows.generations)
-        sums = (draft.survival() * counted[:, None]).sum(0, dtype=torch.float64)
-        report = DraftReport(draft_length=draft.draft_length)
-        report.sums[:] = [int(counted.sum()), *sums.tolist()]
-        return report
+        return DraftReport(survival_sums(draft, counted).to("cpu", non_blocking=True))
 
     def _fitted(self, draft: Draft, proposed: Tensor) -> Draft | None:
         """Shorten a draft on a CPU, which captures nothing, to its longest row; None if nothing is drafted.
