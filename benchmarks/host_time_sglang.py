@@ -83,8 +83,7 @@ def measured(scheduler: Any) -> dict[str, float]:
         began = time.thread_time_ns()
         length = drafting._plan(reqs)
         fates = [(req.rid, length, min(length, 1)) for req in reqs]
-        drafts = DraftReport(draft_length=DRAFT_LENGTH)
-        drafts.sums[:] = [len(reqs), *[0.5 * len(reqs)] * DRAFT_LENGTH]
+        drafts = DraftReport.of(len(reqs), [0.5 * len(reqs)] * DRAFT_LENGTH)
         drafting.step_planner.finish(drafting._launch(reqs, length), fates, time.perf_counter(), drafts)
         warm.append((time.thread_time_ns() - began) / 1e3)
     median = statistics.median

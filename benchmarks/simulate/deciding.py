@@ -179,10 +179,7 @@ class PolicyDecider(Decider):
     def _report(self, view: StepView) -> DraftReport:
         """Return what the drafter reports of the drafts that a step verifies."""
         confidence = self._profile.trajectories.confidence[view.entries, : self._mode.gamma]
-        report = DraftReport(draft_length=self._mode.gamma)
-        report.sums[0] = len(view.rows)
-        report.sums[1:] = confidence.cumprod(axis=1).sum(axis=0, dtype=np.float64)
-        return report
+        return DraftReport.of(len(view.rows), confidence.cumprod(axis=1).sum(axis=0, dtype=np.float64).tolist())
 
     def forget(self, request_ids: list[str]) -> None:
         """Drop the state of ended requests."""

@@ -221,18 +221,3 @@ def split_grammar_verdict(lengths: Tensor, outcome: Outcome, verdict: Verdict) -
         after_stop=verdict.after_stop,
     )
     return draft, fate, reached
-
-
-def verdict_on_forced(outcome: Outcome) -> tuple[Verdict, Tensor]:
-    """Return the verdict on the grammars' tokens and whether they were reached, from an engine's report alone.
-
-    See `split_grammar_verdict`.  `outcome` has `forced` and `cut_by_grammar`; its `verified` counts the grammars'
-    tokens, too.
-    """
-    assert outcome.forced is not None
-    assert outcome.cut_by_grammar is not None
-    proposed = (outcome.verified - outcome.forced.lengths + outcome.cut_by_grammar).clamp(min=0)
-    _, fate, reached = split_grammar_verdict(
-        torch.zeros_like(outcome.emitted), outcome, Verdict.build(proposed, outcome)
-    )
-    return fate, reached

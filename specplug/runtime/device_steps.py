@@ -10,9 +10,23 @@ from torch import Tensor
 
 from specplug.errors import ContractError
 from specplug.pipeline.buffers import sanitize, shift_sources
-from specplug.pipeline.device.columns import KNOWN, LIMITS, NUM_NEW, DeviceColumns, DeviceState, Launches
+from specplug.pipeline.device.columns import (
+    COUNTED,
+    KNOWN,
+    LIMITS,
+    NUM_NEW,
+    RECORDS,
+    ROWS,
+    STEP,
+    DeviceColumns,
+    DeviceState,
+    DraftSums,
+    Launches,
+)
 from specplug.pipeline.draft import DraftStage
 from specplug.pipeline.engine_rows import DraftOutputs, EngineRows
+from specplug.pipeline.expected import survival_sums
+from specplug.runtime.draft_report import NO_DRAFTS, DraftReport, engine_tokens_after
 from specplug.runtime.ends import StopDetector
 from specplug.runtime.slots import NO_CAP, RowFacts, SlotTable
 from specplug.types.batch import EngineBatch
@@ -20,6 +34,9 @@ from specplug.types.caps import Distribution
 from specplug.types.draft import Draft
 from specplug.types.plan import StepPlan
 from specplug.types.tensors import to_device
+
+MOST_VIEWS = 64
+"""Views of the draft buffer that are kept."""
 
 
 class _DeviceRows(NamedTuple):
@@ -55,6 +72,11 @@ class DeviceSteps:
         vocab_size: V.
         launches: the kernels of the stage's device.
         like: rows, outputs and newest tokens of the types that steps have, for which the kernels are compiled.
+
+    Attributes:
+        report: of the newest step's drafts; `NO_DRAFTS` unless the step reports what they are expected to yield.
+        may_report: whether steps can do so: not where the proposer continues the engine's own drafts, which are as long
+            as planned.
     """
 
     def __init__(
@@ -74,7 +96,12 @@ class DeviceSteps:
         self._all_rows = torch.arange(max_slots, dtype=torch.int32, device=device)
         self._no_caps = torch.full_like(self._all_rows, NO_CAP)
         self._rows: _DeviceRows | None = None
-        self._draft: Draft | None = None
+        self._views: dict[tuple[int, ...], Draft] = {}
+        self._sums = DraftSums.allocate(stage)
+        self._records = self._sums.records.numpy()
+        self._recorded = self._read = 0  # steps with a record, and those of them whose record has been read
+        self._unused = 0  # steps in a row whose drafts held none of the engine's tokens
+        self.report, self.may_report = NO_DRAFTS, not stage.engine_tokens
         self._warm_up(*like)
 
     @staticmethod
@@ -98,86 +125,105 @@ class DeviceSteps:
         plan: StepPlan,
         *,
         reports: bool = True,
+        reports_expected: bool = False,
     ) -> Draft:
         """Report the verified step of a batch, and draft for its next one.
 
         Args:
             facts: the rows that may draft; pass the same object while the same requests hold the same slots.
             engine: the engine's rows.
-            outputs: where ids and confidences go, [B, K] int64 and float32; K is 0 for an engine that takes the result.
+            outputs: where ids and confidences go, [B, K] int64 and float32, and how many of the first tokens are the
+                engine's; K is 0 for an engine that takes the result.
             last_sampled: [S] or [S, 1] int64, each slot's newest token, which pads its draft.
             temperature: float32, [S] by slot, or [B] by the engine's row if its lengths are.
             plan: the plan for the drafts.
             reports: whether the verified step is counted and learnt from; if not, the host has counted it.
+            reports_expected: if steps `may_report`, let the proposer draft as many tokens as the engine may verify, for
+                `report`; what exceeds the plan is cut before anything else sees it.
 
         Returns:
-            The drafts of the rows that may draft.  The next step overwrites them.
+            The drafts of the rows that may draft, [B, plan.draft_length].  The next step overwrites them.
         """
         self._slots.flush()
         rows = self._rows_of(facts, engine)
-        size, draft_length = len(facts.names), plan.draft_length
-        draft = self._view(size, draft_length)
+        size, caps = len(facts.names), self._caps_of(facts, plan)
+        is_reported = reports_expected and self.may_report and size > 0
+        draft_length = self._runner.buffer.draft_length if is_reported else plan.draft_length
+        draft, has_drafted, adds = self._view(size, draft_length), False, False
         if draft.drawn is not None:
             draft.drawn.fill_(True)
         if size:
-            self._begin(rows, draft, engine, temperature, plan, reports)
+            limits = self._no_caps if is_reported else caps
+            self._launches.begin(
+                self._state, self._columns, draft, size, draft_length, rows.order, limits, engine, temperature, reports
+            )
             resets = self._slots.take_resets()
             batch = replace(rows.batch, reset_slots=resets) if resets else rows.batch
             if reports and self._stage.has_observers:
                 self._stage.report_verdict(batch, *self._columns.judged(size))
             if draft_length:
-                draft = self._propose(rows, batch, draft)
-                self._cut(batch, draft, plan)
+                draft, has_drafted = self._propose(rows, batch, draft)
+                self._runner.has_failed = not has_drafted
+                adds = is_reported and has_drafted
+                is_cut = self._cut(batch, draft, plan, caps, adds=adds)
+                adds = adds and not is_cut
                 self._stage.in_flight.is_empty = False
             else:
                 self._runner.note_resets(resets)
+        is_reported = is_reported and has_drafted
+        has_record = is_reported or (has_drafted and self._stage.engine_tokens > 0)
+        self._recorded += has_record
         self._launches.finish(
             self._state,
             self._columns,
             draft,
             draft_length,
+            plan.draft_length,
             self._vocab_size,
             rows.places,
+            caps,
             engine.idx_mapping,
             last_sampled,
-            outputs.ids,
-            outputs.confidence,
+            outputs,
+            self._sums,
+            adds=adds,
+            step=self._recorded * has_record,
         )
-        return draft
+        self.report = DraftReport(self._records[self._recorded % RECORDS, 1:]) if is_reported else NO_DRAFTS
+        return self._view(size, plan.draft_length)
 
-    def _begin(
-        self, rows: _DeviceRows, draft: Draft, engine: EngineRows, temperature: Tensor, plan: StepPlan, reports: bool
-    ) -> None:
-        caps = self._no_caps
-        if plan.caps:
-            found = [plan.caps.get(name, NO_CAP) for name in rows.facts.names]
-            caps = self._on_device(found)
-        self._launches.begin(
-            self._state,
-            self._columns,
-            draft,
-            len(rows.facts.names),
-            plan.draft_length,
-            rows.order,
-            caps,
-            engine,
-            temperature,
-            reports,
-        )
+    def engine_tokens(self) -> int:
+        """Return how many tokens the engine's own drafter should draft in the next step; see `engine_tokens_after`.
 
-    def _propose(self, rows: _DeviceRows, batch: EngineBatch, draft: Draft) -> Draft:
+        Steps that have not ended are counted later: nothing waits for them.
+        """
+        self._read = max(self._read, self._recorded - RECORDS)
+        while self._read < self._recorded:
+            step, rows = divmod(int(self._records[(self._read + 1) % RECORDS, 0]), STEP)
+            if step != self._read + 1:
+                break
+            self._read, self._unused = step, 0 if rows else self._unused + 1
+        return engine_tokens_after(self._unused, self._stage.engine_tokens)
+
+    def _caps_of(self, facts: RowFacts, plan: StepPlan) -> Tensor:
+        """Return the policy's caps by row, [>= B] int32."""
+        if not plan.caps:
+            return self._no_caps
+        return self._on_device([plan.caps.get(name, NO_CAP) for name in facts.names])
+
+    def _propose(self, rows: _DeviceRows, batch: EngineBatch, draft: Draft) -> tuple[Draft, bool]:
         """Run the proposer with its faults contained; return its draft, which is empty if it fails or is off."""
         runner, counts, (size, draft_length) = self._runner, self._columns.counts, draft.token_ids.shape
         if not runner.is_ready(batch.reset_slots):
             runner.ingested[batch.slots] = counts[KNOWN, :size]
-            return draft
+            return draft, False
         resets = runner.take_resets()
         handed = replace(rows.handed, reset_slots=resets) if resets else rows.handed
         if runner.step(handed, counts[LIMITS, :size], draft, run=self._run):
-            return draft
-        self._draft = None  # a proposer can even resize its own view
+            return draft, True
+        self._views.clear()  # a proposer can even resize its own view
         runner.buffer.lengths[:size].zero_()
-        return self._view(size, draft_length)
+        return self._view(size, draft_length), False
 
     def _run(self, batch: EngineBatch, limits: Tensor | None, draft: Draft | None) -> None:
         assert draft is not None
@@ -186,23 +232,35 @@ class DeviceSteps:
         if _signature_of(draft) != signature:
             raise ContractError.build("a tensor of the draft has been resized or moved", found=draft.token_ids.shape)
 
-    def _cut(self, batch: EngineBatch, draft: Draft, plan: StepPlan) -> None:
-        """Let the policy cut the drafts, in place, in the steps in which it does."""
-        if not self._stage.cuts(batch.batch_size, draft.draft_length, plan):
-            return
-        sanitize(draft, self._columns.counts[LIMITS, : batch.batch_size], self._vocab_size)
+    def _cut(self, batch: EngineBatch, draft: Draft, plan: StepPlan, caps: Tensor, *, adds: bool) -> bool:
+        """Let the policy cut the drafts, in place, in the steps in which it does; return whether it is such a step.
+
+        With `adds` the survival of the drafts is summed up first.
+        """
+        size, planned = batch.batch_size, plan.draft_length
+        if not self._stage.cuts(size, planned, plan):
+            return False
+        sanitize(draft, self._columns.counts[LIMITS, :size], self._vocab_size)
         shift_sources(draft, 0)
+        if adds:
+            self._sums.sums[ROWS:] = survival_sums(draft, self._columns.counts[COUNTED, :size])
+            draft.shorten(caps[:size].clamp(max=planned))
+        draft = self._view(size, planned)
         cut = self._stage.trimmed(batch, draft, plan)
         if cut is not draft:
             draft.as_one_hot().copy_(cut)
             if draft.drawn is not None:
                 draft.drawn.zero_()
+        return True
 
     def _view(self, batch_size: int, draft_length: int) -> Draft:
-        """Return the rows of the draft buffer that a step uses."""
-        if self._draft is None or self._draft.token_ids.shape != (batch_size, draft_length):
-            self._draft = self._runner.buffer.view(batch_size, draft_length)
-        return self._draft
+        """Return the rows and columns of the draft buffer that a step uses."""
+        found = self._views.get((batch_size, draft_length))
+        if found is None:
+            if len(self._views) > MOST_VIEWS:
+                self._views.clear()
+            found = self._views[batch_size, draft_length] = self._runner.buffer.view(batch_size, draft_length)
+        return found
 
     def _rows_of(self, facts: RowFacts, engine: EngineRows) -> _DeviceRows:
         known, num_rows, texts = self._rows, engine.idx_mapping.shape[0], engine.all_token_ids
@@ -232,8 +290,9 @@ class DeviceSteps:
         """Compile the kernels, or load them from their cache."""
         numbers, common = self._all_rows[:0], (self._state, self._columns, self._view(0, 0))
         self._launches.begin(*common, 0, 0, numbers, numbers, engine, self._columns.temperature, True)
-        ids, confidence = outputs.ids[:0], outputs.confidence
-        self._launches.finish(*common, 0, 0, numbers, engine.idx_mapping, last_sampled, ids, confidence)
+        none = outputs._replace(ids=outputs.ids[:0])
+        rest = numbers, numbers, engine.idx_mapping, last_sampled, none, self._sums
+        self._launches.finish(*common, 0, 0, self._vocab_size, *rest)
 
 
 def _signature_of(draft: Draft) -> tuple[object, ...]:

@@ -1,60 +1,62 @@
-"""DraftReport: what the host function of a step states of its drafts."""
+"""DraftReport: what the drafts of a step are expected to yield, and how often an engine's own drafter is of use."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
+from specplug.pipeline.expected import UNIT
 
-class LateRows:
-    """Request ids, to be iterated over once the step has run.  Pickling gives a tuple of them.
-
-    Args:
-        names: the request id of each row.
-
-    Attributes:
-        flags: [B] int32, which the step's host function sets: 1 for each row that could not draft.
-    """
-
-    def __init__(self, names: Sequence[str]) -> None:
-        self._names = names
-        self.flags = np.zeros(len(names), np.int32)
-
-    def __iter__(self) -> Iterator[str]:
-        return iter([self._names[row] for row in np.flatnonzero(self.flags)])
-
-    def __reduce__(self) -> tuple[object, ...]:
-        return tuple, (tuple(self),)
+PATIENCE, TRIED_EVERY = 2, 16
+"""Steps in a row without any of the engine's tokens in the drafts, after which its drafter drafts one token only, and
+the steps after which it drafts all once more."""
 
 
 class DraftReport:
     """Figures of one step's drafts, to be read, or pickled, once the step has run: nothing waits for them.
 
     Args:
-        names: the request id of each row.
-        draft_length: K of the engine if the step reports what its drafts are expected to yield, else 0.
-
-    Attributes:
-        late: the rows that could not draft.
-        sums: [K + 1] float64, which the step's host function sets: `expected_rows`, then `expected`.
+        sums: [K + 1] int64, which the step sets: the result of `survival_sums`; by default that of no drafts.
     """
 
-    def __init__(self, names: Sequence[str] = (), draft_length: int = 0) -> None:
-        self.late = LateRows(names)
-        self.sums = np.zeros(draft_length + 1)
+    def __init__(self, sums: Sequence[int] | npt.NDArray[np.int64] = (0,)) -> None:
+        self._sums = sums
+
+    @classmethod
+    def of(cls, rows: int, expected: Sequence[float]) -> DraftReport:
+        """Return the report of these figures."""
+        return cls([rows, *[round(value * UNIT) for value in expected]])
+
+    def read(self) -> DraftReport:
+        """Return the figures as they are now: the memory of a step is used again."""
+        return self if self is NO_DRAFTS else DraftReport(list(map(int, self._sums)))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return DraftReport, (self.read()._sums,)
 
     @property
     def expected(self) -> list[float] | None:
         """See `StepReport.expected`; None if the step does not report it, or no row could draft."""
-        found: list[float] = self.sums[1:].tolist()
-        return found if self.expected_rows else None
+        return [int(value) / UNIT for value in self._sums[1:]] if self.expected_rows else None
 
     @property
     def expected_rows(self) -> int:
-        """The rows of `expected`: those that sampled, may draft, were not late and have not ended."""
-        return int(self.sums[0])
+        """The rows of `expected`: those that sampled, may draft and have not ended."""
+        return int(self._sums[0])
 
 
 NO_DRAFTS = DraftReport()
 """The report of a step of which nothing is known."""
+
+
+def engine_tokens_after(unused: int, most: int) -> int:
+    """Return how many of at most `most` tokens an engine's own drafter should draft in the next step.
+
+    The first one costs no pass of its own: the pass that drafts it also keeps the drafter's key-value cache in step.
+    The others are left out while lookup's drafts take their place, as they did in the last `unused` steps.
+    """
+    is_idle = unused >= PATIENCE and unused % TRIED_EVERY
+    return min(1, most) if is_idle else most

@@ -215,13 +215,12 @@ class StepPlanner(Generic[R]):
     ) -> None:
         """Count the results of a step's `drafts`, which arrived at `ended`; steps finish in launch order.
 
-        Requests that are late could not draft, as the proposer had not ingested their texts yet.  They are left out,
-        as are those that might not draft: neither padding nor missing drafts of theirs tell what drafts are worth.
+        Requests that might not draft are left out: padding of theirs does not tell what drafts are worth.
 
         If the host runs ahead, a step waits for the preceding one, so its time counts from the end of that one.
         Results are read when the next plan is made: while a plan holds, they are only kept.
         """
-        self._unread.append((step, results, ended, drafts))
+        self._unread.append((step, results, ended, drafts.read()))
         if self.steps >= self._holds_until:
             self._read()
 
@@ -234,11 +233,8 @@ class StepPlanner(Generic[R]):
 
     def _count(self, step: Launched, results: Sequence[DraftResult], ended: float, drafts: DraftReport) -> None:
         """Count the results of a step, and report it; see `finish`."""
-        late = set(drafts.late)
-        undrafted = {name for name, cap in step.plan.caps.items() if cap == 0}
-        requests = max(0, step.requests - len(late - undrafted))
-        if left_out := undrafted.union(late):
-            results = [result for result in results if result[0] not in left_out]
+        if undrafted := {name for name, cap in step.plan.caps.items() if cap == 0}:
+            results = [result for result in results if result[0] not in undrafted]
         length = step.plan.draft_length
         known = [each for each in results if each[0] in self._tallies] if self.stage.reads_requests else []
         runs = [self._tallies[name].add(step.step, length, *counts) for name, *counts in known]
@@ -249,7 +245,7 @@ class StepPlanner(Generic[R]):
         if self.stage.learns and step.step >= 0:
             verified = sum([result[1] for result in results])
             accepted = sum([result[2] for result in results])
-            counts = step.step, length, requests, step.batch_size, verified, accepted
+            counts = step.step, length, step.requests, step.batch_size, verified, accepted
             self.stage.observe(StepReport(*counts, cost, runs, drafts.expected, drafts.expected_rows))
 
     def forget(self, request_ids: Iterable[str]) -> None:

@@ -19,9 +19,11 @@ from specplug.interfaces import PluginContext, Proposer, Trimmer
 from specplug.pipeline.device.columns import Launches
 from specplug.pipeline.draft import DraftStage
 from specplug.pipeline.engine_rows import DraftOutputs, EngineRows
+from specplug.pipeline.expected import survival_sums
 from specplug.pipeline.stream import host_kernels
 from specplug.plugins.registry import default_registry
 from specplug.runtime.device_steps import DeviceSteps
+from specplug.runtime.draft_report import NO_DRAFTS, DraftReport
 from specplug.runtime.ends import StopDetector
 from specplug.runtime.slots import RowFacts, RunningRequest, SlotAllocator
 from specplug.runtime.stream_steps import StreamSteps
@@ -84,8 +86,7 @@ class Engine:
         states: after each step of a `Scripted` proposer, what the stage holds.
         stated: after each step of the stage or of kernels, the logits of the tokens that were drawn.
         reports_expected: whether steps report what their drafts are expected to yield.
-        reports: what each step that the engine took in a stream reported, in a stream that runs late to be read later;
-            what those of the stage should have, as rows and sums by position.
+        reports: what each step reported, or should have.
     """
 
     def __init__(
@@ -152,6 +153,8 @@ class Engine:
         outputs = DraftOutputs(
             poisoned(size, DRAFT_LENGTH, dtype=torch.int64), poisoned(size, DRAFT_LENGTH, dtype=torch.float32)
         )
+        if self.stage.engine_tokens:
+            outputs = outputs._replace(from_engine=poisoned(size, dtype=torch.int32))
         if self.stage.runners[0].buffer.parents is None:
             return outputs
         parents = poisoned(size, DRAFT_LENGTH, dtype=torch.int32)
@@ -221,9 +224,13 @@ class Engine:
         slots, emitted, rejected = map(self._view, columns)
         engine = EngineRows(slots, self._view(self.lengths), self.texts, emitted, rejected)
         heat = view_of(self._layout, torch.zeros(SLOTS, device=self.device))
-        out, confidence = self._view(outputs.ids), view_of(self._layout, outputs.confidence)
-        draft = steps.take(facts, engine, DraftOutputs(out, confidence), self._view(self.last), heat, plan)
-        outputs.ids[:], outputs.confidence[:] = out, confidence
+        if self.stage.engine_tokens:
+            engine = engine._replace(engine_ids=self._view(self._engine_ids(slots)))
+        views = outputs._replace(ids=self._view(outputs.ids), confidence=view_of(self._layout, outputs.confidence))
+        last, expected = self._view(self.last), self.reports_expected
+        draft = steps.take(facts, engine, views, last, heat, plan, reports_expected=expected)
+        outputs.ids[:], outputs.confidence[:] = views.ids, views.confidence
+        self.reports.append(steps.report.read())
         if facts.names:
             self._note(draft)
 
@@ -232,12 +239,14 @@ class Engine:
         return view_of(self._layout, numbers.to(self._layout.choice([torch.int32, torch.int64])))
 
     def _step_of_stage(self, facts: RowFacts, columns: Sequence[Tensor], plan: StepPlan, outputs: DraftOutputs) -> None:
-        out, confidence, lengths, parents, _ = outputs
+        out, confidence, lengths, parents, from_engine = outputs
         out[:], confidence[:] = self.last[columns[0]].expand_as(out), 0
+        if from_engine is not None:
+            from_engine[:] = 0
         if parents is not None:
             lengths[:], parents[:] = 0, torch.arange(DRAFT_LENGTH) - 1
         if not facts.names:
-            self.reports.append((0, None))
+            self.reports.append(NO_DRAFTS)
             return
         kept = list(range(len(out))) if facts.kept is None else facts.kept
         draft = self._draft_of_stage(facts, [column[kept] for column in columns], plan)
@@ -249,6 +258,9 @@ class Engine:
             )
             if parents is not None:
                 lengths[row], parents[row, :count] = count, draft.parents[place, :count]
+            if from_engine is not None:
+                others = [k for k in range(count) if draft.source[place, k] != len(self.proposer.sources) - 1]
+                from_engine[row] = min([*others, count])
 
     def _draft_of_stage(self, facts: RowFacts, columns: Sequence[Tensor], plan: StepPlan) -> Draft:
         slots, emitted, rejected = columns
@@ -266,22 +278,29 @@ class Engine:
             vocab_size=VOCAB,
             reset_slots=self.allocator.slots.take_resets(),
             barriers=facts.barriers,
+            engine_ids=self._engine_ids(slots).int() if self.stage.engine_tokens else None,
         )
         accepted = (emitted - 1).clamp(min=0)
         after = self.stops.after(batch.tokens, slots, slots, lengths, emitted, rows)
         verified = torch.where(emitted > 0, accepted + rejected, 0)
         self.stage.observe(batch, Outcome(verified, accepted, emitted, after_stop=after))
         caps = torch.tensor([plan.caps.get(name, 99) for name in facts.names], dtype=torch.int32)
-        if not self.reports_expected:
+        if not self.reports_expected or self.stage.engine_tokens:
+            self.reports.append(NO_DRAFTS)
             return self.stage.trim(
                 batch, self.stage.propose(batch, plan.draft_length, torch.minimum(rows.caps, caps)), plan
             )
         draft = self.stage.propose(batch, DRAFT_LENGTH, rows.caps)
         counts = (emitted > 0) & (rows.caps > 0) & (self.stops.stopped[slots] != rows.generations)
-        survival = draft.survival()[counts].double()
-        self.reports.append((len(survival), survival.sum(0).tolist() if len(survival) else None))
-        kept = draft.keep(torch.arange(DRAFT_LENGTH) < caps[:, None].clamp(max=plan.draft_length))
-        return self.stage.trim(batch, kept.view(len(slots), plan.draft_length), plan)
+        has_failed = self.stage.runners[0].has_failed
+        self.reports.append(NO_DRAFTS if has_failed else DraftReport(survival_sums(draft, counts).tolist()))
+        draft.shorten(caps.clamp(max=plan.draft_length))
+        return self.stage.trim(batch, draft.view(len(slots), plan.draft_length), plan)
+
+    def _engine_ids(self, slots: Tensor) -> Tensor:
+        """Return [B, G] int64, the draft of the engine's own drafter, from -1 on."""
+        places = torch.arange(self.stage.engine_tokens, device=self.device)
+        return (self.lengths[slots][:, None] * 7 + slots[:, None] + places) % (VOCAB + 1) - 1
 
     def _note(self, draft: Draft) -> None:
         """Note the logits that a draft states."""
@@ -305,7 +324,12 @@ class Engine:
         """Wait until all steps have ended; return what they have left, by name."""
         if self.steps is not None:
             self.steps.settle()
-        left = {"counts": self.stage.metrics.snapshot(), "busy steps": 0 if self.steps is None else self.steps.busy}
+        reports = [(report.expected_rows, report.expected) for report in self.reports]
+        left = {
+            "reports": reports,
+            "counts": self.stage.metrics.snapshot(),
+            "busy steps": 0 if self.steps is None else self.steps.busy,
+        }
         if not isinstance(self.proposer, Scripted):
             return left | {"learnt": [table.tobytes() for table in self.proposer.lookup.tables.arrays]}
         trimmer = getattr(self.stage._trimmer, "log", None)
@@ -443,6 +467,8 @@ class Scripted(Proposer):
         ids, level, source, deed = self._script[self._steps % len(self._script)]
         self._steps += 1
         self.log.append(["propose", limits.tolist(), draft.base_len.tolist(), *_shown(draft)])
+        if batch.engine_ids is not None:
+            self.log.append(["engine", batch.engine_ids.dtype, batch.engine_ids.tolist()])
         for row in range(batch.batch_size):
             count = min(len(ids), draft.draft_length)
             for place in range(count):
@@ -495,17 +521,19 @@ def scripted_stage(
     learns: bool,
     device: torch.device = CPU,
     distribution: Distribution = Distribution.ONE_HOT,
+    engine_tokens: int = 0,
 ) -> DraftStage:
     """Return a draft stage of a proposer, which may learn, and state a distribution."""
-    proposer.caps = ProposerCaps(learns=learns, incremental=learns, distribution=distribution)
+    extends = engine_tokens > 0
+    proposer.caps = ProposerCaps(learns=learns, incremental=learns, distribution=distribution, extends=extends)
     return stage_of(
         {"scripted": proposer},
-        EngineCaps(draft_length, draft_input=distribution),
+        EngineCaps(draft_length, draft_input=distribution, engine_tokens=engine_tokens),
         trimmer,
         device=device,
         vocab_size=VOCAB,
         max_slots=SLOTS,
-        other_sources=["another"],
+        other_sources=[] if engine_tokens else ["another"],
         max_consecutive=2,
         cooldown_steps=1,
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections import deque
 
+import numpy as np
 import pytest
 
 from specplug.faults import FaultGuard
@@ -198,22 +199,27 @@ def test_steps_are_reported_with_their_plan_and_cost(built):
     assert [(r.verified, r.accepted) for r in planner.stats[-1].requests] == [(2, 1), (1, 1)]
 
 
-def drafts(late, sums=(0,)):
-    """Return the report of drafts of which these requests were late."""
-    report = DraftReport(late, len(sums) - 1)
-    report.late.flags[:] = 1
-    report.sums[:] = sums
-    return report
-
-
 def test_what_drafts_were_expected_to_yield_is_reported_with_their_step(built):
     planner = Listens(StepPlan(0))
     step_planner = built(planner)
     step_planner.make(["a", "aa"])
     step = launch(step_planner, 1.0, 2, 2, 30, 0)
-    step_planner.finish(step, [], 1.5, drafts(["aa"], [1, 0.5, 0.25]))
+    step_planner.finish(step, [], 1.5, DraftReport.of(1, [0.5, 0.25]))
     (report,) = planner.reports
     assert (report.draft_length, report.expected, report.expected_rows) == (0, [0.5, 0.25], 1)
+
+
+def test_a_report_is_read_at_once_as_its_memory_is_used_again(built):
+    """While a plan of several steps holds, results are counted later."""
+    planner = Listens(StepPlan(1, num_steps=3))
+    step_planner = built(planner)
+    memory = np.array([2, 1 << 12], np.int64)
+    for _ in range(3):
+        step_planner.make(["a", "aa"])
+        step_planner.finish(launch(step_planner, 1.0, 2, 4, 30, 1), [], 1.5, DraftReport(memory))
+        memory += 1 << 12
+    step_planner.make(["a", "aa"])
+    assert [report.expected for report in planner.reports] == [[1.0], [2.0], [3.0]]
 
 
 def test_a_policy_that_does_not_learn_wants_no_report(built):
@@ -291,13 +297,3 @@ def test_a_step_that_nobody_planned_is_not_reported(built):
     step_planner.finish(launch(step_planner, 1.0, 1, 20, 9, 0), [], 1.25)
     assert planner.reports == []
     assert step_planner.last_step.tokens == 20
-
-
-def test_requests_that_could_not_draft_are_no_evidence(built):
-    planner = Listens(StepPlan(3))
-    step_planner = built(planner)
-    step_planner.make(["a", "aa", "aaa"])
-    results = [("a", 3, 2), ("aa", 3, 0), ("aaa", 3, 1)]
-    step_planner.finish(launch(step_planner, 0.0, 3, 12, 30, 3), results, 1.0, drafts(["aa"]))
-    (report,) = planner.reports
-    assert (report.requests, report.verified, report.accepted, report.runs) == (2, 6, 3, [(0, 3), (0, 2)])

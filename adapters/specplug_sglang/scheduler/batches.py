@@ -35,8 +35,13 @@ class BatchRows:
         """Return whether these are still the rows of `reqs`."""
         return self._reqs == reqs and self.facts.are_current(allocator)
 
-    def view(self, tokens: Tensor, slots: Tensor, lengths: Tensor, vocab_size: int) -> EngineBatch:
-        """Describe the batch with the token table [S, L] int32, `slots` [B] int64, and `lengths` [B] known tokens."""
+    def view(
+        self, tokens: Tensor, slots: Tensor, lengths: Tensor, vocab_size: int, engine_ids: Tensor | None = None
+    ) -> EngineBatch:
+        """Describe the batch with the token table [S, L] int32, `slots` [B] int64, and `lengths` [B] known tokens.
+
+        `engine_ids` [B, G] is what SGLang's own drafter has drafted, if it has.
+        """
         lengths = lengths.to(torch.int32)
         return EngineBatch(
             slots=slots,
@@ -53,6 +58,7 @@ class BatchRows:
             barriers=self.facts.barriers,
             request_ids=self.facts.names,
             requests=self.facts.requests,
+            engine_ids=None if engine_ids is None else engine_ids.int(),
         )
 
     @cached_property
@@ -81,7 +87,7 @@ class Decoding(NamedTuple):
         slots: [B] int64, their rows in SGLang's request pool.
         before: [B] int64, cached tokens of each, which lack the newest.
         is_constrained: whether a request has a grammar.
-        engine_ids: [B, G] int64, what SGLang's own drafter has drafted, contiguous; None if it has not.
+        engine_ids: [B, G] int64, the draft of SGLang's own drafter, contiguous, -1 after its end; None if it has not.
     """
 
     reqs: Sequence[Any]

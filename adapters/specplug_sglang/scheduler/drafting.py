@@ -4,29 +4,26 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Sequence
-from dataclasses import replace
+from contextlib import AbstractContextManager, nullcontext
 from time import perf_counter
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from specplug.grammar.drafts import Completed
 from specplug.plugins.registry import default_registry
 from specplug.plugins.specs import ProposerSpec
 from specplug.runtime.draft_report import NO_DRAFTS
-from specplug.runtime.slots import RunningRequest, SlotAllocator
+from specplug.runtime.slots import SlotAllocator
 from specplug.settings.model import Settings
 from specplug.types.draft import Draft
 from specplug.types.request import BEGINS, EngineEvent, EngineEventKind, Event, RequestEvent
 from specplug_sglang.requests import prompt_of, running_request
 from specplug_sglang.scheduler.batches import BatchRows
-from specplug_sglang.scheduler.drafts import Drafts
+from specplug_sglang.scheduler.device_drafts import build
+from specplug_sglang.scheduler.drafts import StageDrafts, module_of
 from specplug_sglang.scheduler.endings import visible_tokens
 from specplug_sglang.scheduler.planned_steps import LaunchedStep, PlannedSteps, VerifiedStep
-from specplug_sglang.scheduler.stream_drafts import StreamDrafts, build
 from specplug_sglang.verification.trees import TokenTable, on_device
 
 
@@ -56,7 +53,8 @@ class ProposerDrafting(PlannedSteps):
         self.drafts_trees = self.caps.trees and _any_drafts_trees(settings, device.type)
         self.table = TokenTable(slots, self.max_length, self.caps.max_draft_length + 1, device)
         self.reads_lengths = device.type == "cpu"
-        self.drafts: Drafts | None = None
+        self.drafts: StageDrafts | None = None
+        self._module, self._stream = module_of(device), None  # PyTorch's, and the stream of the newest step
         if rank == 0:
             self.drafts, self.allocator = build(settings, self.context, self.table, tokenizer, self._tell)
         else:
@@ -122,36 +120,40 @@ class ProposerDrafting(PlannedSteps):
 
     def _end(self, rid: str, *, aborted: bool) -> None:
         req, _ = self.held.pop(rid)
-        self.allocator.finish(rid, aborted=aborted, visible=visible_tokens(req))
+        visible = visible_tokens(req)
+        if not aborted and visible is not None and len(req.output_ids) > 1:
+            self._ingest(req, visible)
+        self.allocator.finish(rid, aborted=aborted, visible=visible)
         self.settle()
         self.step_planner.forget([rid])
 
+    def _ingest(self, req: Any, visible: int) -> None:
+        """Let proposers ingest what a client saw of a text, `visible` tokens of it, before its request has no slot."""
+        if self.drafts is not None and req.rid in self.allocator:
+            with self._in_stream():
+                self.drafts.ingest(BatchRows(self.allocator, [req], self.device), visible)
+
     def _take_in(self, req: Any) -> None:
         """Give a request a slot, and write its text there."""
-        text = prompt_of(req)
-        described = self._describe(req, text)
         if self.allocator.is_waiting(req.rid):
-            self.allocator.resume(req.rid, described.tokens)
+            self.allocator.resume(req.rid)
         else:
-            self.allocator.start(described)
-        self.table.write(self.allocator.slot_of(req.rid), text)
+            self.allocator.start(running_request(req, self.max_length, self.inexact))
+        self.table.write(self.allocator.slot_of(req.rid), prompt_of(req))
 
     def on_engine_event(self, kind: EngineEventKind) -> None:
         """Notify every proposer of requests that have left, then of an engine event."""
         self.sweep()
-        if self.stage is not None:
-            self.stage.on_event(EngineEvent(kind))
+        self._tell(EngineEvent(kind))
 
     def _results_of(self, step: LaunchedStep, accepted: Sequence[int], ended: float) -> VerifiedStep | None:
         """Count what counters on the device lack.  Draft lengths were copied to the host before the results."""
-        launched, reqs, lengths, completed, report = step
+        launched, reqs, lengths, report = step
         if lengths is None:
             if self.stage is not None:
                 self._count(reqs, [launched.plan.takes_none(req.rid) for req in reqs])
             self._finish(launched, (), ended, report)
             return None
-        if completed is not None and self.drafts is not None:
-            self.drafts.count_grammars(completed, lengths, accepted)
         return VerifiedStep.of(step, lengths.tolist(), accepted, ended)
 
     # -- one step ------------------------------------------------------------------------------------------------
@@ -191,6 +193,8 @@ class ProposerDrafting(PlannedSteps):
         With speculation SGLang never mixes prefill into a decode step.
         """
         self._began = perf_counter()
+        if self._module is not None:
+            self._stream = self._module.current_stream()
         self.settle()
         if not self.rows.hold(self.allocator, reqs):
             self.admit(reqs)
@@ -207,26 +211,23 @@ class ProposerDrafting(PlannedSteps):
         """
         step = self._launch(reqs, 0 if draft is None else draft.draft_length)
         lengths = None if draft is None else draft.lengths.to("cpu", non_blocking=True, copy=True)
-        completed: Completed | None = None
         report = NO_DRAFTS
         if self.drafts is not None:
-            completed, self.drafts.completed = self.drafts.completed, None
-            report = self.drafts.report
-            self.drafts.report = NO_DRAFTS
+            report, self.drafts.report = self.drafts.report, NO_DRAFTS
             if draft is None:
                 self.drafts.emits_one()
-        self._launched.append(LaunchedStep(step, tuple(reqs), lengths, completed, report))
-
-    def _describe(self, req: Any, text: npt.NDArray[np.int64]) -> RunningRequest:
-        """Convert a `Req`, with its `text` [n] if steps in a stream take it in."""
-        described = running_request(req, self.max_length, self.inexact)
-        return replace(described, tokens=text) if isinstance(self.drafts, StreamDrafts) else described
+        self._launched.append(LaunchedStep(step, tuple(reqs), lengths, report))
 
     def _tell(self, event: Event) -> None:
         if self.drafts is not None:
-            if isinstance(event, RequestEvent) and event.kind not in BEGINS:
-                self.drafts.flush()
-            self.drafts.stage.on_event(event)
+            with self._in_stream():
+                if isinstance(event, RequestEvent) and event.kind not in BEGINS:
+                    self.drafts.flush()
+                self.drafts.stage.on_event(event)
+
+    def _in_stream(self) -> AbstractContextManager[Any]:
+        """Return a context for what follows the newest step on a device: SGLang may be in another stream by now."""
+        return nullcontext() if self._stream is None else self._module.stream(self._stream)
 
 
 def _any_drafts_trees(settings: Settings, device: str) -> bool:

@@ -1,26 +1,25 @@
-"""Drafts: how rank 0 drafts for batches that decode, and `StageDrafts`, by a stage that takes its steps itself."""
+"""Drafts of rank 0 for batches that decode, by a stage that takes its steps itself, and their counts."""
 
 from __future__ import annotations
 
 import time
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from specplug.grammar.drafts import Completed
 from specplug.metrics import MetricsSnapshot, SpecMetrics
 from specplug.pipeline.draft import DraftStage
+from specplug.pipeline.expected import survival_sums
 from specplug.runtime.draft_report import NO_DRAFTS, DraftReport
 from specplug.runtime.ends import StopDetector
 from specplug.types.batch import EngineBatch
-from specplug.types.caps import EngineCaps
+from specplug.types.caps import Distribution, EngineCaps
 from specplug.types.draft import Draft
 from specplug.types.plan import StepPlan
 from specplug.types.verdict import Outcome, Verdict
-from specplug_sglang.scheduler.batches import Decoding
+from specplug_sglang.scheduler.batches import BatchRows, Decoding
 from specplug_sglang.scheduler.grammar import GrammarCompleter
 from specplug_sglang.verification.trees import TokenTable, on_device
 
@@ -28,65 +27,17 @@ PERIOD = 0.2
 """Least seconds between two copies of counts while steps run."""
 
 
-class Drafts(ABC):
-    """Drafts of one draft stage.
+class StageDrafts:
+    """Drafts of a stage on the engine's device, which takes its steps itself, there or on threads of its own.
 
     Attributes:
         stage: the draft stage.
         grammars: completes the drafts.
-        counts: its counters, for the status.
-        completed: what grammars have made of the newest verified drafts; None if they are counted already.
+        counts: the stage's counters, for the status.
         report: of the newest step's drafts, to be read once that has ended.
         reports_expected: whether the next step is to report what its drafts are expected to yield, and so drafts even
             where no draft token is verified.
     """
-
-    stage: DraftStage
-    grammars: GrammarCompleter
-    counts: Counts
-    completed: Completed | None = None
-    report: DraftReport = NO_DRAFTS
-    reports_expected = False
-
-    @abstractmethod
-    def propose(self, batch: Decoding, draft_length: int, plan: StepPlan) -> Draft | None:
-        """Draft at most `draft_length` > 0 tokens, cut to the plan's budget and completed by grammars.
-
-        Drafts have as many tokens, or on a CPU as many as the longest row.  None if nothing is drafted.
-        """
-
-    @abstractmethod
-    def observe(self, batch: Decoding, draft: Draft, accept_lens: Tensor) -> None:
-        """Report a step that verified `draft` and emitted `accept_lens` [B] tokens, which the token table has already.
-
-        `batch` is as it was before the step.
-        """
-
-    def plain(self, batch: Decoding, plan: StepPlan | None) -> None:  # noqa: B027 - optional
-        """Trace a step without drafts, whose tokens the token table has already; `plan` is why nothing was proposed."""
-
-    def idle(self, batch: Decoding) -> None:  # noqa: B027 - optional
-        """Prepare for a step that verifies no drafts."""
-
-    def emits_one(self) -> None:  # noqa: B027 - optional
-        """Note that a step was launched, of a prefill or without drafts, whose rows emit one token each."""
-
-    def flush(self) -> None:  # noqa: B027 - optional
-        """Report the newest verified step now, because a request leaves its slot."""
-
-    def count_grammars(self, completed: Completed, lengths: Tensor, accepted: Sequence[int]) -> None:  # noqa: B027 - optional
-        """Count the tokens that grammars added to a step's drafts, once its results are on the host.
-
-        `lengths` [B] int32 are the tokens of the verified drafts, of which `accepted` [B] were accepted.
-        """
-
-    def close(self) -> None:
-        """Release proposers, threads and files."""
-        self.stage.close()
-
-
-class StageDrafts(Drafts):
-    """Drafts of a stage on the engine's device, which takes its steps itself, there or on threads of its own."""
 
     def __init__(
         self, stage: DraftStage, table: TokenTable, grammars: GrammarCompleter, caps: EngineCaps, vocab_size: int
@@ -95,13 +46,24 @@ class StageDrafts(Drafts):
         self._device, self._vocab_size = table.tokens.device, vocab_size
         self.counts = Counts(stage.metrics, module_of(self._device))
         self.stops = StopDetector(table.tokens.shape[0], caps.max_draft_length, self._device)
-        self._reads_lengths = self._device.type == "cpu"
+        self.report: DraftReport = NO_DRAFTS
+        self.reports_expected = False
+        self._longest, self._may_report = caps.max_draft_length, may_report(stage)
+        # After SGLang's own drafter, the draft length is that of a runtime state, on a CPU too.
+        self._is_fixed = stage.engine_tokens > 0
+        self._reads_lengths = self._device.type == "cpu" and not self._is_fixed
         self._unseen = False  # whether tokens were emitted that the stop detector has not seen
 
     def propose(self, batch: Decoding, draft_length: int, plan: StepPlan) -> Draft | None:
+        """Draft at most `draft_length` > 0 tokens, cut to the plan's budget and completed by grammars.
+
+        Drafts have as many tokens, or on a CPU as many as the longest row.  None if nothing is drafted.
+        """
         view, caps = self._view(batch, batch.before + 1), batch.caps(plan)
         most = None if caps is None else on_device(caps, torch.int32, self._device)
-        draft = self.stage.propose(view, draft_length, most)
+        draft = self._proposed(batch, view, draft_length, most)
+        if self._has_no_tail():
+            return None
         constrained = batch.is_constrained
         if self._reads_lengths and not constrained and self.stage.tracer is None and not draft.lengths.any():
             return None
@@ -109,9 +71,31 @@ class StageDrafts(Drafts):
         proposed = draft.lengths
         if constrained:
             draft = self.grammars.of(view, batch.reqs, draft, most, plan.token_budget)
-        return self.fitted(draft, proposed)
+        return self._fitted(draft, proposed)
 
-    def fitted(self, draft: Draft, proposed: Tensor) -> Draft | None:
+    def _has_no_tail(self) -> bool:
+        """Return whether lookup failed to continue the newest drafts of SGLang's own drafter."""
+        return self._is_fixed and any(runner.has_failed for runner in self.stage.runners)
+
+    def _proposed(self, batch: Decoding, view: EngineBatch, draft_length: int, most: Tensor | None) -> Draft:
+        """Return the stage's drafts of at most `draft_length` tokens, and `most` [B] per row; report them if due."""
+        if not (self.reports_expected and self._may_report):
+            return self.stage.propose(view, draft_length, most)
+        whole = self.stage.propose(view, self._longest, batch.rows.table.caps)
+        if not any(runner.has_failed for runner in self.stage.runners):
+            self.report = self._report_of(batch, whole)
+        draft = whole.view(whole.batch_size, draft_length)
+        draft.shorten(torch.full_like(draft.lengths, draft_length) if most is None else most.clamp(max=draft_length))
+        return draft
+
+    def _report_of(self, batch: Decoding, draft: Draft) -> DraftReport:
+        """Sum up what drafts are expected to yield; see `DraftReport`."""
+        self._see_ends(batch)
+        rows = batch.rows.table
+        counted = (rows.caps != 0) & (self.stops.stopped[batch.slots] != rows.generations)
+        return DraftReport(survival_sums(draft, counted).to("cpu", non_blocking=True))
+
+    def _fitted(self, draft: Draft, proposed: Tensor) -> Draft | None:
         """Shorten a draft on a CPU, which captures nothing, to its longest row; None if nothing is drafted.
 
         What a grammar cut must be reported with a step of drafts, even if it cut everything of `proposed` [B] tokens.
@@ -125,11 +109,16 @@ class StageDrafts(Drafts):
         return draft.view(draft.batch_size, longest)
 
     def observe(self, batch: Decoding, draft: Draft, accept_lens: Tensor) -> None:
+        """Report a step that verified `draft` and emitted `accept_lens` [B] tokens, which the token table has already.
+
+        `batch` is as it was before the step.
+        """
         view, outcome = self._outcome(batch, draft.lengths, accept_lens.to(torch.int32))
         self.stage.observe(view, self.grammars.annotated(outcome))
         self.counts.step()
 
     def plain(self, batch: Decoding, plan: StepPlan | None) -> None:
+        """Trace a step without drafts, whose tokens the token table has already; `plan` is why nothing was proposed."""
         tracer = self.stage.tracer
         if tracer is None:
             return
@@ -141,27 +130,67 @@ class StageDrafts(Drafts):
             tracer.drafted(before, nothing, plan)
         tracer.verified(view, nothing, Verdict.of_nothing(outcome))
 
+    def idle(self, batch: Decoding) -> None:
+        """Prepare for a step that verifies no drafts."""
+        if self.reports_expected and self._may_report:
+            self._proposed(batch, self._view(batch, batch.before + 1), 0, None)
+
+    def emits_one(self) -> None:
+        """Note that a step was launched, of a prefill or without drafts, whose rows emit one token each."""
+        self._unseen = True
+
+    def flush(self) -> None:
+        """Report the newest verified step now, because a request leaves its slot."""
+
+    @torch.inference_mode()
+    def ingest(self, rows: BatchRows, length: int) -> None:
+        """Let proposers ingest the `length` tokens of one request's text before it leaves its slot: `rows` has it.
+
+        The tokens of its last step, and of steps without drafts before, are new to them.
+        """
+        if any(runner.handle.caps.incremental for runner in self.stage.runners):
+            slots, lengths = (on_device([value], torch.int64, self._device) for value in (*rows.facts.slots, length))
+            self.stage.ingest(rows.view(self._table.tokens, slots, lengths, self._vocab_size))
+
+    def close(self) -> None:
+        """Release proposers, threads and files."""
+        self.stage.close()
+
     def _outcome(self, batch: Decoding, verified: Tensor, emitted: Tensor) -> tuple[EngineBatch, Outcome]:
         """Return the batch after a step, and its outcome."""
-        if self._unseen:  # the host knows all ends but those of the step before, which emitted one token per row
-            self._unseen = False
-            self._after_stop(batch, batch.before + 1, torch.ones_like(batch.slots, dtype=torch.int32))
+        self._see_ends(batch)
         lengths = batch.before + 1 + emitted
         after_stop = self._after_stop(batch, lengths, emitted)
         outcome = Outcome(verified=verified, accepted=emitted - 1, emitted=emitted, after_stop=after_stop)
         return self._view(batch, lengths), outcome
 
-    def emits_one(self) -> None:
-        self._unseen = True
+    def _see_ends(self, batch: Decoding) -> None:
+        """Find the ends of the step before, which the host does not know yet, if it emitted one token per row."""
+        if self._unseen:
+            self._unseen = False
+            self._after_stop(batch, batch.before + 1, torch.ones_like(batch.slots, dtype=torch.int32))
 
     def _view(self, batch: Decoding, lengths: Tensor) -> EngineBatch:
         """Describe the batch with `lengths` [B] known tokens."""
-        return batch.rows.view(self._table.tokens, batch.slots, lengths, self._vocab_size)
+        return batch.rows.view(self._table.tokens, batch.slots, lengths, self._vocab_size, batch.engine_ids)
 
     def _after_stop(self, batch: Decoding, lengths: Tensor, emitted: Tensor) -> Tensor:
         """Return [B] int32: how many of the `emitted` [B] newest of `lengths` [B] tokens come after a stop."""
         slots, lengths = batch.slots, lengths.to(torch.int32)
         return self.stops.after(self._table.tokens, slots, slots, lengths, emitted, batch.rows.table)
+
+
+def may_report(stage: DraftStage) -> bool:
+    """Return whether steps can report what drafts are expected to yield, for which they draft more than is planned.
+
+    They cannot where a token of a draft may cost a pass of a model: where there are several proposers, or one that
+    reads more than the newest tokens or states distributions.  Nor can they where lookup continues the drafts of
+    SGLang's own drafter, which are as long as planned.
+    """
+    first, *others = stage.runners
+    caps = first.handle.caps
+    is_cheap = caps.incremental and caps.distribution is Distribution.ONE_HOT
+    return is_cheap and not others and not stage.engine_tokens
 
 
 def module_of(device: torch.device) -> Any:

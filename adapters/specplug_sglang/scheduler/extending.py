@@ -1,7 +1,7 @@
 """SGLang's workers of its own draft models, where specplug's lookup continues their drafts.
 
 A step of n draft tokens lets SGLang's drafter draft k = `engine_tokens` of them, or n if that is less.  Their ids go
-with what a step of lookup reads, and its draft, the drafter's tokens and a tail or lookup's own, is what SGLang
+with the batch that lookup reads, and its draft, the drafter's tokens and a tail or lookup's own, is what SGLang
 verifies: n tokens of each row, of which its draft may have fewer.  The draft model then sees all that was verified, as
 after any step, so its key-value cache has what tails added.
 
@@ -22,16 +22,14 @@ from sglang.srt.speculative import eagle_worker_v2
 from torch import Tensor
 from torch.nn.functional import pad
 
-from specplug.errors import EngineError
 from specplug.seams.seam import hook
-from specplug.types.draft import Draft
+from specplug.types.draft import NO_TOKEN, Draft
 from specplug_sglang.config import rows_of_pool
 from specplug_sglang.requests import finished_prefills
 from specplug_sglang.scheduler.batches import Decoding
 from specplug_sglang.scheduler.drafting import ProposerDrafting
 from specplug_sglang.scheduler.ranks import RankGroup
 from specplug_sglang.scheduler.runtime_states import INEXACT, StatesWorker
-from specplug_sglang.scheduler.stream_drafts import StreamDrafts
 from specplug_sglang.scheduler.worker import extra_context_len, refuse_larger_pool
 from specplug_sglang.verification.trees import cut, on_device, operations_for
 
@@ -72,13 +70,7 @@ class ExtendedWorker(StatesWorker):
         how: Any = {"slots": slots, "device": torch.device(runner.device), "rank": ranks.rank, "tokenizer": tokenizer}
         drafting = ProposerDrafting(server_args, runner.model_config, **how)
         drafting.inexact = INEXACT
-        if not isinstance(drafting.drafts, StreamDrafts):
-            raise EngineError.build(
-                "lookup cannot continue the drafts of SGLang's own drafter",
-                who="specplug_sglang",
-                found="steps that cannot be taken in SGLang's stream",
-                remedy="See the warning before this, or set the proposer to 'engine'",
-            )
+        assert drafting.drafts is not None
         self._drafts = drafting.drafts
         return drafting
 
@@ -153,10 +145,10 @@ class ExtendedWorker(StatesWorker):
         """
         drafting, step, lacking = self.drafting, self._decoding, self.drafting.caps.engine_tokens - engine_ids.shape[1]
         plan = drafting.step_planner.plan
-        given = pad(engine_ids, (0, lacking)) if lacking else engine_ids
+        given = pad(engine_ids, (0, lacking), value=NO_TOKEN) if lacking else engine_ids
         self._draft = self._drafts.propose(step._replace(engine_ids=given), length, plan)
         if self._draft is not None:
-            return self._draft.token_ids.long(), self._draft.lengths
+            return self._draft.token_ids.long().clamp_(min=0), self._draft.lengths  # a model embeds the padding, too
         most = [min(plan.draft_length_for(req.rid), engine_ids.shape[1]) for req in step.reqs]
         return pad(engine_ids, (0, length - engine_ids.shape[1])), on_device(most, torch.int64, engine_ids.device)
 

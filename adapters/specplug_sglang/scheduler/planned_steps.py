@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 import torch
 
 from specplug.cost.store import StartCosts
-from specplug.grammar.drafts import Completed
 from specplug.interfaces import PluginContext
 from specplug.requests import wire
 from specplug.runtime.draft_report import NO_DRAFTS, DraftReport
@@ -26,14 +25,12 @@ class LaunchedStep(NamedTuple):
 
     Attributes:
         verified: by row, draft tokens that may be accepted, ints or [B] int32 on the host; None without drafts.
-        completed: what grammars made of the drafts, if it is still to be counted.
         report: of its drafts, to be read once the results have arrived.
     """
 
     launched: Launched
     reqs: tuple[Any, ...]
     verified: Any
-    completed: Completed | None = None
     report: DraftReport = NO_DRAFTS
 
 

@@ -11,14 +11,14 @@ import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from specplug.assembly import build_draft_stage
-from specplug.errors import EngineError
 from specplug.pipeline.draft import DraftStage
+from specplug.pipeline.engine_rows import EngineRows
 from specplug.plugins.registry import default_registry
 from specplug.requests import wire
 from specplug.requests.clients import isolation_key
@@ -33,10 +33,6 @@ from specplug.types.verdict import Outcome
 from specplug_vllm import seams, step_metadata
 from specplug_vllm.config import plugin_context, required
 from specplug_vllm.requests import DraftRules
-
-if TYPE_CHECKING:  # these import numba, which no process may before vLLM has loaded its kernels for CPUs
-    from specplug.pipeline.engine_rows import DraftOutputs, EngineRows
-    from specplug.runtime.stream_steps import StreamSteps
 
 Broadcast = Callable[[Tensor], Any]
 """Overwrites a contiguous tensor with rank 0's, without a host sync."""
@@ -227,26 +223,6 @@ class Drafting:
             emitted = [has for name, has in zip(names, emitted, strict=True) if name not in self.allocator.ignored]
         self.stage.metrics.record_on_host(sum(map(bool, emitted)), planned=False)
 
-    def steps_in_stream(self, device: torch.device, like: tuple[EngineRows, DraftOutputs]) -> StreamSteps | None:
-        """Start the compiled steps of a stage on the CPU, in the stream of the engine's `device`.
-
-        Return None if they do not cover the stage, or do not start: then the stage takes all steps.
-        """
-        from specplug.runtime.first_step import started
-        from specplug.runtime.stream_steps import StreamSteps
-
-        if not StreamSteps.applies(self.stage):
-            return None
-        runner, given = self.stage.runners[0], (self.slots, self.max_length, self.vocab_size, device)
-        handle = runner.handle
-        steps = started(lambda: StreamSteps(self.stage, *given, like=like))
-        if steps is None:
-            runner.handle = handle  # without the intake of the steps that did not start
-        else:
-            self._closing.detach()
-            self._closing = weakref.finalize(self, steps.close)
-        return steps
-
     def verified(
         self, facts: RowFacts, engine: EngineRows, slots: Tensor, temperature: Tensor
     ) -> tuple[EngineBatch, Outcome, Tensor]:
@@ -306,18 +282,3 @@ class Drafting:
     def close(self) -> None:
         """Release proposers, threads and files, once; also called at the end of the process."""
         self._closing()
-
-
-def require_steps(drafting: Drafting | None, steps: StreamSteps | None) -> None:
-    """Refuse to continue the drafts of vLLM's own drafter without compiled steps, on the rank that drafts.
-
-    Raises:
-        EngineError: the steps did not start; a warning in the log says why.
-    """
-    if drafting is not None and steps is None:
-        raise EngineError.build(
-            "lookup cannot continue the drafts of vLLM's own drafter",
-            who="specplug_vllm",
-            found="compiled steps that do not start; the log says why",
-            remedy="Leave the proposer 'hybrid' out of the settings: specplug then plans the drafter's drafts",
-        )

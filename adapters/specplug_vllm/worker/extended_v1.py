@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 from specplug.pipeline.engine_rows import EngineRows
+from specplug.runtime.draft_report import engine_tokens_after
 from specplug.runtime.slots import RowFacts
-from specplug.runtime.stream_steps import PATIENCE, TRIED_EVERY
 from specplug.seams.seam import hook
 from specplug.types.draft import Draft
 from specplug.types.plan import NO_SPECULATION
@@ -71,15 +71,10 @@ class ExtendedProposer(V1Proposer):
             runner._draft_probs = widened(runner._draft_probs, drafts, self._engine_counts(len(drafts)))
 
     def _wanted(self) -> int:
-        """Return how many tokens the drafter is to draft: the same on all ranks.
-
-        The first one costs no pass of its own: the pass that drafts it also keeps the drafter's key-value cache in
-        step.  The others are left out while lookup's drafts take their place.
-        """
+        """Return how many tokens the drafter is to draft: the same on all ranks."""
         if self.drafting is None or self._several_ranks:
             return self._most
-        is_idle = self._unused >= PATIENCE and self._unused % TRIED_EVERY
-        return min(1, self._most) if is_idle else self._most
+        return engine_tokens_after(self._unused, self._most)
 
     def _engine_counts(self, rows: int) -> list[int]:
         """Return how many tokens at the beginning of each row's draft are the drafter's."""

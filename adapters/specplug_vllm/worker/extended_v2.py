@@ -1,7 +1,6 @@
-"""Lookup after vLLM's own drafter on the V2 runner, in the device's stream: nothing waits for the drafter's tokens.
+"""Lookup after vLLM's own drafter on the V2 runner, on the device: nothing waits for the drafter's tokens.
 
-The drafter runs as without specplug, so that its key-value cache stays in step.  `pack` copies its tokens to the host,
-and `unpack` writes the drafts: two kernels and a host function more than the drafter alone.
+The drafter runs as without specplug, so that its key-value cache stays in step.
 """
 
 from __future__ import annotations
@@ -15,7 +14,6 @@ from torch import Tensor
 from specplug.pipeline.engine_rows import DraftOutputs, EngineRows
 from specplug_vllm import seams
 from specplug_vllm.config import engine_tokens
-from specplug_vllm.worker.drafting import require_steps
 from specplug_vllm.worker.v2 import Speculator
 from specplug_vllm.worker.v2_device import UNLIKELY
 
@@ -36,7 +34,6 @@ class ExtendedSpeculator(Speculator):
         self._from_engine = torch.zeros(self._drafted.shape[0], dtype=torch.int32, device=runner.device)
         self._engine_logits: Tensor | None = engine.draft_logits
         super().__init__(config, runner.device, runner.req_states)
-        require_steps(self.drafting, self._steps)
         propose = engine.propose
 
         @functools.wraps(propose)
@@ -49,9 +46,9 @@ class ExtendedSpeculator(Speculator):
         ) -> Tensor:
             needed = longest if num_speculative_tokens is None else num_speculative_tokens
             is_dummy = dummy_run or self._is_warmup
-            wanted = min(
-                needed, most if is_dummy or self._steps is None or several_ranks else self._steps.engine_tokens()
-            )
+            wanted = min(needed, most)
+            if not is_dummy and not several_ranks and self._on_device is not None:
+                wanted = min(needed, self._on_device.engine_tokens())
             drafted: Tensor = propose(input_batch, *args, num_speculative_tokens=wanted, dummy_run=dummy_run, **kwargs)
             if is_dummy:
                 return drafted

@@ -13,15 +13,12 @@ import torch
 from torch import Tensor
 from vllm.v1.worker.gpu.spec_decode.speculator import BaseSpeculator
 
-from specplug.assembly import may_stream
 from specplug.pipeline.engine_rows import DraftOutputs, EngineRows
-from specplug.plugins.registry import default_registry
 from specplug.runtime.draft_report import DraftReport
 from specplug.runtime.slots import RowFacts
-from specplug.runtime.stream_steps import StreamSteps
 from specplug.seams.seam import hook
 from specplug_vllm import seams, step_metadata
-from specplug_vllm.config import cuts_on_device, lossy_method, required
+from specplug_vllm.config import cuts_on_device, lossy_method
 from specplug_vllm.startup import recurrent
 from specplug_vllm.worker import hooks, status, verifier, verifier_v2, workarounds
 from specplug_vllm.worker.drafting import Drafting, ranks
@@ -61,15 +58,9 @@ class Speculator(BaseSpeculator):
         )
         vocab = vllm_config.model_config.get_vocab_size()
         self._distinct = torch.arange(self._out.numel(), device=device).remainder(vocab).view_as(self._out)
-        self.drafting: Drafting | None = None
-        self._steps: StreamSteps | None = None
+        self.drafting = Drafting(vllm_config, device, rank=0) if leads else None
         self._facts: RowFacts | None = None
         self._on_device: DeviceDrafting | None = None
-        counts = torch.zeros(1, dtype=torch.int32, device=device)  # the runner copies slots to the device as int64
-        like = self._rows(counts.long(), counts, counts), self._outputs(slots)
-        if leads:
-            has_verifier = self.verifier is not None
-            self.drafting, self._steps = _steps_of(vllm_config, device, like, has_verifier=has_verifier)
         self.draft_logits: Tensor | None = None
         self._attached = self._is_warmup = self._is_idle = self._reports = False
         self._verified: Mapping[str, Sequence[int]] = {}
@@ -78,7 +69,9 @@ class Speculator(BaseSpeculator):
         if self.drafting is not None:
             self.drafting.allocator.engine_slot = lambda name: req_states.req_id_to_index[name]
             self.draft_logits = self.drafting.engine_distributions(device)
-            self._on_device = DeviceDrafting(self.drafting, self.draft_logits, (*like, req_states.last_sampled_tokens))
+            counts = torch.zeros(1, dtype=torch.int32, device=device)  # the runner copies slots to the device as int64
+            like = self._rows(counts.long(), counts, counts), self._outputs(slots), req_states.last_sampled_tokens
+            self._on_device = DeviceDrafting(self.drafting, self.draft_logits, like)
             hooks.reserve_memory(self.drafting)
         if self.enable_adaptive_verification:
             seams.require("adaptive")
@@ -150,27 +143,21 @@ class Speculator(BaseSpeculator):
         drafting, facts = self.drafting, self._facts
         if drafting is not None and (facts is None or not facts.hold(drafting.allocator, input_batch.req_ids)):
             facts = self._facts = RowFacts(drafting.allocator, input_batch.req_ids)
-        if self._is_idle and self._skips(input_batch, facts):
+        if self._is_idle and self._skips(input_batch):
             return out
-        if drafting is not None and facts is not None:
+        if self._on_device is not None and facts is not None:
             rows = self._rows(input_batch.idx_mapping, num_sampled, num_rejected)
-            outputs = self._outputs(out.shape[0])
-            if self._steps is not None:
-                self._report = self._steps.take(facts, rows, drafting.plan, outputs, reports_expected=self._reports)
-            elif self._on_device is not None:
-                self._on_device.take(facts, rows, outputs, last_sampled, temperature)
+            outputs, reports = self._outputs(out.shape[0]), self._reports
+            self._report = self._on_device.take(facts, rows, outputs, last_sampled, temperature, reports=reports)
         if self._broadcast is not None and not self._is_idle:  # other ranks skip all such steps
             self._broadcast(self._sent[: input_batch.num_reqs])
         return out
 
-    def _skips(self, input_batch: Any, facts: RowFacts | None) -> bool:
+    def _skips(self, input_batch: Any) -> bool:
         """Count a step that neither verifies nor makes drafts, on the host; return False if it must be taken anyway."""
-        if self.drafting is None or facts is None:
+        if self.drafting is None or self._on_device is None:
             return True
-        steps = self._steps
-        if not self.drafting.may_skip:
-            return False
-        if steps is not None and ((self._reports and steps.may_report) or not steps.skip(facts)):
+        if not self.drafting.may_skip or (self._reports and self._on_device.may_report):
             return False
         computed = input_batch.num_computed_prefill_tokens_np + input_batch.num_scheduled_tokens
         emits = (computed >= input_batch.prefill_len_np).tolist()  # rows whose prompt is complete
@@ -197,20 +184,3 @@ def buffers(slots: int, draft_length: int, device: torch.device, *, together: bo
     if together:
         return sent, sent[:, :draft_length], sent[:, draft_length:].view(torch.float32)[:, :draft_length]
     return sent, sent, torch.zeros(slots, draft_length, device=device)
-
-
-def _steps_of(
-    vllm_config: Any, device: torch.device, like: tuple[EngineRows, DraftOutputs], *, has_verifier: bool
-) -> tuple[Drafting, StreamSteps | None]:
-    """Return the drafting of rank 0, and its steps in the stream; None if the draft stage takes them on the device.
-
-    In a stream, all state of the draft stage is in host memory.  A verifier of specplug's (`has_verifier`) reads the
-    slots' facts on the device, so the stage stays there.  Rows and outputs of steps are of the types of `like`.
-    """
-    if not has_verifier and may_stream(required(vllm_config).settings, default_registry(), device):
-        drafting = Drafting(vllm_config, torch.device("cpu"), rank=0)
-        steps = drafting.steps_in_stream(device, like)
-        if steps is not None or device.type == "cpu":
-            return drafting, steps
-        drafting.close()
-    return Drafting(vllm_config, device, rank=0), None

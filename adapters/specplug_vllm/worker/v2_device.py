@@ -8,6 +8,7 @@ from torch import Tensor
 from specplug.pipeline.device.columns import launches_for
 from specplug.pipeline.engine_rows import DraftOutputs, EngineRows
 from specplug.runtime.device_steps import DeviceSteps
+from specplug.runtime.draft_report import NO_DRAFTS, DraftReport
 from specplug.runtime.slots import RowFacts
 from specplug.types.draft import Draft
 from specplug_vllm.worker.drafting import Drafting, kept_of
@@ -23,6 +24,7 @@ class DeviceDrafting:
 
     Attributes:
         steps: takes all steps if it is not None.
+        may_report: whether steps can report what their drafts are expected to yield.
     """
 
     def __init__(
@@ -35,28 +37,45 @@ class DeviceDrafting:
         if launches is not None and DeviceSteps.applies(drafting.stage):
             state = drafting.stage, drafting.slots, drafting.stops
             self.steps = DeviceSteps(*state, drafting.vocab_size, launches, like=like)
+        self.may_report = self.steps is not None and self.steps.may_report
+
+    def engine_tokens(self) -> int:
+        """Return how many tokens vLLM's own drafter should draft in the next step; see `DeviceSteps`."""
+        return self._drafting.stage.engine_tokens if self.steps is None else self.steps.engine_tokens()
 
     def take(
-        self, facts: RowFacts, engine: EngineRows, outputs: DraftOutputs, last_sampled: Tensor, temperature: Tensor
-    ) -> None:
-        """Report the verified step of a batch, and draft for its next one.
+        self,
+        facts: RowFacts,
+        engine: EngineRows,
+        outputs: DraftOutputs,
+        last_sampled: Tensor,
+        temperature: Tensor,
+        *,
+        reports: bool,
+    ) -> DraftReport:
+        """Report the verified step of a batch, and draft for its next one; return a report of these drafts.
 
         Args:
             facts: the rows that may draft; pass the same object while the same requests hold the same slots.
             engine: the engine's rows.
-            outputs: where ids and confidences go, [B, K].
+            outputs: where ids, confidences, and the numbers of the engine's own tokens go, [B, K].
             last_sampled: [S, 1] int64, each slot's newest token, which pads its draft.
             temperature: [S] float32, by slot.
+            reports: whether to report what the drafts are expected to yield, if the step `may_report`.
         """
         kept = self._kept_of(facts)
+        report = NO_DRAFTS
         if self.steps is not None:
-            draft = self.steps.take(facts, engine, outputs, last_sampled, temperature, self._drafting.plan)
+            plan = self._drafting.plan
+            draft = self.steps.take(facts, engine, outputs, last_sampled, temperature, plan, reports_expected=reports)
+            report = self.steps.report
         else:
-            assert outputs.confidence is not None
             outputs.ids.copy_(last_sampled.view(-1)[engine.idx_mapping][:, None].expand_as(outputs.ids))
-            outputs.confidence.zero_()
+            for tensor in (outputs.confidence, outputs.from_engine):
+                if tensor is not None:
+                    tensor.zero_()
         if not facts.names or (self.steps is not None and self._logits is None):
-            return
+            return report
         engine = kept_of(engine, kept)
         slots, padded = engine.idx_mapping, outputs.ids if kept is None else outputs.ids[kept]
         if self.steps is None:
@@ -64,6 +83,7 @@ class DeviceDrafting:
             _write(draft, outputs, padded, kept)
         if self._logits is not None:
             write_logits(self._logits, slots.long(), draft, temperature[slots], padded)
+        return report
 
     def _kept_of(self, facts: RowFacts) -> Tensor | None:
         """Return the indices of the rows that may draft; None if all may."""
@@ -73,15 +93,17 @@ class DeviceDrafting:
 
 
 def _write(draft: Draft, outputs: DraftOutputs, padded: Tensor, kept: Tensor | None) -> None:
-    """Write ids, also to `padded`, the ids of the rows `kept`, and confidences."""
+    """Write ids, also to `padded`, the ids of the rows `kept`, confidences, and numbers of the engine's own tokens."""
     length, confidence = draft.draft_length, outputs.confidence
+    rows = slice(None) if kept is None else kept
     assert confidence is not None
     padded[:, :length] = torch.where(draft.mask(), draft.token_ids.long(), padded[:, :length])
-    if kept is None:
-        confidence[:, :length] = draft.confidence
-    else:
+    if kept is not None:
         outputs.ids[kept] = padded
-        confidence[kept, :length] = draft.confidence
+    confidence[rows, :length] = draft.confidence
+    if outputs.from_engine is not None:
+        is_first = (draft.source == len(draft.sources) - 1).cumprod(1)
+        outputs.from_engine[rows] = is_first.sum(1, dtype=torch.int32)
 
 
 UNLIKELY = -1e4

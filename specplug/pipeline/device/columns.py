@@ -10,22 +10,28 @@ from torch import Tensor
 
 from specplug.pipeline.draft import DraftStage
 from specplug.types.batch import EngineBatch
-from specplug.types.draft import Draft
+from specplug.types.draft import NO_TOKEN, Draft
 from specplug.types.verdict import Verdict
 
-LENGTHS, ROOM, KNOWN, NUM_NEW, LIMITS, TAKEN, BASE, PROPOSED, VERIFIED, ACCEPTED, CUT, EMITTED, AFTER_STOP = range(13)
+LENGTHS, ROOM, KNOWN, NUM_NEW, LIMITS, COUNTED, TAKEN, BASE, *_VERDICT = range(14)
 """Rows of `DeviceColumns.counts`."""
+PROPOSED, VERIFIED, ACCEPTED, CUT, EMITTED, AFTER_STOP = _VERDICT
+
+RECORDS = 8
+"""Records of `DraftSums`: engines have two steps in flight, and read a step's record once it has run."""
 
 
 class DeviceColumns(NamedTuple):
     """Facts of at most S rows, one entry per row; a batch of B rows uses the first B entries.
 
     Attributes:
-        counts: [13, S] int32: length, room, known and new tokens, limit; length and base of the draft in flight; and
-            the fields of its `Verdict`, of which the number cut by grammars is always 0.
+        counts: [14, S] int32: length, room, known and new tokens, limit, and 1 if `DraftReport` counts the row; length
+            and base of the draft in flight; and the fields of its `Verdict`, of which the number cut by grammars is
+            always 0.
         slots, generations: [S] int64.
         sampled, grammar: [S] bool.
         temperature: [S] float32.
+        engine_ids: [S, G] int32, the draft of the engine's own drafter, of at most G tokens, -1 after its end.
         taken: S rows of N tokens, the drafts in flight, whose lengths are in `counts`.
     """
 
@@ -35,6 +41,7 @@ class DeviceColumns(NamedTuple):
     sampled: Tensor
     grammar: Tensor
     temperature: Tensor
+    engine_ids: Tensor
     taken: Draft
 
     @classmethod
@@ -53,6 +60,7 @@ class DeviceColumns(NamedTuple):
             sampled=zeros(torch.bool),
             grammar=zeros(torch.bool),
             temperature=zeros(torch.float32),
+            engine_ids=torch.full((max_slots, stage.engine_tokens), NO_TOKEN, dtype=torch.int32, device=buffer.device),
             taken=Draft.allocate(max_slots, draft_length, device=buffer.device, sources=stage.sources),
         )
 
@@ -70,6 +78,7 @@ class DeviceColumns(NamedTuple):
             temperature=self.temperature[:batch_size],
             grammar=self.grammar[:batch_size],
             vocab_size=vocab_size,
+            engine_ids=self.engine_ids[:batch_size] if self.engine_ids.shape[1] else None,
         )
 
     def judged(self, batch_size: int) -> tuple[Draft, Verdict]:
@@ -116,6 +125,34 @@ class DeviceState(NamedTuple):
         runner, store = stage.runners[0], stage.in_flight.store
         found = (table, stopped, runner.ingested, runner.generations, stage.in_flight.heads)
         return cls(*found, store.token_ids, store.confidence, *stage.metrics.tensors())
+
+
+class DraftSums(NamedTuple):
+    """Sums over the rows of one step, and the records in host memory that a GPU writes them to.
+
+    Attributes:
+        sums: [K + 3] int64: how many programs of the step have ended; the rows whose drafts begin with a token of the
+            engine's; and from `ROWS` on the result of `survival_sums`.  All are 0 between steps.
+        records: [8, K + 2] int64, pinned: the number of the step, times `STEP`, plus the rows that begin so; and the
+            result of `survival_sums`.
+    """
+
+    sums: Tensor
+    records: Tensor
+
+    @classmethod
+    def allocate(cls, stage: DraftStage) -> DraftSums:
+        """Return zeros for the drafts of a stage."""
+        buffer = stage.runners[0].buffer
+        places, pinned = buffer.draft_length + 2, buffer.device.type == "cuda"
+        records = torch.zeros(RECORDS, places, dtype=torch.int64, pin_memory=pinned)
+        return cls(torch.zeros(places + 1, dtype=torch.int64, device=buffer.device), records)
+
+
+ENDED, OF_ENGINE, ROWS = range(3)
+"""Entries of `DraftSums.sums`."""
+STEP = 1 << 32
+"""Factor of the step in the first number of a record."""
 
 
 class Launches(NamedTuple):

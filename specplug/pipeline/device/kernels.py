@@ -17,8 +17,9 @@ from torch import Tensor
 from triton import knobs
 
 from specplug.pipeline.device import columns
-from specplug.pipeline.device.columns import DeviceColumns, DeviceState
-from specplug.pipeline.engine_rows import EngineRows
+from specplug.pipeline.device.columns import DeviceColumns, DeviceState, DraftSums
+from specplug.pipeline.engine_rows import DraftOutputs, EngineRows
+from specplug.pipeline.expected import UNIT
 from specplug.types.draft import Draft
 
 INTERPRETED: bool = knobs.runtime.interpret is True
@@ -30,10 +31,15 @@ GENERATION, END, CAP, GRAMMAR, STOP_IDS = map(tl.constexpr, (0, 1, 2, 3, 5))
 BASE_LEN, COUNT, SOURCES = map(tl.constexpr, (1, 2, 3))
 """Entries of a draft's head, after its generation."""
 
-LENGTHS, ROOM, KNOWN, NUM_NEW, LIMITS, TAKEN, BASE, PROPOSED, VERIFIED, ACCEPTED, _, EMITTED, AFTER_STOP = map(
+LENGTHS, ROOM, KNOWN, NUM_NEW, LIMITS, COUNTED, TAKEN, BASE, *_VERDICT = map(
     tl.constexpr, range(columns.AFTER_STOP + 1)
 )
 """Rows of `DeviceColumns.counts`."""
+PROPOSED, VERIFIED, ACCEPTED, _, EMITTED, AFTER_STOP = _VERDICT
+
+ENDED, OF_ENGINE, ROWS = map(tl.constexpr, (columns.ENDED, columns.OF_ENGINE, columns.ROWS))
+"""Entries of `DraftSums.sums`."""
+SURVIVAL_UNIT, STEP = tl.constexpr(float(UNIT)), tl.constexpr(columns.STEP)
 
 ROW_COUNTS, FATES = tl.constexpr(3), tl.constexpr(6)
 """Figures per source, and per source and position, that `SpecMetrics` counts."""
@@ -48,16 +54,23 @@ def smaller(a, b):  # type: ignore[no-untyped-def]
     return tl.where(a < b, a, b)
 
 
+@triton.jit  # type: ignore[untyped-decorator]
+def times(a, b):  # type: ignore[no-untyped-def]
+    """Return the product of two numbers; see `smaller`."""
+    return a * b
+
+
 @triton.jit(  # type: ignore[untyped-decorator]
     do_not_specialize=[
-        *("lacking", "tokens_stride", "num_sources", "most", "draft_stride", "max_slots", "draft_length", "reports")
+        *("lacking", "tokens_stride", "num_sources", "most", "draft_stride", "max_slots", "draft_length", "reports"),
+        *("engine_stride", "engine_tokens"),
     ],
     do_not_specialize_on_alignment=[
         *("idx_mapping", "total_len", "all_token_ids", "num_sampled", "num_rejected", "temperatures", "order", "caps"),
         *("table", "stopped", "ingested", "ingested_by", "heads", "stored_ids", "stored_confidence"),
         *("row_counts", "token_counts", *DRAFT, "base_len"),
         *("counts", "slots", "generations", "sampled", "grammar", "temperature"),
-        *("taken_ids", "taken_confidence", "taken_sources"),
+        *("taken_ids", "taken_confidence", "taken_sources", "engine_ids", "continued"),
     ],
 )
 def begin_kernel(  # type: ignore[no-untyped-def]
@@ -100,11 +113,18 @@ def begin_kernel(  # type: ignore[no-untyped-def]
     taken_sources,
     draft_length,
     reports,
+    engine_ids,
+    engine_stride,
+    continued,
+    engine_tokens,
     BY_ROW: tl.constexpr,
     STOPS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Begin one row; the arguments are those of `begin` and the fields of its records, with `most` for N."""
+    """Begin one row; the arguments are those of `begin` and the fields of its records, with `most` for N.
+
+    `engine_ids` are the engine's, and `continued` those of the columns.
+    """
     row = tl.program_id(0).to(tl.int64)
     source_row = tl.load(order + row)
     slot = tl.load(idx_mapping + source_row).to(tl.int64)
@@ -172,6 +192,8 @@ def begin_kernel(  # type: ignore[no-untyped-def]
     tl.store(count + max_slots * KNOWN, known)
     tl.store(count + max_slots * NUM_NEW, tl.maximum(length - known, 0))
     tl.store(count + max_slots * LIMITS, limit)
+    has_ended = had_ended | (last < BLOCK)
+    tl.store(count + max_slots * COUNTED, (is_sampled & (cap != 0) & (has_ended == 0)).to(tl.int32))
     tl.store(count + max_slots * TAKEN, drafted)
     tl.store(count + max_slots * BASE, start)
     tl.store(count + max_slots * PROPOSED, proposed)
@@ -197,6 +219,10 @@ def begin_kernel(  # type: ignore[no-untyped-def]
     tl.store(draft_sources + place, nothing, mask=mask)
     tl.store(draft_lengths + row, 0)
     tl.store(base_len + row, length)
+    if engine_ids is not None:
+        mask = columns < engine_tokens
+        tokens = tl.load(engine_ids + source_row * engine_stride + columns, mask=mask)
+        tl.store(continued + row * engine_tokens + columns, tokens.to(tl.int32), mask=mask)
 
 
 def begin(
@@ -225,7 +251,8 @@ def begin(
         temperature: float32, by slot or by the engine's row, as the lengths of `engine` are.
         reports: whether the step is counted; stops are noted in any case.
     """
-    engine = engine.contiguous()
+    engine, engine_tokens = engine.contiguous(), rows.engine_ids.shape[1]
+    engine_ids = engine.engine_ids if engine_tokens else None
     num_counters, most = state.token_counts.shape[:2]
     begin_kernel[(batch_size,)](
         *engine[:5],
@@ -243,28 +270,33 @@ def begin(
         draft.token_ids.stride(0),
         draft.lengths,
         draft.base_len,
-        *rows[:-1],
+        *rows[:6],
         rows.counts.stride(0),
         rows.taken.token_ids,
         rows.taken.confidence,
         rows.taken.source,
         draft_length,
         int(reports),
+        engine_ids,
+        0 if engine_ids is None else engine_ids.stride(0),
+        rows.engine_ids,
+        engine_tokens,
         BY_ROW=engine.lengths_by_row,
         STOPS=state.table.shape[1] - STOP_IDS.value,
-        BLOCK=triton.next_power_of_2(max(most + 1, 4)),
+        BLOCK=triton.next_power_of_2(max(most + 1, engine_tokens, 4)),
         num_warps=1,
     )
 
 
 @triton.jit(  # type: ignore[untyped-decorator]
     do_not_specialize=[
-        *("last_stride", "draft_stride", "max_slots", "most", "vocab_size", "num_sources", "draft_length"),
-        *("out_stride", "confidence_stride", "columns_count"),
+        *("last_stride", "draft_stride", "max_slots", "most", "vocab_size", "num_sources", "draft_length", "planned"),
+        *("out_stride", "confidence_stride", "from_engine_stride", "columns_count", "adds", "step", "engine_source"),
     ],
     do_not_specialize_on_alignment=[
-        *("idx_mapping", "last_sampled", "places", "counts", "generations", "heads", "stored_ids", "stored_confidence"),
-        *(*DRAFT, "out", "confidence"),
+        *("idx_mapping", "last_sampled", "places", "caps", "counts", "generations"),
+        *("heads", "stored_ids", "stored_confidence", "sums", "record"),
+        *(*DRAFT, "out", "confidence", "from_engine"),
     ],
 )
 def finish_kernel(  # type: ignore[no-untyped-def]
@@ -272,6 +304,7 @@ def finish_kernel(  # type: ignore[no-untyped-def]
     last_sampled,
     last_stride,
     places,
+    caps,
     draft_ids,
     draft_confidence,
     draft_sources,
@@ -287,11 +320,19 @@ def finish_kernel(  # type: ignore[no-untyped-def]
     vocab_size,
     num_sources,
     draft_length,
+    planned,
     out,
     out_stride,
     confidence,
     confidence_stride,
+    from_engine,
+    from_engine_stride,
     columns_count,
+    engine_source,
+    sums,
+    record,
+    adds,
+    step,
     BLOCK: tl.constexpr,
 ):
     """Finish one row; the arguments are those of `finish` and the fields of its records, with `most` for N."""
@@ -307,24 +348,37 @@ def finish_kernel(  # type: ignore[no-untyped-def]
     source = tl.load(draft_sources + place, mask=here, other=-1)
     length = tl.load(draft_lengths + draft, mask=drafts, other=0)
     allowed = tl.load(counts + max_slots * LIMITS + draft, mask=drafts, other=0)
+    is_counted = tl.load(counts + max_slots * COUNTED + draft, mask=drafts, other=0)
     base = tl.load(counts + max_slots * LENGTHS + draft, mask=drafts, other=0)
     generation = tl.load(generations + draft, mask=drafts, other=0)
+    cap = tl.load(caps + draft, mask=drafts, other=0)
     last = tl.load(last_sampled + slot * last_stride)
 
     is_possible = (ids >= 0) & (ids < vocab_size)
     sound = tl.reduce(tl.where(is_possible, BLOCK, columns), 0, smaller)
-    count = tl.maximum(tl.minimum(tl.minimum(length, allowed), tl.minimum(sound, limit)), 0)
-    is_drafted = columns < count
-    level = tl.where(is_drafted & (level >= 0.0), level, 0.0)  # also where it is NaN
+    found = tl.maximum(tl.minimum(tl.minimum(length, allowed), tl.minimum(sound, limit)), 0)
+    count = tl.minimum(found, tl.minimum(planned, cap))
+    level = tl.where((columns < found) & (level >= 0.0), level, 0.0)  # also where it is NaN
     level = tl.where(level > 1.0, 1.0, level)
+    is_drafted = columns < count
     source = tl.where(is_drafted & (source >= 0) & (source < num_sources), source, -1)
+    continues = tl.reduce(tl.where(source == engine_source, BLOCK, columns), 0, smaller)
+
+    # What the drafts are expected to yield, before they are cut to the plan.
+    if adds:
+        survival = tl.associative_scan(level, 0, times)
+        amount = (survival * SURVIVAL_UNIT + 0.5).to(tl.int64)
+        tl.atomic_add(sums + ROWS + 1 + columns, amount, mask=columns < found * is_counted, sem="relaxed")
+        tl.atomic_add(sums + ROWS, is_counted.to(tl.int64), sem="relaxed")
 
     # All threads have loaded the draft's length before one of them changes it.
     tl.debug_barrier()
     tl.store(draft_lengths + draft, count, mask=drafts)
-    mask = columns < columns_count
+    mask, level = columns < columns_count, tl.where(is_drafted, level, 0.0)
     tl.store(out + row * out_stride + columns, tl.where(is_drafted, ids, last), mask=mask)
     tl.store(confidence + row * confidence_stride + columns, level, mask=mask)
+    if from_engine is not None:
+        tl.store(from_engine + row * from_engine_stride, tl.minimum(continues, count))
     head, stored, mask = heads + slot * (most + SOURCES), slot * most + columns, columns < tl.where(drafts, most, 0)
     tl.store(head, generation, mask=drafts)
     tl.store(head + BASE_LEN, base.to(tl.int64), mask=drafts)
@@ -333,37 +387,62 @@ def finish_kernel(  # type: ignore[no-untyped-def]
     tl.store(stored_ids + stored, tl.where(is_drafted, ids, -1), mask=mask)
     tl.store(stored_confidence + stored, level, mask=mask)
 
+    # The last program to end records the sums, and leaves zeros.
+    if step > 0:
+        tl.atomic_add(sums + OF_ENGINE, (tl.minimum(continues, count) > 0).to(tl.int64), sem="relaxed")
+        tl.debug_barrier()
+        ended = tl.atomic_add(sums + ENDED, 1, sem="acq_rel")
+        if ended == tl.num_programs(0) - 1:
+            amount = tl.atomic_xchg(sums + ROWS + 1 + columns, tl.zeros([BLOCK], tl.int64), mask=columns < most)
+            tl.store(record + 2 + columns, amount, mask=columns < most)
+            zero = tl.program_id(0).to(tl.int64) * 0
+            tl.store(record + 1, tl.atomic_xchg(sums + ROWS, zero))
+            tl.atomic_xchg(sums + ENDED, zero)
+            tl.store(record, step.to(tl.int64) * STEP + tl.atomic_xchg(sums + OF_ENGINE, zero))
+
 
 def finish(
     state: DeviceState,
     rows: DeviceColumns,
     draft: Draft,
     draft_length: int,
+    planned: int,
     vocab_size: int,
     places: Tensor,
+    caps: Tensor,
     idx_mapping: Tensor,
     last_sampled: Tensor,
-    out: Tensor,
-    confidence: Tensor,
+    outputs: DraftOutputs,
+    sums: DraftSums,
+    *,
+    adds: bool = False,
+    step: int = 0,
 ) -> None:
     """Make the drafts safe to verify, store them until their verdict, and write them into the engine's buffers.
 
     Args:
         state, rows, draft, draft_length: of the step's `begin`.  The lengths of `draft` become those of its safe
-            tokens.
+            tokens that the plan allows.
+        planned: the plan's draft length.
         vocab_size: V.
         places: [B] int32, the row of `draft` of each of the engine's B rows; -1 for rows that do not draft.
+        caps: by row of `draft`, int32, the plan's most draft tokens.
         idx_mapping: [B] int32 or int64, the slot of each of the engine's rows.
         last_sampled: [S] or [S, 1] int32 or int64, the last token of each slot, which pads its draft.
-        out: [B, K] int32 or int64, set to draft ids; rows may be further apart than K.
-        confidence: [B, K] float32, set to the drafts' confidence, 0 for padding; rows may be further apart than K.
+        outputs: [B, K], set to draft ids and their confidence, 0 for padding, and to the engine's own tokens if it has
+            a column for them.
+        sums: see `DraftSums`.
+        adds: whether the survival of the drafts is added, as it is before they are cut to the plan.
+        step: number of the step, from 1 on, whose record is written; 0 for none.
     """
-    most = state.ids.shape[1]
+    most, (out, confidence, _, _, from_engine) = state.ids.shape[1], outputs
+    assert confidence is not None
     finish_kernel[(out.shape[0],)](
         idx_mapping.contiguous(),
         last_sampled,
         last_sampled.stride(0),
         places,
+        caps,
         draft.token_ids,
         draft.confidence,
         draft.source,
@@ -379,11 +458,19 @@ def finish(
         vocab_size,
         len(draft.sources),
         draft_length,
+        planned,
         out,
         out.stride(0),
         confidence,
         confidence.stride(0),
+        from_engine,
+        0 if from_engine is None else from_engine.stride(0),
         out.shape[1],
+        len(draft.sources) - 1 if rows.engine_ids.shape[1] else len(draft.sources),
+        sums.sums,
+        sums.records[step % len(sums.records)],
+        int(adds),
+        step,
         BLOCK=triton.next_power_of_2(max(most, out.shape[1])),
         num_warps=1,
     )

@@ -41,8 +41,9 @@ def typed(**names: str) -> dict[str, str]:
 
 DEVICE_TENSORS = typed(
     p_i32="idx_mapping total_len all_token_ids num_sampled num_rejected order caps places ingested counts draft_ids "
-    "draft_sources draft_lengths base_len stored_ids taken_ids taken_sources",
-    p_i64="table stopped ingested_by heads row_counts token_counts slots generations last_sampled out",
+    "draft_sources draft_lengths base_len stored_ids taken_ids taken_sources continued from_engine",
+    p_i64="table stopped ingested_by heads row_counts token_counts slots generations last_sampled out sums record "
+    "engine_ids",
     p_fp32="temperatures temperature draft_confidence stored_confidence taken_confidence confidence",
     p_i1="sampled grammar",
 )
@@ -109,6 +110,7 @@ def device_launches() -> Iterator[Launch]:
         for name, fixed in constants.items():
             own = fixed | ({"BY_ROW": by_row} if name == "begin" else {})
             names = import_module(DEVICE).__dict__[f"{name}_kernel"].arg_names
+            own |= {it: None for it in ("engine_ids", "from_engine") if it in names and by_row}
             types = {it: DEVICE_TENSORS.get(it, "i32") for it in names if it not in own}
             yield Launch(f"{DEVICE}:{name}_kernel", types | (OF_SGLANG[name] if by_row else {}), own, 1)
 

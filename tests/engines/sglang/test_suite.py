@@ -14,7 +14,6 @@ import pytest
 
 from tests.engines import ends, pictures
 from tests.engines.plain import model
-from tests.engines.refusing import Refusing, refused_at_start
 from tests.engines.server import Server
 from tests.engines.sglang import inside, trees, watching
 from tests.engines.sglang.test_exact import SERVED
@@ -101,37 +100,9 @@ class TestStream(StreamSuite):
     def inside(self, served: Served, function: Callable[..., Any], **given: Any) -> Any:
         return served.engine.inside(function, **given)
 
-    def refuse(self, served: Served, every: int) -> None:
-        served.engine.inside(refuse, every=every)
-
-    def started_without(self, served: Served) -> dict[str, Any]:
-        return served.engine.inside(started_without)
-
     @pytest.mark.slow  # an engine of its own
     def test_serving_trees_compiles_nothing(self, start):
         self.assert_compiles_nothing(self.cold(start, topk=3))
-
-
-def refuse(scheduler: Any, every: int) -> None:
-    steps = scheduler.draft_worker.drafting.drafts._steps
-    if every:
-        steps._accepts, steps._stream = steps._stream, Refusing(every)
-    else:
-        steps._stream = steps._accepts
-
-
-def started_without(scheduler: Any) -> dict[str, Any]:
-    from specplug.interfaces import PluginContext
-    from specplug_sglang.scheduler.stream_drafts import build
-
-    own = scheduler.draft_worker.drafting
-    given = {"vocab_size": own.vocab_size, "max_slots": len(own.table.tokens), "max_length": own.max_length}
-    context = PluginContext(own.caps, device=own.device, **given)
-    with refused_at_start() as warned:
-        drafts, _ = build(own.resolved.settings, context, own.table, None, lambda event: None)
-    drafts.close()
-    assert type(drafts).__name__ == "StageDrafts"
-    return {"warned": len(warned)}
 
 
 SPANS: set[tuple[int, int]] = set()
@@ -139,15 +110,14 @@ SPANS: set[tuple[int, int]] = set()
 
 def note_spans(scheduler: Any) -> None:
     """Begin to fill `SPANS` with the places without text of the requests that come."""
-    drafting = scheduler.draft_worker.drafting
+    allocator = scheduler.draft_worker.drafting.allocator
 
-    def describe(req: Any, text: Any) -> Any:
-        described = original(req, text)
-        SPANS.update((start, stop) for start, stop in described.barriers)
-        return described
+    def start(occupant: Any) -> None:
+        SPANS.update((start, stop) for start, stop in occupant.barriers)
+        original(occupant)
 
     SPANS.clear()
-    original = trees.put(drafting, "_describe", describe)
+    original = trees.put(allocator, "start", start)
 
 
 def drafted(scheduler: Any) -> dict[str, Any]:

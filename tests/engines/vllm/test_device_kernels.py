@@ -36,15 +36,18 @@ def trimming_by_tensors() -> Iterator[None]:
 
 
 @settings(max_examples=16)
-@given(st.integers(0, 1 << 30), *[st.booleans()] * 4)
-def test_steps_equal_those_of_the_stage(launches, seed, mixed, learns, trims, states):
+@given(st.integers(0, 1 << 30), *[st.booleans()] * 5, st.sampled_from([0, 0, 2]))
+def test_steps_equal_those_of_the_stage(launches, seed, mixed, learns, trims, states, reports, engine_tokens):
     """Both engines run the same schedule; in one, kernels take all steps, or any of them."""
     random = Random(seed)
     script = random_script(random)
-    given = {"learns": learns, "distribution": Distribution.LOGITS if states else Distribution.ONE_HOT}
+    distribution = Distribution.LOGITS if states else Distribution.ONE_HOT
+    given = {"learns": learns, "distribution": distribution, "engine_tokens": engine_tokens}
     trimmer = Watching if trims else survival.SurvivalTrimmer
     stages = [scripted_stage(Scripted(script), trimmer(), **given) for _ in range(2)]
     engines = [Engine(stage, launches=each) for stage, each in zip(stages, (None, launches), strict=True)]
+    for engine in engines:
+        engine.reports_expected = reports
     if mixed:
         engines[1].by_kernels = partial(random.choice, [False, True])
     assert compare(random, engines, steps=15)[1] == []
@@ -76,3 +79,20 @@ def test_the_stage_finds_the_drafts_of_kernels(launches):
         engine.emit("a", [0])
         engine.step([("a", 1, 2)], StepPlan(draft_length))
     assert engine.stage.metrics.snapshot().total.proposed == 2
+
+
+def test_the_engines_drafter_drafts_one_token_while_its_tokens_are_not_in_the_drafts(launches):
+    """After two steps, and all of them once in 16; each record is read once, also where many have not been."""
+    script = [([1, 2], 0.5, 0, "")] * 40 + [([1, 2], 0.5, 1, "")]
+    stage = scripted_stage(Scripted(script), survival.SurvivalTrimmer(), learns=False, engine_tokens=2)
+    engine = Engine(stage, launches=launches)
+    engine.start("a", 1, [1, 2, 3])
+    wanted = []
+    for number in range(42):
+        engine.emit("a", [0])
+        outputs = engine.step([("a", 1, 0)], StepPlan(2))
+        if number < 20 or number > 38:
+            wanted.append(engine._by_device.engine_tokens())
+            assert engine._by_device.engine_tokens() == wanted[-1]
+        assert outputs.from_engine.tolist() == [number == 40]
+    assert wanted == [2] + [1] * 14 + [2] + [1] * 5 + [2] + [2]
