@@ -11,16 +11,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
 from specplug.corpus.documents import Document
 from specplug.corpus.segment import LiveSegment
-from specplug.match.cpu.compiled import compiled
-from specplug.match.cpu.corpus_index import IndexSegment
-from specplug.match.cpu.lookup import Lookup
-from specplug.match.cpu.records import borrowed
-from specplug.match.cpu.searching import find_points, nearest
-from specplug.match.cpu.texts import MOST_CANDIDATES
-from specplug.match.options import LookupSettings
+from specplug.lookup import compiled, corpora
+from specplug.lookup import layout as at
+from specplug.lookup.corpora import Segment
 
 Ids = npt.NDArray[np.int32]
 
@@ -59,21 +56,33 @@ def contexts(text: Ids, count: int, seed: int) -> Contexts:
 
 
 class Ours:
-    """specplug's search of a store's segments: the kernels that its proposer calls, for a batch at a time."""
+    """specplug's search of a store's segments: the compiled code that its proposer calls, for a batch at a time."""
 
     name = "specplug"
 
-    def __init__(self, segments: Sequence[IndexSegment]) -> None:
-        self._lookup = Lookup(MOST, 2 * KEY, 1, LookupSettings(memory_tokens=0), trees=False)
-        self._matches, self._found = np.zeros(MOST_CANDIDATES, np.int32), np.zeros(MOST_CANDIDATES, np.int64)
-        self._slots, self._limits = np.arange(MOST), np.ones(MOST, np.int32)
+    def __init__(self, segments: Sequence[Segment]) -> None:
+        self._numbers = corpora.Numbers()
+        self._state = at.allocate(MOST, KEY, 1, 0)
+        self._texts = np.full((MOST, KEY), -1, np.int32)
+        self._slots = torch.arange(MOST)
+        self._ones = torch.ones(MOST, dtype=torch.int32)
+        self._lengths = torch.full((MOST,), KEY, dtype=torch.int32)
+        at.begin(self._state, self._slots, self._ones, 0 * self._ones, 0 * self._ones)
         self.load(segments)
-        for slot in range(MOST):
-            self._lookup.start(slot, tenant="")
+        corpora.assign(self._state, self._slots, [self._numbers.known("", [])] * MOST)
+        no_ids = torch.zeros(MOST, 0, dtype=torch.int32)
+        source = at.Source(
+            torch.zeros(MOST, KEY, dtype=torch.int32), self._slots, 0 * self._ones, self._lengths, no_ids
+        )
+        compiled.ingest(self._views, self._texts, self._rows(MOST), at.views(source))
 
-    def load(self, segments: Sequence[IndexSegment]) -> None:
+    def load(self, segments: Sequence[Segment]) -> None:
         """Set the segments to search."""
-        self._lookup.load({"": segments})
+        self._state = corpora.use(self._state, corpora.loaded({"": segments}, self._numbers, MOST))
+        self._views = at.views(self._state)
+
+    def _rows(self, count: int) -> Any:
+        return at.views(at.Rows(*(it[:count] for it in (self._slots, self._ones, self._lengths, self._ones))))
 
     def prepare(self, requested: Contexts, chosen: slice) -> Any:
         """Prepare the data that an engine has anyway: the texts' last tokens."""
@@ -82,14 +91,12 @@ class Ours:
 
     def place(self, prepared: Any) -> None:
         """Set the contexts as the requests' texts."""
-        texts, count = self._lookup.texts, len(prepared)
-        texts.text[:count, :KEY] = prepared
-        texts.lengths[:count] = KEY
-        self._requested = self._slots[:count], self._limits[:count]
+        self._texts[: len(prepared)] = prepared
+        self._requested = self._rows(len(prepared))
 
     def ask(self) -> None:
         """Find the best matches of each context."""
-        _ask(self._lookup.state, *self._requested, self._matches, self._found)
+        compiled.search(self._views, self._texts, self._requested)
 
 
 class Theirs:
@@ -140,10 +147,10 @@ class Theirs:
         self._corpus.batch_get(*self._requested)
 
 
-def searched(live: LiveSegment) -> IndexSegment:
-    """Return a segment of a store as kernels search it."""
+def searched(live: LiveSegment) -> Segment:
+    """Return a segment of a store as it is searched."""
     it = live.segment
-    return IndexSegment(it.text, it.places, it.starts, it.corpus_of, it.corpora, live.dead)
+    return Segment(it.text, it.places, it.starts, it.corpus_of, it.corpora, live.dead)
 
 
 def stand_in_for_triton() -> None:
@@ -165,17 +172,3 @@ def memory() -> dict[str, float]:
     shared = found["Shared_Clean"] + found["Shared_Dirty"]
     return {"rss": found["Rss"], "pss": found["Pss"], "private": private, "shared": shared,
             "anonymous": found["Anonymous"]}  # fmt: skip
-
-
-@compiled
-def _ask(state: Any, slots: Any, limits: Any, matches: Any, found: Any) -> None:
-    """Search for all slots; store the matches."""
-    own = borrowed(state)
-    find_points(own, slots, limits)
-    for slot in slots:
-        text, length = own.texts.text[slot], own.texts.lengths[slot]
-        nearest(
-            own.corpus_index, own.rows.tenants[slot], own.rows.named[slot], own.rows.points[slot], text, length, KEY
-        )
-        matches[:] = own.corpus_index.matches
-        found[:] = own.corpus_index.found

@@ -10,7 +10,7 @@ thread, with the garbage collector off; ratios are computed turn by turn.  specp
 proposer calls: the 16 best matches over up to 64 tokens.  SGLang's is `batch_get`, which compares up to 18 tokens and
 makes a draft; the smallest draft, one token, is requested, and this corpus is all that it holds.
 
-The store is verified, or no figures are printed; tests/match and tests/corpus check what the search finds.
+The store is verified, or no figures are printed; tests/lookup and tests/corpus check what the search finds.
 
 Further measurements are the memory of two processes that have the store open, before and after queries, and the time of
 a query with up to 64 corpora, each in its own segment, and after merging them.
@@ -48,9 +48,9 @@ def build(texts: Texts, root: Path) -> dict[str, Any]:
     """Build a store; return tokens per second and bytes per token."""
     import numpy as np
 
+    from specplug.corpus.sorting import sorted_places
     from specplug.corpus.store import Store
     from specplug.corpus.view import View
-    from specplug.match.cpu.sorting import sorted_places
 
     sorted_places(np.array([-1, 1, 2, 1, 2, -1], np.int32))
     began = time.perf_counter()

@@ -96,9 +96,9 @@ def test_the_wheel_alone_lists_and_runs_the_demo(empty_environment, tmp_path):
     listed = json.loads(run(empty_environment / "specplug", "list", "--json", cwd=tmp_path))
     assert listed["errors"] == []
     assert {"ngram", "fixed", "reference", "transformers"} <= {plugin["name"] for plugin in listed["plugins"]}
-    # One kernel stands for all, which take a minute to compile, and the demo has a proposer without them.
-    kernel = "from specplug.match.cpu.recency import bucket; print(bucket(5, 1, 1))"
-    assert run(empty_environment / "python", "-c", kernel, cwd=tmp_path) == "0\n"
+    # One function stands for all that are compiled, which takes a minute, and the demo has a proposer without them.
+    sorting = "from specplug.corpus.building import load_sorting; print(load_sorting())"
+    assert run(empty_environment / "python", "-c", sorting, cwd=tmp_path) == "None\n"
     command = (empty_environment / "specplug", "demo", "--tasks", "1", "--max-tokens", "40", "--json")
     command += ("--proposer", "ngram-reference")
     shown = json.loads(run(*command, cwd=tmp_path))

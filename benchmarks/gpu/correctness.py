@@ -21,7 +21,6 @@ from specplug.verify.random import uniforms
 from specplug.verify.reference import ReferenceVerifier
 from tests.benchmarks.suffix_steps import random_run
 from tests.pipeline.transfers import packed, random_step, unpacked
-from tests.runtime.oracle import Engine, compare
 from tests.trim.tools import bits, random_case
 
 CPU = torch.device("cpu")
@@ -55,17 +54,6 @@ def transfers(device: torch.device, cases: int, random: Random) -> Found:
             if there.outcome(getattr(there, method), transfers_for(device)) != expected:
                 wrong.append(f"case {number}: {method} differs from the reference")
     return cases, wrong
-
-
-def steps(device: torch.device, cases: int, random: Random) -> Found:
-    """Compare steps in the device's stream, of requests that come and go, with steps inline on the CPU."""
-    wrong, compared, seed = [], 0, random.random()
-    while compared < cases:
-        engines = [Engine(streamed=True), Engine(streamed=True, device=device)]
-        count, differing = compare(Random(f"{seed} {compared}"), engines, steps=60)
-        wrong += [f"of the steps from {compared} on, {stated}" for stated in differing]
-        compared += count
-    return compared, wrong
 
 
 def scans(device: torch.device, cases: int, random: Random) -> Found:
@@ -147,7 +135,6 @@ def verification(device: torch.device, cases: int, random: Random) -> Found:
 
 CHECKS: dict[str, Callable[[torch.device, int, Random], Found]] = {
     "pack and unpack": transfers,
-    "steps in the stream": steps,
     "scan": scans,
     "suffix decoding": suffixes,
     "trimmed drafts": trims,

@@ -51,7 +51,7 @@ def _wrong(text: npt.NDArray[np.generic], vocab_size: int) -> str | None:
 
 def load_sorting() -> None:
     """Load the code that sorts texts, which takes seconds at most and would otherwise be part of the first build."""
-    from specplug.match.cpu.sorting import sorted_places  # imports numba
+    from specplug.corpus.sorting import sorted_places  # imports numba
 
     sorted_places(np.array([NO_TEXT, 0, 0, NO_TEXT], np.int32), COMPARED)
 
@@ -115,7 +115,7 @@ class Builder:
 
     def sections(self) -> dict[str, npt.NDArray[np.generic]]:
         """Return all arrays of the segment as described in `segment.SECTIONS`.  Slow, but releases the GIL."""
-        from specplug.match.cpu.sorting import sorted_places  # imports numba, which only building needs
+        from specplug.corpus.sorting import sorted_places  # imports numba, which only building needs
 
         text = np.frombuffer(self._text, np.int32)
         hashes = np.array(self._hashes, np.uint64)

@@ -26,7 +26,7 @@ SEGMENT_FORMAT = "specplug corpus segment"
 SEGMENT_ENDING = ".safetensors"
 
 NO_TEXT = -1
-"""The first and last entry of a text, and the separator after every document and prefix; as in `specplug.match`."""
+"""The first and last entry of a text, and the separator after every document and prefix; as in `specplug.lookup`."""
 
 COMPARED = 64
 """Number of tokens before a place that it is sorted by."""

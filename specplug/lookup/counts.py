@@ -1,8 +1,8 @@
 """The counts of hits and tries, and what they start from.
 
 Votes and evidence start from a few tries at hit rates that were learnt on recorded texts: their log-odds are linear in
-a few features, with the weights below (`benchmarks.learn_tables` says from which texts).  Contexts and tokens start
-empty, with the odds of the evidence.
+a few features, with the weights below, a logistic regression's on the shipped traces and on answers of a small model.
+Contexts and tokens start empty, with the odds of the evidence.
 """
 
 from __future__ import annotations

@@ -238,23 +238,18 @@ class ReplayEngine:
 
     @torch.inference_mode()
     def _draft(self, engine_ids: Sequence[Sequence[int]] = ()) -> Draft:
-        """Plan, propose and trim, by a compiled step if one can do so, as after an engine's own drafter."""
+        """Plan, propose and trim."""
         stage, plan, rows = self._stage, self._plan(), self._slots.taken
         length, is_alone = plan.draft_length, self._repeats == 1
-        # A row that stands for others is cut among their drafts, afterwards.
-        own = plan if is_alone else replace(plan, token_budget=None, costs=())
-        batch: EngineBatch | None = None
-        if self._slots.is_compiled and (is_alone or engine_ids or not stage.cuts(self._repeats, length, own)):
-            draft = self._slots.step(rows, own, engine_ids)
-        else:
-            batch = self._slots.batch(rows, engine_ids)
-            caps = [plan.draft_length_for(occupant.request.request_id) for occupant in rows] if plan.caps else None
-            draft = stage.propose(batch, length, None if caps is None else torch.tensor(caps, dtype=torch.int32))
-            draft = stage.cut(batch, draft, own) if is_alone else draft
-        if not is_alone and stage.cuts(self._repeats, length, plan):
-            draft = self._cut_among_equals(batch or self._slots.batch(rows), draft, plan)
+        batch = self._slots.batch(rows, engine_ids)
+        caps = [plan.draft_length_for(occupant.request.request_id) for occupant in rows] if plan.caps else None
+        draft = stage.propose(batch, length, None if caps is None else torch.tensor(caps, dtype=torch.int32))
+        if is_alone:
+            draft = stage.cut(batch, draft, plan)
+        elif stage.cuts(self._repeats, length, plan):  # a row that stands for others is cut among their drafts
+            draft = self._cut_among_equals(batch, draft, plan)
         if stage.has_observers:
-            stage.in_flight.put(batch or self._slots.batch(rows), draft, len(rows))
+            stage.in_flight.put(batch, draft, len(rows))
         return draft
 
     def _cut_among_equals(self, batch: EngineBatch, draft: Draft, plan: StepPlan) -> Draft:

@@ -1,4 +1,4 @@
-"""Running requests of a replay, their texts so far, and their steps, which are compiled where they can be.
+"""Running requests of a replay, and their texts so far.
 
 Tokens that the target has not emitted yet are poisoned, so a proposer that reads past its context gains nothing.
 """
@@ -12,13 +12,10 @@ import torch
 
 from specplug.errors import EngineError
 from specplug.pipeline.draft import DraftStage
-from specplug.pipeline.engine_rows import DraftOutputs, EngineRows
 from specplug.replay.items import Ids
-from specplug.runtime.slots import RowFacts, RunningRequest, SlotAllocator
-from specplug.runtime.stream_steps import StreamSteps
+from specplug.runtime.slots import RunningRequest, SlotAllocator
 from specplug.types.batch import EngineBatch
-from specplug.types.draft import Draft
-from specplug.types.plan import RequestStats, StepPlan
+from specplug.types.plan import RequestStats
 from specplug.types.request import Request
 from specplug.types.verdict import Outcome
 
@@ -51,34 +48,17 @@ class Occupant:
 class ReplaySlots:
     """The token table of S slots and L tokens, and the running requests in order of arrival.
 
-    The occupants of the slots `taken` are the rows of a batch.  If `is_compiled`, as for most proposers on the host,
-    compiled steps take the place of the stage's.
+    The occupants of the slots `taken` are the rows of a batch.
     """
 
     def __init__(self, stage: DraftStage, max_slots: int, max_length: int, vocab_size: int) -> None:
         self.taken: list[Occupant] = []
-        self._stage, self._vocab_size, self._max_length = stage, vocab_size, max_length
+        self._stage, self._vocab_size = stage, vocab_size
         self._tokens = torch.full((max_slots, max_length), POISON, dtype=torch.int32)
         self._texts = self._tokens.numpy()
         self._slot_of: dict[str, int] = {}
         self._allocator = SlotAllocator(max_slots, _CPU, lambda event: stage.on_event(event))
         self._allocator.engine_slot = self._slot_of.__getitem__
-        self._facts: RowFacts | None = None
-        self._steps = self._compiled() if StreamSteps.applies(stage) else None
-        self.is_compiled = self._steps is not None
-
-    def _compiled(self) -> StreamSteps:
-        numbers, buffer = torch.zeros(1, dtype=torch.int32), self._stage.runners[0].buffer.token_ids
-        like = self._rows(numbers.long(), numbers, numbers, numbers, engine_ids=()), DraftOutputs(buffer[:1])
-        given = self._allocator.slots, self._max_length, self._vocab_size, _CPU
-        return StreamSteps(self._stage, *given, like=like)
-
-    def _rows(self, slots: torch.Tensor, *counts: torch.Tensor, engine_ids: Sequence[Sequence[int]]) -> EngineRows:
-        lengths, emitted, rejected = counts
-        drafted = torch.zeros(len(slots), self._stage.engine_tokens, dtype=torch.int32)
-        for row, ids in enumerate(engine_ids):
-            drafted[row] = _ints(ids)
-        return EngineRows(slots, lengths, self._tokens, emitted, rejected, lengths_by_row=True, engine_ids=drafted)
 
     def start(self, slot: int, request: Request, prompt: Ids) -> Occupant:
         """Assign a slot to a request, as the last row; one that shares its id with another gets an id of its own."""
@@ -94,10 +74,7 @@ class ReplaySlots:
 
     def finish(self, occupant: Occupant) -> None:
         """End a request.  The proposer sees its last tokens first, as in engines that draft after every step."""
-        if self.is_compiled:
-            self.step([occupant], StepPlan(1))
-        else:
-            self._stage.ingest(self.batch([occupant]))
+        self._stage.ingest(self.batch([occupant]))
         self._allocator.finish(occupant.request.request_id, aborted=False, visible=occupant.length)
         self.taken.remove(occupant)
         del self._slot_of[occupant.request.request_id]
@@ -140,28 +117,6 @@ class ReplaySlots:
             requests=tuple(it.request for it in occupants),
             engine_ids=torch.tensor(engine_ids, dtype=torch.int32) if engine_ids else None,
         )
-
-    def step(self, occupants: Sequence[Occupant], plan: StepPlan, engine_ids: Sequence[Sequence[int]] = ()) -> Draft:
-        """Take a compiled step of some occupants after the engine's drafts [B, G]; return drafts for one step."""
-        assert self._steps is not None
-        steps, names = self._steps, [it.request.request_id for it in occupants]
-        if self._facts is None or not self._facts.hold(self._allocator, names):
-            self._facts = RowFacts(self._allocator, names)
-        facts, buffer = self._facts, self._stage.runners[0].buffer
-        columns = zip(*[(it.length, it.emitted, max(it.tried - it.emitted + 1, 0)) for it in occupants], strict=True)
-        rows = self._rows(torch.tensor(facts.slots), *map(_ints, columns), engine_ids=engine_ids)
-        found: list[Draft] = []
-
-        def step() -> None:
-            launched = steps.launch(facts, rows, plan)
-            found.append(steps.drafts(launched, plan.draft_length)[1])
-            steps.drop(launched)
-
-        if steps.attempt(facts, step):
-            return found[0]
-        empty = buffer.view(len(occupants), plan.draft_length)
-        empty.reset(rows.total_len)
-        return empty
 
     @staticmethod
     def outcome(occupants: Sequence[Occupant], accepted: Sequence[int]) -> Outcome:

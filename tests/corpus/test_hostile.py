@@ -22,7 +22,7 @@ from specplug.corpus.store import STORE_FORMAT, Store
 from specplug.corpus.tenant import opened_entry
 from specplug.corpus.view import View
 from specplug.errors import CorpusError
-from specplug.match.cpu.corpus_index import IndexSegment as Searched
+from specplug.lookup.corpora import Segment as Searched
 from specplug.operator.corpus_admin import CorpusAdmin
 from specplug.settings import CorporaSettings
 from tests.corpus.tools import TOKENIZER, new_store, some_documents
@@ -52,7 +52,7 @@ def serves(store: Store) -> bool:
     assert len(seen.tenants["good"]) == 1
     for live in (live for lives in seen.tenants.values() for live in lives):  # as a proposer takes them
         it = live.segment
-        Searched(it.text, it.places, it.starts, it.corpus_of, it.corpora, live.dead)
+        Searched(it.text, it.places, it.starts, it.corpus_of, it.corpora, live.dead).check()
     problems = store.verify()
     assert all("t-bad" in problem.path for problem in problems)
     assert ("good", "c") in {(info.tenant, info.name) for info in store.list()}

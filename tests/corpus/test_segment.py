@@ -17,7 +17,6 @@ from specplug.corpus.files import PIECE
 from specplug.corpus.inspecting import broken_invariants
 from specplug.corpus.segment import NO_TEXT, SECTIONS, SEGMENT_FORMAT, Segment, check_sections, write_segment
 from specplug.errors import CorpusError
-from specplug.match.cpu import texts
 from tests.corpus.tools import OTHER, TOKENIZER, document, overwrite, plain_places, some_documents
 
 safetensors = pytest.importorskip("safetensors")
@@ -87,10 +86,6 @@ def test_safetensors_reads_it(path):
         metadata = file.metadata()
     assert json.loads(metadata["corpora"]) == ["x", 'ÿ"\\']
     assert (metadata["format"], metadata["version"], metadata["tokenizer"]) == (SEGMENT_FORMAT, "1", TOKENIZER.digest)
-
-
-def test_no_text_is_what_the_match_index_takes_for_it():
-    assert NO_TEXT == texts.NO_TEXT
 
 
 @pytest.mark.parametrize(

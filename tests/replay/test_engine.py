@@ -15,7 +15,6 @@ from specplug.plugins.registry import Owner, Registry
 from specplug.replay.engine import ReplayEngine, Setup
 from specplug.replay.run import replay
 from specplug.replay.slots import PLENTY
-from specplug.runtime.stream_steps import StreamSteps
 from specplug.types.plan import StepPlan
 from specplug.types.request import Lifecycle
 from tests.replay.tools import EOS, ITEMS, VOCAB, Planted, PlantedPolicy, in_turn, item, registry
@@ -117,23 +116,6 @@ def test_cold_builds_anew_and_serving_keeps():
         )  # fmt: skip
         assert len(built) == lives
         assert sum(len(each.events) for each in built) == 6
-
-
-@given(ITEMS, st.sampled_from(["fixed", "none", "batch"]), st.sampled_from([1, 2, 8]))
-@settings(max_examples=25, deadline=None)
-def test_compiled_steps_count_as_those_of_the_draft_stage(items, policy, batch):
-    options = {"ngram": {"min_n": 1}, "fixed": {"token_budget": 3 * batch}, "batch": {"saturation": 4}}
-
-    def engine() -> ReplayEngine:
-        return ReplayEngine(Setup("ngram", policy, 4, options), max_length=64, vocab_size=VOCAB, repeats=batch)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(StreamSteps, "applies", staticmethod(lambda _: False))
-        plain = engine()
-    engines = engine(), plain
-    assert [each._slots.is_compiled for each in engines] == [True, False]
-    compiled, of_stage = (in_turn(each, items, 1) for each in engines)
-    assert compiled == of_stage
 
 
 @given(ITEMS, st.integers(1, 4))

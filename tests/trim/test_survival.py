@@ -7,20 +7,17 @@ import math
 from dataclasses import replace
 from fractions import Fraction
 
-import numba
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from numba.core import types
 
 from specplug.testing.wrappers import kept_by
-from specplug.trim import SurvivalTrimmer, admitted, best_count, survival_on_cpu
+from specplug.trim import SurvivalTrimmer, admitted, best_count
 from specplug.types.draft import Draft
 from specplug.types.paths import ROOT
 from specplug.types.plan import CostPoint, TrimLimits, first_rise
-from tests.match.test_host_step import code_of, declared_in, ways_to_python
 from tests.trim.tools import Case, bits, random_case
 
 
@@ -99,11 +96,3 @@ def test_where_no_token_costs_anything_all_but_the_worthless_are_kept(random):
     levels, kept = (case.draft.survival() * 4096).int(), admitted(case.draft, limits)
     if first_rise(case.costs) >= places:
         assert kept[levels > 0].all()  # others only where a falling curve pays for them
-
-
-def test_neither_the_kernel_nor_the_c_function_has_a_way_to_python():
-    code = code_of(survival_on_cpu.admit.py_func, types.int64)
-    assert len(code) > 1_000
-    assert ways_to_python(code) == []
-    entry = numba.cfunc("int32(int64)", error_model="numpy")(survival_on_cpu._entry)
-    assert ways_to_python(declared_in(entry)) == []

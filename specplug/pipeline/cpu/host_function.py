@@ -14,7 +14,6 @@ import numpy.typing as npt
 from numba import carray  # type: ignore[attr-defined]
 
 from specplug.match.cpu.compiled import c_function, call_kernel, compiled, handle_of, kernel_address
-from specplug.match.cpu.engine_draft import num_engine_tokens
 from specplug.match.cpu.intrinsics import call_at, fetch_add, float64_at, int32_at, int64_at, load, store, struct_at
 from specplug.match.cpu.records import Record, borrowed
 from specplug.pipeline.cpu.kernels import (
@@ -224,6 +223,15 @@ def _draft(step: Any, control: Any) -> int:
         _leave_to_engine(step, control, status)
     sanitize(memory, batch_size, longest, control.num_sources)
     return status
+
+
+@compiled
+def num_engine_tokens(engine_ids: Any, limit: int) -> int:
+    """Return how many of the engine's tokens there are, at most `limit`."""
+    count = 0
+    while count < min(engine_ids.size, limit) and engine_ids[count] >= 0:
+        count += 1
+    return count
 
 
 @compiled

@@ -1,4 +1,4 @@
-"""Sorting of the places of a static text by the text before them, for the searches of `searching`.
+"""Sorting of the places of a static text by the text before them, for the searches of `specplug.lookup`.
 
 Place i is between tokens i - 1 and i.  Its *key* is the text before it, read backwards: token i - 1, then i - 2, up to
 `cap` tokens or to a token below 0 (not text), which is smaller than any other.  So the places that match the end of
@@ -7,24 +7,45 @@ reversed text (U. Manber and G. Myers, 1990), cut to `cap` tokens.  It takes 4 b
 4.
 
 The sort is a counting sort by last token, then a multikey quicksort (J. Bentley and R. Sedgewick, 1997) that keeps the
-tokens to compare in adjacent memory.  `sorted_places` of tests/match/reference/corpus_index.py is the plain reference.
+tokens to compare in adjacent memory.  `plainly_sorted` of tests/corpus/test_sorting.py is the reference.
+
+Numba compiles it once, and keeps the code in `NUMBA_CACHE_DIR`, or else in the user's cache directory.
 """
 
 from __future__ import annotations
 
+import hashlib
+import os
+from pathlib import Path
 from typing import Any
 
+import numba
 import numpy as np
 import numpy.typing as npt
 
-from specplug.match.cpu.compiled import compiled
-from specplug.match.cpu.texts import NO_TEXT, Tokens
+from specplug.corpus.segment import NO_TEXT, Tokens
 
 KEY_TOKENS = 64
 """Default number of tokens of a key; longer matches count as this long."""
 
 _FEW = 12
 """Up to this many places are sorted by insertion."""
+
+_CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "specplug"
+_SOURCES = numba.__version__.encode() + Path(__file__).read_bytes()
+FOLDER = Path(os.environ.get("NUMBA_CACHE_DIR") or _CACHE) / f"sorting-{hashlib.sha256(_SOURCES).hexdigest()[:12]}"
+"""The folder of compiled code, one per version of numba and of this file."""
+
+
+def compiled(function: Any) -> Any:
+    """Decorate a function: its first call compiles it or loads it from the cache.  It runs without the GIL."""
+    settings: Any = numba.config
+    before = settings.CACHE_DIR
+    settings.CACHE_DIR = str(FOLDER)
+    try:
+        return numba.njit(nogil=True, cache=True, error_model="numpy")(function)
+    finally:
+        settings.CACHE_DIR = before
 
 
 def sorted_places(text: Tokens, cap: int = KEY_TOKENS) -> npt.NDArray[np.int32]:

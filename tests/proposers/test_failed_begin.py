@@ -12,9 +12,11 @@ import pytest
 
 from specplug.corpus.segment import Segment
 from specplug.corpus.store import Store
-from specplug.match.cpu.corpus_index import IdTable, IndexSegment
-from specplug.match.cpu.lookup import Lookup
-from specplug.match.cpu.responses import Responses
+from specplug.lookup import steps
+from specplug.lookup.corpora import Numbers
+from specplug.lookup.corpora import Segment as Searched
+from specplug.lookup.owners import Owners
+from specplug.lookup.steps import LookupSteps
 from specplug.text.fingerprint import fingerprint
 from specplug.types.request import RequestOptions, StoredDocument
 from specplug_retrieval.proposer import Retrieval, StoreWatcher
@@ -37,9 +39,9 @@ def fails(*_: Any, **__: Any) -> Any:
 
 FAILURES: dict[str, tuple[Any, str]] = {
     "begin": (Retrieval, "begin"),
-    "references": (Lookup, "_before"),
-    "tenant": (IdTable, "known"),
-    "owner": (Responses, "owner"),
+    "references": (steps, "_before"),
+    "tenant": (Numbers, "known"),
+    "owner": (Owners, "number_of"),
     "store": (StoreWatcher, "changed"),
 }
 
@@ -90,15 +92,13 @@ def test_nothing_of_the_slots_last_request_is_drafted(
     server.driver.leave("requested")
 
 
-def test_its_own_text_is_drafted_from_and_its_response_forgotten(
-    server: Server, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_it_is_neither_drafted_for_nor_remembered(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     serve_victim(server, "response memory")
     with monkeypatch.context() as patch:
         patch.setattr(Retrieval, "begin", fails)
         with pytest.raises(OSError, match="does not answer"):
             server.driver.start("requested", [*BEGIN, 5, *BEGIN], isolation_key="us")
-    assert server.driver.step(6, order=["requested"]).by_request()["requested"].token_ids[:1] == (5,)
+    assert server.driver.step(6, order=["requested"]).by_request()["requested"].token_ids == ()
     server.driver.extend("requested", [5, 6, 7, 8])
     server.driver.step(0, order=["requested"])
     server.driver.leave("requested")
@@ -143,10 +143,10 @@ def test_a_document_that_cannot_be_read_costs_itself(
 def test_a_segment_that_cannot_be_searched_costs_itself(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     """Segments searched together with it still give drafts; its own earlier contents no longer do."""
 
-    def refuse(text: Any, *rest: Any) -> IndexSegment:
+    def refuse(text: Any, *rest: Any) -> Searched:
         if text[1] == BEGIN[0]:
             raise ValueError("malformed, as a test wants it")
-        return IndexSegment(text, *rest)
+        return Searched(text, *rest)
 
     put(store, "old", [7, 8, 9, 6], tenant="us")
     with opened(store) as server:
@@ -154,7 +154,7 @@ def test_a_segment_that_cannot_be_searched_costs_itself(store: Store, monkeypatc
         store.remove("old", tenant="us")
         put(store, "torn", THEIRS, tenant="us")
         put(store, "whole", [7, 8, 9, 5], tenant="you")
-        monkeypatch.setattr("specplug_retrieval.proposer.IndexSegment", refuse)
+        monkeypatch.setattr("specplug_retrieval.proposer.Segment", refuse)
         server.watcher._look()
         assert server.ask([7, 8, 9], tenant="us").token_ids == ()
         assert server.ask([7, 8, 9], tenant="you").token_ids == (5,)
@@ -164,7 +164,7 @@ def test_a_segment_that_cannot_be_searched_costs_itself(store: Store, monkeypatc
 def test_a_change_that_cannot_be_taken_in_is_looked_at_again(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     with opened(store) as server:
         put(store, "new", [7, 8, 9, 6], tenant="us")
-        for owner, part in ((Store, "list"), (server.watcher, "_corpus_index_of")):
+        for owner, part in ((Store, "list"), (server.watcher, "_corpora_of")):
             with monkeypatch.context() as patch:
                 patch.setattr(owner, part, fails)
                 with pytest.raises(OSError, match="does not answer"):
@@ -174,17 +174,17 @@ def test_a_change_that_cannot_be_taken_in_is_looked_at_again(store: Store, monke
         assert server.ask([7, 8, 9], tenant="us").token_ids == (6,)
 
 
-def test_a_corpus_index_that_could_not_be_taken_is_taken_at_the_next_step(
+def test_corpora_that_could_not_be_taken_are_taken_at_the_next_step(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with opened(store) as server:
         put(store, "new", [7, 8, 9, 6], tenant="us")
         server.watcher._look()
-        before = server.proposer.lookup.corpus_index
+        before = server.proposer.steps.state
         with monkeypatch.context() as patch:
-            patch.setattr(Lookup, "_use", fails)
+            patch.setattr(LookupSteps, "load", fails)
             with pytest.raises(OSError, match="does not answer"):
                 server.ask([7, 8, 9], tenant="us")
-            assert server.proposer.lookup.corpus_index is before
+            assert server.proposer.steps.state is before
         server.driver.leave("requested", None)
         assert server.ask([7, 8, 9], tenant="us").token_ids == (6,)
