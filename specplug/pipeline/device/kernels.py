@@ -16,6 +16,7 @@ import triton.language as tl
 from torch import Tensor
 from triton import knobs
 
+from specplug.launching import Launcher
 from specplug.pipeline.device import columns
 from specplug.pipeline.device.columns import DeviceColumns, DeviceState, DraftSums
 from specplug.pipeline.engine_rows import DraftOutputs, EngineRows
@@ -225,6 +226,9 @@ def begin_kernel(  # type: ignore[no-untyped-def]
         tl.store(continued + row * engine_tokens + columns, tokens.to(tl.int32), mask=mask)
 
 
+_BEGIN = Launcher(begin_kernel, num_warps=1)
+
+
 def begin(
     state: DeviceState,
     rows: DeviceColumns,
@@ -254,7 +258,8 @@ def begin(
     engine, engine_tokens = engine.contiguous(), rows.engine_ids.shape[1]
     engine_ids = engine.engine_ids if engine_tokens else None
     num_counters, most = state.token_counts.shape[:2]
-    begin_kernel[(batch_size,)](
+    _BEGIN(
+        (batch_size, 1, 1),
         *engine[:5],
         engine.all_token_ids.stride(0),
         engine.lacking,
@@ -281,10 +286,10 @@ def begin(
         0 if engine_ids is None else engine_ids.stride(0),
         rows.engine_ids,
         engine_tokens,
+        types=tuple([None if it is None else it.dtype for it in (*engine[:5], engine_ids)]),
         BY_ROW=engine.lengths_by_row,
         STOPS=state.table.shape[1] - STOP_IDS.value,
         BLOCK=triton.next_power_of_2(max(most + 1, engine_tokens, 4)),
-        num_warps=1,
     )
 
 
@@ -401,6 +406,9 @@ def finish_kernel(  # type: ignore[no-untyped-def]
             tl.store(record, step.to(tl.int64) * STEP + tl.atomic_xchg(sums + OF_ENGINE, zero))
 
 
+_FINISH = Launcher(finish_kernel, num_warps=1)
+
+
 def finish(
     state: DeviceState,
     rows: DeviceColumns,
@@ -437,7 +445,8 @@ def finish(
     """
     most, (out, confidence, _, _, from_engine) = state.ids.shape[1], outputs
     assert confidence is not None
-    finish_kernel[(out.shape[0],)](
+    _FINISH(
+        (out.shape[0], 1, 1),
         idx_mapping.contiguous(),
         last_sampled,
         last_sampled.stride(0),
@@ -471,6 +480,6 @@ def finish(
         sums.records[step % len(sums.records)],
         int(adds),
         step,
+        types=tuple([None if it is None else it.dtype for it in (idx_mapping, last_sampled, out, from_engine)]),
         BLOCK=triton.next_power_of_2(max(most, out.shape[1])),
-        num_warps=1,
     )
