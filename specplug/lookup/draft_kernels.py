@@ -24,6 +24,7 @@ from specplug.lookup.kernel_arithmetic import (
     CHAIN_ROWS,
     END,
     ENGINE,
+    ENGINE_SOURCE,
     ENTRIES,
     FACTS,
     FOLLOWED,
@@ -36,7 +37,6 @@ from specplug.lookup.kernel_arithmetic import (
     LEVELS,
     LONG_KEY,
     NEAR,
-    OF_ENGINE,
     OTHER_MATCHES,
     OTHERS_END,
     OWN,
@@ -287,7 +287,7 @@ def vote(facts, chain, chain_length, own, memory, found, limit, tables, vocab_si
     of_engine = columns < engine
     drafted = engine
     ids = tl.load(text + n - engine + columns, mask=of_engine, other=0)
-    sources = tl.where(of_engine, OF_ENGINE, 0)
+    sources = tl.where(of_engine, tl.load(figures + ENGINE_SOURCE), 0)
     evidence = tl.where(of_engine, columns + TOKENS_END, 0)
     contexts = tl.where(of_engine, of_slot.to(tl.int32) + columns + TOKENS_END, 0)
     own_rows = tl.where(of_engine, -1, 0)

@@ -139,11 +139,12 @@ RANKS = 64
 AGES = np.array([round(FRACTION * log2(1 + 0.05 * rank)) for rank in range(RANKS)], np.int32)
 """What votes lose by their rank."""
 FIGURES = np.concatenate(
-    (LOGARITHMS, POWERS, PROBABILITIES, AGES, np.array((*SHARE_BOUNDS, 0, LEAST_SURVIVAL), np.int32))
+    (LOGARITHMS, POWERS, PROBABILITIES, AGES, np.array((*SHARE_BOUNDS, 0, LEAST_SURVIVAL, OF_ENGINE), np.int32))
 )
-"""All of these, for kernels, and two settings for all forms."""
-SHORTEST, LEAST = len(FIGURES) - 2, len(FIGURES) - 1
-"""Indices of these: the shortest match of a candidate, and the least survival of a drafted token, at least 1."""
+"""All of these, for kernels, and three settings for all forms."""
+SHORTEST, LEAST, ENGINE_SOURCE = range(len(FIGURES) - 3, len(FIGURES))
+"""Indices of these: the shortest match of a candidate, the least survival of a drafted token, at least 1, and the
+number of the source of the engine's tokens."""
 OFFSETS = np.array(sorted(range(-BACK, WINDOW), key=lambda k: (abs(k), -k)), np.int32)
 """Offsets from an anchor in the order of the search."""
 
@@ -236,16 +237,18 @@ def allocate(
     trees: bool = False,
     shortest: int = 0,
     least: int = LEAST_SURVIVAL,
+    engine_source: int = OF_ENGINE,
 ) -> State:
     """Return the state for S slots, texts of at most L tokens and drafts of K, with room for C response tokens.
 
-    C is rounded up to a power of two, at least 256.  `engine_tokens` is G, see `Source`.  `shortest` and `least` are
-    settings, see `SHORTEST`; of a draft after the engine's tokens only its own count in survival.  The texts,
-    [S, L] int32, are not part of it: a slot's references, a negative token after each, and then its own text.
+    C is rounded up to a power of two, at least 256.  `engine_tokens` is G, see `plain.append`.  `shortest`, `least` and
+    `engine_source` are settings, see `SHORTEST`; of a draft after the engine's tokens only its own count in survival.
+    The texts, [S, L] int32, are not part of it: a slot's references, a negative token after each, and then its own
+    text.
     """
     capacity = 1 << max(8, (ring - 1).bit_length())
     figures = FIGURES.copy()
-    figures[SHORTEST], figures[LEAST] = shortest, least
+    figures[[SHORTEST, LEAST, ENGINE_SOURCE]] = shortest, least, engine_source
 
     def zeros(*shape: int, dtype: torch.dtype = torch.int32) -> Tensor:
         return torch.zeros(shape, dtype=dtype, device=device)

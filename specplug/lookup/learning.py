@@ -60,7 +60,7 @@ def begin_draft(state: State, slot: int, text: Any, row: int, drafts: Drafts) ->
             chain[at.CHAIN_PARENT, k] = k - 1
         drafts.ids[row, k] = text[n + k]
         drafts.confidence[row, k] = engine_level(state, slot, k) / at.LEVELS
-        drafts.sources[row, k] = at.OF_ENGINE
+        drafts.sources[row, k] = state.figures[at.ENGINE_SOURCE]
     return int(facts[at.ENGINE])
 
 

@@ -74,6 +74,7 @@ class LookupProposer(Proposer):
             trees=context.caps.trees,
             shortest=settings.min_n,
             least=max(1, round(at.SURE * settings.min_survival)),
+            engine_source=len(self.sources) - 1,
         )
         self._ring = len(self.steps.state.ring)
         self._room = self._ring // (2 * context.max_slots)  # so that the spans of all slots take half of the ring
@@ -88,7 +89,6 @@ class LookupProposer(Proposer):
     def step(self, batch: EngineBatch, limits: Tensor | None, draft: Draft | None) -> None:
         """Ingest new tokens and learn from them, and fill in the drafts."""
         self.steps.run(batch, limits, draft)
-        self._number_sources(draft)
 
     def ingest(self, batch: EngineBatch) -> None:
         """Ingest new tokens and learn from them."""
@@ -97,12 +97,6 @@ class LookupProposer(Proposer):
     def propose(self, batch: EngineBatch, limits: Tensor, draft: Draft) -> None:
         """Fill in the drafts of a batch that has been ingested."""
         self.steps.run(batch, limits, draft, is_new=False)
-        self._number_sources(draft)
-
-    def _number_sources(self, draft: Draft | None) -> None:
-        """Renumber the engine's tokens, whose source is the last one."""
-        if draft is not None and len(self.sources) <= at.OF_ENGINE:
-            draft.source.clamp_(max=len(self.sources) - 1)
 
     # -- events ----------------------------------------------------------------------------------------------------
 

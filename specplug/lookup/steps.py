@@ -49,7 +49,7 @@ class LookupSteps:
         device: the device of the batches.
         engine_tokens: G, the most tokens of the engine's own drafter; 0 without one.
         trees: whether trees are drafted.
-        settings: `shortest` and `least`, see `layout.SHORTEST`.
+        settings: `shortest`, `least` and `engine_source`, see `layout.SHORTEST`.
 
     Attributes:
         state: see `layout.State`.

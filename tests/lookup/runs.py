@@ -41,6 +41,7 @@ class Run:
             trees=self.trees,
             shortest=random.choice([0, 0, 2]),
             least=random.choice([at.LEAST_SURVIVAL, at.SURE // 4]),
+            engine_source=random.choice([3, 4]),
         )
         if random.random() < 0.5:  # some rows of counts are large
             noise = np.random.default_rng(random.randrange(1 << 30))
