@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from itertools import accumulate
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -15,6 +16,8 @@ from specplug.pipeline.handles import ProposerHandle
 from specplug.types.batch import EngineBatch
 from specplug.types.caps import Distribution, EngineCaps
 from specplug.types.draft import Draft
+from specplug.types.paths import ROOT
+from specplug.types.tensors import as_array, library
 
 
 class DraftBuffers:
@@ -80,7 +83,7 @@ class DraftBuffers:
         """
         for start, part in zip(self.starts, parts, strict=False):
             shift_sources(part, start)
-        merged = replace(parts[0], sources=self.sources) if len(parts) == 1 else self._joined(batch, parts)
+        merged = parts[0] if len(parts) == 1 else self._joined(batch, parts)
         return _as_probs(merged, batch.temperature) if self._to_probs else merged
 
     def _joined(self, batch: EngineBatch, parts: Sequence[Draft]) -> Draft:
@@ -107,8 +110,9 @@ def _as_probs(draft: Draft, temperature: Tensor) -> Draft:
 
 def shift_sources(draft: Draft, start: int) -> None:
     """Renumber `source`, in place, for a list of names in which the draft's own begin at `start`; -1 for unknown."""
-    known = (draft.source >= 0) & (draft.source < len(draft.sources))
-    draft.source.add_(start).masked_fill_(~known, -1)
+    source = as_array(draft.source)
+    is_known = (source >= 0) & (source < len(draft.sources))
+    source[...] = library(draft.source).where(is_known, source + start, -1)
 
 
 def seen_from(draft: Draft, start: int, sources: tuple[str, ...]) -> Draft:
@@ -169,6 +173,12 @@ def sanitize(draft: Draft, limits: Tensor, vocab_size: int) -> None:
     Invalid entries are ids outside [0, vocab_size) and parents that do not come before their child.  Confidences are
     clamped to [0, 1]; NaN becomes 0.
     """
+    form = sanitize_arrays if draft.device.type == "cpu" else sanitize_tensors
+    form(draft, limits, vocab_size)
+
+
+def sanitize_tensors(draft: Draft, limits: Tensor, vocab_size: int) -> None:
+    """Do what `sanitize` does, on any device."""
     possible = (draft.token_ids >= 0) & (draft.token_ids < vocab_size)
     if draft.parents is not None:
         place = torch.arange(draft.draft_length, device=draft.device)
@@ -176,3 +186,20 @@ def sanitize(draft: Draft, limits: Tensor, vocab_size: int) -> None:
     sound = possible.cumprod(1, dtype=torch.int32).sum(1, dtype=torch.int32)
     draft.shorten(torch.minimum(sound, limits))
     draft.confidence.nan_to_num_(nan=0.0).clamp_(0.0, 1.0)
+
+
+def sanitize_arrays(draft: Draft, limits: Tensor, vocab_size: int) -> None:
+    """Do what `sanitize` does on a CPU, in operations on arrays."""
+    ids, lengths, levels = draft.token_ids.numpy(), draft.lengths.numpy(), draft.confidence.numpy()
+    place = np.arange(ids.shape[1])
+    possible = ids.view(np.uint32) < vocab_size  # as unsigned integers, negative ids are huge
+    if draft.parents is not None:
+        parents = draft.parents.numpy()
+        possible &= (parents >= ROOT) & (parents < place)
+    sound = np.logical_and.accumulate(possible, 1).sum(1, dtype=np.int32)
+    np.minimum(lengths, sound, out=lengths)
+    np.minimum(lengths, limits.numpy(), out=lengths)
+    draft.lengths.clamp_(min=0)  # raises where entries overlap in memory
+    draft.pad_arrays(place >= lengths[:, None])
+    np.fmax(levels, 0.0, out=levels)  # of NaN and a number, it takes the number
+    np.minimum(levels, 1.0, out=levels)

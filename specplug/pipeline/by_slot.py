@@ -15,6 +15,7 @@ from torch import Tensor
 from specplug.types.batch import EngineBatch
 from specplug.types.draft import Draft, chain_parents
 from specplug.types.request import BEGINS, Event, RequestEvent
+from specplug.types.tensors import as_array, library
 
 
 class Choices:
@@ -97,38 +98,42 @@ class InFlight:
         """The tokens of the drafts, and their confidence."""
         # One table holds all that every step reads (generation, base, length, sources), so that one gather suffices.
         self.heads = torch.full((max_slots, 3 + max_draft_length), -1, dtype=torch.int64, device=device)
+        self._heads = as_array(self.heads)
         self.is_empty = False
         """True if the host knows that no draft is stored, so there is nothing to take."""
 
     def put(self, batch: EngineBatch, draft: Draft, num_running: int) -> None:
         """Store `draft`, whose rows are those of `batch`; `num_running` requests hold slots."""
-        slots, draft_length = batch.slots.long(), draft.draft_length
+        draft_length = draft.draft_length
         if self.is_empty and not draft_length:
             return
         # An empty draft for all running requests replaces everything.
         self.is_empty = not draft_length and batch.batch_size == num_running
-        head = torch.stack((batch.generations, draft.base_len, draft.lengths), 1)
-        self.heads[slots, : 3 + draft_length] = torch.cat((head, draft.source), 1)
+        xp, slots = library(batch.slots), as_array(batch.slots)
+        head = xp.stack(tuple(map(as_array, (batch.generations, draft.base_len, draft.lengths))), 1)
+        self._heads[slots, : 3 + draft_length] = xp.concatenate((head, as_array(draft.source)), 1)
         if not draft_length:
             return
-        store = self.store
-        store.token_ids[slots, :draft_length] = draft.token_ids
-        store.confidence[slots, :draft_length] = draft.confidence
-        if store.parents is not None:
-            store.parents[slots, :draft_length] = chain_parents(draft) if draft.parents is None else draft.parents
+        parents = draft.parents
+        if self.store.parents is not None and parents is None:
+            parents = chain_parents(draft)
+        for name, tensor in (("token_ids", draft.token_ids), ("confidence", draft.confidence), ("parents", parents)):
+            kept = getattr(self.store, name)
+            if kept is not None:
+                as_array(kept)[slots, :draft_length] = as_array(tensor)
 
     def take(self, batch: EngineBatch, emitted: Tensor) -> Taken:
         """Return the drafts that the step before `batch` verified, in the row order of `batch`.
 
         `batch` is the batch after the verification: its lengths include `emitted` [B].  Each draft is handed out once.
         """
-        slots = batch.slots.long()
-        heads = self.heads[slots]
-        generation, base_len, length = heads[:, :3].unbind(1)
-        valid = (generation == batch.generations) & (base_len == batch.lengths - emitted)
-        self.heads.index_fill_(0, slots, -1)
-        lengths = (length * valid).int()
-        return Taken(slots, lengths, torch.where(lengths[:, None] > 0, heads[:, 3:], -1))
+        slots, lengths, new, now = map(as_array, (batch.slots, batch.lengths, emitted, batch.generations))
+        xp, heads = library(batch.slots), self._heads[slots]
+        self._heads[slots] = xp.full_like(heads, -1)
+        is_valid = (heads[:, 0] == now) & (heads[:, 1] == lengths - new)
+        counts = heads[:, 2] * is_valid
+        source = xp.where(counts[:, None] > 0, heads[:, 3:], -1)
+        return Taken(batch.slots.long(), torch.as_tensor(counts, dtype=torch.int32), torch.as_tensor(source))
 
     def drafts(self, batch: EngineBatch, emitted: Tensor, taken: Taken, sources: tuple[str, ...]) -> Draft:
         """Return the taken drafts with their tokens, for plug-ins that learn from them."""

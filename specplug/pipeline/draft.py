@@ -260,7 +260,7 @@ def host_trim_of(trimmer: Trimmer) -> HostStep | None:
 
 
 def _check_shape(trimmed: Draft, draft: Draft) -> None:
-    found, expected = [f"{tuple(it.token_ids.shape)} on {it.device}" for it in (trimmed, draft)]
-    if found != expected:
+    if trimmed.token_ids.shape != draft.token_ids.shape or trimmed.device != draft.device:
+        found, expected = [f"{tuple(it.token_ids.shape)} on {it.device}" for it in (trimmed, draft)]
         raise ContractError.build("trimmed to another shape, or moved", found=found, expected=expected)
     trimmed.validate()

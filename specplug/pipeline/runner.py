@@ -15,6 +15,7 @@ from specplug.pipeline.handles import ProposerHandle
 from specplug.types.batch import EngineBatch
 from specplug.types.draft import Draft
 from specplug.types.request import Event
+from specplug.types.tensors import as_array
 from specplug.types.verdict import Verdict
 
 Run = Callable[[EngineBatch, Tensor | None, Draft | None], None]
@@ -38,6 +39,8 @@ class ProposerRunner:
         max_slots, device = buffer.batch_size, buffer.device
         self.ingested = torch.zeros(max_slots, dtype=torch.int32, device=device)
         self.generations = torch.full((max_slots,), -1, dtype=torch.int64, device=device)
+        self._arrays = as_array(self.ingested), as_array(self.generations)
+        self._view: Draft | None = None
         self._missed_resets: set[int] = set()
         self._closed = False
         self.has_failed = False
@@ -45,7 +48,9 @@ class ProposerRunner:
 
     def empty(self, batch: EngineBatch, draft_length: int) -> Draft:
         """Return the buffer, empty, for `batch`."""
-        draft = self.buffer.view(batch.batch_size, draft_length)
+        draft = self._view
+        if draft is None or draft.token_ids.shape != (batch.batch_size, draft_length):
+            draft = self._view = self.buffer.view(batch.batch_size, draft_length)
         draft.reset(batch.lengths)
         return draft
 
@@ -61,7 +66,8 @@ class ProposerRunner:
         draft = self.empty(batch, draft_length)
         self.has_failed = not self._feed(batch, limits, draft)
         if self.has_failed:
-            draft = self.empty(batch, draft_length)  # a new view, because a proposer can even resize its own
+            self._view = None  # a proposer can even resize its own
+            draft = self.empty(batch, draft_length)
         sanitize(draft, limits, batch.vocab_size)
         return draft
 
@@ -89,14 +95,16 @@ class ProposerRunner:
 
         The proposer receives each token once.  The tokens and slot resets of skipped steps wait for its next step.
         """
-        slots = batch.slots.long()
-        known = self.ingested[slots].masked_fill_(self.generations[slots] != batch.generations, 0)
-        self.generations[slots] = batch.generations
+        slots, lengths, now = map(as_array, (batch.slots, batch.lengths, batch.generations))
+        ingested, generations = self._arrays
+        known = ingested[slots] * (generations[slots] == now)
+        generations[slots] = now
         if not self.is_ready(batch.reset_slots):
-            self.ingested[slots] = known
+            ingested[slots] = known
             return False
-        self.ingested[slots] = batch.lengths
-        return self.step(batch.handed((batch.lengths - known).clamp_(min=0), self.take_resets()), limits, draft)
+        ingested[slots] = lengths
+        num_new = torch.as_tensor((lengths - known).clip(0))
+        return self.step(batch.handed(num_new, self.take_resets()), limits, draft)
 
     def is_ready(self, reset_slots: Iterable[int]) -> bool:
         """Return whether the proposer may take a step; call once per step.  Its next step receives `reset_slots`."""

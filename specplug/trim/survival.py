@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+from dataclasses import replace
 from functools import cache
 from types import ModuleType
 
@@ -12,7 +13,7 @@ import torch
 from torch import Tensor
 
 from specplug.interfaces import PluginContext, Trimmer
-from specplug.types.draft import Draft
+from specplug.types.draft import NO_TOKEN, Draft
 from specplug.types.host_step import HostStep
 from specplug.types.plan import LEVELS, CostPoint, TrimLimits, cost_table
 
@@ -47,6 +48,32 @@ def admitted(draft: Draft, limits: TrimLimits) -> Tensor:
     most = torch.minimum(draft.lengths.sum(), limits.token_budget)
     gain = torch.where(number <= most, gain, -(1 << 62))
     return rank < torch.where(gain == gain.amax(), number, number.numel()).amin()
+
+
+def trimmed_chains(draft: Draft, limits: TrimLimits) -> Draft:
+    """Return `draft.keep(admitted(draft, limits))` of chains on a CPU, by operations on arrays, a tenth of the time."""
+    ids, levels_of, sources = draft.token_ids.numpy(), draft.confidence.numpy(), draft.source.numpy()
+    is_token = np.arange(ids.shape[1]) < draft.lengths.numpy()[:, None]
+    survival = np.multiply.accumulate(np.where(is_token, levels_of, np.float32(0)), 1)
+    levels = np.where(is_token, (survival * np.float32(LEVELS)).astype(np.int32), -1)
+    best_first = np.sort(levels[is_token])[::-1][: int(limits.token_budget)]
+    costs = limits.costs.numpy()
+    number = np.arange(1, best_first.size + 1)
+    gain = best_first.cumsum(dtype=np.int64) - costs[np.minimum(number, len(costs) - 1)] + costs[0]
+    count = int(gain.argmax()) + 1 if gain.size and gain.max() > 0 else 0
+    lowest = best_first[count - 1] if count else LEVELS + 1
+    kept = levels >= lowest
+    surplus = int(kept.sum()) - count
+    if surplus:  # of the tokens at the lowest level, the last columns go, and of a column the last rows
+        columns, rows = (levels == lowest).T.nonzero()
+        kept[rows[-surplus:], columns[-surplus:]] = False
+    return replace(
+        draft.as_one_hot(),
+        token_ids=torch.from_numpy(np.where(kept, ids, np.int32(NO_TOKEN))),
+        confidence=torch.from_numpy(np.where(kept, levels_of, np.float32(0))),
+        source=torch.from_numpy(np.where(kept, sources, np.int32(-1))),
+        lengths=torch.from_numpy(kept.sum(1, dtype=np.int32)),
+    )
 
 
 def best_count(survival: npt.NDArray[np.floating], costs: tuple[CostPoint, ...], budget: int | None = None) -> int:
@@ -89,6 +116,8 @@ class SurvivalTrimmer(Trimmer):
         kernels = _kernels_for(draft.device)
         if kernels is not None and kernels.covers(draft):
             return kernels.trim(draft, limits)  # type: ignore[no-any-return]
+        if draft.device.type == "cpu" and draft.parents is None:
+            return trimmed_chains(draft, limits)
         return draft.keep(admitted(draft, limits))
 
     def host_trim(self) -> HostStep:

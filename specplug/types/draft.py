@@ -7,6 +7,8 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -272,6 +274,13 @@ class Draft:
         for name, tensor in self._per_token().items():
             if name in _PADDING:
                 tensor.masked_fill_(outside, _PADDING[name])
+
+    def pad_arrays(self, outside: npt.NDArray[np.bool_]) -> None:
+        """Overwrite the entries `outside` [B, N] of a draft on a CPU, those beyond each row's length."""
+        for name, padding in _PADDING.items():
+            tensor = getattr(self, name)
+            if tensor is not None:
+                tensor.numpy()[outside] = padding
 
     def copy_(self, other: Draft) -> None:
         """Copy another draft of the same shape into this buffer, across devices if necessary.

@@ -85,10 +85,11 @@ class Verdict:
     def build(cls, proposed: Tensor, outcome: Outcome) -> Verdict:
         """Join the draft lengths `proposed` [B] int32 with the engine's report.  Reads nothing back."""
         zero = torch.zeros_like(proposed)
-        proposed = torch.where(outcome.discarded(), zero, proposed)
+        if outcome.after_stop is not None:
+            proposed = torch.where(outcome.discarded(), zero, proposed)
         cut = zero if outcome.cut_by_grammar is None else torch.minimum(outcome.cut_by_grammar, proposed)
         verified, accepted = outcome.until_stop()
-        verified = torch.minimum(verified, proposed - cut)
+        verified = torch.minimum(verified, proposed if cut is zero else proposed - cut)
         return cls(
             proposed=proposed,
             verified=verified,

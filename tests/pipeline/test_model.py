@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
-from hypothesis import given, settings
+import pytest
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from specplug.pipeline.handles import HostHandle
 from specplug.types.request import Lifecycle
 from specplug.types.verdict import Outcome
-from tests.pipeline.tools import SLOTS, VOCAB, Recorder, Rig, drafts, int32, newest
+from tests.pipeline.tools import SLOTS, VOCAB, Recorder, Rig, drafts, int32, newest, work_on_tensors
 
 DRAFT_LENGTH, MAX_CONSECUTIVE, COOLDOWN = 4, 2, 2
 KINDS = {
@@ -205,7 +206,15 @@ class Schedule:
         assert not self.proposer.observed
 
 
-@settings(max_examples=120)
+@pytest.fixture(params=["arrays", "tensors"])
+def form(request, monkeypatch):
+    """Let the stage work on arrays, as on a CPU, or on tensors, as on other devices."""
+    if request.param == "tensors":
+        work_on_tensors(monkeypatch)
+
+
+@pytest.mark.usefixtures("form")
+@settings(max_examples=80, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.sampled_from(list(KINDS)), st.data())
 def test_the_draft_stage_is_what_the_model_says(kind, data):
     schedule = Schedule(data, KINDS[kind])

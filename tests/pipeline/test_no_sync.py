@@ -17,7 +17,7 @@ from specplug.types.caps import Distribution, EngineCaps, ProposerCaps
 from specplug.types.plan import StepPlan, TrimLimits
 from specplug.types.request import Lifecycle, Request, RequestEvent, RequestOptions
 from specplug.types.verdict import Outcome
-from tests.pipeline.tools import int32, stage_of
+from tests.pipeline.tools import int32, stage_of, work_on_tensors
 from tests.trim.tools import each_costs
 
 VOCAB, SLOTS, LENGTH, DRAFT_LENGTH = 32, 4, 48, 4
@@ -141,7 +141,8 @@ def drive(stage: DraftStage, batch: EngineBatch, after: EngineBatch, outcome: Ou
 
 
 @pytest.mark.parametrize("setup", SETUPS)
-def test_no_operation_reads_back_or_copies_in(setup):
+def test_no_operation_reads_back_or_copies_in(setup, monkeypatch):
+    work_on_tensors(monkeypatch)
     proposers, caps = SETUPS[setup]
     bigrams = {f"p{i}": Bigram(each) for i, each in enumerate(proposers)}
     stage = stage_of(bigrams, caps, SurvivalTrimmer(), vocab_size=VOCAB, max_slots=SLOTS)

@@ -6,18 +6,20 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor
 
 from specplug.faults import FaultGuard
 from specplug.interfaces import Proposer, Trimmer
 from specplug.metrics import SpecMetrics
+from specplug.pipeline import buffers, by_slot, runner
 from specplug.pipeline.draft import DraftStage
 from specplug.pipeline.handles import HostHandle, make_handle
 from specplug.plugins.specs import ProposerSpec
 from specplug.testing.batches import make_batch
 from specplug.trace import TraceWriter
-from specplug.trim import SurvivalTrimmer
+from specplug.trim import SurvivalTrimmer, survival
 from specplug.types.batch import EngineBatch
 from specplug.types.caps import EngineCaps, ProposerCaps
 from specplug.types.draft import Draft
@@ -310,3 +312,13 @@ def rows(*ids: Sequence[int], confidence: float = 0.5) -> Write:
 def planted(*_args: object) -> None:
     """Raise."""
     raise ZeroDivisionError("planted")
+
+
+def work_on_tensors(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let draft stages on the CPU do what they do on other devices, where no array shares a tensor's memory."""
+    for module in (buffers, by_slot, runner):
+        monkeypatch.setattr(module, "as_array", lambda tensor: tensor)
+    for module in (buffers, by_slot):
+        monkeypatch.setattr(module, "library", lambda _: torch)
+    monkeypatch.setattr(buffers, "sanitize_arrays", buffers.sanitize_tensors)
+    monkeypatch.setattr(survival, "trimmed_chains", lambda draft, limits: draft.keep(survival.admitted(draft, limits)))

@@ -66,6 +66,7 @@ def test_the_tokens_are_those_of_the_best_number_tried(trimmer, trees, random):
     assert torch.equal(kept_by(step, case.draft, case.limits), expected)
     trimmed = plain.trim(case.draft, case.limits)
     trimmed.validate()
+    assert torch.equal(admitted(case.draft, case.limits), expected)
     assert bits(case.draft.keep(expected)) == bits(trimmed)
     survival = case.draft.survival()[case.draft.mask()].numpy()
     assert best_count(survival, case.costs, case.budget) == int(expected.sum())
@@ -84,6 +85,7 @@ def test_large_batches(trimmer, batch_size, draft_length):
     for budget in (0, 1, 999, batch_size * draft_length):
         limits = TrimLimits.build(budget, torch.ones(batch_size, dtype=torch.bool), costs)
         assert bits(draft.keep(kept_by(step, draft, limits))) == bits(plain.trim(draft, limits))
+        assert bits(draft.keep(admitted(draft, limits))) == bits(plain.trim(draft, limits))
 
 
 @settings(max_examples=200)
