@@ -7,46 +7,35 @@ that no step needs the host, as in an engine that schedules its steps early.
 
 from __future__ import annotations
 
-import ctypes
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
 
-from benchmarks.gpu.polling import PollingStream
-from benchmarks.gpu.scan import LONGEST, SHORTEST, Scan, best_match
-from benchmarks.gpu.suffix import Corpus, SuffixDrafts
-from benchmarks.gpu.suffix_reference import confidences, find
-from benchmarks.gpu.texts import Tokens
+from benchmarks.gpu.texts import PROMPT_TOKENS, Tokens
 from specplug.assembly import build_draft_stage
 from specplug.interfaces import PluginContext
+from specplug.pipeline.device.columns import launches_for
 from specplug.pipeline.engine_rows import DraftOutputs, EngineRows
-from specplug.pipeline.stream.buffers import StepBuffers, transfers_for
-from specplug.pipeline.stream.launch import stream_for
 from specplug.plugins.registry import default_registry
+from specplug.runtime.device_steps import DeviceSteps
+from specplug.runtime.ends import StopDetector
 from specplug.runtime.slots import RowFacts, RunningRequest, SlotAllocator
-from specplug.runtime.stream_steps import StreamSteps
 from specplug.settings.model import Settings
+from specplug.types.batch import EngineBatch
 from specplug.types.caps import EngineCaps
 from specplug.types.plan import StepPlan
 from specplug.types.request import Request
 
-RING_TOKENS = 1 << 20
-"""Capacity of a corpus; the responses, their prompts' ends and one place each fit in it."""
-
-HOST_BYTES_PER_TOKEN = 24
-"""Host memory of a text's token in one arm: the token table, the n-gram index and the prompt."""
-
 
 class Batch:
-    """B texts on the host and on the device; each row begins `context` tokens into its text.
+    """B texts on the device; each row begins `context` tokens into its text.
 
     Attributes:
-        texts: [B, L] int32 on the host; texts overlap where the corpus is short.
-        table: the same on the device.
-        slots: [B] int64, the slot of each row of the engine, on the device, as vLLM's V2 runner and SGLang have them.
+        length: L, the tokens of each text.
+        table: [B, L] int32; texts overlap where the source is short.
         vocab_size: V.
     """
 
@@ -54,18 +43,16 @@ class Batch:
         self, tokens: Tokens, rows: int, context: int, draft_length: int, steps: int, device: torch.device
     ) -> None:
         self.rows, self.context, self.draft_length, self.device = rows, context, draft_length, device
-        length = context + (steps + 2) * (draft_length + 1)
+        self.length = context + (steps + 2) * (draft_length + 1)
         starts = np.arange(rows) * max(1, tokens.size // rows)
-        self.texts = np.stack([tokens.take(np.arange(start, start + length), mode="wrap") for start in starts])
-        self.table = torch.from_numpy(self.texts).to(device)
-        self.order = list(range(rows - 1, -1, -1))
-        self.slots = torch.tensor(self.order, dtype=torch.int64, device=device)
+        texts = [tokens.take(np.arange(start, start + self.length), mode="wrap") for start in starts]
+        self.table = torch.from_numpy(np.stack(texts)).to(device)
         self.vocab_size = int(tokens.max()) + 1
 
     @staticmethod
-    def bytes_needed(rows: int, context: int) -> tuple[int, int]:
-        """Return bytes on the host for each arm that drafts there, and on the device for all arms."""
-        return rows * context * HOST_BYTES_PER_TOKEN, rows * context * 4
+    def bytes_needed(rows: int, context: int) -> int:
+        """Return bytes on the device: the table, and the texts of two lookups."""
+        return 5 * 4 * rows * context
 
 
 class Arm(ABC):
@@ -73,26 +60,29 @@ class Arm(ABC):
 
     Attributes:
         name: as the report shows it.
+        slots: [B] int64, the slot of each row of the engine, as vLLM's V2 runner and SGLang have them.
         out: [B, K] int64, the drafts, by the engine's rows.
         lengths: [B] int32, tokens of each slot.
         emitted: [1] int64, tokens that all rows emitted.
         steps: the number of steps.
     """
 
-    def __init__(self, name: str, batch: Batch) -> None:
+    def __init__(self, name: str, batch: Batch, order: Sequence[int] | None = None) -> None:
         rows, gamma, device = batch.rows, batch.draft_length, batch.device
         self.name, self.batch, self.steps = name, batch, 0
+        self.order = list(range(rows - 1, -1, -1)) if order is None else list(order)
+        self.slots = torch.tensor(self.order, dtype=torch.int64, device=device)
         self.out = torch.full((rows, gamma), -1, dtype=torch.int64, device=device)
         self.confidence = torch.zeros(rows, gamma, device=device)
         self.lengths = torch.full((rows,), batch.context, dtype=torch.int32, device=device)
         self.last = torch.zeros(rows, 1, dtype=torch.int64, device=device)
         self.num_sampled, self.num_rejected = torch.zeros(2, rows, dtype=torch.int32, device=device)
         self.emitted = torch.zeros(1, dtype=torch.int64, device=device)
-        self._slots, self._columns = batch.slots.long(), torch.arange(gamma, device=device)
+        self._columns = torch.arange(gamma, device=device)
 
     def advance(self) -> None:
         """Verify the drafts on the device: accept what the text holds, and emit that and one token more."""
-        slots, table = self._slots, self.batch.table
+        slots, table = self.slots, self.batch.table
         positions = self.lengths[slots].long()[:, None] + self._columns
         accepted = (self.out == table[slots[:, None], positions]).long().cumprod(1).sum(1)
         self.num_sampled.copy_(accepted + 1)
@@ -114,148 +104,101 @@ class Plain(Arm):
         """Do nothing: no token of a text is -1."""
 
 
-class OnDevice(Arm):
-    """Drafts by kernels on the device, that a reference beside them can repeat."""
-
-    @abstractmethod
-    def equals_reference(self, row: int) -> bool:
-        """Return whether a row's last draft is its reference's."""
-
-    def _text(self, row: int) -> torch.Tensor:
-        """Return what the row's last draft continues, on the host."""
-        slot = self.batch.order[row]
-        return torch.from_numpy(self.batch.texts[slot, : int(self.lengths[slot])])
-
-    def _holds(self, row: int, tokens: list[int], text: torch.Tensor) -> bool:
-        """Return whether a row's last draft has these tokens, and padding after them."""
-        padding = [int(text[-1])] * (self.batch.draft_length - len(tokens))
-        return bool(self.out[row].tolist() == tokens + padding)
-
-
-class Scanned(OnDevice):
-    """Drafts by a scan of the texts on the device; see `benchmarks.gpu.scan`."""
-
-    def __init__(self, name: str, batch: Batch) -> None:
-        super().__init__(name, batch)
-        self._scan = Scan(batch.rows, batch.device)
-
-    def draft(self) -> None:
-        """Scan."""
-        self._scan.draft(self.batch.slots, self.lengths, self.batch.table, self.out)
-
-    def equals_reference(self, row: int) -> bool:
-        """Compare the tokens."""
-        text = self._text(row)
-        length, end = best_match(text, SHORTEST, LONGEST)
-        return self._holds(row, text[end : end + self.batch.draft_length].tolist() if length else [], text)
-
-
-class Corpora(NamedTuple):
-    """A corpus on the device, and one of the same responses on the host, for the reference."""
-
-    device: Corpus
-    host: Corpus
-
-    @classmethod
-    def of(cls, responses: Sequence[torch.Tensor], device: torch.device) -> Corpora:
-        """Return corpora of finished responses."""
-        return cls(*(Corpus.of(responses, RING_TOKENS, where) for where in (device, torch.device("cpu"))))
-
-
-class Suffix(OnDevice):
-    """Drafts from the row's own text or finished responses, on the device; see `benchmarks.gpu.suffix`."""
-
-    def __init__(self, name: str, batch: Batch, corpora: Corpora) -> None:
-        super().__init__(name, batch)
-        self._host = corpora.host
-        self._drafts = SuffixDrafts(corpora.device, batch.rows, batch.draft_length)
-
-    def draft(self) -> None:
-        """Learn, and draft."""
-        rows = self.batch.slots, self.lengths, self.batch.table, self.num_sampled
-        self._drafts.draft(*rows, self.out, self.confidence)
-
-    def equals_reference(self, row: int) -> bool:
-        """Compare the tokens and, by what was counted, their confidence."""
-        text = self._text(row)
-        found = find(text, self._host, self.batch.draft_length)
-        rates = confidences(self._drafts.counts[found.kind].cpu())
-        rates[len(found.tokens) :] = 0
-        return self._holds(row, found.tokens, text) and torch.equal(self.confidence[row].cpu(), rates)
-
-
-class Empty(Arm):
-    """Both transfers around a host function that does nothing, `free(NULL)`: the least that a step in a stream takes.
-
-    It has the buffers of one step only, so the device must be waited for after each step.
-    """
-
-    def __init__(self, name: str, batch: Batch) -> None:
-        super().__init__(name, batch)
-        rows, gamma, device = batch.rows, batch.draft_length, batch.device
-        self._buffers = StepBuffers.allocate(rows, gamma, gamma + 1, pinned=device.type == "cuda")
-        self._transfers, self._stream = transfers_for(device), stream_for(device)
-        self._function = ctypes.cast(ctypes.CDLL(None).free, ctypes.c_void_p).value or 0
-
-    def draft(self) -> None:
-        """Launch a step, which fills `out` with each row's last token."""
-        batch, rows = self.batch, self.batch.rows
-        found = EngineRows(batch.slots, self.lengths, batch.table, self.num_sampled, self.num_rejected)
-        self._transfers.pack(self._buffers, rows, found)
-        self._stream.launch(self._function, 0)
-        outputs = DraftOutputs(self.out, self.confidence)
-        self._transfers.unpack(self._buffers, rows, batch.draft_length, outputs)
-
-
-class Streamed(Arm):
-    """Drafts of a shipped proposer, by a host function in the device's stream.
+class Lookup(Arm):
+    """Drafts of `ngram`, as an engine's adapter lets it take steps; on a CPU the draft stage takes them.
 
     Args:
-        threads: of the proposer; 0 is its own choice.
-        proposer: its name.
-        polled: let a thread that polls call the host function; by default the driver does.
+        responses: finished responses that it drafts from as well, [N] int32 each.
+        order: the slot of each row; by default the last one comes first.
+        drafts: if false, the proposer does nothing: the least that a step takes.
     """
 
-    def __init__(self, name: str, batch: Batch, *, threads: int, proposer: str = "ngram", polled: bool = False) -> None:
-        super().__init__(name, batch)
-        length, cpu = batch.texts.shape[1], torch.device("cpu")
-        caps = EngineCaps(batch.draft_length)
-        context = PluginContext(caps, vocab_size=batch.vocab_size, max_slots=batch.rows, max_length=length, device=cpu)
-        settings = Settings(proposer=proposer, policy="fixed", options={proposer: {"threads": threads}})
-        stage = build_draft_stage(settings, default_registry(), context)
-        self._stage = stage
-        slot_of = {f"r{slot}": slot for slot in range(batch.rows)}
-        allocator = SlotAllocator(batch.rows, cpu, lambda event: stage.on_event(event))
-        allocator.engine_slot = slot_of.__getitem__
-        stream = PollingStream() if polled else None
-        self._engine = EngineRows(batch.slots, self.lengths, batch.table, self.num_sampled, self.num_rejected)
-        self._outputs = DraftOutputs(self.out, self.confidence)
-        like = self._engine, self._outputs
-        given = stage, allocator.slots, length, batch.vocab_size, batch.device
-        self.stream = StreamSteps(*given, like=like, stream=stream)
+    def __init__(
+        self,
+        name: str,
+        batch: Batch,
+        responses: Sequence[torch.Tensor] = (),
+        order: Sequence[int] | None = None,
+        *,
+        drafts: bool = True,
+    ) -> None:
+        super().__init__(name, batch, order)
+        device, rows, gamma = batch.device, batch.rows, batch.draft_length
+        caps = EngineCaps(gamma)
+        longest = max([batch.length, *map(len, responses)])
+        context = PluginContext(caps, vocab_size=batch.vocab_size, max_slots=rows, max_length=longest, device=device)
+        self.stage = build_draft_stage(Settings(proposer="ngram", policy="fixed"), default_registry(), context)
+        self.allocator = SlotAllocator(rows, device, self.stage.on_event)
+        slot_of = {f"r{slot}": slot for slot in range(rows)}
+        self.allocator.engine_slot = lambda name: slot_of.get(name, 0)
+        for number, response in enumerate(responses):
+            self._remember(f"finished {number}", response)
         for request, slot in slot_of.items():
-            prompt = batch.texts[slot, : batch.context]
-            described = Request(request, batch.context, length - batch.context)
-            allocator.start(RunningRequest(described, length, (), tokens=prompt))
-        self._facts = RowFacts(allocator, [f"r{slot}" for slot in batch.order])
-        self._plan = StepPlan(batch.draft_length)
-
-    def ready(self) -> None:
-        """Wait until all prompts are ingested."""
-        self.stream.intake.settle()
+            described = Request(request, batch.context, batch.length - batch.context, prompt_digest=str(slot))
+            self.allocator.start(RunningRequest(described, batch.length, ()))
+        self._facts = RowFacts(self.allocator, [f"r{slot}" for slot in self.order])
+        self._plan = StepPlan(gamma)
+        engine, outputs = self._engine(), DraftOutputs(self.out, self.confidence)
+        launches, self._steps = launches_for(device), None
+        if launches is not None:
+            stops = StopDetector(rows, gamma, device)
+            like = engine, outputs, self.last
+            table = self.allocator.slots
+            self._steps = DeviceSteps(self.stage, table, stops, batch.vocab_size, launches, like=like)
+        if not drafts:
+            self.stage.runners[0].handle.step = lambda *_: None  # type: ignore[method-assign]
 
     def draft(self) -> None:
-        """Launch a step."""
-        self.stream.take(self._facts, self._engine, self._plan, self._outputs)
+        """Take a step."""
+        outputs = DraftOutputs(self.out, self.confidence)
+        if self._steps is None:
+            self._by_stage()
+        else:
+            self._steps.take(self._facts, self._engine(), outputs, self.last, self.confidence[:, 0], self._plan)
+
+    def state(self) -> dict[str, Any]:
+        """Return what the lookup has learnt and remembers, and the drafts by slot."""
+        memory = self.stage.runners[0].handle.proposer.steps.state._asdict()  # type: ignore[attr-defined]
+        kept = {name: memory[name] for name in ("slots", "chain", "voted", "counts", "ring", "owners", "buckets")}
+        return {**kept, "drafts": self.out[self.slots.argsort()], "lengths": self.lengths}
 
     def faults(self) -> list[str]:
-        """Return what went wrong in the steps so far, once they have ended."""
-        self.stream.settle()
-        self.stream.intake.check_ready()
-        found = [f"{self.name}: {self.stream.busy} steps found the proposer busy"] if self.stream.busy else []
-        faults = {name: dict(kinds) for name, kinds in self._stage.metrics.snapshot().faults.items() if kinds}
-        return found + [f"{self.name}: faults {faults}"] * bool(faults)
+        """Return what went wrong in the steps so far."""
+        faults = {name: dict(kinds) for name, kinds in self.stage.metrics.snapshot().faults.items() if kinds}
+        return [f"{self.name}: faults {faults}"] * bool(faults)
 
-    def close(self) -> None:
-        """Wait for the steps, and release the stage."""
-        self.stream.close()
+    def _engine(self) -> EngineRows:
+        return EngineRows(self.slots, self.lengths, self.batch.table, self.num_sampled, self.num_rejected)
+
+    def _remember(self, name: str, response: torch.Tensor) -> None:
+        """Let a request run that emits a response, and finish."""
+        size = len(response)
+        described = Request(name, PROMPT_TOKENS, size - PROMPT_TOKENS)
+        self.allocator.start(RunningRequest(described, size, ()))
+        table = response[None].to(self.batch.device)
+        slot, length = torch.zeros_like(self.slots[:1]), torch.full_like(self.lengths[:1], size)
+        self.stage.ingest(self._batch_of(slot, slot, table, length))
+        self.allocator.finish(name, aborted=False, visible=size)
+
+    def _by_stage(self) -> None:
+        lengths = self.lengths[self.slots]
+        draft = self.stage.propose(self._batch_of(self.slots, self.slots, self.batch.table, lengths), self.out.shape[1])
+        self.out[:] = torch.where(draft.mask(), draft.token_ids.long(), self.last[self.slots])
+
+    def _batch_of(
+        self, slots: torch.Tensor, rows: torch.Tensor, table: torch.Tensor, lengths: torch.Tensor
+    ) -> EngineBatch:
+        facts = self.allocator.slots.rows(slots)
+        return EngineBatch(
+            slots=slots,
+            generations=facts.generations,
+            rows=rows,
+            tokens=table,
+            lengths=lengths,
+            sampled=lengths > 0,
+            room=facts.ends - lengths,
+            temperature=lengths.float(),
+            grammar=facts.grammar,
+            vocab_size=self.batch.vocab_size,
+            reset_slots=self.allocator.slots.take_resets(),
+        )

@@ -8,7 +8,7 @@ from typing import Any
 
 from benchmarks.gpu.bubble import WITHOUT
 from benchmarks.gpu.draft_model import GRAPHS, OPERATIONS
-from benchmarks.gpu.drafting import SCAN, SUFFIX
+from benchmarks.gpu.drafting import EMPTY
 
 SHAPE = ("drafts", "batch", "context")
 
@@ -21,7 +21,7 @@ def show(report: dict[str, Any]) -> None:
         print(f"\nCorrectness, cases compared with the CPU: {counts}.")
     if texts := report.get("texts"):
         entered = f"{texts['finished']} tokens in {texts['responses']} finished responses"
-        print(f"\nTexts: {texts['decoded']} tokens to decode; {SUFFIX} also has {entered}.")
+        print(f"\nTexts: {texts['decoded']} tokens to decode; ngram also has {entered}.")
     if report.get("model", {}).get("cases"):
         _show_model(report["model"]["cases"], is_right)
     if report.get("drafting", {}).get("cases"):
@@ -48,8 +48,7 @@ def _show_model(cases: Sequence[dict[str, Any]], is_right: bool) -> None:
 
 def _show_drafting(cases: Sequence[dict[str, Any]], is_right: bool) -> None:
     names = list(cases[0]["arms"])
-    peers = (SCAN, SUFFIX)
-    compared = [(peer, name) for peer in peers for name in names if name not in peers]
+    compared = [(name, EMPTY) for name in names if name != EMPTY]
     shapes = [_shape(case) for case in cases]
     arms = [case["arms"] for case in cases]
     cells = [
