@@ -15,7 +15,7 @@ from torch import Tensor
 from specplug.types.batch import EngineBatch
 from specplug.types.draft import Draft, chain_parents
 from specplug.types.request import BEGINS, Event, RequestEvent
-from specplug.types.tensors import as_array, library
+from specplug.types.tensors import as_array, as_tensor, library
 
 
 class Choices:
@@ -133,7 +133,7 @@ class InFlight:
         is_valid = (heads[:, 0] == now) & (heads[:, 1] == lengths - new)
         counts = heads[:, 2] * is_valid
         source = xp.where(counts[:, None] > 0, heads[:, 3:], -1)
-        return Taken(batch.slots.long(), torch.as_tensor(counts, dtype=torch.int32), torch.as_tensor(source))
+        return Taken(batch.slots.long(), as_tensor(counts).int(), as_tensor(source))
 
     def drafts(self, batch: EngineBatch, emitted: Tensor, taken: Taken, sources: tuple[str, ...]) -> Draft:
         """Return the taken drafts with their tokens, for plug-ins that learn from them."""
