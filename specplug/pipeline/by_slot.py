@@ -114,13 +114,12 @@ class InFlight:
         self._heads[slots, : 3 + draft_length] = xp.concatenate((head, as_array(draft.source)), 1)
         if not draft_length:
             return
-        parents = draft.parents
-        if self.store.parents is not None and parents is None:
-            parents = chain_parents(draft)
-        for name, tensor in (("token_ids", draft.token_ids), ("confidence", draft.confidence), ("parents", parents)):
-            kept = getattr(self.store, name)
-            if kept is not None:
-                as_array(kept)[slots, :draft_length] = as_array(tensor)
+        store = self.store
+        pairs = [(store.token_ids, draft.token_ids), (store.confidence, draft.confidence)]
+        if store.parents is not None:
+            pairs.append((store.parents, chain_parents(draft) if draft.parents is None else draft.parents))
+        for kept, new in pairs:
+            as_array(kept)[slots, :draft_length] = as_array(new)
 
     def take(self, batch: EngineBatch, emitted: Tensor) -> Taken:
         """Return the drafts that the step before `batch` verified, in the row order of `batch`.
