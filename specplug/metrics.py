@@ -8,10 +8,12 @@ from dataclasses import dataclass, field, fields, replace
 from operator import add, sub
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from specplug.errors import ContractError
+from specplug.types.tensors import as_array, as_tensor, library
 from specplug.types.verdict import Verdict
 
 NO_SOURCE = "none"  # counts rows without a draft although one was planned, and the first token after a prefill
@@ -258,10 +260,14 @@ class SpecMetrics:
         if not source.shape[1]:
             self.record_plain(verdict, off)
             return
-        bucket = self._bucket(source)
-        first = bucket[:, 0] if off is None else torch.where(off, len(self._names), bucket[:, 0])
-        self._rows.index_add_(0, first, _row_counts(verdict, 1).long())
-        self._record_tokens(bucket, verdict, verdict.tested())
+        xp, bucket = library(source), as_array(source)
+        last = len(self._names) - 1  # of `NO_SOURCE`
+        bucket = xp.where((bucket >= 0) & (bucket < last), bucket, last)
+        first = bucket[:, 0]
+        if off is not None:
+            first = xp.where(as_array(off), len(self._names), first)
+        _add(self._rows, first, _row_counts(verdict, 1))
+        self._record_tokens(bucket, verdict)
 
     def record_added(self, source: str, verdict: Verdict, reached: Tensor) -> None:
         """Count tokens added after the drafts that `record` counts.  Rows and emitted tokens are counted by `record`.
@@ -270,11 +276,11 @@ class SpecMetrics:
         """
         which = self._names.index(source) if source in self._names else len(self._names) - 1
         bucket = torch.full((reached.shape[0], self._place.shape[0]), which, device=reached.device)
-        self._record_tokens(bucket, verdict, verdict.tested() * reached)
+        self._record_tokens(as_array(bucket), verdict, reached)
 
     def record_plain(self, verdict: Verdict, off: Tensor | None = None) -> None:
         """Count a step of B rows without drafts, like `record` but in fewer operations."""
-        counts = _row_counts(verdict, 0)
+        counts = as_tensor(_row_counts(verdict, 0))
         if off is not None:
             self._rows[-1].add_((counts * off).sum(1))
             counts = counts * ~off
@@ -291,18 +297,23 @@ class SpecMetrics:
         live = num_rows - after_stop
         self._host_counts[source] = rows + live, emitted + live, after + after_stop
 
-    def _record_tokens(self, bucket: Tensor, verdict: Verdict, tested: Tensor) -> None:
-        """Count every draft position once: by `bucket` [B, N], position, and the stage that it reached."""
-        left = verdict.proposed - verdict.cut_by_grammar
-        ends = torch.stack((verdict.proposed, left, verdict.verified, tested, verdict.accepted), 1)
-        place = self._place[: bucket.shape[1]]
-        came = (place < ends[:, :, None]).sum(1)
-        index = ((bucket * self._place.shape[0] + place) * _FATES + came).view(-1)
-        self._tokens.view(-1).index_add_(0, index, torch.ones_like(index))
+    def _record_tokens(self, bucket: Any, verdict: Verdict, reached: Tensor | None = None) -> None:
+        """Count every draft position once: by `bucket` [B, N], position, and the stage that it came to.
 
-    def _bucket(self, source: Tensor) -> Tensor:
-        """Return [B, N] int64, the counter index of each token; sources out of range map to `NO_SOURCE`, the last."""
-        return source.clamp(-1, len(self._names) - 1).remainder(len(self._names)).long()
+        No token counts as decided in rows that are not `reached`, [B] bool.
+        """
+        proposed, cut, verified, accepted = map(
+            as_array, (verdict.proposed, verdict.cut_by_grammar, verdict.verified, verdict.accepted)
+        )
+        xp = library(verdict.proposed)
+        tested = xp.minimum(accepted + 1, verified)
+        if reached is not None:
+            tested = tested * as_array(reached)
+        ends = xp.stack((proposed, proposed - cut, verified, tested, accepted), 1)
+        place = as_array(self._place)[: bucket.shape[1]]
+        came = (place < ends[:, :, None]).sum(1)
+        index = (bucket * len(self._place) + place) * _FATES + came
+        _add(self._tokens.view(-1), index.reshape(-1), 1)
 
     def fault(self, name: str, kind: str) -> None:
         """Count a plug-in's fault (host): see `MetricsSnapshot.faults`."""
@@ -334,10 +345,20 @@ class SpecMetrics:
         return MetricsSnapshot(by_source, faults, self.lossy.read())
 
 
-def _row_counts(verdict: Verdict, dim: int) -> Tensor:
+def _row_counts(verdict: Verdict, dim: int) -> Any:
     """Stack the figures of `_ROW_COUNTS`."""
-    seen = verdict.emitted - verdict.after_stop
-    return torch.stack((seen > 0, seen, verdict.after_stop), dim)
+    emitted, after = as_array(verdict.emitted), as_array(verdict.after_stop)
+    seen = emitted - after
+    return library(verdict.emitted).stack((seen > 0, seen, after), dim)
+
+
+def _add(counts: Tensor, index: Any, values: Any) -> None:
+    """Add one value, or those of [n, ...], to the entries of `counts` at `index` [n], of which some may be equal."""
+    if isinstance(index, np.ndarray):
+        np.add.at(counts.numpy(), index, values)
+        return
+    each = torch.ones_like(index) if isinstance(values, int) else values
+    counts.index_add_(0, index.long(), each.long())
 
 
 def _ratio(part: int, whole: int) -> float | None:

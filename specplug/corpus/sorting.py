@@ -23,7 +23,8 @@ import numba
 import numpy as np
 import numpy.typing as npt
 
-from specplug.corpus.segment import NO_TEXT, Tokens
+from specplug.corpus.documents import Tokens
+from specplug.corpus.segment import NO_TEXT
 
 KEY_TOKENS = 64
 """Default number of tokens of a key; longer matches count as this long."""

@@ -15,7 +15,7 @@ from torch import Tensor
 from specplug.types.batch import EngineBatch
 from specplug.types.draft import Draft, chain_parents
 from specplug.types.request import BEGINS, Event, RequestEvent
-from specplug.types.tensors import as_array, library
+from specplug.types.tensors import as_array, as_tensor, library
 
 
 class Choices:
@@ -114,13 +114,12 @@ class InFlight:
         self._heads[slots, : 3 + draft_length] = xp.concatenate((head, as_array(draft.source)), 1)
         if not draft_length:
             return
-        parents = draft.parents
-        if self.store.parents is not None and parents is None:
-            parents = chain_parents(draft)
-        for name, tensor in (("token_ids", draft.token_ids), ("confidence", draft.confidence), ("parents", parents)):
-            kept = getattr(self.store, name)
-            if kept is not None:
-                as_array(kept)[slots, :draft_length] = as_array(tensor)
+        store = self.store
+        pairs = [(store.token_ids, draft.token_ids), (store.confidence, draft.confidence)]
+        if store.parents is not None:
+            pairs.append((store.parents, chain_parents(draft) if draft.parents is None else draft.parents))
+        for kept, new in pairs:
+            as_array(kept)[slots, :draft_length] = as_array(new)
 
     def take(self, batch: EngineBatch, emitted: Tensor) -> Taken:
         """Return the drafts that the step before `batch` verified, in the row order of `batch`.
@@ -133,7 +132,7 @@ class InFlight:
         is_valid = (heads[:, 0] == now) & (heads[:, 1] == lengths - new)
         counts = heads[:, 2] * is_valid
         source = xp.where(counts[:, None] > 0, heads[:, 3:], -1)
-        return Taken(batch.slots.long(), torch.as_tensor(counts, dtype=torch.int32), torch.as_tensor(source))
+        return Taken(batch.slots.long(), as_tensor(counts).int(), as_tensor(source))
 
     def drafts(self, batch: EngineBatch, emitted: Tensor, taken: Taken, sources: tuple[str, ...]) -> Draft:
         """Return the taken drafts with their tokens, for plug-ins that learn from them."""

@@ -15,7 +15,7 @@ from specplug.pipeline.handles import ProposerHandle
 from specplug.types.batch import EngineBatch
 from specplug.types.draft import Draft
 from specplug.types.request import Event
-from specplug.types.tensors import as_array
+from specplug.types.tensors import as_array, as_tensor
 from specplug.types.verdict import Verdict
 
 Run = Callable[[EngineBatch, Tensor | None, Draft | None], None]
@@ -103,7 +103,7 @@ class ProposerRunner:
             ingested[slots] = known
             return False
         ingested[slots] = lengths
-        num_new = torch.as_tensor((lengths - known).clip(0))
+        num_new = as_tensor((lengths - known) * (lengths > known))
         return self.step(batch.handed(num_new, self.take_resets()), limits, draft)
 
     def is_ready(self, reset_slots: Iterable[int]) -> bool:

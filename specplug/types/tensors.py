@@ -32,6 +32,11 @@ def as_array(tensor: Tensor) -> Any:
     return tensor.numpy() if tensor.is_cpu else tensor
 
 
+def as_tensor(array: Any) -> Tensor:
+    """Undo `as_array`."""
+    return torch.from_numpy(array) if isinstance(array, np.ndarray) else array
+
+
 def library(tensor: Tensor) -> Any:
     """Return the module, numpy or torch, whose functions take what `as_array` returns."""
     return np if tensor.is_cpu else torch

@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from specplug import metrics
 from specplug.faults import FaultGuard
 from specplug.interfaces import Proposer, Trimmer
 from specplug.metrics import SpecMetrics
@@ -316,9 +317,9 @@ def planted(*_args: object) -> None:
 
 def work_on_tensors(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let draft stages on the CPU do what they do on other devices, where no array shares a tensor's memory."""
-    for module in (buffers, by_slot, runner):
+    for module in (buffers, by_slot, metrics, runner):
         monkeypatch.setattr(module, "as_array", lambda tensor: tensor)
-    for module in (buffers, by_slot):
+    for module in (buffers, by_slot, metrics):
         monkeypatch.setattr(module, "library", lambda _: torch)
     monkeypatch.setattr(buffers, "sanitize_arrays", buffers.sanitize_tensors)
     monkeypatch.setattr(survival, "trimmed_chains", lambda draft, limits: draft.keep(survival.admitted(draft, limits)))
