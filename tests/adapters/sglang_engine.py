@@ -7,6 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from specplug.assembly import build_draft_stage
 from specplug.faults import FaultGuard
@@ -14,6 +15,7 @@ from specplug.interfaces import PluginContext
 from specplug.pipeline.device.columns import Launches
 from specplug.pipeline.draft import DraftStage
 from specplug.plugins.registry import default_registry
+from specplug.runtime.draft_report import NO_DRAFTS
 from specplug.runtime.slots import RunningRequest, SlotAllocator
 from specplug.settings.model import Settings
 from specplug.types.caps import EngineCaps, Ragged
@@ -21,9 +23,9 @@ from specplug.types.draft import Draft
 from specplug.types.plan import StepPlan
 from specplug.types.request import BEGINS, Request, RequestEvent
 from specplug_sglang.scheduler.batches import BatchRows, Decoding
-from specplug_sglang.scheduler.drafts import Drafts, StageDrafts
+from specplug_sglang.scheduler.device_drafts import DeviceDrafts
+from specplug_sglang.scheduler.drafts import StageDrafts
 from specplug_sglang.scheduler.grammar import GrammarCompleter
-from specplug_sglang.scheduler.stream_drafts import DeviceDrafts, StreamDrafts, build
 from specplug_sglang.verification.trees import TokenTable
 
 CPU = torch.device("cpu")
@@ -37,7 +39,7 @@ class Engine:
         trees: verify trees.
         stage: the draft stage; None for that of `ngram`.
         launches: the kernels that take steps; None if the stage does.
-        streamed: take steps in a stream instead.
+        reports: whether steps report what their drafts are expected to yield, in which `run` wants that.
     """
 
     def __init__(
@@ -46,23 +48,18 @@ class Engine:
         trees: bool = False,
         stage: DraftStage | None = None,
         launches: Launches | None = None,
-        streamed: bool = False,
+        reports: bool = False,
     ) -> None:
         caps = EngineCaps(DRAFT_LENGTH, ragged=Ragged.PADDED, trees=trees)
         context = PluginContext(caps, vocab_size=VOCAB, max_slots=SLOTS, max_length=LENGTH, device=CPU)
-        wanted = Settings(policy="fixed")
-        self.table, self.slot_of = TokenTable(SLOTS, LENGTH, DRAFT_LENGTH + 1, CPU), {}
-        self.drafts: Drafts
-        if streamed:
-            self.drafts, self.allocator = build(wanted, context, self.table, None, self._tell)
-            assert isinstance(self.drafts, StreamDrafts)
-        else:
-            stage = stage or build_draft_stage(wanted, default_registry(), context, grammars=True)
-            grammars = GrammarCompleter(VOCAB, None, FaultGuard("grammar", sink=stage.metrics.fault))
-            self.drafts = by_stage = StageDrafts(stage, self.table, grammars, caps, VOCAB)
-            self.allocator = SlotAllocator(SLOTS, CPU, self._tell)
-            if launches is not None:
-                self.drafts = DeviceDrafts(by_stage, self.table, VOCAB, self.allocator.slots, launches)
+        self.table, self.slot_of, self.reports = TokenTable(SLOTS, LENGTH, DRAFT_LENGTH + 1, CPU), {}, reports
+        stage = stage or build_draft_stage(Settings(policy="fixed"), default_registry(), context, grammars=True)
+        grammars = GrammarCompleter(VOCAB, None, FaultGuard("grammar", sink=stage.metrics.fault))
+        own: Any = stage, self.table, grammars, caps, VOCAB
+        self.allocator = SlotAllocator(SLOTS, CPU, self._tell)
+        self.drafts = StageDrafts(*own)
+        if launches is not None:
+            self.drafts = DeviceDrafts(*own, slots=self.allocator.slots, launches=launches)
         self.allocator.engine_slot = self.slot_of.__getitem__
         self._rows: BatchRows | None = None
 
@@ -85,16 +82,21 @@ class Engine:
         self.drafts.stage.metrics.record_on_host(1)
 
     def finish(self, name: str, visible: int | None) -> None:
+        if visible is not None:
+            self.drafts.ingest(BatchRows(self.allocator, [SimpleNamespace(rid=name)], CPU), visible)
         self.allocator.finish(name, aborted=visible is None, visible=visible)
         del self.slot_of[name]
 
-    def propose(self, names: list[str], lengths: dict[str, int], plan: StepPlan) -> Draft | None:
-        """Draft for a batch; None if nothing is drafted."""
+    def propose(
+        self, names: list[str], lengths: dict[str, int], plan: StepPlan, engine_ids: Tensor | None = None
+    ) -> Draft | None:
+        """Draft for a batch, after SGLang's own drafter's `engine_ids` [B, G]; None if nothing is drafted."""
         if self._rows is None or not self._rows.hold(self.allocator, [SimpleNamespace(rid=name) for name in names]):
             self._rows = BatchRows(self.allocator, [SimpleNamespace(rid=name) for name in names], CPU)
         reqs = [SimpleNamespace(rid=name, grammar=None) for name in names]
         slots = torch.tensor([self.slot_of[name] for name in names])
-        self._batch = Decoding(reqs, self._rows, slots, torch.tensor([lengths[name] - 1 for name in names]), False)
+        before = torch.tensor([lengths[name] - 1 for name in names])
+        self._batch = Decoding(reqs, self._rows, slots, before, False, engine_ids)
         if plan.draft_length:
             return self.drafts.propose(self._batch, plan.draft_length, plan)
         self.drafts.idle(self._batch)
@@ -115,8 +117,6 @@ class Engine:
         """Report everything, and return the counts."""
         for name in list(self.slot_of):
             self.finish(name, None)
-        if isinstance(self.drafts, StreamDrafts):
-            self.drafts._steps.settle()
         found = self.drafts.counts.read().as_dict()
         self.drafts.close()
         return found
@@ -141,14 +141,16 @@ def verified(random: Random, draft: Draft | None, rows: int) -> list[list[int]]:
     return emitted
 
 
-def run(random: Random, engines: list[Engine], steps: int) -> None:
-    """Run a random schedule on all engines, and hold their drafts to be the same.
+def run(random: Random, engines: list[Engine], steps: int, *, engine_tokens: int = 0) -> list[int]:
+    """Run a random schedule on all engines, and hold their drafts and their reports to be the same.
 
     All requests are in every batch, and each leaves after the step that follows its end, as with overlapped scheduling.
+    SGLang's own drafter drafts `engine_tokens` tokens or fewer.  Returned are the rows of all reports.
     """
     lengths: dict[str, int] = {}
     ends: dict[str, int] = {}  # the longest text, or the length at which a stop was emitted
     over: list[str] = []  # ended in the step before the last
+    seen: list[int] = []  # rows of reports
     for number in range(steps):
         free = sorted(set(range(SLOTS)) - set(engines[0].slot_of.values()))
         if free and random.randint(0, 1):
@@ -171,9 +173,20 @@ def run(random: Random, engines: list[Engine], steps: int) -> None:
         caps = {names[0]: 2} if random.randint(0, 3) == 0 else {}
         budget = random.choice([None, None, None, 3])
         plan = StepPlan(random.choice([0, 2, DRAFT_LENGTH, DRAFT_LENGTH]), budget, caps)
-        drafts = [engine.propose(names, lengths, plan) for engine in engines]
+        engine_ids = None
+        if engine_tokens:
+            engine_ids = torch.tensor([[random.randrange(-1, VOCAB) for _ in range(engine_tokens)] for _ in names])
+        wanted = random.randint(0, 1) == 0 and (plan.draft_length > 0 or all(engine.reports for engine in engines))
+        for engine in engines:
+            engine.drafts.reports_expected, engine.drafts.report = wanted and engine.reports, NO_DRAFTS
+        drafts = [engine.propose(names, lengths, plan, engine_ids) for engine in engines]
         for draft in drafts[1:]:
             assert_same(drafts[0], draft)
+        reports = [engine.drafts.report.read() for engine in engines if engine.reports]
+        for report in reports:
+            assert (report.expected_rows, report.expected) == (reports[0].expected_rows, reports[0].expected)
+            assert report.expected_rows in (0, sum(lengths[name] < ends[name] for name in names)), "none if it failed"
+        seen.extend(report.expected_rows for report in reports)
         emitted = verified(random, drafts[0], len(names))
         for engine, draft in zip(engines, drafts, strict=True):
             engine.verify(draft, emitted)
@@ -181,6 +194,7 @@ def run(random: Random, engines: list[Engine], steps: int) -> None:
             lengths[name] += len(row)
             if STOP in row:
                 ends[name] = 0
+    return seen
 
 
 def assert_same(one: Draft | None, other: Draft | None) -> None:
