@@ -28,11 +28,10 @@ from typing import Any
 from benchmarks.gpu.packages import ROOT, WHEELS, make_importable
 
 PARTS = ("correctness", "model", "drafting", "bubble")
-DRY: dict[str, Any] = {"batches": [1, 3], "contexts": [64], "threads": [1, 2], "rounds": 2, "steps": 3, "cases": 20}
+DRY: dict[str, Any] = {"batches": [1, 3], "contexts": [64], "rounds": 2, "steps": 3, "cases": 20}
 FULL: dict[str, Any] = {
     "batches": [1, 8, 32, 64, 128, 256, 512],
     "contexts": [1024, 8192, 32768, 131072],
-    "threads": [1, 4],
     "rounds": 5,
     "steps": 20,
     "cases": 400,
@@ -95,8 +94,8 @@ def _parts(
     context = sorted(options.contexts)[min(1, len(options.contexts) - 1)]
     few = [(gamma, rows, context) for gamma in options.draft_lengths for rows in options.batches[::3]]
     cases = [(gamma, rows, length) for rows in options.batches for length in options.contexts]
-    alone = drafting.Sizes(sorted({*cases, *few}, key=math.prod), options.threads, rounds, steps)
-    whole = bubble.Sizes(few, max(options.threads), options.model_ms, rounds, 2 * steps)
+    alone = drafting.Sizes(sorted({*cases, *few}, key=math.prod), rounds, steps)
+    whole = bubble.Sizes(few, options.model_ms, rounds, 2 * steps)
     reserved = 0.2 * 60 * options.minutes  # for whole steps, which come last
     every: dict[str, Callable[[], dict[str, Any]]] = {
         "correctness": lambda: correctness.check(device.device, options.cases),
@@ -131,7 +130,7 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--wheels", type=Path, default=WHEELS, help="folder of wheels (default: %(default)s)")
     parser.add_argument("--draft-lengths", type=int, nargs="+", default=[7, 15], help="gamma (default: 7 15)")
     parser.add_argument("--model-ms", type=float, default=5, help="milliseconds of a model's step (default: 5)")
-    for name in ("batches", "contexts", "threads"):
+    for name in ("batches", "contexts"):
         parser.add_argument(f"--{name}", type=int, nargs="+", help=f"default: {FULL[name]}")
     for name in ("rounds", "steps", "cases"):
         parser.add_argument(f"--{name}", type=int, help=f"default: {FULL[name]}")

@@ -21,9 +21,9 @@ from typing import Any
 
 import torch
 
-from benchmarks.gpu.decoding import Arm, Batch, Corpora, Plain, Scanned, Streamed, Suffix
+from benchmarks.gpu.decoding import Arm, Batch, Lookup, Plain
 from benchmarks.gpu.device import Device
-from benchmarks.gpu.drafting import POLLED, SCAN, SUFFIX, differences, threads_name
+from benchmarks.gpu.drafting import LOOKUP, unequal
 from benchmarks.gpu.texts import Tokens
 
 WITHOUT = "no drafts"
@@ -33,10 +33,9 @@ IN_ADVANCE = 2
 
 @dataclass(frozen=True)
 class Sizes:
-    """What is measured: K, B and context of each case, threads of the proposer, the model's step, and how often."""
+    """What is measured: K, B and context of each case, the model's step, and how often."""
 
     cases: Sequence[tuple[int, int, int]]
-    threads: int
     milliseconds: float
     rounds: int
     steps: int
@@ -48,7 +47,6 @@ def measure(
     """Return the figures of each case, the cases that were left out, and what failed; see `drafting.measure`."""
     cases: list[dict[str, Any]] = []
     left_out, wrong = [], []
-    corpora = Corpora.of(finished, device.device)
     model = device.model_step(sizes.milliseconds)
     for gamma, rows, context in sizes.cases:
         where = f"{gamma} tokens, batch {rows}, context {context}"
@@ -56,7 +54,7 @@ def measure(
             left_out.append(f"{where}: no time is left")
             continue
         try:
-            case = _case(device, model, tokens, corpora, sizes, gamma, rows, context)
+            case = _case(device, model, tokens, finished, sizes, gamma, rows, context)
         except Exception as error:  # what the other cases found is worth keeping
             traceback.print_exc()
             wrong.append(f"{where}: raised {type(error).__name__}: {error}")
@@ -71,23 +69,16 @@ def _case(
     device: Device,
     model: Callable[[], object],
     tokens: Tokens,
-    corpora: Corpora,
+    finished: Sequence[torch.Tensor],
     sizes: Sizes,
     gamma: int,
     rows: int,
     context: int,
 ) -> dict[str, Any]:
     batch = Batch(tokens, rows, context, gamma, sizes.steps * (sizes.rounds + 1), device.device)
-    name = threads_name(sizes.threads)
-    streamed = [Streamed(it, batch, threads=sizes.threads) for it in (name, f"{name}, waiting")]
-    on_device = [Scanned(SCAN, batch), Suffix(SUFFIX, batch, corpora)]
-    arms: list[Arm] = [Plain(WITHOUT, batch), streamed[0], *on_device]
-    if device.device.type == "cuda":
-        streamed.append(Streamed(POLLED, batch, threads=sizes.threads, polled=True))
-        arms.append(streamed[-1])
+    lookup, control = [Lookup(name, batch, finished) for name in (LOOKUP, f"{LOOKUP}, waiting")]
+    arms: list[Arm] = [Plain(WITHOUT, batch), lookup]
     try:
-        for arm in streamed:
-            arm.ready()
         gc.collect()
         gc.disable()
         found: dict[str, list[float]] = {arm.name: [] for arm in arms}
@@ -97,12 +88,12 @@ def _case(
                 taken = _round(device, model, arm, sizes.steps)
                 if number >= 0:  # the first round is to warm up
                     found[arm.name].append(taken)
-            _waiting_round(device, streamed[1], sizes.steps)
-        wrong = differences(streamed, on_device)
+            _waiting_round(device, control, sizes.steps)
+        wrong = lookup.faults() + control.faults() + unequal(lookup, control)
     finally:
         gc.enable()
-        for arm in streamed:
-            arm.close()
+        lookup.close()
+        control.close()
     per_step = {arm.name: int(arm.emitted) / (rows * arm.steps) for arm in arms}
     shape = {"draft_length": gamma, "batch": rows, "context": context}
     return {**shape, "ms_per_step": found, "tokens_per_step": per_step, "wrong": wrong}

@@ -11,16 +11,14 @@ from typing import Any
 
 import torch
 
-from benchmarks.gpu import scan
-from specplug.pipeline.stream.buffers import transfers_for
+from specplug.pipeline.device.columns import launches_for
 from specplug.trim import SurvivalTrimmer
 from specplug.types.draft import Draft
 from specplug.types.plan import TrimLimits
 from specplug.types.verification import SamplingBatch, TargetLogits
 from specplug.verify.random import uniforms
 from specplug.verify.reference import ReferenceVerifier
-from tests.benchmarks.suffix_steps import random_run
-from tests.pipeline.transfers import packed, random_step, unpacked
+from tests.runtime.oracle import Engine, compare, lookup_stage
 from tests.trim.tools import bits, random_case
 
 CPU = torch.device("cpu")
@@ -44,47 +42,14 @@ def check(device: torch.device, cases: int, seed: int = 0) -> dict[str, Any]:
     return {"compared": compared, "wrong": wrong}
 
 
-def transfers(device: torch.device, cases: int, random: Random) -> Found:
-    """Compare `pack` and `unpack` of the device with the reference, in poisoned memory."""
-    wrong = []
-    for number in range(cases):
-        step = random_step(random)
-        there = step.on(device) if device.type == "cuda" else step
-        for method, expected in (("unpack", unpacked(step)), ("pack", packed(step))):
-            if there.outcome(getattr(there, method), transfers_for(device)) != expected:
-                wrong.append(f"case {number}: {method} differs from the reference")
-    return cases, wrong
-
-
-def scans(device: torch.device, cases: int, random: Random) -> Found:
-    """Compare the scan that drafting is timed beside with its reference."""
-    wrong, compared = [], 0
-    for number in range(cases):
-        slots, most, gamma = random.randint(1, 4), random.choice([6, 40, 5000]), random.randint(1, 15)
-        texts = torch.tensor([[random.randrange(3) for _ in range(most)] for _ in range(slots)], dtype=torch.int32)
-        lengths = torch.tensor([random.randint(1, most) for _ in range(slots)], dtype=torch.int32)
-        rows = torch.tensor(random.sample(range(slots), slots), dtype=random.choice([torch.int32, torch.int64]))
-        expected = torch.zeros(slots, gamma, dtype=torch.int64)
-        scan.draft(rows, lengths, texts, expected)
-        found = torch.zeros_like(expected, device=device)
-        scan.Scan(slots, device).draft(rows.to(device), lengths.to(device), texts.to(device), found)
-        if not torch.equal(found.cpu(), expected):
-            wrong.append(f"case {number}: the scan differs from its reference")
-        compared += 1
-    return compared, wrong
-
-
-def suffixes(device: torch.device, cases: int, random: Random) -> Found:
-    """Compare the suffix decoding that drafting is timed beside with its reference: drafts, tables and statistics."""
-    wrong, compared = [], 0
+def steps(device: torch.device, cases: int, random: Random) -> Found:
+    """Compare steps of the lookup on the device, of requests that come and go, with those on the CPU."""
+    wrong, compared, seed = [], 0, random.random()
     while compared < cases:
-        seed = random.random()
-        runs = [random_run(Random(seed), where) for where in (CPU, device)]
-        for number, (expected, found) in enumerate(zip(*runs, strict=True)):
-            differing = [name for name in expected if not torch.equal(expected[name], found[name])]
-            if differing:
-                wrong.append(f"step {compared + number}: {', '.join(differing)} differ from the reference's")
-        compared += len(runs[0])
+        engines = [Engine(), Engine(lookup_stage(device=device), launches=launches_for(device), device=device)]
+        count, differing = compare(Random(f"{seed} {compared}"), engines, steps=60)
+        wrong += [f"of the steps from {compared} on, {stated}" for stated in differing]
+        compared += count
     return compared, wrong
 
 
@@ -134,9 +99,7 @@ def verification(device: torch.device, cases: int, random: Random) -> Found:
 
 
 CHECKS: dict[str, Callable[[torch.device, int, Random], Found]] = {
-    "pack and unpack": transfers,
-    "scan": scans,
-    "suffix decoding": suffixes,
+    "steps of lookup": steps,
     "trimmed drafts": trims,
     "random numbers and verification": verification,
 }

@@ -7,37 +7,29 @@ that no step needs the host, as in an engine that schedules its steps early.
 
 from __future__ import annotations
 
-import ctypes
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import numpy as np
 import torch
 
-from benchmarks.gpu.polling import PollingStream
-from benchmarks.gpu.scan import LONGEST, SHORTEST, Scan, best_match
-from benchmarks.gpu.suffix import Corpus, SuffixDrafts
-from benchmarks.gpu.suffix_reference import confidences, find
 from benchmarks.gpu.texts import Tokens
 from specplug.assembly import build_draft_stage
 from specplug.interfaces import PluginContext
+from specplug.pipeline.device.columns import launches_for
 from specplug.pipeline.engine_rows import DraftOutputs, EngineRows
-from specplug.pipeline.stream.buffers import StepBuffers, transfers_for
-from specplug.pipeline.stream.launch import stream_for
 from specplug.plugins.registry import default_registry
+from specplug.runtime.device_steps import DeviceSteps
+from specplug.runtime.ends import StopDetector
 from specplug.runtime.slots import RowFacts, RunningRequest, SlotAllocator
-from specplug.runtime.stream_steps import StreamSteps
 from specplug.settings.model import Settings
+from specplug.types.batch import EngineBatch
 from specplug.types.caps import EngineCaps
 from specplug.types.plan import StepPlan
 from specplug.types.request import Request
 
-RING_TOKENS = 1 << 20
-"""Capacity of a corpus; the responses, their prompts' ends and one place each fit in it."""
-
-HOST_BYTES_PER_TOKEN = 24
-"""Host memory of a text's token in one arm: the token table, the n-gram index and the prompt."""
+HOST_BYTES_PER_TOKEN = 8
+"""Host memory of a text's token in one arm: the token table and the prompt."""
 
 
 class Batch:
@@ -64,8 +56,8 @@ class Batch:
 
     @staticmethod
     def bytes_needed(rows: int, context: int) -> tuple[int, int]:
-        """Return bytes on the host for each arm that drafts there, and on the device for all arms."""
-        return rows * context * HOST_BYTES_PER_TOKEN, rows * context * 4
+        """Return bytes on the host, and on the device: the table, and a lookup's texts of twice the length."""
+        return rows * context * HOST_BYTES_PER_TOKEN, rows * context * 4 * 5
 
 
 class Arm(ABC):
@@ -114,148 +106,80 @@ class Plain(Arm):
         """Do nothing: no token of a text is -1."""
 
 
-class OnDevice(Arm):
-    """Drafts by kernels on the device, that a reference beside them can repeat."""
-
-    @abstractmethod
-    def equals_reference(self, row: int) -> bool:
-        """Return whether a row's last draft is its reference's."""
-
-    def _text(self, row: int) -> torch.Tensor:
-        """Return what the row's last draft continues, on the host."""
-        slot = self.batch.order[row]
-        return torch.from_numpy(self.batch.texts[slot, : int(self.lengths[slot])])
-
-    def _holds(self, row: int, tokens: list[int], text: torch.Tensor) -> bool:
-        """Return whether a row's last draft has these tokens, and padding after them."""
-        padding = [int(text[-1])] * (self.batch.draft_length - len(tokens))
-        return bool(self.out[row].tolist() == tokens + padding)
-
-
-class Scanned(OnDevice):
-    """Drafts by a scan of the texts on the device; see `benchmarks.gpu.scan`."""
-
-    def __init__(self, name: str, batch: Batch) -> None:
-        super().__init__(name, batch)
-        self._scan = Scan(batch.rows, batch.device)
-
-    def draft(self) -> None:
-        """Scan."""
-        self._scan.draft(self.batch.slots, self.lengths, self.batch.table, self.out)
-
-    def equals_reference(self, row: int) -> bool:
-        """Compare the tokens."""
-        text = self._text(row)
-        length, end = best_match(text, SHORTEST, LONGEST)
-        return self._holds(row, text[end : end + self.batch.draft_length].tolist() if length else [], text)
-
-
-class Corpora(NamedTuple):
-    """A corpus on the device, and one of the same responses on the host, for the reference."""
-
-    device: Corpus
-    host: Corpus
-
-    @classmethod
-    def of(cls, responses: Sequence[torch.Tensor], device: torch.device) -> Corpora:
-        """Return corpora of finished responses."""
-        return cls(*(Corpus.of(responses, RING_TOKENS, where) for where in (device, torch.device("cpu"))))
-
-
-class Suffix(OnDevice):
-    """Drafts from the row's own text or finished responses, on the device; see `benchmarks.gpu.suffix`."""
-
-    def __init__(self, name: str, batch: Batch, corpora: Corpora) -> None:
-        super().__init__(name, batch)
-        self._host = corpora.host
-        self._drafts = SuffixDrafts(corpora.device, batch.rows, batch.draft_length)
-
-    def draft(self) -> None:
-        """Learn, and draft."""
-        rows = self.batch.slots, self.lengths, self.batch.table, self.num_sampled
-        self._drafts.draft(*rows, self.out, self.confidence)
-
-    def equals_reference(self, row: int) -> bool:
-        """Compare the tokens and, by what was counted, their confidence."""
-        text = self._text(row)
-        found = find(text, self._host, self.batch.draft_length)
-        rates = confidences(self._drafts.counts[found.kind].cpu())
-        rates[len(found.tokens) :] = 0
-        return self._holds(row, found.tokens, text) and torch.equal(self.confidence[row].cpu(), rates)
-
-
-class Empty(Arm):
-    """Both transfers around a host function that does nothing, `free(NULL)`: the least that a step in a stream takes.
-
-    It has the buffers of one step only, so the device must be waited for after each step.
-    """
-
-    def __init__(self, name: str, batch: Batch) -> None:
-        super().__init__(name, batch)
-        rows, gamma, device = batch.rows, batch.draft_length, batch.device
-        self._buffers = StepBuffers.allocate(rows, gamma, gamma + 1, pinned=device.type == "cuda")
-        self._transfers, self._stream = transfers_for(device), stream_for(device)
-        self._function = ctypes.cast(ctypes.CDLL(None).free, ctypes.c_void_p).value or 0
-
-    def draft(self) -> None:
-        """Launch a step, which fills `out` with each row's last token."""
-        batch, rows = self.batch, self.batch.rows
-        found = EngineRows(batch.slots, self.lengths, batch.table, self.num_sampled, self.num_rejected)
-        self._transfers.pack(self._buffers, rows, found)
-        self._stream.launch(self._function, 0)
-        outputs = DraftOutputs(self.out, self.confidence)
-        self._transfers.unpack(self._buffers, rows, batch.draft_length, outputs)
-
-
-class Streamed(Arm):
-    """Drafts of a shipped proposer, by a host function in the device's stream.
+class Lookup(Arm):
+    """Drafts of a shipped proposer between two kernels, or on a CPU without Triton by the draft stage.
 
     Args:
-        threads: of the proposer; 0 is its own choice.
-        proposer: its name.
-        polled: let a thread that polls call the host function; by default the driver does.
+        finished: responses that it remembers before it drafts, [N] int32 each, the first 64 of them for each row.
     """
 
-    def __init__(self, name: str, batch: Batch, *, threads: int, proposer: str = "ngram", polled: bool = False) -> None:
+    def __init__(self, name: str, batch: Batch, finished: Sequence[torch.Tensor], *, proposer: str = "ngram") -> None:
         super().__init__(name, batch)
-        length, cpu = batch.texts.shape[1], torch.device("cpu")
-        caps = EngineCaps(batch.draft_length)
-        context = PluginContext(caps, vocab_size=batch.vocab_size, max_slots=batch.rows, max_length=length, device=cpu)
-        settings = Settings(proposer=proposer, policy="fixed", options={proposer: {"threads": threads}})
-        stage = build_draft_stage(settings, default_registry(), context)
-        self._stage = stage
-        slot_of = {f"r{slot}": slot for slot in range(batch.rows)}
-        allocator = SlotAllocator(batch.rows, cpu, lambda event: stage.on_event(event))
-        allocator.engine_slot = slot_of.__getitem__
-        stream = PollingStream() if polled else None
+        rows, gamma, length, device = batch.rows, batch.draft_length, batch.texts.shape[1], batch.device
+        context = PluginContext(
+            EngineCaps(gamma), vocab_size=batch.vocab_size, max_slots=rows, max_length=length, device=device
+        )
+        self._stage = build_draft_stage(Settings(proposer=proposer, policy="fixed"), default_registry(), context)
+        self._slot_of: dict[str, int] = {}
+        self._allocator = SlotAllocator(rows, device, lambda event: self._stage.on_event(event))
+        self._allocator.engine_slot = self._slot_of.__getitem__
+        self._remember(finished[: 64 * rows])
+        for slot in range(rows):
+            self._start(f"r{slot}", slot, batch.texts[slot, : batch.context], length - batch.context)
+        self._facts = RowFacts(self._allocator, [f"r{slot}" for slot in batch.order])
         self._engine = EngineRows(batch.slots, self.lengths, batch.table, self.num_sampled, self.num_rejected)
-        self._outputs = DraftOutputs(self.out, self.confidence)
-        like = self._engine, self._outputs
-        given = stage, allocator.slots, length, batch.vocab_size, batch.device
-        self.stream = StreamSteps(*given, like=like, stream=stream)
-        for request, slot in slot_of.items():
-            prompt = batch.texts[slot, : batch.context]
-            described = Request(request, batch.context, length - batch.context)
-            allocator.start(RunningRequest(described, length, (), tokens=prompt))
-        self._facts = RowFacts(allocator, [f"r{slot}" for slot in batch.order])
-        self._plan = StepPlan(batch.draft_length)
+        self._outputs, self._plan = DraftOutputs(self.out, self.confidence), StepPlan(gamma)
+        self._heat = torch.zeros(rows, device=device)
+        self._steps: DeviceSteps | None = None
+        if (launches := launches_for(device)) is not None:
+            stops, like = StopDetector(rows, gamma, device), (self._engine, self._outputs, self.last)
+            self._steps = DeviceSteps(self._stage, self._allocator.slots, stops, batch.vocab_size, launches, like=like)
 
-    def ready(self) -> None:
-        """Wait until all prompts are ingested."""
-        self.stream.intake.settle()
+    def _start(self, name: str, slot: int, prompt: Tokens, max_tokens: int) -> None:
+        self._slot_of[name] = slot
+        request = Request(name, len(prompt), max_tokens)
+        self._allocator.start(RunningRequest(request, len(prompt) + max_tokens, (), tokens=prompt))
+
+    def _remember(self, finished: Sequence[torch.Tensor]) -> None:
+        """Let requests end with these responses, after a prompt of a token."""
+        for number, text in enumerate(finished):
+            name, size = f"finished {number}", len(text)
+            self._start(name, 0, text[:1].numpy(), size)
+            self._stage.ingest(self._batch_of(torch.zeros(1, dtype=torch.int64), text[None], torch.tensor([size])))
+            self._allocator.finish(name, aborted=False, visible=size)
+
+    def _batch_of(self, slots: torch.Tensor, table: torch.Tensor, lengths: torch.Tensor) -> EngineBatch:
+        device, table_of = self.batch.device, self._allocator.slots
+        slots, lengths = slots.to(device), lengths.to(device, torch.int32)
+        rows = table_of.rows(slots)
+        return EngineBatch(
+            slots=slots,
+            generations=rows.generations,
+            rows=slots,
+            tokens=table.to(device),
+            lengths=lengths,
+            sampled=lengths > 0,
+            room=rows.ends - lengths,
+            temperature=torch.zeros(len(slots), device=device),
+            grammar=lengths < 0,
+            vocab_size=self.batch.vocab_size,
+            reset_slots=table_of.take_resets(),
+        )
 
     def draft(self) -> None:
         """Launch a step."""
-        self.stream.take(self._facts, self._engine, self._plan, self._outputs)
+        if self._steps is not None:
+            self._steps.take(self._facts, self._engine, self._outputs, self.last, self._heat, self._plan)
+            return
+        batch = self._batch_of(self.batch.slots, self.batch.table, self.lengths[self.batch.slots])
+        ids = self._stage.propose(batch, self.batch.draft_length).token_ids.long()
+        self.out.copy_(torch.where(ids < 0, self.last[self.batch.slots], ids))
 
     def faults(self) -> list[str]:
         """Return what went wrong in the steps so far, once they have ended."""
-        self.stream.settle()
-        self.stream.intake.check_ready()
-        found = [f"{self.name}: {self.stream.busy} steps found the proposer busy"] if self.stream.busy else []
         faults = {name: dict(kinds) for name, kinds in self._stage.metrics.snapshot().faults.items() if kinds}
-        return found + [f"{self.name}: faults {faults}"] * bool(faults)
+        return [f"{self.name}: faults {faults}"] * bool(faults)
 
     def close(self) -> None:
-        """Wait for the steps, and release the stage."""
-        self.stream.close()
+        """Release the stage."""
+        self._stage.close()

@@ -8,7 +8,6 @@ from typing import Any
 
 from benchmarks.gpu.bubble import WITHOUT
 from benchmarks.gpu.draft_model import GRAPHS, OPERATIONS
-from benchmarks.gpu.drafting import SCAN, SUFFIX
 
 SHAPE = ("drafts", "batch", "context")
 
@@ -21,11 +20,11 @@ def show(report: dict[str, Any]) -> None:
         print(f"\nCorrectness, cases compared with the CPU: {counts}.")
     if texts := report.get("texts"):
         entered = f"{texts['finished']} tokens in {texts['responses']} finished responses"
-        print(f"\nTexts: {texts['decoded']} tokens to decode; {SUFFIX} also has {entered}.")
+        print(f"\nTexts: {texts['decoded']} tokens to decode, and {entered}.")
     if report.get("model", {}).get("cases"):
         _show_model(report["model"]["cases"], is_right)
     if report.get("drafting", {}).get("cases"):
-        _show_drafting(report["drafting"]["cases"], is_right)
+        _show_drafting(report["drafting"]["cases"])
     if report.get("bubble", {}).get("cases"):
         _show_bubble(report["bubble"], is_right)
     for part in ("model", "drafting", "bubble"):
@@ -46,40 +45,28 @@ def _show_model(cases: Sequence[dict[str, Any]], is_right: bool) -> None:
     _table("A draft model's step: microseconds of the device", header, rows)
 
 
-def _show_drafting(cases: Sequence[dict[str, Any]], is_right: bool) -> None:
-    names = list(cases[0]["arms"])
-    peers = (SCAN, SUFFIX)
-    compared = [(peer, name) for peer in peers for name in names if name not in peers]
-    shapes = [_shape(case) for case in cases]
-    arms = [case["arms"] for case in cases]
-    cells = [
-        [_spread(of[name]["device_us"]) for name in names]
-        + [_ratio(of[peer]["device_us"], of[name]["device_us"], is_right) for peer, name in compared]
-        for of in arms
+def _show_drafting(cases: Sequence[dict[str, Any]]) -> None:
+    rows = [
+        [
+            *_shape(case),
+            _spread(case["device_us"]),
+            _spread(case["host_us"]),
+            f"{case['tokens_per_step']:.2f}",
+            str(case["device_waited"]),
+        ]
+        for case in cases
     ]
-    header = [*SHAPE, *names, *(f"{peer} / {name}" for peer, name in compared)]
-    _table("Drafting: microseconds of the device", header, _joined(shapes, cells))
-    cells = [
-        [_spread(of[name]["host_us"]) for name in names]
-        + [f"{of[name]['tokens_per_step']:.2f}" for name in names]
-        + ["/".join(str(of[name]["device_waited"]) for name in names)]
-        for of in arms
-    ]
-    header = [*SHAPE, *names, *(f"{name}: tokens" for name in names), "device waited"]
-    _table("Drafting: microseconds of the host, and tokens per request and step", header, _joined(shapes, cells))
+    header = [*SHAPE, "device", "host", "tokens", "device waited"]
+    _table("Drafting by lookup: microseconds, and tokens per request and step", header, rows)
     print(
         "One step, from before its first launch to after its last: the median step of each round, then the median over "
-        "the rounds (least to most).\n'device waited' counts steps of each arm whose device time is left out, because "
-        "the host had not launched all of the step in time."
+        "the rounds (least to most).\n'device waited' counts steps whose device time is left out, because the host had "
+        "not launched all of the step in time."
     )
 
 
 def _shape(case: dict[str, Any]) -> list[str]:
     return [str(case[name]) for name in ("draft_length", "batch", "context")]
-
-
-def _joined(left: Sequence[list[str]], right: Sequence[list[str]]) -> list[list[str]]:
-    return [a + b for a, b in zip(left, right, strict=True)]
 
 
 def _show_bubble(found: dict[str, Any], is_right: bool) -> None:

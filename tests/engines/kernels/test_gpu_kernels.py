@@ -11,17 +11,13 @@ from typing import Any
 import pytest
 import torch
 
-from benchmarks.gpu import scan, suffix
 from specplug.pipeline.device.columns import launches_for
-from specplug.pipeline.stream import host_kernels
-from specplug.pipeline.stream.buffers import transfers_for
 from specplug.trim import survival
 from tests.engines.gpu_compiler import H100, Launch, compiled
 from tests.engines.interpreted import imported_anew
 
-DEVICE, STREAM = "specplug.pipeline.device.kernels", "specplug.pipeline.stream.kernels"
+DEVICE = "specplug.pipeline.device.kernels"
 TRIM, SGLANG = "specplug.trim.survival_on_gpu", "specplug_sglang.verification.kernels"
-SCAN, SUFFIX = "benchmarks.gpu.scan_kernels", "benchmarks.gpu.suffix_kernels"
 OF_LOOKUP = {
     "scan": {"ingest": {"COLUMNS": 16, "BLOCK": 2048}, "scan": {"COLUMNS": 16, "BLOCK": 2048}},
     "corpus": {"search": {}},
@@ -31,7 +27,7 @@ OF_LOOKUP = {
 }
 """Kernels of the lookup by module, and the constants of each."""
 LOOKUP = {name: f"specplug.lookup.{name}_kernels" for name in ("memory", "scan", "corpus", "draft", "tree")}
-MODULES = [DEVICE, STREAM, TRIM, SGLANG, "specplug.lookup.kernel_arithmetic", *LOOKUP.values()]
+MODULES = [DEVICE, TRIM, SGLANG, "specplug.lookup.kernel_arithmetic", *LOOKUP.values()]
 
 
 def typed(**names: str) -> dict[str, str]:
@@ -51,16 +47,6 @@ OF_SGLANG = {
     "begin": typed(p_i64="idx_mapping total_len"),
     "finish": typed(p_i64="idx_mapping", p_i32="last_sampled", p_fp32="out"),
 }
-PACK = typed(
-    p_i32="all_token_ids lengths emitted verified newest engine_ids_out",
-    i32="tokens_stride window packed_count lacking_count engine_stride engine_tokens",
-)
-UNPACK = typed(
-    p_i32="draft_rows draft_lengths newest ids links lengths parents from_engine of_engine",
-    p_fp32="levels confidence",
-    i32="draft_length columns_count window buffers_stride out_stride confidence_stride lengths_stride parents_stride "
-    "from_engine_stride",
-)
 NODES = typed(
     p_i32="ids lengths table",
     p_i64="slots before tokens positions child sibling",
@@ -77,14 +63,6 @@ TRIMMED = typed(
     p_i64="token_budget costs",
     i32="ids_stride confidence_stride sources_stride out_stride batch_size draft_length last_cost",
 )
-TEXTS = typed(p_i64="slots best", p_i32="lengths texts", i32="texts_stride")
-CORPUS = typed(p_i32="ring", p_i64="tables", i32="buckets")
-COUNTED = typed(p_i32="last counts", i32="draft_length")
-DRAFTED = typed(p_i64="out", p_fp32="confidence", i32="out_stride confidence_stride")
-VERDICT = typed(p_i64="slots best", p_i32="num_sampled")
-ENTERED = typed(p_i32="response", i32="length head number")
-
-
 LOOKUP_TENSORS = typed(
     p_i32="generations lengths limits texts facts chain voted counts ring owners buckets ring_end figures sources "
     "draft_lengths parents nodes table firsts num_new engine_ids scopes corpus tenants documents",
@@ -117,39 +95,17 @@ def launches() -> Iterator[Launch]:
     """Yield each way in which each kernel is launched."""
     yield from device_launches()
     yield from lookup_launches()
-    for dtype, by_row, engine_ids in (("*i32", False, "*i64"), ("*i64", True, "*i32"), ("*i64", True, None)):
-        types = PACK | dict.fromkeys(("idx_mapping", "total_len", "num_sampled", "num_rejected"), dtype)
-        fixed: dict[str, Any] = {"BY_ROW": by_row, "BLOCK": 128, "ENGINE_BLOCK": 1 if engine_ids is None else 4}
-        own = {"engine_ids": engine_ids} if engine_ids else {}
-        yield Launch(f"{STREAM}:pack_kernel", types | own, fixed | ({} if own else {"engine_ids": None}), 1)
-    chains = ("confidence", "links", "parents", "from_engine")  # what SGLang has none of, for chains
-    for dtype, missing in (("*i32", ()), ("*i64", ("links", "lengths", "parents")), ("*i32", chains)):
-        types = {name: kind for name, kind in (UNPACK | {"out": dtype}).items() if name not in missing}
-        yield Launch(f"{STREAM}:unpack_kernel", types, {"BLOCK": 8} | dict.fromkeys(missing), 1)
     yield Launch(f"{TRIM}:trim_kernel", TRIMMED, {"LEVELS": 4096, "BLOCK": 1024}, 8)
     yield Launch(f"{SGLANG}:nodes_kernel", NODES, {"BLOCK": 16}, 1)
     yield Launch(f"{SGLANG}:append_kernel", APPEND, {"BLOCK": 16}, 1)
     yield Launch(f"{SGLANG}:append_kernel", APPEND | {"accept_lens": "*i64"}, {"BLOCK": 16}, 1)
-    for longest in (scan.LONGEST, suffix.LONGEST):
-        yield Launch(f"{SCAN}:match_kernel", TEXTS, {"SHORTEST": scan.SHORTEST, "LONGEST": longest, "BLOCK": 2048})
-    copied = TEXTS | typed(p_i64="out", i32="out_stride draft_length")
-    yield Launch(f"{SCAN}:copy_kernel", copied, {"BLOCK": 16})
-    yield Launch(f"{SUFFIX}:enter_kernel", ENTERED | CORPUS, {"BLOCK": 256})
-    yield Launch(f"{SUFFIX}:learn_kernel", VERDICT | COUNTED, {"BLOCK": 16}, 1)
-    drafts = TEXTS | CORPUS | {"capacity": "i32"} | COUNTED | DRAFTED
-    yield Launch(f"{SUFFIX}:draft_kernel", drafts, {"BLOCK": 16}, 1)
 
 
 HOLD = {
-    f"{SCAN}:match_kernel": "atom.global",
-    f"{SUFFIX}:enter_kernel": "max.s64",
-    f"{SUFFIX}:learn_kernel": "add",
-    f"{SUFFIX}:draft_kernel": "div.rn.f32",
     f"{LOOKUP['scan']}:scan_kernel": "add.u32",
     f"{LOOKUP['memory']}:remember_kernel": "max.s32",
 }
 LACK = {
-    f"{SUFFIX}:draft_kernel": "div.full",
     f"{TRIM}:trim_kernel": "mul.ftz",
     f"{LOOKUP['draft']}:draft_kernel": "div",
     f"{LOOKUP['tree']}:tree_kernel": "div",
@@ -191,7 +147,6 @@ def test_no_argument_is_specialised_for(launched: list[Launch]):
 
 CHOICES: dict[str, tuple[Callable[[Any], Any], Any]] = {
     DEVICE: (launches_for, None),
-    STREAM: (transfers_for, host_kernels),
     TRIM: (survival._kernels_for, None),
 }
 """By module of kernels how it is chosen for a device, and what else is."""
