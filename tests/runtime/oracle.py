@@ -12,9 +12,6 @@ from random import Random
 from typing import Any
 
 import torch
-from specplug.pipeline.stream import host_kernels
-from specplug.runtime.stream_steps import StreamSteps
-from tests.pipeline.fake_stream import FakeStream
 from torch import Tensor
 
 from specplug.assembly import build_draft_stage
@@ -22,10 +19,12 @@ from specplug.interfaces import PluginContext, Proposer, Trimmer
 from specplug.pipeline.device.columns import Launches
 from specplug.pipeline.draft import DraftStage
 from specplug.pipeline.engine_rows import DraftOutputs, EngineRows
+from specplug.pipeline.stream import host_kernels
 from specplug.plugins.registry import default_registry
 from specplug.runtime.device_steps import DeviceSteps
 from specplug.runtime.ends import StopDetector
 from specplug.runtime.slots import RowFacts, RunningRequest, SlotAllocator
+from specplug.runtime.stream_steps import StreamSteps
 from specplug.settings.model import Settings
 from specplug.trim import SurvivalTrimmer
 from specplug.types.batch import EngineBatch
@@ -34,6 +33,7 @@ from specplug.types.draft import Draft
 from specplug.types.plan import StepPlan
 from specplug.types.request import Reference, Request, RequestOptions
 from specplug.types.verdict import Outcome
+from tests.pipeline.fake_stream import FakeStream
 from tests.pipeline.tools import stage_of
 from tests.pipeline.transfers import view_of
 from tests.trim.tools import random_costs
