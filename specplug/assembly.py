@@ -203,16 +203,6 @@ def _handle(
     return handle
 
 
-def may_stream(settings: Settings, registry: Registry, device: torch.device) -> bool:
-    """Return whether steps may be taken in an engine's stream: the only proposer is on the host and has a host step.
-
-    See `specplug.runtime.stream_steps`; whether they can be is seen once the draft stage is built on the CPU.
-    """
-    if settings.extra_proposers or device.type not in ("cpu", "cuda"):
-        return False
-    return registry.get(ProposerSpec, settings.proposer).caps_for(device.type).host_step
-
-
 def _policies(settings: Settings, registry: Registry) -> list[PolicySpec]:
     return [registry.get(PolicySpec, name) for name in settings.policies]
 
@@ -241,7 +231,16 @@ def _starting(spec: PluginSpec) -> Iterator[None]:
 
 
 def _checked(made: Any, expected: type, spec: PluginSpec) -> Any:
-    """Return the object made by a plug-in's factory; raise if it is not of the registered kind."""
+    """Return the object made by a plug-in's factory; raise if it is not of the registered kind, or of an old form."""
+    old = [name for name in ("host_step", "host_trim") if hasattr(made, name)]
+    if old:
+        raise PluginError.build(
+            "compiled steps of batches in host memory are gone",
+            who=f"{spec.kind} {spec.name!r}",
+            found=f"a method {old[0]}",
+            expected="`step` on the engine's device, or `needs_host`; of trim halves `trim`",
+            remedy="Remove the method; see docs/upgrading.md",
+        )
     if isinstance(made, expected):
         return made
     raise PluginError.build(

@@ -10,10 +10,8 @@ from __future__ import annotations
 import abc
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
-import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -21,7 +19,6 @@ from specplug.errors import ContractError
 from specplug.types.batch import EngineBatch
 from specplug.types.caps import EngineCaps
 from specplug.types.draft import Draft
-from specplug.types.host_step import HostStep
 from specplug.types.plan import HostStats, StepCost, StepPlan, StepReport, TrimLimits
 from specplug.types.request import Event
 from specplug.types.verdict import Verdict
@@ -147,34 +144,6 @@ class Proposer(abc.ABC):
         """Release threads, files and memory."""
 
 
-@runtime_checkable
-class HasHostStep(Protocol):
-    """The interface of proposers that declare `ProposerCaps.host_step`: their step is also a C function.
-
-    On a GPU, the engine's stream then calls this function instead of `step`, so that nothing waits for the device.  The
-    function runs beside `on_event`, `begin_text` and `update`, which run on one thread of their own, but a slot belongs
-    to only one of them: to the function from the end of `begin_text` until an event of the slot is delivered.
-
-    Where the engine's batch is in host memory, the function and `step` are called in turn, on one thread: `step` for
-    steps in which a text begins, without `begin_text`, or in which `is_outdated` returns true.
-    """
-
-    def host_step(self) -> HostStep:
-        """Return the C function; called once, after `warmup`."""
-
-    def begin_text(self, slot: int, tokens: npt.NDArray[np.int32]) -> None:
-        """Ingest the text of a request that has just begun in a slot: [n] int32, with -1 for tokens that are not text.
-
-        It runs after the request's event, even if that has raised an exception.
-        """
-
-    def is_outdated(self) -> bool:
-        """Return, without waiting, whether `update` has work to do; called at each step, on the engine's thread."""
-
-    def update(self) -> None:
-        """Bring what slots share up to date, such as corpora."""
-
-
 class Planner(abc.ABC):
     """The plan half of a policy: maps host figures to the next step's plan.  Shares no memory with the trim half.
 
@@ -253,19 +222,6 @@ class Trimmer(abc.ABC):
         Trimmed drafts are verified as one-hot, so return True only where `trim` may cut something.
         """
         return False
-
-
-@runtime_checkable
-class HasHostTrim(Protocol):
-    """An optional interface of trim halves whose `trim` is also a C function, for drafts in host memory.
-
-    A step then needs neither Python nor a wait to be trimmed.  The function keeps the same tokens as `trim` and learns
-    the same; calls of either never overlap.  A class that overrides `trim` overrides `host_trim` too, or its C function
-    is not used.
-    """
-
-    def host_trim(self) -> HostStep:
-        """Return the C function; called at most once.  `TrimArguments` describes its argument."""
 
 
 class Verifier(abc.ABC):

@@ -40,6 +40,18 @@ class Started(Recorder):
         self._called("warmup")
 
 
+class Compiled(Started):
+    """Has a step for batches in host memory, as a C function."""
+
+    def host_step(self) -> None:
+        raise AssertionError("nobody calls it")
+
+
+class CompiledTrimmer(SurvivalTrimmer):
+    def host_trim(self) -> None:
+        raise AssertionError("nobody calls it")
+
+
 class TakesProbs(ReferenceVerifier):
     """Notes the drafts that it is handed."""
 
@@ -100,6 +112,7 @@ def registry() -> Registry:
         quick = ProposerCaps(needs_host=True, inline=True)
         register(ProposerSpec(name="quick", factory=Started, summary="", caps=quick))
         register(ProposerSpec(name="anywhere", factory=Started, summary="", caps=anywhere))
+        register(ProposerSpec(name="compiled", factory=Compiled, summary="", caps=ProposerCaps()))
         register(ProposerSpec(name="nowhere", factory=Started, summary="", caps=broken))
         for name, sections in {"reads corpora": ("corpora",), "reads too much": ("corpora", "proposer")}.items():
             register(ProposerSpec(name=name, factory=Started, summary="", caps=ProposerCaps(), sections=sections))
@@ -107,6 +120,7 @@ def registry() -> Registry:
     @hookimpl
     def specplug_register_policies(register):
         register(PolicySpec(name="always", factory=Always, summary="", trimmer=SurvivalTrimmer))
+        register(PolicySpec(name="compiled", factory=Always, summary="", trimmer=CompiledTrimmer))
         register(PolicySpec(name="bad", factory=broken, summary="", trimmer=broken))
         register(PolicySpec(name="no policy", factory=nothing, summary="", trimmer=nothing))
 
@@ -221,6 +235,8 @@ NO_KIND = r"found \('nothing that drafts',\) from its factory; expected a specpl
         ("plan", {"policy": "no policy"}, NO_KIND % "Planner"),
         ("draft", {"policy": "no policy"}, NO_KIND % "Trimmer"),
         ("verifier", {"verifier": "no verifier"}, NO_KIND % "Verifier"),
+        ("draft", {"proposer": "compiled"}, r"proposer 'compiled'.*a method host_step; expected `step` on the engine"),
+        ("draft", {"policy": "compiled"}, r"policy 'compiled'.*a method host_trim.*see docs/upgrading.md"),
         ("draft", {"proposer": "wrong"}, r"^a mistake in its options, explained$"),
     ],
 )
@@ -229,6 +245,12 @@ def test_what_fails_at_start_up_is_named_and_errors_that_explain_themselves_are_
 ):
     with pytest.raises((PluginError, SettingsError), match=message):
         BUILDS[build](settings(**changes), registry)
+
+
+def test_capabilities_of_old_plug_ins_are_refused_with_what_to_declare_now():
+    with pytest.raises(PluginError, match=r"host_step=True\); expected .*, or needs_host=True"):
+        ProposerCaps(needs_host=True, inline=True, host_step=True)
+    assert replace(ProposerCaps(learns=True), trees=True) == ProposerCaps(learns=True, trees=True)
 
 
 def test_the_message_shows_where_in_the_plug_in_it_failed(registry):

@@ -199,15 +199,10 @@ def differing(settings: Settings) -> dict[str, Any]:
 
 
 def awaited_proposers(settings: Settings, registry: Registry, device: str) -> tuple[str, ...]:
-    """Return the loaded proposers whose drafts a step waits for, because they are made on the host.
-
-    Nothing waits for a single proposer with a host step; see `specplug.runtime.stream_steps`.  `device` is a type.
-    """
+    """Return the loaded proposers whose drafts a step waits for, made on the host; `device` is a type."""
     known = registry.entries(ProposerSpec)
     names = [name for name in (settings.proposer, *settings.extra_proposers) if name in known]
     caps = {name: registry.get(ProposerSpec, name).caps_for(device) for name in names}
-    if len(names) == 1 and all(it.host_step for it in caps.values()):
-        return ()
     return tuple(name for name in names if caps[name].needs_host)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import cached_property, partial
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -12,7 +12,7 @@ from torch import Tensor
 from specplug.errors import ContractError
 from specplug.faults import FaultGuard
 from specplug.grammar.drafts import SOURCE, split_grammar_verdict
-from specplug.interfaces import HasHostTrim, Proposer, Trimmer
+from specplug.interfaces import Proposer, Trimmer
 from specplug.metrics import SpecMetrics
 from specplug.pipeline.buffers import DraftBuffers, sanitize
 from specplug.pipeline.by_slot import Choices, InFlight
@@ -24,7 +24,6 @@ from specplug.trace import TraceWriter
 from specplug.types.batch import EngineBatch
 from specplug.types.caps import EngineCaps
 from specplug.types.draft import Draft
-from specplug.types.host_step import HostStep
 from specplug.types.plan import StepPlan, TrimLimits, first_rise
 from specplug.types.request import Event
 from specplug.types.verdict import Outcome, Verdict
@@ -177,13 +176,6 @@ class DraftStage:
         draft.clear()
         return draft
 
-    @cached_property
-    def host_trim(self) -> HostStep | None:
-        """The trim half as a C function, for a stage on the CPU; None if it has none."""
-        found: list[HostStep | None] = []
-        self.trimmer_guard.call(lambda: found.append(host_trim_of(self._trimmer)))
-        return found[0] if found else None
-
     @torch.inference_mode()
     def observe(self, batch: EngineBatch, outcome: Outcome) -> Verdict:
         """Join an engine's report with its drafts, and pass the verdict to metrics, trace and plug-ins.
@@ -249,14 +241,6 @@ class DraftStage:
             return runner.draft(batch, self._choices.limits(index, batch.slots.long(), limits), draft_length)
         runner.ingest(batch)
         return runner.empty(batch, draft_length)
-
-
-def host_trim_of(trimmer: Trimmer) -> HostStep | None:
-    """Return a trim half's `host_trim`; None if it has none, or inherits it from a class whose `trim` it overrides."""
-    if not isinstance(trimmer, HasHostTrim):
-        return None
-    newest = next(kind for kind in type(trimmer).__mro__ if {"trim", "host_trim"} & vars(kind).keys())
-    return trimmer.host_trim() if "host_trim" in vars(newest) else None
 
 
 def _check_shape(trimmed: Draft, draft: Draft) -> None:

@@ -258,7 +258,7 @@ def make_handle(
         takes_trees: whether the engine verifies trees.
     """
     caps = spec.caps_for(device.type)
-    if (caps.host_step or caps.extends) and not takes_trees:
+    if caps.extends and not takes_trees:
         caps = replace(caps, trees=False)
     if not caps.needs_host or (caps.inline and device.type == "cpu"):
         return ProposerHandle(spec, proposer, caps)

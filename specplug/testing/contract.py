@@ -18,7 +18,6 @@ from specplug.testing.batches import POISON
 from specplug.testing.harness import ProposerHarness
 from specplug.testing.wrappers import (
     ChangedBatches,
-    CompiledProposer,
     StagedProposer,
     WatchedProposer,
     newest_only,
@@ -296,14 +295,6 @@ class ProposerContract(ProposerHarness):
                 return names
 
             self.same(self.drafts(once), self.drafts(again, orders=orders), "with whole texts handed over again")
-
-    @pytest.mark.parametrize("begins", [False, True])
-    def test_drafts_alike_in_compiled_code(self, begins: bool) -> None:
-        """The C function drafts what `step` drafts, whether `begin_text` or `step` has ingested a request's text."""
-        if not self.caps.host_step:
-            pytest.skip("has no C function")
-        with self.driver() as plain, self.driver(partial(CompiledProposer, begins=begins)) as compiled:
-            self.same(self.drafts(plain), self.drafts(compiled), "in its C function")
 
     def _compare_with_pipeline(self, *, inline: bool, when: str) -> None:
         with self.driver() as plain, self.driver() as driver:

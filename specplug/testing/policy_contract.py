@@ -9,13 +9,11 @@ in `specplug.testing.policy_harness` documents the attributes to override and th
 
 from __future__ import annotations
 
-import itertools
 from functools import partial
 
 import pytest
 import torch
 
-from specplug.pipeline.draft import host_trim_of
 from specplug.pipeline.plan import checked_costs
 from specplug.testing.policy_harness import (
     IDLE,
@@ -27,7 +25,7 @@ from specplug.testing.policy_harness import (
     stats_of,
     watch_for_waiting,
 )
-from specplug.testing.wrappers import kept_by, watch
+from specplug.testing.wrappers import watch
 from specplug.types.plan import StepPlan, StepReport
 from specplug.types.tensors import map_tensors
 
@@ -221,21 +219,6 @@ class PolicyContract(PolicyHarness):
         assert trimmed.device == device, f"{self.who}: trim moved the draft to {trimmed.device}"
         if trimmer.learns:
             trimmer.observe(*self.verified(draft))
-
-    @pytest.mark.parametrize("trees", [False, True])
-    def test_trims_alike_in_compiled_code(self, trees: bool) -> None:
-        """The C function of the trim half, if it has one, keeps what `trim` keeps, step after step."""
-        plain, compiled = self.trimmer(), self.trimmer()
-        step = host_trim_of(compiled)
-        if step is None:
-            pytest.skip("its trim half has no C function")
-        for budget, price, jump in itertools.product(self.budgets, PRICES, JUMPS):
-            draft = self.draft(trees=trees)
-            costs = curve_of(price, jump)
-            kept = draft.keep(kept_by(step, draft, self.limits(draft, budget, costs)))
-            found = self.nodes(kept)
-            expected = self.nodes(self.trimmed(draft, budget, costs, trimmer=plain))
-            assert found == expected, f"{self.who}: the C function keeps {found}; expected {expected}, as of trim"
 
     def test_learns_from_verdicts(self) -> None:
         """Verdicts are accepted, also on empty drafts and batches, and the arguments stay unchanged."""

@@ -14,7 +14,6 @@ from torch import Tensor
 
 from specplug.interfaces import PluginContext, Trimmer
 from specplug.types.draft import NO_TOKEN, Draft
-from specplug.types.host_step import HostStep
 from specplug.types.plan import LEVELS, CostPoint, TrimLimits, cost_table
 
 
@@ -119,12 +118,6 @@ class SurvivalTrimmer(Trimmer):
         if draft.device.type == "cpu" and draft.parents is None:
             return trimmed_chains(draft, limits)
         return draft.keep(admitted(draft, limits))
-
-    def host_trim(self) -> HostStep:
-        """Return `trim` as a C function; see `specplug.interfaces.HasHostTrim`."""
-        from specplug.trim.survival_on_cpu import host_trim  # here, as numba takes long to start
-
-        return host_trim()
 
 
 def _kernels_for(device: torch.device) -> ModuleType | None:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass
+from dataclasses import InitVar, dataclass
 
-from specplug.errors import SettingsError
+from specplug.errors import PluginError, SettingsError
 
 
 class Ragged(enum.Enum):
@@ -102,11 +102,9 @@ class ProposerCaps:
             emitted), so snapshots for the host hold no others (see `EngineBatch.first`).  A row whose
             `num_new` equals its length starts over and replaces earlier state.  If the proposer raises, its next step
             resends every row in full.
-        host_step: for inline proposers: they implement `specplug.interfaces.HasHostStep`, so that a GPU's stream can
-            run their steps.
         distribution: the draft distribution that the proposer fills in.
         trees: the proposer may set `Draft.parents`.  Where the engine verifies chains, a tree is cut to its best path.
-            With `host_step` or `extends`, drafts have no parents there: the proposer itself drafts chains, by
+            With `extends`, drafts have no parents there: the proposer itself drafts chains, by
             `EngineCaps.trees`.
         learns: the proposer wants `observe` calls.
         extends: the proposer continues the draft of the engine's own drafter, which its step receives
@@ -116,11 +114,20 @@ class ProposerCaps:
     needs_host: bool = False
     inline: bool = False
     incremental: bool = False
-    host_step: bool = False
     distribution: Distribution = Distribution.ONE_HOT
     trees: bool = False
     learns: bool = False
     extends: bool = False
+    host_step: InitVar[bool] = False
+
+    def __post_init__(self, host_step: bool) -> None:
+        if host_step:
+            raise PluginError.build(
+                "compiled steps on the host are gone",
+                found="ProposerCaps(host_step=True)",
+                expected="a step on the engine's device, or needs_host=True",
+                remedy="See docs/upgrading.md",
+            )
 
     def labels(self) -> tuple[str, ...]:
         """Return the short words that listings show."""

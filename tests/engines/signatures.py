@@ -57,10 +57,6 @@ def forget() -> None:
     for _, owner, _ in _compiled:
         if hasattr(owner, "_reset_overloads"):
             owner._reset_overloads()
-    for module in [module for name, module in sys.modules.items() if name.startswith("specplug")]:
-        for found in vars(module).values():
-            if "c_function" in getattr(getattr(found, "__wrapped__", None), "__code__", forget.__code__).co_names:
-                found.cache_clear()
     _forgotten.extend(_compiled)
     _compiled.clear()
     _watch_launches()
@@ -71,9 +67,6 @@ _forgotten: list[Any] = []
 
 def _watch_launches() -> None:
     """Note the launches of kernels, or of what takes their place on a CPU without Triton's interpreter."""
-    from specplug.pipeline.stream import host_kernels
-
-    _wrap(host_kernels, "pack", "unpack")
     if "sglang" in sys.modules:
         from specplug_sglang.verification import trees
 

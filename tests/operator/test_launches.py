@@ -129,7 +129,7 @@ def test_a_process_that_stays_silent_is_given_up(monkeypatch):
     ("enabled", "found"),
     [
         (["ngram"], ()),
-        (["ngram", "retrieval"], ("ngram", "retrieval")),
+        (["ngram", "ngram-reference"], ("ngram-reference",)),
         (["ngram-reference"], ("ngram-reference",)),
         (["absent"], ()),
     ],

@@ -15,7 +15,7 @@ from specplug_batch.pace import TRIAL_STEPS
 from specplug_batch.padded import PROBE_EVERY, PROBE_STEPS, FreePlanner, PaddedPlanner
 from specplug_batch.plugin import build
 from specplug_batch.ragged import RaggedPlanner
-from tests.policies.stream_server import Fixed, StreamServer
+from tests.policies.late_server import Fixed, LateServer
 
 LENGTHS = (0, 1, 3, 7, 15)
 CAPS = EngineCaps(
@@ -37,7 +37,7 @@ SURFACES = {
 }
 
 
-class Server(StreamServer):
+class Server(LateServer):
     """An engine with padded rows; `fixed` plans the same length at every step."""
 
     def __init__(self, surface, fixed=None, seed=1, *, is_timed=True):
@@ -70,22 +70,19 @@ class Server(StreamServer):
             length = self.next_plan.draft_length
             spent = self._surface(requests, requests * (length + 1), length) * 1e-3
             kept = (self.rng.random((requests, 15)) < TRAFFIC[traffic]).cumprod(1)[:, :length].sum(1)
-            could = self.could_draft(requests)
-            kept *= could
             seconds, emitted = seconds + spent, emitted + requests + int(kept.sum())
             wasted += requests * length - int(kept.sum())
             taken += 1
-            self._end(requests, length, kept, could, spent)
+            self._end(requests, length, kept, spent)
         return emitted / seconds, wasted / emitted
 
-    def _end(self, requests, length, kept, could, seconds):
+    def _end(self, requests, length, kept, seconds):
         before = self._run if len(self._run) == requests else np.zeros(requests, int)
         self._run = np.where(length and kept == length, before + kept + 1, 0)
-        rows = np.flatnonzero(could) if length else ()
+        rows = range(requests if length else 0)
         fates = [(length, int(kept[row])) for row in rows]
         runs = [(int(before[row]), int(before[row] + kept[row]) + 1) for row in rows]
-        drafted = len(rows) if length else requests
-        self.end_step(requests, requests * (length + 1), seconds, kept + 1, drafted, fates, runs)
+        self.end_step(requests, requests * (length + 1), seconds, requests, fates, runs)
 
 
 @pytest.mark.parametrize("surface", SURFACES)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import importlib
 import sys
 import time
@@ -19,12 +18,10 @@ from specplug.interfaces import Planner, PluginContext
 from specplug.plugins.registry import Owner, Registry
 from specplug.plugins.specs import PolicySpec
 from specplug.testing.policy_contract import PolicyContract
-from specplug.testing.wrappers import C_FUNCTION
 from specplug.trim import SurvivalTrimmer, rank_tokens
 from specplug.types.batch import EngineBatch
 from specplug.types.caps import EngineCaps
 from specplug.types.draft import Draft
-from specplug.types.host_step import OK, HostStep, TrimArguments
 from specplug.types.plan import CostPoint, HostStats, StepCost, StepPlan, StepReport, TrimLimits
 from specplug.types.verdict import Verdict
 from tests.testing.clauses import clauses, code_block
@@ -278,20 +275,6 @@ class ReadsVerdicts(Trims):
         self.rate = verdict.accepted.sum().item()
 
 
-class KeepsAllInC(Trims):
-    def host_trim(self) -> HostStep:
-        self._function = C_FUNCTION(_keep_all)
-        address = ctypes.cast(self._function, ctypes.c_void_p).value
-        assert address is not None
-        return HostStep(address, 0)
-
-
-def _keep_all(arguments: int) -> int:
-    given = TrimArguments.from_address(arguments)
-    ctypes.memset(given.kept, 1, given.batch_size * given.draft_length)
-    return OK
-
-
 class EditsTheVerdict(Trims):
     def observe(self, batch: EngineBatch, draft: Draft, verdict: Verdict) -> None:
         verdict.accepted.add_(1)
@@ -336,7 +319,6 @@ PLANTED = [
     (Undecided, "test_says_when_it_cuts", (), "None; expected a bool"),
     (ReadsTheBudget, "test_never_reads_back", (False,), "meta"),
     (ReadsVerdicts, "test_never_reads_back", (False,), "meta"),
-    (KeepsAllInC, "test_trims_alike_in_compiled_code", (False,), "the C function keeps"),
     (EditsTheVerdict, "test_learns_from_verdicts", (), "observe has changed verdict.accepted"),
     (LearnsFromSomebody, "test_learns_from_verdicts", (), "max"),
 ]

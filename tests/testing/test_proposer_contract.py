@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Hashable
-from ctypes import c_void_p, cast
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -19,11 +18,10 @@ from specplug.plugins.specs import ProposerSpec
 from specplug.testing.batches import POISON, make_batch
 from specplug.testing.contract import ProposerContract
 from specplug.testing.driver import Driver
-from specplug.testing.wrappers import C_FUNCTION, StagedProposer
+from specplug.testing.wrappers import StagedProposer
 from specplug.types.batch import EngineBatch
 from specplug.types.caps import Distribution, ProposerCaps
 from specplug.types.draft import Draft
-from specplug.types.host_step import OK, HostStep
 from specplug.types.request import Lifecycle
 from specplug.types.verdict import Verdict
 from tests.testing.clauses import clauses, code_block
@@ -33,7 +31,6 @@ TREES = ProposerCaps(needs_host=True, trees=True)
 PROBS = ProposerCaps(needs_host=True, distribution=Distribution.PROBS)
 LOGITS = ProposerCaps(needs_host=True, distribution=Distribution.LOGITS)
 QUICK = ProposerCaps(needs_host=True, inline=True, incremental=True, learns=True)
-COMPILED = ProposerCaps(needs_host=True, inline=True, incremental=True, host_step=True)
 
 
 class Lookup(Proposer):
@@ -363,23 +360,6 @@ class KeepsTheTable(Incremental):
         self.lengths = batch.lengths
 
 
-class DraftsInPythonOnly(Incremental):
-    def host_step(self) -> HostStep:
-        return HostStep(cast(RETURNS_OK, c_void_p).value or 0, 0)
-
-    def begin_text(self, slot: int, tokens: Any) -> None:
-        pass
-
-    def is_outdated(self) -> bool:
-        return False
-
-    def update(self) -> None:
-        pass
-
-
-RETURNS_OK = C_FUNCTION(lambda _: OK)
-
-
 class TestOwnsUpToOthers(contract_of(OwnsUpToOthers, PROBS)):  # type: ignore[misc]
     pass
 
@@ -420,7 +400,6 @@ PLANTED = [
     (OutsideTheVocabulary, QUICK, "test_works_inline", (), "faults in the pipeline: .*malformed"),
     (KeepsTheTable, QUICK, "test_keeps_no_view_of_a_batch", (), "with tensors overwritten"),
     (ReadsTheTextAgain, QUICK, "test_needs_only_the_newest_tokens", (), "with the newest tokens only"),
-    (DraftsInPythonOnly, COMPILED, "test_drafts_alike_in_compiled_code", (False,), "in its C function"),
     (AppendsWhatIsNew, QUICK, "test_starts_over_with_a_whole_text", (), "with whole texts handed over again"),
 ]
 

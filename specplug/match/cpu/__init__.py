@@ -1,1 +1,0 @@
-"""Compilation, records that kernels take as one argument, access by address, and locks."""
