@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from torch import Tensor
 
 from specplug.pipeline.expected import UNIT
 
@@ -22,7 +23,7 @@ class DraftReport:
         sums: [K + 1] int64, which the step sets: the result of `survival_sums`; by default that of no drafts.
     """
 
-    def __init__(self, sums: Sequence[int] | npt.NDArray[np.int64] = (0,)) -> None:
+    def __init__(self, sums: Sequence[int] | npt.NDArray[np.int64] | Tensor = (0,)) -> None:
         self._sums = sums
 
     @classmethod
