@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from benchmarks.gpu import scan
+from specplug.pipeline.device.columns import launches_for
 from specplug.pipeline.stream.buffers import transfers_for
 from specplug.trim import SurvivalTrimmer
 from specplug.types.draft import Draft
@@ -21,7 +22,7 @@ from specplug.verify.random import uniforms
 from specplug.verify.reference import ReferenceVerifier
 from tests.benchmarks.suffix_steps import random_run
 from tests.pipeline.transfers import packed, random_step, unpacked
-from tests.runtime.oracle import Engine, compare
+from tests.runtime.oracle import Engine, compare, lookup_stage
 from tests.trim.tools import bits, random_case
 
 CPU = torch.device("cpu")
@@ -58,10 +59,10 @@ def transfers(device: torch.device, cases: int, random: Random) -> Found:
 
 
 def steps(device: torch.device, cases: int, random: Random) -> Found:
-    """Compare steps in the device's stream, of requests that come and go, with steps inline on the CPU."""
+    """Compare steps of the lookup on the device, of requests that come and go, with those on the CPU."""
     wrong, compared, seed = [], 0, random.random()
     while compared < cases:
-        engines = [Engine(streamed=True), Engine(streamed=True, device=device)]
+        engines = [Engine(), Engine(lookup_stage(device=device), launches=launches_for(device), device=device)]
         count, differing = compare(Random(f"{seed} {compared}"), engines, steps=60)
         wrong += [f"of the steps from {compared} on, {stated}" for stated in differing]
         compared += count

@@ -1,7 +1,6 @@
-"""A toy engine that takes steps in any of the ways that engines do, random schedules for it, and their comparison.
+"""A toy engine that takes steps in both of the ways that engines do, random schedules for it, and their comparison.
 
-The draft stage takes steps itself, by tensor operations; compiled steps take them in a stream, at once or late; kernels
-take them around a proposer on a device.  `compare` runs engines of any of these ways through one random schedule.
+The draft stage takes steps itself, by tensor operations; or kernels take them, around a proposer on a device.
 """
 
 from __future__ import annotations
@@ -20,13 +19,11 @@ from specplug.pipeline.device.columns import Launches
 from specplug.pipeline.draft import DraftStage
 from specplug.pipeline.engine_rows import DraftOutputs, EngineRows
 from specplug.pipeline.expected import survival_sums
-from specplug.pipeline.stream import host_kernels
 from specplug.plugins.registry import default_registry
 from specplug.runtime.device_steps import DeviceSteps
 from specplug.runtime.draft_report import NO_DRAFTS, DraftReport
 from specplug.runtime.ends import StopDetector
 from specplug.runtime.slots import RowFacts, RunningRequest, SlotAllocator
-from specplug.runtime.stream_steps import StreamSteps
 from specplug.settings.model import Settings
 from specplug.trim import SurvivalTrimmer
 from specplug.types.batch import EngineBatch
@@ -35,9 +32,8 @@ from specplug.types.draft import Draft
 from specplug.types.plan import StepPlan
 from specplug.types.request import Reference, Request, RequestOptions
 from specplug.types.verdict import Outcome
-from tests.pipeline.fake_stream import FakeStream
 from tests.pipeline.tools import stage_of
-from tests.pipeline.transfers import view_of
+from tests.pipeline.transfers import POISON, view_of
 from tests.trim.tools import random_costs
 
 CPU = torch.device("cpu")
@@ -50,25 +46,11 @@ Row = tuple[str, int, int]
 """A row of a step: the request's name, the tokens that it emitted, and the draft tokens that were rejected."""
 
 
-class Late:
-    """The transfers of a CPU, as work of a stream; their inputs are copied when they are enqueued."""
-
-    def __init__(self, stream: FakeStream) -> None:
-        self._stream = stream
-
-    def pack(self, buffers: Any, batch_size: int, rows: EngineRows) -> None:
-        copies = rows._replace(**{name: it.clone() for name, it in rows._asdict().items() if isinstance(it, Tensor)})
-        self._stream.enqueue(lambda: host_kernels.pack(buffers, batch_size, copies))
-
-    def unpack(self, buffers: Any, batch_size: int, draft_length: int, outputs: DraftOutputs) -> None:
-        self._stream.enqueue(lambda: host_kernels.unpack(buffers, batch_size, draft_length, outputs))
-
-
-def lookup_stage(proposer: str = "ngram", *, trees: bool = False, engine_tokens: int = 0) -> DraftStage:
-    """Return the stage of a lookup, on the CPU."""
-    caps = EngineCaps(DRAFT_LENGTH, trees=trees, engine_tokens=engine_tokens)
-    context = PluginContext(caps, vocab_size=VOCAB, max_slots=SLOTS, max_length=LENGTH, device=CPU)
-    return build_draft_stage(Settings(proposer=proposer, policy="fixed"), default_registry(), context)
+def lookup_stage(*, engine_tokens: int = 0, device: torch.device = CPU) -> DraftStage:
+    """Return the stage of a lookup."""
+    caps = EngineCaps(DRAFT_LENGTH, engine_tokens=engine_tokens)
+    context = PluginContext(caps, vocab_size=VOCAB, max_slots=SLOTS, max_length=LENGTH, device=device)
+    return build_draft_stage(Settings(proposer="ngram", policy="fixed"), default_registry(), context)
 
 
 class Engine:
@@ -76,8 +58,6 @@ class Engine:
 
     Args:
         stage: takes the steps, or is what they are taken for; by default that of a lookup.
-        streamed: take steps in a stream.
-        stream: runs them late; None runs them inline.
         launches: the kernels that take steps.
         device: of the texts.
 
@@ -86,15 +66,14 @@ class Engine:
         states: after each step of a `Scripted` proposer, what the stage holds.
         stated: after each step of the stage or of kernels, the logits of the tokens that were drawn.
         reports_expected: whether steps report what their drafts are expected to yield.
-        reports: what each step reported, or should have.
+        reports: what each step reported.
+        forgets: whether the engine overwrites the tokens of its table that steps have taken.
     """
 
     def __init__(
         self,
         stage: DraftStage | None = None,
         *,
-        streamed: bool = False,
-        stream: FakeStream | None = None,
         launches: Launches | None = None,
         device: torch.device = CPU,
     ) -> None:
@@ -112,37 +91,17 @@ class Engine:
         self._lengths = [0] * SLOTS  # so that no step reads from the device
         self._facts: RowFacts | None = None
         self.by_kernels: Callable[[], bool] = lambda: True
-        self.reports_expected = False
+        self.reports_expected = self.forgets = False
         self.reports: list[Any] = []
         self.states: list[Any] = []
         self.stated: list[Any] = []
-        self.steps: StreamSteps | None = None
         self._by_device: DeviceSteps | None = None
-        if streamed:
-            self.stream_with(stream)
         if launches is not None:
             assert DeviceSteps.applies(self.stage)
-            like = (*self._like(torch.int32), self.last)
+            numbers = torch.zeros(1, dtype=torch.int32, device=device)
+            rows = EngineRows(numbers, self.lengths, self.texts, numbers, numbers)
+            like = rows, self._outputs(1), self.last
             self._by_device = DeviceSteps(self.stage, self.allocator.slots, self.stops, VOCAB, launches, like=like)
-
-    def stream_with(self, stream: FakeStream | None) -> None:
-        """Take steps in a stream from now on, inline for None."""
-        self.stream_by(**({} if stream is None else {"stream": stream, "transfers": Late(stream), "on_thread": True}))
-
-    def stream_by(self, **given: Any) -> None:
-        """Take steps in a stream from now on; `given`: further arguments of `StreamSteps`."""
-        assert StreamSteps.applies(self.stage)
-        like = self._like(torch.int64)
-        self.steps = StreamSteps(self.stage, self.allocator.slots, LENGTH, VOCAB, self.device, like=like, **given)
-
-    def _like(self, slots: torch.dtype) -> tuple[EngineRows, DraftOutputs]:
-        """Return rows, and outputs, of the types that steps have."""
-        numbers = torch.zeros(1, dtype=torch.int32, device=self.device)
-        return self._rows(numbers.to(slots), numbers, numbers), self._outputs(1)
-
-    def _rows(self, slots: Tensor, emitted: Tensor, rejected: Tensor) -> EngineRows:
-        """Return what a step has found."""
-        return EngineRows(slots, self.lengths, self.texts, emitted, rejected)
 
     def _outputs(self, size: int) -> DraftOutputs:
         """Return where drafts go, in poisoned memory."""
@@ -189,10 +148,7 @@ class Engine:
 
     def idle(self, names: list[str], emitted: int) -> None:
         """Take a step without drafts, in which some of the rows emitted a token."""
-        if self.steps is None or self.steps.skip(self._facts_of(names)):
-            self.stage.metrics.record_on_host(emitted)
-        else:
-            self.step([(name, 1, 0) for name in names], StepPlan(0))
+        self.stage.metrics.record_on_host(emitted)
 
     def _facts_of(self, names: list[str]) -> RowFacts:
         if self._facts is None or not self._facts.hold(self.allocator, names):
@@ -200,20 +156,19 @@ class Engine:
         return self._facts
 
     def step(self, rows: list[Row], plan: StepPlan) -> DraftOutputs:
-        """Take a step of rows; return drafts, which are filled later where steps run late."""
+        """Take a step of rows; return drafts."""
         names = [name for name, *_ in rows]
         columns = [self.slot_of[name] for name in names], *([row[k] for row in rows] for k in (1, 2))
         slots, emitted, rejected = (torch.tensor(it, device=self.device) for it in columns)
         facts, outputs = self._facts_of(names), self._outputs(len(rows))
-        if self.steps is not None:  # slots are int64, as on V2 and SGLang
-            engine = self._rows(slots, emitted.int(), rejected.int())
-            taken = self.steps.take(facts, engine, plan, outputs, reports_expected=self.reports_expected)
-            self.reports.append(taken)
-            return outputs
         if self._by_device is not None and self.by_kernels():
             self._step_by_kernels(self._by_device, facts, (slots, emitted, rejected), plan, outputs)
         else:
             self._step_of_stage(facts, (slots, emitted.int(), rejected.int()), plan, outputs)
+        if self.forgets and plan.draft_length:
+            for name in facts.names:
+                slot = self.slot_of[name]
+                self.texts[slot, : self._lengths[slot]] = POISON
         if isinstance(self.proposer, Scripted):
             self.states.append(self._state(names, plan.draft_length))
         return outputs
@@ -321,27 +276,18 @@ class Engine:
         return [self.stage.metrics.snapshot(), *[tensor.tolist() for tensor in found]]
 
     def left(self) -> dict[str, Any]:
-        """Wait until all steps have ended; return what they have left, by name."""
-        if self.steps is not None:
-            self.steps.settle()
+        """Return what the steps have left, by name."""
         reports = [(report.expected_rows, report.expected) for report in self.reports]
-        left = {
-            "reports": reports,
-            "counts": self.stage.metrics.snapshot(),
-            "busy steps": 0 if self.steps is None else self.steps.busy,
-        }
+        left = {"reports": reports, "counts": self.stage.metrics.snapshot()}
         if not isinstance(self.proposer, Scripted):
-            return left | {"learnt": [table.tobytes() for table in self.proposer.lookup.tables.arrays]}
+            return left | {"learnt": [tensor.tolist() for tensor in self.proposer.steps.state]}
         trimmer = getattr(self.stage._trimmer, "log", None)
         found = {"states": self.states, "logits": self.stated, "proposer": self.proposer.log, "trimmer": trimmer}
         return left | {name: repr(it) for name, it in found.items()}  # NaN equals itself
 
     def close(self) -> None:
         """Release the stage."""
-        if self.steps is None:
-            self.stage.close()
-        else:
-            self.steps.close()
+        self.stage.close()
 
 
 def compare(random: Random, engines: list[Engine], *, steps: int) -> tuple[int, list[str]]:
@@ -386,9 +332,6 @@ def run(random: Random, engines: list[Engine], *, steps: int) -> list[list[Draft
         if full or (lengths and random.randint(0, 5) == 0):
             gone = random.choice(full or sorted(lengths))
             everywhere("finish", gone, random.choice([None, lengths.pop(gone)]))
-        for engine in engines:
-            if engine.steps is not None:
-                engine.steps.intake.settle()  # which requests have been taken in must not depend on time
         rows = _rows(random, lengths)
         is_idle = random.randint(0, 3) == 0
         for name, count, _ in rows:

@@ -8,15 +8,28 @@ from functools import partial
 from random import Random
 
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specplug.pipeline.device.columns import launches_for
+from specplug.pipeline.engine_rows import DraftOutputs
 from specplug.trim import survival
 from specplug.types.caps import Distribution
 from specplug.types.plan import StepPlan
 from tests.engines.interpreted import imported_anew
-from tests.runtime.oracle import CPU, Engine, Scripted, Watching, compare, random_script, scripted_stage
+from tests.pipeline.transfers import POISON
+from tests.runtime.oracle import (
+    CPU,
+    DRAFT_LENGTH,
+    Engine,
+    Scripted,
+    Watching,
+    compare,
+    lookup_stage,
+    random_script,
+    scripted_stage,
+)
 
 NAME = "specplug.pipeline.device.kernels"
 
@@ -96,3 +109,47 @@ def test_the_engines_drafter_drafts_one_token_while_its_tokens_are_not_in_the_dr
             assert engine._by_device.engine_tokens() == wanted[-1]
         assert outputs.from_engine.tolist() == [number == 40]
     assert wanted == [2] + [1] * 14 + [2] + [1] * 5 + [2] + [2]
+
+
+def repeating(engines: list[Engine], steps: int) -> list[list[DraftOutputs]]:
+    """Take steps of two requests whose texts repeat themselves, and of one that ends; return their drafts."""
+    found, length = [], {"a": 18, "b": 11, "gone": 7}
+    for engine in engines:
+        for slot, (name, count) in enumerate(length.items()):
+            engine.start(name, 2 - slot, [k % (3 + slot % 2) for k in range(count)])
+    for number in range(steps):
+        names = [name for name in length if name != "gone" or number < 5]
+        plan = StepPlan(0 if number % 7 == 3 else DRAFT_LENGTH)
+        outputs = []
+        for engine in engines:
+            for name in names:
+                slot = [*length].index(name)
+                engine.emit(name, [(length[name] + k) % (3 + slot % 2) for k in range(2)])
+            outputs.append(engine.step([(name, 2, 1) for name in names], plan))
+        length.update({name: length[name] + 2 for name in names})
+        found.append(outputs)
+    return found
+
+
+@pytest.mark.parametrize("engine_tokens", [0, 2])
+def test_a_lookup_reads_the_new_tokens_of_the_engines_table_only(launches, engine_tokens):
+    """The table is in host memory on V2; a text is read from there once, also what steps without drafts have left."""
+    engines = [Engine(lookup_stage(engine_tokens=engine_tokens), launches=launches) for _ in range(2)]
+    engines[1].forgets = True
+    for first, other in repeating(engines, 20):
+        assert torch.equal(first.ids, other.ids)
+        assert torch.equal(first.confidence, other.confidence)
+    assert engines[0].stage.metrics.snapshot().total.proposed > 60
+    assert engines[1].texts.max() == POISON
+
+
+@pytest.mark.parametrize("reports", [False, True])
+def test_lookups_drafts_are_those_of_the_stage(launches, reports):
+    engines = [Engine(lookup_stage()), Engine(lookup_stage(), launches=launches)]
+    for engine in engines:
+        engine.reports_expected = reports
+    for first, other in repeating(engines, 12):
+        assert torch.equal(first.ids, other.ids)
+        assert torch.equal(first.confidence, other.confidence)
+    assert engines[0].left() == engines[1].left()
+    assert engines[0].stage.metrics.snapshot().total.proposed > 40

@@ -123,7 +123,7 @@ def _engine_drafts(llm: Any) -> Iterator[list[tuple[list[int], list[int]]]]:
         if name == "extend":
             patch.setattr(ours, "_wanted", lambda: MODEL_TOKENS)
         else:
-            patch.setattr(ours._steps, "engine_tokens", lambda: MODEL_TOKENS)
+            patch.setattr(ours._on_device, "engine_tokens", lambda: MODEL_TOKENS)
         yield drafted
 
 
@@ -187,12 +187,13 @@ def test_a_seeds_text_is_that_without_drafts(kind, server):
 
 
 @pytest.mark.parametrize("kind", ["v2_async"])
-def test_a_step_is_three_launches_more_than_the_drafters(server):
-    """These are pack, the host function and unpack, and nothing waits for them; the drafter itself runs as before."""
+def test_a_step_is_two_launches_and_lookups_own_more_than_the_drafters(server):
+    """Nothing waits for them, and the drafter itself runs as before."""
     found = server.call(steady_steps, requested=GIVEN, tokens=64)
     assert found["steps"] > 5
-    drafting = len(found["launched"]) // 3
-    assert found["launched"] == ["pack", "host function", "unpack"] * drafting
+    drafting = len(found["launched"]) // 2
+    assert found["launched"] == ["begin", "finish"] * drafting
     assert 0 < drafting <= found["steps"]
-    assert (found["found"], found["launches"]) == ([], 0)
+    assert found["found"] == []
+    assert found["launches"] == found["own"]
     assert found["proposed"] > 10

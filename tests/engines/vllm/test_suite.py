@@ -12,10 +12,8 @@ from typing import Any, ClassVar
 import pytest
 import torch
 
-from specplug.pipeline.engine_rows import DraftOutputs
 from tests.engines import pictures
 from tests.engines.plain import model
-from tests.engines.refusing import Refusing, refused_at_start
 from tests.engines.server import Server
 from tests.engines.suites.chats import ChatSuite, scripted_model
 from tests.engines.suites.containment import ContainmentSuite
@@ -99,12 +97,6 @@ class TestStream(StreamSuite):
     def inside(self, served: Served, function: Callable[..., Any], **given: Any) -> Any:
         return served.engine.call(function, **given)
 
-    def refuse(self, served: Served, every: int) -> None:
-        served.engine.call(refuse, every=every)
-
-    def started_without(self, served: Served) -> dict[str, Any]:
-        return served.engine.call(started_without)
-
     def test_serving_between_kernels_compiles_nothing(self, start):
         """So does a proposer on the device."""
         self.assert_compiles_nothing(self.cold(start, "bigram"))
@@ -112,32 +104,7 @@ class TestStream(StreamSuite):
 
 @on_v1
 class TestCompiledSteps(StreamSuite):
-    """On V1 a step is compiled and in no stream."""
-
     inside = TestStream.inside
-    test_a_stream_that_refuses_steps_costs_drafts = None  # type: ignore[assignment]
-    test_a_stream_that_does_not_start_is_done_without = None  # type: ignore[assignment]
-
-
-def refuse(llm: Any, every: int) -> None:
-    steps = inside.runner(llm).speculator._steps
-    if every:
-        steps._accepts, steps._stream = steps._stream, Refusing(every)
-    else:
-        steps._stream = steps._accepts
-
-
-def started_without(llm: Any) -> dict[str, Any]:
-    from specplug_vllm.worker import v2
-
-    runner = inside.runner(llm)
-    with refused_at_start() as warned:
-        spec, counts = runner.speculator, torch.zeros(1, dtype=torch.int32)
-        like = spec._rows(counts.long(), counts, counts), DraftOutputs(spec._out, spec.draft_token_confidence_probs)
-        drafting, steps = v2._steps_of(runner.vllm_config, runner.device, like, has_verifier=False)
-    drafting.close()
-    assert (steps, drafting.stage.runners[0].buffer.device.type) == (None, "cpu")
-    return {"warned": len(warned)}
 
 
 @on_v1_and_async

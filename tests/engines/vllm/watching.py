@@ -75,10 +75,9 @@ def recording(llm: Any) -> Iterator[list[dict[str, Any]]]:
 
 @contextmanager
 def stage_takes_steps(llm: Any) -> Iterator[None]:
-    """Let the draft stage itself take all steps, whose calls can be noted, instead of compiled functions."""
+    """Let the draft stage itself take all steps, whose calls can be noted, instead of kernels."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(drafting(llm).stage, "has_observers", True)
-        patch.setattr(drafter(llm), "_steps", None, raising=False)  # V1 has none
         if hasattr(drafter(llm), "_on_device"):
             patch.setattr(drafter(llm)._on_device, "steps", None)
         yield
