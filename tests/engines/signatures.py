@@ -71,9 +71,6 @@ _forgotten: list[Any] = []
 
 def _watch_launches() -> None:
     """Note the launches of kernels, or of what takes their place on a CPU without Triton's interpreter."""
-    from specplug.pipeline.stream import host_kernels
-
-    _wrap(host_kernels, "pack", "unpack")
     if "sglang" in sys.modules:
         from specplug_sglang.verification import trees
 
