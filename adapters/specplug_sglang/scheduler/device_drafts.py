@@ -96,6 +96,10 @@ class DeviceDrafts(StageDrafts):
             rows = self._rows._replace(idx_mapping=slots, total_len=after, num_sampled=step.emitted)
             self._take(step.batch.rows, rows, NO_SPECULATION, reports=True)
 
+    def ingest(self, rows: BatchRows, length: int) -> None:
+        self.flush()
+        super().ingest(rows, length)
+
     def close(self) -> None:
         self._unreported = None
         super().close()

@@ -1,7 +1,7 @@
 """A step of decoding neither reads back from the device nor copies to it, as long as no request starts or ends.
 
-Shown of steps of a proposer on the host under a watch on every operation before the target's forward; and of a proposer
-on the device with tensors on the meta device, which have no values to read.
+Shown of steps without drafts under a watch on every operation before the target's forward; and of a proposer on the
+device with tensors on the meta device, which have no values to read.
 """
 
 from __future__ import annotations
@@ -32,27 +32,20 @@ SETTINGS = json.dumps(
 )
 
 
-def test_a_step_of_a_proposer_on_the_host_is_few_launches(engine):
+def test_a_step_without_drafts_is_few_launches(engine):
     """Everything before the target's forward counts, SGLang's preparation of the batch as well."""
     settings = json.dumps({"proposer": "ngram", "policy": "fixed"})
     watched = engine(
-        "SPECPLUG", topk=1, draft_length=DRAFT_LENGTH, environment={"SPECPLUG_CONFIG": settings}, name="host-step"
+        "SPECPLUG", topk=1, draft_length=DRAFT_LENGTH, environment={"SPECPLUG_CONFIG": settings}, name="plain steps"
     )
     watched.inside(watch_steps)
     prompts = [[5, 6, 7, 8] * 6 + [9], [11, 12, 13] * 8]
     with watched.planted(trees.skip_drafts):
         watched.call("inside.generate", prompts=prompts, params={"max_new_tokens": 40, "ignore_eos": True})
     steps = watched.inside(watched_steps)
-    drafting = [step for step in steps if step["verified"]]
-    plain = [step for step in steps if not step["verified"]]
-    assert min(len(drafting), len(plain)) > 3
+    assert len(steps) > 3
     for step in steps:
         assert step["found"] == [], step
-    for step in drafting:
-        assert step["launched"] == ["pack", "host function", "unpack", "nodes"]
-        assert len(step["launched"]) + step["operations"] <= most("SGLang", "`ngram`"), step
-    for step in plain:  # nothing was planned, or nothing found
-        assert step["launched"] in ([], ["pack", "host function"])
         assert 0 < step["operations"] <= most("SGLang", "without drafts"), step
 
 
@@ -75,14 +68,14 @@ def between_kernels(scheduler: Any) -> dict[str, Any]:
 
     The first step copies what steps that draft need.  "own" is the number of launches of the proposer itself.
     """
-    from specplug_sglang.scheduler import stream_drafts
+    from specplug_sglang.scheduler import device_drafts
     from specplug_sglang.scheduler.batches import Decoding
     from specplug_sglang.scheduler.drafting import ProposerDrafting
 
     launched: list[str] = []
-    noting = Launches(*(lambda *_, name=name: launched.append(name) for name in Launches._fields))
+    noting = Launches(*(lambda *_, name=name, **__: launched.append(name) for name in Launches._fields))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(stream_drafts, "launches_for", lambda device: noting)
+        patch.setattr(device_drafts, "launches_for", lambda device: noting)
         drafting = ProposerDrafting(
             scheduler.server_args, scheduler.model_config, slots=9, device=META, rank=0, tokenizer=None
         )
@@ -149,53 +142,35 @@ STEPS: list[dict[str, Any]] = []
 
 
 def watch_steps(scheduler: Any) -> None:
-    """Note, for each step whose requests are those of the step before, what runs before the target's forward.
-
-    The first step that drafts for some requests is left out: it copies what lies on the device of their rows.
-    """
+    """Note, for each planned step without drafts whose requests are those before, what runs before the forward."""
     worker = scheduler.draft_worker
-    steps, operations, target = worker.drafting.drafts._steps, worker._operations, worker.target_worker
-    launched: list[str] = []
+    decode, forward, last = worker._decode, worker.target_worker.forward_batch_generation, [()]
+    draft, planned = worker._draft, [0]
     STEPS.clear()
 
-    def noted(name: str, launch: Any) -> Any:
-        def call(*args: Any) -> Any:
-            launched.append(name)
-            with _disable_current_modes():
-                return launch(*args)
-
-        return call
-
-    transfers, stream = steps._transfers, steps._stream
-    steps._transfers = SimpleNamespace(pack=noted("pack", transfers.pack), unpack=noted("unpack", transfers.unpack))
-    steps._stream = SimpleNamespace(launch=noted("host function", stream.launch), mark=stream.mark)
-    worker._operations = SimpleNamespace(nodes=noted("nodes", operations.nodes), append=operations.append)
-    decode, forward, last, drafted_for = worker._decode, target.forward_batch_generation, [()], [None]
+    def drafting(step: Any, draft_length: int) -> Any:
+        planned[0] = draft_length
+        return draft(step, draft_length)
 
     def decoding(batch: Any, on_publish: Any) -> Any:
         names = tuple(req.rid for req in batch.reqs)
         steady, last[0] = names == last[0], names
-        launched.clear()
         watch = Watch()
 
         def forwarding(*args: Any, **kwargs: Any) -> Any:
-            verified = batch.spec_info is not None and batch.forward_mode.is_target_verify()
-            is_first, rows = verified and drafted_for[0] is not worker.drafting.rows, worker.drafting.rows
-            drafted_for[0] = rows if verified else drafted_for[0]
-            if steady and not is_first:
-                noted = {"verified": verified, "launched": list(launched)}
-                STEPS.append({**noted, "operations": watch.launches, "found": list(watch.found)})
+            if steady and not planned[0]:
+                STEPS.append({"operations": watch.launches, "found": list(watch.found)})
             with _disable_current_modes():
                 return forward(*args, **kwargs)
 
-        target.forward_batch_generation = forwarding
+        worker.target_worker.forward_batch_generation = forwarding
         try:
             with watch:
                 return decode(batch, on_publish)
         finally:
-            target.forward_batch_generation = forward
+            worker.target_worker.forward_batch_generation = forward
 
-    worker._decode = decoding
+    worker._decode, worker._draft = decoding, drafting
 
 
 def watched_steps(scheduler: Any) -> list[dict[str, Any]]:

@@ -133,14 +133,20 @@ def test_the_same_tokens_are_appended(kernels, random):
         assert torch.equal(tables[0].tokens[slots[row], :end], tables[1].tokens[slots[row], :end])
 
 
-@given(random=RANDOMS, mixed=st.booleans(), learns=st.booleans())
+@given(random=RANDOMS, mixed=st.booleans(), learns=st.booleans(), engine_tokens=st.sampled_from([0, 0, 2]))
 @settings(max_examples=20, deadline=None)
-def test_drafts_between_kernels_are_those_of_the_stage(launches, random, mixed, learns):
-    """Drafts, counts, and what a proposer is handed; batches with a grammar are the stage's, here any batch."""
-    script = random_script(random)
+def test_drafts_between_kernels_are_those_of_the_stage(launches, random, mixed, learns, engine_tokens):
+    """Drafts, counts, reports, and what a proposer is handed, of SGLang's own drafter as well.
+
+    Batches with a grammar are the stage's, here any batch.
+    """
+    script, how = random_script(random), {"learns": learns, "engine_tokens": engine_tokens}
     proposers = [Scripted(script) for _ in range(2)]
-    stages = [scripted_stage(it, SurvivalTrimmer(), DRAFT_LENGTH, learns=learns) for it in proposers]
-    engines = [Engine(stage=stages[0]), Engine(stage=stages[1], launches=launches)]
+    stages = [scripted_stage(it, SurvivalTrimmer(), DRAFT_LENGTH, **how) for it in proposers]
+    engines = [
+        Engine(stage=stages[0], reports=True),
+        Engine(stage=stages[1], launches=launches, reports=True),
+    ]
     decided: dict[int, tuple[Decoding, bool]] = {}  # it keeps the steps, so that no other one gets the id of one
 
     def constrained(step: Decoding) -> bool:
@@ -150,7 +156,7 @@ def test_drafts_between_kernels_are_those_of_the_stage(launches, random, mixed, 
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Decoding, "is_constrained", property(constrained))
-        run(random, engines, steps=20)
+        run(random, engines, steps=20, engine_tokens=engine_tokens)
         expected, found = [engine.close() for engine in engines]
     assert found == expected
     assert repr(proposers[1].log) == repr(proposers[0].log)
