@@ -241,7 +241,7 @@ def test_reported_apart(rows):
     assert torch.equal(fate.proposed, forced)
     assert torch.equal(reached, (verdict.accepted == proposed - cut) & (fate.verified > 0))
     metrics = SpecMetrics(("own", SOURCE), 4)
-    metrics.record(torch.zeros(len(rows), 4), verdict)
+    metrics.record(torch.zeros(len(rows), 4, dtype=torch.int32), verdict)
     metrics.record_added(SOURCE, fate, reached)
     by_source = metrics.snapshot().by_source
     assert by_source[SOURCE].accepted + by_source["own"].accepted == int(accepted.sum())

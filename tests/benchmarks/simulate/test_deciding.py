@@ -117,7 +117,7 @@ def test_where_nothing_is_planned_each_position_of_each_output_is_reported_once(
     with planted(planner) as policy:
         run(trajectories, policy, replace(modes(8)["padded"], lag=0))
     total = sum(report.expected[1] for report in planner.reports if report.expected is not None)
-    assert total == pytest.approx(trajectories.confidence[:, :2].prod(axis=1).sum(), rel=1e-5)
+    assert total == pytest.approx(trajectories.confidence[:, :2].prod(axis=1).sum(), rel=1e-4)
 
 
 def test_unknown_policies_and_options_are_errors():
