@@ -398,7 +398,7 @@ def finish_kernel(  # type: ignore[no-untyped-def]
         tl.debug_barrier()
         ended = tl.atomic_add(sums + ENDED, 1, sem="acq_rel")
         if ended == tl.num_programs(0) - 1:
-            amount = tl.atomic_xchg(sums + ROWS + 1 + columns, tl.zeros([BLOCK], tl.int64), mask=columns < most)
+            amount = tl.atomic_xchg(sums + ROWS + 1 + columns, tl.full([BLOCK], 0, tl.int64), mask=columns < most)
             tl.store(record + 2 + columns, amount, mask=columns < most)
             zero = tl.program_id(0).to(tl.int64) * 0
             tl.store(record + 1, tl.atomic_xchg(sums + ROWS, zero))
