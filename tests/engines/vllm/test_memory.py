@@ -15,6 +15,7 @@ from specplug.errors import PluginError
 from specplug.pipeline.draft import DraftStage
 from specplug_vllm.worker import hooks
 from specplug_vllm.worker.drafting import Drafting
+from tests.engines.vllm import watching
 
 GIB = 1 << 30
 LATER = GIB // 2
@@ -68,3 +69,22 @@ def test_drafts_made_on_another_device_leave_the_cache_alone(worker):
     drafts(worker, LATER)
     worker.model_runner.drafter.drafting.device = torch.device("meta")
     assert worker.determine_available_memory() == 3 * GIB
+
+
+def test_what_a_lookup_holds_is_left_out_of_the_cache_of_a_server(engine):
+    """On a GPU vLLM finds it in use when it sizes its cache; memory of a CPU is in use once it is written."""
+    v2 = engine("v2", specplug={"proposer": "ngram"}, draft_length=4, asynchronous=True, name="lookup")
+    found = v2.call(held_and_left_out)
+    assert found["held"] <= found["left out"] <= 1.05 * found["held"]
+    assert found["sized by"] == [f"{hooks.__name__}._available_memory"]
+
+
+def held_and_left_out(llm: Any) -> dict[str, Any]:
+    stage = watching.drafting(llm).stage
+    steps = stage.runners[0].handle.proposer.steps
+    tensors = [it for it in steps.state if isinstance(it, torch.Tensor)]
+    return {
+        "held": sum([it.nbytes for it in (steps.texts, *tensors)]),
+        "left out": 8 * GIB - stage.leave_room(8 * GIB),
+        "sized by": list(CPUWorker.determine_available_memory._specplug),
+    }
