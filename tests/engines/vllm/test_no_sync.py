@@ -15,6 +15,7 @@ from tests.engines.launches import most
 from tests.engines.plain import prompts
 from tests.engines.vllm import inside, watching
 from tests.pipeline.test_no_sync import Watch
+from tests.pipeline.tools import work_on_tensors
 
 TOKENS = 24
 ADAPTIVE = {
@@ -125,6 +126,10 @@ def steady_steps(llm: Any, requested: list[list[int]], by_stage: bool = False, t
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(speculator, "propose", watched)
         patch.setattr(handle, "step", proposing)
+        work_on_tensors(patch)
+        patch.setattr(stage.in_flight, "_heads", stage.in_flight.heads)
+        for runner in stage.runners:
+            patch.setattr(runner, "_arrays", (runner.ingested, runner.generations))
         if by_stage:
             patch.setattr(speculator._on_device, "steps", None)
         elif by_kernels is not None:
