@@ -1,6 +1,6 @@
 """Triton kernels of a step that verifies chains, one program per row; `trees` documents and defines them.
 
-As in `specplug.pipeline.stream.kernels`, no argument that changes from step to step is specialised for, and a launch of
+As in `specplug.pipeline.device.kernels`, no argument that changes from step to step is specialised for, and a launch of
 0 rows compiles a kernel and runs nothing.
 """
 
