@@ -262,6 +262,42 @@ class Drafting:
         )
         return batch, step_metadata.annotated(self.grammars, outcome, facts.names, self.scheduled), rows.caps
 
+    @torch.inference_mode()
+    def ingest_end(self, name: str, table: Tensor, row: int, visible: int) -> None:
+        """Let proposers ingest the end of a text before its request leaves its slot.
+
+        Its tokens since the last step with drafts are new to them.
+
+        Args:
+            name: the request id.
+            table: [R, L] int32, the engine's tokens.
+            row: the text's row there.
+            visible: tokens of the text that the client got.
+        """
+        proposers = [runner.handle.caps for runner in self.stage.runners]
+        if self.plan.draft_length or name not in self.allocator or not any(it.incremental for it in proposers):
+            return
+        facts = RowFacts(self.allocator, [name])
+        slots, rows = self.on_device(facts.slots).long(), self.on_device([row])
+        lengths, of_slots = self.on_device([visible]), self.slots.rows(slots)
+        batch = EngineBatch(
+            slots=slots,
+            generations=of_slots.generations,
+            rows=rows,
+            tokens=table,
+            lengths=lengths,
+            sampled=lengths > 0,
+            room=of_slots.ends - lengths,
+            temperature=lengths.float(),
+            grammar=of_slots.grammar,
+            vocab_size=self.vocab_size,
+            reset_slots=self.slots.take_resets(),
+            barriers=facts.barriers,
+            request_ids=facts.names,
+            requests=facts.requests,
+        )
+        self.stage.ingest(batch)
+
     def step(self, batch: EngineBatch, outcome: Outcome, caps: Tensor) -> Draft:
         """Report the verified step to the draft stage and draft for the next.  `caps` [B] int32 bounds each row."""
         self.stage.observe(batch, outcome)

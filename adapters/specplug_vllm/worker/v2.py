@@ -110,6 +110,11 @@ class Speculator(BaseSpeculator):
     def capture(self) -> None:
         """Do nothing: specplug captures no CUDA graphs."""
 
+    def text_of(self, request_id: str) -> tuple[Tensor, int]:
+        """Return the token table, [S, L] int32, and the slot of a request whose slot is not free yet."""
+        states = self._states
+        return states.all_token_ids.gpu, states.req_id_to_index.get(request_id, 0)
+
     @torch.inference_mode()
     def propose(
         self,
