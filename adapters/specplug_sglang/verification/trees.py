@@ -221,7 +221,8 @@ def operations_for(table: TokenTable) -> ModuleType:
 
         operations = kernels
     rows = torch.empty(0, dtype=torch.int64, device=device)
-    operations.nodes(Draft.allocate(0, 1, device=device), table, rows, rows)
+    for has_parents in (False, True):
+        operations.nodes(Draft.allocate(0, 1, device=device, trees=has_parents), table, rows, rows)
     counts = rows.int()
     operations.append(table, rows, rows, counts, counts.view(0, 1), counts)
     return operations
