@@ -25,7 +25,7 @@ from specplug.pipeline.device.columns import (
 )
 from specplug.pipeline.draft import DraftStage
 from specplug.pipeline.engine_rows import DraftOutputs, EngineRows
-from specplug.pipeline.expected import survival_sums
+from specplug.pipeline.expected import may_report, survival_sums
 from specplug.runtime.draft_report import NO_DRAFTS, DraftReport, engine_tokens_after
 from specplug.runtime.ends import StopDetector
 from specplug.runtime.slots import NO_CAP, RowFacts, SlotTable
@@ -75,8 +75,7 @@ class DeviceSteps:
 
     Attributes:
         report: of the newest step's drafts; `NO_DRAFTS` unless the step reports what they are expected to yield.
-        may_report: whether steps can do so: not where the proposer continues the engine's own drafts, which are as long
-            as planned.
+        may_report: whether steps can do so; see `specplug.pipeline.expected.may_report`.
     """
 
     def __init__(
@@ -101,7 +100,7 @@ class DeviceSteps:
         self._records = self._sums.records.numpy()
         self._recorded = self._read = 0  # steps with a record, and those of them whose record has been read
         self._unused = 0  # steps in a row whose drafts held none of the engine's tokens
-        self.report, self.may_report = NO_DRAFTS, not stage.engine_tokens
+        self.report, self.may_report = NO_DRAFTS, may_report(stage)
         self._warm_up(*like)
 
     @staticmethod

@@ -11,11 +11,11 @@ from torch import Tensor
 
 from specplug.metrics import MetricsSnapshot, SpecMetrics
 from specplug.pipeline.draft import DraftStage
-from specplug.pipeline.expected import survival_sums
+from specplug.pipeline.expected import may_report, survival_sums
 from specplug.runtime.draft_report import NO_DRAFTS, DraftReport
 from specplug.runtime.ends import StopDetector
 from specplug.types.batch import EngineBatch
-from specplug.types.caps import Distribution, EngineCaps
+from specplug.types.caps import EngineCaps
 from specplug.types.draft import Draft
 from specplug.types.plan import StepPlan
 from specplug.types.verdict import Outcome, Verdict
@@ -178,19 +178,6 @@ class StageDrafts:
         """Return [B] int32: how many of the `emitted` [B] newest of `lengths` [B] tokens come after a stop."""
         slots, lengths = batch.slots, lengths.to(torch.int32)
         return self.stops.after(self._table.tokens, slots, slots, lengths, emitted, batch.rows.table)
-
-
-def may_report(stage: DraftStage) -> bool:
-    """Return whether steps can report what drafts are expected to yield, for which they draft more than is planned.
-
-    They cannot where a token of a draft may cost a pass of a model: where there are several proposers, or one that
-    reads more than the newest tokens or states distributions.  Nor can they where lookup continues the drafts of
-    SGLang's own drafter, which are as long as planned.
-    """
-    first, *others = stage.runners
-    caps = first.handle.caps
-    is_cheap = caps.incremental and caps.distribution is Distribution.ONE_HOT
-    return is_cheap and not others and not stage.engine_tokens
 
 
 def module_of(device: torch.device) -> Any:

@@ -46,7 +46,8 @@ def execute_model(original: Method, runner: Any, scheduler_output: Any, *args: A
         for request_id in sorted(scheduler_output.finished_req_ids):
             ending = metadata.endings.get(request_id, step_metadata.Ending())
             if ending.visible is not None and not ending.aborted:
-                drafting.ingest_end(request_id, *drafter.text_of(request_id), ending.visible)
+                table, row = drafter.text_of(request_id)
+                drafting.ingest_end(request_id, table, row, ending.visible)
             allocator.finish(request_id, aborted=ending.aborted, visible=ending.visible)
         for request_id in sorted(scheduler_output.preempted_req_ids or ()):
             allocator.preempt(request_id)
