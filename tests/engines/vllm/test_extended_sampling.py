@@ -24,7 +24,7 @@ from tests.engines.vllm.test_sampling import sample, toy
 __all__ = ["toy"]
 
 DRAFT_LENGTH, MODEL_TOKENS = 4, 2
-ANSWERS = {"v1": 384, "v2": 24}
+ANSWERS = {"v1": 512, "v2": 24}
 """How many answers of `PAIRS` pairs each are sampled."""
 
 

@@ -27,7 +27,7 @@ INTERPRETED = {
         map(str, [launch.PLUGINS, launch.VLLM_NAME, launch.TRITON_CPU, launch.RECURRENT_CPU])
     ),
 }
-NEW, ROWS = drawn(3, *[1] * 9), drawn(3, 60, 1, 60, 5, 60, 1, 60, 2, 60)
+NEW, ROWS = drawn(3, *[1] * 9), drawn(*[3, 60, 1, 60, 5, 60, 1, 60, 2, 60] * 3)
 """Prompts of one token among others, and prompts that are read in pieces among others that decode."""
 
 
