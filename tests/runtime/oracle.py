@@ -18,7 +18,7 @@ from specplug.interfaces import PluginContext, Proposer, Trimmer
 from specplug.pipeline.device.columns import Launches
 from specplug.pipeline.draft import DraftStage
 from specplug.pipeline.engine_rows import DraftOutputs, EngineRows
-from specplug.pipeline.expected import survival_sums
+from specplug.pipeline.expected import may_report, survival_sums
 from specplug.plugins.registry import default_registry
 from specplug.runtime.device_steps import DeviceSteps
 from specplug.runtime.draft_report import NO_DRAFTS, DraftReport
@@ -240,7 +240,7 @@ class Engine:
         verified = torch.where(emitted > 0, accepted + rejected, 0)
         self.stage.observe(batch, Outcome(verified, accepted, emitted, after_stop=after))
         caps = torch.tensor([plan.caps.get(name, 99) for name in facts.names], dtype=torch.int32)
-        if not self.reports_expected or self.stage.engine_tokens:
+        if not self.reports_expected or not may_report(self.stage):
             self.reports.append(NO_DRAFTS)
             return self.stage.trim(
                 batch, self.stage.propose(batch, plan.draft_length, torch.minimum(rows.caps, caps)), plan
