@@ -53,8 +53,8 @@ class LookupProposer(Proposer):
 
     References precede a request's own text; together they may take as many tokens as the longest context.
 
-    A step only launches: its matches, counts and drafts stay on the engine's device.  A request of which no event has
-    told gets no drafts.
+    A step only launches: its matches, counts and drafts stay on the engine's device.  A request without an event of
+    its beginning gets no drafts.
     """
 
     sources: tuple[str, ...] = at.SOURCES[:3]

@@ -1,4 +1,4 @@
-"""The n-gram proposer behind an engine's own drafter: it continues the engine's draft, or its own one stands."""
+"""The n-gram proposer after an engine's own drafter: it continues the engine's draft, or its own one stands."""
 
 from __future__ import annotations
 
