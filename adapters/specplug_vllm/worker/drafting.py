@@ -23,7 +23,7 @@ from specplug.plugins.registry import default_registry
 from specplug.requests import wire
 from specplug.requests.clients import isolation_key
 from specplug.runtime.ends import StopDetector
-from specplug.runtime.slots import MAX_STOP_IDS, RowFacts, RunningRequest, SlotAllocator, Span, Tokens
+from specplug.runtime.slots import MAX_STOP_IDS, RowFacts, RunningRequest, SlotAllocator, SlotRows, Span, Tokens
 from specplug.types.batch import EngineBatch
 from specplug.types.caps import Distribution
 from specplug.types.draft import Draft
@@ -234,25 +234,12 @@ class Drafting:
             slots: [B], the rows' slots.
             temperature: [B] float32.
         """
-        rows, places, emitted = self.slots.rows(slots), engine.idx_mapping, engine.num_sampled
+        rows = self.slots.rows(slots)
+        places = engine.idx_mapping
+        emitted = engine.num_sampled
         lengths = engine.total_len[places]
-        batch = EngineBatch(
-            slots=slots,
-            generations=rows.generations,
-            rows=places,
-            tokens=engine.all_token_ids,
-            lengths=lengths,
-            sampled=emitted > 0,
-            room=rows.ends - lengths,
-            temperature=temperature,
-            grammar=rows.grammar,
-            vocab_size=self.vocab_size,
-            reset_slots=self.slots.take_resets(),
-            barriers=facts.barriers,
-            request_ids=facts.names,
-            requests=facts.requests,
-            engine_ids=engine.engine_ids,
-        )
+        of_rows = places, engine.all_token_ids, lengths, emitted > 0, temperature
+        batch = self._batch(facts, rows, slots, *of_rows, engine_ids=engine.engine_ids)
         accepted = (emitted - 1).clamp(min=0)
         outcome = Outcome(
             verified=torch.where(emitted > 0, accepted + engine.num_rejected, 0),
@@ -261,6 +248,37 @@ class Drafting:
             after_stop=self.stops.after(batch.tokens, places, slots, lengths, emitted, rows),
         )
         return batch, step_metadata.annotated(self.grammars, outcome, facts.names, self.scheduled), rows.caps
+
+    def _batch(
+        self,
+        facts: RowFacts,
+        of_slots: SlotRows,
+        slots: Tensor,
+        places: Tensor,
+        table: Tensor,
+        lengths: Tensor,
+        sampled: Tensor,
+        temperature: Tensor,
+        engine_ids: Tensor | None = None,
+    ) -> EngineBatch:
+        """Describe rows whose tokens are at `places` of the engine's table; the others are fields of the batch."""
+        return EngineBatch(
+            slots=slots,
+            generations=of_slots.generations,
+            rows=places,
+            tokens=table,
+            lengths=lengths,
+            sampled=sampled,
+            room=of_slots.ends - lengths,
+            temperature=temperature,
+            grammar=of_slots.grammar,
+            vocab_size=self.vocab_size,
+            reset_slots=self.slots.take_resets(),
+            barriers=facts.barriers,
+            request_ids=facts.names,
+            requests=facts.requests,
+            engine_ids=engine_ids,
+        )
 
     @torch.inference_mode()
     def ingest_end(self, name: str, table: Tensor, row: int, visible: int) -> None:
@@ -278,24 +296,11 @@ class Drafting:
         if self.plan.draft_length or name not in self.allocator or not any(it.incremental for it in proposers):
             return
         facts = RowFacts(self.allocator, [name])
-        slots, rows = self.on_device(facts.slots).long(), self.on_device([row])
-        lengths, of_slots = self.on_device([visible]), self.slots.rows(slots)
-        batch = EngineBatch(
-            slots=slots,
-            generations=of_slots.generations,
-            rows=rows,
-            tokens=table,
-            lengths=lengths,
-            sampled=lengths > 0,
-            room=of_slots.ends - lengths,
-            temperature=lengths.float(),
-            grammar=of_slots.grammar,
-            vocab_size=self.vocab_size,
-            reset_slots=self.slots.take_resets(),
-            barriers=facts.barriers,
-            request_ids=facts.names,
-            requests=facts.requests,
-        )
+        slots = self.on_device(facts.slots).long()
+        lengths = self.on_device([visible])
+        of_slots = self.slots.rows(slots)
+        places = self.on_device([row])
+        batch = self._batch(facts, of_slots, slots, places, table, lengths, lengths > 0, lengths.float())
         self.stage.ingest(batch)
 
     def step(self, batch: EngineBatch, outcome: Outcome, caps: Tensor) -> Draft:
