@@ -1,16 +1,24 @@
-"""Launcher: launches a Triton kernel without Triton's look at every argument, once the kernel is compiled."""
+"""Launcher: launches a Triton kernel without Triton's look at every argument, once the kernel is compiled.
+
+`RowWork` is what one program per row does, in a kernel of its own or in another one.
+"""
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
 
 
 class Launcher:
     """Launches one kernel, none of whose arguments is specialised, so that their types alone decide on the code.
 
     `kernel[grid](...)` examines all arguments and all globals at each launch, which takes 14 to 90 us for kernels of 20
-    to 45 arguments.  What it returns at its first launch, the compiled kernel, is launched in 2 to 4 us.  Triton's
-    interpreter returns nothing, and runs each launch.
+    to 45 arguments.  The compiled kernel itself is launched in 2 to 4 us.  Triton specialises the entries of a tuple
+    whatever the kernel's decorator asks for, so it gets others at the first launch; see `unspecialised`.  Its
+    interpreter runs each launch.
 
     Args:
         kernel: of `triton.jit`; its constants come last.
@@ -19,22 +27,75 @@ class Launcher:
 
     def __init__(self, kernel: Any, num_warps: int) -> None:
         self._kernel, self._num_warps = kernel, num_warps
-        self._compiled: dict[object, Any] = {}
+        self._is_interpreted = not hasattr(kernel, "device_caches")
+        self.compiled: dict[object, Any] = {}
+        """The compiled kernels by types, device and constants."""
 
-    def __call__(self, grid: tuple[int, int, int], *arguments: Any, types: object = None, **constants: int) -> None:
-        """Launch.
+    def __call__(self, grid: tuple[int, int, int], *arguments: Any, types: object = None, **constants: Any) -> None:
+        """Launch; without programs, only compile.
 
         Args:
             grid: programs in three dimensions.
-            arguments: tensors, the first on the kernel's device, and numbers of 32 bits.
-            types: the dtypes of tensors that may have several.
+            arguments: tensors, numbers of 32 bits, None, and named tuples of these; a tensor on the kernel's device
+                comes first.
+            types: the dtypes of tensors that may have several, and what is None at times.
             constants: in the kernel's order.
         """
-        key = types, arguments[0].get_device(), *constants.values()
-        compiled = self._compiled.get(key)
-        if compiled is not None:
-            compiled[grid](*arguments, *constants.values())
+        if self._is_interpreted:
+            self._kernel[grid](*arguments, **constants)
             return
-        compiled = self._kernel[grid](*arguments, **constants, num_warps=self._num_warps)
-        if compiled is not None:
-            self._compiled[key] = compiled
+        first = arguments[0]
+        while isinstance(first, tuple):
+            first = first[0]
+        key = types, first.get_device(), *constants.values()
+        compiled = self.compiled.get(key)
+        if compiled is None:
+            others = map(unspecialised, arguments)
+            compiled = self._kernel.warmup(*others, **constants, grid=grid, num_warps=self._num_warps)
+            self.compiled[key] = compiled
+        if all(grid):
+            compiled[grid](*arguments, *constants.values())
+
+
+def unspecialised(argument: Any) -> Any:
+    """Return an argument of the same type whose value and alignment Triton has no code of their own for."""
+    if isinstance(argument, tuple):
+        others = map(unspecialised, argument)
+        return type(argument)(*others) if hasattr(argument, "_fields") else tuple(others)
+    if isinstance(argument, Tensor):
+        return torch.empty(2, dtype=argument.dtype)[1:]
+    return argument if argument is None or isinstance(argument, bool) else 2
+
+
+class RowWork(NamedTuple):
+    """What one program per row does, which `kernel` launches, or another kernel does in its own programs.
+
+    Attributes:
+        kernel: the launcher of a kernel of `record` and `SIZES`.
+        function: of `triton.jit`, called with the record, the number of the program, and the sizes.
+        record: the named tuple of its arguments.
+        sizes: its constants.
+        types: see `Launcher`.
+        programs: their number.
+        rows: [>= programs] int32, the draft's row of each program, -1 for none; None if programs are rows.
+    """
+
+    kernel: Launcher
+    function: Any
+    record: Any
+    sizes: tuple[int, ...]
+    types: tuple[object, ...]
+    programs: int
+    rows: Tensor | None = None
+
+    def launch(self) -> None:
+        """Launch the work's own kernel."""
+        self.kernel((self.programs, 1, 1), self.record, types=self.types, SIZES=self.sizes)
+
+
+@dataclass
+class Around:
+    """What a step does before and after its proposer, whose own kernels may do it; they replace it by None then."""
+
+    begin: RowWork | None = None
+    finish: RowWork | None = None

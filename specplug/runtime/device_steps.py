@@ -155,11 +155,11 @@ class DeviceSteps:
             limits = self._no_caps if is_reported else caps
             self._launches.begin(
                 self._state, self._columns, draft, size, draft_length, rows.order, limits, engine, temperature, reports
-            )
+            ).launch()
             resets = self._slots.take_resets()
             batch = replace(rows.batch, reset_slots=resets) if resets else rows.batch
             if reports and self._stage.has_observers:
-                self._stage.report_verdict(batch, *self._columns.judged(size))
+                self._stage.report_verdict(batch, *self._columns.judged(size, self._stage.sources))
             if draft_length:
                 draft, has_drafted = self._propose(rows, batch, draft)
                 self._runner.has_failed = not has_drafted
@@ -187,7 +187,7 @@ class DeviceSteps:
             self._sums,
             adds=adds,
             step=self._recorded * has_record,
-        )
+        ).launch()
         self.report = DraftReport(self._records[self._recorded % RECORDS, 1:]) if is_reported else NO_DRAFTS
         return self._view(size, plan.draft_length)
 
@@ -288,10 +288,10 @@ class DeviceSteps:
     def _warm_up(self, engine: EngineRows, outputs: DraftOutputs, last_sampled: Tensor) -> None:
         """Compile the kernels, or load them from their cache."""
         numbers, common = self._all_rows[:0], (self._state, self._columns, self._view(0, 0))
-        self._launches.begin(*common, 0, 0, numbers, numbers, engine, self._columns.temperature, True)
+        self._launches.begin(*common, 0, 0, numbers, numbers, engine, self._columns.temperature, True).launch()
         none = outputs._replace(ids=outputs.ids[:0])
         rest = numbers, numbers, engine.idx_mapping, last_sampled, none, self._sums
-        self._launches.finish(*common, 0, 0, self._vocab_size, *rest)
+        self._launches.finish(*common, 0, 0, self._vocab_size, *rest).launch()
 
 
 def _signature_of(draft: Draft) -> tuple[object, ...]:

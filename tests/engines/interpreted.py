@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from types import ModuleType
 
 import pytest
@@ -26,3 +26,15 @@ def imported_anew(name: str, *, interpreted: bool) -> Iterator[ModuleType]:
         patch.setitem(sys.modules, name, default)
         del sys.modules[name]
         yield importlib.import_module(name)
+
+
+@contextmanager
+def device_kernels(*, interpreted: bool) -> Iterator[ModuleType]:
+    """Import the kernels around a proposer's step anew; within the context this module has their launches."""
+    with ExitStack() as stack:
+        names = ("begin_kernel", "finish_kernel", "kernels")
+        found = [
+            stack.enter_context(imported_anew(f"specplug.pipeline.device.{it}", interpreted=interpreted))
+            for it in names
+        ]
+        yield found[-1]

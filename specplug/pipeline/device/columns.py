@@ -8,6 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from specplug.launching import RowWork
 from specplug.pipeline.draft import DraftStage
 from specplug.types.batch import EngineBatch
 from specplug.types.draft import NO_TOKEN, Draft
@@ -19,6 +20,23 @@ PROPOSED, VERIFIED, ACCEPTED, CUT, EMITTED, AFTER_STOP = _VERDICT
 
 RECORDS = 8
 """Records of `DraftSums`: engines have two steps in flight, and read a step's record once it has run."""
+
+
+STOP_IDS = 5
+"""Column of the slot table where stop ids begin."""
+
+
+class Tokens(NamedTuple):
+    """Tokens of drafts: ids int32, confidence float32 and sources int32, in rows of N."""
+
+    ids: Tensor
+    confidence: Tensor
+    sources: Tensor
+
+    @classmethod
+    def of(cls, draft: Draft) -> Tokens:
+        """Return those of a draft."""
+        return cls(draft.token_ids, draft.confidence, draft.source)
 
 
 class DeviceColumns(NamedTuple):
@@ -42,7 +60,7 @@ class DeviceColumns(NamedTuple):
     grammar: Tensor
     temperature: Tensor
     engine_ids: Tensor
-    taken: Draft
+    taken: Tokens
 
     @classmethod
     def allocate(cls, stage: DraftStage) -> DeviceColumns:
@@ -61,7 +79,7 @@ class DeviceColumns(NamedTuple):
             grammar=zeros(torch.bool),
             temperature=zeros(torch.float32),
             engine_ids=torch.full((max_slots, stage.engine_tokens), NO_TOKEN, dtype=torch.int32, device=buffer.device),
-            taken=Draft.allocate(max_slots, draft_length, device=buffer.device, sources=stage.sources),
+            taken=Tokens.of(Draft.allocate(max_slots, draft_length, device=buffer.device)),
         )
 
     def batch(self, batch_size: int, tokens: Tensor, vocab_size: int) -> EngineBatch:
@@ -81,17 +99,20 @@ class DeviceColumns(NamedTuple):
             engine_ids=self.engine_ids[:batch_size] if self.engine_ids.shape[1] else None,
         )
 
-    def judged(self, batch_size: int) -> tuple[Draft, Verdict]:
-        """Return the drafts that a step of B rows verified, and their verdict; both share the columns' memory."""
+    def judged(self, batch_size: int, sources: tuple[str, ...]) -> tuple[Draft, Verdict]:
+        """Return the drafts that a step of B rows verified, and their verdict; both share the columns' memory.
+
+        `sources` are the names of the drafts' sources.
+        """
         counts = self.counts[:, :batch_size].unbind()
         taken = self.taken
         draft = Draft(
-            token_ids=taken.token_ids[:batch_size],
+            token_ids=taken.ids[:batch_size],
             lengths=counts[TAKEN],
             confidence=taken.confidence[:batch_size],
-            source=taken.source[:batch_size],
+            source=taken.sources[:batch_size],
             base_len=counts[BASE],
-            sources=taken.sources,
+            sources=sources,
         )
         return draft, Verdict(*counts[PROPOSED:])
 
@@ -156,10 +177,10 @@ STEP = 1 << 32
 
 
 class Launches(NamedTuple):
-    """Functions that launch a kernel each; see `specplug.pipeline.device.kernels` for their arguments."""
+    """Functions that return what a kernel does; see `specplug.pipeline.device.kernels` for their arguments."""
 
-    begin: Callable[..., None]
-    finish: Callable[..., None]
+    begin: Callable[..., RowWork]
+    finish: Callable[..., RowWork]
 
 
 def launches_for(device: torch.device) -> Launches | None:

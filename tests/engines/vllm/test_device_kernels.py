@@ -17,7 +17,7 @@ from specplug.pipeline.engine_rows import DraftOutputs
 from specplug.trim import survival
 from specplug.types.caps import Distribution
 from specplug.types.plan import StepPlan
-from tests.engines.interpreted import imported_anew
+from tests.engines.interpreted import device_kernels
 from tests.pipeline.transfers import POISON
 from tests.runtime.oracle import (
     CPU,
@@ -31,12 +31,10 @@ from tests.runtime.oracle import (
     scripted_stage,
 )
 
-NAME = "specplug.pipeline.device.kernels"
-
 
 @pytest.fixture(scope="module")
 def launches():
-    with imported_anew(NAME, interpreted=True), trimming_by_tensors():
+    with device_kernels(interpreted=True), trimming_by_tensors():
         yield launches_for(CPU)
 
 

@@ -22,8 +22,7 @@ from specplug_sglang.scheduler.ranks import RankGroup
 from specplug_sglang.verification import trees
 from specplug_sglang.verification.trees import TokenTable
 from tests.adapters.sglang_engine import DRAFT_LENGTH, Engine, run
-from tests.engines.interpreted import imported_anew
-from tests.engines.vllm.test_device_kernels import NAME as DEVICE
+from tests.engines.interpreted import device_kernels, imported_anew
 from tests.engines.vllm.test_device_kernels import trimming_by_tensors
 from tests.pipeline.transfers import view_of
 from tests.runtime.oracle import Scripted, random_script, scripted_stage
@@ -44,7 +43,7 @@ def kernels():
 
 @pytest.fixture(scope="module")
 def launches():
-    with imported_anew(DEVICE, interpreted=True), trimming_by_tensors():
+    with device_kernels(interpreted=True), trimming_by_tensors():
         yield launches_for(CPU)
 
 
