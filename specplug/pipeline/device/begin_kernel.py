@@ -77,6 +77,7 @@ def begin_row(it, program, SIZES: tl.constexpr):  # type: ignore[no-untyped-def]
         program: the row.
         SIZES: M of `DeviceState`, and a power of two above N and G.
     """
+    STOPS: tl.constexpr = SIZES[0]
     BLOCK: tl.constexpr = SIZES[1]
     row = program.to(tl.int64)
     source_row = tl.load(it.order + row)
@@ -86,7 +87,7 @@ def begin_row(it, program, SIZES: tl.constexpr):  # type: ignore[no-untyped-def]
     rejected = tl.load(it.engine.num_rejected + source_row)
     length = (tl.load(it.engine.total_len + at) + it.engine.lacking).to(tl.int32)
     heat = tl.load(it.temperatures + at)
-    facts = it.state.table + slot * (STOP_IDS + SIZES[0])
+    facts = it.state.table + slot * (STOP_IDS + STOPS)
     head = it.state.heads + slot * (it.most + SOURCES)
     generation = tl.load(facts + GENERATION)
     end = tl.load(facts + END).to(tl.int32)
@@ -100,7 +101,7 @@ def begin_row(it, program, SIZES: tl.constexpr):  # type: ignore[no-untyped-def]
     fresh = columns < emitted
     token = tl.load(it.engine.all_token_ids + slot * it.tokens_stride + start + columns, mask=fresh, other=-1)
     is_last = start + columns + 1 >= end
-    for place in tl.static_range(SIZES[0]):
+    for place in tl.static_range(STOPS):
         is_last = is_last | (token == tl.load(facts + STOP_IDS + place))
     last = tl.reduce(tl.where(is_last & fresh, columns, BLOCK), 0, smaller)
     had_ended = tl.load(it.state.stopped + slot) == generation
