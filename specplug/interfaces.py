@@ -122,6 +122,14 @@ class Proposer(abc.ABC):
         if limits is not None and draft is not None:
             self.propose(batch, limits, draft)
 
+    def may_repeat(self) -> bool:
+        """Return whether, for the same batch, `step` would again launch what it launched last, and nothing else (host).
+
+        Engines then make these launches again instead of calling `step`; so this is a step.  Only launches by
+        `specplug.launching.Launcher` can be repeated.
+        """
+        return False
+
     def observe(self, batch: EngineBatch, draft: Draft, verdict: Verdict) -> None:  # noqa: B027 - optional
         """Learn from the verdicts on earlier drafts.
 

@@ -5,11 +5,39 @@
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+
+Launch = tuple[Callable[..., None], Sequence[Any]]
+"""A launch that was made, and its arguments."""
+
+
+class _Recording(threading.local):
+    launches: list[Launch] | None = None
+
+
+_recording = _Recording()
+
+
+@contextmanager
+def recording() -> Iterator[list[Launch]]:
+    """Return a list to which all launches of this thread are added."""
+    launches = _recording.launches = list[Launch]()
+    try:
+        yield launches
+    finally:
+        _recording.launches = None
+
+
+class Number(int):
+    """An argument that differs from step to step."""
 
 
 class Launcher:
@@ -42,7 +70,7 @@ class Launcher:
             constants: in the kernel's order.
         """
         if self._is_interpreted:
-            self._kernel[grid](*arguments, **constants)
+            _launch(partial(self._kernel[grid], **constants), arguments)
             return
         first = arguments[0]
         while isinstance(first, tuple):
@@ -54,7 +82,26 @@ class Launcher:
             compiled = self._kernel.warmup(*others, **constants, grid=grid, num_warps=self._num_warps)
             self.compiled[key] = compiled
         if all(grid):
-            compiled[grid](*arguments, *constants.values())
+            _launch(_bound(compiled, grid), (*arguments, *constants.values()))
+
+
+def _bound(compiled: Any, grid: tuple[int, int, int]) -> Callable[..., None]:
+    """Return what launches a compiled kernel, as Triton does but for the hooks of its own profiler."""
+    from triton.runtime import driver
+
+    run, function, metadata, active = compiled.run, compiled.function, compiled.packed_metadata, driver.active
+
+    def launch(*arguments: Any) -> None:
+        stream = active.get_current_stream(active.get_current_device())
+        run(*grid, stream, function, metadata, None, None, None, *arguments)
+
+    return launch
+
+
+def _launch(launch: Callable[..., None], arguments: Sequence[Any]) -> None:
+    launch(*arguments)
+    if _recording.launches is not None:
+        _recording.launches.append((launch, arguments))
 
 
 def unspecialised(argument: Any) -> Any:

@@ -251,6 +251,10 @@ class Retrieval(LookupProposer):
         self.update()
         super().step(batch, limits, draft)
 
+    def may_repeat(self) -> bool:
+        """Return whether the newest step's launches may be made again: not if the store has changed."""
+        return self.watcher.changed(self._loaded) is None and super().may_repeat()
+
     def begin(self, slot: int, generation: int, owner: int, request: Request) -> int:
         """Begin a request's text in a slot; documents that it names follow its own references."""
         self.update()  # otherwise a new tenant of the store is not known yet

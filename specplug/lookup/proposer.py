@@ -90,6 +90,10 @@ class LookupProposer(Proposer):
         """Ingest new tokens and learn from them, and fill in the drafts."""
         self.steps.run(batch, limits, draft)
 
+    def may_repeat(self) -> bool:
+        """Return whether the newest step's launches may be made again; this counts as a step."""
+        return self.steps.may_repeat()
+
     def ingest(self, batch: EngineBatch) -> None:
         """Ingest new tokens and learn from them."""
         self.step(batch, None, None)

@@ -82,6 +82,7 @@ class LookupSteps:
         self._draft_length, self._engine_tokens, self._trees = draft_length, engine_tokens, trees
         self._barriers: tuple[tuple[Barrier, ...], Tensor, Tensor] | None = None
         self._steps = 0
+        self._launched: at.State | None = None  # the state of the newest step, if it only launched
         self._use(self.state)
 
     def _use(self, state: at.State) -> None:
@@ -151,6 +152,7 @@ class LookupSteps:
         self._steps += 1
         if self._steps % at.HALVED_EVERY == 0:
             at.halve(self.state)
+        self._launched = None if batch.barriers else self.state
         self._arranged, source = self._arguments(batch, limits, batch.num_new if is_new else None)
         self._form.ingest(*self._memory, self._arranged, source)
         if batch.barriers:
@@ -164,6 +166,13 @@ class LookupSteps:
             self._append(self._arranged, batch.engine_ids, drafts)
             self._form.scan(*self._memory, self._arranged)
             self._draft(batch, drafts)
+
+    def may_repeat(self) -> bool:
+        """Count a step, and return whether it launches what `run` launched last, if it is of the same batch."""
+        if self._is_compiled or self._launched is not self.state or (self._steps + 1) % at.HALVED_EVERY == 0:
+            return False
+        self._steps += 1
+        return True
 
     def _append(self, rows: at.Rows, engine_ids: Tensor, drafts: at.Drafts) -> None:
         ids: Any = whole_rows(engine_ids.int()) if self._is_compiled else engine_ids

@@ -157,6 +157,11 @@ class DraftStage:
         )
         return not has_answered or answers[0]
 
+    @property
+    def cuts_by_plan(self) -> bool:
+        """Whether the plan and the size of a step tell whether it `cuts`."""
+        return type(self._trimmer).cuts_without_budget is Trimmer.cuts_without_budget
+
     def trimmed(self, batch: EngineBatch, draft: Draft, plan: StepPlan) -> Draft:
         """Return what the policy's trim half keeps of the drafts of a step that `cuts`.
 

@@ -59,6 +59,10 @@ class ProposerHandle:
         if draft is not None and self.caps.needs_host:
             _check_ids(draft, batch.vocab_size)
 
+    def may_repeat(self) -> bool:
+        """Return whether the proposer's newest step may be repeated; see `Proposer.may_repeat`."""
+        return self.proposer.may_repeat()
+
     def observe(self, batch: EngineBatch, draft: Draft, verdict: Verdict) -> None:
         """Pass the verdict to the proposer, which learns."""
         self.proposer.observe(batch, draft, verdict)
@@ -147,6 +151,9 @@ class HostHandle(ProposerHandle):
             if own.lengths.numpy().any():
                 draft.copy_(_on_device(own, draft.device))
             self._own = own
+
+    def may_repeat(self) -> bool:
+        return False
 
     def observe(self, batch: EngineBatch, draft: Draft, verdict: Verdict) -> None:
         if self._is_busy():

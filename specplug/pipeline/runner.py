@@ -111,6 +111,13 @@ class ProposerRunner:
         self._missed_resets.update(reset_slots)
         return self.guard.admits_step() and self.guard.call(self.handle.check_ready)
 
+    def may_repeat(self) -> bool:
+        """Return whether the launches of the proposer's newest step may be made again instead of its next step."""
+        if self.guard.is_off or self._missed_resets:
+            return False
+        answers = list[bool]()
+        return self.guard.call(lambda: answers.append(self.handle.may_repeat())) and answers[0]
+
     def note_resets(self, reset_slots: Iterable[int]) -> None:
         """Keep slots that were reset in a step without the proposer, for its next step."""
         self._missed_resets.update(reset_slots)

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from specplug.errors import ContractError
+from specplug.launching import Number, recording
 from specplug.pipeline.buffers import sanitize, shift_sources
 from specplug.pipeline.device.columns import (
     COUNTED,
@@ -28,6 +29,7 @@ from specplug.pipeline.engine_rows import DraftOutputs, EngineRows
 from specplug.pipeline.expected import may_report, survival_sums
 from specplug.runtime.draft_report import NO_DRAFTS, DraftReport, engine_tokens_after
 from specplug.runtime.ends import StopDetector
+from specplug.runtime.repeated import Repeated
 from specplug.runtime.slots import NO_CAP, RowFacts, SlotTable
 from specplug.types.batch import EngineBatch
 from specplug.types.caps import Distribution
@@ -57,6 +59,15 @@ class _DeviceRows(NamedTuple):
     places: Tensor
     batch: EngineBatch
     handed: EngineBatch
+
+
+class _Taken(NamedTuple):
+    """A step's drafts, whether it is reported and has a record, and whether it did nothing but launch kernels."""
+
+    draft: Draft
+    is_reported: bool
+    has_record: bool
+    only_launched: bool
 
 
 class DeviceSteps:
@@ -99,6 +110,7 @@ class DeviceSteps:
         self._sums = DraftSums.allocate(stage)
         self._records = self._sums.records.numpy()
         self._recorded = self._read = 0  # steps with a record, and those of them whose record has been read
+        self._again: dict[bool, Repeated[_Taken] | None] = {}
         self._unused = 0  # steps in a row whose drafts held none of the engine's tokens
         self.report, self.may_report = NO_DRAFTS, may_report(stage)
         self._warm_up(*like)
@@ -144,11 +156,37 @@ class DeviceSteps:
             The drafts of the rows that may draft, [B, plan.draft_length].  The next step overwrites them.
         """
         self._slots.flush()
+        inputs = *engine[:5], engine.engine_ids, temperature, last_sampled, *outputs
+        key = facts, plan, reports, reports_expected, engine.lengths_by_row, engine.lacking
+        again = self._again.get(reports_expected)
+        if again is not None and again.fits(key, inputs) and self._runner.may_repeat():
+            taken = again.result
+            self._recorded += taken.has_record
+            again.launch(inputs, self._recorded * taken.has_record)
+        else:
+            with recording() as launches:
+                taken = self._take(facts, engine, outputs, last_sampled, temperature, plan, reports, reports_expected)
+            self._again[reports_expected] = Repeated(key, launches, inputs, taken) if taken.only_launched else None
+        self.report = DraftReport(self._records[self._recorded % RECORDS, 1:]) if taken.is_reported else NO_DRAFTS
+        return taken.draft
+
+    def _take(
+        self,
+        facts: RowFacts,
+        engine: EngineRows,
+        outputs: DraftOutputs,
+        last_sampled: Tensor,
+        temperature: Tensor,
+        plan: StepPlan,
+        reports: bool,
+        reports_expected: bool,
+    ) -> _Taken:
         rows = self._rows_of(facts, engine)
         size, caps = len(facts.names), self._caps_of(facts, plan)
         is_reported = reports_expected and self.may_report and size > 0
         draft_length = self._runner.buffer.draft_length if is_reported else plan.draft_length
         draft, has_drafted, adds = self._view(size, draft_length), False, False
+        only_launched = False
         if draft.drawn is not None:
             draft.drawn.fill_(True)
         if size:
@@ -166,6 +204,9 @@ class DeviceSteps:
                 adds = is_reported and has_drafted
                 is_cut = self._cut(batch, draft, plan, caps, adds=adds)
                 adds = adds and not is_cut
+                is_seen = reports and self._stage.has_observers
+                only_launched = has_drafted and self._stage.cuts_by_plan and draft.drawn is None
+                only_launched = only_launched and not (is_cut or is_seen or resets or plan.caps)
                 self._stage.in_flight.is_empty = False
             else:
                 self._runner.note_resets(resets)
@@ -186,10 +227,9 @@ class DeviceSteps:
             outputs,
             self._sums,
             adds=adds,
-            step=self._recorded * has_record,
+            step=Number(self._recorded * has_record),
         ).launch()
-        self.report = DraftReport(self._records[self._recorded % RECORDS, 1:]) if is_reported else NO_DRAFTS
-        return self._view(size, plan.draft_length)
+        return _Taken(self._view(size, plan.draft_length), is_reported, has_record, only_launched)
 
     def engine_tokens(self) -> int:
         """Return how many tokens the engine's own drafter should draft in the next step; see `engine_tokens_after`.

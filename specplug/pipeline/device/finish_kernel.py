@@ -20,6 +20,7 @@ from specplug.pipeline.expected import UNIT
 ENDED, OF_ENGINE, ROWS = map(tl.constexpr, (columns.ENDED, columns.OF_ENGINE, columns.ROWS))
 """Entries of `DraftSums.sums`."""
 SURVIVAL_UNIT, STEP = tl.constexpr(float(UNIT)), tl.constexpr(columns.STEP)
+RECORDS = tl.constexpr(columns.RECORDS)
 
 
 class Finish(NamedTuple):
@@ -27,8 +28,8 @@ class Finish(NamedTuple):
 
     Attributes:
         draft_lengths: of `draft`.
-        sums, record: of `DraftSums`, the record being that of the step.
-        last_stride, draft_stride, out_stride, confidence_stride, from_engine_stride: between rows.
+        sums, records: of `DraftSums`.
+        last_stride, draft_stride, out_stride, confidence_stride, from_engine_stride, records_stride: between rows.
         columns_count: K.
         max_slots, most: S and N of `DeviceColumns`.
         num_sources, engine_source: sources of drafts, and the number of the engine's own.
@@ -44,12 +45,13 @@ class Finish(NamedTuple):
     draft_lengths: Tensor
     outputs: DraftOutputs
     sums: Tensor
-    record: Tensor
+    records: Tensor
     last_stride: int
     draft_stride: int
     out_stride: int
     confidence_stride: int
     from_engine_stride: int
+    records_stride: int
     columns_count: int
     max_slots: int
     most: int
@@ -140,12 +142,13 @@ def finish_row(it, program, SIZES: tl.constexpr):  # type: ignore[no-untyped-def
         tl.debug_barrier()
         ended = tl.atomic_add(it.sums + ENDED, 1, sem="acq_rel")
         if ended == tl.num_programs(0) - 1:
-            amount = tl.atomic_xchg(it.sums + ROWS + 1 + columns, tl.full([BLOCK], 0, tl.int64), mask=columns < it.most)
-            tl.store(it.record + 2 + columns, amount, mask=columns < it.most)
             zero = row * 0
-            tl.store(it.record + 1, tl.atomic_xchg(it.sums + ROWS, zero))
+            record = it.records + it.step % RECORDS * it.records_stride
+            amount = tl.atomic_xchg(it.sums + ROWS + 1 + columns, tl.full([BLOCK], 0, tl.int64), mask=columns < it.most)
+            tl.store(record + 2 + columns, amount, mask=columns < it.most)
+            tl.store(record + 1, tl.atomic_xchg(it.sums + ROWS, zero))
             tl.atomic_xchg(it.sums + ENDED, zero)
-            tl.store(it.record, it.step.to(tl.int64) * STEP + tl.atomic_xchg(it.sums + OF_ENGINE, zero))
+            tl.store(record, it.step.to(tl.int64) * STEP + tl.atomic_xchg(it.sums + OF_ENGINE, zero))
 
 
 @triton.jit  # type: ignore[untyped-decorator]
