@@ -36,9 +36,7 @@ _APPEND = Launcher(append_kernel, num_warps=1)
 _REMEMBER = Launcher(remember_kernel, num_warps=8)
 
 
-def ingest(
-    state: State, texts: Tensor, rows: Rows, source: Source, learns: bool, begin: RowWork | None = None
-) -> None:
+def ingest(state: State, texts: Tensor, rows: Rows, source: Source, learns: bool, begin: RowWork | None = None) -> None:
     """Launch; see `plain.ingest`.  If there is work to `begin` with, whose rows these are, do it first."""
     memory = *state[:4], state.chain.shape[2], *state[4:8], len(state.ring)
     of_rows = rows.slots, rows.generations, texts, texts.stride(0), texts.shape[1], rows.lengths

@@ -132,18 +132,24 @@ class LookupSteps:
     # -- steps -----------------------------------------------------------------------------------------------------
 
     def warm_up(self) -> None:
-        """Compile or load everything, by a step of a row of no request, which changes nothing."""
-        one = torch.ones(1, dtype=torch.int32, device=self._device)
+        """Compile or load everything, by a step of a row of no request, which changes nothing.
+
+        With work `around`, which has no programs, it is a step of no row.
+        """
+        is_alone = self.around is None or self.around.begin is None
+        one = torch.ones(int(is_alone), dtype=torch.int32, device=self._device)
         slots, stale = torch.zeros_like(one).long(), one.long() * NO_GENERATION
         row = EngineBatch(slots, stale, slots, one[None], one, one > 0, one, one.float(), one > 0, vocab_size=1)
-        rows, source = self._arguments(row, one, None)
-        for name, more in (("ingest", (source, True)), ("scan", ()), ("search", ())):
-            getattr(self._form, name)(*self._memory, rows, *more)
+        self._arranged, source = self._arguments(row, one, None)
+        self._ingest(row, source)
+        self._form.scan(*self._memory, self._arranged)
+        self._form.search(*self._memory, self._arranged)
         draft = Draft.allocate(1, self._draft_length, device=self._device, trees=self._trees)
         drafts = self._drafts_of(draft)
-        self._form.draft(*self._memory, rows, drafts, 1)
+        self._draft(row, drafts, is_last=True)
         if self._engine_tokens:
-            self._append(rows, torch.zeros(1, self._engine_tokens, dtype=torch.int32, device=self._device), drafts)
+            engine_ids = torch.zeros(len(one), self._engine_tokens, dtype=torch.int32, device=self._device)
+            self._append(self._arranged, engine_ids, drafts)
         self.remember(0, 0, 0, 0, 1, 0)
 
     def run(self, batch: EngineBatch, limits: Tensor | None, draft: Draft | None, *, is_new: bool = True) -> None:
