@@ -62,7 +62,7 @@ class Texts:
         if self._steps % at.HALVED_EVERY == 0:
             at.halve(self._state)
         torch.sub(self.lengths, self._known, out=self._new)
-        compiled.ingest(*self._step, self._source)
+        compiled.ingest(*self._step, self._source, True)
         self._known.copy_(self.lengths)
         compiled.scan(*self._step)
         compiled.draft(*self._step, at.views(self.drafts), VOCAB_SIZE)

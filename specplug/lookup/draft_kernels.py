@@ -234,10 +234,16 @@ def draft_kernel(
     slots, generations, limits, texts, texts_stride, facts, chain, voted, counts, chain_length, ring, owners, buckets,
     ring_end, capacity, matches, matches_stride, blocks, kept, figures, scopes, corpus, segments, tenants,
     tenants_count, corpus_matches, ranks_count, engine_tokens, ids, ids_stride, confidences, sources, draft_lengths,
-    draft_length, vocab_size, COLUMNS: tl.constexpr,
+    draft_length, vocab_size, finish, finished, COLUMNS: tl.constexpr, FINISH: tl.constexpr, SIZES: tl.constexpr,
 ):  # fmt: skip
-    """Draft a chain for a row, and pad."""
-    row = tl.program_id(0)
+    """Draft a chain for a row, and pad; if the step has `FINISH`, do so for one of the rows `finished`, -1 for none."""
+    program = tl.program_id(0)
+    row = program
+    is_row = program >= 0
+    if FINISH is not None:
+        row = tl.load(finished + program)
+        is_row = row >= 0
+        row = larger(row, 0)
     columns = tl.arange(0, COLUMNS)
     slot = tl.load(slots + row).to(tl.int64)
     facts = facts + slot * FACTS
@@ -250,7 +256,7 @@ def draft_kernel(
     tokens = columns * 0
     origins = columns * 0
     levels = columns * 0
-    if is_current & (n > tl.load(facts + START)) & (limit > 0):
+    if is_row & is_current & (n > tl.load(facts + START)) & (limit > 0):
         own = (text, n + engine, tl.load(text + n + engine - 1), engine)
         memory = (ring, owners, capacity, tl.load(ring_end), corpus)
         voted = voted + slot * 2 * CANDIDATES
@@ -262,13 +268,16 @@ def draft_kernel(
         drafted, tokens, origins, levels = vote(
             facts, chain, chain_length, own, memory, found, limit, tables, vocab_size, columns
         )
-    mask = columns < draft_length
+    mask = flags((columns < draft_length) & is_row)
     is_drafted = columns < drafted
     tl.store(ids + row * ids_stride + columns, tl.where(is_drafted, tokens, -1), mask=mask)
     rates = tl.where(is_drafted, levels, 0).to(tl.float32) * (1.0 / LEVELS)
     tl.store(confidences + row * ids_stride + columns, rates, mask=mask)
     tl.store(sources + row * ids_stride + columns, tl.where(is_drafted, origins, -1), mask=mask)
-    tl.store(draft_lengths + row, drafted)
+    tl.store(draft_lengths + row, drafted, mask=is_row)
+    if FINISH is not None:
+        tl.debug_barrier()  # it reads what has been stored
+        FINISH(finish, program, SIZES)
 
 
 @triton.jit

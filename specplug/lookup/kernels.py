@@ -1,8 +1,8 @@
 """The lookup for GPUs, in Triton: its launches.
 
-A step launches `ingest` and `scan`, each of a program per row and block of its text, and `draft`, of a program per row.
-The first block of a row learns, and all programs count by atomic additions of whole numbers; `remember` is one program.
-So results do not depend on the order of programs.  No argument is specialised for.
+A step launches `ingest`, `scan` and `draft`, of a program per row, for `scan` also per block of its text.  What a step
+does before and after its proposer, `ingest` and `draft` do too if they get that `RowWork`.  Programs count by atomic
+additions of whole numbers, and `remember` is one program, so results do not depend on the order of programs.
 
     kernel_arithmetic   numbers that decide
     memory_kernels      the ring: read, matched, shared by siblings, and `remember`
@@ -14,9 +14,11 @@ So results do not depend on the order of programs.  No argument is specialised f
 
 from __future__ import annotations
 
+from typing import Any
+
 from torch import Tensor
 
-from specplug.launching import Launcher
+from specplug.launching import Launcher, RowWork
 from specplug.lookup import layout as at
 from specplug.lookup.corpus_kernels import search_kernel
 from specplug.lookup.draft_kernels import append_kernel, draft_kernel
@@ -34,20 +36,24 @@ _APPEND = Launcher(append_kernel, num_warps=1)
 _REMEMBER = Launcher(remember_kernel, num_warps=8)
 
 
-def ingest(state: State, texts: Tensor, rows: Rows, source: Source) -> None:
-    """Launch; see `plain.ingest`."""
-    step = *rows[:3], texts, texts.stride(0), texts.shape[1], state.slots, source.table, source.table.stride(0)
-    grid = len(rows.slots), -(-texts.shape[1] // at.BLOCK), 1
+def ingest(state: State, texts: Tensor, rows: Rows, source: Source, learns: bool, begin: RowWork | None = None) -> None:
+    """Launch; see `plain.ingest`.  If there is work to `begin` with, whose rows these are, do it first."""
+    memory = *state[:4], state.chain.shape[2], *state[4:8], len(state.ring)
+    of_rows = rows.slots, rows.generations, texts, texts.stride(0), texts.shape[1], rows.lengths
+    step = *of_rows, *memory, source.table, source.table.stride(0), *source[1:], int(learns)
     types = rows.generations.dtype, source.rows.dtype
-    _INGEST(grid, *step, *source[1:], types=types, BLOCK=at.BLOCK)
+    sizes = {"COLUMNS": _columns(state), "BLOCK": at.BLOCK}
+    record, own_types, function, constants = _carried(begin)
+    _INGEST((len(rows.slots), 1, 1), *step, record, types=(*types, own_types), **sizes, BEGIN=function, SIZES=constants)
 
 
 def scan(state: State, texts: Tensor, rows: Rows) -> None:
     """Launch; see `plain.scan`."""
     kept = _kept(state)
     grid = len(rows.slots), state.matches.shape[1] // kept, 1
+    step = rows.slots, rows.generations, rows.limits, texts, texts.stride(0), state.slots
     types = rows.generations.dtype
-    _SCAN(grid, *_memory(state, texts, rows), kept, types=types, COLUMNS=_columns(state), BLOCK=at.BLOCK)
+    _SCAN(grid, *step, state.matches, state.matches.stride(0), kept, types=types, BLOCK=at.BLOCK)
 
 
 def search(state: State, texts: Tensor, rows: Rows) -> None:
@@ -58,8 +64,10 @@ def search(state: State, texts: Tensor, rows: Rows) -> None:
     _SEARCH((len(rows.slots), several, 1), *step, *static, types=rows.generations.dtype)
 
 
-def draft(state: State, texts: Tensor, rows: Rows, drafts: Drafts, vocab_size: int) -> None:
-    """Launch; see `plain.draft`."""
+def draft(
+    state: State, texts: Tensor, rows: Rows, drafts: Drafts, vocab_size: int, finish: RowWork | None = None
+) -> None:
+    """Launch; see `plain.draft`.  If there is work to `finish` chains with, do it last."""
     kept = _kept(state)
     static = state.scopes, state.corpus, state.segments, state.tenants, len(state.tenants), state.corpus_matches
     of_row = state.matches.shape[1] // kept, kept, state.figures
@@ -72,7 +80,11 @@ def draft(state: State, texts: Tensor, rows: Rows, drafts: Drafts, vocab_size: i
         _TREE(grid, *step, state.nodes, *out, drafts.parents, *bounds, types=types, COLUMNS=_columns(state))
     else:
         engine_tokens = at.own_rows(state).shape[1]
-        _DRAFT(grid, *step, engine_tokens, *out, *bounds, types=types, COLUMNS=_columns(state))
+        record, own_types, function, constants = _carried(finish)
+        more = record, None if finish is None else finish.rows
+        sizes = {"COLUMNS": _columns(state), "FINISH": function, "SIZES": constants}
+        grid = grid if finish is None else (finish.programs, 1, 1)
+        _DRAFT(grid, *step, engine_tokens, *out, *bounds, *more, types=(types, own_types), **sizes)
 
 
 def append(state: State, texts: Tensor, rows: Rows, engine_ids: Tensor, drafts: Drafts) -> None:
@@ -83,6 +95,11 @@ def append(state: State, texts: Tensor, rows: Rows, engine_ids: Tensor, drafts: 
     types = rows.generations.dtype, engine_ids.dtype
     own = drafts.confidence, drafts.confidence.stride(0)
     _APPEND((len(rows.slots), 1, 1), *of_rows, *memory, *of_engine, *own, types=types, COLUMNS=_columns(state))
+
+
+def _carried(work: RowWork | None) -> tuple[Any, Any, Any, Any]:
+    """Return the record, the types, the function and the constants of work, None without any."""
+    return (None,) * 4 if work is None else (work.record, work.types, work.function, work.sizes)
 
 
 def _kept(state: State) -> int:
@@ -96,9 +113,8 @@ def _columns(state: State) -> int:
 
 
 def _memory(state: State, texts: Tensor, rows: Rows) -> tuple[object, ...]:
-    """Return the arguments that are alike in `scan` and `draft`."""
-    slots, generations, _, limits = rows
-    of_rows = slots, generations, limits, texts, texts.stride(0)
+    """Return the arguments that are alike in the drafts of chains and of trees."""
+    of_rows = rows.slots, rows.generations, rows.limits, texts, texts.stride(0)
     matches = state.matches, state.matches.stride(0)
     return *of_rows, *state[:4], state.chain.shape[2], *state[4:8], len(state.ring), *matches
 

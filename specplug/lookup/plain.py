@@ -17,11 +17,11 @@ from specplug.lookup.layout import INDEX, KIND, PLACE, TOKEN, WEIGHT, Drafts, Ro
 from specplug.lookup.learning import ask, begin_draft, confidence, end_draft, engine_level, learn
 
 
-def ingest(state: State, texts: Any, rows: Rows, source: Source) -> None:
-    """Copy each row's new tokens to its text; `scan` comes next.
+def ingest(state: State, texts: Any, rows: Rows, source: Source, learns: bool) -> None:
+    """Copy each row's new tokens to its text, and learn from them; `scan` comes next.
 
     A text is cut where tokens were withdrawn or replaced, and tokens that were never passed become negative.  A text
-    that there is no room for has only its references.
+    that there is no room for has only its references.  Without `learns`, another call without new tokens learns.
     """
     for row in range(rows.slots.size):
         slot = rows.slots[row]
@@ -50,17 +50,18 @@ def ingest(state: State, texts: Any, rows: Rows, source: Source) -> None:
                 text[k] = line[k - shift]
             facts[at.END] = end
             facts[at.ENGINE] = 0
+            if learns:
+                learn(state, slot, text, end)
 
 
 def scan(state: State, texts: Any, rows: Rows) -> None:
-    """Learn from each row's new tokens, and write its best matches to `matches`."""
+    """Write each row's best matches to `matches`."""
     for row in range(rows.slots.size):
         slot = rows.slots[row]
         facts = state.slots[slot]
         state.matches[row, :] = 0
         if facts[at.GENERATION] == rows.generations[row]:
             n = int(facts[at.END])
-            learn(state, slot, texts[slot], n)
             if rows.limits[row] > 0 and n > 0:
                 number = at.TREE_MATCHES if state.nodes.shape[0] > 0 else 1
                 best_matches(texts[slot], n + facts[at.ENGINE], state.matches[row, :number])

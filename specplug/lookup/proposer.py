@@ -7,6 +7,7 @@ from typing import NamedTuple
 from torch import Tensor
 
 from specplug.interfaces import PluginContext, Proposer
+from specplug.launching import Around
 from specplug.lookup import layout as at
 from specplug.lookup.groups import Groups
 from specplug.lookup.options import LookupSettings
@@ -82,8 +83,13 @@ class LookupProposer(Proposer):
         self._occupants: dict[int, _Occupant] = {}
         self._places = 0  # of the ring, at most, that have been used
 
+    @property
+    def around(self) -> Around | None:
+        """What a step does before and after, which kernels of chains take over; see `LookupSteps`."""
+        return self.steps.around
+
     def warmup(self) -> None:
-        """Compile or load the kernels."""
+        """Compile or load the kernels, also those that do what is `around` them, without programs."""
         self.steps.warm_up()
 
     def step(self, batch: EngineBatch, limits: Tensor | None, draft: Draft | None) -> None:

@@ -39,72 +39,80 @@ from specplug.lookup.memory_kernels import share
 
 @kernel
 def ingest_kernel(
-    slots, generations, lengths, texts, texts_stride, capacity, facts, table, table_stride, table_rows, firsts,
-    num_new, BLOCK: tl.constexpr,
+    slots, generations, texts, texts_stride, capacity, lengths, facts, chain, voted, counts, chain_length, ring, owners,
+    buckets, ring_end, ring_capacity, table, table_stride, table_rows, firsts, num_new, learns, begin,
+    COLUMNS: tl.constexpr, BLOCK: tl.constexpr, BEGIN: tl.constexpr, SIZES: tl.constexpr,
 ):  # fmt: skip
-    """Copy a block of a row's new tokens; the first block does the rest."""
+    """Begin a row by `BEGIN`, if the step has one, copy its new tokens, and learn from them."""
     row = tl.program_id(0)
-    block = tl.program_id(1)
+    if BEGIN is not None:
+        BEGIN(begin, row, SIZES)
+        tl.debug_barrier()  # what it has stored is read here
     slot = tl.load(slots + row).to(tl.int64)
     facts = facts + slot * FACTS
     text = texts + slot * texts_stride
-    start = tl.load(facts + START)
-    length = tl.load(lengths + row)
-    has_room = start + length <= capacity
-    end = tl.where(has_room, start + length, start)
-    begin = tl.where(has_room, end - tl.load(num_new + row), start)
-    k = begin + block * BLOCK + tl.arange(0, BLOCK)
-    line = table + tl.load(table_rows + row) * table_stride - start - tl.load(firsts + row)
-    is_current = tl.load(facts + GENERATION) == tl.load(generations + row)
-    if is_current & (block > 0) & (begin + block * BLOCK < end):
-        tl.store(text + k, tl.load(line + k, mask=k < end), mask=k < end)
-    if is_current & (block == 0):
-        known = tl.load(facts + END)
-        drafted = tl.load(facts + ENGINE)
-        written = tl.load(facts + WRITTEN)
-        tokens = tl.load(line + k, mask=k < end, other=-1)
-        is_compared = (k < end) & (k < begin + drafted)
-        is_other = is_compared & (tl.load(text + k, mask=is_compared, other=-1) != tokens)
-        is_unlike = (begin != known) | (tl.reduce(is_other.to(tl.int32), 0, larger) > 0)
+    if tl.load(facts + GENERATION) == tl.load(generations + row):
+        start = tl.load(facts + START)
+        length = tl.load(lengths + row)
+        has_room = start + length <= capacity
+        end = tl.where(has_room, start + length, start)
+        first = tl.where(has_room, end - tl.load(num_new + row), start)
+        line = table + tl.load(table_rows + row) * table_stride - start - tl.load(firsts + row)
+        copy(facts, text, line, first, end, BLOCK)
         tl.debug_barrier()
-        for piece in range(known, begin, BLOCK):
-            gap = piece + tl.arange(0, BLOCK)
-            tl.store(text + gap, -1, mask=gap < begin)
-        tl.store(text + k, tokens, mask=k < end)
-        tl.store(facts + VOTED_FOR, 0, mask=is_unlike)
-        tl.store(facts + CHAIN_FOR, 0, mask=begin != known)
-        tl.store(facts + WRITTEN, smaller(written, begin), mask=begin < known)
-        anchors = tl.arange(0, FACTS - ANCHORS)
-        tl.store(facts + ANCHORS + anchors, 0, mask=anchors < tl.where(begin < known, FACTS - ANCHORS, 0))
-        tl.store(facts + END, end)
-        tl.store(facts + ENGINE, 0)
+        if learns > 0:
+            own_chain = chain + slot * CHAIN_ROWS * chain_length
+            own_votes = voted + slot * 2 * CANDIDATES
+            learn(facts, own_chain, own_votes, counts, text, end, chain_length, COLUMNS)
+            if tl.load(facts + GROUP) > 0:
+                share(facts, (ring, owners, ring_capacity, tl.load(ring_end)), buckets, text, end, 64)
+
+
+@triton.jit
+def copy(facts, text, line, begin, end, BLOCK: tl.constexpr):
+    """Copy the tokens from `begin` to `end` of a line to a text."""
+    known = tl.load(facts + END)
+    drafted = tl.load(facts + ENGINE)
+    written = tl.load(facts + WRITTEN)
+    k = begin + tl.arange(0, BLOCK)
+    tokens = tl.load(line + k, mask=k < end, other=-1)
+    is_compared = (k < end) & (k < begin + drafted)
+    is_other = is_compared & (tl.load(text + k, mask=is_compared, other=-1) != tokens)
+    is_unlike = (begin != known) | (tl.reduce(is_other.to(tl.int32), 0, larger) > 0)
+    tl.debug_barrier()
+    for piece in range(known, begin, BLOCK):
+        gap = piece + tl.arange(0, BLOCK)
+        tl.store(text + gap, -1, mask=gap < begin)
+    tl.store(text + k, tokens, mask=k < end)
+    for piece in range(begin + BLOCK, end, BLOCK):
+        k = piece + tl.arange(0, BLOCK)
+        tl.store(text + k, tl.load(line + k, mask=k < end), mask=k < end)
+    tl.store(facts + VOTED_FOR, 0, mask=is_unlike)
+    tl.store(facts + CHAIN_FOR, 0, mask=begin != known)
+    tl.store(facts + WRITTEN, smaller(written, begin), mask=begin < known)
+    anchors = tl.arange(0, FACTS - ANCHORS)
+    tl.store(facts + ANCHORS + anchors, 0, mask=anchors < tl.where(begin < known, FACTS - ANCHORS, 0))
+    tl.store(facts + END, end)
+    tl.store(facts + ENGINE, 0)
 
 
 @kernel
 def scan_kernel(
-    slots, generations, limits, texts, texts_stride, facts, chain, voted, counts, chain_length, ring, owners, buckets,
-    ring_end, capacity, matches, matches_stride, kept, COLUMNS: tl.constexpr, BLOCK: tl.constexpr,
+    slots, generations, limits, texts, texts_stride, facts, matches, matches_stride, kept, BLOCK: tl.constexpr
 ):  # fmt: skip
-    """Learn, in the first block of a row, and write the `kept` best matches in a block."""
+    """Write the `kept` best matches in a block of a row's text."""
     row = tl.program_id(0)
     block = tl.program_id(1)
     slot = tl.load(slots + row).to(tl.int64)
     limit = tl.load(limits + row)
     facts = facts + slot * FACTS
-    text = texts + slot * texts_stride
     n = tl.load(facts + END)
     end = n + tl.load(facts + ENGINE)
     is_current = tl.load(facts + GENERATION) == tl.load(generations + row)
-    if (block == 0) & is_current:
-        own_chain = chain + slot * CHAIN_ROWS * chain_length
-        own_votes = voted + slot * 2 * CANDIDATES
-        learn(facts, own_chain, own_votes, counts, text, n, chain_length, COLUMNS)
-        if tl.load(facts + GROUP) > 0:
-            share(facts, (ring, owners, capacity, tl.load(ring_end)), buckets, text, n, 64)
     matches = matches + row * matches_stride + block * kept
     if is_current & (limit > 0) & (n > 0) & (block * BLOCK < end - 1):
         places = block * BLOCK + 1 + tl.arange(0, BLOCK)
-        found = match_lengths(text, end, places).to(tl.int64)
+        found = match_lengths(texts + slot * texts_stride, end, places).to(tl.int64)
         found = tl.where(found > 0, (found << 32) + places, 0)
         for k in range(kept):
             best = tl.reduce(found, 0, larger)

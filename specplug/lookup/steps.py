@@ -16,6 +16,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from specplug.launching import Around
 from specplug.lookup import corpora
 from specplug.lookup import layout as at
 from specplug.types.batch import Barrier, EngineBatch
@@ -54,6 +55,7 @@ class LookupSteps:
     Attributes:
         state: see `layout.State`.
         texts: [S, L] int32.
+        around: what kernels do besides in the next step, on GPUs, for chains; see `Around`.
     """
 
     def __init__(
@@ -73,6 +75,7 @@ class LookupSteps:
         self.texts = torch.zeros(slots, length, dtype=torch.int32, device=device)
         self._form, self._device = form_for(device), device
         self._is_compiled = self._form.__name__.endswith("compiled")
+        self.around = None if self._is_compiled or trees else Around()
         self._zeros = torch.zeros(slots, dtype=torch.int32, device=device)
         self._no_parents = torch.zeros(0, draft_length, dtype=torch.int32, device=device)
         ints = [np.zeros(slots, np.int32) for _ in range(5)]
@@ -130,18 +133,24 @@ class LookupSteps:
     # -- steps -----------------------------------------------------------------------------------------------------
 
     def warm_up(self) -> None:
-        """Compile or load everything, by a step of a row of no request, which changes nothing."""
-        one = torch.ones(1, dtype=torch.int32, device=self._device)
+        """Compile or load everything, by a step of a row of no request, which changes nothing.
+
+        With work `around`, which has no programs, it is a step of no row.
+        """
+        is_alone = self.around is None or self.around.begin is None
+        one = torch.ones(int(is_alone), dtype=torch.int32, device=self._device)
         slots, stale = torch.zeros_like(one).long(), one.long() * NO_GENERATION
         row = EngineBatch(slots, stale, slots, one[None], one, one > 0, one, one.float(), one > 0, vocab_size=1)
-        rows, source = self._arguments(row, one, None)
-        for name, more in (("ingest", (source,)), ("scan", ()), ("search", ())):
-            getattr(self._form, name)(*self._memory, rows, *more)
+        self._arranged, source = self._arguments(row, one, None)
+        self._ingest(row, source)
+        self._form.scan(*self._memory, self._arranged)
+        self._form.search(*self._memory, self._arranged)
         draft = Draft.allocate(1, self._draft_length, device=self._device, trees=self._trees)
         drafts = self._drafts_of(draft)
-        self._form.draft(*self._memory, rows, drafts, 1)
+        self._draft(row, drafts, is_last=True)
         if self._engine_tokens:
-            self._append(rows, torch.zeros(1, self._engine_tokens, dtype=torch.int32, device=self._device), drafts)
+            engine_ids = torch.zeros(len(one), self._engine_tokens, dtype=torch.int32, device=self._device)
+            self._append(self._arranged, engine_ids, drafts)
         self.remember(0, 0, 0, 0, 1, 0)
 
     def run(self, batch: EngineBatch, limits: Tensor | None, draft: Draft | None, *, is_new: bool = True) -> None:
@@ -154,18 +163,31 @@ class LookupSteps:
             at.halve(self.state)
         self._launched = None if batch.barriers else self.state
         self._arranged, source = self._arguments(batch, limits, batch.num_new if is_new else None)
-        self._form.ingest(*self._memory, self._arranged, source)
-        if batch.barriers:
-            self._erase(batch)
+        self._ingest(batch, source)
         self._form.scan(*self._memory, self._arranged)
         if draft is None or limits is None:
             return
         drafts = self._drafts_of(draft)
-        self._draft(batch, drafts)
         if batch.engine_ids is not None:
+            self._draft(batch, drafts)
             self._append(self._arranged, batch.engine_ids, drafts)
             self._form.scan(*self._memory, self._arranged)
-            self._draft(batch, drafts)
+        self._draft(batch, drafts, is_last=True)
+
+    def _ingest(self, batch: EngineBatch, source: at.Source) -> None:
+        """Ingest, after what the step begins with, and learn, after tokens that are not text have been replaced."""
+        arguments = *self._memory, self._arranged, source, not batch.barriers
+        around = self.around
+        if around is None or around.begin is None:
+            self._form.ingest(*arguments)
+        else:
+            self._form.ingest(*arguments, around.begin)
+            around.begin = None
+        if batch.barriers:
+            self._erase(batch)
+            nothing = self._zeros[: batch.batch_size]
+            source = source._replace(num_new=nothing.numpy() if self._is_compiled else nothing)
+            self._form.ingest(*self._memory, self._arranged, source, True)
 
     def may_repeat(self) -> bool:
         """Count a step, and return whether it launches what `run` launched last, if it is of the same batch."""
@@ -178,11 +200,17 @@ class LookupSteps:
         ids: Any = whole_rows(engine_ids.int()) if self._is_compiled else engine_ids
         self._form.append(*self._memory, rows, ids, drafts)
 
-    def _draft(self, batch: EngineBatch, drafts: at.Drafts) -> None:
-        """Draft for the rows that were scanned."""
+    def _draft(self, batch: EngineBatch, drafts: at.Drafts, *, is_last: bool = False) -> None:
+        """Draft for the rows that were scanned, and finish the `last` draft of a step."""
         if len(self.state.tenants) > 2:
             self._form.search(*self._memory, self._arranged)
-        self._form.draft(*self._memory, self._arranged, drafts, batch.vocab_size)
+        arguments = *self._memory, self._arranged, drafts, batch.vocab_size
+        around = self.around
+        if around is None or around.finish is None or not is_last:
+            self._form.draft(*arguments)
+        else:
+            self._form.draft(*arguments, around.finish)
+            around.finish = None
 
     def _arguments(
         self, batch: EngineBatch, limits: Tensor | None, num_new: Tensor | None

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import NamedTuple
+from functools import partial
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from specplug.errors import ContractError
-from specplug.launching import Number, recording
+from specplug.launching import Around, Number, RowWork, recording
 from specplug.pipeline.buffers import sanitize, shift_sources
 from specplug.pipeline.device.columns import (
     COUNTED,
@@ -101,6 +102,8 @@ class DeviceSteps:
     ) -> None:
         self._stage, self._runner, self._slots, self._vocab_size = stage, stage.runners[0], slots, vocab_size
         self._launches = launches
+        proposer: Any = self._runner.handle.proposer
+        self._around: Around | None = getattr(proposer, "around", None)
         self._state, self._columns = DeviceState.of(stage, slots.table, stops.stopped), DeviceColumns.allocate(stage)
         max_slots, device = self._runner.buffer.batch_size, self._runner.buffer.device
         self._all_rows = torch.arange(max_slots, dtype=torch.int32, device=device)
@@ -185,51 +188,59 @@ class DeviceSteps:
         size, caps = len(facts.names), self._caps_of(facts, plan)
         is_reported = reports_expected and self.may_report and size > 0
         draft_length = self._runner.buffer.draft_length if is_reported else plan.draft_length
-        draft, has_drafted, adds = self._view(size, draft_length), False, False
-        only_launched = False
+        draft = self._view(size, draft_length)
+        has_drafted = is_cut = only_launched = False
+        around = self._around or Around()
         if draft.drawn is not None:
             draft.drawn.fill_(True)
+        has_record = is_reported or (size * draft_length > 0 and self._stage.engine_tokens > 0)
+
+        def finish(*, is_drafted: bool) -> RowWork:
+            of_step = draft, draft_length, plan.draft_length, self._vocab_size, rows.places, caps, engine.idx_mapping
+            return self._launches.finish(
+                self._state,
+                self._columns,
+                *of_step,
+                last_sampled,
+                outputs,
+                self._sums,
+                adds=is_reported and is_drafted and not is_cut,
+                step=Number(self._recorded + 1 if has_record and is_drafted else 0),
+            )
+
+        around.begin = around.finish = carried = None
         if size:
             limits = self._no_caps if is_reported else caps
-            self._launches.begin(
+            around.begin = self._launches.begin(
                 self._state, self._columns, draft, size, draft_length, rows.order, limits, engine, temperature, reports
-            ).launch()
+            )
             resets = self._slots.take_resets()
             batch = replace(rows.batch, reset_slots=resets) if resets else rows.batch
-            if reports and self._stage.has_observers:
+            observes = reports and self._stage.has_observers
+            if self._around is None or observes or not draft_length:
+                _begin_now(around)
+            if observes:
                 self._stage.report_verdict(batch, *self._columns.judged(size, self._stage.sources))
             if draft_length:
-                draft, has_drafted = self._propose(rows, batch, draft)
+                is_cut = self._stage.cuts(size, plan.draft_length, plan)
+                if self._around is not None and not is_cut:
+                    around.finish = carried = finish(is_drafted=True)
+                draft, has_drafted = self._propose(rows, batch, draft, around)
                 self._runner.has_failed = not has_drafted
-                adds = is_reported and has_drafted
-                is_cut = self._cut(batch, draft, plan, caps, adds=adds)
-                adds = adds and not is_cut
-                is_seen = reports and self._stage.has_observers
+                if is_cut:
+                    self._cut(batch, draft, plan, caps, adds=is_reported and has_drafted)
                 only_launched = has_drafted and self._stage.cuts_by_plan and draft.drawn is None
-                only_launched = only_launched and not (is_cut or is_seen or resets or plan.caps)
+                only_launched = only_launched and not (is_cut or observes or resets or plan.caps)
                 self._stage.in_flight.is_empty = False
             else:
                 self._runner.note_resets(resets)
+        is_finished = carried is not None and around.finish is None
+        around.finish = None
+        if not (is_finished and has_drafted):
+            finish(is_drafted=has_drafted).launch()
+        self._recorded += has_record and (has_drafted or is_finished)
         is_reported = is_reported and has_drafted
-        has_record = is_reported or (has_drafted and self._stage.engine_tokens > 0)
-        self._recorded += has_record
-        self._launches.finish(
-            self._state,
-            self._columns,
-            draft,
-            draft_length,
-            plan.draft_length,
-            self._vocab_size,
-            rows.places,
-            caps,
-            engine.idx_mapping,
-            last_sampled,
-            outputs,
-            self._sums,
-            adds=adds,
-            step=Number(self._recorded * has_record),
-        ).launch()
-        return _Taken(self._view(size, plan.draft_length), is_reported, has_record, only_launched)
+        return _Taken(self._view(size, plan.draft_length), is_reported, has_record and has_drafted, only_launched)
 
     def engine_tokens(self) -> int:
         """Return how many tokens the engine's own drafter should draft in the next step; see `engine_tokens_after`.
@@ -250,35 +261,34 @@ class DeviceSteps:
             return self._no_caps
         return self._on_device([plan.caps.get(name, NO_CAP) for name in facts.names])
 
-    def _propose(self, rows: _DeviceRows, batch: EngineBatch, draft: Draft) -> tuple[Draft, bool]:
-        """Run the proposer with its faults contained; return its draft, which is empty if it fails or is off."""
+    def _propose(self, rows: _DeviceRows, batch: EngineBatch, draft: Draft, around: Around) -> tuple[Draft, bool]:
+        """Begin and run the proposer with its faults contained; return its draft, empty if it fails or is off."""
         runner, counts, (size, draft_length) = self._runner, self._columns.counts, draft.token_ids.shape
         if not runner.is_ready(batch.reset_slots):
+            _begin_now(around)
             runner.ingested[batch.slots] = counts[KNOWN, :size]
             return draft, False
         resets = runner.take_resets()
         handed = replace(rows.handed, reset_slots=resets) if resets else rows.handed
-        if runner.step(handed, counts[LIMITS, :size], draft, run=self._run):
+        if runner.step(handed, counts[LIMITS, :size], draft, run=partial(self._run, around)):
             return draft, True
         self._views.clear()  # a proposer can even resize its own view
         runner.buffer.lengths[:size].zero_()
         return self._view(size, draft_length), False
 
-    def _run(self, batch: EngineBatch, limits: Tensor | None, draft: Draft | None) -> None:
+    def _run(self, around: Around, batch: EngineBatch, limits: Tensor | None, draft: Draft | None) -> None:
         assert draft is not None
         signature = _signature_of(draft)
-        self._runner.handle.step(batch, limits, draft)
+        try:
+            self._runner.handle.step(batch, limits, draft)
+        finally:
+            _begin_now(around)
         if _signature_of(draft) != signature:
             raise ContractError.build("a tensor of the draft has been resized or moved", found=draft.token_ids.shape)
 
-    def _cut(self, batch: EngineBatch, draft: Draft, plan: StepPlan, caps: Tensor, *, adds: bool) -> bool:
-        """Let the policy cut the drafts, in place, in the steps in which it does; return whether it is such a step.
-
-        With `adds` the survival of the drafts is summed up first.
-        """
+    def _cut(self, batch: EngineBatch, draft: Draft, plan: StepPlan, caps: Tensor, *, adds: bool) -> None:
+        """Let the policy cut the drafts, in place; with `adds` their survival is summed up first."""
         size, planned = batch.batch_size, plan.draft_length
-        if not self._stage.cuts(size, planned, plan):
-            return False
         sanitize(draft, self._columns.counts[LIMITS, :size], self._vocab_size)
         shift_sources(draft, 0)
         if adds:
@@ -290,7 +300,6 @@ class DeviceSteps:
             draft.as_one_hot().copy_(cut)
             if draft.drawn is not None:
                 draft.drawn.zero_()
-        return True
 
     def _view(self, batch_size: int, draft_length: int) -> Draft:
         """Return the rows and columns of the draft buffer that a step uses."""
@@ -328,10 +337,22 @@ class DeviceSteps:
     def _warm_up(self, engine: EngineRows, outputs: DraftOutputs, last_sampled: Tensor) -> None:
         """Compile the kernels, or load them from their cache."""
         numbers, common = self._all_rows[:0], (self._state, self._columns, self._view(0, 0))
-        self._launches.begin(*common, 0, 0, numbers, numbers, engine, self._columns.temperature, True).launch()
+        begin = self._launches.begin(*common, 0, 0, numbers, numbers, engine, self._columns.temperature, True)
         none = outputs._replace(ids=outputs.ids[:0])
         rest = numbers, numbers, engine.idx_mapping, last_sampled, none, self._sums
-        self._launches.finish(*common, 0, 0, self._vocab_size, *rest).launch()
+        finish = self._launches.finish(*common, 0, 0, self._vocab_size, *rest)
+        begin.launch()
+        finish.launch()
+        if self._around is not None:
+            self._around.begin, self._around.finish = begin, finish
+            self._runner.handle.proposer.warmup()
+
+
+def _begin_now(around: Around) -> None:
+    """Launch what a step begins with, unless that has been done."""
+    if around.begin is not None:
+        around.begin.launch()
+        around.begin = None
 
 
 def _signature_of(draft: Draft) -> tuple[object, ...]:

@@ -127,7 +127,7 @@ class Run:
         for tensor in drafts:
             tensor.fill_(POISON)
         self.state.nodes.fill_(POISON)
-        self.call("ingest", self.state, self.texts, rows, source)
+        self.call("ingest", self.state, self.texts, rows, source, True)
         self.call("scan", self.state, self.texts, rows)
         self.call("search", self.state, self.texts, rows)
         matches = self.state.matches[: len(slots)].amax(1)[order]

@@ -80,7 +80,7 @@ class Talk:
         for tensor in drafts:
             tensor.fill_(-7)
         views = at.views(self.state), self.texts.numpy(), at.views(rows)
-        self.form.ingest(*views, at.views(source))
+        self.form.ingest(*views, at.views(source), True)
         self.form.scan(*views)
         self.form.search(*views)
         self.form.draft(*views, at.views(drafts), vocab_size)

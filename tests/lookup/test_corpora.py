@@ -79,7 +79,7 @@ class Trapped(Served):
         facts = self.generations[slot], self.lengths[slot], 99
         rows = at.Rows(torch.tensor([slot]), *(torch.tensor([it], dtype=torch.int32) for it in facts))
         drafts = at.drafts_of(1, self.draft_length, trees=self.trees)
-        for name, more in (("ingest", (source,)), ("scan", ()), ("search", ()), ("draft", (drafts, 100))):
+        for name, more in (("ingest", (source, True)), ("scan", ()), ("search", ()), ("draft", (drafts, 100))):
             self.call(name, state, texts, rows, *more)
         return [*drafts, state.slots, state.chain, state.voted, state.counts]
 

@@ -49,7 +49,7 @@ class Trapped(Run):
                 facts = self.generations[slot], self.lengths[slot], 99
                 rows = at.Rows(torch.tensor(slots), *(torch.tensor([it], dtype=torch.int32) for it in facts))
                 drafts = at.drafts_of(1, self.draft_length, trees=self.trees)
-                for name, more in (("ingest", (source,)), ("scan", ()), ("draft", (drafts, 100))):
+                for name, more in (("ingest", (source, True)), ("scan", ()), ("draft", (drafts, 100))):
                     self.call(name, state, text, rows, *more)
                 found.append([*drafts, state.slots, state.chain, state.voted, state.counts])
             self.changed += not all(map(torch.equal, *found))
