@@ -1,0 +1,87 @@
+"""Launches that are made again: a step by them is the step, and a step that did more is taken whole."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from random import Random
+from typing import Any
+
+import pytest
+import torch
+
+from specplug.lookup import steps
+from specplug.pipeline.device.columns import Launches, launches_for
+from specplug.runtime.repeated import Repeated
+from specplug.types.plan import StepPlan
+from tests.engines.interpreted import device_kernels
+from tests.engines.kernels.test_lookup_kernels import kernels  # noqa: F401 - a fixture
+from tests.engines.vllm.test_device_kernels import repeating
+from tests.runtime.oracle import CPU, DRAFT_LENGTH, Engine, lookup_stage
+
+
+@pytest.fixture(scope="module")
+def launches(kernels) -> Iterator[Launches | None]:  # noqa: F811
+    with device_kernels(interpreted=True), pytest.MonkeyPatch.context() as patch:
+        patch.setattr(steps, "form_for", lambda device: kernels)
+        yield launches_for(CPU)
+
+
+class Layouts(Random):
+    """Of an engine that allocates its tensors alike in most steps, and anyhow in the others."""
+
+    def randint(self, a: int, b: int) -> int:
+        return b if self.random() < 0.01 else a
+
+    def choice(self, seq: Any) -> Any:
+        return seq[0]
+
+
+@pytest.fixture
+def repeated(monkeypatch) -> list[int]:
+    """The numbers of inputs of each launch that is made again."""
+    found: list[int] = []
+    launch = Repeated.launch
+
+    def counted(self, inputs, number):
+        found.append(len(inputs))
+        launch(self, inputs, number)
+
+    monkeypatch.setattr(Repeated, "launch", counted)
+    return found
+
+
+@pytest.mark.parametrize(("reports", "engine_tokens"), [(False, 0), (True, 0), (False, 2)])
+def test_steps_are_the_same_whether_launches_are_made_again_or_not(launches, repeated, reports, engine_tokens) -> None:
+    engines = [Engine(lookup_stage(engine_tokens=engine_tokens), launches=launches) for _ in range(2)]
+    engines[0].proposer.may_repeat = lambda: False
+    for engine in engines:
+        engine.reports_expected, engine._layout = reports, Layouts(1)
+    for first, other in repeating(engines, 12):
+        assert torch.equal(first.ids, other.ids)
+        assert torch.equal(first.confidence, other.confidence)
+    assert engines[0].left() == engines[1].left()
+    assert [str(it) for it in engines[0].reports] == [str(it) for it in engines[1].reports]
+    assert engines[1].stage.metrics.snapshot().total.proposed > 20
+    assert len(repeated) >= 4
+
+
+@pytest.mark.parametrize("change", ["none", "off", "layout", "plan", "state"])
+def test_a_step_that_may_differ_is_taken_whole(launches, repeated, change: str) -> None:
+    engine = Engine(lookup_stage(), launches=launches)
+    engine._layout = Layouts(1)
+    repeating([engine], 3)
+    number = len(repeated)
+    assert number
+    plan = StepPlan(DRAFT_LENGTH)
+    if change == "off":
+        engine.stage.runners[0].guard._cooldown_left = 2
+    elif change == "layout":
+        engine._layout = Random(1)
+    elif change == "plan":
+        plan = StepPlan(DRAFT_LENGTH, budget=1)
+    elif change == "state":
+        engine.proposer.steps._use(engine.proposer.steps.state._replace())
+    for name in ("a", "b", "gone"):
+        engine.emit(name, [0, 1])
+    engine.step([(name, 2, 1) for name in ("a", "b", "gone")], plan)
+    assert len(repeated) == number + (change == "none")
