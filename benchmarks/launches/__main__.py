@@ -1,6 +1,6 @@
 """Kernels that a step of the lookup launches on a GPU, and its host time, measured without a GPU.
 
-    .venv-vllm/bin/python -m benchmarks.launches [--rows 1 32 256] [--json]
+    .venv-vllm/bin/python -m benchmarks.launches [--rows 1 32 256] [--capability 90] [--json]
 
 `DeviceSteps` takes steps of the proposer `ngram` as vLLM's V2 runner lets it, through Triton's own launcher for NVIDIA
 GPUs, over a driver that does nothing.  So no kernel runs, nothing is drafted, and what remains is the host's work: the
@@ -31,15 +31,16 @@ def main() -> None:
     """Measure, and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rows", type=int, nargs="+", default=[1, 32, 256], help="rows of the batches")
+    parser.add_argument("--capability", type=int, default=90, help="compute capability of the GPU, times ten")
     parser.add_argument("--json", action="store_true", help="print JSON instead of lines")
     options = parser.parse_args()
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder:
-        count = install(Path(folder))
+        count = install(Path(folder), options.capability)
         _by_kernels()
         found = [measured(rows, count) for rows in options.rows]
     if options.json:
-        print(json.dumps({"steps": found, "variants": variants()}))
+        print(json.dumps({"steps": found, "kernels": compiled()}))
         return
     for step in found:
         print(f"{step['rows']:4d} rows: {step['launches']:g} launches, {step['us']:.0f} us of the host (median)")
@@ -60,16 +61,25 @@ def measured(rows: int, count: Callable[[], int]) -> dict[str, float]:
     return {"rows": rows, "launches": (count() - before) / STEPS, "us": us}
 
 
-def variants() -> dict[str, int]:
-    """Return how many variants of each kernel this process has compiled."""
+def compiled() -> list[dict[str, Any]]:
+    """Return the kernels that this process has compiled.
+
+    Each has its `name`, whether it `does_more`, which is what another kernel would do, its assembly as `ptx`, the
+    `bytes` of its machine code, and its arguments of which a value or an alignment was `specialised` for.
+    """
+    from specplug.launching import Launcher
     from specplug.lookup import kernels as lookup
     from specplug.pipeline.device import kernels as device
 
-    found: dict[str, int] = {}
-    for module in (lookup, device):
-        for name, kernel in vars(module).items():
-            if name.endswith("_kernel") and hasattr(kernel, "device_caches"):
-                found[name] = sum(len(cache[0]) for cache in kernel.device_caches.values())
+    found = []
+    for launcher in (it for module in (lookup, device) for it in vars(module).values() if isinstance(it, Launcher)):
+        for kernel in launcher.compiled.values():
+            constants: dict[tuple[int, ...], Any] = kernel.src.constants
+            specialised = [path for path, attributes in kernel.src.attrs.items() if attributes]
+            specialised += [path for path, value in constants.items() if len(path) > 1 and value is not None]
+            more = any(hasattr(value, "arg_names") for value in constants.values())
+            asm = {"ptx": kernel.asm["ptx"], "bytes": len(kernel.asm["cubin"])}
+            found.append({"name": kernel.metadata.name, "does_more": more, "specialised": specialised, **asm})
     return found
 
 

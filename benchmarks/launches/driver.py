@@ -18,8 +18,10 @@ SOURCE = Path(__file__).with_suffix(".c")
 LIBRARY = "libcuda.so.1"
 
 
-def install(folder: Path) -> Callable[[], int]:
+def install(folder: Path, capability: int = 90) -> Callable[[], int]:
     """Compile the driver in a folder, which must outlive the process, and let Triton use it.
+
+    It is that of a GPU of a compute capability, times ten.
 
     Returns:
         A function that returns how many kernels have been launched.
@@ -33,13 +35,13 @@ def install(folder: Path) -> Callable[[], int]:
 
     from triton.runtime import driver
 
-    driver.set_active(_driver())
+    driver.set_active(_driver(divmod(capability, 10)))
     count = loaded.launch_count
     count.restype = ctypes.c_long
     return count  # type: ignore[no-any-return]
 
 
-def _driver() -> Any:
+def _driver(capability: tuple[int, int]) -> Any:
     from triton.backends.nvidia.driver import CudaDriver, CudaLauncher, CudaUtils
 
     class EmptyDriver(CudaDriver):  # type: ignore[misc]
@@ -48,7 +50,7 @@ def _driver() -> Any:
         def __init__(self) -> None:
             self.utils = CudaUtils()
             self.launcher_cls = CudaLauncher
-            self.get_device_capability = lambda device: (9, 0)
+            self.get_device_capability = lambda device: capability
             self.get_current_stream = lambda device: 0
             self.get_current_device = lambda: 0
             self.set_current_device = lambda device: None

@@ -42,6 +42,9 @@ STOP = 4
 DRAFT = ("token_ids", "lengths", "confidence", "source", "base_len")
 VERDICT = ("proposed", "verified", "accepted", "cut_by_grammar", "emitted", "after_stop")
 
+SCRATCH = ("matches", "found", "nodes", "corpus_matches")
+"""What of the state of a lookup is not read again after a step."""
+
 Row = tuple[str, int, int]
 """A row of a step: the request's name, the tokens that it emitted, and the draft tokens that were rejected."""
 
@@ -280,7 +283,8 @@ class Engine:
         reports = [(report.expected_rows, report.expected) for report in self.reports]
         left = {"reports": reports, "counts": self.stage.metrics.snapshot()}
         if not isinstance(self.proposer, Scripted):
-            return left | {"learnt": [tensor.tolist() for tensor in self.proposer.steps.state]}
+            state = self.proposer.steps.state._asdict()
+            return left | {name: tensor.tolist() for name, tensor in state.items() if name not in SCRATCH}
         trimmer = getattr(self.stage._trimmer, "log", None)
         found = {"states": self.states, "logits": self.stated, "proposer": self.proposer.log, "trimmer": trimmer}
         return left | {name: repr(it) for name, it in found.items()}  # NaN equals itself

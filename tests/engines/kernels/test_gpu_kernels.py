@@ -1,4 +1,7 @@
-"""All Triton kernels compile for GPUs ahead of time, and no step waits for a compiler; nothing here runs on a GPU."""
+"""Triton kernels compile for GPUs ahead of time, and no step waits for a compiler; nothing here runs on a GPU.
+
+`test_launches` has those around a proposer's step, whose arguments are records.
+"""
 
 from __future__ import annotations
 
@@ -19,15 +22,21 @@ from tests.engines.interpreted import imported_anew
 DEVICE = "specplug.pipeline.device.kernels"
 TRIM, SGLANG = "specplug.trim.survival_on_gpu", "specplug_sglang.verification.kernels"
 OF_LOOKUP = {
-    "scan": {"ingest": {"BLOCK": 2048}, "scan": {"COLUMNS": 16, "BLOCK": 2048}},
+    "scan": {
+        "ingest": {"COLUMNS": 16, "BLOCK": 2048, "begin": None, "BEGIN": None, "SIZES": None},
+        "scan": {"BLOCK": 2048},
+    },
     "corpus": {"search": {}},
-    "draft": {"draft": {"COLUMNS": 16}, "append": {"COLUMNS": 16}},
+    "draft": {
+        "draft": {"COLUMNS": 16, "finish": None, "finished": None, "FINISH": None, "SIZES": None},
+        "append": {"COLUMNS": 16},
+    },
     "tree": {"tree": {"COLUMNS": 16}},
     "memory": {"remember": {"BLOCK": 1024}},
 }
 """Kernels of the lookup by module, and the constants of each."""
 LOOKUP = {name: f"specplug.lookup.{name}_kernels" for name in ("memory", "scan", "corpus", "draft", "tree")}
-MODULES = [DEVICE, TRIM, SGLANG, "specplug.lookup.kernel_arithmetic", *LOOKUP.values()]
+MODULES = [TRIM, SGLANG, "specplug.lookup.kernel_arithmetic", *LOOKUP.values()]
 
 
 def typed(**names: str) -> dict[str, str]:
@@ -35,19 +44,6 @@ def typed(**names: str) -> dict[str, str]:
     return {name: kind.replace("p_", "*") for kind, several in names.items() for name in several.split()}
 
 
-DEVICE_TENSORS = typed(
-    p_i32="idx_mapping total_len all_token_ids num_sampled num_rejected order caps places ingested counts draft_ids "
-    "draft_sources draft_lengths base_len stored_ids taken_ids taken_sources continued from_engine",
-    p_i64="table stopped ingested_by heads row_counts token_counts slots generations last_sampled out sums record "
-    "engine_ids",
-    p_fp32="temperatures temperature draft_confidence stored_confidence taken_confidence confidence",
-    p_i1="sampled grammar",
-)
-"""Of the other arguments each is a number of 32 bits."""
-OF_SGLANG = {
-    "begin": typed(p_i64="idx_mapping total_len"),
-    "finish": typed(p_i64="idx_mapping", p_i32="last_sampled", p_fp32="out"),
-}
 NODES = typed(
     p_i32="ids lengths table",
     p_i64="slots before tokens positions child sibling",
@@ -84,20 +80,8 @@ def lookup_launches() -> Iterator[Launch]:
             yield Launch(f"{LOOKUP[module]}:{name}_kernel", types, own, warps.get(name, 4))
 
 
-def device_launches() -> Iterator[Launch]:
-    constants: dict[str, dict[str, Any]] = {"begin": {"STOPS": 8, "BLOCK": 16}, "finish": {"BLOCK": 8}}
-    for by_row in (False, True):
-        for name, fixed in constants.items():
-            own = fixed | ({"BY_ROW": by_row} if name == "begin" else {})
-            names = import_module(DEVICE).__dict__[f"{name}_kernel"].arg_names
-            own |= {it: None for it in ("engine_ids", "from_engine") if it in names and by_row}
-            types = {it: DEVICE_TENSORS.get(it, "i32") for it in names if it not in own}
-            yield Launch(f"{DEVICE}:{name}_kernel", types | (OF_SGLANG[name] if by_row else {}), own, 1)
-
-
 def launches() -> Iterator[Launch]:
     """Yield each way in which each kernel is launched."""
-    yield from device_launches()
     yield from lookup_launches()
     yield Launch(f"{TRIM}:trim_kernel", TRIMMED, {"LEVELS": 4096, "BLOCK": 1024}, 8)
     yield Launch(f"{SGLANG}:nodes_kernel", NODES, {"BLOCK": 16}, 1)
@@ -106,7 +90,7 @@ def launches() -> Iterator[Launch]:
 
 
 HOLD = {
-    f"{LOOKUP['scan']}:scan_kernel": "add.u32",
+    f"{LOOKUP['scan']}:ingest_kernel": "add.u32",
     f"{LOOKUP['memory']}:remember_kernel": "max.s32",
 }
 LACK = {

@@ -5,19 +5,19 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+from collections import Counter
 from typing import Any
 
 import pytest
 
 from tests.engines.launch import PYTHON, ROOT
 
-OF_A_STEP = {"begin_kernel", "ingest_kernel", "scan_kernel", "draft_kernel", "finish_kernel"}
+OF_A_STEP = {"ingest_kernel", "scan_kernel", "draft_kernel"}
 
 
-@pytest.fixture(scope="module")
-def found() -> dict[str, Any]:
+def launched(*options: str) -> dict[str, Any]:
     done = subprocess.run(
-        [PYTHON, "-m", "benchmarks.launches", "--rows", "1", "3", "--json"],
+        [PYTHON, "-m", "benchmarks.launches", "--json", *options],
         capture_output=True,
         text=True,
         cwd=ROOT,
@@ -27,12 +27,31 @@ def found() -> dict[str, Any]:
     return json.loads(done.stdout)  # type: ignore[no-any-return]
 
 
-def test_a_step_launches_each_kernel_once(found: dict[str, Any]) -> None:
+@pytest.fixture(scope="module")
+def found() -> dict[str, Any]:
+    return launched("--rows", "1", "3")
+
+
+def test_a_step_launches_three_kernels(found: dict[str, Any]) -> None:
     launches = {step["rows"]: step["launches"] for step in found["steps"]}
     assert launches == {1: len(OF_A_STEP), 3: len(OF_A_STEP)}
 
 
 def test_kernels_have_one_variant_for_all_batches(found: dict[str, Any]) -> None:
-    variants = found["variants"]
-    assert {name for name, number in variants.items() if number} >= OF_A_STEP
+    """Those that begin and finish a step are also compiled without this."""
+    variants = Counter((it["name"], it["does_more"]) for it in found["kernels"])
+    assert {name for name, _ in variants} >= {*OF_A_STEP, "begin_kernel", "finish_kernel", "remember_kernel"}
+    assert {name for name, does_more in variants if does_more} == {"ingest_kernel", "draft_kernel"}
     assert max(variants.values()) == 1
+
+
+def test_no_argument_is_specialised_for(found: dict[str, Any]) -> None:
+    """A step never waits for a compiler because a view begins elsewhere or a number is 1 or a multiple of 16."""
+    assert {it["name"]: it["specialised"] for it in found["kernels"] if it["specialised"]} == {}
+
+
+def test_the_kernels_compile_for_an_a100() -> None:
+    for it in launched("--rows", "1", "--capability", "80")["kernels"]:
+        assert ".target sm_80" in it["ptx"]
+        assert f".entry {it['name']}(" in it["ptx"]
+        assert it["bytes"] > 0

@@ -73,9 +73,13 @@ def between_kernels(scheduler: Any) -> dict[str, Any]:
     from specplug_sglang.scheduler.drafting import ProposerDrafting
 
     launched: list[str] = []
-    noting = Launches(*(lambda *_, name=name, **__: launched.append(name) for name in Launches._fields))
+
+    def noting(name: str) -> Any:
+        return lambda *_, **__: SimpleNamespace(launch=lambda: launched.append(name))
+
+    kernels = Launches(*map(noting, Launches._fields))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(device_drafts, "launches_for", lambda device: noting)
+        patch.setattr(device_drafts, "launches_for", lambda device: kernels)
         drafting = ProposerDrafting(
             scheduler.server_args, scheduler.model_config, slots=9, device=META, rank=0, tokenizer=None
         )

@@ -1,0 +1,139 @@
+"""Whole steps of the lookup in three kernels: equal to the draft stage and compiled code, in any order of programs."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import replace
+from random import Random
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from specplug.launching import Launcher
+from specplug.lookup import layout, steps
+from specplug.pipeline.device.columns import Launches, launches_for
+from specplug.pipeline.engine_rows import DraftOutputs
+from specplug.trim import survival
+from specplug.types.plan import StepPlan
+from tests.engines.interpreted import device_kernels, imported_anew
+from tests.engines.kernels.test_lookup_kernels import MODULES
+from tests.runtime.oracle import CPU, Engine, Row, compare, lookup_stage
+
+
+class Kernels:
+    """The kernels of the lookup and of what is around it, interpreted, and the kernels that they have launched."""
+
+    def __init__(self, lookup: ModuleType, launches: Launches) -> None:
+        self.lookup, self.launches = lookup, launches
+        self.launched: list[str] = []
+
+    def engine(self, *, engine_tokens: int = 0, of: type[Engine] = Engine) -> Engine:
+        """Return an engine whose steps are these kernels'."""
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(steps, "form_for", lambda device: self.lookup)
+            return of(lookup_stage(engine_tokens=engine_tokens), launches=self.launches)
+
+
+@pytest.fixture(scope="module")
+def kernels() -> Iterator[Kernels]:
+    with ExitStack() as stack:
+        patch = stack.enter_context(pytest.MonkeyPatch.context())
+        patch.setattr(layout, "BLOCK", 32)
+        patch.setattr(survival, "_has_triton", lambda: False)
+        stack.enter_context(device_kernels(interpreted=True))
+        names = [f"specplug.lookup.{it}" for it in MODULES]
+        found = [stack.enter_context(imported_anew(name, interpreted=True)) for name in names]
+        launches = launches_for(CPU)
+        assert launches is not None
+        made = Kernels(found[-1], launches)
+        call = Launcher.__call__
+
+        def noting(self: Launcher, grid: Any, *arguments: Any, **named: Any) -> None:
+            is_fused = any(named.get(it) is not None for it in ("BEGIN", "FINISH"))
+            made.launched.append(f"{self._kernel.fn.__name__} and more" if is_fused else self._kernel.fn.__name__)
+            call(self, grid, *arguments, **named)
+
+        patch.setattr(Launcher, "__call__", noting)
+        yield made
+
+
+SLOW = pytest.mark.slow
+
+
+@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=SLOW)])
+@pytest.mark.parametrize(("engine_tokens", "reports"), [(0, False), (0, True), (2, False)])
+def test_three_kernels_take_the_steps_of_the_stage(
+    kernels: Kernels, seed: int, engine_tokens: int, reports: bool
+) -> None:
+    engines = [Engine(lookup_stage(engine_tokens=engine_tokens)), kernels.engine(engine_tokens=engine_tokens)]
+    for engine in engines:
+        engine.reports_expected = reports
+    kernels.launched.clear()
+    taken, wrong = compare(Random(seed), engines, steps=12)
+    assert wrong == []
+    assert taken > 3
+    launched = Counter(kernels.launched)
+    assert launched["ingest_kernel and more"] > launched["ingest_kernel"] == 0
+    assert launched["draft_kernel and more"] > 0
+    assert (launched["append_kernel"] > 0) == (engine_tokens > 0)
+
+
+class Planned(Engine):
+    """An engine whose plans cut nothing, since ties go to the lower row."""
+
+    def step(self, rows: list[Row], plan: StepPlan) -> DraftOutputs:
+        return super().step(rows, replace(plan, token_budget=None, costs=()))
+
+
+class Opposite(Planned):
+    """An engine whose batches have their rows in the opposite order, so that programs run in another one."""
+
+    def step(self, rows: list[Row], plan: StepPlan) -> DraftOutputs:
+        outputs = super().step(rows[::-1], plan)
+        return outputs._replace(**{name: it.flip(0) for name, it in outputs._asdict().items() if it is not None})
+
+
+@pytest.mark.parametrize("seed", [2, pytest.param(3, marks=SLOW)])
+@pytest.mark.parametrize("engine_tokens", [0, pytest.param(2, marks=SLOW)])
+def test_ranks_draft_the_same_whatever_the_order_of_programs(kernels: Kernels, seed: int, engine_tokens: int) -> None:
+    """Drafts, texts, hash tables, counts and reports are equal bit by bit."""
+    engines = [kernels.engine(engine_tokens=engine_tokens, of=it) for it in (Planned, Opposite)]
+    for engine in engines:
+        engine.reports_expected = True
+    taken, wrong = compare(Random(seed), engines, steps=10)
+    assert wrong == []
+    assert taken > 3
+
+
+class Faulty:
+    """A form whose functions raise at times, before they do anything or after it."""
+
+    def __init__(self, form: Any, seed: int) -> None:
+        self._form, self._random = form, Random(seed)
+
+    def __getattr__(self, name: str) -> Any:
+        function = getattr(self._form, name)
+
+        def run(*arguments: Any) -> None:
+            when = self._random.choice(["", "", "", "before", "after"]) if name in ("ingest", "scan", "draft") else ""
+            if when == "before":
+                raise ZeroDivisionError("planted")
+            function(*arguments)
+            if when == "after":
+                raise ZeroDivisionError("planted")
+
+        return run
+
+
+@pytest.mark.parametrize("seed", [4, pytest.param(5, marks=SLOW)])
+def test_a_fault_between_launches_counts_nothing_twice_or_never(kernels: Kernels, seed: int) -> None:
+    engines = [Engine(lookup_stage()), kernels.engine()]
+    for engine in engines:
+        lookup = engine.proposer.steps  # type: ignore[attr-defined]
+        lookup._form = Faulty(lookup._form, seed)
+    _, wrong = compare(Random(seed), engines, steps=14)
+    assert wrong == []
+    assert all(engine.stage.metrics.snapshot().faults for engine in engines)
