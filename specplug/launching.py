@@ -70,7 +70,7 @@ class Launcher:
             constants: in the kernel's order.
         """
         if self._is_interpreted:
-            _launch(partial(self._kernel[grid], **constants), arguments)
+            launch(partial(self._kernel[grid], **constants), arguments)
             return
         first = arguments[0]
         while isinstance(first, tuple):
@@ -82,7 +82,7 @@ class Launcher:
             compiled = self._kernel.warmup(*others, **constants, grid=grid, num_warps=self._num_warps)
             self.compiled[key] = compiled
         if all(grid):
-            _launch(_bound(compiled, grid), (*arguments, *constants.values()))
+            launch(_bound(compiled, grid), (*arguments, *constants.values()))
 
 
 def _bound(compiled: Any, grid: tuple[int, int, int]) -> Callable[..., None]:
@@ -91,17 +91,18 @@ def _bound(compiled: Any, grid: tuple[int, int, int]) -> Callable[..., None]:
 
     run, function, metadata, active = compiled.run, compiled.function, compiled.packed_metadata, driver.active
 
-    def launch(*arguments: Any) -> None:
+    def run_it(*arguments: Any) -> None:
         stream = active.get_current_stream(active.get_current_device())
         run(*grid, stream, function, metadata, None, None, None, *arguments)
 
-    return launch
+    return run_it
 
 
-def _launch(launch: Callable[..., None], arguments: Sequence[Any]) -> None:
-    launch(*arguments)
+def launch(function: Callable[..., None], arguments: Sequence[Any]) -> None:
+    """Call what launches a kernel; a recorded launch is made again by the same call with other arguments."""
+    function(*arguments)
     if _recording.launches is not None:
-        _recording.launches.append((launch, arguments))
+        _recording.launches.append((function, arguments))
 
 
 def unspecialised(argument: Any) -> Any:
