@@ -115,8 +115,11 @@ class ProposerRunner:
         """Return whether the launches of the proposer's newest step may be made again instead of its next step."""
         if self.guard.is_off or self._missed_resets:
             return False
-        answers = list[bool]()
-        return self.guard.call(lambda: answers.append(self.handle.may_repeat())) and answers[0]
+        try:
+            return self.handle.may_repeat()
+        except BaseException as error:  # contained, which costs nothing where there is none
+            self.guard.call(partial(_raise, error))
+            return False
 
     def note_resets(self, reset_slots: Iterable[int]) -> None:
         """Keep slots that were reset in a step without the proposer, for its next step."""
@@ -144,3 +147,7 @@ class ProposerRunner:
             if self.handle.caps.incremental:
                 self.ingested.zero_()
             raise
+
+
+def _raise(error: BaseException) -> None:
+    raise error

@@ -128,7 +128,6 @@ class DeviceSteps:
         no_trace = stage.tracer is None  # a trace tells of steps what only the stage itself knows
         return no_trace and not others and first.buffer.parents is None and stage.distribution is not Distribution.PROBS
 
-    @torch.inference_mode()
     def take(
         self,
         facts: RowFacts,
@@ -158,7 +157,6 @@ class DeviceSteps:
         Returns:
             The drafts of the rows that may draft, [B, plan.draft_length].  The next step overwrites them.
         """
-        self._slots.flush()
         inputs = *engine[:5], engine.engine_ids, temperature, last_sampled, *outputs
         key = facts, plan, reports, reports_expected, engine.lengths_by_row, engine.lacking
         again = self._again.get(reports_expected)
@@ -173,6 +171,7 @@ class DeviceSteps:
         self.report = DraftReport(self._records[self._recorded % RECORDS, 1:]) if taken.is_reported else NO_DRAFTS
         return taken.draft
 
+    @torch.inference_mode()
     def _take(
         self,
         facts: RowFacts,
@@ -184,6 +183,7 @@ class DeviceSteps:
         reports: bool,
         reports_expected: bool,
     ) -> _Taken:
+        self._slots.flush()
         rows = self._rows_of(facts, engine)
         size, caps = len(facts.names), self._caps_of(facts, plan)
         is_reported = reports_expected and self.may_report and size > 0

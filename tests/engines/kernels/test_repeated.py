@@ -107,7 +107,7 @@ def test_steps_are_the_same_whether_launches_are_made_again_or_not(
         assert repeated == sorted(set(repeated) - {0})
 
 
-@pytest.mark.parametrize("change", ["none", "off", "layout", "plan", "state"])
+@pytest.mark.parametrize("change", ["none", "off", "raises", "layout", "plan", "state"])
 def test_a_step_that_may_differ_is_taken_whole(launches: Launches, repeated: list[int], change: str) -> None:
     engine = Engine(lookup_stage(), launches=launches)
     engine._layout = Layouts(1)
@@ -117,6 +117,8 @@ def test_a_step_that_may_differ_is_taken_whole(launches: Launches, repeated: lis
     plan = StepPlan(DRAFT_LENGTH, token_budget=1 if change == "plan" else None)
     if change == "off":
         engine.stage.runners[0].guard._cooldown_left = 2
+    elif change == "raises":
+        engine.proposer.may_repeat = lambda: 1 // 0
     elif change == "layout":
         engine._layout = Random(1)
     elif change == "state":
@@ -125,3 +127,4 @@ def test_a_step_that_may_differ_is_taken_whole(launches: Launches, repeated: lis
         engine.emit(name, [0, 1])
     engine.step([(name, 2, 1) for name in ("a", "b", "gone")], plan)
     assert len(repeated) == number + (change == "none")
+    assert engine.stage.runners[0].guard.counts["raised"] == (change == "raises")
