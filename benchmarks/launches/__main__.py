@@ -1,10 +1,11 @@
 """Kernels that a step of the lookup launches on a GPU, and its host time, measured without a GPU.
 
-    .venv-vllm/bin/python -m benchmarks.launches [--rows 1 32 256] [--capability 90] [--json]
+    .venv-vllm/bin/python -m benchmarks.launches [--rows 1 32 256] [--engine sglang] [--capability 90] [--json]
 
-`DeviceSteps` takes steps of the proposer `ngram` as vLLM's V2 runner lets it, through Triton's own launcher for NVIDIA
-GPUs, over a driver that does nothing.  So no kernel runs, nothing is drafted, and what remains is the host's work: the
-CPU time of the thread, its median over the steps.  The driver's own work, 2 to 3 us a launch, is not part of it.
+`DeviceSteps` takes steps of the proposer `ngram` as vLLM's V2 runner or SGLang's worker lets it, there with the kernels
+around verification, through Triton's own launcher for NVIDIA GPUs, over a driver that does nothing.  So no kernel runs,
+nothing is drafted, and what remains is the host's work: the CPU time of the thread, its median over the steps.  The
+driver's own work, 2 to 3 us a launch, is not part of it.
 """
 
 from __future__ import annotations
@@ -16,21 +17,38 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
 
 from benchmarks.launches.driver import install
+from specplug.assembly import build_draft_stage
+from specplug.faults import FaultGuard
+from specplug.interfaces import PluginContext
+from specplug.pipeline.device.columns import Launches
+from specplug.pipeline.draft import DraftStage
+from specplug.pipeline.engine_rows import DraftOutputs, EngineRows
+from specplug.plugins.registry import default_registry
+from specplug.runtime.device_steps import DeviceSteps
+from specplug.runtime.ends import StopDetector
+from specplug.runtime.slots import RowFacts, RunningRequest, SlotAllocator
+from specplug.settings.model import Settings
+from specplug.types.caps import EngineCaps, Ragged
+from specplug.types.plan import StepPlan
+from specplug.types.request import Request
 
 DRAFT_LENGTH, LENGTH, VOCAB = 15, 8192, 49152
 CONTEXT = 1024
 WARM_UP, STEPS = 100, 400
+CPU = torch.device("cpu")
 
 
 def main() -> None:
     """Measure, and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rows", type=int, nargs="+", default=[1, 32, 256], help="rows of the batches")
+    parser.add_argument("--engine", choices=STEPS_OF, default="vllm", help="whose steps")
     parser.add_argument("--capability", type=int, default=90, help="compute capability of the GPU, times ten")
     parser.add_argument("--json", action="store_true", help="print JSON instead of lines")
     options = parser.parse_args()
@@ -38,7 +56,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         count = install(Path(folder), options.capability)
         _by_kernels()
-        found = [measured(rows, count) for rows in options.rows]
+        found = [measured(STEPS_OF[options.engine](rows), rows, count) for rows in options.rows]
     if options.json:
         print(json.dumps({"steps": found, "kernels": compiled()}))
         return
@@ -46,9 +64,8 @@ def main() -> None:
         print(f"{step['rows']:4d} rows: {step['launches']:g} launches, {step['us']:.0f} us of the host (median)")
 
 
-def measured(rows: int, count: Callable[[], int]) -> dict[str, float]:
+def measured(step: Callable[[], None], rows: int, count: Callable[[], int]) -> dict[str, float]:
     """Return the launches and the host time of a step of a batch."""
-    step = _steps_of(rows)
     times = []
     before = 0
     for number in range(WARM_UP + STEPS):
@@ -93,48 +110,83 @@ def _by_kernels() -> None:
     steps.form_for = form_for
 
 
-def _steps_of(rows: int) -> Callable[[], None]:
-    """Return a function that takes a step of a batch."""
-    from specplug.assembly import build_draft_stage
-    from specplug.interfaces import PluginContext
-    from specplug.pipeline.device import kernels
-    from specplug.pipeline.device.columns import Launches
-    from specplug.pipeline.engine_rows import DraftOutputs, EngineRows
-    from specplug.plugins.registry import default_registry
-    from specplug.runtime.device_steps import DeviceSteps
-    from specplug.runtime.ends import StopDetector
-    from specplug.runtime.slots import RowFacts, RunningRequest, SlotAllocator
-    from specplug.settings.model import Settings
-    from specplug.types.caps import EngineCaps
-    from specplug.types.plan import StepPlan
-    from specplug.types.request import Request
+def _stage_of(rows: int, caps: EngineCaps) -> tuple[DraftStage, SlotAllocator]:
+    """Return a draft stage of `ngram`, and its slots, one for each row."""
+    context = PluginContext(caps, vocab_size=VOCAB, max_slots=rows, max_length=LENGTH, device=CPU)
+    stage = build_draft_stage(Settings(proposer="ngram", policy="fixed"), default_registry(), context, grammars=True)
+    return stage, SlotAllocator(rows, CPU, stage.on_event)
 
-    device, plan = torch.device("cpu"), StepPlan(DRAFT_LENGTH)
-    context = PluginContext(
-        EngineCaps(DRAFT_LENGTH), vocab_size=VOCAB, max_slots=rows, max_length=LENGTH, device=device
-    )
-    stage = build_draft_stage(Settings(proposer="ngram", policy="fixed"), default_registry(), context)
-    allocator = SlotAllocator(rows, device, stage.on_event)
-    slot_of = {f"request {row}": row for row in range(rows)}
-    allocator.engine_slot = slot_of.__getitem__
+
+def _start(allocator: SlotAllocator, names: list[str]) -> None:
+    """Let requests run in the slots."""
+    allocator.engine_slot = names.index
+    for name in names:
+        allocator.start(RunningRequest(Request(name, CONTEXT, LENGTH - CONTEXT), LENGTH, ()))
+
+
+def _step_of_vllm(rows: int) -> Callable[[], None]:
+    """Return a function that takes a step of a batch."""
+    from specplug.pipeline.device import kernels
+
+    stage, allocator = _stage_of(rows, EngineCaps(DRAFT_LENGTH))
     slots, ones = torch.arange(rows), torch.ones(rows, dtype=torch.int32)
     table = torch.zeros(rows, LENGTH, dtype=torch.int32)
     engine = EngineRows(slots, CONTEXT * ones, table, ones, 0 * ones)
     outputs = DraftOutputs(torch.zeros(rows, DRAFT_LENGTH, dtype=torch.int64), torch.zeros(rows, DRAFT_LENGTH))
     newest, temperature = slots[:, None], torch.zeros(rows)
     launches = Launches(kernels.begin, kernels.finish)
-    stops = StopDetector(rows, DRAFT_LENGTH, device)
+    stops = StopDetector(rows, DRAFT_LENGTH, CPU)
     steps = DeviceSteps(stage, allocator.slots, stops, VOCAB, launches, like=(engine, outputs, newest))
-    for name in slot_of:
-        allocator.start(RunningRequest(Request(name, CONTEXT, LENGTH - CONTEXT), LENGTH, ()))
-    names = list(slot_of)
-    facts = RowFacts(allocator, names)
+    names = [f"request {row}" for row in range(rows)]
+    _start(allocator, names)
+    facts, plan = RowFacts(allocator, names), StepPlan(DRAFT_LENGTH)
 
     def step() -> None:
         facts.hold(allocator, names)
         steps.take(facts, EngineRows(*engine), DraftOutputs(*outputs), newest, temperature, plan)
 
     return step
+
+
+def _step_of_sglang(rows: int) -> Callable[[], None]:
+    """Return a function that takes a step of a batch: it drafts, and prepares and reports their verification."""
+    from specplug.pipeline.device import kernels
+    from specplug_sglang.scheduler.batches import BatchRows, Decoding
+    from specplug_sglang.scheduler.device_drafts import DeviceDrafts
+    from specplug_sglang.scheduler.grammar import GrammarCompleter
+    from specplug_sglang.verification import kernels as verification
+    from specplug_sglang.verification.trees import TokenTable
+
+    caps = EngineCaps(DRAFT_LENGTH, ragged=Ragged.PADDED)
+    stage, allocator = _stage_of(rows, caps)
+    table = TokenTable(rows, LENGTH, DRAFT_LENGTH + 1, CPU)
+    grammars = GrammarCompleter(VOCAB, None, FaultGuard("grammar", sink=stage.metrics.fault))
+    launches = Launches(kernels.begin, kernels.finish)
+    drafts = DeviceDrafts(stage, table, grammars, caps, VOCAB, slots=allocator.slots, launches=launches)
+    drafts._reads_lengths = False  # as on a GPU
+    names = [f"request {row}" for row in range(rows)]
+    _start(allocator, names)
+    reqs: list[Any] = [SimpleNamespace(rid=name, grammar=None) for name in names]
+    batch_rows, plan = BatchRows(allocator, reqs, CPU), StepPlan(DRAFT_LENGTH)
+    slots = torch.arange(rows)
+    before = torch.full_like(slots, CONTEXT)
+    ones = torch.ones(rows, dtype=torch.int32)
+    predict = torch.zeros(rows * table.most_emitted, dtype=torch.int32)
+    index = torch.zeros(rows, table.most_emitted, dtype=torch.int32)
+
+    def step() -> None:
+        batch_rows.hold(allocator, reqs)
+        batch = Decoding(reqs, batch_rows, slots, before, False)
+        draft = drafts.propose(batch, DRAFT_LENGTH, plan)
+        assert draft is not None
+        verification.nodes(draft, table, slots, before)
+        verification.append(table, slots, before, predict, index, ones)
+        drafts.observe(batch, draft, ones)
+
+    return step
+
+
+STEPS_OF = {"vllm": _step_of_vllm, "sglang": _step_of_sglang}
 
 
 if __name__ == "__main__":

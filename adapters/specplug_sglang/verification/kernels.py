@@ -12,6 +12,7 @@ import triton.language as tl
 from torch import Tensor
 from triton import knobs
 
+from specplug.launching import Launcher
 from specplug.types.draft import Draft
 from specplug_sglang.verification import trees
 from specplug_sglang.verification.trees import Accepted, Nodes, TokenTable
@@ -96,6 +97,10 @@ def append_kernel(  # type: ignore[no-untyped-def]
     tl.store(last + row, tl.load(predict + tl.load(accept_index + row * n_count + count - 1)))
 
 
+_NODES = Launcher(nodes_kernel, num_warps=1)
+_APPEND = Launcher(append_kernel, num_warps=1)
+
+
 def nodes(draft: Draft, table: TokenTable, slots: Tensor, before: Tensor) -> Nodes:
     """Return the nodes of a draft like `trees.nodes`; those of a chain by one kernel."""
     if draft.parents is not None:
@@ -103,7 +108,8 @@ def nodes(draft: Draft, table: TokenTable, slots: Tensor, before: Tensor) -> Nod
     n = draft.draft_length + 1
     shape = len(slots), n
     tokens, positions, child, sibling = (torch.empty(shape, dtype=torch.int64, device=slots.device) for _ in range(4))
-    nodes_kernel[(len(slots),)](
+    _NODES(
+        (len(slots), 1, 1),
         draft.token_ids,
         draft.token_ids.stride(0),
         draft.lengths.contiguous(),  # those from another rank are a column between ids
@@ -116,8 +122,8 @@ def nodes(draft: Draft, table: TokenTable, slots: Tensor, before: Tensor) -> Nod
         child,
         sibling,
         n,
+        types=(slots.dtype, before.dtype),
         BLOCK=_block(table),
-        num_warps=1,
     )
     return Nodes(tokens, positions, child, sibling, None)
 
@@ -129,7 +135,8 @@ def append(
     rows, n = accept_index.shape
     emitted = torch.empty(rows, n, dtype=predict.dtype, device=predict.device)
     new_seq_lens, last = torch.empty_like(before), torch.empty(rows, dtype=torch.int32, device=predict.device)
-    append_kernel[(rows,)](
+    _APPEND(
+        (rows, 1, 1),
         predict.contiguous(),
         accept_index.contiguous(),
         accept_lens.contiguous(),
@@ -142,8 +149,8 @@ def append(
         new_seq_lens,
         last,
         n,
+        types=(predict.dtype, accept_index.dtype, accept_lens.dtype, slots.dtype, before.dtype),
         BLOCK=_block(table),
-        num_warps=1,
     )
     return Accepted(emitted, new_seq_lens, last)
 

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from tests.engines.launch import PYTHON, ROOT
+from tests.engines.launches import most
 
 OF_A_STEP = {"ingest_kernel", "scan_kernel", "draft_kernel"}
 
@@ -35,6 +36,14 @@ def found() -> dict[str, Any]:
 def test_a_step_launches_three_kernels(found: dict[str, Any]) -> None:
     launches = {step["rows"]: step["launches"] for step in found["steps"]}
     assert launches == {1: len(OF_A_STEP), 3: len(OF_A_STEP)}
+    assert most("V2", "`ngram`") == len(OF_A_STEP)
+
+
+def test_a_step_of_sglang_launches_two_more_to_verify() -> None:
+    (step,) = launched("--rows", "3", "--engine", "sglang")["steps"]
+    before, after = most("SGLang", "`ngram`", "before"), most("SGLang", "after")
+    assert (before, after) == (len(OF_A_STEP) + 1, 1)
+    assert step["launches"] == before + after
 
 
 def test_kernels_have_one_variant_for_all_batches(found: dict[str, Any]) -> None:

@@ -98,11 +98,17 @@ def steady_steps(llm: Any, requested: list[list[int]], by_stage: bool = False, t
     watch, own, steps, launched = Watch(), Watch(), 0, []
     before = metrics.snapshot()
 
-    def noted(name: str, launch: Any) -> Any:
-        def call(*args: Any, **kwargs: Any) -> None:
-            launched.append(name)
+    def noted(name: str, work_of: Any) -> Any:
+        def call(*args: Any, **kwargs: Any) -> Any:
             with _disable_current_modes():
-                launch(*args, **kwargs)
+                work = work_of(*args, **kwargs)
+
+            def launch() -> None:
+                launched.append(name)
+                with _disable_current_modes():
+                    work.launch()
+
+            return SimpleNamespace(launch=launch)
 
         return call
 
@@ -133,7 +139,7 @@ def steady_steps(llm: Any, requested: list[list[int]], by_stage: bool = False, t
         if by_stage:
             patch.setattr(speculator._on_device, "steps", None)
         elif by_kernels is not None:
-            noting = {name: noted(name, launch) for name, launch in by_kernels._launches._asdict().items()}
+            noting = {name: noted(name, work_of) for name, work_of in by_kernels._launches._asdict().items()}
             patch.setattr(by_kernels, "_launches", SimpleNamespace(**noting))
         inside.generate(llm, requested, {"max_tokens": tokens, "ignore_eos": True})
     counts = (metrics.snapshot() - before).total
