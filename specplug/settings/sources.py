@@ -265,7 +265,7 @@ def _plugin_mistakes(settings: Settings, registry: Registry, engine_drafts: bool
         except PluginError as error:
             yield Mistake(key, f"bad value for setting {key!r}", shown(name), remedy=str(error))
     if settings.draft_ranks == "each" and settings.trace.path is not None:
-        yield Mistake("draft_ranks", "ranks that each draft would all write the trace", remedy="Remove trace.path")
+        yield Mistake("draft_ranks", _EACH.format("no trace, as every rank would write it"), remedy="Remove trace.path")
     for name, raw in settings.options.items():
         yield from _option_mistakes(name, raw, registry)
     given, is_known = settings.acceptance_thresholds, settings.verifier in registry.entries(VerifierSpec)
@@ -285,6 +285,9 @@ def _named(settings: Settings) -> Iterator[tuple[str, type[PluginSpec], str]]:
     yield "verifier", VerifierSpec, settings.verifier
 
 
+_EACH = "setting 'draft_ranks' 'each' needs {}"
+
+
 def _differing(spec: PluginSpec) -> Iterator[Mistake]:
     """Yield a mistake for a plug-in whose drafts may differ between ranks that each draft."""
     reason = None
@@ -293,7 +296,7 @@ def _differing(spec: PluginSpec) -> Iterator[Mistake]:
     elif isinstance(spec, PolicySpec) and spec.trimmer != SURVIVAL_TRIMMER:
         reason = "has a trim half of its own"
     if reason is not None:
-        what = f"ranks that each draft need equal drafts: {spec.kind} {spec.name!r} {reason}"
+        what = _EACH.format(f"equal drafts on all ranks, but {spec.kind} {spec.name!r} {reason}")
         yield Mistake("draft_ranks", what, remedy="Use 'first', or another plug-in")
 
 

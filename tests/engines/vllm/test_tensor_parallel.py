@@ -12,10 +12,13 @@ from typing import Any
 import pytest
 import torch
 
+from specplug.errors import EngineError
+from specplug_vllm.config import refuse_unsupported
 from specplug_vllm.worker.drafting import ranks
 from tests.engines.engines import Engine, HostDied, Raised
 from tests.engines.plain import assert_greedy, greedy, prompts
 from tests.engines.vllm.inside import generate
+from tests.engines.vllm.test_engine_drafts_server import config
 
 PROMPTS = [list(prompt) for prompt in prompts()[:4]]
 PARAMS = {"max_tokens": 10}
@@ -30,6 +33,22 @@ SETTINGS = {
 
 
 EACH = {"proposer": "ngram", "policy": "fixed", "draft_ranks": "each"}
+
+
+MIXED = [
+    {
+        "max_tokens": 6 + 3 * row,
+        **({} if row % 3 == 0 else {"temperature": 0.8, "seed": row, "n": 1 + row % 2}),
+        **more,
+    }
+    for row in range(4)
+    for more in (
+        {"extra_args": {"specplug": {"references": [{"token_ids": PROMPTS[row][:9] * 2}]}}},
+        {"stop": ["e"], "extra_args": {"specplug": {"num_speculative_tokens": 2}}},
+        {"stop_token_ids": [5, 9], "extra_args": {"specplug": {"store": False}}},
+    )
+]
+"""Parameters of twelve requests, of which eight run at a time."""
 
 
 @pytest.fixture(scope="module")
@@ -79,7 +98,7 @@ def test_v2_a_proposer_that_raises_on_rank_0_costs_drafts_on_both(two_ranks):
 
 @pytest.mark.slow
 def test_v2_each_rank_drafts_for_itself_and_compares_checksums(two_ranks):
-    found = two_ranks("v2", EACH).call(generate_and_hold, prompts=PROMPTS, params=PARAMS, every=2)
+    found = two_ranks("v2", EACH).call(generate_and_hold, prompts=PROMPTS, params=PARAMS, every=1)
     assert_greedy(PROMPTS, TRUTH, found["answers"])
     first, second = found["held"]
     assert (first["leads"], second["leads"]) == (True, True)
@@ -90,6 +109,11 @@ def test_v2_each_rank_drafts_for_itself_and_compares_checksums(two_ranks):
     for rank in found["held"]:
         assert rank["sent"]
         assert set(rank["sent"]) == {CHECKSUMS}, "drafts were sent"
+    for _ in range(2):  # slots change hands, responses are drafted from, siblings share; some requests wait
+        found = two_ranks("v2", EACH).call(generate_and_hold, prompts=PROMPTS * 3, params=MIXED, every=1)
+        first, second = found["held"]
+        assert first["drafts"] == second["drafts"]
+        assert len(first["sent"]) > 10
 
 
 @pytest.mark.slow
@@ -104,6 +128,16 @@ def test_v2_an_engine_ends_if_one_rank_of_those_that_draft_differs(two_ranks, pl
     log = ranks_that_draft.log()
     ranks_that_draft.stop()
     assert stated in log
+
+
+def test_each_rank_drafts_on_v2_alone():
+    stated = config("custom_class", {"draft_ranks": "each"}, ranks=2, model="specplug_vllm.Proposer")
+    refuse_unsupported(stated)
+    stated.use_v2_model_runner = False
+    with pytest.raises(EngineError, match=r"V1 takes all ranks' drafts from the first one; found draft_ranks 'each'"):
+        refuse_unsupported(stated)
+    stated.parallel_config.tensor_parallel_size = 1
+    refuse_unsupported(stated)
 
 
 # -- inside the front process: workers get these functions by name ----------------------------------------------------
