@@ -53,7 +53,7 @@ class RankCheck:
         if self._arrived.numpy().any():
             found = [name for name, differs in zip(self._names, self._arrived.tolist(), strict=True) if differs]
             raise EngineError.build(
-                "this rank drafts other tokens than rank 0, or will",
+                "drafts, or what they depend on, differ from rank 0's",
                 who=f"tensor-parallel rank {self._rank}",
                 found=f"differences in {', '.join(found)}",
                 expected="none",

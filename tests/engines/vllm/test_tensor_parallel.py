@@ -119,7 +119,11 @@ def test_v2_each_rank_drafts_for_itself_and_compares_checksums(two_ranks):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("plant", "stated"),
-    [("_count_differently", "differences in ngram's hit rates"), ("_fail_at_a_step", "ngram: it raised")],
+    [
+        ("_count_differently", "differ from rank 0's; found differences in ngram's hit rates; expected none"),
+        ("_fail_at_a_step_of_rank_0", "ngram: it raised ValueError: planted. This rank ends"),
+        ("_fail_beside_the_proposer", "ValueError: planted. This rank ends"),
+    ],
 )
 def test_v2_an_engine_ends_if_one_rank_of_those_that_draft_differs(two_ranks, plant, stated):
     ranks_that_draft = two_ranks("v2", EACH)
@@ -192,11 +196,17 @@ def _count_differently(worker: Any) -> None:
         worker.model_runner.speculator.drafting.stage.proposers["ngram"].steps.state.counts[3, 1] += 1
 
 
-def _fail_at_a_step(worker: Any) -> None:
-    """Let rank 1's next step of its proposer raise."""
-    if worker.rank:
+def _fail_at_a_step_of_rank_0(worker: Any) -> None:
+    """Let rank 0's next step of its proposer raise."""
+    if not worker.rank:
         (runner,) = worker.model_runner.speculator.drafting.stage.runners
         runner.handle.step = _raise
+
+
+def _fail_beside_the_proposer(worker: Any) -> None:
+    """Let rank 1's next step raise where no plug-in's faults are contained; vLLM goes on after such an exception."""
+    if worker.rank:
+        worker.model_runner.speculator._on_device.take = _raise
 
 
 def _raise(*_: Any) -> None:
