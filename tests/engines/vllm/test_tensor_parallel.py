@@ -209,7 +209,7 @@ def _fail_beside_the_proposer(worker: Any) -> None:
         worker.model_runner.speculator._on_device.take = _raise
 
 
-def _raise(*_: Any) -> None:
+def _raise(*_: Any, **__: Any) -> None:
     raise ValueError("planted")
 
 
