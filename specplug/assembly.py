@@ -268,5 +268,6 @@ def _context_for(spec: PluginSpec, settings: Settings, context: PluginContext) -
 
 
 def _guard(settings: Settings, name: str, sink: FaultSink, *, contains: bool = True) -> FaultGuard:
-    most, steps = settings.faults.max_consecutive, settings.faults.cooldown_steps
-    return FaultGuard(name, max_consecutive=most, cooldown_steps=steps, sink=sink, contains=contains)
+    faults = settings.faults
+    limits = {"max_consecutive": faults.max_consecutive, "cooldown_steps": faults.cooldown_steps}
+    return FaultGuard(name, **limits, sink=sink, contains=contains)

@@ -68,7 +68,8 @@ class FaultGuard:
         self.counts: Counter[str] = Counter()
         self._max_consecutive = max_consecutive
         self._cooldown_steps = cooldown_steps
-        self._sink, self._contains = sink, contains
+        self._sink = sink
+        self._contains = contains
         self._in_a_row = 0
         self._cooldown_left = 0
         self._on_trial = False

@@ -219,8 +219,8 @@ def refuse_unsupported(vllm_config: Any) -> None:
             "Use tensor parallelism, or serve without specplug",
         )
     if each_rank_drafts(vllm_config) and runner_of(vllm_config) == "v1":
-        what, found = "V1 takes all ranks' drafts from the first one", "draft_ranks 'each'"
-        _refuse(what, found, "'first'", "Leave the setting out, or use the V2 runner")
+        what = "V1 takes all ranks' drafts from the first one"
+        _refuse(what, "draft_ranks 'each'", "'first'", "Leave the setting out, or use the V2 runner")
     if method == "extract_hidden_states":
         _refuse("the method does not draft", f"method {method!r}", "one that drafts", alone)
     if extended_method(vllm_config) is not None:

@@ -21,7 +21,8 @@ def checksums(state: State, texts: Tensor, slots: Tensor) -> dict[str, Tensor]:
         texts: [S, L] int32.
         slots: [B] int64, those of a step's rows, in their order.
     """
-    facts, own = state.slots[slots], at.own_rows(state)
+    facts = state.slots[slots]
+    own = at.own_rows(state)
     common = state.counts[: len(state.counts) - own.shape[0] * own.shape[1]]
     places = facts[:, at.END, None] - 1 - torch.arange(ENDS, dtype=torch.int32, device=slots.device)
     ends = torch.where(places < 0, 0, texts[slots[:, None], places.clamp(min=0)])

@@ -34,7 +34,10 @@ class RankCheck:
         self, proposers: Mapping[str, Proposer], rank: int, broadcast: Callable[[Tensor], object], device: torch.device
     ) -> None:
         self.every = CHECKED_EVERY
-        self._proposers, self._rank, self._broadcast, self._device = proposers, rank, broadcast, device
+        self._proposers = proposers
+        self._rank = rank
+        self._broadcast = broadcast
+        self._device = device
         self._steps = 0
         self._names: list[str] = []
         self._differs = torch.zeros(0, dtype=torch.bool)  # [P] on the device: since the start, by checksum
@@ -70,7 +73,8 @@ class RankCheck:
             sums |= {f"{name}'s {part}": value for part, value in proposer.checksums(on_device).items()}
         own = torch.stack(list(sums.values()))
         if not self._names:
-            self._names, self._differs = list(sums), torch.zeros_like(own, dtype=torch.bool)
+            self._names = list(sums)
+            self._differs = torch.zeros_like(own, dtype=torch.bool)
             self._arrived = torch.zeros(len(sums), dtype=torch.bool, pin_memory=own.is_cuda)
         first = own.clone()
         self._broadcast(first)

@@ -87,11 +87,11 @@ def checksum(table: Tensor) -> Tensor:
 
     No value changes alone without a change of the sum.  Sums by row and by column need no room for products.
     """
-    size, device = table.numel(), table.device
+    size = table.numel()
     columns = max(1, min(size & -size, 1 << size.bit_length() // 2))  # a power of two that divides the size
     rows = table.reshape(-1, columns)
-    of_rows = torch.arange(len(rows), dtype=torch.int32, device=device) * (2 * columns)
-    of_columns = torch.arange(columns, dtype=torch.int32, device=device) * 2 + 1
+    of_rows = torch.arange(len(rows), dtype=torch.int32, device=table.device) * (2 * columns)
+    of_columns = torch.arange(columns, dtype=torch.int32, device=table.device) * 2 + 1
     weighted = rows.sum(1, dtype=torch.int32) * of_rows, rows.sum(0, dtype=torch.int32) * of_columns
     return torch.cat(weighted).sum(dtype=torch.int32)
 

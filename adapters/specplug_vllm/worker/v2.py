@@ -171,7 +171,8 @@ class Speculator(BaseSpeculator):
         temperature: Tensor,
     ) -> None:
         """Draft for a batch, or receive rank 0's drafts for it; see `propose`."""
-        size, drafting, facts = input_batch.num_reqs, self.drafting, self._facts
+        size = input_batch.num_reqs
+        drafting, facts = self.drafting, self._facts
         if drafting is not None and (facts is None or not facts.hold(drafting.allocator, input_batch.req_ids)):
             facts = self._facts = RowFacts(drafting.allocator, input_batch.req_ids)
         if self._is_idle and self._skips(input_batch):
