@@ -78,11 +78,12 @@ def build_draft_stage(
     sources = tuple(source for handle in handles for source in handle.sources)
     counted = (*sources, SOURCE) if grammars and SOURCE not in sources else sources
     metrics = SpecMetrics(counted, context.caps.max_draft_length, context.device)
+    contains = settings.draft_ranks == "first" or context.caps.tensor_parallel_size == 1
     return DraftStage(
         handles,
-        [_guard(settings, handle.spec.name, metrics.fault) for handle in handles],
+        [_guard(settings, handle.spec.name, metrics.fault, contains=contains) for handle in handles],
         trimmer,
-        _guard(settings, f"policy {policy.name}", metrics.fault),
+        _guard(settings, f"policy {policy.name}", metrics.fault, contains=contains),
         caps=context.caps,
         max_slots=context.max_slots,
         vocab_size=context.vocab_size,
@@ -266,6 +267,7 @@ def _context_for(spec: PluginSpec, settings: Settings, context: PluginContext) -
     return replace(context, options=plugin_options(settings, spec), sections=sections)
 
 
-def _guard(settings: Settings, name: str, sink: FaultSink) -> FaultGuard:
+def _guard(settings: Settings, name: str, sink: FaultSink, *, contains: bool = True) -> FaultGuard:
     faults = settings.faults
-    return FaultGuard(name, max_consecutive=faults.max_consecutive, cooldown_steps=faults.cooldown_steps, sink=sink)
+    limits = {"max_consecutive": faults.max_consecutive, "cooldown_steps": faults.cooldown_steps}
+    return FaultGuard(name, **limits, sink=sink, contains=contains)

@@ -5,8 +5,8 @@ plug-in's name.  After `max_consecutive` faults in a row the plug-in sits out `c
 one step on trial: a success switches it on for good, a fault switches it off again.
 
 With several ranks, an exception or a missed deadline may happen on only one of them, and drafts that differ by rank
-give silently wrong text.  Ranks must therefore agree on the results of `admits_step` and of each step before they use
-the draft: by a broadcast from rank 0, or by "no drafts" on all ranks from an agreed step on.
+give silently wrong text.  So rank 0 drafts and sends its drafts to the others; where each rank drafts, a fault ends the
+process and with it the engine.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import json
 import logging
 from collections import Counter
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NoReturn
 
 from specplug.errors import ContractError, describe, ends_process, text_of, traceback_of
 
@@ -31,6 +31,15 @@ class LateDraft(Exception):
     """A host proposer missed its deadline, or is still busy with a step whose deadline it missed."""
 
 
+def end_process(what: str) -> NoReturn:
+    """Log an error and end this process, one of several ranks that each draft.
+
+    An exception would not do: vLLM logs that of another rank than the first one, which then goes on with other drafts.
+    """
+    logger.critical("%s. This rank ends, as its drafts would differ from those of the other ranks", what)
+    raise SystemExit(1)
+
+
 def _ignore(_name: str, _kind: str) -> None:
     """Count nothing."""
 
@@ -43,16 +52,24 @@ class FaultGuard:
         max_consecutive: number of consecutive faults that switch it off.
         cooldown_steps: number of steps that it skips before each trial.
         sink: called with (name, kind) at every fault and switch, for metrics.
+        contains: whether faults are contained; if not, the first one ends the process.
     """
 
     def __init__(
-        self, name: str, *, max_consecutive: int = 3, cooldown_steps: int = 64, sink: FaultSink = _ignore
+        self,
+        name: str,
+        *,
+        max_consecutive: int = 3,
+        cooldown_steps: int = 64,
+        sink: FaultSink = _ignore,
+        contains: bool = True,
     ) -> None:
         self.name = name
         self.counts: Counter[str] = Counter()
         self._max_consecutive = max_consecutive
         self._cooldown_steps = cooldown_steps
         self._sink = sink
+        self._contains = contains
         self._in_a_row = 0
         self._cooldown_left = 0
         self._on_trial = False
@@ -98,6 +115,8 @@ class FaultGuard:
 
     def _fault(self, kind: str, what: str, trace: str = "") -> None:
         self._note(kind, f"{what}. This can cost speed, never the text", trace)
+        if not self._contains:
+            end_process(f"{self.name}: {what}")
         if self.is_off:  # it still receives events; a fault in one of them does not extend the cool-down
             return
         self._in_a_row += 1

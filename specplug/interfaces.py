@@ -141,6 +141,13 @@ class Proposer(abc.ABC):
     def on_event(self, event: Event) -> None:  # noqa: B027 - optional
         """Handle a change of state of a request or of the engine (host)."""
 
+    def checksums(self, slots: Tensor) -> dict[str, Tensor]:
+        """Return sums, each [] int32, of the memory that drafts depend on, by name; see `types.tensors.checksum`.
+
+        Ranks that each draft compare them.  `slots` [B] int64 are those of a step's rows.  Read nothing back.
+        """
+        return {}
+
     def status(self) -> dict[str, Any]:
         """Return what operators see on `/specplug/status`, as JSON-serialisable data; nothing by default.
 

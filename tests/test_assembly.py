@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from types import SimpleNamespace
 from typing import ClassVar
 
@@ -205,6 +206,19 @@ def test_a_planners_faults_reach_the_sink(registry):
     assert stage.plan(HostStats(0, ())).draft_length == 4
     assert stage.plan(HostStats(-1, ())).draft_length == 0
     assert found == [("policy always", "raised")]
+
+
+@pytest.mark.parametrize(("ranks", "draft_ranks"), [(1, "each"), (2, "first"), (2, "each")])
+def test_faults_are_contained_unless_several_ranks_each_draft(registry, ranks, draft_ranks):
+    several = replace(META, caps=replace(META.caps, tensor_parallel_size=ranks))
+    stage = build_draft_stage(settings(draft_ranks=draft_ranks), registry, several)
+    for guard in (stage.runners[0].guard, stage.trimmer_guard):
+        if (ranks, draft_ranks) == (2, "each"):
+            with pytest.raises(SystemExit):
+                guard.step(partial(broken, META))
+        else:
+            assert guard.step(partial(broken, META)) is False
+    stage.close()
 
 
 def test_mode_off_plans_no_speculation(registry):

@@ -126,6 +126,18 @@ def test_an_exception_whose_own_methods_raise_is_contained(guard, caplog, kind):
     assert kind.__name__ in caplog.text
 
 
+@pytest.mark.parametrize("kind", [ValueError, ContractError, LateDraft, SystemExit])
+def test_where_each_rank_drafts_the_first_fault_ends_the_process(events, caplog, kind):
+    outer, inner = (FaultGuard(name, sink=lambda *it: events.append(it), contains=False) for name in ("outer", "inner"))
+    with pytest.raises(SystemExit) as caught:
+        outer.step(lambda: inner.call(failing(kind("planted"))))
+    assert caught.value.code == 1
+    assert [name for name, _ in events] == ["inner", "outer"]
+    assert "CRITICAL" in caplog.text
+    assert "its drafts would differ from those of the other ranks" in caplog.text
+    assert outer.step(works), "a step without a fault"
+
+
 @pytest.mark.usefixtures("unraisable")
 @pytest.mark.parametrize("kind", [Hostile, HostileInterrupt])
 def test_a_worker_survives_it(kind):

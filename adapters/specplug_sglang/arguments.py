@@ -142,6 +142,8 @@ class Algorithm(CustomSpecAlgo):
             if found.was_set("verifier"):
                 named = f"setting 'verifier' {found.settings.verifier!r}"
                 raise refusal("SGLang verifies drafts itself", named, "settings without it")
+            if found.settings.draft_ranks == "each" and server_args.tp_size > 1:  # their plans follow rank 0's clock
+                raise refusal("rank 0 plans and drafts", "setting 'draft_ranks' 'each' on several ranks", "'first'")
         tokens = found.settings.num_speculative_tokens + 1
         server_args.speculative_num_draft_tokens = tokens
         server_args.speculative_eagle_topk = server_args.speculative_eagle_topk or 1

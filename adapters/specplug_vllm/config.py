@@ -131,6 +131,12 @@ def ranks_step_together(vllm_config: Any) -> bool:
     return vllm_config.parallel_config.data_parallel_size > 1 and bool(vllm_config.model_config.is_moe)
 
 
+def each_rank_drafts(vllm_config: Any) -> bool:
+    """Return whether each of several tensor-parallel ranks drafts for itself."""
+    ranks = vllm_config.parallel_config.tensor_parallel_size
+    return ranks > 1 and required(vllm_config).settings.draft_ranks == "each"
+
+
 def may_skip_drafts(vllm_config: Any) -> bool:
     """Return whether one of the ranks that step together may plan a step without drafts.
 
@@ -212,6 +218,9 @@ def refuse_unsupported(vllm_config: Any) -> None:
             "1",
             "Use tensor parallelism, or serve without specplug",
         )
+    if each_rank_drafts(vllm_config) and runner_of(vllm_config) == "v1":
+        what = "V1 takes all ranks' drafts from the first one"
+        _refuse(what, "draft_ranks 'each'", "'first'", "Leave the setting out, or use the V2 runner")
     if method == "extract_hidden_states":
         _refuse("the method does not draft", f"method {method!r}", "one that drafts", alone)
     if extended_method(vllm_config) is not None:

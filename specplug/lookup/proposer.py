@@ -9,6 +9,7 @@ from torch import Tensor
 from specplug.interfaces import PluginContext, Proposer
 from specplug.launching import Around
 from specplug.lookup import layout as at
+from specplug.lookup.checksums import checksums
 from specplug.lookup.groups import Groups
 from specplug.lookup.options import LookupSettings
 from specplug.lookup.owners import Owners
@@ -107,6 +108,10 @@ class LookupProposer(Proposer):
     def propose(self, batch: EngineBatch, limits: Tensor, draft: Draft) -> None:
         """Fill in the drafts of a batch that has been ingested."""
         self.steps.run(batch, limits, draft, is_new=False)
+
+    def checksums(self, slots: Tensor) -> dict[str, Tensor]:
+        """Return sums of the texts' ends, of what is known of each request, and of the common tables."""
+        return checksums(self.steps.state, self.steps.texts, slots)
 
     # -- events ----------------------------------------------------------------------------------------------------
 

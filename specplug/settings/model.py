@@ -184,6 +184,11 @@ class Settings(Section):
         le=MAX_SPECULATIVE_TOKENS,
         description="most draft tokens per request and step, bonus excluded",
     )
+    draft_ranks: Literal["first", "each"] = Field(
+        default="first",
+        description="which of several tensor-parallel ranks draft: the first, which sends its drafts to the others, or "
+        "each for itself",
+    )
     dropped_logits_processors: tuple[str, ...] = Field(
         default=(),
         strict=False,

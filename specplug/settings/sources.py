@@ -16,7 +16,17 @@ from pydantic import BaseModel, ValidationError
 
 from specplug.errors import PluginError, SettingsError, describe, suggest
 from specplug.plugins.registry import Registry
-from specplug.plugins.specs import HYBRID, CheckSpec, PluginSpec, PolicySpec, ProposerSpec, VerifierSpec, trimming
+from specplug.plugins.specs import (
+    HYBRID,
+    LISTED_DEVICES,
+    SURVIVAL_TRIMMER,
+    CheckSpec,
+    PluginSpec,
+    PolicySpec,
+    ProposerSpec,
+    VerifierSpec,
+    trimming,
+)
 from specplug.settings.mistakes import Mistake, flatten, from_pydantic, no_duplicates, shown, together, unknown
 from specplug.settings.model import Settings, expanded_path
 
@@ -236,15 +246,17 @@ def _plugin_mistakes(settings: Settings, registry: Registry, engine_drafts: bool
     """
     own = engine_drafts and settings.drafts_in_engine
     if own:
-        yield from _unread(settings, ("extra_proposers", "verifier", "corpora.store", "trace.path"))
+        yield from _unread(settings, ("extra_proposers", "verifier", "corpora.store", "trace.path", "draft_ranks"))
     elif engine_drafts and settings.extends_engine:
-        yield from _unread(settings, ("extra_proposers", "verifier", "trace.path"))
+        yield from _unread(settings, ("extra_proposers", "verifier", "trace.path", "draft_ranks"))
     policies: list[PolicySpec] = []
     for key, kind, name in _named(settings):
         if own and kind is ProposerSpec:
             continue
         try:
             spec = registry.get(kind, name)
+            if settings.draft_ranks == "each":
+                yield from _differing(spec)
             if isinstance(spec, PolicySpec):
                 policies.append(spec)
                 trimming(policies)
@@ -252,6 +264,8 @@ def _plugin_mistakes(settings: Settings, registry: Registry, engine_drafts: bool
                 yield from _parse_options(spec, {})[1]
         except PluginError as error:
             yield Mistake(key, f"bad value for setting {key!r}", shown(name), remedy=str(error))
+    if settings.draft_ranks == "each" and settings.trace.path is not None:
+        yield Mistake("draft_ranks", _EACH.format("no trace, as every rank would write it"), remedy="Remove trace.path")
     for name, raw in settings.options.items():
         yield from _option_mistakes(name, raw, registry)
     given, is_known = settings.acceptance_thresholds, settings.verifier in registry.entries(VerifierSpec)
@@ -269,6 +283,21 @@ def _named(settings: Settings) -> Iterator[tuple[str, type[PluginSpec], str]]:
     for name in settings.policies:
         yield "policy", PolicySpec, name
     yield "verifier", VerifierSpec, settings.verifier
+
+
+_EACH = "setting 'draft_ranks' 'each' needs {}"
+
+
+def _differing(spec: PluginSpec) -> Iterator[Mistake]:
+    """Yield a mistake for a plug-in whose drafts may differ between ranks that each draft."""
+    reason = None
+    if isinstance(spec, ProposerSpec) and not all(spec.caps_for(device).deterministic for device in LISTED_DEVICES):
+        reason = "does not declare that its drafts are deterministic"
+    elif isinstance(spec, PolicySpec) and spec.trimmer != SURVIVAL_TRIMMER:
+        reason = "has a trim half of its own"
+    if reason is not None:
+        what = _EACH.format(f"equal drafts on all ranks, but {spec.kind} {spec.name!r} {reason}")
+        yield Mistake("draft_ranks", what, remedy="Use 'first', or another plug-in")
 
 
 def _unread(settings: Settings, keys: Sequence[str]) -> Iterator[Mistake]:

@@ -107,6 +107,9 @@ class ProposerCaps:
             With `extends`, drafts have no parents there: the proposer itself drafts chains, by
             `EngineCaps.trees`.
         learns: the proposer wants `observe` calls.
+        deterministic: drafts are the same, bit by bit, on all tensor-parallel ranks that get the same batches and
+            events, so that each rank may draft for itself.  Such a proposer draws no random numbers, reads neither
+            clocks nor files, and defines `Proposer.checksums`.
         extends: the proposer continues the draft of the engine's own drafter, which its step receives
             (`EngineBatch.engine_ids`), and counts its tokens under the last of its sources.
     """
@@ -118,6 +121,7 @@ class ProposerCaps:
     trees: bool = False
     learns: bool = False
     extends: bool = False
+    deterministic: bool = False
     host_step: InitVar[bool] = False
 
     def __post_init__(self, host_step: bool) -> None:

@@ -82,6 +82,20 @@ def check_tensor(
         )
 
 
+def checksum(table: Tensor) -> Tensor:
+    """Return [] int32, the sum of (2 i + 1) x_i over the entries x_i of a contiguous table of int32, modulo 2^32.
+
+    No value changes alone without a change of the sum.  Sums by row and by column need no room for products.
+    """
+    size = table.numel()
+    columns = max(1, min(size & -size, 1 << size.bit_length() // 2))  # a power of two that divides the size
+    rows = table.reshape(-1, columns)
+    of_rows = torch.arange(len(rows), dtype=torch.int32, device=table.device) * (2 * columns)
+    of_columns = torch.arange(columns, dtype=torch.int32, device=table.device) * 2 + 1
+    weighted = rows.sum(1, dtype=torch.int32) * of_rows, rows.sum(0, dtype=torch.int32) * of_columns
+    return torch.cat(weighted).sum(dtype=torch.int32)
+
+
 def to_host(tensors: Sequence[Tensor]) -> list[Tensor]:
     """Return copies of tensors of one device in host memory, made in one transfer, which waits for the device."""
     return _unpack(_pack(tensors).to("cpu"), tensors)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 
 from specplug.errors import SettingsError
-from specplug.plugins.registry import Owner, Registry
+from specplug.plugins.registry import Owner, Registry, default_registry
 from specplug.plugins.specs import PolicySpec, ProposerSpec, VerifierSpec, hookimpl
 from specplug.settings import CorporaSettings, Limits, Settings, leaves, load_settings, plugin_options
 from specplug.settings.mistakes import flatten
@@ -42,8 +42,8 @@ class NeedyOptions(BaseModel):
     path: str
 
 
-def proposer(name: str, options: object = None) -> ProposerSpec:
-    return ProposerSpec(name=name, factory="nowhere:Nothing", summary="", caps=ProposerCaps(), options=options)
+def proposer(name: str, options: object = None, **caps: bool) -> ProposerSpec:
+    return ProposerSpec(name=name, factory="nowhere:Nothing", summary="", caps=ProposerCaps(**caps), options=options)
 
 
 class Plugin:
@@ -51,7 +51,7 @@ class Plugin:
 
     def __init__(self) -> None:
         self.specplug_register_proposers = hook(
-            proposer("ngram", StrictOptions),
+            proposer("ngram", StrictOptions, deterministic=True),
             proposer("plain"),
             proposer("needy", NeedyOptions),
             proposer("ordered", OrderedOptions),
@@ -279,6 +279,24 @@ def test_loading_changes_no_layer_and_shares_nothing_with_it():
     assert flags == {"options": {"ngram": {"min_n": 3}}}
 
 
+def test_each_rank_drafts_only_where_all_would_draft_the_same(registry):
+    assert load_settings({"draft_ranks": "each"}, env={}, registry=registry).settings.draft_ranks == "each"
+    flags = {"draft_ranks": "each", "extra_proposers": ["plain"], "policy": "own", "trace": {"path": "t.jsonl"}}
+    found = mistakes(flags, registry=registry)
+    assert "proposer 'plain' does not declare that its drafts are deterministic" in found
+    assert "policy 'own' has a trim half of its own" in found
+    assert "needs no trace, as every rank would write it" in found
+    assert found.count("setting 'draft_ranks' 'each' needs") == 3
+    assert "'ngram'" not in found
+
+
+@pytest.mark.parametrize("name", ["retrieval", "hybrid", "crosstok", "ngram-reference"])
+def test_of_specplugs_proposers_ngram_alone_may_draft_on_each_rank(name):
+    assert load_settings({"draft_ranks": "each"}, env={}, registry=default_registry()).settings.proposer == "ngram"
+    found = mistakes({"draft_ranks": "each", "proposer": name}, registry=default_registry())
+    assert f"proposer {name!r} does not declare that its drafts are deterministic" in found
+
+
 @pytest.mark.parametrize(
     ("flags", "fragments"),
     [
@@ -389,10 +407,11 @@ def test_settings_that_nothing_reads_are_mistakes_when_the_engine_drafts(registr
         "extra_proposers": ["plain"],
         "trace": {"path": "t.jsonl"},
         "corpora": {"store": "s"},
+        "draft_ranks": "each",
     }
     with pytest.raises(SettingsError) as caught:
         load_settings(flags, env={}, registry=registry, engine_drafts=True)
-    for key in ("extra_proposers", "trace.path", "corpora.store"):
+    for key in ("extra_proposers", "trace.path", "corpora.store", "draft_ranks"):
         assert f"setting {key!r} has no effect on the engine's own drafter" in str(caught.value)
     assert "'verifier'" not in str(caught.value)
 

@@ -2,7 +2,8 @@
 
 Under tensor parallelism rank 0 drafts and broadcasts its drafts to the other ranks.  Every rank verifies its own copy
 of the drafts, and drafts that differ between ranks silently give wrong text.  So anything that could differ (a
-deadline, an exception, a race, a random draw) happens on rank 0 only.
+deadline, an exception, a race, a random draw) happens on rank 0 only.  With ``"draft_ranks": "each"`` every rank drafts
+on V2; docs/design.md says why their drafts are equal.
 """
 
 from __future__ import annotations
@@ -38,8 +39,8 @@ Broadcast = Callable[[Tensor], Any]
 """Overwrites a contiguous tensor with rank 0's, without a host sync."""
 
 
-def ranks() -> tuple[bool, Broadcast | None]:
-    """Return whether this is tensor-parallel rank 0, which drafts, and the broadcast to the others; None without any.
+def ranks() -> tuple[int, Broadcast | None]:
+    """Return the tensor-parallel rank, and the broadcast from rank 0 to the others; None without any.
 
     The broadcast goes through vLLM's warmed-up NCCL communicator if there is one.  The group's own method goes through
     torch's device group, which creates another communicator at its first use, when vLLM has already allocated all
@@ -52,7 +53,7 @@ def ranks() -> tuple[bool, Broadcast | None]:
     nccl = getattr(communicator, "pynccl_comm", None)
     warm = nccl is not None and seams.available("nccl") and not nccl.disabled
     several = group.world_size > 1
-    return group.rank_in_group == 0, partial((communicator if warm else group).broadcast, src=0) if several else None
+    return group.rank_in_group, partial((communicator if warm else group).broadcast, src=0) if several else None
 
 
 def kept_of(engine: EngineRows, kept: Tensor | list[int] | None) -> EngineRows:

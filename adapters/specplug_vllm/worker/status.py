@@ -58,13 +58,13 @@ def _watched(original: Callable[..., Any], vllm_config: Any, *args: Any, **kwarg
 
 
 def worker_status(worker: Any) -> dict[str, Any]:
-    """Return a worker's status: its rank and, on the rank that drafts (0), its proposers, counts and faults.
+    """Return a worker's status: its rank, whether it drafts and, on rank 0, its proposers, counts and faults.
 
     Counts are read back from the device; on a GPU this waits for the queued steps.
     """
     drafting = drafting_of(worker.model_runner)
     status: dict[str, Any] = {"rank": worker.rank, "drafts": drafting is not None}
-    if drafting is not None:
+    if drafting is not None and drafting.rank == 0:  # the counts of others are the same
         settings = drafting.resolved.settings
         status |= {
             "device": str(drafting.device),

@@ -46,7 +46,7 @@ class V1Proposer:
         self._runner: Any = None
         self._is_warmup = False
         self._facts: RowFacts | None = None
-        self.drafting = Drafting(vllm_config, _CPU, rank=0) if ranks()[0] else None
+        self.drafting = Drafting(vllm_config, _CPU, rank=0) if ranks()[0] == 0 else None
         if self.drafting is not None:
             self._emitted, self._rejected = np.zeros((2, self.drafting.max_slots), np.int32)
             self._rows = self._wrap(1, self._emitted, np.zeros((1, 1), np.int32))

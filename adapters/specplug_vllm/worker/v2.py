@@ -13,12 +13,15 @@ import torch
 from torch import Tensor
 from vllm.v1.worker.gpu.spec_decode.speculator import BaseSpeculator
 
+from specplug.errors import describe
+from specplug.faults import end_process
 from specplug.pipeline.engine_rows import DraftOutputs, EngineRows
 from specplug.runtime.draft_report import DraftReport
+from specplug.runtime.rank_check import RankCheck
 from specplug.runtime.slots import RowFacts
 from specplug.seams.seam import hook
 from specplug_vllm import seams, step_metadata
-from specplug_vllm.config import cuts_on_device, lossy_method
+from specplug_vllm.config import cuts_on_device, each_rank_drafts, lossy_method
 from specplug_vllm.startup import recurrent
 from specplug_vllm.worker import hooks, status, verifier, verifier_v2, workarounds
 from specplug_vllm.worker.drafting import Drafting, ranks
@@ -34,7 +37,8 @@ class Speculator(BaseSpeculator):
         req_states: the runner's `RequestState`, whose tensors are indexed by slot.
 
     Attributes:
-        drafting: on tensor-parallel rank 0; None on other ranks, which receive rank 0's drafts.
+        drafting: on tensor-parallel rank 0, or on each; None on ranks that receive rank 0's drafts.
+        rank_check: on ranks that each draft; otherwise None.
         draft_logits: [S, K, V] float32 by slot, before temperature, that sampled drafts were drawn from; None if no
             proposer states them.
         draft_token_confidence_probs: [S, K] float32 by row of the newest batch; 0 for padding.
@@ -49,7 +53,7 @@ class Speculator(BaseSpeculator):
 
     def __init__(self, vllm_config: Any, device: torch.device, req_states: Any) -> None:
         self._states = req_states
-        leads, self._broadcast = ranks()
+        rank, self._broadcast = ranks()
         self.verifier = verifier.build(vllm_config, device)
         slots, spec = vllm_config.scheduler_config.max_num_seqs, vllm_config.speculative_config
         self.enable_adaptive_verification = cuts_on_device(vllm_config)
@@ -58,7 +62,12 @@ class Speculator(BaseSpeculator):
         )
         vocab = vllm_config.model_config.get_vocab_size()
         self._distinct = torch.arange(self._out.numel(), device=device).remainder(vocab).view_as(self._out)
-        self.drafting = Drafting(vllm_config, device, rank=0) if leads else None
+        each = each_rank_drafts(vllm_config)
+        self.drafting = Drafting(vllm_config, device, rank) if each or rank == 0 else None
+        self.rank_check: RankCheck | None = None
+        if each and self.drafting is not None and self._broadcast is not None:
+            self.rank_check = RankCheck(self.drafting.stage.proposers, rank, self._broadcast, device)
+            self._broadcast = None
         self._facts: RowFacts | None = None
         self._on_device: DeviceDrafting | None = None
         self.draft_logits: Tensor | None = None
@@ -145,18 +154,37 @@ class Speculator(BaseSpeculator):
         out = self._out[: input_batch.num_reqs]  # vLLM writes into it, so specplug never reads it back
         if dummy_run or self._is_warmup:  # of a mixture of experts, equal tokens would all take the same ones
             return out.copy_(self._distinct[: out.shape[0]])
+        try:
+            self._draft(input_batch, num_sampled, num_rejected, last_sampled, temperature)
+        except Exception as error:
+            if self.rank_check is not None:
+                end_process(describe(error))
+            raise
+        return out
+
+    def _draft(
+        self,
+        input_batch: Any,
+        num_sampled: Tensor,
+        num_rejected: Tensor,
+        last_sampled: Tensor,
+        temperature: Tensor,
+    ) -> None:
+        """Draft for a batch, or receive rank 0's drafts for it; see `propose`."""
+        size = input_batch.num_reqs
         drafting, facts = self.drafting, self._facts
         if drafting is not None and (facts is None or not facts.hold(drafting.allocator, input_batch.req_ids)):
             facts = self._facts = RowFacts(drafting.allocator, input_batch.req_ids)
         if self._is_idle and self._skips(input_batch):
-            return out
+            return
         if self._on_device is not None and facts is not None:
             rows = self._rows(input_batch.idx_mapping, num_sampled, num_rejected)
-            outputs, reports = self._outputs(out.shape[0]), self._reports
+            outputs, reports = self._outputs(size), self._reports
             self._report = self._on_device.take(facts, rows, outputs, last_sampled, temperature, reports=reports)
         if self._broadcast is not None and not self._is_idle:  # other ranks skip all such steps
-            self._broadcast(self._sent[: input_batch.num_reqs])
-        return out
+            self._broadcast(self._sent[:size])
+        if self.rank_check is not None and facts is not None and facts.slots:
+            self.rank_check.after_step(facts.slots, self._sent[:size])
 
     def _skips(self, input_batch: Any) -> bool:
         """Count a step that neither verifies nor makes drafts, on the host; return False if it must be taken anyway."""

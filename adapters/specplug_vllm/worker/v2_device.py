@@ -18,7 +18,7 @@ class DeviceDrafting:
     """Steps of a draft stage on the engine's device.
 
     Args:
-        drafting: on rank 0.
+        drafting: on a rank that drafts.
         logits: the engine's buffer for the logits that sampled drafts were drawn from; None if no proposer states them.
         like: rows, outputs and newest tokens of the types that `take` receives.
 

@@ -144,11 +144,12 @@ def test_what_is_not_supported_is_refused(arguments, stated, baseline):
         ('{"proposer": "oracle", "options": {"oracle": {"error_every": -1}}}', ["oracle", "error_every"]),
         ('{"num_speculative_tokens": 5000}', ["num_speculative_tokens", "5000"]),
         ('{"verifier": "typical"}', ["SGLang verifies drafts itself", "'verifier' 'typical'", "settings without it"]),
+        ('{"draft_ranks": "each"}', ["rank 0 plans and drafts", "'draft_ranks' 'each' on several ranks", "'first'"]),
         (PLANNED, ["the engine's own drafter is not used here"]),
     ],
 )
 def test_wrong_settings_are_refused(settings, stated, baseline):
-    found = baseline.call(outcome, arguments=SMALL, settings=settings)
+    found = baseline.call(outcome, arguments={**SMALL, "tp_size": 2}, settings=settings)
     assert found.startswith("ValueError: "), found
     assert all(part in found for part in stated), found
 

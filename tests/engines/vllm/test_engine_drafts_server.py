@@ -92,9 +92,12 @@ def config(method: str = "eagle", section: Any = None, *, ranks: int = 1, **spec
     )
 
 
+OF_PROPOSERS = ("extra_proposers", "verifier", "trace", "draft_ranks")
+
+
 def hybrid(method: str = "eagle", lookup: str = "ngram", model_tokens: int = 3, **given: Any) -> Any:
     """Return the same of a server whose lookup continues the drafts of vLLM's own drafter."""
-    settings = {name: given.pop(name) for name in ("extra_proposers", "verifier", "trace") if name in given}
+    settings = {name: given.pop(name) for name in OF_PROPOSERS if name in given}
     options = {"hybrid": {"lookup": lookup, "model_tokens": model_tokens}}
     return config(method, {"proposer": "hybrid", "options": options, **settings}, **given)
 
@@ -127,6 +130,7 @@ def test_without_a_section_of_settings_vllms_drafter_is_left_alone():
         (hybrid(extra_proposers=["retrieval"]), "'extra_proposers' has no effect"),
         (hybrid(verifier="threshold"), "'verifier' has no effect"),
         (hybrid(trace={"path": "drafts.trace"}), "'trace.path' has no effect"),
+        (hybrid(draft_ranks="each"), "'draft_ranks' has no effect"),
     ],
 )
 def test_what_vllms_drafter_would_not_follow_is_refused(given, message):
