@@ -22,7 +22,7 @@ from specplug.corpus.segment import LiveSegment
 from specplug.corpus.store import STORE_FILE, Store
 from specplug.corpus.view import Snapshot, View
 from specplug.interfaces import PluginContext
-from specplug.lookup.corpora import Corpora, Numbers, Segment, loaded
+from specplug.lookup.corpora import Corpora, Numbers, Segment, fitting, loaded
 from specplug.lookup.layout import CORPUS_SOURCE, SOURCES
 from specplug.lookup.proposer import LookupProposer
 from specplug.settings.model import CorporaSettings
@@ -33,6 +33,8 @@ from specplug.types.request import Request
 
 Tokens = npt.NDArray[np.int32]
 Tenants = Mapping[str, Sequence[Segment]]
+Loaded = tuple[Corpora, tuple[str, ...]]
+"""Corpora, and why others are left out."""
 
 UNKNOWN = Fingerprint("unknown", "unknown", 2**31 - 1)
 """The fingerprint of a store that a server without a tokenizer creates: only token ids are known."""
@@ -47,7 +49,7 @@ class StoreWatcher:
     `context.sections["corpora"]` names the store; without one there are no corpora.
     """
 
-    def __init__(self, context: PluginContext, corpora_of: Callable[[Tenants], Corpora]) -> None:
+    def __init__(self, context: PluginContext, corpora_of: Callable[[Tenants], Loaded]) -> None:
         self._corpora_of = corpora_of
         self._settings: CorporaSettings = context.sections.get("corpora", CorporaSettings())
         self._tokenizer = _target_fingerprint(context)
@@ -172,7 +174,11 @@ class StoreWatcher:
             for corpus in self._store.list():
                 sizes.setdefault(corpus.tenant, {})[corpus.name] = corpus.tokens
             tenants, problems = _searchable(seen)
-            newest = self._corpora_of(tenants)
+            newest, left_out = self._corpora_of(tenants)
+            for text in left_out:
+                if text not in self._unsearchable:
+                    _log.warning("retrieval: %s", text)
+            problems += left_out
             self._sizes, self._seen, self._newest, self._unsearchable = sizes, seen, newest, problems
 
 
@@ -229,10 +235,14 @@ class Retrieval(LookupProposer):
         self._numbers = Numbers()
         self._loaded: Corpora | None = None
         self._slots, self._device = context.max_slots, context.device
+        self._most_bytes = context.sections.get("corpora", CorporaSettings()).device_gib * (1 << 30)
         self.watcher = StoreWatcher(context, self._corpora_of)
 
-    def _corpora_of(self, tenants: Tenants) -> Corpora:
-        return loaded(tenants, self._numbers, self._slots, self._device)
+    def _corpora_of(self, tenants: Tenants) -> Loaded:
+        left_out: tuple[str, ...] = ()
+        if self._device.type != "cpu":
+            tenants, left_out = fitting(tenants, self._most_bytes)
+        return loaded(tenants, self._numbers, self._slots, self._device), left_out
 
     def warmup(self) -> None:
         """Compile or load the kernels, and open the store."""

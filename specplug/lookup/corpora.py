@@ -26,6 +26,9 @@ TEXT, LENGTH, PLACES, COUNT, DOCUMENTS, NUMBER, HAS_DEAD = range(at.SEGMENT_FACT
 
 _TOKEN = 4
 
+MOST_ON_DEVICE = (1 << 31) - 1
+"""Entries of `Corpora.corpus` on a GPU, whose kernels address them by 32 bits."""
+
 
 class Segment(NamedTuple):
     """Texts of one tenant, in the arrays of a segment file.
@@ -156,6 +159,34 @@ def loaded(
         documents=torch.from_numpy(np.concatenate(documents)).to(device),
         corpus_matches=torch.zeros(slots, several, at.CORPUS_CANDIDATES, dtype=torch.int64, device=device),
     )
+
+
+def fitting(
+    tenants: Mapping[str, Sequence[Segment]], most_bytes: float
+) -> tuple[dict[str, list[Segment]], tuple[str, ...]]:
+    """Return the segments that fit into a GPU's memory for corpora, in order, and a sentence for each that does not.
+
+    Args:
+        tenants: see `loaded`.
+        most_bytes: of `Corpora.corpus`.
+    """
+    room = int(min(most_bytes / _TOKEN, MOST_ON_DEVICE)) - 1  # `_flat` adds an entry
+    found = dict[str, list[Segment]]()
+    left_out = list[str]()
+    for name, segments in tenants.items():
+        found[name] = []
+        for segment in segments:
+            entries = len(segment.text) + len(segment.places)
+            if entries <= room:
+                room -= entries
+                found[name].append(segment)
+                continue
+            left_out.append(
+                f"corpora {', '.join(segment.corpora)} of tenant {name!r}: {_TOKEN * entries:,} bytes do not fit "
+                f"into the {_TOKEN * max(room, 0):,} left of corpora.device_gib, at most 8, on the GPU: "
+                "nothing is drafted from them"
+            )
+    return found, tuple(left_out)
 
 
 def use(state: State, corpora: Corpora) -> State:

@@ -118,6 +118,9 @@ class CorporaSettings(Section):
     max_tokens: int = Field(
         default=1_000_000_000, ge=1, description="most tokens of one tenant's corpora that this server adds to"
     )
+    device_gib: float = Field(
+        default=2.0, gt=0, le=8, description="GiB of a GPU's memory for corpora; those that do not fit are left out"
+    )
     max_request_bytes: int = Field(
         default=64 << 20, ge=1, description="bytes of one request that adds documents over specplug's own HTTP routes"
     )

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -373,6 +374,27 @@ def test_a_torn_segment_is_logged_and_the_rest_serves(store: Store, caplog: pyte
         (problem,) = server.proposer.status()["problems"]
     assert path.name in problem
     assert path.name in caplog.text
+
+
+def test_what_does_not_fit_on_a_gpu_is_named_and_the_rest_serves(
+    store: Store, caplog: pytest.LogCaptureFixture
+) -> None:
+    put(store, "large", [*BEGIN, *range(40)])
+    put(store, "small", [7, 8, 9, 6], tenant="b")
+    with opened(store) as server, caplog.at_level(logging.WARNING):
+        server.proposer._device = torch.device("meta")
+        server.proposer._most_bytes = 4 * 30
+        server.add("more", [1, 2])
+        server.watcher._look()
+        found = server.watcher.changed(None)
+        assert found is not None
+        assert len(found.segments) == 2
+        (problem,) = server.proposer.status()["problems"]
+        assert "corpora large of tenant ''" in problem
+        assert "corpora.device_gib" in problem
+        server.add("again", [3, 4])
+        server.watcher._look()
+    assert caplog.text.count("corpora large of tenant ''") == 1
 
 
 # -- work that must not hold up steps ----------------------------------------------------------------------------------
