@@ -15,8 +15,19 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-Launch = tuple[Callable[..., None], Sequence[Any]]
-"""A launch that was made, and its arguments."""
+
+class Launch(NamedTuple):
+    """A launch that was made.
+
+    Attributes:
+        function: launches.
+        arguments: of the function.
+        takes_addresses: whether it takes the addresses of tensors in their place.
+    """
+
+    function: Callable[..., None]
+    arguments: Sequence[Any]
+    takes_addresses: bool = False
 
 
 class _Recording(threading.local):
@@ -82,7 +93,7 @@ class Launcher:
             compiled = self._kernel.warmup(*others, **constants, grid=grid, num_warps=self._num_warps)
             self.compiled[key] = compiled
         if all(grid):
-            launch(_bound(compiled, grid), (*arguments, *constants.values()))
+            launch(_bound(compiled, grid), (*arguments, *constants.values()), takes_addresses=True)
 
 
 def _bound(compiled: Any, grid: tuple[int, int, int]) -> Callable[..., None]:
@@ -98,11 +109,11 @@ def _bound(compiled: Any, grid: tuple[int, int, int]) -> Callable[..., None]:
     return run_it
 
 
-def launch(function: Callable[..., None], arguments: Sequence[Any]) -> None:
+def launch(function: Callable[..., None], arguments: Sequence[Any], *, takes_addresses: bool = False) -> None:
     """Call what launches a kernel; a recorded launch is made again by the same call with other arguments."""
     function(*arguments)
     if _recording.launches is not None:
-        _recording.launches.append((function, arguments))
+        _recording.launches.append(Launch(function, arguments, takes_addresses))
 
 
 def unspecialised(argument: Any) -> Any:

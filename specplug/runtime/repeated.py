@@ -59,17 +59,29 @@ class Repeated(Generic[Result]):
         """Find the inputs among the arguments; without one of them the step did more than launch, and nothing fits."""
         places = {id(tensor): place for place, tensor in enumerate(self._inputs) if tensor is not None}
         is_whole = len(places) == sum(tensor is not None for tensor in self._inputs)
-        is_whole = is_whole and places.keys() <= {
-            id(it) for _, arguments in self._launches for it in _tensors(arguments)
-        }
+        is_whole = is_whole and places.keys() <= {id(it) for each in self._launches for it in _tensors(each.arguments)}
         self._layouts = [_layout(tensor) for tensor in self._inputs]
-        self._again = [
-            (launch, list(arguments), _changes(arguments, places)) for launch, arguments in self._launches if is_whole
-        ]
+        self._again = []
+        for function, arguments, takes_addresses in self._launches if is_whole else ():
+            values, changes = _arranged(arguments, places, takes_addresses=takes_addresses)
+            self._again.append((function, values, changes))
+
+
+def _value_of(tensor: Tensor, *, takes_addresses: bool) -> Callable[[Tensor], Any]:
+    """Return what turns tensors like this one into an argument.
+
+    Triton takes an address in a tensor's place, and then need not ask the driver where the memory is.  Of pinned memory
+    of the host the driver may know another address.
+    """
+    return Tensor.data_ptr if takes_addresses and not tensor.is_pinned() else _itself
+
+
+def _itself(tensor: Tensor) -> Tensor:
+    return tensor
 
 
 def _layout(tensor: Tensor | None) -> object:
-    return None if tensor is None else (tensor.dtype, tensor.shape, tensor.stride())
+    return None if tensor is None else (tensor.dtype, tensor.shape, tensor.stride(), tensor.device)
 
 
 def _tensors(arguments: Sequence[Any]) -> list[Tensor]:
@@ -83,26 +95,50 @@ def _tensors(arguments: Sequence[Any]) -> list[Tensor]:
     return found
 
 
-def _changes(arguments: Sequence[Any], places: dict[int, int]) -> list[tuple[int, Change]]:
-    """Return the places of arguments that differ from step to step, and how they change."""
-    found = [(place, _change(argument, places)) for place, argument in enumerate(arguments)]
-    return [(place, change) for place, change in found if change is not None]
+def _arranged(
+    arguments: Sequence[Any], places: dict[int, int], *, takes_addresses: bool
+) -> tuple[list[Any], list[tuple[int, Change]]]:
+    """Return the values of arguments, and the places of those that differ from step to step, with how they change."""
+    values = list[Any]()
+    changes = list[tuple[int, Change]]()
+    for place, argument in enumerate(arguments):
+        change: Change | None = None
+        if isinstance(argument, Number):
+            change = _number
+        elif isinstance(argument, Tensor):
+            value = _value_of(argument, takes_addresses=takes_addresses)
+            change = _input(places[id(argument)], value) if id(argument) in places else None
+            argument = value(argument)
+        elif isinstance(argument, tuple):
+            argument, change = _record(argument, places, takes_addresses=takes_addresses)
+        values.append(argument)
+        if change is not None:
+            changes.append((place, change))
+    return values, changes
 
 
-def _change(argument: Any, places: dict[int, int]) -> Change | None:
-    if isinstance(argument, Number):
-        return lambda inputs, number: number
-    if isinstance(argument, Tensor):
-        place = places.get(id(argument))
-        return None if place is None else lambda inputs, number: inputs[place]
-    if not isinstance(argument, tuple):
-        return None
-    changes, values = _changes(argument, places), list(argument)
-    make: Any = type(argument)._make if hasattr(argument, "_make") else tuple
+def _number(inputs: Inputs, number: int) -> int:
+    return number
+
+
+def _input(place: int, value: Callable[[Tensor], Any]) -> Change:
+    def change(inputs: Inputs, number: int) -> Any:
+        tensor = inputs[place]
+        return None if tensor is None else value(tensor)
+
+    return change
+
+
+def _record(
+    record: tuple[Any, ...], places: dict[int, int], *, takes_addresses: bool
+) -> tuple[tuple[Any, ...], Change | None]:
+    """Return a record with the values of its entries, and how it changes."""
+    values, changes = _arranged(record, places, takes_addresses=takes_addresses)
+    make: Any = type(record)._make if hasattr(record, "_make") else tuple
 
     def change(inputs: Inputs, number: int) -> Any:
         for place, of_entry in changes:
             values[place] = of_entry(inputs, number)
         return make(values)
 
-    return change if changes else None
+    return make(values), change if changes else None

@@ -68,6 +68,7 @@ class Speculator(BaseSpeculator):
         if each and self.drafting is not None and self._broadcast is not None:
             self.rank_check = RankCheck(self.drafting.stage.proposers, rank, self._broadcast, device)
             self._broadcast = None
+        self._outputs_of: dict[int, DraftOutputs] = {}
         self._facts: RowFacts | None = None
         self._on_device: DeviceDrafting | None = None
         self.draft_logits: Tensor | None = None
@@ -124,7 +125,6 @@ class Speculator(BaseSpeculator):
         states = self._states
         return states.all_token_ids.gpu, states.req_id_to_index.get(request_id, 0)
 
-    @torch.inference_mode()
     def propose(
         self,
         input_batch: Any,
@@ -144,6 +144,8 @@ class Speculator(BaseSpeculator):
     ) -> Tensor:
         """Return [B, K] int64 draft ids, all of them valid; the row's last token pads its draft.
 
+        The runner calls it in inference mode.
+
         Args:
             input_batch: B rows, their slots in `idx_mapping` [B].
             num_sampled: [B] int32, tokens that the step emitted per row, 0 for prefill chunks.
@@ -151,7 +153,7 @@ class Speculator(BaseSpeculator):
             last_sampled: [S, 1] int64 by slot.
             temperature: [S] float32 by slot.
         """
-        out = self._out[: input_batch.num_reqs]  # vLLM writes into it, so specplug never reads it back
+        out = self._outputs(input_batch.num_reqs).ids  # vLLM writes into it, so specplug never reads it back
         if dummy_run or self._is_warmup:  # of a mixture of experts, equal tokens would all take the same ones
             return out.copy_(self._distinct[: out.shape[0]])
         try:
@@ -204,7 +206,10 @@ class Speculator(BaseSpeculator):
 
     def _outputs(self, rows: int) -> DraftOutputs:
         """Return where the drafts of so many rows go."""
-        return DraftOutputs(self._out[:rows], self.draft_token_confidence_probs[:rows])
+        found = self._outputs_of.get(rows)
+        if found is None:
+            found = self._outputs_of[rows] = DraftOutputs(self._out[:rows], self.draft_token_confidence_probs[:rows])
+        return found
 
 
 def buffers(slots: int, draft_length: int, device: torch.device, *, together: bool) -> tuple[Tensor, Tensor, Tensor]:
