@@ -7,13 +7,12 @@ counters.  Triton compiles a kernel at its first launch, which takes about a sec
 
 from __future__ import annotations
 
-import triton
 from torch import Tensor
 from triton import knobs
 
-from specplug.launching import Launcher, RowWork
+from specplug.launching import Launcher, RowWork, power_of_two
 from specplug.pipeline.device.begin_kernel import Begin, begin_kernel, begin_row
-from specplug.pipeline.device.columns import STOP_IDS, DeviceColumns, DeviceState, DraftSums, Tokens
+from specplug.pipeline.device.columns import RECORDS, STOP_IDS, DeviceColumns, DeviceState, DraftSums, Tokens
 from specplug.pipeline.device.finish_kernel import Finish, finish_kernel, finish_row
 from specplug.pipeline.engine_rows import DraftOutputs, EngineRows
 from specplug.types.draft import Draft
@@ -74,7 +73,7 @@ def begin(
         draft_length=draft_length,
         reports=int(reports),
     )
-    sizes = state.table.shape[1] - STOP_IDS, triton.next_power_of_2(max(most + 1, engine_tokens, 4))
+    sizes = state.table.shape[1] - STOP_IDS, power_of_two(max(most + 1, engine_tokens, 4))
     types = tuple([None if it is None else it.dtype for it in (*engine[:5], engine.engine_ids)])
     return RowWork(_BEGIN, begin_row, record, sizes, types, batch_size)
 
@@ -126,7 +125,7 @@ def finish(
         draft_lengths=draft.lengths,
         outputs=outputs,
         sums=sums.sums,
-        record=sums.records[step % len(sums.records)],
+        record=sums.records[step % RECORDS],
         last_stride=last_sampled.stride(0),
         draft_stride=draft.token_ids.stride(0),
         out_stride=out.stride(0),
@@ -143,6 +142,6 @@ def finish(
         adds=int(adds),
         step=step,
     )
-    sizes = (triton.next_power_of_2(max(most, out.shape[1])),)
+    sizes = (power_of_two(max(most, out.shape[1])),)
     types = tuple([None if it is None else it.dtype for it in (idx_mapping, last_sampled, *outputs)])
-    return RowWork(_FINISH, finish_row, record, sizes, types, len(out), places)
+    return RowWork(_FINISH, finish_row, record, sizes, types, out.shape[0], places)
