@@ -126,6 +126,11 @@ def unspecialised(argument: Any) -> Any:
     return argument if argument is None or isinstance(argument, bool) else 2
 
 
+def power_of_two(number: int) -> int:
+    """Return the least power of two that is not smaller; Triton's own function takes 10 us."""
+    return 1 << (number - 1).bit_length()
+
+
 class RowWork(NamedTuple):
     """What one program per row does, which `kernel` launches, or another kernel does in its own programs.
 

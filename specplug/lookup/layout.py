@@ -310,10 +310,15 @@ def begin(state: State, slots: Tensor, generations: Tensor, owners: Tensor, star
 
 def own_rows(state: State) -> Tensor:
     """Return a view of the rows of counts of the engine's tokens, [S, G, 2]."""
-    slots = len(state.slots)
-    engine_tokens = (len(state.counts) - TOKENS_END) // (slots + 1)
-    own: Tensor = state.counts[TOKENS_END + engine_tokens :].view(slots, engine_tokens, 2)
+    engine_tokens = engine_tokens_of(state)
+    own: Tensor = state.counts[TOKENS_END + engine_tokens :].view(state.slots.shape[0], engine_tokens, 2)
     return own
+
+
+def engine_tokens_of(state: State) -> int:
+    """Return G, see `allocate`."""
+    found: int = (state.counts.shape[0] - TOKENS_END) // (state.slots.shape[0] + 1)
+    return found
 
 
 def halve(state: State) -> None:

@@ -202,7 +202,7 @@ class LookupSteps:
 
     def _draft(self, batch: EngineBatch, drafts: at.Drafts, *, is_last: bool = False) -> None:
         """Draft for the rows that were scanned, and finish the `last` draft of a step."""
-        if len(self.state.tenants) > 2:
+        if self.state.tenants.shape[0] > 2:
             self._form.search(*self._memory, self._arranged)
         arguments = *self._memory, self._arranged, drafts, batch.vocab_size
         around = self.around

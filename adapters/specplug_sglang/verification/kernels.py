@@ -12,7 +12,7 @@ import triton.language as tl
 from torch import Tensor
 from triton import knobs
 
-from specplug.launching import Launcher
+from specplug.launching import Launcher, power_of_two
 from specplug.types.draft import Draft
 from specplug_sglang.verification import trees
 from specplug_sglang.verification.trees import Accepted, Nodes, TokenTable
@@ -157,4 +157,4 @@ def append(
 
 def _block(table: TokenTable) -> int:
     """Return the least power of two that holds the nodes of any step, so that no step compiles a kernel again."""
-    return int(triton.next_power_of_2(table.most_emitted))
+    return power_of_two(table.most_emitted)

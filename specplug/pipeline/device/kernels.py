@@ -7,11 +7,10 @@ counters.  Triton compiles a kernel at its first launch, which takes about a sec
 
 from __future__ import annotations
 
-import triton
 from torch import Tensor
 from triton import knobs
 
-from specplug.launching import Launcher, RowWork
+from specplug.launching import Launcher, RowWork, power_of_two
 from specplug.pipeline.device.begin_kernel import Begin, begin_kernel, begin_row
 from specplug.pipeline.device.columns import STOP_IDS, DeviceColumns, DeviceState, DraftSums, Tokens
 from specplug.pipeline.device.finish_kernel import Finish, finish_kernel, finish_row
@@ -74,7 +73,7 @@ def begin(
         draft_length=draft_length,
         reports=int(reports),
     )
-    sizes = state.table.shape[1] - STOP_IDS, triton.next_power_of_2(max(most + 1, engine_tokens, 4))
+    sizes = state.table.shape[1] - STOP_IDS, power_of_two(max(most + 1, engine_tokens, 4))
     types = tuple([None if it is None else it.dtype for it in (*engine[:5], engine.engine_ids)])
     return RowWork(_BEGIN, begin_row, record, sizes, types, batch_size)
 
@@ -144,6 +143,6 @@ def finish(
         adds=int(adds),
         step=step,
     )
-    sizes = (triton.next_power_of_2(max(most, out.shape[1])),)
+    sizes = (power_of_two(max(most, out.shape[1])),)
     types = tuple([None if it is None else it.dtype for it in (idx_mapping, last_sampled, *outputs)])
-    return RowWork(_FINISH, finish_row, record, sizes, types, len(out), places)
+    return RowWork(_FINISH, finish_row, record, sizes, types, out.shape[0], places)
