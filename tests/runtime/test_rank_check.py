@@ -16,6 +16,7 @@ from specplug.interfaces import PluginContext
 from specplug.lookup.proposer import LookupProposer
 from specplug.runtime.rank_check import CHECKED_EVERY, RankCheck
 from specplug.types.caps import EngineCaps
+from tests.pipeline.test_no_sync import Watch
 
 
 class Ranks:
@@ -81,3 +82,14 @@ def test_a_difference_that_has_gone_when_the_result_arrives_is_known():
         for check, ids in zip(ranks.checks, ([1, 2], [1, 2 + wrong]), strict=True):
             check._compare([0, 1], torch.tensor([ids]))  # as while a GPU has not run these steps yet
     assert "differences in drafts" in ranks.difference(*SAME)
+
+
+def test_a_comparison_reads_nothing_back_and_copies_the_slots_to_the_device_alone():
+    ranks = Ranks(every=2)
+    ranks.step(*SAME)
+    drafts = torch.tensor([*SAME])
+    with torch.inference_mode(), Watch() as watch:
+        ranks.checks[0].after_step([0, 1], drafts)
+    assert ranks.sent
+    assert watch.count > 20
+    assert watch.found == ["lift_fresh"], "the slots"

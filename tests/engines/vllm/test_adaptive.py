@@ -21,7 +21,7 @@ from tests.engines.vllm.steps import assert_greedy_texts
 BUDGET, DRAFT_LENGTH = 5, 6
 
 
-def launch(engine, budget=None, policy="fixed", **given):
+def launch(engine, budget=None, policy="fixed", draft_ranks="first", **given):
     """Make an engine that cuts drafts on the device."""
     requested = {
         "method": "custom_class",
@@ -30,6 +30,7 @@ def launch(engine, budget=None, policy="fixed", **given):
         "enable_adaptive_verification": True,
     }
     settings = {"proposer": "ngram", "policy": policy, "options": {policy: {"token_budget": budget}}}
+    settings["draft_ranks"] = draft_ranks
     variables = {"VLLM_ALLOW_INSECURE_SERIALIZATION": "1"}  # tests' functions in other processes
     return engine("v2", settings, speculative_config=requested, environment=variables, name="adaptive", **given)
 
@@ -217,8 +218,9 @@ def test_the_seam_is_declared():
 
 
 @pytest.mark.slow  # two ranks in Triton's interpreter
-def test_ranks_cut_alike(engine):
-    tp = launch(engine, BUDGET, tensor_parallel_size=2, in_process=False)
+@pytest.mark.parametrize("draft_ranks", ["first", "each"])
+def test_ranks_cut_alike(engine, draft_ranks):
+    tp = launch(engine, BUDGET, draft_ranks=draft_ranks, tensor_parallel_size=2, in_process=False)
     given = prompts()[:4]
     found = tp.call("inside.generate", prompts=given, params={"max_tokens": 24})
     assert_greedy(given, [greedy(prompt, 24) for prompt in given], found)
