@@ -24,7 +24,7 @@ from specplug.runtime.device_steps import DeviceSteps
 from specplug.runtime.draft_report import NO_DRAFTS, DraftReport
 from specplug.runtime.ends import StopDetector
 from specplug.runtime.slots import RowFacts, RunningRequest, SlotAllocator
-from specplug.settings.model import Settings
+from specplug.settings.model import Faults, Settings
 from specplug.trim import SurvivalTrimmer
 from specplug.types.batch import EngineBatch
 from specplug.types.caps import Distribution, EngineCaps, ProposerCaps
@@ -49,11 +49,12 @@ Row = tuple[str, int, int]
 """A row of a step: the request's name, the tokens that it emitted, and the draft tokens that were rejected."""
 
 
-def lookup_stage(*, engine_tokens: int = 0, device: torch.device = CPU) -> DraftStage:
+def lookup_stage(*, engine_tokens: int = 0, device: torch.device = CPU, faults: Faults | None = None) -> DraftStage:
     """Return the stage of a lookup."""
     caps = EngineCaps(DRAFT_LENGTH, engine_tokens=engine_tokens)
     context = PluginContext(caps, vocab_size=VOCAB, max_slots=SLOTS, max_length=LENGTH, device=device)
-    return build_draft_stage(Settings(proposer="ngram", policy="fixed"), default_registry(), context)
+    settings = Settings(proposer="ngram", policy="fixed", faults=faults or Faults())
+    return build_draft_stage(settings, default_registry(), context)
 
 
 class Engine:

@@ -16,6 +16,7 @@ from specplug.launching import Launcher
 from specplug.lookup import layout, steps
 from specplug.pipeline.device.columns import Launches, launches_for
 from specplug.pipeline.engine_rows import DraftOutputs
+from specplug.settings.model import Faults
 from specplug.trim import survival
 from specplug.types.plan import StepPlan
 from tests.engines.interpreted import device_kernels, imported_anew
@@ -30,11 +31,11 @@ class Kernels:
         self.lookup, self.launches = lookup, launches
         self.launched: list[str] = []
 
-    def engine(self, *, engine_tokens: int = 0, of: type[Engine] = Engine) -> Engine:
-        """Return an engine whose steps are these kernels'."""
+    def engine(self, *, of: type[Engine] = Engine, **options: Any) -> Engine:
+        """Return an engine whose steps are these kernels', of a `lookup_stage`."""
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(steps, "form_for", lambda device: self.lookup)
-            return of(lookup_stage(engine_tokens=engine_tokens), launches=self.launches)
+            return of(lookup_stage(**options), launches=self.launches)
 
 
 @pytest.fixture(scope="module")
@@ -108,32 +109,46 @@ def test_ranks_draft_the_same_whatever_the_order_of_programs(kernels: Kernels, s
     assert taken > 3
 
 
-class Faulty:
-    """A form whose functions raise at times, before they do anything or after it."""
+FAULTS = (
+    *("ingest, before", "", "draft, after", "", "scan, before", "", "ingest, after", "", "draft, before", ""),
+    *("draft, after", "draft, after", "", "", ""),
+)
+"""Of the steps of a `Faulty` form, which function raises, before or after it has done its work; the last two in a row
+switch the proposer off for a step."""
 
-    def __init__(self, form: Any, seed: int) -> None:
-        self._form, self._random = form, Random(seed)
+
+class Faulty:
+    """A form whose functions raise in the steps of `FAULTS`."""
+
+    def __init__(self, form: Any) -> None:
+        self._form, self._steps = form, -1
 
     def __getattr__(self, name: str) -> Any:
         function = getattr(self._form, name)
 
         def run(*arguments: Any) -> None:
-            when = self._random.choice(["", "", "", "before", "after"]) if name in ("ingest", "scan", "draft") else ""
-            if when == "before":
+            self._steps += name == "ingest"
+            fault = FAULTS[self._steps % len(FAULTS)]
+            if fault == f"{name}, before":
                 raise ZeroDivisionError("planted")
             function(*arguments)
-            if when == "after":
+            if fault == f"{name}, after":
                 raise ZeroDivisionError("planted")
 
         return run
 
 
-@pytest.mark.parametrize("seed", [4, pytest.param(5, marks=SLOW)])
-def test_a_fault_between_launches_counts_nothing_twice_or_never(kernels: Kernels, seed: int) -> None:
-    engines = [Engine(lookup_stage()), kernels.engine()]
+@pytest.mark.parametrize("reports", [False, pytest.param(True, marks=SLOW)])
+def test_a_fault_between_launches_counts_nothing_twice_or_never(kernels: Kernels, reports: bool) -> None:
+    faults = Faults(max_consecutive=2, cooldown_steps=1)
+    engines = [Engine(lookup_stage(faults=faults)), kernels.engine(faults=faults)]
     for engine in engines:
         lookup = engine.proposer.steps  # type: ignore[attr-defined]
-        lookup._form = Faulty(lookup._form, seed)
-    _, wrong = compare(Random(seed), engines, steps=14)
+        lookup._form = Faulty(lookup._form)
+        engine.reports_expected = reports
+    _, wrong = compare(Random(4), engines, steps=40)
     assert wrong == []
-    assert all(engine.stage.metrics.snapshot().faults for engine in engines)
+    found = [engine.stage.metrics.snapshot().faults["ngram"] for engine in engines]
+    assert found[0] == found[1]
+    assert found[0]["switched off"] > 0
+    assert found[0]["raised"] >= 7
