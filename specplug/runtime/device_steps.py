@@ -1,10 +1,10 @@
-"""DeviceSteps: steps of a draft stage on an engine's device, in one kernel before its proposer and one after it."""
+"""DeviceSteps: steps of a draft stage on an engine's device, in kernels around its proposer's or within these."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,7 +16,6 @@ from specplug.pipeline.device.columns import (
     COUNTED,
     KNOWN,
     LIMITS,
-    NUM_NEW,
     RECORDS,
     ROWS,
     STEP,
@@ -28,54 +27,26 @@ from specplug.pipeline.device.columns import (
 from specplug.pipeline.draft import DraftStage
 from specplug.pipeline.engine_rows import DraftOutputs, EngineRows
 from specplug.pipeline.expected import may_report, survival_sums
+from specplug.runtime.device_rows import DeviceRows, DeviceStep, Drafted, KeptRows, Taken
 from specplug.runtime.draft_report import NO_DRAFTS, DraftReport, engine_tokens_after
 from specplug.runtime.ends import StopDetector
 from specplug.runtime.repeated import Repeated
-from specplug.runtime.slots import NO_CAP, RowFacts, SlotTable
+from specplug.runtime.slots import RowFacts, SlotTable
 from specplug.types.batch import EngineBatch
 from specplug.types.caps import Distribution
 from specplug.types.draft import Draft
 from specplug.types.plan import StepPlan
-from specplug.types.tensors import to_device
 
 MOST_VIEWS = 64
 """Views of the draft buffer that are kept."""
 
 
-class _DeviceRows(NamedTuple):
-    """B rows that may draft, among E rows of the engine; reused while the same requests hold the same slots.
-
-    Attributes:
-        facts: of the B rows.
-        num_rows: E.
-        order: [>= B] int32, the engine's row of each of them.
-        places: [>= E] int32, the index of each of the engine's rows among them; -1 for the others.
-        batch: the B rows, without resets; its tensors are those of `DeviceColumns`.
-        handed: the same for the proposer.
-    """
-
-    facts: RowFacts
-    num_rows: int
-    order: Tensor
-    places: Tensor
-    batch: EngineBatch
-    handed: EngineBatch
-
-
-class _Taken(NamedTuple):
-    """A step's drafts, whether it is reported and has a record, and whether it did nothing but launch kernels."""
-
-    draft: Draft
-    is_reported: bool
-    has_record: bool
-    only_launched: bool
-
-
 class DeviceSteps:
     """Takes steps of a `DraftStage`, whose state it shares, so that either may take any step.
 
-    A step launches a kernel, what the proposer launches, and another kernel.  Nothing is read back, and nothing is
-    copied to the device unless the batch has changed or the policy caps requests.
+    A step launches a kernel, what the proposer launches, and another kernel, or all in the proposer's own; while a
+    batch stays as it is, it makes the launches of the step before again.  Nothing is read back, and nothing is copied
+    to the device unless the batch has changed or the policy caps requests.
 
     Args:
         stage: a stage for which `applies` is true.
@@ -105,15 +76,12 @@ class DeviceSteps:
         proposer: Any = self._runner.handle.proposer
         self._around: Around | None = getattr(proposer, "around", None)
         self._state, self._columns = DeviceState.of(stage, slots.table, stops.stopped), DeviceColumns.allocate(stage)
-        max_slots, device = self._runner.buffer.batch_size, self._runner.buffer.device
-        self._all_rows = torch.arange(max_slots, dtype=torch.int32, device=device)
-        self._no_caps = torch.full_like(self._all_rows, NO_CAP)
-        self._rows: _DeviceRows | None = None
+        self._rows = KeptRows(self._columns, vocab_size)
         self._views: dict[tuple[int, ...], Draft] = {}
         self._sums = DraftSums.allocate(stage)
         self._records = self._sums.records.numpy()
         self._recorded = self._read = 0  # steps with a record, and those of them whose record has been read
-        self._again: dict[bool, Repeated[_Taken] | None] = {}
+        self._again: dict[bool, Repeated[Taken] | None] = {}
         self._unused = 0  # steps in a row whose drafts held none of the engine's tokens
         self.report, self.may_report = NO_DRAFTS, may_report(stage)
         self._warm_up(*like)
@@ -182,65 +150,88 @@ class DeviceSteps:
         plan: StepPlan,
         reports: bool,
         reports_expected: bool,
-    ) -> _Taken:
+    ) -> Taken:
         self._slots.flush()
-        rows = self._rows_of(facts, engine)
-        size, caps = len(facts.names), self._caps_of(facts, plan)
+        size = len(facts.names)
         is_reported = reports_expected and self.may_report and size > 0
         draft_length = self._runner.buffer.draft_length if is_reported else plan.draft_length
-        draft = self._view(size, draft_length)
-        has_drafted = is_cut = only_launched = False
-        around = self._around or Around()
+        has_record = is_reported or (size * draft_length > 0 and self._stage.engine_tokens > 0)
+        rows, caps, draft = self._rows.of(facts, engine), self._rows.caps(facts, plan), self._view(size, draft_length)
+        of_engine = engine, outputs, last_sampled, temperature
+        step = DeviceStep(rows, *of_engine, plan, caps, draft, reports, is_reported, has_record)
         if draft.drawn is not None:
             draft.drawn.fill_(True)
-        has_record = is_reported or (size * draft_length > 0 and self._stage.engine_tokens > 0)
+        found = self._draft(step) if size else Drafted(draft)
+        if not (found.is_finished and found.has_drafted):
+            self._finish(step, found).launch()
+        self._recorded += has_record and (found.has_drafted or found.is_finished)
+        has_drafted = found.has_drafted
+        planned = self._view(size, plan.draft_length)
+        return Taken(planned, is_reported and has_drafted, has_record and has_drafted, found.only_launched)
 
-        def finish(*, is_drafted: bool) -> RowWork:
-            of_step = draft, draft_length, plan.draft_length, self._vocab_size, rows.places, caps, engine.idx_mapping
-            return self._launches.finish(
-                self._state,
-                self._columns,
-                *of_step,
-                last_sampled,
-                outputs,
-                self._sums,
-                adds=is_reported and is_drafted and not is_cut,
-                step=Number(self._recorded + 1 if has_record and is_drafted else 0),
-            )
-
-        around.begin = around.finish = carried = None
-        if size:
-            limits = self._no_caps if is_reported else caps
-            around.begin = self._launches.begin(
-                self._state, self._columns, draft, size, draft_length, rows.order, limits, engine, temperature, reports
-            )
-            resets = self._slots.take_resets()
-            batch = replace(rows.batch, reset_slots=resets) if resets else rows.batch
-            observes = reports and self._stage.has_observers
-            if self._around is None or observes or not draft_length:
-                _begin_now(around)
-            if observes:
-                self._stage.report_verdict(batch, *self._columns.judged(size, self._stage.sources))
-            if draft_length:
-                is_cut = self._stage.cuts(size, plan.draft_length, plan)
-                if self._around is not None and not is_cut:
-                    around.finish = carried = finish(is_drafted=True)
-                draft, has_drafted = self._propose(rows, batch, draft, around)
-                self._runner.has_failed = not has_drafted
-                if is_cut:
-                    self._cut(batch, draft, plan, caps, adds=is_reported and has_drafted)
-                only_launched = has_drafted and self._stage.cuts_by_plan and draft.drawn is None
-                only_launched = only_launched and not (is_cut or observes or resets or plan.caps)
-                self._stage.in_flight.is_empty = False
-            else:
-                self._runner.note_resets(resets)
-        is_finished = carried is not None and around.finish is None
+    def _draft(self, step: DeviceStep) -> Drafted:
+        """Begin a step, and draft; the proposer's own kernels begin and finish it where that can be."""
+        around = self._around or Around()
+        around.begin, around.finish = self._begin(step), None
+        resets = self._slots.take_resets()
+        batch = replace(step.rows.batch, reset_slots=resets) if resets else step.rows.batch
+        size, observes = batch.batch_size, step.reports and self._stage.has_observers
+        if self._around is None or observes or not step.draft.draft_length:
+            _begin_now(around)
+        if observes:
+            self._stage.report_verdict(batch, *self._columns.judged(size, self._stage.sources))
+        if not step.draft.draft_length:
+            self._runner.note_resets(resets)
+            return Drafted(step.draft)
+        is_cut = self._stage.cuts(size, step.plan.draft_length, step.plan)
+        if self._around is not None and not is_cut:
+            around.finish = self._finish(step, Drafted(step.draft, has_drafted=True))
+        is_handed = around.finish is not None
+        draft, has_drafted = self._propose(step.rows, batch, step.draft, around)
+        is_finished = is_handed and around.finish is None
         around.finish = None
-        if not (is_finished and has_drafted):
-            finish(is_drafted=has_drafted).launch()
-        self._recorded += has_record and (has_drafted or is_finished)
-        is_reported = is_reported and has_drafted
-        return _Taken(self._view(size, plan.draft_length), is_reported, has_record and has_drafted, only_launched)
+        self._runner.has_failed = not has_drafted
+        if is_cut:
+            self._cut(batch, draft, step.plan, step.caps, adds=step.is_reported and has_drafted)
+        self._stage.in_flight.is_empty = False
+        only_launched = has_drafted and self._stage.cuts_by_plan and draft.drawn is None
+        only_launched = only_launched and not (is_cut or observes or resets or step.plan.caps)
+        return Drafted(draft, has_drafted, is_cut, is_finished, only_launched)
+
+    def _begin(self, step: DeviceStep) -> RowWork:
+        """Return what the step begins with."""
+        size, draft_length = step.draft.token_ids.shape
+        return self._launches.begin(
+            self._state,
+            self._columns,
+            step.draft,
+            size,
+            draft_length,
+            step.rows.order,
+            self._rows.no_caps if step.is_reported else step.caps,
+            step.engine,
+            step.temperature,
+            step.reports,
+        )
+
+    def _finish(self, step: DeviceStep, found: Drafted) -> RowWork:
+        """Return what the step finishes with."""
+        return self._launches.finish(
+            self._state,
+            self._columns,
+            found.draft,
+            step.draft.draft_length,
+            step.plan.draft_length,
+            self._vocab_size,
+            step.rows.places,
+            step.caps,
+            step.engine.idx_mapping,
+            step.last_sampled,
+            step.outputs,
+            self._sums,
+            adds=step.is_reported and found.has_drafted and not found.is_cut,
+            step=Number(self._recorded + 1 if step.has_record and found.has_drafted else 0),
+        )
 
     def engine_tokens(self) -> int:
         """Return how many tokens the engine's own drafter should draft in the next step; see `engine_tokens_after`.
@@ -255,13 +246,7 @@ class DeviceSteps:
             self._read, self._unused = step, 0 if rows else self._unused + 1
         return engine_tokens_after(self._unused, self._stage.engine_tokens)
 
-    def _caps_of(self, facts: RowFacts, plan: StepPlan) -> Tensor:
-        """Return the policy's caps by row, [>= B] int32."""
-        if not plan.caps:
-            return self._no_caps
-        return self._on_device([plan.caps.get(name, NO_CAP) for name in facts.names])
-
-    def _propose(self, rows: _DeviceRows, batch: EngineBatch, draft: Draft, around: Around) -> tuple[Draft, bool]:
+    def _propose(self, rows: DeviceRows, batch: EngineBatch, draft: Draft, around: Around) -> tuple[Draft, bool]:
         """Begin and run the proposer with its faults contained; return its draft, empty if it fails or is off."""
         runner, counts, (size, draft_length) = self._runner, self._columns.counts, draft.token_ids.shape
         if not runner.is_ready(batch.reset_slots):
@@ -310,33 +295,9 @@ class DeviceSteps:
             found = self._views[batch_size, draft_length] = self._runner.buffer.view(batch_size, draft_length)
         return found
 
-    def _rows_of(self, facts: RowFacts, engine: EngineRows) -> _DeviceRows:
-        known, num_rows, texts = self._rows, engine.idx_mapping.shape[0], engine.all_token_ids
-        if known is not None and known.facts is facts and known.num_rows == num_rows and known.batch.tokens is texts:
-            return known
-        order = places = self._all_rows
-        if facts.kept is not None:
-            index = {row: place for place, row in enumerate(facts.kept)}
-            mapped = self._on_device([*facts.kept, *[index.get(row, -1) for row in range(num_rows)]])
-            order, places = mapped[: len(index)], mapped[len(index) :]
-        size = len(facts.names)
-        batch = replace(
-            self._columns.batch(size, texts, self._vocab_size),
-            barriers=facts.barriers,
-            request_ids=facts.names,
-            requests=facts.requests,
-        )
-        handed = batch.handed(self._columns.counts[NUM_NEW, :size], ())
-        self._rows = _DeviceRows(facts, num_rows, order, places, batch, handed)
-        return self._rows
-
-    def _on_device(self, values: list[int]) -> Tensor:
-        """Return [n] int32 on the stage's device, without waiting for the copy."""
-        return to_device([torch.tensor(values, dtype=torch.int32)], self._all_rows.device)[0]
-
     def _warm_up(self, engine: EngineRows, outputs: DraftOutputs, last_sampled: Tensor) -> None:
         """Compile the kernels, or load them from their cache."""
-        numbers, common = self._all_rows[:0], (self._state, self._columns, self._view(0, 0))
+        numbers, common = self._rows.all_rows[:0], (self._state, self._columns, self._view(0, 0))
         begin = self._launches.begin(*common, 0, 0, numbers, numbers, engine, self._columns.temperature, True)
         none = outputs._replace(ids=outputs.ids[:0])
         rest = numbers, numbers, engine.idx_mapping, last_sampled, none, self._sums
