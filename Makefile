@@ -15,7 +15,7 @@ PIP     = pip install $(if $(MAKE_TERMOUT),,-qq) --disable-pip-version-check
 
 .DEFAULT_GOAL := help
 .PHONY: help setup setup-engines setup-vllm setup-vllm-peers setup-vllm-trl setup-sglang models small-model demo demo-tiny demo-crosstok demo-vllm demo-sglang demo-rag test test-all test-core test-transformers test-newest \
-  soak then-vllm then-sglang test-versions $(OLDER:%=test-%) $(NEWEST:%=test-newest-%) test-vllm test-vllm-all test-sglang test-sglang-all test-kernels test-kernels-all lint release format docs clean check-python check-vllm check-sglang
+  soak then-vllm then-sglang then-kernels test-versions $(OLDER:%=test-%) $(NEWEST:%=test-newest-%) test-vllm test-vllm-all test-sglang test-sglang-all test-kernels test-kernels-all lint release format docs clean check-python check-vllm check-sglang
 
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 18
@@ -120,16 +120,19 @@ lint: setup ## ruff, mypy and import-linter
 	$(BIN)/lint-imports
 
 test: setup ## lint, and all tests, those with vLLM and SGLang too where they run
-	@echo "Lint, the core's tests, SGLang's and the kernels'; beside them the engines' environments, transformers' tests and vLLM's."
+	@echo "Lint, the core's tests and SGLang's; beside them the engines' environments, vLLM's tests, transformers' and the kernels'."
 	@echo "What they print comes when each of them ends."
 	@$(MAKE) --no-print-directory --jobs 2 --output-sync=target setup-engines lint test-core then-vllm then-sglang \
-	  test-transformers
+	  test-transformers then-kernels
 
 then-vllm: setup-engines
 	@$(MAKE) --no-print-directory test-vllm
 
 then-sglang: test-core setup-engines
-	@$(MAKE) --no-print-directory test-sglang test-kernels
+	@$(MAKE) --no-print-directory test-sglang
+
+then-kernels: setup-engines
+	@$(MAKE) --no-print-directory test-kernels
 
 test-all: lint small-model test-vllm-all test-sglang-all test-kernels-all ## lint, and all tests, the slow ones too
 	$(BIN)/python -m pytest

@@ -87,6 +87,7 @@ def become_host(environment: dict[str, str], log: int) -> None:
     die_with_parent()
     os.environ.clear()
     os.environ.update(environment)
+    sys.path += [folder for folder in environment["PYTHONPATH"].split(os.pathsep) if folder not in sys.path]
     os.dup2(log, 1)
     os.dup2(log, 2)
     os.close(log)

@@ -52,8 +52,14 @@ class Configuration:
     host: ClassVar[str] = ""
     """The module that runs as the host of this engine; see `tests.engines.host`."""
 
-    late: ClassVar[tuple[str, ...]] = ("SPECPLUG_CONFIG", "SPECPLUG_TEST_COLD", "PYTEST_CURRENT_TEST")
+    late: ClassVar[tuple[str, ...]] = (
+        *("SPECPLUG_CONFIG", "SPECPLUG_TEST_COLD", "SPECPLUG_TEST_NAME", "PYTEST_CURRENT_TEST"),
+        *("XDG_CACHE_HOME", "NUMBA_CACHE_DIR"),  # of costs; the kernels that a nursery has loaded are loaded
+    )
     """Variables that are read when an engine starts, not when it is imported: one nursery does for all their values."""
+
+    own_folders: ClassVar[tuple[Path, ...]] = ()
+    """Folders of `PYTHONPATH` that a host adds when it starts, so that one nursery does with and without them."""
 
     @property
     def key(self) -> str:
@@ -70,6 +76,13 @@ class Configuration:
         merged = {**os.environ, **self.always, **self.environment}
         merged["PYTHONPATH"] = os.pathsep.join([*filter(None, [merged.get("PYTHONPATH")]), *SOURCES])
         return {name: value for name, value in merged.items() if value is not None}
+
+    def early(self) -> dict[str, str]:
+        """Return the variables that are read when the engine is imported."""
+        found = {name: value for name, value in self.variables().items() if name not in self.late}
+        own = {*map(str, self.own_folders)}
+        folders = [folder for folder in found["PYTHONPATH"].split(os.pathsep) if folder not in own]
+        return {**found, "PYTHONPATH": os.pathsep.join(folders)}
 
     def command(self, port: int) -> list[str]:
         """Return the command that starts the engine's server on a port of this machine."""

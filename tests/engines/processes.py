@@ -41,7 +41,7 @@ class Nursery:
             self._process = subprocess.Popen(
                 [PYTHON, "-m", self._module, str(theirs.fileno())],
                 cwd=ROOT,
-                env=configuration.variables(),
+                env=configuration.early(),
                 stdout=out,
                 stderr=subprocess.STDOUT,
                 pass_fds=[theirs.fileno()],
@@ -53,8 +53,7 @@ class Nursery:
     @staticmethod
     def key(configuration: Configuration) -> str:
         """Return the same for configurations that one nursery can serve."""
-        early = {k: value for k, value in configuration.variables().items() if k not in configuration.late}
-        return json.dumps([configuration.host, early], sort_keys=True)
+        return json.dumps([configuration.host, configuration.early()], sort_keys=True)
 
     def fork(self, variables: dict[str, str], channel: socket.socket, log: Path) -> int:
         """Start a host and return its process id."""

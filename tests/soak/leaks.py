@@ -7,13 +7,20 @@ of the last quarter.  Slots follow the load; none may be occupied when the load 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
 
+TOLERANCES = {"threads": 2.0, "files": 6.0, "connections": 16.0}
+"""Growth that is no leak; as many connections come and go with the load, more than requests that run at once."""
+
 LEAST_SAMPLES = 40
 """Fewer samples judge no memory: a short run is all warm-up."""
+
+ESTABLISHED, CLOSE_WAIT = "01", "08"
+"""States of a connection in /proc/net/tcp."""
 
 MIB = 1 << 20
 PAGE = os.sysconf("SC_PAGE_SIZE")
@@ -26,7 +33,8 @@ class Sample:
     Attributes:
         requests: that had been answered by then.
         memory, by_process: resident bytes; pages that processes share count once for each.
-        files: open files, sockets and pipes.
+        files: open files, sockets and pipes, without `connections`.
+        connections: of clients; they follow the load, too.
         slots: occupied slots of specplug, and requests that it holds as preempted.
     """
 
@@ -35,6 +43,7 @@ class Sample:
     threads: int
     files: int
     slots: int
+    connections: int = 0
     by_process: Mapping[str, int] = field(default_factory=dict)
 
 
@@ -69,7 +78,7 @@ def growths(samples: Sequence[Sample]) -> list[Growth]:
         return []
     requests = max(1.0, median(s.requests for s in last) - median(s.requests for s in second))
     found = []
-    for name in ("memory", "threads", "files"):
+    for name in ("memory", "threads", "files", "connections"):
         early, late = (float(median(getattr(s, name) for s in part)) for part in (second, last))
         found.append(Growth(name, early, late, tolerance(name, early, len(samples)), (late - early) / requests))
     return found
@@ -78,12 +87,11 @@ def growths(samples: Sequence[Sample]) -> list[Growth]:
 def tolerance(name: str, early: float, samples: int) -> float | None:
     """Return how much a resource may grow between the two quarters.
 
-    Memory: 24 MiB and one percent, for caches that are still filling and for the allocators' fragments.  Threads: 2.
-    Files: 6, as connections come and go.
+    Memory: 24 MiB and one percent, for caches that are still filling and for the allocators' fragments.
     """
     if name == "memory":
         return 24 * MIB + early / 100 if samples >= LEAST_SAMPLES else None
-    return {"threads": 2.0, "files": 6.0}[name]
+    return TOLERANCES[name]
 
 
 def processes(session: int) -> dict[int, int]:
@@ -97,20 +105,35 @@ def processes(session: int) -> dict[int, int]:
     return found
 
 
-def sample(session: int, requests: int, slots: int) -> Sample:
-    """Read the resources of all processes of a session."""
+def sample(session: int, port: int, requests: int, slots: int) -> Sample:
+    """Read the resources of all processes of a session, whose server listens on `port`."""
     running = processes(session)
     memory = {pid: int((_read(Path(f"/proc/{pid}/statm")) or "0 0").split()[1]) * PAGE for pid in running}
     named = {f"{pid} {_read(Path(f'/proc/{pid}/comm')).strip()}": size for pid, size in memory.items()}
-    threads, files = sum(running.values()), sum(map(_files, running))
-    return Sample(requests, sum(memory.values()), threads, files, slots, named)
+    files = [name for pid in running for name in _files(pid)]
+    served = _accepted(port)
+    connections = sum(name in served for name in files)
+    return Sample(
+        requests, sum(memory.values()), sum(running.values()), len(files) - connections, slots, connections, named
+    )
 
 
-def _files(pid: int) -> int:
-    try:
-        return len(os.listdir(f"/proc/{pid}/fd"))
-    except OSError:  # it has ended
-        return 0
+def _files(pid: int) -> Iterator[str]:
+    """Yield what the open files of a process are; sockets are "socket:[inode]"."""
+    with suppress(OSError):  # it has ended
+        for place in Path(f"/proc/{pid}/fd").iterdir():
+            with suppress(OSError):  # closed meanwhile
+                yield os.readlink(place)
+
+
+def _accepted(port: int) -> set[str]:
+    """Return the sockets of a port that clients are connected to, whoever holds them, or were until they left."""
+    found = set()
+    for line in (_read(Path("/proc/net/tcp")) + _read(Path("/proc/net/tcp6"))).splitlines():
+        fields = line.split()
+        if fields[3] in (ESTABLISHED, CLOSE_WAIT) and fields[1].endswith(f":{port:04X}"):
+            found.add(f"socket:[{fields[9]}]")
+    return found
 
 
 def _read(path: Path) -> str:

@@ -106,7 +106,8 @@ def _listed(counts: Mapping[str, int]) -> str:
 
 
 def _sample(found: Sample) -> str:
-    return f"{found.memory / MIB:,.0f} MiB, {found.threads} threads, {found.files} files, {found.slots} slots"
+    counts = f"{found.threads} threads, {found.files} files, {found.connections} connections, {found.slots} slots"
+    return f"{found.memory / MIB:,.0f} MiB, {counts}"
 
 
 def _numbers(growth: Growth) -> str:

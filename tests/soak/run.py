@@ -22,7 +22,7 @@ from tests.soak.targets import Target
 from tests.soak.traffic import Request, Traffic
 from tests.soak.truth import Prompt, Truth
 
-Plant = Literal["token", "crash", "files"]
+Plant = Literal["token", "crash", "connections"]
 """A failure on purpose, which a run must find: a wrong token in a known answer, a process that is killed, connections
 that stay open."""
 
@@ -104,7 +104,7 @@ class Soak:
     async def _work(self, http: httpx.AsyncClient, given: Iterator[Request], done: Callable[[int], None]) -> None:
         """Send requests one after the other."""
         for request in given:
-            if self.plant == "files":
+            if self.plant == "connections":
                 port = httpx.URL(self.url).port
                 self._held.append(await asyncio.open_connection("127.0.0.1", port))
             outcome = await client.send(http, self.target, request)
@@ -135,7 +135,9 @@ class Soak:
 
     async def _sample(self, http: httpx.AsyncClient) -> leaks.Sample:
         slots = leaks.occupied((await http.get("/specplug/status")).raise_for_status().json())
-        return leaks.sample(self.session, sum(self.judge.kinds.values()), slots)
+        port = httpx.URL(self.url).port
+        assert port is not None
+        return leaks.sample(self.session, port, sum(self.judge.kinds.values()), slots)
 
     async def _drained(self, http: httpx.AsyncClient, faults: Faults) -> leaks.Sample | None:
         """Wait until no request runs; return the resources then, or None if the server does not answer."""

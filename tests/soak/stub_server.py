@@ -2,8 +2,8 @@
 
     python -m tests.soak.stub_server FAILURE MISTAKES
 
-It prints its address.  MISTAKES are wrong fields and their refusals, as JSON.  FAILURE is "none", "memory", "threads"
-or "slots": something is kept of every request.
+It prints its address.  MISTAKES are wrong fields and their refusals, as JSON.  FAILURE is "none", "memory", "threads",
+"files" or "slots": something is kept of every request.
 """
 
 from __future__ import annotations
@@ -58,6 +58,8 @@ class Stub(LocalServer):
         elif self.failure == "threads":
             self.kept.append(threading.Thread(target=threading.Event().wait, daemon=True))
             self.kept[-1].start()
+        elif self.failure == "files":
+            self.kept.append(os.open(os.devnull, os.O_RDONLY))
         elif self.failure == "slots":
             self.kept.append(self.accepted)
 

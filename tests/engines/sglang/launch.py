@@ -47,7 +47,12 @@ class Configuration(launch.Configuration):
         "PATH": os.pathsep.join([str(Path(PYTHON).parent), os.environ.get("PATH", "")]),  # where ninja is
         "PYTHONPATH": os.pathsep.join(map(str, [PLUGINS, SGLANG_CPU, TORCHVISION])),
     }
-    late = (*launch.Configuration.late, "SPECPLUG_TEST_OVERLAP", "SPECPLUG_TEST_SAMPLING")
+    late = (
+        *launch.Configuration.late,
+        "SGLANG_CPU_OMP_THREADS_BIND",
+        "SPECPLUG_TEST_OVERLAP",
+        "SPECPLUG_TEST_SAMPLING",
+    )
 
     @property
     def has_children(self) -> bool:

@@ -22,14 +22,22 @@ def answer_for_llvmlite() -> None:
         ffi.lib._fntab["__dict__"] = {}
 
 
+def fork_processes() -> None:
+    """Let vLLM fork the processes of its engines and ranks; on CPUs it spawns them, and they import it again."""
+    from vllm.v1.engine import coordinator, utils
+    from vllm.v1.executor import multiproc_executor
+
+    for module in (coordinator, utils, multiproc_executor):
+        module.get_mp_context = lambda: multiprocessing.get_context("fork")
+
+
 def build(arguments: dict[str, Any]) -> Any:
     """Return an `LLM`, or be the server that a command starts."""
     answer_for_llvmlite()  # numba is imported before the engine starts
+    fork_processes()
     if "command" in arguments:
-        import vllm.v1.engine.utils as module
         from vllm.entrypoints.cli.main import main as serve
 
-        module.get_mp_context = lambda: multiprocessing.get_context("fork")  # on CPUs vLLM spawns the engine's process
         sys.argv = arguments["command"]
         return serve()
     from vllm import LLM

@@ -58,6 +58,8 @@ class Configuration(launch.Configuration):
         "SPECPLUG_TEST_ASYNC",
     )
 
+    own_folders = (RECURRENT_CPU,)
+
     @property
     def has_children(self) -> bool:
         return self.variables()["VLLM_ENABLE_V1_MULTIPROCESSING"] != "0"
@@ -90,7 +92,6 @@ def configuration(
     installed: bool = True,
     endpoints: bool = False,
     recurrent: bool = False,
-    pictures: bool = False,
     environment: Mapping[str, str | None] | None = None,
     **arguments: Any,
 ) -> Configuration:
@@ -99,17 +100,15 @@ def configuration(
     `specplug` holds its settings; None launches without asking for it, and with `installed` off its plug-ins are
     hidden.  V2 runs in Triton's interpreter, `asynchronous` although vLLM turns that off on CPUs.  `in_process` keeps
     scheduler and worker where tests can look into them.  Servers load specplug's `endpoints`; `recurrent` kernels that
-    roll back take the place of vLLM's, and `pictures` lets vLLM find torchvision's names.
+    roll back take the place of vLLM's.  Models that read pictures find torchvision's names.
     """
-    folders = [PLUGINS, VLLM_NAME]
+    folders = [PLUGINS, VLLM_NAME, TORCHVISION]
     variables: dict[str, str | None] = {"TRITON_INTERPRET": None, "VLLM_PLUGINS": None}
     if runner == "v2":
         folders.append(TRITON_CPU)
         variables["TRITON_INTERPRET"] = "1"
     if recurrent:
         folders.append(RECURRENT_CPU)
-    if pictures:
-        folders.append(TORCHVISION)
     variables["PYTHONPATH"] = os.pathsep.join(map(str, folders))
     variables["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0" if in_process else "1"
     variables["SPECPLUG_TEST_ASYNC"] = "1" if asynchronous else None

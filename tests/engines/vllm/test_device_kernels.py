@@ -134,10 +134,10 @@ def test_a_lookup_reads_the_new_tokens_of_the_engines_table_only(launches, engin
     """The table is in host memory on V2; a text is read from there once, also what steps without drafts have left."""
     engines = [Engine(lookup_stage(engine_tokens=engine_tokens), launches=launches) for _ in range(2)]
     engines[1].forgets = True
-    for first, other in repeating(engines, 20):
+    for first, other in repeating(engines, 9):
         assert torch.equal(first.ids, other.ids)
         assert torch.equal(first.confidence, other.confidence)
-    assert engines[0].stage.metrics.snapshot().total.proposed > 60
+    assert engines[0].stage.metrics.snapshot().total.proposed > 20
     assert engines[1].texts.max() == POISON
 
 

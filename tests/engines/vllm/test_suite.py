@@ -111,7 +111,6 @@ class TestCompiledSteps(StreamSuite):
 class TestPictures(PicturesSuite):
     slow, model, span = BOTH_OF_V2, "model", pictures.PLACES
     how: ClassVar[dict[str, Any]] = {
-        "pictures": True,
         "limit_mm_per_prompt": {"image": 2},
         "mm_processor_kwargs": {"backend": "pil"},
         "max_num_batched_tokens": CHUNK,
