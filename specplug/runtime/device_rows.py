@@ -1,4 +1,4 @@
-"""What a step of `DeviceSteps` consists of: rows, which are kept while the batch stays as it is, and what is drafted."""
+"""A step of `DeviceSteps`: its rows, which are kept while the batch stays as it is, and what is drafted."""
 
 from __future__ import annotations
 
