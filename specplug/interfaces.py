@@ -123,10 +123,10 @@ class Proposer(abc.ABC):
             self.propose(batch, limits, draft)
 
     def may_repeat(self) -> bool:
-        """Return whether, for the same batch, `step` would again launch what it launched last, and nothing else (host).
+        """Return whether `step` would again launch what it launched last, and nothing else (host).
 
-        Engines then make these launches again instead of calling `step`; so this is a step.  Only launches by
-        `specplug.launching.Launcher` can be repeated.
+        The batch would be the same, but without resets.  Engines then make these launches again instead of calling
+        `step`, so this counts as a step.  Only launches by `specplug.launching.Launcher` can be made again.
         """
         return False
 

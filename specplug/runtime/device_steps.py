@@ -195,7 +195,7 @@ class DeviceSteps:
             self._cut(batch, draft, step.plan, step.caps, adds=step.is_reported and has_drafted)
         self._stage.in_flight.is_empty = False
         only_launched = has_drafted and self._stage.cuts_by_plan and draft.drawn is None
-        only_launched = only_launched and not (is_cut or observes or resets or step.plan.caps)
+        only_launched = only_launched and not (is_cut or observes or step.plan.caps)
         return Drafted(draft, has_drafted, is_cut, is_finished, only_launched)
 
     def _begin(self, step: DeviceStep) -> RowWork:

@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 from torch.utils._python_dispatch import _disable_current_modes
 
+from specplug.runtime.repeated import Repeated
 from tests.engines.launches import most
-from tests.engines.plain import prompts
+from tests.engines.plain import MAX_TOKENS, assert_greedy, prompts
 from tests.engines.vllm import inside, watching
 from tests.pipeline.test_no_sync import Watch
 from tests.pipeline.tools import work_on_tensors
@@ -81,7 +82,38 @@ def test_a_step_of_lookup_is_two_launches_beside_its_own(engine):
     assert found["proposed"] > 10
 
 
+def test_an_unchanged_batch_makes_its_launches_again(engine, truth):
+    """Requests end in different steps, so that batches change, and more wait than run."""
+    v2 = engine("v2", specplug={"proposer": "launched"}, draft_length=4, asynchronous=True, name="launched")
+    found = v2.call(repeated, requested=[list(prompt) for prompt in prompts()])
+    assert_greedy([list(prompt) for prompt in prompts()], truth, found["answers"])
+    assert found["repeated"] > 15
+    assert found["whole"] > 5
+    assert found["accepted"] > 20
+
+
 # -- inside the engine's process -------------------------------------------------------------------------------------
+
+
+def repeated(llm: Any, requested: list[list[int]]) -> dict[str, Any]:
+    """Generate, and count the steps that were taken whole and those whose launches were made again."""
+    steps, metrics = watching.drafter(llm)._on_device.steps, watching.drafter(llm).drafting.stage.metrics
+    counts = {"repeated": 0, "whole": 0}
+    take, launch, before = steps._take, Repeated.launch, metrics.snapshot()
+
+    def whole(*args: Any) -> Any:
+        counts["whole"] += 1
+        return take(*args)
+
+    def again(*args: Any) -> None:
+        counts["repeated"] += 1
+        launch(*args)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(steps, "_take", whole)
+        patch.setattr(Repeated, "launch", again)
+        answers = inside.generate(llm, requested, {"max_tokens": MAX_TOKENS})
+    return {**counts, "answers": answers, "accepted": (metrics.snapshot() - before).total.accepted}
 
 
 def steady_steps(llm: Any, requested: list[list[int]], by_stage: bool = False, tokens: int = TOKENS) -> dict[str, Any]:

@@ -34,6 +34,7 @@ PROPOSERS = {
     "garbage-device": ("broken:GarbageOnDevice", None, DEVICE, "malformed drafts from the device"),
     "slow": ("broken:Slow", "SlowOptions", HOST, "takes its time"),
     "spliced": ("composed:Spliced", "SplicedOptions", ProposerCaps(learns=True), "what its parts draft, spliced"),
+    "launched": ("launched:Launched", None, DEVICE, "ngram in compiled code that is launched like kernels"),
     "recorder": ("recorder:Recorder", None, LEARNS, "drafts like ngram and records what it is told"),
 }
 
