@@ -285,7 +285,7 @@ class Engine:
         left = {"reports": reports, "counts": self.stage.metrics.snapshot()}
         if not isinstance(self.proposer, Scripted):
             state = self.proposer.steps.state._asdict()
-            return left | {name: tensor.tolist() for name, tensor in state.items() if name not in SCRATCH}
+            return left | {f"learnt {name}": it.tolist() for name, it in state.items() if name not in SCRATCH}
         trimmer = getattr(self.stage._trimmer, "log", None)
         found = {"states": self.states, "logits": self.stated, "proposer": self.proposer.log, "trimmer": trimmer}
         return left | {name: repr(it) for name, it in found.items()}  # NaN equals itself
