@@ -88,8 +88,8 @@ def install(llm: Any) -> Meter:
     meter: Meter | None = getattr(runner, "_specplug_meter", None)
     if meter is None:
         meter = runner._specplug_meter = Meter(VLLM, PARTS)
-        _scheduler(meter, type(scheduler))
-        _hook(meter, type(runner), "execute_model")
+        wrap_scheduler(meter, type(scheduler))
+        wrap_hook(meter, type(runner), "execute_model")
         drafter = getattr(runner, "speculator", None) or runner.drafter
         drafter.propose = meter.wrapped(drafter.propose, WORKER)
         for proposer in drafter.drafting.stage.runners:
@@ -97,18 +97,21 @@ def install(llm: Any) -> Meter:
     return meter
 
 
-def _scheduler(meter: Meter, ours: type) -> None:
-    """Wrap the methods of specplug's mixin and the scheduler methods of vLLM that they override as different parts."""
-    mixin, *baseline = ours.__mro__[1:-1]
-    for name, function in list(vars(mixin).items()):
-        overridden = [cls for cls in baseline if name in vars(cls)]
-        if callable(function) and not name.startswith("__") and overridden:
-            setattr(mixin, name, meter.wrapped(function, SCHEDULER))
-            for cls in overridden:
-                setattr(cls, name, meter.wrapped(vars(cls)[name], VLLM))
+def wrap_scheduler(meter: Meter, scheduler: type) -> None:
+    """Wrap the methods of specplug's mixins and the scheduler methods of vLLM that they override as different parts."""
+    vllm = [cls for cls in scheduler.__mro__ if cls.__module__.startswith("vllm.")]
+    overridden = set[str]()
+    for mixin in [cls for cls in scheduler.__mro__ if cls.__module__.startswith("specplug_vllm.")]:
+        for name, function in list(vars(mixin).items()):
+            if callable(function) and not name.startswith("__") and any(name in vars(cls) for cls in vllm):
+                setattr(mixin, name, meter.wrapped(function, SCHEDULER))
+                overridden.add(name)
+    for cls in vllm:
+        for name in overridden & vars(cls).keys():
+            setattr(cls, name, meter.wrapped(vars(cls)[name], VLLM))
 
 
-def _hook(meter: Meter, cls: type, name: str) -> None:
+def wrap_hook(meter: Meter, cls: type, name: str) -> None:
     """Wrap a hook and the method that it wraps, its `original`, as different parts."""
     hook = getattr(cls, name)
     cell = hook.__closure__[hook.__code__.co_freevars.index("original")]

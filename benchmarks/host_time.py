@@ -20,13 +20,13 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.host_clock import Meter
+from benchmarks.host_clock import SCHEDULER, VLLM, Meter, wrap_scheduler
 from benchmarks.machine import in_words, machine, versions
 from benchmarks.peers import note
 from benchmarks.real_models.run import own_caches
 
 POLICIES = ("fixed", "batch")
-PARTS = ("planner", "scheduler")
+PARTS = ("planner", SCHEDULER)
 CALLS = ("make", "launch", "finish")
 
 
@@ -50,7 +50,7 @@ def measured(llm: Any, batch: int, cold: int, warm: int) -> dict[str, list[float
 
     engine = llm.llm_engine
     scheduler = inside.scheduler(llm)
-    meter = Meter("rest", PARTS, time.thread_time_ns)
+    meter = Meter(VLLM, PARTS, time.thread_time_ns)
     calls = _record(scheduler.step_planner)
     _install(meter, scheduler)
     ids = llm.get_tokenizer().encode("def f(x):\n    return x + 1\n\n" * 4)
@@ -87,18 +87,9 @@ def _record(planner: Any) -> list[tuple[str, tuple[Any, ...], dict[str, Any]]]:
 def _install(meter: Meter, scheduler: Any) -> None:
     """Attribute the time of the planner and of the rest of specplug's scheduler mixins to their parts."""
     planner = scheduler.step_planner
-    classes = type(scheduler).__mro__
     for name in CALLS:
         setattr(planner, name, meter.wrapped(getattr(planner, name), "planner"))
-    vllm = [each for each in classes if each.__module__.startswith("vllm.")]
-    for ours in [each for each in classes if each.__module__.startswith("specplug_vllm")]:
-        for name, function in list(vars(ours).items()):
-            if callable(function) and not name.startswith("__") and any(name in vars(base) for base in vllm):
-                setattr(ours, name, meter.wrapped(function, "scheduler"))
-    for base in vllm:
-        for name in ("schedule", "update_from_output", "_update_after_schedule", "make_spec_decoding_stats"):
-            if name in vars(base):
-                setattr(base, name, meter.wrapped(vars(base)[name], "rest"))
+    wrap_scheduler(meter, type(scheduler))
 
 
 def _again(kind: type, planner: Any, calls: list[Any], running: list[Any], steps: int) -> list[float]:

@@ -22,7 +22,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.launches.driver import install
+from benchmarks.launches.driver import by_kernels, install
 from specplug.assembly import build_draft_stage
 from specplug.faults import FaultGuard
 from specplug.interfaces import PluginContext
@@ -55,7 +55,7 @@ def main() -> None:
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder:
         count = install(Path(folder), options.capability)
-        _by_kernels()
+        by_kernels()
         found = [measured(STEPS_OF[options.engine](rows), rows, count) for rows in options.rows]
     if options.json:
         print(json.dumps({"steps": found, "kernels": compiled()}))
@@ -98,16 +98,6 @@ def compiled() -> list[dict[str, Any]]:
             asm = {"ptx": kernel.asm["ptx"], "bytes": len(kernel.asm["cubin"])}
             found.append({"name": kernel.metadata.name, "does_more": more, "specialised": specialised, **asm})
     return found
-
-
-def _by_kernels() -> None:
-    """Let the lookup launch its kernels on tensors of the CPU, too."""
-    from specplug.lookup import kernels, steps
-
-    def form_for(device: torch.device) -> Any:
-        return kernels
-
-    steps.form_for = form_for
 
 
 def _stage_of(rows: int, caps: EngineCaps) -> tuple[DraftStage, SlotAllocator]:

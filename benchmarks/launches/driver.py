@@ -41,6 +41,16 @@ def install(folder: Path, capability: int = 90) -> Callable[[], int]:
     return count  # type: ignore[no-any-return]
 
 
+def by_kernels() -> None:
+    """Let the lookup launch its kernels on tensors of the CPU, too."""
+    from specplug.lookup import kernels, steps
+
+    def form_for(device: torch.device) -> Any:
+        return kernels
+
+    steps.form_for = form_for
+
+
 def _driver(capability: tuple[int, int]) -> Any:
     from triton.backends.nvidia.driver import CudaDriver, CudaLauncher, CudaUtils
 
