@@ -144,12 +144,17 @@ def _install(meter: Meter, core: Any, scheduler: Any, runner: Any) -> Counter[st
         launched[meter.part] += 1
         return metered(self, *args, **kwargs)
 
+    def valid(*args: Any, **kwargs: Any) -> torch.Tensor:
+        return clear(propose(*args, **kwargs))
+
     metered = meter.wrapped(call, KERNELS)
+    clear = meter.wrapped(torch.Tensor.zero_, KERNELS)  # vLLM writes -1 after each draft, which kernels overwrite
+    propose = meter.wrapped(drafter.propose, PROPOSER)
     GridExecutor.__call__ = counted
     core.step_fn = meter.wrapped(core.step_fn, VLLM)
     model.forward = meter.wrapped(model.forward, MODEL)
     model.compute_logits = meter.wrapped(model.compute_logits, MODEL)
-    drafter.propose = meter.wrapped(drafter.propose, PROPOSER)
+    drafter.propose = valid
     wrap_scheduler(meter, type(scheduler))
     for name in ("execute_model", "sample_tokens"):
         if "original" in getattr(kind, name).__code__.co_freevars:
