@@ -12,7 +12,7 @@ launched with; if that is another one, sizes become multiples of 1 + length, and
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from specplug.seams.seam import hook
@@ -111,6 +111,21 @@ def captured(vllm_config: Any) -> dict[int, int]:
     lengths = {min(int(length), spec.num_speculative_tokens) for first, _, length in named if first <= largest}
     tokens = vllm_config.compilation_config.max_cudagraph_capture_size or 0
     return {length: min(tokens // (length + 1), largest) for length in sorted(lengths, reverse=True)}
+
+
+def lost(before: Mapping[int, int], vllm_config: Any) -> str:
+    """Return a warning if vLLM has turned full CUDA graphs off since they were `captured` as `before`, otherwise "".
+
+    It does so for all steps once it knows that the attention backend has graphs of single tokens only.
+    """
+    if not before or captured(vllm_config):
+        return ""
+    mode = vllm_config.compilation_config.cudagraph_mode.name
+    return (
+        "vLLM has turned full CUDA graphs off for all steps, those without drafts too, because the attention backend "
+        f"has none for several tokens of a request (cudagraph_mode is now {mode}). Compare with another "
+        "--attention-backend, or with no speculation, by `specplug bench`"
+    )
 
 
 def _fit_sizes(vllm_config: Any) -> None:

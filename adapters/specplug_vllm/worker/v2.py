@@ -6,6 +6,7 @@ Nothing is read back from the device, and no Python data is copied to it, unless
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -22,10 +23,12 @@ from specplug.runtime.slots import RowFacts
 from specplug.seams.seam import hook
 from specplug_vllm import seams, step_metadata
 from specplug_vllm.config import cuts_on_device, each_rank_drafts, lossy_method
-from specplug_vllm.startup import recurrent
+from specplug_vllm.startup import graphs, recurrent
 from specplug_vllm.worker import hooks, status, verifier, verifier_v2, workarounds
 from specplug_vllm.worker.drafting import Drafting, ranks
 from specplug_vllm.worker.v2_device import DeviceDrafting
+
+logger = logging.getLogger("specplug")
 
 
 class Speculator(BaseSpeculator):
@@ -68,6 +71,7 @@ class Speculator(BaseSpeculator):
         if each and self.drafting is not None and self._broadcast is not None:
             self.rank_check = RankCheck(self.drafting.stage.proposers, rank, self._broadcast, device)
             self._broadcast = None
+        self._captured = graphs.captured(vllm_config) if rank == 0 else {}
         self._outputs_of: dict[int, DraftOutputs] = {}
         self._facts: RowFacts | None = None
         self._on_device: DeviceDrafting | None = None
@@ -105,6 +109,8 @@ class Speculator(BaseSpeculator):
         if self._attached:
             return
         self._attached = True
+        if text := graphs.lost(self._captured, runner.vllm_config):
+            logger.warning(text)
         if recurrent.is_recurrent(runner.vllm_config):
             recurrent.install_worker(runner)
         if runner.lora_config is not None:

@@ -7,6 +7,7 @@ import logging
 import pytest
 from vllm.config.compilation import CUDAGraphMode
 from vllm.config.vllm import VllmConfig
+from vllm.v1.attention.backend import AttentionCGSupport
 
 from specplug.types.caps import DraftLengthChange, Ragged
 from specplug_vllm.config import engine_caps
@@ -42,6 +43,27 @@ def test_every_planned_length_finds_a_full_graph_at_every_batch_size(monkeypatch
             assert mode_of(manager, [length] * batch_size) == "FULL", (batch_size, length)
         if requests < max_num_seqs:
             assert mode_of(manager, [length] * (requests + 1)) == "NONE"
+
+
+@pytest.mark.parametrize(
+    ("support", "is_lost"),
+    [
+        (AttentionCGSupport.UNIFORM_SINGLE_TOKEN_DECODE, True),
+        (AttentionCGSupport.UNIFORM_BATCH, False),
+        (AttentionCGSupport.ALWAYS, False),
+    ],
+)
+def test_a_backend_without_graphs_of_several_tokens_is_warned_of(support, is_lost):
+    """vLLM itself resolves the mode, as it does when it knows the backend."""
+    found = sized(7, 64)
+    before = graphs.captured(found)
+    assert before
+    assert graphs.lost(before, found) == ""
+    resolve = found.compilation_config.resolve_cudagraph_mode_and_sizes
+    resolve(support, "FLASHINFER", uniform_decode_query_len=8, use_v2_model_runner=True, max_num_reqs=64)
+    text = graphs.lost(before, found)
+    assert ("cudagraph_mode is now" in text) == is_lost == bool(text)
+    assert graphs.lost({}, found) == ""
 
 
 def own(most, max_num_seqs, **others):
