@@ -84,7 +84,7 @@ def cells(found: dict[str, Any]) -> list[str]:
     ratios = {name: "{:.2f}, {:+.0f}".format(*both) for name, both in found.get("compared", {}).items()}
     times = [f"{found[name]:.0f}" + (f" ({ratios[name]})" if name in ratios else "") for name in MEDIANS]
     counts = [f"{found[name]:g}" for name in ("functions", "files", "calls") if name in found]
-    return [str(found["batch"]), found["drafter"], *times, f"{found['launches']:g}", f"{found['drafts']:.1f}", *counts]
+    return [str(found["batch"]), found["drafter"], *times, f"{found['launches']:.3g}", f"{found['drafts']:.1f}", *counts]
 
 
 def main() -> None:
