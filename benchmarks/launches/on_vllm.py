@@ -120,7 +120,7 @@ def measured(llm: Any, count: Callable[[], int], batch: int, steps: int, functio
         meter.clear()
         engine.step()
         meter.switch(meter.part)
-        row = {part: meter.nanoseconds[part] / 1e3 for part in (VLLM, *PARTS)}
+        row = {part: meter.nanoseconds[part] / 1e3 for part in (VLLM, *PARTS, MODEL)}
         row["drafts"] = sum(len(request.spec_token_ids) for request in scheduler.running) / batch
         rows.append(row)
     launches = (count() - before + sum(interpreted[part] for part in PARTS)) / steps
