@@ -8,10 +8,10 @@ vLLM's methods in them), `propose` (all of drafting), the sum of these, and the 
 kernels of both drafters go through Triton's own launcher, over a driver that does nothing (`benchmarks.launches`).
 
 Not measured: the drafter's kernels, which do not run, so what is drafted is not a text; and vLLM's other kernels, which
-Triton's interpreter runs.  The model's time (column "model") shows how fast each process ran.  The whole host's time holds vLLM's tensor operations on
-the CPU, such as sampling, and differs by more from run to run than drafters do.  Texts are sampled at temperature 1.5,
-so that drafts are seldom right and steps are alike; a policy may therefore plan few (column "drafts").  Times are those
-of an idle machine only if nothing else runs.
+Triton's interpreter runs.  Texts are sampled at temperature 1.5, so that drafts are seldom right and steps are alike; a
+policy may therefore plan few (column "drafts").  Nothing else may run on the machine.  The model does the same work for
+all drafters that verify equally many tokens, so where its time differs, the processes ran at different speeds, and the
+whole host's times, which hold vLLM's tensor operations on the CPU, are not comparable either.
 """
 
 from __future__ import annotations
