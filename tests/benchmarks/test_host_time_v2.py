@@ -9,7 +9,7 @@ from benchmarks.host_time_v2 import cells, compared, summary
 
 
 def step(vllm: float, scheduler: float, worker: float, proposer: float, drafts: float = 4.0) -> dict[str, float]:
-    return {VLLM: vllm, SCHEDULER: scheduler, WORKER: worker, PROPOSER: proposer, "drafts": drafts}
+    return {VLLM: vllm, SCHEDULER: scheduler, WORKER: worker, PROPOSER: proposer, "model": 70, "drafts": drafts}
 
 
 def test_medians_are_of_all_steps_and_sums_are_taken_by_step():
@@ -30,5 +30,5 @@ def test_both_sums_are_compared_with_the_baseline():
     ratios = compared(ours, baseline)
     assert ratios == {"drafting": (1.25, 50), "host": (pytest.approx(1.0), 0)}
     row = cells({"batch": 8, "drafter": "fixed", **ours, "compared": ratios})
-    assert row == ["8", "fixed", "50", "50", "150", "250 (1.25, +50)", "1250 (1.00, +0)", "3", "4.0"]
+    assert row == ["8", "fixed", "50", "50", "150", "250 (1.25, +50)", "1250 (1.00, +0)", "70", "3", "4.0"]
     assert cells({"batch": 8, "drafter": "ngram_gpu", **baseline})[2:7] == ["0", "0", "200", "200", "1250"]
