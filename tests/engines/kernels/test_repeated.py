@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Iterator
 from random import Random
 from typing import Any
 
 import pytest
 import torch
-from specplug_testkit.launched import FORM
 
 from specplug.lookup import steps
 from specplug.pipeline.device.columns import Launches, launches_for
 from specplug.runtime.repeated import Repeated
 from specplug.types.plan import StepPlan
 from tests.engines.interpreted import device_kernels
+from tests.engines.launch import PLUGINS
 from tests.engines.vllm.test_device_kernels import repeating
 from tests.runtime.oracle import CPU, DRAFT_LENGTH, Engine, lookup_stage
 
@@ -22,8 +23,11 @@ from tests.runtime.oracle import CPU, DRAFT_LENGTH, Engine, lookup_stage
 @pytest.fixture(scope="module")
 def launches() -> Iterator[Launches | None]:
     """The kernels around a step, interpreted; the lookup's are compiled code, launched like kernels."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(PLUGINS))
+        form = importlib.import_module("specplug_testkit.launched").FORM
     with device_kernels(interpreted=True), pytest.MonkeyPatch.context() as patch:
-        patch.setattr(steps, "form_for", lambda device: FORM)
+        patch.setattr(steps, "form_for", lambda device: form)
         yield launches_for(CPU)
 
 
