@@ -100,7 +100,10 @@ def _bound(compiled: Any, grid: tuple[int, int, int]) -> Callable[..., None]:
     """Return what launches a compiled kernel, as Triton does but for the hooks of its own profiler."""
     from triton.runtime import driver
 
-    run, function, metadata, active = compiled.run, compiled.function, compiled.packed_metadata, driver.active
+    active = driver.active
+    run = compiled.run
+    function = compiled.function
+    metadata = compiled.packed_metadata
 
     def run_it(*arguments: Any) -> None:
         stream = active.get_current_stream(active.get_current_device())

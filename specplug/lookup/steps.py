@@ -55,7 +55,7 @@ class LookupSteps:
     Attributes:
         state: see `layout.State`.
         texts: [S, L] int32.
-        around: what kernels do besides in the next step, on GPUs, for chains; see `Around`.
+        around: what kernels also do in the next step, on GPUs, for chains; see `Around`.
     """
 
     def __init__(

@@ -92,7 +92,8 @@ class KeptRows:
     """
 
     def __init__(self, columns: DeviceColumns, vocab_size: int) -> None:
-        self._columns, self._vocab_size = columns, vocab_size
+        self._columns = columns
+        self._vocab_size = vocab_size
         slots = columns.slots
         self.all_rows = torch.arange(slots.shape[0], dtype=torch.int32, device=slots.device)
         self.no_caps = torch.full_like(self.all_rows, NO_CAP)
@@ -100,7 +101,9 @@ class KeptRows:
 
     def of(self, facts: RowFacts, engine: EngineRows) -> DeviceRows:
         """Return the rows of a step."""
-        known, num_rows, texts = self._newest, engine.idx_mapping.shape[0], engine.all_token_ids
+        known = self._newest
+        num_rows = engine.idx_mapping.shape[0]
+        texts = engine.all_token_ids
         if known is not None and known.facts is facts and known.num_rows == num_rows and known.batch.tokens is texts:
             return known
         order = places = self.all_rows

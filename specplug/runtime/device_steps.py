@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -73,8 +72,8 @@ class DeviceSteps:
     ) -> None:
         self._stage, self._runner, self._slots, self._vocab_size = stage, stage.runners[0], slots, vocab_size
         self._launches = launches
-        proposer: Any = self._runner.handle.proposer
-        self._around: Around | None = getattr(proposer, "around", None)
+        around = getattr(self._runner.handle.proposer, "around", None)
+        self._around = around if isinstance(around, Around) else None
         self._state, self._columns = DeviceState.of(stage, slots.table, stops.stopped), DeviceColumns.allocate(stage)
         self._rows = KeptRows(self._columns, vocab_size)
         self._views: dict[tuple[int, ...], Draft] = {}
@@ -156,7 +155,9 @@ class DeviceSteps:
         is_reported = reports_expected and self.may_report and size > 0
         draft_length = self._runner.buffer.draft_length if is_reported else plan.draft_length
         has_record = is_reported or (size * draft_length > 0 and self._stage.engine_tokens > 0)
-        rows, caps, draft = self._rows.of(facts, engine), self._rows.caps(facts, plan), self._view(size, draft_length)
+        rows = self._rows.of(facts, engine)
+        caps = self._rows.caps(facts, plan)
+        draft = self._view(size, draft_length)
         of_engine = engine, outputs, last_sampled, temperature
         step = DeviceStep(rows, *of_engine, plan, caps, draft, reports, is_reported, has_record)
         if draft.drawn is not None:
@@ -172,10 +173,12 @@ class DeviceSteps:
     def _draft(self, step: DeviceStep) -> Drafted:
         """Begin a step, and draft; the proposer's own kernels begin and finish it where that can be."""
         around = self._around or Around()
-        around.begin, around.finish = self._begin(step), None
+        around.begin = self._begin(step)
+        around.finish = None
         resets = self._slots.take_resets()
         batch = replace(step.rows.batch, reset_slots=resets) if resets else step.rows.batch
-        size, observes = batch.batch_size, step.reports and self._stage.has_observers
+        size = batch.batch_size
+        observes = step.reports and self._stage.has_observers
         if self._around is None or observes or not step.draft.draft_length:
             _begin_now(around)
         if observes:
@@ -297,7 +300,8 @@ class DeviceSteps:
 
     def _warm_up(self, engine: EngineRows, outputs: DraftOutputs, last_sampled: Tensor) -> None:
         """Compile the kernels, or load them from their cache."""
-        numbers, common = self._rows.all_rows[:0], (self._state, self._columns, self._view(0, 0))
+        numbers = self._rows.all_rows[:0]
+        common = self._state, self._columns, self._view(0, 0)
         begin = self._launches.begin(*common, 0, 0, numbers, numbers, engine, self._columns.temperature, True)
         none = outputs._replace(ids=outputs.ids[:0])
         rest = numbers, numbers, engine.idx_mapping, last_sampled, none, self._sums
@@ -305,7 +309,8 @@ class DeviceSteps:
         begin.launch()
         finish.launch()
         if self._around is not None:
-            self._around.begin, self._around.finish = begin, finish
+            self._around.begin = begin
+            self._around.finish = finish
             self._runner.handle.proposer.warmup()
 
 

@@ -33,7 +33,9 @@ class Repeated(Generic[Result]):
 
     def __init__(self, key: object, launches: Sequence[Launch], inputs: Inputs, result: Result) -> None:
         self.result = result
-        self._key, self._launches, self._inputs = key, launches, inputs
+        self._key = key
+        self._launches = launches
+        self._inputs = inputs
         self._again: list[tuple[Callable[..., None], list[Any], list[tuple[int, Change]]]] | None = None
         self._layouts: list[object] = []
 

@@ -116,15 +116,15 @@ def captured(vllm_config: Any) -> dict[int, int]:
 def lost(before: Mapping[int, int], vllm_config: Any) -> str:
     """Return a warning if vLLM has turned full CUDA graphs off since they were `captured` as `before`, otherwise "".
 
-    It does so for all steps once it knows that the attention backend has graphs of single tokens only.
+    It does so for all steps, for example once it knows that the attention backend has graphs of single tokens only.
     """
     if not before or captured(vllm_config):
         return ""
     mode = vllm_config.compilation_config.cudagraph_mode.name
     return (
-        "vLLM has turned full CUDA graphs off for all steps, those without drafts too, because the attention backend "
-        f"has none for several tokens of a request (cudagraph_mode is now {mode}). Compare with another "
-        "--attention-backend, or with no speculation, by `specplug bench`"
+        f"vLLM has turned full CUDA graphs off for all steps, those without drafts too (cudagraph_mode is now {mode}), "
+        "as it does where the attention backend has none for several tokens of a request; its own warning says why. "
+        "Compare with another --attention-backend, or with no speculation, by `specplug bench`"
     )
 
 

@@ -187,8 +187,8 @@ class Speculator(BaseSpeculator):
             return
         if self._on_device is not None and facts is not None:
             rows = self._rows(input_batch.idx_mapping, num_sampled, num_rejected)
-            outputs, reports = self._outputs(size), self._reports
-            self._report = self._on_device.take(facts, rows, outputs, last_sampled, temperature, reports=reports)
+            of_engine = rows, self._outputs(size), last_sampled, temperature
+            self._report = self._on_device.take(facts, *of_engine, reports=self._reports)
         if self._broadcast is not None and not self._is_idle:  # other ranks skip all such steps
             self._broadcast(self._sent[:size])
         if self.rank_check is not None and facts is not None and facts.slots:

@@ -135,7 +135,7 @@ def test_steps_of_the_engines_own_drafters_are_timed(engine, home, kind, drafter
 
 
 def test_a_servers_engine_core_times_steps_in_its_own_process(serve, home):
-    """It is forked here, as a forked server's always is, whatever vLLM is told."""
+    """It is forked here, as a forked server's always is, whatever start method vLLM is given."""
     server = serve(
         "v1",
         {**SETTINGS, "costs": {"measure": True, "seconds": 5.0}},
