@@ -12,7 +12,7 @@ OURS, SGLANG = "specplug", "SGLang"
 
 def report(found: dict[str, Any], title: str) -> None:
     """Print the tables."""
-    from specplug.cli.output import print_table
+    from specplug.tools.cli.output import print_table
 
     print_table(title, ("building", "found"), _building(found))
     print_table("MB that one of two processes holds more than before", _MEMORY, _memory(found))

@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from specplug.demo import model_path
-from specplug.demo.tasks import KINDS, Task, make_tasks
 from specplug.testing import judge_greedy
+from specplug.tools.demo import model_path
+from specplug.tools.demo.tasks import KINDS, Task, make_tasks
 from specplug_transformers import Engine, GenerateRequest, SamplingParams
 
 GAMMA = 5

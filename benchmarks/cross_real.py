@@ -30,9 +30,9 @@ from torch import Tensor
 from benchmarks.cross_engine import PLAIN, Answers, model, settings, tokenizer
 from benchmarks.machine import in_words, machine, versions
 from benchmarks.peers import note
-from specplug.cli.output import print_table
 from specplug.testing import judge_greedy
 from specplug.text.tokenizers import chat_ids, has_chat_template
+from specplug.tools.cli.output import print_table
 from specplug_transformers import Engine, GenerateRequest, SamplingParams
 
 QUESTIONS = (

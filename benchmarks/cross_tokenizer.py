@@ -5,13 +5,13 @@
 It reports tokens per target step and acceptance, greedy and at temperature 1, of a draft model of the target's
 tokenizer, and of each route of one of another; for the shipped pair, and for the pairs of --same and --other, which are
 folders of the same number of models, compared in order.  All arms answer held-out tasks of the four kinds
-(`specplug.demo.tasks`) with the shipped target in float32 on a CPU, with the policy "fixed", 5 draft tokens and no
-limit of time.
+(`specplug.tools.demo.tasks`) with the shipped target in float32 on a CPU, with the policy "fixed", 5 draft tokens and
+no limit of time.
 
 These commands train a pair of which only the tokenizers differ, not the sizes of the layers, the texts and the number
 of steps; the other tokenizer has 1.475 times as many tokens in a text:
 
-    models=specplug/demo/models
+    models=specplug/tools/demo/models
     train="python examples/models/train.py draft --threads 1 --state /tmp/state --seed 1"
     $train --tokens 2_400_000 --tokenizer $models/tiny --output /tmp/same-1
     $train --tokens 3_540_000 --batch-tokens 3776 --tokenizer $models/tiny-draft-other --output /tmp/other-1
@@ -35,8 +35,8 @@ import torch
 from benchmarks.cross_engine import GAMMA, PLAIN, Answers, Check, answer, prompts_of, serving, settings, tasks_of
 from benchmarks.machine import in_words, machine, versions
 from benchmarks.peers import note
-from specplug.cli.output import print_table
-from specplug.demo.tasks import KINDS, Task
+from specplug.tools.cli.output import print_table
+from specplug.tools.demo.tasks import KINDS, Task
 
 SHIPPED = ("tiny-draft", "tiny-draft-other")
 SAME = "the target's tokenizer"

@@ -139,7 +139,7 @@ def main() -> None:
     parser.add_argument("--cold", type=int, default=64, help="first steps that are timed (default: 64)")
     parser.add_argument("--warm", type=int, default=4000, help="steps of the loop (default: 4000)")
     options = parser.parse_args()
-    from specplug.cli.output import print_table
+    from specplug.tools.cli.output import print_table
     from tests.engines.engines import Engine, Pool
 
     rows = []

@@ -100,7 +100,7 @@ def main() -> None:
     parser.add_argument("--functions", action="store_true", help="count specplug's functions in a step, too")
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
     options = parser.parse_args()
-    from specplug.cli.output import print_table
+    from specplug.tools.cli.output import print_table
 
     drafters = [*options.policies, BASELINE]
     rounds: dict[tuple[int, str], list[dict[str, Any]]] = {

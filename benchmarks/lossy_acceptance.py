@@ -21,10 +21,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from specplug.cli.launch import start_engine
-from specplug.cli.output import print_table
-from specplug.demo.tasks import KINDS, Task, make_tasks
 from specplug.plugins.embedded import TextRequest
+from specplug.tools.cli.launch import start_engine
+from specplug.tools.cli.output import print_table
+from specplug.tools.demo.tasks import KINDS, Task, make_tasks
 
 THRESHOLDS = {"threshold": (1.0, 0.9, 0.5, 0.2), "typical": (1.0, 0.5, 0.2, 0.09)}
 TEMPERATURES = (0.0, 0.7)

@@ -78,7 +78,7 @@ def table(found: Mapping[str, Counts], policies: Sequence[str]) -> list[list[str
 
 def main() -> None:
     """Run the benchmark and print a table for each number of prompts at a time."""
-    from specplug.cli.output import print_table
+    from specplug.tools.cli.output import print_table
 
     own = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     own.add_argument("--policies", nargs="+", default=["batch"])

@@ -207,7 +207,7 @@ def _ratios(engines: Sequence[Any], baselines: Sequence[Any], batch: int, option
 def report(rows: list[dict[str, Any]], title: str) -> None:
     """Print the table."""
     from benchmarks.host_clock import PARTS
-    from specplug.cli.output import print_table
+    from specplug.tools.cli.output import print_table
 
     cells = []
     for row in rows:

@@ -18,8 +18,8 @@ from torch import Tensor
 from torch.nn import functional
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from specplug.demo import MODEL_NAMES, model_path
-from specplug.demo.tasks import KINDS, Kind, make_tasks
+from specplug.tools.demo import MODEL_NAMES, model_path
+from specplug.tools.demo.tasks import KINDS, Kind, make_tasks
 from specplug_transformers import Engine, GenerateRequest, SamplingParams
 
 IGNORED = -100

@@ -16,10 +16,10 @@ from pydantic import BaseModel, Field
 from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache
 
 import specplug
-from specplug.demo import model_path
-from specplug.demo.tasks import make_tasks
 from specplug.draft_model.cache import cache_argument
 from specplug.plugins.registry import Owner, Registry
+from specplug.tools.demo import model_path
+from specplug.tools.demo.tasks import make_tasks
 from specplug_transformers import Engine, GenerateRequest, SamplingParams
 
 

@@ -36,7 +36,7 @@ import sglang_stand_ins
 import vllm_demo
 from serving_demo import Arm
 
-from specplug.demo import model_path
+from specplug.tools.demo import model_path
 
 LAUNCHES = {"vllm": vllm_demo.launches, "sglang": sglang_demo.launches}
 PLAIN, ALONE, STORE = "no speculation", "specplug", "specplug, corpus store"

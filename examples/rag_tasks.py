@@ -22,8 +22,8 @@ from functools import cache
 
 from rag_client import Passages
 
-from specplug.demo.sources import definitions, source_files
-from specplug.demo.tasks import ANSWER, DOCUMENT, JSON, MAX_CHARS, QUOTE, Task
+from specplug.tools.demo.sources import definitions, source_files
+from specplug.tools.demo.tasks import ANSWER, DOCUMENT, JSON, MAX_CHARS, QUOTE, Task
 
 SITUATIONS = ("records", "answers", "quote")
 FORMS = (("module", "line", "summary"), ("kind", "arguments", "summary"))

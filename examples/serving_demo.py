@@ -18,7 +18,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.table import Table
 
-from specplug.demo.tasks import Task, make_tasks
+from specplug.tools.demo.tasks import Task, make_tasks
 
 KINDS = ("edit", "quote", "json")
 MODES = ("no speculation", "specplug", "specplug, with the reference")

@@ -32,7 +32,7 @@ import sglang_stand_ins
 from demo_servers import Launch
 from serving_demo import Demo
 
-from specplug.demo import model_path
+from specplug.tools.demo import model_path
 
 COMMON = {
     "model_path": str(model_path("tiny")),

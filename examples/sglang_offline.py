@@ -9,7 +9,7 @@ import sys
 
 import sglang_stand_ins
 
-from specplug.demo import model_path
+from specplug.tools.demo import model_path
 
 
 def main(model: str) -> None:

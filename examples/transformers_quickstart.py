@@ -7,7 +7,7 @@ import sys
 
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from specplug.demo import model_path
+from specplug.tools.demo import model_path
 from specplug_transformers import Engine, GenerateRequest, SamplingParams
 
 name = sys.argv[1] if len(sys.argv) > 1 else str(model_path("tiny"))

@@ -29,7 +29,7 @@ from typing import Any
 from demo_servers import Launch
 from serving_demo import Demo
 
-from specplug.demo import model_path
+from specplug.tools.demo import model_path
 
 FLAGS = (
     "--dtype float32 --enforce-eager --max-model-len 1024 --max-num-seqs 4 --no-enable-prefix-caching "

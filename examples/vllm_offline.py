@@ -10,7 +10,7 @@ os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")  # GiB, where vLLM runs on 
 
 from vllm import LLM, SamplingParams
 
-from specplug.demo import model_path
+from specplug.tools.demo import model_path
 
 
 def main(model: str) -> None:

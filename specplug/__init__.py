@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import importlib
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,20 @@ def __getattr__(name: str) -> Any:
     value = getattr(importlib.import_module(_HOME[name]), name)
     globals()[name] = value
     return value
+
+
+class _MovedRooms:
+    """An import finder, asked last, that says where the modules of former versions are now."""
+
+    @staticmethod
+    def find_spec(fullname: str, path: object = None, target: object = None) -> None:
+        room = fullname.removeprefix("specplug.")
+        if room in _TOOLS and fullname != room:
+            raise ModuleNotFoundError(f"{fullname} is now specplug.tools.{room}", name=fullname)
+
+
+_TOOLS = ("audit", "bench", "cli", "client", "demo", "forecast", "replay")
+sys.meta_path.append(_MovedRooms)
 
 
 def __dir__() -> list[str]:

@@ -13,14 +13,14 @@ from types import ModuleType
 import pytest
 import typer.main
 
-from specplug.cli.app import app
-from specplug.cli.new import TEMPLATES
 from specplug.plugins import specs
 from specplug.plugins.registry import Owner, Registry
 from specplug.plugins.specs import CheckResult, PluginSpec
 from specplug.requests.parsing import parse_request_fields
 from specplug.requests.schema import RequestFields
 from specplug.settings import KINDS, Limits, Settings, leaves, load_settings
+from specplug.tools.cli.app import app
+from specplug.tools.cli.new import TEMPLATES
 
 DOCS = Path(__file__).parents[1] / "docs"
 PLUGINS = "writing-plugins.md"

@@ -12,7 +12,7 @@ import pytest
 import typer.main
 import yaml
 
-from specplug.cli.app import app
+from specplug.tools.cli.app import app
 
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]

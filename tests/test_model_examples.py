@@ -12,12 +12,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from specplug.demo import model_path
-from specplug.demo.tasks import KINDS
 from specplug.interfaces import PluginContext
 from specplug.plugins.registry import Owner, Registry
 from specplug.plugins.specs import ProposerSpec
 from specplug.testing.contract import ProposerContract
+from specplug.tools.demo import model_path
+from specplug.tools.demo.tasks import KINDS
 from specplug.types.caps import EngineCaps
 from tests.draft_model.tools import greedy
 from tests.engines.examples import command

@@ -78,7 +78,7 @@ def test_the_wheel_holds_every_module_and_nothing_else(wheel):
     held = {name for name in names if ".dist-info/" not in name}
     assert held == expected
     assert not {name.partition("/")[0] for name in names} & {*PLUGIN_FOLDERS, "tests", "examples", "benchmarks"}
-    assert any(name.startswith("specplug/demo/models/tiny/model.safetensors") for name in names)
+    assert any(name.startswith("specplug/tools/demo/models/tiny/model.safetensors") for name in names)
 
 
 def test_dependencies_are_ranges():
@@ -106,7 +106,7 @@ def test_the_wheel_alone_lists_and_runs_the_demo(empty_environment, tmp_path):
     assert shown["rows"][-1]["identical"] == shown["rows"][-1]["tasks"] == 4
 
 
-@pytest.mark.slow  # packages that are installed and draft are in tests/cli/test_new.py
+@pytest.mark.slow  # packages that are installed and draft are in tests/tools/cli/test_new.py
 def test_a_third_party_package_is_found_used_and_gone_again(empty_environment, tmp_path):
     run(empty_environment / "specplug", "new", "proposer", "parrot", "--path", tmp_path / "parrot")
     third_party = build_wheel(tmp_path / "parrot", tmp_path)

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from specplug.corpus.store import Store
-from specplug.demo.tasks import Task
 from specplug.requests.parsing import parse_request_fields
 from specplug.settings import Limits
+from specplug.tools.demo.tasks import Task
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 

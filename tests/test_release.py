@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from specplug.cli import doctor
+from specplug.tools.cli import doctor
 from specplug_sglang.seams import VERSIONS as SGLANG
 from specplug_transformers.runner import VERSIONS as TRANSFORMERS
 from specplug_vllm.seams import VERSIONS as VLLM
@@ -40,7 +40,7 @@ def members(request, folder) -> dict[str, bytes]:
 
 def test_the_archives_are_whole(members):
     assert release.complaints(members) == []
-    assert any(name.endswith("specplug/demo/models/tiny/config.json") for name in members)
+    assert any(name.endswith("specplug/tools/demo/models/tiny/config.json") for name in members)
 
 
 def test_what_is_too_much_is_named(members):

@@ -43,8 +43,8 @@ NAMES = {
 """Private names of classes."""
 
 ELSEWHERE = {
-    "specplug/cli/output.py": {"width"},  # of a terminal and its columns
-    "tests/cli/test_list_doctor.py": {"width"},  # of a terminal
+    "specplug/tools/cli/output.py": {"width"},  # of a terminal and its columns
+    "tests/tools/cli/test_list_doctor.py": {"width"},  # of a terminal
     "tests/policies/test_batch_ragged.py": {"width"},  # of Hypothesis's floats
     "examples/serving_demo.py": {"width"},  # of a terminal
     "examples/models": {"width"},  # of a model

@@ -11,10 +11,10 @@ from typing import Any
 import torch
 
 from benchmarks.gpu.device import Device
-from specplug.demo import model_path
 from specplug.interfaces import PluginContext
 from specplug.plugins.specs import ProposerSpec
 from specplug.testing.driver import Driver
+from specplug.tools.demo import model_path
 from specplug.types.caps import Distribution, ProposerCaps
 from specplug.types.draft import Draft
 

@@ -52,7 +52,7 @@ CONSTANT_LENGTHS = (3, 7, 15)
 
 def model_folder(name: str) -> str:
     """Return the folder of a fetched model, of the shipped one, or of another path."""
-    from specplug.demo import model_path
+    from specplug.tools.demo import model_path
 
     found = folder(name) or (model_path(name) if name == "tiny" else Path(name))
     if not (found / "config.json").exists():

@@ -59,7 +59,7 @@ def compared(found: Found, arms: Sequence[Arm], clocks: Sequence[Clock]) -> dict
 
 def print_all(title: str, results: Mapping[str, Any]) -> None:
     """Print the tables of one concurrency: ratios by each clock, counts, and fresh servers."""
-    from specplug.cli.output import print_table
+    from specplug.tools.cli.output import print_table
 
     print(f"\n{title}")
     for name, ratio in results.get("constants", {}).items():

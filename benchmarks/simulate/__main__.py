@@ -26,9 +26,9 @@ from benchmarks.simulate.modes import modes
 from benchmarks.simulate.recording import recorded
 from benchmarks.simulate.surface import HELD_OUT, SURFACES
 from benchmarks.simulate.traffic import concurrency
-from specplug.cli.launch import nested_options
 from specplug.errors import SpecplugError
 from specplug.plugins.specs import JOINS_POLICIES
+from specplug.tools.cli.launch import nested_options
 
 OPEN = [name for name in SURFACES if name not in HELD_OUT]
 TRAFFIC = ["steady:8", "steady:64", "steady:256", "ramp"]

@@ -14,14 +14,14 @@ import numpy as np
 import specplug
 from benchmarks.simulate.trajectories import Array, Trajectories
 from specplug.plugins.registry import Registry
-from specplug.replay import Item, load_tokenizer, read_traces, tokenize
-from specplug.replay.engine import ReplayEngine, Setup
-from specplug.replay.items import TokenItem, vocab_size_for
-from specplug.replay.run import longest
-from specplug.replay.score import Offer
+from specplug.tools.replay import Item, load_tokenizer, read_traces, tokenize
+from specplug.tools.replay.engine import ReplayEngine, Setup
+from specplug.tools.replay.items import TokenItem, vocab_size_for
+from specplug.tools.replay.run import longest
+from specplug.tools.replay.score import Offer
 from specplug.types.draft import Draft
 
-SHIPPED = Path(specplug.__file__).parent / "replay" / "traces"
+SHIPPED = Path(specplug.__file__).parent / "tools" / "replay" / "traces"
 
 LEAST = (1, 2, 3, 4, 5, 6, 7, 11, 21)
 """Shortest match of each of nine buckets, in tokens: those by which vLLM's branch of 2026-09 counts acceptance."""

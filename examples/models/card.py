@@ -40,8 +40,8 @@ texts cut at 1,024 tokens, nearly all of them much shorter (see Limits), greedy 
 ## What it was trained on
 
 The source code and docstrings of CPython's standard library (licence PSF-2.0), and tasks made from
-them by `specplug.demo.tasks`: apply a snippet in which a name is exchanged, quote a passage, fill in a
-JSON form, continue code. One file in ten is held out by the hash of its name (`specplug.demo.sources`)
+them by `specplug.tools.demo.tasks`: apply a snippet in which a name is exchanged, quote a passage, fill in a
+JSON form, continue code. One file in ten is held out by the hash of its name (`specplug.tools.demo.sources`)
 and was never trained on; the figures below are from those files. Text repeated between files (licence
 headers, common idioms) may occur on both sides. The scripts are in `examples/models/`.
 
@@ -62,7 +62,7 @@ long (log-uniform). An edit changes one line; the snippet shows it with the line
 ## Limits
 
 It shows the mechanism of speculative decoding offline, and serves for nothing else. It knows only
-the prompt formats of `specplug.demo.tasks`, English and Python; it does not follow instructions, its
+the prompt formats of `specplug.tools.demo.tasks`, English and Python; it does not follow instructions, its
 own continuations of code make no sense for long. Long prompts are beyond it: 1,024 tokens is where training
 texts are cut, not how long they are. Of 4,092 texts drawn for the last stage (tokenizer of `tiny`), half have
 at most 213 tokens, 99 in 100 at most 644, and the longest 874.
@@ -91,13 +91,13 @@ def row(figures: dict[str, Any]) -> str:
 
 def main() -> None:
     """Write README.md into the model's folder."""
-    from specplug.demo.tasks import MAX_CHARS, MIN_CHARS
+    from specplug.tools.demo.tasks import MAX_CHARS, MIN_CHARS
 
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("preset", choices=FOLDERS, help="which model")
     parser.add_argument("summary", type=Path, help="what train.py left in its --state folder")
     parser.add_argument("figures", type=Path, help="what evaluate.py --json wrote")
-    parser.add_argument("--models", type=Path, default=Path("specplug/demo/models"))
+    parser.add_argument("--models", type=Path, default=Path("specplug/tools/demo/models"))
     arguments = parser.parse_args()
     folder: Path = arguments.models / FOLDERS[arguments.preset]
     config = json.loads((folder / "config.json").read_text())

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 
-from specplug.demo.tasks import ANSWER, DOCUMENT, EDIT, MARKERS, Kind, make_tasks
+from specplug.tools.demo.tasks import ANSWER, DOCUMENT, EDIT, MARKERS, Kind, make_tasks
 
 POOL = 2048
 """Examples drawn at once; batches are cut from a pool sorted by length."""

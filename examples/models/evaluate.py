@@ -1,6 +1,6 @@
 """Evaluation of a tiny model on held-out files: loss, next-token accuracy, and correct answers.
 
-    python examples/models/evaluate.py specplug/demo/models/tiny --count 256
+    python examples/models/evaluate.py specplug/tools/demo/models/tiny --count 256
 
 Right answers come from greedy generation in the weights' own precision: an edit or a quote must
 match to the character, JSON must parse to the same values, and the text must end by itself.
@@ -25,8 +25,8 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
-from specplug.demo.sources import Split
-from specplug.demo.tasks import KINDS, Kind, Task, make_tasks
+from specplug.tools.demo.sources import Split
+from specplug.tools.demo.tasks import KINDS, Kind, Task, make_tasks
 
 BATCH = 32
 

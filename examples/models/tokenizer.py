@@ -7,8 +7,8 @@ import random
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
-from specplug.demo.sources import definitions, source_files
-from specplug.demo.tasks import END, KINDS, MARKERS, make_tasks
+from specplug.tools.demo.sources import definitions, source_files
+from specplug.tools.demo.tasks import END, KINDS, MARKERS, make_tasks
 
 # A name with its underscores is one piece, digits stand alone, white space joins what follows.
 CHAT_TEMPLATE = "{% for message in messages %}{{ message['content'] }}\n{% endfor %}"

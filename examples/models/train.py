@@ -1,6 +1,6 @@
 """Training of one of the shipped tiny models on this machine's standard library; see README.md.
 
-python examples/models/train.py target --minutes 60 --output specplug/demo/models/tiny
+python examples/models/train.py target --minutes 60 --output specplug/tools/demo/models/tiny
 """
 
 from __future__ import annotations

@@ -118,7 +118,8 @@ def load_tokenizer(name: str) -> Tokenizer:
     if name in _BUNDLED:
         return _mistral(name, _bundled(name))
     if name == "tiny":
-        return _hugging_face(name, Path(__file__).parents[1] / "demo" / "models" / "tiny" / "tokenizer.json")
+        models = Path(__file__).parents[1] / "tools" / "demo" / "models"
+        return _hugging_face(name, models / "tiny" / "tokenizer.json")
     path = Path(name)
     if path.exists():
         name = str(path.resolve())  # a store records the name and is used from other folders

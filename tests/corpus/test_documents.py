@@ -23,7 +23,7 @@ from specplug.corpus.view import View
 from specplug.errors import CorpusError
 from specplug.text.retokenized import IN_STEP, LEADS, MAX_TOKENS, PIECE
 from specplug.text.tokenizers import load_tokenizer
-from tests.cli.tools import invoke
+from tests.tools.cli.tools import invoke
 
 WORDS = [
     "The",

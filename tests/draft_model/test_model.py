@@ -21,7 +21,7 @@ TEXTS = 4
 FORKED = """
 import os, torch
 from functools import partial
-from specplug.demo import model_path
+from specplug.tools.demo import model_path
 from specplug.draft_model.model import DraftModel
 
 torch.set_num_threads(2)

@@ -7,10 +7,10 @@ import pytest
 from tokenizers import Tokenizer, models, normalizers
 from transformers import AutoTokenizer
 
-from specplug.demo import model_path
 from specplug.draft_model.pairing import TokenizerPair
 from specplug.errors import SettingsError
 from specplug.text.translate.tables import intersect
+from specplug.tools.demo import model_path
 from tests.text.translate.tools import library
 
 SIZE, OTHER = 2048, 1024

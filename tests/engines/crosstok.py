@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 from torch.utils._python_dispatch import _disable_current_modes
 
-from specplug.demo import model_path
 from specplug.testing.equality import g_test
+from specplug.tools.demo import model_path
 from tests.engines.plain import forward, ids
 
 TOP_K, TEMPERATURE, LENGTH = 3, 1.0, 3

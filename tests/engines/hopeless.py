@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from specplug.demo.tasks import KINDS
+from specplug.tools.demo.tasks import KINDS
 from tests.engines.plain import prompts
 
 ROWS = 4

@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 
 ENGINES = Path(__file__).parent
 ROOT = ENGINES.parents[1]
-TINY = ROOT / "specplug" / "demo" / "models" / "tiny"
+TINY = ROOT / "specplug" / "tools" / "demo" / "models" / "tiny"
 PLUGINS = ENGINES / "plugins"
 TORCHVISION = ENGINES / "torchvision_cpu"
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
-from specplug.demo.tasks import KINDS, make_tasks
 from specplug.testing.equality import judge_greedy
+from specplug.tools.demo.tasks import KINDS, make_tasks
 from tests.engines.launch import TINY
 
 Answers = list[dict[str, Any]]

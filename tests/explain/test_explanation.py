@@ -10,9 +10,9 @@ import pytest
 
 from specplug.errors import TraceError
 from specplug.explain.explanation import BARE, LOST, OWN, explained, rows_of
-from specplug.explain.page import page
 from specplug.text.token_texts import decoder, token_texts
 from specplug.text.tokenizers import load_tokenizer
+from specplug.tools.cli.explain_page import page
 from specplug.trace import TraceRow, TraceWriter
 
 NUMBERS = decoder(None)

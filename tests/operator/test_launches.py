@@ -158,9 +158,9 @@ def test_doctor_says_when_no_check_knows_a_line(monkeypatch, line, known):
     from typer.testing import CliRunner
 
     from specplug import CheckResult, hookimpl
-    from specplug.cli.app import app
     from specplug.plugins.registry import Owner, Registry
     from specplug.plugins.specs import CheckSpec
+    from specplug.tools.cli.app import app
 
     def check(settings, launch):
         return [CheckResult("ok", "mine")] if launches.names_engine(launch, "one") else []
@@ -170,7 +170,7 @@ def test_doctor_says_when_no_check_knows_a_line(monkeypatch, line, known):
     plugin.specplug_register_checks = hookimpl(lambda register: register(specs))
     registry = Registry()
     registry.add(plugin, Owner("main", "acme", "1"))
-    monkeypatch.setattr(sys.modules["specplug.cli.doctor"], "default_registry", lambda: registry)
+    monkeypatch.setattr(sys.modules["specplug.tools.cli.doctor"], "default_registry", lambda: registry)
     done = CliRunner().invoke(app, ["doctor", "--json", "--launch", line])
     found = [each["summary"] for each in json.loads(done.stdout)["checks"] if each["check"] == "launch"]
     expected = f"no check knows the launch line {line!r}; those that look at one: one launch"

@@ -12,13 +12,13 @@ from typing import Any
 
 import torch
 
-from specplug.demo import model_path
 from specplug.interfaces import PluginContext
 from specplug.plugins.registry import Owner, Registry
 from specplug.plugins.specs import ProposerSpec
 from specplug.testing.driver import Driver
 from specplug.text.tokenizers import load_tokenizer
 from specplug.text.translate.libraries import byte_alphabet
+from specplug.tools.demo import model_path
 from specplug.types.batch import EngineBatch
 from specplug_crosstok import plugin
 from specplug_crosstok.proposer import CrossTok

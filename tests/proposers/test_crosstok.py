@@ -19,7 +19,6 @@ import torch
 from pydantic import ValidationError
 
 from specplug.assembly import try_to_build
-from specplug.demo import model_path
 from specplug.draft_model.facts import read_facts
 from specplug.errors import PluginError, SettingsError, SpecplugError
 from specplug.interfaces import PluginContext
@@ -28,6 +27,7 @@ from specplug.settings import load_settings
 from specplug.testing.contract import ProposerContract
 from specplug.testing.driver import Driver
 from specplug.testing.harness import ProposerHarness
+from specplug.tools.demo import model_path
 from specplug.types.caps import Distribution, EngineCaps
 from specplug.types.request import Lifecycle
 from specplug_crosstok import plugin

@@ -20,7 +20,7 @@ from specplug.text.request_tokenizer import RequestTokenizer
 from specplug.text.retokenized import PIECE, pieces
 from specplug.types.request import RequestOptions
 
-TINY = Path(__file__).parents[2] / "specplug" / "demo" / "models" / "tiny"
+TINY = Path(__file__).parents[2] / "specplug" / "tools" / "demo" / "models" / "tiny"
 
 
 def refusal(extra_args) -> str:

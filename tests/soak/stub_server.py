@@ -14,7 +14,7 @@ import sys
 import threading
 from typing import Any
 
-from tests.client.servers import LocalServer, stream_of
+from tests.tools.client.servers import LocalServer, stream_of
 
 TOKEN = 7
 """All that the stub says."""

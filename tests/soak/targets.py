@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from specplug.audit.probe import Probe
-from specplug.audit.server import Dialect, Sglang, Vllm
+from specplug.tools.audit.probe import Probe
+from specplug.tools.audit.server import Dialect, Sglang, Vllm
 from tests.engines.launch import MODEL, Configuration
 from tests.soak.traffic import Request
 from tests.soak.truth import SAMPLING, Size

@@ -14,9 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from specplug.audit.sampled import LEAST_SAMPLES, next_tokens
-from specplug.demo.tasks import KINDS, make_tasks
 from specplug.testing.equality import GStatistic, g_statistic
+from specplug.tools.audit.sampled import LEAST_SAMPLES, next_tokens
+from specplug.tools.demo.tasks import KINDS, make_tasks
 from tests.engines.plain import forward, ids, model
 
 SURE = 1e-3

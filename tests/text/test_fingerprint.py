@@ -8,10 +8,10 @@ from types import SimpleNamespace
 import pytest
 from tokenizers import Tokenizer
 
-from specplug.demo import model_path
 from specplug.errors import SettingsError
 from specplug.text.fingerprint import encoder, fingerprint, fingerprint_texts
 from specplug.text.tokenizers import load_tokenizer, wrap
+from specplug.tools.demo import model_path
 
 TINY = "e802eb4b4366e4eeb25718c460bb872e"
 """Of the shipped model, in every engine's environment.  Stores on disk hold such digests: they must not change."""

@@ -11,8 +11,8 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from specplug.demo import model_path
 from specplug.metrics import SpecMetrics
+from specplug.tools.demo import model_path
 from specplug_transformers import Engine
 from tests.engines import plain
 from tests.engines.crosstok import of_few_positions

@@ -22,11 +22,11 @@ from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 import specplug.plugins.builtin
 import specplug_fixed.plugin
 import specplug_hybrid.proposer
-from specplug.demo import model_path
 from specplug.metrics import SpecMetrics
 from specplug.pipeline import buffers
 from specplug.plugins.registry import Owner, Registry
 from specplug.plugins.specs import ProposerSpec, hookimpl
+from specplug.tools.demo import model_path
 from specplug_crosstok import drawing
 from specplug_crosstok.acceptance import TEXTS
 from specplug_crosstok.step import Written

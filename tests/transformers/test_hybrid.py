@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from specplug.demo import model_path
-from specplug.demo.tasks import Kind, make_tasks
 from specplug.metrics import SpecMetrics
+from specplug.tools.demo import model_path
+from specplug.tools.demo.tasks import Kind, make_tasks
 from specplug_hybrid import proposer
 from specplug_transformers import Engine
 from tests.transformers.conftest import assert_greedy_equal, requests_of

@@ -9,8 +9,8 @@ import pytest
 
 from benchmarks.simulate.modes import modes
 from benchmarks.simulate.recording import record
-from specplug.replay.engine import Setup
-from specplug.replay.items import TokenItem
+from specplug.tools.replay.engine import Setup
+from specplug.tools.replay.items import TokenItem
 from specplug_transformers import Engine, GenerateRequest, SamplingParams
 from tests.benchmarks.simulate.tools import fixed, run
 from tests.transformers.toys import VOCAB, build_model

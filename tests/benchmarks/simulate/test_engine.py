@@ -15,10 +15,10 @@ from benchmarks.simulate.modes import CAPTURED_TOKENS, modes
 from benchmarks.simulate.recording import record
 from benchmarks.simulate.surface import Regime
 from benchmarks.simulate.traffic import Clock, Disturbance, concurrency, shuffled
-from specplug.replay.engine import ReplayEngine, Setup
+from specplug.tools.replay.engine import ReplayEngine, Setup
 from specplug.types.plan import StepPlan
 from tests.benchmarks.simulate.tools import Planted, Recorder, fixed, planted, random_trajectories, run
-from tests.replay.tools import ITEMS, VOCAB, in_turn
+from tests.tools.replay.tools import ITEMS, VOCAB, in_turn
 
 NONE = Policy("none", "none")
 BATCH = Policy("batch", "batch")

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 
 from benchmarks.simulate.recording import LEAST, match_buckets, record
 from benchmarks.simulate.trajectories import Trajectories
-from specplug.replay.engine import Setup
+from specplug.tools.replay.engine import Setup
 from tests.benchmarks.simulate.tools import random_trajectories
-from tests.replay.tools import ITEMS, VOCAB, Planted, item, registry
+from tests.tools.replay.tools import ITEMS, VOCAB, Planted, item, registry
 
 
 def longest_match(text: list[int]) -> int:

@@ -1,1 +1,1 @@
-../../../specplug/cli/templates/proposer/specplug_example.py
+../../../specplug/tools/cli/templates/proposer/specplug_example.py

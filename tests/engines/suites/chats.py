@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from specplug.cli.app import app
+from specplug.tools.cli.app import app
 from tests.engines import scripted
 from tests.engines.server import Server
 

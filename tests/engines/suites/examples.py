@@ -13,8 +13,8 @@ from typing import Any, ClassVar
 import pytest
 from typer.testing import CliRunner
 
-from specplug.cli.app import app
-from specplug.demo.tasks import make_tasks
+from specplug.tools.cli.app import app
+from specplug.tools.demo.tasks import make_tasks
 from tests.embedding_server import recording
 from tests.engines.examples import command
 from tests.engines.launch import ROOT

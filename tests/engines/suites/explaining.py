@@ -9,7 +9,7 @@ from urllib.parse import urlencode
 import pytest
 from typer.testing import CliRunner
 
-from specplug.cli.app import app
+from specplug.tools.cli.app import app
 from tests.engines.server import MODEL, Server
 
 TEXT = "def area(r):\n    return 3.14 * r * r\n\ndef area(r):\n    return"  # goes on by repeating itself

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 
 import pytest
 
-from specplug.forecast.scraped import read_metrics
+from specplug.tools.forecast.scraped import read_metrics
 from tests.engines.server import MODEL, Answer, Server
 
 TEXT = "def area(r):\n    return 3.14 * r * r\n\ndef area(r):\n    return"  # goes on by repeating itself

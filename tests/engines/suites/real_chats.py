@@ -9,8 +9,8 @@ from typing import Any
 from typer.testing import CliRunner
 
 from benchmarks.real_models import prompts
-from specplug.audit.server import connect
-from specplug.cli.app import app
+from specplug.tools.audit.server import connect
+from specplug.tools.cli.app import app
 from tests.engines.server import Server
 
 CHATS = 3

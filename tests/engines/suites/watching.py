@@ -21,12 +21,12 @@ from specplug.corpus.documents import Document
 from specplug.corpus.store import Store
 from specplug.operator.summary import REASONS
 from specplug.text.fingerprint import fingerprint
-from tests.cli.tools import invoke, stated
 from tests.engines.plain import ids, tokenizer
 from tests.engines.server import Server
 from tests.engines.suites.operations import KEY, ask, complete
 from tests.engines.suites.server import TEXTS
 from tests.prometheus import JOB, WINDOW, Prometheus, filled, queries, scraping
+from tests.tools.cli.tools import invoke, stated
 
 CORPORA = ("handbook", "wiki")
 PICTURE = os.environ.get("SPECPLUG_PICTURE")

@@ -8,10 +8,10 @@ from types import SimpleNamespace
 import pytest
 from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers
 
-from specplug.demo import model_path
 from specplug.errors import SettingsError
 from specplug.text.fingerprint import fingerprint_texts
 from specplug.text.translate.libraries import byte_alphabet, read_vocabulary
+from specplug.tools.demo import model_path
 from tests.text.translate.tools import NAMES, library, own_encoding, vocabulary
 
 

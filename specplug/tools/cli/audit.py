@@ -1,0 +1,232 @@
+"""`specplug audit` command: compares a speculating engine with the same engine without speculation."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.text import Text
+
+from specplug.errors import SettingsError
+from specplug.tools.cli import launch
+from specplug.tools.cli.html_report import HtmlFile, write_report
+from specplug.tools.cli.output import AsJson, note, progress, show, table
+from specplug.tools.client.http import PATIENCE
+
+if TYPE_CHECKING:
+    from specplug.tools.audit.probe import Side
+    from specplug.tools.audit.run import Open, Report
+
+POLICY = "fixed"
+"""The default policy of audited engines: it always drafts, where others stop if drafts do not pay."""
+
+COLOURS = {"passed": "green", "failed": "red", "unproven": "yellow", "not run": "dim"}
+
+
+def _number_or_name(text: str) -> float | str:
+    try:
+        return float(text)
+    except ValueError:
+        return text
+
+
+def audit(
+    audited: Annotated[
+        str, typer.Argument(help="A server, such as http://127.0.0.1:8000, or a model: a folder, an id, or tiny.")
+    ],
+    control: Annotated[
+        str | None,
+        typer.Argument(
+            help="For a server: the same server started without speculation. Without it, the audited server itself "
+            "answers again with speculation switched off."
+        ),
+    ] = None,
+    prompts: Annotated[
+        list[Path] | None,
+        typer.Option(help="File or folder of .jsonl with prompts; by default tasks made from Python files."),
+    ] = None,
+    checks: Annotated[
+        list[str] | None, typer.Option("--check", help="Run this check only, and fail if it cannot run; repeat.")
+    ] = None,
+    limit: Annotated[int, typer.Option(min=1, help="Most prompts.")] = 24,
+    samples: Annotated[int, typer.Option(min=1, help="Samples for each of 4 prompts and 2 kinds of sampling.")] = 200,
+    max_tokens: Annotated[int, typer.Option(min=2, help="Most tokens per answer.")] = 64,
+    raw: launch.Raw = False,
+    concurrency: Annotated[int, typer.Option(min=1, help="Requests in flight.")] = 8,
+    engine: launch.EmbeddedOnly = None,
+    draft: launch.DraftModel = None,
+    proposer: launch.Proposer = None,
+    policy: Annotated[
+        str | None,
+        typer.Option(help=f"The policy that chooses draft lengths; by default {POLICY}, which always drafts."),
+    ] = None,
+    verifier: Annotated[
+        str | None, typer.Option(help="The verifier that requests name; see `specplug list`. A lossy one fails.")
+    ] = None,
+    acceptance_threshold: Annotated[
+        Any | None,
+        typer.Option(
+            parser=_number_or_name, metavar="NUMBER|NAME", help="Threshold of a lossy verifier, which must be named."
+        ),
+    ] = None,
+    draft_length: launch.DraftLength = None,
+    options: launch.PluginOptions = None,
+    device: launch.Device = None,
+    dtype: launch.Dtype = None,
+    threads: launch.Threads = None,
+    api_key: launch.ApiKey = None,
+    timeout: launch.Timeout = PATIENCE,
+    operator_key: launch.OperatorKey = None,
+    html: HtmlFile = None,
+    as_json: AsJson = False,
+) -> None:
+    """Check that speculation leaves an engine's output as it is, and report what was compared.
+
+    Greedy outputs, sampled tokens, stop strings, log-probabilities, structured output, tool calls and reasoning are
+    compared with those of the same engine without speculation. Two servers are compared over HTTP, whether they use
+    specplug or not; a model is run by transformers, first with speculation and then without. Log-probabilities,
+    structured output, tool calls and reasoning need servers. docs/audit.md describes the checks.
+
+    The exit code is 1 if a check failed, could not be proven because no draft was at work, or was named by --check and
+    could not run.
+
+    Examples:
+
+    `specplug audit tiny --proposer ngram`
+
+    `specplug audit http://127.0.0.1:8000 http://127.0.0.1:8001 --prompts logs.jsonl --json`
+    """
+    from specplug.tools.audit.probe import CheckOutcome
+    from specplug.tools.audit.run import chosen, run
+
+    selected = chosen(checks or [], samples)
+    if _is_url(audited):
+        sides = _servers(audited, control, api_key=api_key, operator_key=operator_key, raw=raw, patience=timeout)
+    elif control is None:
+        overrides = launch.drafted_by(draft, proposer) | launch.flags(
+            verifier=verifier, num_speculative_tokens=draft_length
+        )
+        overrides["policy"] = policy or POLICY
+        given = launch.nested_options(options or ())
+        overrides["options"] = {**overrides.get("options", {}), **given}
+        place = {"device": device, "dtype": dtype, "threads": threads, "max_num_seqs": concurrency}
+        sides = _engines(audited, overrides, raw=raw, **place)
+    else:
+        found, expected = f"the model {audited!r} and a control", "two servers' addresses, or one model"
+        raise SettingsError.build("a control is a server", who="specplug audit", found=found, expected=expected)
+    with progress(quiet=as_json) as bar:
+
+        def advance(title: str, total: int) -> Callable[[], None]:
+            task = bar.add_task(title, total=total, visible=total > 0)
+            return lambda: bar.advance(task)
+
+        report = run(
+            audited=sides[0],
+            control=sides[1],
+            texts=_texts(prompts, limit),
+            checks=selected,
+            max_tokens=max_tokens,
+            together=concurrency,
+            progress=advance,
+            fields=launch.flags(verifier=verifier, acceptance_threshold=acceptance_threshold),
+        )
+    *parts, verdict = _shown(report)
+    show(report.as_dict(), *parts, verdict, as_json=as_json)
+    if html is not None:
+        verdict.style = "green" if report.passed else "red" if report.failed else "yellow"
+        plots = [lambda figure: _plot(report, figure)] if report.drafts is not None else []
+        write_report(html, f"specplug audit: {report.audited}", verdict, parts, plots, report.as_dict())
+    if not report.passed or (checks and report.has(CheckOutcome.NOT_RUN)):
+        raise typer.Exit(1)
+
+
+def _servers(audited: str, control: str | None, **given: Any) -> tuple[Open, Open]:
+    from specplug.tools.audit.server import connect
+
+    if control is not None and not _is_url(control):
+        what, expected = "not a server", "an address with http://"
+        raise SettingsError.build(what, who="CONTROL", found=repr(control), expected=expected)
+
+    @contextmanager
+    def noted(**mode: Any) -> Iterator[Side]:
+        with connect(audited, **mode, **given) as side:
+            note(launch.server_form(side.has_template, raw=given["raw"]))
+            yield side
+
+    if control is None:
+        return lambda: noted(mode="on"), lambda: connect(audited, mode="off", **given)
+    return noted, lambda: connect(control, **given)
+
+
+def _engines(model: str, overrides: dict[str, Any], *, raw: bool, **place: Any) -> tuple[Open, Open]:
+    from specplug.tools.audit.probe import TextEngineSide
+
+    @contextmanager
+    def audited() -> Iterator[Side]:
+        with closing(launch.start_engine(model, overrides, baseline=False, **place)) as running:
+            form, described = launch.prompt_form(model, raw=raw)
+            note(described)
+            yield TextEngineSide(running, drafts=True, form=form)
+
+    @contextmanager
+    def control() -> Iterator[Side]:
+        with closing(launch.start_engine(model, {}, baseline=True, **place)) as running:
+            yield TextEngineSide(running, drafts=False)
+
+    return audited, control
+
+
+def _texts(paths: list[Path] | None, limit: int) -> list[str]:
+    from specplug.tools.bench.prompts import read_prompts
+    from specplug.tools.demo.tasks import KINDS, make_tasks
+
+    if paths:
+        found = [prompt.text or prompt.messages[-1]["content"] for prompt in read_prompts(paths)]
+        return [text for text in found if isinstance(text, str)][:limit]
+    kinds = sorted(KINDS, key="code".__ne__)  # open tasks, whose answers are uncertain, first
+    tasks = [make_tasks(kind, "held-out", -(-limit // len(kinds))) for kind in kinds]
+    return [task.prompt for of_kind in zip(*tasks, strict=True) for task in of_kind][:limit]
+
+
+def _shown(report: Report) -> Iterator[Any]:
+    yield f"audited: {report.audited}\ncontrol: {report.control}"
+    rows = [
+        (
+            finding.check,
+            Text(str(finding.status), style=COLOURS[str(finding.status)]),
+            finding.summary,
+            "" if finding.drafts is None else f"{finding.drafts.accepted} / {finding.drafts.rejected}",
+        )
+        for finding in report.findings
+    ]
+    yield table("Audit", ("check", "result", "found", "drafts accepted / rejected"), rows, whole=1)
+    for finding in report.findings:
+        yield from (f"{finding.check}: {example}" for example in finding.examples)
+    if report.drafts is not None and report.drafts.departed:
+        share = report.drafts.departed / report.drafts.accepted
+        yield (
+            f"Verification was lossy: of {report.drafts.accepted} accepted draft tokens, about "
+            f"{report.drafts.departed:.0f} ({share:.1%}) would have been rejected by lossless verification."
+        )
+    verdict = "passed" if report.passed else "FAILED" if report.failed else "proves nothing yet"
+    yield Text(f"The audit {verdict}.", style="bold")
+
+
+def _plot(report: Report, figure: Any) -> None:
+    """Plot the draft tokens that each check saw accepted and rejected."""
+    rows = [(each.check, each.drafts) for each in reversed(report.findings) if each.drafts is not None]
+    figure.set_size_inches(9, 0.8 + 0.35 * len(rows))
+    axes, names = figure.subplots(), [name for name, _ in rows]
+    accepted = [drafts.accepted for _, drafts in rows]
+    axes.barh(names, accepted, label="accepted", color="#2f6fde")
+    axes.barh(names, [drafts.rejected for _, drafts in rows], left=accepted, label="rejected", color="#9aa5b1")
+    axes.set_xlabel("draft tokens at work in the check")
+    axes.legend(frameon=False)
+    axes.spines[["top", "right"]].set_visible(False)
+
+
+def _is_url(text: str) -> bool:
+    return text.startswith(("http://", "https://"))

@@ -1,0 +1,202 @@
+"""`specplug bench` command: measures whether speculation speeds up a running server on its own traffic."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.table import Table
+from rich.text import Text
+
+from specplug.tools.cli.html_report import HtmlFile, Plot, write_report
+from specplug.tools.cli.launch import ApiKey, OperatorKey, Raw, Timeout, ascending, server_form
+from specplug.tools.cli.output import AsJson, dim, note, print_error, progress, show, table
+from specplug.tools.cli.replay import SHIPPED
+from specplug.tools.client.http import PATIENCE, ServerClient
+from specplug.tools.client.interrupt import interruptible
+
+if TYPE_CHECKING:
+    from specplug.tools.bench.prompts import Block, Prompt
+    from specplug.tools.bench.report import Comparison
+    from specplug.tools.bench.run import Measured
+
+NOTE = (
+    "Ratios compare speculation on with off on the same server, pair by pair, with 95 % intervals; above 1 is faster. "
+    "A server started without specplug can be faster than one with speculation off. Within the timed blocks no prompt "
+    "was sent twice, since an answer that the response memory holds is drafted whole and comes several times as fast: "
+    "send other prompts in the next run, or restart the server."
+)
+
+
+def bench(
+    url: Annotated[str, typer.Argument(help="The server, such as http://127.0.0.1:8000.")],
+    prompts: Annotated[
+        list[Path] | None,
+        typer.Argument(help="Files or folders of .jsonl with prompts or chat logs; by default the shipped traces."),
+    ] = None,
+    concurrency: Annotated[str, typer.Option(help="Requests in flight, separated by commas; one row each.")] = "1,4",
+    pairs: Annotated[int, typer.Option(min=1, help="Pairs of blocks, off and on, at each concurrency.")] = 3,
+    until: Annotated[
+        bool, typer.Option("--until", help="Go on with further pairs until a difference is shown, or the prompts end.")
+    ] = False,
+    max_tokens: Annotated[int, typer.Option(min=2, help="Most tokens per answer.")] = 128,
+    limit: Annotated[int | None, typer.Option(min=1, help="Only the first N different prompts.")] = None,
+    check: Annotated[int, typer.Option(min=0, help="Prompts sent in both modes at the end, to compare texts.")] = 4,
+    raw: Raw = False,
+    model: Annotated[str | None, typer.Option(help="The model's name; by default the first one.")] = None,
+    api_key: ApiKey = None,
+    operator_key: OperatorKey = None,
+    timeout: Timeout = PATIENCE,
+    seed: Annotated[int, typer.Option(help="Seed for assigning prompts to blocks.")] = 0,
+    html: HtmlFile = None,
+    as_json: AsJson = False,
+) -> None:
+    """Measure whether speculation helps a running vLLM or SGLang server, with your own prompts.
+
+    Switches speculation off and on through the operator's route, in interleaved blocks of different prompts, and prints
+    tokens per second, time per token, and tokens per step at each concurrency, with intervals. The server must have
+    been started with specplug. It keeps serving other clients, whom the switch affects, too. Afterwards its mode is
+    restored.  The exit code is 1 if requests failed or texts differ.
+
+    A line of PROMPTS is a JSON object with "prompt", or with "messages" as in OpenAI chat requests and logs. A
+    "prompt" is sent as a chat if the server's model has a chat template.
+
+    Examples:
+
+    `specplug bench http://127.0.0.1:8000`
+
+    `specplug bench http://127.0.0.1:8000 logs.jsonl --concurrency 1,8,32 --pairs 5 --json`
+    """
+    from specplug.tools.bench.prompts import deal, most_pairs, read_prompts
+    from specplug.tools.bench.report import errors, rows
+
+    given = read_prompts(prompts or [SHIPPED])[:limit]
+    in_flight = ascending(concurrency, "numbers", "--concurrency")
+    most = max(pairs, most_pairs(len(given), in_flight)) if until else pairs
+    blocks = deal(given, in_flight, most, seed)
+    first_look = pairs if until else None
+    server = ServerClient(url, api_key=api_key, operator_key=operator_key, patience=timeout)
+    run: dict[str, Any] = {"max_tokens": max_tokens, "first_look": first_look, "raw": raw, "quiet": as_json}
+    measured, same, about = asyncio.run(interruptible(_run(server, model, blocks, given[:check], **run)))
+    compared, failures = rows(measured, first_look), errors(measured)
+    checked = {"identical": same, "requested": len(given[:check])}
+    versions = ", ".join(f"{name} {version}" for name, version in about["versions"].items())
+    data = {**about, "check": checked, "rows": [row.as_dict() for row in compared], "errors": failures, "note": NOTE}
+    parts: list[Table | Text | str] = [
+        table(f"{about['model']} at {about['url']} ({versions})", _COLUMNS, map(_cells, compared)),
+        f"Texts identical in both modes: {same} of {checked['requested']}.",
+        *(row.advice for row in compared if row.advice),
+        dim(NOTE),
+    ]
+    show(data, *parts, as_json=as_json)
+    if html is not None:
+        found = [f"{row.concurrency} in flight: {row.throughput.verdict}" for row in compared]
+        wrong = ["texts differ"] * (same < checked["requested"]) + ["requests failed"] * bool(failures)
+        is_faster = all(row.throughput.verdict == "faster" for row in compared)
+        verdict = Text("; ".join(wrong + found), "red" if wrong else "green" if is_faster else "yellow")
+        shown = [*parts, *(f"a request failed: {failure}" for failure in failures[:5])]
+        write_report(html, f"specplug bench: {about['model']}", verdict, shown, [_plot(compared)], data)
+    for failure in failures[:5] if not as_json else ():
+        print_error(f"a request failed: {failure}")
+    if failures or same < checked["requested"]:
+        raise typer.Exit(1)
+
+
+async def _run(
+    server: ServerClient,
+    model: str | None,
+    blocks: Sequence[Block],
+    check: Sequence[Prompt],
+    *,
+    max_tokens: int,
+    first_look: int | None,
+    raw: bool,
+    quiet: bool,
+) -> tuple[list[Measured], int, dict[str, Any]]:
+    """Return the results of the blocks, the number of texts identical in both modes, and the server's description."""
+    from specplug.tools.bench.prompts import as_chats
+    from specplug.tools.bench.report import looks, rows
+    from specplug.tools.bench.run import keeping_mode, measure, same_texts
+
+    pairs = 1 + max(block.pair for block in blocks)
+    stops = [pairs] if first_look is None else looks(first_look, pairs)
+
+    def is_known(measured: Sequence[Measured]) -> bool:
+        return rows(measured, first_look)[0].throughput.is_known
+
+    async with server:
+        status = await server.status()
+        name = model or await server.model()
+        has_template = not raw and await server.has_chat_template(name)
+        note(server_form(has_template, raw=raw))
+        if has_template:
+            check = as_chats(check)
+            blocks = [replace(block, prompts=tuple(as_chats(block.prompts))) for block in blocks]
+        with progress(quiet=quiet) as bar:
+            task = bar.add_task("asking", total=sum(len(block.prompts) for block in blocks))
+
+            def advance(block: Block) -> None:
+                label = f"{block.concurrency} in flight, pair {block.pair + 1}, speculation {block.mode}"
+                bar.update(task, description=label, advance=1)
+
+            async with keeping_mode(server):
+                measured = await measure(server, name, blocks, max_tokens, advance, stops, is_known)
+                bar.update(task, description="comparing texts")
+                same = await same_texts(server, name, check, max_tokens)
+    return measured, same, {"url": server.url, "model": name, "versions": status.versions}
+
+
+_COLUMNS = (
+    *("in flight", "tokens per second: off", "on", "ratio", "ms per token: off", "on", "ratio"),
+    *("ms to first: off", "on", "tokens per step", "accepted", "verdict"),
+)
+
+
+def _cells(row: Comparison) -> list[str]:
+    return [
+        str(row.concurrency),
+        f"{row.off.tokens_per_second:.1f}",
+        f"{row.on.tokens_per_second:.1f}",
+        str(row.throughput),
+        f"{row.off.ms_per_token:.2f}",
+        f"{row.on.ms_per_token:.2f}",
+        str(row.time_per_token or ""),
+        f"{row.off.ms_to_first:.1f}",
+        f"{row.on.ms_to_first:.1f}",
+        "" if row.tokens_per_step is None else f"{row.tokens_per_step:.2f}",
+        "" if row.acceptance_rate is None else f"{row.acceptance_rate:.0%}",
+        row.throughput.verdict,
+    ]
+
+
+def _plot(compared: Sequence[Comparison]) -> Plot:
+    """Return what plots both modes' throughput, and the ratios with their intervals."""
+
+    def draw(figure: Any) -> None:
+        figure.set_size_inches(9, 3.2)
+        speeds, ratios = figure.subplots(1, 2)
+        places, names = range(len(compared)), [str(row.concurrency) for row in compared]
+        for shift, colour, label in ((-0.2, "#9aa5b1", "off"), (0.2, "#2f6fde", "on")):
+            heights = [getattr(row, label).tokens_per_second for row in compared]
+            bars = speeds.bar([place + shift for place in places], heights, 0.4, label=label, color=colour)
+            speeds.bar_label(bars, fmt="%.0f", padding=2)
+        speeds.set_ylabel("tokens per second")
+        speeds.legend(title="speculation", frameon=False)
+        for place, row in zip(places, compared, strict=True):
+            ratio = row.throughput
+            if ratio.low is not None and ratio.high is not None:
+                ratios.plot([place, place], [ratio.low, ratio.high], color="#2f6fde", linewidth=2)
+            ratios.plot(place, ratio.mean, "o", color="#2f6fde")
+        ratios.axhline(1.0, color="#9aa5b1", linestyle="--")
+        ratios.set_xlim(-0.6, len(names) - 0.4)
+        ratios.set_ylabel("throughput on / off, 95 % interval")
+        for axes in (speeds, ratios):
+            axes.set_xticks(list(places), names)
+            axes.set_xlabel("requests in flight")
+            axes.spines[["top", "right"]].set_visible(False)
+
+    return draw

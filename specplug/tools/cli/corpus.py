@@ -1,0 +1,285 @@
+"""`specplug corpus` commands: build, change and inspect a store of texts to draft from."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from inspect import Signature, signature
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from specplug.tools.cli.output import AsJson, show, table
+
+corpus = typer.Typer(no_args_is_help=True, rich_markup_mode="markdown")
+
+Root = Annotated[Path, typer.Argument(metavar="STORE", help="The store's folder.")]
+Tenant = Annotated[str, typer.Option("--tenant", help="Its tenant; other tenants' requests never draft from it.")]
+NoMerge = Annotated[bool, typer.Option("--no-merge", help="Do not merge segments.")]
+Tokenizer = Annotated[str | None, typer.Option("--tokenizer", help="Where the store's tokenizer is, if it has moved.")]
+
+
+@corpus.callback()
+def about() -> None:
+    """Keep texts that answers are likely to quote, for a server to draft from.
+
+    A store is a folder. It holds the texts as tokens of one model, in corpora, for one or several tenants. Serving
+    processes pick up each change within about a second, without interruption.
+
+    Example: `specplug corpus build ./store ./docs --tokenizer ./my-model`
+    """
+
+
+def _take_in(
+    store: Root,
+    sources: Annotated[
+        list[str],
+        typer.Argument(metavar="SOURCE...", help="Text files, folders, .jsonl files, or - for JSON lines on stdin."),
+    ],
+    tokenizer: Tokenizer = None,
+    name: Annotated[
+        str | None, typer.Option(help="The corpus's name; by default each SOURCE is one, named by its stem.")
+    ] = None,
+    tenant: Tenant = "",
+    globs: Annotated[
+        list[str] | None,
+        typer.Option("--glob", metavar="PATTERN", help="Only files in folders that match, as '*.md'; repeat."),
+    ] = None,
+    text_field: Annotated[str, typer.Option(help="The key of the text in JSON lines.")] = "text",
+    name_field: Annotated[str | None, typer.Option(help="The key of its name; by default name, or else id.")] = None,
+    skip_bad: Annotated[
+        bool, typer.Option("--skip-bad", help="Count and skip what cannot be read, such as files that are no text.")
+    ] = False,
+    extend: Annotated[
+        bool, typer.Option("--extend", help="Add to the corpus if it exists, except for documents that it already has.")
+    ] = False,
+    max_tokens: Annotated[
+        int | None, typer.Option(min=1, help="Refuse additions that would give the tenant more tokens than this.")
+    ] = None,
+    no_merge: NoMerge = False,
+    as_json: AsJson = False,
+    *,
+    create: bool = False,
+    sync: bool = False,
+) -> None:
+    """Do as `build` (with `create`), `add` or `sync` does, whose arguments and options these are."""
+    from specplug.corpus.sources import Reading
+    from specplug.tools.cli.corpus_intake import shown_intake, take_in
+
+    how = Reading(globs=tuple(globs or ()), text_field=text_field, name_field=name_field, skip_bad=skip_bad)
+    given: dict[str, Any] = {"tenant": tenant, "max_tokens": max_tokens, **({} if sync else {"extend": extend})}
+    given |= {"create": create, "sync": sync, "merge": not no_merge, "quiet": as_json}
+    found = take_in(store, tokenizer, sources, name, how, **given)
+    show(found, *shown_intake(found, sync=sync), as_json=as_json)
+
+
+def _intake(*without: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Return a decorator that gives a command the parameters of `_take_in` that it does not declare differently."""
+
+    def decorated(command: Callable[..., None]) -> Callable[..., None]:
+        shared, own = (signature(each, eval_str=True).parameters for each in (_take_in, command))
+        given = [own.get(each.name, each) for each in shared.values() if each.kind is not each.KEYWORD_ONLY]
+        command.__signature__ = Signature([each for each in given if each.name not in without])  # type: ignore[attr-defined]
+        return command
+
+    return decorated
+
+
+@corpus.command()
+@_intake()
+def build(
+    tokenizer: Annotated[
+        str,
+        typer.Option(
+            "--tokenizer",
+            help="The target's tokenizer: a folder or Hugging Face id, a tokenizer.json, or tekken, spm1, spm3, tiny.",
+        ),
+    ],
+    **given: Any,
+) -> None:
+    """Create a store, if there is none, and add corpora to it.
+
+    Folders are read recursively; hidden and binary files, and symbolic links that lead out of the folder, are skipped
+    and counted. JSON lines have a `text` or `token_ids`, and a `name` or `id`. A corpus is added whole or not at all.
+    Unreadable documents are listed before anything is created. If texts have changed, use `specplug corpus sync`.
+
+    Examples:
+
+    `specplug corpus build ./store ./docs --tokenizer ./my-model --glob '*.md' --glob '*.py'`
+
+    `zcat chunks.jsonl.gz | specplug corpus build ./store - --name chunks --tokenizer ./my-model --text-field body`
+    """
+    _take_in(tokenizer=tokenizer, create=True, **given)
+
+
+@corpus.command()
+@_intake()
+def add(**given: Any) -> None:
+    """Add corpora to an existing store, also while servers draft from it.
+
+    Sources are read as by `specplug corpus build`. The store records its tokenizer.
+
+    Examples:
+
+    `specplug corpus add ./store ./handbook --tenant acme`
+
+    `specplug corpus add ./store new-chunks.jsonl --name chunks --extend`
+    """
+    _take_in(**given)
+
+
+@corpus.command()
+@_intake("extend")
+def sync(
+    store: Root,
+    tokenizer: Annotated[str | None, typer.Option(help="The target's tokenizer, if new or moved.")] = None,
+    **given: Any,
+) -> None:
+    """Update corpora to match their sources: add new documents, replace changed ones, remove deleted ones.
+
+    Sources are read as by `specplug corpus build`; documents are identified by name and content, and unchanged ones are
+    kept. Servers see all of a corpus's changes at once. A missing corpus is built, and so is a missing store if
+    `--tokenizer` is given.
+
+    Examples:
+
+    `specplug corpus sync ./store ./docs --glob '*.md'`
+
+    `specplug corpus sync ./store ./handbook --tenant acme --tokenizer ./my-model`
+    """
+    from specplug.corpus.store import STORE_FILE
+
+    create = tokenizer is not None and not (store / STORE_FILE).exists()
+    _take_in(store, tokenizer=tokenizer, create=create, sync=True, **given)
+
+
+@corpus.command()
+def remove(
+    store: Root,
+    name: Annotated[str, typer.Argument(metavar="NAME", help="The corpus.")],
+    documents: Annotated[
+        list[str] | None, typer.Option("--document", help="Only the documents of this name; repeat.")
+    ] = None,
+    tenant: Tenant = "",
+    no_merge: NoMerge = False,
+    as_json: AsJson = False,
+) -> None:
+    """Remove a corpus, or documents of it.
+
+    Servers stop drafting from it as soon as they see the change. Its tokens stay on disk until their whole segment is
+    removed or merged; `specplug corpus merge --whole` merges at once.
+
+    Examples:
+
+    `specplug corpus remove ./store handbook --tenant acme`
+
+    `specplug corpus remove ./store docs --document guide/old.md`
+    """
+    from specplug.corpus.store import Store
+
+    found = Store(store)
+    removed = found.remove(name, documents=documents or None, tenant=tenant)
+    merged = 0 if no_merge else found.merge(tenant).read
+    data = {"store": str(store), "corpus": name, **removed._asdict(), "merged_segments": merged}
+    line = f"Removed from {name}: documents {removed.documents:,}, tokens {removed.tokens:,}."
+    show(data, line, as_json=as_json)
+
+
+@corpus.command("list")
+def list_corpora(
+    store: Root,
+    tenant: Annotated[str | None, typer.Option(help="Only this tenant's.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """List a store's tenants, their corpora, and the corpora's sizes.
+
+    Bytes are a corpus's share of files that it may share with others.
+
+    Example: `specplug corpus list ./store`
+    """
+    from specplug.corpus.store import Store
+
+    found = Store(store)
+    infos = found.list(tenant)
+    rows = [(one.tenant, one.name, *(f"{count:,}" for count in one[2:])) for one in infos]
+    title, columns = f"{store} (tokens of {found.tokenizer.name})", ("tenant", "corpus", "documents", "tokens", "bytes")
+    about = {"store": str(store), "tokenizer": found.tokenizer._asdict()}
+    data = {**about, "corpora": [info._asdict() for info in infos]}
+    show(data, table(title, columns, rows), as_json=as_json)
+
+
+@corpus.command()
+def inspect(
+    store: Root,
+    name: Annotated[str | None, typer.Argument(metavar="[NAME]", help="A corpus; by default all.")] = None,
+    tenant: Annotated[str | None, typer.Option(help="Only this tenant's.")] = None,
+    document: Annotated[str | None, typer.Option(metavar="NAME", help="Show the beginning of this document.")] = None,
+    continues: Annotated[
+        str | None, typer.Option(metavar="TEXT", help="Show what follows the end of this text, exactly.")
+    ] = None,
+    limit: Annotated[int, typer.Option(min=1, help="Most documents, and continuations, to list.")] = 20,
+    tokenizer: Tokenizer = None,
+    as_json: AsJson = False,
+) -> None:
+    """Inspect a store: its segments, their removed documents, the documents, and the continuations of a text.
+
+    Examples:
+
+    `specplug corpus inspect ./store docs`
+
+    `specplug corpus inspect ./store docs --document guide/start.md`
+
+    `specplug corpus inspect ./store --continues "the terms of this"`
+    """
+    from specplug.tools.cli.corpus_inspect import Inspection
+
+    inspection = Inspection(store, name, tenant, tokenizer, limit)
+    if document is not None:
+        data, shown = inspection.document(document)
+    elif continues is not None:
+        data, shown = inspection.continuations(continues)
+    else:
+        data, shown = inspection.overview()
+    show(data, *shown, as_json=as_json)
+
+
+@corpus.command()
+def verify(store: Root, as_json: AsJson = False) -> None:
+    """Read a whole store and check it: checksums, order, and consistency between files.
+
+    The exit code is 1 if something is wrong; the intact parts still serve.
+
+    Example: `specplug corpus verify ./store`
+    """
+    from specplug.corpus.store import Store
+    from specplug.tools.cli.corpus_intake import progress_line
+
+    found = Store(store)
+    with progress_line(quiet=as_json) as update:
+        problems = found.verify(lambda done, of: update(f"{done} of {of} segments"))
+    shown: Any = f"{store} is intact: {sum(info.tokens for info in found.list()):,} tokens."
+    if problems:
+        shown = table("Problems", ("file", "what"), ((one.path, one.what) for one in problems))
+    show({"ok": not problems, "problems": [one._asdict() for one in problems]}, shown, as_json=as_json)
+    if problems:
+        raise typer.Exit(1)
+
+
+@corpus.command()
+def merge(
+    store: Root,
+    tenant: Annotated[str | None, typer.Option(help="Only this tenant's segments.")] = None,
+    whole: Annotated[bool, typer.Option("--whole", help="Merge as far as possible and drop what was removed.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Merge small segments and those with many removed documents, without interrupting servers.
+
+    `build`, `add` and `remove` merge by themselves where it is worthwhile.
+
+    Example: `specplug corpus merge ./store --whole`
+    """
+    from specplug.corpus.store import Store
+
+    merged = Store(store).merge(tenant, whole=whole)
+    line = f"Read {merged.read} segments, and wrote {merged.written} in their place."
+    show(merged._asdict(), line, as_json=as_json)

@@ -1,0 +1,81 @@
+"""`specplug explain` command: shows what drafted each token of an answer, and why the answer was slow."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from itertools import cycle
+from pathlib import Path
+from typing import Annotated
+from urllib.parse import urlencode
+
+import typer
+from rich.table import Table
+from rich.text import Text
+
+from specplug.errors import RequestError
+from specplug.explain.explanation import BARE, LOST, OWN, Explanation, explained, rows_of
+from specplug.text.token_texts import decoder
+from specplug.text.tokenizers import load_tokenizer
+from specplug.tools.cli.explain_page import page
+from specplug.tools.cli.launch import ApiKey, OperatorKey, Timeout
+from specplug.tools.cli.output import AsJson, note, printable, show, table
+from specplug.tools.client.http import PATIENCE, ServerClient
+from specplug.tools.client.interrupt import interruptible
+
+_COLOURS = ("green", "cyan", "magenta", "yellow", "bright_blue", "bright_green")
+
+
+def explain(
+    source: Annotated[str, typer.Argument(metavar="URL|FILE", help="A server that writes a trace, or a trace.")],
+    request: Annotated[str, typer.Argument(help="The `id` of an answer, or the begin of it.")],
+    tokenizer: Annotated[
+        str | None, typer.Option(help="For a FILE: the model's folder or id, or a tokenizer.json; else ids are shown.")
+    ] = None,
+    tenant: Annotated[str | None, typer.Option(help="Look at this tenant's requests only.")] = None,
+    html: Annotated[Path | None, typer.Option(metavar="FILE", help="Write a page with tooltips instead.")] = None,
+    api_key: ApiKey = None,
+    operator_key: OperatorKey = None,
+    timeout: Timeout = PATIENCE,
+    as_json: AsJson = False,
+) -> None:
+    """Show what drafted each token of an answer, where drafts were cut, and why the answer was slow.
+
+    The server has to run with the setting `trace.path`, which is for debugging. Operators see all requests; a tenant
+    whose API key the server knows sees its own.
+
+    Examples:
+
+    `specplug explain http://127.0.0.1:8000 chatcmpl-9f3a`
+
+    `specplug explain run.jsonl request-7 --tokenizer ./my-model --html slow.html`
+    """
+    if source.startswith(("http://", "https://")):
+        server = ServerClient(source, api_key=api_key, operator_key=operator_key, patience=timeout)
+        found = asyncio.run(interruptible(_requested(server, request, tenant)))
+    else:
+        library = None if tokenizer is None else load_tokenizer(tokenizer).library
+        found = explained(rows_of(source, request, tenant), decoder(library))
+    if html is None:
+        show(found.model_dump(), *_parts(found), as_json=as_json)
+        return
+    try:
+        html.write_text(page(found), encoding="utf-8")
+    except OSError as error:
+        raise RequestError.build("cannot write the page", who=str(html), found=error.strerror) from error
+    note(f"{html} is written")
+
+
+async def _requested(server: ServerClient, request: str, tenant: str | None) -> Explanation:
+    query = {"request": request} | ({} if tenant is None else {"tenant": tenant})
+    async with server:
+        return await server.ask(Explanation, "GET", f"/specplug/explain?{urlencode(query)}", operator=True)
+
+
+def _parts(found: Explanation) -> Iterator[Table | Text | str]:
+    styles = dict(zip(found.sources, cycle(_COLOURS), strict=False)) | {OWN: "", BARE: "dim", LOST: "bold red"}
+    yield Text.assemble(*((printable(text), styles[kind]) for text, kind, _ in found.spans()))
+    rows = [(Text(printable(kind), styles[kind]), of) for kind, of in found.legend()]
+    yield ""
+    yield table(found.title, ("given by", "how much"), rows)
+    yield from (f"- {sentence}" for sentence in found.verdict)

@@ -1,0 +1,184 @@
+"""`specplug generate` command: generates text with speculation and prints its statistics."""
+
+from __future__ import annotations
+
+import sys
+import time
+from contextlib import closing
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from specplug.errors import RequestError
+from specplug.plugins.embedded import TextEngine, TextRequest
+from specplug.tools.cli import launch
+from specplug.tools.cli.output import AsJson, faults_of, note, show
+from specplug.tools.demo.compare import loop_mask
+
+RAW_ENDS = "; instruct models often do so with a raw prompt, so leave out --raw"
+
+
+def generate(
+    model: Annotated[str, typer.Argument(help="A folder, a model id, or a shipped model: tiny.")],
+    prompt: Annotated[str | None, typer.Argument(help="The prompt; '-' reads standard input.")] = None,
+    files: Annotated[
+        list[Path] | None,
+        typer.Option("--file", "-f", exists=True, dir_okay=False, help="A prompt from a file; repeat."),
+    ] = None,
+    references: Annotated[
+        list[Path] | None,
+        typer.Option("--reference", "-r", exists=True, dir_okay=False, help="Text the answer may copy from; repeat."),
+    ] = None,
+    system: Annotated[str | None, typer.Option(metavar="TEXT", help="A system prompt for the chat template.")] = None,
+    raw: launch.Raw = False,
+    engine: launch.EmbeddedOnly = None,
+    draft: launch.DraftModel = None,
+    proposer: launch.Proposer = None,
+    policy: launch.Policy = None,
+    draft_length: launch.DraftLength = None,
+    max_tokens: Annotated[int, typer.Option(min=1, help="Most tokens per answer.")] = 256,
+    temperature: Annotated[float, typer.Option("--temperature", "-t", min=0.0, help="0 is greedy.")] = 0.0,
+    top_k: Annotated[int, typer.Option(min=0, help="0 is off.")] = 0,
+    top_p: Annotated[float, typer.Option(help="1 is off.")] = 1.0,
+    seed: Annotated[int | None, typer.Option(help="Makes sampling reproducible.")] = None,
+    stop: Annotated[list[str] | None, typer.Option(help="Text that ends the answer; repeat.")] = None,
+    compare: Annotated[
+        bool, typer.Option("--compare", help="Also decode without drafts and print both; greedy outputs must be equal.")
+    ] = False,
+    speculate: Annotated[bool, typer.Option("--speculate/--plain", help="Decode with or without drafts.")] = True,
+    device: launch.Device = None,
+    dtype: launch.Dtype = None,
+    threads: launch.Threads = None,
+    as_json: AsJson = False,
+) -> None:
+    """Generate text, streaming it, and print speculation statistics.
+
+    A model with a chat template gets each prompt in it, as a user's message, unless `--raw` is given.
+
+    One prompt streams to standard output; several (`--file` repeated) are served together and printed one after the
+    other.  Statistics go to standard error, and count tokens in repetition loops, where any lookup looks perfect.
+    With `--compare`, the exit code is 1 if greedy outputs differ from those of plain decoding.
+
+    Examples:
+
+    `specplug generate ./my-model "Give me five tips for sleeping better." --compare`
+
+    `specplug generate ./my-model --file question.txt --reference passage.txt`
+    """
+    prompts = _prompts(prompt, files or [])
+    given = [{"text": launch.read_text(path, str(path)), "name": path.name} for path in references or ()]
+    sampling: dict[str, Any] = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "seed": seed}
+    defaults = {**sampling, "max_tokens": max_tokens, "stop": tuple(stop or ())}
+    chosen = launch.flags(policy=policy, num_speculative_tokens=draft_length, mode=None if speculate else "off")
+    overrides = launch.drafted_by(draft, proposer) | chosen
+    place: dict[str, Any] = {"device": device, "dtype": dtype, "threads": threads}
+    with closing(launch.start_engine(model, overrides, **place)) as running:
+        form, described = launch.prompt_form(model, raw=raw, system=system)
+        note(described)
+        fields = {"references": given} if given else {}
+        requests = [TextRequest(prompt=form(text), specplug=fields, **defaults) for text in prompts]
+        answers, seconds = _serve(running, requests, show=not as_json)
+        statistics = _statistics(running, answers, seconds)
+    if compare:
+        with closing(launch.start_engine(model, {**overrides, "mode": "off"}, **place)) as plain:
+            expected, statistics["plain_seconds"] = _serve(plain, requests, show=False)
+        statistics["identical"] = answers == expected if temperature == 0 else None
+    for number, answer in enumerate(answers, 1):
+        if why := _ended_at_once(answer, stop or [], max_tokens):
+            note(f"answer {number} of {len(answers)} {why}{RAW_ENDS if raw else ''}")
+    if as_json:
+        statistics["chat_template"] = described == launch.TEMPLATE
+        show({"answers": answers, "statistics": statistics}, as_json=True)
+    else:
+        _print_statistics(statistics)
+    if statistics.get("identical") is False:
+        raise typer.Exit(1)
+
+
+def _prompts(prompt: str | None, files: list[Path]) -> list[str]:
+    prompts = [launch.read_text(path, str(path)) for path in files]
+    if prompt is not None:
+        prompts.insert(0, sys.stdin.read() if prompt == "-" else prompt)
+    if not prompts:
+        expected, remedy = "a prompt or --file", "Use '-' to read standard input"
+        raise RequestError.build("no prompt", who="specplug generate", expected=expected, remedy=remedy)
+    return prompts
+
+
+def _serve(engine: TextEngine, requests: list[TextRequest], *, show: bool) -> tuple[list[dict[str, Any]], float]:
+    answers: list[dict[str, Any]] = [{"text": "", "token_ids": [], "finish_reason": None} for _ in requests]
+    streaming = show and len(requests) == 1
+    began = time.perf_counter()
+    for update in engine.stream(requests):
+        answer = answers[update.index]
+        answer["text"] += update.text
+        answer["token_ids"] += update.token_ids
+        answer["finish_reason"] = update.finish_reason
+        if streaming:
+            typer.echo(update.text, nl=False)
+            sys.stdout.flush()
+    seconds = time.perf_counter() - began
+    if streaming:
+        typer.echo()
+    elif show:
+        for number, answer in enumerate(answers, 1):
+            typer.echo(f"--- answer {number} of {len(answers)} ---\n{answer['text']}")
+    return answers, seconds
+
+
+def _ended_at_once(answer: dict[str, Any], stop: list[str], max_tokens: int) -> str | None:
+    """Return why an answer holds no text, or has ended after at most one token; None if neither is so."""
+    is_empty, count = not answer["text"].strip(), len(answer["token_ids"])
+    if not is_empty and (count > 1 or answer["finish_reason"] == "length"):
+        return None
+    state = "is empty" if is_empty else f"is only {answer['text']!r}"
+    if answer["finish_reason"] == "length":
+        return f"{state}: its {max_tokens} tokens (--max-tokens) make no text"
+    ends = "the model ended it at once" if count <= 1 else f"its {count} tokens are white space or markers"
+    return f"{state}: {ends}{', or it began with a --stop text' if stop else ''}"
+
+
+def _statistics(engine: TextEngine, answers: list[dict[str, Any]], seconds: float) -> dict[str, Any]:
+    tokens = sum(len(answer["token_ids"]) for answer in answers)
+    snapshot = engine.metrics.snapshot()
+    total = snapshot.total
+    return {
+        "model": engine.describe(),
+        "tokens": tokens,
+        "tokens_in_loops": sum(sum(loop_mask(answer["token_ids"])) for answer in answers),
+        "target_steps": total.target_steps,
+        "tokens_per_step": total.tau,
+        "drafted": total.proposed,
+        "accepted": total.accepted,
+        "acceptance_rate": total.acceptance_rate,
+        "seconds": seconds,
+        "tokens_per_second": tokens / seconds,
+        "accepted_by_source": {name: counts.accepted for name, counts in snapshot.by_source.items() if counts.proposed},
+        "faults": snapshot.faults,
+    }
+
+
+def _print_statistics(found: dict[str, Any]) -> None:
+    rate = found["acceptance_rate"]
+    in_loops = found["tokens_in_loops"]
+    loops = [f"{in_loops} tokens in loops, where any lookup looks perfect"] if in_loops else []
+    parts = [
+        f"{found['tokens']} tokens in {found['target_steps']} steps: {found['tokens_per_step'] or 0:.2f} per step",
+        f"{found['drafted']} drafted, {'none' if rate is None else f'{rate:.0%}'} accepted",
+        *loops,
+        *faults_of(found["faults"]),
+        rate_shown(found["tokens_per_second"]),
+        found["model"],
+    ]
+    note("; ".join(parts))
+    if "plain_seconds" in found:
+        verdicts = {True: "outputs are identical", False: "outputs DIFFER", None: "sampled, so outputs may differ"}
+        ratio = found["plain_seconds"] / found["seconds"]
+        plain = rate_shown(found["tokens"] / found["plain_seconds"])
+        note(f"plain decoding: {plain}; {ratio:.2f} times as fast with speculation; {verdicts[found['identical']]}")
+
+
+def rate_shown(rate: float) -> str:
+    """Return a rate in tokens per second as text, with a decimal below 10."""
+    return f"{rate:.{1 if rate < 10 else 0}f} tokens/s"

@@ -1,0 +1,212 @@
+"""`specplug replay` command: measures a proposer's drafts on recorded outputs, without a model."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.text import Text
+
+from specplug.errors import SettingsError, suggest
+from specplug.plugins.registry import default_registry
+from specplug.plugins.specs import ENGINE_DRAFTER, HYBRID
+from specplug.settings import ResolvedSettings, Settings
+from specplug.settings.sources import after_engine
+from specplug.tools.cli.launch import PluginOptions, Policy, ascending, flags, nested_options, settings_of
+from specplug.tools.cli.output import AsJson, counting, dim, show, table
+
+if TYPE_CHECKING:
+    from specplug.text.tokenizers import Tokenizer
+    from specplug.tools.replay.engine import Setup
+    from specplug.tools.replay.items import Item, TokenItem
+    from specplug.tools.replay.report import ReplayReport
+    from specplug.tools.replay.run import Distractors, Mode
+
+SHIPPED = Path(__file__).parents[1] / "replay" / "traces"
+MODES: tuple[Mode, ...] = ("cold", "serving")
+BATCHES = "1,8,32,64,128,256"
+
+
+def replay(
+    traces: Annotated[
+        list[Path] | None, typer.Argument(help="Files or folders of .jsonl traces; by default the shipped ones.")
+    ] = None,
+    tokenizer: Annotated[
+        str | None,
+        typer.Option(
+            "--tokenizer",
+            help="tekken, spm1, spm3, tiny, or a tokenizer.json; tekken where mistral_common is installed, else tiny.",
+        ),
+    ] = None,
+    proposers: Annotated[
+        list[str] | None, typer.Option("--proposer", help="A proposer to replay; repeat to compare several.")
+    ] = None,
+    policy: Policy = None,
+    options: PluginOptions = None,
+    gamma: Annotated[
+        int | None, typer.Option(min=0, help="Most draft tokens per step; by default the server's setting.")
+    ] = None,
+    engine_drafter: Annotated[
+        str | None,
+        typer.Option(
+            metavar="A1,A2,...|URL",
+            help="Compare with a drafter of the engine's own, and with both: how often its token at each position is "
+            "accepted if those before it are, or the server whose metrics say so.",
+        ),
+    ] = None,
+    mode: Annotated[str, typer.Option(help="cold, serving (state is kept between requests) or both.")] = ("serving"),
+    batch: Annotated[str, typer.Option(help="Batch sizes reported to the policy.")] = BATCHES,
+    workloads: Annotated[list[str] | None, typer.Option(help="Only these, separated by commas; repeat.")] = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="Only the first N requests of a workload.")] = None,
+    trees: Annotated[bool, typer.Option("--trees", help="The target verifies trees.")] = False,
+    references: Annotated[bool, typer.Option("--references", help="Pass requests' documents as references.")] = False,
+    corpus: Annotated[
+        bool,
+        typer.Option("--corpus", help="Give proposers that hold corpora the documents of all requests as a corpus."),
+    ] = False,
+    distractors: Annotated[int, typer.Option(min=0, help="Also give them N corpora of other workloads' prompts.")] = 0,
+    cut_documents: Annotated[bool, typer.Option("--cut-documents", help="Cut documents out of the prompts.")] = False,
+    saturation: Annotated[float, typer.Option(min=1, help="Tokens up to which a step costs the same.")] = 256,
+    overhead: Annotated[float, typer.Option(min=0, help="Cost of drafting per step, in plain steps.")] = 0.02,
+    jobs: Annotated[int, typer.Option(min=1, help="Processes that share the work.")] = 1,
+    as_json: AsJson = False,
+) -> None:
+    """Replay recorded outputs and count the draft tokens a target would accept: exact for greedy outputs, no model.
+
+    Prints tokens per step (tau), accepted and wasted draft tokens, the speed-up S(B) over plain decoding at each batch
+    size, and the calibration of confidences.  Without arguments it replays the shipped traces, offline.  The exit code
+    is 1 if a plug-in had a fault, because its counts are then not those of the plug-in at work.
+
+    With --engine-drafter it tells what lookup after an EAGLE or MTP head, or a draft model, is worth on these texts:
+    it replays the drafter alone, lookup alone and both.  The drafter is simulated: its errors are drawn at random.
+
+    Examples:
+
+    `specplug replay`
+
+    `specplug replay traces/ --proposer ngram --option ngram.min_n=3 --batch 1,32 --jobs 2`
+
+    `specplug replay --workloads agentic --mode both --json`
+
+    `specplug replay traces/ --engine-drafter 0.8,0.7,0.6 --batch 1,32`
+
+    `specplug replay traces/ --workloads rag --proposer retrieval --corpus --cut-documents --distractors 16`
+    """
+    from specplug.text.tokenizers import load_tokenizer
+    from specplug.tools.replay.items import tokenize, vocab_size_for
+    from specplug.tools.replay.report import ReplayReport
+    from specplug.tools.replay.run import ReplayRun, execute
+    from specplug.tools.replay.score import ScoringRoofline
+
+    sizes, modes = ascending(batch, "batch sizes", "--batch"), _modes(mode)
+    given = flags(policy=policy, options=nested_options(options or []), num_speculative_tokens=gamma)
+    setups = _setups(proposers or [None], given, {"references": references, "corpus": corpus, "trees": trees})
+    if engine_drafter is not None:
+        setups = _with_drafter(setups, engine_drafter)
+    runs = [ReplayRun(setup, each, size) for setup in setups for each in modes for size in sizes]
+
+    everything, texts = _texts(traces or [SHIPPED], workloads or [], limit, cut_documents=cut_documents)
+    default = "tiny" if importlib.util.find_spec("mistral_common") is None else "tekken"
+    loaded = load_tokenizer(tokenizer or default)
+    name = loaded.fingerprint.name
+    with counting(f"tokenising ({name})", sum(map(len, texts.values())), quiet=as_json) as advance:
+        items = {workload: tokenize(found, loaded, advance) for workload, found in texts.items()}
+    with counting("replaying", len(runs) * sum(map(len, items.values())), quiet=as_json) as advance:
+        found = execute(
+            runs,
+            items,
+            vocab_size=max(vocab_size_for(each, loaded) for each in items.values()),
+            distractors=_distractors(everything, items, distractors, loaded),
+            jobs=jobs,
+            advance=advance,
+        )
+    report = ReplayReport(found, ScoringRoofline(saturation, overhead))
+    note = (
+        f"Tokenizer: {name}. A step in which each of B requests verifies n draft tokens costs "
+        f"max(1, B (n + 1) / {saturation:g}) + {overhead:g} plain steps."
+    )
+    data, tables = {"tokenizer": name, **report.as_dict()}, [table(*each) for each in report.tables()]
+    show(data, *tables, dim(note), *_faults(report), as_json=as_json)
+    if report.faults():
+        raise typer.Exit(1)
+
+
+def _texts(
+    paths: Sequence[Path], wanted: Sequence[str], limit: int | None, *, cut_documents: bool
+) -> tuple[Mapping[str, Sequence[Item]], dict[str, Sequence[Item]]]:
+    """Read the traces; return all items by workload, and those to replay."""
+    from specplug.tools.replay.items import read_traces, without_documents
+
+    everything = read_traces(*paths)
+    names = [name.strip() for each in wanted for name in each.split(",")] or list(everything)
+    for name in names:
+        if name not in everything:
+            raise SettingsError.build(f"unknown workload {name!r}", who="--workloads", remedy=suggest(name, everything))
+    texts: dict[str, Sequence[Item]] = {name: found[:limit] for name, found in everything.items() if name in names}
+    if cut_documents:
+        texts = {name: [without_documents(item) for item in found] for name, found in texts.items()}
+    return everything, texts
+
+
+def _distractors(
+    everything: Mapping[str, Sequence[Item]],
+    workloads: Mapping[str, Sequence[TokenItem]],
+    count: int,
+    loaded: Tokenizer,
+) -> Distractors:
+    """Return for each workload corpora of the others' prompts, unmodified and regardless of the limit."""
+    from specplug.tools.replay.items import distractors
+
+    if not count:
+        return {}
+    prompts = {name: [loaded.encode(item.prompt) for item in found] for name, found in everything.items()}
+    return {name: distractors([prompts[other] for other in prompts if other != name], count) for name in workloads}
+
+
+def _modes(text: str) -> list[Mode]:
+    found = [mode for mode in MODES if text in (mode, "both")]
+    if not found:
+        raise SettingsError.build(f"unknown mode {text!r}", who="--mode", remedy=suggest(text, (*MODES, "both")))
+    return found
+
+
+def _setups(names: Sequence[str | None], given: dict[str, Any], rest: dict[str, Any]) -> list[Setup]:
+    """Return the setups to replay, built with a server's settings; None stands for the settings' own proposer."""
+    from specplug.tools.replay.engine import Setup
+
+    chosen = [settings_of({**given, **flags(proposer=name)}) for name in dict.fromkeys(names)]
+    return [Setup(it.proposer, it.policy, it.num_speculative_tokens, options=it.options, **rest) for it in chosen]
+
+
+def _with_drafter(lookups: Sequence[Setup], drafter: str) -> list[Setup]:
+    """Return the setups of the engine's drafter alone, of each lookup alone, and of each after the drafter."""
+    from specplug.tools.forecast.acceptance import read_rates
+    from specplug.tools.forecast.scraped import read_metrics
+
+    option = "--engine-drafter"
+    rates = (read_metrics(drafter, None) if "://" in drafter else read_rates(drafter, option)).rates
+    found = []
+    for it in lookups:
+        named = {} if it.proposer == HYBRID else {"lookup": it.proposer}
+        hybrid = {**it.options.get(HYBRID, {}), **named, "model": ENGINE_DRAFTER, "model_tokens": len(rates)}
+        if it.trees:
+            raise SettingsError.build(
+                "lookup goes on after a chain", who=option, found="--trees", remedy="Leave it out"
+            )
+        given = {"proposer": HYBRID, "num_speculative_tokens": it.gamma, "options": {**it.options, HYBRID: hybrid}}
+        origins = {f"options.{HYBRID}.model_tokens": option}
+        own, _ = after_engine(ResolvedSettings(Settings.model_validate(given), origins), default_registry())
+        found.append(replace(it, proposer=own.settings.proposer))
+    alone = replace(found[0], proposer=ENGINE_DRAFTER, gamma=len(rates), engine_rates=rates)
+    return [alone, *found, *(replace(it, engine_rates=rates) for it in found)]
+
+
+def _faults(report: ReplayReport) -> Iterator[Text]:
+    for plugin, kinds in report.faults().items():
+        counts = ", ".join(f"{count} {kind}" for kind, count in kinds.items())
+        line = f"Faults of {plugin}: {counts}. The counts above are not those of the plug-in at work."
+        yield Text(line, style="red")

@@ -1,0 +1,168 @@
+"""Figures of a live server: acceptance from specplug's own counters, else vLLM's, else SGLang's gauges; steps' costs.
+
+Metric names are those of vLLM 0.32 (`vllm/v1/spec_decode/metrics.py`), of SGLang 0.5.22
+(`sglang/srt/observability/metrics_collector.py`) and of docs/metrics.md.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import time
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from statistics import fmean
+from typing import TYPE_CHECKING, TypeVar
+
+from prometheus_client.parser import text_string_to_metric_families
+from pydantic import TypeAdapter
+
+from specplug.errors import EngineError, describe, text_of
+from specplug.tools.client.http import ServerClient
+from specplug.tools.client.interrupt import interruptible
+from specplug.tools.forecast.acceptance import DraftAcceptance, acceptance_for, counted
+
+if TYPE_CHECKING:
+    from specplug.types.plan import StepCost  # imports torch
+
+R = TypeVar("R")
+Samples = dict[tuple[str, str], list[float]]
+"""Values by metric and position, the latter "" where there is none, of all engines, models and sources."""
+
+_SPECPLUG, _VLLM, _SGLANG = "specplug_target_steps_total", "vllm:spec_decode_num_drafts_total", "sglang:spec_num_steps"
+_READ = "specplug_", "vllm:spec_decode_", "vllm:generation_tokens_total", "sglang:spec_"
+_OFF = "off"  # `OFF_SOURCE` of specplug.metrics, which imports torch
+_LONGEST = 999  # tokens of the longest draft that figures may describe
+
+PATIENCE = 10.0
+"""Seconds within which the metrics must have been answered."""
+
+
+def read_metrics(url: str, interval: float | None = None) -> DraftAcceptance:
+    """Scrape a server once for its totals, or twice for the counts of an interval in seconds.
+
+    A server without such metrics, or that has drafted nothing, raises `EngineError`.
+    """
+    url = url.rstrip("/").removesuffix("/metrics").rstrip("/")
+    before: Samples = {}
+    if interval is not None:
+        before = _served(url, read_samples)
+        time.sleep(interval)
+    return acceptance_of(_served(url, read_samples), before, f"{url}/metrics")
+
+
+def read_costs(source: str, operator_key: str | None = None) -> list[StepCost]:
+    """Return the steps that were timed at a server's start, from its status or the file that keeps them.
+
+    Without any it raises `EngineError`.
+    """
+    from specplug.types.plan import StepCost
+
+    try:
+        if "://" in source:
+            status = _served(source.rstrip("/").removesuffix("/metrics"), ServerClient.status, operator_key)
+            steps = status.engines[0].scheduler.costs["steps"]
+            timed = [{"seconds": step["ms"] / 1e3, "context_tokens": 0, **step} for step in steps]
+        else:
+            timed = json.loads(Path(source).read_bytes())["costs"]
+        found = TypeAdapter(list[StepCost]).validate_python(timed)
+        if len({step.tokens for step in found}) < 2 or any(step.seconds <= 0 or not step.requests for step in found):
+            raise ValueError(f"{len(found)} steps")
+        return found
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        expected = "steps that were timed at a server's start"
+        raise EngineError.build("no costs", who=source, found=describe(error), expected=expected) from error
+
+
+def _served(url: str, ask: Callable[[ServerClient], Awaitable[R]], operator_key: str | None = None) -> R:
+    async def requested() -> R:
+        async with ServerClient(url, operator_key=operator_key, patience=PATIENCE) as client:
+            return await ask(client)
+
+    return asyncio.run(interruptible(requested()))
+
+
+async def read_samples(client: ServerClient) -> Samples:
+    """Return a server's samples; raises as `parse`, and as `ServerClient.ask`."""
+    return parse((await client.body("GET", "/metrics")).decode(errors="replace"), f"{client.url}/metrics")
+
+
+def parse(text: str, url: str) -> Samples:
+    """Return the samples of speculation, and of the tokens that servers generated.
+
+    Another text than Prometheus's format, or a sample that is no count, raises `EngineError`.
+    """
+    samples: Samples = {}
+    try:
+        for family in text_string_to_metric_families(text):
+            for sample in family.samples:
+                name = sample.name
+                position = sample.labels.get("position", "")
+                if sample.labels.get("source") == _OFF or not name.startswith(_READ):
+                    continue  # where no drafts were planned, the step tells nothing about them
+                if not 0 <= sample.value < 1e18 or not re.fullmatch("[0-9]{0,3}", position):
+                    raise ValueError(f"{name}{{position={position[:20]!r}}} {sample.value}, which is no count")
+                samples.setdefault((name, position), []).append(sample.value)
+    except Exception as error:  # the parser raises many kinds
+        found = repr(text_of(error)[:200])
+        raise EngineError.build("no metrics in Prometheus's text format", who=url, found=found) from error
+    return samples
+
+
+def acceptance_of(samples: Samples, before: Samples, url: str) -> DraftAcceptance:
+    """Return the acceptance of the counts since the samples `before`, if any; raises as `read_metrics`.
+
+    specplug's counts by position are divided by all steps that drafts were planned for, those without one included;
+    vLLM's by all steps of requests, which emit one token and what they accepted.  vLLM counts no lengths by position,
+    so every draft counts as one of the longest.  It counts accepted tokens after the end of a request as well, which
+    flatters short answers.  To SGLang's mean acceptance length of the last interval of its log, alpha is fitted.
+    """
+
+    def count(name: str, position: str = "") -> float:
+        key = name, position
+        found = sum(samples.get(key, ())) - sum(before.get(key, ()))
+        if found < 0:
+            what, remedy = "the counts have fallen", "The server was restarted meanwhile; try again"
+            raise EngineError.build(what, who=url, found=f"{name} by {-found:g}", remedy=remedy)
+        return found
+
+    def counts(name: str) -> list[float]:
+        return [count(name, place) for place in sorted((place for each, place in samples if each == name), key=int)]
+
+    names = {name for name, _ in samples}
+    if _SPECPLUG in names:
+        steps = count(_SPECPLUG)
+        accepted = counts("specplug_position_accepted_tokens_total")
+        verified = [each for each in counts("specplug_position_verified_tokens_total") if each][: len(accepted)]
+        source = f"specplug's metrics at {url}, {steps:.0f} steps of requests"
+    elif _VLLM in names:
+        drafts = count(_VLLM)
+        emitted = count("vllm:generation_tokens_total")
+        steps = max(emitted - count("vllm:spec_decode_num_accepted_tokens_total"), drafts)  # tokens may be counted late
+        accepted = counts("vllm:spec_decode_num_accepted_tokens_per_pos_total")
+        verified = [drafts] * len(accepted)
+        mean = count("vllm:spec_decode_num_draft_tokens_total") / drafts if drafts else 0.0
+        source = f"vLLM's metrics at {url}, {drafts:.0f} drafts of {mean:.2f} tokens in {steps:.0f} steps of requests"
+    elif any(samples.get((_SGLANG, ""), ())):
+        found_in = ("sglang:spec_accept_length", _SGLANG, "sglang:spec_num_draft_tokens")
+        tau, gamma, tokens = (
+            fmean([each for each in samples.get((name, ""), ()) if each] or [0.0]) for name in found_in
+        )
+        if tokens != gamma + 1 or gamma > _LONGEST:
+            found = f"{tokens:g} draft tokens, the root included, in {gamma:g} steps"
+            expected = f"chains, one more token than steps, and at most {_LONGEST}"
+            raise EngineError.build("a plan is for chains", who=url, found=found, expected=expected)
+        alpha = acceptance_for(tau, round(gamma)) if tau >= 1 else None
+        source = f"SGLang's metrics at {url}: alpha = {alpha or 0:.4g}, fitted to a mean acceptance length of {tau:.4g}"
+        accepted = [(alpha or 0.0) ** place for place in range(1, round(gamma) + 1)]
+        steps = 1.0
+        verified = [float(alpha is not None)] * len(accepted)
+    else:
+        expected = f"{_SPECPLUG}, {_VLLM} or {_SGLANG} above 0"
+        remedy = "Start the server with speculation, and SGLang with --enable-metrics as well"
+        raise EngineError.build("no metrics of speculation", who=url, expected=expected, remedy=remedy)
+    if steps <= 0 or not sum(verified):
+        remedy = "Send requests, or leave out --interval for the totals"
+        raise EngineError.build("nothing was drafted", who=url, found=source, remedy=remedy)
+    return counted(accepted[: len(verified)], verified, steps, source)
