@@ -15,7 +15,7 @@ PIP     = pip install $(if $(MAKE_TERMOUT),,-qq) --disable-pip-version-check
 
 .DEFAULT_GOAL := help
 .PHONY: help setup setup-engines setup-vllm setup-vllm-peers setup-vllm-trl setup-sglang models small-model demo demo-tiny demo-crosstok demo-vllm demo-sglang demo-rag test test-all test-core test-transformers test-newest \
-  soak then-vllm then-sglang then-kernels test-versions $(OLDER:%=test-%) $(NEWEST:%=test-newest-%) test-vllm test-vllm-all test-sglang test-sglang-all test-kernels test-kernels-all lint release format docs clean check-python check-vllm check-sglang
+  soak then-vllm then-sglang then-kernels test-versions $(OLDER:%=test-%) $(NEWEST:%=test-newest-%) test-vllm test-vllm-all test-sglang test-sglang-all test-kernels test-kernels-all lint release format docs cli-docs clean check-python check-vllm check-sglang
 
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 18
@@ -239,6 +239,9 @@ $(DOCS)/.ready: $(PINS)/docs.txt
 	$(PYTHON) -m venv $(DOCS)
 	$(DOCS)/bin/$(PIP) -r $(PINS)/docs.txt
 	@touch $@
+
+cli-docs: setup ## write docs/cli.md from the help of the commands
+	$(BIN)/python -m typer specplug.tools.cli.app utils docs --name specplug --title "The command line" --output docs/cli.md
 
 DIST ?= dist
 release: setup ## build wheel and sdist, try them in empty environments, write the notes (dist/; downloads gigabytes)

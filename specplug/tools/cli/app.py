@@ -62,7 +62,9 @@ def specplug(
     """Speculative decoding as plug-ins: one proposer, every engine, the same output.
 
     Start with `specplug doctor` to check this machine, and `specplug list` to see the installed plug-ins.
-    Every command has `--help`, and prints JSON with `--json`.
+    Every command has `--help`, and prints JSON with `--json`. Tables go to standard output, errors and progress to
+    standard error. The exit code is 1 if a check failed or outputs that must be identical differ, and 2 for a mistake
+    in the command, the settings or a request.
     """
 
 

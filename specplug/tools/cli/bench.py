@@ -62,6 +62,11 @@ def bench(
     been started with specplug. It keeps serving other clients, whom the switch affects, too. Afterwards its mode is
     restored.  The exit code is 1 if requests failed or texts differ.
 
+    No prompt is sent twice while timed, so a run needs 2 x pairs x concurrencies x highest concurrency different ones;
+    restart the server before a second run. Ratios are geometric means over the pairs, with 95% intervals (Student's t).
+    The verdict is "faster" or "slower" only where the interval of the throughput excludes 1; else a line says how many
+    more prompts would probably show a difference.
+
     A line of PROMPTS is a JSON object with "prompt", or with "messages" as in OpenAI chat requests and logs. A
     "prompt" is sent as a chat if the server's model has a chat template.
 

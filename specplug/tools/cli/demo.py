@@ -55,6 +55,12 @@ def demo(
     from documents, fills JSON templates and continues code, from Python files on this machine that it was never trained
     on.  The exit code is 1 if any outputs differ.
 
+    Tokens per step and the ratio of wall-clock time, prefill included, are of outputs that are correct, without
+    repetition loops (16 tokens three times running, or a shorter period for as long), where any lookup looks perfect.
+
+    Tokens per step and the ratio of wall-clock time, prefill included, are of outputs that are correct, without
+    repetition loops (16 tokens three times running, or a shorter period for as long), where any lookup looks perfect.
+
     Examples:
 
     `specplug demo --tasks 20 --plot demo.png`

@@ -69,6 +69,9 @@ def doctor(
     value: the default or SPECPLUG_CONFIG. The exit code is 1 if a check fails. Settings inside a launch line are shown
     by the check that examines it.
 
+    With --launch, the engine resolves its configuration from the line, without starting, by the defaults of this
+    machine's device; shown is what the server will do, and the warnings that it will log.
+
     With --target and --draft, checks instead whether the two models make a pair for the proposer `crosstok`:
     tokenizers, kinds, maximum lengths, sizes and memory, without loading weights.  With prompts it also generates a few
     tokens, without and with speculation, and predicts the speed-up.
