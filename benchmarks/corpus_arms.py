@@ -13,8 +13,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from specplug.corpus import segment as corpus_file
 from specplug.corpus.documents import Document
-from specplug.corpus.segment import LiveSegment
 from specplug.lookup import compiled, corpora
 from specplug.lookup import layout as at
 from specplug.lookup.corpora import Segment
@@ -147,10 +147,9 @@ class Theirs:
         self._corpus.batch_get(*self._requested)
 
 
-def searched(live: LiveSegment) -> Segment:
+def searched(it: corpus_file.Segment) -> Segment:
     """Return a segment of a store as it is searched."""
-    it = live.segment
-    return Segment(it.text, it.places, it.starts, it.corpus_of, it.corpora, live.dead)
+    return Segment(it.text, it.places, it.starts, it.corpus_of, it.corpora)
 
 
 def stand_in_for_triton() -> None:

@@ -22,7 +22,6 @@ import argparse
 import gc
 import importlib.util
 import json
-import shutil
 import sys
 import tempfile
 import time
@@ -60,7 +59,7 @@ def build(texts: Texts, root: Path) -> dict[str, Any]:
     began = time.perf_counter()
     problems = store.verify()
     verifying = time.perf_counter() - began
-    text = View(root, None).snapshot.tenants[""][0].segment.text.copy()
+    text = View(root, None).snapshot.tenants[""][0].text.copy()
     began = time.perf_counter()
     sorted_places(text)
     sorting = time.perf_counter() - began
@@ -128,7 +127,7 @@ def _microseconds(arm: Ours | Theirs, prepared: Any) -> float:
 
 
 def many_corpora(texts: Texts, external: Contexts, root: Path, rounds: int, queries: int) -> list[dict[str, Any]]:
-    """Return a row per number of corpora: microseconds per query, each corpus by itself and merged."""
+    """Return a row per number of corpora: their segments, and microseconds per query."""
     from benchmarks.corpus_arms import Ours, searched
     from specplug.corpus.store import Store
     from specplug.corpus.view import View
@@ -138,19 +137,9 @@ def many_corpora(texts: Texts, external: Contexts, root: Path, rounds: int, quer
         store.add(f"corpus {number}", given)
         if number + 1 not in CORPORA:
             continue
-        with tempfile.TemporaryDirectory(dir=root.parent) as folder:
-            merged = Path(folder) / "merged"
-            shutil.copytree(root, merged)
-            Store(merged).merge()
-            row: dict[str, Any] = {"corpora": number + 1}
-            for name, where in (("apart", root), ("merged", merged)):
-                view = View(where, None)
-                live = view.snapshot.tenants[""]
-                row[name] = {
-                    "segments": len(live),
-                    "rows": ask([Ours([searched(each) for each in live])], {"other files": external}, rounds, queries),
-                }
-            rows.append(row)
+        segments = View(root, None).snapshot.tenants[""]
+        found = ask([Ours([searched(each) for each in segments])], {"other files": external}, rounds, queries)
+        rows.append({"corpora": number + 1, "segments": len(segments), "rows": found})
     return rows
 
 
@@ -169,7 +158,7 @@ def run(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
     live = View(folder / "store", None).snapshot.tenants[""]
     ours, count = Ours([searched(each) for each in live]), options.rounds * max(options.queries, 10 * max(BATCHES))
     requested = {
-        "the corpus": contexts(live[0].segment.text.copy(), count, 1),
+        "the corpus": contexts(live[0].text.copy(), count, 1),
         "other files": contexts(texts.external, count, 2),
     }
     note("opening it in two processes")

@@ -48,7 +48,7 @@ _LOADS = (
 _KINDS = ("rss", "pss", "private", "shared", "anonymous")
 _MEMORY = ("", "resident", "its share (PSS)", "private", "shared", "anonymous")
 _QUERIES = (f"{OURS} p50", "p99", f"{SGLANG} p50", "p99", f"{SGLANG} / ours")
-_CORPORA = ("corpora", "batch", "segments", "p50", "p99", "segments, merged", "p50", "p99")
+_CORPORA = ("corpora", "segments", "batch", "p50", "p99")
 
 
 def _most(found: dict[str, Any], key: str) -> float:
@@ -85,10 +85,8 @@ def _queries(found: dict[str, Any]) -> list[tuple[str, ...]]:
 def _corpora(found: dict[str, Any]) -> list[tuple[str, ...]]:
     rows = []
     for row in found["corpora"]:
-        for apart, merged in zip(row["apart"]["rows"], row["merged"]["rows"], strict=True):
-            cells = [str(row["corpora"]), str(apart["batch"])]
-            for where, one in (("apart", apart), ("merged", merged)):
-                ours = one["arms"][OURS]
-                cells += [str(row[where]["segments"]), f"{ours['p50']:.1f}", f"{ours['p99']:.1f}"]
-            rows.append(tuple(cells))
+        for one in row["rows"]:
+            ours = one["arms"][OURS]
+            times = f"{ours['p50']:.1f}", f"{ours['p99']:.1f}"
+            rows.append((str(row["corpora"]), str(row["segments"]), str(one["batch"]), *times))
     return rows

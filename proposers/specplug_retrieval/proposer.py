@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 from torch import Tensor
 
-from specplug.corpus.segment import LiveSegment
+from specplug.corpus import segment as corpus_file
 from specplug.corpus.store import STORE_FILE, Store
 from specplug.corpus.view import Snapshot, View
 from specplug.interfaces import PluginContext
@@ -98,12 +98,12 @@ class StoreWatcher:
         Returns None if there is none, or none in the readable part of a damaged store; both cases are counted.
         """
         seen, failed = self._seen, False
-        for live in reversed(seen.tenants.get(tenant, ()) if seen else ()):
+        for segment in reversed(seen.tenants.get(tenant, ()) if seen else ()):
             try:
-                if found := live.find(name, corpus):
-                    return live.segment.document(found[-1])
+                if found := segment.find(name, corpus):
+                    return segment.document(found[-1])
             except Exception:  # a damaged file can raise anything
-                self._report(live, name, tenant)
+                self._report(segment.path, name, tenant)
                 failed = True
         self.unreadable_documents += failed
         self.unknown_documents += not failed
@@ -136,7 +136,7 @@ class StoreWatcher:
     def _empty(self) -> str:
         return f"{self._settings.store}: the corpus store has no corpora, so nothing is drafted from it"
 
-    def _report(self, live: LiveSegment, name: str, tenant: str) -> None:
+    def _report(self, path: Path, name: str, tenant: str) -> None:
         """Log only the first unreadable document, because a client could request it repeatedly."""
         if not self._reported:
             self._reported = True
@@ -144,7 +144,7 @@ class StoreWatcher:
                 "retrieval: document %r of tenant %r cannot be read in %s, so it is left out (logged once)",
                 name,
                 tenant,
-                live.segment.path,
+                path,
             )
 
     def _watch(self) -> None:
@@ -196,19 +196,18 @@ def _searchable(seen: Snapshot) -> tuple[dict[str, list[Segment]], tuple[str, ..
     problems = []
     for name, segments in seen.tenants.items():
         tenants[name] = []
-        for live in segments:
+        for it in segments:
             try:
-                tenants[name].append(_searched(live))
+                tenants[name].append(_searched(it))
             except Exception as error:  # a damaged file can raise anything
-                problems.append(f"{live.segment.path}: {error}")
-                _log.warning("retrieval: %s cannot be searched; the rest is in use", live.segment.path, exc_info=error)
+                problems.append(f"{it.path}: {error}")
+                _log.warning("retrieval: %s cannot be searched; the rest is in use", it.path, exc_info=error)
     return tenants, tuple(problems)
 
 
-def _searched(live: LiveSegment) -> Segment:
+def _searched(it: corpus_file.Segment) -> Segment:
     """Return a segment in the form that kernels search."""
-    it = live.segment
-    found = Segment(it.text, it.places, it.starts, it.corpus_of, it.corpora, live.dead)
+    found = Segment(it.text, it.places, it.starts, it.corpus_of, it.corpora)
     found.check()
     return found
 

@@ -1,9 +1,9 @@
 """The corpus store: documents to draft from, tokenised and sorted, in files that processes share.
 
     sources      what operators have, as texts; documents: a text's tokens, and its re-tokenized prefixes
-    store        adding, removing, listing, merging and verifying, for processes that may write
+    store        adding, removing, listing and verifying, for processes that may write
     view         the store as a serving process reads it
-    tenant       one tenant's folder, whose locks let one process at a time change it
+    tenant       one tenant's folder, whose lock lets one process at a time change it; changing: what a change writes
     manifest     the list of a tenant's segments; replacing it commits a change
     segment      one immutable file, mapped into memory; building makes its contents
     inspecting   full checks, and counts of what follows a context

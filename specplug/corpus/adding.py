@@ -1,4 +1,4 @@
-"""Adding and synchronising documents: segments are built aside and committed atomically."""
+"""Adding and synchronising documents, atomically."""
 
 from __future__ import annotations
 
@@ -9,11 +9,12 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from specplug.corpus.building import Builder, NewDocument, checked
+from specplug.corpus.building import NewDocument, checked
+from specplug.corpus.changing import Change
 from specplug.corpus.documents import Document, Tokens
 from specplug.corpus.manifest import Manifest, SegmentEntry
 from specplug.corpus.names import check_name, name_hash, shortened
-from specplug.corpus.segment import NO_TEXT, LiveSegment
+from specplug.corpus.segment import NO_TEXT, Segment
 from specplug.corpus.tenant import Tenant
 from specplug.errors import CorpusError, SpecplugError
 
@@ -28,7 +29,7 @@ class Added(NamedTuple):
     Attributes:
         tokens: of their bodies.
         empty: skipped documents without tokens.
-        segments, bytes: number and size of the files that were written.
+        segments, bytes: number and size of their segments, before any is merged with others.
         present: skipped documents that the corpus already had, with identical content.
         same_name: added documents that share their name with another document of the corpus.
     """
@@ -49,7 +50,7 @@ class Synced(NamedTuple):
         added, replaced, removed, unchanged: documents by what happened to their names.
         empty: skipped documents without tokens.
         documents, tokens: documents and tokens of the corpus now.
-        segments, bytes: number and size of the files that were written.
+        segments, bytes: number and size of the new documents' segments, before any is merged with others.
     """
 
     added: int
@@ -66,53 +67,42 @@ class Synced(NamedTuple):
 class Addition:
     """Documents for one corpus of a tenant; see `Store.add` for the parameters."""
 
-    def __init__(
-        self, tenant: Tenant, corpus: str, max_tokens: int | None, segment_tokens: int, progress: Progress | None
-    ) -> None:
+    def __init__(self, tenant: Tenant, corpus: str, max_tokens: int | None, progress: Progress | None) -> None:
         self._tenant, self._corpus = tenant, check_name("corpus", corpus)
         self._who = f"corpus {shortened(corpus)}"
-        self._max_tokens, self._segment_tokens, self._progress = max_tokens, segment_tokens, progress
+        self._max_tokens, self._progress = max_tokens, progress
         self._written: Counter[int] = Counter()  # hashes of names
         self._tokens = self._empty = self._kept = self._kept_tokens = self._same_name = 0
         self._present: Present | None = None
 
     def add(self, documents: Iterable[Document], *, extend: bool) -> Added:
         """Add them, all or none; see `Store.add`."""
-        tenant = self._tenant
-        held = self._admit(tenant.manifest(), extend)
-        tenant.prepare()
-        if extend:
-            self._present = tenant.reading(lambda manifest: Present(tenant, manifest, self._corpus))
-        with tenant.building() as write:
-            entries = write_segments(self._new(documents, held, replaces=False), write, self._segment_tokens)
+        self._admit(self._tenant.manifest(), extend)
+        with self._tenant.changing() as change:
+            held = self._admit(change.before, extend)
+            if extend:
+                self._present = Present(self._tenant, change.before, self._corpus)
+            entries = change.added(self._new(documents, held, replaces=False))
             if not entries and not self._kept:
                 raise self._nothing("nothing to add")
-            with tenant.alone() as manifest:
-                self._check_size(self._admit(manifest, extend))
-                if entries:
-                    tenant.commit(manifest, (*manifest.segments, *entries))
+            if entries:
+                change.commit((*change.before.segments, *entries))
         size = sum(entry.size for entry in entries)
         written = self._written.total()
         return Added(written, self._tokens, self._empty, len(entries), size, self._kept, self._same_name)
 
     def sync(self, documents: Iterable[Document]) -> Synced:
         """Add, replace and remove documents atomically; see `Store.sync`."""
-        tenant = self._tenant
-        tenant.prepare()
-        with tenant.merging(), tenant.building() as write:  # so that the examined segments stay in place
-            before = tenant.manifest()
-            self._present = present = Present(tenant, before, self._corpus)
-            new = self._new(documents, before.tokens - present.tokens, replaces=True)
-            entries = write_segments(new, write, self._segment_tokens)
+        with self._tenant.changing() as change:
+            self._present = present = Present(self._tenant, change.before, self._corpus)
+            held = change.before.tokens - present.tokens
+            entries = change.added(self._new(documents, held, replaces=True))
             if not entries and not self._kept:
                 what = "no documents to bring the corpus up to date with"
                 raise self._nothing(what, "If it is to be empty, remove it")
             left = present.left()
-            with tenant.alone() as manifest:
-                others = present.without_left(manifest)
-                self._check_size(manifest.tokens - present.tokens + self._kept_tokens)
-                if entries or left:
-                    tenant.commit(manifest, (*others, *entries))
+            if entries or left:
+                change.commit((*present.taken(change), *entries))
         written, replaced = self._written.total(), (left & self._written).total()
         return Synced(
             added=written - replaced,
@@ -176,20 +166,20 @@ class Addition:
 
 
 class Present:
-    """The live documents of a corpus.  Each can be taken once, so two identical documents match two of the new ones."""
+    """The documents of a corpus.  Each can be taken once, so two identical documents match two of the new ones."""
 
     def __init__(self, tenant: Tenant, manifest: Manifest, corpus: str) -> None:
         self._corpus = corpus
-        self._lives = {entry.file: tenant.open(entry) for entry in manifest.segments if entry.has(corpus)}
-        self._left = {file: self._of_corpus(live) for file, live in self._lives.items()}
-        self.tokens = sum(int(self._lives[file].segment.lengths[own].sum()) for file, own in self._left.items())
+        self._segments = {entry: tenant.checked(entry) for entry in manifest.segments if entry.has(corpus)}
+        self._left = {entry: self._of_corpus(segment) for entry, segment in self._segments.items()}
+        self.tokens = sum(int(self._segments[entry].lengths[own].sum()) for entry, own in self._left.items())
 
     def take(self, name: str, texts: Sequence[Tokens]) -> bool:
         """Take a document with this name and these texts if there is one left; return whether there was."""
         wanted = np.concatenate([part for text in texts for part in (text, _BARRIER)])
-        for file, live in self._lives.items():
-            segment, left = live.segment, self._left[file]
-            for index in live.find(name, self._corpus):
+        for entry, segment in self._segments.items():
+            left = self._left[entry]
+            for index in segment.find(name, self._corpus):
                 found = segment.text[segment.starts[index] : segment.starts[index + 1]]
                 if left[index] and np.array_equal(found, wanted):
                     left[index] = False
@@ -197,63 +187,25 @@ class Present:
         return False
 
     def has(self, name: str) -> bool:
-        """Return whether a document of this name was live when this object was built."""
-        return any(live.find(name, self._corpus) for live in self._lives.values())
+        """Return whether the corpus has a document of this name."""
+        return any(segment.find(name, self._corpus) for segment in self._segments.values())
 
     def left(self) -> Counter[int]:
         """Return the hashes of the names of the documents that were not taken."""
         return Counter(
-            name_hash(self._lives[file].segment.name_bytes(int(index)))
-            for file, left in self._left.items()
+            name_hash(self._segments[entry].name_bytes(int(index)))
+            for entry, left in self._left.items()
             for index in np.flatnonzero(left)
         )
 
-    def without_left(self, manifest: Manifest) -> list[SegmentEntry]:
-        """Return a newer manifest's entries without the documents that were not taken.
+    def taken(self, change: Change) -> list[SegmentEntry]:
+        """Return the tenant's segments without the documents that were not taken."""
+        entries = list[SegmentEntry]()
+        for entry in change.before.segments:
+            left = self._left.get(entry)
+            entries += [entry] if left is None or not left.any() else change.kept(self._segments[entry], ~left)
+        return entries
 
-        Raises:
-            CorpusError: another process has changed the corpus since this object was built.
-        """
-        entries = {entry.file: entry for entry in manifest.segments}
-        unchanged = {entry.file for entry in manifest.segments if entry.has(self._corpus)} == set(self._lives)
-        for file, before in self._lives.items() if unchanged else ():
-            now = entries[file].applied_to(before.segment)
-            unchanged = unchanged and np.array_equal(self._of_corpus(now), self._of_corpus(before))
-            if self._left[file].any():
-                entries[file] = SegmentEntry.of(now.segment, now.mask | self._left[file])
-        if not unchanged:
-            raise CorpusError.build(
-                "another process changed the corpus meanwhile", who=f"corpus {self._corpus!r}", remedy="Do it again"
-            )
-        return list(entries.values())
-
-    def _of_corpus(self, live: LiveSegment) -> npt.NDArray[np.bool_]:
-        """Return [d] bool, true for live documents of the corpus."""
-        own = live.segment.corpus_of == live.segment.corpora.index(self._corpus)
-        return np.asarray(own & (live.mask == 0))
-
-
-def write_segments(
-    documents: Iterable[NewDocument], write: Callable[[Builder], SegmentEntry], limit: int
-) -> list[SegmentEntry]:
-    """Write documents, in order, to as many segments of at most `limit` tokens as needed; see `Tenant.building`.
-
-    Raises:
-        CorpusError: a document does not fit into any segment, or a file could not be written.
-    """
-    entries, builder = [], Builder()
-    for document in documents:
-        size = sum(map(len, document.texts)) + len(document.texts)
-        if size + 1 > limit:
-            raise CorpusError.build(
-                "a document is too large",
-                who=f"document {shortened(document.name.decode(errors='replace'))}",
-                found=f"{size} tokens with its re-tokenized prefixes",
-                expected=f"fewer than {limit}",
-                remedy="Split it",
-            )
-        if builder.size + size > limit:
-            entries.append(write(builder))
-            builder = Builder()
-        builder.append(*document)
-    return [*entries, write(builder)] if len(builder) else entries
+    def _of_corpus(self, segment: Segment) -> npt.NDArray[np.bool_]:
+        """Return [d] bool, true for documents of the corpus."""
+        return np.asarray(segment.corpus_of == segment.corpora.index(self._corpus))

@@ -12,7 +12,7 @@ import numpy.typing as npt
 from specplug.corpus.documents import Document, Tokens
 from specplug.corpus.files import pieces, yield_gil
 from specplug.corpus.names import MAX_DOCUMENT_NAME, check_name, name_hash, shortened
-from specplug.corpus.segment import COMPARED, NO_TEXT, LiveSegment
+from specplug.corpus.segment import COMPARED, NO_TEXT, Segment
 from specplug.errors import CorpusError
 
 _BARRIER = np.full(1, NO_TEXT, np.int32).tobytes()
@@ -64,14 +64,45 @@ class NewDocument(NamedTuple):
     texts: Sequence[Tokens]
 
 
-def documents_of(live: LiveSegment) -> Iterator[NewDocument]:
-    """Yield all live documents of a segment in order."""
-    segment, mask = live.segment, live.mask
-    for index in np.flatnonzero(mask == 0):
+def documents_of(segment: Segment) -> Iterator[NewDocument]:
+    """Yield all documents of a segment in order."""
+    for index in range(len(segment)):
         body = segment.document(index)
         after = segment.text[segment.starts[index] + len(body) + 1 : segment.starts[index + 1] - 1]
         texts = [body, after] if len(after) else [body]  # all prefixes at once: barriers are between them
         yield NewDocument(segment.corpora[segment.corpus_of[index]], segment.name_bytes(index), texts)
+
+
+def remaining(segment: Segment, kept: npt.NDArray[np.bool_]) -> tuple[dict[str, npt.NDArray[np.generic]], list[str]]:
+    """Return the arrays and the corpora of a segment of fewer documents, equal to those that `Builder` builds.
+
+    Nothing is sorted: without a document, places and names keep their order.
+
+    Args:
+        kept: [d] bool, true for at least one document.
+    """
+    sizes = np.diff(segment.starts)
+    is_kept = np.repeat(kept, sizes)  # by token after the first one
+    moved = np.cumsum(~is_kept, dtype=np.int32)
+    places = segment.places[is_kept[segment.places - 1]]
+    names = np.diff(segment.name_ends, prepend=0)
+    in_order = kept[segment.name_order]
+    owners = segment.corpus_of[kept]
+    used, first = np.unique(owners, return_index=True)
+    used = used[np.argsort(first)]
+    numbers = np.zeros(len(segment.corpora), np.int32)
+    numbers[used] = np.arange(used.size)
+    return {
+        "starts": np.cumsum([1, *sizes[kept]]),
+        "lengths": segment.lengths[kept],
+        "name_ends": np.cumsum(names[kept]),
+        "name_hashes": segment.name_hashes[in_order],
+        "text": np.concatenate([segment.text[:1], segment.text[1:][is_kept]]),
+        "places": places - moved[places - 1],
+        "corpus_of": numbers[owners],
+        "name_order": (np.cumsum(kept) - 1)[segment.name_order[in_order]],
+        "names": segment.names[np.repeat(kept, names)],
+    }, [segment.corpora[number] for number in used]
 
 
 class Builder:

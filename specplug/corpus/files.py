@@ -123,9 +123,7 @@ def fsync_folder(folder: Path) -> None:
         os.close(handle)
 
 
-def write_file(
-    path: Path, parts: Collection[Bytes], *, newer_than: int = 0, read_only: bool = False, room: Path | None = None
-) -> int:
+def write_file(path: Path, parts: Collection[Bytes], *, newer_than: int = 0, read_only: bool = False) -> int:
     """Write a file aside, fsync it and rename it to `path`; return its size.  Does not fsync the folder.
 
     Args:
@@ -133,7 +131,6 @@ def write_file(
         parts: its bytes, in sequence.
         newer_than: nanoseconds that its modification time must exceed, so that each version has a different one.
         read_only: remove write permissions.
-        room: a file of `keep_room`, which is deleted if the disk is full.
 
     Raises:
         CorpusError: it could not be written; no part of it is left.
@@ -143,25 +140,11 @@ def write_file(
         try:
             size = _write(aside, parts, newer_than, read_only)
             os.replace(aside, path)
-        except BaseException as error:
+        except BaseException:
             with suppress(OSError):
                 aside.unlink()
-            if room is None or not room.exists() or not isinstance(error, OSError):
-                raise
-            room.unlink()
-            return write_file(path, parts, newer_than=newer_than, read_only=read_only)
+            raise
     return size
-
-
-def keep_room(path: Path, size: int) -> None:
-    """Let a file without content occupy at least `size` bytes, if the disk has them, for `write_file`."""
-    with suppress(OSError):
-        handle = open_file(path, os.O_WRONLY | os.O_CREAT)
-        try:
-            if os.fstat(handle).st_size < size:
-                os.posix_fallocate(handle, 0, size)
-        finally:
-            os.close(handle)
 
 
 def checksum(data: Bytes) -> str:
@@ -191,10 +174,10 @@ def held(path: Path, seconds: float) -> Iterator[None]:
     """
     with os_errors_named(path):
         check_folder(path.parent)
-        handle = open_lock(path)
+        handle = _open_lock(path)
     try:
         deadline = time.monotonic() + seconds
-        while not lock(handle, path, fcntl.LOCK_EX | fcntl.LOCK_NB):
+        while not _is_locked(handle, path):
             if time.monotonic() >= deadline:
                 holder = os.pread(handle, 32, 0).decode(errors="replace").strip()
                 raise CorpusError.build(
@@ -212,7 +195,7 @@ def held(path: Path, seconds: float) -> Iterator[None]:
         os.close(handle)
 
 
-def open_lock(path: Path) -> int:
+def _open_lock(path: Path) -> int:
     """Open or create a lock file; return its handle.
 
     Raises:
@@ -229,14 +212,14 @@ def open_lock(path: Path) -> int:
     return handle
 
 
-def lock(handle: int, path: Path, how: int) -> bool:
-    """Lock an open file as `fcntl.flock` does; return False if another handle holds it and `how` has `LOCK_NB`.
+def _is_locked(handle: int, path: Path) -> bool:
+    """Lock an open file exclusively; return False if another handle holds it.
 
     Raises:
         CorpusError: the file system has no locks, as some NFS, SMB and FUSE mounts.
     """
     try:
-        fcntl.flock(handle, how)
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except (BlockingIOError, PermissionError):
         return False
     except OSError as error:

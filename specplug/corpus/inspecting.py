@@ -5,7 +5,6 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -13,7 +12,7 @@ import numpy.typing as npt
 
 from specplug.corpus.building import Builder, documents_of
 from specplug.corpus.manifest import SegmentEntry
-from specplug.corpus.segment import COMPARED, NO_TEXT, LiveSegment, Segment, check_sections
+from specplug.corpus.segment import COMPARED, NO_TEXT, Segment
 from specplug.corpus.tenant import Tenant
 from specplug.errors import CorpusError, SpecplugError
 
@@ -42,10 +41,9 @@ class Continuations(NamedTuple):
 def problems_with(tenant: Tenant, entry: SegmentEntry) -> list[Problem]:
     """Read a whole segment and return its problems; none if it was deleted meanwhile."""
     try:
-        live = tenant.open(entry)
-        check_sections(live.segment)
-        broken = broken_invariants(live.segment, tenant.tokenizer.vocab_size)
-        if not broken and replace(SegmentEntry.of(*live), dead_documents=entry.dead_documents) != entry:
+        segment = tenant.checked(entry)
+        broken = broken_invariants(segment, tenant.tokenizer.vocab_size)
+        if not broken and SegmentEntry.of(segment) != entry:
             broken = ["not as many documents and tokens as its manifest says"]
     except SpecplugError as error:
         broken = [str(error)]
@@ -60,7 +58,7 @@ def broken_invariants(segment: Segment, vocab_size: int) -> list[str]:
     for at in range(0, text.size, _PIECE):
         if int(text[at : at + _PIECE].min()) < NO_TEXT or int(text[at : at + _PIECE].max()) >= vocab_size:
             return ["token ids beyond the vocabulary"]
-    for document in documents_of(LiveSegment(segment, None)):
+    for document in documents_of(segment):
         if (document.texts[0] == NO_TEXT).any():
             return ["documents that are not closed"]
         if document.name.decode(errors="replace").encode() != document.name:
@@ -80,14 +78,14 @@ def _is_named(tenant: Tenant, entry: SegmentEntry) -> bool:
         return True
 
 
-def continuations(segments: Iterable[LiveSegment], context: Sequence[int]) -> Continuations:
-    """Return the tokens that follow the end of a context in all live documents.
+def continuations(segments: Iterable[Segment], context: Sequence[int], corpus: str | None = None) -> Continuations:
+    """Return the tokens that follow the end of a context in all documents, or in those of one corpus.
 
     Re-tokenized prefixes repeat their documents, so they count only if no document's body matches as far.
     """
     best = Continuations(0, Counter())
-    for live in segments:
-        found = _of_segment(live, context)
+    for segment in segments:
+        found = _of_segment(segment, context, corpus)
         if found.length > best.length:
             best = found
         elif found.length == best.length:
@@ -95,11 +93,11 @@ def continuations(segments: Iterable[LiveSegment], context: Sequence[int]) -> Co
     return best
 
 
-def _of_segment(live: LiveSegment, context: Sequence[int]) -> Continuations:
+def _of_segment(segment: Segment, context: Sequence[int], corpus: str | None) -> Continuations:
     last = tuple(int(token) for token in context[-COMPARED:])[::-1]
-    segment, found = live.segment, Continuations(0, Counter())
+    found = Continuations(0, Counter())
     for length in range(1, len(last) + 1):
-        places = _counted(live, _places(segment, last[:length]))
+        places = _counted(segment, _places(segment, last[:length]), corpus)
         if not places.size:
             break
         found = Continuations(length, Counter(segment.text[places].tolist()))
@@ -118,11 +116,12 @@ def _places(segment: Segment, backwards: tuple[int, ...]) -> npt.NDArray[np.int3
     return found[(found > 0) & (found < segment.text.size)]  # a damaged file may have others
 
 
-def _counted(live: LiveSegment, places: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:
-    """Return the places in live documents; only those in bodies, if there are any."""
-    segment = live.segment
+def _counted(segment: Segment, places: npt.NDArray[np.int32], corpus: str | None) -> npt.NDArray[np.int32]:
+    """Return the places in documents of the corpus; only those in bodies, if there are any."""
     owners = np.searchsorted(segment.starts, places, side="right") - 1
-    if live.dead is not None:
-        places, owners = places[live.dead[owners] == 0], owners[live.dead[owners] == 0]
+    if corpus is not None:
+        own = np.array([name == corpus for name in segment.corpora])[segment.corpus_of[owners]]
+        places = places[own]
+        owners = owners[own]
     bodies = places < segment.starts[owners] + segment.lengths[owners]
     return places[bodies] if bodies.any() else places

@@ -1,10 +1,8 @@
-"""A tenant's manifest: its segments, and the documents removed from them.  Replacing it commits a change."""
+"""A tenant's manifest: the list of its segments.  Replacing it commits a change."""
 
 from __future__ import annotations
 
-import base64
 import os
-import zlib
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -12,19 +10,18 @@ from pathlib import Path
 from typing import Annotated
 
 import numpy as np
-import numpy.typing as npt
 from pydantic import AfterValidator, Field, TypeAdapter
 
-from specplug.corpus.files import check_folder, fsync_folder, keep_room, os_errors_named, read_file, write_file
+from specplug.corpus.files import check_folder, fsync_folder, os_errors_named, read_file, write_file
 from specplug.corpus.names import check_name, folder_name, shortened
 from specplug.corpus.sealed import MOST_SEGMENT_TOKENS, CorpusName, Offset, String, opened, parsed, sealed
-from specplug.corpus.segment import SEGMENT_ENDING, LiveSegment, Mask, Segment
+from specplug.corpus.segment import SEGMENT_ENDING, Segment
 from specplug.errors import CorpusError
 
-MANIFEST_FORMAT, MANIFEST_FILE, ROOM_FILE = "specplug corpus manifest", "manifest.json", "room"
+MANIFEST_FORMAT = "specplug corpus manifest"
+MANIFEST_FILE = "manifest.json"
 
 _BEFORE_ENDING = ".old"
-_LEAST_ROOM = 1 << 14  # bytes
 
 
 TenantName = Annotated[String, AfterValidator(lambda value: check_name("tenant", value, empty=True))]
@@ -36,7 +33,7 @@ Count = Annotated[int, Field(strict=True, ge=1, le=MOST_SEGMENT_TOKENS)]
 
 @dataclass(frozen=True, slots=True)
 class CorpusPart:
-    """The live documents and tokens of a corpus in one segment."""
+    """The documents and tokens of a corpus in one segment."""
 
     corpus: CorpusName
     documents: Count
@@ -50,61 +47,37 @@ class SegmentEntry:
     Attributes:
         file: its name in the tenant's folder.
         size: size of the file in bytes.
-        documents, tokens: documents in the file and tokens of their bodies, dead ones included.
         text: length of the file's text, re-tokenized prefixes and separators included.
-        live: live documents and tokens, by corpus; all documents of the file's other corpora were removed.
-        dead_documents: a packed mask of removed documents, see `unpacked`; "" if there are none.
+        parts: its documents and their bodies' tokens, by corpus.
     """
 
     file: SegmentName
     size: Offset
-    documents: Count
-    tokens: Count
     text: Count
-    live: Annotated[tuple[CorpusPart, ...], Field(min_length=1)]
-    dead_documents: String = ""
+    parts: Annotated[tuple[CorpusPart, ...], Field(min_length=1)]
 
     @classmethod
-    def of(cls, segment: Segment, dead: Mask | None = None) -> SegmentEntry:
-        """Return a segment's entry; `dead` is [d] uint8, 1 for removed documents.  If all are, `live` is empty."""
-        lives = np.ones(len(segment), bool) if dead is None else dead == 0
-        owners, size = segment.corpus_of[lives], len(segment.corpora)
-        counts = np.bincount(owners, minlength=size).tolist()
-        tokens = np.bincount(owners, segment.lengths[lives], size).tolist()
-        live = tuple(
-            CorpusPart(*part) for part in zip(segment.corpora, counts, map(int, tokens), strict=True) if part[1]
-        )
-        removed = ~lives & (np.array(counts) > 0)[segment.corpus_of]
-        all_tokens = int(segment.lengths.sum())
-        return cls(segment.path.name, segment.size, len(segment), all_tokens, segment.text.size, live, packed(removed))
+    def of(cls, segment: Segment) -> SegmentEntry:
+        """Return a segment's entry."""
+        size = len(segment.corpora)
+        counts = np.bincount(segment.corpus_of, minlength=size).tolist()
+        tokens = np.bincount(segment.corpus_of, segment.lengths, size).astype(int).tolist()
+        parts = map(CorpusPart, segment.corpora, counts, tokens)
+        return cls(segment.path.name, segment.size, segment.text.size, tuple(parts))
 
     @property
-    def live_tokens(self) -> int:
-        """Tokens of the bodies of live documents."""
-        return sum(part.tokens for part in self.live)
+    def documents(self) -> int:
+        """Number of documents."""
+        return sum(part.documents for part in self.parts)
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of the documents' bodies."""
+        return sum(part.tokens for part in self.parts)
 
     def has(self, corpus: str) -> bool:
-        """Return whether documents of a corpus are live."""
-        return any(part.corpus == corpus for part in self.live)
-
-    def applied_to(self, segment: Segment) -> LiveSegment:
-        """Return the segment with a mask of its removed documents.
-
-        Raises:
-            CorpusError: `dead_documents` is not a mask of that many documents.
-        """
-        try:
-            mask = unpacked(self.dead_documents, len(segment))
-        except ValueError as error:
-            raise CorpusError.build(
-                "a manifest that does not say which documents were removed",
-                who=self.file,
-                found=str(error),
-                expected=f"a mask of {len(segment)} documents",
-                remedy="Remove its corpora and add them anew, or restore the manifest",
-            ) from error
-        mask |= np.array([not self.has(name) for name in segment.corpora], np.uint8)[segment.corpus_of]
-        return LiveSegment(segment, mask if mask.any() else None)
+        """Return whether it has documents of a corpus."""
+        return any(part.corpus == corpus for part in self.parts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,17 +98,17 @@ class Manifest:
 
     @property
     def documents(self) -> int:
-        """Number of live documents."""
-        return sum(part.documents for entry in self.segments for part in entry.live)
+        """Number of documents."""
+        return sum(entry.documents for entry in self.segments)
 
     @property
     def tokens(self) -> int:
-        """Number of live tokens."""
-        return sum(entry.live_tokens for entry in self.segments)
+        """Number of tokens."""
+        return sum(entry.tokens for entry in self.segments)
 
     def corpora(self) -> list[str]:
-        """Return the corpora with live documents, older ones first."""
-        return list(dict.fromkeys(part.corpus for entry in self.segments for part in entry.live))
+        """Return the names of the corpora, older ones first."""
+        return list(dict.fromkeys(part.corpus for entry in self.segments for part in entry.parts))
 
     def files(self) -> set[str]:
         """Return the names of all segments' files."""
@@ -176,20 +149,17 @@ def load(folder: Path, tenant: str | None = None) -> Manifest:
 def commit(folder: Path, before: Manifest, entries: Iterable[SegmentEntry]) -> Manifest:
     """Replace the manifest `before` by one with these entries; return it.  Call with the lock held.
 
-    A file occupies room for the next manifest, so that corpora can be removed when the disk is full.
-
     Raises:
         CorpusError: it could not be written; `before` is still in place.
     """
     path, old = folder / MANIFEST_FILE, (folder / MANIFEST_FILE).with_suffix(_BEFORE_ENDING)
     manifest = replace(before, generation=before.generation + 1, segments=tuple(entries))
-    room = folder / ROOM_FILE if manifest.tokens < before.tokens else None
     with os_errors_named(path):
         fsync_folder(folder)  # the segments' names must be durable before the manifest's
         _set_aside(path, old)
         try:
             data = sealed(lambda head: {**head, **_MANIFEST.dump_python(manifest)}, MANIFEST_FORMAT)
-            write_file(path, [data], newer_than=before.changed, room=room)
+            write_file(path, [data], newer_than=before.changed)
             fsync_folder(folder)
         except BaseException:
             with suppress(OSError):
@@ -198,27 +168,7 @@ def commit(folder: Path, before: Manifest, entries: Iterable[SegmentEntry]) -> M
         finally:
             with suppress(OSError):
                 old.unlink()
-            keep_room(folder / ROOM_FILE, max(_LEAST_ROOM, 2 * path.stat().st_size if path.exists() else 0))
     return manifest
-
-
-def packed(mask: Mask | npt.NDArray[np.bool_]) -> str:
-    """Return a mask as a short string, "" if it is all zeros."""
-    return base64.b64encode(zlib.compress(np.packbits(mask).tobytes(), 1)).decode() if mask.any() else ""
-
-
-def unpacked(text: str, size: int) -> Mask:
-    """Return the mask that was `packed`, [size] uint8 of 0 and 1; raises ValueError if the text is not such a mask."""
-    if not text:
-        return np.zeros(size, np.uint8)
-    reader, most = zlib.decompressobj(), (size + 7) // 8
-    try:
-        bits = reader.decompress(base64.b64decode(text, validate=True), most + 1)
-    except zlib.error as error:
-        raise ValueError(str(error)) from error
-    if len(bits) != most or not reader.eof:
-        raise ValueError(f"{len(bits)} bytes{'' if reader.eof else ' and more'} instead of {most}")
-    return np.unpackbits(np.frombuffer(bits, np.uint8), count=size)
 
 
 def _set_aside(path: Path, old: Path) -> None:

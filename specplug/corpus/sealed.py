@@ -20,7 +20,7 @@ from specplug.settings.mistakes import shown
 
 T = TypeVar("T")
 
-VERSION = 1
+VERSION = 2
 MOST_SEGMENT_TOKENS = 1 << 30  # places are int32
 
 _MARK = b'"checksum":"'

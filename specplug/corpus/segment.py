@@ -61,7 +61,6 @@ With n tokens of text, m places, d documents and b bytes of names:
 
 DTYPES = {"I64": "<i8", "U64": "<u8", "I32": "<i4", "U8": "|u1"}
 
-Mask = npt.NDArray[np.uint8]
 Sections = Mapping[str, npt.NDArray[np.generic]]
 
 _ALIGNED = 64
@@ -259,23 +258,6 @@ class Segment:
             if order.min() < 0 or order.max() >= len(self):
                 return "names of no document"
         return None
-
-
-class LiveSegment(NamedTuple):
-    """A segment with a mask of its removed documents, [d] uint8, 1 for those; None: all documents are live."""
-
-    segment: Segment
-    dead: Mask | None
-
-    @property
-    def mask(self) -> Mask:
-        """`dead`, or zeros."""
-        return np.zeros(len(self.segment), np.uint8) if self.dead is None else self.dead
-
-    def find(self, name: str, corpus: str | None) -> list[int]:
-        """Return the live documents with a name, as `Segment.find`."""
-        found = self.segment.find(name, corpus)
-        return found if self.dead is None else [index for index in found if not self.dead[index]]
 
 
 def _readahead(handle: int, size: int) -> None:

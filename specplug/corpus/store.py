@@ -3,10 +3,10 @@
     root/store.json                             the tokenizer of the store
     root/tenants/<tenant>/manifest.json         the tenant's segments: `manifest`
     root/tenants/<tenant>/<id>.safetensors      a segment: `segment`
-    root/tenants/<tenant>/lock, merging         locks of the process that changes, and of the one that merges: `tenant`
+    root/tenants/<tenant>/lock                  the lock of the process that changes the tenant: `tenant`
 
-Each change is committed by replacing the manifest, so it is atomic even if its process dies; the next process that
-changes the tenant deletes the files that such a process left.
+A segment never changes.  Each change writes new ones and replaces the manifest, so it is atomic even if its process
+dies; the next change of the tenant deletes the files that such a process left.
 """
 
 from __future__ import annotations
@@ -24,7 +24,6 @@ from specplug.corpus.documents import Document, Tokens
 from specplug.corpus.files import fsync_folder, held, make_folder, os_errors_named, read_file, write_file
 from specplug.corpus.inspecting import Problem, problems_with
 from specplug.corpus.manifest import MANIFEST_FILE, SegmentEntry
-from specplug.corpus.merging import Merged, merge
 from specplug.corpus.names import check_name, folder_name
 from specplug.corpus.sealed import MOST_SEGMENT_TOKENS, opened, parsed, sealed
 from specplug.corpus.tenant import LOCK_FILE, TENANTS, CorpusInfo, Removed, Tenant, folders
@@ -36,7 +35,7 @@ STORE_FORMAT, STORE_FILE = "specplug corpus store", "store.json"
 SEGMENT_TOKENS = 64 << 20
 """The most text of one segment, in tokens; building one takes about 16 bytes of memory per token."""
 
-LOCK_SECONDS = 10.0
+LOCK_SECONDS = 60.0
 """Seconds to wait for another process that changes the same tenant."""
 
 T = TypeVar("T")
@@ -116,7 +115,7 @@ class Store:
         """Add a corpus; if this fails, nothing is added.
 
         Args:
-            corpus: its name, 1 to 256 characters, which no live corpus of this tenant has.
+            corpus: its name, 1 to 256 characters, which no corpus of this tenant has.
             documents: consumed one at a time; documents without tokens are skipped.  Names may repeat.
             tenant: its tenant; only this tenant's requests draft from it.
             extend: add to an existing corpus, skipping documents that it already has with identical content.
@@ -127,7 +126,7 @@ class Store:
             CorpusError: a name or a document is invalid, there are too many tokens, the disk is full, or another
                 process did not release the tenant.  Exceptions of `documents` propagate.
         """
-        return self._addition(corpus, tenant, max_tokens, progress).add(documents, extend=extend)
+        return Addition(self._tenant(tenant), corpus, max_tokens, progress).add(documents, extend=extend)
 
     def sync(
         self,
@@ -149,15 +148,14 @@ class Store:
             progress: called with the numbers of documents and tokens to be written so far.
 
         Raises:
-            CorpusError: as `add`; or there are no documents; or another process changed the corpus meanwhile.  Nothing
-                is changed.
+            CorpusError: as `add`; or there are no documents.  Nothing is changed.
         """
-        return self._addition(corpus, tenant, max_tokens, progress).sync(documents)
+        return Addition(self._tenant(tenant), corpus, max_tokens, progress).sync(documents)
 
     def remove(self, corpus: str, *, documents: Sequence[str] | None = None, tenant: str = "") -> Removed:
         """Remove a corpus, or all of its documents that have one of the names.
 
-        The text is no longer visible at once.  It leaves the files when they have no live documents, or by `merge`.
+        Their segments are written anew without them, so the disk needs room for these, and no file has their text.
 
         Raises:
             CorpusError: there is no such corpus or document; nothing is removed.
@@ -166,7 +164,7 @@ class Store:
         return one.remove_corpus(corpus) if documents is None else one.remove_documents(corpus, documents)
 
     def list(self, tenant: str | None = None) -> Infos:
-        """Return the live corpora, sorted by tenant (None: all tenants) and age.
+        """Return the corpora, sorted by tenant (None: all tenants) and age.
 
         Raises:
             CorpusError: the tenant's manifest is torn or foreign.  With None, such tenants are skipped and logged.
@@ -174,26 +172,6 @@ class Store:
         if tenant is not None:
             return self._tenant(tenant).infos()
         return [info for infos in self._of_all(Tenant.infos) for info in infos]
-
-    def merge(self, tenant: str | None = None, *, whole: bool = False) -> Merged:
-        """Rewrite small segments, and those with many removed documents, as fewer; serving continues meanwhile.
-
-        Args:
-            tenant: the tenant; None: all tenants.
-            whole: merge all of a tenant into one segment, or as few as their limit allows, without removed documents.
-
-        Raises:
-            CorpusError: a segment is torn, or the disk is full; earlier merges of the call stay in effect.  With
-                `tenant` None this is logged, and the other tenants are merged.
-        """
-
-        def merged(one: Tenant) -> Merged:
-            return merge(one, self._segment_tokens, whole=whole)
-
-        if tenant is not None:
-            return merged(self._tenant(tenant))
-        done = self._of_all(merged)
-        return Merged(sum(one.read for one in done), sum(one.written for one in done))
 
     def verify(self, progress: Progress | None = None) -> Problems:
         """Read the whole store, and return its problems; `progress` takes the numbers of segments done and in all."""
@@ -221,16 +199,13 @@ class Store:
         """
         return self._tenant(tenant).newest_document(name, corpus)
 
-    def _addition(self, corpus: str, tenant: str, max_tokens: int | None, progress: Progress | None) -> Addition:
-        return Addition(self._tenant(tenant), corpus, max_tokens, self._segment_tokens, progress)
-
     def _tenant(self, name: str) -> Tenant:
         """Return the tenant with a name, even if it does not exist yet."""
         folder = self.root / TENANTS / folder_name(check_name("tenant", name, empty=True))
-        return Tenant(folder, self.tokenizer, self._lock_seconds, name)
+        return self._in(folder, name)
 
-    def _in(self, folder: Path) -> Tenant:
-        return Tenant(folder, self.tokenizer, self._lock_seconds)
+    def _in(self, folder: Path, name: str | None = None) -> Tenant:
+        return Tenant(folder, self.tokenizer, self._segment_tokens, self._lock_seconds, name)
 
     def _folders(self, problems: Problems) -> Iterator[Path]:
         try:

@@ -1,4 +1,4 @@
-"""A serving process's read-only view of a store: all live documents as of the last refresh."""
+"""A serving process's read-only view of a store: all documents as of the last refresh."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from specplug.corpus.manifest import MANIFEST_FILE, SegmentEntry, load
-from specplug.corpus.segment import LiveSegment
+from specplug.corpus.segment import Segment
 from specplug.corpus.store import read_store
 from specplug.corpus.tenant import TENANTS, folders, opened_entry
 from specplug.errors import SpecplugError, describe
@@ -32,7 +32,7 @@ class Snapshot(NamedTuple):
     """
 
     generation: int
-    tenants: Mapping[str, tuple[LiveSegment, ...]]
+    tenants: Mapping[str, tuple[Segment, ...]]
     problems: tuple[str, ...]
 
 
@@ -41,7 +41,7 @@ class _SeenTenant(NamedTuple):
 
     stamp: tuple[int, ...] | None = ()
     name: str = ""
-    live: tuple[tuple[SegmentEntry, LiveSegment], ...] = ()
+    segments: tuple[tuple[SegmentEntry, Segment], ...] = ()
     problems: tuple[str, ...] = ()
 
 
@@ -76,9 +76,13 @@ class View:
                 found, lost = list(self._tenants), (f"{self.root / TENANTS}: {error.strerror}",)
             self._tenants = {folder: self._look(folder, self._tenants.get(folder)) for folder in found}
             problems = lost + tuple(problem for seen in self._tenants.values() for problem in seen.problems)
-            tenants = {seen.name: tuple(live for _, live in seen.live) for seen in self._tenants.values() if seen.live}
+            tenants = {
+                seen.name: tuple(segment for _, segment in seen.segments)
+                for seen in self._tenants.values()
+                if seen.segments
+            }
             self._log(problems)
-            if problems == before.problems and _same(tenants, before.tenants):
+            if problems == before.problems and tenants == before.tenants:
                 return None
             self.snapshot = Snapshot(before.generation + 1, MappingProxyType(tenants), problems)
             return self.snapshot
@@ -92,7 +96,7 @@ class View:
             except OSError as error:
                 return seen._replace(problems=(f"{folder / MANIFEST_FILE}: {error.strerror}",))
             if stamp == seen.stamp and (tries or not seen.problems):
-                break  # while it changes, a merge may have deleted a segment
+                break  # while it changes, a segment may be deleted
             seen = self._read(folder, stamp, seen)
         return seen
 
@@ -101,20 +105,15 @@ class View:
             manifest = load(folder)
         except Exception as error:
             return _SeenTenant(stamp, problems=(_problem(folder / MANIFEST_FILE, error),))
-        opened = {entry.file: (entry, live) for entry, live in before.live}
+        opened = dict(before.segments)
         found, problems = [], []
         for entry in manifest.segments:
             try:
-                found.append((entry, self._live(folder, entry, opened.get(entry.file))))
+                segment = opened.get(entry) or opened_entry(folder, entry, self.tokenizer, readahead=True)
+                found.append((entry, segment))
             except Exception as error:  # any error affects only this segment
                 problems.append(_problem(folder / entry.file, error))
         return _SeenTenant(stamp, manifest.tenant, tuple(found), tuple(problems))
-
-    def _live(self, folder: Path, entry: SegmentEntry, opened: tuple[SegmentEntry, LiveSegment] | None) -> LiveSegment:
-        if opened is not None and opened[0] == entry:
-            return opened[1]
-        segment = opened[1].segment if opened else opened_entry(folder, entry, self.tokenizer, readahead=True)
-        return entry.applied_to(segment)
 
     def _log(self, problems: tuple[str, ...]) -> None:
         for problem in problems:
@@ -136,10 +135,3 @@ def _stamp(folder: Path) -> tuple[int, ...] | None:
     except FileNotFoundError:
         return None
     return about.st_mtime_ns, about.st_size, about.st_ino
-
-
-def _same(one: Mapping[str, tuple[LiveSegment, ...]], other: Mapping[str, tuple[LiveSegment, ...]]) -> bool:
-    """Return whether all segments are the same objects, without comparing their arrays."""
-    return {name: [*map(id, live)] for name, live in one.items()} == {
-        name: [*map(id, live)] for name, live in other.items()
-    }

@@ -20,9 +20,9 @@ from specplug.errors import ContractError
 from specplug.lookup import layout as at
 from specplug.lookup.layout import State
 
-TEXT, LENGTH, PLACES, COUNT, DOCUMENTS, NUMBER, HAS_DEAD = range(at.SEGMENT_FACTS)
-"""Columns of `Corpora.segments`: begin and length of the text and of the places in `corpus`, of its rows in
-`documents`, and 1 if some of these must not be drafted from."""
+TEXT, LENGTH, PLACES, COUNT, DOCUMENTS, NUMBER = range(at.SEGMENT_FACTS)
+"""Columns of `Corpora.segments`: begin and length of the text and of the places in `corpus`, and of its rows in
+`documents`."""
 
 _TOKEN = 4
 
@@ -40,7 +40,6 @@ class Segment(NamedTuple):
         starts: [d + 1] int64, the start of each document's texts, and the end.
         corpus_of: [d] int32, index into `corpora` of each document's corpus.
         corpora: names of the corpora.
-        dead: [d] uint8, 1 for documents that must not be drafted from; None if there are none.
     """
 
     text: npt.NDArray[np.int32]
@@ -48,14 +47,13 @@ class Segment(NamedTuple):
     starts: npt.NDArray[np.int64]
     corpus_of: npt.NDArray[np.int32]
     corpora: Sequence[str]
-    dead: npt.NDArray[np.uint8] | None = None
 
     def check(self) -> None:
         """Raise ContractError if the arrays do not fit together."""
         arrays = (self.text, self.places, self.starts, self.corpus_of)
         fits = all(it.flags.c_contiguous and it.flags.aligned for it in arrays)
         fits = fits and len(self.starts) == len(self.corpus_of) + 1 > 1
-        if not fits or (self.dead is not None and len(self.dead) != len(self.corpus_of)):
+        if not fits:
             raise ContractError.build(
                 "malformed segment", who="Segment", expected="contiguous arrays of fitting lengths"
             )
@@ -143,9 +141,8 @@ def loaded(
             segment.check()
             kept.append(segment)
             documents.append(_documents(segment, name, numbers))
-            has_dead = segment.dead is not None and bool(segment.dead.any())
             number = len(segment.corpus_of)
-            facts.append([0, len(segment.text), 0, len(segment.places), begin, number, has_dead])
+            facts.append([0, len(segment.text), 0, len(segment.places), begin, number])
             begin += number
     first.append(len(kept))
     memory, begins = _flat(kept) if copied or torch.device(device).type != "cpu" else _spanning(kept)
@@ -218,8 +215,6 @@ def _documents(segment: Segment, tenant: str, numbers: Numbers) -> npt.NDArray[n
     found = np.empty((len(segment.corpus_of), 2), np.int32)
     found[:, 0] = segment.starts[:-1].clip(0, len(segment.text))
     found[:, 1] = own[segment.corpus_of.clip(0, len(own) - 1)]
-    if segment.dead is not None:
-        found[segment.dead != 0, 1] = 0
     return found
 
 

@@ -8,7 +8,7 @@ from numba.extending import register_jitable
 
 from specplug.lookup import layout as at
 from specplug.lookup.corpora import COUNT
-from specplug.lookup.corpus_search import LOOKED_AT, corpus_match, corpus_token, named_if_live, place_at
+from specplug.lookup.corpus_search import LOOKED_AT, corpus_match, corpus_token, is_named, place_at
 from specplug.lookup.layout import State
 
 
@@ -29,9 +29,8 @@ def best_places(state: State, segment: int, scope: Any, text: Any, n: int, best:
             is_full = number == at.CORPUS_CANDIDATES
             if length == 0 or (is_full and 2 * length + may_be_named <= best[number - 1] >> 32):
                 break
-            named = named_if_live(state, segment, scope, place)
-            worth = 2 * length + named
-            if named < 0 or (is_full and worth <= best[number - 1] >> 32):
+            worth = 2 * length + is_named(state, segment, scope, place)
+            if is_full and worth <= best[number - 1] >> 32:
                 continue
             to = number - int(is_full)
             while to > 0 and worth > best[to - 1] >> 32:

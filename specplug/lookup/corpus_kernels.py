@@ -41,7 +41,7 @@ from specplug.lookup.kernel_arithmetic import (
     smaller,
 )
 
-TEXT, LENGTH, PLACES, COUNT, DOCUMENTS, NUMBER, HAS_DEAD = map(tl.constexpr, range(7))
+TEXT, LENGTH, PLACES, COUNT, DOCUMENTS, NUMBER = map(tl.constexpr, range(6))
 SEGMENT_FACTS, LOOKED_AT, COPIES = map(tl.constexpr, (at.SEGMENT_FACTS, corpus_search.LOOKED_AT, corpus_search.COPIES))
 CURSORS = tl.constexpr(2 * corpus_search.LOOKED_AT)
 NEARBY = tl.constexpr(128)
@@ -101,8 +101,8 @@ def best_places(about, scope, corpus, documents, own, each):
     place = place_at(places, index, mask, length)
     matched, _ = compared(text, place, own, mask)
     mask = flags(mask & (matched > 0))
-    named = named_if_live(about, scope, documents, place, mask)
-    worth = tl.where(mask & (named >= 0), ((2 * matched + named) << 16) + 65535 - cursors, 0)
+    named = is_named(about, scope, documents, place, mask)
+    worth = tl.where(mask, ((2 * matched + named) << 16) + 65535 - cursors, 0)
     best = tl.full([CORPUS_CANDIDATES], 0, tl.int64)
     for k in tl.static_range(CORPUS_CANDIDATES):
         first = tl.reduce(worth, 0, larger)
@@ -143,10 +143,9 @@ def compared(text, places, own, mask):
 
 
 @triton.jit
-def named_if_live(about, scope, documents, places, mask):
+def is_named(about, scope, documents, places, mask):
     named = places * 0
-    has_named = tl.load(scope + NAMED_CORPORA) > 0
-    if has_named | (tl.load(about + HAS_DEAD) > 0):
+    if tl.load(scope + NAMED_CORPORA) > 0:
         low = places * 0
         high = low + tl.load(about + NUMBER).to(tl.int32)
         rows = documents + 2 * tl.load(about + DOCUMENTS)
@@ -159,7 +158,6 @@ def named_if_live(about, scope, documents, places, mask):
         corpus = tl.load(rows + 2 * low + 1, mask=mask, other=0)
         for k in tl.static_range(MOST_NAMED):
             named = larger(named, (corpus == tl.load(scope + NAMED_CORPORA + k)).to(tl.int32))
-        named = tl.where(corpus == 0, -1, named)
     return named
 
 

@@ -11,12 +11,11 @@ from typing import Any
 from numba.extending import register_jitable
 
 from specplug.lookup import layout as at
-from specplug.lookup.corpora import COUNT, DOCUMENTS, HAS_DEAD, LENGTH, NUMBER, PLACES, TEXT
+from specplug.lookup.corpora import COUNT, DOCUMENTS, LENGTH, NUMBER, PLACES, TEXT
 from specplug.lookup.layout import PLACE, TOKEN, Rows, State
 
 LOOKED_AT = 64
-"""Places of a segment that are examined on each side; they exceed the candidates for the sake of removed documents and
-of named corpora."""
+"""Places of a segment that are examined on each side; they exceed the candidates for the sake of named corpora."""
 COPIES = 6
 """Ranks that a candidate loses to the one before it: many equal passages are often copies of one text."""
 
@@ -51,9 +50,8 @@ def best_places(state: State, segment: int, scope: Any, text: Any, n: int, best:
     for k in (*before, *after):
         place = place_at(state, segment, k)
         length = corpus_match(state, segment, place, text, n)
-        named = named_if_live(state, segment, scope, place) if length else -1
-        if named >= 0:
-            found.append((2 * length + named, place))
+        if length:
+            found.append((2 * length + is_named(state, segment, scope, place), place))
     found.sort(key=lambda it: -it[0])  # the order among equal ones stays
     for k, (worth, place) in enumerate(found[: at.CORPUS_CANDIDATES]):
         best[k] = (worth << 32) + place
@@ -95,9 +93,9 @@ def corpus_match(state: State, segment: int, place: int, text: Any, n: int) -> i
 
 
 @register_jitable
-def named_if_live(state: State, segment: int, scope: Any, place: int) -> int:
-    """Return 1 for a place of a named corpus, 0 for one of another corpus, -1 if its document is dead."""
-    if scope[at.NAMED_CORPORA] == 0 and state.segments[segment, HAS_DEAD] == 0:
+def is_named(state: State, segment: int, scope: Any, place: int) -> int:
+    """Return 1 for a place of a corpus that the request names, 0 for one of another corpus."""
+    if scope[at.NAMED_CORPORA] == 0:
         return 0
     low = state.segments[segment, DOCUMENTS]
     high = low + state.segments[segment, NUMBER]
@@ -107,11 +105,8 @@ def named_if_live(state: State, segment: int, scope: Any, place: int) -> int:
             low = middle
         else:
             high = middle
-    corpus = state.documents[low, 1]
-    if corpus == 0:
-        return -1
     for k in range(at.MOST_NAMED):
-        if scope[at.NAMED_CORPORA + k] == corpus:
+        if scope[at.NAMED_CORPORA + k] == state.documents[low, 1]:
             return 1
     return 0
 

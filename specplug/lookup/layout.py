@@ -89,7 +89,7 @@ MOST_NAMED = 16
 SCOPE = NAMED_CORPORA + MOST_NAMED
 """Columns of `State.scopes`: the number of the tenant whose corpora the slot may read, 0 for none; and the numbers of
 those that its request names, 0 after them."""
-SEGMENT_FACTS = 7
+SEGMENT_FACTS = 6
 """Columns of `State.segments`; see `corpora`."""
 
 CHAIN_TOKEN, CHAIN_EVIDENCE, CHAIN_CONTEXT, CHAIN_OWN, CHAIN_PARENT, CHAIN_ROWS = *range(5), 5

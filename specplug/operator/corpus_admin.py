@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import errno
-import logging
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -28,8 +27,6 @@ T = TypeVar("T")
 
 _MOST_AT_ONCE = 4
 _FULL = (errno.ENOSPC, errno.EDQUOT)
-
-_log = logging.getLogger("specplug")
 
 
 class TakenError(CorpusError):
@@ -98,13 +95,10 @@ class CorpusAdmin:
         """
         return await self._changed(self._remove, corpus, documents, tenant)
 
-    async def _changed(self, change: Callable[..., tuple[str, T]], *args: Any) -> T:
-        """Make a change; merge segments where worthwhile after the answer is sent."""
-        tenant, answer = await asyncio.get_running_loop().run_in_executor(self._changing, change, *args)
-        self._changing.submit(self._merge, tenant)
-        return answer
+    async def _changed(self, change: Callable[..., T], *args: Any) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._changing, change, *args)
 
-    def _add(self, body: bytes | bytearray, who: str) -> tuple[str, dict[str, Any]]:
+    def _add(self, body: bytes | bytearray, who: str) -> dict[str, Any]:
         self._required()
         order = parse_add(body, who)
         store, tenant = self._store(), order.tenant or ""
@@ -118,7 +112,7 @@ class CorpusAdmin:
         most = self._settings.max_tokens
         added = store.add(order.name, documents, tenant=tenant, extend=order.extend, max_tokens=most)
         about = {"documents": added.documents, "tokens": added.tokens, "empty": added.empty}
-        return tenant, {"name": order.name, "tenant": tenant, **about}
+        return {"name": order.name, "tenant": tenant, **about}
 
     def _documents(self, order: AddOrder, vocab_size: int) -> Iterator[Document]:
         for number, document in enumerate(order.documents, 1):
@@ -134,14 +128,14 @@ class CorpusAdmin:
             else:
                 yield from tokenized_many([(name, document.text)], self._tokenizer.encode_many)
 
-    def _remove(self, corpus: str, documents: Sequence[str], tenant: str) -> tuple[str, dict[str, Any]]:
+    def _remove(self, corpus: str, documents: Sequence[str], tenant: str) -> dict[str, Any]:
         check_names(corpus, tenant)
         root = self._required()
         store = Store(root, self._fingerprint) if (root / STORE_FILE).exists() else None
         if store is None or corpus not in _names(store, tenant):
             raise AbsentError.build("no such corpus", who=f"tenant {tenant!r}", found=repr(corpus))
         removed = store.remove(corpus, documents=list(documents) or None, tenant=tenant)
-        return tenant, {"name": corpus, "tenant": tenant, "documents": removed.documents, "tokens": removed.tokens}
+        return {"name": corpus, "tenant": tenant, "documents": removed.documents, "tokens": removed.tokens}
 
     def _listed(self, tenant: str | None) -> dict[str, Any]:
         root = self._required()
@@ -161,12 +155,6 @@ class CorpusAdmin:
             "tenants": {name: _tenant_status(infos) for name, infos in found.items()},
             "problems": list(self._view.snapshot.problems),
         }
-
-    def _merge(self, tenant: str) -> None:
-        try:
-            self._store().merge(tenant)
-        except Exception:
-            _log.exception("the corpus store could not be merged; nothing is lost")
 
     def _store(self) -> Store:
         root = self._required()

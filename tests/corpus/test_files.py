@@ -13,7 +13,7 @@ import pytest
 
 from specplug.corpus.manifest import MANIFEST_FILE
 from specplug.corpus.store import STORE_FILE, Store
-from specplug.corpus.tenant import LOCK_FILE, MERGE_LOCK_FILE, TENANTS
+from specplug.corpus.tenant import LOCK_FILE, TENANTS
 from specplug.corpus.view import View
 from specplug.errors import CorpusError
 from tests.corpus.tools import TOKENIZER, listed, new_store, segment_files, some_documents
@@ -27,7 +27,6 @@ def store(tmp_path: Path) -> Store:
     for tenant in ("bad", "good"):
         store.add("c", some_documents(0), tenant=tenant)
         store.add("d", some_documents(1), tenant=tenant)
-        store.merge(tenant, whole=True)
     return store
 
 
@@ -47,21 +46,19 @@ def changes(store: Store) -> dict[str, object]:
     return {
         "add": lambda: store.add("new", some_documents(2), tenant="bad"),
         "remove": lambda: store.remove("c", tenant="bad"),
-        "merge": lambda: store.merge("bad", whole=True),
+        "remove a document": lambda: store.remove("c", documents=["d0"], tenant="bad"),
     }
 
 
-@pytest.mark.parametrize("change", ["add", "remove", "merge"])
+@pytest.mark.parametrize("change", ["add", "remove", "remove a document"])
 @pytest.mark.parametrize("link", [os.symlink, os.link], ids=["symbolic", "hard"])
-@pytest.mark.parametrize("name", [LOCK_FILE, MERGE_LOCK_FILE, "manifest.tmp", "manifest.old"])
+@pytest.mark.parametrize("name", [LOCK_FILE, "manifest.tmp", "manifest.old"])
 def test_nothing_is_written_through_a_link(store, bad, victim, name, link, change):
-    (bad / name).unlink(missing_ok=True)
-    store.add("dead", some_documents(5), tenant="bad")  # something to merge
     (bad / name).unlink(missing_ok=True)
     link(victim, bad / name)
     try:
         changes(store)[change]()
-        assert "manifest" in name or name == MERGE_LOCK_FILE != change
+        assert "manifest" in name
     except CorpusError as error:
         expected = "a symbolic link" if link is os.symlink else "a file that is not a lock"
         assert f"{name}: a file of the corpus store could not be written; found {expected}" in str(error)  # noqa: PT017
@@ -131,7 +128,7 @@ def test_a_pipe_holds_nobody_up(store, bad, name):
         "import sys; from tests.corpus.tools import *\n"
         "store = Store(sys.argv[1])\n"
         "for ask in (store.verify, store.list, lambda: View(store.root, None), lambda: store.list('bad'),\n"
-        "            lambda: store.remove('c', tenant='bad'), lambda: store.merge('bad')):\n"
+        "            lambda: [store.remove(name, documents=['d0'], tenant='bad') for name in 'cd']):\n"
         "    try: print(ask())\n"
         "    except Exception as error: print(f'{type(error).__name__}: {error}')\n"
     )
@@ -140,7 +137,7 @@ def test_a_pipe_holds_nobody_up(store, bad, name):
     )
     assert "found not a regular file" in done.stdout + done.stderr
     assert "CorpusError" in done.stdout + done.stderr
-    assert len(done.stdout.splitlines()) == (0 if name == STORE_FILE else 6)
+    assert len(done.stdout.splitlines()) == (0 if name == STORE_FILE else 5)
 
 
 def modes(root: Path) -> dict[str, int]:
@@ -153,15 +150,14 @@ def test_a_store_is_its_owners_alone(tmp_path, umask):
     try:
         store = new_store(tmp_path)
         store.add("c", some_documents(0), tenant="a")
-        store.merge("a", whole=True)
     finally:
         os.umask(before)
     found = modes(store.root)
     (segment,) = segment_files(tmp_path)
     assert {found["store"], found[TENANTS], found["t-a"]} == {0o700}
     assert found[segment.name] == 0o400
-    assert {found[name] for name in (STORE_FILE, MANIFEST_FILE, LOCK_FILE, MERGE_LOCK_FILE)} == {0o600}
-    assert len(found) == 10  # with "building" and "room"
+    assert {found[name] for name in (STORE_FILE, MANIFEST_FILE, LOCK_FILE)} == {0o600}
+    assert len(found) == 7
 
 
 def test_a_group_may_share_a_store(tmp_path):

@@ -10,7 +10,6 @@ import pytest
 
 from specplug.corpus import tenant
 from specplug.corpus.files import held
-from specplug.corpus.store import Store
 from specplug.corpus.tenant import LOCK_FILE
 from specplug.errors import CorpusError
 from tests.corpus.tools import as_content, content, listed, new_store, segment_files, some_documents
@@ -73,31 +72,32 @@ def test_many_add_to_one_tenant_at_once(tmp_path):
     assert {path.suffix for path in segment_files(tmp_path)[0].parent.iterdir()} == {".safetensors", ".json", ""}
 
 
-def test_two_who_add_the_same_name_at_once_do_not_both_succeed(tmp_path):
-    store, inside = new_store(tmp_path), threading.Barrier(2)
+def test_who_changes_a_tenant_that_is_being_changed_waits(tmp_path):
+    """The second one of the same corpus is refused when the first one is done, and one of another tenant at no time."""
+    store = new_store(tmp_path, lock_seconds=60)
+    inside, goes_on, done = threading.Event(), threading.Event(), []
 
-    def slow(seed):
-        inside.wait()
-        yield from some_documents(seed)
+    def slow():
+        yield from some_documents(1)
+        inside.set()
+        assert goes_on.wait(30)
 
-    done = []
+    def second():
+        with pytest.raises(CorpusError, match="a corpus of this name is there already"):
+            store.add("c", some_documents(2))
+        done.append("refused")
 
-    def work(seed):
-        try:
-            done.append((seed, store.add("c", slow(seed))))
-        except CorpusError as error:
-            done.append((seed, str(error)))
-
-    threads = [threading.Thread(target=work, args=(seed,)) for seed in (1, 2)]
-    for thread in threads:
-        thread.start()
+    threads = [threading.Thread(target=work) for work in (lambda: done.append(store.add("c", slow())), second)]
+    threads[0].start()
+    assert inside.wait(30)
+    threads[1].start()
+    store.add("c", some_documents(3), tenant="another")
+    assert done == []
+    goes_on.set()
     for thread in threads:
         thread.join()
-    (winner,) = [seed for seed, reported in done if not isinstance(reported, str)]
-    (refusal,) = [reported for _, reported in done if isinstance(reported, str)]
-    assert "a corpus of this name is there already" in refusal
-    assert content(tmp_path) == {"": {"c": as_content(some_documents(winner))}}
-    assert len(segment_files(tmp_path)) == 1
+    assert done == [(3, 60, 0, 1, done[0].bytes, 0, 0), "refused"]
+    assert content(tmp_path)[""] == {"c": as_content(some_documents(1))}
 
 
 def test_a_lock_is_let_go_of_when_its_holder_fails(tmp_path):
@@ -115,41 +115,28 @@ def test_what_killed_writers_left_is_cleared_away_but_nothing_else(tmp_path):
     others = ["notes.txt", "model.safetensors", "0.tmp"]
     for name in [*left, *others]:
         (folder / name).write_bytes(b"x")
-    inside, goes_on = threading.Event(), threading.Event()
-
-    def slow():
-        yield from some_documents(1, 5)
-        inside.set()
-        goes_on.wait(30)
-
-    thread = threading.Thread(target=lambda: Store(store.root, segment_tokens=60).add("slow", slow()))
-    thread.start()
-    assert inside.wait(30)
     store.add("d", some_documents(2))
-    goes_on.set()
-    thread.join()
     assert not [name for name in left if (folder / name).exists()]
     assert all((folder / name).exists() for name in others)
-    assert listed(store) == {("", "c"): (3, 60), ("", "d"): (3, 60), ("", "slow"): (5, 100)}
+    assert listed(store) == {("", "c"): (3, 60), ("", "d"): (3, 60)}
     assert store.verify() == []
 
 
-@pytest.mark.parametrize("change", ["add", "merge"])
-def test_an_interrupt_behind_the_commit_leaves_what_was_committed(tmp_path, monkeypatch, change):
+def test_an_interrupt_behind_the_commit_leaves_what_was_committed(tmp_path, monkeypatch):
     store = new_store(tmp_path)
     store.add("a", some_documents(0))
-    store.add("b", some_documents(1))
 
     def interrupted(*_):
         raise KeyboardInterrupt
 
-    make = {"add": lambda: store.add("c", some_documents(2)), "merge": lambda: store.merge("", whole=True)}[change]
     with monkeypatch.context() as patch:
         patch.setattr(tenant, "clean", interrupted)
         with pytest.raises(KeyboardInterrupt):
-            make()
-    names = ["a", "b", "c"] if change == "add" else ["a", "b"]
-    assert content(tmp_path) == {"": {name: as_content(some_documents(i)) for i, name in enumerate(names)}}
-    store.remove("a")
+            store.add("b", some_documents(1))
+        with pytest.raises(KeyboardInterrupt):
+            store.remove("a")
+    assert content(tmp_path) == {"": {"b": as_content(some_documents(1))}}
+    assert len(segment_files(tmp_path)) == 2
+    store.add("c", some_documents(2))
     assert store.verify() == []
-    assert len(segment_files(tmp_path)) == (2 if change == "add" else 1)
+    assert len(segment_files(tmp_path)) == 2

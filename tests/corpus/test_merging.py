@@ -1,8 +1,6 @@
-"""Merging changes the files, never the contents of a store, and any sequence of changes has its documented effect."""
+"""Segments stay few and hold nothing that was removed, and any sequence of changes has its documented effect."""
 
 from __future__ import annotations
-
-import threading
 
 import numpy as np
 import pytest
@@ -17,10 +15,10 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from specplug.corpus import merging
-from specplug.corpus.manifest import CorpusPart, SegmentEntry, packed, unpacked
-from specplug.corpus.merging import DEAD_SHARE, choose
-from specplug.corpus.segment import Segment
+from specplug.corpus.building import Builder, documents_of, remaining
+from specplug.corpus.changing import choose
+from specplug.corpus.manifest import CorpusPart, SegmentEntry
+from specplug.corpus.segment import Segment, write_segment
 from specplug.corpus.store import Store
 from specplug.errors import CorpusError
 from tests.corpus.tools import (
@@ -36,8 +34,8 @@ from tests.corpus.tools import (
 )
 
 
-def entry(text: int, dead: int = 0) -> SegmentEntry:
-    return SegmentEntry("f", 1, 1, text, text, (CorpusPart("c", 1, text - dead),))
+def entry(text: int) -> SegmentEntry:
+    return SegmentEntry("f", 1, text, (CorpusPart("c", 1, text),))
 
 
 @pytest.mark.parametrize(
@@ -58,144 +56,74 @@ def test_what_is_merged(sizes, run):
     assert choose([entry(size) for size in sizes], 1_000_000) == (run and slice(*run))
 
 
-@pytest.mark.parametrize(("dead", "run"), [(0, None), (25, None), (26, slice(1, 2)), (100, slice(1, 2))])
-def test_segments_with_much_that_is_dead_are_written_anew(dead, run):
-    assert DEAD_SHARE == 0.25
-    assert choose([entry(100), entry(100, dead), entry(900_000)], 1_000_000) == run
-
-
-def test_full_segments_are_not_merged_again(tmp_path):
+def test_few_segments_are_left_and_full_ones_stay(tmp_path):
     store = new_store(tmp_path, segment_tokens=100)
-    for i in range(12):
+    for i in range(40):
         store.add(f"c{i}", some_documents(i, 1, 15))
-    before = content(tmp_path)
-    store.merge()
-    assert store.merge() == (0, 0)
-    assert all(Segment(path).text.size <= 100 for path in segment_files(tmp_path))
-    assert len(segment_files(tmp_path)) < 12
-    assert content(tmp_path) == before
+        sizes = [Segment(path).text.size for path in segment_files(tmp_path)]
+        assert max(sizes) <= 100
+        assert sum(size <= 50 for size in sizes) <= 4
+    assert content(tmp_path) == {"": {f"c{i}": as_content(some_documents(i, 1, 15)) for i in range(40)}}
     assert store.verify() == []
 
 
-def test_dead_text_is_gone_from_the_files_after_a_whole_merge(tmp_path):
+def test_what_is_removed_is_in_no_file(tmp_path):
     store, secret = new_store(tmp_path), np.array([77, 78, 79] * 5, np.int32)
-    store.add("a", [document("secret name", secret, secret[1:]), *some_documents(0)])
-    store.add("b", some_documents(1))
-    store.remove("a", documents=["secret name"])
-    assert any(secret.tobytes() in path.read_bytes() for path in segment_files(tmp_path))
-    assert store.merge(whole=True) == (2, 1)
-    assert store.merge(whole=True) == (0, 0)
-    (file,) = segment_files(tmp_path)
-    assert not any(part in file.read_bytes() for part in (secret.tobytes(), b"secret name"))
-    assert content(tmp_path) == {"": {"a": as_content(some_documents(0)), "b": as_content(some_documents(1))}}
+    hidden = document("secret name", secret, secret[1:])
+    parts = (secret.tobytes(), b"secret name")
+
+    def has_it() -> bool:
+        return any(part in path.read_bytes() for path in tmp_path.rglob("*") if path.is_file() for part in parts)
+
+    for remove in (
+        lambda: store.remove("a", documents=["secret name"]),
+        lambda: store.sync("a", some_documents(0)),
+        lambda: store.remove("a"),
+    ):
+        store.add("a", [hidden, *some_documents(0)])
+        for i in range(4):
+            store.add(f"b{i}", some_documents(i))
+        assert len(segment_files(tmp_path)) == 1
+        assert has_it()
+        remove()
+        assert not has_it()
+        for name in {info.name for info in store.list()}:
+            store.remove(name)
 
 
 def test_prefixes_survive(tmp_path):
     store = new_store(tmp_path)
     texts = [[1, 2, 3], [4, 2], [5, 6, 7]]
     store.add("a", [document("d", *texts), document("e", [1])])
-    store.add("b", [document("f", [2], [3])])
-    store.merge(whole=True)
+    for name, ids in (("b", [2]), ("c", [8]), ("d", [9]), ("e", [7])):
+        store.add(name, [document("f", ids, [3])])
+    store.remove("c")
     (file,) = segment_files(tmp_path)
-    assert Segment(file).text.tolist() == [-1, 1, 2, 3, -1, 4, 2, -1, 5, 6, 7, -1, 1, -1, 2, -1, 3, -1]
-    assert Segment(file).starts.tolist() == [1, 12, 14, 18]
+    text = [-1, 1, 2, 3, -1, 4, 2, -1, 5, 6, 7, -1, 1, -1, 2, -1, 3, -1, 9, -1, 3, -1, 7, -1, 3, -1]
+    assert Segment(file).text.tolist() == text
+    assert Segment(file).starts.tolist() == [1, 12, 14, 18, 22, 26]
 
 
-@pytest.mark.parametrize("whole", [False, True])
-def test_what_changes_during_a_merge_is_not_undone(tmp_path, monkeypatch, whole):
-    """Corpora and documents removed, and others added, while segments are merged."""
-    store = new_store(tmp_path)
-    for i in range(6):
-        store.add(f"c{i}", some_documents(i))
-    store.remove("c0", documents=["d0"])
-    real, calls = merging.write_segments, []
-
-    def slow(*arguments):
-        entries = real(*arguments)
-        calls.append(len(entries))
-        if len(calls) == 1:
-            store.remove("c1", documents=["d1"])
-            store.remove("c0", documents=["d2"])
-            store.add("new", some_documents(8))
-        return entries
-
-    monkeypatch.setattr(merging, "write_segments", slow)
-    store.merge("", whole=whole)
-    without = lambda seed, *names: [it for it in as_content(some_documents(seed)) if it[0] not in names]  # noqa: E731
-    expected = {"c0": without(0, "d0", "d2"), "c1": without(1, "d1")}
-    expected |= {f"c{i}": without(i) for i in (2, 3, 4, 5)} | {"new": without(8)}
-    assert content(tmp_path) == {"": expected}
-    store.merge("", whole=True)
-    assert content(tmp_path) == {"": expected}
-    assert len(segment_files(tmp_path)) == 1
-    assert store.verify() == []
-
-
-def test_a_segment_that_goes_away_during_a_merge_begins_it_again(tmp_path, monkeypatch):
-    store = new_store(tmp_path)
-    for i in range(3):
-        store.add(f"c{i}", some_documents(i))
-    real, calls = merging.write_segments, []
-
-    def slow(*arguments):
-        calls.append(1)
-        if len(calls) == 1:
-            store.remove("c1")
-        return real(*arguments)
-
-    monkeypatch.setattr(merging, "write_segments", slow)
-    assert store.merge("", whole=True) == (2, 1)
-    assert len(calls) == 2
-    assert content(tmp_path) == {"": {name: as_content(some_documents(int(name[1]))) for name in ("c0", "c2")}}
-    assert len(segment_files(tmp_path)) == 1
-
-
-def test_everything_removed_during_a_merge_leaves_nothing(tmp_path, monkeypatch):
-    store = new_store(tmp_path)
-    store.add("a", some_documents(0))
-    store.remove("a", documents=["d0"])
-    real = merging.write_segments
-
-    def slow(*arguments):
-        entries = real(*arguments)
-        store.remove("a")
-        return entries
-
-    monkeypatch.setattr(merging, "write_segments", slow)
-    assert store.merge("") == (0, 0)
-    assert store.list() == segment_files(tmp_path) == []
-
-
-def test_a_broken_tenant_does_not_keep_others_from_being_merged(tmp_path, caplog):
-    store = new_store(tmp_path)
-    for tenant in ("a", "b"):
-        for i in range(2):
-            store.add(f"c{i}", some_documents(i), tenant=tenant)
-    (store.root / "tenants" / "t-a" / "manifest.json").write_bytes(b"{")
-    assert store.merge(whole=True) == (2, 1)
-    assert "t-a/manifest.json" in caplog.text
-
-
-def test_two_who_merge_at_once_do_it_once(tmp_path):
-    store = new_store(tmp_path)
-    for i in range(8):
-        store.add(f"c{i}", some_documents(i))
-    before, done = content(tmp_path), []
-    threads = [threading.Thread(target=lambda: done.append(store.merge())) for _ in range(3)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert sorted(done) == [(0, 0), (0, 0), (8, 1)]
-    assert content(tmp_path) == before
-
-
-@pytest.mark.parametrize("size", [1, 7, 8, 9, 1000])
-def test_masks_are_kept(size):
-    mask = (np.random.default_rng(size).random(size) < 0.5).astype(np.uint8)
-    assert unpacked(packed(mask), size).tolist() == mask.tolist()
-    assert packed(np.zeros(size, np.uint8)) == ""
-    assert unpacked("", size).tolist() == [0] * size
+@pytest.mark.parametrize("seed", range(20))
+def test_what_remains_of_a_segment_is_what_is_built_of_it(tmp_path, seed):
+    """`remaining` sorts nothing, and is equal to the arrays that are built and sorted anew."""
+    rng, builder = np.random.default_rng(seed), Builder()
+    for _ in range(rng.integers(1, 12)):
+        texts = [rng.integers(0, 3, rng.integers(1, 30)).astype(np.int32) for _ in range(rng.integers(1, 4))]
+        builder.append("abc"[rng.integers(3)], f"name {rng.integers(5)}".encode() * int(rng.integers(1, 3)), texts)
+    path = tmp_path / "segment.safetensors"
+    write_segment(path, builder.sections(), builder.corpora, TOKENIZER)
+    segment = Segment(path)
+    kept = rng.random(len(segment)) < rng.random()
+    kept[rng.integers(len(segment))] = True
+    anew = Builder()
+    for index, it in enumerate(documents_of(segment)):
+        if kept[index]:
+            anew.append(*it)
+    sections, corpora = remaining(segment, kept)
+    assert corpora == anew.corpora
+    for name, expected in anew.sections().items():
+        assert sections[name].tolist() == expected.tolist(), name
 
 
 def _sorted(content: Content) -> Content:
@@ -256,10 +184,6 @@ class Changes(RuleBasedStateMachine):
         self.model[tenant][name] = [it for it in self.model[tenant][name] if it[0] not in names]
         if not self.model[tenant][name]:
             del self.model[tenant][name]
-
-    @rule(tenant=st.none() | tenants, whole=st.booleans())
-    def merge(self, tenant, whole):
-        self.store.merge(tenant, whole=whole)
 
     @rule()
     def reopen(self):

@@ -85,7 +85,7 @@ def test_safetensors_reads_it(path):
             assert getattr(segment, name).ctypes.data % getattr(segment, name).itemsize == 0
         metadata = file.metadata()
     assert json.loads(metadata["corpora"]) == ["x", 'ÿ"\\']
-    assert (metadata["format"], metadata["version"], metadata["tokenizer"]) == (SEGMENT_FORMAT, "1", TOKENIZER.digest)
+    assert (metadata["format"], metadata["version"], metadata["tokenizer"]) == (SEGMENT_FORMAT, "2", TOKENIZER.digest)
 
 
 @pytest.mark.parametrize(
@@ -156,8 +156,8 @@ def test_a_newer_version_and_another_tokenizer_are_refused(path, monkeypatch):
         Segment(path, OTHER)
     assert len(Segment(path)) == 3
     data = path.read_bytes()
-    overwrite(path, data.replace(b'"version":"1"', b'"version":"2"', 1))
-    with pytest.raises(CorpusError, match=r"another version.*found version 2; expected 1. Update specplug"):
+    overwrite(path, data.replace(b'"version":"2"', b'"version":"3"', 1))
+    with pytest.raises(CorpusError, match=r"another version.*found version 3; expected 2. Update specplug"):
         Segment(path)
 
 

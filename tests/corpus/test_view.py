@@ -7,7 +7,6 @@ import os
 import shutil
 import threading
 
-import numpy as np
 import pytest
 
 from specplug.corpus import tenant, view
@@ -31,7 +30,7 @@ def store(tmp_path) -> Store:
 
 
 def opened(snapshot: Snapshot, name: str = "") -> list[int]:
-    return [id(live.segment) for live in snapshot.tenants[name]]
+    return [*map(id, snapshot.tenants[name])]
 
 
 def test_an_empty_store_and_none(tmp_path, store):
@@ -66,20 +65,19 @@ def test_changes_are_seen_and_only_new_segments_are_opened(store, monkeypatch):
         second.tenants["x"] = ()
 
 
-def test_removed_documents_are_marked_and_the_segment_stays(store):
+def test_a_segment_that_is_replaced_is_served_on_by_who_has_it(store):
     store.add("a", some_documents(0))
-    store.add("a", some_documents(1), extend=True)
+    store.add("b", some_documents(1))
     seen = View(store.root, None)
     before = seen.snapshot
-    store.remove("a", documents=["d1"])
+    store.remove("a", documents=["d0"])
     after = seen.refresh()
-    assert opened(before) == opened(after)
-    assert [live.dead for live in before.tenants[""]] == [None, None]
-    for live in after.tenants[""]:
-        assert (live.dead.tolist(), live.dead.dtype) == ([0, 1, 0], np.uint8)
+    assert opened(after)[1] == opened(before)[1]
+    assert [len(segment) for segment in after.tenants[""]] == [2, 3]
     store.remove("a")
+    store.remove("b")
     assert dict(seen.refresh().tenants) == {}
-    assert before.tenants[""][0].segment.document(0).tolist() == some_documents(0)[0].token_ids.tolist()
+    assert before.tenants[""][0].document(0).tolist() == some_documents(0)[0].token_ids.tolist()
 
 
 def test_bad_files_are_problems_reported_once_and_the_rest_serves(store, caplog):
@@ -117,19 +115,18 @@ def test_a_segment_that_comes_back_is_seen_though_the_manifest_is_the_same(store
 
 def test_a_segment_that_a_merge_deletes_just_now_is_no_problem(store, monkeypatch):
     """The manifest that was read names files that are gone: then there is a newer one."""
-    for i in range(6):
+    for i in range(4):
         store.add(f"c{i}", some_documents(i))
     real, merged = view.load, []
 
     def slow(folder):
         manifest = real(folder)
         if not merged:
-            merged.append(store.merge(whole=True))
+            merged.append(store.add("last", some_documents(4)))
         return manifest
 
     monkeypatch.setattr(view, "load", slow)
     seen = View(store.root, TOKENIZER)
-    assert merged == [(6, 1)]
     assert seen.snapshot.problems == ()
     assert len(seen.snapshot.tenants[""]) == 1
 
@@ -182,10 +179,9 @@ def test_many_look_while_others_change(tmp_path, store):
                 snapshot = seen.snapshot
                 assert snapshot.problems == ()
                 found = [
-                    live.segment.corpora[live.segment.corpus_of[index]]
-                    for live in snapshot.tenants[""]
-                    for index in range(len(live.segment))
-                    if live.dead is None or not live.dead[index]
+                    segment.corpora[segment.corpus_of[index]]
+                    for segment in snapshot.tenants[""]
+                    for index in range(len(segment))
                 ]
                 assert found.count("always") == 3
                 assert all(found.count(name) == 3 for name in set(found))
@@ -198,7 +194,6 @@ def test_many_look_while_others_change(tmp_path, store):
     for i in range(15):
         store.add(f"c{i}", some_documents(i))
         if i % 3 == 2:
-            store.merge()
             store.remove(f"c{i - 1}")
     over.set()
     for thread in threads:

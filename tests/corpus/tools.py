@@ -43,11 +43,10 @@ def content(root: Path) -> Content:
     snapshot = View(root / "store", TOKENIZER).snapshot
     assert snapshot.problems == ()
     for tenant, segments in snapshot.tenants.items():
-        for segment, dead in segments:
+        for segment in segments:
             for index in range(len(segment)):
-                if dead is None or not dead[index]:
-                    corpus = found.setdefault(tenant, {}).setdefault(segment.corpora[segment.corpus_of[index]], [])
-                    corpus.append((segment.name(index), segment.document(index).tolist()))
+                corpus = found.setdefault(tenant, {}).setdefault(segment.corpora[segment.corpus_of[index]], [])
+                corpus.append((segment.name(index), segment.document(index).tolist()))
     return found
 
 

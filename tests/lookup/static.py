@@ -18,8 +18,8 @@ TENANTS = ("one", "two", "three")
 NAMES = ("a", "b", "c")
 
 
-def segment_of(documents: Sequence[tuple[str, Sequence[int]]], dead: Sequence[int] = ()) -> Segment:
-    """Return a segment of documents, each of a corpus; those of some indices are dead."""
+def segment_of(documents: Sequence[tuple[str, Sequence[int]]]) -> Segment:
+    """Return a segment of documents, each of a corpus."""
     text = [-1]
     starts = [1]
     for _, tokens in documents:
@@ -33,14 +33,12 @@ def segment_of(documents: Sequence[tuple[str, Sequence[int]]], dead: Sequence[in
 
     places = [p for p in range(1, len(text)) if text[p - 1] >= 0 and text[p] >= 0]
     places.sort(key=lambda place: (key(place), place))
-    flags = np.array([k in dead for k in range(len(documents))], np.uint8)
     return Segment(
         np.array(text, np.int32),
         np.array(places, np.int32),
         np.array(starts),
         np.array([names.index(name) for name, _ in documents], np.int32),
         names,
-        flags if len(dead) else None,
     )
 
 
@@ -50,7 +48,7 @@ def some_segment(random: Random, tokens: int) -> Segment:
     for _ in range(random.randint(1, 5)):
         text = [random.randrange(tokens) for _ in range(random.choice([1, 9, 60]))]
         documents.append((random.choice(NAMES), text * random.choice([1, 1, 2])))
-    return segment_of(documents, [k for k in range(len(documents)) if random.random() < 0.2])
+    return segment_of(documents)
 
 
 class Served(Run):

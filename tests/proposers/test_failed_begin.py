@@ -125,7 +125,7 @@ def test_a_document_that_cannot_be_read_costs_itself(
     with opened(store) as server, caplog.at_level(logging.ERROR):
         assert server.watcher._seen is not None
         _, torn = server.watcher._seen.tenants["us"]
-        DAMAGES[damage](torn.segment)
+        DAMAGES[damage](torn)
         named = tuple(StoredDocument("d0", corpus) for corpus in ("torn", "whole", "torn"))
         for number in range(2):
             server.driver.start(

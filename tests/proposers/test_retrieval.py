@@ -417,7 +417,6 @@ def test_steps_see_each_change_whole_and_once(server: Server) -> None:
     while thread.is_alive():
         seen.append(server.ask().token_ids[:1])
     thread.join()
-    server.store.merge()
     assert all(not ids or ids[0] in range(rounds) for ids in seen)
     assert nodes(server.ask()) <= {*range(rounds)}
     assert server.ask([*BEGIN, rounds - 1]).token_ids == ()

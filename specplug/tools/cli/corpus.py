@@ -15,7 +15,6 @@ corpus = typer.Typer(no_args_is_help=True, rich_markup_mode="markdown")
 
 Root = Annotated[Path, typer.Argument(metavar="STORE", help="The store's folder.")]
 Tenant = Annotated[str, typer.Option("--tenant", help="Its tenant; other tenants' requests never draft from it.")]
-NoMerge = Annotated[bool, typer.Option("--no-merge", help="Do not merge segments.")]
 Tokenizer = Annotated[str | None, typer.Option("--tokenizer", help="Where the store's tokenizer is, if it has moved.")]
 
 
@@ -56,7 +55,6 @@ def _take_in(
     max_tokens: Annotated[
         int | None, typer.Option(min=1, help="Refuse additions that would give the tenant more tokens than this.")
     ] = None,
-    no_merge: NoMerge = False,
     as_json: AsJson = False,
     *,
     create: bool = False,
@@ -68,7 +66,7 @@ def _take_in(
 
     how = Reading(globs=tuple(globs or ()), text_field=text_field, name_field=name_field, skip_bad=skip_bad)
     given: dict[str, Any] = {"tenant": tenant, "max_tokens": max_tokens, **({} if sync else {"extend": extend})}
-    given |= {"create": create, "sync": sync, "merge": not no_merge, "quiet": as_json}
+    given |= {"create": create, "sync": sync, "quiet": as_json}
     found = take_in(store, tokenizer, sources, name, how, **given)
     show(found, *shown_intake(found, sync=sync), as_json=as_json)
 
@@ -161,13 +159,11 @@ def remove(
         list[str] | None, typer.Option("--document", help="Only the documents of this name; repeat.")
     ] = None,
     tenant: Tenant = "",
-    no_merge: NoMerge = False,
     as_json: AsJson = False,
 ) -> None:
     """Remove a corpus, or documents of it.
 
-    Servers stop drafting from it as soon as they see the change. Its tokens stay on disk until their whole segment is
-    removed or merged; `specplug corpus merge --whole` merges at once.
+    Servers stop drafting from it as soon as they see the change. No file of the store has its text afterwards.
 
     Examples:
 
@@ -177,10 +173,8 @@ def remove(
     """
     from specplug.corpus.store import Store
 
-    found = Store(store)
-    removed = found.remove(name, documents=documents or None, tenant=tenant)
-    merged = 0 if no_merge else found.merge(tenant).read
-    data = {"store": str(store), "corpus": name, **removed._asdict(), "merged_segments": merged}
+    removed = Store(store).remove(name, documents=documents or None, tenant=tenant)
+    data = {"store": str(store), "corpus": name, **removed._asdict()}
     line = f"Removed from {name}: documents {removed.documents:,}, tokens {removed.tokens:,}."
     show(data, line, as_json=as_json)
 
@@ -221,7 +215,7 @@ def inspect(
     tokenizer: Tokenizer = None,
     as_json: AsJson = False,
 ) -> None:
-    """Inspect a store: its segments, their removed documents, the documents, and the continuations of a text.
+    """Inspect a store: its segments, the documents, and the continuations of a text.
 
     Examples:
 
@@ -263,23 +257,3 @@ def verify(store: Root, as_json: AsJson = False) -> None:
     show({"ok": not problems, "problems": [one._asdict() for one in problems]}, shown, as_json=as_json)
     if problems:
         raise typer.Exit(1)
-
-
-@corpus.command()
-def merge(
-    store: Root,
-    tenant: Annotated[str | None, typer.Option(help="Only this tenant's segments.")] = None,
-    whole: Annotated[bool, typer.Option("--whole", help="Merge as far as possible and drop what was removed.")] = False,
-    as_json: AsJson = False,
-) -> None:
-    """Merge small segments and those with many removed documents, without interrupting servers.
-
-    `build`, `add` and `remove` merge by themselves where it is worthwhile.
-
-    Example: `specplug corpus merge ./store --whole`
-    """
-    from specplug.corpus.store import Store
-
-    merged = Store(store).merge(tenant, whole=whole)
-    line = f"Read {merged.read} segments, and wrote {merged.written} in their place."
-    show(merged._asdict(), line, as_json=as_json)

@@ -12,7 +12,7 @@ from rich.table import Table
 
 from specplug.corpus.inspecting import continuations
 from specplug.corpus.names import hint, shortened
-from specplug.corpus.segment import LiveSegment
+from specplug.corpus.segment import Segment
 from specplug.corpus.sources import tokenizer_of
 from specplug.corpus.store import Store
 from specplug.corpus.view import View
@@ -22,7 +22,7 @@ from specplug.tools.cli.output import table
 
 _EXCERPT = 200
 
-Owned = tuple[str, LiveSegment]
+Owned = tuple[str, Segment]
 """A segment behind its tenant."""
 
 
@@ -47,7 +47,7 @@ class Inspection(NamedTuple):
         view = View(self.root, None)
         found, (_, tenants, problems) = list(self._segments(view)), view.snapshot
         if self.corpus is not None and not found:
-            known = {name for lives in tenants.values() for live in lives for name in live.segment.corpora}
+            known = {name for segments in tenants.values() for segment in segments for name in segment.corpora}
             raise CorpusError.build("no such corpus", found=shortened(self.corpus), remedy=hint(self.corpus, known))
         data, shown = _segments_section(f"{self.root} (tokens of {view.tokenizer.name})", found, problems)
         if self.corpus is None:
@@ -74,7 +74,7 @@ class Inspection(NamedTuple):
         context = tokenizer.encode(text).tolist()
         view = View(self.root, tokenizer.fingerprint)
         segments = self._replace(tenant=self.tenant or "")._segments(view)
-        found = continuations([self._only(live) for _, live in segments], context)
+        found = continuations([segment for _, segment in segments], context, self.corpus)
         total = found.counts.total()
         most = [(token, tokenizer.decode([token]), count) for token, count in found.counts.most_common(self.limit)]
         matched = tokenizer.decode(context[len(context) - found.length :])
@@ -94,28 +94,22 @@ class Inspection(NamedTuple):
 
     def _segments(self, view: View) -> Iterator[Owned]:
         """Yield the segments to inspect, each with its tenant."""
-        for tenant, lives in view.snapshot.tenants.items():
+        for tenant, segments in view.snapshot.tenants.items():
             if self.tenant in (None, tenant):
-                yield from ((tenant, live) for live in lives if self.corpus is None or self._of_corpus(live).any())
+                yield from ((tenant, it) for it in segments if self.corpus is None or self.corpus in it.corpora)
 
-    def _of_corpus(self, live: LiveSegment) -> Any:
-        """Return [d] bool, true for live documents of the corpus."""
-        numbers = [number for number, name in enumerate(live.segment.corpora) if name == self.corpus]
-        mask = np.isin(live.segment.corpus_of, numbers)
-        return mask if live.dead is None else mask & (live.dead == 0)
-
-    def _only(self, live: LiveSegment) -> LiveSegment:
-        """Return the segment with only the corpus's documents alive."""
-        return live if self.corpus is None else live._replace(dead=(~self._of_corpus(live)).astype(np.uint8))
+    def _of_corpus(self, segment: Segment) -> Any:
+        """Return [d] bool, true for documents of the corpus."""
+        return np.array([name == self.corpus for name in segment.corpora])[segment.corpus_of]
 
     def _documents_section(self, corpus: str, found: Sequence[Owned]) -> Inspected:
         listed = (
-            (tenant, live.segment.name(int(index)), int(live.segment.lengths[index]))
-            for tenant, live in found
-            for index in np.flatnonzero(self._of_corpus(live))
+            (tenant, segment.name(int(index)), int(segment.lengths[index]))
+            for tenant, segment in found
+            for index in np.flatnonzero(self._of_corpus(segment))
         )
         some = list(islice(listed, self.limit))
-        more = sum(int(self._of_corpus(live).sum()) for _, live in found) - len(some)
+        more = sum(int(self._of_corpus(segment).sum()) for _, segment in found) - len(some)
         data = [{"tenant": tenant, "name": name, "tokens": tokens} for tenant, name, tokens in some]
         rows = [(tenant, name, f"{tokens:,}") for tenant, name, tokens in some]
         lines = [f"{more:,} more; --limit shows them."] if more else []
@@ -124,17 +118,15 @@ class Inspection(NamedTuple):
 
 def _segments_section(title: str, found: Sequence[Owned], problems: Sequence[str]) -> Inspected:
     data, rows = [], []
-    for tenant, live in found:
-        segment, lengths = live.segment, live.segment.lengths
-        tokens, dead = int(lengths.sum()), 0 if live.dead is None else int(lengths[live.dead != 0].sum())
+    for tenant, segment in found:
         each = {"tenant": tenant, "segment": segment.id}
-        counts = {"documents": len(segment), "tokens": tokens, "bytes": segment.size}
-        per_token, share = segment.size / max(tokens, 1), dead / max(tokens, 1)
+        counts = {"documents": len(segment), "tokens": int(segment.lengths.sum()), "bytes": segment.size}
+        per_token = segment.size / max(counts["tokens"], 1)
         corpora = list(segment.corpora)
-        data.append({**each, **counts, "bytes_per_token": per_token, "dead_share": share, "corpora": corpora})
+        data.append({**each, **counts, "bytes_per_token": per_token, "corpora": corpora})
         named = ", ".join(corpora[:4]) + (f" and {len(corpora) - 4} more" if len(corpora) > 4 else "")
-        figures = [*(f"{count:,}" for count in counts.values()), f"{per_token:.2f}", f"{100 * share:.0f} %"]
+        figures = [*(f"{count:,}" for count in counts.values()), f"{per_token:.2f}"]
         rows.append([*each.values(), *figures, named])
-    columns = ("tenant", "segment", "documents", "tokens", "bytes", "bytes per token", "dead", "corpora")
+    columns = ("tenant", "segment", "documents", "tokens", "bytes", "bytes per token", "corpora")
     lines = [f"Does not serve: {problem}" for problem in problems]
     return {"segments": data}, [table(title, columns, rows), *lines]

@@ -37,17 +37,16 @@ def take_in(
     how: Reading,
     *,
     create: bool,
-    merge: bool,
     quiet: bool,
     sync: bool = False,
     **given: Any,
 ) -> dict[str, Any]:
     """Add corpora to a store, or with `sync` replace their documents, each whole or not at all.
 
-    To `create` a store requires a tokenizer.  With `merge`, segments are merged afterwards where worthwhile.  Tenant,
-    `max_tokens` and, unless `sync`, `extend` are `given` as `Store.add` and `Store.sync` take them.  The result has the
-    figures by corpus, the counts of skipped files, and the time taken without start-up, ready for JSON.  A
-    `SpecplugError` of an invalid intake or unreadable sources comes before anything is created.
+    To `create` a store requires a tokenizer.  Tenant, `max_tokens` and, unless `sync`, `extend` are `given` as
+    `Store.add` and `Store.sync` take them.  The result has the figures by corpus, the counts of skipped files, and the
+    time taken without start-up, ready for JSON.  A `SpecplugError` of an invalid intake or unreadable sources comes
+    before anything is created.
     """
     corpora = _corpora(sources, name)
     store = None if create else Store(root)
@@ -79,7 +78,6 @@ def take_in(
         "seconds": seconds,
         "seconds_tokenising": tokenising[0],
         "tokens_per_second": sum(each["tokens"] for each in found) / max(seconds, 1e-9),
-        "merged_segments": store.merge(given["tenant"]).read if merge else 0,
     }
 
 

@@ -41,8 +41,8 @@ def explain(
 ) -> None:
     """Show what drafted each token of an answer, where drafts were cut, and why the answer was slow.
 
-    The server has to run with the setting `trace.path`, which is for debugging; it searches the newest 256 MiB. Operators see all requests; a tenant
-    whose API key the server knows sees its own.
+    The server has to run with the setting `trace.path`, which is for debugging; it searches the newest 256 MiB.
+    Operators see all requests; a tenant whose API key the server knows sees its own.
 
     Examples:
 

@@ -237,5 +237,4 @@ def stored(corpora: Corpora) -> Iterator[str | None]:
         store = Store.create(f"{folder}/store", Fingerprint("of the traces", "unknown", 2**31 - 1))
         for name, documents in corpora.items():
             store.add(name, (Document(str(number), ids) for number, ids in enumerate(documents)))
-            store.merge()
         yield str(store.root)

@@ -196,12 +196,11 @@ def test_remove_takes_a_corpus_or_documents_of_it(store, docs):
 def test_inspect_shows_segments_and_documents(store):
     found = done("inspect", store, "docs", "--limit", "1")
     (segment,) = found["segments"]
-    assert (segment["documents"], segment["corpora"], segment["dead_share"]) == (2, ["docs"], 0)
+    assert (segment["documents"], segment["corpora"]) == (2, ["docs"])
     assert segment["bytes_per_token"] == segment["bytes"] / segment["tokens"]
     assert [one["name"] for one in found["documents"]] == ["a.md"]
-    done("remove", store, "docs", "--document", "a.md", "--no-merge")
+    done("remove", store, "docs", "--document", "a.md")
     found = done("inspect", store, "docs")
-    assert 0 < found["segments"][0]["dead_share"] < 0.5
     assert [one["name"] for one in found["documents"]] == ["sub/b.md"]
     assert "documents" not in done("inspect", store)
     assert "Did you mean 'docs'?" in refused("inspect", store, "doc")
@@ -246,26 +245,18 @@ def test_verify_tells_of_a_torn_file_and_ends_with_1(store):
     assert invoke("verify", store).exit_code == 1
 
 
-def test_merge_brings_all_into_one_segment(store, docs):
-    for number in range(3):
-        done("add", store, docs, "--name", f"more {number}", "--no-merge")
-    assert len(done("inspect", store)["segments"]) == 4
-    assert done("merge", store, "--whole") == {"read": 4, "written": 1}
-    assert len(done("inspect", store)["segments"]) == 1
-
-
 def test_small_segments_are_merged_by_themselves(store, docs):
-    merged = [done("add", store, docs, "--name", f"more {number}")["merged_segments"] for number in range(6)]
-    assert max(merged) > 1
-    assert len(done("inspect", store)["segments"]) < 7
+    for number in range(6):
+        done("add", store, docs, "--name", f"more {number}")
+    assert len(done("inspect", store)["segments"]) <= 4
 
 
 def test_people_are_reported_the_same(store):
     inspected = [("inspect", *of) for of in ((), ("docs",), ("--document", "a.md"), ("--continues", "The cat"))]
-    for command, *rest in (("list",), *inspected, ("verify",), ("merge",), ("remove", "docs")):
+    for command, *rest in (("list",), *inspected, ("verify",), ("remove", "docs")):
         result = invoke(command, store, *rest)
         assert result.exit_code == 0, result.output
-        assert "docs" in result.stdout or any(part in result.stdout for part in ("a.md", "matched", "intact", "Read"))
+        assert "docs" in result.stdout or any(part in result.stdout for part in ("a.md", "matched", "intact"))
 
 
 def test_names_cannot_command_the_terminal(store, tmp_path):

@@ -239,9 +239,9 @@ def held(**given):
 def contents(store):
     found: dict[str, list[list[int]]] = {}
     for live in View(store, None).snapshot.tenants[""] if store else ():
-        for index in range(len(live.segment)):
-            corpus = live.segment.corpora[live.segment.corpus_of[index]]
-            found.setdefault(corpus, []).append(live.segment.document(index).tolist())
+        for index in range(len(live)):
+            corpus = live.corpora[live.corpus_of[index]]
+            found.setdefault(corpus, []).append(live.document(index).tolist())
     return [*found.items()]
 
 
