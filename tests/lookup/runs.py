@@ -104,9 +104,10 @@ class Run:
         """Fill the ring with random tokens of random owners, and the buckets with places that are live or dead."""
         noise, state = np.random.default_rng(self.random.randrange(1 << 30)), self.state
         capacity = len(state.ring)
-        state.end[0] = 3 * capacity
+        state.end[0] += 2 * capacity  # it never goes back, or spans of a running text and of a later one overlap
+        end = int(state.end[0])
         ring = noise.integers(-1 if self.random.random() < 0.3 else 0, self.tokens, capacity)
-        places = noise.integers(2 * capacity - 99, 3 * capacity + 20, tuple(state.buckets.shape))
+        places = noise.integers(end - capacity - 99, end + 20, tuple(state.buckets.shape))
         for tensor, values in (
             (state.ring, ring), (state.owners, noise.integers(0, 3, len(state.owners))), (state.buckets, places)
         ):  # fmt: skip
