@@ -169,8 +169,9 @@ class Present:
     """The documents of a corpus.  Each can be taken once, so two identical documents match two of the new ones."""
 
     def __init__(self, tenant: Tenant, manifest: Manifest, corpus: str) -> None:
+        self._tenant = tenant
         self._corpus = corpus
-        self._segments = {entry: tenant.checked(entry) for entry in manifest.segments if entry.has(corpus)}
+        self._segments = {entry: tenant.open(entry) for entry in manifest.segments if entry.has(corpus)}
         self._left = {entry: self._of_corpus(segment) for entry, segment in self._segments.items()}
         self.tokens = sum(int(self._segments[entry].lengths[own].sum()) for entry, own in self._left.items())
 
@@ -203,7 +204,7 @@ class Present:
         entries = list[SegmentEntry]()
         for entry in change.before.segments:
             left = self._left.get(entry)
-            entries += [entry] if left is None or not left.any() else change.kept(self._segments[entry], ~left)
+            entries += [entry] if left is None or not left.any() else change.kept(self._tenant.checked(entry), ~left)
         return entries
 
     def _of_corpus(self, segment: Segment) -> npt.NDArray[np.bool_]:

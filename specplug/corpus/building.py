@@ -82,9 +82,6 @@ def remaining(segment: Segment, kept: npt.NDArray[np.bool_]) -> tuple[dict[str, 
         kept: [d] bool, true for at least one document.
     """
     sizes = np.diff(segment.starts)
-    is_kept = np.repeat(kept, sizes)  # by token after the first one
-    moved = np.cumsum(~is_kept, dtype=np.int32)
-    places = segment.places[is_kept[segment.places - 1]]
     names = np.diff(segment.name_ends, prepend=0)
     in_order = kept[segment.name_order]
     owners = segment.corpus_of[kept]
@@ -97,12 +94,26 @@ def remaining(segment: Segment, kept: npt.NDArray[np.bool_]) -> tuple[dict[str, 
         "lengths": segment.lengths[kept],
         "name_ends": np.cumsum(names[kept]),
         "name_hashes": segment.name_hashes[in_order],
-        "text": np.concatenate([segment.text[:1], segment.text[1:][is_kept]]),
-        "places": places - moved[places - 1],
+        "text": np.concatenate([segment.text[:1], segment.text[1:][np.repeat(kept, sizes)]]),
+        "places": _moved_places(segment, ~kept),
         "corpus_of": numbers[owners],
         "name_order": (np.cumsum(kept) - 1)[segment.name_order[in_order]],
         "names": segment.names[np.repeat(kept, names)],
     }, [segment.corpora[number] for number in used]
+
+
+def _moved_places(segment: Segment, gone: npt.NDArray[np.bool_]) -> npt.NDArray[np.int32]:
+    """Return a segment's places, in their order, in its text without some documents."""
+    begins = segment.starts[:-1][gone]
+    ends = np.concatenate([[0], segment.starts[1:][gone]])
+    moved = np.concatenate([[0], np.cumsum(np.diff(segment.starts)[gone])]).astype(np.int32)
+    found = [np.zeros(0, np.int32)]
+    for at in range(0, segment.places.size, _WORK_PER_YIELD):
+        places = segment.places[at : at + _WORK_PER_YIELD]
+        number = np.searchsorted(begins, places)  # of documents that begin before it and are gone
+        is_left = places >= ends[number]
+        found.append(places[is_left] - moved[number[is_left]])
+    return np.concatenate(found)
 
 
 class Builder:

@@ -1,7 +1,7 @@
 """One change of a tenant: new segments are written aside, and replace others by one new manifest.
 
-Segments are merged as they are added, so that there are few: the logarithmic method of J. Bentley and J. Saxe (1980)
-with at most four neighbours of a size.
+Segments are merged as they are added, by the logarithmic method of J. Bentley and J. Saxe (1980): each is several times
+as long as the next, so there are few, and a text is seldom written again.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import math
 import os
 import re
 import secrets
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from itertools import chain
 from pathlib import Path
@@ -26,11 +26,10 @@ from specplug.corpus.segment import SEGMENT_ENDING, SEGMENT_FORMAT, Sections, Se
 from specplug.errors import CorpusError, describe
 from specplug.text.fingerprint import Fingerprint
 
-SEGMENTS_OF_A_SIZE = 4
-"""The most adjacent segments of one size class; more are merged."""
+RATIO = 3
+"""The least ratio of the lengths of two neighbours; any less, and they are merged."""
 
-_SMALLEST = 1 << 12  # tokens; all smaller segments are in one size class
-_GROWTH = 4
+_SMALLEST = 1 << 12  # tokens; smaller segments count as this long
 _OWN_FILE = re.compile(r"[0-9a-f]{16}-\d{1,9}\.(?:safetensors|tmp)")
 
 
@@ -105,16 +104,17 @@ class Change:
 
 
 def choose(entries: Sequence[SegmentEntry], segment_tokens: int) -> slice | None:
-    """Return the run to merge first, None if there is nothing to merge.
+    """Return the run of neighbours to merge next, None if there is nothing to merge.
 
-    It is more than four adjacent segments up to a size class, for the smallest such class.  Size classes grow by a
-    factor of four; segments over half of the limit are not merged.
+    A segment is merged with those after it if it is at most `RATIO` times as long; those over half of the limit stay.
     """
-    sizes = [_size(entry, segment_tokens) for entry in entries]
-    for size in sorted({size for size in sizes if size < math.inf}):
-        for run in _runs(sizes, size):
-            if run.stop - run.start > SEGMENTS_OF_A_SIZE:
-                return run
+    sizes = [math.inf if 2 * entry.text > segment_tokens else max(entry.text, _SMALLEST) for entry in entries]
+    for last in range(len(sizes) - 1, 0, -1):
+        first = last
+        while first and sizes[first - 1] <= RATIO * sum(sizes[first : last + 1]) < math.inf:
+            first -= 1
+        if first < last:
+            return slice(first, last + 1)
     return None
 
 
@@ -125,19 +125,3 @@ def clean(folder: Path, named: Callable[[], set[str]]) -> None:
         for name in os.listdir(folder):
             if _OWN_FILE.fullmatch(name) and name not in files:
                 (folder / name).unlink(missing_ok=True)
-
-
-def _size(entry: SegmentEntry, segment_tokens: int) -> float:
-    if 2 * entry.text > segment_tokens:
-        return math.inf
-    return max(0, math.ceil(math.log(entry.text / _SMALLEST, _GROWTH)))
-
-
-def _runs(sizes: Sequence[float], longest: float) -> Iterator[slice]:
-    first = None
-    for at, size in enumerate([*sizes, math.inf]):
-        if size <= longest:
-            first = at if first is None else first
-        elif first is not None:
-            yield slice(first, at)
-            first = None

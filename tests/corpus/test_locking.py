@@ -136,7 +136,7 @@ def test_an_interrupt_behind_the_commit_leaves_what_was_committed(tmp_path, monk
         with pytest.raises(KeyboardInterrupt):
             store.remove("a")
     assert content(tmp_path) == {"": {"b": as_content(some_documents(1))}}
-    assert len(segment_files(tmp_path)) == 2
+    assert len(segment_files(tmp_path)) == 4
     store.add("c", some_documents(2))
     assert store.verify() == []
-    assert len(segment_files(tmp_path)) == 2
+    assert len(segment_files(tmp_path)) == 1

@@ -42,18 +42,31 @@ def entry(text: int) -> SegmentEntry:
     ("sizes", "run"),
     [
         ([], None),
-        ([10] * 4, None),
+        ([10], None),
         ([10] * 5, (0, 5)),
-        ([100_000, 10, 10, 10, 10, 10], (1, 6)),
-        ([10, 10, 10, 100_000, 10, 10], (0, 6)),
-        ([100_000, 10, 10, 100_000, 10, 10], (0, 6)),
-        ([900_000, 10, 10, 900_000, 10, 10, 10], None),
+        ([100_000, 10, 10], (1, 3)),
+        ([400_000, 100_000, 30_000, 9_000], None),
+        ([400_000, 100_000, 40_000, 20_000], (0, 4)),
+        ([10, 100_000, 10], (0, 2)),
+        ([900_000, 10, 10, 900_000, 10], (1, 3)),
+        ([900_000, 10, 900_000, 10], None),
         ([900_000] * 9, None),
-        ([10, 10, 900_000, *[10] * 6], (3, 9)),
     ],
 )
 def test_what_is_merged(sizes, run):
     assert choose([entry(size) for size in sizes], 1_000_000) == (run and slice(*run))
+
+
+def test_few_texts_are_written_again():
+    """Of 10,000 equal additions, 6 segments are left at most, and each text was written some 30 times."""
+    entries, written = [], 0
+    for _ in range(10_000):
+        entries.append(entry(5000))
+        while (run := choose(entries, 1 << 30)) is not None:
+            entries[run] = [entry(sum(it.text for it in entries[run]))]
+            written += entries[run.start].text
+        assert len(entries) <= 7
+    assert written < 30 * 5000 * 10_000
 
 
 def test_few_segments_are_left_and_full_ones_stay(tmp_path):
