@@ -341,13 +341,12 @@ def render(records: Mapping[str, Mapping[str, list[str]]], versions: Mapping[str
 _PAGE = """# Compatibility
 
 What the tests run on the real engines, on CPUs: transformers 5.24.0, vLLM 0.32.0 (V2 in Triton's interpreter, mostly
-with async scheduling) and SGLang 0.5.23 (overlapped; its kernels by stand-ins in plain torch). Each word links to the
-file of the tests.
-`python -m tests.compatibility` writes this page from the table in [tests/compatibility.py](../tests/compatibility.py)
-and from what the suites recorded when they ran; a run of a whole suite fails if a cell's tests are gone.
+with async scheduling) and SGLang 0.5.23 (overlapped; its kernels by stand-ins in plain torch). Each word links to its
+tests. `python -m tests.compatibility` writes this page from a [table](../tests/compatibility.py) and what the suites
+recorded when they ran.
 
-- **tested**: a test that `make test` runs compares with the engine without speculation, or with exact probabilities.
-- **tested, slow**: only `make test-all` runs it.
+- **tested**: `make test` compares with the engine without speculation, or with exact probabilities.
+- **tested, slow**: only `make test-all` does.
 - **refused**: start-up or the request is refused by name, and a test shows it.
 - **untested**: it may work; [`specplug audit`](audit.md) tells on your server.
 - empty: the engine has no such feature, or not with speculation.
