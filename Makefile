@@ -140,8 +140,8 @@ test-all: lint small-model test-vllm-all test-sglang-all test-kernels-all ## lin
 test-core: small-model ## the tests without an engine, without the slow ones
 	$(BIN)/python -m pytest --ignore tests/transformers -m "not slow"
 
-test-transformers: small-model ## the tests with transformers as the engine
-	$(BIN)/python -m pytest tests/transformers
+test-transformers: small-model ## the tests with transformers as the engine, without the slow ones
+	$(BIN)/python -m pytest tests/transformers -m "not slow"
 
 ifeq ($(shell uname -sm),Linux x86_64)
 setup-engines: setup-vllm
