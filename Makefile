@@ -10,8 +10,10 @@ PINS   := .ci/environments
 MODELS := $(or $(SPECPLUG_MODELS),$(HOME)/.cache/specplug/models)
 NEWEST := transformers vllm sglang
 OLDER  := $(patsubst $(PINS)/versions/%.txt,%,$(wildcard $(PINS)/versions/*.txt))
-# On a terminal pip shows what it installs and how far it is; elsewhere, as in CI, it is quiet.
-PIP     = pip install $(if $(MAKE_TERMOUT),,-qq) --disable-pip-version-check
+# On a terminal pip shows what it installs and how far it is; elsewhere, as in CI, it is quiet.  Python compiles what is
+# imported, once for all processes, which is a fifth of what pip would compile.
+unexport PYTHONDONTWRITEBYTECODE
+PIP     = pip install --no-compile $(if $(MAKE_TERMOUT),,-qq) --disable-pip-version-check
 
 .DEFAULT_GOAL := help
 .PHONY: help setup setup-engines setup-vllm setup-vllm-peers setup-vllm-trl setup-sglang models small-model demo demo-tiny demo-crosstok demo-vllm demo-sglang demo-rag test test-all test-core test-transformers test-newest \
