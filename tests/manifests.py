@@ -138,16 +138,16 @@ def required(name: str, *extras: str) -> set[str]:
     found: dict[str, set[str]] = {}
     waiting = [(canonicalize_name(name), {"", *extras})]
     while waiting:
-        name, asked = waiting.pop()
-        new = asked - found.get(name, set())
+        name, chosen = waiting.pop()
+        new = chosen - found.get(name, set())
         try:
             requirements = map(Requirement, importlib.metadata.requires(name) or ()) if new else ()
         except importlib.metadata.PackageNotFoundError:
             requirements = ()
-        found[name] = found.get(name, set()) | asked
+        found[name] = found.get(name, set()) | chosen
         for requirement in requirements:
             marker = requirement.marker
-            if marker is None or any(marker.evaluate({"extra": extra}) for extra in asked):
+            if marker is None or any(marker.evaluate({"extra": extra}) for extra in chosen):
                 waiting.append((canonicalize_name(requirement.name), {"", *requirement.extras}))
     return set(found)
 
