@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import os
 import re
 import shutil
@@ -13,6 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).parents[1]
 DEPLOY = ROOT / "examples" / "deploy"
@@ -128,6 +131,25 @@ def build_wheel(folder: Path) -> Path:
     subprocess.run(list(map(str, command)), check=True, timeout=600, env={**os.environ, "PYTHONPATH": ""})
     [wheel] = folder.glob("*.whl")
     return wheel
+
+
+def required(name: str, *extras: str) -> set[str]:
+    """Return what an installed distribution asks for, itself or by what it asks for, as far as that is installed."""
+    found: dict[str, set[str]] = {}
+    waiting = [(canonicalize_name(name), {"", *extras})]
+    while waiting:
+        name, chosen = waiting.pop()
+        new = chosen - found.get(name, set())
+        try:
+            requirements = map(Requirement, importlib.metadata.requires(name) or ()) if new else ()
+        except importlib.metadata.PackageNotFoundError:
+            requirements = ()
+        found[name] = found.get(name, set()) | chosen
+        for requirement in requirements:
+            marker = requirement.marker
+            if marker is None or any(marker.evaluate({"extra": extra}) for extra in chosen):
+                waiting.append((canonicalize_name(requirement.name), {"", *requirement.extras}))
+    return set(found)
 
 
 MOUNT = """

@@ -7,8 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 
 from specplug.metrics import NO_SOURCE, OFF_SOURCE
 from specplug.requests import wire
@@ -17,8 +15,6 @@ from specplug.types.caps import DraftLengthChange, EngineCaps, Ragged
 from specplug.types.request import RequestOptions
 from specplug_sglang.scheduler import engine_drafting, planned_steps
 from specplug_sglang.scheduler.engine_drafting import EngineDrafting
-from specplug_sglang.scheduler.runtime_states import RuntimeStates
-from specplug_sglang.verification.trees import cut
 
 LADDER = (0, 1, 2, 4)
 PARAMS = {
@@ -93,16 +89,6 @@ def totals(drafting: EngineDrafting) -> tuple[int, int, int, int]:
     return found.target_steps, found.verified, found.accepted, found.emitted
 
 
-@given(st.integers(1, 6), st.lists(st.integers(0, 8), min_size=1, max_size=4))
-def test_a_chain_ends_at_its_rows_limit(n, limits):
-    chain = torch.arange(1, n + 1).where(torch.arange(n) < n - 1, -1).repeat(len(limits), 1)
-    for row, limit in zip(cut(chain, torch.tensor(limits)).tolist(), limits, strict=True):
-        node, walked = 0, 0
-        while row[node] != -1:
-            node, walked = row[node], walked + 1
-        assert walked == min(limit, n - 1)
-
-
 def test_a_step_has_the_policys_length_and_counts_what_was_accepted(make):
     drafting = make()
     reqs = [request("a"), request("b")]
@@ -114,36 +100,11 @@ def test_a_step_has_the_policys_length_and_counts_what_was_accepted(make):
     assert {name: by_source[name].target_steps for name in by_source} == {"eagle": 3, NO_SOURCE: 0, OFF_SOURCE: 1}
 
 
-@pytest.mark.parametrize(("caps", "length"), [([1, 2], 2), ([3, 1], 4), ([0, 0], 0), ([1, None], 4), ([9, 9], 4)])
-def test_a_steps_length_holds_the_longest_row_and_the_others_are_limited(make, caps, length):
-    drafting = make()
-    reqs = [request(str(row), cap) for row, cap in enumerate(caps)]
-    limits = [min(length, 4 if cap is None else cap) for cap in caps]
-    assert step(drafting, reqs, limits) == length
-    assert drafting.limits == [4 if cap is None else cap for cap in caps]
-    assert totals(drafting)[1:3] == (sum(limits), sum(limits))
-
-
-@pytest.mark.parametrize("params", [{"frequency_penalty": 0.5}, {"repetition_penalty": 1.1}, {"min_new_tokens": 2}])
-def test_what_sglang_serves_exactly_one_token_at_a_time_accepts_no_drafts(make, params):
-    drafting = make()
-    drafting.plan([request("a", **params), request("b", min_p=0.1, top_k=8)])  # which verification never applies
-    assert drafting.limits == [0, 4]
-
-
 def test_rank_0s_length_counts_and_every_rank_finds_the_limits_itself(make):
     drafting = make(Ranks(rank=1, first=2))
     assert step(drafting, [request("a"), request("b", 1)], [2, 1]) == 2
     assert drafting.limits == [4, 1]
     assert totals(drafting)[1] == 3
-
-
-def test_an_operator_who_switches_off_gets_steps_without_drafts(make):
-    drafting = make(mode="off")
-    assert step(drafting, [request("a")], [0]) == 0
-    assert totals(drafting) == (1, 0, 0, 1)
-    drafting.step_planner.control.set(mode="on", num_speculative_tokens=3)
-    assert step(drafting, [request("a")], [2]) == 2, "the longest runtime state within the limit"
 
 
 def test_a_request_that_ended_while_sglang_ran_ahead_is_not_counted(make):
@@ -176,32 +137,3 @@ def test_an_id_that_another_request_takes_over_has_that_requests_limit(make):
     assert drafting.limits == [2, 4]
     step(drafting, [request("b")], [4])
     assert drafting.limits is None
-
-
-def test_a_worker_has_a_runtime_state_for_every_draft_length(make):
-    """SGLang leaves out a state of as many steps as the newest had, so the worker must seem to have had none."""
-    drafting, built, applied = make(), [], []
-
-    def build(speculative_num_steps: int, speculative_num_draft_tokens: int) -> Any:
-        built.append((speculative_num_steps, speculative_num_draft_tokens))
-        return SimpleNamespace(speculative_num_draft_tokens=speculative_num_draft_tokens)
-
-    def apply(state: Any) -> None:
-        assert worker.speculative_num_steps is None
-        worker.speculative_num_draft_tokens = state.speculative_num_draft_tokens
-        applied.append(state.speculative_num_draft_tokens)
-
-    worker = SimpleNamespace(
-        steps_of=lambda length: min(length, 2),
-        build_adaptive_runtime_state=build,
-        apply_runtime_state=apply,
-        speculative_num_draft_tokens=5,
-    )
-    states = RuntimeStates(worker, drafting)
-    states.register(SimpleNamespace(speculative_num_draft_tokens=5))
-    states.init_states([1, 2])
-    assert built == [(0, 1), (1, 2), (2, 3)]
-    for length in (4, 2, 2, 4):
-        drafting.length = length
-        states.activate_step_by_batch(3)
-    assert applied == [3, 5]

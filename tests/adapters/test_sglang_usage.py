@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -58,24 +56,3 @@ def test_a_whole_answer_keeps_the_engines_own_details():
         "usage": {"completion_tokens": 8, "completion_tokens_details": {"reasoning_tokens": 2, **COUNTS}},
     }
     assert intake.detailed(answer, Predicted()) is answer, "no prediction"
-
-
-def test_only_the_events_of_a_stream_that_have_a_usage_change():
-    events = [
-        f"data: {Completion().model_dump_json(exclude={'usage'})}\n\n",
-        f"data: {Completion().model_dump_json()}\n\n",
-        "data: [DONE]\n\n",
-    ]
-
-    async def read(of_request: Predicted) -> list[str]:
-        async def given():
-            for event in events:
-                yield event
-
-        answer = intake.detailed(SimpleNamespace(body_iterator=given()), of_request)
-        return [event async for event in answer.body_iterator]
-
-    first, second, last = asyncio.run(read(counting()))
-    assert (first, last) == (events[0], events[2])
-    assert json.loads(second[6:])["usage"]["completion_tokens_details"] == COUNTS
-    assert asyncio.run(read(Predicted())) == events

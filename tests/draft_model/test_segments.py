@@ -40,20 +40,27 @@ class Found:
         self.splits = Splits.of(self.target)
 
     def find(
-        self, drafted: list[int], fixed: list[bool], *, count: int | None = None, num_tokens: int = 2 * NUM_DRAFTED
+        self,
+        drafted: list[list[int]],
+        fixed: list[list[bool]] | None = None,
+        *,
+        count: int | None = None,
+        num_tokens: int = 2 * NUM_DRAFTED,
     ) -> Segments:
-        """Return the tokens, which are the same with fixed shapes and with those that are needed."""
-        padding = [0] * (NUM_DRAFTED - len(drafted))
-        number = torch.tensor([len(drafted) if count is None else count])
-        ids, is_fixed = torch.tensor([drafted + padding]), torch.tensor([fixed + [False] * len(padding)])
-        probabilities = torch.tensor([[0.5] * NUM_DRAFTED], dtype=torch.float64)
+        """Return the tokens of rows as long, which are the same with fixed shapes and with those that are needed."""
+        padding = [0] * (NUM_DRAFTED - len(drafted[0]))
+        number = torch.tensor([len(drafted[0]) if count is None else count])
+        ids = torch.tensor([row + padding for row in drafted])
+        is_fixed = torch.zeros(ids.shape, dtype=torch.bool)
+        if fixed is not None:
+            is_fixed[:, : len(drafted[0])] = torch.tensor(fixed)
+        probabilities = torch.full(ids.shape, 0.5, dtype=torch.float64)
         one, other = (it.find(ids, number, is_fixed, probabilities, num_tokens) for it in self.segmenters)
-        assert int(one.counts[0]) == int(other.counts[0])
-        assert torch.equal(one.ids[0, : int(one.counts[0])], other.ids[0, : int(one.counts[0])])
+        assert all(self.ids(one, row) == self.ids(other, row) for row in range(len(drafted)))
         return one
 
-    def ids(self, tokens: Segments) -> list[int]:
-        found: list[int] = tokens.ids[0, : int(tokens.counts[0])].tolist()
+    def ids(self, tokens: Segments, row: int = 0) -> list[int]:
+        found: list[int] = tokens.ids[row, : int(tokens.counts[row])].tolist()
         return found
 
     def expected(self, drafted: list[int], fixed: list[bool]) -> list[int]:
@@ -160,14 +167,18 @@ def test_they_are_the_references(target: str, draft: str) -> None:
         st.sampled_from(encoded), st.integers(0, len(it.to_target) - 1), st.sampled_from(sorted(it.draft.controls))
     )
 
-    @settings(max_examples=150)
-    @given(st.lists(st.tuples(ids, st.booleans()), min_size=1, max_size=NUM_DRAFTED))
-    def check(drawn: list[tuple[int, bool]]) -> None:
-        drafted = [token for token, _ in drawn]
-        fixed = [bool(is_fixed and it.to_target[token] >= 0) for token, is_fixed in drawn]
-        expected, most = it.expected(drafted, fixed), 2 * NUM_DRAFTED
+    def rows(length: int) -> st.SearchStrategy[list[list[tuple[int, bool]]]]:
+        row = st.lists(st.tuples(ids, st.booleans()), min_size=length, max_size=length)
+        return st.lists(row, min_size=8, max_size=8)
+
+    @settings(max_examples=20)
+    @given(st.integers(1, NUM_DRAFTED).flatmap(rows))
+    def check(drawn: list[list[tuple[int, bool]]]) -> None:
+        drafted = [[token for token, _ in row] for row in drawn]
+        fixed = [[bool(is_fixed and it.to_target[token] >= 0) for token, is_fixed in row] for row in drawn]
         tokens = it.find(drafted, fixed)
-        assert it.ids(tokens) == expected[:most]
+        for number, row in enumerate(drafted):
+            assert it.ids(tokens, number) == it.expected(row, fixed[number])[: 2 * NUM_DRAFTED]
 
     check()
 
@@ -177,7 +188,7 @@ def test_a_text_of_the_draft_is_one_of_the_target(target: str, draft: str) -> No
     it = found(target, draft)
     for text in TEXTS:
         drafted = it.draft.encode(text)[:NUM_DRAFTED]
-        tokens = it.find(drafted, [False] * len(drafted), num_tokens=60)
+        tokens = it.find([drafted], num_tokens=60)
         ids = it.ids(tokens)
         assert it.target.bytes_of(ids) == it.draft.bytes_of(drafted)
         logs = tokens.probabilities[0, : len(ids)].log().sum()
@@ -188,7 +199,7 @@ def test_a_text_of_the_draft_is_one_of_the_target(target: str, draft: str) -> No
 def test_the_draft_ends_before_what_no_token_spells() -> None:
     it = found("gaps", "tekken")
     drafted = it.draft.encode("the time\x00 of")
-    tokens = it.find(drafted, [False] * len(drafted))
+    tokens = it.find([drafted])
     ids = it.ids(tokens)
     assert it.target.bytes_of(ids) == b"the time"
     assert not tokens.is_last[0, : len(ids)].any()
@@ -197,7 +208,7 @@ def test_the_draft_ends_before_what_no_token_spells() -> None:
 def test_what_was_not_drafted_is_ignored() -> None:
     it = found("tekken", "byte_level")
     drafted = it.draft.encode("one two three")[:NUM_DRAFTED]
-    short, all_of_them = it.find(drafted, [False] * len(drafted), count=2), it.find(drafted[:2], [False] * 2)
+    short, all_of_them = it.find([drafted], count=2), it.find([drafted[:2]])
     assert torch.equal(short.counts, all_of_them.counts)
     assert torch.equal(short.ids[0, : int(short.counts[0])], all_of_them.ids[0, : int(short.counts[0])])
 

@@ -2,24 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 
 from specplug.types.plan import HostStats, StepCost, StepPlan, StepReport
-
-
-@dataclass
-class Fixed:
-    """Plans the same limits at every step."""
-
-    plan_: StepPlan
-
-    def plan(self, stats):
-        return self.plan_
-
-    def observe(self, report):
-        pass
 
 
 class LateServer:

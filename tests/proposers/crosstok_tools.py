@@ -10,8 +10,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 
+from specplug.draft_model import model
+from specplug.draft_model.pairing import TokenizerPair
 from specplug.interfaces import PluginContext
 from specplug.plugins.registry import Owner, Registry
 from specplug.plugins.specs import ProposerSpec
@@ -20,7 +23,7 @@ from specplug.text.tokenizers import load_tokenizer
 from specplug.text.translate.libraries import byte_alphabet
 from specplug.tools.demo import model_path
 from specplug.types.batch import EngineBatch
-from specplug_crosstok import plugin
+from specplug_crosstok import loading, plugin
 from specplug_crosstok.proposer import CrossTok
 
 VOCAB = 2048
@@ -38,22 +41,17 @@ def tokenizer(name: str = "tiny") -> Any:
     return load_tokenizer(str(model_path(name))).library
 
 
-def spec() -> ProposerSpec:
-    """Return what is registered for batches in host memory, for a target whose tokenizer is that of "tiny"."""
-
-    def build(context: PluginContext) -> CrossTok:
-        return CrossTok(replace(context, target_tokenizer=tokenizer()))
-
-    return replace(registered(), factory=build)
+WEIGHTS, PAIR, TOKENIZER = map(functools.cache, (model._load, TokenizerPair.of, load_tokenizer))
+"""What is read once for all tests."""
 
 
-def device_spec() -> ProposerSpec:
-    """Return what is registered for batches on a GPU, which runs on any device."""
-
-    def build(context: PluginContext) -> CrossTok:
-        return CrossTok(replace(context, target_tokenizer=tokenizer()), on_host=False)
-
-    return replace(registered(), factory=build, caps=registered().caps_for("cuda"))
+def build(context: PluginContext, *, on_host: bool = True) -> CrossTok:
+    """Build the proposer for a target whose tokenizer is that of "tiny"."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(model, "_load", WEIGHTS)
+        patch.setattr(TokenizerPair, "of", PAIR)
+        patch.setattr(loading, "load_tokenizer", TOKENIZER)
+        return CrossTok(replace(context, target_tokenizer=tokenizer()), on_host=on_host)
 
 
 CODE = "def add(first, second):\n    return first + second\n\n\ndef sub("
@@ -98,7 +96,12 @@ class Warm(Driver):
         return replace(batch, temperature=torch.where(batch.slots % 3 == 2, 0.0, 0.5 + batch.slots / 4))
 
 
-FORMS = {"host": spec(), "device": device_spec()}
-"""The proposer for batches in host memory, and for those on a GPU."""
+FORMS = {
+    "host": replace(registered(), factory=build),
+    "device": replace(
+        registered(), factory=functools.partial(build, on_host=False), caps=registered().caps_for("cuda")
+    ),
+}
+"""The proposer for batches in host memory, and for those on a GPU, which runs on any device."""
 
 TEXTS = (encoded(CODE), encoded("Ünïcödé 天地 👍 is text"), encoded("x"))

@@ -41,7 +41,7 @@ class CountsDown(HostProposer):
 def small_draft(context: PluginContext) -> CrossTok:
     """Build crosstok with a shipped draft model of another tokenizer."""
     options = CrossTokSettings.model_validate(crosstok_tools.options(crosstok_tools.OTHER))
-    return CrossTok(replace(context, options=options, target_tokenizer=crosstok_tools.tokenizer()))
+    return crosstok_tools.build(replace(context, options=options))
 
 
 @hookimpl

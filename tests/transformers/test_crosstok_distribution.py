@@ -122,7 +122,7 @@ def on_device() -> Registry:
 
 @hookimpl
 def _on_device(register: Callable[[ProposerSpec], None]) -> None:
-    register(replace(crosstok_tools.device_spec(), memory=None))
+    register(replace(crosstok_tools.FORMS["device"], memory=None))
 
 
 def sample(

@@ -13,7 +13,7 @@ from specplug_transformers import Engine, GenerateRequest, SamplingParams
 from tests import real_models
 
 CHATS = prompts.read(("chat", "edits", "structured"), each=1)
-GREEDY, SEEDED = SamplingParams(max_tokens=40), SamplingParams(max_tokens=40, temperature=0.7, seed=5)
+GREEDY, SEEDED = SamplingParams(max_tokens=24), SamplingParams(max_tokens=24, temperature=0.7, seed=5)
 
 
 @pytest.fixture(scope="module")

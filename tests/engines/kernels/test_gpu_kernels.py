@@ -109,7 +109,9 @@ def launched() -> Iterator[list[Launch]]:
         yield list(launches())
 
 
-@pytest.mark.parametrize("capability", [80, H100])
+@pytest.mark.parametrize(
+    "capability", [80, pytest.param(H100, marks=pytest.mark.slow)]
+)  # of most, `test_launches` has it
 def test_the_kernels_compile_for_gpus(launched: list[Launch], capability: int, tmp_path: Path):
     for launch, found in zip(launched, compiled(launched, tmp_path, capability), strict=True):
         kernel = launch.kernel.partition(":")[2]

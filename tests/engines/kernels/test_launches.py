@@ -59,6 +59,7 @@ def test_no_argument_is_specialised_for(found: dict[str, Any]) -> None:
     assert {it["name"]: it["specialised"] for it in found["kernels"] if it["specialised"]} == {}
 
 
+@pytest.mark.slow  # each by itself: `test_gpu_kernels`
 def test_the_kernels_compile_for_an_a100() -> None:
     for it in launched("--rows", "1", "--capability", "80")["kernels"]:
         assert ".target sm_80" in it["ptx"]

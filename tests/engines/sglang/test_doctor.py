@@ -109,6 +109,7 @@ def test_what_cannot_be_served_is_refused_by_name(answers, case, parts):
         assert part in answers[case]
 
 
+@pytest.mark.slow  # a process of its own; tests/adapters/test_doctor.py has the variable
 def test_a_line_that_keeps_specplug_out_is_refused():
     config = configuration("SPECPLUG", environment={"SGLANG_PLUGINS": "other"})
     command = [sys.executable, "-m", "specplug_sglang.doctor", json.dumps(config.flags())]

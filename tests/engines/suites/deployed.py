@@ -6,7 +6,6 @@ specplug's wheel are replaced; what a CPU needs comes after its own arguments.
 
 from __future__ import annotations
 
-import importlib.metadata
 import json
 import os
 import re
@@ -22,13 +21,12 @@ from typing import Any, ClassVar
 
 import pytest
 from packaging.requirements import Requirement
-from packaging.utils import canonicalize_name
 
 from tests.engines.launch import TINY
 from tests.engines.plain import prompts, tokenizer
 from tests.engines.server import Answer, Server, ServerProcess
 from tests.engines.suites.corpora import SOURCE, answers
-from tests.manifests import KEY, ROOT, Pod, build_wheel, manifest, read_only
+from tests.manifests import KEY, ROOT, Pod, build_wheel, manifest, read_only, required
 
 FIXED = 'proposer = "retrieval"\npolicy = "fixed"\nfaults.host_deadline_ms = 10000.0'
 """What is drafted must not depend on a busy machine."""
@@ -50,25 +48,6 @@ FILES = """
 import importlib, sys
 print(*(importlib.import_module(name).__file__ for name in sys.argv[1:]), sep="\\n")
 """
-
-
-def required(name: str) -> set[str]:
-    """Return what an installed distribution asks for, itself or by what it asks for, as far as that is installed."""
-    found: dict[str, set[str]] = {}
-    waiting = [(canonicalize_name(name), {""})]
-    while waiting:
-        name, extras = waiting.pop()
-        new = extras - found.get(name, set())
-        try:
-            requirements = map(Requirement, importlib.metadata.requires(name) or ()) if new else ()
-        except importlib.metadata.PackageNotFoundError:
-            requirements = ()
-        found[name] = found.get(name, set()) | extras
-        for requirement in requirements:
-            marker = requirement.marker
-            if marker is None or any(marker.evaluate({"extra": extra}) for extra in extras):
-                waiting.append((canonicalize_name(requirement.name), {"", *requirement.extras}))
-    return set(found)
 
 
 class Deployment:

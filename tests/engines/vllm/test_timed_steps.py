@@ -111,7 +111,7 @@ def test_a_second_start_reads_what_was_kept(launched):
     ("kind", "drafter"),
     [
         ("v1", {"method": "draft_model", "model": str(TINY)}),
-        ("v1", {"method": "ngram", "prompt_lookup_min": 2, "prompt_lookup_max": 4}),
+        pytest.param("v1", {"method": "ngram", "prompt_lookup_min": 2, "prompt_lookup_max": 4}, marks=pytest.mark.slow),
         ("v2_async", {"method": "draft_model", "model": str(TINY)}),
     ],
     ids=lambda value: value if isinstance(value, str) else value["method"],

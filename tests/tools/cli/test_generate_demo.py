@@ -211,7 +211,7 @@ def test_demo_exits_1_when_outputs_differ(monkeypatch):
     from tests.mutants import LOSSY_MUTANTS
 
     monkeypatch.setattr(reference, "ReferenceVerifier", LOSSY_MUTANTS["accepts always"])
-    assert "Outputs differ in" in invoke("demo", "--tasks", "2", "--max-tokens", "60", code=1).stdout
+    assert "Outputs differ in" in invoke("demo", "--tasks", "1", "--max-tokens", "30", code=1).stdout
 
 
 def test_the_plot_says_what_is_missing(monkeypatch, tmp_path):

@@ -109,11 +109,11 @@ def test_a_policy_that_never_drafts_is_plain_decoding(copying):
     assert {run["reliability"] for run in found["runs"]} == {None}
 
 
-def test_counts_are_the_same_however_many_processes_share_the_work():
-    arguments = ("--limit", "1", "--workloads", "structured,code_edit", "--batch", "1", "--tokenizer", "tiny")
+def test_counts_are_the_same_however_many_processes_share_the_work(copying):
+    arguments = (str(copying), "--workloads", "fresh,copy", "--batch", "1", "--tokenizer", "tiny")
     alone, shared = replayed(*arguments), replayed(*arguments, "--jobs", "2")
     assert without_times(alone) == without_times(shared)
-    assert list(shared["runs"][0]["workloads"]) == ["code_edit", "structured"]  # as in the traces
+    assert list(shared["runs"][0]["workloads"]) == ["copy", "fresh"]  # as in the traces
 
 
 def test_options_reach_the_plugin(copying):
