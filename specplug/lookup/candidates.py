@@ -53,7 +53,7 @@ def candidates(state: State, slot: int, text: Any, n: int, matches: Any, found: 
     number = 0
     if owner:
         number = entries(state, text, n, owner, 0, 0, found, number)
-        if number == 0 and state.buckets.shape[0] > 2:
+        if number == 0:
             number = entries(state, text, n, owner, 2, 0, found, number)
         number = entries(state, text, n, owner, 1, at.USED, found, number)
     responses = number
@@ -94,12 +94,13 @@ def candidates(state: State, slot: int, text: Any, n: int, matches: Any, found: 
 
 
 @register_jitable
-def entries(state: State, text: Any, n: int, owner: int, table: int, index: int, found: Any, number: int) -> int:
-    """Add an owner's entries of the text's bucket of a table that match its end, without repetitions, from `index`."""
-    tokens = at.KEYS[table]
-    bucket = arithmetic.bucket_of(text, n, tokens, owner, state.buckets.shape[1])
+def entries(state: State, text: Any, n: int, owner: int, key: int, index: int, found: Any, number: int) -> int:
+    """Add an owner's entries of the text's bucket by a key that match its end, without repetitions, from `index`."""
+    tokens = at.KEYS[key]
+    table = state.buckets[min(key, 1)]
+    bucket = arithmetic.bucket_of(text, n, tokens, owner, len(table))
     for used in range(at.USED if bucket >= 0 else 0):
-        place: Any = np.int64(state.buckets[table, bucket, arithmetic.entry_of(owner, used)])
+        place: Any = np.int64(table[bucket, arithmetic.entry_of(owner, used)])
         is_new = place > 0 and ring_token(state, owner, place) >= 0
         for k in range(number):
             is_new = is_new and found[k, PLACE] != place

@@ -83,7 +83,7 @@ from specplug.lookup.memory_kernels import ring_match, ring_token
 
 
 @triton.jit
-def candidates(facts, own, memory, best, others, buckets, kept):
+def candidates(facts, own, memory, best, others, buckets):
     """Return place, length, kind, rank, owner and presence of the candidates, [CANDIDATES], and keep the anchors.
 
     `best` is the best own match, `others` are the next best ones, [CANDIDATES], where they stand among candidates.
@@ -91,7 +91,7 @@ def candidates(facts, own, memory, best, others, buckets, kept):
     engine = own[3]
     owner = tl.load(facts + OWNER)
     each = tl.arange(0, CANDIDATES)
-    places, lengths, owners, is_entry = entries(facts, own, memory, buckets, kept)
+    places, lengths, owners, is_entry = entries(facts, own, memory, buckets)
     is_newer = is_entry[None, :] & (owners[None, :] == owners[:, None]) & (places[None, :] > places[:, None])
     ranks = tl.where(is_entry, tl.reduce(is_newer.to(tl.int32), 1, plus), 0)
     is_response = is_entry & (each < TABLE_CANDIDATES)
@@ -121,7 +121,7 @@ def candidates(facts, own, memory, best, others, buckets, kept):
 
 
 @triton.jit
-def entries(facts, own, memory, buckets, kept):
+def entries(facts, own, memory, buckets):
     """Return the entries of the owner in two buckets, and of the group in one, that match and are no repetitions."""
     text = own[0]
     n = own[1]
@@ -145,10 +145,10 @@ def entries(facts, own, memory, buckets, kept):
     lengths = ring_match(memory, owners, text, n, places, mask)
     mask = mask & (lengths >= key)
     is_first = each < USED
-    if (kept > 1) & (tl.reduce((mask & is_first).to(tl.int32), 0, larger) == 0):
+    if tl.reduce((mask & is_first).to(tl.int32), 0, larger) == 0:
         bucket = bucket_of(text, n, owners, quarter, SHORTEST_KEY)
         is_there = flags(is_first & (owners > 0) & (bucket >= 0))
-        found = tl.load(buckets + (bucket + 2 * quarter) * ENTRIES + entry, mask=is_there, other=0)
+        found = tl.load(buckets + (bucket + quarter) * ENTRIES + entry, mask=is_there, other=0)
         is_there = is_there & (found > 0)
         is_there = is_there & (ring_token(memory, owners, found, is_there) >= 0)
         reached = ring_match(memory, owners, text, n, found, is_there)
@@ -197,7 +197,7 @@ def gather(facts, own, memory, voted, buckets, matches, blocks, kept, served, fi
     for k in range(1, kept):
         last = next_match(matches, blocks * kept, last)
         others = tl.where((each == index + k) & (each < OTHERS_END), last, others)
-    found = candidates(facts, own, memory, best, others, buckets, kept)
+    found = candidates(facts, own, memory, best, others, buckets)
     found = corpus_candidates(found, facts, own, served)
     places, known, kinds, ranks, owners, alive = found
     alive = flags(alive & (known >= tl.load(figures + SHORTEST)))

@@ -122,5 +122,5 @@ def _memory(state: State, texts: Tensor, rows: Rows) -> tuple[object, ...]:
 
 def remember(state: State, texts: Tensor, *response: int) -> None:
     """Launch; see `plain.remember`."""
-    memory = state.slots, *state[4:8], state.ring.shape[0], state.buckets.shape[0]
+    memory = state.slots, *state[4:8], state.ring.shape[0]
     _REMEMBER((1, 1, 1), texts, texts.stride(0), *response, *memory, BLOCK=1024)

@@ -21,7 +21,7 @@ BLOCK = 2048
 """Tokens of a text that one program of a kernel scans."""
 
 KEYS = (4, 2, 1)
-"""Tokens by which the hash tables of responses are searched; for chains there are but the first two."""
+"""Tokens by which responses are looked up; the last two share a table, as single tokens are few keys."""
 ENTRIES = 8
 SPARED = 2
 """Entries of a bucket, and how many of them an owner leaves to others; its texts take the rest in turn."""
@@ -47,7 +47,7 @@ CORPUS_ANCHOR = CORPUS_MATCH + CORPUS_CANDIDATES
 """Candidates of a row by index: an owner's entries of the table with long keys, and with short ones; the best own
 match; two anchors, where the text would be now in what it last followed over at least `FOLLOWED` tokens; the group's
 entries of the table with long keys; for trees the next best own matches, from `SIBLINGS` on without a group; the best
-matches in corpora, and the anchor there.  A tree without entries of long keys has those of single tokens there."""
+matches in corpora, and the anchor there.  Without entries of long keys, those of single tokens are there."""
 TREE_MATCHES = 8
 """Own matches of a tree, the best included."""
 OWN, RESPONSE, CORPUS, NAMED, NEAR, ALIGNED, RESPONSE_ALIGNED, CORPUS_ALIGNED = range(8)
@@ -162,8 +162,8 @@ class State(NamedTuple):
             the engine's tokens by position, of all requests, and G of each slot.
         ring: [C] int32, finished responses; C is a power of two.
         owners: [C / GRANULE] int32, the owner of each granule, 0 for none.
-        buckets: [T, C / 4, ENTRIES] int32, absolute places by hash of the tokens before them and the owner, 0 for none;
-            T is 3 for trees, else 2, see `KEYS`.
+        buckets: [2, C / 4, ENTRIES] int32, absolute places by hash of the tokens before them and the owner, 0 for none;
+            see `KEYS`.
         end: [1] int32, the absolute place where the next response begins.
         matches: [S, L / BLOCK * M] int64, scratch of a step, by row: the M best matches in each block of the row's
             text, the best first, each as its tokens * 2^32 + its place, 0 for none; M is `TREE_MATCHES`, or 1 without
@@ -262,7 +262,7 @@ def allocate(
         ),
         ring=zeros(capacity),
         owners=zeros(capacity // GRANULE),
-        buckets=zeros(3 if trees else 2, capacity // 4, ENTRIES),
+        buckets=zeros(2, capacity // 4, ENTRIES),
         end=zeros(1),
         matches=zeros(slots, -(-length // BLOCK) * (TREE_MATCHES if trees else 1), dtype=torch.int64),
         figures=torch.from_numpy(figures).to(device),

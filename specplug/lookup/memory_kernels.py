@@ -86,7 +86,7 @@ def share(facts, memory, buckets, text, n, PIECE: tl.constexpr):
 @kernel
 def remember_kernel(
     texts, texts_stride, slot, prompt, begin, end, owner, number, facts, ring, owners, buckets, ring_end, capacity,
-    tables, BLOCK: tl.constexpr,
+    BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Enter a response, by one program."""
     base = tl.load(ring_end)
@@ -108,9 +108,7 @@ def remember_kernel(
         short = bucket_of(text, k, owner, quarter, SHORT_KEY)
         tl.atomic_max(buckets + long * ENTRIES + entry, places, mask=long >= 0, sem="relaxed")
         tl.atomic_max(buckets + (quarter + short) * ENTRIES + entry, places, mask=short >= 0, sem="relaxed")
-        if tables > 2:
-            shortest = bucket_of(text, k, owner, quarter, SHORTEST_KEY)
-            at_entry = buckets + (2 * quarter + shortest) * ENTRIES + entry
-            tl.atomic_max(at_entry, places, mask=shortest >= 0, sem="relaxed")
+        shortest = bucket_of(text, k, owner, quarter, SHORTEST_KEY)
+        tl.atomic_max(buckets + (quarter + shortest) * ENTRIES + entry, places, mask=shortest >= 0, sem="relaxed")
     tl.debug_barrier()
     tl.store(ring_end, base + size)

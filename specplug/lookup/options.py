@@ -33,8 +33,8 @@ class LookupSettings(BaseModel):
         default=1 << 20,
         ge=0,
         le=1 << 28,
-        description="size of the response memory in tokens, 20.25 bytes each, 28.25 with trees, on the engine's "
-        "device; the oldest go first; 0 keeps only what siblings share",
+        description="size of the response memory in tokens, 20.25 bytes each, on the engine's device; the "
+        "oldest go first; 0 keeps only what siblings share",
     )
     memory_scope: Literal["isolated", "server"] = Field(
         default="isolated",

@@ -286,9 +286,10 @@ def remember(state: State, texts: Any, slot: int, prompt: int, begin: int, end: 
     for k in range(size):
         state.ring[(base + k) & (capacity - 1)] = text[k - 1] if 0 < k <= length else -1
         state.owners[((base + k) & (capacity - 1)) // at.GRANULE] = owner
-    for table in range(state.buckets.shape[0]):
+    for key in range(len(at.KEYS)):
+        table = state.buckets[min(key, 1)]
         for k in range(begin - first, length):
-            bucket = arithmetic.bucket_of(text, k, at.KEYS[table], owner, state.buckets.shape[1])
+            bucket = arithmetic.bucket_of(text, k, at.KEYS[key], owner, len(table))
             if bucket >= 0:
-                state.buckets[table, bucket, entry] = max(state.buckets[table, bucket, entry], base + 1 + k)
+                table[bucket, entry] = max(table[bucket, entry], base + 1 + k)
     state.end[0] = base + size

@@ -58,6 +58,20 @@ def test_sources_are_named(form: ModuleType) -> None:
     assert (talk.draft(0, 3), talk.sources) == ([9, 7, 8], [0, 0, 0])
 
 
+def test_a_response_is_found_by_one_token_unless_four_match_in_another(form: ModuleType) -> None:
+    talk = Talk(form)
+    talk.remember(1, SONG, 0)
+    talk.remember(1, [20, 6, 30, 31], 0)
+    talk.begin(0, [50, 8], 1)
+    assert talk.draft(0) == [9]
+    talk.begin(0, [3, 4, 5, 6], 1)
+    assert talk.draft(0) == [7, 8, 9]
+    assert (talk.state.voted[0, 0] == 30).sum() == 0
+    talk.begin(0, [50, 6], 1)
+    talk.draft(0)
+    assert (talk.state.voted[0, 0] == 30).sum() == 1
+
+
 def test_a_response_is_found_by_its_prompt_and_its_prompt_is_not_drafted(form: ModuleType) -> None:
     talk = Talk(form)
     talk.remember(1, [5, 6, 7], 0, prompt=[1, 2, 3, 4])

@@ -162,7 +162,7 @@ def test_the_smallest_sizes_are_served(trees: bool, max_length: int) -> None:
                 driver.extend("a", [1 + length % 3])
             driver.step(0)
             driver.leave("a")
-    assert (drafted > 0) is (trees or max_length > 2), "only trees draft after a single token of a response"
+    assert drafted > 0
 
 
 @pytest.mark.parametrize("wrong", [{"min_n": 3, "max_n": 2}, {"min_n": -1}, {"max_m": 4}])
