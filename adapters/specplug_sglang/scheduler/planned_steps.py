@@ -170,11 +170,11 @@ class PlannedSteps:
         planner = self.step_planner
         if planner.is_off:
             return UNREPORTED
-        rows, context = len(reqs), 0
-        if planner.reads_costs:
-            context = sum([len(req.origin_input_ids) + len(req.output_ids) for req in reqs])
+        if not planner.reads_costs:
+            return Launched(planner.plan)
+        rows, context = len(reqs), sum([len(req.origin_input_ids) + len(req.output_ids) for req in reqs])
         cost = StepCost(rows, rows * (draft_length + 1), context, draft_length, 0.0)
-        return planner.launch(self._began, cost, timed=timed and planner.reads_costs)
+        return planner.launch(self._began, cost, timed=timed)
 
     def _bounds(self, req: Any) -> Bounds:
         params = req.sampling_params

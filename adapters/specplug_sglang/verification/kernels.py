@@ -141,7 +141,8 @@ def verification(draft: Draft, table: TokenTable, slots: Tensor, before: Tensor,
 @lru_cache(maxsize=256)
 def _chains(table: TokenTable, rows: int, n: int) -> Nodes:
     """Return the nodes that the kernel writes."""
-    return Nodes(*table.nodes[:, : rows * n].view(4, rows, n).unbind(), sees=None)
+    tokens, positions, child, sibling = table.nodes[:, : rows * n].view(4, rows, n).unbind()
+    return Nodes(tokens, positions, child, sibling, None)
 
 
 def append(
