@@ -193,7 +193,8 @@ class StepPlanner(Generic[R]):
                 newest = self.plan if self.steps else None
                 plan = self.stage.plan(HostStats(self.steps, _Figures(running, self._figures), self.last_step, newest))
             plan = self._enforced(plan)
-            holds_for = plan.num_steps if self.reads_costs or self.stage.constant_plan is None else _FOR_EVER
+            stays = plan.draft_length > 0 and not self.reads_costs and self.stage.constant_plan is not None
+            holds_for = _FOR_EVER if stays else plan.num_steps
             self._holds_until = 0 if plan.caps and plan.draft_length else self.steps + holds_for
         if plan.caps:
             self._drafting -= sum([plan.caps.get(self._identify(request)) == 0 for request in running])
