@@ -61,6 +61,7 @@ sglang.srt.managers.schedule_batch
   Req.update_finish_state(new_accepted_len)
   Req.update_spec_correct_drafts_histogram(num_correct_drafts)
   ScheduleBatch: forward_mode input_ids out_cache_loc sampling_info seq_lens seq_lens_cpu seq_lens_sum spec_info
+sglang.srt.configs.hybrid_arch:mambaish_config(model_config)
 sglang.srt.session.session_controller:Session._concat_token_arrays(last_req, req, session_params)
 sglang.srt.mem_cache.kv_cache_configurator
   KVCacheConfigurator._profile_available_bytes(pre_model_load_memory)
@@ -113,8 +114,6 @@ sglang.srt.speculative.eagle_utils
       retrieve_next_sibling, retrieve_next_token, target_predict, topk)
 sglang.kernels.ops.speculative.sampling:tree_speculative_sampling_target_only(*, accept_index, accept_token_num,
     candidates, target_probs, threshold_acc, threshold_single) <= 0.5.22
-sglang.kernels.ops.speculative.cache_locs:assign_extend_cache_locs_func(*, batch_size, device, draft_token_num,
-    end_offset, req_pool_indices, req_to_token, start_offset)
 sglang.srt.speculative.spec_utils
   GrammarTree.from_device(retrieve_next_token, retrieve_next_sibling, draft_token)
   build_grammar_vocab_mask(*, barrier, device, reqs, sampling_info, tree)

@@ -169,7 +169,7 @@ def _step_of_sglang(rows: int) -> Callable[[], None]:
         batch = Decoding(reqs, batch_rows, slots, before, False)
         draft = drafts.propose(batch, DRAFT_LENGTH, plan)
         assert draft is not None
-        verification.nodes(draft, table, slots, before)
+        verification.verification(draft, table, slots, before, table.tokens)
         verification.append(table, slots, before, predict, index, ones)
         drafts.observe(batch, draft, ones)
 

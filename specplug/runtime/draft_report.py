@@ -33,7 +33,7 @@ class DraftReport:
 
     def read(self) -> DraftReport:
         """Return the figures as they are now: the memory of a step is used again."""
-        return self if self is NO_DRAFTS else DraftReport(list(map(int, self._sums)))
+        return self if isinstance(self._sums, Sequence) else DraftReport(self._sums.tolist())
 
     def __reduce__(self) -> tuple[Any, ...]:
         return DraftReport, (self.read()._sums,)

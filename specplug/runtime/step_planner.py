@@ -60,6 +60,8 @@ class Launched(NamedTuple):
         return self._replace(cost=replace(self.cost, tokens=self.cost.requests + self.cost.prompt_tokens + count))
 
 
+_FOR_EVER = 1 << 62
+
 UNREPORTED = Launched()
 """A step that is neither timed nor reported to the planner."""
 
@@ -168,8 +170,8 @@ class StepPlanner(Generic[R]):
     def make(self, running: Sequence[R]) -> StepPlan:
         """Plan the next step's drafts; `running` holds the engine's own requests.
 
-        The planner is not called for a constant plan, nor while a plan of several steps holds.  Then, and where a plan
-        has no drafts or the operator allows none, nothing is done for the single requests.
+        The planner is not called for a constant plan, nor while a plan of several steps holds.  While either holds for
+        the same requests, and where a plan has no drafts or the operator allows none, nothing is done for these.
         """
         ceiling = self.control.ceiling()
         holds = self.steps < self._holds_until and len(running) == self._planned and ceiling == self._ceiling
@@ -191,7 +193,9 @@ class StepPlanner(Generic[R]):
                 newest = self.plan if self.steps else None
                 plan = self.stage.plan(HostStats(self.steps, _Figures(running, self._figures), self.last_step, newest))
             plan = self._enforced(plan)
-            self._holds_until = 0 if plan.caps and plan.draft_length else self.steps + plan.num_steps
+            stays = plan.draft_length > 0 and not self.reads_costs and self.stage.constant_plan is not None
+            holds_for = _FOR_EVER if stays else plan.num_steps
+            self._holds_until = 0 if plan.caps and plan.draft_length else self.steps + holds_for
         if plan.caps:
             self._drafting -= sum([plan.caps.get(self._identify(request)) == 0 for request in running])
         self.plan = plan
@@ -218,8 +222,11 @@ class StepPlanner(Generic[R]):
         Requests that might not draft are left out: padding of theirs does not tell what drafts are worth.
 
         If the host runs ahead, a step waits for the preceding one, so its time counts from the end of that one.
-        Results are read when the next plan is made: while a plan holds, they are only kept.
+        Results are read when the next plan is made: while a plan holds, they are only kept.  None are kept that nobody
+        reads, see `reads_costs`.
         """
+        if not self.reads_costs:
+            return
         self._unread.append((step, results, ended, drafts.read()))
         if self.steps >= self._holds_until:
             self._read()

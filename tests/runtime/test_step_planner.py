@@ -232,6 +232,29 @@ def test_a_policy_that_does_not_learn_wants_no_report(built):
     assert not step_planner.wants_report
 
 
+def test_a_constant_plan_of_a_policy_that_does_not_learn_holds_while_its_requests_stay(built):
+    class Constant(Planner):
+        is_constant = True
+
+        def plan(self, stats):
+            return StepPlan(2)
+
+    identified = Identified()
+    step_planner = built(Constant(), identified)
+    for running, caps in ((["a"], {}), (["d", "b"], {"b": 1}), (["d"], {})):
+        for step in range(4):
+            identified.count = 0
+            assert step_planner.make(running) == StepPlan(2, caps=caps)
+            assert (identified.count == 0) is (step > 0 and not caps)
+        step_planner.finish(launch(step_planner, 1.0, 1, 3, 9, 2), [(running[0], 2, 1)], 2.0)
+        step_planner.forget(running[1:])
+    step_planner.control.set(num_speculative_tokens=1)
+    assert step_planner.make(["d"]).draft_length == 1
+    step_planner.forget(["d"])
+    assert step_planner.make(["c"]).caps == {"c": 1}
+    assert step_planner.last_step is None, "nothing reads it"
+
+
 def test_counts_of_single_requests_are_kept_only_while_the_planner_reads_them(built):
     planner = Listens()
     step_planner = built(planner)

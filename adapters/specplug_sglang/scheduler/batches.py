@@ -18,7 +18,7 @@ from specplug.runtime.slots import RowFacts, SlotAllocator, SlotRows
 from specplug.types.batch import EngineBatch
 from specplug.types.plan import StepPlan
 from specplug_sglang.config import resolved_args
-from specplug_sglang.verification.trees import Nodes, TokenTable, on_device
+from specplug_sglang.verification.trees import TokenTable, Verification, on_device
 
 
 class BatchRows:
@@ -102,31 +102,28 @@ class Decoding(NamedTuple):
         return [plan.draft_length_for(req.rid) for req in self.reqs] if plan.caps else None
 
 
-def prepare(batch: Any, nodes: Nodes, mask: Tensor | None) -> None:
-    """Turn a decoding `ScheduleBatch` into one that verifies `nodes`, n each of B rows, with attention's `mask`."""
-    from sglang.kernels.ops.speculative.cache_locs import assign_extend_cache_locs_func
+def prepare(batch: Any, verified: Verification, mask: Tensor | None, *, keeps_states: bool) -> None:
+    """Turn a decoding `ScheduleBatch` into one that verifies, with attention's `mask`.
+
+    `keeps_states`: whether the target has recurrent layers.
+    """
     from sglang.srt.model_executor.forward_batch_info import ForwardMode
     from sglang.srt.speculative.ngram_info import NgramVerifyInput
-    from sglang.srt.speculative.spec_utils import prepare_mamba_track_for_verify
 
-    (rows, n), device = nodes.tokens.shape, nodes.tokens.device
+    nodes = verified.nodes
+    rows, n = nodes.tokens.shape
     batch.forward_mode = ForwardMode.TARGET_VERIFY
     batch.input_ids = nodes.tokens.flatten()
-    batch.out_cache_loc = assign_extend_cache_locs_func(
-        req_pool_indices=batch.req_pool_indices,
-        req_to_token=batch.req_to_token_pool.req_to_token,
-        start_offset=batch.seq_lens,
-        end_offset=batch.seq_lens + n,
-        batch_size=rows,
-        draft_token_num=n,
-        device=device,
-    )
-    prepare_mamba_track_for_verify(batch)
+    batch.out_cache_loc = verified.cached
+    if keeps_states:
+        from sglang.srt.speculative.spec_utils import prepare_mamba_track_for_verify
+
+        prepare_mamba_track_for_verify(batch)
     batch.spec_info = NgramVerifyInput(
         draft_token=batch.input_ids,
         custom_mask=mask,
         positions=nodes.positions.flatten(),
-        retrieve_index=_indices(rows, n, device),
+        retrieve_index=_indices(rows, n, nodes.tokens.device),
         retrieve_next_token=nodes.child,
         retrieve_next_sibling=nodes.sibling,
         draft_token_num=n,

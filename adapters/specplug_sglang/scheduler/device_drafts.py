@@ -73,7 +73,8 @@ class DeviceDrafts(StageDrafts):
         if batch.is_constrained:
             self.flush()
             return super().propose(batch, draft_length, plan)
-        draft = self._next(batch, replace(plan, draft_length=draft_length))
+        planned = plan if plan.draft_length == draft_length else replace(plan, draft_length=draft_length)
+        draft = self._next(batch, planned)
         return None if self._has_no_tail() else self._fitted(draft, draft.lengths)
 
     def observe(self, batch: Decoding, draft: Draft, accept_lens: Tensor) -> None:

@@ -147,14 +147,16 @@ class ProposerDrafting(PlannedSteps):
         self._tell(EngineEvent(kind))
 
     def _results_of(self, step: LaunchedStep, accepted: Sequence[int], ended: float) -> VerifiedStep | None:
-        """Count what counters on the device lack.  Draft lengths were copied to the host before the results."""
-        launched, reqs, lengths, report = step
-        if lengths is None:
+        """Count what counters on the device lack; drafts are the planner's if it learns, by SGLang's `cap_lens`."""
+        launched, reqs, result, report = step
+        if result is None:
             if self.stage is not None:
                 self._count(reqs, [launched.plan.takes_none(req.rid) for req in reqs])
             self._finish(launched, (), ended, report)
             return None
-        return VerifiedStep.of(step, lengths.tolist(), accepted, ended)
+        if not self.step_planner.reads_costs:
+            return None
+        return VerifiedStep.of(step, [count - 1 for count in result.cap_lens.tolist()], accepted, ended)
 
     # -- one step ------------------------------------------------------------------------------------------------
 
@@ -204,19 +206,18 @@ class ProposerDrafting(PlannedSteps):
             self.drafts.reports_expected = self.step_planner.wants_report
         return self.length
 
-    def launched(self, reqs: Sequence[Any], draft: Draft | None) -> None:
-        """Queue a launched step until its results arrive, and start copying its draft lengths to the host.
+    def launched(self, reqs: Sequence[Any], draft: Draft | None, result: Any) -> None:
+        """Queue a launched step until its results arrive, with SGLang's `result`, which is on the host by then.
 
         Without drafts, the step's tokens are counted when its results arrive.
         """
         step = self._launch(reqs, 0 if draft is None else draft.draft_length)
-        lengths = None if draft is None else draft.lengths.to("cpu", non_blocking=True, copy=True)
         report = NO_DRAFTS
         if self.drafts is not None:
             report, self.drafts.report = self.drafts.report, NO_DRAFTS
             if draft is None:
                 self.drafts.emits_one()
-        self._launched.append(LaunchedStep(step, tuple(reqs), lengths, report))
+        self._launched.append(LaunchedStep(step, tuple(reqs), None if draft is None else result, report))
 
     def _tell(self, event: Event) -> None:
         if self.drafts is not None:

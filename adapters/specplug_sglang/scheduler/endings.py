@@ -28,21 +28,27 @@ def install() -> None:
 
 def _find_end(original: Callable[..., None], req: Any, new_accepted_len: int = 1) -> None:
     """Find the end that `new_accepted_len` steps of one token would have found."""
-    from sglang.srt.runtime_context import get_spec
-
     accepted = req.__dict__.pop(_ACCEPTED, 0)
-    if req.finished() or not is_requested(get_spec()):
+    if req.finished():
         return original(req, new_accepted_len)
     params = req.sampling_params
     start = len(req.output_ids) - new_accepted_len
-    if new_accepted_len > 1 and (params.stop_strs or params.stop_regex_strs) and not req.to_finish:
+    has_strings = params.stop_strs or params.stop_regex_strs
+    if new_accepted_len > 1 and has_strings and not req.to_finish and _is_ours():
         _judge_each(original, req, start)
     else:
         original(req, new_accepted_len)
-    if req.finished_len is not None:
-        req.reasoning_tokens = min(req.reasoning_tokens, req.finished_len)
-    if req.finished():
+    if req.finished() and _is_ours():
+        if req.finished_len is not None:
+            req.reasoning_tokens = min(req.reasoning_tokens, req.finished_len)
         _count_until_end(req, accepted, max(len(req.output_ids_through_stop) - start, 0))
+
+
+def _is_ours() -> bool:
+    """Return whether this server enables specplug."""
+    from sglang.srt.runtime_context import get_spec
+
+    return is_requested(get_spec())
 
 
 _ACCEPTED = "_specplug_accepted"
@@ -78,9 +84,7 @@ def _judge_each(original: Callable[..., None], req: Any, start: int) -> None:
 
 def _continue_session(original: Callable[..., Any], last_req: Any, *args: Any) -> Any:
     """Continue a session from the tokens of its last turn up to the end, as SGLang does where sessions are streamed."""
-    from sglang.srt.runtime_context import get_spec
-
-    if is_requested(get_spec()):
+    if _is_ours():
         last_req.output_ids = last_req.output_ids_through_stop
     return original(last_req, *args)
 

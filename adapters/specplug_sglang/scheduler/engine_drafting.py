@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
+from itertools import compress
 from time import perf_counter
 from typing import Any
 
@@ -75,8 +76,9 @@ class EngineDrafting(PlannedSteps):
     def _report(self, step: VerifiedStep) -> None:
         """Count and report a step."""
         received = step.received()
-        fates = [fate for row, fate in zip(step.rows, step.fates(received), strict=True) if row.verified]
-        plain = [row.req.rid for row, count in zip(step.rows, received, strict=True) if count and not row.verified]
+        fates = list(compress(step.fates(received), step.verified))
+        rows = zip(step.reqs, step.verified, received, strict=True)
+        plain = [req.rid for req, verified, count in rows if count and not verified]
         off = sum(map(step.launched.plan.takes_none, plain))
         self.counts.record(fates, len(received), sum(received), off)
         self.step_planner.finish(step.launched, fates, step.ended)

@@ -131,9 +131,9 @@ class ExtendedWorker(StatesWorker):
         if not length:
             self._drafts.idle(self._decoding)
         result = super().forward_batch_generation(batch, *args, **kwargs)  # type: ignore[misc]
-        drafting.launched(reqs, self._draft)
         verified = torch.zeros_like(result.accept_lens) if self._draft is None else self._draft.lengths
         result.cap_lens = verified + 1  # SGLang's name for the tokens that a row verifies
+        drafting.launched(reqs, self._draft, result)
         return result
 
     def continued(self, engine_ids: Tensor, length: int) -> tuple[Tensor, Tensor]:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
+from itertools import compress
 from operator import attrgetter
 from time import perf_counter
 from typing import Any, NamedTuple
@@ -24,7 +25,7 @@ class LaunchedStep(NamedTuple):
     """A launched step of the planner whose results have not arrived.
 
     Attributes:
-        verified: by row, draft tokens that may be accepted, ints or [B] int32 on the host; None without drafts.
+        verified: what the caller knows of the draft tokens that may be accepted; None without drafts.
         report: of its drafts, to be read once the results have arrived.
     """
 
@@ -34,52 +35,48 @@ class LaunchedStep(NamedTuple):
     report: DraftReport = NO_DRAFTS
 
 
-class _DraftedRow(NamedTuple):
-    """A request, its output tokens before the step, and its verified and accepted draft tokens."""
-
-    req: Any
-    before: int
-    verified: int
-    accepted: int
-
-
 class VerifiedStep(NamedTuple):
     """A step whose accepted counts are known, until SGLang has found which requests it ended, and where.
 
     Attributes:
         ended: when its results arrived, in seconds.
-        rows: the requests that had not ended before the step, beyond which SGLang may have let them run.
+        reqs: the requests that had not ended before the step, beyond which SGLang may have let them run.
+        before, verified, accepted: of each, output tokens before the step, and verified and accepted draft tokens.
         report: of the step's drafts.
     """
 
     launched: Launched
     ended: float
-    rows: tuple[_DraftedRow, ...]
+    reqs: Sequence[Any]
+    before: Sequence[int]
+    verified: Sequence[int]
+    accepted: Sequence[int]
     report: DraftReport
 
     @classmethod
-    def of(cls, step: LaunchedStep, verified: Iterable[int], accepted: Iterable[int], ended: float) -> VerifiedStep:
+    def of(cls, step: LaunchedStep, verified: Sequence[int], accepted: Sequence[int], ended: float) -> VerifiedStep:
         """Note the numbers of a step's verified and accepted draft tokens by row."""
-        rows = [
-            _DraftedRow(req, len(req.output_ids), *counts)
-            for req, *counts in zip(step.reqs, verified, accepted, strict=True)
-            if not req.finished()
-        ]
-        return cls(step.launched, ended, tuple(rows), step.report)
+        reqs: Sequence[Any] = step.reqs
+        runs = [not req.finished() for req in reqs]
+        if not all(runs):
+            reqs, verified, accepted = (list(compress(column, runs)) for column in (reqs, verified, accepted))
+        before = [len(req.output_ids) for req in reqs]
+        return cls(step.launched, ended, reqs, before, verified, accepted, step.report)
 
     def received(self) -> list[int]:
         """Return how many tokens of the step each request's client receives, once the ends are known."""
         return [
-            max(len(row.req.output_ids_through_stop) - row.before, 0) if row.req.finished() else row.accepted + 1
-            for row in self.rows
+            max(len(req.output_ids_through_stop) - before, 0) if req.finished() else accepted + 1
+            for req, before, accepted in zip(self.reqs, self.before, self.accepted, strict=True)
         ]
 
-    def fates(self, received: Iterable[int]) -> list[DraftResult]:
+    def fates(self, received: Sequence[int]) -> list[DraftResult]:
         """Return the fates of the requests' drafts up to their ends."""
-        return [
-            until_stop((row.req.rid, row.verified, row.accepted), max(count, 1))
-            for row, count in zip(self.rows, received, strict=True)
-        ]
+        fates = list(zip([req.rid for req in self.reqs], self.verified, self.accepted, strict=True))
+        for row, (count, accepted) in enumerate(zip(received, self.accepted, strict=True)):
+            if count <= accepted:
+                fates[row] = until_stop(fates[row], max(count, 1))
+        return fates
 
 
 class PlannedSteps:
@@ -170,11 +167,14 @@ class PlannedSteps:
         A prefill queued before the step may still be running when the step begins, so the step is then not timed.
         """
         timed, self.prefills = not self.prefills, False
-        if self.step_planner.is_off:
+        planner = self.step_planner
+        if planner.is_off:
             return UNREPORTED
-        rows, context = len(reqs), sum(map(text_length, reqs))
+        if not planner.reads_costs:
+            return Launched(planner.plan)
+        rows, context = len(reqs), sum([len(req.origin_input_ids) + len(req.output_ids) for req in reqs])
         cost = StepCost(rows, rows * (draft_length + 1), context, draft_length, 0.0)
-        return self.step_planner.launch(self._began, cost, timed=timed)
+        return planner.launch(self._began, cost, timed=timed)
 
     def _bounds(self, req: Any) -> Bounds:
         params = req.sampling_params

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from sglang.srt.configs.hybrid_arch import mambaish_config
 from sglang.srt.managers.utils import GenerationBatchResult
 from sglang.srt.mem_cache import kv_cache_configurator
 from sglang.srt.mem_cache.allocation_sizing import get_alloc_reserve_per_decode
@@ -20,6 +21,7 @@ from sglang.srt.model_executor.forward_batch_info import ForwardMode
 from sglang.srt.runtime_context import get_parallel
 from sglang.srt.speculative.base_spec_worker import BaseSpecWorker
 from sglang.srt.speculative.ngram_info import NgramVerifyInput
+from sglang.srt.speculative.spec_utils import commit_mamba_states_after_verify
 from torch import Tensor
 
 from specplug.errors import EngineError
@@ -73,6 +75,7 @@ class SpeculativeWorker(BaseSpecWorker):
         self._leave_room()
         self.speculative_num_draft_tokens = self.drafting.caps.max_draft_length + 1
         self.draft_lengths = DraftLengths(self.model_runner, self.speculative_num_draft_tokens)
+        self._keeps_states = mambaish_config(self.model_runner.model_config) is not None
         self.decodes_plainly = decodes_plainly(self.model_runner.model_config, server_args)
         self.plain_steps = PlainSteps(target_worker, self.drafting.table)
         acceptance.count_lossy(server_args)
@@ -174,7 +177,7 @@ class SpeculativeWorker(BaseSpecWorker):
             drafts.observe(step, draft, result.accept_lens)
         elif drafts is not None:
             drafts.plain(step, None if draft_length else self.drafting.step_planner.plan)
-        self.drafting.launched(batch.reqs, draft)
+        self.drafting.launched(batch.reqs, draft, result)
         return result
 
     def run_target(self, batch: Any, step: Decoding, draft: Draft | None, on_publish: Any = None) -> Any:
@@ -208,25 +211,25 @@ class SpeculativeWorker(BaseSpecWorker):
 
     def _verify(self, batch: Any, step: Decoding, draft: Draft | None, on_publish: Any) -> Any:
         """Let the target verify drafts, or without drafts the newest token of each row."""
-        from sglang.srt.speculative.spec_utils import commit_mamba_states_after_verify
-
         drafting, slots, before = self.drafting, step.slots, step.before
         given = Draft.allocate(len(batch.reqs), 0, device=self.device) if draft is None else draft
-        nodes = self._operations.nodes(given, drafting.table, slots, before)
+        places = self.req_to_token_pool.req_to_token
+        verified = self._operations.verification(given, drafting.table, slots, before, places)
+        nodes = verified.nodes
         n = given.draft_length + 1
         with self.draft_lengths.using(n):
             backend, mask = self.model_runner.attn_backend, None
             if attention.reads_mask(backend, trees=drafting.caps.trees):
                 mask = attention.mask_of(batch, nodes, drafting.max_length)
-            prepare(batch, nodes, mask)
+            prepare(batch, verified, mask, keeps_states=self._keeps_states)
             tree = acceptance.grammar_tree(nodes) if batch.has_grammar else None
             result = self.target_worker.forward_batch_generation(batch, is_verify=True)
             logits = result.logits_output
             allowed = None if tree is None else acceptance.grammar_mask(batch, tree, self.device)
             predict, accept_lens, accept_index = acceptance.verify(self.model_runner, batch, logits, allowed)
             acceptance.sample_plainly(self.model_runner.sampler, batch, logits, predict, n)
-            # Called within `using`, because the backend that attended knows which recurrent state belongs to which row.
-            commit_mamba_states_after_verify(self.target_worker, batch, accept_lens, accept_index, n)
+            if self._keeps_states:  # within `using`: the backend that attended knows which state belongs to which row
+                commit_mamba_states_after_verify(self.target_worker, batch, accept_lens, accept_index, n)
         if given.parents is not None or batch.return_logprob:
             self._settle(batch, given, accept_lens, accept_index, predict, logits)
         accepted = self._operations.append(drafting.table, slots, before, predict, accept_index, accept_lens)
@@ -235,10 +238,10 @@ class SpeculativeWorker(BaseSpecWorker):
         batch.forward_mode = ForwardMode.DECODE
         return GenerationBatchResult(
             logits_output=logits,
-            next_token_ids=accepted.emitted.flatten(),
+            next_token_ids=accepted.emitted,
             can_run_cuda_graph=result.can_run_cuda_graph,
             accept_lens=accept_lens,
-            cap_lens=given.lengths + 1,  # SGLang's name for the tokens that a row verifies
+            cap_lens=verified.counts,  # SGLang's name for the tokens that a row verifies
             new_seq_lens=accepted.new_seq_lens,
             next_draft_input=NgramVerifyInput(  # what the next step needs of this one
                 draft_token_num=1,

@@ -6,6 +6,8 @@ As in `specplug.pipeline.device.kernels`, no argument that changes from step to 
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 import torch
 import triton
 import triton.language as tl
@@ -15,20 +17,20 @@ from triton import knobs
 from specplug.launching import Launcher, power_of_two
 from specplug.types.draft import Draft
 from specplug_sglang.verification import trees
-from specplug_sglang.verification.trees import Accepted, Nodes, TokenTable
+from specplug_sglang.verification.trees import Accepted, Nodes, TokenTable, Verification
 
 INTERPRETED: bool = knobs.runtime.interpret is True
 """Whether Triton's interpreter runs these kernels, on any device: Triton decides this where a kernel is defined."""
 
 
 @triton.jit(  # type: ignore[untyped-decorator]
-    do_not_specialize=["ids_stride", "table_stride", "n_count"],
+    do_not_specialize=["ids_stride", "table_stride", "places_stride", "nodes_stride", "n_count"],
     do_not_specialize_on_alignment=[
-        *("ids", "lengths", "table", "slots", "before"),
-        *("tokens", "positions", "child", "sibling"),
+        *("ids", "lengths", "table", "slots", "before", "places"),
+        *("nodes", "cached", "counts"),
     ],
 )
-def nodes_kernel(  # type: ignore[no-untyped-def]
+def verification_kernel(  # type: ignore[no-untyped-def]
     ids,
     ids_stride,
     lengths,
@@ -36,28 +38,33 @@ def nodes_kernel(  # type: ignore[no-untyped-def]
     table_stride,
     slots,
     before,
-    tokens,
-    positions,
-    child,
-    sibling,
+    places,
+    places_stride,
+    nodes,
+    nodes_stride,
+    cached,
+    counts,
     n_count,
     BLOCK: tl.constexpr,
 ):
-    """Write the nodes of one row's chain, n of them."""
+    """Write what verifies one row's chain, n nodes; `nodes` are their tokens, positions, children and siblings."""
     row = tl.program_id(0).to(tl.int64)
-    cached = tl.load(before + row)
+    end = tl.load(before + row)
     length = tl.load(lengths + row)
     slot = tl.load(slots + row).to(tl.int64)
-    last = tl.load(table + slot * table_stride + cached).to(tl.int64)
+    last = tl.load(table + slot * table_stride + end).to(tl.int64)
     place = tl.arange(0, BLOCK)
     mask = place < n_count
     is_drafted = (place > 0) & (place <= length) & mask
     token = tl.load(ids + row * ids_stride + place - 1, mask=is_drafted, other=0).to(tl.int64)
     at = row * n_count + place
-    tl.store(tokens + at, tl.where(is_drafted, token, last), mask=mask)
-    tl.store(positions + at, cached + tl.where(place <= length, place, 0), mask=mask)
-    tl.store(child + at, tl.where(place < length, place + 1, -1), mask=mask)
-    tl.store(sibling + at, tl.full([BLOCK], -1, tl.int64), mask=mask)
+    tl.store(nodes + at, tl.where(is_drafted, token, last), mask=mask)
+    tl.store(nodes + nodes_stride + at, end + tl.where(place <= length, place, 0), mask=mask)
+    tl.store(nodes + nodes_stride * 2 + at, tl.where(place < length, place + 1, -1), mask=mask)
+    tl.store(nodes + nodes_stride * 3 + at, tl.full([BLOCK], -1, tl.int64), mask=mask)
+    where = tl.load(places + slot * places_stride + end + place, mask=mask, other=0)
+    tl.store(cached + at, where.to(tl.int64), mask=mask)
+    tl.store(counts + row, length + 1)
 
 
 @triton.jit(  # type: ignore[untyped-decorator]
@@ -97,19 +104,20 @@ def append_kernel(  # type: ignore[no-untyped-def]
     tl.store(last + row, tl.load(predict + tl.load(accept_index + row * n_count + count - 1)))
 
 
-_NODES = Launcher(nodes_kernel, num_warps=1)
+_VERIFICATION = Launcher(verification_kernel, num_warps=1)
 _APPEND = Launcher(append_kernel, num_warps=1)
 
 
-def nodes(draft: Draft, table: TokenTable, slots: Tensor, before: Tensor) -> Nodes:
-    """Return the nodes of a draft like `trees.nodes`; those of a chain by one kernel."""
+def verification(draft: Draft, table: TokenTable, slots: Tensor, before: Tensor, places: Tensor) -> Verification:
+    """Return what verifies a draft, like `trees.verification`; that of a chain by one kernel."""
     if draft.parents is not None:
-        return trees.nodes(draft, table, slots, before)
+        return trees.verification(draft, table, slots, before, places)
+    rows = len(slots)
     n = draft.draft_length + 1
-    shape = len(slots), n
-    tokens, positions, child, sibling = (torch.empty(shape, dtype=torch.int64, device=slots.device) for _ in range(4))
-    _NODES(
-        (len(slots), 1, 1),
+    cached = torch.empty(rows * n, dtype=torch.int64, device=slots.device)
+    counts = torch.empty(rows, dtype=torch.int32, device=slots.device)
+    _VERIFICATION(
+        (rows, 1, 1),
         draft.token_ids,
         draft.token_ids.stride(0),
         draft.lengths.contiguous(),  # those from another rank are a column between ids
@@ -117,14 +125,23 @@ def nodes(draft: Draft, table: TokenTable, slots: Tensor, before: Tensor) -> Nod
         table.tokens.stride(0),
         slots.contiguous(),
         before.contiguous(),
-        tokens,
-        positions,
-        child,
-        sibling,
+        places,
+        places.stride(0),
+        table.nodes,
+        table.nodes.stride(0),
+        cached,
+        counts,
         n,
         types=(slots.dtype, before.dtype),
         BLOCK=_block(table),
     )
+    return Verification(_chains(table, rows, n), cached, counts)
+
+
+@lru_cache(maxsize=256)
+def _chains(table: TokenTable, rows: int, n: int) -> Nodes:
+    """Return the nodes that the kernel writes."""
+    tokens, positions, child, sibling = table.nodes[:, : rows * n].view(4, rows, n).unbind()
     return Nodes(tokens, positions, child, sibling, None)
 
 
@@ -133,7 +150,7 @@ def append(
 ) -> Accepted:
     """Append what verification accepted, by one kernel, like `trees.append`; emitted tokens beyond a count are 0."""
     rows, n = accept_index.shape
-    emitted = torch.empty(rows, n, dtype=predict.dtype, device=predict.device)
+    emitted = torch.empty(rows * n, dtype=predict.dtype, device=predict.device)
     new_seq_lens, last = torch.empty_like(before), torch.empty(rows, dtype=torch.int32, device=predict.device)
     _APPEND(
         (rows, 1, 1),

@@ -8,7 +8,7 @@ SGLang keeps no texts on the device, so a table of the worker's holds those of a
 written once, when its request gets a slot; each step appends its emitted tokens from the verifier's output.  So the
 next step sees the newest tokens however far ahead the host is.
 
-`nodes` and `append` work on any device, in tensor operations; on a GPU `kernels` has both.
+`verification` and `append` work on any device, in tensor operations; on a GPU `kernels` has both.
 """
 
 from __future__ import annotations
@@ -44,12 +44,14 @@ class TokenTable:
     Attributes:
         tokens: [S, L + most_emitted + 1] int32; undefined at and beyond a row's length.
         places: [most_emitted] int64, the numbers from 0 on.
+        nodes: [4, S * most_emitted] int64, where kernels write the nodes of chains.
     """
 
     def __init__(self, slots: int, length: int, most_emitted: int, device: torch.device) -> None:
         self.tokens = torch.zeros(slots, length + most_emitted + 1, dtype=torch.int32, device=device)
         self.most_emitted = most_emitted
         self.places = torch.arange(most_emitted, device=device)
+        self.nodes = torch.empty(4, slots * most_emitted, dtype=torch.int64, device=device)
 
     def write(self, slot: int, text: npt.NDArray[np.int64]) -> None:
         """Write a request's text [n] in one asynchronous copy."""
@@ -86,14 +88,36 @@ class Nodes:
     sees: Tensor | None
 
 
-def nodes(draft: Draft, table: TokenTable, slots: Tensor, before: Tensor) -> Nodes:
-    """Return the nodes of a draft, after the newest token of each text.
+class Verification(NamedTuple):
+    """What a step verifies; the next one overwrites the `nodes`.
+
+    Attributes:
+        nodes: B rows of n nodes.
+        cached: [B * n] int64, the places of their keys and values in SGLang's cache.
+        counts: [B] int32, of each row the draft's nodes and the root.
+    """
+
+    nodes: Nodes
+    cached: Tensor
+    counts: Tensor
+
+
+def verification(draft: Draft, table: TokenTable, slots: Tensor, before: Tensor, places: Tensor) -> Verification:
+    """Return what verifies a draft, after the newest token of each text.
 
     Args:
         draft: B rows of at most N = n - 1 tokens, chains or trees.
         table: the token table.
         slots, before: [B] int64, the rows' slots, and cached tokens of each text, which lack the newest.
+        places: [S, L] int32, where SGLang's cache has, or has reserved room for, each token of each slot's text.
     """
+    columns = before[:, None] + torch.arange(draft.draft_length + 1, device=slots.device)
+    cached = places[slots[:, None], columns].flatten().long()
+    return Verification(nodes(draft, table, slots, before), cached, draft.lengths + 1)
+
+
+def nodes(draft: Draft, table: TokenTable, slots: Tensor, before: Tensor) -> Nodes:
+    """Return the nodes of a draft; arguments as in `verification`."""
     last, lengths = table.tokens[slots, before].long()[:, None], draft.lengths[:, None]
     place = torch.arange(draft.draft_length + 1, device=slots.device)
     inside = place[:-1] < lengths
@@ -183,7 +207,7 @@ class Accepted(NamedTuple):
     """What verification accepted, B rows of n nodes.
 
     Attributes:
-        emitted: [B, n] int32, emitted tokens; undefined beyond a row's count.
+        emitted: [B * n] int32, emitted tokens, n places for each row; undefined beyond its count.
         new_seq_lens: [B] int64, cached tokens after the step.
         last: [B] int32, the newest token.
     """
@@ -199,7 +223,7 @@ def append(
     """Append the emitted tokens of a step to the token table.
 
     Args:
-        table, slots, before: as in `nodes`.
+        table, slots, before: as in `verification`.
         predict: [B * n] int32, the token after each node.
         accept_index: [B, n] int32, indices in `predict` of the emitted tokens; -1 beyond a row's count.
         accept_lens: [B] int32 or int64, emitted tokens.
@@ -209,11 +233,11 @@ def append(
     # Ids beyond a row's count are written too, where the table is undefined anyway.
     table.tokens[slots[:, None], positions.clamp_(max=table.tokens.shape[1] - 1)] = emitted.to(table.tokens.dtype)
     last = emitted.gather(1, (accept_lens - 1)[:, None].long())
-    return Accepted(emitted, before + accept_lens, last.flatten().to(torch.int32))
+    return Accepted(emitted.flatten(), before + accept_lens, last.flatten().to(torch.int32))
 
 
 def operations_for(table: TokenTable) -> ModuleType:
-    """Return the module whose `nodes` and `append` suit the token table's device; compile its kernels."""
+    """Return the module whose `verification` and `append` suit the token table's device; compile its kernels."""
     device = table.tokens.device
     operations = sys.modules[__name__]
     if device.type == "cuda":
@@ -222,7 +246,8 @@ def operations_for(table: TokenTable) -> ModuleType:
         operations = kernels
     rows = torch.empty(0, dtype=torch.int64, device=device)
     for has_parents in (False, True):
-        operations.nodes(Draft.allocate(0, 1, device=device, trees=has_parents), table, rows, rows)
+        draft = Draft.allocate(0, 1, device=device, trees=has_parents)
+        operations.verification(draft, table, rows, rows, table.tokens)
     counts = rows.int()
     operations.append(table, rows, rows, counts, counts.view(0, 1), counts)
     return operations

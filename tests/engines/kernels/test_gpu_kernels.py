@@ -44,10 +44,10 @@ def typed(**names: str) -> dict[str, str]:
     return {name: kind.replace("p_", "*") for kind, several in names.items() for name in several.split()}
 
 
-NODES = typed(
-    p_i32="ids lengths table",
-    p_i64="slots before tokens positions child sibling",
-    i32="ids_stride table_stride n_count",
+VERIFICATION = typed(
+    p_i32="ids lengths table places counts",
+    p_i64="slots before nodes cached",
+    i32="ids_stride table_stride places_stride nodes_stride n_count",
 )
 APPEND = typed(
     p_i32="predict accept_index accept_lens table emitted last",
@@ -84,7 +84,7 @@ def launches() -> Iterator[Launch]:
     """Yield each way in which each kernel is launched."""
     yield from lookup_launches()
     yield Launch(f"{TRIM}:trim_kernel", TRIMMED, {"LEVELS": 4096, "BLOCK": 1024}, 8)
-    yield Launch(f"{SGLANG}:nodes_kernel", NODES, {"BLOCK": 16}, 1)
+    yield Launch(f"{SGLANG}:verification_kernel", VERIFICATION, {"BLOCK": 16}, 1)
     yield Launch(f"{SGLANG}:append_kernel", APPEND, {"BLOCK": 16}, 1)
     yield Launch(f"{SGLANG}:append_kernel", APPEND | {"accept_lens": "*i64"}, {"BLOCK": 16}, 1)
 

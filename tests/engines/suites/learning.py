@@ -36,6 +36,7 @@ class LearningSuite:
         )
         assert sum(report["accepted"] for report in reports) >= total["accepted"] > 0
         assert sum(report["verified"] for report in reports) >= total["verified"]
+        assert all(report["verified"] <= report["draft_length"] * report["requests"] for report in reports)
         assert found["decided"] == [total["tested"], total["accepted"]]
         assert len(set(found["prices"])) > 1, "the price was learnt"
         assert min(abs(price - found["price"]) for price in found["prices"]) < 1e-6, "and came to the trim half"

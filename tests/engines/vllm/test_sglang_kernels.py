@@ -30,6 +30,7 @@ from tests.runtime.oracle import Scripted, random_script, scripted_stage
 NAME = "specplug_sglang.verification.kernels"
 CPU = torch.device("cpu")
 SLOTS, LENGTH, MOST = 6, 20, 5
+PLACES = torch.zeros(SLOTS, LENGTH + MOST, dtype=torch.int32)
 
 
 RANDOMS = st.randoms(use_true_random=False)
@@ -72,26 +73,33 @@ def apart(random: Random, draft: Draft) -> Draft:
 
 @given(random=RANDOMS)
 @settings(max_examples=40)
-def test_the_nodes_of_chains_are_the_same(kernels, random):
+def test_what_verifies_chains_is_the_same(kernels, random):
     table, (slots, before) = filled(random), batch(random)
     draft = Draft.allocate(SLOTS, MOST, device=CPU).view(len(slots), random.randint(0, MOST))
     for row in range(len(slots)):
         draft.set_row(row, [random.randint(100, 200) for _ in range(random.randint(0, draft.draft_length))], 0.5)
     draft = apart(random, draft)
-    found, expected = (it.nodes(draft, table, slots, before) for it in (kernels, trees))
+    places = view_of(random, torch.randperm(SLOTS * (LENGTH + MOST)).int().view(SLOTS, -1))
+    found, expected = (it.verification(draft, table, slots, before, places) for it in (kernels, trees))
     for name in ("tokens", "positions", "child", "sibling"):
-        assert torch.equal(getattr(found, name), getattr(expected, name)), name
-    assert found.sees is expected.sees is None
+        assert torch.equal(getattr(found.nodes, name), getattr(expected.nodes, name)), name
+    assert found.nodes.sees is expected.nodes.sees is None
+    for name in ("cached", "counts"):
+        one, other = (getattr(it, name) for it in (found, expected))
+        assert one.dtype is other.dtype
+        assert torch.equal(one, other), name
 
 
 def test_drafts_from_another_rank_have_the_same_nodes(kernels):
     """Their lengths are a column between their ids."""
-    table, slots, draft = filled(Random(0)), torch.arange(3), Draft.allocate(3, 4)
+    slots, draft = torch.arange(3), Draft.allocate(3, 4)
     for row in range(3):
         draft.set_row(row, [7, 8, 9][:row], 0.5)
     group = SimpleNamespace(world_size=2, rank_in_group=0, broadcast=lambda packed, src: None)
     received = RankGroup(group).share(draft)
-    found, expected = (kernels.nodes(it, table, slots, slots) for it in (received, draft))
+    found, expected = (
+        kernels.verification(it, filled(Random(0)), slots, slots, PLACES).nodes for it in (received, draft)
+    )
     assert found.child.tolist() == expected.child.tolist() == [[-1] * 5, [1, *[-1] * 4], [1, 2, *[-1] * 3]]
     assert torch.equal(found.tokens, expected.tokens)
     assert torch.equal(found.positions, expected.positions)
@@ -102,7 +110,7 @@ def test_trees_take_tensor_operations(kernels):
     draft = Draft.allocate(1, 3, device=CPU, trees=True)
     draft.set_row(0, [7, 8, 9], 0.5)
     draft.parents[0] = torch.tensor([-1, -1, 0])
-    found = kernels.nodes(draft, table, slots, slots)
+    found = kernels.verification(draft, table, slots, slots, PLACES).nodes
     assert found.sees is not None
     assert found.child.tolist() == [[1, 3, -1, -1]]
 
@@ -127,7 +135,7 @@ def test_the_same_tokens_are_appended(kernels, random):
     assert torch.equal(one.last, other.last)
     assert one.last.dtype == other.last.dtype == torch.int32
     for row, count in enumerate(counts.tolist()):
-        assert torch.equal(one.emitted[row, :count], other.emitted[row, :count])
+        assert torch.equal(one.emitted.view(-1, n)[row, :count], other.emitted.view(-1, n)[row, :count])
         end = min(int(before[row]) + 1 + count, LENGTH)
         assert torch.equal(tables[0].tokens[slots[row], :end], tables[1].tokens[slots[row], :end])
 
