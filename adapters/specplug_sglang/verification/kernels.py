@@ -6,8 +6,6 @@ As in `specplug.pipeline.device.kernels`, no argument that changes from step to 
 
 from __future__ import annotations
 
-from functools import lru_cache
-
 import torch
 import triton
 import triton.language as tl
@@ -17,7 +15,7 @@ from triton import knobs
 from specplug.launching import Launcher, power_of_two
 from specplug.types.draft import Draft
 from specplug_sglang.verification import trees
-from specplug_sglang.verification.trees import Accepted, Nodes, TokenTable, Verification
+from specplug_sglang.verification.trees import Accepted, TokenTable, Verification
 
 INTERPRETED: bool = knobs.runtime.interpret is True
 """Whether Triton's interpreter runs these kernels, on any device: Triton decides this where a kernel is defined."""
@@ -135,14 +133,7 @@ def verification(draft: Draft, table: TokenTable, slots: Tensor, before: Tensor,
         types=(slots.dtype, before.dtype),
         BLOCK=_block(table),
     )
-    return Verification(_chains(table, rows, n), cached, counts)
-
-
-@lru_cache(maxsize=256)
-def _chains(table: TokenTable, rows: int, n: int) -> Nodes:
-    """Return the nodes that the kernel writes."""
-    tokens, positions, child, sibling = table.nodes[:, : rows * n].view(4, rows, n).unbind()
-    return Nodes(tokens, positions, child, sibling, None)
+    return Verification(table.chains(rows, n), cached, counts)
 
 
 def append(

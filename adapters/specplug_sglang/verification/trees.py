@@ -16,6 +16,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from types import ModuleType
 from typing import NamedTuple
 
@@ -52,6 +53,12 @@ class TokenTable:
         self.most_emitted = most_emitted
         self.places = torch.arange(most_emitted, device=device)
         self.nodes = torch.empty(4, slots * most_emitted, dtype=torch.int64, device=device)
+        self.chains = lru_cache(maxsize=256)(self._chains)
+
+    def _chains(self, rows: int, n: int) -> Nodes:
+        """Return the nodes of chains that kernels write, views of `nodes`."""
+        tokens, positions, child, sibling = self.nodes[:, : rows * n].view(4, rows, n).unbind()
+        return Nodes(tokens, positions, child, sibling, None)
 
     def write(self, slot: int, text: npt.NDArray[np.int64]) -> None:
         """Write a request's text [n] in one asynchronous copy."""
